@@ -43,7 +43,9 @@ _FRENCH = (
     "zéro un deux trois quatre cinq six sept huit neuf dix onze douze treize quatorze quinze seize "
     "dix-sept dix-huit dix-neuf"
 ).split()
-_FRENCH_TENS = ". . vingt trente quarante cinquante soixante soixante quatre-vingt quatre-vingt".split()
+_FRENCH_TENS = (
+    ". . vingt trente quarante cinquante soixante soixante quatre-vingt quatre-vingt".split()
+)
 _SPANISH = (
     "cero uno dos tres cuatro cinco seis siete ocho nueve diez once doce trece catorce quince "
     "dieciséis diecisiete dieciocho diecinueve veinte veintiuno veintidós veintitrés veinticuatro "
@@ -232,7 +234,12 @@ _ADJECTIVES = [line.split() for line in _ADJECTIVES.strip().splitlines()]
 _VERBS = [[forms.split("/") for forms in line.split()] for line in _VERBS.strip().splitlines()]
 
 _DETERMINERS = ("the", "my", "number")
-_GERMAN_DEFINITE = {"m": ("der", "den"), "f": ("die", "die"), "n": ("das", "das"), "p": ("die", "die")}
+_GERMAN_DEFINITE = {
+    "m": ("der", "den"),
+    "f": ("die", "die"),
+    "n": ("das", "das"),
+    "p": ("die", "die"),
+}
 _GERMAN_ENDING = {  # (nominative, accusative) after the definite article, after "mein"
     "the": {"m": ("e", "en"), "f": ("e", "e"), "n": ("e", "e"), "p": ("en", "en")},
     "my": {"m": ("er", "en"), "f": ("e", "e"), "n": ("es", "es"), "p": ("en", "en")},
@@ -330,7 +337,9 @@ class _Sentence:
         return text[0].upper() + text[1:] + "."
 
 
-def _noun_phrase(rng: random.Random, table: list, adjectives: list, accusative: bool) -> _NounPhrase:
+def _noun_phrase(
+    rng: random.Random, table: list, adjectives: list, accusative: bool
+) -> _NounPhrase:
     determiner = rng.choice(_DETERMINERS)
     count = rng.randint(2, 12) if determiner == "number" or rng.random() < 0.4 else 1
     adjective = rng.choice(adjectives) if rng.random() < 0.6 else None
@@ -342,7 +351,9 @@ def _sentence(rng: random.Random) -> _Sentence:
         subject=_noun_phrase(rng, _PEOPLE, _ADJECTIVES[_OF_PEOPLE], accusative=False),
         verb=rng.choice(_VERBS),
         auxiliary=rng.choice(_AUXILIARIES) if rng.random() < 0.5 else None,
-        object=_noun_phrase(rng, _THINGS, _ADJECTIVES[:3] + _ADJECTIVES[_OF_THINGS], accusative=True),
+        object=_noun_phrase(
+            rng, _THINGS, _ADJECTIVES[:3] + _ADJECTIVES[_OF_THINGS], accusative=True
+        ),
         time=rng.choice(_TIMES) if rng.random() < 0.6 else None,
         place=rng.choice(_PLACES) if rng.random() < 0.8 else None,
     )
@@ -422,7 +433,9 @@ def _draw(kind: str, rng: random.Random) -> tuple[str, Example]:
     text = english.text("English")
     if kind == "sentence":
         language = rng.choice(SENTENCE_LANGUAGES)
-        return text, Example(kind, f"translate English to {language}: {text}", english.text(language))
+        return text, Example(
+            kind, f"translate English to {language}: {text}", english.text(language)
+        )
     key = text
     if rng.random() < 0.5:
         text = f"{text} {_sentence(rng).text('English')}"

@@ -110,7 +110,9 @@ def batches(pieces: sentencepiece.SentencePieceProcessor, seed: int):
 def exact_match(model, pieces, kind: str, count: int, seed: int) -> float:
     """The share of `count` held-out examples of `kind` that greedy decoding answers exactly."""
     rng = random.Random(seed)
-    examples = sorted((held_out_example(rng, kind) for _ in range(count)), key=lambda e: len(e.answer))
+    examples = sorted(
+        (held_out_example(rng, kind) for _ in range(count)), key=lambda e: len(e.answer)
+    )
     right = 0
     for start in range(0, count, 100):
         group = examples[start : start + 100]
@@ -190,7 +192,9 @@ def save(model: T5ForConditionalGeneration, folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("what", choices=["tokenizer", *MODELS])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, help="default: as in MODELS")

@@ -1,0 +1,95 @@
+"""What a T5 model's shape and arithmetic depend on, read from config.json."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+
+from checkpoint import InputError
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the model's shape and arithmetic depend on, under the names of Hugging Face's
+    config.json where it has one."""
+
+    vocab_size: int
+    d_model: int
+    d_kv: int
+    d_ff: int
+    num_heads: int
+    num_layers: int
+    num_decoder_layers: int
+    relative_attention_num_buckets: int
+    relative_attention_max_distance: int
+    layer_norm_epsilon: float
+    activation: str
+    gated: bool
+    tied_head: bool  # the output projection is the embedding
+    bias_per_layer: bool  # umT5
+    scale_decoder_outputs: bool
+    pad_token_id: int
+    eos_token_ids: tuple[int, ...]
+    decoder_start_token_id: int
+
+    @classmethod
+    def from_hub(cls, raw: Mapping, weights: Iterable[str]) -> "Config":
+        """From a raw Hugging Face config.json and the checkpoint's names under our scheme.
+
+        The file says too little and sometimes the wrong thing, so the weights decide what they
+        can: whether the feed-forward layers are gated, the head is tied, every layer has a bias.
+        """
+        weights = set(weights)
+        try:
+            shape = {
+                key: raw[key] for key in ("vocab_size", "d_model", "d_kv", "d_ff", "num_heads")
+            }
+            num_layers = raw["num_layers"]
+        except KeyError as error:
+            raise InputError(f"config.json has no {error.args[0]}: not a T5-type model") from None
+        gated = "decoder.layers.0.feed_forward.gate.weight" in weights
+        activation = raw.get("feed_forward_proj", "relu").removeprefix("gated-")
+        if gated and activation == "gelu":
+            activation = "gelu_new"  # what every gated-gelu checkpoint was trained with
+        pad = raw.get("pad_token_id") or 0
+        eos, start = raw.get("eos_token_id"), raw.get("decoder_start_token_id")
+        eos = 1 if eos is None else eos
+        return cls(
+            **shape,
+            num_layers=num_layers,
+            num_decoder_layers=raw.get("num_decoder_layers") or num_layers,
+            relative_attention_num_buckets=raw.get("relative_attention_num_buckets", 32),
+            relative_attention_max_distance=raw.get("relative_attention_max_distance", 128),
+            layer_norm_epsilon=raw.get("layer_norm_epsilon", 1e-6),
+            activation=activation,
+            gated=gated,
+            tied_head="head.weight" not in weights,
+            bias_per_layer="decoder.relative_bias.1.weight" in weights,
+            scale_decoder_outputs=_scales_outputs(raw),
+            pad_token_id=pad,
+            eos_token_ids=tuple(eos) if isinstance(eos, list) else (eos,),
+            decoder_start_token_id=pad if start is None else start,
+        )
+
+    @classmethod
+    def from_dict(cls, values: Mapping) -> "Config":
+        """From the config.json of a converted folder; keys that are not ours are ignored."""
+        missing = [f.name for f in fields(cls) if f.name not in values]
+        if missing:
+            raise InputError(f"config.json has no {', '.join(missing)}: convert the model again")
+        known = {f.name: values[f.name] for f in fields(cls)}
+        return cls(**{**known, "eos_token_ids": tuple(known["eos_token_ids"])})
+
+    def to_dict(self) -> dict:
+        return asdict(self)
+
+
+def _scales_outputs(raw: Mapping) -> bool:
+    """Whether the decoder's output is multiplied by d_model**-0.5 before the head.
+
+    `tie_word_embeddings: false` in a T5-type config.json has always meant "do not scale", whatever
+    the head. transformers 5 writes the meaning under its own name. mT5 never scales.
+    """
+    if raw.get("model_type") == "mt5":
+        return False
+    if "scale_decoder_outputs" in raw:
+        return raw["scale_decoder_outputs"]
+    return raw.get("tie_word_embeddings") is not False

@@ -1,0 +1,335 @@
+"""Convert a Hugging Face T5 checkpoint to a folder that main.py loads: weights.npz, config.json
+and the tokenizer's files.
+
+    python convert.py --model google/flan-t5-base
+    python convert.py --model path/to/checkpoint --dtype float32
+"""
+
+import contextlib
+import fcntl
+import json
+import re
+import shutil
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+from tokenizers import Tokenizer
+
+import cli
+from checkpoint import (
+    BFLOAT16,
+    InputError,
+    Tensor,
+    open_checkpoint,
+    read_json,
+    to_mlx,
+    to_numpy,
+    write_npz_member,
+)
+from config import Config
+from model import WEIGHTS, check_weights, converted_path
+from tokenizer import FILE as TOKENIZER
+from tokenizer import byte_tokenizer
+
+DTYPES = {
+    "float32": np.dtype("<f4"),
+    "float16": np.dtype("<f2"),
+    "bfloat16": BFLOAT16,
+}
+DEFAULT_DTYPE = "bfloat16"
+MODEL_TYPES = ("t5", "mt5", "umt5")  # byT5, UL2, FLAN, MADLAD-400 and others say t5 or mt5
+
+_TOKENIZER_FILES = (
+    TOKENIZER,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "spiece.model",
+)
+_HUB_FILES = (
+    "config.json",
+    "generation_config.json",
+    "*.safetensors",
+    "model.safetensors.index.json",
+    *_TOKENIZER_FILES,
+)
+
+# Hugging Face's names -> ours, first match wins. None: dropped on purpose.
+_ATTENTION = {"q": "query", "k": "key", "v": "value", "o": "out"}
+_FEED_FORWARD = {"wi": "up", "wi_0": "gate", "wi_1": "up", "wo": "down"}
+_SUBLAYERS = {
+    ("encoder", "0"): "attention",
+    ("encoder", "1"): "feed_forward",
+    ("decoder", "0"): "attention",
+    ("decoder", "1"): "cross_attention",
+    ("decoder", "2"): "feed_forward",
+}
+_LAYER = r"(encoder|decoder)\.block\.(\d+)\.layer\.(\d)\."
+_NAMES = [
+    (r"shared\.weight", lambda m: "embedding.weight"),
+    (r"lm_head\.weight", lambda m: "head.weight"),
+    (r"(encoder|decoder)\.final_layer_norm\.weight", lambda m: f"{m[1]}.norm.weight"),
+    # In every old checkpoint, and never used by the model.
+    (_LAYER + r"EncDecAttention\.relative_attention_bias\.weight", None),
+    (
+        _LAYER + r"SelfAttention\.relative_attention_bias\.weight",
+        lambda m: f"{m[1]}.relative_bias.{m[2]}.weight",
+    ),
+    (
+        _LAYER + r"(?:SelfAttention|EncDecAttention)\.([qkvo])\.weight",
+        lambda m: f"{_sublayer(m)}.{_ATTENTION[m[4]]}.weight",
+    ),
+    (
+        _LAYER + r"DenseReluDense\.(wi|wi_0|wi_1|wo)\.weight",
+        lambda m: f"{_sublayer(m)}.{_FEED_FORWARD[m[4]]}.weight",
+    ),
+    (_LAYER + r"layer_norm\.weight", lambda m: f"{_sublayer(m)}_norm.weight"),
+]
+# Names of the one embedding, best first: a checkpoint may hold any of them, or several.
+_EMBEDDINGS = (
+    "shared.weight",
+    "encoder.embed_tokens.weight",
+    "decoder.embed_tokens.weight",
+    "lm_head.weight",
+)
+
+
+def _sublayer(match: re.Match) -> str:
+    stack, layer, part = match[1], match[2], match[3]
+    return f"{stack}.layers.{layer}.{_SUBLAYERS[stack, part]}"
+
+
+def our_name(name: str) -> str | None:
+    """Our name of a checkpoint's tensor; None: not needed. InputError: never heard of it."""
+    for pattern, rename in _NAMES:
+        if match := re.fullmatch(pattern, name):
+            return rename and rename(match)
+    raise InputError(f"unknown tensor {name}: not a T5-type checkpoint")
+
+
+def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The checkpoint's tensors under our names, each once: aliases of the embedding are dropped."""
+    embeddings = [name for name in _EMBEDDINGS if name in tensors]
+    if not embeddings:
+        raise InputError("the checkpoint has no shared.weight: not a T5-type model")
+    rest = dict(tensors)
+    source, *aliases = (rest.pop(name) for name in embeddings)
+    renamed = {"embedding.weight": source}
+    if "lm_head.weight" in embeddings[1:] and not _equal(source, aliases[-1]):
+        renamed["head.weight"] = aliases[-1]
+    for name, tensor in rest.items():
+        if (ours := our_name(name)) is not None:
+            renamed[ours] = tensor
+    return renamed
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return all(x.tobytes() == y.tobytes() for x, y in zip(a.blocks(), b.blocks(), strict=True))
+
+
+def stored_dtype(name: str, dtype: str) -> np.dtype:
+    """The type that the weight `name` is stored in for a model of `dtype`.
+
+    The last feed-forward product overflows float16 (transformers keeps it in float32, too).
+    """
+    if dtype == "float16" and name.endswith("feed_forward.down.weight"):
+        return DTYPES["float32"]
+    return DTYPES[dtype]
+
+
+def _cast(tensor: Tensor, dtype: np.dtype) -> Iterator[np.ndarray]:
+    to = {np.dtype("<f4"): mx.float32, np.dtype("<f2"): mx.float16, BFLOAT16: mx.bfloat16}[dtype]
+    for block in tensor.blocks():
+        yield block if tensor.dtype == dtype else to_numpy(to_mlx(block).astype(to))
+
+
+def write_weights(path: Path, tensors: dict[str, Tensor], dtype: str) -> None:
+    """Write the renamed tensors to an npz file: one block of one tensor in memory at a time."""
+    from tqdm import tqdm
+
+    total = sum(np.prod(t.shape) * stored_dtype(n, dtype).itemsize for n, t in tensors.items())
+    progress = tqdm(
+        total=int(total), unit="B", unit_scale=True, desc=path.parent.name, disable=None
+    )
+    with progress, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for name, tensor in tensors.items():
+            stored = stored_dtype(name, dtype)
+            blocks = _counted(_cast(tensor, stored), progress)
+            write_npz_member(archive, name, stored, tensor.shape, blocks)
+
+
+def _counted(blocks: Iterator[np.ndarray], progress) -> Iterator[np.ndarray]:
+    for block in blocks:
+        yield block
+        progress.update(block.nbytes)
+
+
+def read_config(folder: Path) -> dict:
+    """The raw config.json, with the token ids that transformers' generate would use."""
+    raw = read_json(folder / "config.json")
+    model_type = raw.get("model_type")
+    architectures = " ".join(raw.get("architectures") or [])
+    if (model_type is None and "T5" not in architectures) or model_type not in (None, *MODEL_TYPES):
+        raise InputError(f"{folder}: a {model_type or architectures} model, not a T5-type one")
+    generation = folder / "generation_config.json"
+    if generation.exists():
+        ids = ("decoder_start_token_id", "eos_token_id", "pad_token_id")
+        raw |= {k: v for k, v in read_json(generation).items() if k in ids and v is not None}
+    return raw
+
+
+def write_tokenizer(folder: Path, output: Path) -> None:
+    """Copy the tokenizer's files, and write the tokenizer.json that transformers makes of them."""
+    found = [name for name in _TOKENIZER_FILES if (folder / name).exists()]
+    for name in found:
+        shutil.copyfile(folder / name, output / name)
+    _fast_tokenizer(folder, found).save(str(output / TOKENIZER))
+
+
+def _fast_tokenizer(folder: Path, found: list[str]) -> Tokenizer:
+    if "spiece.model" not in found and TOKENIZER not in found:
+        configs = [read_json(folder / n) for n in ("config.json", *found) if n.endswith(".json")]
+        if any(config.get("tokenizer_class") == "ByT5Tokenizer" for config in configs):
+            return byte_tokenizer()
+        raise InputError(f"{folder}: no tokenizer: neither {TOKENIZER} nor spiece.model")
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder).backend_tokenizer
+    except (ValueError, OSError, ImportError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"{folder}: transformers cannot read the tokenizer: {reason}") from None
+
+
+def fetch(model: str, revision: str | None = None) -> Path:
+    """The folder of a local checkpoint, or of a hub repository's files, downloaded if need be."""
+    if Path(model).is_dir():
+        return Path(model)
+    if Path(model).exists() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", model):
+        raise InputError(f"{model}: neither a folder nor a name on the Hugging Face hub")
+    from huggingface_hub import errors, snapshot_download
+
+    try:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=_HUB_FILES))
+    except errors.GatedRepoError:
+        reason = "is gated: accept its terms on the hub, then `hf auth login`"
+    except (errors.RepositoryNotFoundError, errors.HFValidationError):
+        reason = "is neither a folder here nor a repository on the Hugging Face hub"
+    except errors.RevisionNotFoundError:
+        reason = f"has no revision {revision} on the Hugging Face hub"
+    except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, OSError):
+        reason = "is no folder here, and the Hugging Face hub cannot be reached to fetch it"
+    raise InputError(f"{model} {reason}")
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Hold the file lock `path`, or wait for it; the system frees it when a process dies."""
+    with open(path, "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"waiting for another conversion to {path.stem}", file=sys.stderr)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def convert(
+    model: str,
+    output: Path | None = None,
+    dtype: str = DEFAULT_DTYPE,
+    revision: str | None = None,
+    force: bool = False,
+    exist_ok: bool = False,
+) -> Path:
+    """Convert `model`, a hub id or a folder, and return the converted folder.
+
+    The default output is mlx_models/<last part of the name>. It appears whole or not at all. An
+    output that exists raises InputError, unless `force` (replace it) or `exist_ok` (leave it).
+    Memory does not grow with the checkpoint: weights pass through in blocks.
+    """
+    output = output or converted_path(model)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(output.parent / f".{output.name}.lock"):
+        if output.exists() and exist_ok:
+            return output
+        _check_output(output, force)
+        source = fetch(model, revision)
+        partial = output.parent / f".{output.name}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            partial.mkdir()
+            _write(source, partial, dtype, model)
+            _publish(partial, output)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return output
+
+
+def _check_output(output: Path, force: bool) -> None:
+    if not output.exists():
+        return
+    if not force:
+        raise InputError(f"{output} exists already; --force replaces it")
+    if not (output / WEIGHTS).exists():
+        raise InputError(f"{output} is not a converted model; --force does not replace it")
+
+
+def _write(source: Path, output: Path, dtype: str, origin: str) -> None:
+    raw = read_config(source)
+    try:
+        tensors = rename(open_checkpoint(source))
+        config = Config.from_hub(raw, tensors)
+        check_weights(config, {name: tensor.shape for name, tensor in tensors.items()})
+    except InputError as error:
+        where = "" if str(source) in str(error) else f"{source}: "
+        raise InputError(f"{where}{error}") from None
+    write_tokenizer(source, output)
+    write_weights(output / WEIGHTS, tensors, dtype)
+    values = raw | config.to_dict() | {"dtype": dtype, "converted_from": origin}
+    (output / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+def _publish(partial: Path, output: Path) -> None:
+    """Rename `partial` to `output`, over an earlier one."""
+    old = output.parent / f".{output.name}.old"
+    shutil.rmtree(old, ignore_errors=True)
+    if output.exists():
+        output.rename(old)
+    partial.rename(output)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def main() -> None:
+    parser = cli.Parser(
+        prog="convert.py",
+        description="Convert a Hugging Face T5 checkpoint to MLX.",
+    )
+    parser.add_argument(
+        "--model", required=True, help="a name on the Hugging Face hub, or a folder"
+    )
+    parser.add_argument(
+        "--mlx-path",
+        type=Path,
+        help="where to write (default: mlx_models/<last part of the name>)",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default=DEFAULT_DTYPE,
+        help="of the weights (default: %(default)s)",
+    )
+    parser.add_argument("--revision", help="a branch, tag or commit on the hub")
+    parser.add_argument("--force", action="store_true", help="replace an earlier conversion")
+    args = parser.parse_args()
+    print(convert(args.model, args.mlx_path, args.dtype, args.revision, args.force))
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,376 @@
+"""T5 in MLX: encoder, decoder, the cache of slots, loading.
+
+The architecture is Raffel et al. 2020 (arXiv 1910.10683) with its later variants: gated feed-forward
+layers and an untied head (T5 v1.1, FLAN, mT5, UL2, MADLAD-400, byT5), a relative bias in every layer
+(umT5). Shapes: B rows, S source tokens, T new tokens, N cache slots, H heads, D head width, V
+vocabulary.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten
+from tokenizers import Tokenizer
+
+from checkpoint import InputError, map_npz, read_json, to_mlx
+from config import Config
+from tokenizer import load_tokenizer
+
+MODELS = Path("mlx_models")
+WEIGHTS = "weights.npz"
+
+DEAD = 1 << 30
+"""The position of a slot that no query sees, and of a token that only fills a ragged block."""
+
+_ACTIVATIONS = {
+    "relu": nn.relu,
+    "gelu": nn.gelu,
+    "gelu_new": nn.gelu_approx,  # the tanh form; nn.gelu_fast_approx is another function
+    "gelu_pytorch_tanh": nn.gelu_approx,
+    "silu": nn.silu,
+    "swish": nn.silu,
+}
+
+
+def _buckets(distance: np.ndarray, num_buckets: int, max_distance: int) -> np.ndarray:
+    """The bucket of each distance >= 0: exact up to half the buckets, then logarithmic.
+
+    float32 in this order of operations, as the reference: bucket borders hang on the last bit.
+    """
+    exact = num_buckets // 2
+    ratio = np.maximum(distance, 1).astype(np.float32) / np.float32(exact)
+    log_ratio = np.log(ratio) / np.float32(math.log(max_distance / exact))
+    large = exact + (log_ratio * np.float32(num_buckets - exact)).astype(np.int32)
+    return np.where(distance < exact, distance, np.minimum(large, num_buckets - 1))
+
+
+class Norm(nn.Module):
+    """Root mean square norm, computed in float32, returned in the weight's type."""
+
+    def __init__(self, dims: int, eps: float):
+        super().__init__()
+        self.weight = mx.ones((dims,))
+        self._eps = eps
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return mx.fast.rms_norm(x, self.weight, self._eps).astype(self.weight.dtype)
+
+
+class Attention(nn.Module):
+    """Multi-head attention without scaling and without biases, as T5 has it."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        inner = config.num_heads * config.d_kv
+        self._num_heads = config.num_heads
+        self.query = nn.Linear(config.d_model, inner, bias=False)
+        self.key = nn.Linear(config.d_model, inner, bias=False)
+        self.value = nn.Linear(config.d_model, inner, bias=False)
+        self.out = nn.Linear(inner, config.d_model, bias=False)
+
+    def _split(self, x: mx.array) -> mx.array:
+        B, T, _ = x.shape
+        return x.reshape(B, T, self._num_heads, -1).transpose(0, 2, 1, 3)  # [B, H, T, D]
+
+    def project(self, x: mx.array) -> tuple[mx.array, mx.array]:
+        """Keys and values of x [B, T, d_model]: [B, H, T, D] each."""
+        return self._split(self.key(x)), self._split(self.value(x))
+
+    def __call__(
+        self, x: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None
+    ) -> mx.array:
+        """mask: boolean, or added to the scores in x's type; broadcast to [B, H, T, N]."""
+        B, T, _ = x.shape
+        heads = mx.fast.scaled_dot_product_attention(
+            self._split(self.query(x)), keys, values, scale=1.0, mask=mask
+        )
+        out = self.out(heads.transpose(0, 2, 1, 3).reshape(B, T, -1))
+        if out.dtype == mx.float16:  # some T5 weights overflow here; transformers clamps as well
+            out = mx.clip(out, -65504, 65504)
+        return out
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config: Config):
+        super().__init__()
+        if config.activation not in _ACTIVATIONS:
+            raise InputError(f"config.json: unknown activation {config.activation!r}")
+        self._activation = _ACTIVATIONS[config.activation]
+        if config.gated:
+            self.gate = nn.Linear(config.d_model, config.d_ff, bias=False)
+        self.up = nn.Linear(config.d_model, config.d_ff, bias=False)
+        self.down = nn.Linear(config.d_ff, config.d_model, bias=False)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if "gate" in self:
+            x = self._activation(self.gate(x)) * self.up(x)
+        else:
+            x = self._activation(self.up(x))
+        if x.dtype == mx.float16:  # overflows; its weights are kept in float32, too
+            x = x.astype(mx.float32)
+        return self.down(x)
+
+
+class EncoderLayer(nn.Module):
+    def __init__(self, config: Config):
+        super().__init__()
+        self.attention_norm = Norm(config.d_model, config.layer_norm_epsilon)
+        self.attention = Attention(config)
+        self.feed_forward_norm = Norm(config.d_model, config.layer_norm_epsilon)
+        self.feed_forward = FeedForward(config)
+
+    def __call__(self, x: mx.array, bias: mx.array) -> mx.array:
+        y = self.attention_norm(x)
+        x = x + self.attention(y, *self.attention.project(y), bias)
+        return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: Config):
+        super().__init__()
+        self.attention_norm = Norm(config.d_model, config.layer_norm_epsilon)
+        self.attention = Attention(config)
+        self.cross_attention_norm = Norm(config.d_model, config.layer_norm_epsilon)
+        self.cross_attention = Attention(config)
+        self.feed_forward_norm = Norm(config.d_model, config.layer_norm_epsilon)
+        self.feed_forward = FeedForward(config)
+
+    def __call__(self, x: mx.array, bias: mx.array, cache: "Cache", index: int) -> mx.array:
+        y = self.attention_norm(x)
+        keys, values = cache.append(index, *self.attention.project(y))
+        x = x + self.attention(y, keys, values, bias)
+        y = self.cross_attention_norm(x)
+        x = x + self.cross_attention(y, *cache.memory[index], cache.memory_mask)
+        return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+class Stack(nn.Module):
+    """The encoder or the decoder: layers, a last norm, and the bias by relative position."""
+
+    def __init__(self, config: Config, layer: type, num_layers: int):
+        super().__init__()
+        self._config = config
+        self.relative_bias = [
+            nn.Embedding(config.relative_attention_num_buckets, config.num_heads)
+            for _ in range(num_layers if config.bias_per_layer else 1)
+        ]
+        self.layers = [layer(config) for _ in range(num_layers)]
+        self.norm = Norm(config.d_model, config.layer_norm_epsilon)
+
+    def bias_tables(self, bucket: np.ndarray) -> list[mx.array]:
+        """Per bias: its value by index of `bucket` and then one more column, which hides: [H, n]."""
+        tables = []
+        for bias in self.relative_bias:
+            table = bias.weight[mx.array(bucket)].T
+            hidden = mx.full((table.shape[0], 1), mx.finfo(table.dtype).min, table.dtype)
+            tables.append(mx.concatenate([table, hidden], axis=1))
+        return tables
+
+    def biases(self, tables: list[mx.array], index: np.ndarray) -> list[mx.array]:
+        """Per layer the bias [B, H, T, N] that `index` [B, T, N] picks from the tables."""
+        at = mx.array(index)
+        biases = [mx.take(table, at, axis=1).transpose(1, 0, 2, 3) for table in tables]
+        return biases if len(biases) > 1 else biases * len(self.layers)
+
+
+class Cache:
+    """What the decoder has seen of B rows. A slot holds a key and a value per layer, and `position`
+    tells which position of its row the slot's token has; slots need not be in order.
+
+    keys, values: per layer [B, H, capacity, D], written up to `cursor`
+    position:     [B, capacity] int32 on the host; DEAD where no query may look
+    memory:       per layer (keys, values) of the source, [B, H, S, D] each
+    memory_mask:  [B, 1, 1, S] boolean, or None when no source is padded
+
+    A query at position i sees the slots whose position is <= i. That one comparison is causality,
+    padding, rejected tokens and finished rows.
+    """
+
+    STEP = 128  # slots added at a time
+
+    def __init__(
+        self,
+        memory: list[tuple[mx.array, mx.array]],
+        memory_mask: mx.array | None,
+        bias_tables: list[mx.array],
+    ):
+        batch_size = memory[0][0].shape[0]
+        self.memory, self.memory_mask = memory, memory_mask
+        self.bias_tables = bias_tables
+        self.keys: list[mx.array | None] = [None] * len(memory)
+        self.values: list[mx.array | None] = [None] * len(memory)
+        self.position = np.full((batch_size, 0), DEAD, np.int32)
+        self.cursor = 0
+        self._kept = 0  # the cursor at the last `keep`
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """How many tokens of each row the cache holds: [B]."""
+        return (self.position[:, : self.cursor] != DEAD).sum(axis=1)
+
+    def reserve(self, positions: np.ndarray) -> np.ndarray:
+        """Take slots for tokens at `positions` [B, T]; the positions of all slots [B, N]."""
+        B, T = positions.shape
+        self.cursor += T
+        missing = self.cursor - self.position.shape[1]
+        if missing > 0:
+            room = np.full((B, math.ceil(missing / self.STEP) * self.STEP), DEAD, np.int32)
+            self.position = np.concatenate([self.position, room], axis=1)
+        self.position[:, self.cursor - T : self.cursor] = positions
+        return self.position[:, : self.cursor]
+
+    def append(self, layer: int, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Write a layer's keys and values [B, H, T, D] into the slots last reserved; all of that
+        layer's, [B, H, N, D]."""
+        start = self.cursor - keys.shape[2]
+        for store, new in ((self.keys, keys), (self.values, values)):
+            store[layer] = self._grown(store[layer], new)
+            store[layer][:, :, start : self.cursor] = new
+        return self.keys[layer][:, :, : self.cursor], self.values[layer][:, :, : self.cursor]
+
+    def _grown(self, store: mx.array | None, new: mx.array) -> mx.array:
+        B, H, _, D = new.shape
+        have = 0 if store is None else store.shape[2]
+        missing = self.position.shape[1] - have
+        if missing == 0:
+            return store
+        room = mx.zeros((B, H, missing, D), new.dtype)
+        return room if store is None else mx.concatenate([store, room], axis=2)
+
+    def keep(self, n: np.ndarray) -> None:
+        """Row b keeps the first n[b] of the tokens written since the last `keep`."""
+        written = self.position[:, self._kept : self.cursor]
+        written[np.arange(written.shape[1]) >= n[:, None]] = DEAD
+        self._kept = self.cursor = self._kept + int(n.max())
+
+
+class T5(nn.Module):
+    def __init__(self, config: Config):
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.encoder = Stack(config, EncoderLayer, config.num_layers)
+        self.decoder = Stack(config, DecoderLayer, config.num_decoder_layers)
+        if not config.tied_head:
+            self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+
+    def _embed(self, tokens: mx.array) -> mx.array:
+        x = self.embedding(tokens)
+        # The residual stream of a float16 model outgrows float16.
+        return x.astype(mx.float32) if x.dtype == mx.float16 else x
+
+    def encode(self, tokens: mx.array, mask: np.ndarray) -> mx.array:
+        """The encoder's output for tokens [B, S] with mask [B, S], true on tokens: [B, S, d_model].
+
+        The output on padding is meaningless, and finite.
+        """
+        c = self.config
+        S, limit = tokens.shape[1], c.relative_attention_max_distance
+        # Half the buckets for keys before the query, half for keys behind it.
+        half = c.relative_attention_num_buckets // 2
+        distance = np.arange(-limit, limit + 1)  # key - query
+        bucket = _buckets(np.abs(distance), half, limit) + half * (distance > 0)
+        index = np.arange(S)[None, :] - np.arange(S)[:, None]  # [S, S], key - query
+        index = (np.clip(index, -limit, limit) + limit)[None]
+        if not mask.all():
+            index = np.where(mask[:, None, :], index, len(distance))  # [B, S, S]
+        x = self._embed(tokens)
+        biases = self.encoder.biases(self.encoder.bias_tables(bucket), index)
+        for layer, bias in zip(self.encoder.layers, biases, strict=True):
+            x = layer(x, bias)
+        return self.encoder.norm(x)
+
+    def start(self, tokens: mx.array, mask: np.ndarray | None = None) -> Cache:
+        """Encode the sources, tokens [B, S] with mask [B, S] (true on tokens; None: no padding),
+        and project their keys and values for every decoder layer."""
+        mask = np.ones(tokens.shape, bool) if mask is None else np.asarray(mask, bool)
+        if not mask.any(axis=1).all():
+            raise InputError("a source without a token cannot be encoded")
+        memory = self.encode(tokens, mask)
+        c = self.config
+        distance = np.arange(c.relative_attention_max_distance + 1)  # query - key
+        bucket = _buckets(distance, c.relative_attention_num_buckets, len(distance) - 1)
+        return Cache(
+            [layer.cross_attention.project(memory) for layer in self.decoder.layers],
+            None if mask.all() else mx.array(mask[:, None, None, :]),
+            self.decoder.bias_tables(bucket),
+        )
+
+    def decode(self, tokens: mx.array, positions: np.ndarray, cache: Cache) -> mx.array:
+        """Append tokens [B, T] at positions [B, T] to the cache; their logits [B, T, V].
+
+        A token at position DEAD is a filler: its logits mean nothing and no other token sees it.
+        """
+        slots = cache.reserve(positions)
+        limit = self.config.relative_attention_max_distance
+        distance = positions[:, :, None] - slots[:, None, :]  # [B, T, N]
+        index = np.where(distance < 0, limit + 1, np.minimum(distance, limit))
+        x = self._embed(tokens)
+        biases = self.decoder.biases(cache.bias_tables, index)
+        for i, (layer, bias) in enumerate(zip(self.decoder.layers, biases, strict=True)):
+            x = layer(x, bias, cache, i)
+        x = self.decoder.norm(x)
+        if self.config.scale_decoder_outputs:
+            x = x * self.config.d_model**-0.5
+        return self.embedding.as_linear(x) if self.config.tied_head else self.head(x)
+
+
+# ---------------------------------------------------------------------------------------------
+# Loading
+
+
+def weight_shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    """The name and shape of every weight of a model; nothing is allocated."""
+    return {name: value.shape for name, value in tree_flatten(T5(config).parameters())}
+
+
+def check_weights(config: Config, found: Mapping[str, tuple[int, ...]]) -> None:
+    """InputError that names the weights missing from, unknown to or mis-shaped for the model."""
+    expected = weight_shapes(config)
+    if missing := sorted(expected.keys() - found.keys()):
+        raise InputError(f"missing weights: {', '.join(missing)}")
+    if extra := sorted(found.keys() - expected.keys()):
+        raise InputError(f"unknown weights: {', '.join(extra)}")
+    for name, shape in expected.items():
+        if tuple(found[name]) != shape:
+            raise InputError(
+                f"{name} has shape {list(found[name])}, config.json says {list(shape)}"
+            )
+
+
+def converted_path(name: str) -> Path:
+    """Where the model `name` (a hub id, or a folder) is converted to, and looked up."""
+    return MODELS / Path(name).name
+
+
+def find_model(name: str) -> Path:
+    """The converted folder that a user means: a path, or a name under mlx_models/."""
+    for path in (Path(name), converted_path(name)):
+        if (path / WEIGHTS).exists():
+            return path
+    if (Path(name) / "config.json").exists():
+        raise InputError(f"{name} is not converted yet: python convert.py --model {name}")
+    if Path(name).is_dir():
+        raise InputError(f"{name} is not a converted model: it has no {WEIGHTS}")
+    raise InputError(f"no model {name!r}; to convert it: python convert.py --model {name}")
+
+
+def load(name: str | Path) -> tuple[T5, Tokenizer]:
+    """The model and the tokenizer of a converted folder, or of a name under mlx_models/.
+
+    Raises InputError when there is none, or its weights are not those of its config.json.
+    """
+    path = find_model(str(name))
+    config = Config.from_dict(read_json(path / "config.json"))
+    arrays = map_npz(path / WEIGHTS)
+    try:
+        check_weights(config, {key: array.shape for key, array in arrays.items()})
+    except InputError as error:
+        raise InputError(f"{path / WEIGHTS}: {error}") from None
+    model = T5(config)
+    model.load_weights([(key, to_mlx(array)) for key, array in arrays.items()])
+    return model, load_tokenizer(path)

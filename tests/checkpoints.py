@@ -1,0 +1,85 @@
+"""Small random Hugging Face checkpoints of every T5 variant, and their torch models."""
+
+import json
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+# Raw config.json contents as the hub has them. Every dimension differs from every other.
+SMALL = dict(
+    vocab_size=61,
+    d_model=24,
+    d_kv=10,
+    d_ff=40,
+    num_heads=3,
+    num_layers=2,
+    pad_token_id=0,
+    eos_token_id=1,
+    decoder_start_token_id=0,
+    layer_norm_epsilon=1e-6,
+    relative_attention_num_buckets=12,
+    relative_attention_max_distance=20,
+)
+UNSCALED = dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+VARIANTS = {
+    "t5": SMALL | dict(model_type="t5"),
+    "v1.1": SMALL | UNSCALED | dict(model_type="t5", num_decoder_layers=3),
+    "ul2": SMALL | dict(model_type="t5", feed_forward_proj="gated-silu", d_kv=16),
+    "mt5": SMALL | UNSCALED | dict(model_type="mt5", num_heads=5),
+    # transformers 5.23 scales umT5's output whatever the flag says, so the flag is left out here.
+    "umt5": SMALL | dict(model_type="umt5", feed_forward_proj="gated-gelu"),
+    "byt5": SMALL | UNSCALED | dict(model_type="t5", num_layers=5, num_decoder_layers=2),
+    "madlad": SMALL | UNSCALED | dict(model_type="t5", pad_token_id=1, eos_token_id=2),
+}
+_CLASSES = {
+    "t5": (transformers.T5Config, transformers.T5ForConditionalGeneration),
+    "mt5": (transformers.MT5Config, transformers.MT5ForConditionalGeneration),
+    "umt5": (transformers.UMT5Config, transformers.UMT5ForConditionalGeneration),
+}
+
+
+def torch_model(raw: dict, seed: int = 0) -> torch.nn.Module:
+    """A transformers model of the raw config with random weights, every one of them in play."""
+    config_class, model_class = _CLASSES[raw["model_type"]]
+    torch.manual_seed(seed)
+    model = model_class(config_class(**raw)).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "relative_attention_bias" in name:
+                weight.normal_()
+            elif weight.dim() == 1:
+                weight.normal_(1, 0.2)
+            elif "shared" not in name and "lm_head" not in name:
+                weight.normal_(0, 1.5 * weight.shape[1] ** -0.5)
+    return model
+
+
+def state_dict(model: torch.nn.Module, raw: dict) -> dict[str, torch.Tensor]:
+    """The tensors under the names and with the aliases of checkpoints on the hub."""
+    state = model.state_dict()
+    del state["encoder.embed_tokens.weight"], state["decoder.embed_tokens.weight"]
+    if raw.get("tie_word_embeddings", True):
+        del state["lm_head.weight"]
+    elif state["lm_head.weight"].data_ptr() == state["shared.weight"].data_ptr():
+        raise AssertionError("the untied variants must have a head of their own")
+    return {name: tensor.contiguous() for name, tensor in state.items()}
+
+
+def save(folder: Path, raw: dict, state: dict[str, torch.Tensor], shards: int = 1) -> Path:
+    """Write a checkpoint folder in the hub's layout (without a tokenizer)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(raw))
+    if shards == 1:
+        save_file(state, folder / "model.safetensors")
+        return folder
+    names, weight_map = sorted(state), {}
+    for i in range(shards):
+        file = f"model-{i + 1:05}-of-{shards:05}.safetensors"
+        part = {name: state[name] for name in names[i::shards]}
+        save_file(part, folder / file)
+        weight_map |= dict.fromkeys(part, file)
+    index = {"metadata": {}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder

@@ -1,0 +1,93 @@
+"""Tokenizers at run time: always a tokenizer.json, read by the `tokenizers` package alone.
+
+Importing transformers takes seconds, so conversion, which needs it to get each tokenizer right,
+writes a tokenizer.json for every family; byT5, which has none, is expressed as one here.
+"""
+
+from collections.abc import Container
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers.decoders import DecodeStream
+
+from checkpoint import InputError
+
+FILE = "tokenizer.json"
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a converted folder; it neither truncates nor pads."""
+    file = folder / FILE
+    if not file.exists():
+        raise InputError(f"{folder} has no {FILE}: convert the model again")
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def byte_tokenizer(extra_ids: int = 125) -> Tokenizer:
+    """byT5's tokenizer: a token is a byte, its id the byte + 3 (Xue et al. 2022, arXiv 2105.13626)."""
+    # The byte-level alphabet's characters in the order of their bytes.
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    character = {byte: chr(byte) for byte in printable}
+    character |= {byte: chr(256 + i) for i, byte in enumerate(others)}
+    specials = ["<pad>", "</s>", "<unk>"]
+    vocab = {token: i for i, token in enumerate(specials)}
+    vocab |= {character[byte]: byte + len(specials) for byte in range(256)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    sentinels = [f"<extra_id_{i}>" for i in range(extra_ids)]
+    tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in specials + sentinels])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", 1)]
+    )
+    return tokenizer
+
+
+def shared_vocabulary(target: Tokenizer, draft: Tokenizer) -> int:
+    """How many ids, from 0 on, mean the same piece to both.
+
+    Raises InputError when an id that both have means another piece to each.
+    """
+    pieces = []
+    for tokenizer in (target, draft):
+        vocab = tokenizer.get_vocab(with_added_tokens=True)
+        pieces.append(sorted(vocab, key=vocab.get))
+    for i, (ours, theirs) in enumerate(zip(*pieces, strict=False)):
+        if ours != theirs:
+            raise InputError(
+                "the draft model has another vocabulary than the model: "
+                f"token {i} is {theirs!r}, not {ours!r}"
+            )
+    return min(map(len, pieces))
+
+
+class TextStream:
+    """Turns tokens into text as they come, without decoding what was decoded before.
+
+    `hidden` tokens (padding, end of sequence) have no text. Sentinels (`<extra_id_0>`) do.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, hidden: Container[int]):
+        self._tokenizer, self._hidden = tokenizer, hidden
+        self._stream = DecodeStream(skip_special_tokens=False)
+        self._tokens: list[int] = []
+        self.text = ""
+
+    def push(self, tokens: list[int]) -> str:
+        """The text that `tokens` add. A character whose bytes are incomplete waits for them."""
+        shown = [token for token in tokens if token not in self._hidden]
+        self._tokens += shown
+        new = "".join(self._stream.step(self._tokenizer, token) or "" for token in shown)
+        self.text += new
+        return new
+
+    def finish(self) -> str:
+        """What was still waiting when the tokens ended."""
+        whole = self._tokenizer.decode(self._tokens, skip_special_tokens=False)
+        new = whole[len(self.text) :]
+        self.text += new
+        return new
