@@ -242,10 +242,11 @@ class Cache:
         return room if store is None else mx.concatenate([store, room], axis=2)
 
     def keep(self, n: np.ndarray) -> None:
-        """Row b keeps the first n[b] of the tokens written since the last `keep`."""
+        """Row b keeps the first n[b] of the tokens written since the last `keep`, or all of them
+        where n[b] is larger."""
         written = self.position[:, self._kept : self.cursor]
         written[np.arange(written.shape[1]) >= n[:, None]] = DEAD
-        self._kept = self.cursor = self._kept + int(n.max())
+        self._kept = self.cursor = min(self.cursor, self._kept + int(n.max()))
 
 
 class T5(nn.Module):
@@ -373,4 +374,5 @@ def load(name: str | Path) -> tuple[T5, Tokenizer]:
         raise InputError(f"{path / WEIGHTS}: {error}") from None
     model = T5(config)
     model.load_weights([(key, to_mlx(array)) for key, array in arrays.items()])
-    return model, load_tokenizer(path)
+    model.tokenizer = load_tokenizer(path)  # what a target compares its own with
+    return model, model.tokenizer

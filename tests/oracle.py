@@ -1,0 +1,45 @@
+"""A slow greedy decoder to hold the fast one against: no cache, one token at a time."""
+
+import dataclasses
+
+import mlx.core as mx
+import numpy as np
+
+from model import T5
+
+
+def greedy(model: T5, source: list[int], max_tokens: int) -> list[int]:
+    """The tokens after the start token, the end of sequence included."""
+    tokens = [model.config.decoder_start_token_id]
+    while len(tokens) <= max_tokens:
+        cache = model.start(mx.array([source]))
+        positions = np.arange(len(tokens), dtype=np.int32)[None]
+        logits = model.decode(mx.array([tokens]), positions, cache)
+        tokens.append(mx.argmax(logits[0, -1]).item())
+        if tokens[-1] in model.config.eos_token_ids:
+            break
+    return tokens[1:]
+
+
+def with_eos(model: T5, token: int) -> None:
+    """Make `token` the model's end of sequence: random weights hardly ever produce a given one."""
+    model.config = dataclasses.replace(model.config, eos_token_ids=(token,))
+
+
+def disturbed(model: T5, noise: float, seed: int = 0) -> T5:
+    """A draft model: `model` with relative Gaussian noise on every weight."""
+    draft = T5(model.config)
+    rng = np.random.default_rng(seed)
+
+    def shift(weight: mx.array) -> mx.array:
+        scale = noise * float(weight.std())
+        return weight + mx.array(rng.normal(0, scale, weight.shape).astype(np.float32))
+
+    draft.load_weights([(name, shift(weight)) for name, weight in flat_weights(model)])
+    return draft
+
+
+def flat_weights(model: T5) -> list[tuple[str, mx.array]]:
+    from mlx.utils import tree_flatten
+
+    return tree_flatten(model.parameters())

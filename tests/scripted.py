@@ -1,0 +1,63 @@
+"""A stand-in for a model whose next token is a function of the source and all tokens before.
+
+It reads those tokens back from the cache's slots, and insists that a query sees every position
+before it exactly once: a token kept twice, lost or not forgotten is an error, not a lower score.
+"""
+
+import zlib
+from types import SimpleNamespace
+
+import mlx.core as mx
+import numpy as np
+
+from model import DEAD, Cache
+
+PAD, EOS, START = 0, 1, 2
+
+
+def scripted_next(source: tuple[int, ...], prefix: tuple[int, ...], vocab_size: int) -> int:
+    return 3 + zlib.crc32(bytes(source) + b"|" + bytes(prefix)) % (vocab_size - 3)
+
+
+class ScriptedModel:
+    """`next_token(source, prefix)`: the argmax after `prefix`, the start token first."""
+
+    def __init__(self, next_token, vocab_size: int = 50):
+        self.config = SimpleNamespace(
+            vocab_size=vocab_size,
+            pad_token_id=PAD,
+            eos_token_ids=(EOS,),
+            decoder_start_token_id=START,
+        )
+        self.next_token = next_token
+        self.calls = 0
+
+    def start(self, tokens: mx.array, mask: np.ndarray | None = None) -> Cache:
+        tokens = np.array(tokens)
+        mask = np.ones(tokens.shape, bool) if mask is None else mask
+        cache = Cache([(mx.zeros((len(tokens), 1, 1, 1)),) * 2], None, [])
+        cache.sources = [tuple(row[m].tolist()) for row, m in zip(tokens, mask, strict=True)]
+        cache.slots = np.zeros((len(tokens), 0), int)
+        return cache
+
+    def decode(self, tokens: mx.array, positions: np.ndarray, cache: Cache) -> mx.array:
+        self.calls += 1
+        tokens = np.array(tokens)
+        B, T = tokens.shape
+        visible = cache.reserve(positions)  # [B, N]
+        cache.slots = np.concatenate([cache.slots[:, : cache.cursor - T], tokens], axis=1)
+        logits = np.zeros((B, T, self.config.vocab_size), np.float32)
+        for b, t in np.argwhere(positions != DEAD):
+            seen = np.flatnonzero(visible[b] <= positions[b, t])
+            seen = seen[np.argsort(visible[b, seen], kind="stable")]
+            assert visible[b, seen].tolist() == list(range(positions[b, t] + 1))
+            prefix = tuple(cache.slots[b, seen].tolist())
+            logits[b, t, self.next_token(cache.sources[b], prefix)] = 1
+        return mx.array(logits)
+
+
+def plain(model: ScriptedModel, source: list[int], max_tokens: int) -> list[int]:
+    prefix = [START]
+    while len(prefix) <= max_tokens and prefix[-1] != EOS:
+        prefix.append(model.next_token(tuple(source), tuple(prefix)))
+    return prefix[1:]

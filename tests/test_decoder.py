@@ -1,0 +1,209 @@
+"""Speculative decoding writes what plain decoding writes, token for token."""
+
+import itertools
+import random
+
+import checkpoints
+import mlx.core as mx
+import numpy as np
+import pytest
+from oracle import disturbed, greedy, with_eos
+from scripted import EOS, ScriptedModel, plain, scripted_next
+from test_model import random_model
+
+from checkpoint import InputError
+from decoder import Decoding, Options
+from drafting import ModelDrafter
+
+NUM_DRAFTS = range(8)
+BATCH_SIZES = (1, 3, 8)
+
+
+def decode(model, drafter, sources, **options) -> Decoding:
+    decoding = Decoding(model, drafter, sources, Options(**options))
+    while not decoding.finished:
+        decoding.round()
+    return decoding
+
+
+def decode_in_batches(model, draft_model, sources, batch_size, **options) -> list:
+    drafter = draft_model and ModelDrafter(draft_model)
+    rows = []
+    for start in range(0, len(sources), batch_size):
+        rows += decode(model, drafter, sources[start : start + batch_size], **options).rows
+    return rows
+
+
+def partial_rounds(rows, num_draft: int) -> int:
+    """How many rounds kept some of the drafted tokens and dropped others."""
+    return sum(
+        count
+        for row in rows
+        for accepted, count in row.stats.accepted_lengths.items()
+        if 0 < accepted < num_draft
+    )
+
+
+def ragged_sources(count: int, vocab_size: int) -> list[list[int]]:
+    rng = random.Random(0)
+    return [[rng.randrange(3, vocab_size) for _ in range(rng.randint(1, 20))] for _ in range(count)]
+
+
+# ---------------------------------------------------------------------------------------------
+# Real models of random weights
+
+
+def equality_cases(variant: str, num_drafts, batch_sizes, noises) -> tuple[int, int]:
+    """Compare all combinations with the oracle: cases compared, rounds with partial acceptance."""
+    model = random_model(variant)
+    sources = ragged_sources(8, model.config.vocab_size)
+    # An end of sequence that the outputs do contain, so that rows end at different rounds.
+    free = [token for source in sources for token in greedy(model, source, 12)[5:]]
+    with_eos(model, max(set(free), key=free.count))
+    expected = [greedy(model, source, 20) for source in sources]
+    assert len({len(tokens) for tokens in expected}) > 1
+    cases = partial = 0
+    for noise, num_draft, batch_size in itertools.product(noises, num_drafts, batch_sizes):
+        draft_model = disturbed(model, noise)
+        rows = decode_in_batches(
+            model, draft_model, sources, batch_size, num_draft=num_draft, max_tokens=20
+        )
+        assert [row.tokens[1:] for row in rows] == expected, (noise, num_draft, batch_size)
+        cases += len(rows)
+        partial += partial_rounds(rows, num_draft)
+    return cases, partial
+
+
+def test_tokens_are_the_oracles():
+    """From an identical draft to a useless one, over all num_draft and batch sizes."""
+    cases, partial = equality_cases("t5", NUM_DRAFTS, BATCH_SIZES, (0, 0.02, 0.1, 2))
+    assert cases == 8 * 8 * 3 * 4
+    assert partial > 100
+
+
+@pytest.mark.parametrize("variant", [v for v in checkpoints.VARIANTS if v != "t5"])
+def test_tokens_are_the_oracles_in_every_variant(variant):
+    _, partial = equality_cases(variant, (1, 4, 7), (1, 8), (0.05,))
+    assert partial > 0
+
+
+def test_draft_of_another_shape_and_smaller_vocabulary():
+    model, draft_model = random_model("t5"), random_model("byt5")
+    sources = ragged_sources(4, 61)
+    rows = decode(model, ModelDrafter(draft_model, 40), sources, num_draft=3, max_tokens=15).rows
+    assert [row.tokens[1:] for row in rows] == [greedy(model, s, 15) for s in sources]
+
+
+def test_identical_draft_needs_the_fewest_target_calls():
+    """The last drafted token must reach the draft's cache, or it strays and acceptance drops."""
+    model = random_model()
+    with_eos(model, -1)
+    for num_draft in (1, 3, 7):
+        rows = decode_in_batches(
+            model, model, ragged_sources(8, 61), 8, num_draft=num_draft, max_tokens=40
+        )
+        for row in rows:
+            assert row.stats.target_calls == -(-40 // (num_draft + 1))
+
+
+# ---------------------------------------------------------------------------------------------
+# Scripted models
+
+
+def agreeing(share: float, ends: float = 0.0):
+    """A target whose next token depends on everything before, and a draft that agrees with it on
+    about `share` of the prefixes; each token is the end of sequence with probability `ends`."""
+
+    def target(source, prefix):
+        if random.Random(scripted_next(prefix, source, 2**31)).random() < ends:
+            return EOS
+        return scripted_next(source, prefix, 50)
+
+    def draft(source, prefix):
+        token = target(source, prefix)
+        agrees = random.Random(scripted_next(source, prefix, 2**30)).random() < share
+        return token if agrees else 3 + (token + 1) % 47
+
+    return ScriptedModel(target), ScriptedModel(draft)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.8, 1.0])
+@pytest.mark.parametrize("num_draft", NUM_DRAFTS)
+@pytest.mark.parametrize("batch_size", BATCH_SIZES)
+def test_scripted_rows_are_plain_rows(share, num_draft, batch_size):
+    """Any bookkeeping error of either cache is an assertion inside ScriptedModel."""
+    target, draft = agreeing(share, ends=0.04)
+    sources = ragged_sources(batch_size, 50)
+    drafter = ModelDrafter(draft)
+    rows = decode(target, drafter, sources, num_draft=num_draft, max_tokens=40).rows
+    assert [row.tokens[1:] for row in rows] == [plain(target, s, 40) for s in sources]
+    for row in rows:
+        assert row.finish_reason == ("stop" if row.tokens[-1] == EOS else "length")
+        assert len(row.from_draft) == len(row.tokens) - 1
+        assert sum(row.from_draft) == row.stats.accepted <= row.stats.drafted
+        rounds = sum(row.stats.accepted_lengths.values())
+        assert rounds <= row.stats.target_calls
+    if share in (0.5, 0.8) and num_draft > 1 and batch_size > 1:
+        assert partial_rounds(rows, num_draft) > 0
+
+
+@pytest.mark.parametrize("length", range(1, 12))
+@pytest.mark.parametrize("num_draft", [0, 1, 4, 7])
+def test_end_of_sequence_anywhere_in_a_draft_ends_the_row(length, num_draft):
+    def next_token(source, prefix):
+        return EOS if len(prefix) == length else 3 + len(prefix)
+
+    drafter = ModelDrafter(ScriptedModel(next_token))
+    (row,) = decode(ScriptedModel(next_token), drafter, [[5]], num_draft=num_draft).rows
+    assert row.tokens[1:] == [3 + i for i in range(1, length)] + [EOS]
+    assert row.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 12))
+@pytest.mark.parametrize("num_draft", [0, 1, 4, 7])
+def test_max_tokens_anywhere_in_a_round_is_exact(max_tokens, num_draft):
+    def next_token(source, prefix):
+        return 3 + len(prefix)
+
+    target, drafter = ScriptedModel(next_token), ModelDrafter(ScriptedModel(next_token))
+    decoding = decode(target, drafter, [[5]], num_draft=num_draft, max_tokens=max_tokens)
+    (row,) = decoding.rows
+    assert row.tokens[1:] == [3 + i for i in range(1, max_tokens + 1)]
+    assert row.finish_reason == "length"
+    assert target.calls == -(-max_tokens // (num_draft + 1))
+
+
+def test_rows_of_different_limits_share_a_batch():
+    """A finished row must not hold up, change or lengthen the others."""
+
+    def next_token(source, prefix):
+        return EOS if len(prefix) == source[0] else scripted_next(source, prefix, 50)
+
+    sources = [[3], [17], [5], [40]]
+    target, drafter = ScriptedModel(next_token), ModelDrafter(ScriptedModel(next_token))
+    rows = decode(target, drafter, sources, num_draft=3, max_tokens=60).rows
+    assert [len(row.tokens) - 1 for row in rows] == [3, 17, 5, 40]
+    assert target.calls == 10
+
+
+def test_one_synchronisation_per_round(monkeypatch):
+    """The host reads one array per round, whatever is drafted."""
+    model = random_model()
+    decoding = Decoding(model, ModelDrafter(model), [[5, 6]], Options(num_draft=5, max_tokens=48))
+    reads = []
+    array = np.array
+    monkeypatch.setattr(
+        np,
+        "array",
+        lambda x, *a, **k: (isinstance(x, mx.array) and reads.append(1), array(x, *a, **k))[1],
+    )
+    while not decoding.finished:
+        decoding.round()
+    assert len(reads) == decoding.rows[0].stats.target_calls == 8
+
+
+@pytest.mark.parametrize("option", ["num_draft", "max_tokens"])
+@pytest.mark.parametrize("value", [-1, 1.5, "3", None])
+def test_options_out_of_range_are_named(option, value):
+    with pytest.raises(InputError, match=f"{option} is {value!r}"):
+        Options(**{option: value})
