@@ -198,10 +198,12 @@ def _fast_tokenizer(folder: Path, found: list[str]) -> Tokenizer:
         if any(config.get("tokenizer_class") == "ByT5Tokenizer" for config in configs):
             return byte_tokenizer()
         raise InputError(f"{folder}: no tokenizer: neither {TOKENIZER} nor spiece.model")
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, T5Tokenizer
 
+    # For umT5 the automatic class reads tokenizer.json only.
+    kind = AutoTokenizer if TOKENIZER in found else T5Tokenizer
     try:
-        return AutoTokenizer.from_pretrained(folder).backend_tokenizer
+        return kind.from_pretrained(folder).backend_tokenizer
     except (ValueError, OSError, ImportError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"{folder}: transformers cannot read the tokenizer: {reason}") from None

@@ -40,7 +40,10 @@ def byte_tokenizer(extra_ids: int = 125) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     sentinels = [f"<extra_id_{i}>" for i in range(extra_ids)]
-    tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in specials + sentinels])
+    # As in transformers: white space around the first three is theirs.
+    around = {"lstrip": True, "rstrip": True, "normalized": False}
+    tokenizer.add_special_tokens([AddedToken(token, **around) for token in specials])
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in sentinels])
     tokenizer.post_processor = processors.TemplateProcessing(
         single="$A </s>", special_tokens=[("</s>", 1)]
     )

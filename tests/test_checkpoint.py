@@ -1,0 +1,168 @@
+"""Reading safetensors, writing and mapping npz: the formats, and every way a file can be wrong."""
+
+import json
+import zipfile
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import checkpoint
+from checkpoint import (
+    BFLOAT16,
+    InputError,
+    map_npz,
+    open_checkpoint,
+    read_safetensors,
+    to_mlx,
+    to_numpy,
+    write_npz_member,
+)
+
+
+def whole(tensor) -> np.ndarray:
+    return np.concatenate(list(tensor.blocks()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_safetensors_are_read_exactly(tmp_path, dtype):
+    weights = {"a": torch.randn(7, 5).to(dtype), "b.c": torch.randn(3).to(dtype)}
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    tensors = open_checkpoint(tmp_path)
+    assert tensors.keys() == weights.keys()
+    for name, weight in weights.items():
+        array = whole(tensors[name])
+        assert array.shape == tensors[name].shape == tuple(weight.shape)
+        assert array.tobytes() == weight.view(torch.uint8).numpy().tobytes()
+
+
+def test_blocks_bound_what_is_read_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "BLOCK_BYTES", 100)
+    weight = torch.randn(11, 9)
+    save_file({"w": weight}, tmp_path / "model.safetensors")
+    blocks = list(open_checkpoint(tmp_path)["w"].blocks())
+    assert [len(block) for block in blocks] == [2, 2, 2, 2, 2, 1]
+    assert (np.concatenate(blocks) == weight.numpy()).all()
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+def test_npz_round_trip(tmp_path, dtype):
+    """Ours is what MLX reads, and what we map is what was written."""
+    arrays = {"a.b": mx.random.normal((6, 4)).astype(dtype), "c": mx.arange(3).astype(dtype)}
+    path = tmp_path / "w.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in arrays.items():
+            data = to_numpy(array)
+            blocks = [data[:1], data[1:]]
+            write_npz_member(archive, name, data.dtype, data.shape, blocks)
+    mapped, loaded = map_npz(path), mx.load(str(path))
+    assert mapped.keys() == loaded.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert loaded[name].dtype == to_mlx(mapped[name]).dtype == dtype
+        assert mx.array_equal(loaded[name], array)
+        assert mx.array_equal(to_mlx(mapped[name]), array)
+    assert mapped["c"].dtype == (BFLOAT16 if dtype == mx.bfloat16 else mapped["c"].dtype)
+
+
+def safetensors_bytes(header, data: bytes = bytes(16)) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def entry(dtype="F32", shape=(2, 2), offsets=(0, 16)) -> dict:
+    return {"w": {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "truncated, or not a safetensors file"),
+        (b"\x80\x02}q\x00.", "truncated, or not a safetensors file"),
+        ((10**9).to_bytes(8, "little") + b"{}", "truncated, or not a safetensors file"),
+        (safetensors_bytes(b"{]"), "the header is not JSON"),
+        (safetensors_bytes(b"\xff\xfe"), "the header is not JSON"),
+        (safetensors_bytes([1]), "the header is not a JSON object"),
+        (safetensors_bytes({"w": 3}), "w has a malformed header entry"),
+        (safetensors_bytes({"w": {"dtype": "F32"}}), "w has a malformed header entry"),
+        (safetensors_bytes(entry(offsets=(0, 16, 3))), "w has a malformed header entry"),
+        (safetensors_bytes(entry(offsets=(-16, 0))), "w has a malformed header entry"),
+        (safetensors_bytes(entry(shape=(2.0, 2))), "w has a malformed header entry"),
+        (
+            safetensors_bytes(entry(dtype="I8", offsets=(0, 4))),
+            "w is I8, not a floating-point type",
+        ),
+        (safetensors_bytes(entry(shape=(2, 3))), r"w has 16 bytes for the shape \[2, 3\]"),
+        (safetensors_bytes(entry(offsets=(16, 32))), "truncated: w lies beyond the end"),
+        (safetensors_bytes(entry(), bytes(15)), "truncated: w lies beyond the end"),
+    ],
+)
+def test_wrong_safetensors_are_named(tmp_path, content, message):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=message) as caught:
+        read_safetensors(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ("{", "not JSON"),
+        ("[]", "not a JSON object"),
+        ("{}", "no weight_map"),
+        ('{"weight_map": {"w": "../model-1.safetensors"}}', "names a file outside its folder"),
+        (
+            '{"weight_map": {"w": "model-9.safetensors"}}',
+            "names model-9.safetensors, which is missing",
+        ),
+        (
+            '{"weight_map": {"v": "model-1.safetensors"}}',
+            "v is missing, though the index puts it there",
+        ),
+    ],
+)
+def test_wrong_index_files_are_named(tmp_path, index, message):
+    (tmp_path / "model-1.safetensors").write_bytes(safetensors_bytes(entry()))
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(InputError, match=message):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [("pytorch_model.bin", "only torch .bin weights"), ("tf_model.h5", "no model.safetensors")],
+)
+def test_checkpoints_without_safetensors_are_named(tmp_path, file, message):
+    (tmp_path / file).write_bytes(b"")
+    with pytest.raises(InputError, match=message):
+        open_checkpoint(tmp_path)
+
+
+def npz_bytes(path, compression=zipfile.ZIP_STORED, member=None) -> bytes:
+    with zipfile.ZipFile(path, "w", compression) as archive, archive.open("w.npy", "w") as file:
+        if member is None:
+            np.lib.format.write_array(file, np.arange(4.0), version=(1, 0))
+        else:
+            file.write(member)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: b"", "not a zip file"),
+        (lambda path: b"no zip", "not a zip file"),
+        (lambda path: npz_bytes(path)[:-40], "not a zip file"),
+        (lambda path: npz_bytes(path, zipfile.ZIP_DEFLATED), "is compressed"),
+        (lambda path: npz_bytes(path, member=b"no npy"), "magic string"),
+        (lambda path: npz_bytes(path, member=b"\x93NUMPY\x02\x00"), "version 1.0"),
+    ],
+)
+def test_wrong_npz_files_are_named(tmp_path, make, message):
+    path = tmp_path / "weights.npz"
+    path.write_bytes(make(path))
+    with pytest.raises(InputError, match=message) as caught:
+        map_npz(path)
+    assert str(path) in str(caught.value)

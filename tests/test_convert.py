@@ -1,0 +1,276 @@
+"""Conversion: what comes out loads and computes what went in; what goes wrong leaves nothing."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import checkpoints
+import mlx.core as mx
+import numpy as np
+import pytest
+import torch
+from oracle import flat_weights
+from safetensors.torch import load_file, save_file
+from test_model import cached_logits, padded_inputs, reference_logits
+
+import convert as convert_module
+from checkpoint import InputError, map_npz
+from convert import convert, our_name
+from decoder import load
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A random checkpoint that has the demo's tokenizer (and its vocabulary size)."""
+    return make_folder(tmp_path / "checkpoint", "t5")
+
+
+def make_folder(path: Path, variant: str, shards: int = 1, **changes) -> Path:
+    raw = checkpoints.VARIANTS[variant] | {"vocab_size": 1024} | changes
+    state = checkpoints.state_dict(checkpoints.torch_model(raw), raw)
+    checkpoints.save(path, raw, state, shards)
+    for name in ("spiece.model", "tokenizer_config.json"):
+        shutil.copyfile(ROOT / "demo" / "target" / name, path / name)
+    return path
+
+
+@pytest.mark.parametrize("variant", checkpoints.VARIANTS)
+@pytest.mark.parametrize("shards", [1, 3])
+def test_converted_models_load_and_agree_with_transformers(tmp_path, variant, shards):
+    source = make_folder(tmp_path / "source", variant, shards)
+    output = convert(str(source), tmp_path / "out", dtype="float32")
+    model, tokenizer = load(output)
+    assert tokenizer.encode("The house").ids[-1] == 1
+    inputs = padded_inputs(61)
+    raw = json.loads((source / "config.json").read_text())
+    expected = reference_logits(checkpoints.torch_model(raw), *inputs)
+    assert (
+        np.abs(cached_logits(model, *inputs, 7) - expected).max() <= 1e-4 * np.abs(expected).max()
+    )
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_dtype_is_that_of_every_weight(folder, tmp_path, dtype):
+    output = convert(str(folder), tmp_path / "out", dtype=dtype)
+    model, _ = load(output)
+    for name, weight in flat_weights(model):
+        exempt = dtype == "float16" and name.endswith("feed_forward.down.weight")
+        assert weight.dtype == (mx.float32 if exempt else getattr(mx, dtype)), name
+    original = load_file(folder / "model.safetensors")["shared.weight"]
+    rounded = original.to(getattr(torch, dtype)).float().numpy()
+    assert (np.array(model.embedding.weight.astype(mx.float32)) == rounded).all()
+    assert json.loads((output / "config.json").read_text())["dtype"] == dtype
+
+
+def test_bfloat16_is_the_default(folder, tmp_path):
+    model, _ = load(convert(str(folder), tmp_path / "out"))
+    assert model.embedding.weight.dtype == mx.bfloat16
+
+
+def test_aliases_of_the_embedding_are_written_once(folder, tmp_path):
+    state = load_file(folder / "model.safetensors")
+    shared = state.pop("shared.weight")
+    copies = ("lm_head.weight", "decoder.embed_tokens.weight", "encoder.embed_tokens.weight")
+    save_file(state | {name: shared.clone() for name in copies}, folder / "model.safetensors")
+    output = convert(str(folder), tmp_path / "out", dtype="float32")
+    arrays = map_npz(output / "weights.npz")
+    assert (arrays["embedding.weight"] == shared.numpy()).all()
+    assert "head.weight" not in arrays
+
+
+def test_a_head_of_its_own_is_kept_whatever_the_config_says(folder, tmp_path):
+    state = load_file(folder / "model.safetensors")
+    head = state["shared.weight"] + 1
+    save_file(state | {"lm_head.weight": head}, folder / "model.safetensors")
+    output = convert(str(folder), tmp_path / "out", dtype="float32")
+    assert (map_npz(output / "weights.npz")["head.weight"] == head.numpy()).all()
+    model, _ = load(output)
+    assert model.config.scale_decoder_outputs  # which is the flag's true meaning
+
+
+def test_the_unused_bias_of_old_checkpoints_is_dropped(folder, tmp_path):
+    state = load_file(folder / "model.safetensors")
+    name = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+    save_file(state | {name: torch.zeros(12, 3)}, folder / "model.safetensors")
+    load(convert(str(folder), tmp_path / "out"))
+
+
+def test_names_never_heard_of_raise():
+    assert our_name("encoder.block.3.layer.1.layer_norm.weight") == (
+        "encoder.layers.3.feed_forward_norm.weight"
+    )
+    for name in ("decoder.block.0.layer.0.SelfAttention.q.bias", "transformer.h.0.weight", ""):
+        with pytest.raises(InputError, match="unknown tensor"):
+            our_name(name)
+
+
+def test_generation_config_decides_the_token_ids(folder, tmp_path):
+    ids = {"eos_token_id": [1, 7], "decoder_start_token_id": 3, "pad_token_id": None, "top_k": 4}
+    (folder / "generation_config.json").write_text(json.dumps(ids))
+    model, _ = load(convert(str(folder), tmp_path / "out"))
+    assert model.config.eos_token_ids == (1, 7)
+    assert model.config.decoder_start_token_id == 3
+    assert model.config.pad_token_id == 0
+
+
+def test_default_output_is_found_by_any_name_of_the_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_folder(Path("org/small-model"), "t5")
+    assert convert("org/small-model") == Path("mlx_models/small-model")
+    for name in ("small-model", "org/small-model", "mlx_models/small-model"):
+        load(name)
+
+
+def test_an_output_that_exists_is_replaced_only_by_force(folder, tmp_path):
+    output = convert(str(folder), tmp_path / "out")
+    before = (output / "weights.npz").stat().st_ino
+    with pytest.raises(InputError, match="exists already; --force replaces it"):
+        convert(str(folder), output)
+    assert convert(str(folder), output, exist_ok=True) == output
+    assert (output / "weights.npz").stat().st_ino == before
+    convert(str(folder), output, dtype="float32", force=True)
+    assert load(output)[0].embedding.weight.dtype == mx.float32
+    assert {p.name for p in tmp_path.iterdir()} == {"checkpoint", "out", ".out.lock"}
+
+
+def test_force_replaces_nothing_but_converted_models(folder, tmp_path):
+    precious = tmp_path / "thesis"
+    precious.mkdir()
+    (precious / "chapter1.txt").write_text("It was")
+    with pytest.raises(InputError, match="not a converted model"):
+        convert(str(folder), precious, force=True)
+    assert (precious / "chapter1.txt").read_text() == "It was"
+
+
+def test_a_failed_conversion_leaves_nothing(folder, tmp_path, monkeypatch):
+    def fail(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(convert_module, "write_npz_member", fail)
+    with pytest.raises(OSError, match="No space left"):
+        convert(str(folder), tmp_path / "out")
+    assert {p.name for p in tmp_path.iterdir()} == {"checkpoint", ".out.lock"}
+
+
+def test_a_failed_replacement_leaves_the_earlier_conversion(folder, tmp_path, monkeypatch):
+    output = convert(str(folder), tmp_path / "out")
+    monkeypatch.setattr(convert_module, "write_npz_member", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        convert(str(folder), output, force=True)
+    load(output)
+
+
+SLOW_CONVERSION = """
+import sys, time
+import convert
+write = convert.write_npz_member
+def slow(*args):
+    write(*args)
+    print("member", flush=True)
+    time.sleep(0.2)
+convert.write_npz_member = slow
+import cli
+cli.run(convert.main)
+"""
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])
+def test_a_killed_conversion_leaves_nothing_that_loads_and_can_be_repeated(folder, tmp_path, sign):
+    output = tmp_path / "out"
+    command = [sys.executable, "-c", SLOW_CONVERSION, "--model", folder, "--mlx-path", output]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    for _ in range(3):
+        assert process.stdout.readline() == b"member\n"
+    process.send_signal(sign)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == (130 if sign == signal.SIGINT else -sign)
+    assert sign == signal.SIGKILL or errors.decode().strip() == "interrupted"
+    assert not output.exists()
+    load(convert(str(folder), output))
+
+
+def test_two_conversions_at_once_wait_for_each_other(folder, tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from convert import convert;"
+        "convert(sys.argv[1], Path(sys.argv[2]), exist_ok=True)"
+    )
+    command = [sys.executable, "-c", code, folder, tmp_path / "out"]
+    processes = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) for _ in range(2)]
+    assert [process.wait(timeout=120) for process in processes] == [0, 0]
+    load(tmp_path / "out")
+
+
+def test_peak_memory_does_not_grow_with_the_checkpoint(tmp_path):
+    """A tensor four times the block size passes through in less memory than it has bytes."""
+    raw = checkpoints.VARIANTS["t5"] | {"vocab_size": 1024, "d_model": 1024, "d_ff": 65536}
+    source = make_folder(tmp_path / "big", "t5", **raw)
+    del raw
+    code = (
+        "import resource, sys, checkpoint, convert;"
+        "from pathlib import Path;"
+        "convert.write_tokenizer = lambda *args: None;"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss;"
+        "before = peak();"
+        "convert.convert(sys.argv[1], Path(sys.argv[2]));"
+        "unit = 1 if sys.platform == 'darwin' else 1024;"
+        "print((peak() - before) * unit)"
+    )
+    command = [sys.executable, "-c", code, source, tmp_path / "out"]
+    grown = int(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout)
+    assert (source / "model.safetensors").stat().st_size > 2**30
+    assert grown < 300 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda f: (f / "config.json").unlink(), "config.json: no such file"),
+        (lambda f: (f / "config.json").write_text("{"), "config.json: not JSON"),
+        (lambda f: edit(f, model_type="bert"), "a bert model, not a T5-type one"),
+        (lambda f: edit(f, d_model=None), "config.json has no d_model"),
+        (
+            lambda f: edit(f, d_ff=39),
+            r"up.weight has shape \[40, 24\], config.json says \[39, 24\]",
+        ),
+        (lambda f: edit(f, num_layers=3), "missing weights: decoder.layers.2"),
+        (lambda f: (f / "spiece.model").unlink(), "no tokenizer: neither tokenizer.json nor"),
+        (
+            lambda f: (f / "spiece.model").write_bytes(b"x"),
+            "transformers cannot read the tokenizer",
+        ),
+        (lambda f: (f / "model.safetensors").unlink(), "no model.safetensors"),
+    ],
+)
+def test_wrong_checkpoints_are_named(folder, tmp_path, change, message):
+    change(folder)
+    with pytest.raises(InputError, match=message) as caught:
+        convert(str(folder), tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def edit(folder: Path, **changes) -> None:
+    path = folder / "config.json"
+    raw = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({k: v for k, v in raw.items() if v is not None}))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nobody/nothing", "the Hugging Face hub cannot be reached"),
+        ("./no/such/folder", "neither a folder nor a name on the Hugging Face hub"),
+        (__file__, "neither a folder nor a name on the Hugging Face hub"),
+    ],
+)
+def test_wrong_names_are_named(tmp_path, name, message):
+    start = time.perf_counter()
+    with pytest.raises(InputError, match=message):
+        convert(name, tmp_path / "out")
+    assert time.perf_counter() - start < 30

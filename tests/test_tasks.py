@@ -1,0 +1,88 @@
+"""The demo's tasks: spellings that are known, and a split that holds."""
+
+import random
+
+import pytest
+from num2words import num2words
+
+from demo import tasks
+from demo.tasks import KINDS, held_out_example, spell, training_example
+
+
+@pytest.mark.parametrize(
+    ("n", "language", "words"),
+    [
+        (1284, "English", "one thousand two hundred eighty-four"),
+        (1284, "German", "eintausendzweihundertvierundachtzig"),
+        (1284, "French", "mille deux cent quatre-vingt-quatre"),
+        (1284, "Spanish", "mil doscientos ochenta y cuatro"),
+        (301_867, "German", "dreihunderteintausendachthundertsiebenundsechzig"),
+        (101, "German", "einhunderteins"),
+        (521_621, "Spanish", "quinientos veintiún mil seiscientos veintiuno"),
+        (100_100, "Spanish", "cien mil cien"),
+        (80_080, "French", "quatre-vingt mille quatre-vingts"),
+        (200_200, "French", "deux cent mille deux cents"),
+        (71_091, "French", "soixante et onze mille quatre-vingt-onze"),
+    ],
+)
+def test_known_spellings(n, language, words):
+    assert spell(n, language) == words
+
+
+@pytest.mark.parametrize(
+    ("language", "code"), [("English", "en"), ("German", "de"), ("French", "fr"), ("Spanish", "es")]
+)
+def test_spellings_are_num2words_but_for_its_errors(language, code):
+    rng = random.Random(0)
+    for n in [*range(2200), *(rng.randrange(10**6) for _ in range(1000))]:
+        words = num2words(n, lang=code)
+        if language == "English":
+            words = words.replace(",", "").replace(" and ", " ")
+        elif language == "German":
+            words = words.replace("einstausend", "eintausend")
+        elif language == "Spanish":
+            words = words.replace("veintiuno mil", "veintiún mil").replace("uno mil", "un mil")
+        assert spell(n, language) == words
+
+
+@pytest.mark.parametrize("n", [-1, 10**6])
+def test_numbers_out_of_range_raise(n):
+    with pytest.raises(ValueError, match=r"not in \[0, 10\*\*6\)"):
+        spell(n, "English")
+
+
+def test_training_and_held_out_examples_share_no_prompt():
+    for kind in KINDS:
+        trained = {training_example(random.Random(i), kind).prompt for i in range(3000)}
+        assert not any(
+            held_out_example(random.Random(i), kind).prompt in trained for i in range(500)
+        )
+
+
+def test_grammar_of_the_sentences():
+    """Word order and agreement of constructions chosen by hand."""
+    the_king = tasks._NounPhrase(tasks._PEOPLE[5], "the", 1, tasks._ADJECTIVES[2], False)
+    doors = tasks._NounPhrase(tasks._THINGS[13], "my", 2, tasks._ADJECTIVES[7], True)
+    buy = tasks._VERBS[1]
+    today, city = tasks._TIMES[0], tasks._PLACES[0]
+    wants = tasks._Sentence(the_king, buy, tasks._AUXILIARIES[0], doors, today, city)
+    assert wants.text("English") == "Today the old king wants to buy my red doors in the city."
+    assert (
+        wants.text("German") == "Heute will der alte König meine roten Türen in der Stadt kaufen."
+    )
+    assert wants.text("French") == (
+        "Aujourd'hui, le vieux roi veut acheter mes portes rouges dans la ville."
+    )
+    assert (
+        wants.text("Spanish") == "Hoy el rey viejo quiere comprar mis puertas rojas en la ciudad."
+    )
+    plain = tasks._Sentence(the_king, buy, None, doors, None, None)
+    assert plain.text("German") == "Der alte König kauft meine roten Türen."
+
+
+def test_a_misspelling_has_one_origin_and_is_no_word():
+    words = tasks._lexicon()
+    for word, wrongs in tasks._MISSPELLINGS.items():
+        for wrong in wrongs:
+            origins = {w for w in words if wrong in tasks._misspellings(w)}
+            assert origins == {word} and wrong not in words
