@@ -199,6 +199,8 @@ def _padded(sources: Sequence[list[int]], pad: int) -> tuple[mx.array, np.ndarra
 def _encode(tokenizer: Tokenizer, prompt: str) -> list[int]:
     if not prompt.strip():
         raise InputError("the prompt is empty")
+    if any("\ud800" <= character <= "\udfff" for character in prompt):
+        raise InputError("the prompt is not valid Unicode text")
     return tokenizer.encode(prompt).ids
 
 

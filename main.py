@@ -10,20 +10,24 @@ from pathlib import Path
 import cli
 from checkpoint import InputError
 from decoder import Options, Response, load, stream_generate
+from model import MODELS, WEIGHTS
 
 DEMO = Path(__file__).parent / "demo"
 
 
 def demo_model(role: str) -> Path:
-    """The converted folder of the embedded `role` ("target" or "draft"), converted on first use."""
-    from model import MODELS, WEIGHTS
-
-    output = MODELS / f"demo-{role}"
-    if not (output / WEIGHTS).exists():
+    """The converted folder of the embedded `role` ("target" or "draft"), converted on first use
+    and again when the embedded one is newer."""
+    source, output = DEMO / role, MODELS / f"demo-{role}"
+    converted = output / WEIGHTS
+    stale = converted.exists() and converted.stat().st_mtime < max(
+        file.stat().st_mtime for file in source.iterdir()
+    )
+    if stale or not converted.exists():
         from convert import convert
 
-        print(f"first use: converting {DEMO.name}/{role} to {output}", file=sys.stderr)
-        convert(str(DEMO / role), output, dtype="float32", exist_ok=True)
+        print(f"converting the embedded {role} model to {output}", file=sys.stderr)
+        convert(str(source), output, dtype="float32", force=stale, exist_ok=not stale)
     return output
 
 
@@ -65,7 +69,7 @@ def read_prompt(argument: str) -> str:
     if argument != "-":
         return argument
     try:
-        return sys.stdin.read()
+        return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError:
         raise InputError("standard input is not UTF-8 text") from None
 

@@ -1,0 +1,141 @@
+"""generate, stream_generate and batch_generate on the embedded pair."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_model import cached_logits, reference_logits
+from transformers import T5ForConditionalGeneration
+
+from checkpoint import InputError
+from decoder import batch_generate, generate, stream_generate
+from demo.tasks import KINDS, held_out_example
+from tokenizer import byte_tokenizer
+
+DEMO = Path(__file__).parent.parent / "demo"
+
+
+def examples(count: int, kind: str | None = None) -> list:
+    rng = random.Random(5)
+    return [held_out_example(rng, kind) for _ in range(count)]
+
+
+def test_known_answer(demo_pair):
+    target, tokenizer, draft = demo_pair
+    text = generate(target, tokenizer, "translate number to German: 1284", draft_model=draft)
+    assert text == "eintausendzweihundertvierundachtzig"
+
+
+@pytest.mark.parametrize(("role", "index"), [("target", 0), ("draft", 2)])
+def test_demo_logits_are_those_of_transformers(demo_pair, role, index):
+    reference = T5ForConditionalGeneration.from_pretrained(DEMO / role, dtype=torch.float32).eval()
+    rng = np.random.default_rng(0)
+    source, target = rng.integers(3, 1024, (3, 40)), rng.integers(3, 1024, (3, 30))
+    mask = np.ones((3, 40), bool)
+    mask[1, 25:] = False
+    expected = reference_logits(reference, source, mask, target)
+    logits = cached_logits(demo_pair[index], source, mask, target, 7)
+    assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+def test_tokens_are_those_of_transformers_generate(demo_pair):
+    target, tokenizer, draft = demo_pair
+    reference = T5ForConditionalGeneration.from_pretrained(DEMO / "target", dtype=torch.float32)
+    prompts = [e.prompt for e in examples(40)]
+    responses = batch_generate(target, tokenizer, prompts, draft_model=draft, batch_size=8)
+    for prompt, response in zip(prompts, responses, strict=True):
+        ids = torch.tensor([tokenizer.encode(prompt).ids])
+        expected = reference.generate(ids, max_new_tokens=256, do_sample=False)[0, 1:].tolist()
+        assert response.tokens == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "target_least", "draft_most"),
+    [("number", 0.95, 0.9), ("sentence", 0.85, 0.9), ("repair", 0.95, 0.9)],
+)
+def test_the_pair_is_as_good_as_its_page_says(demo_pair, kind, target_least, draft_most):
+    target, tokenizer, draft = demo_pair
+    asked = examples(200, kind)
+    prompts = [e.prompt for e in asked]
+
+    def accuracy(responses):
+        return np.mean([r.text == e.answer for r, e in zip(responses, asked, strict=True)])
+
+    responses = batch_generate(target, tokenizer, prompts, draft_model=draft, batch_size=32)
+    assert accuracy(responses) >= target_least
+    assert accuracy(batch_generate(draft, tokenizer, prompts, batch_size=32)) <= draft_most
+
+
+def test_speculative_text_is_plain_text(demo_pair):
+    """Every form, draft length and batch size: the same text for each prompt."""
+    target, tokenizer, draft = demo_pair
+    prompts = [e.prompt for kind in KINDS for e in examples(8, kind)]
+    expected = [generate(target, tokenizer, prompt) for prompt in prompts]
+    cases = partial = 0
+    for num_draft in range(8):
+        for batch_size in (1, 3, 8):
+            responses = batch_generate(
+                target, tokenizer, prompts, draft, batch_size=batch_size, num_draft=num_draft
+            )
+            assert [r.text for r in responses] == expected
+            cases += len(responses)
+            partial += sum(
+                count
+                for response in responses
+                for accepted, count in response.stats.accepted_lengths.items()
+                if 0 < accepted < num_draft
+            )
+    assert cases == 24 * 8 * 3
+    assert partial > 100
+
+
+def test_stream_is_the_text_in_pieces(demo_pair):
+    target, tokenizer, draft = demo_pair
+    prompt = examples(1, "sentence")[0].prompt
+    responses = list(stream_generate(target, tokenizer, prompt, draft_model=draft, num_draft=3))
+    (whole,) = batch_generate(target, tokenizer, [prompt])
+    assert "".join(r.text for r in responses) == whole.text
+    assert [t for r in responses for t in r.tokens] == whole.tokens
+    assert len(responses) > 1
+    assert [r.finish_reason for r in responses] == [None] * (len(responses) - 1) + ["stop"]
+    last = responses[-1]
+    assert last.generation_tokens == len(whole.tokens)
+    assert last.prompt_tokens == len(tokenizer.encode(prompt).ids)
+    assert last.stats.target_calls == len(responses)
+    assert last.stats.accepted == sum(sum(r.from_draft) for r in responses) > 0
+    assert all(r.from_draft[:-1] == [True] * (len(r.tokens) - 1) for r in responses)
+    assert last.stats.drafting_seconds > 0 and last.stats.verifying_seconds > 0
+
+
+def test_max_tokens_is_the_reason(demo_pair):
+    target, tokenizer, draft = demo_pair
+    prompt = examples(1, "repair")[0].prompt
+    (response,) = batch_generate(target, tokenizer, [prompt], draft, max_tokens=4)
+    assert (response.finish_reason, response.generation_tokens) == ("length", 4)
+
+
+def test_batches_keep_the_order_of_the_prompts(demo_pair):
+    target, tokenizer, _ = demo_pair
+    asked = examples(10)
+    responses = batch_generate(target, tokenizer, [e.prompt for e in asked], batch_size=4)
+    alone = [generate(target, tokenizer, e.prompt) for e in asked]
+    assert [r.text for r in responses] == alone
+    assert batch_generate(target, tokenizer, []) == []
+
+
+def test_wrong_arguments_are_named(demo_pair):
+    target, tokenizer, draft = demo_pair
+    with pytest.raises(InputError, match="the prompt is empty"):
+        generate(target, tokenizer, " \n")
+    with pytest.raises(InputError, match="not valid Unicode"):
+        generate(target, tokenizer, "a \udcff b")
+    with pytest.raises(InputError, match="batch_size is 0"):
+        batch_generate(target, tokenizer, ["x"], batch_size=0)
+    with pytest.raises(InputError, match="num_draft is -1"):
+        generate(target, tokenizer, "x", num_draft=-1)
+    with pytest.raises(TypeError, match="num_drafts"):
+        generate(target, tokenizer, "x", num_drafts=3)
+    with pytest.raises(InputError, match="another vocabulary"):
+        generate(target, byte_tokenizer(), "x", draft_model=draft)

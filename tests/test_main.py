@@ -1,0 +1,199 @@
+"""The command line as a user meets it: text on stdout, all else on stderr, mistakes in one line."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from convert import convert
+from tokenizer import byte_tokenizer
+
+ROOT = Path(__file__).parent.parent
+PROMPT = "translate number to German: 1284"
+ANSWER = "eintausendzweihundertvierundachtzig"
+
+
+def run(*arguments, cwd: Path, script: str = "main.py", **kwargs) -> subprocess.CompletedProcess:
+    command = [sys.executable, ROOT / script, *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, **kwargs)
+
+
+@pytest.fixture(scope="module")
+def folder(demo_folders, tmp_path_factory) -> Path:
+    """A working folder with the converted pair and some folders that are no such thing."""
+    folder = tmp_path_factory.mktemp("work")
+    shutil.copytree(demo_folders / "mlx_models", folder / "mlx_models")
+    models = folder / "mlx_models"
+    shutil.copytree(models / "demo-draft", models / "bytes")
+    byte_tokenizer().save(str(models / "bytes" / "tokenizer.json"))
+    shutil.copytree(models / "demo-draft", models / "broken")
+    (models / "broken" / "weights.npz").write_bytes(b"PK")
+    shutil.copytree(models / "demo-draft", models / "incomplete")
+    arrays = dict(np.load(models / "demo-draft" / "weights.npz"))
+    del arrays["decoder.norm.weight"]
+    np.savez(models / "incomplete" / "weights.npz", **arrays)
+    (folder / "photos").mkdir()
+    shutil.copytree(ROOT / "demo" / "draft", folder / "checkpoint")
+    return folder
+
+
+def test_embedded_pair_is_converted_on_first_use(tmp_path):
+    first = run("--prompt", PROMPT, cwd=tmp_path)
+    assert (first.returncode, first.stdout) == (0, f"{ANSWER}\n")
+    assert first.stderr.splitlines() == [
+        "converting the embedded target model to mlx_models/demo-target",
+        "converting the embedded draft model to mlx_models/demo-draft",
+    ]
+    again = run("-p", PROMPT, cwd=tmp_path)
+    assert (again.stdout, again.stderr) == (f"{ANSWER}\n", "")
+    # A newer embedded model replaces what an older one was converted to.
+    os.utime(tmp_path / "mlx_models" / "demo-draft" / "weights.npz", (0, 0))
+    third = run("-p", PROMPT, cwd=tmp_path)
+    assert third.stdout == f"{ANSWER}\n"
+    assert third.stderr == "converting the embedded draft model to mlx_models/demo-draft\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--num-draft", "0"],
+        ["--num-draft", "7"],
+        ["--num-draft-tokens", "2"],
+        ["--model", "demo-target"],
+        ["--model", "mlx_models/demo-target", "--draft-model", "demo-draft"],
+        ["--model", "demo-target", "--draft-model", "demo-draft", "--num-draft", "1"],
+    ],
+)
+def test_every_way_to_decode_gives_the_text(folder, arguments):
+    result = run("-p", PROMPT, *arguments, cwd=folder)
+    assert (result.returncode, result.stdout, result.stderr) == (0, f"{ANSWER}\n", "")
+
+
+def test_prompt_from_standard_input(folder):
+    assert run("-p", "-", cwd=folder, input=PROMPT + "\n").stdout == f"{ANSWER}\n"
+
+
+def test_max_tokens(folder):
+    text = run("-p", PROMPT, "-m", "2", cwd=folder).stdout.strip()
+    assert text and text != ANSWER and ANSWER.startswith(text)
+
+
+def test_verbose_ends_with_a_line_of_statistics(folder):
+    result = run("-p", PROMPT, "--verbose", cwd=folder)
+    assert result.stdout == f"{ANSWER}\n"
+    (line,) = result.stderr.splitlines()
+    for part in ("prompt tokens at", "target calls", "drafted tokens accepted", "s verifying"):
+        assert part in line
+    plain = run("-p", PROMPT, "--verbose", "--num-draft", "0", cwd=folder).stderr
+    assert "target calls" in plain and "drafted" not in plain
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ([], 2, "nothing to do: give a text with --prompt"),
+        (["-p", ""], 1, "the prompt is empty"),
+        (["-p", "  \n"], 1, "the prompt is empty"),
+        (["-p", "-"], 1, "the prompt is empty"),
+        (["-p", "x", "--num-draft", "-1"], 2, "'-1' is not a whole number of 0 or more"),
+        (["-p", "x", "--num-draft", "two"], 2, "'two' is not a whole number of 0 or more"),
+        (["-p", "x", "--max-tokens", "0"], 2, "'0' is not a whole number of 1 or more"),
+        (["-p", "x", "--max-token", "5", "--nonsense"], 2, "unrecognized arguments: --nonsense"),
+        (["-p", "x", "--model", "t5-11b"], 1, "python convert.py --model t5-11b"),
+        (["-p", "x", "--model", "org/t5-x"], 1, "python convert.py --model org/t5-x"),
+        (["-p", "x", "--model", "photos"], 1, "photos is not a converted model"),
+        (["-p", "x", "--model", "checkpoint"], 1, "python convert.py --model checkpoint"),
+        (["-p", "x", "--model", "broken"], 1, "broken/weights.npz: not a readable npz file"),
+        (["-p", "x", "--model", "incomplete"], 1, "missing weights: decoder.norm.weight"),
+        (
+            ["-p", "x", "--model", "demo-target", "--draft-model", "bytes"],
+            1,
+            "the draft model has another vocabulary than the model: token 3",
+        ),
+        (
+            ["-p", "x", "--model", "demo-target", "--draft-model", "t5-tiny"],
+            1,
+            "no model 't5-tiny'",
+        ),
+        (["-p", "x", "--draft-model", "demo-draft"], 2, "--draft-model needs --model"),
+        (
+            ["-p", "x", "--model", "demo-target", "--num-draft", "3"],
+            2,
+            "--num-draft needs --draft-model",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_and_an_exit_code(folder, arguments, code, message):
+    result = run(*arguments, cwd=folder, stdin=subprocess.DEVNULL)
+    assert result.returncode == code
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("main.py: ") and message in line
+
+
+def test_standard_input_that_is_no_text(folder):
+    command = [sys.executable, ROOT / "main.py", "-p", "-"]
+    result = subprocess.run(command, cwd=folder, input=b"\xff\xfe", capture_output=True)
+    assert result.returncode == 1
+    assert result.stderr == b"main.py: standard input is not UTF-8 text\n"
+
+
+def test_a_closed_pipe_is_no_traceback(folder):
+    command = f"{sys.executable} {ROOT / 'main.py'} -p '{PROMPT}' --verbose | true"
+    result = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True)
+    assert "Traceback" not in result.stderr and "Exception" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ([], 2, "the following arguments are required: --model"),
+        (["--model", "photos"], 1, "photos/config.json: no such file"),
+        (["--model", "no/such/folder/here"], 1, "neither a folder nor a name on the Hugging"),
+        (["--model", "t5-11b"], 1, "the Hugging Face hub cannot be reached"),
+        (["--model", "checkpoint", "--mlx-path", "photos"], 1, "photos exists already"),
+        (["--model", "checkpoint", "--dtype", "int3"], 2, "invalid choice: 'int3'"),
+    ],
+)
+def test_mistakes_in_converting_are_one_line_too(folder, arguments, code, message):
+    result = run(*arguments, cwd=folder, script="convert.py")
+    assert (result.returncode, result.stdout) == (code, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("convert.py: ") and message in line
+
+
+def test_convert_prints_where_the_model_is(folder):
+    result = run("--model", "checkpoint", cwd=folder, script="convert.py")
+    assert (result.returncode, result.stdout) == (0, "mlx_models/checkpoint\n")
+    assert run("-p", "x", "--model", "checkpoint", cwd=folder).returncode == 0
+
+
+def test_running_imports_neither_torch_nor_transformers(demo_folders):
+    code = (
+        "import sys;"
+        f"sys.path.insert(0, {str(ROOT)!r});"
+        f"sys.argv = ['main.py', '-p', {PROMPT!r}];"
+        "import main; main.main();"
+        "assert not {'torch', 'transformers', 'huggingface_hub'} & sys.modules.keys()"
+    )
+    command = [sys.executable, "-c", code]
+    models = demo_folders / "mlx_models"
+    for role in ("target", "draft"):
+        os.utime(models / f"demo-{role}" / "weights.npz")
+    result = subprocess.run(command, cwd=demo_folders, capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (0, f"{ANSWER}\n"), result.stderr
+
+
+def test_converting_imports_no_torch(tmp_path):
+    code = (
+        "import sys, convert; from pathlib import Path;"
+        "sys.modules['torch'] = None;"  # importing it raises
+        "convert.convert(sys.argv[1], Path(sys.argv[2]))"
+    )
+    command = [sys.executable, "-c", code, ROOT / "demo" / "draft", tmp_path / "out"]
+    assert subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 0
+    assert convert(str(ROOT / "demo" / "draft"), tmp_path / "out", exist_ok=True)
