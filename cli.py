@@ -16,21 +16,6 @@ class Parser(argparse.ArgumentParser):
         self.exit(USAGE_ERROR, f"{self.prog}: {message} (see --help)\n")
 
 
-def at_least(minimum: int) -> Callable[[str], int]:
-    """An argparse type: a whole number of at least `minimum`."""
-
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = minimum - 1
-        if value < minimum:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {minimum} or more")
-        return value
-
-    return parse
-
-
 def run(main: Callable[[], None]) -> None:
     """Run a command's `main` and exit the process: errors of the user's in one line."""
     try:

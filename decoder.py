@@ -8,20 +8,22 @@ drafter proposes, the target checks all proposals in one call, the text is the t
     text = generate(model, tokenizer, prompt, draft_model=draft, num_draft=5, max_tokens=256)
 """
 
+import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from numbers import Integral, Real
 
 import mlx.core as mx
 import numpy as np
 from tokenizers import Tokenizer
 
 from checkpoint import InputError
-from drafting import ModelDrafter, following, lacking, no_draft
+from drafting import ModelDrafter, following, lacking
 from model import T5, load
-from sampling import accept_greedy
+from sampling import RULES, Greedy, Sampler, no_draft, row_seed
 from tokenizer import TextStream, shared_vocabulary
 
 __all__ = [
@@ -35,6 +37,9 @@ __all__ = [
 ]
 
 
+DEFAULT_RULE = "block"
+
+
 @dataclass(frozen=True)
 class Options:
     """The keyword arguments of `generate`, `stream_generate` and `batch_generate`, and the one
@@ -42,12 +47,52 @@ class Options:
 
     num_draft: int = 5  # tokens drafted per round; 0: plain decoding
     max_tokens: int = 256  # tokens generated at most, end of sequence included
+    temp: float = 0.0  # temperature; 0: greedy
+    top_k: int = 0  # keep the top_k most probable tokens; 0: all
+    top_p: float = 1.0  # keep the fewest tokens that hold this much probability
+    min_p: float = 0.0  # keep tokens with this share of the best token's probability
+    seed: int = 0  # the same seed gives the same text
+    acceptance: str | None = None  # a rule of sampling.RULES; None: see `rule`
+    delta: float = 0.0  # above 0 lossy: how much acceptance is eased, up to 1: accept everything
 
     def __post_init__(self):
-        for name, minimum in (("num_draft", 0), ("max_tokens", 1)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < minimum:
-                raise InputError(f"{name} is {value!r}, not a whole number of {minimum} or more")
+        self._check("num_draft", Integral, "a whole number of 0 or more", lambda n: n >= 0)
+        self._check("max_tokens", Integral, "a whole number of 1 or more", lambda n: n >= 1)
+        self._check("temp", Real, "a number of 0 or more", lambda x: 0 <= x < math.inf)
+        self._check("top_k", Integral, "a whole number of 0 or more", lambda n: n >= 0)
+        self._check("top_p", Real, "a number above 0, up to 1", lambda x: 0 < x <= 1)
+        self._check("min_p", Real, "a number from 0 to 1", lambda x: 0 <= x <= 1)
+        self._check("seed", Integral, "a whole number", lambda n: True)
+        self._check("delta", Real, "a number from 0 to 1", lambda x: 0 <= x <= 1)
+        if self.acceptance not in (None, *RULES):
+            raise InputError(f"acceptance is {self.acceptance!r}, not one of {', '.join(RULES)}")
+        if self.delta and self.temp and self.rule != "token":
+            raise InputError(
+                f"delta has no meaning for the acceptance rule {self.rule}, only token"
+            )
+
+    def _check(self, name: str, kind: type, what: str, accepts: Callable) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, kind) or isinstance(value, bool) or not accepts(value):
+            raise InputError(f"{name} is {value!r}, not {what}")
+
+    @property
+    def rule(self) -> str:
+        """The acceptance rule at temperature > 0."""
+        return self.acceptance or ("token" if self.delta else DEFAULT_RULE)
+
+    def sampler(self, row_seeds: list[bytes]) -> Greedy | Sampler:
+        if self.temp == 0:
+            return Greedy(self.delta)
+        return Sampler(
+            self.rule,
+            row_seeds,
+            self.delta,
+            temp=self.temp,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+        )
 
 
 @dataclass
@@ -93,10 +138,20 @@ class Decoding:
     `drafter` is None for plain decoding, which is the same round with nothing drafted.
     """
 
-    def __init__(self, model: T5, drafter, sources: Sequence[list[int]], options: Options):
+    def __init__(
+        self,
+        model: T5,
+        drafter,
+        sources: Sequence[list[int]],
+        options: Options,
+        row_seeds: list[bytes] | None = None,
+    ):
+        """row_seeds: the rows' noise, where they are not the only rows of `options.seed`."""
+        row_seeds = row_seeds or _row_seeds(sources, options.seed)
         self.model, self.drafter, self.options = model, drafter, options
         config = model.config
         self.rows = [_Row(source, [config.decoder_start_token_id], []) for source in sources]
+        self.sampler = options.sampler(row_seeds)
         tokens, mask = _padded(sources, config.pad_token_id)
         began = time.perf_counter()
         self.cache = model.start(tokens, mask)
@@ -112,22 +167,23 @@ class Decoding:
     def round(self) -> None:
         """Draft, verify, accept, keep: every unfinished row gains at least one token."""
         rows = [[] if row.finish_reason else row.tokens for row in self.rows]
-        k = self._num_draft()
+        lengths = self._draft_lengths()
+        k = int(lengths.max())
         began = time.perf_counter()
 
         # draft
-        draft = self.drafter.draft(rows, k) if k else no_draft(len(rows))
+        draft = self.drafter.draft(rows, lengths, self.sampler) if k else no_draft(len(rows))
         mx.async_eval(draft.tokens)  # runs while the host prepares what follows
 
         # verify
         last, positions = lacking(rows, self.cache, self.model.config.pad_token_id)
-        positions = np.concatenate([positions, following(rows, draft.lengths, k)], axis=1)
+        positions = np.concatenate([positions, following(rows, draft.lengths)], axis=1)
         tokens = mx.concatenate([mx.array(last), draft.tokens], axis=1)  # [B, 1 + k]
         logits = self.model.decode(tokens, positions, self.cache)  # [B, 1 + k, V]
 
         # accept
-        n, following_token = accept_greedy(logits, draft.tokens, mx.array(draft.lengths))
-        result = mx.concatenate([draft.tokens, n[:, None], following_token[:, None]], axis=1)
+        n, token = self.sampler.accept(logits, draft, rows)
+        result = mx.concatenate([draft.tokens, n[:, None], token[:, None]], axis=1)
         mx.async_eval(result)
         # The device has the whole round by now: waiting for its first half only tells the time.
         mx.eval(draft.tokens)
@@ -145,16 +201,12 @@ class Decoding:
                 accepted, token = result[b, : n[b]].tolist(), int(result[b, k + 1])
                 self._commit(row, accepted, token, int(draft.lengths[b]), seconds)
 
-    def _num_draft(self) -> int:
-        """As many as asked for, but none that could not be used."""
-        if self.drafter is None:
-            return 0
-        room = max(
-            self.options.max_tokens - len(row.from_draft)
-            for row in self.rows
-            if not row.finish_reason
-        )
-        return min(self.options.num_draft, room - 1)
+    def _draft_lengths(self) -> np.ndarray:
+        """How many tokens to draft for each row [B]: no more than it has room for."""
+        room = [self.options.max_tokens - len(row.from_draft) - 1 for row in self.rows]
+        most = self.options.num_draft if self.drafter else 0
+        finished = [bool(row.finish_reason) for row in self.rows]
+        return np.where(finished, 0, np.minimum(room, most))
 
     def _commit(
         self,
@@ -185,6 +237,15 @@ class Decoding:
             stats.drafted += drafted
             stats.accepted += sum(flags)
             stats.accepted_lengths[sum(flags)] += 1
+
+
+def _row_seeds(sources: Sequence[list[int]], seed: int) -> list[bytes]:
+    seen: Counter = Counter()
+    seeds = []
+    for source in sources:
+        seeds.append(row_seed(seed, source, seen[tuple(source)]))
+        seen[tuple(source)] += 1
+    return seeds
 
 
 def _padded(sources: Sequence[list[int]], pad: int) -> tuple[mx.array, np.ndarray]:
@@ -285,12 +346,15 @@ def batch_generate(
     if not isinstance(batch_size, int) or batch_size < 1:
         raise InputError(f"batch_size is {batch_size!r}, not a whole number of 1 or more")
     sources = [_encode(tokenizer, prompt) for prompt in prompts]
+    seeds = _row_seeds(sources, options.seed)
     drafter = _drafter(tokenizer, draft_model, options)
     responses: list[Response | None] = [None] * len(prompts)
     by_length = sorted(range(len(prompts)), key=lambda i: len(sources[i]))
     for start in range(0, len(prompts), batch_size):
         group = by_length[start : start + batch_size]
-        decoding = Decoding(model, drafter, [sources[i] for i in group], options)
+        decoding = Decoding(
+            model, drafter, [sources[i] for i in group], options, [seeds[i] for i in group]
+        )
         began = time.perf_counter()
         while not decoding.finished:
             decoding.round()

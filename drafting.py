@@ -2,31 +2,21 @@
 
 A drafter has
     start(tokens [B, S], mask [B, S])   new sources
-    draft(rows, k) -> Draft             up to k proposals for each row
+    draft(rows, lengths, sampler)       up to lengths [B] proposals for each row: a Draft
     keep(n [B])                         how many of its last proposals each row kept
 where `rows` holds the tokens decoded so far, the decoder's start token first, and an empty list for
 a row that is finished.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 
 from model import DEAD, T5, Cache
+from sampling import Draft, Greedy, Sampler
 
 Rows = Sequence[Sequence[int]]
-
-
-@dataclass(frozen=True)
-class Draft:
-    tokens: mx.array  # [B, k]
-    lengths: np.ndarray  # [B], how many of a row's tokens are meant, the first ones
-
-
-def no_draft(batch_size: int) -> Draft:
-    return Draft(mx.zeros((batch_size, 0), mx.int32), np.zeros(batch_size, np.int32))
 
 
 def lacking(rows: Rows, cache: Cache, filler: int) -> tuple[np.ndarray, np.ndarray]:
@@ -46,15 +36,15 @@ def lacking(rows: Rows, cache: Cache, filler: int) -> tuple[np.ndarray, np.ndarr
     return tokens, positions
 
 
-def following(rows: Rows, lengths: np.ndarray, k: int) -> np.ndarray:
-    """The positions [B, k] of k tokens after each row; DEAD beyond lengths [B] and where finished."""
+def following(rows: Rows, lengths: np.ndarray) -> np.ndarray:
+    """The positions [B, k] of lengths [B] tokens after each row; DEAD beyond them."""
     first = np.array([len(row) for row in rows], np.int32)[:, None]
-    ahead = np.arange(k, dtype=np.int32)
-    return np.where((first > 0) & (ahead < lengths[:, None]), first + ahead, DEAD)
+    ahead = np.arange(lengths.max(), dtype=np.int32)
+    return np.where(ahead < lengths[:, None], first + ahead, DEAD)
 
 
 class ModelDrafter:
-    """Drafts the argmax of a smaller model, token by token, without waiting for any of them."""
+    """Drafts with a smaller model, token by token, without waiting for any of them."""
 
     def __init__(self, model: T5, vocab_size: int | None = None):
         """vocab_size: ids from here on are never proposed (those that the target does not share)."""
@@ -65,20 +55,21 @@ class ModelDrafter:
         self._cache = self._model.start(tokens, mask)
         self._lacked = 0  # how many tokens per row went before the last proposals
 
-    def draft(self, rows: Rows, k: int) -> Draft:
+    def draft(self, rows: Rows, lengths: np.ndarray, sampler: Greedy | Sampler) -> Draft:
         config = self._model.config
         tokens, positions = lacking(rows, self._cache, config.pad_token_id)
         tokens[tokens >= config.vocab_size] = config.pad_token_id  # the target may know more ids
         self._lacked = tokens.shape[1]
-        lengths = np.array([k if row else 0 for row in rows], np.int32)
-        ahead = following(rows, lengths, k)
-        token, drafted = mx.array(tokens), []
-        for i in range(k):
-            logits = self._model.decode(token, positions, self._cache)
-            token = mx.argmax(logits[:, -1:, : self._vocab_size], axis=-1)
-            positions = ahead[:, i : i + 1]
+        ahead = following(rows, lengths)
+        token, drafted, q = mx.array(tokens), [], []
+        for i in range(ahead.shape[1]):
+            logits = self._model.decode(token, positions, self._cache)[:, -1, : self._vocab_size]
+            token, distribution = sampler.propose(logits, rows, i)
+            token, positions = token[:, None], ahead[:, i : i + 1]
             drafted.append(token)
-        return Draft(mx.concatenate(drafted, axis=1), lengths)
+            q.append(distribution)
+        tokens = mx.concatenate(drafted, axis=1)
+        return Draft(tokens, lengths, None if q[0] is None else mx.stack(q, axis=1))
 
     def keep(self, n: np.ndarray) -> None:
         # The last proposal was never fed: `Cache.keep` keeps at most what was written.

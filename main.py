@@ -4,13 +4,16 @@ python main.py --prompt "translate number to German: 1284"
 python main.py --model t5-11b --draft-model t5-small --prompt "summarize: ..."
 """
 
+import functools
 import sys
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import cli
 from checkpoint import InputError
 from decoder import Options, Response, load, stream_generate
 from model import MODELS, WEIGHTS
+from sampling import RULES
 
 DEMO = Path(__file__).parent / "demo"
 
@@ -31,6 +34,14 @@ def demo_model(role: str) -> Path:
     return output
 
 
+def add_option(parser: cli.Parser, flag: str, *aliases: str, help: str, **how) -> None:
+    """A flag for the field of `Options` of the same name, with its default."""
+    default = getattr(Options, flag.removeprefix("--").replace("-", "_"))
+    if default is not None:
+        help += f" (default: {default})"
+    parser.add_argument(flag, *aliases, default=default, help=help, **how)
+
+
 def parse_args(argv: list[str] | None = None):
     parser = cli.Parser(prog="main.py", description="Speculative decoding for T5 on MLX.")
     parser.add_argument(
@@ -41,18 +52,30 @@ def parse_args(argv: list[str] | None = None):
         "--draft-model", help="a smaller converted model of the same vocabulary (default: none)"
     )
     parser.add_argument("--prompt", "-p", help="the text to work on, or - for standard input")
-    parser.add_argument(
-        "--max-tokens",
-        "-m",
-        type=cli.at_least(1),
-        default=Options.max_tokens,
-        help="tokens to generate at most (default: %(default)s)",
-    )
-    parser.add_argument(
+    option = functools.partial(add_option, parser)
+    option("--max-tokens", "-m", type=int, help="tokens to generate at most")
+    option(
         "--num-draft",
         "--num-draft-tokens",
-        type=cli.at_least(0),
-        help=f"tokens to draft per round, 0 for plain decoding (default: {Options.num_draft})",
+        type=int,
+        help="tokens to draft per round; 0: plain decoding",
+    )
+    option("--temp", type=float, help="temperature; 0: greedy")
+    option("--top-k", type=int, help="sample from the TOP_K most probable tokens; 0: from all")
+    option("--top-p", type=float, help="sample from the fewest tokens of probability TOP_P")
+    option("--min-p", type=float, help="sample from tokens of MIN_P times the best's probability")
+    option("--seed", type=int, help="the same seed gives the same text")
+    option(
+        "--acceptance",
+        choices=RULES,
+        help="how drafted tokens are accepted when sampling; the text's law is the target's under "
+        f"each (default: {Options(temp=1).rule}, or token with --delta)",
+    )
+    option(
+        "--delta",
+        type=float,
+        help="above 0 the text is no longer exactly the target's: how much acceptance is eased, up "
+        "to 1, which accepts every drafted token",
     )
     parser.add_argument("--verbose", action="store_true", help="print statistics to stderr")
     args = parser.parse_args(argv)
@@ -60,8 +83,6 @@ def parse_args(argv: list[str] | None = None):
         parser.error("nothing to do: give a text with --prompt")
     if args.draft_model and not args.model:
         parser.error("--draft-model needs --model; the embedded pair has a draft of its own")
-    if args.num_draft and args.model and not args.draft_model:
-        parser.error("--num-draft needs --draft-model")
     return args
 
 
@@ -96,21 +117,14 @@ def statistics(response: Response) -> str:
 def main() -> None:
     args = parse_args()
     prompt = read_prompt(args.prompt)
-    num_draft = Options.num_draft if args.num_draft is None else args.num_draft
+    options = Options(**{field.name: getattr(args, field.name) for field in fields(Options)})
     if args.model is None:
         args.model, args.draft_model = demo_model("target"), demo_model("draft")
     model, tokenizer = load(args.model)
     draft_model = None
-    if args.draft_model and num_draft:
+    if args.draft_model and options.num_draft:
         draft_model, _ = load(args.draft_model)
-    responses = stream_generate(
-        model,
-        tokenizer,
-        prompt,
-        draft_model=draft_model,
-        num_draft=num_draft,
-        max_tokens=args.max_tokens,
-    )
+    responses = stream_generate(model, tokenizer, prompt, draft_model, **asdict(options))
     for response in responses:
         print(response.text, end="", flush=True)
     print()

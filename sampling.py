@@ -1,23 +1,257 @@
-"""From logits to tokens: the rules by which the target accepts what a drafter proposed.
+"""From logits to tokens: the distribution a token is drawn from, the noise that draws it, and the
+rules by which the target accepts what a drafter proposed.
 
-Shapes: B rows, k drafted tokens, V vocabulary. Everything stays on the device.
+Shapes: B rows, k drafted tokens, V vocabulary. Everything stays on the device, without a loop over
+drafted tokens; the host only derives the keys of the noise.
 """
 
+import hashlib
+import math
+from dataclasses import dataclass
+
 import mlx.core as mx
+import numpy as np
+
+RULES = ("token", "block", "coupled")
+
+# What noise is for: its keys differ, so that no two uses share a number.
+_TARGET, _DRAFT, _ACCEPT = range(3)
 
 
-def accept_greedy(
-    logits: mx.array, drafted: mx.array, lengths: mx.array
-) -> tuple[mx.array, mx.array]:
-    """Accept drafted tokens as long as each is the target's argmax.
+@dataclass(frozen=True)
+class Draft:
+    """What a drafter proposed for B rows."""
 
-    logits [B, k + 1, V]: the target's, after the last token and after each drafted one
-    drafted [B, k]; lengths [B]: how many of a row's drafted tokens are meant, the first ones
-    Returns n [B], the number accepted, and the target's own next token [B] after them.
+    tokens: mx.array  # [B, k]
+    lengths: np.ndarray  # [B], how many of a row's tokens are meant, the first ones
+    q: mx.array | None = None  # [B, k, V'], what they were drawn from; None: they were certain
+
+
+def no_draft(batch_size: int) -> Draft:
+    return Draft(mx.zeros((batch_size, 0), mx.int32), np.zeros(batch_size, np.int32))
+
+
+# ---------------------------------------------------------------------------------------------
+# Greedy
+
+
+class Greedy:
+    """Temperature 0: the argmax, exactly. With delta > 0 lossy: a drafted token passes when the
+    target gives it at least (1 - delta) times its best token's probability."""
+
+    def __init__(self, delta: float = 0.0):
+        self._delta = delta
+
+    def propose(self, logits: mx.array, rows, i: int) -> tuple[mx.array, None]:
+        """The draft model's i-th token of a round from its logits [B, V]: [B]."""
+        return mx.argmax(logits, axis=-1), None
+
+    def accept(self, logits: mx.array, draft: Draft, rows) -> tuple[mx.array, mx.array]:
+        """n [B], how many of each row's drafted tokens are accepted, and the target's own next token
+        [B]; logits [B, k + 1, V] are the target's, after the last token and each drafted one."""
+        best = mx.argmax(logits, axis=-1)  # [B, k + 1]
+        k = draft.tokens.shape[1]
+        if self._delta:
+            chosen = mx.take_along_axis(logits[:, :k], draft.tokens[..., None], axis=-1)[..., 0]
+            margin = math.log1p(-self._delta) if self._delta < 1 else -math.inf
+            right = chosen >= logits[:, :k].max(axis=-1) + margin
+        else:
+            right = draft.tokens == best[:, :k]
+        n = _leading(right, draft.lengths)
+        return n, _at(best, n)
+
+
+def _leading(right: mx.array, lengths: np.ndarray) -> mx.array:
+    """How many of the first lengths[b] of each row are true before the first that is not: [B]."""
+    meant = mx.arange(right.shape[1]) < mx.array(lengths)[:, None]
+    return mx.cumprod((right & meant).astype(mx.int32), axis=1).sum(axis=1)
+
+
+def _at(x: mx.array, n: mx.array) -> mx.array:
+    """x[b, n[b]] for x [B, T] or [B, T, V]."""
+    index = n.reshape(-1, *[1] * (x.ndim - 1))
+    return mx.take_along_axis(x, index, axis=1)[:, 0]
+
+
+# ---------------------------------------------------------------------------------------------
+# The distribution
+
+
+def probabilities(
+    logits: mx.array, temp: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> mx.array:
+    """The float32 distribution that tokens are drawn from, for logits [..., V].
+
+    Temperature first; then of the most probable tokens the `top_k` first (0: all); of these the
+    fewest that hold `top_p` of the probability; of these all with at least `min_p` times the best
+    one's. The order and the meanings are those of transformers. One token always stays.
     """
-    k = drafted.shape[1]
-    best = mx.argmax(logits, axis=-1)  # [B, k + 1]
-    right = (best[:, :k] == drafted) & (mx.arange(k) < lengths[:, None])
-    n = mx.cumprod(right.astype(mx.int32), axis=1).sum(axis=1)
-    following = mx.take_along_axis(best, n[:, None], axis=1)[:, 0]
-    return n, following
+    logits = mx.clip(logits.astype(mx.float32), -3e38, 3e38)  # infinities would make NaN
+    logits = (logits - logits.max(axis=-1, keepdims=True)) / temp
+    if top_k or top_p < 1:
+        order = mx.argsort(-logits, axis=-1)
+        ranked = mx.take_along_axis(logits, order, axis=-1)
+        rank = mx.arange(logits.shape[-1])
+        keep = rank < (top_k or logits.shape[-1])
+        if top_p < 1:
+            p = mx.softmax(mx.where(keep, ranked, -mx.inf), axis=-1)
+            keep &= (mx.cumsum(p, axis=-1) - p < top_p) | (rank == 0)
+        ranked = mx.where(keep, ranked, -mx.inf)
+        logits = mx.put_along_axis(logits, order, ranked, axis=-1)
+    if min_p:
+        # The best token's logit is 0 here.
+        logits = mx.where(logits >= math.log(min_p), logits, -mx.inf)
+    return mx.softmax(logits, axis=-1)
+
+
+# ---------------------------------------------------------------------------------------------
+# Noise. A number depends on the seed, the row's prompt, what it is for and the position, so that a
+# row draws the same whatever else is in its batch.
+
+
+def row_seed(seed: int, source: list[int], occurrence: int) -> bytes:
+    """The root of a row's noise. `occurrence` counts equal prompts: no two rows share noise."""
+    text = f"{seed}|{occurrence}|{','.join(map(str, source))}"
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def _keys(row_seeds: list[bytes], purpose: int, positions: np.ndarray) -> mx.array:
+    """A random key for each of the positions [B, T]: [B, T, 2]."""
+    keys = [
+        hashlib.blake2b(f"{purpose}|{position}".encode(), digest_size=8, key=seed).digest()
+        for seed, row in zip(row_seeds, positions.tolist(), strict=True)
+        for position in row
+    ]
+    return mx.array(np.frombuffer(b"".join(keys), np.uint32).reshape(*positions.shape, 2))
+
+
+def _gumbel(keys: mx.array, size: int) -> mx.array:
+    """Gumbel noise [B, T, size] of keys [B, T, 2]."""
+    draw = mx.vmap(lambda key: mx.random.gumbel((size,), key=key))
+    return draw(keys.reshape(-1, 2)).reshape(*keys.shape[:2], size)
+
+
+def _uniform(keys: mx.array, size: int) -> mx.array:
+    """Uniform noise in [0, 1): [B, size] of keys [B, 1, 2]."""
+    return mx.vmap(lambda key: mx.random.uniform(shape=(size,), key=key))(keys[:, 0])
+
+
+# ---------------------------------------------------------------------------------------------
+# Rules
+
+
+class Sampler:
+    """Draws from the target's distribution by one of three rules, each with its law exactly.
+
+    token:   Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318)
+    block:   Sun et al. 2024 (arXiv 2403.10444); never accepts fewer tokens than `token`
+    coupled: Daliri et al. 2024 (arXiv 2408.07978); the text is that of plain sampling
+
+    delta > 0 (rule token only) is lossy: a drafted token is accepted with probability p/q + delta.
+    """
+
+    def __init__(self, rule: str, row_seeds: list[bytes], delta: float = 0.0, **distribution):
+        """distribution: the arguments of `probabilities`; target and draft share them."""
+        self._rule, self._row_seeds, self._delta = rule, row_seeds, delta
+        self._distribution = distribution
+
+    def _positions(self, rows, count: int) -> np.ndarray:
+        """The positions [B, count] of the next `count` tokens of each row."""
+        return np.array([len(row) for row in rows])[:, None] + np.arange(count)
+
+    def propose(self, logits: mx.array, rows, i: int) -> tuple[mx.array, mx.array]:
+        """The draft model's i-th token [B] of a round and the distribution [B, V] it was drawn
+        from, given its logits [B, V]."""
+        q = probabilities(logits, **self._distribution)
+        position = self._positions(rows, i + 1)[:, i:]
+        if self._rule == "coupled":
+            keys = _keys(self._row_seeds, _TARGET, position)
+        else:
+            # Not by position alone: a position drafted again after a rejection needs new noise,
+            # since rule block has looked at the tokens that it rejected.
+            start = self._positions(rows, 1)
+            keys = _keys(self._row_seeds, _DRAFT, start * 2**32 + i)
+        noise = _gumbel(keys, q.shape[-1])[:, 0]
+        return mx.argmax(mx.log(q) + noise, axis=-1), q
+
+    def accept(self, logits: mx.array, draft: Draft, rows) -> tuple[mx.array, mx.array]:
+        """As `Greedy.accept`."""
+        p = probabilities(logits, **self._distribution)  # [B, k + 1, V]
+        k, V = p.shape[1] - 1, p.shape[2]
+        positions = self._positions(rows, k + 1)
+        if self._rule == "coupled":
+            noise = _gumbel(_keys(self._row_seeds, _TARGET, positions), V)
+            drawn = mx.argmax(mx.log(p) + noise, axis=-1)  # [B, k + 1]
+            n = _leading(draft.tokens == drawn[:, :k], draft.lengths)
+            return n, _at(drawn, n)
+        # Rounds start at different positions, so one key per round is enough.
+        start = positions[:, :1]
+        u = _uniform(_keys(self._row_seeds, _ACCEPT, start), k)
+        q = _padded_q(draft, V)
+        if self._rule == "token":
+            n, residual = accept_token(p, q, draft, u, self._delta)
+        else:
+            n, residual = accept_block(p, q, draft, u)
+        noise = _gumbel(_keys(self._row_seeds, _TARGET, start), V)[:, 0]
+        return n, mx.argmax(mx.log(residual) + noise, axis=-1)
+
+
+def _padded_q(draft: Draft, vocab_size: int) -> mx.array:
+    """The draft's distributions [B, k + 1, V]: one-hot where the tokens were certain, zero for ids
+    that the drafter lacks and beyond each row's length, where only the target speaks."""
+    B, k = draft.tokens.shape
+    if draft.q is None:
+        q = (draft.tokens[..., None] == mx.arange(vocab_size)).astype(mx.float32)
+    else:
+        q = mx.pad(draft.q, [(0, 0), (0, 0), (0, vocab_size - draft.q.shape[-1])])
+    meant = np.arange(k) < draft.lengths[:, None]
+    q = mx.where(mx.array(meant[..., None]), q, 0.0)
+    return mx.concatenate([q, mx.zeros((B, 1, vocab_size))], axis=1)
+
+
+def _of_drafted(x: mx.array, draft: Draft) -> mx.array:
+    """What the distributions x [B, k + 1, V] give the drafted tokens: [B, k]."""
+    k = draft.tokens.shape[1]
+    return mx.take_along_axis(x[:, :k], draft.tokens[..., None], axis=-1)[..., 0]
+
+
+def _or_else(residual: mx.array, p: mx.array) -> mx.array:
+    """The residual [B, V], and p where it is all zero (p and q are equal there)."""
+    return mx.where(residual.sum(axis=-1, keepdims=True) > 0, residual, p)
+
+
+def accept_token(
+    p: mx.array, q: mx.array, draft: Draft, u: mx.array, delta: float = 0.0
+) -> tuple[mx.array, mx.array]:
+    """Accept a drafted token with probability min(1, p / q + delta), else draw from max(p - q, 0).
+
+    p, q [B, k + 1, V], q zero beyond a row's drafted tokens; u [B, k] uniform in [0, 1)
+    Returns n [B] and what the next token is to be drawn from [B, V], not normalised.
+    """
+    p_drafted, q_drafted = _of_drafted(p, draft), _of_drafted(q, draft)
+    n = _leading((u - delta) * q_drafted < p_drafted, draft.lengths)
+    p, q = _at(p, n), _at(q, n)
+    return n, _or_else(mx.maximum(p - q, 0), p)
+
+
+def accept_block(p: mx.array, q: mx.array, draft: Draft, u: mx.array) -> tuple[mx.array, mx.array]:
+    """Accept the drafted tokens as a block. Arguments and result: as `accept_token`.
+
+    With w_0 = 1 and w_i = min(1, w_{i-1} p_{i-1}(d_i) / q_{i-1}(d_i)), the residual after i tokens is
+    r_i = max(w_i p_i - q_i, 0) with sum S_i, and n is the largest i with u_i < h_i, where
+    h_i = S_i / (S_i + 1 - w_i); at a row's last token q_i = 0, so that h_i = w_i.
+    """
+    B, k = draft.tokens.shape
+    q_drafted = _of_drafted(q, draft)
+    q_drafted = mx.where(q_drafted > 0, q_drafted, 1)  # zero only beyond a row's drafted tokens
+    log_ratio = mx.log(_of_drafted(p, draft)) - mx.log(q_drafted)  # [B, k]
+    log_ratio = mx.concatenate([mx.zeros((B, 1)), log_ratio], axis=1)
+    walk = mx.cumsum(log_ratio, axis=1)
+    w = mx.exp(walk - mx.cummax(walk, axis=1))  # [B, k + 1], the recursion without a loop
+    r = mx.maximum(w[..., None] * p - q, 0)  # [B, k + 1, V]
+    S = r.sum(axis=-1)
+    h = mx.where(w < 1, S / (S + 1 - w), 1)[:, 1:]
+    i = mx.arange(1, k + 1)
+    passed = (u < h) & (i <= mx.array(draft.lengths)[:, None])
+    n = mx.concatenate([mx.zeros((B, 1), i.dtype), mx.where(passed, i, 0)], axis=1).max(axis=1)
+    return n, _or_else(_at(r, n), _at(p, n))

@@ -64,6 +64,8 @@ def test_embedded_pair_is_converted_on_first_use(tmp_path):
         ["--num-draft", "7"],
         ["--num-draft-tokens", "2"],
         ["--model", "demo-target"],
+        ["--temp", "0.8", "--top-k", "1"],
+        ["--temp", "1e-6", "--acceptance", "coupled"],
         ["--model", "mlx_models/demo-target", "--draft-model", "demo-draft"],
         ["--model", "demo-target", "--draft-model", "demo-draft", "--num-draft", "1"],
     ],
@@ -80,6 +82,15 @@ def test_prompt_from_standard_input(folder):
 def test_max_tokens(folder):
     text = run("-p", PROMPT, "-m", "2", cwd=folder).stdout.strip()
     assert text and text != ANSWER and ANSWER.startswith(text)
+
+
+def test_a_seed_is_a_text(folder):
+    def text(*arguments):
+        return run("-p", PROMPT, "--temp", "3", *arguments, cwd=folder).stdout
+
+    assert text() == text("--seed", "0") != text("--seed", "1") == text("--seed", "1")
+    coupled = ["--acceptance", "coupled"]
+    assert text(*coupled) == text(*coupled, "--num-draft", "2") == text("--num-draft", "0")
 
 
 def test_verbose_ends_with_a_line_of_statistics(folder):
@@ -99,9 +110,19 @@ def test_verbose_ends_with_a_line_of_statistics(folder):
         (["-p", ""], 1, "the prompt is empty"),
         (["-p", "  \n"], 1, "the prompt is empty"),
         (["-p", "-"], 1, "the prompt is empty"),
-        (["-p", "x", "--num-draft", "-1"], 2, "'-1' is not a whole number of 0 or more"),
-        (["-p", "x", "--num-draft", "two"], 2, "'two' is not a whole number of 0 or more"),
-        (["-p", "x", "--max-tokens", "0"], 2, "'0' is not a whole number of 1 or more"),
+        (["-p", "x", "--num-draft", "-1"], 1, "num_draft is -1, not a whole number of 0 or more"),
+        (["-p", "x", "--num-draft", "two"], 2, "invalid int value: 'two'"),
+        (["-p", "x", "--max-tokens", "0"], 1, "max_tokens is 0, not a whole number of 1 or more"),
+        (["-p", "x", "--temp", "-1"], 1, "temp is -1.0, not a number of 0 or more"),
+        (["-p", "x", "--temp", "hot"], 2, "invalid float value: 'hot'"),
+        (["-p", "x", "--top-p", "0"], 1, "top_p is 0.0, not a number above 0, up to 1"),
+        (["-p", "x", "--delta", "1.5"], 1, "delta is 1.5, not a number from 0 to 1"),
+        (["-p", "x", "--acceptance", "any"], 2, "invalid choice: 'any'"),
+        (
+            ["-p", "x", "--temp", "1", "--delta", "0.1", "--acceptance", "block"],
+            1,
+            "delta has no meaning for the acceptance rule block, only token",
+        ),
         (["-p", "x", "--max-token", "5", "--nonsense"], 2, "unrecognized arguments: --nonsense"),
         (["-p", "x", "--model", "t5-11b"], 1, "python convert.py --model t5-11b"),
         (["-p", "x", "--model", "org/t5-x"], 1, "python convert.py --model org/t5-x"),
@@ -120,11 +141,6 @@ def test_verbose_ends_with_a_line_of_statistics(folder):
             "no model 't5-tiny'",
         ),
         (["-p", "x", "--draft-model", "demo-draft"], 2, "--draft-model needs --model"),
-        (
-            ["-p", "x", "--model", "demo-target", "--num-draft", "3"],
-            2,
-            "--num-draft needs --draft-model",
-        ),
     ],
 )
 def test_a_mistake_is_one_line_and_an_exit_code(folder, arguments, code, message):

@@ -1,0 +1,430 @@
+"""The law of what is sampled is the target's, whatever the drafter: by chi-square tests on small
+vocabularies, and text for text where a rule promises that."""
+
+import itertools
+from types import SimpleNamespace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from oracle import disturbed, with_eos
+from test_decoder import ragged_sources
+from test_model import random_model
+
+from checkpoint import InputError
+from decoder import Decoding, Options, _row_seeds
+from drafting import ModelDrafter
+from model import Cache
+from sampling import (
+    RULES,
+    Draft,
+    Greedy,
+    Sampler,
+    _padded_q,
+    accept_block,
+    accept_token,
+    probabilities,
+)
+
+V = 4
+DRAWS = 1_000_000
+FILTERS = [{}, {"top_k": 3, "top_p": 0.9, "min_p": 0.1}]
+
+
+def deviation(counts: np.ndarray, law: np.ndarray) -> float:
+    """How many standard deviations the chi-square statistic of `counts` lies above its mean under
+    `law` (Wilson and Hilferty 1931). Counts where the law has no mass are infinitely far."""
+    if counts[law == 0].any():
+        return float("inf")
+    rare = law * counts.sum() < 5  # too rare for the statistic one by one: counted together
+    counts = np.append(counts[~rare], counts[rare].sum())
+    expected = np.append(law[~rare], law[rare].sum()) * counts.sum()
+    counts, expected = counts[expected > 0], expected[expected > 0]
+    freedom = len(counts) - 1
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    spread = 2 / (9 * freedom)
+    return ((statistic / freedom) ** (1 / 3) - (1 - spread)) / spread**0.5
+
+
+LIMIT = 4.5  # one in 300,000 by chance
+
+
+def tables(seed: int, temp: float = 1.0, **filters) -> tuple[np.ndarray, np.ndarray]:
+    """The next-token distributions [V, V] of a target and of a draft, by the last token."""
+    logits = np.random.default_rng(seed).normal(0, 1.0, (2, V, V)).astype(np.float32)
+    p, q = (np.array(probabilities(mx.array(x), temp, **filters)) for x in logits)
+    return p, q
+
+
+def joint_law(p: np.ndarray, length: int) -> np.ndarray:
+    """The law of the first `length` tokens after token 0: [V ** length]."""
+    law = []
+    for tokens in itertools.product(range(V), repeat=length):
+        steps = zip((0, *tokens), tokens, strict=False)
+        law.append(np.prod([p[last, token] for last, token in steps]))
+    return np.array(law)
+
+
+def draw(rng: np.random.Generator, p: np.ndarray) -> np.ndarray:
+    """One token per row of p [B, V]."""
+    return (p.cumsum(axis=1) < rng.random((len(p), 1)) * p.sum(axis=1, keepdims=True)).sum(axis=1)
+
+
+def counts_of_one_round(accept, p: np.ndarray, q: np.ndarray, k: int, draws: int, propose=draw):
+    """How often each sequence of k + 1 tokens comes out of a round (what follows the round's own
+    tokens is drawn from the target)."""
+    rng = np.random.default_rng(k)
+    tokens = np.zeros((draws, k + 2), int)  # column 0: the token before
+    for i in range(k):
+        tokens[:, i + 1] = propose(rng, q[tokens[:, i]])
+    p_at = mx.array(p[tokens[:, : k + 1]])
+    draft = Draft(mx.array(tokens[:, 1 : k + 1]), np.full(draws, k), mx.array(q[tokens[:, :k]]))
+    u = mx.array(rng.random((draws, k), np.float32))
+    n, residual = accept(p_at, _padded_q(draft, V), draft, u)
+    n, residual = np.array(n), np.array(residual)
+    following = draw(rng, residual)
+    for i in range(1, k + 2):
+        own = draw(rng, p[tokens[:, i - 1]])
+        tokens[:, i] = np.where(i <= n, tokens[:, i], np.where(i == n + 1, following, own))
+    index = tokens[:, 1:] @ V ** np.arange(k, -1, -1)
+    return np.bincount(index, minlength=V ** (k + 1)), n.mean()
+
+
+@pytest.mark.parametrize("filters", FILTERS)
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_rules_keep_the_targets_law(k, filters):
+    """A million draws per rule. Block verification never accepts fewer tokens."""
+    p, q = tables(k, **filters)
+    law = joint_law(p, k + 1)
+    accepted = {}
+    for accept in (accept_token, accept_block):
+        counts, accepted[accept] = counts_of_one_round(accept, p, q, k, DRAWS)
+        assert deviation(counts, law) < LIMIT
+    assert accepted[accept_block] > accepted[accept_token] - 0.004  # which is the means' noise
+
+
+def test_a_certain_drafter_keeps_the_law_too():
+    """Copied tokens have no distribution: all their mass is on themselves."""
+    p, q = tables(5)
+
+    def accept_with(rule):
+        def accept(p_at, _, draft, u):
+            certain = Draft(draft.tokens, draft.lengths, None)
+            return rule(p_at, _padded_q(certain, V), certain, u)
+
+        return accept
+
+    def always_the_best(rng, q):
+        return q.argmax(axis=1)
+
+    for rule in (accept_token, accept_block):
+        counts, _ = counts_of_one_round(accept_with(rule), p, q, 3, DRAWS, always_the_best)
+        assert deviation(counts, joint_law(p, 4)) < LIMIT
+
+
+def test_the_test_sees_wrong_rules():
+    """The ancestor's ratio test on argmax drafts, and a residual drawn from the target itself."""
+    p, q = tables(2)
+    law = joint_law(p, 3)
+
+    def always_the_best(rng, q):
+        return q.argmax(axis=1)
+
+    counts, _ = counts_of_one_round(accept_token, p, q, 2, DRAWS // 10, always_the_best)
+    assert deviation(counts, law) > 10 * LIMIT
+
+    def without_residual(p_at, q_at, draft, u):
+        n, _ = accept_token(p_at, q_at, draft, u)
+        return n, mx.take_along_axis(p_at, n[:, None, None], axis=1)[:, 0]
+
+    counts, _ = counts_of_one_round(without_residual, p, q, 2, DRAWS // 10)
+    assert deviation(counts, law) > 10 * LIMIT
+
+
+# ---------------------------------------------------------------------------------------------
+# The whole round: noise, caches, batches
+
+
+class TableModel:
+    """A model whose logits [V] are a function of the last token."""
+
+    def __init__(self, seed: int):
+        self.config = SimpleNamespace(
+            vocab_size=V, pad_token_id=0, eos_token_ids=(), decoder_start_token_id=0
+        )
+        self.logits = np.random.default_rng(seed).normal(0, 1.5, (V, V)).astype(np.float32)
+
+    def start(self, tokens, mask=None):
+        return Cache([(mx.zeros((tokens.shape[0], 1, 1, 1)),) * 2], None, [])
+
+    def decode(self, tokens, positions, cache):
+        cache.reserve(positions)
+        return mx.array(self.logits)[tokens]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("num_draft", "filters"), [(0, {}), (1, {}), (3, {}), (4, FILTERS[1])])
+def test_decoded_rows_have_the_targets_law(rule, num_draft, filters):
+    """Several rounds per row, redrafted positions included; 60,000 rows side by side."""
+    target, drafter, count = TableModel(0), ModelDrafter(TableModel(1)), 60_000
+    options = Options(
+        num_draft=num_draft, max_tokens=4, temp=0.7, acceptance=rule, seed=num_draft, **filters
+    )
+    decoding = Decoding(target, drafter, [[b % 3] for b in range(count)], options)
+    while not decoding.finished:
+        decoding.round()
+    tokens = np.array([row.tokens[1:] for row in decoding.rows])
+    p = np.array(probabilities(mx.array(target.logits), 0.7, **filters))
+    counts = np.bincount(tokens @ V ** np.arange(3, -1, -1), minlength=V**4)
+    assert deviation(counts, joint_law(p, 4)) < LIMIT
+    if num_draft > 1:
+        lengths = sum(
+            (row.stats.accepted_lengths for row in decoding.rows[:1000]), start=_counter()
+        )
+        assert lengths[0] > 0 and lengths[1] > 0
+
+
+def _counter():
+    from collections import Counter
+
+    return Counter()
+
+
+def sampled(model, draft_model, sources, batch_size, **options) -> list[list[int]]:
+    options, texts = Options(**options), []
+    drafter = draft_model and ModelDrafter(draft_model)
+    seeds = _row_seeds(sources, options.seed)
+    for start in range(0, len(sources), batch_size):
+        part = slice(start, start + batch_size)
+        decoding = Decoding(model, drafter, sources[part], options, seeds[part])
+        while not decoding.finished:
+            decoding.round()
+        texts += [row.tokens for row in decoding.rows]
+    return texts
+
+
+def test_coupled_text_is_plain_text():
+    """1,152 cases of prompt, seed, num_draft, batch size and draft model."""
+    model = random_model("v1.1")
+    with_eos(model, 7)
+    sources = ragged_sources(8, 61)
+    cases, plain_texts = 0, set()
+    for seed, noise in itertools.product(range(6), (0.05, 2)):
+        options = dict(temp=0.6, top_p=0.95, seed=seed, max_tokens=10, acceptance="coupled")
+        plain = [sampled(model, None, [source], 1, **options)[0] for source in sources]
+        plain_texts |= {tuple(tokens) for tokens in plain}
+        draft_model = disturbed(model, noise)
+        for num_draft, batch_size in itertools.product((1, 3, 5, 7), (1, 3, 8)):
+            options["num_draft"] = num_draft
+            assert sampled(model, draft_model, sources, batch_size, **options) == plain
+            cases += len(sources)
+    assert cases == 1152
+    assert len(plain_texts) > 40  # the seeds and the prompts do make a difference
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rows_do_not_depend_on_their_batch(rule):
+    model = random_model("v1.1")
+    draft_model, sources = disturbed(model, 0.05), ragged_sources(8, 61)
+    options = dict(temp=0.5, seed=3, max_tokens=12, acceptance=rule, num_draft=3)
+    alone = [sampled(model, draft_model, [source], 1, **options)[0] for source in sources]
+    assert sampled(model, draft_model, sources, 3, **options) == alone
+    assert sampled(model, draft_model, sources, 8, **options) == alone
+    assert sampled(model, draft_model, sources, 8, **options | {"seed": 4}) != alone
+
+
+def test_equal_prompts_do_not_share_noise():
+    model, source = random_model("v1.1"), [5, 6, 7]
+    texts = sampled(model, None, [source] * 6, 6, temp=1.0, max_tokens=12)
+    assert len({tuple(tokens) for tokens in texts}) == 6
+    assert texts[:2] == sampled(model, None, [source] * 2, 1, temp=1.0, max_tokens=12)
+
+
+def test_one_candidate_is_greedy():
+    model = random_model()
+    draft_model, sources = disturbed(model, 0.05), ragged_sources(5, 61)
+    greedy = sampled(model, None, sources, 5, max_tokens=15)
+    for rule, filters in itertools.product(RULES, ({"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0})):
+        options = dict(temp=1.3, acceptance=rule, max_tokens=15, num_draft=4, **filters)
+        assert sampled(model, draft_model, sources, 5, **options) == greedy
+
+
+# ---------------------------------------------------------------------------------------------
+# The distribution
+
+
+def test_filters_are_those_of_transformers():
+    import torch
+    from transformers import (
+        LogitsProcessorList,
+        MinPLogitsWarper,
+        TemperatureLogitsWarper,
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+    )
+
+    logits = np.random.default_rng(0).normal(0, 3, (50, 200)).astype(np.float32)
+    for temp, top_k, top_p, min_p in [
+        (0.7, 0, 1.0, 0.0),
+        (1.0, 20, 1.0, 0.0),
+        (1.5, 0, 0.8, 0.0),
+        (1.0, 0, 1.0, 0.05),
+        (0.9, 30, 0.9, 0.02),
+    ]:
+        warpers = [TemperatureLogitsWarper(temp)]
+        warpers += [TopKLogitsWarper(top_k)] if top_k else []
+        warpers += [TopPLogitsWarper(top_p)] if top_p < 1 else []
+        warpers += [MinPLogitsWarper(min_p)] if min_p else []
+        scores = LogitsProcessorList(warpers)(None, torch.tensor(logits))
+        expected = scores.softmax(-1).numpy()
+        p = np.array(probabilities(mx.array(logits), temp, top_k, top_p, min_p))
+        assert ((p > 0) == (expected > 0)).all()
+        assert np.abs(p - expected).max() < 1e-6
+
+
+@pytest.mark.parametrize("temp", [1e-8, 0.5, 1e8])
+def test_the_distribution_is_finite_for_any_logits(temp):
+    inf = float("inf")
+    logits = mx.array(
+        [
+            [0.0, -inf, 3.0, -inf],
+            [inf, 0.0, -1.0, 2.0],
+            [-inf, -inf, -inf, -inf],
+            [3e38, -3e38, 0.0, 1.0],
+            [1.0, 1.0, 1.0, 1.0],
+        ]
+    )
+    for dtype in (mx.float32, mx.bfloat16):
+        for filters in ({}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.3}, FILTERS[1]):
+            p = np.array(probabilities(logits.astype(dtype), temp, **filters))
+            assert p.dtype == np.float32 and np.isfinite(p).all()
+            assert np.abs(p.sum(axis=-1) - 1).max() < 1e-5
+            assert p[1].argmax() == 0 and p[0, 1] == p[0, 3] == 0
+
+
+def test_ties_do_not_let_more_than_top_k_through():
+    p = probabilities(mx.array([[2.0, 5.0, 5.0, 5.0]]), 1.0, top_k=2)
+    assert np.allclose(np.array(p), [[0, 0.5, 0.5, 0]])
+
+
+# ---------------------------------------------------------------------------------------------
+# Edges of the rules
+
+
+def rule_case(p, q, tokens, u, rule, lengths=None):
+    p, q = mx.array(p, mx.float32)[None], mx.array(q, mx.float32)[None]
+    lengths = np.array([len(tokens)]) if lengths is None else np.array([lengths])
+    draft = Draft(mx.array([tokens]), lengths, q)
+    n, residual = rule(p, _padded_q(draft, p.shape[-1]), draft, mx.array([u], mx.float32))
+    return n.item(), np.array(residual)[0]
+
+
+@pytest.mark.parametrize("rule", [accept_token, accept_block])
+def test_equal_distributions_accept_everything(rule):
+    p = [[0.2, 0.8, 0.0]] * 3
+    n, residual = rule_case(p, p[:2], [1, 0], [0.9999999, 0.9999999], rule)
+    assert n == 2
+    assert np.allclose(residual / residual.sum(), p[2])
+
+
+@pytest.mark.parametrize("rule", [accept_token, accept_block])
+def test_impossible_tokens_are_rejected_and_replaced(rule):
+    p, q = [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]], [[1.0, 0.0, 0.0]]
+    n, residual = rule_case(p, q, [0], [0.0], rule)
+    assert n == 0
+    assert np.array_equal(residual, [0, 1, 0])
+
+
+@pytest.mark.parametrize("rule", [accept_token, accept_block])
+def test_only_the_meant_tokens_of_a_row_count(rule):
+    p = [[0.5, 0.5], [0.25, 0.75], [0.5, 0.5]]
+    n, residual = rule_case(p, [[0.5, 0.5], [0.0, 1.0]], [0, 1], [0.0, 0.0], rule, lengths=1)
+    assert n == 1
+    assert np.allclose(residual / residual.sum(), p[1])  # the second draft's q plays no part
+
+
+# ---------------------------------------------------------------------------------------------
+# delta
+
+
+def test_delta_one_accepts_everything():
+    model, draft_model = random_model(), disturbed(random_model(), 2)
+    with_eos(model, -1)  # never comes
+    for options in ({"temp": 0.0}, {"temp": 0.9}):
+        decoding = Decoding(
+            model,
+            ModelDrafter(draft_model),
+            ragged_sources(3, 61),
+            Options(num_draft=4, max_tokens=20, delta=1.0, **options),
+        )
+        while not decoding.finished:
+            decoding.round()
+        for row in decoding.rows:
+            assert row.stats.accepted == row.stats.drafted > 0
+
+
+def test_delta_eases_greedy_acceptance_by_the_ratio_of_probabilities():
+    logits = mx.log(mx.array([[[0.5, 0.3, 0.2], [0.5, 0.3, 0.2]]]))
+    draft = Draft(mx.array([[1]]), np.array([1]))
+    for delta, accepted in [(0.0, 0), (0.39, 0), (0.41, 1), (1.0, 1)]:
+        n, token = Greedy(delta).accept(logits, draft, None)
+        assert (n.item(), token.item()) == (accepted, 0)
+
+
+def test_delta_adds_to_the_acceptance_probability():
+    p, q = tables(3)
+    means = []
+    for delta in (0.0, 0.2, 1.0):
+
+        def accept(p_at, q_at, draft, u, delta=delta):
+            return accept_token(p_at, q_at, draft, u, delta)
+
+        means.append(counts_of_one_round(accept, p, q, 1, DRAWS)[1])
+    ratio = np.minimum(1, p[0] / q[0])
+    eased = np.minimum(1, p[0] / q[0] + 0.2)
+    assert np.abs(np.array(means) - [ratio @ q[0], eased @ q[0], 1]).max() < 2e-3
+
+
+def test_delta_zero_is_exact_on_ties():
+    """A drafted token as probable as the best one, but not the argmax, is not the target's."""
+    logits = mx.array([[[1.0, 1.0], [1.0, 1.0]]])
+    n, token = Greedy().accept(logits, Draft(mx.array([[1]]), np.array([1])), None)
+    assert (n.item(), token.item()) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temp": -0.1}, "temp is -0.1, not a number of 0 or more"),
+        ({"temp": float("nan")}, "temp is nan"),
+        ({"temp": float("inf")}, "temp is inf"),
+        ({"top_k": -1}, "top_k is -1"),
+        ({"top_k": 2.0}, "top_k is 2.0"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
+        ({"top_p": 1.1}, "top_p is 1.1"),
+        ({"min_p": -0.1}, "min_p is -0.1"),
+        ({"seed": 1.5}, "seed is 1.5"),
+        ({"delta": -0.1}, "delta is -0.1, not a number from 0 to 1"),
+        ({"delta": 1.01}, "delta is 1.01"),
+        ({"delta": True}, "delta is True"),
+        ({"acceptance": "speculative"}, "acceptance is 'speculative', not one of token, block"),
+        (
+            {"temp": 1.0, "delta": 0.1, "acceptance": "block"},
+            "no meaning for the acceptance rule b",
+        ),
+        (
+            {"temp": 1.0, "delta": 0.1, "acceptance": "coupled"},
+            "no meaning for the acceptance rule c",
+        ),
+    ],
+)
+def test_sampling_options_out_of_range_are_named(options, message):
+    with pytest.raises(InputError, match=message):
+        Options(**options)
+
+
+def test_the_default_rule_gives_way_to_delta():
+    assert Options(temp=1.0).rule == "block"
+    assert Options(temp=1.0, delta=0.1).rule == "token"
+    assert isinstance(Options(temp=1.0, delta=0.1).sampler([b""]), Sampler)
+    assert isinstance(Options(temp=0.0, acceptance="coupled").sampler([b""]), Greedy)
