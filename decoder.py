@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from checkpoint import InputError
 from drafting import ModelDrafter, following, lacking
 from model import T5, load
-from sampling import RULES, Greedy, Sampler, no_draft, row_seed
+from sampling import RULES, Draft, Greedy, Sampler, no_draft, row_seed
 from tokenizer import TextStream, shared_vocabulary
 
 __all__ = [
@@ -54,6 +54,7 @@ class Options:
     seed: int = 0  # the same seed gives the same text
     acceptance: str | None = None  # a rule of sampling.RULES; None: see `rule`
     delta: float = 0.0  # above 0 lossy: how much acceptance is eased, up to 1: accept everything
+    timed: bool = False  # time drafting apart from verifying, for one more wait per round
 
     def __post_init__(self):
         self._check("num_draft", Integral, "a whole number of 0 or more", lambda n: n >= 0)
@@ -101,10 +102,20 @@ class Stats:
 
     target_calls: int = 0
     drafted: int = 0
-    accepted: int = 0  # drafted tokens in the text
-    accepted_lengths: Counter[int] = field(default_factory=Counter)  # per round with a draft
-    drafting_seconds: float = 0.0
-    verifying_seconds: float = 0.0
+    accepted_lengths: Counter[int] = field(default_factory=Counter)  # drafted tokens kept: rounds
+    seconds: float = 0.0
+    drafting_seconds: float = 0.0  # of these; measured with the option `timed` only
+
+    @property
+    def accepted(self) -> int:
+        """Drafted tokens in the text."""
+        return sum(length * rounds for length, rounds in self.accepted_lengths.items())
+
+    def count(self, seconds: float, drafting_seconds: float, drafted: int) -> None:
+        self.target_calls += 1
+        self.drafted += drafted
+        self.seconds += seconds
+        self.drafting_seconds += drafting_seconds
 
 
 @dataclass
@@ -184,22 +195,23 @@ class Decoding:
         # accept
         n, token = self.sampler.accept(logits, draft, rows)
         result = mx.concatenate([draft.tokens, n[:, None], token[:, None]], axis=1)
-        mx.async_eval(result)
-        # The device has the whole round by now: waiting for its first half only tells the time.
-        mx.eval(draft.tokens)
-        drafted = time.perf_counter()
+        drafting = self._wait_for(draft, began) if self.options.timed and k else 0.0
         result = np.array(result)  # [B, k + 2], the round's one synchronisation
-        n = result[:, k]
+        drafted, n, token = result[:, :k], result[:, k], result[:, k + 1]
 
         # keep
         self.cache.keep(1 + n)
         if k:
             self.drafter.keep(n)
-        seconds = (drafted - began, time.perf_counter() - drafted)
+        seconds = time.perf_counter() - began
         for b, row in enumerate(self.rows):
             if not row.finish_reason:
-                accepted, token = result[b, : n[b]].tolist(), int(result[b, k + 1])
-                self._commit(row, accepted, token, int(draft.lengths[b]), seconds)
+                row.stats.count(seconds, drafting, int(draft.lengths[b]))
+                self._commit(row, drafted[b, : n[b]].tolist(), int(token[b]))
+
+    def _wait_for(self, draft: Draft, began: float) -> float:
+        np.array(draft.tokens)
+        return time.perf_counter() - began
 
     def _draft_lengths(self) -> np.ndarray:
         """How many tokens to draft for each row [B]: no more than it has room for."""
@@ -208,16 +220,9 @@ class Decoding:
         finished = [bool(row.finish_reason) for row in self.rows]
         return np.where(finished, 0, np.minimum(room, most))
 
-    def _commit(
-        self,
-        row: _Row,
-        accepted: list[int],
-        token: int,
-        drafted: int,
-        seconds: tuple[float, float],
-    ) -> None:
-        """Append the accepted of the `drafted` tokens and the target's own `token`, cut at the
-        first end of sequence and at max_tokens."""
+    def _commit(self, row: _Row, accepted: list[int], token: int) -> None:
+        """Append the accepted drafted tokens and the target's own, cut at the first end of sequence
+        and at max_tokens."""
         new = [*accepted, token][: self.options.max_tokens - len(row.from_draft)]
         ends = [i for i, t in enumerate(new) if t in self.model.config.eos_token_ids]
         if ends:
@@ -225,18 +230,11 @@ class Decoding:
         flags = [i < len(accepted) for i in range(len(new))]
         row.tokens += new
         row.from_draft += flags
+        row.stats.accepted_lengths[sum(flags)] += 1
         if ends:
             row.finish_reason = "stop"
         elif len(row.from_draft) == self.options.max_tokens:
             row.finish_reason = "length"
-        stats = row.stats
-        stats.target_calls += 1
-        stats.drafting_seconds += seconds[0]
-        stats.verifying_seconds += seconds[1]
-        if drafted:
-            stats.drafted += drafted
-            stats.accepted += sum(flags)
-            stats.accepted_lengths[sum(flags)] += 1
 
 
 def _row_seeds(sources: Sequence[list[int]], seed: int) -> list[bytes]:

@@ -108,8 +108,8 @@ def statistics(response: Response) -> str:
         histogram = " ".join(f"{n}:{stats.accepted_lengths[n]}" for n in lengths)
         line += (
             f", {stats.accepted} of {stats.drafted} drafted tokens accepted "
-            f"(rounds by number accepted {histogram}), "
-            f"{stats.drafting_seconds:.3f} s drafting, {stats.verifying_seconds:.3f} s verifying"
+            f"(rounds by number accepted {histogram}), {stats.drafting_seconds:.3f} s drafting, "
+            f"{stats.seconds - stats.drafting_seconds:.3f} s verifying"
         )
     return f"{line}, peak memory {response.peak_memory:.2f} GB"
 
@@ -117,7 +117,8 @@ def statistics(response: Response) -> str:
 def main() -> None:
     args = parse_args()
     prompt = read_prompt(args.prompt)
-    options = Options(**{field.name: getattr(args, field.name) for field in fields(Options)})
+    flags = {field.name for field in fields(Options)} & vars(args).keys()
+    options = Options(timed=args.verbose, **{flag: getattr(args, flag) for flag in flags})
     if args.model is None:
         args.model, args.draft_model = demo_model("target"), demo_model("draft")
     model, tokenizer = load(args.model)

@@ -1,0 +1,129 @@
+"""Measure speculative decoding on the embedded pair; the tables of the README come from here.
+
+python benchmark.py rules    tokens per target call by acceptance rule and temperature
+python benchmark.py delta    what delta > 0 gives, and what it costs in right answers
+"""
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sequence
+
+import cli
+from decoder import Decoding, Options, load
+from demo.tasks import KINDS, Example, held_out_example
+from drafting import ModelDrafter
+from main import demo_model
+from model import T5
+from sampling import RULES, Sampler, row_seed
+
+BATCH_SIZE = 32
+
+
+class IndependentDraws:
+    """What sampling would be if target and draft each drew on their own and a drafted token passed
+    only when both drew the same: lossless, and accepts sum(p q) where the rules reach sum(min(p, q)).
+    """
+
+    def __init__(self, row_seeds: list[bytes], temp: float):
+        self.propose = Sampler("token", row_seeds, temp=temp).propose
+        self.accept = Sampler("coupled", row_seeds, temp=temp).accept
+
+
+def examples(per_kind: int) -> list[Example]:
+    """Held-out examples, as many of each kind."""
+    rng = random.Random(0)
+    return [held_out_example(rng, kind) for kind in KINDS for _ in range(per_kind)]
+
+
+def decode(
+    target: T5,
+    draft: T5,
+    sources: Sequence[list[int]],
+    options: Options,
+    sampler: Callable | None = None,
+) -> Iterator:
+    """The decoded rows of all sources; `sampler(row_seeds)` in place of the options' own."""
+    for start in range(0, len(sources), BATCH_SIZE):
+        group = sources[start : start + BATCH_SIZE]
+        decoding = Decoding(target, ModelDrafter(draft), group, options)
+        if sampler:
+            decoding.sampler = sampler([row_seed(0, source, b) for b, source in enumerate(group)])
+        while not decoding.finished:
+            decoding.round()
+        yield from decoding.rows
+
+
+def tokens_per_call(rows: list) -> float:
+    tokens = sum(len(row.from_draft) for row in rows)
+    return tokens / sum(row.stats.target_calls for row in rows)
+
+
+def acceptance(rows: list) -> float:
+    return sum(row.stats.accepted for row in rows) / sum(row.stats.drafted for row in rows)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a Markdown table."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    for row in (header, ["-" * width for width in widths], *rows):
+        print("| " + " | ".join(map(str.ljust, row, widths)) + " |")
+
+
+def compare_rules(target: T5, draft: T5, sources: list, num_draft: int) -> None:
+    temps = (0.3, 0.7, 1.0)
+    lines = []
+    for rule in (*RULES, "independent draws"):
+        cells = [rule]
+        for temp in temps:
+            if rule in RULES:
+                options, sampler = Options(num_draft=num_draft, temp=temp, acceptance=rule), None
+            else:
+                options = Options(num_draft=num_draft, temp=temp)
+                sampler = lambda seeds, temp=temp: IndependentDraws(seeds, temp)  # noqa: E731
+            rows = list(decode(target, draft, sources, options, sampler))
+            cells.append(f"{tokens_per_call(rows):.2f}")
+        lines.append(cells)
+    table(["rule", *(f"temp {temp}" for temp in temps)], lines)
+
+
+def compare_deltas(
+    target: T5, draft: T5, tokenizer, asked: list[Example], sources: list, num_draft: int
+) -> None:
+    lines = []
+    for temp, delta in itertools.product((0.0, 1.0), (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)):
+        options = Options(num_draft=num_draft, temp=temp, delta=delta, acceptance="token")
+        rows = list(decode(target, draft, sources, options))
+        texts = [tokenizer.decode(row.tokens, skip_special_tokens=True) for row in rows]
+        right = sum(text == e.answer for text, e in zip(texts, asked, strict=True))
+        lines.append(
+            [
+                f"{temp:g}",
+                f"{delta:g}",
+                f"{acceptance(rows):.2f}",
+                f"{tokens_per_call(rows):.2f}",
+                f"{100 * right / len(asked):.1f} %",
+            ]
+        )
+    table(["temp", "delta", "acceptance", "tokens per target call", "exact match"], lines)
+
+
+def main() -> None:
+    parser = cli.Parser(prog="benchmark.py", description="Measure the embedded pair.")
+    parser.add_argument("what", choices=["rules", "delta"])
+    parser.add_argument("--examples", type=int, default=300, help="of each kind (default: 300)")
+    parser.add_argument("--num-draft", type=int, default=Options.num_draft)
+    args = parser.parse_args()
+    target, tokenizer = load(demo_model("target"))
+    draft, _ = load(demo_model("draft"))
+    asked = examples(args.examples)
+    sources = [tokenizer.encode(example.prompt).ids for example in asked]
+    tokens = sum(map(len, sources)) / len(sources)
+    print(f"{len(sources)} held-out prompts of {tokens:.0f} tokens, num_draft {args.num_draft}\n")
+    if args.what == "rules":
+        compare_rules(target, draft, sources, args.num_draft)
+    else:
+        compare_deltas(target, draft, tokenizer, asked, sources, args.num_draft)
+
+
+if __name__ == "__main__":
+    cli.run(main)
