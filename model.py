@@ -110,9 +110,7 @@ class FeedForward(nn.Module):
             x = self._activation(self.gate(x)) * self.up(x)
         else:
             x = self._activation(self.up(x))
-        if x.dtype == mx.float16:  # overflows; its weights are kept in float32, too
-            x = x.astype(mx.float32)
-        return self.down(x)
+        return self.down(x)  # in float32 where the rest is float16: conversion keeps its weights so
 
 
 class EncoderLayer(nn.Module):

@@ -10,6 +10,7 @@ gives the same batches; floating-point sums, and so the weights, differ between 
 """
 
 import argparse
+import copy
 import io
 import json
 import random
@@ -184,8 +185,7 @@ def train(name: str, seed: int, steps: int) -> None:
 def save(model: T5ForConditionalGeneration, folder: Path) -> None:
     """bfloat16 weights and config.json, as a Hugging Face checkpoint folder."""
     scratch = folder / "saving"
-    state = {key: value.to(torch.bfloat16) for key, value in model.state_dict().items()}
-    model.save_pretrained(scratch, state_dict=state)
+    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(scratch)
     for file in ("config.json", "model.safetensors"):
         (scratch / file).replace(folder / file)
     shutil.rmtree(scratch)

@@ -171,6 +171,7 @@ def test_max_tokens_anywhere_in_a_round_is_exact(max_tokens, num_draft):
     assert row.tokens[1:] == [3 + i for i in range(1, max_tokens + 1)]
     assert row.finish_reason == "length"
     assert target.calls == -(-max_tokens // (num_draft + 1))
+    assert row.stats.drafted == max_tokens - target.calls  # nothing that had no room
 
 
 def test_rows_of_different_limits_share_a_batch():

@@ -1,16 +1,20 @@
 """The model against transformers, and the cache's rules."""
 
+import shutil
+
 import checkpoints
 import mlx.core as mx
 import numpy as np
 import pytest
 import torch
+from conftest import DEMO
 from oracle import flat_weights
+from transformers import T5ForConditionalGeneration
 
 from checkpoint import InputError, open_checkpoint, to_mlx
 from config import Config
-from convert import rename
-from model import DEAD, T5, check_weights
+from convert import convert, rename
+from model import DEAD, T5, check_weights, load
 
 B, S, T = 3, 40, 30
 
@@ -86,26 +90,38 @@ def test_half_precision_is_close_to_transformers(pair, dtype):
     assert error < (0.1 if dtype == mx.bfloat16 else 0.02)
 
 
-def test_float16_stays_finite_where_transformers_does(tmp_path):
-    raw = checkpoints.VARIANTS["t5"]
-    reference = checkpoints.torch_model(raw)
-    with torch.no_grad():
-        for name, weight in reference.named_parameters():
-            if name.endswith("wo.weight"):
-                weight.mul_(3e4)  # overflows float16 in the product and in the residual stream
-    folder = checkpoints.save(tmp_path, raw, checkpoints.state_dict(reference, raw))
-    model = mlx_model(folder, raw)
-    halves = [
-        (name, w if name.endswith("down.weight") else w.astype(mx.float16))
-        for name, w in flat_weights(model)
-    ]
-    model.load_weights(halves)
+@pytest.mark.parametrize(
+    "factors",
+    [
+        {"wo.weight": 3e4},  # the feed-forward product and then the residual stream overflow
+        # Attention overflows, and then its sum; transformers clamps both in the first layers.
+        {
+            "block.0.layer.0.SelfAttention.v.weight": 200,
+            "block.0.layer.0.SelfAttention.o.weight": 2000,
+            "shared.weight": 50,
+        },
+        {
+            "block.0.layer.1.EncDecAttention.v.weight": 200,
+            "block.0.layer.1.EncDecAttention.o.weight": 2000,
+        },
+    ],
+)
+def test_float16_is_finite_where_transformers_is(tmp_path, factors):
+    raw = checkpoints.VARIANTS["t5"] | {"vocab_size": 1024}
+    state = checkpoints.state_dict(checkpoints.torch_model(raw), raw)
+    for name in state:
+        for end, factor in factors.items():
+            if name.endswith(end):
+                state[name] *= factor
+    folder = checkpoints.save(tmp_path / "huge", raw, state)
+    reference = T5ForConditionalGeneration.from_pretrained(folder, dtype=torch.float16).eval()
     inputs = padded_inputs(raw["vocab_size"])
     assert np.isfinite(reference_logits(reference, *inputs)).all()
-    logits = cached_logits(model, *inputs, 7)
-    assert np.isfinite(logits).all()
-    hidden = model.encode(mx.array(inputs[0]), inputs[1])
-    assert hidden.dtype == mx.float16
+    for name in ("spiece.model", "tokenizer_config.json"):
+        shutil.copyfile(DEMO / "target" / name, folder / name)
+    model, _ = load(convert(str(folder), tmp_path / "out", dtype="float16"))
+    assert np.isfinite(cached_logits(model, *inputs, 7)).all()
+    assert model.encode(mx.array(inputs[0]), inputs[1]).dtype == mx.float16
 
 
 def test_padding_does_not_reach_the_logits():
