@@ -6,15 +6,17 @@ python benchmark.py delta    what delta > 0 gives, and what it costs in right an
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import cli
-from decoder import Decoding, Options, load
+from decoder import load
 from demo.tasks import KINDS, Example, held_out_example
 from drafting import ModelDrafter
 from main import demo_model
 from model import T5
-from sampling import RULES, Sampler, row_seed
+from options import Options
+from rounds import Decoding, Row
+from sampling import RULES, RowSeeds, Sampler
 
 BATCH_SIZE = 32
 
@@ -41,16 +43,18 @@ def decode(
     sources: Sequence[list[int]],
     options: Options,
     sampler: Callable | None = None,
-) -> Iterator:
+) -> list[Row]:
     """The decoded rows of all sources; `sampler(row_seeds)` in place of the options' own."""
+    seed, decoded = RowSeeds(options.seed), []
     for start in range(0, len(sources), BATCH_SIZE):
-        group = sources[start : start + BATCH_SIZE]
-        decoding = Decoding(target, ModelDrafter(draft), group, options)
+        rows = [Row(source, seed(source)) for source in sources[start : start + BATCH_SIZE]]
+        decoding = Decoding(target, ModelDrafter(draft), rows, options)
         if sampler:
-            decoding.sampler = sampler([row_seed(0, source, b) for b, source in enumerate(group)])
+            decoding.sampler = sampler([row.seed for row in rows])
         while not decoding.finished:
             decoding.round()
-        yield from decoding.rows
+        decoded += rows
+    return decoded
 
 
 def tokens_per_call(rows: list) -> float:
@@ -80,7 +84,7 @@ def compare_rules(target: T5, draft: T5, sources: list, num_draft: int) -> None:
             else:
                 options = Options(num_draft=num_draft, temp=temp)
                 sampler = lambda seeds, temp=temp: IndependentDraws(seeds, temp)  # noqa: E731
-            rows = list(decode(target, draft, sources, options, sampler))
+            rows = decode(target, draft, sources, options, sampler)
             cells.append(f"{tokens_per_call(rows):.2f}")
         lines.append(cells)
     table(["rule", *(f"temp {temp}" for temp in temps)], lines)
@@ -92,7 +96,7 @@ def compare_deltas(
     lines = []
     for temp, delta in itertools.product((0.0, 1.0), (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)):
         options = Options(num_draft=num_draft, temp=temp, delta=delta, acceptance="token")
-        rows = list(decode(target, draft, sources, options))
+        rows = decode(target, draft, sources, options)
         texts = [tokenizer.decode(row.tokens, skip_special_tokens=True) for row in rows]
         right = sum(text == e.answer for text, e in zip(texts, asked, strict=True))
         lines.append(

@@ -2,6 +2,8 @@
 
 A drafter has
     start(tokens [B, S], mask [B, S])   new sources
+    replace(rows, tokens, mask)         new sources in the place of some rows
+    select(rows)                        go on with these rows only
     draft(rows, lengths, sampler)       up to lengths [B] proposals for each row: a Draft
     keep(n [B])                         how many of its last proposals each row kept
 where `rows` holds the tokens decoded so far, the decoder's start token first, and an empty list for
@@ -13,7 +15,8 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from model import DEAD, T5, Cache
+from cache import DEAD, Cache
+from model import T5
 from sampling import Draft, Greedy, Sampler
 
 Rows = Sequence[Sequence[int]]
@@ -54,6 +57,12 @@ class ModelDrafter:
     def start(self, tokens: mx.array, mask: np.ndarray) -> None:
         self._cache = self._model.start(tokens, mask)
         self._lacked = 0  # how many tokens per row went before the last proposals
+
+    def replace(self, rows: Sequence[int], tokens: mx.array, mask: np.ndarray) -> None:
+        self._cache.replace(rows, self._model.start(tokens, mask))
+
+    def select(self, rows: Sequence[int]) -> None:
+        self._cache.select(rows)
 
     def draft(self, rows: Rows, lengths: np.ndarray, sampler: Greedy | Sampler) -> Draft:
         config = self._model.config

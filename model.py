@@ -1,4 +1,4 @@
-"""T5 in MLX: encoder, decoder, the cache of slots, loading.
+"""T5 in MLX: encoder, decoder, loading.
 
 The architecture is Raffel et al. 2020 (arXiv 1910.10683) with its later variants: gated feed-forward
 layers and an untied head (T5 v1.1, FLAN, mT5, UL2, MADLAD-400, byT5), a relative bias in every layer
@@ -16,15 +16,13 @@ import numpy as np
 from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 
+from cache import Cache
 from checkpoint import InputError, map_npz, read_json, to_mlx
 from config import Config
 from tokenizer import load_tokenizer
 
 MODELS = Path("mlx_models")
 WEIGHTS = "weights.npz"
-
-DEAD = 1 << 30
-"""The position of a slot that no query sees, and of a token that only fills a ragged block."""
 
 _ACTIVATIONS = {
     "relu": nn.relu,
@@ -137,7 +135,7 @@ class DecoderLayer(nn.Module):
         self.feed_forward_norm = Norm(config.d_model, config.layer_norm_epsilon)
         self.feed_forward = FeedForward(config)
 
-    def __call__(self, x: mx.array, bias: mx.array, cache: "Cache", index: int) -> mx.array:
+    def __call__(self, x: mx.array, bias: mx.array, cache: Cache, index: int) -> mx.array:
         y = self.attention_norm(x)
         keys, values = cache.append(index, *self.attention.project(y))
         x = x + self.attention(y, keys, values, bias)
@@ -173,78 +171,6 @@ class Stack(nn.Module):
         at = mx.array(index)
         biases = [mx.take(table, at, axis=1).transpose(1, 0, 2, 3) for table in tables]
         return biases if len(biases) > 1 else biases * len(self.layers)
-
-
-class Cache:
-    """What the decoder has seen of B rows. A slot holds a key and a value per layer, and `position`
-    tells which position of its row the slot's token has; slots need not be in order.
-
-    keys, values: per layer [B, H, capacity, D], written up to `cursor`
-    position:     [B, capacity] int32 on the host; DEAD where no query may look
-    memory:       per layer (keys, values) of the source, [B, H, S, D] each
-    memory_mask:  [B, 1, 1, S] boolean, or None when no source is padded
-
-    A query at position i sees the slots whose position is <= i. That one comparison is causality,
-    padding, rejected tokens and finished rows.
-    """
-
-    STEP = 128  # slots added at a time
-
-    def __init__(
-        self,
-        memory: list[tuple[mx.array, mx.array]],
-        memory_mask: mx.array | None,
-        bias_tables: list[mx.array],
-    ):
-        batch_size = memory[0][0].shape[0]
-        self.memory, self.memory_mask = memory, memory_mask
-        self.bias_tables = bias_tables
-        self.keys: list[mx.array | None] = [None] * len(memory)
-        self.values: list[mx.array | None] = [None] * len(memory)
-        self.position = np.full((batch_size, 0), DEAD, np.int32)
-        self.cursor = 0
-        self._kept = 0  # the cursor at the last `keep`
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """How many tokens of each row the cache holds: [B]."""
-        return (self.position[:, : self.cursor] != DEAD).sum(axis=1)
-
-    def reserve(self, positions: np.ndarray) -> np.ndarray:
-        """Take slots for tokens at `positions` [B, T]; the positions of all slots [B, N]."""
-        B, T = positions.shape
-        self.cursor += T
-        missing = self.cursor - self.position.shape[1]
-        if missing > 0:
-            room = np.full((B, math.ceil(missing / self.STEP) * self.STEP), DEAD, np.int32)
-            self.position = np.concatenate([self.position, room], axis=1)
-        self.position[:, self.cursor - T : self.cursor] = positions
-        return self.position[:, : self.cursor]
-
-    def append(self, layer: int, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write a layer's keys and values [B, H, T, D] into the slots last reserved; all of that
-        layer's, [B, H, N, D]."""
-        start = self.cursor - keys.shape[2]
-        for store, new in ((self.keys, keys), (self.values, values)):
-            store[layer] = self._grown(store[layer], new)
-            store[layer][:, :, start : self.cursor] = new
-        return self.keys[layer][:, :, : self.cursor], self.values[layer][:, :, : self.cursor]
-
-    def _grown(self, store: mx.array | None, new: mx.array) -> mx.array:
-        B, H, _, D = new.shape
-        have = 0 if store is None else store.shape[2]
-        missing = self.position.shape[1] - have
-        if missing == 0:
-            return store
-        room = mx.zeros((B, H, missing, D), new.dtype)
-        return room if store is None else mx.concatenate([store, room], axis=2)
-
-    def keep(self, n: np.ndarray) -> None:
-        """Row b keeps the first n[b] of the tokens written since the last `keep`, or all of them
-        where n[b] is larger."""
-        written = self.position[:, self._kept : self.cursor]
-        written[np.arange(written.shape[1]) >= n[:, None]] = DEAD
-        self._kept = self.cursor = min(self.cursor, self._kept + int(n.max()))
 
 
 class T5(nn.Module):
@@ -295,7 +221,7 @@ class T5(nn.Module):
         bucket = _buckets(distance, c.relative_attention_num_buckets, len(distance) - 1)
         return Cache(
             [layer.cross_attention.project(memory) for layer in self.decoder.layers],
-            None if mask.all() else mx.array(mask[:, None, None, :]),
+            mask,
             self.decoder.bias_tables(bucket),
         )
 

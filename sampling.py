@@ -7,6 +7,7 @@ drafted tokens; the host only derives the keys of the noise.
 
 import hashlib
 import math
+from collections import Counter
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -109,10 +110,18 @@ def probabilities(
 # row draws the same whatever else is in its batch.
 
 
-def row_seed(seed: int, source: list[int], occurrence: int) -> bytes:
-    """The root of a row's noise. `occurrence` counts equal prompts: no two rows share noise."""
-    text = f"{seed}|{occurrence}|{','.join(map(str, source))}"
-    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+class RowSeeds:
+    """The roots of the noise of one list of prompts: equal for equal (seed, prompt), wherever the
+    prompt stands in the list, but for prompts that the list has had before."""
+
+    def __init__(self, seed: int):
+        self._seed, self._seen = seed, Counter()
+
+    def __call__(self, source: list[int]) -> bytes:
+        text = f"{self._seed}|{','.join(map(str, source))}"
+        root = hashlib.blake2b(text.encode(), digest_size=16).digest()
+        self._seen[root] += 1
+        return hashlib.blake2b(root, key=str(self._seen[root]).encode(), digest_size=16).digest()
 
 
 def _keys(row_seeds: list[bytes], purpose: int, positions: np.ndarray) -> mx.array:

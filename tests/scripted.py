@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import mlx.core as mx
 import numpy as np
 
-from model import DEAD, Cache
+from cache import DEAD, Cache
 
 PAD, EOS, START = 0, 1, 2
 
@@ -33,26 +33,24 @@ class ScriptedModel:
         self.calls = 0
 
     def start(self, tokens: mx.array, mask: np.ndarray | None = None) -> Cache:
-        tokens = np.array(tokens)
+        """A cache of one layer whose memory holds the source's tokens themselves."""
         mask = np.ones(tokens.shape, bool) if mask is None else mask
-        cache = Cache([(mx.zeros((len(tokens), 1, 1, 1)),) * 2], None, [])
-        cache.sources = [tuple(row[m].tolist()) for row, m in zip(tokens, mask, strict=True)]
-        cache.slots = np.zeros((len(tokens), 0), int)
-        return cache
+        return Cache([(tokens[:, None, :, None],) * 2], mask, [])
 
     def decode(self, tokens: mx.array, positions: np.ndarray, cache: Cache) -> mx.array:
         self.calls += 1
-        tokens = np.array(tokens)
         B, T = tokens.shape
         visible = cache.reserve(positions)  # [B, N]
-        cache.slots = np.concatenate([cache.slots[:, : cache.cursor - T], tokens], axis=1)
+        slots, _ = cache.append(0, *(tokens[:, None, :, None].astype(mx.int32),) * 2)
+        slots = np.array(slots)[:, 0, :, 0]
+        memory = np.array(cache.memory[0][0])[:, 0, :, 0]
         logits = np.zeros((B, T, self.config.vocab_size), np.float32)
         for b, t in np.argwhere(positions != DEAD):
             seen = np.flatnonzero(visible[b] <= positions[b, t])
             seen = seen[np.argsort(visible[b, seen], kind="stable")]
             assert visible[b, seen].tolist() == list(range(positions[b, t] + 1))
-            prefix = tuple(cache.slots[b, seen].tolist())
-            logits[b, t, self.next_token(cache.sources[b], prefix)] = 1
+            source = tuple(memory[b, cache.mask[b]].tolist())
+            logits[b, t, self.next_token(source, tuple(slots[b, seen].tolist()))] = 1
         return mx.array(logits)
 
 

@@ -11,26 +11,32 @@ from oracle import disturbed, greedy, with_eos
 from scripted import EOS, ScriptedModel, plain, scripted_next
 from test_model import random_model
 
+import rounds
 from checkpoint import InputError
-from decoder import Decoding, Options
 from drafting import ModelDrafter
+from options import Options
+from rounds import Decoding, Row
 
 NUM_DRAFTS = range(8)
 BATCH_SIZES = (1, 3, 8)
 
 
+def start(model, drafter, sources, **options) -> Decoding:
+    return Decoding(model, drafter, [Row(source) for source in sources], Options(**options))
+
+
 def decode(model, drafter, sources, **options) -> Decoding:
-    decoding = Decoding(model, drafter, sources, Options(**options))
+    decoding = start(model, drafter, sources, **options)
     while not decoding.finished:
         decoding.round()
     return decoding
 
 
-def decode_in_batches(model, draft_model, sources, batch_size, **options) -> list:
+def decode_in_batches(model, draft_model, sources, batch_size, **options) -> list[Row]:
     drafter = draft_model and ModelDrafter(draft_model)
-    rows = []
-    for start in range(0, len(sources), batch_size):
-        rows += decode(model, drafter, sources[start : start + batch_size], **options).rows
+    rows = [Row(source) for source in sources]
+    finished = list(rounds.decode(model, drafter, rows, Options(**options), batch_size))
+    assert sorted(map(id, finished)) == sorted(map(id, rows))
     return rows
 
 
@@ -199,8 +205,7 @@ def test_one_synchronisation_per_round(monkeypatch):
         return array(x, *args, **kwargs)
 
     for num_draft in (1, 3, 7):
-        options = Options(num_draft=num_draft, max_tokens=48)
-        decoding = Decoding(model, ModelDrafter(model), [[5, 6]], options)
+        decoding = start(model, ModelDrafter(model), [[5, 6]], num_draft=num_draft, max_tokens=48)
         monkeypatch.setattr(np, "array", spy)
         while not decoding.finished:
             decoding.round()

@@ -11,10 +11,11 @@ from conftest import DEMO
 from oracle import flat_weights
 from transformers import T5ForConditionalGeneration
 
+from cache import DEAD
 from checkpoint import InputError, open_checkpoint, to_mlx
 from config import Config
 from convert import convert, rename
-from model import DEAD, T5, check_weights, load
+from model import T5, check_weights, load
 
 B, S, T = 3, 40, 30
 

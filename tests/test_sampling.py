@@ -11,14 +11,16 @@ from oracle import disturbed, with_eos
 from test_decoder import ragged_sources
 from test_model import random_model
 
+from cache import Cache
 from checkpoint import InputError
-from decoder import Decoding, Options, _row_seeds
 from drafting import ModelDrafter
-from model import Cache
+from options import Options
+from rounds import Decoding, Row, decode
 from sampling import (
     RULES,
     Draft,
     Greedy,
+    RowSeeds,
     Sampler,
     _padded_q,
     accept_block,
@@ -155,7 +157,7 @@ class TableModel:
         self.logits = np.random.default_rng(seed).normal(0, 1.5, (V, V)).astype(np.float32)
 
     def start(self, tokens, mask=None):
-        return Cache([(mx.zeros((tokens.shape[0], 1, 1, 1)),) * 2], None, [])
+        return Cache([(mx.zeros((tokens.shape[0], 1, 1, 1)),) * 2], mask, [])
 
     def decode(self, tokens, positions, cache):
         cache.reserve(positions)
@@ -170,7 +172,7 @@ def test_decoded_rows_have_the_targets_law(rule, num_draft, filters):
     options = Options(
         num_draft=num_draft, max_tokens=4, temp=0.7, acceptance=rule, seed=num_draft, **filters
     )
-    decoding = Decoding(target, drafter, [[b % 3] for b in range(count)], options)
+    decoding = Decoding(target, drafter, seeded([[b % 3] for b in range(count)], options), options)
     while not decoding.finished:
         decoding.round()
     tokens = np.array([row.tokens[1:] for row in decoding.rows])
@@ -190,17 +192,17 @@ def _counter():
     return Counter()
 
 
+def seeded(sources, options) -> list[Row]:
+    seed = RowSeeds(options.seed)
+    return [Row(source, seed(source)) for source in sources]
+
+
 def sampled(model, draft_model, sources, batch_size, **options) -> list[list[int]]:
-    options, texts = Options(**options), []
+    options = Options(**options)
+    rows = seeded(sources, options)
     drafter = draft_model and ModelDrafter(draft_model)
-    seeds = _row_seeds(sources, options.seed)
-    for start in range(0, len(sources), batch_size):
-        part = slice(start, start + batch_size)
-        decoding = Decoding(model, drafter, sources[part], options, seeds[part])
-        while not decoding.finished:
-            decoding.round()
-        texts += [row.tokens for row in decoding.rows]
-    return texts
+    assert len(list(decode(model, drafter, rows, options, batch_size))) == len(rows)
+    return [row.tokens for row in rows]
 
 
 def test_coupled_text_is_plain_text():
@@ -351,12 +353,9 @@ def test_delta_one_accepts_everything():
     model, draft_model = random_model(), disturbed(random_model(), 2)
     with_eos(model, -1)  # never comes
     for options in ({"temp": 0.0}, {"temp": 0.9}):
-        decoding = Decoding(
-            model,
-            ModelDrafter(draft_model),
-            ragged_sources(3, 61),
-            Options(num_draft=4, max_tokens=20, delta=1.0, **options),
-        )
+        options = Options(num_draft=4, max_tokens=20, delta=1.0, **options)
+        rows = seeded(ragged_sources(3, 61), options)
+        decoding = Decoding(model, ModelDrafter(draft_model), rows, options)
         while not decoding.finished:
             decoding.round()
         for row in decoding.rows:

@@ -1,0 +1,152 @@
+"""The decoder's memory of what it has seen: a cache that forgets by position.
+
+T5 knows positions only through a bias on (query position - key position), so a key need not lie at
+its position, and forgetting a token is changing a number.
+"""
+
+import math
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+
+DEAD = 1 << 30
+"""The position of a slot that no query sees, and of a token that only fills a ragged block."""
+
+
+class Cache:
+    """What the decoder has seen of B rows. A slot holds a key and a value per layer, and `position`
+    tells which position of its row the slot's token has; slots need not be in order.
+
+    keys, values: per layer [B, H, capacity, D], written up to `cursor`
+    position:     [B, capacity] int32 on the host; DEAD where no query may look
+    memory:       per layer [keys, values] of the source, [B, H, S, D] each
+    mask:         [B, S] boolean on the host, true on the source's tokens
+
+    A query at position i sees the slots whose position is <= i. That one comparison is causality,
+    padding, rejected tokens and finished rows.
+    """
+
+    STEP = 128  # slots added at a time
+
+    def __init__(
+        self,
+        memory: Sequence[tuple[mx.array, mx.array]],
+        mask: np.ndarray,
+        bias_tables: list[mx.array],
+    ):
+        self.memory, self.mask = [list(pair) for pair in memory], mask
+        self.bias_tables = bias_tables
+        self.keys: list[mx.array | None] = [None] * len(memory)
+        self.values: list[mx.array | None] = [None] * len(memory)
+        self.position = np.full((len(mask), 0), DEAD, np.int32)
+        self.cursor = 0
+        self._kept = 0  # the cursor at the last `keep`
+        self._set_memory_mask()
+
+    def _set_memory_mask(self) -> None:
+        """memory_mask: [B, 1, 1, S] boolean on the device, None when no source is padded."""
+        whole = self.mask.all()
+        self.memory_mask = None if whole else mx.array(self.mask[:, None, None, :])
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """How many tokens of each row the cache holds: [B]."""
+        return (self.position[:, : self.cursor] != DEAD).sum(axis=1)
+
+    # A round: reserve once, append in every layer, keep once.
+
+    def reserve(self, positions: np.ndarray) -> np.ndarray:
+        """Take slots for tokens at `positions` [B, T]; the positions of all slots [B, N]."""
+        B, T = positions.shape
+        self.cursor += T
+        missing = self.cursor - self.position.shape[1]
+        if missing > 0:
+            room = np.full((B, _in_steps(missing)), DEAD, np.int32)
+            self.position = np.concatenate([self.position, room], axis=1)
+        self.position[:, self.cursor - T : self.cursor] = positions
+        return self.position[:, : self.cursor]
+
+    def append(self, layer: int, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Write a layer's keys and values [B, H, T, D] into the slots last reserved; all of that
+        layer's, [B, H, N, D]."""
+        start = self.cursor - keys.shape[2]
+        for store, new in ((self.keys, keys), (self.values, values)):
+            store[layer] = self._grown(store[layer], new)
+            store[layer][:, :, start : self.cursor] = new
+        return self.keys[layer][:, :, : self.cursor], self.values[layer][:, :, : self.cursor]
+
+    def _grown(self, store: mx.array | None, new: mx.array) -> mx.array:
+        B, H, _, D = new.shape
+        missing = self.position.shape[1] - (0 if store is None else store.shape[2])
+        if missing == 0:
+            return store
+        room = mx.zeros((B, H, missing, D), new.dtype)
+        return room if store is None else mx.concatenate([store, room], axis=2)
+
+    def keep(self, n: np.ndarray) -> None:
+        """Row b keeps the first n[b] of the tokens written since the last `keep`, or all of them
+        where n[b] is larger."""
+        written = self.position[:, self._kept : self.cursor]
+        written[np.arange(written.shape[1]) >= n[:, None]] = DEAD
+        self._kept = self.cursor = min(self.cursor, self._kept + int(n.max()))
+        if self.cursor > self.STEP and self.cursor > 2 * self.lengths.max():
+            self._compact()
+
+    def _compact(self) -> None:
+        """Move every row's live slots to the front, in one gather."""
+        dead = self.position[:, : self.cursor] == DEAD
+        self.cursor = self._kept = int(self.lengths.max())
+        order = np.argsort(dead, axis=1, kind="stable")[:, : self.cursor]  # [B, N]
+        live = np.take_along_axis(self.position, order, axis=1)
+        room = np.full((len(live), _in_steps(self.cursor) - self.cursor), DEAD, np.int32)
+        self.position = np.concatenate([live, room], axis=1)
+        index = mx.array(order)[:, None, :, None]
+        for store in (self.keys, self.values):
+            store[:] = [mx.take_along_axis(slots, index, axis=2) for slots in store]
+
+    # Rows come and go.
+
+    def replace(self, rows: Sequence[int], fresh: "Cache") -> None:
+        """Put the sources of `fresh`, one for each of `rows`, in the place of those rows."""
+        self.position[rows] = DEAD
+        width = fresh.mask.shape[1]
+        self._widen(width)
+        for old, new in zip(self.memory, fresh.memory, strict=True):
+            for i in range(len(old)):
+                for b, row in enumerate(rows):
+                    old[i][row : row + 1, :, :width] = new[i][b : b + 1]
+        self.mask[rows] = False
+        self.mask[rows, :width] = fresh.mask
+        self._narrow()
+        self._set_memory_mask()
+
+    def _widen(self, width: int) -> None:
+        """Make room for sources of `width` tokens."""
+        missing = width - self.mask.shape[1]
+        if missing <= 0:
+            return
+        self.mask = np.pad(self.mask, ((0, 0), (0, missing)))
+        pad = [(0, 0), (0, 0), (0, missing), (0, 0)]
+        self.memory = [[mx.pad(x, pad) for x in pair] for pair in self.memory]
+
+    def _narrow(self) -> None:
+        """Drop the columns that only longer sources of earlier rows needed, when they are many."""
+        width = int(self.mask.any(axis=0).nonzero()[0].max()) + 1
+        if 4 * width <= 3 * self.mask.shape[1]:
+            self.mask = self.mask[:, :width].copy()
+            self.memory = [[x[:, :, :width] for x in pair] for pair in self.memory]
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep only `rows`, in their order."""
+        index = mx.array(rows)
+        self.position, self.mask = self.position[rows], self.mask[rows]
+        for store in (self.keys, self.values):
+            store[:] = [None if slots is None else slots[index] for slots in store]
+        self.memory = [[x[index] for x in pair] for pair in self.memory]
+        self._set_memory_mask()
+
+
+def _in_steps(slots: int) -> int:
+    """`slots` rounded up to whole steps."""
+    return math.ceil(slots / Cache.STEP) * Cache.STEP

@@ -1,0 +1,210 @@
+"""The round: draft, verify, accept, keep (Leviathan et al. 2023, arXiv 2211.17192).
+
+Rows of tokens are decoded side by side, and a finished row makes room for the next. Ids in, ids out;
+text is not this file's business.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+import mlx.core as mx
+import numpy as np
+
+from drafting import ModelDrafter, following, lacking
+from model import T5
+from options import Options
+from sampling import Draft, no_draft
+
+
+@dataclass
+class Stats:
+    """What decoding a row took. Seconds are those of the rounds that the row took part in."""
+
+    target_calls: int = 0
+    drafted: int = 0
+    accepted_lengths: Counter[int] = field(default_factory=Counter)  # drafted tokens kept: rounds
+    seconds: float = 0.0
+    drafting_seconds: float = 0.0  # of these; measured with the option `timed` only
+
+    @property
+    def accepted(self) -> int:
+        """Drafted tokens in the text."""
+        return sum(length * rounds for length, rounds in self.accepted_lengths.items())
+
+    def count(self, seconds: float, drafting_seconds: float, drafted: int) -> None:
+        self.target_calls += 1
+        self.drafted += drafted
+        self.seconds += seconds
+        self.drafting_seconds += drafting_seconds
+
+
+@dataclass
+class Row:
+    """A source and what has been decoded for it."""
+
+    source: list[int]
+    seed: bytes = b""  # the root of the row's noise; greedy decoding has none
+    tokens: list[int] = field(default_factory=list)  # the decoder's start token first
+    from_draft: list[bool] = field(default_factory=list)  # of tokens[1:]: the drafter proposed it
+    finish_reason: str | None = None  # "stop": end of sequence; "length": max_tokens
+    stats: Stats = field(default_factory=Stats)
+    encoded_per_second: float = 0.0  # source tokens, of all rows that were encoded together
+    started: float = 0.0  # time.perf_counter()
+
+
+class Decoding:
+    """Rows decoded together, a round at a time.
+
+    `drafter` is None for plain decoding, which is the same round with nothing drafted.
+    """
+
+    def __init__(
+        self, model: T5, drafter: ModelDrafter | None, rows: Sequence[Row], options: Options
+    ):
+        self.model, self.drafter, self.options = model, drafter, options
+        self.rows = list(rows)
+        tokens, mask = self._admit(rows)
+        self.cache = model.start(tokens, mask)
+        if drafter:
+            drafter.start(tokens, mask)
+        self._encoded(rows)
+
+    @property
+    def finished(self) -> bool:
+        return all(row.finish_reason for row in self.rows)
+
+    def round(self) -> list[int]:
+        """Draft, verify, accept, keep: every unfinished row gains at least one token.
+
+        Returns the indices of the rows that this round finished.
+        """
+        tokens = [[] if row.finish_reason else row.tokens for row in self.rows]
+        lengths = self._draft_lengths()
+        k = int(lengths.max())
+        began = time.perf_counter()
+
+        # draft
+        draft = self.drafter.draft(tokens, lengths, self.sampler) if k else no_draft(len(tokens))
+        mx.async_eval(draft.tokens)  # runs while the host prepares what follows
+
+        # verify
+        last, positions = lacking(tokens, self.cache, self.model.config.pad_token_id)
+        positions = np.concatenate([positions, following(tokens, draft.lengths)], axis=1)
+        block = mx.concatenate([mx.array(last), draft.tokens], axis=1)  # [B, 1 + k]
+        logits = self.model.decode(block, positions, self.cache)  # [B, 1 + k, V]
+
+        # accept
+        n, token = self.sampler.accept(logits, draft, tokens)
+        result = mx.concatenate([draft.tokens, n[:, None], token[:, None]], axis=1)
+        drafting = self._wait_for(draft, began) if self.options.timed and k else 0.0
+        result = np.array(result)  # [B, k + 2], the round's one synchronisation
+        drafted, n, token = result[:, :k], result[:, k], result[:, k + 1]
+
+        # keep
+        self.cache.keep(1 + n)
+        if k:
+            self.drafter.keep(n)
+        seconds = time.perf_counter() - began
+        unfinished = [b for b, row in enumerate(self.rows) if not row.finish_reason]
+        for b in unfinished:
+            self.rows[b].stats.count(seconds, drafting, int(draft.lengths[b]))
+            self._commit(self.rows[b], drafted[b, : n[b]].tolist(), int(token[b]))
+        return [b for b in unfinished if self.rows[b].finish_reason]
+
+    def replace(self, fresh: dict[int, Row]) -> None:
+        """Put new rows in the place of finished ones, by index."""
+        rows = list(fresh.values())
+        for b, row in fresh.items():
+            self.rows[b] = row
+        tokens, mask = self._admit(rows)
+        self.cache.replace(list(fresh), self.model.start(tokens, mask))
+        if self.drafter:
+            self.drafter.replace(list(fresh), tokens, mask)
+        self._encoded(rows)
+
+    def select(self, indices: Sequence[int]) -> None:
+        """Go on with these rows only."""
+        self.rows = [self.rows[b] for b in indices]
+        self.sampler = self.options.sampler([row.seed for row in self.rows])
+        self.cache.select(indices)
+        if self.drafter:
+            self.drafter.select(indices)
+
+    def _admit(self, rows: Sequence[Row]) -> tuple[mx.array, np.ndarray]:
+        """Prepare new rows; their source tokens [B, S] and the mask of these, true on tokens."""
+        config = self.model.config
+        self.sampler = self.options.sampler([row.seed for row in self.rows])
+        lengths = np.array([len(row.source) for row in rows])
+        mask = np.arange(lengths.max()) < lengths[:, None]
+        tokens = np.full(mask.shape, config.pad_token_id, np.int32)
+        tokens[mask] = np.concatenate([row.source for row in rows])
+        for row in rows:
+            row.tokens = [config.decoder_start_token_id]
+            row.started = time.perf_counter()
+        return mx.array(tokens), mask
+
+    def _encoded(self, rows: Sequence[Row]) -> None:
+        """Wait for the encoder, and tell the new rows how fast it was."""
+        mx.eval(self.cache.memory)
+        seconds = time.perf_counter() - rows[0].started
+        for row in rows:
+            row.encoded_per_second = sum(len(r.source) for r in rows) / seconds
+            row.started += seconds
+
+    def _wait_for(self, draft: Draft, began: float) -> float:
+        np.array(draft.tokens)
+        return time.perf_counter() - began
+
+    def _draft_lengths(self) -> np.ndarray:
+        """How many tokens to draft for each row [B]: no more than it has room for."""
+        room = [self.options.max_tokens - len(row.from_draft) - 1 for row in self.rows]
+        most = self.options.num_draft if self.drafter else 0
+        finished = [bool(row.finish_reason) for row in self.rows]
+        return np.where(finished, 0, np.minimum(room, most))
+
+    def _commit(self, row: Row, accepted: list[int], token: int) -> None:
+        """Append the accepted drafted tokens and the target's own, cut at the first end of sequence
+        and at max_tokens."""
+        new = [*accepted, token][: self.options.max_tokens - len(row.from_draft)]
+        ends = [i for i, t in enumerate(new) if t in self.model.config.eos_token_ids]
+        if ends:
+            new = new[: ends[0] + 1]
+        flags = [i < len(accepted) for i in range(len(new))]
+        row.tokens += new
+        row.from_draft += flags
+        row.stats.accepted_lengths[sum(flags)] += 1
+        if ends:
+            row.finish_reason = "stop"
+        elif len(row.from_draft) == self.options.max_tokens:
+            row.finish_reason = "length"
+
+
+def decode(
+    model: T5,
+    drafter: ModelDrafter | None,
+    rows: Iterable[Row],
+    options: Options,
+    batch_size: int,
+) -> Iterator[Row]:
+    """Decode all rows, `batch_size` at a time; yield each as soon as it is finished.
+
+    A finished row's place goes to the next of `rows` at the next round. When there is none, the
+    batch is halved as soon as half of it is finished.
+    """
+    rows = iter(rows)
+    batch = list(islice(rows, batch_size))
+    if not batch:
+        return
+    decoding = Decoding(model, drafter, batch, options)
+    while not decoding.finished:
+        done = decoding.round()
+        yield from (decoding.rows[b] for b in done)
+        fresh = dict(zip(done, rows, strict=False))
+        if fresh:
+            decoding.replace(fresh)
+        live = [b for b, row in enumerate(decoding.rows) if not row.finish_reason]
+        if live and 2 * len(live) <= len(decoding.rows):
+            decoding.select(live)
