@@ -5,13 +5,15 @@ python main.py --model t5-11b --draft-model t5-small --prompt "summarize: ..."
 """
 
 import functools
+import json
 import sys
+import time
 from dataclasses import asdict, fields
 from pathlib import Path
 
 import cli
 from checkpoint import InputError
-from decoder import Options, Response, load, stream_generate
+from decoder import BATCH_SIZE, Options, Response, load, stream_batch, stream_generate
 from model import MODELS, WEIGHTS
 from sampling import RULES
 
@@ -52,6 +54,18 @@ def parse_args(argv: list[str] | None = None):
         "--draft-model", help="a smaller converted model of the same vocabulary (default: none)"
     )
     parser.add_argument("--prompt", "-p", help="the text to work on, or - for standard input")
+    parser.add_argument(
+        "--prompt-file",
+        metavar="FILE",
+        help="many texts, - for standard input: one a line, or JSON lines with a field prompt when "
+        "the name ends in .jsonl or the first line begins with {",
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        default=BATCH_SIZE,
+        help="texts of the prompt file to decode side by side (default: %(default)s)",
+    )
     option = functools.partial(add_option, parser)
     option("--max-tokens", "-m", type=int, help="tokens to generate at most")
     option(
@@ -77,10 +91,15 @@ def parse_args(argv: list[str] | None = None):
         help="above 0 the text is no longer exactly the target's: how much acceptance is eased, up "
         "to 1, which accepts every drafted token",
     )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print a JSON object per text, as soon as it is ready, instead of the text",
+    )
     parser.add_argument("--verbose", action="store_true", help="print statistics to stderr")
     args = parser.parse_args(argv)
-    if args.prompt is None:
-        parser.error("nothing to do: give a text with --prompt")
+    if (args.prompt is None) == (args.prompt_file is None):
+        parser.error("give a text with --prompt, or many with --prompt-file")
     if args.draft_model and not args.model:
         parser.error("--draft-model needs --model; the embedded pair has a draft of its own")
     return args
@@ -104,8 +123,7 @@ def statistics(response: Response) -> str:
         f"({response.finish_reason}), {stats.target_calls} target calls"
     )
     if stats.drafted:
-        lengths = range(max(stats.accepted_lengths) + 1)
-        histogram = " ".join(f"{n}:{stats.accepted_lengths[n]}" for n in lengths)
+        histogram = " ".join(f"{n}:{rounds}" for n, rounds in enumerate(stats.histogram()))
         line += (
             f", {stats.accepted} of {stats.drafted} drafted tokens accepted "
             f"(rounds by number accepted {histogram}), {stats.drafting_seconds:.3f} s drafting, "
@@ -114,9 +132,69 @@ def statistics(response: Response) -> str:
     return f"{line}, peak memory {response.peak_memory:.2f} GB"
 
 
+def as_json(index: int, response: Response) -> str:
+    stats = response.stats
+    fields = vars(response) | {
+        "stats": {
+            "target_calls": stats.target_calls,
+            "drafted": stats.drafted,
+            "accepted": stats.accepted,
+            "accepted_lengths": stats.histogram(),
+            "seconds": stats.seconds,
+            "drafting_seconds": stats.drafting_seconds,
+        }
+    }
+    return json.dumps({"index": index} | fields, ensure_ascii=False)
+
+
+def answer_prompt(args, generate_with: dict) -> None:
+    """Decode the one prompt, streaming its text to stdout."""
+    prompt = read_prompt(args.prompt)
+    if args.json:
+        ((_, response),) = stream_batch(prompts=[prompt], **generate_with)
+        print(as_json(0, response))
+    else:
+        for response in stream_generate(prompt=prompt, **generate_with):
+            print(response.text, end="", flush=True)
+        print()
+    if args.verbose:
+        print(statistics(response), file=sys.stderr)
+
+
+def answer_file(args, generate_with: dict) -> None:
+    """Decode the prompts of a file. Lines without a prompt are reported and make the exit code 1."""
+    from tqdm import tqdm
+
+    from prompts import InOrder, PromptFile
+
+    def report(line: int, reason: str) -> None:
+        print(f"{args.prompt_file}, line {line + 1}: {reason}", file=sys.stderr)
+        if not args.json:
+            output.put(line, "")
+
+    file = PromptFile(args.prompt_file, report)
+    began, texts, tokens = time.perf_counter(), 0, 0
+    with tqdm(desc="prompts", unit="", disable=None) as progress, InOrder(sys.stdout) as output:
+        responses = stream_batch(prompts=file, batch_size=args.batch_size, **generate_with)
+        for index, response in responses:
+            line = file.line_of(index)
+            if args.json:
+                print(as_json(line, response), flush=True)
+            else:
+                output.put(line, response.text)
+            progress.update()
+            texts, tokens = texts + 1, tokens + response.generation_tokens
+    if args.verbose:
+        rate = tokens / (time.perf_counter() - began)
+        print(f"{texts} texts, {tokens} tokens at {rate:.1f}/s", file=sys.stderr)
+    if file.bad_lines:
+        raise InputError(
+            f"{args.prompt_file}: {file.bad_lines} of {file.lines} lines have no prompt"
+        )
+
+
 def main() -> None:
     args = parse_args()
-    prompt = read_prompt(args.prompt)
     flags = {field.name for field in fields(Options)} & vars(args).keys()
     options = Options(timed=args.verbose, **{flag: getattr(args, flag) for flag in flags})
     if args.model is None:
@@ -125,12 +203,13 @@ def main() -> None:
     draft_model = None
     if args.draft_model and options.num_draft:
         draft_model, _ = load(args.draft_model)
-    responses = stream_generate(model, tokenizer, prompt, draft_model, **asdict(options))
-    for response in responses:
-        print(response.text, end="", flush=True)
-    print()
-    if args.verbose:
-        print(statistics(response), file=sys.stderr)
+    generate_with = asdict(options) | {
+        "model": model,
+        "tokenizer": tokenizer,
+        "draft_model": draft_model,
+    }
+    answer = answer_prompt if args.prompt_file is None else answer_file
+    answer(args, generate_with)
 
 
 if __name__ == "__main__":

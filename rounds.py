@@ -34,6 +34,11 @@ class Stats:
         """Drafted tokens in the text."""
         return sum(length * rounds for length, rounds in self.accepted_lengths.items())
 
+    def histogram(self) -> list[int]:
+        """Rounds by how many drafted tokens they kept: [0] kept none."""
+        most = max(self.accepted_lengths, default=0)
+        return [self.accepted_lengths[length] for length in range(most + 1)]
+
     def count(self, seconds: float, drafting_seconds: float, drafted: int) -> None:
         self.target_calls += 1
         self.drafted += drafted

@@ -167,8 +167,8 @@ class TableModel:
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("num_draft", "filters"), [(0, {}), (1, {}), (3, {}), (4, FILTERS[1])])
 def test_decoded_rows_have_the_targets_law(rule, num_draft, filters):
-    """Several rounds per row, redrafted positions included; 60,000 rows side by side."""
-    target, drafter, count = TableModel(0), ModelDrafter(TableModel(1)), 60_000
+    """Several rounds per row, redrafted positions included; 30,000 rows side by side."""
+    target, drafter, count = TableModel(0), ModelDrafter(TableModel(1)), 30_000
     options = Options(
         num_draft=num_draft, max_tokens=4, temp=0.7, acceptance=rule, seed=num_draft, **filters
     )
