@@ -6,16 +6,23 @@ python benchmark.py delta    what delta > 0 gives, and what it costs in right an
 
 import itertools
 import random
+import sys
+import time
 from collections.abc import Callable, Sequence
 
+import mlx.core as mx
+import numpy as np
+
 import cli
+from cache import DEAD, Cache
 from decoder import load
 from demo.tasks import KINDS, Example, held_out_example
+from demo.widen import SHAPES, widen
 from drafting import ModelDrafter
 from main import demo_model
 from model import T5
 from options import Options
-from rounds import Decoding, Row
+from rounds import Decoding, Row, decode
 from sampling import RULES, RowSeeds, Sampler
 
 BATCH_SIZE = 32
@@ -37,7 +44,7 @@ def examples(per_kind: int) -> list[Example]:
     return [held_out_example(rng, kind) for kind in KINDS for _ in range(per_kind)]
 
 
-def decode(
+def decode_all(
     target: T5,
     draft: T5,
     sources: Sequence[list[int]],
@@ -84,7 +91,7 @@ def compare_rules(target: T5, draft: T5, sources: list, num_draft: int) -> None:
             else:
                 options = Options(num_draft=num_draft, temp=temp)
                 sampler = lambda seeds, temp=temp: IndependentDraws(seeds, temp)  # noqa: E731
-            rows = decode(target, draft, sources, options, sampler)
+            rows = decode_all(target, draft, sources, options, sampler)
             cells.append(f"{tokens_per_call(rows):.2f}")
         lines.append(cells)
     table(["rule", *(f"temp {temp}" for temp in temps)], lines)
@@ -96,7 +103,7 @@ def compare_deltas(
     lines = []
     for temp, delta in itertools.product((0.0, 1.0), (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)):
         options = Options(num_draft=num_draft, temp=temp, delta=delta, acceptance="token")
-        rows = decode(target, draft, sources, options)
+        rows = decode_all(target, draft, sources, options)
         texts = [tokenizer.decode(row.tokens, skip_special_tokens=True) for row in rows]
         right = sum(text == e.answer for text, e in zip(texts, asked, strict=True))
         lines.append(
@@ -111,11 +118,69 @@ def compare_deltas(
     table(["temp", "delta", "acceptance", "tokens per target call", "exact match"], lines)
 
 
+def compare_batches(
+    target: T5, draft: T5, sources: list, sizes: tuple[str, str], num_draft: int
+) -> None:
+    """Tokens per second over whole runs, encoding included, against plain decoding one by one."""
+    drafter = ModelDrafter(widen(draft, sizes[1]))
+    target = widen(target, sizes[0])
+    lines, first = [], None
+    for batch_size, k in itertools.product((1, 2, 4, 8, 16), (0, num_draft)):
+        options = Options(num_draft=k)
+        list(decode(target, drafter, map(Row, sources[:batch_size]), options, batch_size))
+        counted, began = Counted(target), time.perf_counter()
+        rows = list(decode(counted, drafter, map(Row, sources), options, batch_size))
+        seconds = time.perf_counter() - began
+        rate = sum(len(row.from_draft) for row in rows) / seconds
+        first = first or rate
+        lines.append(
+            [
+                str(batch_size),
+                f"num_draft {k}" if k else "plain",
+                f"{rate:.1f}",
+                f"{rate / first:.2f}",
+                f"{tokens_per_call(rows):.2f}",
+                f"{100 * counted.dead / counted.slots:.0f} %",
+                f"{100 * counted.padding / counted.source:.0f} %",
+            ]
+        )
+        print(*lines[-1], file=sys.stderr)
+    header = ["batch", "decoding", "tokens/s", "ratio", "tokens per call", "dead slots", "padding"]
+    table(header, lines)
+
+
+class Counted:
+    """A model that counts what share of the slots and of the source that it attends to is dead or
+    padding."""
+
+    def __init__(self, model: T5):
+        self._model, self.config, self.start = model, model.config, model.start
+        self.slots = self.dead = self.source = self.padding = 0
+
+    def decode(self, tokens: mx.array, positions: np.ndarray, cache: Cache) -> mx.array:
+        logits = self._model.decode(tokens, positions, cache)
+        slots = cache.position[:, : cache.cursor]
+        self.slots, self.dead = self.slots + slots.size, self.dead + (slots == DEAD).sum()
+        self.source, self.padding = (
+            self.source + cache.mask.size,
+            self.padding + (~cache.mask).sum(),
+        )
+        return logits
+
+
 def main() -> None:
     parser = cli.Parser(prog="benchmark.py", description="Measure the embedded pair.")
-    parser.add_argument("what", choices=["rules", "delta"])
+    parser.add_argument("what", choices=["rules", "delta", "batches"])
     parser.add_argument("--examples", type=int, default=300, help="of each kind (default: 300)")
     parser.add_argument("--num-draft", type=int, default=Options.num_draft)
+    parser.add_argument(
+        "--sizes",
+        nargs=2,
+        choices=SHAPES,
+        default=("t5-large", "t5-small"),
+        metavar=("TARGET", "DRAFT"),
+        help=f"what batches widens the pair to: {', '.join(SHAPES)} (default: t5-large t5-small)",
+    )
     args = parser.parse_args()
     target, tokenizer = load(demo_model("target"))
     draft, _ = load(demo_model("draft"))
@@ -125,6 +190,8 @@ def main() -> None:
     print(f"{len(sources)} held-out prompts of {tokens:.0f} tokens, num_draft {args.num_draft}\n")
     if args.what == "rules":
         compare_rules(target, draft, sources, args.num_draft)
+    elif args.what == "batches":
+        compare_batches(target, draft, sources, args.sizes, args.num_draft)
     else:
         compare_deltas(target, draft, tokenizer, asked, sources, args.num_draft)
 

@@ -28,6 +28,7 @@ class Cache:
     """
 
     STEP = 128  # slots added at a time
+    FEW = 32  # slots that are not worth compacting
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class Cache:
         written = self.position[:, self._kept : self.cursor]
         written[np.arange(written.shape[1]) >= n[:, None]] = DEAD
         self._kept = self.cursor = min(self.cursor, self._kept + int(n.max()))
-        if self.cursor > self.STEP and self.cursor > 2 * self.lengths.max():
+        if self.cursor > self.FEW and self.cursor > 2 * self.lengths.max():
             self._compact()
 
     def _compact(self) -> None:
@@ -110,6 +111,8 @@ class Cache:
     def replace(self, rows: Sequence[int], fresh: "Cache") -> None:
         """Put the sources of `fresh`, one for each of `rows`, in the place of those rows."""
         self.position[rows] = DEAD
+        if not self.lengths.any():
+            self.cursor = self._kept = 0
         width = fresh.mask.shape[1]
         self._widen(width)
         for old, new in zip(self.memory, fresh.memory, strict=True):

@@ -2,11 +2,14 @@
 
 import random
 
+import mlx.core as mx
+import numpy as np
 import pytest
 from num2words import num2words
 
 from demo import tasks
 from demo.tasks import KINDS, held_out_example, spell, training_example
+from demo.widen import widen
 
 
 @pytest.mark.parametrize(
@@ -86,3 +89,15 @@ def test_a_misspelling_has_one_origin_and_is_no_word():
         for wrong in wrongs:
             origins = {w for w in words if wrong in tasks._misspellings(w)}
             assert origins == {word} and wrong not in words
+
+
+def test_a_widened_model_is_the_same_function(demo_pair):
+    target, tokenizer, draft = demo_pair
+    source = mx.array([tokenizer.encode("repair: The kign sees the the house.").ids])
+    tokens, positions = mx.array([[0, 36, 40, 80]]), np.arange(4)[None]
+    for model in (target, draft):
+        wide = widen(model, "t5-small")
+        assert wide.embedding.weight.shape == (1024, 512)
+        assert len(wide.decoder.layers) == 6
+        logits = [m.decode(tokens, positions, m.start(source)) for m in (model, wide)]
+        assert mx.abs(logits[0] - logits[1]).max() < 1e-4 * mx.abs(logits[0]).max()

@@ -1,0 +1,66 @@
+"""The embedded pair at a real model's cost: wider and deeper, and still the same function.
+
+New feed-forward units, heads and layers have output weights of zero; a larger d_model is padded with
+zeros. So the widened model writes the same text with the same acceptance, at the price of its size.
+"""
+
+import dataclasses
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from model import T5, weight_shapes
+
+# The shapes of real models (the vocabulary stays the demo's).
+SHAPES = {
+    "t5-small": dict(d_model=512, num_heads=8, d_ff=2048, num_layers=6),
+    "t5-base": dict(d_model=768, num_heads=12, d_ff=3072, num_layers=12),
+    "t5-large": dict(d_model=1024, num_heads=16, d_ff=4096, num_layers=24),
+    "t5-3b": dict(d_model=1024, num_heads=32, d_ff=16384, num_layers=24),
+}
+
+
+def widen(model: T5, shape: str, d_kv: int = 64) -> T5:
+    """`model` in one of SHAPES. Logits are equal up to rounding."""
+    config = dataclasses.replace(
+        model.config,
+        **SHAPES[shape],
+        d_kv=d_kv,
+        num_decoder_layers=SHAPES[shape]["num_layers"],
+    )
+    small = dict(tree_flatten(model.parameters()))
+    wide = T5(config)
+    weights = {}
+    for name, size in weight_shapes(config).items():
+        weight = small.get(name, mx.zeros((0,) * len(size)))
+        if ".attention." in name or ".cross_attention." in name:
+            weight = _widen_heads(weight, model.config.d_kv, d_kv, name.endswith("out.weight"))
+        elif name.endswith("norm.weight"):
+            weight = weight * _norm_scale(name, model, config)
+        pad = [(0, new - old) for old, new in zip(weight.shape, size, strict=True)]
+        weights[name] = mx.pad(weight, pad)
+    wide.load_weights(list(weights.items()))
+    mx.eval(wide.parameters())
+    return wide
+
+
+def _norm_scale(name: str, model: T5, config) -> float:
+    """The zeros in a wider vector lower its root mean square. After the decoder's last norm the
+    scaling by d_model**-0.5, where there is one, makes up for that."""
+    if name == "decoder.norm.weight" and config.scale_decoder_outputs:
+        return 1.0
+    return (model.config.d_model / config.d_model) ** 0.5
+
+
+def _widen_heads(weight: mx.array, d_kv: int, wider: int, is_output: bool) -> mx.array:
+    """Pad every head's width, on axis 1 of the output projection, on axis 0 of the others."""
+    if weight.size == 0:
+        return weight
+    axis = int(is_output)
+    heads = weight.shape[axis] // d_kv
+    split = list(weight.shape)
+    split[axis : axis + 1] = [heads, d_kv]
+    pad = [(0, 0)] * len(split)
+    pad[axis + 1] = (0, wider - d_kv)
+    padded = mx.pad(weight.reshape(split), pad)
+    return padded.reshape(*weight.shape[:axis], heads * wider, *weight.shape[axis + 1 :])
