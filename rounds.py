@@ -154,10 +154,10 @@ class Decoding:
     def _encoded(self, rows: Sequence[Row]) -> None:
         """Wait for the encoder, and tell the new rows how fast it was."""
         mx.eval(self.cache.memory)
-        seconds = time.perf_counter() - rows[0].started
+        now = time.perf_counter()
+        rate = sum(len(row.source) for row in rows) / (now - rows[0].started)
         for row in rows:
-            row.encoded_per_second = sum(len(r.source) for r in rows) / seconds
-            row.started += seconds
+            row.encoded_per_second, row.started = rate, now
 
     def _wait_for(self, draft: Draft, began: float) -> float:
         np.array(draft.tokens)

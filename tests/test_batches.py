@@ -89,7 +89,7 @@ def random_t5(vocab_size: int) -> T5:
 
     from config import Config
 
-    raw = checkpoints.VARIANTS["t5"] | {"vocab_size": vocab_size, "d_model": 32}
+    raw = checkpoints.VARIANTS["t5"] | {"vocab_size": vocab_size, "num_layers": 1}
     mx.random.seed(0)
     model = T5(Config.from_hub(raw, []))
     mx.eval(model.parameters())

@@ -207,8 +207,8 @@ def test_two_conversions_at_once_wait_for_each_other(folder, tmp_path):
 
 
 def test_peak_memory_does_not_grow_with_the_checkpoint(tmp_path):
-    """A tensor four times the block size passes through in less memory than it has bytes."""
-    raw = checkpoints.VARIANTS["t5"] | {"vocab_size": 1024, "d_model": 1024, "d_ff": 65536}
+    """Half a gigabyte in tensors of twice the block size."""
+    raw = checkpoints.VARIANTS["t5"] | {"vocab_size": 1024, "d_model": 1024, "d_ff": 32768}
     source = make_folder(tmp_path / "big", "t5", **raw)
     del raw
     code = (
@@ -223,8 +223,8 @@ def test_peak_memory_does_not_grow_with_the_checkpoint(tmp_path):
     )
     command = [sys.executable, "-c", code, source, tmp_path / "out"]
     grown = int(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout)
-    assert (source / "model.safetensors").stat().st_size > 2**30
-    assert grown < 300 * 2**20
+    assert (source / "model.safetensors").stat().st_size > 2**29
+    assert grown < 250 * 2**20
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_verbose_ends_with_a_line_of_statistics(folder):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ([], 2, "nothing to do: give a text with --prompt"),
+        ([], 2, "give a text with --prompt, or many with --prompt-file"),
         (["-p", ""], 1, "the prompt is empty"),
         (["-p", "  \n"], 1, "the prompt is empty"),
         (["-p", "-"], 1, "the prompt is empty"),
