@@ -4,6 +4,7 @@ python benchmark.py rules    tokens per target call by acceptance rule and tempe
 python benchmark.py delta    what delta > 0 gives, and what it costs in right answers
 """
 
+import functools
 import itertools
 import random
 import sys
@@ -81,17 +82,15 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def compare_rules(target: T5, draft: T5, sources: list, num_draft: int) -> None:
-    temps = (0.3, 0.7, 1.0)
+    temps = (0.3, 0.7, 1.0, 1.5, 2.0)
     lines = []
     for rule in (*RULES, "independent draws"):
         cells = [rule]
         for temp in temps:
-            if rule in RULES:
-                options, sampler = Options(num_draft=num_draft, temp=temp, acceptance=rule), None
-            else:
-                options = Options(num_draft=num_draft, temp=temp)
-                sampler = lambda seeds, temp=temp: IndependentDraws(seeds, temp)  # noqa: E731
-            rows = decode_all(target, draft, sources, options, sampler)
+            known = rule if rule in RULES else None
+            options = Options(num_draft=num_draft, temp=temp, acceptance=known, max_tokens=64)
+            draws = None if known else functools.partial(IndependentDraws, temp=temp)
+            rows = decode_all(target, draft, sources, options, draws)
             cells.append(f"{tokens_per_call(rows):.2f}")
         lines.append(cells)
     table(["rule", *(f"temp {temp}" for temp in temps)], lines)

@@ -89,7 +89,8 @@ def random_t5(vocab_size: int) -> T5:
 
     from config import Config
 
-    raw = checkpoints.VARIANTS["t5"] | {"vocab_size": vocab_size, "num_layers": 1}
+    size = {"vocab_size": vocab_size, "d_model": 32, "num_layers": 1, "num_decoder_layers": 2}
+    raw = checkpoints.VARIANTS["t5"] | size
     mx.random.seed(0)
     model = T5(Config.from_hub(raw, []))
     mx.eval(model.parameters())
