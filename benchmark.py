@@ -100,7 +100,7 @@ def compare_deltas(
     target: T5, draft: T5, tokenizer, asked: list[Example], sources: list, num_draft: int
 ) -> None:
     lines = []
-    for temp, delta in itertools.product((0.0, 1.0), (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)):
+    for temp, delta in itertools.product((0.0, 1.0), (0.0, 0.1, 0.5, 0.9, 0.99, 0.999, 1.0)):
         options = Options(num_draft=num_draft, temp=temp, delta=delta, acceptance="token")
         rows = decode_all(target, draft, sources, options)
         texts = [tokenizer.decode(row.tokens, skip_special_tokens=True) for row in rows]

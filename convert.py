@@ -8,6 +8,7 @@ and the tokenizer's files.
 import contextlib
 import fcntl
 import json
+import os
 import re
 import shutil
 import sys
@@ -198,6 +199,7 @@ def _fast_tokenizer(folder: Path, found: list[str]) -> Tokenizer:
         if any(config.get("tokenizer_class") == "ByT5Tokenizer" for config in configs):
             return byte_tokenizer()
         raise InputError(f"{folder}: no tokenizer: neither {TOKENIZER} nor spiece.model")
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no PyTorch
     from transformers import AutoTokenizer, T5Tokenizer
 
     # For umT5 the automatic class reads tokenizer.json only.

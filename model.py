@@ -257,9 +257,9 @@ def check_weights(config: Config, found: Mapping[str, tuple[int, ...]]) -> None:
     """InputError that names the weights missing from, unknown to or mis-shaped for the model."""
     expected = weight_shapes(config)
     if missing := sorted(expected.keys() - found.keys()):
-        raise InputError(f"missing weights: {', '.join(missing)}")
+        raise InputError(f"missing weights: {_listed(missing)}")
     if extra := sorted(found.keys() - expected.keys()):
-        raise InputError(f"unknown weights: {', '.join(extra)}")
+        raise InputError(f"unknown weights: {_listed(extra)}")
     for name, shape in expected.items():
         if tuple(found[name]) != shape:
             raise InputError(
@@ -267,9 +267,15 @@ def check_weights(config: Config, found: Mapping[str, tuple[int, ...]]) -> None:
             )
 
 
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more
+
+
 def converted_path(name: str) -> Path:
     """Where the model `name` (a hub id, or a folder) is converted to, and looked up."""
-    return MODELS / Path(name).name
+    path = Path(name)
+    return MODELS / (path.resolve() if path.is_dir() else path).name
 
 
 def find_model(name: str) -> Path:

@@ -109,7 +109,7 @@ class Decoding:
         drafted, n, token = result[:, :k], result[:, k], result[:, k + 1]
 
         # keep
-        self.cache.keep(1 + n)
+        self.cache.keep(last.shape[1] + n)
         if k:
             self.drafter.keep(n)
         seconds = time.perf_counter() - began

@@ -127,6 +127,11 @@ def test_default_output_is_found_by_any_name_of_the_model(tmp_path, monkeypatch)
         load(name)
 
 
+def test_a_folder_given_by_a_relative_path_has_its_own_name(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert convert(".") == Path("mlx_models/checkpoint")
+
+
 def test_an_output_that_exists_is_replaced_only_by_force(folder, tmp_path):
     output = convert(str(folder), tmp_path / "out")
     before = (output / "weights.npz").stat().st_ino
