@@ -64,7 +64,10 @@ class Greedy:
 
 def _leading(right: mx.array, lengths: np.ndarray) -> mx.array:
     """How many of the first lengths[b] of each row are true before the first that is not: [B]."""
-    meant = mx.arange(right.shape[1]) < mx.array(lengths)[:, None]
+    B, k = right.shape
+    if k == 0:  # reductions over nothing crashed in MLX 0.31
+        return mx.zeros((B,), mx.int32)
+    meant = mx.arange(k) < mx.array(lengths)[:, None]
     return mx.cumprod((right & meant).astype(mx.int32), axis=1).sum(axis=1)
 
 
@@ -188,7 +191,7 @@ class Sampler:
         p = probabilities(logits, **self._distribution)  # [B, k + 1, V]
         k, V = p.shape[1] - 1, p.shape[2]
         positions = self._positions(rows, k + 1)
-        if self._rule == "coupled":
+        if self._rule == "coupled" or k == 0:  # without drafts the rules are one
             noise = _gumbel(_keys(self._row_seeds, _TARGET, positions), V)
             drawn = mx.argmax(mx.log(p) + noise, axis=-1)  # [B, k + 1]
             n = _leading(draft.tokens == drawn[:, :k], draft.lengths)
