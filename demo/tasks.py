@@ -12,7 +12,8 @@ import random
 import zlib
 from dataclasses import dataclass
 
-NUMBER_LANGUAGES = ("English", "German", "French", "Spanish")
+from demo import spelling
+
 SENTENCE_LANGUAGES = ("German", "French", "Spanish")
 KINDS = ("number", "sentence", "repair")
 KIND_WEIGHTS = (0.3, 0.45, 0.25)
@@ -23,104 +24,6 @@ class Example:
     kind: str  # one of KINDS
     prompt: str
     answer: str
-
-
-# ---------------------------------------------------------------------------------------------
-# Numbers below one million. num2words 0.5.14 writes "einhunderteinstausend" and "veintiuno mil",
-# so the rules stand here.
-
-_ENGLISH = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
-    "sixteen seventeen eighteen nineteen"
-).split()
-_ENGLISH_TENS = ". . twenty thirty forty fifty sixty seventy eighty ninety".split()
-_GERMAN = (
-    "null eins zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn fünfzehn "
-    "sechzehn siebzehn achtzehn neunzehn"
-).split()
-_GERMAN_TENS = ". . zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig".split()
-_FRENCH = (
-    "zéro un deux trois quatre cinq six sept huit neuf dix onze douze treize quatorze quinze seize "
-    "dix-sept dix-huit dix-neuf"
-).split()
-_FRENCH_TENS = (
-    ". . vingt trente quarante cinquante soixante soixante quatre-vingt quatre-vingt".split()
-)
-_SPANISH = (
-    "cero uno dos tres cuatro cinco seis siete ocho nueve diez once doce trece catorce quince "
-    "dieciséis diecisiete dieciocho diecinueve veinte veintiuno veintidós veintitrés veinticuatro "
-    "veinticinco veintiséis veintisiete veintiocho veintinueve"
-).split()
-_SPANISH_TENS = ". . . treinta cuarenta cincuenta sesenta setenta ochenta noventa".split()
-_SPANISH_HUNDREDS = (
-    ". ciento doscientos trescientos cuatrocientos quinientos seiscientos setecientos ochocientos "
-    "novecientos"
-).split()
-
-
-def _english(n: int) -> str:
-    if n < 20:
-        return _ENGLISH[n]
-    if n < 100:
-        return _ENGLISH_TENS[n // 10] + (f"-{_ENGLISH[n % 10]}" if n % 10 else "")
-    size, name = (1000, "thousand") if n >= 1000 else (100, "hundred")
-    rest = f" {_english(n % size)}" if n % size else ""
-    return f"{_english(n // size)} {name}{rest}"
-
-
-def _german(n: int, final: bool = True) -> str:
-    """`final`: nothing follows, so a closing one is "eins", not "ein"."""
-    if n == 1 and not final:
-        return "ein"
-    if n < 20:
-        return _GERMAN[n]
-    if n < 100:
-        unit = f"{_german(n % 10, final=False)}und" if n % 10 else ""
-        return unit + _GERMAN_TENS[n // 10]
-    size, name = (1000, "tausend") if n >= 1000 else (100, "hundert")
-    rest = _german(n % size, final) if n % size else ""
-    return _german(n // size, final=False) + name + rest
-
-
-def _french(n: int, final: bool = True) -> str:
-    """`final`: nothing follows, so "cents" and "quatre-vingts" keep their s."""
-    if n < 20:
-        return _FRENCH[n]
-    if n < 100:
-        tens, unit = _FRENCH_TENS[n // 10], n % 10 + (10 if n // 10 in (7, 9) else 0)
-        if unit == 0:
-            return tens + ("s" if n == 80 and final else "")
-        return tens + (" et " if unit in (1, 11) and n < 80 else "-") + _FRENCH[unit]
-    size, name = (1000, "mille") if n >= 1000 else (100, "cent")
-    count, rest = divmod(n, size)
-    if size == 100 and count > 1 and not rest and final:
-        name = "cents"
-    parts = [_french(count, final=False)] if count > 1 else []
-    return " ".join(parts + [name] + ([_french(rest, final)] if rest else []))
-
-
-def _spanish(n: int, final: bool = True) -> str:
-    """`final`: nothing follows, so a closing one is "uno", not "un"."""
-    if n < 30:
-        return _SPANISH[n] if final else {1: "un", 21: "veintiún"}.get(n, _SPANISH[n])
-    if n < 100:
-        return _SPANISH_TENS[n // 10] + (f" y {_spanish(n % 10, final)}" if n % 10 else "")
-    if n < 1000:
-        if n == 100:
-            return "cien"
-        return _SPANISH_HUNDREDS[n // 100] + (f" {_spanish(n % 100, final)}" if n % 100 else "")
-    thousands = "mil" if n < 2000 else f"{_spanish(n // 1000, final=False)} mil"
-    return thousands + (f" {_spanish(n % 1000, final)}" if n % 1000 else "")
-
-
-_SPELL = {"English": _english, "German": _german, "French": _french, "Spanish": _spanish}
-
-
-def spell(n: int, language: str) -> str:
-    """The number 0 <= n < 10**6 in words, in one of NUMBER_LANGUAGES."""
-    if not 0 <= n < 10**6:
-        raise ValueError(f"spell: {n} is not in [0, 10**6)")
-    return _SPELL[language](n)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -260,7 +163,9 @@ class _NounPhrase:
         return self.count != 1
 
     def english(self) -> str:
-        determiner = _english(self.count) if self.determiner == "number" else self.determiner
+        determiner = (
+            spelling.english(self.count) if self.determiner == "number" else self.determiner
+        )
         words = [determiner, self.adjective and self.adjective[0], self.noun[0][self.plural]]
         return " ".join(filter(None, words))
 
@@ -268,7 +173,7 @@ class _NounPhrase:
         gender, forms = self.noun[1]
         key, case = "p" if self.plural else gender, int(self.accusative)
         if self.determiner == "number":
-            determiner, ending = _german(self.count), "e"
+            determiner, ending = spelling.german(self.count), "e"
         else:
             ending = _GERMAN_ENDING[self.determiner][key][case]
             determiner = _GERMAN_DEFINITE[key][case]
@@ -283,7 +188,7 @@ class _NounPhrase:
         determiner = {
             "the": {"m": "le", "f": "la", "p": "les"}[key],
             "my": {"m": "mon", "f": "ma", "p": "mes"}[key],
-            "number": _french(self.count),
+            "number": spelling.french(self.count),
         }[self.determiner]
         words = [forms[self.plural]]
         if self.adjective:
@@ -296,7 +201,7 @@ class _NounPhrase:
         determiner = {
             "the": {"m": ("el", "los"), "f": ("la", "las")}[gender][self.plural],
             "my": ("mi", "mis")[self.plural],
-            "number": _spanish(self.count),
+            "number": spelling.spanish(self.count),
         }[self.determiner]
         words = [determiner, forms[self.plural]]
         if self.adjective:
@@ -368,7 +273,11 @@ def _lexicon() -> set[str]:
     phrases = [f for noun in _PEOPLE + _THINGS for f in noun[0]] + [a[0] for a in _ADJECTIVES]
     phrases += [form for verb in _VERBS for form in verb[0]]
     phrases += [form for auxiliary in _AUXILIARIES for form in auxiliary[0].split("/")]
-    phrases += [t[0] for t in _TIMES + _PLACES] + _ENGLISH[2:13] + ["the", "my"]
+    phrases += (
+        [t[0] for t in _TIMES + _PLACES]
+        + [spelling.english(n) for n in range(2, 13)]
+        + ["the", "my"]
+    )
     return {word.lower() for phrase in phrases for word in phrase.split()}
 
 
@@ -427,8 +336,10 @@ def _draw(kind: str, rng: random.Random) -> tuple[str, Example]:
     """One example and the text that decides on which side of the split it falls."""
     if kind == "number":
         n = rng.randrange(10 ** rng.choice((2, 3, 4, 5, 6, 6, 6)))
-        language = rng.choice(NUMBER_LANGUAGES)
-        return str(n), Example(kind, f"translate number to {language}: {n}", spell(n, language))
+        language = rng.choice(spelling.NUMBER_LANGUAGES)
+        return str(n), Example(
+            kind, f"translate number to {language}: {n}", spelling.spell(n, language)
+        )
     english = _sentence(rng)
     text = english.text("English")
     if kind == "sentence":

@@ -8,7 +8,8 @@ import pytest
 from num2words import num2words
 
 from demo import tasks
-from demo.tasks import KINDS, held_out_example, spell, training_example
+from demo.spelling import spell
+from demo.tasks import KINDS, held_out_example, training_example
 from demo.widen import widen
 
 
