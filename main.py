@@ -96,7 +96,11 @@ def parse_args(argv: list[str] | None = None):
         action="store_true",
         help="print a JSON object per text, as soon as it is ready, instead of the text",
     )
-    parser.add_argument("--verbose", action="store_true", help="print statistics to stderr")
+    parser.add_argument(
+        "--verbose",
+        action="store_true",
+        help="print statistics to stderr, and time drafting apart from verifying",
+    )
     args = parser.parse_args(argv)
     if (args.prompt is None) == (args.prompt_file is None):
         parser.error("give a text with --prompt, or many with --prompt-file")
@@ -132,7 +136,8 @@ def statistics(response: Response) -> str:
     return f"{line}, peak memory {response.peak_memory:.2f} GB"
 
 
-def as_json(index: int, response: Response) -> str:
+def as_json(index: int, response: Response, timed: bool) -> str:
+    """The response as a JSON object on one line; without `timed` drafting was not measured apart."""
     stats = response.stats
     fields = vars(response) | {
         "stats": {
@@ -141,7 +146,7 @@ def as_json(index: int, response: Response) -> str:
             "accepted": stats.accepted,
             "accepted_lengths": stats.histogram(),
             "seconds": stats.seconds,
-            "drafting_seconds": stats.drafting_seconds,
+            "drafting_seconds": stats.drafting_seconds if timed else None,
         }
     }
     return json.dumps({"index": index} | fields, ensure_ascii=False)
@@ -152,7 +157,7 @@ def answer_prompt(args, generate_with: dict) -> None:
     prompt = read_prompt(args.prompt)
     if args.json:
         ((_, response),) = stream_batch(prompts=[prompt], **generate_with)
-        print(as_json(0, response))
+        print(as_json(0, response, args.verbose))
     else:
         for response in stream_generate(prompt=prompt, **generate_with):
             print(response.text, end="", flush=True)
@@ -179,7 +184,7 @@ def answer_file(args, generate_with: dict) -> None:
         for index, response in responses:
             line = file.line_of(index)
             if args.json:
-                print(as_json(line, response), flush=True)
+                print(as_json(line, response, args.verbose), flush=True)
             else:
                 output.put(line, response.text)
             progress.update()

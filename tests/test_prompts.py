@@ -106,7 +106,11 @@ def test_json_has_the_fields_of_a_response(work):
     stats = first["stats"]
     assert sum(stats["accepted_lengths"]) == stats["target_calls"]
     assert sum(n * c for n, c in enumerate(stats["accepted_lengths"])) == stats["accepted"]
-    alone = json.loads(run("-p", PROMPT, "--json", "--num-draft", "3", cwd=work).stdout)
+    assert stats["drafting_seconds"] is None
+    alone = json.loads(
+        run("-p", PROMPT, "--json", "--verbose", "--num-draft", "3", cwd=work).stdout
+    )
+    assert 0 < alone["stats"]["drafting_seconds"] < alone["stats"]["seconds"]
     for field in ("index", "text", "tokens", "finish_reason"):
         assert alone[field] == first[field]
 
