@@ -261,6 +261,9 @@ def convert(
     output = output or converted_path(model)
     output.parent.mkdir(parents=True, exist_ok=True)
     with _lock(output.parent / f".{output.name}.lock"):
+        old = _earlier(output)
+        if old.exists() and not output.exists():  # killed while replacing it
+            old.rename(output)
         if output.exists() and exist_ok:
             return output
         _check_output(output, force)
@@ -300,9 +303,14 @@ def _write(source: Path, output: Path, dtype: str, origin: str) -> None:
     (output / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
+def _earlier(output: Path) -> Path:
+    """Where an earlier conversion waits while its successor takes its place."""
+    return output.parent / f".{output.name}.old"
+
+
 def _publish(partial: Path, output: Path) -> None:
     """Rename `partial` to `output`, over an earlier one."""
-    old = output.parent / f".{output.name}.old"
+    old = _earlier(output)
     shutil.rmtree(old, ignore_errors=True)
     if output.exists():
         output.rename(old)

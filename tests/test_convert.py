@@ -171,6 +171,15 @@ def test_a_failed_replacement_leaves_the_earlier_conversion(folder, tmp_path, mo
     load(output)
 
 
+def test_a_replacement_killed_at_the_worst_moment_loses_nothing(folder, tmp_path):
+    output = convert(str(folder), tmp_path / "out")
+    output.rename(tmp_path / ".out.old")  # the old one set aside, the new one not yet in its place
+    (tmp_path / ".out.partial").mkdir()
+    with pytest.raises(InputError, match="exists already"):
+        convert(str(folder), output)
+    load(output)
+
+
 SLOW_CONVERSION = """
 import sys, time
 import convert
