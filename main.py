@@ -172,19 +172,23 @@ def answer_file(args, generate_with: dict) -> None:
 
     from prompts import InOrder, PromptFile
 
+    def write(text: str, file=sys.stdout) -> None:
+        with tqdm.external_write_mode(file):  # sets the progress bar aside on a terminal
+            print(text, file=file, flush=True)
+
     def report(line: int, reason: str) -> None:
-        print(f"{args.prompt_file}, line {line + 1}: {reason}", file=sys.stderr)
+        write(f"{args.prompt_file}, line {line + 1}: {reason}", sys.stderr)
         if not args.json:
             output.put(line, "")
 
     file = PromptFile(args.prompt_file, report)
     began, texts, tokens = time.perf_counter(), 0, 0
-    with tqdm(desc="prompts", unit="", disable=None) as progress, InOrder(sys.stdout) as output:
+    with tqdm(desc="prompts", unit="", disable=None) as progress, InOrder(write) as output:
         responses = stream_batch(prompts=file, batch_size=args.batch_size, **generate_with)
         for index, response in responses:
             line = file.line_of(index)
             if args.json:
-                print(as_json(line, response, args.verbose), flush=True)
+                write(as_json(line, response, args.verbose))
             else:
                 output.put(line, response.text)
             progress.update()

@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Callable, Iterator
-from typing import TextIO
 
 from checkpoint import InputError
 from decoder import check_prompt
@@ -60,12 +59,12 @@ def _prompt_of(line: bytes, is_json: bool) -> str:
 
 
 class InOrder:
-    """Writes one line per number to `output`, in the order of the numbers, each as soon as all
-    before it are there. On leaving, by an error too, the rest is written; a number that never came
+    """Writes one line per number, in the order of the numbers, each as soon as all before it are
+    there. On leaving, by an error too, the rest is written; a number that never came
     is an empty line, so that line i always belongs to number i."""
 
-    def __init__(self, output: TextIO):
-        self._output = output
+    def __init__(self, write: Callable[[str], None]):
+        self._write_line = write
         self._waiting: dict[int, str] = {}
         self._next = 0
 
@@ -82,5 +81,5 @@ class InOrder:
             self._write(self._waiting.pop(self._next))
 
     def _write(self, text: str) -> None:
-        print(" ".join(text.splitlines()), file=self._output, flush=True)
+        self._write_line(" ".join(text.splitlines()))
         self._next += 1

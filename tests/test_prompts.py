@@ -1,10 +1,14 @@
 """Files of prompts: every kind of line, and output in the order of the lines."""
 
-import io
+import fcntl
 import json
+import os
+import pty
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -62,14 +66,14 @@ def test_json_lines(tmp_path, name):
 
 
 def test_output_in_order_and_as_early_as_it_can_be():
-    output = io.StringIO()
-    with InOrder(output) as lines:
+    output = []
+    with InOrder(output.append) as lines:
         lines.put(1, "b")
-        assert output.getvalue() == ""
+        assert output == []
         lines.put(0, "a\nA")
-        assert output.getvalue() == "a A\nb\n"
+        assert output == ["a A", "b"]
         lines.put(4, "e")
-    assert output.getvalue() == "a A\nb\n\n\ne\n"
+    assert output == ["a A", "b", "", "", "e"]
 
 
 @pytest.fixture
@@ -87,6 +91,18 @@ def test_a_prompt_file_is_answered_line_by_line(work):
         "main.py: p.txt: 1 of 3 lines have no prompt",
     ]
     assert result.returncode == 1
+
+
+def test_progress_is_shown_on_a_terminal_only(work):
+    terminal, stderr = pty.openpty()
+    fcntl.ioctl(stderr, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    command = [sys.executable, ROOT / "main.py", "--prompt-file", "p.txt"]
+    result = subprocess.run(command, cwd=work, stdout=subprocess.PIPE, stderr=stderr)
+    os.close(stderr)
+    assert result.stdout.decode() == f"{ANSWER}\n\nquatre-vingts\n"
+    shown = os.read(terminal, 65536).decode()
+    os.close(terminal)
+    assert "prompts: 2" in shown and "line 2: the prompt is empty" in shown
 
 
 def test_prompts_from_standard_input(work):
