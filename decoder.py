@@ -70,11 +70,13 @@ def check_prompt(prompt: str) -> str:
 _shared_vocabulary = lru_cache(maxsize=8)(shared_vocabulary)
 
 
-def _drafter(tokenizer: Tokenizer, draft_model: T5 | None, options: Options) -> ModelDrafter | None:
+def _drafter(
+    model: T5, tokenizer: Tokenizer, draft_model: T5 | None, options: Options
+) -> ModelDrafter | None:
     if draft_model is None or options.num_draft == 0:
         return None
     shared = _shared_vocabulary(tokenizer, draft_model.tokenizer)
-    return ModelDrafter(draft_model, shared)
+    return ModelDrafter(draft_model, min(shared, model.config.vocab_size))
 
 
 def _text_stream(model: T5, tokenizer: Tokenizer) -> TextStream:
@@ -109,7 +111,7 @@ def stream_generate(
     another vocabulary.
     """
     options = Options(**options)
-    drafter = _drafter(tokenizer, draft_model, options)
+    drafter = _drafter(model, tokenizer, draft_model, options)
     source = tokenizer.encode(check_prompt(prompt)).ids
     row = Row(source, RowSeeds(options.seed)(source))
     decoding = Decoding(model, drafter, [row], options)
@@ -152,7 +154,7 @@ def stream_batch(
     options = Options(**options)
     if not isinstance(batch_size, int) or batch_size < 1:
         raise InputError(f"batch_size is {batch_size!r}, not a whole number of 1 or more")
-    drafter = _drafter(tokenizer, draft_model, options)
+    drafter = _drafter(model, tokenizer, draft_model, options)
     index: dict[int, int] = {}  # id of a row in progress -> its place in the list
 
     def rows() -> Iterator[Row]:

@@ -1,17 +1,20 @@
 """generate, stream_generate and batch_generate on the embedded pair."""
 
+import dataclasses
 import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from oracle import flat_weights
 from test_model import cached_logits, reference_logits
 from transformers import T5ForConditionalGeneration
 
 from checkpoint import InputError
 from decoder import batch_generate, generate, stream_generate
 from demo.tasks import KINDS, held_out_example
+from model import T5
 from tokenizer import byte_tokenizer
 
 DEMO = Path(__file__).parent.parent / "demo"
@@ -123,6 +126,28 @@ def test_batches_keep_the_order_of_the_prompts(demo_pair):
     alone = [generate(target, tokenizer, e.prompt) for e in asked]
     assert [r.text for r in responses] == alone
     assert batch_generate(target, tokenizer, []) == []
+
+
+def test_a_draft_never_proposes_what_the_target_has_no_row_for(demo_pair):
+    """A target of fewer rows than its tokenizer has pieces: the draft's logits are cut to them."""
+    target, tokenizer, draft = demo_pair
+    narrow = T5(dataclasses.replace(target.config, vocab_size=600))
+    weights = dict(flat_weights(target))
+    weights["embedding.weight"] = weights["embedding.weight"][:600]
+    narrow.load_weights(list(weights.items()))
+    prompt = "repair: The kign."  # all of its pieces are below 600
+    assert max(tokenizer.encode(prompt).ids) < 600
+    fed, decode = [], narrow.decode
+
+    def spy(tokens, positions, cache):
+        fed.append(tokens.max().item())
+        return decode(tokens, positions, cache)
+
+    narrow.decode = spy
+    options = dict(temp=3.0, max_tokens=40, acceptance="coupled")
+    plain = generate(narrow, tokenizer, prompt, **options)
+    assert generate(narrow, tokenizer, prompt, draft, **options) == plain
+    assert 500 < max(fed) < 600
 
 
 def test_wrong_arguments_are_named(demo_pair):

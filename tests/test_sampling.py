@@ -2,6 +2,7 @@
 vocabularies, and text for text where a rule promises that."""
 
 import itertools
+from collections import Counter
 from types import SimpleNamespace
 
 import mlx.core as mx
@@ -180,16 +181,8 @@ def test_decoded_rows_have_the_targets_law(rule, num_draft, filters):
     counts = np.bincount(tokens @ V ** np.arange(3, -1, -1), minlength=V**4)
     assert deviation(counts, joint_law(p, 4)) < LIMIT
     if num_draft > 1:
-        lengths = sum(
-            (row.stats.accepted_lengths for row in decoding.rows[:1000]), start=_counter()
-        )
+        lengths = sum((row.stats.accepted_lengths for row in decoding.rows[:1000]), start=Counter())
         assert lengths[0] > 0 and lengths[1] > 0
-
-
-def _counter():
-    from collections import Counter
-
-    return Counter()
 
 
 def seeded(sources, options) -> list[Row]:
