@@ -9,21 +9,23 @@ import itertools
 import random
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 import numpy as np
+from mlx.utils import tree_flatten
 
 import cli
 from cache import DEAD, Cache
 from decoder import load
 from demo.tasks import KINDS, Example, held_out_example
 from demo.widen import SHAPES, widen
-from drafting import ModelDrafter
+from drafting import CombinedDrafter, InputDrafter, ModelDrafter
 from main import demo_model
 from model import T5
 from options import Options
-from rounds import Decoding, Row, decode
+from rounds import Decoding, Row, decode, draft_length
 from sampling import RULES, RowSeeds, Sampler
 
 BATCH_SIZE = 32
@@ -148,6 +150,63 @@ def compare_batches(
     table(header, lines)
 
 
+def compare_lengths(
+    target: T5, draft: T5, tokenizer, per_kind: int, sizes: tuple[str, str]
+) -> None:
+    """Tokens per second of every num_draft against plain decoding, prompt by prompt side by side."""
+    target, expensive = widen(target, sizes[0]), widen(draft, sizes[1])
+    copying = InputDrafter(lambda token: tokenizer.id_to_token(token))
+    workloads = {
+        "sentences, cheap draft": ("sentence", ModelDrafter(draft)),
+        "sentences, dear draft": ("sentence", ModelDrafter(expensive)),
+        "numbers, cheap draft": ("number", ModelDrafter(draft)),
+        "numbers, dear draft": ("number", ModelDrafter(expensive)),
+        "sentences, useless draft": ("sentence", ModelDrafter(useless(draft))),
+        "repairs, lookup": ("repair", copying),
+        "sentences, lookup": ("sentence", copying),
+        "repairs, both": ("repair", CombinedDrafter(copying, ModelDrafter(draft))),
+    }
+    settings = (*range(9), "auto")
+    lines = []
+    for name, (kind, drafter) in workloads.items():
+        sources = [tokenizer.encode(e.prompt).ids for e in examples(per_kind) if e.kind == kind]
+        rates = race(target, drafter, sources, settings)
+        ratios = {setting: rate / rates[0] for setting, rate in rates.items()}
+        best = max(range(9), key=ratios.get)
+        cells = [f"{ratios[setting]:.2f}" for setting in settings[1:]]
+        lines.append([name, *cells, f"{ratios['auto'] / ratios[best]:.2f} (of {best})"])
+        print(*lines[-1], file=sys.stderr)
+    table(["ratio to plain", *map(str, settings[1:]), "auto to best"], lines)
+
+
+def race(target: T5, drafter, sources: Sequence[list[int]], settings: Sequence) -> dict:
+    """Tokens per second of each num_draft of `settings`, taking turns at every prompt."""
+    seconds, tokens = Counter(), Counter()
+    lengths = {setting: draft_length(target, Options(num_draft=setting)) for setting in settings}
+    for i, source in enumerate([sources[0], *sources]):
+        for j in range(len(settings)):
+            setting = settings[(i + j) % len(settings)]
+            row, options = Row(source), Options(num_draft=setting)
+            length = lengths[setting] if i else draft_length(target, options)
+            began = time.perf_counter()
+            decoding = Decoding(target, drafter, [row], options, length)
+            while not decoding.finished:
+                decoding.round()
+            if i:  # the first one warms up
+                seconds[setting] += time.perf_counter() - began
+                tokens[setting] += len(row.from_draft)
+    return {setting: tokens[setting] / seconds[setting] for setting in settings}
+
+
+def useless(draft: T5) -> T5:
+    """A draft model that is hardly ever right: its embedding's rows are out of order."""
+    shuffled = T5(draft.config)
+    weights = dict(tree_flatten(draft.parameters()))
+    weights["embedding.weight"] = weights["embedding.weight"][::-1]
+    shuffled.load_weights(list(weights.items()))
+    return shuffled
+
+
 class Counted:
     """A model that counts what share of the slots and of the source that it attends to is dead or
     padding."""
@@ -169,9 +228,9 @@ class Counted:
 
 def main() -> None:
     parser = cli.Parser(prog="benchmark.py", description="Measure the embedded pair.")
-    parser.add_argument("what", choices=["rules", "delta", "batches"])
+    parser.add_argument("what", choices=["rules", "delta", "batches", "lengths"])
     parser.add_argument("--examples", type=int, default=300, help="of each kind (default: 300)")
-    parser.add_argument("--num-draft", type=int, default=Options.num_draft)
+    parser.add_argument("--num-draft", type=int, default=5)
     parser.add_argument(
         "--sizes",
         nargs=2,
@@ -189,6 +248,8 @@ def main() -> None:
     print(f"{len(sources)} held-out prompts of {tokens:.0f} tokens, num_draft {args.num_draft}\n")
     if args.what == "rules":
         compare_rules(target, draft, sources, args.num_draft)
+    elif args.what == "lengths":
+        compare_lengths(target, draft, tokenizer, args.examples, args.sizes)
     elif args.what == "batches":
         compare_batches(target, draft, sources, args.sizes, args.num_draft)
     else:

@@ -18,10 +18,11 @@ import mlx.core as mx
 from tokenizers import Tokenizer
 
 from checkpoint import InputError
-from drafting import ModelDrafter
+from draft_length import Fixed, Measured
+from drafting import CombinedDrafter, Drafter, InputDrafter, ModelDrafter
 from model import T5, load
 from options import Options
-from rounds import Decoding, Row, Stats, decode
+from rounds import Decoding, Row, Stats, decode, draft_length
 from sampling import RowSeeds
 from tokenizer import TextStream, shared_vocabulary
 
@@ -72,11 +73,32 @@ _shared_vocabulary = lru_cache(maxsize=8)(shared_vocabulary)
 
 def _drafter(
     model: T5, tokenizer: Tokenizer, draft_model: T5 | None, options: Options
-) -> ModelDrafter | None:
-    if draft_model is None or options.num_draft == 0:
+) -> Drafter | None:
+    if options.num_draft == 0:
         return None
+    copying = InputDrafter(lambda token: tokenizer.id_to_token(token) or "")
+    if draft_model is None:
+        return copying if options.lookup else None
     shared = _shared_vocabulary(tokenizer, draft_model.tokenizer)
-    return ModelDrafter(draft_model, min(shared, model.config.vocab_size))
+    modelling = ModelDrafter(draft_model, min(shared, model.config.vocab_size))
+    return CombinedDrafter(copying, modelling) if options.lookup else modelling
+
+
+def _length(model: T5, draft_model: T5 | None, options: Options) -> Fixed | Measured:
+    """What decides how much to draft. What was measured stays with the model, for the next call."""
+    if options.num_draft != "auto":
+        return draft_length(model, options)
+    if not hasattr(model, "measured"):
+        model.measured = _Measurements()
+    key = (id(draft_model), options.lookup)
+    return model.measured.by_drafter.setdefault(key, draft_length(model, options))
+
+
+class _Measurements:
+    """What was measured with a target. (A module would take a plain dict for weights.)"""
+
+    def __init__(self):
+        self.by_drafter: dict[tuple, Measured] = {}
 
 
 def _text_stream(model: T5, tokenizer: Tokenizer) -> TextStream:
@@ -114,7 +136,7 @@ def stream_generate(
     drafter = _drafter(model, tokenizer, draft_model, options)
     source = tokenizer.encode(check_prompt(prompt)).ids
     row = Row(source, RowSeeds(options.seed)(source))
-    decoding = Decoding(model, drafter, [row], options)
+    decoding = Decoding(model, drafter, [row], options, _length(model, draft_model, options))
     stream = _text_stream(model, tokenizer)
     while not row.finish_reason:
         first = len(row.from_draft)
@@ -167,7 +189,8 @@ def stream_batch(
                 index[id(row)] = i
                 yield row
 
-    for row in decode(model, drafter, rows(), options, batch_size):
+    length = _length(model, draft_model, options)
+    for row in decode(model, drafter, rows(), options, batch_size, length):
         stream = _text_stream(model, tokenizer)
         text = stream.push(row.tokens[1:]) + stream.finish()
         yield index.pop(id(row)), _respond(row, text)

@@ -4,6 +4,7 @@ python main.py --prompt "translate number to German: 1284"
 python main.py --model t5-11b --draft-model t5-small --prompt "summarize: ..."
 """
 
+import argparse
 import functools
 import json
 import sys
@@ -39,9 +40,16 @@ def demo_model(role: str) -> Path:
 def add_option(parser: cli.Parser, flag: str, *aliases: str, help: str, **how) -> None:
     """A flag for the field of `Options` of the same name, with its default."""
     default = getattr(Options, flag.removeprefix("--").replace("-", "_"))
-    if default is not None:
+    if default is not None and default is not False:
         help += f" (default: {default})"
     parser.add_argument(flag, *aliases, default=default, help=help, **how)
+
+
+def draft_number(text: str) -> int | str:
+    try:
+        return text if text == "auto" else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor auto") from None
 
 
 def parse_args(argv: list[str] | None = None):
@@ -71,8 +79,14 @@ def parse_args(argv: list[str] | None = None):
     option(
         "--num-draft",
         "--num-draft-tokens",
-        type=int,
-        help="tokens to draft per round; 0: plain decoding",
+        type=draft_number,
+        metavar="N",
+        help="tokens to draft per round; 0: plain decoding; auto: as many as measured to pay",
+    )
+    option(
+        "--lookup",
+        action="store_true",
+        help="draft by copying from the source; with --draft-model where there is nothing to copy",
     )
     option("--temp", type=float, help="temperature; 0: greedy")
     option("--top-k", type=int, help="sample from the TOP_K most probable tokens; 0: from all")

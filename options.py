@@ -8,7 +8,7 @@ from numbers import Integral, Real
 from checkpoint import InputError
 from sampling import RULES, Greedy, Sampler
 
-DEFAULT_RULE = "block"
+DEFAULT_RULE = "coupled"  # the text does not depend on what is drafted, nor on how much
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,10 @@ class Options:
     """The keyword arguments of `generate`, `stream_generate` and `batch_generate`, and the one
     place of their defaults. A value out of range raises InputError."""
 
-    num_draft: int = 5  # tokens drafted per round; 0: plain decoding
+    num_draft: int | str = "auto"  # tokens drafted per round; 0: plain decoding; see draft_length
+    lookup: bool = (
+        False  # draft by copying from the source; before the draft model, if there is one
+    )
     max_tokens: int = 256  # tokens generated at most, end of sequence included
     temp: float = 0.0  # temperature; 0: greedy
     top_k: int = 0  # keep the top_k most probable tokens; 0: all
@@ -28,7 +31,11 @@ class Options:
     timed: bool = False  # time drafting apart from verifying, for one more wait per round
 
     def __post_init__(self):
-        self._check("num_draft", Integral, "a whole number of 0 or more", lambda n: n >= 0)
+        if self.num_draft != "auto":
+            what = "a whole number of 0 or more, or auto"
+            self._check("num_draft", Integral, what, lambda n: n >= 0)
+        if not isinstance(self.lookup, bool):
+            raise InputError(f"lookup is {self.lookup!r}, neither True nor False")
         self._check("max_tokens", Integral, "a whole number of 1 or more", lambda n: n >= 1)
         self._check("temp", Real, "a number of 0 or more", lambda x: 0 <= x < math.inf)
         self._check("top_k", Integral, "a whole number of 0 or more", lambda n: n >= 0)

@@ -13,7 +13,8 @@ from itertools import islice
 import mlx.core as mx
 import numpy as np
 
-from drafting import ModelDrafter, following, lacking
+from draft_length import Fixed, Measured, Plan
+from drafting import Drafter, following, lacking, padded
 from model import T5
 from options import Options
 from sampling import Draft, no_draft
@@ -63,18 +64,25 @@ class Row:
 class Decoding:
     """Rows decoded together, a round at a time.
 
-    `drafter` is None for plain decoding, which is the same round with nothing drafted.
+    `drafter` is None for plain decoding, which is the same round with nothing drafted. `length` says
+    how much to draft; by default what the options ask for.
     """
 
     def __init__(
-        self, model: T5, drafter: ModelDrafter | None, rows: Sequence[Row], options: Options
+        self,
+        model: T5,
+        drafter: Drafter | None,
+        rows: Sequence[Row],
+        options: Options,
+        length: Fixed | Measured | None = None,
     ):
         self.model, self.drafter, self.options = model, drafter, options
+        self.length = length or draft_length(model, options)
         self.rows = list(rows)
         tokens, mask = self._admit(rows)
         self.cache = model.start(tokens, mask)
         if drafter:
-            drafter.start(tokens, mask)
+            drafter.start([row.source for row in rows])
         self._encoded(rows)
 
     @property
@@ -87,12 +95,16 @@ class Decoding:
         Returns the indices of the rows that this round finished.
         """
         tokens = [[] if row.finish_reason else row.tokens for row in self.rows]
-        lengths = self._draft_lengths()
-        k = int(lengths.max())
+        plan = self._plan(tokens)
+        k = int(plan.lengths.max())
+        if k:
+            self.drafter.prepare(plan.offers)
         began = time.perf_counter()
 
         # draft
-        draft = self.drafter.draft(tokens, lengths, self.sampler) if k else no_draft(len(tokens))
+        draft = no_draft(len(tokens))
+        if k:
+            draft = self.drafter.draft(tokens, plan.offers, plan.lengths, self.sampler)
         mx.async_eval(draft.tokens)  # runs while the host prepares what follows
 
         # verify
@@ -114,10 +126,13 @@ class Decoding:
             self.drafter.keep(n)
         seconds = time.perf_counter() - began
         unfinished = [b for b, row in enumerate(self.rows) if not row.finish_reason]
+        accepted = [0] * len(self.rows)
         for b in unfinished:
-            self.rows[b].stats.count(seconds, drafting, int(draft.lengths[b]))
-            self._commit(self.rows[b], drafted[b, : n[b]].tolist(), int(token[b]))
-        return [b for b in unfinished if self.rows[b].finish_reason]
+            self.rows[b].stats.count(seconds, drafting, int(plan.lengths[b]))
+            accepted[b] = self._commit(self.rows[b], drafted[b, : n[b]].tolist(), int(token[b]))
+        finished = [bool(row.finish_reason) for row in self.rows]
+        self.length.observe(plan, accepted, finished, seconds)
+        return [b for b in unfinished if finished[b]]
 
     def replace(self, fresh: dict[int, Row]) -> None:
         """Put new rows in the place of finished ones, by index."""
@@ -127,7 +142,7 @@ class Decoding:
         tokens, mask = self._admit(rows)
         self.cache.replace(list(fresh), self.model.start(tokens, mask))
         if self.drafter:
-            self.drafter.replace(list(fresh), tokens, mask)
+            self.drafter.replace(list(fresh), [row.source for row in rows])
         self._encoded(rows)
 
     def select(self, indices: Sequence[int]) -> None:
@@ -142,10 +157,7 @@ class Decoding:
         """Prepare new rows; their source tokens [B, S] and the mask of these, true on tokens."""
         config = self.model.config
         self.sampler = self.options.sampler([row.seed for row in self.rows])
-        lengths = np.array([len(row.source) for row in rows])
-        mask = np.arange(lengths.max()) < lengths[:, None]
-        tokens = np.full(mask.shape, config.pad_token_id, np.int32)
-        tokens[mask] = np.concatenate([row.source for row in rows])
+        tokens, mask = padded([row.source for row in rows], config.pad_token_id)
         for row in rows:
             row.tokens = [config.decoder_start_token_id]
             row.started = time.perf_counter()
@@ -163,16 +175,20 @@ class Decoding:
         np.array(draft.tokens)
         return time.perf_counter() - began
 
-    def _draft_lengths(self) -> np.ndarray:
-        """How many tokens to draft for each row [B]: no more than it has room for."""
-        room = [self.options.max_tokens - len(row.from_draft) - 1 for row in self.rows]
-        most = self.options.num_draft if self.drafter else 0
-        finished = [bool(row.finish_reason) for row in self.rows]
-        return np.where(finished, 0, np.minimum(room, most))
+    def _plan(self, tokens: Sequence[Sequence[int]]) -> Plan:
+        offers = self.drafter.offers(tokens) if self.drafter else [[]] * len(tokens)
+        # Drafted tokens that a row has room for, with the target's own after them.
+        room = [
+            -1 if row.finish_reason else self.options.max_tokens - len(row.from_draft) - 1
+            for row in self.rows
+        ]
+        return self.length.plan(
+            [o if r > 0 else [] for o, r in zip(offers, room, strict=True)], room
+        )
 
-    def _commit(self, row: Row, accepted: list[int], token: int) -> None:
+    def _commit(self, row: Row, accepted: list[int], token: int) -> int:
         """Append the accepted drafted tokens and the target's own, cut at the first end of sequence
-        and at max_tokens."""
+        and at max_tokens. Returns how many drafted ones there are among them."""
         new = [*accepted, token][: self.options.max_tokens - len(row.from_draft)]
         ends = [i for i, t in enumerate(new) if t in self.model.config.eos_token_ids]
         if ends:
@@ -185,14 +201,23 @@ class Decoding:
             row.finish_reason = "stop"
         elif len(row.from_draft) == self.options.max_tokens:
             row.finish_reason = "length"
+        return sum(flags)
+
+
+def draft_length(model: T5, options: Options) -> Fixed | Measured:
+    """What decides how much to draft: by the option num_draft."""
+    if options.num_draft == "auto":
+        return Measured(model.config.vocab_size)
+    return Fixed(options.num_draft)
 
 
 def decode(
     model: T5,
-    drafter: ModelDrafter | None,
+    drafter: Drafter | None,
     rows: Iterable[Row],
     options: Options,
     batch_size: int,
+    length: Fixed | Measured | None = None,
 ) -> Iterator[Row]:
     """Decode all rows, `batch_size` at a time; yield each as soon as it is finished.
 
@@ -203,7 +228,7 @@ def decode(
     batch = list(islice(rows, batch_size))
     if not batch:
         return
-    decoding = Decoding(model, drafter, batch, options)
+    decoding = Decoding(model, drafter, batch, options, length)
     while not decoding.finished:
         done = decoding.round()
         yield from (decoding.rows[b] for b in done)

@@ -26,6 +26,7 @@ class Draft:
     tokens: mx.array  # [B, k]
     lengths: np.ndarray  # [B], how many of a row's tokens are meant, the first ones
     q: mx.array | None = None  # [B, k, V'], what they were drawn from; None: they were certain
+    certain: np.ndarray | None = None  # [B], rows whose tokens were certain whatever q says
 
 
 def no_draft(batch_size: int) -> Draft:
@@ -212,10 +213,12 @@ def _padded_q(draft: Draft, vocab_size: int) -> mx.array:
     """The draft's distributions [B, k + 1, V]: one-hot where the tokens were certain, zero for ids
     that the drafter lacks and beyond each row's length, where only the target speaks."""
     B, k = draft.tokens.shape
-    if draft.q is None:
-        q = (draft.tokens[..., None] == mx.arange(vocab_size)).astype(mx.float32)
-    else:
+    q = None
+    if draft.q is not None:
         q = mx.pad(draft.q, [(0, 0), (0, 0), (0, vocab_size - draft.q.shape[-1])])
+    if q is None or draft.certain is not None:
+        one_hot = (draft.tokens[..., None] == mx.arange(vocab_size)).astype(mx.float32)
+        q = one_hot if q is None else mx.where(mx.array(draft.certain[:, None, None]), one_hot, q)
     meant = np.arange(k) < draft.lengths[:, None]
     q = mx.where(mx.array(meant[..., None]), q, 0.0)
     return mx.concatenate([q, mx.zeros((B, 1, vocab_size))], axis=1)

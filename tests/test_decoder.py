@@ -34,8 +34,12 @@ def decode(model, drafter, sources, **options) -> Decoding:
 
 def decode_in_batches(model, draft_model, sources, batch_size, **options) -> list[Row]:
     drafter = draft_model and ModelDrafter(draft_model)
+    return decode_with(model, drafter, sources, batch_size, **options)
+
+
+def decode_with(model, drafter, sources, batch_size, length=None, **options) -> list[Row]:
     rows = [Row(source) for source in sources]
-    finished = list(rounds.decode(model, drafter, rows, Options(**options), batch_size))
+    finished = list(rounds.decode(model, drafter, rows, Options(**options), batch_size, length))
     assert sorted(map(id, finished)) == sorted(map(id, rows))
     return rows
 

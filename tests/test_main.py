@@ -111,7 +111,7 @@ def test_verbose_ends_with_a_line_of_statistics(folder):
         (["-p", "  \n"], 1, "the prompt is empty"),
         (["-p", "-"], 1, "the prompt is empty"),
         (["-p", "x", "--num-draft", "-1"], 1, "num_draft is -1, not a whole number of 0 or more"),
-        (["-p", "x", "--num-draft", "two"], 2, "invalid int value: 'two'"),
+        (["-p", "x", "--num-draft", "two"], 2, "'two' is neither a number nor auto"),
         (["-p", "x", "--max-tokens", "0"], 1, "max_tokens is 0, not a whole number of 1 or more"),
         (["-p", "x", "--temp", "-1"], 1, "temp is -1.0, not a number of 0 or more"),
         (["-p", "x", "--temp", "hot"], 2, "invalid float value: 'hot'"),

@@ -14,7 +14,7 @@ from test_model import random_model
 
 from cache import Cache
 from checkpoint import InputError
-from drafting import ModelDrafter
+from drafting import CombinedDrafter, InputDrafter, ModelDrafter
 from options import Options
 from rounds import Decoding, Row, decode
 from sampling import (
@@ -165,22 +165,42 @@ class TableModel:
         return mx.array(self.logits)[tokens]
 
 
+DRAFTERS = {
+    "model": lambda: ModelDrafter(TableModel(1)),
+    "lookup": InputDrafter,
+    "both": lambda: CombinedDrafter(InputDrafter(), ModelDrafter(TableModel(1))),
+}
+
+
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize(("num_draft", "filters"), [(0, {}), (1, {}), (3, {}), (4, FILTERS[1])])
-def test_decoded_rows_have_the_targets_law(rule, num_draft, filters):
+@pytest.mark.parametrize(
+    ("kind", "num_draft", "filters"),
+    [
+        ("model", 0, {}),
+        ("model", 1, {}),
+        ("model", 3, {}),
+        ("model", 4, FILTERS[1]),
+        ("model", "auto", {}),
+        ("lookup", 3, {}),
+        ("both", 3, {}),
+    ],
+)
+def test_decoded_rows_have_the_targets_law(rule, kind, num_draft, filters):
     """Several rounds per row, redrafted positions included; 30,000 rows side by side."""
-    target, drafter, count = TableModel(0), ModelDrafter(TableModel(1)), 30_000
+    target, drafter, count = TableModel(0), DRAFTERS[kind](), 30_000
     options = Options(
-        num_draft=num_draft, max_tokens=4, temp=0.7, acceptance=rule, seed=num_draft, **filters
+        num_draft=num_draft, max_tokens=4, temp=0.7, acceptance=rule, seed=len(kind), **filters
     )
-    decoding = Decoding(target, drafter, seeded([[b % 3] for b in range(count)], options), options)
+    decoding = Decoding(
+        target, drafter, seeded([[b % 3, b % 2] for b in range(count)], options), options
+    )
     while not decoding.finished:
         decoding.round()
     tokens = np.array([row.tokens[1:] for row in decoding.rows])
     p = np.array(probabilities(mx.array(target.logits), 0.7, **filters))
     counts = np.bincount(tokens @ V ** np.arange(3, -1, -1), minlength=V**4)
     assert deviation(counts, joint_law(p, 4)) < LIMIT
-    if num_draft > 1:
+    if num_draft not in (0, 1):
         lengths = sum((row.stats.accepted_lengths for row in decoding.rows[:1000]), start=Counter())
         assert lengths[0] > 0 and lengths[1] > 0
 
@@ -416,7 +436,7 @@ def test_sampling_options_out_of_range_are_named(options, message):
 
 
 def test_the_default_rule_gives_way_to_delta():
-    assert Options(temp=1.0).rule == "block"
+    assert Options(temp=1.0).rule == "coupled"
     assert Options(temp=1.0, delta=0.1).rule == "token"
     assert isinstance(Options(temp=1.0, delta=0.1).sampler([b""]), Sampler)
     assert isinstance(Options(temp=0.0, acceptance="coupled").sampler([b""]), Greedy)

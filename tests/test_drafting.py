@@ -1,0 +1,267 @@
+"""Copying from the source: what is proposed, and that no drafter changes the text."""
+
+import itertools
+import random
+
+import checkpoints
+import numpy as np
+import pytest
+from oracle import disturbed, greedy, with_eos
+from scripted import EOS, START, ScriptedModel, plain, scripted_next
+from test_decoder import agreeing, decode_with, partial_rounds, ragged_sources
+from test_model import random_model
+from test_sampling import seeded
+
+import rounds
+from decoder import generate
+from demo.tasks import held_out_example
+from draft_length import Fixed, Plan
+from drafting import CombinedDrafter, InputDrafter, ModelDrafter
+from lookup import LONG, Copier
+from options import Options
+
+# ---------------------------------------------------------------------------------------------
+# What is proposed
+
+
+class Words:
+    """Texts as tokens of one word or word part ("+ing") each."""
+
+    def __init__(self):
+        self.words: list[str] = []
+
+    def ids(self, text: str) -> list[int]:
+        for word in text.split():
+            if word not in self.words:
+                self.words.append(word)
+        return [self.words.index(word) for word in text.split()]
+
+    def piece(self, token: int) -> str:
+        word = self.words[token]
+        return word[1:] if word.startswith("+") else "▁" + word
+
+    def offers(self, source: str, output: str) -> list[str]:
+        """The texts offered after `output`, the likeliest first."""
+        copier = Copier(self.ids(source), self.piece)
+        copier.extend(self.ids(output))
+        texts = [copier.copy(offer.place, min(offer.most, 8)) for offer in copier.offers()]
+        return [" ".join(self.words[token] for token in text) for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("source", "output", "offered"),
+    [
+        ("fix: a b c", "", "a b c"),  # the start, after the task's prefix
+        ("a b c", "", "a b c"),
+        ("a b c d", "a", "b c d"),
+        ("fix: a b c d", "a b", "c d"),
+        ("a b c d e", "a X", "c d e"),  # a word replaced
+        ("a b +ing c d", "a X", "c d"),  # a word of two parts by one
+        ("a b c d", "a X +ing", "c d"),  # a word by one of two parts
+        ("a b c d e", "a X Y", "d e"),  # two words
+        ("a b c d", "a X b", "c d"),  # a word put in
+        ("a b b c d", "a b c", "d"),  # a word left out
+        ("a b c d e f g", "a e", "f g"),  # several
+        ("a b . c d", "a X .", "c d"),
+        ("the a the b the c", "the a the", "b the c"),  # in order, though the word recurs
+        ("the a . the b . the c d", "the X . the", "b . the c d"),
+        ("m n o p q r s t u a b c d e f", "X a b c d", "e f"),  # far, and long enough to be meant
+        ("a b c", "X Y Z V W", None),  # nothing of the source for a while
+        ("a b c", "X Y Z V W p q r s t p q r s", "t p q r s t p q"),  # the text so far repeats
+    ],
+)
+def test_what_is_offered_first(source, output, offered):
+    offers = Words().offers(source, output)
+    assert (offers[0] if offers else None) == offered
+
+
+def test_the_longest_match_wins_and_the_source_before_the_output():
+    words = Words()
+    source = "x: a b c d 1 b c d 2 c d 3"
+    assert words.offers(source, "Q Q Q Q Q a b c d")[0].startswith("1 b c d")
+    # As long in the output as in the source, which comes first.
+    assert words.offers("p q r s 1", "p q r s 2 X Y Z V W p q r s")[0].startswith("1")
+
+
+def test_a_match_ends_where_the_text_departs():
+    words = Words()
+    copier = Copier(words.ids("a b c d e f"), words.piece)
+    copier.extend(words.ids("a b c d"))
+    assert copier.offers()[0].kind == f"match {LONG}+"
+    copier.extend(words.ids("X"))
+    assert copier.offers()[0].kind == "correction"
+    copier.extend(words.ids("f"))
+    assert copier.offers() == []  # the source is used up
+
+
+def edited(rng: random.Random, source: list[int], edits: int) -> list[int]:
+    """`source` with so many words replaced, put in or left out, apart from each other."""
+    text = list(source)
+    for place in sorted(rng.sample(range(0, len(text) - 6, 6), edits), reverse=True):
+        kind = rng.choice(("replace", "insert", "delete"))
+        new = [] if kind == "delete" else [rng.randrange(600, 900)]
+        text[place + 1 : place + 1 + (kind != "insert")] = new
+    return text
+
+
+def test_target_calls_grow_with_the_corrections_and_not_with_the_text():
+    """On average little over two calls per correction, whatever the length."""
+    rng = random.Random(0)
+    for length, edits in itertools.product((60, 240), (0, 3, 8)):
+        calls = []
+        for _ in range(10):
+            source = [rng.randrange(3, 600) for _ in range(length)]
+            text = [*edited(rng, source, edits), EOS]
+            model = ScriptedModel(
+                lambda _, prefix, text=text: text[min(len(prefix), len(text)) - 1], 1000
+            )
+            (row,) = decode_with(
+                model, InputDrafter(), [[*source, EOS]], 1, num_draft=64, max_tokens=300
+            )
+            assert row.tokens[1:] == text
+            calls.append(row.stats.target_calls)
+        assert sum(calls) / len(calls) <= 1 + length // 65 + 2.2 * edits
+
+
+# ---------------------------------------------------------------------------------------------
+# The text stays the same
+
+
+def editing(ends: float = 0.0):
+    """A target that mostly goes on with its source, and a draft that half agrees with it."""
+
+    def target(source, prefix):
+        rng = random.Random(scripted_next(source, prefix, 2**31))
+        if rng.random() < ends:
+            return EOS
+        if rng.random() < 0.75 and prefix[-1] in source[:-1]:
+            return source[source.index(prefix[-1]) + 1]
+        return 3 + scripted_next(source, prefix, 40) % 30
+
+    def draft(source, prefix):
+        token = target(source, prefix)
+        return token if scripted_next(source, prefix, 1000) % 2 else 3 + (token + 1) % 30
+
+    return ScriptedModel(target), ScriptedModel(draft)
+
+
+def drafters(draft) -> dict:
+    return {
+        "lookup": InputDrafter(),
+        "both": CombinedDrafter(InputDrafter(), ModelDrafter(draft)),
+        "model": ModelDrafter(draft),
+    }
+
+
+class AnyLength(Fixed):
+    """Other offers and lengths in every round, and at times none: whatever `auto` may do."""
+
+    def __init__(self):
+        self._rng = random.Random(0)
+
+    def plan(self, offers, room):
+        self._num_draft = self._rng.choice((0, 1, 2, 5, 20))
+        plan = super().plan([self._rng.sample(o, len(o)) for o in offers], room)
+        lengths = [self._rng.randint(0, n) for n in plan.lengths]
+        chosen = [o if n else None for o, n in zip(plan.offers, lengths, strict=True)]
+        return Plan(chosen, np.array(lengths, np.int32))
+
+
+@pytest.mark.parametrize("kind", ["lookup", "both", "model"])
+@pytest.mark.parametrize("num_draft", [1, 3, 7, 20, "auto", "any"])
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_rows_that_come_and_go_are_plain_rows(kind, num_draft, batch_size):
+    target, draft = editing(ends=0.03)
+    sources, drafter = ragged_sources(20, 50), drafters(draft)[kind]
+    options = dict(num_draft="auto") if num_draft == "any" else dict(num_draft=num_draft)
+    length = AnyLength() if num_draft == "any" else None
+    rows = decode_with(target, drafter, sources, batch_size, length, max_tokens=60, **options)
+    assert [row.tokens[1:] for row in rows] == [plain(target, s, 60) for s in sources]
+    if num_draft == "auto":
+        return  # what it drafts depends on the machine
+    assert sum(row.stats.accepted for row in rows) > 40
+    if num_draft != 1:
+        assert partial_rounds(rows, 20) > 10
+
+
+@pytest.mark.parametrize("variant", checkpoints.VARIANTS)
+@pytest.mark.parametrize("kind", ["lookup", "both"])
+def test_tokens_are_the_oracles(variant, kind):
+    model = random_model(variant)
+    draft = disturbed(model, 0.05)
+    sources = ragged_sources(8, model.config.vocab_size)
+    free = [token for source in sources for token in greedy(model, source, 12)[5:]]
+    with_eos(model, max(set(free), key=free.count))
+    expected = [greedy(model, source, 24) for source in sources]
+    for num_draft, batch_size in itertools.product((4, "auto"), (1, 3, 8)):
+        rows = decode_with(
+            model, drafters(draft)[kind], sources, batch_size, num_draft=num_draft, max_tokens=24
+        )
+        assert [row.tokens[1:] for row in rows] == expected, (num_draft, batch_size)
+
+
+@pytest.mark.parametrize("kind", ["lookup", "both", "model"])
+def test_coupled_text_is_plain_text(kind):
+    model = random_model("v1.1")
+    with_eos(model, 7)
+    draft, sources = disturbed(model, 0.05), ragged_sources(8, 61)
+
+    def sampled(drafter, batch_size, **options):
+        options = Options(temp=0.6, max_tokens=16, acceptance="coupled", **options)
+        rows = seeded(sources, options)
+        list(rounds.decode(model, drafter, rows, options, batch_size))
+        return [row.tokens for row in rows]
+
+    for seed in range(2):
+        expected = sampled(None, 8, seed=seed)
+        for num_draft, batch_size in itertools.product((9, "auto"), (1, 8)):
+            drafter = drafters(draft)[kind]
+            assert sampled(drafter, batch_size, seed=seed, num_draft=num_draft) == expected
+
+
+def test_the_demo_repairs_the_same_text_with_few_target_calls(demo_pair):
+    """At most one target call for four tokens."""
+    target, tokenizer, _ = demo_pair
+    rng = random.Random(1)
+    drafter = InputDrafter(tokenizer.id_to_token)
+    sources = [tokenizer.encode(held_out_example(rng, "repair").prompt).ids for _ in range(40)]
+    expected = decode_with(target, None, sources, 20, num_draft=0)
+    rows = decode_with(target, drafter, sources, 1, num_draft=16)
+    assert [row.tokens for row in rows] == [row.tokens for row in expected]
+    calls = sum(row.stats.target_calls for row in rows)
+    assert calls <= 0.25 * sum(len(row.from_draft) for row in rows)
+
+
+def test_every_drafter_by_its_option(demo_pair):
+    target, tokenizer, draft = demo_pair
+    prompt = held_out_example(random.Random(2), "repair").prompt
+    expected = generate(target, tokenizer, prompt)
+    for draft_model, lookup in itertools.product((None, draft), (True, False)):
+        for num_draft in ("auto", 6):
+            options = dict(draft_model=draft_model, lookup=lookup, num_draft=num_draft)
+            assert generate(target, tokenizer, prompt, **options) == expected
+
+
+# ---------------------------------------------------------------------------------------------
+# The draft model's part
+
+
+def test_a_source_is_encoded_for_the_draft_only_when_it_drafts():
+    target, draft = agreeing(0.5)
+    started = []
+    start, draft.start = draft.start, lambda *args: started.append(args) or start(*args)
+    decode_with(target, ModelDrafter(draft), ragged_sources(6, 50), 3, num_draft=0, max_tokens=20)
+    assert not started
+    decode_with(target, ModelDrafter(draft), ragged_sources(6, 50), 3, num_draft=2, max_tokens=20)
+    assert started
+
+
+def test_the_draft_model_is_not_asked_where_all_rows_copy():
+    source = list(range(3, 40))
+    target = ScriptedModel(lambda source, prefix: source[min(len(prefix), 38) - 1])
+    draft = ScriptedModel(lambda source, prefix: 4)
+    drafter = CombinedDrafter(InputDrafter(), ModelDrafter(draft))
+    (row,) = decode_with(target, drafter, [[*source, EOS]], 1, num_draft=8)
+    assert row.tokens == [START, *source, EOS]
+    assert draft.calls == 0
+    assert row.stats.target_calls == -(-38 // 9)
