@@ -13,6 +13,13 @@ from tokenizers.decoders import DecodeStream
 from checkpoint import InputError
 
 FILE = "tokenizer.json"
+SOURCES = (  # of a checkpoint
+    FILE,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "spiece.model",
+)
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:

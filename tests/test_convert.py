@@ -278,7 +278,7 @@ def edit(folder: Path, **changes) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nobody/nothing", "the Hugging Face hub cannot be reached"),
+        ("nobody/nothing", "not whole in the cache, .*, and HF_HUB_OFFLINE forbids"),
         ("./no/such/folder", "neither a folder nor a name on the Hugging Face hub"),
         (__file__, "neither a folder nor a name on the Hugging Face hub"),
     ],
