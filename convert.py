@@ -166,6 +166,8 @@ def read_config(folder: Path) -> dict:
     architectures = " ".join(raw.get("architectures") or [])
     if (model_type is None and "T5" not in architectures) or model_type not in (None, *MODEL_TYPES):
         raise InputError(f"{folder}: a {model_type or architectures} model, not a T5-type one")
+    if architectures.endswith("EncoderModel"):
+        raise InputError(f"{folder}: {architectures}, an encoder without a decoder")
     generation = folder / "generation_config.json"
     if generation.exists():
         ids = ("decoder_start_token_id", "eos_token_id", "pad_token_id")
