@@ -37,7 +37,7 @@ from hub import fetch
 from model import WEIGHTS, check_weights, converted_path, weight_shapes
 from tokenizer import FILE as TOKENIZER
 from tokenizer import SOURCES as TOKENIZER_FILES
-from tokenizer import byte_tokenizer
+from tokenizer import byte_tokenizer, like_sentencepiece
 
 DTYPES = {
     "float32": np.dtype("<f4"),
@@ -190,7 +190,7 @@ def converted_size(folder: Path, dtype: str) -> int:
 
 
 def write_tokenizer(folder: Path, output: Path) -> None:
-    """Copy the tokenizer's files, and write the tokenizer.json that transformers makes of them."""
+    """Copy the tokenizer's files, and write the tokenizer.json that follows from them."""
     found = [name for name in TOKENIZER_FILES if (folder / name).exists()]
     for name in found:
         shutil.copyfile(folder / name, output / name)
@@ -209,7 +209,7 @@ def _fast_tokenizer(folder: Path, found: list[str]) -> Tokenizer:
     # For umT5 the automatic class reads tokenizer.json only.
     kind = AutoTokenizer if TOKENIZER in found else T5Tokenizer
     try:
-        return kind.from_pretrained(folder).backend_tokenizer
+        return like_sentencepiece(kind.from_pretrained(folder).backend_tokenizer)
     except (ValueError, OSError, ImportError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"{folder}: transformers cannot read the tokenizer: {reason}") from None

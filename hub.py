@@ -142,7 +142,7 @@ def _download(
     def get(name: str) -> Path:
         return Path(hf_hub_download(model, name, revision=info.sha))
 
-    files = {file.rfilename: file for file in info.siblings if "/" not in file.rfilename}
+    files = {file.rfilename: file for file in info.siblings or [] if "/" not in file.rfilename}
     if CONFIG not in files:
         raise InputError(f"{model} has no {CONFIG}: not a T5-type model")
     folder = get(CONFIG).parent
