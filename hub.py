@@ -127,9 +127,9 @@ def choose_weights(names: Iterable[str], get: Callable[[str], Path]) -> list[str
             return [single]
         if index in names:
             weight_map = read_json(get(index)).get("weight_map")
-            shards = sorted(set(map(str, weight_map.values()))) if weight_map else []
-            if shards and names.issuperset(shards):
-                return [index, *shards]
+            shards = set(map(str, weight_map.values())) if isinstance(weight_map, dict) else set()
+            if shards and shards <= names:
+                return [index, *sorted(shards)]
     return []
 
 

@@ -66,7 +66,7 @@ def cache(hub, tmp_path, monkeypatch) -> Path:
 
 def run(hub: Hub, home: Path, *options, **environment) -> subprocess.Popen:
     """convert.py as a user starts it."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))}
     env |= dict(HF_HOME=str(home), HF_ENDPOINT=hub.url, NO_PROXY="127.0.0.1", **environment)
     command = [sys.executable, ROOT / "convert.py", "--model", MODEL, *options]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -418,6 +418,12 @@ NO_WEIGHTS = without(SAFE) | {"tf_model.h5": b"", "flax_model.msgpack": b""}
             without(SAFE),
             {},
             "org/model has no complete safetensors or pytorch_model.bin weights, only other files",
+        ),
+        (
+            MODEL,
+            without(SAFE) | {SAFE_INDEX: b'{"weight_map": ["a"]}', "a.safetensors": b""},
+            {},
+            "org/model has no complete safetensors or pytorch_model.bin weights, only a.safetensors",
         ),
         (
             MODEL,
