@@ -326,121 +326,56 @@ def without(name: str) -> dict[str, bytes]:
     return {k: v for k, v in SINGLE.items() if k != name}
 
 
-NOT_T5 = {"config.json": b'{"model_type": "bert", "architectures": ["BertModel"]}'}
-NO_SHAPE = {"config.json": b'{"model_type": "t5"}'}
-NO_WEIGHTS = without(SAFE) | {"tf_model.h5": b"", "flax_model.msgpack": b""}
+NOT_T5 = SINGLE | {"config.json": b'{"model_type": "bert", "architectures": ["BertModel"]}'}
+ENCODER = SINGLE | {"config.json": b'{"model_type": "t5", "architectures": ["T5EncoderModel"]}'}
+NO_SHAPE = SINGLE | {"config.json": b'{"model_type": "t5"}'}
+FLAX = without(SAFE) | {"tf_model.h5": b"", "flax_model.msgpack": b""}
+NO_MAP = without(SAFE) | {SAFE_INDEX: b'{"weight_map": ["a"]}', "a.safetensors": b""}
+NO_INDEX = without(SAFE) | {SAFE_INDEX: b"[]"}
+NO_WEIGHTS = " has no complete safetensors or pytorch_model.bin weights, only "
+ANSWERS = " cannot be fetched: the Hugging Face hub answers "
+UNREACHABLE = " is no folder here, and the Hugging Face hub cannot be reached to fetch it"
+GATED = " is gated: accept its terms on the hub, then `hf auth login`"
+WEIGHTS_ONLY = "GET .*safetensors"
 
 
 @pytest.mark.parametrize(
-    ("model", "files", "faults", "message"),
+    ("files", "faults", "message"),
     [
-        (
-            "org/none",
-            SINGLE,
-            {},
-            "org/none is neither a folder here nor a repository on the Hugging Face hub "
-            "(a private one needs `hf auth login`)",
-        ),
-        (
-            "a--b/c..d",
-            SINGLE,
-            {},
-            "a--b/c..d is neither a folder here nor a repository on the Hugging Face hub "
-            "(a private one needs `hf auth login`)",
-        ),
-        (
-            MODEL,
-            SINGLE,
-            {"resolve": refuse(403, "GatedRepo")},
-            "org/model is gated: accept its terms on the hub, then `hf auth login`",
-        ),
-        (
-            MODEL,
-            SINGLE,
-            {"": refuse(500)},
-            "org/model cannot be fetched: the Hugging Face hub answers 500 Internal Server Error; "
-            "try again later",
-        ),
-        (
-            MODEL,
-            SINGLE,
-            {"GET .*safetensors": refuse(500)},
-            "org/model cannot be fetched: the Hugging Face hub answers 500 Internal Server Error; "
-            "try again later",
-        ),
-        (
-            MODEL,
-            SINGLE,
-            {"HEAD": refuse(501)},
-            "org/model cannot be fetched: the Hugging Face hub answers 501 Not Implemented; "
-            "try again later",
-        ),
-        (
-            MODEL,
-            SINGLE,
-            {"": refuse(403)},
-            "org/model cannot be fetched: the Hugging Face hub answers 403 Forbidden; "
-            "is the token right?",
-        ),
-        (
-            MODEL,
-            SINGLE,
-            {"": stall()},
-            "org/model is no folder here, and the Hugging Face hub cannot be reached to fetch it",
-        ),
-        (
-            MODEL,
-            SINGLE | NOT_T5,
-            {},
-            "org/model: a bert model, not a T5-type one",
-        ),
-        (
-            MODEL,
-            SINGLE | NO_SHAPE,
-            {},
-            "org/model: config.json has no vocab_size: not a T5-type model",
-        ),
-        (
-            MODEL,
-            without("config.json"),
-            {},
-            "org/model has no config.json: not a T5-type model",
-        ),
-        (
-            MODEL,
-            NO_WEIGHTS,
-            {},
-            "org/model has no complete safetensors or pytorch_model.bin weights, "
-            "only tf_model.h5, flax_model.msgpack",
-        ),
-        (
-            MODEL,
-            without(SAFE),
-            {},
-            "org/model has no complete safetensors or pytorch_model.bin weights, only other files",
-        ),
-        (
-            MODEL,
-            without(SAFE) | {SAFE_INDEX: b'{"weight_map": ["a"]}', "a.safetensors": b""},
-            {},
-            "org/model has no complete safetensors or pytorch_model.bin weights, only a.safetensors",
-        ),
-        (
-            MODEL,
-            without(SAFE) | {SAFE_INDEX: b"[]"},
-            {},
-            "org/model: model.safetensors.index.json: not a JSON object",
-        ),
+        (SINGLE, {"resolve": refuse(403, "GatedRepo")}, GATED),
+        (SINGLE, {"": refuse(500)}, f"{ANSWERS}500 Internal Server Error; try again later"),
+        (SINGLE, {WEIGHTS_ONLY: refuse(502)}, f"{ANSWERS}502 Bad Gateway; try again later"),
+        (SINGLE, {"HEAD": refuse(501)}, f"{ANSWERS}501 Not Implemented; try again later"),
+        (SINGLE, {"": refuse(403)}, f"{ANSWERS}403 Forbidden; is the token right?"),
+        (SINGLE, {"": stall()}, UNREACHABLE),
+        (NOT_T5, {}, ": a bert model, not a T5-type one"),
+        (ENCODER, {}, ": T5EncoderModel, an encoder without a decoder"),
+        (NO_SHAPE, {}, ": config.json has no vocab_size: not a T5-type model"),
+        (without("config.json"), {}, " has no config.json: not a T5-type model"),
+        (FLAX, {}, f"{NO_WEIGHTS}tf_model.h5, flax_model.msgpack"),
+        (NO_MAP, {}, f"{NO_WEIGHTS}a.safetensors"),
+        (without(SAFE), {}, f"{NO_WEIGHTS}other files"),
+        (NO_INDEX, {}, ": model.safetensors.index.json: not a JSON object"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(hub, cache, tmp_path, model, files, faults, message):
+def test_what_is_wrong_is_said_in_one_line(hub, cache, tmp_path, files, faults, message):
     hub.add(MODEL, files)
     hub.faults = faults
     with pytest.raises(InputError) as caught:
-        convert(model, tmp_path / "out")
-    assert str(caught.value) == message
+        convert(MODEL, tmp_path / "out")
+    assert str(caught.value) == MODEL + message
     assert SAFE not in hub.sent
     assert {p.name for p in tmp_path.iterdir()} <= {"cache", ".out.lock"}
+
+
+@pytest.mark.parametrize("name", ["org/none", "a--b/c..d"])
+def test_a_repository_that_is_not_there_is_named(hub, cache, name):
+    with pytest.raises(InputError) as caught:
+        fetch(name)
+    assert str(caught.value) == (
+        f"{name} is neither a folder here nor a repository on the Hugging Face hub "
+        "(a private one needs `hf auth login`)"
+    )
 
 
 def test_a_revision_that_is_not_there_is_named(hub, cache):
