@@ -1,5 +1,6 @@
 """What a T5 model's shape and arithmetic depend on, read from config.json."""
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 
@@ -38,6 +39,9 @@ class Config:
         can: whether the feed-forward layers are gated, the head is tied, every layer has a bias.
         """
         weights = set(weights)
+        stacks = {name.partition(".")[0] for name in weights}
+        if "encoder" in stacks and "decoder" not in stacks:
+            raise InputError("an encoder without a decoder, which writes no text")
         try:
             shape = {
                 key: raw[key] for key in ("vocab_size", "d_model", "d_kv", "d_ff", "num_heads")
@@ -45,13 +49,18 @@ class Config:
             num_layers = raw["num_layers"]
         except KeyError as error:
             raise InputError(f"config.json has no {error.args[0]}: not a T5-type model") from None
+        for key, value in {**shape, "num_layers": num_layers}.items():
+            if type(value) is not int or value < 1:
+                raise InputError(f"config.json: {key} is {value!r}, not a positive number")
         gated = "decoder.layers.0.feed_forward.gate.weight" in weights
         activation = raw.get("feed_forward_proj", "relu").removeprefix("gated-")
         if gated and activation == "gelu":
             activation = "gelu_new"  # what every gated-gelu checkpoint was trained with
-        pad = raw.get("pad_token_id") or 0
-        eos, start = raw.get("eos_token_id"), raw.get("decoder_start_token_id")
-        eos = 1 if eos is None else eos
+            if raw["feed_forward_proj"] == "gelu":  # as in some copies of flan-t5-xxl
+                print(
+                    "config.json says gelu, the weights are gated: using gelu_new", file=sys.stderr
+                )
+        pad = _ids(raw.get("pad_token_id"), 0)[0]
         return cls(
             **shape,
             num_layers=num_layers,
@@ -65,8 +74,8 @@ class Config:
             bias_per_layer="decoder.relative_bias.1.weight" in weights,
             scale_decoder_outputs=_scales_outputs(raw),
             pad_token_id=pad,
-            eos_token_ids=tuple(eos) if isinstance(eos, list) else (eos,),
-            decoder_start_token_id=pad if start is None else start,
+            eos_token_ids=_ids(raw.get("eos_token_id"), 1),
+            decoder_start_token_id=_ids(raw.get("decoder_start_token_id"), pad)[0],
         )
 
     @classmethod
@@ -80,6 +89,13 @@ class Config:
 
     def to_dict(self) -> dict:
         return asdict(self)
+
+
+def _ids(value: int | list[int] | None, default: int) -> tuple[int, ...]:
+    """A token id, or a list of them, as transformers writes it; null where it means the default."""
+    if value is None or value == []:
+        return (default,)
+    return tuple(value) if isinstance(value, list) else (value,)
 
 
 def _scales_outputs(raw: Mapping) -> bool:

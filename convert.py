@@ -14,6 +14,7 @@ import shutil
 import sys
 import zipfile
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 
 import mlx.core as mx
@@ -32,9 +33,11 @@ from checkpoint import (
     write_npz_member,
 )
 from config import Config
-from model import WEIGHTS, check_weights, converted_path
+from hub import fetch
+from model import WEIGHTS, check_weights, converted_path, weight_shapes
 from tokenizer import FILE as TOKENIZER
-from tokenizer import byte_tokenizer
+from tokenizer import SOURCES as TOKENIZER_FILES
+from tokenizer import byte_tokenizer, like_sentencepiece
 
 DTYPES = {
     "float32": np.dtype("<f4"),
@@ -43,21 +46,6 @@ DTYPES = {
 }
 DEFAULT_DTYPE = "bfloat16"
 MODEL_TYPES = ("t5", "mt5", "umt5")  # byT5, UL2, FLAN, MADLAD-400 and others say t5 or mt5
-
-_TOKENIZER_FILES = (
-    TOKENIZER,
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "spiece.model",
-)
-_HUB_FILES = (
-    "config.json",
-    "generation_config.json",
-    "*.safetensors",
-    "model.safetensors.index.json",
-    *_TOKENIZER_FILES,
-)
 
 # Hugging Face's names -> ours, first match wins. None: dropped on purpose.
 _ATTENTION = {"q": "query", "k": "key", "v": "value", "o": "out"}
@@ -178,6 +166,8 @@ def read_config(folder: Path) -> dict:
     architectures = " ".join(raw.get("architectures") or [])
     if (model_type is None and "T5" not in architectures) or model_type not in (None, *MODEL_TYPES):
         raise InputError(f"{folder}: a {model_type or architectures} model, not a T5-type one")
+    if architectures.endswith("EncoderModel"):
+        raise InputError(f"{folder}: {architectures}, an encoder without a decoder")
     generation = folder / "generation_config.json"
     if generation.exists():
         ids = ("decoder_start_token_id", "eos_token_id", "pad_token_id")
@@ -185,9 +175,23 @@ def read_config(folder: Path) -> dict:
     return raw
 
 
+def converted_size(folder: Path, dtype: str) -> int:
+    """The bytes that the weights of the model in a folder's config.json take when converted.
+
+    InputError if it is not a T5-type model. The weights themselves need not be there.
+    """
+    raw = read_config(folder)
+    gated = raw.get("feed_forward_proj", "relu").startswith("gated-")
+    likely = [f"decoder.layers.0.feed_forward.{'gate' if gated else 'up'}.weight"]
+    if raw.get("tie_word_embeddings") is False:
+        likely.append("head.weight")
+    shapes = weight_shapes(Config.from_hub(raw, likely))
+    return sum(prod(shape) * stored_dtype(name, dtype).itemsize for name, shape in shapes.items())
+
+
 def write_tokenizer(folder: Path, output: Path) -> None:
-    """Copy the tokenizer's files, and write the tokenizer.json that transformers makes of them."""
-    found = [name for name in _TOKENIZER_FILES if (folder / name).exists()]
+    """Copy the tokenizer's files, and write the tokenizer.json that follows from them."""
+    found = [name for name in TOKENIZER_FILES if (folder / name).exists()]
     for name in found:
         shutil.copyfile(folder / name, output / name)
     _fast_tokenizer(folder, found).save(str(output / TOKENIZER))
@@ -205,31 +209,10 @@ def _fast_tokenizer(folder: Path, found: list[str]) -> Tokenizer:
     # For umT5 the automatic class reads tokenizer.json only.
     kind = AutoTokenizer if TOKENIZER in found else T5Tokenizer
     try:
-        return kind.from_pretrained(folder).backend_tokenizer
+        return like_sentencepiece(kind.from_pretrained(folder).backend_tokenizer)
     except (ValueError, OSError, ImportError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"{folder}: transformers cannot read the tokenizer: {reason}") from None
-
-
-def fetch(model: str, revision: str | None = None) -> Path:
-    """The folder of a local checkpoint, or of a hub repository's files, downloaded if need be."""
-    if Path(model).is_dir():
-        return Path(model)
-    if Path(model).exists() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", model):
-        raise InputError(f"{model}: neither a folder nor a name on the Hugging Face hub")
-    from huggingface_hub import errors, snapshot_download
-
-    try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=_HUB_FILES))
-    except errors.GatedRepoError:
-        reason = "is gated: accept its terms on the hub, then `hf auth login`"
-    except (errors.RepositoryNotFoundError, errors.HFValidationError):
-        reason = "is neither a folder here nor a repository on the Hugging Face hub"
-    except errors.RevisionNotFoundError:
-        reason = f"has no revision {revision} on the Hugging Face hub"
-    except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, OSError):
-        reason = "is no folder here, and the Hugging Face hub cannot be reached to fetch it"
-    raise InputError(f"{model} {reason}")
 
 
 @contextlib.contextmanager
@@ -267,7 +250,7 @@ def convert(
         if output.exists() and exist_ok:
             return output
         _check_output(output, force)
-        source = fetch(model, revision)
+        source = fetch(model, revision, output, lambda folder: converted_size(folder, dtype))
         partial = output.parent / f".{output.name}.partial"
         shutil.rmtree(partial, ignore_errors=True)
         try:

@@ -4,6 +4,7 @@ Importing transformers takes seconds, so conversion, which needs it to get each 
 writes a tokenizer.json for every family; byT5, which has none, is expressed as one here.
 """
 
+import json
 from collections.abc import Container
 from pathlib import Path
 
@@ -13,6 +14,13 @@ from tokenizers.decoders import DecodeStream
 from checkpoint import InputError
 
 FILE = "tokenizer.json"
+SOURCES = (  # of a checkpoint
+    FILE,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "spiece.model",
+)
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -24,6 +32,30 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def like_sentencepiece(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer as SentencePiece, with which the models were trained, would have it.
+
+    transformers 5 makes one out of T5's vocabulary correctly. In others, it takes token 2 for the
+    unknown one (MADLAD-400's is 0, and 2 the end), gives up on characters that have no piece but
+    bytes (mT5, umT5), and drops the space before pieces such as MADLAD's <2de>.
+    """
+    state = json.loads(tokenizer.to_str())
+    model = state["model"]
+    if model["type"] != "Unigram":
+        return tokenizer
+    pieces = [piece for piece, _ in model["vocab"]]
+    known = set(pieces)
+    if "<unk>" in known:
+        model["unk_id"] = pieces.index("<unk>")
+    if {f"<0x{byte:02X}>" for byte in range(256)} <= known and not model["byte_fallback"]:
+        model["byte_fallback"] = True
+        bytes_first = [{"type": "ByteFallback"}, state["decoder"]]
+        state["decoder"] = {"type": "Sequence", "decoders": bytes_first}
+    added = state["added_tokens"]
+    state["added_tokens"] = [t for t in added if t["special"] or t["content"] not in known]
+    return Tokenizer.from_str(json.dumps(state))
 
 
 def byte_tokenizer(extra_ids: int = 125) -> Tokenizer:

@@ -247,6 +247,7 @@ def test_peak_memory_does_not_grow_with_the_checkpoint(tmp_path):
         (lambda f: (f / "config.json").unlink(), "config.json: no such file"),
         (lambda f: (f / "config.json").write_text("{"), "config.json: not JSON"),
         (lambda f: edit(f, model_type="bert"), "a bert model, not a T5-type one"),
+        (lambda f: edit(f, architectures=["T5EncoderModel"]), "an encoder without a decoder"),
         (lambda f: edit(f, d_model=None), "config.json has no d_model"),
         (
             lambda f: edit(f, d_ff=39),
@@ -278,7 +279,7 @@ def edit(folder: Path, **changes) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nobody/nothing", "the Hugging Face hub cannot be reached"),
+        ("nobody/nothing", "not whole in the cache, .*, and HF_HUB_OFFLINE forbids"),
         ("./no/such/folder", "neither a folder nor a name on the Hugging Face hub"),
         (__file__, "neither a folder nor a name on the Hugging Face hub"),
     ],

@@ -170,7 +170,7 @@ def test_a_closed_pipe_is_no_traceback(folder):
         ([], 2, "the following arguments are required: --model"),
         (["--model", "photos"], 1, "photos/config.json: no such file"),
         (["--model", "no/such/folder/here"], 1, "neither a folder nor a name on the Hugging"),
-        (["--model", "t5-11b"], 1, "the Hugging Face hub cannot be reached"),
+        (["--model", "t5-11b"], 1, "HF_HUB_OFFLINE forbids to fetch it"),
         (["--model", "checkpoint", "--mlx-path", "photos"], 1, "photos exists already"),
         (["--model", "checkpoint", "--dtype", "int3"], 2, "invalid choice: 'int3'"),
     ],

@@ -2,9 +2,13 @@
 
 import json
 import random
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import sentencepiece
 from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, ByT5Tokenizer, T5Tokenizer
 
@@ -79,6 +83,94 @@ def test_demo_tokenizer(tmp_path):
     assert_same_tokenizer(ours, AutoTokenizer.from_pretrained(folder), texts + AWKWARD)
     for text in texts:  # nothing in the tasks is lost on the way
         assert streamed(ours, ours.encode(text).ids) == text
+
+
+T5_IDS = dict(pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+TAGS = ["<2de>", "<2fr>", "<2zh_Latn>"]
+MADLAD_IDS = dict(unk_id=0, bos_id=1, eos_id=2, pad_id=-1, user_defined_symbols=TAGS)
+# How the family's vocabularies were trained, and what their tokenizer_config.json says.
+TRAINED = {
+    "t5": (T5_IDS, {}),
+    "mt5": (T5_IDS | dict(byte_fallback=True), {"extra_ids": 0}),
+    "umt5": (T5_IDS | dict(byte_fallback=True), {"extra_ids": 0}),
+    "madlad": (MADLAD_IDS | dict(byte_fallback=True), {"extra_ids": 0, "pad_token": "<s>"}),
+    "madlad without bytes": (MADLAD_IDS, {"extra_ids": 0, "pad_token": "<s>"}),
+}
+TRANSLATE = [f"{tag}{space}two words" for tag in TAGS for space in ("", " ", "  ")]
+PLAIN = ["two words", "a number: 12", "to  German\n and \tmore", "x", ""]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Folders with a spiece.model and configs, one for every way of training."""
+    folder = tmp_path_factory.mktemp("trained")
+    corpus = folder / "corpus.txt"
+    rng = random.Random(0)
+    examples = [held_out_example(rng) for _ in range(500)]
+    corpus.write_text("\n".join(e.prompt + "\n" + e.answer for e in examples))
+    for name, (options, config) in TRAINED.items():
+        (folder / name).mkdir()
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(corpus),
+            model_prefix=str(folder / name / "spiece"),
+            vocab_size=500,
+            hard_vocab_limit=False,
+            num_threads=1,
+            minloglevel=3,
+            **options,
+        )
+        kind = "umt5" if name == "umt5" else "mt5" if name == "mt5" else "t5"
+        (folder / name / "config.json").write_text(json.dumps({"model_type": kind}))
+        if config:
+            config = {"tokenizer_class": "T5Tokenizer"} | config
+            (folder / name / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("files", ["spiece.model", "tokenizer.json", "both"])
+@pytest.mark.parametrize("name", TRAINED)
+def test_every_family_is_tokenized_as_by_sentencepiece(trained, tmp_path, name, files):
+    source = trained / name
+    reference = sentencepiece.SentencePieceProcessor(model_file=str(source / "spiece.model"))
+    transformers_own = T5Tokenizer.from_pretrained(source)
+    if files != "spiece.model":
+        saved = tmp_path / "saved"
+        transformers_own.save_pretrained(saved)
+        shutil.copyfile(source / "config.json", saved / "config.json")
+        if files == "both":
+            shutil.copyfile(source / "spiece.model", saved / "spiece.model")
+        source = saved
+    (tmp_path / "out").mkdir()
+    ours = converted(source, tmp_path / "out")
+    eos = reference.eos_id()
+    tags = TRANSLATE if "madlad" in name else []
+    for text in [*PLAIN, *tags, "ü", "two 🙂🙃 words 日本語"]:
+        ids = ours.encode(text).ids
+        assert ids == [*reference.encode(text), eos], text
+        if reference.unk_id() not in ids:
+            stream = TextStream(ours, {eos})
+            assert "".join(map(stream.push, ([i] for i in ids))) + stream.finish() == (
+                reference.decode(ids[:-1])
+            )
+    for text in PLAIN:
+        assert ours.encode(text).ids == transformers_own(text).input_ids
+    for tag in tags and TAGS:
+        assert reference.piece_to_id(tag) in ours.encode(f"{tag} two words").ids
+    extra = 0 if TRAINED[name][1] else 100
+    assert ours.get_vocab_size() == reference.get_piece_size() + extra
+
+
+def test_running_needs_the_tokenizers_package_only(trained, tmp_path):
+    write_tokenizer(trained / "madlad", tmp_path)
+    code = (
+        "import sys; from pathlib import Path;"
+        "sys.modules |= dict.fromkeys(['transformers', 'sentencepiece', 'google.protobuf', 'torch']);"
+        "from tokenizer import load_tokenizer;"
+        "print(*load_tokenizer(Path(sys.argv[1])).encode('<2de> two').tokens[:2])"
+    )
+    command = [sys.executable, "-c", code, tmp_path]
+    output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert output.split() == ["▁", "<2de>"]
 
 
 def test_byte_tokenizer_is_byt5s():

@@ -1,0 +1,273 @@
+"""A checkpoint's files from the Hugging Face hub: those that a conversion needs, and no others.
+
+They land in huggingface_hub's own cache. Weights are fetched here and not by its hf_hub_download,
+which from version 2 on throws the beginning of an interrupted file away: t5-11b is 45 GB in one.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from checkpoint import InputError, read_json
+from tokenizer import SOURCES as TOKENIZER_FILES
+
+CONFIG = "config.json"
+# Single file and index of shards, best first.
+_WEIGHTS = (
+    ("model.safetensors", "model.safetensors.index.json"),
+    ("pytorch_model.bin", "pytorch_model.bin.index.json"),
+)
+_WEIGHTS_OF_OTHERS = (".safetensors", ".bin", ".h5", ".msgpack", ".onnx", ".gguf", ".pt", ".ckpt")
+
+
+def fetch(
+    model: str,
+    revision: str | None = None,
+    output: Path = Path(),
+    converted_size: Callable[[Path], int] = lambda folder: 0,
+) -> Path:
+    """The folder of a local checkpoint, or of a hub repository's files, downloaded if need be.
+
+    Before the weights are, `converted_size` gets a folder with the config.json: it raises
+    InputError for a model that cannot be used, or says how many bytes `output` will take.
+    """
+    if Path(model).is_dir():
+        return Path(model)
+    if Path(model).exists() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", model):
+        raise InputError(f"{model}: neither a folder nor a name on the Hugging Face hub")
+    from huggingface_hub import HfApi, constants, errors
+    from huggingface_hub.utils import logging
+
+    logging.set_verbosity_error()  # every retry would be two lines
+    with _one_line_errors(model, revision):
+        try:
+            info = HfApi().model_info(
+                model, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
+            )
+        except (errors.HTTPError, errors.OfflineModeIsEnabled) as error:
+            answered = isinstance(error, errors.HfHubHTTPError) and error.response.status_code < 500
+            if answered or (folder := _cached(model, revision)) is None:
+                raise
+            return folder
+        return _download(model, revision, info, output, converted_size)
+
+
+@contextlib.contextmanager
+def _one_line_errors(model: str, revision: str | None) -> Iterator[None]:
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except (errors.HTTPError, errors.HFValidationError, OSError) as error:
+        # The client wraps whatever kept it from asking for a file.
+        wrapped = isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__
+        if (reason := _reason(wrapped or error, revision)) is None:
+            raise
+        raise InputError(f"{model} {reason}") from None
+
+
+def _reason(error: Exception, revision: str | None) -> str | None:
+    """What a failure means to the user; None: nothing that has to do with the hub."""
+    from huggingface_hub import constants, errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return "is gated: accept its terms on the hub, then `hf auth login`"
+    if isinstance(error, (errors.RepositoryNotFoundError, errors.HFValidationError)):
+        return (
+            "is neither a folder here nor a repository on the Hugging Face hub "
+            "(a private one needs `hf auth login`)"
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"has no revision {revision} on the Hugging Face hub"
+    if isinstance(error, errors.HfHubHTTPError):
+        status = error.response.status_code
+        hint = "is the token right?" if status in (401, 403) else "try again later"
+        answer = f"{status} {error.response.reason_phrase}"
+        return f"cannot be fetched: the Hugging Face hub answers {answer}; {hint}"
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return (
+            f"is no folder here and not whole in the cache, {constants.HF_HUB_CACHE}, "
+            "and HF_HUB_OFFLINE forbids to fetch it"
+        )
+    if isinstance(error, (errors.LocalEntryNotFoundError, errors.HTTPError)):
+        return "is no folder here, and the Hugging Face hub cannot be reached to fetch it"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return (
+            f"fills the disk of {constants.HF_HUB_CACHE}: make room and run the same command again "
+            "to go on (HF_HOME moves the cache)"
+        )
+    return None
+
+
+def _cached(model: str, revision: str | None) -> Path | None:
+    """The folder in the cache where an earlier download is whole."""
+    from huggingface_hub import try_to_load_from_cache
+
+    config = try_to_load_from_cache(model, CONFIG, revision=revision)
+    if not isinstance(config, str):
+        return None
+    folder = Path(config).parent
+    names = {path.name for path in folder.iterdir() if path.exists()}
+    return folder if choose_weights(names, folder.joinpath) else None
+
+
+def choose_weights(names: Iterable[str], get: Callable[[str], Path]) -> list[str]:
+    """The files of one complete copy of the weights among `names`; none: there is no such copy.
+
+    Files that are needed to decide are opened with `get`.
+    """
+    names = set(names)
+    for single, index in _WEIGHTS:
+        if single in names:
+            return [single]
+        if index in names:
+            weight_map = read_json(get(index)).get("weight_map")
+            shards = set(map(str, weight_map.values())) if isinstance(weight_map, dict) else set()
+            if shards and shards <= names:
+                return [index, *sorted(shards)]
+    return []
+
+
+def _download(
+    model: str, revision: str | None, info, output: Path, converted_size: Callable[[Path], int]
+) -> Path:
+    """Fetch what is not in the cache yet, the weights last: where they are, all the rest is."""
+    from huggingface_hub import constants, hf_hub_download, hf_hub_url
+
+    def get(name: str) -> Path:
+        return Path(hf_hub_download(model, name, revision=info.sha))
+
+    files = {file.rfilename: file for file in info.siblings or [] if "/" not in file.rfilename}
+    if CONFIG not in files:
+        raise InputError(f"{model} has no {CONFIG}: not a T5-type model")
+    folder = get(CONFIG).parent
+    try:
+        converted = converted_size(folder)
+        weights = choose_weights(files, get)
+    except InputError as error:
+        raise InputError(f"{model}: {str(error).removeprefix(f'{folder}').lstrip(':/ ')}") from None
+    if not weights:
+        others = [name for name in files if name.endswith(_WEIGHTS_OF_OTHERS)]
+        raise InputError(
+            f"{model} has no complete safetensors or pytorch_model.bin weights, "
+            f"only {', '.join(others) or 'other files'}"
+        )
+    for _, index in _WEIGHTS:
+        if index not in weights:  # looked at, and not complete
+            (folder / index).unlink(missing_ok=True)
+
+    small = [name for name in ("generation_config.json", *TOKENIZER_FILES) if name in files]
+    missing = [files[name] for name in (*small, *weights) if not (folder / name).exists()]
+    blobs = folder.parents[1] / "blobs"
+    download = sum(_remaining(blobs, file) for file in missing)
+    _check_room(model, Path(constants.HF_HUB_CACHE), download, output, converted)
+    for file in missing:
+        if file.lfs and file.size <= constants.MAX_HTTP_DOWNLOAD_SIZE:
+            url = hf_hub_url(model, file.rfilename, revision=info.sha)
+            _fetch_blob(model, file.rfilename, url, blobs / file.lfs.sha256, file.size)
+        get(file.rfilename)
+    _remember(folder, revision)
+    return folder
+
+
+def _partial(blob: Path) -> Path:
+    return blob.with_name(f"{blob.name}.incomplete")
+
+
+def _remaining(blobs: Path, file) -> int:
+    """The bytes of a repository's file that the cache does not have."""
+    blob = blobs / (file.lfs.sha256 if file.lfs else file.blob_id)
+    if blob.exists():
+        return 0
+    return file.size - (_partial(blob).stat().st_size if _partial(blob).exists() else 0)
+
+
+def _check_room(model: str, cache: Path, download: int, output: Path, converted: int) -> None:
+    cache, output = _existing(cache), _existing(output)
+    if cache.stat().st_dev == output.stat().st_dev:
+        _check_free(
+            f"{model} takes {_gb(download)} to download and {_gb(converted)} converted",
+            download + converted,
+            cache,
+            "HF_HOME moves the cache, --mlx-path the result",
+        )
+    else:
+        _check_free(
+            f"{model} takes {_gb(download)} to download", download, cache, "HF_HOME moves the cache"
+        )
+        _check_free(
+            f"{model} takes {_gb(converted)} converted", converted, output, "--mlx-path moves it"
+        )
+
+
+def _existing(path: Path) -> Path:
+    path = path.absolute()
+    return next(folder for folder in (path, *path.parents) if folder.exists())
+
+
+def _check_free(what: str, needed: int, folder: Path, hint: str) -> None:
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise InputError(f"{what}, but {folder} has {_gb(free)} free ({hint})")
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.2f} GB"
+
+
+def _fetch_blob(model: str, name: str, url: str, blob: Path, size: int) -> None:
+    """Download `url` to the cache's `blob`, named by its SHA-256, from where an earlier run stopped."""
+    from huggingface_hub import errors
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers
+
+    partial = _partial(blob)
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    with open(partial, "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # against another process that fetches the same file
+        if not blob.exists():
+            headers = build_hf_headers() | {"Accept-Encoding": "identity"}
+            start = file.seek(0, 2)
+            progress = dict(expected_size=size, displayed_filename=name)
+            try:
+                http_get(url, file, resume_size=start, headers=headers, **progress)
+            except errors.HfHubHTTPError:
+                raise
+            except errors.HTTPError:
+                raise InputError(
+                    f"{model}: the connection broke off after {_gb(file.seek(0, 2))} of {_gb(size)} "
+                    f"of {name}; the same command again goes on from there"
+                ) from None
+            except OSError as error:
+                if error.errno is not None:
+                    raise
+            file.flush()
+            if partial.stat().st_size != size or _sha256(partial) != blob.name:
+                partial.unlink()
+                raise InputError(
+                    f"{model}: {name} arrived damaged; the same command again fetches it anew"
+                )
+            partial.rename(blob)
+    partial.unlink(missing_ok=True)
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _remember(folder: Path, revision: str | None) -> None:
+    """Note in the cache which commit the branch or tag was, for when the hub is out of reach."""
+    ref = folder.parents[1] / "refs" / (revision or "main")
+    commit = folder.name
+    if revision != commit and not (ref.exists() and ref.read_text() == commit):
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        ref.write_text(commit)

@@ -1,0 +1,196 @@
+"""The family's members: what is made of the config.json and the tensors' names of each."""
+
+import json
+
+import pytest
+
+from checkpoint import InputError
+from config import Config
+from convert import converted_size, our_name, read_config
+from model import weight_shapes
+
+GELU, SILU, RELU = "gated-gelu", "gated-silu", "relu"
+PAD0, MADLAD = (0, 1, 0), (1, 2, 0)  # padding, end, start of the decoder
+
+# vocab_size, d_model, d_kv, d_ff, encoder and decoder layers, heads, feed_forward_proj, ids.
+# Sources: the gin files of text-to-text-transfer-transformer and of byt5, and the models' cards.
+MEMBERS = {
+    "t5-small": (32128, 512, 64, 2048, 6, 6, 8, RELU, PAD0),
+    "t5-base": (32128, 768, 64, 3072, 12, 12, 12, RELU, PAD0),
+    "t5-large": (32128, 1024, 64, 4096, 24, 24, 16, RELU, PAD0),
+    "t5-3b": (32128, 1024, 128, 16384, 24, 24, 32, RELU, PAD0),
+    "t5-11b": (32128, 1024, 128, 65536, 24, 24, 128, RELU, PAD0),
+    "t5-v1_1-small": (32128, 512, 64, 1024, 8, 8, 6, GELU, PAD0),
+    "t5-v1_1-base": (32128, 768, 64, 2048, 12, 12, 12, GELU, PAD0),
+    "t5-v1_1-large": (32128, 1024, 64, 2816, 24, 24, 16, GELU, PAD0),
+    "t5-v1_1-xl": (32128, 2048, 64, 5120, 24, 24, 32, GELU, PAD0),
+    "t5-v1_1-xxl": (32128, 4096, 64, 10240, 24, 24, 64, GELU, PAD0),
+    "flan-t5-large": (32128, 1024, 64, 2816, 24, 24, 16, GELU, PAD0),
+    "flan-t5-xxl": (32128, 4096, 64, 10240, 24, 24, 64, GELU, PAD0),
+    "coedit-xxl": (32100, 4096, 64, 10240, 24, 24, 64, GELU, PAD0),
+    "mt5-small": (250112, 512, 64, 1024, 8, 8, 6, GELU, PAD0),
+    "mt5-base": (250112, 768, 64, 2048, 12, 12, 12, GELU, PAD0),
+    "mt5-large": (250112, 1024, 64, 2816, 24, 24, 16, GELU, PAD0),
+    "mt5-xl": (250112, 2048, 64, 5120, 24, 24, 32, GELU, PAD0),
+    "mt5-xxl": (250112, 4096, 64, 10240, 24, 24, 64, GELU, PAD0),
+    "aya-101": (250112, 4096, 64, 10240, 24, 24, 64, GELU, PAD0),
+    "byt5-small": (384, 1472, 64, 3584, 12, 4, 6, GELU, PAD0),
+    "byt5-base": (384, 1536, 64, 3968, 18, 6, 12, GELU, PAD0),
+    "byt5-large": (384, 1536, 64, 3840, 36, 12, 16, GELU, PAD0),
+    "byt5-xl": (384, 2560, 64, 6720, 36, 12, 32, GELU, PAD0),
+    "byt5-xxl": (384, 4672, 64, 12352, 36, 12, 64, GELU, PAD0),
+    "umt5-small": (256384, 512, 64, 1024, 8, 8, 6, GELU, PAD0),
+    "umt5-base": (256384, 768, 64, 2048, 12, 12, 12, GELU, PAD0),
+    "umt5-xxl": (256384, 4096, 64, 10240, 24, 24, 64, GELU, PAD0),
+    "ul2": (32128, 4096, 256, 16384, 32, 32, 16, SILU, PAD0),
+    "flan-ul2": (32128, 4096, 256, 16384, 32, 32, 16, SILU, PAD0),
+    "madlad400-3b-mt": (256000, 1024, 128, 8192, 32, 32, 16, GELU, MADLAD),
+    "madlad400-7b-mt-bt": (256000, 2048, 128, 8192, 48, 48, 16, GELU, MADLAD),
+    "madlad400-10b-mt": (256000, 2048, 128, 16384, 32, 32, 32, GELU, MADLAD),
+    "pile-t5-large": (32128, 1024, 64, 2816, 24, 24, 16, GELU, (0, 2, 0)),
+}
+# Members whose config.json predates these keys, which then mean the defaults.
+OLD = ("num_decoder_layers", "feed_forward_proj", "relative_attention_max_distance")
+NO_MODEL_TYPE = "umt5-small"
+
+
+def raw_config(name: str) -> dict:
+    """The config.json as the hub has it."""
+    vocab, d_model, d_kv, d_ff, encoder, decoder, heads, proj, (pad, eos, start) = MEMBERS[name]
+    kind = "umt5" if name.startswith(("umt5", "pile")) else "mt5" if "mt5" in name else "t5"
+    raw = dict(
+        architectures=[f"{kind.upper()}ForConditionalGeneration"],
+        vocab_size=vocab,
+        d_model=d_model,
+        d_kv=d_kv,
+        d_ff=d_ff,
+        num_heads=heads,
+        num_layers=encoder,
+        num_decoder_layers=decoder,
+        feed_forward_proj=proj,
+        relative_attention_num_buckets=32,
+        relative_attention_max_distance=128,
+        layer_norm_epsilon=1e-6,
+        pad_token_id=pad,
+        eos_token_id=eos,
+        decoder_start_token_id=start,
+        is_encoder_decoder=True,
+    )
+    if proj == GELU:
+        raw["tie_word_embeddings"] = False
+    if proj == RELU:
+        raw = {k: v for k, v in raw.items() if k not in OLD}
+        raw |= dict(architectures=["T5WithLMHeadModel"], n_positions=512, output_past=True)
+    return raw if name == NO_MODEL_TYPE else raw | {"model_type": kind}
+
+
+def weights(name: str) -> list[str]:
+    """The tensors' names in the checkpoint, translated."""
+    *_, encoder, decoder, _, proj, _ = MEMBERS[name]
+    feed_forward = ["wi", "wo"] if proj == RELU else ["wi_0", "wi_1", "wo"]
+    names = ["encoder.final_layer_norm.weight", "decoder.final_layer_norm.weight"]
+    if proj != RELU:
+        names.append("lm_head.weight")
+    for stack, layers, sublayers in (("encoder", encoder, 2), ("decoder", decoder, 3)):
+        attentions = ["SelfAttention", "EncDecAttention"][: sublayers - 1]
+        for i in range(layers):
+            layer = f"{stack}.block.{i}.layer"
+            for j, attention in enumerate(attentions):
+                names += [f"{layer}.{j}.{attention}.{x}.weight" for x in "qkvo"]
+            last = sublayers - 1
+            names += [f"{layer}.{last}.DenseReluDense.{x}.weight" for x in feed_forward]
+            names += [f"{layer}.{j}.layer_norm.weight" for j in range(sublayers)]
+            if i == 0 or name.startswith(("umt5", "pile")):
+                names.append(f"{layer}.0.SelfAttention.relative_attention_bias.weight")
+    return ["embedding.weight", *map(our_name, names)]
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_every_member_is_understood(name, tmp_path, capsys):
+    vocab, d_model, d_kv, d_ff, encoder, decoder, heads, proj, (pad, eos, start) = MEMBERS[name]
+    (tmp_path / "config.json").write_text(json.dumps(raw_config(name)))
+    config = Config.from_hub(read_config(tmp_path), weights(name))
+    assert config == Config(
+        vocab_size=vocab,
+        d_model=d_model,
+        d_kv=d_kv,
+        d_ff=d_ff,
+        num_heads=heads,
+        num_layers=encoder,
+        num_decoder_layers=decoder,
+        relative_attention_num_buckets=32,
+        relative_attention_max_distance=128,
+        layer_norm_epsilon=1e-6,
+        activation={GELU: "gelu_new", SILU: "silu", RELU: "relu"}[proj],
+        gated=proj != RELU,
+        tied_head=proj == RELU,
+        bias_per_layer=name.startswith(("umt5", "pile")),
+        scale_decoder_outputs=proj != GELU,
+        pad_token_id=pad,
+        eos_token_ids=(eos,),
+        decoder_start_token_id=start,
+    )
+    assert weight_shapes(config).keys() == set(weights(name))
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes"),
+    [
+        ("t5-3b", 11.4),
+        ("t5-11b", 45.2),
+        ("t5-v1_1-xxl", 44.541587809),
+        ("madlad400-3b-mt", 11.8),
+    ],
+)
+def test_the_size_is_that_of_the_files_on_the_hub(name, gigabytes, tmp_path):
+    """Their float32 files are as large as the shapes that follow from config.json."""
+    (tmp_path / "config.json").write_text(json.dumps(raw_config(name)))
+    assert converted_size(tmp_path, "float32") == pytest.approx(gigabytes * 1e9, rel=0.005)
+    assert converted_size(tmp_path, "bfloat16") * 2 == converted_size(tmp_path, "float32")
+
+
+def test_gated_weights_under_a_config_that_says_gelu(capsys):
+    """As in early commits of flan-t5-xxl and copies of them, which transformers builds wrongly."""
+    raw = raw_config("flan-t5-xxl") | {"feed_forward_proj": "gelu", "is_gated_act": True}
+    config = Config.from_hub(raw, weights("flan-t5-xxl"))
+    assert config.gated and config.activation == "gelu_new"
+    assert capsys.readouterr().err == (
+        "config.json says gelu, the weights are gated: using gelu_new\n"
+    )
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_configs_that_transformers_5_wrote(scaled):
+    """There the flag no longer says anything of the scaling, which has a key of its own."""
+    name = "t5-base" if scaled else "t5-v1_1-base"
+    changes = dict(tie_word_embeddings=True, scale_decoder_outputs=scaled, dtype="bfloat16")
+    config = Config.from_hub(raw_config(name) | changes, weights(name))
+    assert config.scale_decoder_outputs == scaled
+    assert config.tied_head == scaled
+
+
+def test_ids_in_generation_config_may_be_lists_or_missing(tmp_path):
+    raw = raw_config("madlad400-3b-mt") | {"eos_token_id": None, "decoder_start_token_id": None}
+    ids = {"eos_token_id": [2, 7], "pad_token_id": [1]}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    (tmp_path / "generation_config.json").write_text(json.dumps(ids))
+    config = Config.from_hub(read_config(tmp_path), weights("madlad400-3b-mt"))
+    assert (config.pad_token_id, config.eos_token_ids) == (1, (2, 7))
+    assert config.decoder_start_token_id == 1  # padding, where nothing else is said
+
+
+@pytest.mark.parametrize("value", [None, 0, -1, "512", 1.5, [512], True])
+def test_sizes_are_positive_numbers(value):
+    with pytest.raises(InputError, match=r"d_model is .*, not a positive number"):
+        Config.from_hub(raw_config("t5-base") | {"d_model": value}, weights("t5-base"))
+
+
+def test_encoders_alone_are_refused(tmp_path):
+    raw = raw_config("t5-v1_1-xxl")
+    encoder = [name for name in weights("t5-v1_1-xxl") if not name.startswith("decoder")]
+    with pytest.raises(InputError, match="an encoder without a decoder, which writes no text"):
+        Config.from_hub(raw, encoder)
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"architectures": ["T5EncoderModel"]}))
+    with pytest.raises(InputError, match="T5EncoderModel, an encoder without a decoder"):
+        read_config(tmp_path)

@@ -1,0 +1,396 @@
+"""The hub: what is fetched, what is not, and everything that can go wrong on the way.
+
+The client is the real one; the hub is tests/hub_server.py.
+"""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import huggingface_hub
+import pytest
+from hub_server import COMMIT, Hub, cut, refuse, replace, sha256, stall
+from huggingface_hub import constants
+from test_convert import make_folder
+
+from checkpoint import InputError
+from convert import convert, converted_size
+from decoder import load
+from hub import fetch
+
+ROOT = Path(__file__).parent.parent
+MODEL = "org/model"
+CONFIG = b'{"model_type": "t5", "vocab_size": 9, "d_model": 4, "d_kv": 2, "d_ff": 4, "num_heads": 2, "num_layers": 1}'
+WEIGHTS = bytes(range(256)) * 4000  # about a megabyte
+SMALL = {"config.json": CONFIG, "generation_config.json": b"{}", "spiece.model": b"pieces"}
+SINGLE = SMALL | {"model.safetensors": WEIGHTS}
+
+
+@pytest.fixture
+def hub():
+    with Hub() as hub:
+        hub.add(MODEL, SINGLE)
+        yield hub
+
+
+@pytest.fixture
+def cache(hub, tmp_path, monkeypatch) -> Path:
+    """The client in this process talks to `hub`, and keeps its files in this folder."""
+    template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+    changes = dict(
+        HF_HUB_OFFLINE=False,
+        ENDPOINT=hub.url,
+        HUGGINGFACE_CO_URL_TEMPLATE=template,
+        HF_HUB_CACHE=str(tmp_path / "cache"),
+        HF_HUB_ETAG_TIMEOUT=1,
+        HF_HUB_DOWNLOAD_TIMEOUT=1,
+        DOWNLOAD_CHUNK_SIZE=100_000,
+    )
+    for name, value in changes.items():
+        monkeypatch.setattr(constants, name, value)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    # Its second between two attempts.
+    clock = SimpleNamespace(sleep=lambda seconds: None, time=time.time)
+    monkeypatch.setattr(huggingface_hub.file_download, "time", clock)
+    huggingface_hub.close_session()
+    return tmp_path / "cache"
+
+
+def run(hub: Hub, home: Path, *options, **environment) -> subprocess.Popen:
+    """convert.py as a user starts it."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))}
+    env |= dict(HF_HOME=str(home), HF_ENDPOINT=hub.url, NO_PROXY="127.0.0.1", **environment)
+    command = [sys.executable, ROOT / "convert.py", "--model", MODEL, *options]
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def index(*shards: str) -> bytes:
+    return json.dumps({"weight_map": {f"w{i}": shard for i, shard in enumerate(shards)}}).encode()
+
+
+SAFE, BIN = "model.safetensors", "pytorch_model.bin"
+SAFE_INDEX, BIN_INDEX = f"{SAFE}.index.json", f"{BIN}.index.json"
+NOISE = dict.fromkeys(
+    [
+        "README.md",
+        "tf_model.h5",
+        "flax_model.msgpack",
+        "model.fp16.safetensors",
+        "onnx/decoder_model.onnx",
+        "onnx/config.json",
+        "8bit/model.safetensors",
+        "rust_model.ot",
+    ],
+    b"never asked for",
+)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ([SAFE, BIN], [SAFE]),
+        ([SAFE, BIN, SAFE_INDEX, "a.safetensors", "b.safetensors"], [SAFE]),
+        (
+            [SAFE_INDEX, "a.safetensors", "b.safetensors", BIN],
+            [SAFE_INDEX, "a.safetensors", "b.safetensors"],
+        ),
+        ([SAFE_INDEX, "a.safetensors", BIN], [BIN]),  # a shard is missing
+        ([SAFE_INDEX, BIN_INDEX, "a.bin", "b.bin"], [BIN_INDEX, "a.bin", "b.bin"]),
+        ([BIN], [BIN]),
+    ],
+)
+def test_one_copy_of_the_weights_is_fetched_and_nothing_unneeded(hub, cache, files, expected):
+    contents = {name: name.encode() for name in files}
+    for name, suffix in ((SAFE_INDEX, "safetensors"), (BIN_INDEX, "bin")):
+        if name in contents:
+            contents[name] = index(f"a.{suffix}", f"b.{suffix}")
+    hub.add(MODEL, SMALL | contents | NOISE)
+    folder = fetch(MODEL)
+    assert {p.name for p in folder.iterdir()} == {*SMALL, *expected}
+    assert all((folder / n).read_bytes() == contents[n] for n in expected)
+    looked_at = {SAFE_INDEX} & {*files} if SAFE not in files else set()
+    assert sorted(hub.fetched()) == sorted({*SMALL, *expected, *looked_at})
+
+
+def test_the_command_downloads_once_and_then_works_offline(hub, tmp_path):
+    source = make_folder(tmp_path / "source", "v1.1", shards=2)
+    hub.add(MODEL, {p.name: p.read_bytes() for p in source.iterdir()})
+    output = tmp_path / "out"
+    online = run(hub, tmp_path / "home", "--mlx-path", output, HF_TOKEN="hf_secret")
+    assert [text.decode() for text in online.communicate()] == [f"{output}\n", ""]
+    tokens = {headers.get("authorization") for _, path, headers in hub.requests if MODEL in path}
+    assert tokens == {"Bearer hf_secret"}
+    assert (tmp_path / "home" / "hub").is_dir()
+    assert load(output)[0].config.num_decoder_layers == 3
+
+    hub.requests.clear()
+    again = run(hub, tmp_path / "home", "--mlx-path", output, "--force", HF_HUB_OFFLINE="1")
+    other = run(hub, tmp_path / "elsewhere", "--mlx-path", tmp_path / "no", HF_HUB_OFFLINE="1")
+    assert [text.decode() for text in again.communicate()] == [f"{output}\n", ""]
+    out, errors = (text.decode() for text in other.communicate())
+    assert (other.returncode, out) == (1, "")
+    assert errors == (
+        f"convert.py: {MODEL} is no folder here and not whole in the cache, "
+        f"{tmp_path / 'elsewhere' / 'hub'}, and HF_HUB_OFFLINE forbids to fetch it\n"
+    )
+    assert hub.requests == []
+
+
+def test_what_is_cached_needs_no_server(hub, cache):
+    folder = fetch(MODEL)
+    hub.requests.clear()
+    assert fetch(MODEL) == folder
+    assert hub.fetched() == []  # one look whether it has changed
+    assert len(hub.requests) == 1
+    for fault in (refuse(503), stall()):
+        hub.faults = {"/api/": fault}
+        assert fetch(MODEL) == folder
+    hub.__exit__()
+    assert fetch(MODEL) == folder
+    with pytest.raises(InputError, match="cannot be reached"):
+        fetch("org/other")
+
+
+def test_an_interrupted_download_is_not_taken_for_a_cached_one(hub, cache):
+    hub.add(MODEL, SMALL | {SAFE_INDEX: index("a.safetensors", "b.safetensors")})
+    hub.repos[MODEL][COMMIT] |= {"a.safetensors": WEIGHTS, "b.safetensors": WEIGHTS[::-1]}
+    hub.faults = {"GET .*b.safetensors": cut(1000)}
+    with pytest.raises(InputError, match="broke off"):
+        fetch(MODEL)
+    hub.__exit__()
+    with pytest.raises(InputError, match="cannot be reached"):
+        fetch(MODEL)
+
+
+@pytest.mark.parametrize("revision", ["v1", "feature/x", "a" * 40])
+def test_revisions_are_branches_tags_and_commits(hub, cache, revision):
+    hub.refs |= {"v1": "b" * 40, "feature/x": "d" * 40}
+    commit = hub.refs.get(revision, revision)
+    hub.add(MODEL, SINGLE | {SAFE: b"another"}, commit)
+    hub.add(MODEL, SINGLE, commit="e" * 40)
+    for _ in ("online", "offline"):
+        folder = fetch(MODEL, revision)
+        assert folder.name == commit
+        assert (folder / SAFE).read_bytes() == b"another"
+        hub.faults = {"": refuse(500)}
+    with pytest.raises(InputError, match="500"):
+        fetch(MODEL, "main")
+
+
+def test_the_client_resumes_at_once_when_the_connection_breaks(hub, cache):
+    hub.faults = {"GET .*safetensors": cut(300_000, times=2)}
+    assert (fetch(MODEL) / SAFE).read_bytes() == WEIGHTS
+    assert hub.ranges() == ["bytes=300000-", "bytes=300000-"]
+    assert hub.sent[SAFE] == len(WEIGHTS)
+
+
+def test_a_stalled_download_goes_on(hub, cache):
+    hub.faults = {"GET .*safetensors": stall(300_000, times=1)}
+    assert (fetch(MODEL) / SAFE).read_bytes() == WEIGHTS
+    assert hub.ranges() == ["bytes=300000-"]
+
+
+def test_an_interrupted_download_is_resumed_by_the_next_run(hub, cache):
+    hub.faults = {"GET .*safetensors": cut(700_000)}
+    with pytest.raises(InputError) as caught:
+        fetch(MODEL)
+    assert str(caught.value) == (
+        f"{MODEL}: the connection broke off after 0.00 GB of 0.00 GB of {SAFE}; "
+        "the same command again goes on from there"
+    )
+    hub.faults.clear()
+    hub.requests.clear()
+    assert (fetch(MODEL) / SAFE).read_bytes() == WEIGHTS
+    assert hub.ranges() == ["bytes=700000-"]
+    assert hub.sent[SAFE] == len(WEIGHTS)
+    assert not list(cache.rglob("*.incomplete"))
+
+
+def test_interrupt_exits_130_and_the_next_run_resumes(hub, cache, tmp_path, monkeypatch):
+    weights = WEIGHTS * 24  # the client writes ten megabytes at a time
+    hub.add(MODEL, SINGLE | {SAFE: weights})
+    hub.faults = {"GET .*safetensors": stall(22 << 20)}
+    process = run(hub, tmp_path, "--mlx-path", tmp_path / "out")
+    deadline = time.monotonic() + 60
+    while not any(f.stat().st_size == 20 << 20 for f in tmp_path.rglob("*.incomplete")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=60)
+    assert (process.returncode, out, errors) == (130, b"", b"interrupted\n")
+    hub.faults.clear()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert (fetch(MODEL) / SAFE).read_bytes() == weights
+    assert hub.ranges() == [f"bytes={20 << 20}-"]
+
+
+def test_two_downloads_at_once_fetch_each_file_once(hub, cache):
+    threads = [threading.Thread(target=fetch, args=(MODEL,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert hub.sent[SAFE] == len(WEIGHTS)
+    assert (fetch(MODEL) / SAFE).read_bytes() == WEIGHTS
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content[:-10],  # shorter than promised
+        lambda content: content + b"more",
+        lambda content: b"x" + content[1:],
+    ],
+)
+def test_damage_on_the_way_is_seen_and_not_kept(hub, cache, change):
+    hub.faults = {"GET .*safetensors": replace(change)}
+    with pytest.raises(InputError, match="arrived damaged; the same command again fetches it anew"):
+        fetch(MODEL)
+    hub.faults.clear()
+    assert (fetch(MODEL) / SAFE).read_bytes() == WEIGHTS
+
+
+def test_what_an_earlier_run_left_damaged_is_fetched_anew(hub, cache):
+    folder = fetch(MODEL)
+    blob = (folder / SAFE).resolve()
+    blob.with_name(f"{blob.name}.incomplete").write_bytes(bytes(1000))
+    blob.unlink()
+    with pytest.raises(InputError, match="arrived damaged"):
+        fetch(MODEL)
+    assert (fetch(MODEL) / SAFE).read_bytes() == WEIGHTS
+
+
+def usage(monkeypatch, free: int) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+
+
+def test_room_is_checked_before_the_download(hub, cache, tmp_path, monkeypatch):
+    hub.sizes[SAFE] = 45_200_000_000
+    usage(monkeypatch, 30_000_000_000)
+    with pytest.raises(InputError) as caught:
+        fetch(MODEL, None, tmp_path / "out", lambda folder: 22_600_000_000)
+    assert str(caught.value) == (
+        f"{MODEL} takes 45.20 GB to download and 22.60 GB converted, but {cache} "
+        "has 30.00 GB free (HF_HOME moves the cache, --mlx-path the result)"
+    )
+    assert hub.fetched() == ["config.json"]
+
+
+def test_room_is_what_is_still_missing(hub, cache, tmp_path, monkeypatch):
+    hub.faults = {"GET .*safetensors": cut(1_000_000)}
+    with pytest.raises(InputError, match="broke off"):
+        fetch(MODEL)
+    hub.faults.clear()
+    missing = len(WEIGHTS) - 1_000_000
+    usage(monkeypatch, missing + 499)
+    with pytest.raises(InputError, match="takes"):
+        fetch(MODEL, None, tmp_path, lambda folder: 500)
+    usage(monkeypatch, missing + 500)
+    fetch(MODEL, None, tmp_path, lambda folder: 500)
+    with pytest.raises(InputError, match=r"0\.00 GB to download and 1000\.00 GB converted"):
+        fetch(MODEL, None, tmp_path, lambda folder: 10**12)
+
+
+def test_the_size_that_is_asked_for_is_that_of_the_result(tmp_path):
+    for variant in ("t5", "v1.1", "umt5"):
+        source = make_folder(tmp_path / variant, variant)
+        for dtype in ("float32", "bfloat16"):
+            output = convert(str(source), tmp_path / f"{variant}-{dtype}", dtype)
+            written = (output / "weights.npz").stat().st_size
+            assert 0.8 < converted_size(source, dtype) / written < 1
+
+
+def test_a_disk_that_fills_up_on_the_way(hub, cache, monkeypatch):
+    def fill(url, file, **kwargs):
+        file.write(b"x" * 1000)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(huggingface_hub.file_download, "http_get", fill)
+    with pytest.raises(InputError) as caught:
+        fetch(MODEL)
+    assert str(caught.value) == (
+        f"{MODEL} fills the disk of {cache}: make room and run the same command again to go on "
+        "(HF_HOME moves the cache)"
+    )
+
+
+def without(name: str) -> dict[str, bytes]:
+    return {k: v for k, v in SINGLE.items() if k != name}
+
+
+NOT_T5 = SINGLE | {"config.json": b'{"model_type": "bert", "architectures": ["BertModel"]}'}
+ENCODER = SINGLE | {"config.json": b'{"model_type": "t5", "architectures": ["T5EncoderModel"]}'}
+NO_SHAPE = SINGLE | {"config.json": b'{"model_type": "t5"}'}
+FLAX = without(SAFE) | {"tf_model.h5": b"", "flax_model.msgpack": b""}
+NO_MAP = without(SAFE) | {SAFE_INDEX: b'{"weight_map": ["a"]}', "a.safetensors": b""}
+NO_INDEX = without(SAFE) | {SAFE_INDEX: b"[]"}
+NO_WEIGHTS = " has no complete safetensors or pytorch_model.bin weights, only "
+ANSWERS = " cannot be fetched: the Hugging Face hub answers "
+UNREACHABLE = " is no folder here, and the Hugging Face hub cannot be reached to fetch it"
+GATED = " is gated: accept its terms on the hub, then `hf auth login`"
+WEIGHTS_ONLY = "GET .*safetensors"
+
+
+@pytest.mark.parametrize(
+    ("files", "faults", "message"),
+    [
+        (SINGLE, {"resolve": refuse(403, "GatedRepo")}, GATED),
+        (SINGLE, {"": refuse(500)}, f"{ANSWERS}500 Internal Server Error; try again later"),
+        (SINGLE, {WEIGHTS_ONLY: refuse(502)}, f"{ANSWERS}502 Bad Gateway; try again later"),
+        (SINGLE, {"HEAD": refuse(501)}, f"{ANSWERS}501 Not Implemented; try again later"),
+        (SINGLE, {"": refuse(403)}, f"{ANSWERS}403 Forbidden; is the token right?"),
+        (SINGLE, {"": stall()}, UNREACHABLE),
+        (NOT_T5, {}, ": a bert model, not a T5-type one"),
+        (ENCODER, {}, ": T5EncoderModel, an encoder without a decoder"),
+        (NO_SHAPE, {}, ": config.json has no vocab_size: not a T5-type model"),
+        (without("config.json"), {}, " has no config.json: not a T5-type model"),
+        (FLAX, {}, f"{NO_WEIGHTS}tf_model.h5, flax_model.msgpack"),
+        (NO_MAP, {}, f"{NO_WEIGHTS}a.safetensors"),
+        (without(SAFE), {}, f"{NO_WEIGHTS}other files"),
+        (NO_INDEX, {}, ": model.safetensors.index.json: not a JSON object"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(hub, cache, tmp_path, files, faults, message):
+    hub.add(MODEL, files)
+    hub.faults = faults
+    with pytest.raises(InputError) as caught:
+        convert(MODEL, tmp_path / "out")
+    assert str(caught.value) == MODEL + message
+    assert SAFE not in hub.sent
+    assert {p.name for p in tmp_path.iterdir()} <= {"cache", ".out.lock"}
+
+
+@pytest.mark.parametrize("name", ["org/none", "a--b/c..d"])
+def test_a_repository_that_is_not_there_is_named(hub, cache, name):
+    with pytest.raises(InputError) as caught:
+        fetch(name)
+    assert str(caught.value) == (
+        f"{name} is neither a folder here nor a repository on the Hugging Face hub "
+        "(a private one needs `hf auth login`)"
+    )
+
+
+def test_a_revision_that_is_not_there_is_named(hub, cache):
+    with pytest.raises(InputError) as caught:
+        fetch(MODEL, "v9")
+    assert str(caught.value) == f"{MODEL} has no revision v9 on the Hugging Face hub"
+
+
+def test_blobs_are_where_the_client_looks_for_them(hub, cache):
+    """Weights that hf_hub_download finds in the cache without asking for their content again."""
+    blob = (fetch(MODEL) / SAFE).resolve()
+    assert blob.name == sha256(WEIGHTS)
+    hub.requests.clear()
+    huggingface_hub.snapshot_download(
+        MODEL, revision=COMMIT, allow_patterns=SAFE, local_files_only=True
+    )
+    huggingface_hub.hf_hub_download(MODEL, SAFE)
+    assert hub.fetched() == []
