@@ -1,6 +1,5 @@
 """What a T5 model's shape and arithmetic depend on, read from config.json."""
 
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 
@@ -56,10 +55,6 @@ class Config:
         activation = raw.get("feed_forward_proj", "relu").removeprefix("gated-")
         if gated and activation == "gelu":
             activation = "gelu_new"  # what every gated-gelu checkpoint was trained with
-            if raw["feed_forward_proj"] == "gelu":  # as in some copies of flan-t5-xxl
-                print(
-                    "config.json says gelu, the weights are gated: using gelu_new", file=sys.stderr
-                )
         pad = _ids(raw.get("pad_token_id"), 0)[0]
         return cls(
             **shape,

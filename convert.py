@@ -280,6 +280,8 @@ def _write(source: Path, output: Path, dtype: str, origin: str) -> None:
     except InputError as error:
         where = "" if str(source) in str(error) else f"{source}: "
         raise InputError(f"{where}{error}") from None
+    if config.gated and raw.get("feed_forward_proj") == "gelu":  # in some copies of flan-t5-xxl
+        print(f"{source}: gelu in config.json, gated weights: taken for gated-gelu", file=sys.stderr)
     write_tokenizer(source, output)
     write_weights(output / WEIGHTS, tensors, dtype)
     values = raw | config.to_dict() | {"dtype": dtype, "converted_from": origin}
