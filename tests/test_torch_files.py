@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import pickle
 import struct
 import tarfile
 import zipfile
@@ -11,8 +10,10 @@ from collections import OrderedDict
 
 import checkpoints
 import numpy as np
+import pickles
 import pytest
 import torch
+from pickles import Call, Global, dump
 
 import tensors
 from checkpoint import InputError, open_checkpoint
@@ -132,48 +133,8 @@ def test_torch_files_cut_anywhere_are_errors(tmp_path, kind):
 # Files made by hand
 
 
-class Global(str):
-    """A global in a pickle, as "module name"."""
-
-
-class Call(tuple):
-    """(function, arguments): what a pickle asks to be called."""
-
-
-class Id(tuple):
-    """A persistent id."""
-
-
-def dump(value) -> bytes:
-    """A pickle that torch could not write."""
-    return b"\x80\x02" + _dump(value) + b"."
-
-
-def _dump(value) -> bytes:
-    match value:
-        case Global():
-            module, name = value.split(" ")
-            return f"c{module}\n{name}\n".encode()
-        case Call():
-            return _dump(value[0]) + _dump(value[1]) + b"R"
-        case Id():
-            return _dump(tuple(value)) + b"Q"
-        case tuple():
-            return b"(" + b"".join(map(_dump, value)) + b"t"
-        case list():
-            return b"](" + b"".join(map(_dump, value)) + b"e"
-        case dict():
-            return b"}(" + b"".join(_dump(k) + _dump(v) for k, v in value.items()) + b"u"
-        case bytes():  # instructions as they are
-            return value
-    return pickle.dumps(value, 2)[2:-1]
-
-
-def tensor(key="0", numel=4, offset=0, shape=(2, 2), strides=(2, 1), kind="FloatStorage", view=()):
-    storage = Id(("storage", Global(f"torch {kind}"), key, "cpu", numel, *view))
-    hooks = Call((Global("collections OrderedDict"), ()))
-    arguments = (storage, offset, shape, strides, False, hooks)
-    return Call((Global("torch._utils _rebuild_tensor_v2"), arguments))
+def tensor(numel=4, shape=(2, 2), strides=(2, 1), key="0", **other) -> Call:
+    return pickles.tensor(key, numel, shape, strides, **other)
 
 
 DATA = np.arange(4, dtype="<f4").tobytes()
