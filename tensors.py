@@ -90,7 +90,12 @@ def are_sizes(values: tuple) -> bool:
 
 
 class _Bounded(BufferedReader):
-    """A file of which zipfile cannot be made to read more at once than a checkpoint needs."""
+    """A file that a wrong directory cannot make zipfile read much of at once, or outside of."""
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        if whence == 0 and not 0 <= offset < 2**62:
+            raise zipfile.BadZipFile("its directory points outside the file")
+        return super().seek(offset, whence)
 
     def read(self, size: int | None = -1) -> bytes:
         if size is not None and size > MAX_HEADER:
