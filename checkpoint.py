@@ -23,10 +23,10 @@ def to_mlx(array: np.ndarray) -> mx.array:
 
 
 def to_numpy(array: mx.array) -> np.ndarray:
-    """`array` as a NumPy array; bfloat16 becomes V2."""
+    """`array` as a NumPy array, which shares its memory; bfloat16 becomes V2."""
     if array.dtype == mx.bfloat16:
-        return np.array(array.view(mx.uint16)).view(BFLOAT16)
-    return np.array(array)
+        return np.asarray(array.view(mx.uint16)).view(BFLOAT16)
+    return np.asarray(array)
 
 
 _INFINITY = {np.dtype("<f4"): 0x7F800000, np.dtype("<f2"): 0x7C00, BFLOAT16: 0x7F80}

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 BFLOAT16 = np.dtype("V2")
-BLOCK_BYTES = 64 << 20
+BLOCK_BYTES = 16 << 20
 # What a file may take to describe its tensors; the largest T5 checkpoints take 0.2 MB.
 MAX_HEADER = 4 << 20
 
