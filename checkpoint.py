@@ -35,8 +35,7 @@ _INFINITY = {np.dtype("<f4"): 0x7F800000, np.dtype("<f2"): 0x7C00, BFLOAT16: 0x7
 def is_finite(block: np.ndarray) -> bool:
     """Whether a block of float32, float16 or V2 has neither infinities nor NaN.
 
-    Their bits, taken as integers, are the largest of either sign. Two maxima take a third of the
-    time of isfinite and no memory.
+    Taken as integers, the bits of those are the largest of either sign.
     """
     if block.size == 0:
         return True

@@ -328,6 +328,29 @@ def test_wrong_checkpoints_are_named(folder, tmp_path, change, message):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("kind", checkpoints.FORMATS)
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("decoder.final_layer_norm.weight", None, "missing weights: decoder.norm.weight"),
+        ("shared.weight", None, "no shared.weight: not a T5-type model"),
+        ("shared.weight", (1024, 25), r"has shape \[1024, 25\], config.json says \[1024, 24\]"),
+        ("encoder.block.2.layer.1.layer_norm.weight", (24,), "unknown weights: encoder.layers.2"),
+        ("transformer.bias", (24,), "unknown tensor transformer.bias: not a T5-type checkpoint"),
+    ],
+)
+def test_wrong_weights_are_named(folder, tmp_path, kind, name, shape, message):
+    state = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    state.pop(name, None)
+    state |= {name: torch.zeros(shape)} if shape else {}
+    checkpoints.save(folder, json.loads((folder / "config.json").read_text()), state, kind=kind)
+    with pytest.raises(InputError, match=message) as caught:
+        convert(str(folder), tmp_path / "out")
+    assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
+    assert {p.name for p in tmp_path.iterdir()} == {"checkpoint", ".out.lock"}
+
+
 def edit(folder: Path, **changes) -> None:
     path = folder / "config.json"
     raw = json.loads(path.read_text()) | changes

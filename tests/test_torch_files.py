@@ -111,6 +111,15 @@ def test_shards_are_found_through_the_index_whatever_their_names(tmp_path, kind)
     assert all(whole(found[name]) == payload(state[name]) for name in state)
 
 
+def test_shards_may_be_links_as_in_the_hub_cache(tmp_path):
+    blobs, folder = tmp_path / "blobs", tmp_path / "snapshots" / "main"
+    checkpoints.save(blobs, {}, {name: torch.randn(3) for name in "abc"}, shards=2, kind="zip")
+    folder.mkdir(parents=True)
+    for path in blobs.iterdir():
+        (folder / path.name).symlink_to(path)
+    assert open_checkpoint(folder).keys() == set("abc")
+
+
 def test_safetensors_come_first(tmp_path):
     for kind, value in (("safetensors", 1.0), ("zip", 2.0)):
         checkpoints.save(tmp_path, {}, {"w": torch.full((2,), value)}, kind=kind)
