@@ -183,8 +183,6 @@ def map_npz(path: Path) -> dict[str, np.ndarray]:
         return {n.removesuffix(".npy"): _map_member(mapped, n, *places[n]) for n in places}
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
-    except InputError:
-        raise
     except ValueError as error:
         raise InputError(f"{path}: not a readable npz file: {error}") from None
 

@@ -104,16 +104,16 @@ class _Bounded(BufferedReader):
 
 
 def stored_members(path: Path) -> dict[str, tuple[int, int]]:
-    """Where the members of a zip file lie: name -> (offset, size), nothing compressed."""
+    """Where the members of a zip file lie, none of them compressed: name -> (offset, size)."""
     try:
         with FileIO(path) as raw, _Bounded(raw) as file, zipfile.ZipFile(file) as archive:
             members = sorted(archive.infolist(), key=lambda member: member.header_offset)
             ends = [member.header_offset for member in members[1:]] + [archive.start_dir]
             places = {m.filename: _payload(file, m, e) for m, e in zip(members, ends, strict=True)}
     except (zipfile.BadZipFile, NotImplementedError, struct.error, ValueError) as error:
-        raise InputError(f"{path}: not a readable zip file: {error}") from None
+        raise InputError(f"not a readable zip file: {error}") from None
     if len(places) != len(members):
-        raise InputError(f"{path}: two members of the zip file have the same name")
+        raise InputError("two members of the zip file have the same name")
     return places
 
 

@@ -67,14 +67,14 @@ def read_torch(path: Path) -> dict[str, Tensor]:
     elif head.startswith(b"\x80"):
         read = _read_legacy
     elif head[257:262] == b"ustar":
-        raise InputError(f"{path}: torch's first format, a tar file: torch.save it again")
+        raise InputError(
+            f"{path}: torch's first format, a tar file: load and save it with a torch of today"
+        )
     else:
         raise InputError(f"{path}: not a file of torch's: neither a zip file nor a pickle")
     try:
         return read(path)
-    except InputError:
-        raise
-    except ValueError as error:
+    except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
 
@@ -82,28 +82,28 @@ def _read_zip(path: Path) -> dict[str, Tensor]:
     members = stored_members(path)
     pickles = [n for n in members if n.endswith("/data.pkl") and n.count("/") == 1]
     if len(pickles) != 1:
-        raise ValueError("a zip file, but not of torch's: no data.pkl")
+        raise InputError("a zip file, but not of torch's: no data.pkl")
     root = pickles[0].removesuffix("data.pkl")
     if f"{root}constants.pkl" in members:
-        raise ValueError("a TorchScript archive, not a state dict")
+        raise InputError("a TorchScript archive, not a state dict")
     if _contents(path, members.get(f"{root}byteorder")).strip() not in (b"", b"little"):
-        raise ValueError("big-endian: torch.save it again on a little-endian machine")
+        raise InputError("big-endian: save it again on a little-endian machine")
     storages: dict[str, tuple[str, int]] = {}
     state = unpickle(io.BytesIO(_contents(path, members[pickles[0]])), storages)
     places = {}
     for key, (kind, numel) in storages.items():
         if f"{root}data/{key}" not in members:
-            raise ValueError(f"storage {key} is missing")
+            raise InputError(f"storage {key} is missing")
         places[key], size = members[f"{root}data/{key}"]
         if size != numel * _STORAGES[kind].itemsize:
-            raise ValueError(f"storage {key} has {size} bytes for {numel} elements of a {kind}")
+            raise InputError(f"storage {key} has {size} bytes for {numel} elements of a {kind}")
     return _tensors(path, state, places)
 
 
 def _contents(path: Path, place: tuple[int, int] | None) -> bytes:
     offset, size = place or (0, 0)
     if size > MAX_HEADER:
-        raise ValueError(f"the pickle is too large for a state dict: {size} bytes")
+        raise InputError(f"the pickle is too large for a state dict: {size} bytes")
     with open(path, "rb") as file:
         file.seek(offset)
         return file.read(size)
@@ -114,32 +114,32 @@ def _read_legacy(path: Path) -> dict[str, Tensor]:
     with open(path, "rb") as file:
         pickles = io.BytesIO(file.read(MAX_HEADER))
         if unpickle(pickles) != _MAGIC:
-            raise ValueError("not a file of torch's: a pickle of something else")
+            raise InputError("not a file of torch's: a pickle of something else")
         if unpickle(pickles) != _PROTOCOL:
-            raise ValueError("an unknown version of torch's legacy format")
+            raise InputError("an unknown version of torch's legacy format")
         system = unpickle(pickles)
         if not isinstance(system, dict) or system.get("little_endian") is not True:
-            raise ValueError("big-endian: torch.save it again on a little-endian machine")
+            raise InputError("big-endian: save it again on a little-endian machine")
         storages: dict[str, tuple[str, int]] = {}
         state = unpickle(pickles, storages)
         keys = unpickle(pickles)
         if type(keys) is not list or not all(type(key) is str for key in keys):
-            raise ValueError("no list of storages")
+            raise InputError("no list of storages")
         if sorted(keys) != sorted(storages):
-            raise ValueError("the list of storages is not that of the tensors")
+            raise InputError("the list of storages is not that of the tensors")
         places, at = {}, pickles.tell()
         for key in keys:
             kind, numel = storages[key]
             file.seek(at)
             field = file.read(8)
-            if len(field) == 8 and (found := int.from_bytes(field, "little")) != numel:
-                raise ValueError(f"storage {key} has {found} elements, its tensors say {numel}")
+            if len(field) == 8 and (found := int.from_bytes(field, "little", signed=True)) != numel:
+                raise InputError(f"storage {key} has {found} elements, its tensors say {numel}")
             places[key] = at + 8
             at += 8 + numel * _STORAGES[kind].itemsize
             if at > size:
-                raise ValueError(f"truncated: storage {key} lies beyond the end of the file")
+                raise InputError(f"truncated: storage {key} lies beyond the end of the file")
     if at != size:
-        raise ValueError(f"{size - at} bytes follow the last storage")
+        raise InputError(f"{size - at} bytes follow the last storage")
     return _tensors(path, state, places)
 
 
@@ -147,20 +147,22 @@ def _tensors(path: Path, state: object, places: Mapping[str, int]) -> dict[str, 
     if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
         state = state["state_dict"]
     if not isinstance(state, dict):
-        raise ValueError(f"a {type(state).__name__}, not a state dict")
+        raise InputError(f"a {type(state).__name__}, not a state dict")
     return {name: _tensor(path, name, view, places) for name, view in state.items()}
 
 
 def _tensor(path: Path, name: object, view: object, places: Mapping[str, int]) -> Tensor:
-    if type(name) is not str or not isinstance(view, _View):
-        raise ValueError(f"not a state dict: {name} is a {type(view).__name__}")
+    if type(name) is not str:
+        raise InputError(f"not a state dict: it has the number {name} for a name")
+    if not isinstance(view, _View):
+        raise InputError(f"not a state dict: {name} is no tensor but {type(view).__name__}")
     storage, dtype = view.storage, _STORAGES[view.storage.kind]
     if dtype.kind not in "fV":
-        raise ValueError(f"{name} is in a {storage.kind}, not of a floating-point type")
+        raise InputError(f"{name} is in a {storage.kind}, not a floating-point type")
     room = storage.stop - storage.start
     # Some elements of an expanded tensor are the same: a small file could ask for any size.
     if view.offset + span(view.shape, view.strides) > room or prod(view.shape) > room:
-        raise ValueError(f"{name} reaches beyond its storage")
+        raise InputError(f"{name} reaches beyond its storage")
     offset = places[storage.key] + (storage.start + view.offset) * dtype.itemsize
     strides = None if _is_contiguous(view) else view.strides
     return Tensor(path, offset, dtype, view.shape, strides)
@@ -185,74 +187,84 @@ def unpickle(stream: BinaryIO, storages: dict[str, tuple[str, int]] | None = Non
     Made of numbers, strings, lists, tuples, dicts and `_View`s, never of anything else. The
     storages it names are added to `storages`: key -> (kind, number of elements).
     """
-    start = stream.tell()
+    machine = _Machine({} if storages is None else storages)
     try:
-        return _run(stream, {} if storages is None else storages)
-    except (IndexError, KeyError, TypeError, AttributeError) as error:
-        kind = type(error).__name__
-        raise ValueError(f"malformed pickle at byte {start}: {kind}: {error}") from None
+        for opcode, value, position in pickletools.genops(stream):
+            where = f"{opcode.name} at byte {position}"
+            if opcode.name == "STOP":
+                return machine.pop(1)[0]
+            machine.step(opcode.name, value)
+    except InputError:
+        raise
+    except (LookupError, TypeError, AttributeError):
+        raise InputError(f"malformed pickle: {where}") from None
+    except ValueError as error:
+        raise InputError(f"truncated or malformed pickle: {error}") from None
 
 
-def _run(stream: BinaryIO, storages: dict[str, tuple[str, int]]) -> object:
-    stack: list = []
-    marks: list[int] = []
-    memo: dict[int, object] = {}
+class _Machine:
+    """Runs a pickle's instructions."""
 
-    def pop(count: int) -> list:
+    def __init__(self, storages: dict[str, tuple[str, int]]):
+        self.storages = storages
+        self.stack: list = []
+        self.marks: list[int] = []
+        self.memo: dict[int, object] = {}
+
+    def pop(self, count: int) -> list:
         """The last `count` values."""
-        first = len(stack) - count
+        first = len(self.stack) - count
         if first < 0:
-            raise IndexError("pop from an empty stack")
-        values = stack[first:]
-        del stack[first:]
+            raise IndexError
+        values = self.stack[first:]
+        del self.stack[first:]
         return values
 
-    def pop_marked() -> list:
-        return pop(len(stack) - marks.pop())
+    def pop_marked(self) -> list:
+        return self.pop(len(self.stack) - self.marks.pop())
 
-    for opcode, value, _ in pickletools.genops(stream):
-        match opcode.name:
+    def step(self, name: str, value) -> None:
+        push = self.stack.append
+        match name:
             case "PROTO" | "FRAME":
                 pass
             case "BININT" | "BININT1" | "BININT2" | "LONG1" | "BINFLOAT":
-                stack.append(value)
+                push(value)
             case "BINUNICODE" | "SHORT_BINUNICODE" | "BINSTRING" | "SHORT_BINSTRING":
-                stack.append(value)
+                push(value)
             case "NONE" | "NEWTRUE" | "NEWFALSE":
-                stack.append({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[opcode.name])
+                push({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[name])
             case "EMPTY_TUPLE" | "EMPTY_LIST" | "EMPTY_DICT":
-                stack.append({"EMPTY_TUPLE": (), "EMPTY_LIST": [], "EMPTY_DICT": {}}[opcode.name])
+                push({"EMPTY_TUPLE": (), "EMPTY_LIST": [], "EMPTY_DICT": {}}[name])
             case "MARK":
-                marks.append(len(stack))
+                self.marks.append(len(self.stack))
             case "TUPLE":
-                stack.append(tuple(pop_marked()))
+                push(tuple(self.pop_marked()))
             case "TUPLE1" | "TUPLE2" | "TUPLE3":
-                stack.append(tuple(pop(int(opcode.name[-1]))))
+                push(tuple(self.pop(int(name[-1]))))
             case "APPEND" | "APPENDS":
-                values = pop(1) if opcode.name == "APPEND" else pop_marked()
-                stack[-1].extend(values)
+                values = self.pop(1) if name == "APPEND" else self.pop_marked()
+                self.stack[-1].extend(values)
             case "SETITEM" | "SETITEMS":
-                values = pop(2) if opcode.name == "SETITEM" else pop_marked()
-                stack[-1].update(_pairs(zip(values[::2], values[1::2], strict=True)))
+                values = self.pop(2) if name == "SETITEM" else self.pop_marked()
+                self.stack[-1].update(_pairs(zip(values[::2], values[1::2], strict=True)))
             case "BUILD":
-                pop(1)  # an OrderedDict's attributes: torch's _metadata
+                self.pop(1)  # an OrderedDict's attributes: torch's _metadata
             case "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
-                memo[len(memo) if value is None else value] = stack[-1]
+                self.memo[len(self.memo) if value is None else value] = self.stack[-1]
             case "BINGET" | "LONG_BINGET":
-                stack.append(memo[value])
+                push(self.memo[value])
             case "GLOBAL":
-                stack.append(_global(value))
+                push(_global(value))
             case "STACK_GLOBAL":
-                stack.append(_global(" ".join(pop(2))))
+                push(_global(" ".join(self.pop(2))))
             case "REDUCE":
-                function, arguments = pop(2)
-                stack.append(function(*arguments))
+                function, arguments = self.pop(2)
+                push(function(*arguments))
             case "BINPERSID":
-                stack.append(_storage(storages, *pop(1)[0]))
-            case "STOP":
-                return pop(1)[0]
-            case name:
-                raise ValueError(f"the pickle has the instruction {name}, which no state dict has")
+                push(_storage(self.storages, *self.pop(1)[0]))
+            case _:
+                raise InputError(f"the pickle's instruction {name} is in no state dict's")
 
 
 def _pairs(items) -> dict:
@@ -270,10 +282,10 @@ def _storage(
     if tag != "storage" or type(kind) is not str or kind not in _STORAGES or type(key) is not str:
         raise TypeError("a malformed storage")
     if storages.setdefault(key, (kind, numel)) != (kind, numel):
-        raise ValueError(f"storage {key} is described in two ways")
+        raise InputError(f"storage {key} is described in two ways")
     _, start, size = view or (key, 0, numel)
     if not are_sizes((numel, start, size)) or start + size > numel:
-        raise ValueError(f"storage {key} has an impossible size, or a view beyond it")
+        raise InputError(f"storage {key} has an impossible size, or a view beyond it")
     return _Storage(key, kind, start, start + size)
 
 
@@ -283,7 +295,7 @@ def _rebuild_tensor(
     if not isinstance(storage, _Storage) or type(shape) is not tuple or type(strides) is not tuple:
         raise TypeError("a malformed tensor")
     if not are_sizes((offset, *shape, *strides)) or len(shape) != len(strides):
-        raise ValueError("a tensor has an impossible shape")
+        raise InputError("a tensor has an impossible shape")
     if metadata:
         raise TypeError("a tensor with a conjugate or negative bit")
     return _View(storage, offset, shape, strides)
@@ -308,5 +320,5 @@ def _global(name: str) -> object:
     if kind in _STORAGES and module == ("torch.storage" if kind == "UntypedStorage" else "torch"):
         return kind
     if name not in _FUNCTIONS:
-        raise ValueError(f"the pickle asks for {name.replace(' ', '.')}, which no state dict needs")
+        raise InputError(f"the pickle asks for {name.replace(' ', '.')}, which no state dict needs")
     return _FUNCTIONS[name]
