@@ -58,6 +58,7 @@ def test_what_torch_saved_is_read_exactly(tmp_path, kind, dtype):
         "rows": base[2:5],
         "column": base[:, 1],
         "transposed": base.permute(2, 0, 1),
+        "transposed, wide": torch.randn(40, 3).to(dtype).T,
         "every other": base.view(-1)[1::2],
         "of size one": base[:, :1, 2:],
     }
