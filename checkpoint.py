@@ -1,55 +1,18 @@
-"""Checkpoint files: safetensors read one block at a time, npz written and mapped, without torch.
-
-A `Tensor` names a tensor that has not been read. Its blocks come as NumPy arrays; bfloat16, which
-NumPy lacks, is the two-byte void type `V2`, as in the npz files that MLX writes.
-"""
+"""Checkpoint folders and safetensors files, read without torch; npz files, written and mapped."""
 
 import json
 import mmap
-import struct
+import re
 import zipfile
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from math import prod
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 
-BFLOAT16 = np.dtype("V2")
-BLOCK_BYTES = 64 << 20
-
-
-class InputError(ValueError):
-    """What the user gave cannot be used. The message is one line: what is wrong, what to do."""
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A tensor in a file: little-endian, C order, `offset` bytes from the file's start."""
-
-    path: Path
-    offset: int
-    dtype: np.dtype
-    shape: tuple[int, ...]
-
-    def blocks(self) -> Iterator[np.ndarray]:
-        """The tensor in order along its first axis, about BLOCK_BYTES at a time."""
-        if not self.shape or 0 in self.shape:
-            yield self._read(0, prod(self.shape)).reshape(self.shape)
-            return
-        rows, row = self.shape[0], prod(self.shape[1:])
-        step = max(1, BLOCK_BYTES // (row * self.dtype.itemsize))
-        for start in range(0, rows, step):
-            count = min(step, rows - start)
-            yield self._read(start * row, count * row).reshape(count, *self.shape[1:])
-
-    def _read(self, first: int, count: int) -> np.ndarray:
-        where = self.offset + first * self.dtype.itemsize
-        block = np.fromfile(self.path, self.dtype, count, offset=where)
-        if block.size != count:
-            raise InputError(f"{self.path}: the file ends inside a tensor")
-        return block
+from tensors import BFLOAT16, MAX_HEADER, InputError, Tensor, are_sizes, stored_members
+from torch_files import read_torch
 
 
 def to_mlx(array: np.ndarray) -> mx.array:
@@ -60,10 +23,26 @@ def to_mlx(array: np.ndarray) -> mx.array:
 
 
 def to_numpy(array: mx.array) -> np.ndarray:
-    """`array` as a NumPy array; bfloat16 becomes V2."""
+    """`array` as a NumPy array, which shares its memory; bfloat16 becomes V2."""
     if array.dtype == mx.bfloat16:
-        return np.array(array.view(mx.uint16)).view(BFLOAT16)
-    return np.array(array)
+        return np.asarray(array.view(mx.uint16)).view(BFLOAT16)
+    return np.asarray(array)
+
+
+_INFINITY = {np.dtype("<f4"): 0x7F800000, np.dtype("<f2"): 0x7C00, BFLOAT16: 0x7F80}
+
+
+def is_finite(block: np.ndarray) -> bool:
+    """Whether a block of float32, float16 or V2 has neither infinities nor NaN.
+
+    Taken as integers, the bits of those are the largest of either sign.
+    """
+    if block.size == 0:
+        return True
+    infinity, size = _INFINITY[block.dtype], block.dtype.itemsize
+    negative = infinity | 1 << (8 * size - 1)
+    signed, unsigned = block.view(f"<i{size}"), block.view(f"<u{size}")
+    return bool(signed.max() < infinity and unsigned.max() < negative)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -75,8 +54,6 @@ _SAFETENSORS_DTYPES = {
     "F16": np.dtype("<f2"),
     "BF16": BFLOAT16,
 }
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
 
 
 def read_json(path: Path) -> dict:
@@ -85,7 +62,7 @@ def read_json(path: Path) -> dict:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON: {error}") from None
     if not isinstance(value, dict):
         raise InputError(f"{path}: not a JSON object")
@@ -93,28 +70,32 @@ def read_json(path: Path) -> dict:
 
 
 def open_checkpoint(folder: Path) -> dict[str, Tensor]:
-    """The tensors of a Hugging Face folder, from its index file or its single file."""
-    if (folder / _INDEX).exists():
-        return _open_shards(folder)
-    if (folder / _SINGLE).exists():
-        return read_safetensors(folder / _SINGLE)
-    if any(folder.glob("pytorch_model*.bin*")):
-        raise InputError(f"{folder}: only torch .bin weights, which are not supported yet")
-    raise InputError(f"{folder}: no {_SINGLE} and no {_INDEX}")
+    """The tensors of a Hugging Face folder; of its safetensors, where it has both kinds."""
+    kinds = {"model.safetensors": read_safetensors, "pytorch_model.bin": read_torch}
+    for single, read in kinds.items():
+        index = folder / f"{single}.index.json"
+        if index.exists():
+            return _open_shards(index, read)
+        if (folder / single).exists():
+            return read(folder / single)
+    raise InputError(f"{folder}: no weights: neither model.safetensors nor pytorch_model.bin")
 
 
-def _open_shards(folder: Path) -> dict[str, Tensor]:
-    index = folder / _INDEX
+def _open_shards(index: Path, read: Callable[[Path], dict[str, Tensor]]) -> dict[str, Tensor]:
+    folder = index.parent
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise InputError(f"{index}: no weight_map")
+    if not all(type(file) is str for file in weight_map.values()):
+        raise InputError(f"{index}: its weight_map names other things than files")
+    files = {path.name for path in folder.iterdir() if path.is_file()}
     shards: dict[str, dict[str, Tensor]] = {}
-    for file in sorted(set(map(str, weight_map.values()))):
+    for file in sorted(set(weight_map.values())):
         if Path(file).name != file:
             raise InputError(f"{index}: names a file outside its folder: {file}")
-        if not (folder / file).exists():
+        if file not in files:
             raise InputError(f"{index}: names {file}, which is missing")
-        shards[file] = read_safetensors(folder / file)
+        shards[file] = read(folder / file)
     tensors = {}
     for name, file in weight_map.items():
         if name not in shards[file]:
@@ -134,9 +115,11 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > size - 8:
             raise InputError(f"{path}: truncated, or not a safetensors file")
+        if length > MAX_HEADER:
+            raise InputError(f"{path}: the header is too large: {length} bytes")
         try:
             header = json.loads(file.read(length))
-        except ValueError:
+        except (ValueError, RecursionError):
             raise InputError(f"{path}: the header is not JSON") from None
     if not isinstance(header, dict):
         raise InputError(f"{path}: the header is not a JSON object")
@@ -148,7 +131,7 @@ def _safetensor(path: Path, name: str, entry: dict, start: int, size: int) -> Te
     try:
         dtype, shape = entry["dtype"], tuple(entry["shape"])
         begin, end = entry["data_offsets"]
-        sane = all(type(n) is int and n >= 0 for n in (begin, end, *shape))
+        sane = are_sizes((begin, end, *shape)) and type(dtype) is str
     except (TypeError, KeyError, ValueError):
         sane = False
     if not sane:
@@ -167,6 +150,11 @@ def _safetensor(path: Path, name: str, entry: dict, start: int, size: int) -> Te
 # npz: a zip of stored .npy members. Written member by member, so that memory does not grow with
 # the file (mx.savez holds every array); mapped, because mx.load of a large npz made the process
 # abort at exit, and was slower.
+
+_NPY_HEADER = re.compile(
+    rb"\{'descr': '([<|](?:[fiu][248]|[iu]1|V2))', 'fortran_order': False, "
+    rb"'shape': \(((?:\d+, ?)*\d*)\), \}\s*"
+)
 
 
 def write_npz_member(
@@ -189,26 +177,25 @@ def write_npz_member(
 def map_npz(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an npz file as read-only views of the mapped file: nothing is read yet."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
+        places = stored_members(path)
         with open(path, "rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return {m.filename.removesuffix(".npy"): _map_member(mapped, m) for m in members}
+        return {n.removesuffix(".npy"): _map_member(mapped, n, *places[n]) for n in places}
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
-    except (zipfile.BadZipFile, struct.error, ValueError) as error:
+    except ValueError as error:
         raise InputError(f"{path}: not a readable npz file: {error}") from None
 
 
-def _map_member(mapped: mmap.mmap, member: zipfile.ZipInfo) -> np.ndarray:
-    if member.compress_type != zipfile.ZIP_STORED:
-        raise ValueError(f"{member.filename} is compressed")
-    # The local header's extra field may be longer than the central directory's.
-    name_length, extra_length = struct.unpack_from("<HH", mapped, member.header_offset + 26)
-    mapped.seek(member.header_offset + 30 + name_length + extra_length)
-    if np.lib.format.read_magic(mapped) != (1, 0):
-        raise ValueError(f"{member.filename} is not version 1.0 of the npy format")
-    shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(mapped)
-    if fortran_order:
-        raise ValueError(f"{member.filename} is in Fortran order")
-    return np.frombuffer(mapped, dtype, prod(shape), mapped.tell()).reshape(shape)
+def _map_member(mapped: mmap.mmap, name: str, offset: int, size: int) -> np.ndarray:
+    if mapped[offset : offset + 8] != b"\x93NUMPY\1\0":
+        raise ValueError(f"{name} is not version 1.0 of the npy format")
+    start = offset + 10
+    end = start + int.from_bytes(mapped[start - 2 : start], "little")
+    header = _NPY_HEADER.fullmatch(mapped, start, end)
+    if header is None:
+        raise ValueError(f"{name} is not an array that convert.py writes")
+    dtype, shape = np.dtype(header[1].decode()), tuple(map(int, re.findall(rb"\d+", header[2])))
+    if not are_sizes(shape) or end + prod(shape) * dtype.itemsize != offset + size:
+        raise ValueError(f"{name} has {offset + size - end} bytes for the shape {list(shape)}")
+    return np.frombuffer(mapped, dtype, prod(shape), end).reshape(shape)

@@ -26,6 +26,7 @@ from checkpoint import (
     BFLOAT16,
     InputError,
     Tensor,
+    is_finite,
     open_checkpoint,
     read_json,
     to_mlx,
@@ -117,6 +118,8 @@ def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
+    if a == b:  # the same place in the same file
+        return True
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     return all(x.tobytes() == y.tobytes() for x, y in zip(a.blocks(), b.blocks(), strict=True))
@@ -139,22 +142,33 @@ def _cast(tensor: Tensor, dtype: np.dtype) -> Iterator[np.ndarray]:
 
 
 def write_weights(path: Path, tensors: dict[str, Tensor], dtype: str) -> None:
-    """Write the renamed tensors to an npz file: one block of one tensor in memory at a time."""
+    """Write the renamed tensors to an npz file: one block of one tensor in memory at a time.
+
+    Weights that are not finite in their new type are written all the same, and named on stderr.
+    """
     from tqdm import tqdm
 
     total = sum(np.prod(t.shape) * stored_dtype(n, dtype).itemsize for n, t in tensors.items())
     progress = tqdm(
         total=int(total), unit="B", unit_scale=True, desc=path.parent.name, disable=None
     )
+    wrong: dict[str, None] = {}  # in order, each once
     with progress, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for name, tensor in tensors.items():
             stored = stored_dtype(name, dtype)
-            blocks = _counted(_cast(tensor, stored), progress)
+            blocks = _watched(_cast(tensor, stored), name, wrong, progress)
             write_npz_member(archive, name, stored, tensor.shape, blocks)
+    if wrong:
+        print(f"warning: NaN or infinite as {dtype}: {', '.join(wrong)}", file=sys.stderr)
 
 
-def _counted(blocks: Iterator[np.ndarray], progress) -> Iterator[np.ndarray]:
+def _watched(
+    blocks: Iterator[np.ndarray], name: str, wrong: dict[str, None], progress
+) -> Iterator[np.ndarray]:
+    """The blocks; `name` joins `wrong` if one is not finite."""
     for block in blocks:
+        if not is_finite(block):
+            wrong[name] = None
         yield block
         progress.update(block.nbytes)
 
@@ -257,6 +271,9 @@ def convert(
             partial.mkdir()
             _write(source, partial, dtype, model)
             _publish(partial, output)
+        except OSError as error:
+            error.filename = error.filename or str(output)  # a full disk names no file
+            raise
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     return output

@@ -67,19 +67,38 @@ def state_dict(model: torch.nn.Module, raw: dict) -> dict[str, torch.Tensor]:
     return {name: tensor.contiguous() for name, tensor in state.items()}
 
 
-def save(folder: Path, raw: dict, state: dict[str, torch.Tensor], shards: int = 1) -> Path:
-    """Write a checkpoint folder in the hub's layout (without a tokenizer)."""
+def _save_legacy(state: dict[str, torch.Tensor], path: Path) -> None:
+    torch.save(state, path, _use_new_zipfile_serialization=False)
+
+
+# How a file is written, and what one file, a shard, and the index of the shards are called.
+FORMATS = {
+    "safetensors": (save_file, "model.safetensors", "model-{:05}-of-{:05}.safetensors"),
+    "zip": (torch.save, "pytorch_model.bin", "pytorch_model-{:05}-of-{:05}.bin"),
+    "legacy": (_save_legacy, "pytorch_model.bin", "pytorch_model_{:05}-of-{:05}.bin"),
+}
+
+
+def save(
+    folder: Path,
+    raw: dict,
+    state: dict[str, torch.Tensor],
+    shards: int = 1,
+    kind: str = "safetensors",
+) -> Path:
+    """Write a checkpoint folder in the hub's layout (without a tokenizer), in one of FORMATS."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(raw))
+    write, single, pattern = FORMATS[kind]
     if shards == 1:
-        save_file(state, folder / "model.safetensors")
+        write(state, folder / single)
         return folder
     names, weight_map = sorted(state), {}
     for i in range(shards):
-        file = f"model-{i + 1:05}-of-{shards:05}.safetensors"
+        file = pattern.format(i + 1, shards)
         part = {name: state[name] for name in names[i::shards]}
-        save_file(part, folder / file)
+        write(part, folder / file)
         weight_map |= dict.fromkeys(part, file)
     index = {"metadata": {}, "weight_map": weight_map}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / f"{single}.index.json").write_text(json.dumps(index))
     return folder

@@ -31,19 +31,22 @@ def folder(tmp_path) -> Path:
     return make_folder(tmp_path / "checkpoint", "t5")
 
 
-def make_folder(path: Path, variant: str, shards: int = 1, **changes) -> Path:
+def make_folder(
+    path: Path, variant: str, shards: int = 1, kind: str = "safetensors", **changes
+) -> Path:
     raw = checkpoints.VARIANTS[variant] | {"vocab_size": 1024} | changes
     state = checkpoints.state_dict(checkpoints.torch_model(raw), raw)
-    checkpoints.save(path, raw, state, shards)
+    checkpoints.save(path, raw, state, shards, kind)
     for name in ("spiece.model", "tokenizer_config.json"):
         shutil.copyfile(ROOT / "demo" / "target" / name, path / name)
     return path
 
 
 @pytest.mark.parametrize("variant", checkpoints.VARIANTS)
+@pytest.mark.parametrize("kind", checkpoints.FORMATS)
 @pytest.mark.parametrize("shards", [1, 3])
-def test_converted_models_load_and_agree_with_transformers(tmp_path, variant, shards):
-    source = make_folder(tmp_path / "source", variant, shards)
+def test_converted_models_load_and_agree_with_transformers(tmp_path, variant, kind, shards):
+    source = make_folder(tmp_path / "source", variant, shards, kind)
     output = convert(str(source), tmp_path / "out", dtype="float32")
     model, tokenizer = load(output)
     assert tokenizer.encode("The house").ids[-1] == 1
@@ -82,6 +85,41 @@ def test_aliases_of_the_embedding_are_written_once(folder, tmp_path):
     arrays = map_npz(output / "weights.npz")
     assert (arrays["embedding.weight"] == shared.numpy()).all()
     assert "head.weight" not in arrays
+
+
+@pytest.mark.parametrize("kind", ["zip", "legacy"])
+def test_a_tied_embedding_of_torch_files_is_read_and_written_once(
+    folder, tmp_path, monkeypatch, kind
+):
+    state = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    shared = state["shared.weight"]
+    names = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
+    raw = json.loads((folder / "config.json").read_text())
+    checkpoints.save(folder, raw, state | dict.fromkeys(names, shared), kind=kind)
+    read = []
+    blocks = convert_module.Tensor.blocks
+    monkeypatch.setattr(convert_module.Tensor, "blocks", lambda t: read.append(t) or blocks(t))
+    output = convert(str(folder), tmp_path / "out", dtype="float32")
+    assert len(read) == len(set(read)) == len(state)
+    arrays = map_npz(output / "weights.npz")
+    assert (arrays["embedding.weight"] == shared.numpy()).all()
+    assert "head.weight" not in arrays
+
+
+def test_weights_that_are_not_finite_are_written_and_named(folder, tmp_path, capsys):
+    state = load_file(folder / "model.safetensors")
+    state["encoder.final_layer_norm.weight"][3] = float("nan")
+    state["shared.weight"][7, 2] = -1e30  # beyond float16
+    save_file(state, folder / "model.safetensors")
+    for dtype, names in (
+        ("float32", "encoder.norm.weight"),
+        ("float16", "embedding.weight, encoder.norm.weight"),
+    ):
+        output = convert(str(folder), tmp_path / dtype, dtype)
+        warnings = [w for w in capsys.readouterr().err.splitlines() if "warning" in w]
+        assert warnings == [f"warning: NaN or infinite as {dtype}: {names}"]
+        assert np.isnan(map_npz(output / "weights.npz")["encoder.norm.weight"][3])
 
 
 def test_a_head_of_its_own_is_kept_whatever_the_config_says(folder, tmp_path):
@@ -180,6 +218,26 @@ def test_a_replacement_killed_at_the_worst_moment_loses_nothing(folder, tmp_path
     load(output)
 
 
+def test_a_full_disk_is_one_line_and_leaves_nothing(folder, tmp_path):
+    """Simulated by a limit on the size of a file, at many places of weights.npz."""
+    size = (convert(str(folder), tmp_path / "whole") / "weights.npz").stat().st_size
+    code = (
+        "import resource, sys, cli, convert;"
+        "convert.write_tokenizer = lambda *args: None;"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop()),) * 2);"
+        "cli.run(convert.main)"
+    )
+    output = tmp_path / "out"
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    for limit in (1, size // 3, size // 2, size - 300, size - 1):
+        command = [sys.executable, "-c", code, "--model", folder, "--mlx-path", output, str(limit)]
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert result.returncode == 1
+        assert result.stderr == f"-c: [Errno 27] File too large: '{output}'\n"
+        (tmp_path / ".out.lock").unlink()
+        assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == before
+
+
 SLOW_CONVERSION = """
 import sys, time
 import convert
@@ -205,7 +263,8 @@ def test_a_killed_conversion_leaves_nothing_that_loads_and_can_be_repeated(folde
     _, errors = process.communicate(timeout=60)
     assert process.returncode == (130 if sign == signal.SIGINT else -sign)
     assert sign == signal.SIGKILL or errors.decode().strip() == "interrupted"
-    assert not output.exists()
+    left = {".out.partial"} if sign == signal.SIGKILL else set()
+    assert {p.name for p in tmp_path.iterdir()} == {"checkpoint", ".out.lock"} | left
     load(convert(str(folder), output))
 
 
@@ -221,7 +280,7 @@ def test_two_conversions_at_once_wait_for_each_other(folder, tmp_path):
 
 
 def test_peak_memory_does_not_grow_with_the_checkpoint(tmp_path):
-    """Half a gigabyte in tensors of twice the block size."""
+    """Half a gigabyte in tensors of eight blocks."""
     raw = checkpoints.VARIANTS["t5"] | {"vocab_size": 1024, "d_model": 1024, "d_ff": 32768}
     source = make_folder(tmp_path / "big", "t5", **raw)
     del raw
@@ -259,7 +318,7 @@ def test_peak_memory_does_not_grow_with_the_checkpoint(tmp_path):
             lambda f: (f / "spiece.model").write_bytes(b"x"),
             "transformers cannot read the tokenizer",
         ),
-        (lambda f: (f / "model.safetensors").unlink(), "no model.safetensors"),
+        (lambda f: (f / "model.safetensors").unlink(), "no weights: neither"),
     ],
 )
 def test_wrong_checkpoints_are_named(folder, tmp_path, change, message):
@@ -268,6 +327,29 @@ def test_wrong_checkpoints_are_named(folder, tmp_path, change, message):
         convert(str(folder), tmp_path / "out")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", checkpoints.FORMATS)
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("decoder.final_layer_norm.weight", None, "missing weights: decoder.norm.weight"),
+        ("shared.weight", None, "no shared.weight: not a T5-type model"),
+        ("shared.weight", (1024, 25), r"has shape \[1024, 25\], config.json says \[1024, 24\]"),
+        ("encoder.block.2.layer.1.layer_norm.weight", (24,), "unknown weights: encoder.layers.2"),
+        ("transformer.bias", (24,), "unknown tensor transformer.bias: not a T5-type checkpoint"),
+    ],
+)
+def test_wrong_weights_are_named(folder, tmp_path, kind, name, shape, message):
+    state = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    state.pop(name, None)
+    state |= {name: torch.zeros(shape)} if shape else {}
+    checkpoints.save(folder, json.loads((folder / "config.json").read_text()), state, kind=kind)
+    with pytest.raises(InputError, match=message) as caught:
+        convert(str(folder), tmp_path / "out")
+    assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
+    assert {p.name for p in tmp_path.iterdir()} == {"checkpoint", ".out.lock"}
 
 
 def edit(folder: Path, **changes) -> None:

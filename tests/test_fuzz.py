@@ -1,0 +1,176 @@
+"""Damaged files of every kind end in an InputError, or in tensors that can be read.
+
+FUZZ_EXAMPLES sets how many are tried of each kind.
+"""
+
+import io
+import json
+import os
+import tempfile
+import tracemalloc
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save
+from test_torch_files import legacy, tensor, zipped
+
+from checkpoint import InputError, map_npz, open_checkpoint, read_safetensors, write_npz_member
+from torch_files import read_torch
+
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", 300))
+
+
+def saved(**options) -> bytes:
+    stream = io.BytesIO()
+    base = torch.randn(3, 4)
+    state = {"w": base, "tied": base, "rows": base[1:], "columns": base.T, "b": torch.ones(2)}
+    torch.save(state, stream, **options)
+    return stream.getvalue()
+
+
+def npz() -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, array in {"a.b": np.ones((2, 3), "<f4"), "c": np.zeros(3, "V2")}.items():
+            write_npz_member(archive, name, array.dtype, array.shape, [array])
+    return stream.getvalue()
+
+
+def read_index(path: Path) -> dict:
+    """Open `path` as the index of shards that lie beside it."""
+    for shard in ("a.bin", "b.bin"):
+        (path.parent / shard).write_bytes(SHARD)
+    path.rename(path.parent / "pytorch_model.bin.index.json")
+    return open_checkpoint(path.parent)
+
+
+torch.manual_seed(0)
+WHOLE = tensor()
+SHARD = zipped({"w": WHOLE, "v": WHOLE})
+INDEX = {"metadata": {"total_size": 32}, "weight_map": {"w": "a.bin", "v": "b.bin"}}
+VIEWED = {"w": tensor(view=[None]), "v": tensor(view=[("1", 1, 2)], shape=(2,), strides=(1,))}
+# Reader, valid files, and pieces that damage may bring in.
+KINDS = {
+    "safetensors": (
+        read_safetensors,
+        [
+            save({"w": torch.randn(3, 4), "b": torch.ones(2).bfloat16()}, {"format": "pt"}),
+            save({"scalar": torch.tensor(1.0), "empty": torch.ones(0, 3)}),
+        ],
+        [b'"F32"', b"[]", b"{}", b"null", b"-1", b"1e9", b"[" * 99, b"9" * 30, b'"\\ud800"', b"\0"],
+    ),
+    "zip": (
+        read_torch,
+        [saved(), zipped({"w": WHOLE}), zipped({"w": tensor(kind="BFloat16Storage")}, bytes(8))],
+        [b"PK\1\2", b"PK\3\4", b"PK\5\6", b"PK\6\6", b"PK\6\7", b"\xff" * 4, b"\xff" * 8],
+    ),
+    "legacy": (
+        read_torch,
+        [saved(_use_new_zipfile_serialization=False), legacy(VIEWED)],
+        [b"\xff" * 8, (2**62).to_bytes(8, "little")],
+    ),
+    "npz": (
+        map_npz,
+        [npz()],
+        [b"PK\1\2", b"\xff" * 4, b"'<f8'", b"'|O'", b"'<U9'", b"True", b"(-1,)", b"9" * 30, b"["],
+    ),
+    "index": (
+        read_index,
+        [json.dumps(INDEX).encode()],
+        [b'"../a.bin"', b'""', b'".."', b"null", b"[]", b"{}", b"[" * 99, b'"\\u0000"', b"1e999"],
+    ),
+}
+OPCODES = [bytes([code]) for code in b"(.012BCGIJKLMNQRTUX]abcdehijlopqrstu}\x80\x81\x82\x85\x86"]
+OPCODES += [
+    b"r\xff\xff\xff\x7f",
+    b"j\xff\xff\xff\x7f",
+    b"X\xff\xff\xff\x7f",
+    b"\x8b\xff\xff\xff\x7f",
+]
+
+
+@st.composite
+def damaged(draw, kind: str) -> bytes:
+    """A valid file after one to six changes: bytes flipped, removed, repeated or brought in."""
+    _, files, pieces = KINDS[kind]
+    content = bytearray(draw(st.sampled_from(files)))
+    if kind in ("zip", "legacy"):
+        pieces = pieces + OPCODES
+    for _ in range(draw(st.integers(1, 6))):
+        at = draw(st.integers(0, len(content)))
+        size = draw(st.integers(0, 40))
+        match draw(
+            st.sampled_from("flip set insert replace remove repeat copy cut splice".split())
+        ):
+            case "flip" if at < len(content):
+                content[at] ^= 1 << draw(st.integers(0, 7))
+            case "set" if at < len(content):
+                content[at] = draw(st.sampled_from([0, 1, 2, 127, 128, 255]))
+            case "insert":
+                content[at:at] = draw(st.binary(max_size=9) | st.sampled_from(pieces))
+            case "replace":
+                piece = draw(st.binary(max_size=9) | st.sampled_from(pieces))
+                content[at : at + len(piece)] = piece
+            case "remove":
+                del content[at : at + size]
+            case "repeat":
+                content[at:at] = content[at : at + size] * draw(st.integers(1, 20))
+            case "copy":
+                to = draw(st.integers(0, len(content)))
+                content[to : to + size] = content[at : at + size]
+            case "cut":
+                del content[at:]
+            case "splice":
+                content[at:] = draw(st.sampled_from(files))[at:]
+    return bytes(content)
+
+
+def read_all(found: dict) -> int:
+    """Read every tensor; the elements in all."""
+    total = 0
+    for value in found.values():
+        blocks = [value] if isinstance(value, np.ndarray) else value.blocks()
+        sizes = [np.array(block).size for block in blocks]
+        assert sum(sizes) == np.prod(value.shape)
+        total += sum(sizes)
+    return total
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damaged_files_are_errors_or_readable(kind):
+    read, files, _ = KINDS[kind]
+    for content in files:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "file")
+            path.write_bytes(content)
+            assert read_all(read(path)) > 0
+
+    @settings(
+        max_examples=EXAMPLES,
+        derandomize="FUZZ_EXAMPLES" not in os.environ,
+        deadline=5000,
+        database=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(damaged(kind))
+    def run(content: bytes) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "file")
+            path.write_bytes(content)
+            try:
+                read_all(read(path))
+            except InputError as error:
+                assert str(error).isprintable()
+
+    tracemalloc.start()
+    try:
+        run()
+        assert tracemalloc.get_traced_memory()[1] < 200 << 20
+    finally:
+        tracemalloc.stop()

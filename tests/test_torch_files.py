@@ -1,0 +1,319 @@
+"""Torch's two formats: what torch wrote is read exactly, and every way a file can be wrong."""
+
+import io
+import json
+import os
+import struct
+import tarfile
+import zipfile
+from collections import OrderedDict
+
+import checkpoints
+import numpy as np
+import pickles
+import pytest
+import torch
+from pickles import Call, Global, dump
+
+import tensors
+from checkpoint import InputError, open_checkpoint
+from torch_files import read_torch
+
+KINDS = ["zip", "legacy"]
+
+
+def save(state, path, kind) -> None:
+    checkpoints.FORMATS[kind][0](state, path)
+
+
+def whole(tensor) -> bytes:
+    return b"".join(block.tobytes() for block in tensor.blocks())
+
+
+def payload(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+def check(state, path) -> None:
+    found = read_torch(path)
+    assert found.keys() == state.keys()
+    for name, tensor in state.items():
+        assert found[name].shape == tuple(tensor.shape), name
+        assert whole(found[name]) == payload(tensor), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_what_torch_saved_is_read_exactly(tmp_path, kind, dtype):
+    base = torch.randn(7, 5, 3).to(dtype)
+    state = {
+        "plain": torch.randn(7, 5).to(dtype),
+        "vector": torch.randn(3).to(dtype),
+        "scalar": torch.tensor(2.5).to(dtype),
+        "empty": torch.empty(0, 4, dtype=dtype),
+        "parameter": torch.nn.Parameter(torch.randn(2, 2).to(dtype)),
+        "tied": base,
+        "tied.too": base,
+        "flat": base.view(-1),
+        "rows": base[2:5],
+        "column": base[:, 1],
+        "transposed": base.permute(2, 0, 1),
+        "transposed, wide": torch.randn(40, 3).to(dtype).T,
+        "every other": base.view(-1)[1::2],
+        "of size one": base[:, :1, 2:],
+    }
+    save(state, tmp_path / "m.bin", kind)
+    check(state, tmp_path / "m.bin")
+    found = read_torch(tmp_path / "m.bin")
+    assert found["tied"] == found["tied.too"]
+    assert found["rows"].strides is None and found["transposed"].strides == (1, 15, 3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_dicts_of_modules_are_read(tmp_path, kind):
+    """An OrderedDict that has its modules' versions as an attribute."""
+    state = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4)).state_dict()
+    assert isinstance(state, OrderedDict) and state._metadata
+    save(state, tmp_path / "m.bin", kind)
+    check(state, tmp_path / "m.bin")
+    save({"state_dict": state, "epoch": 3, "lr": 0.1}, tmp_path / "nested.bin", kind)
+    check(state, tmp_path / "nested.bin")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_every_protocol_of_pickle_is_read(tmp_path, kind, protocol):
+    state = {"w" * 300: torch.randn(3, 4), "v": torch.randn(2)}
+    legacy = dict(_use_new_zipfile_serialization=kind == "zip")
+    torch.save(state, tmp_path / "m.bin", pickle_protocol=protocol, **legacy)
+    check(state, tmp_path / "m.bin")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_bound_what_is_read_at_once(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(tensors, "BLOCK_BYTES", 100)
+    state = {"w": torch.randn(11, 9), "t": torch.randn(9, 11).T}
+    save(state, tmp_path / "m.bin", kind)
+    for tensor in read_torch(tmp_path / "m.bin").values():
+        assert [len(block) for block in tensor.blocks()] == [2, 2, 2, 2, 2, 1]
+        assert all(block.base is None or block.nbytes <= 100 for block in tensor.blocks())
+    check(state, tmp_path / "m.bin")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shards_are_found_through_the_index_whatever_their_names(tmp_path, kind):
+    state = {name: torch.randn(3, 4) for name in "abcdef"}
+    checkpoints.save(tmp_path, {}, state, shards=3, kind=kind)
+    other = checkpoints.FORMATS["legacy" if kind == "zip" else "zip"][0]
+    file = sorted(tmp_path.glob("*.bin"))[1]
+    other(torch.load(file), file)  # shards need not agree in their format
+    found = open_checkpoint(tmp_path)
+    assert found.keys() == state.keys()
+    assert all(whole(found[name]) == payload(state[name]) for name in state)
+
+
+def test_shards_may_be_links_as_in_the_hub_cache(tmp_path):
+    blobs, folder = tmp_path / "blobs", tmp_path / "snapshots" / "main"
+    checkpoints.save(blobs, {}, {name: torch.randn(3) for name in "abc"}, shards=2, kind="zip")
+    folder.mkdir(parents=True)
+    for path in blobs.iterdir():
+        (folder / path.name).symlink_to(path)
+    assert open_checkpoint(folder).keys() == set("abc")
+
+
+def test_safetensors_come_first(tmp_path):
+    for kind, value in (("safetensors", 1.0), ("zip", 2.0)):
+        checkpoints.save(tmp_path, {}, {"w": torch.full((2,), value)}, kind=kind)
+    assert next(open_checkpoint(tmp_path)["w"].blocks())[0] == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_torch_files_cut_anywhere_are_errors(tmp_path, kind):
+    path = tmp_path / "m.bin"
+    save({"w": torch.randn(3, 4), "v": torch.randn(5)}, path, kind)
+    content = path.read_bytes()
+    for size in [*range(0, len(content), 7), len(content) - 1]:
+        path.write_bytes(content[:size])
+        with pytest.raises(InputError) as caught:
+            read_torch(path)
+        assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+# ---------------------------------------------------------------------------------------------
+# Files made by hand
+
+
+def tensor(numel=4, shape=(2, 2), strides=(2, 1), key="0", **other) -> Call:
+    return pickles.tensor(key, numel, shape, strides, **other)
+
+
+DATA = np.arange(4, dtype="<f4").tobytes()
+MAGIC = 0x1950A86A20F9469CFC6C
+
+
+def zipped(state, data=DATA, storages=("0",), compression=zipfile.ZIP_STORED, **extra) -> bytes:
+    """A zip file of torch's; `extra` replaces or adds members, None removes one."""
+    members = {"data.pkl": dump(state), "byteorder": b"little", "version": b"3\n"}
+    members |= {f"data/{key}": data for key in storages} | extra
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", compression) as archive:
+        for name, content in members.items():
+            if content is not None:
+                archive.writestr(f"m/{name}", content)
+    return stream.getvalue()
+
+
+def legacy(state, data=DATA, keys=("0",), numel=4, magic=MAGIC, version=1001, little=True) -> bytes:
+    system = {"protocol_version": 1001, "little_endian": little, "type_sizes": {"int": 4}}
+    pickles = [magic, version, system, state, list(keys)]
+    storages = b"".join(struct.pack("<q", numel) + data for _ in keys)
+    return b"".join(map(dump, pickles)) + storages
+
+
+def tar() -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("storages"))
+    return stream.getvalue()
+
+
+def lying(content: bytes, size: int) -> bytes:
+    """The zip file with another size of m/data/0 in its directory."""
+    at = content.rindex(b"PK\1\2", 0, content.rindex(b"m/data/0"))
+    return content[: at + 20] + struct.pack("<II", size, size) + content[at + 28 :]
+
+
+def nested(depth: int) -> bytes:
+    return b")" + b"\x85" * depth
+
+
+EVIL = Global(f"{os.system.__module__} system")
+
+# What the pickle says, and the error, in both formats.
+WRONG_PICKLES = {
+    "code": (Call((EVIL, ("echo pwned",))), "the pickle asks for posix.system, which"),
+    "eval": (Call((Global("builtins eval"), ("1/0",))), "asks for builtins.eval, which"),
+    "a global alone": ({"w": EVIL}, "asks for posix.system"),
+    "a class of torch's": ({"w": Global("torch.nn Linear")}, "asks for torch.nn.Linear"),
+    "a storage of another module": ({"w": Global("os FloatStorage")}, "asks for os.FloatStorage"),
+    "wrong arguments": (Call((Global("torch._utils _rebuild_tensor_v2"), (1, 2))), "malformed"),
+    "arguments that are none": (Call((Global("torch._utils _rebuild_tensor_v2"), 3)), "malformed"),
+    "a call of data": (Call(("torch", ())), "malformed pickle: REDUCE at byte"),
+    "an object": (b")\x81", "instruction NEWOBJ"),
+    "a list": ([tensor()], "a list, not a state dict"),
+    "no tensor": ({"w": tensor(), "step": 3}, "step is no tensor but int"),
+    "a nested dict": ({"model": {"w": tensor()}}, "model is no tensor but dict"),
+    "a number for a name": ({3: tensor()}, "the number 3 for a name"),
+    "integers": (
+        {"w": tensor(kind="IntStorage")},
+        "w is in a IntStorage, not a floating-point type",
+    ),
+    "too many elements": ({"w": tensor(shape=(2, 3), strides=(3, 1))}, "beyond its storage"),
+    "an offset": ({"w": tensor(offset=1)}, "w reaches beyond its storage"),
+    "large strides": ({"w": tensor(strides=(4, 1))}, "w reaches beyond its storage"),
+    "an expanded tensor": ({"w": tensor(shape=(9**9, 9), strides=(0, 0))}, "beyond its storage"),
+    "an absurd shape": ({"w": tensor(shape=(2**62, 2))}, "an impossible shape"),
+    "many dimensions": ({"w": tensor(shape=(1,) * 99, strides=(1,) * 99)}, "an impossible shape"),
+    "a negative shape": ({"w": tensor(shape=(-2, 2))}, "an impossible shape"),
+    "a negative offset": ({"w": tensor(offset=-1)}, "an impossible shape"),
+    "fractions": ({"w": tensor(shape=(2.0, 2))}, "an impossible shape"),
+    "shapes that differ": ({"w": tensor(strides=(2, 1, 1))}, "an impossible shape"),
+    "another size": ({"w": tensor(numel=5)}, "storage 0 has"),
+    "a negative size": ({"w": tensor(numel=-4)}, "an impossible size"),
+    "two descriptions": ({"w": tensor(), "v": tensor(kind="HalfStorage")}, "in two ways"),
+    "a view outside": ({"w": tensor(view=[("1", 2, 3)])}, "a view beyond it"),
+    "a missing storage": ({"w": tensor(key="../1")}, "missing|not that of the tensors"),
+    "a memo bomb": (b"]r\xff\xff\xff\x7fh\x00", "malformed pickle: BINGET"),
+    "a deep key": (b"}" + nested(10**5) + b"Ns", "malformed pickle: SETITEM"),
+    "a deep storage": (nested(10**5) + b"Q", "malformed pickle"),
+    "a doubling key": (b"})" + b"q\0h\0\x86" * 99 + b"Ns", "malformed pickle: SETITEM"),
+    "a giant string": (b"X\xff\xff\xff\x7f", "expected 2147483647 bytes"),
+    "a giant number": (b"\x8b\xff\xff\xff\x7f", "not enough data|instruction LONG4"),
+    "a giant pickle": ("x" * (5 << 20), "too large|expected 5242880 bytes"),
+    "nothing": (b"", "malformed pickle"),
+}
+
+
+@pytest.mark.parametrize("make", [zipped, legacy])
+@pytest.mark.parametrize("case", WRONG_PICKLES)
+def test_wrong_pickles_are_named(tmp_path, case, make):
+    state, message = WRONG_PICKLES[case]
+    assert_wrong(tmp_path / "pytorch_model.bin", make(state), message)
+
+
+GOOD = {"w": tensor()}
+WRONG_FILES = {
+    "empty": (b"", "neither a zip file nor a pickle"),
+    "a pointer": (b"version https://git-lfs.github.com/spec/v1\n", "neither a zip file nor"),
+    "a tar file": (tar(), "torch's first format"),
+    "another zip file": (zipped(GOOD, **{"data.pkl": None}), "no data.pkl"),
+    "TorchScript": (zipped(GOOD, **{"constants.pkl": b""}), "a TorchScript archive"),
+    "big-endian zip": (zipped(GOOD, byteorder=b"big"), "big-endian"),
+    "big-endian legacy": (legacy(GOOD, little=False), "big-endian"),
+    "deflated": (zipped(GOOD, compression=zipfile.ZIP_DEFLATED), "compressed"),
+    "a size that lies": (lying(zipped(GOOD), 4000), "not where, or not as large as"),
+    "a smaller size": (lying(zipped(GOOD), 12), "storage 0 has 12 bytes for 4 elements"),
+    "zip, missing storage": (zipped(GOOD, storages=()), "storage 0 is missing"),
+    "legacy, missing storage": (legacy(GOOD, keys=()), "not that of the tensors"),
+    "legacy, an extra storage": (legacy(GOOD, keys=("0", "1")), "not that of the tensors"),
+    "legacy, a storage twice": (legacy(GOOD, keys=("0", "0")), "not that of the tensors"),
+    "legacy, keys of other types": (legacy(GOOD, keys=(0,)), "no list of storages"),
+    "legacy, another count": (legacy(GOOD, numel=5), "storage 0 has 5 elements, its tensors say 4"),
+    "legacy, a negative count": (legacy(GOOD, numel=-4), "storage 0 has -4 elements"),
+    "legacy, too short": (legacy(GOOD, data=DATA[:-1]), "truncated: storage 0"),
+    "legacy, too long": (legacy(GOOD) + b"x", "1 bytes follow the last storage"),
+    "another pickle": (legacy(GOOD, magic=7), "a pickle of something else"),
+    "another version": (legacy(GOOD, version=1002), "an unknown version"),
+    "a zip file cut": (zipped(GOOD)[:-9], "not a zip file"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_FILES)
+def test_wrong_torch_files_are_named(tmp_path, case):
+    content, message = WRONG_FILES[case]
+    assert_wrong(tmp_path / "pytorch_model.bin", content, message)
+
+
+def assert_wrong(path, content: bytes, message: str) -> None:
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=message) as caught:
+        read_torch(path)
+    text = str(caught.value)
+    assert str(path) in text and "\n" not in text and len(text) < 300
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("content", [zipped(GOOD), legacy({"w": tensor(view=[None])})], ids=KINDS)
+def test_files_made_by_hand_are_right_but_for_what_is_wrong(tmp_path, content):
+    (tmp_path / "m.bin").write_bytes(content)
+    assert whole(read_torch(tmp_path / "m.bin")["w"]) == DATA
+    assert torch.load(tmp_path / "m.bin")["w"].tolist() == [[0, 1], [2, 3]]
+
+
+def test_views_of_legacy_storages_are_read(tmp_path):
+    view = tensor(view=[("9", 1, 2)], shape=(2,), strides=(1,))
+    (tmp_path / "m.bin").write_bytes(legacy({"w": view}))
+    assert whole(read_torch(tmp_path / "m.bin")["w"]) == DATA[4:12]
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("../other.bin", "names a file outside its folder"),
+        ("/etc/hostname", "names a file outside its folder"),
+        ("..", "names .., which is missing"),
+        ("", "names , which is missing"),
+        ("x" * 999, "which is missing"),
+        ("a\0b", r"names a\\x00b, which is missing"),
+        (["m.bin"], "names other things than files"),
+    ],
+)
+def test_indexes_that_lead_astray_are_named(tmp_path, file, message):
+    (tmp_path / "other.bin").write_bytes(zipped(GOOD))
+    folder = tmp_path / "model"
+    folder.mkdir()
+    index = folder / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": {"w": file}}))
+    with pytest.raises(InputError, match=message) as caught:
+        open_checkpoint(folder)
+    assert str(index) in str(caught.value)
