@@ -3,6 +3,7 @@ and the tokenizer's files.
 
     python convert.py --model google/flan-t5-base
     python convert.py --model path/to/checkpoint --dtype float32
+    python convert.py --model t5-11b --quantize --q-bits 4
 """
 
 import contextlib
@@ -12,40 +13,27 @@ import os
 import re
 import shutil
 import sys
-import zipfile
 from collections.abc import Iterator
-from math import prod
 from pathlib import Path
 
-import mlx.core as mx
-import numpy as np
 from tokenizers import Tokenizer
 
 import cli
 from checkpoint import (
-    BFLOAT16,
     InputError,
     Tensor,
-    is_finite,
     open_checkpoint,
     read_json,
-    to_mlx,
-    to_numpy,
-    write_npz_member,
 )
 from config import Config
 from hub import fetch
 from model import WEIGHTS, check_weights, converted_path, weight_shapes
+from quantization import BITS, GROUP_SIZES, MODES, Quantization
 from tokenizer import FILE as TOKENIZER
 from tokenizer import SOURCES as TOKENIZER_FILES
 from tokenizer import byte_tokenizer, like_sentencepiece
+from weights import DEFAULT_DTYPE, DTYPES, stored_size, write_weights
 
-DTYPES = {
-    "float32": np.dtype("<f4"),
-    "float16": np.dtype("<f2"),
-    "bfloat16": BFLOAT16,
-}
-DEFAULT_DTYPE = "bfloat16"
 MODEL_TYPES = ("t5", "mt5", "umt5")  # byT5, UL2, FLAN, MADLAD-400 and others say t5 or mt5
 
 # Hugging Face's names -> ours, first match wins. None: dropped on purpose.
@@ -125,54 +113,6 @@ def _equal(a: Tensor, b: Tensor) -> bool:
     return all(x.tobytes() == y.tobytes() for x, y in zip(a.blocks(), b.blocks(), strict=True))
 
 
-def stored_dtype(name: str, dtype: str) -> np.dtype:
-    """The type that the weight `name` is stored in for a model of `dtype`.
-
-    The last feed-forward product overflows float16 (transformers keeps it in float32, too).
-    """
-    if dtype == "float16" and name.endswith("feed_forward.down.weight"):
-        return DTYPES["float32"]
-    return DTYPES[dtype]
-
-
-def _cast(tensor: Tensor, dtype: np.dtype) -> Iterator[np.ndarray]:
-    to = {np.dtype("<f4"): mx.float32, np.dtype("<f2"): mx.float16, BFLOAT16: mx.bfloat16}[dtype]
-    for block in tensor.blocks():
-        yield block if tensor.dtype == dtype else to_numpy(to_mlx(block).astype(to))
-
-
-def write_weights(path: Path, tensors: dict[str, Tensor], dtype: str) -> None:
-    """Write the renamed tensors to an npz file: one block of one tensor in memory at a time.
-
-    Weights that are not finite in their new type are written all the same, and named on stderr.
-    """
-    from tqdm import tqdm
-
-    total = sum(np.prod(t.shape) * stored_dtype(n, dtype).itemsize for n, t in tensors.items())
-    progress = tqdm(
-        total=int(total), unit="B", unit_scale=True, desc=path.parent.name, disable=None
-    )
-    wrong: dict[str, None] = {}  # in order, each once
-    with progress, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
-        for name, tensor in tensors.items():
-            stored = stored_dtype(name, dtype)
-            blocks = _watched(_cast(tensor, stored), name, wrong, progress)
-            write_npz_member(archive, name, stored, tensor.shape, blocks)
-    if wrong:
-        print(f"warning: NaN or infinite as {dtype}: {', '.join(wrong)}", file=sys.stderr)
-
-
-def _watched(
-    blocks: Iterator[np.ndarray], name: str, wrong: dict[str, None], progress
-) -> Iterator[np.ndarray]:
-    """The blocks; `name` joins `wrong` if one is not finite."""
-    for block in blocks:
-        if not is_finite(block):
-            wrong[name] = None
-        yield block
-        progress.update(block.nbytes)
-
-
 def read_config(folder: Path) -> dict:
     """The raw config.json, with the token ids that transformers' generate would use."""
     raw = read_json(folder / "config.json")
@@ -189,7 +129,7 @@ def read_config(folder: Path) -> dict:
     return raw
 
 
-def converted_size(folder: Path, dtype: str) -> int:
+def converted_size(folder: Path, dtype: str, quantization: Quantization | None = None) -> int:
     """The bytes that the weights of the model in a folder's config.json take when converted.
 
     InputError if it is not a T5-type model. The weights themselves need not be there.
@@ -199,8 +139,7 @@ def converted_size(folder: Path, dtype: str) -> int:
     likely = [f"decoder.layers.0.feed_forward.{'gate' if gated else 'up'}.weight"]
     if raw.get("tie_word_embeddings") is False:
         likely.append("head.weight")
-    shapes = weight_shapes(Config.from_hub(raw, likely))
-    return sum(prod(shape) * stored_dtype(name, dtype).itemsize for name, shape in shapes.items())
+    return stored_size(weight_shapes(Config.from_hub(raw, likely)), dtype, quantization)
 
 
 def write_tokenizer(folder: Path, output: Path) -> None:
@@ -248,6 +187,7 @@ def convert(
     revision: str | None = None,
     force: bool = False,
     exist_ok: bool = False,
+    quantization: Quantization | None = None,
 ) -> Path:
     """Convert `model`, a hub id or a folder, and return the converted folder.
 
@@ -264,12 +204,16 @@ def convert(
         if output.exists() and exist_ok:
             return output
         _check_output(output, force)
-        source = fetch(model, revision, output, lambda folder: converted_size(folder, dtype))
+
+        def size(folder: Path) -> int:
+            return converted_size(folder, dtype, quantization)
+
+        source = fetch(model, revision, output, size)
         partial = output.parent / f".{output.name}.partial"
         shutil.rmtree(partial, ignore_errors=True)
         try:
             partial.mkdir()
-            _write(source, partial, dtype, model)
+            _write(source, partial, dtype, quantization, model)
             _publish(partial, output)
         except OSError as error:
             error.filename = error.filename or str(output)  # a full disk names no file
@@ -288,7 +232,9 @@ def _check_output(output: Path, force: bool) -> None:
         raise InputError(f"{output} is not a converted model; --force does not replace it")
 
 
-def _write(source: Path, output: Path, dtype: str, origin: str) -> None:
+def _write(
+    source: Path, output: Path, dtype: str, quantization: Quantization | None, origin: str
+) -> None:
     raw = read_config(source)
     try:
         tensors = rename(open_checkpoint(source))
@@ -298,10 +244,14 @@ def _write(source: Path, output: Path, dtype: str, origin: str) -> None:
         where = "" if str(source) in str(error) else f"{source}: "
         raise InputError(f"{where}{error}") from None
     if config.gated and raw.get("feed_forward_proj") == "gelu":  # in some copies of flan-t5-xxl
-        print(f"{source}: gelu in config.json, gated weights: taken for gated-gelu", file=sys.stderr)
+        print(
+            f"{source}: gelu in config.json, gated weights: taken for gated-gelu", file=sys.stderr
+        )
     write_tokenizer(source, output)
-    write_weights(output / WEIGHTS, tensors, dtype)
+    write_weights(output / WEIGHTS, tensors, dtype, quantization)
     values = raw | config.to_dict() | {"dtype": dtype, "converted_from": origin}
+    if quantization:
+        values["quantization"] = quantization.to_dict()
     (output / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
@@ -339,10 +289,33 @@ def main() -> None:
         default=DEFAULT_DTYPE,
         help="of the weights (default: %(default)s)",
     )
+    parser.add_argument(
+        "-q", "--quantize", action="store_true", help="quantize the weights: smaller, less exact"
+    )
+    parser.add_argument(
+        "--q-mode", choices=MODES, help="of quantization (default: affine; others are micro-scaled)"
+    )
+    parser.add_argument("--q-bits", type=int, choices=BITS, help="per weight (default: 4)")
+    parser.add_argument(
+        "--q-group-size", type=int, choices=GROUP_SIZES, help="weights of a scale (default: 64)"
+    )
     parser.add_argument("--revision", help="a branch, tag or commit on the hub")
     parser.add_argument("--force", action="store_true", help="replace an earlier conversion")
     args = parser.parse_args()
-    print(convert(args.model, args.mlx_path, args.dtype, args.revision, args.force))
+    quantization = None
+    if args.quantize:
+        quantization = Quantization(args.q_mode or "affine", args.q_bits, args.q_group_size)
+    elif args.q_mode or args.q_bits or args.q_group_size:
+        parser.error("--q-mode, --q-bits and --q-group-size need --quantize")
+    output = convert(
+        args.model,
+        args.mlx_path,
+        args.dtype,
+        args.revision,
+        args.force,
+        quantization=quantization,
+    )
+    print(output)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from cache import Cache
 from checkpoint import InputError, map_npz, read_json, to_mlx
 from config import Config
+from quantization import Quantization
 from tokenizer import load_tokenizer
 
 MODELS = Path("mlx_models")
@@ -248,14 +249,39 @@ class T5(nn.Module):
 # Loading
 
 
-def weight_shapes(config: Config) -> dict[str, tuple[int, ...]]:
+def build(config: Config, quantization: Quantization | None = None) -> T5:
+    """A model whose weights are to be loaded; nothing is allocated."""
+    model = T5(config)
+    if quantization:
+        quantize(model, quantization)
+    return model
+
+
+def quantize(model: T5, quantization: Quantization) -> None:
+    """Quantize the weights of a model that a quantization covers, in place."""
+
+    def covered(name: str, module: nn.Module) -> bool:
+        weight = module.get("weight")
+        return weight is not None and quantization.covers(name, weight.shape)
+
+    nn.quantize(model, **quantization.to_dict(), class_predicate=covered)
+
+
+def weight_shapes(
+    config: Config, quantization: Quantization | None = None
+) -> dict[str, tuple[int, ...]]:
     """The name and shape of every weight of a model; nothing is allocated."""
-    return {name: value.shape for name, value in tree_flatten(T5(config).parameters())}
+    weights = tree_flatten(build(config, quantization).parameters())
+    return {name: value.shape for name, value in weights}
 
 
-def check_weights(config: Config, found: Mapping[str, tuple[int, ...]]) -> None:
+def check_weights(
+    config: Config,
+    found: Mapping[str, tuple[int, ...]],
+    quantization: Quantization | None = None,
+) -> None:
     """InputError that names the weights missing from, unknown to or mis-shaped for the model."""
-    expected = weight_shapes(config)
+    expected = weight_shapes(config, quantization)
     if missing := sorted(expected.keys() - found.keys()):
         raise InputError(f"missing weights: {_listed(missing)}")
     if extra := sorted(found.keys() - expected.keys()):
@@ -296,13 +322,14 @@ def load(name: str | Path) -> tuple[T5, Tokenizer]:
     Raises InputError when there is none, or its weights are not those of its config.json.
     """
     path = find_model(str(name))
-    config = Config.from_dict(read_json(path / "config.json"))
+    raw = read_json(path / "config.json")
+    config, quantization = Config.from_dict(raw), Quantization.from_config(raw)
     arrays = map_npz(path / WEIGHTS)
     try:
-        check_weights(config, {key: array.shape for key, array in arrays.items()})
+        check_weights(config, {k: array.shape for k, array in arrays.items()}, quantization)
     except InputError as error:
         raise InputError(f"{path / WEIGHTS}: {error}") from None
-    model = T5(config)
+    model = build(config, quantization)
     model.load_weights([(key, to_mlx(array)) for key, array in arrays.items()])
     model.tokenizer = load_tokenizer(path)  # what a target compares its own with
     return model, model.tokenizer

@@ -17,7 +17,8 @@ from oracle import flat_weights
 from safetensors.torch import load_file, save_file
 from test_model import cached_logits, padded_inputs, reference_logits
 
-import convert as convert_module
+import tensors
+import weights
 from checkpoint import InputError, map_npz
 from convert import convert, our_name
 from decoder import load
@@ -98,8 +99,8 @@ def test_a_tied_embedding_of_torch_files_is_read_and_written_once(
     raw = json.loads((folder / "config.json").read_text())
     checkpoints.save(folder, raw, state | dict.fromkeys(names, shared), kind=kind)
     read = []
-    blocks = convert_module.Tensor.blocks
-    monkeypatch.setattr(convert_module.Tensor, "blocks", lambda t: read.append(t) or blocks(t))
+    blocks = tensors.Tensor.blocks
+    monkeypatch.setattr(tensors.Tensor, "blocks", lambda t: read.append(t) or blocks(t))
     output = convert(str(folder), tmp_path / "out", dtype="float32")
     assert len(read) == len(set(read)) == len(state)
     arrays = map_npz(output / "weights.npz")
@@ -195,7 +196,7 @@ def test_a_failed_conversion_leaves_nothing(folder, tmp_path, monkeypatch):
     def fail(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(convert_module, "write_npz_member", fail)
+    monkeypatch.setattr(weights, "write_npz_member", fail)
     with pytest.raises(OSError, match="No space left"):
         convert(str(folder), tmp_path / "out")
     assert {p.name for p in tmp_path.iterdir()} == {"checkpoint", ".out.lock"}
@@ -203,7 +204,7 @@ def test_a_failed_conversion_leaves_nothing(folder, tmp_path, monkeypatch):
 
 def test_a_failed_replacement_leaves_the_earlier_conversion(folder, tmp_path, monkeypatch):
     output = convert(str(folder), tmp_path / "out")
-    monkeypatch.setattr(convert_module, "write_npz_member", lambda *args: 1 / 0)
+    monkeypatch.setattr(weights, "write_npz_member", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         convert(str(folder), output, force=True)
     load(output)
@@ -240,13 +241,13 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(folder, tmp_path):
 
 SLOW_CONVERSION = """
 import sys, time
-import convert
-write = convert.write_npz_member
+import convert, weights
+write = weights.write_npz_member
 def slow(*args):
     write(*args)
     print("member", flush=True)
     time.sleep(0.2)
-convert.write_npz_member = slow
+weights.write_npz_member = slow
 import cli
 cli.run(convert.main)
 """

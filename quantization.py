@@ -1,0 +1,60 @@
+"""Quantized weights: which ones, and how. The methods and their names are MLX's."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import prod
+
+from checkpoint import InputError
+
+# By mode: the bits and group sizes that there are, the default first.
+MODES = {
+    "affine": ((4, 2, 3, 5, 6, 8), (64, 32, 128)),
+    "mxfp4": ((4,), (32,)),
+    "nvfp4": ((4,), (16,)),
+    "mxfp8": ((8,), (32,)),
+}
+BITS, GROUP_SIZES = (sorted({n for mode in MODES.values() for n in mode[i]}) for i in (0, 1))
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """Weights of `bits` bits, `group_size` of them in a row sharing a scale (and, in the affine
+    mode, an offset). InputError for a combination that MLX does not have."""
+
+    mode: str = "affine"
+    bits: int | None = None  # None: the mode's default
+    group_size: int | None = None
+
+    def __post_init__(self):
+        if self.mode not in MODES:
+            raise InputError(f"mode is {self.mode!r}, not one of {', '.join(MODES)}")
+        for field, known in zip(("bits", "group_size"), MODES[self.mode], strict=True):
+            value = getattr(self, field)
+            if value is None:
+                object.__setattr__(self, field, known[0])
+            elif value not in known:
+                listed = ", ".join(map(str, sorted(known)))
+                raise InputError(f"{field} is {value!r}; the mode {self.mode} has {listed}")
+
+    @classmethod
+    def from_config(cls, raw: Mapping) -> "Quantization | None":
+        """That of a converted config.json; None: it is not quantized."""
+        values = raw.get("quantization")
+        if values is None:
+            return None
+        if not isinstance(values, dict) or not values.keys() <= {"mode", "bits", "group_size"}:
+            raise InputError(f"config.json: unknown quantization {values!r}")
+        return cls(**values)
+
+    def to_dict(self) -> dict:
+        return asdict(self)
+
+    def covers(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Whether the weight `name` is quantized: matrices but the relative bias, a table of a
+        number per head, where their rows divide into groups."""
+        return len(shape) == 2 and "relative_bias" not in name and shape[1] % self.group_size == 0
+
+    def size(self, shape: tuple[int, ...], itemsize: int) -> int:
+        """Bytes of a quantized weight of this shape, `itemsize` those of a scale or offset."""
+        per_group = 2 * itemsize if self.mode == "affine" else 1
+        return prod(shape) * self.bits // 8 + prod(shape) // self.group_size * per_group

@@ -1,0 +1,137 @@
+"""Writing a model's weights: cast, quantized, a block of one tensor in memory at a time."""
+
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping
+from math import prod
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+from checkpoint import (
+    BFLOAT16,
+    InputError,
+    Tensor,
+    is_finite,
+    to_mlx,
+    to_numpy,
+    write_npz_member,
+)
+from quantization import Quantization
+
+DTYPES = {
+    "float32": np.dtype("<f4"),
+    "float16": np.dtype("<f2"),
+    "bfloat16": BFLOAT16,
+}
+DEFAULT_DTYPE = "bfloat16"
+
+
+def stored_dtype(name: str, dtype: str) -> np.dtype:
+    """The type that the weight `name` is stored in for a model of `dtype`.
+
+    The last feed-forward product overflows float16 (transformers keeps it in float32, too).
+    """
+    if dtype == "float16" and name.endswith("feed_forward.down.weight"):
+        return DTYPES["float32"]
+    return DTYPES[dtype]
+
+
+def stored_size(
+    shapes: Mapping[str, tuple[int, ...]], dtype: str, quantization: Quantization | None
+) -> int:
+    """Bytes of all weights of these shapes."""
+    total = 0
+    for name, shape in shapes.items():
+        itemsize = stored_dtype(name, dtype).itemsize
+        if quantization and quantization.covers(name, shape):
+            total += quantization.size(shape, itemsize)
+        else:
+            total += prod(shape) * itemsize
+    return total
+
+
+def write_weights(
+    path: Path, tensors: dict[str, Tensor], dtype: str, quantization: Quantization | None = None
+) -> None:
+    """Write tensors, under our names, to an npz file.
+
+    Weights that are not finite in their new type are written all the same, and named on stderr.
+    """
+    from tqdm import tqdm
+
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    if quantization:
+        _check_groups(shapes, quantization)
+    progress = tqdm(
+        total=stored_size(shapes, dtype, None),
+        unit="B",
+        unit_scale=True,
+        desc=path.parent.name,
+        disable=None,
+    )
+    wrong: dict[str, None] = {}  # in order, each once
+    with progress, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for name, tensor in tensors.items():
+            stored = stored_dtype(name, dtype)
+            blocks = _watched(_cast(tensor, stored), name, wrong, progress)
+            if quantization and quantization.covers(name, tensor.shape):
+                _write_quantized(archive, name, tensor.shape, blocks, quantization)
+            else:
+                write_npz_member(archive, name, stored, tensor.shape, blocks)
+    if wrong:
+        print(f"warning: NaN or infinite as {dtype}: {', '.join(wrong)}", file=sys.stderr)
+
+
+def _check_groups(shapes: dict[str, tuple[int, ...]], quantization: Quantization) -> None:
+    """Say how many matrices cannot be quantized; InputError if none can."""
+    matrices = [w for w in shapes.items() if len(w[1]) == 2 and "relative_bias" not in w[0]]
+    left = len(matrices) - sum(quantization.covers(*weight) for weight in matrices)
+    reason = f"their rows do not divide into groups of {quantization.group_size}"
+    if left == len(matrices):
+        raise InputError(f"no weight can be quantized: {reason}")
+    if left:
+        print(f"{left} of {len(matrices)} matrices are not quantized: {reason}", file=sys.stderr)
+
+
+def _cast(tensor: Tensor, dtype: np.dtype) -> Iterator[np.ndarray]:
+    to = {np.dtype("<f4"): mx.float32, np.dtype("<f2"): mx.float16, BFLOAT16: mx.bfloat16}[dtype]
+    for block in tensor.blocks():
+        yield block if tensor.dtype == dtype else to_numpy(to_mlx(block).astype(to))
+
+
+def _watched(
+    blocks: Iterator[np.ndarray], name: str, wrong: dict[str, None], progress
+) -> Iterator[np.ndarray]:
+    """The blocks; `name` joins `wrong` if one is not finite."""
+    for block in blocks:
+        if not is_finite(block):
+            wrong[name] = None
+        yield block
+        progress.update(block.nbytes)
+
+
+def _write_quantized(
+    archive: zipfile.ZipFile,
+    name: str,
+    shape: tuple[int, ...],
+    blocks: Iterator[np.ndarray],
+    quantization: Quantization,
+) -> None:
+    """Write the packed weight as it comes, and then its scales and offsets, which are small."""
+    beside: list[list[np.ndarray]] = []
+
+    def packed() -> Iterator[np.ndarray]:
+        for block in blocks:
+            weight, *rest = mx.quantize(to_mlx(block), **quantization.to_dict())
+            beside.append([to_numpy(x) for x in rest])
+            yield to_numpy(weight)
+
+    width = shape[1] * quantization.bits // 32
+    write_npz_member(archive, name, np.dtype("<u4"), (shape[0], width), packed())
+    for suffix, parts in zip(("scales", "biases"), zip(*beside, strict=True), strict=False):
+        whole = (shape[0], shape[1] // quantization.group_size)
+        write_npz_member(
+            archive, f"{name.removesuffix('weight')}{suffix}", parts[0].dtype, whole, parts
+        )
