@@ -2,6 +2,10 @@
 
 python benchmark.py rules    tokens per target call by acceptance rule and temperature
 python benchmark.py delta    what delta > 0 gives, and what it costs in right answers
+python benchmark.py batches  tokens per second by batch size
+python benchmark.py lengths  tokens per second of num_draft 0 to 8 and auto on several workloads
+python benchmark.py quantization
+                             right answers and acceptance by bits and group size
 """
 
 import functools
@@ -25,6 +29,7 @@ from drafting import CombinedDrafter, InputDrafter, ModelDrafter
 from main import demo_model
 from model import T5
 from options import Options
+from quantization import BITS, MODES, Quantization
 from rounds import Decoding, Row, decode, draft_length
 from sampling import RULES, RowSeeds, Sampler
 
@@ -117,6 +122,46 @@ def compare_deltas(
             ]
         )
     table(["temp", "delta", "acceptance", "tokens per target call", "exact match"], lines)
+
+
+def compare_quantizations(
+    target: T5, draft: T5, tokenizer, asked: list[Example], sources: list, num_draft: int
+) -> None:
+    """Both models quantized alike."""
+    settings = [Quantization("affine", bits, group) for bits in BITS for group in (32, 64, 128)]
+    settings += [Quantization(mode) for mode in MODES if mode != "affine"]
+    options = Options(num_draft=num_draft)
+    lines = []
+    for setting in (None, *settings):
+        pair = [rounded(model, setting) if setting else model for model in (target, draft)]
+        rows = decode_all(*pair, sources, options)
+        texts = [tokenizer.decode(row.tokens, skip_special_tokens=True) for row in rows]
+        right = sum(text == e.answer for text, e in zip(texts, asked, strict=True))
+        name = f"{setting.mode}, {setting.bits} bits" if setting else "float32"
+        line = [name, str(setting.group_size) if setting else ""]
+        line += [f"{right / len(asked):.1%}", f"{acceptance(rows):.2f}"]
+        line.append(f"{tokens_per_call(rows):.2f}")
+        print(*line, file=sys.stderr)
+        lines.append(line)
+    table(["weights", "group", "exact match", "acceptance", "tokens per target call"], lines)
+
+
+def rounded(model: T5, quantization: Quantization) -> T5:
+    """`model` with the values that its quantized weights stand for, in float32: the same function, at
+    the speed of float32. Rows that do not divide into groups are filled up with zeros."""
+
+    def through(name: str, weight: mx.array) -> mx.array:
+        missing = -weight.shape[-1] % quantization.group_size
+        if not quantization.covers(name, (*weight.shape[:-1], weight.shape[-1] + missing)):
+            return weight
+        how = quantization.to_dict()
+        packed = mx.quantize(mx.pad(weight, [(0, 0), (0, missing)]), **how)
+        return mx.dequantize(*packed, **how).astype(mx.float32)[:, : weight.shape[1]]
+
+    copy = T5(model.config)
+    weights = tree_flatten(model.parameters())
+    copy.load_weights([(name, through(name, weight)) for name, weight in weights])
+    return copy
 
 
 def compare_batches(
@@ -228,7 +273,7 @@ class Counted:
 
 def main() -> None:
     parser = cli.Parser(prog="benchmark.py", description="Measure the embedded pair.")
-    parser.add_argument("what", choices=["rules", "delta", "batches", "lengths"])
+    parser.add_argument("what", choices=["rules", "delta", "batches", "lengths", "quantization"])
     parser.add_argument("--examples", type=int, default=300, help="of each kind (default: 300)")
     parser.add_argument("--num-draft", type=int, default=5)
     parser.add_argument(
@@ -248,6 +293,8 @@ def main() -> None:
     print(f"{len(sources)} held-out prompts of {tokens:.0f} tokens, num_draft {args.num_draft}\n")
     if args.what == "rules":
         compare_rules(target, draft, sources, args.num_draft)
+    elif args.what == "quantization":
+        compare_quantizations(target, draft, tokenizer, asked, sources, args.num_draft)
     elif args.what == "lengths":
         compare_lengths(target, draft, tokenizer, args.examples, args.sizes)
     elif args.what == "batches":
