@@ -115,8 +115,10 @@ def stored_members(path: Path) -> dict[str, tuple[int, int]]:
             members = sorted(archive.infolist(), key=lambda member: member.header_offset)
             ends = [member.header_offset for member in members[1:]] + [archive.start_dir]
             places = {m.filename: _payload(file, m, e) for m, e in zip(members, ends, strict=True)}
+    except InputError:
+        raise
     except (zipfile.BadZipFile, NotImplementedError, struct.error, ValueError) as error:
-        raise InputError(f"not a readable zip file: {error}") from None
+        raise InputError(f"truncated or damaged zip file: {error}") from None
     if len(places) != len(members):
         raise InputError("two members of the zip file have the same name")
     return places
@@ -125,12 +127,12 @@ def stored_members(path: Path) -> dict[str, tuple[int, int]]:
 def _payload(file: BufferedReader, member: zipfile.ZipInfo, end: int) -> tuple[int, int]:
     name, size = member.filename, member.file_size
     if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1:
-        raise ValueError(f"{name} is compressed or encrypted")
+        raise InputError(f"{name} is compressed or encrypted")
     file.seek(member.header_offset)
     header = file.read(30)
     # The local header's extra field may be longer than the directory's: it aligns the payload.
     signature, name_length, extra_length = struct.unpack("<4s22xHH", header)
     offset = member.header_offset + 30 + name_length + extra_length
     if signature != b"PK\3\4" or member.compress_size != size or offset + size > end:
-        raise ValueError(f"{name} is not where, or not as large as, the directory says")
+        raise InputError(f"{name} is not where, or not as large as, the zip file's directory says")
     return offset, size

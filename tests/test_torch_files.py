@@ -264,7 +264,7 @@ WRONG_FILES = {
     "legacy, too long": (legacy(GOOD) + b"x", "1 bytes follow the last storage"),
     "another pickle": (legacy(GOOD, magic=7), "a pickle of something else"),
     "another version": (legacy(GOOD, version=1002), "an unknown version"),
-    "a zip file cut": (zipped(GOOD)[:-9], "not a zip file"),
+    "a zip file cut": (zipped(GOOD)[:-9], "truncated or damaged zip file"),
 }
 
 
