@@ -4,6 +4,7 @@ python benchmark.py rules    tokens per target call by acceptance rule and tempe
 python benchmark.py delta    what delta > 0 gives, and what it costs in right answers
 python benchmark.py batches  tokens per second by batch size
 python benchmark.py lengths  tokens per second of num_draft 0 to 8 and auto on several workloads
+python benchmark.py lookup   copying from the source on repairs, beside transformers
 python benchmark.py quantization
                              right answers and acceptance by bits and group size
 """
@@ -226,21 +227,75 @@ def compare_lengths(
 
 def race(target: T5, drafter, sources: Sequence[list[int]], settings: Sequence) -> dict:
     """Tokens per second of each num_draft of `settings`, taking turns at every prompt."""
-    seconds, tokens = Counter(), Counter()
     lengths = {setting: draft_length(target, Options(num_draft=setting)) for setting in settings}
-    for i, source in enumerate([sources[0], *sources]):
-        for j in range(len(settings)):
-            setting = settings[(i + j) % len(settings)]
-            row, options = Row(source), Options(num_draft=setting)
-            length = lengths[setting] if i else draft_length(target, options)
-            began = time.perf_counter()
-            decoding = Decoding(target, drafter, [row], options, length)
+
+    def decode_with(setting):
+        def run(source: list[int]) -> Row:
+            row = Row(source)
+            decoding = Decoding(target, drafter, [row], Options(), lengths[setting])
             while not decoding.finished:
                 decoding.round()
-            if i:  # the first one warms up
-                seconds[setting] += time.perf_counter() - began
-                tokens[setting] += len(row.from_draft)
-    return {setting: tokens[setting] / seconds[setting] for setting in settings}
+            return row
+
+        return run
+
+    ways = {setting: decode_with(setting) for setting in settings}
+    return {name: rate for name, (rate, _) in take_turns(ways, sources).items()}
+
+
+def take_turns(ways: dict, sources: Sequence[list[int]]) -> dict:
+    """Tokens per second and the results of each way, a function of a source, taking turns at every
+    prompt; each is warmed up with the first one."""
+    seconds, tokens, results = Counter(), Counter(), {name: [] for name in ways}
+    for way in ways.values():
+        way(sources[0])
+    names = list(ways)
+    for i, source in enumerate(sources):
+        for name in names[i % len(names) :] + names[: i % len(names)]:
+            began = time.perf_counter()
+            result = ways[name](source)
+            seconds[name] += time.perf_counter() - began
+            tokens[name] += len(result.from_draft if isinstance(result, Row) else result)
+            results[name].append(result)
+    return {name: (tokens[name] / seconds[name], results[name]) for name in ways}
+
+
+def compare_lookup(target: T5, tokenizer, per_kind: int, size: str) -> None:
+    """Copying on repairs, with transformers' prompt lookup on the same weights and prompts."""
+    import peers
+
+    target = widen(target, size)
+    theirs = peers.in_transformers(target)
+    sources = [tokenizer.encode(e.prompt).ids for e in examples(per_kind) if e.kind == "repair"]
+    copying = InputDrafter(tokenizer.id_to_token)
+
+    def ours(num_draft, drafter=copying):
+        length = draft_length(target, Options(num_draft=num_draft))
+
+        def run(source: list[int]) -> Row:
+            (row,) = decode(target, drafter, [Row(source)], Options(), 1, length)
+            return row
+
+        return run
+
+    ways = {"plain": ours(0, None)}
+    ways |= {f"lookup, num_draft {k}": ours(k) for k in (4, 8, 12, 16, "auto")}
+    ways["transformers, plain"] = lambda source: peers.generate(theirs, source, 256)
+    for n in (5, 10):
+        ways[f"transformers, prompt lookup of {n}"] = lambda source, n=n: peers.generate(
+            theirs, source, 256, lookup=n
+        )
+    found = take_turns(ways, sources)
+    rate_of_plain, plain = found["plain"]
+    expected, lines = [row.tokens[1:] for row in plain], []
+    for name, (rate, results) in found.items():
+        rows = [result for result in results if isinstance(result, Row)]
+        tokens = [row.tokens[1:] for row in rows] or results
+        same = sum(a == b for a, b in zip(tokens, expected, strict=True))
+        calls = f"{1 / tokens_per_call(rows):.2f}" if rows else ""
+        ratio = f"{rate / rate_of_plain:.2f}"
+        lines.append([name, f"{rate:.1f}", ratio, calls, f"{same} of {len(sources)}"])
+    table(["decoding", "tokens/s", "ratio", "target calls per token", "same text"], lines)
 
 
 def useless(draft: T5) -> T5:
@@ -273,7 +328,9 @@ class Counted:
 
 def main() -> None:
     parser = cli.Parser(prog="benchmark.py", description="Measure the embedded pair.")
-    parser.add_argument("what", choices=["rules", "delta", "batches", "lengths", "quantization"])
+    parser.add_argument(
+        "what", choices=["rules", "delta", "batches", "lengths", "lookup", "quantization"]
+    )
     parser.add_argument("--examples", type=int, default=300, help="of each kind (default: 300)")
     parser.add_argument("--num-draft", type=int, default=5)
     parser.add_argument(
@@ -295,6 +352,8 @@ def main() -> None:
         compare_rules(target, draft, sources, args.num_draft)
     elif args.what == "quantization":
         compare_quantizations(target, draft, tokenizer, asked, sources, args.num_draft)
+    elif args.what == "lookup":
+        compare_lookup(target, tokenizer, args.examples, args.sizes[0])
     elif args.what == "lengths":
         compare_lengths(target, draft, tokenizer, args.examples, args.sizes)
     elif args.what == "batches":
