@@ -216,7 +216,8 @@ def compare_lengths(
     lines = []
     for name, (kind, drafter) in workloads.items():
         sources = [tokenizer.encode(e.prompt).ids for e in examples(per_kind) if e.kind == kind]
-        rates = race(target, drafter, sources, settings)
+        ways = {setting: decoder(target, drafter, setting) for setting in settings}
+        rates = {name: rate for name, (rate, _) in take_turns(ways, sources).items()}
         ratios = {setting: rate / rates[0] for setting, rate in rates.items()}
         best = max(range(9), key=ratios.get)
         cells = [f"{ratios[setting]:.2f}" for setting in settings[1:]]
@@ -225,22 +226,16 @@ def compare_lengths(
     table(["ratio to plain", *map(str, settings[1:]), "auto to best"], lines)
 
 
-def race(target: T5, drafter, sources: Sequence[list[int]], settings: Sequence) -> dict:
-    """Tokens per second of each num_draft of `settings`, taking turns at every prompt."""
-    lengths = {setting: draft_length(target, Options(num_draft=setting)) for setting in settings}
+def decoder(target: T5, drafter, num_draft: int | str) -> Callable[[list[int]], Row]:
+    """A function that decodes one source."""
+    options = Options(num_draft=num_draft)
+    length = draft_length(target, options)
 
-    def decode_with(setting):
-        def run(source: list[int]) -> Row:
-            row = Row(source)
-            decoding = Decoding(target, drafter, [row], Options(), lengths[setting])
-            while not decoding.finished:
-                decoding.round()
-            return row
+    def run(source: list[int]) -> Row:
+        (row,) = decode(target, drafter, [Row(source)], options, 1, length)
+        return row
 
-        return run
-
-    ways = {setting: decode_with(setting) for setting in settings}
-    return {name: rate for name, (rate, _) in take_turns(ways, sources).items()}
+    return run
 
 
 def take_turns(ways: dict, sources: Sequence[list[int]]) -> dict:
@@ -260,32 +255,28 @@ def take_turns(ways: dict, sources: Sequence[list[int]]) -> dict:
     return {name: (tokens[name] / seconds[name], results[name]) for name in ways}
 
 
-def compare_lookup(target: T5, tokenizer, per_kind: int, size: str) -> None:
-    """Copying on repairs, with transformers' prompt lookup on the same weights and prompts."""
-    import peers
+def widened_pair(sizes: Sequence[str]) -> tuple[T5, T5]:
+    """The embedded pair in these sizes."""
+    models = (load(demo_model(role))[0] for role in ("target", "draft"))
+    return tuple(widen(model, size) for model, size in zip(models, sizes, strict=True))
 
-    target = widen(target, size)
-    theirs = peers.in_transformers(target)
+
+def compare_lookup(tokenizer, per_kind: int, sizes: Sequence[str]) -> None:
+    """Copying on repairs, with transformers' prompt lookup on the same weights and prompts."""
+    from peers import Transformers
+
+    target, _ = widened_pair(sizes)
     sources = [tokenizer.encode(e.prompt).ids for e in examples(per_kind) if e.kind == "repair"]
     copying = InputDrafter(tokenizer.id_to_token)
-
-    def ours(num_draft, drafter=copying):
-        length = draft_length(target, Options(num_draft=num_draft))
-
-        def run(source: list[int]) -> Row:
-            (row,) = decode(target, drafter, [Row(source)], Options(), 1, length)
-            return row
-
-        return run
-
-    ways = {"plain": ours(0, None)}
-    ways |= {f"lookup, num_draft {k}": ours(k) for k in (4, 8, 12, 16, "auto")}
-    ways["transformers, plain"] = lambda source: peers.generate(theirs, source, 256)
-    for n in (5, 10):
-        ways[f"transformers, prompt lookup of {n}"] = lambda source, n=n: peers.generate(
-            theirs, source, 256, lookup=n
-        )
-    found = take_turns(ways, sources)
+    ways = {"plain": decoder(target, None, 0)}
+    for k in (4, 8, 12, 16, "auto"):
+        ways[f"lookup, num_draft {k}"] = decoder(target, copying, k)
+    with Transformers(functools.partial(widened_pair, sizes)) as transformers:
+        ways["transformers, plain"] = transformers.generate
+        for n in (5, 10):
+            name = f"transformers, prompt lookup of {n}"
+            ways[name] = functools.partial(transformers.generate, lookup=n)
+        found = take_turns(ways, sources)
     rate_of_plain, plain = found["plain"]
     expected, lines = [row.tokens[1:] for row in plain], []
     for name, (rate, results) in found.items():
@@ -294,8 +285,22 @@ def compare_lookup(target: T5, tokenizer, per_kind: int, size: str) -> None:
         same = sum(a == b for a, b in zip(tokens, expected, strict=True))
         calls = f"{1 / tokens_per_call(rows):.2f}" if rows else ""
         ratio = f"{rate / rate_of_plain:.2f}"
-        lines.append([name, f"{rate:.1f}", ratio, calls, f"{same} of {len(sources)}"])
-    table(["decoding", "tokens/s", "ratio", "target calls per token", "same text"], lines)
+        rounds = f"{rounds_rate(rows) / rounds_rate(plain):.2f}" if rows else ""
+        lines.append([name, f"{rate:.1f}", ratio, rounds, calls, f"{same} of {len(sources)}"])
+    header = [
+        "decoding",
+        "tokens/s",
+        "ratio",
+        "rounds alone",
+        "target calls per token",
+        "same text",
+    ]
+    table(header, lines)
+
+
+def rounds_rate(rows: list[Row]) -> float:
+    """Tokens per second of the rounds: without the encoder."""
+    return sum(len(row.from_draft) for row in rows) / sum(row.stats.seconds for row in rows)
 
 
 def useless(draft: T5) -> T5:
@@ -353,7 +358,7 @@ def main() -> None:
     elif args.what == "quantization":
         compare_quantizations(target, draft, tokenizer, asked, sources, args.num_draft)
     elif args.what == "lookup":
-        compare_lookup(target, tokenizer, args.examples, args.sizes[0])
+        compare_lookup(tokenizer, args.examples, args.sizes)
     elif args.what == "lengths":
         compare_lengths(target, draft, tokenizer, args.examples, args.sizes)
     elif args.what == "batches":

@@ -1,4 +1,10 @@
-"""transformers on the weights of our models, for benchmark.py to compare with. Needs PyTorch."""
+"""transformers on the weights of our models, for benchmark.py to compare with. Needs PyTorch.
+
+It runs in a process of its own: two libraries' threads in one process slow each other down.
+"""
+
+import multiprocessing
+from collections.abc import Callable
 
 import mlx.core as mx
 import numpy as np
@@ -32,32 +38,55 @@ def in_transformers(model: T5) -> T5ForConditionalGeneration:
     weights = dict(tree_flatten(model.parameters()))
     state = {}
     for name in theirs.state_dict():
-        if name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"):
-            ours = "embedding.weight"
-        elif name == "lm_head.weight" and c.tied_head:
-            ours = "embedding.weight"
-        else:
-            ours = our_name(name)
+        tied = "embed_tokens" in name or (name == "lm_head.weight" and c.tied_head)
+        ours = "embedding.weight" if tied else our_name(name)
         # A view of our memory: the weights are there once.
         state[name] = torch.from_numpy(np.asarray(weights[ours].astype(mx.float32)))
     theirs.load_state_dict(state, assign=True)
     return theirs.eval()
 
 
-def generate(
-    model: T5ForConditionalGeneration,
-    source: list[int],
-    max_tokens: int,
-    draft: T5ForConditionalGeneration | None = None,
-    lookup: int | None = None,
-) -> list[int]:
-    """The tokens that transformers decodes greedily: plain, assisted by a draft model, or by prompt
-    lookup of so many tokens."""
-    how = {"assistant_model": draft} if draft is not None else {}
-    if lookup:
-        how["prompt_lookup_num_tokens"] = lookup
-    with torch.inference_mode():
-        tokens = model.generate(
-            torch.tensor([source]), max_new_tokens=max_tokens, do_sample=False, **how
-        )
-    return tokens[0, 1:].tolist()
+def _serve(connection, make_models: Callable[[], tuple[T5, T5 | None]]) -> None:
+    target, draft = (model and in_transformers(model) for model in make_models())
+    connection.send("ready")
+    while request := connection.recv():
+        source, max_tokens, assisted, lookup = request
+        how = {"assistant_model": draft} if assisted else {}
+        if lookup:
+            how["prompt_lookup_num_tokens"] = lookup
+        with torch.inference_mode():
+            tokens = target.generate(
+                torch.tensor([source]), max_new_tokens=max_tokens, do_sample=False, **how
+            )
+        connection.send(tokens[0, 1:].tolist())
+
+
+class Transformers:
+    """A process that decodes greedily with transformers."""
+
+    def __init__(self, make_models: Callable[[], tuple[T5, T5 | None]]):
+        """make_models: what gives target and draft model there; a function of a module."""
+        spawn = multiprocessing.get_context("spawn")
+        self._connection, theirs = spawn.Pipe()
+        self._process = spawn.Process(target=_serve, args=(theirs, make_models), daemon=True)
+        self._process.start()
+        self._connection.recv()
+
+    def generate(
+        self,
+        source: list[int],
+        max_tokens: int = 256,
+        assisted: bool = False,
+        lookup: int | None = None,
+    ) -> list[int]:
+        """The tokens for a source: plainly, `assisted` by the draft model, or by prompt lookup of so
+        many tokens."""
+        self._connection.send((source, max_tokens, assisted, lookup))
+        return self._connection.recv()
+
+    def __enter__(self) -> "Transformers":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._connection.send(None)
+        self._process.join()
