@@ -30,6 +30,21 @@ class Config:
     eos_token_ids: tuple[int, ...]
     decoder_start_token_id: int
 
+    def __post_init__(self):
+        for field in fields(self):
+            name, value = field.name, getattr(self, field.name)
+            if field.type is int:
+                least = 0 if name.endswith("_id") else 1
+                right, what = _is_int(value, least), f"a whole number of {least} or more"
+            elif field.type is float:
+                right, what = isinstance(value, float) and 0 <= value < 1, "a small number"
+            elif field.type == tuple[int, ...]:
+                right, what = all(_is_int(n, 0) for n in value), "token ids"
+            else:
+                right, what = isinstance(value, field.type), f"a {field.type.__name__}"
+            if not right:
+                raise InputError(f"config.json: {name} is {value!r}, not {what}")
+
     @classmethod
     def from_hub(cls, raw: Mapping, weights: Iterable[str]) -> "Config":
         """From a raw Hugging Face config.json and the checkpoint's names under our scheme.
@@ -48,11 +63,8 @@ class Config:
             num_layers = raw["num_layers"]
         except KeyError as error:
             raise InputError(f"config.json has no {error.args[0]}: not a T5-type model") from None
-        for key, value in {**shape, "num_layers": num_layers}.items():
-            if type(value) is not int or value < 1:
-                raise InputError(f"config.json: {key} is {value!r}, not a positive number")
         gated = "decoder.layers.0.feed_forward.gate.weight" in weights
-        activation = raw.get("feed_forward_proj", "relu").removeprefix("gated-")
+        activation = str(raw.get("feed_forward_proj", "relu")).removeprefix("gated-")
         if gated and activation == "gelu":
             activation = "gelu_new"  # what every gated-gelu checkpoint was trained with
         pad = _ids(raw.get("pad_token_id"), 0)[0]
@@ -80,10 +92,14 @@ class Config:
         if missing:
             raise InputError(f"config.json has no {', '.join(missing)}: convert the model again")
         known = {f.name: values[f.name] for f in fields(cls)}
-        return cls(**{**known, "eos_token_ids": tuple(known["eos_token_ids"])})
+        return cls(**{**known, "eos_token_ids": _ids(known["eos_token_ids"], 1)})
 
     def to_dict(self) -> dict:
         return asdict(self)
+
+
+def _is_int(value: object, least: int) -> bool:
+    return type(value) is int and value >= least
 
 
 def _ids(value: int | list[int] | None, default: int) -> tuple[int, ...]:

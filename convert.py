@@ -117,7 +117,8 @@ def read_config(folder: Path) -> dict:
     """The raw config.json, with the token ids that transformers' generate would use."""
     raw = read_json(folder / "config.json")
     model_type = raw.get("model_type")
-    architectures = " ".join(raw.get("architectures") or [])
+    listed = raw.get("architectures")
+    architectures = " ".join(map(str, listed)) if isinstance(listed, list) else ""
     if (model_type is None and "T5" not in architectures) or model_type not in (None, *MODEL_TYPES):
         raise InputError(f"{folder}: a {model_type or architectures} model, not a T5-type one")
     if architectures.endswith("EncoderModel"):
@@ -135,7 +136,7 @@ def converted_size(folder: Path, dtype: str, quantization: Quantization | None =
     InputError if it is not a T5-type model. The weights themselves need not be there.
     """
     raw = read_config(folder)
-    gated = raw.get("feed_forward_proj", "relu").startswith("gated-")
+    gated = str(raw.get("feed_forward_proj", "relu")).startswith("gated-")
     likely = [f"decoder.layers.0.feed_forward.{'gate' if gated else 'up'}.weight"]
     if raw.get("tie_word_embeddings") is False:
         likely.append("head.weight")

@@ -93,12 +93,20 @@ class Acceptance:
         self._tried[: accepted + rejected] += 1
         self._passed[:accepted] += 1
 
-    def tokens(self) -> np.ndarray:
+    def overall(self, prior: float = PRIOR) -> float:
+        """The chance of a drafted token, wherever in its draft."""
+        return (self._passed.sum() + self.WEIGHT * prior) / (self._tried.sum() + self.WEIGHT)
+
+    def tokens(self, prior: float = PRIOR) -> np.ndarray:
         """Expected tokens of a round for 0, 1, 2, ... drafted ones."""
-        weight = self.WEIGHT
-        overall = (self._passed.sum() + weight * self.PRIOR) / (self._tried.sum() + weight)
-        share = (self._passed + weight * overall) / (self._tried + weight)
+        overall = self.overall(prior)
+        share = (self._passed + self.WEIGHT * overall) / (self._tried + self.WEIGHT)
         return np.concatenate([[1.0], 1 + np.cumsum(np.cumprod(share))])
+
+    def __add__(self, other: "Acceptance") -> "Acceptance":
+        both = Acceptance()
+        both._tried, both._passed = self._tried + other._tried, self._passed + other._passed
+        return both
 
 
 class Seconds:
@@ -167,7 +175,7 @@ class Measured:
             first = [of_row[0] if of_row else None for of_row in offers]
             return _plan(first, room, [FIRST[self._rounds]] * rows)
         copying, asking = self._costs(rows)
-        tokens = {kind: self._acceptance[kind].tokens() for kind in _kinds(offers)}
+        tokens = self._tokens(offers)
 
         def rate(offer: Offer) -> float:
             cost = copying + asking if _is_model(offer) else copying
@@ -182,6 +190,16 @@ class Measured:
         live = sum(most >= 0 for most in room)
         s, t = self._best(rows, live, gains, copying, asking)
         return _plan(chosen, room, [LENGTHS[s if _is_model(o) else t] for o in chosen])
+
+    def _tokens(self, offers: Sequence[Sequence[Offer]]) -> dict[str, np.ndarray]:
+        """Expected tokens by kind. A kind of copying that is new is expected to do as the others."""
+        kinds = {offer.kind for of_row in offers for offer in of_row}
+        copying = [found for kind, found in self._acceptance.items() if kind != MODEL]
+        prior = sum(copying, start=Acceptance()).overall()
+        return {
+            kind: self._acceptance[kind].tokens(Acceptance.PRIOR if kind == MODEL else prior)
+            for kind in kinds
+        }
 
     def _best(
         self, rows: int, live: int, gains: np.ndarray, copying: np.ndarray, asking: np.ndarray
@@ -245,7 +263,3 @@ class Measured:
         elif modelled == longest:
             with_model.add(longest, seconds)
         # Else the round's cost is a sum of two parts that it does not tell apart.
-
-
-def _kinds(offers: Sequence[Sequence[Offer]]) -> set[str]:
-    return {offer.kind for of_row in offers for offer in of_row}

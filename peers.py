@@ -1,10 +1,15 @@
-"""transformers on the weights of our models, for benchmark.py to compare with. Needs PyTorch.
+"""transformers and CTranslate2 on the embedded pair's weights, for benchmark.py to compare with.
 
-It runs in a process of its own: two libraries' threads in one process slow each other down.
+Needs PyTorch. Each runs in a process of its own: two libraries' threads in one process slow each
+other down.
 """
 
+import contextlib
+import importlib.util
 import multiprocessing
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -13,6 +18,8 @@ from mlx.utils import tree_flatten
 from transformers import T5Config, T5ForConditionalGeneration
 
 from convert import our_name
+from main import DEMO
+from measure import widened_pair
 from model import T5
 
 
@@ -46,11 +53,12 @@ def in_transformers(model: T5) -> T5ForConditionalGeneration:
     return theirs.eval()
 
 
-def _serve(connection, make_models: Callable[[], tuple[T5, T5 | None]]) -> None:
-    target, draft = (model and in_transformers(model) for model in make_models())
-    connection.send("ready")
-    while request := connection.recv():
-        source, max_tokens, assisted, lookup = request
+def with_transformers(sizes: Sequence[str], max_tokens: int) -> Callable[..., list[int]]:
+    """A function that decodes greedily: plainly, `assisted` by the draft model, or by prompt lookup
+    of so many tokens."""
+    target, draft = map(in_transformers, widened_pair(sizes))
+
+    def generate(source: list[int], assisted: bool = False, lookup: int | None = None) -> list[int]:
         how = {"assistant_model": draft} if assisted else {}
         if lookup:
             how["prompt_lookup_num_tokens"] = lookup
@@ -58,35 +66,92 @@ def _serve(connection, make_models: Callable[[], tuple[T5, T5 | None]]) -> None:
             tokens = target.generate(
                 torch.tensor([source]), max_new_tokens=max_tokens, do_sample=False, **how
             )
-        connection.send(tokens[0, 1:].tolist())
+        return tokens[0, 1:].tolist()
+
+    return generate
 
 
-class Transformers:
-    """A process that decodes greedily with transformers."""
+def with_ctranslate2(sizes: Sequence[str], max_tokens: int) -> Callable[..., list[int]]:
+    """A function that decodes greedily."""
+    import ctranslate2
+    from transformers import AutoTokenizer
 
-    def __init__(self, make_models: Callable[[], tuple[T5, T5 | None]]):
-        """make_models: what gives target and draft model there; a function of a module."""
+    target, _ = widened_pair(sizes)
+    tokenizer = AutoTokenizer.from_pretrained(DEMO / "target")
+    with tempfile.TemporaryDirectory() as folder:
+        theirs = Path(folder) / "transformers"
+        in_transformers(target).save_pretrained(theirs)
+        tokenizer.save_pretrained(theirs)
+        converted = Path(folder) / "ctranslate2"
+        ctranslate2.converters.TransformersConverter(str(theirs)).convert(str(converted))
+        threads = torch.get_num_threads()
+        translator = ctranslate2.Translator(
+            str(converted), compute_type="float32", inter_threads=1, intra_threads=threads
+        )
+
+    def generate(source: list[int]) -> list[int]:
+        result = translator.translate_batch(
+            [tokenizer.convert_ids_to_tokens(source)],
+            beam_size=1,
+            max_decoding_length=max_tokens,
+            return_end_token=True,
+        )
+        return tokenizer.convert_tokens_to_ids(result[0].hypotheses[0])
+
+    return generate
+
+
+class Peer:
+    """A process that decodes, and takes turns with ours."""
+
+    def __init__(self, make: Callable[..., Callable], sizes: Sequence[str], max_tokens: int):
         spawn = multiprocessing.get_context("spawn")
         self._connection, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=_serve, args=(theirs, make_models), daemon=True)
+        self._process = spawn.Process(
+            target=_serve, args=(theirs, make, sizes, max_tokens), daemon=True
+        )
         self._process.start()
+        theirs.close()
         self._connection.recv()
 
-    def generate(
-        self,
-        source: list[int],
-        max_tokens: int = 256,
-        assisted: bool = False,
-        lookup: int | None = None,
-    ) -> list[int]:
-        """The tokens for a source: plainly, `assisted` by the draft model, or by prompt lookup of so
-        many tokens."""
-        self._connection.send((source, max_tokens, assisted, lookup))
-        return self._connection.recv()
+    def way(self, **how) -> Callable[[Sequence[list[int]]], list[list[int]]]:
+        """A way to decode sources, one by one."""
 
-    def __enter__(self) -> "Transformers":
-        return self
+        def decode(source: list[int]) -> list[int]:
+            self._connection.send((source, how))
+            return self._connection.recv()
 
-    def __exit__(self, *_) -> None:
+        return lambda sources: [decode(source) for source in sources]
+
+    def close(self) -> None:
         self._connection.send(None)
         self._process.join()
+
+
+def _serve(
+    connection, make: Callable[..., Callable], sizes: Sequence[str], max_tokens: int
+) -> None:
+    generate = make(sizes, max_tokens)
+    connection.send("ready")
+    while request := connection.recv():
+        source, how = request
+        connection.send(generate(source, **how))
+
+
+@contextlib.contextmanager
+def peers(sizes: Sequence[str], max_tokens: int) -> Iterator[dict]:
+    """The ways of the peers that are installed, on the embedded pair in these sizes."""
+    found = [Peer(with_transformers, sizes, max_tokens)]
+    ways = {
+        "transformers, plain": found[0].way(),
+        "transformers, assisted": found[0].way(assisted=True),
+        "transformers, prompt lookup": found[0].way(lookup=10),
+    }
+    if importlib.util.find_spec("ctranslate2"):
+        found.append(Peer(with_ctranslate2, sizes, max_tokens))
+        ways["CTranslate2, plain"] = found[1].way()
+    try:
+        yield ways
+    finally:
+        for peer in found:
+            peer.close()

@@ -177,10 +177,42 @@ def test_ids_in_generation_config_may_be_lists_or_missing(tmp_path):
     assert config.decoder_start_token_id == 1  # padding, where nothing else is said
 
 
-@pytest.mark.parametrize("value", [None, 0, -1, "512", 1.5, [512], True])
-def test_sizes_are_positive_numbers(value):
-    with pytest.raises(InputError, match=r"d_model is .*, not a positive number"):
-        Config.from_hub(raw_config("t5-base") | {"d_model": value}, weights("t5-base"))
+@pytest.mark.parametrize(
+    ("key", "values", "what"),
+    [
+        ("d_model", (None, 0, -1, "512", 1.5, [512], True), "a whole number of 1 or more"),
+        ("num_decoder_layers", ("2", -1, 2.0), "a whole number of 1 or more"),
+        ("pad_token_id", (-1, "0", 0.0), "a whole number of 0 or more"),
+        ("eos_token_id", ("1", [1, None], {"id": 1}), "token ids"),
+        ("layer_norm_epsilon", ("tiny", -1.0, 1), "a small number"),
+        ("scale_decoder_outputs", ("yes", 1), "a bool"),
+    ],
+)
+def test_values_that_cannot_be_are_named(key, values, what):
+    for value in values:
+        with pytest.raises(InputError, match=rf"{key}s? is .*, not {what}"):
+            Config.from_hub(raw_config("t5-base") | {key: value}, weights("t5-base"))
+
+
+@pytest.mark.parametrize("value", [3, ["relu"], None])
+def test_an_activation_that_is_no_name_is_refused(value):
+    config = Config.from_hub(
+        raw_config("t5-base") | {"feed_forward_proj": value}, weights("t5-base")
+    )
+    with pytest.raises(InputError, match="unknown activation"):
+        weight_shapes(config)
+
+
+def test_architectures_that_are_no_list_say_nothing(tmp_path):
+    raw = raw_config("t5-base")
+    for value in (3, "T5Model", None, [3]):
+        (tmp_path / "config.json").write_text(json.dumps(raw | {"architectures": value}))
+        read_config(tmp_path)
+        del raw["model_type"]
+        (tmp_path / "config.json").write_text(json.dumps(raw | {"architectures": value}))
+        with pytest.raises(InputError, match="not a T5-type one"):
+            read_config(tmp_path)
+        raw = raw_config("t5-base")
 
 
 def test_encoders_alone_are_refused(tmp_path):

@@ -1,0 +1,295 @@
+"""Instruments of benchmark.py: the machine's limits, a model's costs, and ways of decoding that take
+turns, so that what slows the machine down slows all of them down."""
+
+import os
+import platform
+import random
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
+
+import rounds
+from decoder import load
+from demo.tasks import KINDS, Example, held_out_example
+from demo.widen import widen
+from drafting import Drafter, ModelDrafter
+from main import demo_model
+from model import T5
+from options import Options
+from rounds import Row, decode, draft_length
+from sampling import Greedy
+
+# ---------------------------------------------------------------------------------------------
+# What is decoded
+
+
+def examples(per_kind: int) -> list[Example]:
+    """Held-out examples, as many of each kind."""
+    rng = random.Random(0)
+    return [held_out_example(rng, kind) for kind in KINDS for _ in range(per_kind)]
+
+
+def widened_pair(sizes: Sequence[str]) -> tuple[T5, T5]:
+    """The embedded pair in these sizes."""
+    models = (load(demo_model(role))[0] for role in ("target", "draft"))
+    return tuple(widen(model, size) for model, size in zip(models, sizes, strict=True))
+
+
+# ---------------------------------------------------------------------------------------------
+# Taking turns
+
+Way = Callable[[Sequence[list[int]]], list]
+
+
+@dataclass
+class Run:
+    """What a way of decoding gave: a Row per source, or its tokens; and how fast, turn by turn."""
+
+    results: list = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    peak_memory: float = 0.0  # GB
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return sum(self.tokens) / sum(self.seconds)
+
+    def spread(self) -> tuple[float, float]:
+        """The quartiles of the turns' tokens per second."""
+        rates = [n / s for n, s in zip(self.tokens, self.seconds, strict=True)]
+        if len(rates) < 2:
+            return rates[0], rates[0]
+        low, _, high = statistics.quantiles(rates, n=4, method="inclusive")
+        return low, high
+
+
+def take_turns(
+    ways: dict[object, Way], sources: Sequence[list[int]], per_turn: int = 1
+) -> dict[object, Run]:
+    """Decode all sources in each of the ways, `per_turn` of them at a time, one way after the other;
+    each is warmed up with the first ones."""
+    runs = {name: Run() for name in ways}
+    for way in ways.values():
+        way(sources[:per_turn])
+    names = list(ways)
+    for i, start in enumerate(range(0, len(sources), per_turn)):
+        turn = sources[start : start + per_turn]
+        for name in names[i % len(names) :] + names[: i % len(names)]:
+            mx.reset_peak_memory()
+            began = time.perf_counter()
+            results = ways[name](turn)
+            run = runs[name]
+            run.seconds.append(time.perf_counter() - began)
+            run.tokens.append(sum(len(tokens_of(result)) for result in results))
+            run.peak_memory = max(run.peak_memory, mx.get_peak_memory() / 1e9)
+            run.results += results
+    return runs
+
+
+def tokens_of(result: Row | list[int]) -> list[int]:
+    return result.tokens[1:] if isinstance(result, Row) else result
+
+
+def decoder(
+    target: T5, drafter: Drafter | None, num_draft: int | str, batch_size: int = 1, **options
+) -> Way:
+    """A way to decode, which keeps what it measures for `auto`."""
+    options = Options(num_draft=num_draft, **options)
+    length = draft_length(target, options)
+
+    def run(sources: Sequence[list[int]]) -> list[Row]:
+        rows = [Row(source) for source in sources]
+        list(decode(target, drafter, rows, options, batch_size, length))
+        return rows
+
+    return run
+
+
+def tokens_per_call(rows: list[Row]) -> float:
+    tokens = sum(len(row.from_draft) for row in rows)
+    return tokens / sum(row.stats.target_calls for row in rows)
+
+
+def drafted_per_call(rows: list[Row]) -> float:
+    return sum(row.stats.drafted for row in rows) / sum(row.stats.target_calls for row in rows)
+
+
+def acceptance(rows: list[Row]) -> float:
+    return sum(row.stats.accepted for row in rows) / max(1, sum(r.stats.drafted for r in rows))
+
+
+def rounds_rate(rows: list[Row]) -> float:
+    """Tokens per second of the rounds of rows decoded one by one: without the encoder."""
+    return sum(len(row.from_draft) for row in rows) / sum(row.stats.seconds for row in rows)
+
+
+@contextmanager
+def counted_synchronisations():
+    """Counts in [0] how often the host waits for the device while rounds go on."""
+    count, array, evaluate = [0], np.array, mx.eval
+
+    def counting_array(x, *args, **kwargs):
+        count[0] += isinstance(x, mx.array)
+        return array(x, *args, **kwargs)
+
+    def counting_eval(*args):
+        count[0] += 1
+        return evaluate(*args)
+
+    np.array, mx.eval = counting_array, counting_eval
+    try:
+        yield count
+    finally:
+        np.array, mx.eval = array, evaluate
+
+
+def synchronisations_per_round(
+    target: T5, drafter: Drafter | None, source: list[int], num_draft: int
+) -> float:
+    """Waits of the host in a row's rounds. Encoding the source, once per row, is not counted."""
+    row = Row(source)
+    decoding = rounds.Decoding(target, drafter, [row], Options(num_draft=num_draft))
+    if num_draft:
+        decoding.round()  # which encodes the source for the draft model
+    before = row.stats.target_calls
+    with counted_synchronisations() as count:
+        while not decoding.finished:
+            decoding.round()
+    return count[0] / max(1, row.stats.target_calls - before)
+
+
+# ---------------------------------------------------------------------------------------------
+# Costs and limits
+
+
+def step_bytes(model: T5) -> int:
+    """Bytes of weights that decoding one token reads: the decoder's and the head's, without what
+    projects the source, once per prompt."""
+    weights = tree_flatten(model.parameters())
+    head = "embedding." if model.config.tied_head else "head."
+    read = [
+        weight.nbytes
+        for name, weight in weights
+        if name.startswith(head)
+        or (
+            (name.startswith("decoder.") and ".cross_attention.key" not in name)
+            and ".cross_attention.value" not in name
+        )
+    ]
+    return sum(read)
+
+
+def read_bandwidth(size: int, dtype: mx.Dtype) -> float:
+    """Bytes per second of a chain of matrix-vector products over `size` bytes, at most 2 GB."""
+    d_model, d_ff = 1024, 4096
+    count = max(1, min(size, 2 << 30) // (2 * d_model * d_ff * dtype.size))
+    pairs = [
+        (
+            mx.random.normal((d_ff, d_model)).astype(dtype),
+            mx.random.normal((d_model, d_ff)).astype(dtype),
+        )
+        for _ in range(count)
+    ]
+    mx.eval(pairs)
+
+    def chain() -> float:
+        x, began = mx.ones((1, d_model), dtype), time.perf_counter()
+        for up, down in pairs:
+            x = (x @ up.T) @ down.T
+        mx.eval(x)
+        return time.perf_counter() - began
+
+    chain()
+    seconds = statistics.median(chain() for _ in range(7))
+    return sum(up.nbytes + down.nbytes for up, down in pairs) / seconds
+
+
+def verify_seconds(
+    model: T5, source: list[int], widths: Sequence[int], context: int = 16, calls: int = 4
+) -> dict[int, float]:
+    """Seconds of a decoder call on each of so many tokens after `context` others, in chains of calls
+    that each depend on the one before; the median of several."""
+    cache = model.start(mx.array([source]))
+    fill = np.arange(context, dtype=np.int32)[None]
+    model.decode(mx.full((1, context), 7), fill, cache)
+    cache.keep(np.array([context]))
+
+    def chain(width: int) -> float:
+        token, began = mx.array([[7]]), time.perf_counter()
+        positions = np.arange(context, context + width, dtype=np.int32)[None]
+        for _ in range(calls):
+            block = mx.broadcast_to(token, (1, width))
+            logits = model.decode(block, positions, cache)
+            token = mx.argmax(logits[:, -1:], axis=-1)
+            cache.keep(np.array([0]))
+        mx.eval(token)
+        return (time.perf_counter() - began) / calls
+
+    seconds = {width: [] for width in widths}
+    for turn in range(6):
+        for width in widths:
+            took = chain(width)
+            if turn:  # the first one warms up
+                seconds[width].append(took)
+    return {width: statistics.median(times) for width, times in seconds.items()}
+
+
+def draft_seconds(draft: T5, source: list[int], length: int = 8) -> float:
+    """Seconds that the draft model takes for a token, one after the other."""
+    drafter, rows, times = ModelDrafter(draft), [[draft.config.decoder_start_token_id, 7, 9]], []
+    drafter.start([source])
+    for _ in range(6):
+        offers = [offers[0] for offers in drafter.offers(rows)]
+        drafter.prepare(offers)
+        began = time.perf_counter()
+        mx.eval(drafter.draft(rows, offers, np.array([length]), Greedy()).tokens)
+        times.append((time.perf_counter() - began) / length)
+        drafter.keep(np.array([0]))
+        rows[0].append(9)
+    return statistics.median(times[1:])
+
+
+# ---------------------------------------------------------------------------------------------
+# Reports
+
+
+def machine() -> dict[str, str | int]:
+    """The hardware and software that a figure depends on."""
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "device": str(mx.default_device()),
+        "mlx": mx.__version__,
+        "blas": Path(os.environ.get("LD_PRELOAD", "")).name or "of MLX",
+        "threads": os.environ.get("OMP_NUM_THREADS", "default"),
+    }
+
+
+def _processor() -> str:
+    if platform.system() == "Darwin":
+        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    info = Path("/proc/cpuinfo")
+    if not info.exists():
+        return platform.processor()
+    lines = info.read_text().splitlines()
+    return next((ln.partition(":")[2].strip() for ln in lines if ln.startswith("model name")), "")
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a Markdown table."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    for row in (header, ["-" * width for width in widths], *rows):
+        print("| " + " | ".join(map(str.ljust, row, widths)) + " |")
