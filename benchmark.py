@@ -5,6 +5,7 @@ python benchmark.py --model flan-t5-xl --draft-model flan-t5-small
 python benchmark.py rules            one of the README's other tables
 """
 
+import argparse
 import contextlib
 import json
 from collections.abc import Sequence
@@ -49,6 +50,13 @@ WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17)  # numbers of tokens whose check is
 EARLY, LATE = 50, 500  # tokens into a text, to see what its length costs
 
 
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not 1 or more")
+    return number
+
+
 def parse_args():
     parser = cli.Parser(prog="benchmark.py", description="Measure speculative decoding.")
     parser.add_argument(
@@ -86,8 +94,8 @@ def parse_args():
         choices=["model", "lookup", "both"],
         help="what drafts (default: the draft model; without one, lookup)",
     )
-    parser.add_argument("--batch-size", nargs="+", type=int, default=[1], metavar="B")
-    parser.add_argument("--max-tokens", type=int, default=128, help="(default: %(default)s)")
+    parser.add_argument("--batch-size", nargs="+", type=positive, default=[1], metavar="B")
+    parser.add_argument("--max-tokens", type=positive, default=128, help="(default: %(default)s)")
     parser.add_argument(
         "--peers", action="store_true", help="beside transformers and CTranslate2, if installed"
     )
@@ -176,8 +184,7 @@ def description(target: T5, draft: T5 | None, sources: Sequence[list[int]]) -> d
 
 def limits(target: T5, draft: T5 | None, source: list[int]) -> dict:
     """What the machine allows, and what the models cost on it."""
-    dtype = target.decoder.norm.weight.dtype
-    bandwidth, size = read_bandwidth(step_bytes(target), dtype), step_bytes(target)
+    bandwidth, size = read_bandwidth(target), step_bytes(target)
     costs = verify_seconds(target, source, WIDTHS)
     early, late = (verify_seconds(target, source, [1], n)[1] for n in (EARLY, LATE))
     found = {
@@ -194,11 +201,19 @@ def limits(target: T5, draft: T5 | None, source: list[int]) -> dict:
     return found
 
 
+def mean_of(before: dict, after: dict) -> dict:
+    """The means of what was measured twice."""
+    return {
+        key: mean_of(before[key], value) if isinstance(value, dict) else (before[key] + value) / 2
+        for key, value in after.items()
+    }
+
+
 def explain(report: dict) -> None:
     """Print the limits in words."""
     print(
         f"A step reads {report['step_gb']:.2f} GB of weights: at the {report['bandwidth_gb_s']:.1f} GB/s of a "
-        f"chain of matrix-vector products {report['least_step_ms']:.1f} ms, in the model "
+        f"mere chain of the same products {report['least_step_ms']:.1f} ms, in the model "
         f"{report['step_ms']:.1f} ms: {report['bandwidth_reached']:.0%} of the limit. Token {LATE} costs "
         f"{report['late_to_early']:.2f} times token {EARLY}."
     )
@@ -293,7 +308,6 @@ def speed(args) -> None:
     report = machine() | description(target, draft, sources)
     print("\n".join(f"{key}: {value}" for key, value in report.items()), end="\n\n", flush=True)
     report |= limits(target, draft, sources[0])
-    explain(report)
 
     known = drafters(target, draft, tokenizer)
     chosen = settings(args)
@@ -312,6 +326,8 @@ def speed(args) -> None:
 
             ways |= stack.enter_context(peers(args.sizes, args.max_tokens))
         runs = take_turns(ways, sources, per_turn)
+    report |= mean_of(report, limits(target, draft, sources[0]))  # the machine may have changed
+    explain(report)
     found = {}
     for name, run in runs.items():
         if isinstance(name, Setting):

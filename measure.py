@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
@@ -188,29 +189,33 @@ def step_bytes(model: T5) -> int:
     return sum(read)
 
 
-def read_bandwidth(size: int, dtype: mx.Dtype) -> float:
-    """Bytes per second of a chain of matrix-vector products over `size` bytes, at most 2 GB."""
-    d_model, d_ff = 1024, 4096
-    count = max(1, min(size, 2 << 30) // (2 * d_model * d_ff * dtype.size))
-    pairs = [
-        (
-            mx.random.normal((d_ff, d_model)).astype(dtype),
-            mx.random.normal((d_model, d_ff)).astype(dtype),
-        )
-        for _ in range(count)
-    ]
-    mx.eval(pairs)
+def read_bandwidth(model: T5) -> float:
+    """Bytes per second of a chain of matrix-vector products over the weights that a step reads, each
+    waiting for the one before, and nothing else."""
+    c = model.config
+    head = model.embedding.as_linear if c.tied_head else model.head
+    matrices = []
+    for layer in model.decoder.layers:
+        for block in (layer.attention, layer.cross_attention, layer.feed_forward):
+            unread = ("key", "value") if block is layer.cross_attention else ()
+            matrices += [m for name, m in block.children().items() if name not in unread]
+    widths = [_input_width(m) for m in matrices]
 
     def chain() -> float:
-        x, began = mx.ones((1, d_model), dtype), time.perf_counter()
-        for up, down in pairs:
-            x = (x @ up.T) @ down.T
-        mx.eval(x)
+        began, one = time.perf_counter(), mx.ones((1, 1), model.decoder.norm.weight.dtype)
+        for matrix, width in zip(matrices, widths, strict=True):
+            one = mx.clip(matrix(mx.broadcast_to(one, (1, width)))[:, :1], -1, 1)
+        mx.eval(head(mx.broadcast_to(one, (1, c.d_model))))
         return time.perf_counter() - began
 
     chain()
-    seconds = statistics.median(chain() for _ in range(7))
-    return sum(up.nbytes + down.nbytes for up, down in pairs) / seconds
+    return step_bytes(model) / statistics.median(chain() for _ in range(7))
+
+
+def _input_width(linear) -> int:
+    if isinstance(linear, nn.QuantizedLinear):
+        return linear.scales.shape[1] * linear.group_size
+    return linear.weight.shape[1]
 
 
 def verify_seconds(

@@ -1,0 +1,137 @@
+"""The benchmark runs, and its instruments measure what they say. What they find is not asserted."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+from test_model import random_model
+
+import measure
+from demo.tasks import held_out_example
+from drafting import ModelDrafter
+from model import T5
+from rounds import Row
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, ROOT / "benchmark.py", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+def test_speed_of_the_users_models_as_table_and_json(demo_folders, tmp_path):
+    prompts = [held_out_example(random.Random(i), "repair").prompt for i in range(3)]
+    (tmp_path / "prompts.txt").write_text("\n".join(prompts))
+    models = ["--model", "demo-target", "--draft-model", "demo-draft"]
+    options = ["--num-draft", "1", "4", "auto", "--drafter", "model", "lookup", "both"]
+    batches = ["--batch-size", "1", "2", "--prompt-file", tmp_path / "prompts.txt"]
+    result = run(demo_folders, *models, *options, *batches, "--plot", tmp_path / "plots")
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout.splitlines()[-1])
+    names = [found["decoding"] for found in report["runs"]]
+    assert len(names) == 2 * (1 + 3 * 3)
+    assert all(f"| {name} " in result.stdout for name in names)
+    assert report["other texts"] == {}
+    assert report["synchronisations"] == {"0": 1.0, "5": 1.0}
+    assert all(found["tokens/s"] > 0 for found in report["runs"])
+    plots = {path.name: path.read_bytes()[:4] for path in (tmp_path / "plots").iterdir()}
+    assert plots.keys() == {"speed_up.png", "accepted.png", "verify_cost.png"}
+    assert set(plots.values()) == {b"\x89PNG"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--draft-model", "x"], "--draft-model needs --model"),
+        (["--model", "demo-target", "--drafter", "both"], "need --draft-model"),
+        (["--model", "demo-target", "--peers"], "--peers is for the embedded pair"),
+        (["--model", "none-such"], "no model 'none-such'"),
+        (["--num-draft", "many"], "'many' is neither a number nor auto"),
+        (["--model", "demo-target", "--prompt-file", "none"], "none"),
+        (["--batch-size", "0"], "0 is not 1 or more"),
+    ],
+)
+def test_mistakes_are_one_line(demo_folders, arguments, message):
+    result = run(demo_folders, *arguments)
+    assert result.returncode in (1, 2)
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("benchmark.py: ") and message in line
+
+
+def test_the_bytes_of_a_step_are_those_of_the_weights_that_matter():
+    """Those whose change is seen in a step after the source has been encoded and projected."""
+    model = random_model("v1.1")
+    source, positions = mx.array([[5, 6]]), np.zeros((1, 1), np.int32)
+
+    def logits(cache) -> mx.array:
+        return model.decode(mx.array([[7]]), positions, cache)
+
+    expected, read = logits(model.start(source)), 0
+    for name, weight in tree_flatten(model.parameters()):
+        cache = model.start(source)
+        model.load_weights([(name, weight * 1.5)], strict=False)
+        if not mx.array_equal(logits(cache), expected) and "relative_bias" not in name:
+            read += weight.nbytes
+        model.load_weights([(name, weight)], strict=False)
+    bias = sum(
+        w.nbytes
+        for n, w in tree_flatten(model.parameters())
+        if n.startswith("decoder.relative_bias")
+    )
+    assert measure.step_bytes(model) == read + bias
+
+
+def test_every_way_takes_its_turn_at_every_source():
+    calls = []
+
+    def way(name):
+        return lambda sources: calls.append((name, sources)) or [[1, 2] for _ in sources]
+
+    runs = measure.take_turns({n: way(n) for n in "ab"}, [[1], [2], [3]], per_turn=2)
+    assert calls[:2] == [("a", [[1], [2]]), ("b", [[1], [2]])]  # warming up
+    assert calls[2:] == [
+        ("a", [[1], [2]]),
+        ("b", [[1], [2]]),
+        ("b", [[3]]),
+        ("a", [[3]]),
+    ]
+    assert runs["a"].tokens == [4, 2] and len(runs["b"].results) == 3
+
+
+def test_synchronisations_are_seen():
+    model = random_model()
+    drafter = ModelDrafter(model)
+    assert measure.synchronisations_per_round(model, drafter, [5, 6, 7], 3) == 1
+    waiting = T5(model.config)
+    waiting.load_weights(tree_flatten(model.parameters()))
+    decode = waiting.decode
+
+    def decode_and_wait(*arguments):
+        logits = decode(*arguments)
+        mx.eval(logits)
+        return logits
+
+    waiting.decode = decode_and_wait
+    assert measure.synchronisations_per_round(waiting, drafter, [5, 6, 7], 3) == 2
+
+
+def test_peers_write_the_same_text(demo_pair):
+    pytest.importorskip("torch")
+    import peers
+
+    target, tokenizer, _ = demo_pair
+    theirs = peers.in_transformers(target)
+    sources = [tokenizer.encode(e.prompt).ids for e in measure.examples(2)]
+    import torch
+
+    for row in measure.decoder(target, None, 0)(sources):
+        assert isinstance(row, Row)
+        tokens = theirs.generate(torch.tensor([row.source]), max_new_tokens=64, do_sample=False)
+        assert tokens[0, 1:].tolist() == row.tokens[1:]
