@@ -68,10 +68,10 @@ def test_mistakes_are_one_line(demo_folders, arguments, message):
 def test_the_bytes_of_a_step_are_those_of_the_weights_that_matter():
     """Those whose change is seen in a step after the source has been encoded and projected."""
     model = random_model("v1.1")
-    source, positions = mx.array([[5, 6]]), np.zeros((1, 1), np.int32)
+    source, positions = mx.array([[5, 6]]), np.array([[0, 1]], np.int32)
 
     def logits(cache) -> mx.array:
-        return model.decode(mx.array([[7]]), positions, cache)
+        return model.decode(mx.array([[7, 8]]), positions, cache)
 
     expected, read = logits(model.start(source)), 0
     for name, weight in tree_flatten(model.parameters()):
