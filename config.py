@@ -106,7 +106,7 @@ def _ids(value: int | list[int] | None, default: int) -> tuple[int, ...]:
     """A token id, or a list of them, as transformers writes it; null where it means the default."""
     if value is None or value == []:
         return (default,)
-    return tuple(value) if isinstance(value, list) else (value,)
+    return tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
 def _scales_outputs(raw: Mapping) -> bool:

@@ -99,14 +99,14 @@ def random_t5(vocab_size: int) -> T5:
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the real T5 tokenizer and prompts are not at hand")
 def test_real_prompts_in_batches_are_the_prompts_alone():
-    """240 prompts of 9 to over 1,000 tokens, drafts good and useless."""
+    """120 prompts of 9 to over 1,000 tokens, drafts good and useless."""
     tokenizer = Tokenizer.from_file(str(SHARED / "t5_tokenizer" / "tokenizer.json"))
     lines = (SHARED / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
-    prompts = [json.loads(line)["prompt"] for line in lines]
+    prompts = [json.loads(line)["prompt"] for line in lines[::2]]
     model = random_t5(32128)
     alone = [generate(model, tokenizer, prompt, max_tokens=6) for prompt in prompts]
     assert len(set(alone)) > 20
-    for noise, batch_size, part in ((0.05, 16, slice(None)), (2, 5, slice(0, 60))):
+    for noise, batch_size, part in ((0.05, 16, slice(None)), (2, 5, slice(0, 30))):
         draft = disturbed(model, noise)
         draft.tokenizer = tokenizer
         responses = batch_generate(
@@ -118,9 +118,9 @@ def test_real_prompts_in_batches_are_the_prompts_alone():
 def test_demo_prompts_in_batches_are_the_prompts_alone(demo_pair):
     target, tokenizer, draft = demo_pair
     rng = random.Random(3)
-    prompts = [held_out_example(rng).prompt for _ in range(300)]
+    prompts = [held_out_example(rng).prompt for _ in range(120)]
     alone = [generate(target, tokenizer, prompt) for prompt in prompts]
-    for batch_size, part in ((8, slice(None)), (5, slice(0, 60))):
+    for batch_size, part in ((8, slice(None)), (5, slice(0, 30))):
         responses = batch_generate(target, tokenizer, prompts[part], draft, batch_size, num_draft=3)
         assert [response.text for response in responses] == alone[part]
 

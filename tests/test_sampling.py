@@ -177,7 +177,6 @@ DRAFTERS = {
     ("kind", "num_draft", "filters"),
     [
         ("model", 0, {}),
-        ("model", 1, {}),
         ("model", 3, {}),
         ("model", 4, FILTERS[1]),
         ("model", "auto", {}),
@@ -200,7 +199,7 @@ def test_decoded_rows_have_the_targets_law(rule, kind, num_draft, filters):
     p = np.array(probabilities(mx.array(target.logits), 0.7, **filters))
     counts = np.bincount(tokens @ V ** np.arange(3, -1, -1), minlength=V**4)
     assert deviation(counts, joint_law(p, 4)) < LIMIT
-    if num_draft not in (0, 1):
+    if num_draft:
         lengths = sum((row.stats.accepted_lengths for row in decoding.rows[:1000]), start=Counter())
         assert lengths[0] > 0 and lengths[1] > 0
 
@@ -219,12 +218,12 @@ def sampled(model, draft_model, sources, batch_size, **options) -> list[list[int
 
 
 def test_coupled_text_is_plain_text():
-    """1,152 cases of prompt, seed, num_draft, batch size and draft model."""
+    """576 cases of prompt, seed, num_draft, batch size and draft model."""
     model = random_model("v1.1")
     with_eos(model, 7)
     sources = ragged_sources(8, 61)
     cases, plain_texts = 0, set()
-    for seed, noise in itertools.product(range(6), (0.05, 2)):
+    for seed, noise in itertools.product(range(3), (0.05, 2)):
         options = dict(temp=0.6, top_p=0.95, seed=seed, max_tokens=10, acceptance="coupled")
         plain = [sampled(model, None, [source], 1, **options)[0] for source in sources]
         plain_texts |= {tuple(tokens) for tokens in plain}
@@ -233,8 +232,8 @@ def test_coupled_text_is_plain_text():
             options["num_draft"] = num_draft
             assert sampled(model, draft_model, sources, batch_size, **options) == plain
             cases += len(sources)
-    assert cases == 1152
-    assert len(plain_texts) > 40  # the seeds and the prompts do make a difference
+    assert cases == 576
+    assert len(plain_texts) > 20  # the seeds and the prompts do make a difference
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -364,7 +363,7 @@ def test_only_the_meant_tokens_of_a_row_count(rule):
 
 def test_delta_one_accepts_everything():
     model, draft_model = random_model(), disturbed(random_model(), 2)
-    with_eos(model, -1)  # never comes
+    with_eos(model, 10**6)  # never comes
     for options in ({"temp": 0.0}, {"temp": 0.9}):
         options = Options(num_draft=4, max_tokens=20, delta=1.0, **options)
         rows = seeded(ragged_sources(3, 61), options)
