@@ -20,7 +20,6 @@ from itertools import cycle
 
 import numpy as np
 
-from drafting import MODEL
 from lookup import Offer
 
 LENGTHS = np.array([0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64])
@@ -46,8 +45,12 @@ class Plan:
         return int(max(modelled, default=0)), int(self.lengths.max())
 
 
+def _kind(offer: Offer) -> tuple[bool, str]:
+    return offer.modelled, offer.kind
+
+
 def _is_model(offer: Offer | None) -> bool:
-    return offer is not None and offer.kind == MODEL
+    return offer is not None and offer.modelled
 
 
 def _plan(offers: Sequence[Offer | None], room: Sequence[int], most: Sequence[int]) -> Plan:
@@ -162,7 +165,7 @@ class Measured:
 
     def __init__(self, vocab_size: int):
         self._vocab_size = vocab_size
-        self._acceptance: dict[str, Acceptance] = defaultdict(Acceptance)
+        self._acceptance: dict[tuple[bool, str], Acceptance] = defaultdict(Acceptance)
         # By rows: of rounds without and with the draft model.
         self._seconds: dict[int, tuple[Seconds, Seconds]] = {}
         self._rounds = 0
@@ -179,27 +182,29 @@ class Measured:
 
         def rate(offer: Offer) -> float:
             cost = copying + asking if _is_model(offer) else copying
-            return (tokens[offer.kind][np.minimum(LENGTHS, offer.most)] / cost).max()
+            return (tokens[_kind(offer)][np.minimum(LENGTHS, offer.most)] / cost).max()
 
         chosen = [max(of_row, key=rate, default=None) for of_row in offers]
         gains = np.zeros((2, len(LENGTHS)))  # drafted tokens that pass, copied and modelled ones
         for offer, most in zip(chosen, room, strict=True):
             if offer:
                 useful = np.minimum(LENGTHS, min(offer.most, most))
-                gains[int(_is_model(offer))] += tokens[offer.kind][useful] - 1
+                gains[int(_is_model(offer))] += tokens[_kind(offer)][useful] - 1
         live = sum(most >= 0 for most in room)
         s, t = self._best(rows, live, gains, copying, asking)
         return _plan(chosen, room, [LENGTHS[s if _is_model(o) else t] for o in chosen])
 
-    def _tokens(self, offers: Sequence[Sequence[Offer]]) -> dict[str, np.ndarray]:
-        """Expected tokens by kind. A kind of copying that is new is expected to do as the others."""
-        kinds = {offer.kind for of_row in offers for offer in of_row}
-        copying = [found for kind, found in self._acceptance.items() if kind != MODEL]
-        prior = sum(copying, start=Acceptance()).overall()
-        return {
-            kind: self._acceptance[kind].tokens(Acceptance.PRIOR if kind == MODEL else prior)
-            for kind in kinds
-        }
+    def _tokens(self, offers: Sequence[Sequence[Offer]]) -> dict[tuple[bool, str], np.ndarray]:
+        """Expected tokens by kind. A kind that is new is expected to do as the others of its
+        drafter."""
+        priors = [
+            sum(
+                (a for (m, _), a in self._acceptance.items() if m == modelled), Acceptance()
+            ).overall()
+            for modelled in (False, True)
+        ]
+        kinds = {_kind(offer) for of_row in offers for offer in of_row}
+        return {kind: self._acceptance[kind].tokens(priors[kind[0]]) for kind in kinds}
 
     def _best(
         self, rows: int, live: int, gains: np.ndarray, copying: np.ndarray, asking: np.ndarray
@@ -250,7 +255,7 @@ class Measured:
         outcomes = zip(plan.offers, plan.lengths.tolist(), accepted, ended, strict=True)
         for offer, length, passed, over in outcomes:
             if offer:
-                self._acceptance[offer.kind].update(passed, passed < length and not over)
+                self._acceptance[_kind(offer)].update(passed, passed < length and not over)
         self._time(len(plan.offers), *plan.longest, seconds)
 
     def _time(self, rows: int, modelled: int, longest: int, seconds: float) -> None:

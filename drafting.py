@@ -27,9 +27,6 @@ from sampling import Draft, Greedy, Sampler
 Rows = Sequence[Sequence[int]]
 Offers = Sequence[Offer | None]
 
-MODEL = "model"
-"""The kind of a draft model's offers: the only ones that cost time before the target's call."""
-
 Drafter = Union["ModelDrafter", "InputDrafter", "CombinedDrafter"]
 
 
@@ -70,6 +67,7 @@ class ModelDrafter:
     """Drafts with a smaller model, token by token, without waiting for any of them.
 
     A source is encoded when it is first drafted for: where drafting does not pay, it costs nothing.
+    The kind of an offer tells how the row's last draft fared: texts are easy or hard for a while.
     """
 
     def __init__(self, model: T5, vocab_size: int | None = None):
@@ -82,20 +80,22 @@ class ModelDrafter:
         self._sources = list(sources)
         self._new = set(range(len(sources)))  # rows whose source is not encoded yet
         self._lacked = 0  # how many tokens per row went before the last proposals
+        self._fared = ["new"] * len(sources)
 
     def replace(self, rows: Sequence[int], sources: Rows) -> None:
         for row, source in zip(rows, sources, strict=True):
-            self._sources[row] = source
+            self._sources[row], self._fared[row] = source, "new"
         self._new.update(rows)
 
     def select(self, rows: Sequence[int]) -> None:
         self._sources = [self._sources[row] for row in rows]
+        self._fared = [self._fared[row] for row in rows]
         self._new = {i for i, row in enumerate(rows) if row in self._new}
         if self._cache:
             self._cache.select(rows)
 
     def offers(self, rows: Rows) -> list[list[Offer]]:
-        return [[Offer(MODEL, UNBOUNDED)] for _ in rows]
+        return [[Offer(f"model, {fared}", UNBOUNDED)] for fared in self._fared]
 
     def prepare(self, offers: Offers) -> None:
         """Encode the new sources and wait for that, so that a round's time is a round's."""
@@ -118,7 +118,7 @@ class ModelDrafter:
         config = self._model.config
         tokens, positions = lacking(rows, self._cache, config.pad_token_id)
         tokens[tokens >= config.vocab_size] = config.pad_token_id  # the target may know more ids
-        self._lacked = tokens.shape[1]
+        self._lacked, self._lengths = tokens.shape[1], lengths
         ahead = following(rows, lengths)
         token, drafted, q = mx.array(tokens), [], []
         for i in range(ahead.shape[1]):
@@ -133,6 +133,10 @@ class ModelDrafter:
     def keep(self, n: np.ndarray) -> None:
         # The last proposal was never fed: `Cache.keep` keeps at most what was written.
         self._cache.keep(self._lacked + n)
+        for b in np.flatnonzero(self._lengths):
+            self._fared[b] = (
+                "none" if n[b] == 0 else "whole" if n[b] == self._lengths[b] else "part"
+            )
 
 
 class InputDrafter:
@@ -201,7 +205,7 @@ class CombinedDrafter:
         ]
 
     def prepare(self, offers: Offers) -> None:
-        self._asked = np.array([offer is not None and offer.kind == MODEL for offer in offers])
+        self._asked = np.array([offer is not None and offer.modelled for offer in offers])
         if self._asked.any():
             self._model.prepare(offers)
 

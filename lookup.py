@@ -30,6 +30,11 @@ class Offer:
     most: int
     place: int | None = None
 
+    @property
+    def modelled(self) -> bool:
+        """Whether it is a draft model's: only that costs time before the target's call."""
+        return self.place is None
+
 
 class Copier:
     """Finds what to copy for one row.

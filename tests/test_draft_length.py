@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from draft_length import FIRST, LENGTHS, LOGITS, RETRY, Acceptance, Fixed, Measured, Seconds
-from drafting import MODEL
 from lookup import UNBOUNDED, Offer
 from options import Options
 from rounds import draft_length
@@ -36,7 +35,7 @@ class Simulation:
     def __init__(self, machine: str, draft_cost: float, seed: int):
         self.machine, self.draft_cost = machine, draft_cost
         self.rng, self.length = random.Random(seed), Measured(32128)
-        self.offer = Offer(MODEL if draft_cost else "match 4+", UNBOUNDED)
+        self.offer = Offer("model", UNBOUNDED) if draft_cost else Offer("match 4+", UNBOUNDED, 7)
         self.lengths: list[int] = []
 
     def run(self, rounds: int, acceptance: float) -> float:
@@ -136,24 +135,24 @@ def test_seconds_are_interpolated_and_monotone():
 
 def test_the_better_offer_of_a_row_is_taken():
     """Copying against asking the draft model, by what each has come to."""
-    for copied, modelled, expected in [(0.95, 0.5, "match 1"), (0.1, 0.9, MODEL)]:
+    for copied, modelled, expected in [(0.95, 0.5, "match 1"), (0.1, 0.9, "model")]:
         length, rng, kinds = Measured(32128), random.Random(0), []
         for _ in range(300):
-            offers = [Offer("match 1", 20, 3), Offer(MODEL, UNBOUNDED)]
+            offers = [Offer("match 1", 20, 3), Offer("model", UNBOUNDED)]
             plan = length.plan([offers], [100])
             (offer,), k = plan.offers, int(plan.lengths[0])
-            chance = copied if offer and offer.kind != MODEL else modelled
+            chance = copied if offer and not offer.modelled else modelled
             accepted = 0
             while accepted < k and rng.random() < chance:
                 accepted += 1
-            asked = k * 0.1 if offer and offer.kind == MODEL else 0
+            asked = k * 0.1 if offer and offer.modelled else 0
             length.observe(plan, [accepted], [False], asked + verify_cost("M3 Ultra", k + 1))
             kinds.append(offer.kind if offer else None)
         assert kinds[100:].count(expected) > 180
 
 
 def test_rows_without_an_offer_or_room_get_nothing():
-    offer = Offer(MODEL, UNBOUNDED)
+    offer = Offer("model", UNBOUNDED)
     for length in (Fixed(5), Measured(32128)):
         for _ in range(20):
             plan = length.plan([[], [offer], [offer], [Offer("match 1", 2, 7)]], [-1, 1, 30, 30])
@@ -163,7 +162,7 @@ def test_rows_without_an_offer_or_room_get_nothing():
 
 
 def test_a_large_vocabulary_bounds_the_length():
-    length, offer = Measured(250_112), Offer("match 4+", UNBOUNDED)
+    length, offer = Measured(250_112), Offer("match 4+", UNBOUNDED, 7)
     for _ in range(100):
         plan = length.plan([[offer]] * 32, [1000] * 32)
         length.observe(plan, plan.lengths.tolist(), [False] * 32, 1.0)
@@ -171,5 +170,5 @@ def test_a_large_vocabulary_bounds_the_length():
 
 
 def test_a_fixed_number_is_that_number():
-    plan = draft_length(None, Options(num_draft=7)).plan([[Offer(MODEL, UNBOUNDED)]], [50])
+    plan = draft_length(None, Options(num_draft=7)).plan([[Offer("model", UNBOUNDED)]], [50])
     assert plan.lengths.tolist() == [7]

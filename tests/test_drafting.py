@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from oracle import disturbed, greedy, with_eos
 from scripted import EOS, START, ScriptedModel, plain, scripted_next
-from test_decoder import agreeing, decode_with, partial_rounds, ragged_sources
+from test_decoder import agreeing, decode_with, partial_rounds, ragged_sources, start
 from test_model import random_model
 from test_sampling import seeded
 
@@ -249,7 +249,7 @@ def test_every_drafter_by_its_option(demo_pair):
 def test_a_source_is_encoded_for_the_draft_only_when_it_drafts():
     target, draft = agreeing(0.5)
     started = []
-    start, draft.start = draft.start, lambda *args: started.append(args) or start(*args)
+    encode, draft.start = draft.start, lambda *args: started.append(args) or encode(*args)
     decode_with(target, ModelDrafter(draft), ragged_sources(6, 50), 3, num_draft=0, max_tokens=20)
     assert not started
     decode_with(target, ModelDrafter(draft), ragged_sources(6, 50), 3, num_draft=2, max_tokens=20)
@@ -265,3 +265,16 @@ def test_the_draft_model_is_not_asked_where_all_rows_copy():
     assert row.tokens == [START, *source, EOS]
     assert draft.calls == 0
     assert row.stats.target_calls == -(-38 // 9)
+
+
+def test_a_row_s_offers_tell_how_its_last_draft_fared():
+    """Drafts of 3: the first is right, the second half right, the third wrong."""
+    target = ScriptedModel(lambda source, prefix: 3 + len(prefix))
+    right = {*range(1, 6)}
+    draft = ScriptedModel(lambda source, prefix: 3 + len(prefix) if len(prefix) in right else 4)
+    drafter, kinds = ModelDrafter(draft), []
+    decoding = start(target, drafter, [[5]], num_draft=3, max_tokens=12)
+    while not decoding.finished:
+        kinds.append(drafter.offers([row.tokens for row in decoding.rows])[0][0].kind)
+        decoding.round()
+    assert kinds[:4] == ["model, new", "model, whole", "model, part", "model, none"]
