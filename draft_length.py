@@ -259,12 +259,10 @@ class Measured:
         self._time(len(plan.offers), *plan.longest, seconds)
 
     def _time(self, rows: int, modelled: int, longest: int, seconds: float) -> None:
+        if 0 < modelled < longest:
+            return  # the sum of two costs that it does not tell apart
         without, with_model = self._seconds.setdefault(rows, (Seconds(), Seconds()))
-        if not longest:
-            without.add(0, seconds)
-            with_model.add(0, seconds)
-        elif not modelled:
+        if not modelled:
             without.add(longest, seconds)
-        elif modelled == longest:
+        if modelled or not longest:
             with_model.add(longest, seconds)
-        # Else the round's cost is a sum of two parts that it does not tell apart.

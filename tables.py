@@ -34,7 +34,17 @@ from quantization import BITS, MODES, Quantization
 from rounds import Decoding, Row, decode
 from sampling import RULES, RowSeeds, Sampler
 
+# Name: how many examples of each kind of task it takes.
+TABLES = {
+    "rules": 300,
+    "delta": 300,
+    "quantization": 20,
+    "batches": 12,
+    "lengths": 20,
+    "lookup": 16,
+}
 BATCH_SIZE = 32
+NUM_DRAFT = 5
 
 
 class IndependentDraws:
@@ -264,23 +274,16 @@ class Counted:
         return logits
 
 
-def _demo(per_kind: int) -> tuple:
-    """The embedded pair, its tokenizer, examples and their sources."""
+def show(name: str, per_kind: int | None, sizes: Sequence[str]) -> None:
+    """Print one of TABLES, from so many examples of each kind, the pair widened to `sizes` where
+    time is measured."""
+    per_kind = per_kind or TABLES[name]
     target, tokenizer = load(demo_model("target"))
     draft, _ = load(demo_model("draft"))
     asked = examples(per_kind)
     sources = [tokenizer.encode(example.prompt).ids for example in asked]
     tokens = sum(map(len, sources)) / len(sources)
     print(f"{len(sources)} held-out prompts of {tokens:.0f} tokens\n")
-    return target, draft, tokenizer, asked, sources
-
-
-NUM_DRAFT = 5
-
-
-def show(name: str, per_kind: int | None, sizes: Sequence[str]) -> None:
-    """Print one of TABLES."""
-    target, draft, tokenizer, asked, sources = _demo(per_kind or TABLES[name])
     if name == "rules":
         compare_rules(target, draft, sources, NUM_DRAFT)
     elif name == "delta":
@@ -290,17 +293,6 @@ def show(name: str, per_kind: int | None, sizes: Sequence[str]) -> None:
     elif name == "batches":
         compare_batches(target, draft, sources, sizes, NUM_DRAFT)
     elif name == "lengths":
-        compare_lengths(target, draft, tokenizer, per_kind or TABLES[name], sizes)
+        compare_lengths(target, draft, tokenizer, per_kind, sizes)
     else:
-        compare_lookup(tokenizer, per_kind or TABLES[name], sizes)
-
-
-# Name: examples of each kind of task.
-TABLES = {
-    "rules": 300,
-    "delta": 300,
-    "quantization": 20,
-    "batches": 12,
-    "lengths": 20,
-    "lookup": 16,
-}
+        compare_lookup(tokenizer, per_kind, sizes)

@@ -172,3 +172,19 @@ def test_a_large_vocabulary_bounds_the_length():
 def test_a_fixed_number_is_that_number():
     plan = draft_length(None, Options(num_draft=7)).plan([[Offer("model", UNBOUNDED)]], [50])
     assert plan.lengths.tolist() == [7]
+
+
+def test_any_order_of_rounds_can_be_planned_for():
+    """Batches of changing size, rows of every room, with and without offers, from the first round on."""
+    for seed in range(200):
+        rng, length = random.Random(seed), Measured(32128)
+        for _ in range(12):
+            rows = rng.choice((1, 2, 3))
+            room = [rng.choice((-1, 0, 1, 3, 50)) for _ in range(rows)]
+            known = [Offer("model", UNBOUNDED), Offer("match 1", rng.choice((1, 3, 20)), 5)]
+            offers = [rng.sample(known, rng.randint(0, 2)) if r > 0 else [] for r in room]
+            plan = length.plan(offers, room)
+            for of_row, offer, n, r in zip(offers, plan.offers, plan.lengths, room, strict=True):
+                assert (offer in of_row and 0 < n <= min(offer.most, r)) if offer else n == 0
+            accepted = [rng.randint(0, n) for n in plan.lengths]
+            length.observe(plan, accepted, [rng.random() < 0.2] * rows, rng.random() + 0.1)
