@@ -127,9 +127,9 @@ def stream_generate(
 ) -> Iterator[Response]:
     """Decode one prompt; yield a Response per round, with the text that the round added.
 
-    options: the fields of `Options`. Without a draft model this is plain decoding; with one the
-    text is the same (greedy, or sampled by the rule `coupled`) or has the same law (sampled by
-    another rule). Raises InputError for an empty prompt, options out of range and a draft model of
+    options: the fields of `Options`. Without a draft model and `lookup` this is plain decoding; with
+    either the text is the same (greedy, or sampled by the rule `coupled`) or has the same law
+    (sampled by another rule). Raises InputError for an empty prompt, options out of range and a draft model of
     another vocabulary.
     """
     options = Options(**options)
