@@ -7,8 +7,8 @@ choice of k assumes that checking k tokens costs what one costs, which few machi
 each other, so in the long run tokens per second are expected tokens over expected seconds of a round
 (renewal-reward theorem). That quotient is maximised, with both parts measured in this process:
 
-- h_i per kind of offer, by the product-limit estimate (Kaplan and Meier 1958: a draft that ended
-  without a rejection says nothing of the token after it), old evidence decayed;
+- h_i per kind of offer, by the product-limit estimate (Kaplan and Meier 1958: a draft that passed
+  whole says nothing of the token after it; what is drafted beyond a text's end did not pass), old evidence decayed;
 - the seconds of a round by number of rows and of drafted tokens, draft and target together, between
   the synchronisations that rounds have anyway. What has not been measured is interpolated.
 """
@@ -70,11 +70,9 @@ class Fixed:
         first = [of_row[0] if of_row else None for of_row in offers]
         return _plan(first, room, [self._num_draft] * len(first))
 
-    def observe(
-        self, plan: Plan, accepted: Sequence[int], ended: Sequence[bool], seconds: float
-    ) -> None:
-        """What came of a plan: the drafted tokens kept of each row, whether the row ended with
-        them (so that nothing is known of the next), and how long the round took."""
+    def observe(self, plan: Plan, accepted: Sequence[int], seconds: float) -> None:
+        """What came of a plan: how many drafted tokens of each row are in its text (what follows its
+        end is not, and was drafted in vain), and how long the round took."""
 
 
 class Acceptance:
@@ -245,17 +243,15 @@ class Measured:
         copying = without.expected() if without.drafted else modelling
         return copying, np.maximum(modelling - copying, 0)
 
-    def observe(
-        self, plan: Plan, accepted: Sequence[int], ended: Sequence[bool], seconds: float
-    ) -> None:
+    def observe(self, plan: Plan, accepted: Sequence[int], seconds: float) -> None:
         """As `Fixed.observe`."""
         self._rounds += 1
         for acceptance in self._acceptance.values():
             acceptance.fade()
-        outcomes = zip(plan.offers, plan.lengths.tolist(), accepted, ended, strict=True)
-        for offer, length, passed, over in outcomes:
+        outcomes = zip(plan.offers, plan.lengths.tolist(), accepted, strict=True)
+        for offer, length, passed in outcomes:
             if offer:
-                self._acceptance[_kind(offer)].update(passed, passed < length and not over)
+                self._acceptance[_kind(offer)].update(passed, passed < length)
         self._time(len(plan.offers), *plan.longest, seconds)
 
     def _time(self, rows: int, modelled: int, longest: int, seconds: float) -> None:

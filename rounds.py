@@ -131,7 +131,7 @@ class Decoding:
             self.rows[b].stats.count(seconds, drafting, int(plan.lengths[b]))
             accepted[b] = self._commit(self.rows[b], drafted[b, : n[b]].tolist(), int(token[b]))
         finished = [bool(row.finish_reason) for row in self.rows]
-        self.length.observe(plan, accepted, finished, seconds)
+        self.length.observe(plan, accepted, seconds)
         return [b for b in unfinished if finished[b]]
 
     def replace(self, fresh: dict[int, Row]) -> None:

@@ -49,7 +49,7 @@ class Simulation:
             while accepted < k and self.rng.random() < acceptance:
                 accepted += 1
             noise = 1 + abs(self.rng.gauss(0, 0.03)) + (self.rng.random() < 0.02)
-            self.length.observe(plan, [accepted], [False], took * (noise if self.lengths else 5))
+            self.length.observe(plan, [accepted], took * (noise if self.lengths else 5))
             self.lengths.append(k)
             tokens, seconds = tokens + accepted + 1, seconds + took
         return tokens / seconds
@@ -115,7 +115,7 @@ def test_expected_tokens_are_the_geometric_sum_where_chances_are_equal():
     assert np.allclose(acceptance.tokens()[:9], expected, rtol=0.03)
 
 
-def test_a_draft_that_ended_says_nothing_of_the_next_token():
+def test_a_draft_that_passed_whole_says_nothing_of_the_next_token():
     acceptance = Acceptance()
     for _ in range(200):
         acceptance.update(2, rejected=False)
@@ -146,7 +146,7 @@ def test_the_better_offer_of_a_row_is_taken():
             while accepted < k and rng.random() < chance:
                 accepted += 1
             asked = k * 0.1 if offer and offer.modelled else 0
-            length.observe(plan, [accepted], [False], asked + verify_cost("M3 Ultra", k + 1))
+            length.observe(plan, [accepted], asked + verify_cost("M3 Ultra", k + 1))
             kinds.append(offer.kind if offer else None)
         assert kinds[100:].count(expected) > 180
 
@@ -158,14 +158,14 @@ def test_rows_without_an_offer_or_room_get_nothing():
             plan = length.plan([[], [offer], [offer], [Offer("match 1", 2, 7)]], [-1, 1, 30, 30])
             assert plan.lengths[0] == 0 and plan.offers[0] is None
             assert plan.lengths[1] <= 1 and plan.lengths[3] <= 2
-            length.observe(plan, [0, 0, 1, 0], [True, False, False, False], 1.0)
+            length.observe(plan, [0, 0, 1, 0], 1.0)
 
 
 def test_a_large_vocabulary_bounds_the_length():
     length, offer = Measured(250_112), Offer("match 4+", UNBOUNDED, 7)
     for _ in range(100):
         plan = length.plan([[offer]] * 32, [1000] * 32)
-        length.observe(plan, plan.lengths.tolist(), [False] * 32, 1.0)
+        length.observe(plan, plan.lengths.tolist(), 1.0)
         assert 32 * 250_112 * (plan.lengths.max() + 1) <= LOGITS
 
 
@@ -187,4 +187,4 @@ def test_any_order_of_rounds_can_be_planned_for():
             for of_row, offer, n, r in zip(offers, plan.offers, plan.lengths, room, strict=True):
                 assert (offer in of_row and 0 < n <= min(offer.most, r)) if offer else n == 0
             accepted = [rng.randint(0, n) for n in plan.lengths]
-            length.observe(plan, accepted, [rng.random() < 0.2] * rows, rng.random() + 0.1)
+            length.observe(plan, accepted, rng.random() + 0.1)
