@@ -16,6 +16,12 @@ MODES = {
 BITS, GROUP_SIZES = (sorted({n for mode in MODES.values() for n in mode[i]}) for i in (0, 1))
 
 
+def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a weight is one that products are made with: not the relative bias, a table of a
+    number per head."""
+    return len(shape) == 2 and "relative_bias" not in name
+
+
 @dataclass(frozen=True)
 class Quantization:
     """Weights of `bits` bits, `group_size` of them in a row sharing a scale (and, in the affine
@@ -50,9 +56,8 @@ class Quantization:
         return asdict(self)
 
     def covers(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Whether the weight `name` is quantized: matrices but the relative bias, a table of a
-        number per head, where their rows divide into groups."""
-        return len(shape) == 2 and "relative_bias" not in name and shape[1] % self.group_size == 0
+        """Whether the weight `name` is quantized: a matrix whose rows divide into groups."""
+        return is_matrix(name, shape) and shape[1] % self.group_size == 0
 
     def size(self, shape: tuple[int, ...], itemsize: int) -> int:
         """Bytes of a quantized weight of this shape, `itemsize` those of a scale or offset."""

@@ -130,9 +130,8 @@ class Decoding:
         for b in unfinished:
             self.rows[b].stats.count(seconds, drafting, int(plan.lengths[b]))
             accepted[b] = self._commit(self.rows[b], drafted[b, : n[b]].tolist(), int(token[b]))
-        finished = [bool(row.finish_reason) for row in self.rows]
         self.length.observe(plan, accepted, seconds)
-        return [b for b in unfinished if finished[b]]
+        return [b for b in unfinished if self.rows[b].finish_reason]
 
     def replace(self, fresh: dict[int, Row]) -> None:
         """Put new rows in the place of finished ones, by index."""

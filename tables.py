@@ -189,7 +189,7 @@ def compare_lengths(
 ) -> None:
     """Tokens per second of every num_draft against plain decoding, prompt by prompt side by side."""
     target, expensive = widen(target, sizes[0]), widen(draft, sizes[1])
-    copying = InputDrafter(lambda token: tokenizer.id_to_token(token))
+    copying = InputDrafter(tokenizer.id_to_token)
     workloads = {
         "sentences, cheap draft": ("sentence", ModelDrafter(draft)),
         "sentences, dear draft": ("sentence", ModelDrafter(expensive)),

@@ -18,7 +18,7 @@ from checkpoint import (
     to_numpy,
     write_npz_member,
 )
-from quantization import Quantization
+from quantization import Quantization, is_matrix
 
 DTYPES = {
     "float32": np.dtype("<f4"),
@@ -86,7 +86,7 @@ def write_weights(
 
 def _check_groups(shapes: dict[str, tuple[int, ...]], quantization: Quantization) -> None:
     """Say how many matrices cannot be quantized; InputError if none can."""
-    matrices = [w for w in shapes.items() if len(w[1]) == 2 and "relative_bias" not in w[0]]
+    matrices = [weight for weight in shapes.items() if is_matrix(*weight)]
     left = len(matrices) - sum(quantization.covers(*weight) for weight in matrices)
     reason = f"their rows do not divide into groups of {quantization.group_size}"
     if left == len(matrices):
