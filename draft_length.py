@@ -14,7 +14,7 @@ each other, so in the long run tokens per second are expected tokens over expect
 """
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 
@@ -161,8 +161,9 @@ class Measured:
     """The number of tokens that gives the most tokens per second, by what rounds have shown so far.
     Keep one for a pair of models as long as the process lives."""
 
-    def __init__(self, vocab_size: int):
-        self._vocab_size = vocab_size
+    def __init__(self, vocab_size: int, agreed: Callable[[float], float] = float):
+        """agreed: the seconds that count, given this process's; see `ranks`."""
+        self._vocab_size, self._agreed = vocab_size, agreed
         self._acceptance: dict[tuple[bool, str], Acceptance] = defaultdict(Acceptance)
         # By rows: of rounds without and with the draft model.
         self._seconds: dict[int, tuple[Seconds, Seconds]] = {}
@@ -252,7 +253,7 @@ class Measured:
         for offer, length, passed in outcomes:
             if offer:
                 self._acceptance[_kind(offer)].update(passed, passed < length)
-        self._time(len(plan.offers), *plan.longest, seconds)
+        self._time(len(plan.offers), *plan.longest, float(self._agreed(seconds)))
 
     def _time(self, rows: int, modelled: int, longest: int, seconds: float) -> None:
         if 0 < modelled < longest:

@@ -9,6 +9,7 @@ import functools
 import json
 import sys
 import time
+import zlib
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import cli
 from checkpoint import InputError
 from decoder import BATCH_SIZE, Options, Response, load, stream_batch, stream_generate
 from model import MODELS, WEIGHTS
+from ranks import Ranks, session
 from sampling import RULES
 
 DEMO = Path(__file__).parent / "demo"
@@ -166,7 +168,7 @@ def as_json(index: int, response: Response, timed: bool) -> str:
     return json.dumps({"index": index} | fields, ensure_ascii=False)
 
 
-def answer_prompt(args, generate_with: dict) -> None:
+def answer_prompt(args, generate_with: dict, ranks: Ranks) -> None:
     """Decode the one prompt, streaming its text to stdout."""
     prompt = read_prompt(args.prompt)
     if args.json:
@@ -180,7 +182,7 @@ def answer_prompt(args, generate_with: dict) -> None:
         print(statistics(response), file=sys.stderr)
 
 
-def answer_file(args, generate_with: dict) -> None:
+def answer_file(args, generate_with: dict, ranks: Ranks) -> None:
     """Decode the prompts of a file. Lines without a prompt are reported and make the exit code 1."""
     from tqdm import tqdm
 
@@ -195,7 +197,7 @@ def answer_file(args, generate_with: dict) -> None:
         if not args.json:
             output.put(line, "")
 
-    file = PromptFile(args.prompt_file, report)
+    file = PromptFile(args.prompt_file, report, ranks)
     began, texts, tokens = time.perf_counter(), 0, 0
     with tqdm(desc="prompts", unit="", disable=None) as progress, InOrder(write) as output:
         responses = stream_batch(prompts=file, batch_size=args.batch_size, **generate_with)
@@ -216,23 +218,46 @@ def answer_file(args, generate_with: dict) -> None:
         )
 
 
+def check_ranks(args, ranks: Ranks) -> None:
+    """InputError where the ranks cannot do the same."""
+    if "-" in (args.prompt, args.prompt_file):
+        raise InputError(
+            "under mlx.launch standard input has no end; use --prompt-file with a file"
+        )
+    own = {"model", "draft_model", "prompt_file"}  # paths; what they lead to is compared or shared
+    asked = {name: value for name, value in vars(args).items() if name not in own}
+    program = b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))
+    ranks.check_same(
+        set_of_arguments=json.dumps(asked, sort_keys=True),
+        version_of_this_program=f"{zlib.crc32(program):08x}",
+    )
+
+
 def main() -> None:
-    args = parse_args()
+    with session() as ranks:
+        answer(parse_args(), ranks)
+
+
+def answer(args, ranks: Ranks) -> None:
+    """Do what the command line asks for."""
     flags = {field.name for field in fields(Options)} & vars(args).keys()
     options = Options(timed=args.verbose, **{flag: getattr(args, flag) for flag in flags})
+    if ranks.size > 1:
+        check_ranks(args, ranks)
     if args.model is None:
-        args.model, args.draft_model = demo_model("target"), demo_model("draft")
-    model, tokenizer = load(args.model)
+        args.model = ranks.in_turn(lambda: demo_model("target"))
+        args.draft_model = ranks.in_turn(lambda: demo_model("draft"))
+    model, tokenizer = load(args.model, ranks.group)
     draft_model = None
     if args.draft_model and options.num_draft:
-        draft_model, _ = load(args.draft_model)
+        draft_model, _ = load(args.draft_model, ranks.group, split=False)
     generate_with = asdict(options) | {
         "model": model,
         "tokenizer": tokenizer,
         "draft_model": draft_model,
     }
-    answer = answer_prompt if args.prompt_file is None else answer_file
-    answer(args, generate_with)
+    answer_from = answer_prompt if args.prompt_file is None else answer_file
+    answer_from(args, generate_with, ranks)
 
 
 if __name__ == "__main__":

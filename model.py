@@ -7,6 +7,8 @@ vocabulary.
 """
 
 import math
+import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,10 +18,12 @@ import numpy as np
 from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 
+import sharding
 from cache import Cache
 from checkpoint import InputError, map_npz, read_json, to_mlx
 from config import Config
 from quantization import Quantization
+from ranks import ALONE, Ranks
 from tokenizer import load_tokenizer
 
 MODELS = Path("mlx_models")
@@ -65,7 +69,7 @@ class Attention(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
         inner = config.num_heads * config.d_kv
-        self._num_heads = config.num_heads
+        self._head_width = config.d_kv
         self.query = nn.Linear(config.d_model, inner, bias=False)
         self.key = nn.Linear(config.d_model, inner, bias=False)
         self.value = nn.Linear(config.d_model, inner, bias=False)
@@ -73,7 +77,7 @@ class Attention(nn.Module):
 
     def _split(self, x: mx.array) -> mx.array:
         B, T, _ = x.shape
-        return x.reshape(B, T, self._num_heads, -1).transpose(0, 2, 1, 3)  # [B, H, T, D]
+        return x.reshape(B, T, -1, self._head_width).transpose(0, 2, 1, 3)  # [B, H, T, D]
 
     def project(self, x: mx.array) -> tuple[mx.array, mx.array]:
         """Keys and values of x [B, T, d_model]: [B, H, T, D] each."""
@@ -175,6 +179,8 @@ class Stack(nn.Module):
 
 
 class T5(nn.Module):
+    ranks = ALONE  # the processes that share the model's layers
+
     def __init__(self, config: Config):
         super().__init__()
         self.config = config
@@ -231,6 +237,8 @@ class T5(nn.Module):
 
         A token at position DEAD is a filler: its logits mean nothing and no other token sees it.
         """
+        if tokens.shape[1] > 1:
+            tokens = self.ranks.first(tokens)  # drafts may differ in a last bit's way
         slots = cache.reserve(positions)
         limit = self.config.relative_attention_max_distance
         distance = positions[:, :, None] - slots[:, None, :]  # [B, T, N]
@@ -243,6 +251,10 @@ class T5(nn.Module):
         if self.config.scale_decoder_outputs:
             x = x * self.config.d_model**-0.5
         return self.embedding.as_linear(x) if self.config.tied_head else self.head(x)
+
+    def agreed(self, x: mx.array | float) -> np.ndarray:
+        """x, integers or a float, on the host; where ranks share the model, what rank 0 has."""
+        return self.ranks.agreed(x)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -316,12 +328,41 @@ def find_model(name: str) -> Path:
     raise InputError(f"no model {name!r}; to convert it: python convert.py --model {name}")
 
 
-def load(name: str | Path) -> tuple[T5, Tokenizer]:
+def load(
+    name: str | Path, group: mx.distributed.Group | None = None, split: bool = True
+) -> tuple[T5, Tokenizer]:
     """The model and the tokenizer of a converted folder, or of a name under mlx_models/.
 
-    Raises InputError when there is none, or its weights are not those of its config.json.
+    group: `mx.distributed.init()`, in processes that mlx.launch started. All load the same model and
+    each holds a part of its layers; or, without `split`, all of it.
+
+    Raises InputError when there is none, its weights are not those of its config.json, or the ranks
+    differ; what goes wrong on one rank is raised on all.
     """
-    path = find_model(str(name))
+    ranks = Ranks(group)
+    path, config, quantization, arrays = ranks.together(lambda: _open(str(name)))
+    if ranks.size > 1:
+        ranks.check_same(**ranks.together(lambda: _fingerprints(path)))
+
+    def read() -> T5:
+        model = build(config, quantization)
+        if split and ranks.size > 1:
+            sharding.check_ranks(config, quantization, ranks.size)
+            sharding.shard(model, group)
+            sharding.load_shard(model, arrays, ranks.rank)
+            model.ranks = ranks
+        else:
+            model.load_weights([(key, to_mlx(array)) for key, array in arrays.items()])
+        model.tokenizer = load_tokenizer(path)  # what a target compares its own with
+        return model
+
+    model = ranks.together(read)
+    return model, model.tokenizer
+
+
+def _open(name: str) -> tuple[Path, Config, Quantization | None, dict[str, np.ndarray]]:
+    """A model's folder and what is in it; weights are views of the file."""
+    path = find_model(name)
     raw = read_json(path / "config.json")
     config, quantization = Config.from_dict(raw), Quantization.from_config(raw)
     arrays = map_npz(path / WEIGHTS)
@@ -329,7 +370,18 @@ def load(name: str | Path) -> tuple[T5, Tokenizer]:
         check_weights(config, {k: array.shape for k, array in arrays.items()}, quantization)
     except InputError as error:
         raise InputError(f"{path / WEIGHTS}: {error}") from None
-    model = build(config, quantization)
-    model.load_weights([(key, to_mlx(array)) for key, array in arrays.items()])
-    model.tokenizer = load_tokenizer(path)  # what a target compares its own with
-    return model, model.tokenizer
+    return path, config, quantization, arrays
+
+
+def _fingerprints(path: Path) -> dict[str, str]:
+    """What tells a model's files from others of the same names; weights by the zip's checksums."""
+    with zipfile.ZipFile(path / WEIGHTS) as archive:
+        members = [(m.filename, m.file_size, m.CRC) for m in archive.infolist()]
+    raw = read_json(path / "config.json")
+    parts = {
+        "config.json": str((Config.from_dict(raw), Quantization.from_config(raw))),
+        "weights.npz": str(members),
+        "tokenizer.json": (path / "tokenizer.json").read_text(encoding="utf-8"),
+        "version of MLX": mx.__version__,
+    }
+    return {name: f"{zlib.crc32(text.encode()):08x}" for name, text in parts.items()}

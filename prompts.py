@@ -3,9 +3,11 @@
 import json
 import sys
 from collections.abc import Callable, Iterator
+from typing import BinaryIO
 
 from checkpoint import InputError
 from decoder import check_prompt
+from ranks import ALONE, Ranks
 
 
 class PromptFile:
@@ -16,12 +18,15 @@ class PromptFile:
     after `report(number, reason)`. Lines are counted from 0.
     """
 
-    def __init__(self, path: str, report: Callable[[int, str], None]):
-        """path: "-" for standard input. OSError when it cannot be opened."""
+    def __init__(self, path: str, report: Callable[[int, str], None], ranks: Ranks = ALONE):
+        """path: "-" for standard input. OSError or InputError when it cannot be opened."""
         self._path, self._report = path, report
-        self._file = sys.stdin.buffer if path == "-" else open(path, "rb")  # noqa: SIM115
+        self._lines = ranks.lines(self._open)
         self._lines_of: list[int] = []
         self.lines = self.bad_lines = 0
+
+    def _open(self) -> BinaryIO:
+        return sys.stdin.buffer if self._path == "-" else open(self._path, "rb")
 
     def line_of(self, index: int) -> int:
         """The line of the prompt `index`."""
@@ -29,7 +34,7 @@ class PromptFile:
 
     def __iter__(self) -> Iterator[str]:
         is_json = self._path.endswith(".jsonl")
-        for number, line in enumerate(self._file):
+        for number, line in enumerate(self._lines):
             self.lines = number + 1
             is_json = is_json or (number == 0 and line.lstrip().startswith(b"{"))
             try:

@@ -117,7 +117,7 @@ class Decoding:
         n, token = self.sampler.accept(logits, draft, tokens)
         result = mx.concatenate([draft.tokens, n[:, None], token[:, None]], axis=1)
         drafting = self._wait_for(draft, began) if self.options.timed and k else 0.0
-        result = np.array(result)  # [B, k + 2], the round's one synchronisation
+        result = self.model.agreed(result)  # [B, k + 2], the round's one synchronisation
         drafted, n, token = result[:, :k], result[:, k], result[:, k + 1]
 
         # keep
@@ -206,7 +206,7 @@ class Decoding:
 def draft_length(model: T5, options: Options) -> Fixed | Measured:
     """What decides how much to draft: by the option num_draft."""
     if options.num_draft == "auto":
-        return Measured(model.config.vocab_size)
+        return Measured(model.config.vocab_size, model.agreed)
     return Fixed(options.num_draft)
 
 

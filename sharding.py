@@ -1,0 +1,85 @@
+"""Tensor parallelism (Shoeybi et al. 2019, arXiv 1909.08053): each rank has some of the attention
+heads and of the feed-forward units, and one sum over the ranks ends each block.
+
+Norms, embeddings and the head are whole on every rank.
+"""
+
+from collections.abc import Mapping
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.nn.layers.distributed import shard_inplace, shard_linear
+from mlx.utils import tree_flatten, tree_map_with_path
+
+from checkpoint import InputError, to_mlx
+from config import Config
+from quantization import Quantization
+
+# By the last part of a layer's name. The bias is [buckets, heads].
+_SHARDING = {
+    "query": "all-to-sharded",
+    "key": "all-to-sharded",
+    "value": "all-to-sharded",
+    "out": "sharded-to-all",
+    "gate": "all-to-sharded",
+    "up": "all-to-sharded",
+    "down": "sharded-to-all",
+}
+
+
+def shard(model: nn.Module, group: mx.distributed.Group) -> None:
+    """Leave each layer of a T5 its shard, in place; weights that are not evaluated take no memory."""
+
+    def shard_layer(name: str, layer: nn.Module) -> nn.Module:
+        if "relative_bias" in name:
+            shard_inplace(layer, lambda path, weight: 1, group=group)
+            return layer
+        sharding = _SHARDING.get(name.rpartition(".")[2])
+        return shard_linear(layer, sharding, group=group) if sharding else layer
+
+    layers = tree_map_with_path(shard_layer, model.leaf_modules(), is_leaf=nn.Module.is_module)
+    model.update_modules(layers)
+
+
+def load_shard(model: nn.Module, arrays: Mapping[str, np.ndarray], rank: int) -> None:
+    """Load this rank's part of the arrays, and read no other, into a model from `shard`."""
+    weights = []
+    for name, parameter in tree_flatten(model.parameters()):
+        weight = to_mlx(_part(arrays[name], parameter.shape, rank))
+        if weight.dtype == mx.float16 and ".out." in name:
+            # One rank's part of a sum may overflow float16 where the sum does not.
+            weight = weight.astype(mx.float32)
+        weights.append((name, weight))
+    model.load_weights(weights)
+
+
+def _part(array: np.ndarray, shape: tuple[int, ...], rank: int) -> np.ndarray:
+    """The part of `array` that has this shape: the rank's along the axis where they differ."""
+    index = (
+        slice(None) if part == whole else slice(rank * part, (rank + 1) * part)
+        for part, whole in zip(shape, array.shape, strict=True)
+    )
+    return array[tuple(index)]
+
+
+def check_ranks(config: Config, quantization: Quantization | None, size: int) -> None:
+    """InputError where the model cannot be split among so many ranks."""
+    if _divides(config, quantization, size):
+        return
+    possible = [n for n in range(2, config.num_heads + 1) if _divides(config, quantization, n)]
+    parts = f"{config.num_heads} attention heads and {config.d_ff} feed-forward units"
+    groups = f", quantized in groups of {quantization.group_size}," if quantization else ""
+    listed = " or ".join(map(str, possible)) if possible else "no number of"
+    raise InputError(f"{parts}{groups} cannot be split among {size} ranks; {listed} ranks can")
+
+
+def _divides(config: Config, quantization: Quantization | None, size: int) -> bool:
+    if config.num_heads % size or config.d_ff % size:
+        return False
+    if quantization is None:
+        return True
+    # The inputs of the layers that are split along them: a group lies on one rank.
+    widths = (config.num_heads * config.d_kv, config.d_ff)
+    whole = [width for width in widths if width % quantization.group_size == 0]
+    return all(width // size % quantization.group_size == 0 for width in whole)
