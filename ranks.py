@@ -4,8 +4,8 @@ What every rank does must follow from what all of them know, or they wait for ea
 So prompts are read by rank 0 alone, its tokens and its clock count, and a step that fails on one rank
 fails on all.
 
-A rank that dies is not reported by MLX's ring (0.32): a sum that it has no part in comes back wrong,
-and one of the next ones never. Hence a tag on what ranks exchange, and a watch on the connections.
+A rank that dies is not always reported by MLX's ring (0.32): a sum that it has no part in may come back
+wrong, and one of the next ones never. Hence a tag on what ranks exchange, and a watch on the connections.
 """
 
 import json
@@ -180,6 +180,10 @@ def session() -> Iterator[Ranks]:
         # All ranks fail alike, and mlx.launch ends all as soon as one has: rank 0 says why, first.
         watch.wait_for_end(2.0)
         sys.exit(error.code if isinstance(error, SystemExit) else 1)
+    except RuntimeError as error:
+        if "[ring]" in str(error):  # MLX noticed
+            raise RankLost(LOST) from None
+        raise
     finally:
         watch.stop()
 

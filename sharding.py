@@ -60,7 +60,7 @@ def _part(array: np.ndarray, shape: tuple[int, ...], rank: int) -> np.ndarray:
         slice(None) if part == whole else slice(rank * part, (rank + 1) * part)
         for part, whole in zip(shape, array.shape, strict=True)
     )
-    return array[tuple(index)]
+    return np.ascontiguousarray(array[tuple(index)])  # MLX keeps two copies of what is not
 
 
 def check_ranks(config: Config, quantization: Quantization | None, size: int) -> None:

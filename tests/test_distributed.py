@@ -1,0 +1,357 @@
+"""A target split among ranks: real processes, started by mlx.launch on this machine. What they write
+is what one process writes, and what goes wrong on one of them ends all."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import torch
+from checkpoints import SMALL, UNSCALED, save, state_dict, torch_model
+from rank_program import WAYS, decode
+
+from checkpoint import InputError, map_npz
+from config import Config
+from convert import convert
+from quantization import Quantization
+from ranks import ALONE, LOST
+from sharding import check_ranks
+
+ROOT = Path(__file__).parent.parent
+PROGRAM = Path(__file__).parent / "rank_program.py"
+PROMPT = "translate number to German: 1284"
+ANSWER = "eintausendzweihundertvierundachtzig"
+LIMIT = 100  # seconds; whatever takes longer hangs
+
+
+# ---------------------------------------------------------------------------------------------
+# Starting ranks
+
+
+def free_ports(count: int) -> int:
+    """The first of `count` ports in a row that nobody listens on."""
+    while True:
+        first = random.SystemRandom().randrange(20_000, 32_000)
+        try:
+            for port in range(first, first + count):
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", port))
+            return first
+        except OSError:
+            pass
+
+
+@contextmanager
+def process(command: list, **kwargs):
+    """A process; it and all that it started are gone afterwards, and had to be gone by themselves."""
+    pipes = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    started = subprocess.Popen(command, text=True, start_new_session=True, **pipes | kwargs)
+    try:
+        yield started
+    finally:
+        try:
+            os.killpg(started.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        else:
+            pytest.fail("it left processes behind")
+        finally:
+            started.communicate()
+
+
+def launch(ranks: int, *arguments, cwd: Path) -> tuple[str, str]:
+    """stdout and stderr of a Python command that mlx.launch starts as so many ranks."""
+    launcher = ["-c", "from mlx._distributed_utils.launch import main; main()"]
+    options = ["-n", ranks, "--backend", "ring", "--starting-port", free_ports(ranks)]
+    command = [sys.executable, *launcher, *options, "--python", sys.executable, "--", *arguments]
+    with process(list(map(str, command)), cwd=cwd) as started:
+        return started.communicate(timeout=LIMIT)
+
+
+@contextmanager
+def by_hand(commands: list[list], folders: list[Path], hostfile: Path):
+    """The same without mlx.launch, which ends all ranks when one fails: processes, by rank."""
+    first = free_ports(len(commands))
+    hostfile.write_text(json.dumps([[f"127.0.0.1:{first + i}"] for i in range(len(commands))]))
+    with ExitStack() as stack:
+        ranks = []
+        for rank, (command, folder) in enumerate(zip(commands, folders, strict=True)):
+            variables = os.environ | dict(MLX_HOSTFILE=str(hostfile), MLX_RANK=str(rank))
+            command = [sys.executable, *map(str, command)]
+            ranks.append(stack.enter_context(process(command, cwd=folder, env=variables)))
+        yield ranks
+
+
+def ends(ranks: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
+    """Exit code, stdout and stderr of each rank."""
+    outputs = [rank.communicate(timeout=LIMIT) for rank in ranks]
+    return [(rank.returncode, *output) for rank, output in zip(ranks, outputs, strict=True)]
+
+
+# ---------------------------------------------------------------------------------------------
+# What one process writes, several write
+
+
+# The head is not the embedding: with random weights that repeats its input for ever.
+RAW = SMALL | dict(
+    vocab_size=384, tokenizer_class="ByT5Tokenizer", d_kv=8, tie_word_embeddings=False
+)
+MODELS = {
+    "8": RAW | dict(model_type="t5", num_heads=8),
+    "12": RAW | UNSCALED | dict(model_type="t5", num_heads=12, num_decoder_layers=3),
+    "16": RAW | dict(model_type="umt5", feed_forward_proj="gated-gelu", num_heads=16),
+}
+WIDE = MODELS["16"] | dict(d_model=32, d_ff=128)  # 128 inputs: a group of 32 for each of 4 ranks
+QUANTIZED = {
+    "affine": Quantization("affine", 4, 32),
+    "mxfp8": Quantization("mxfp8"),
+}
+
+
+def convert_pair(folder: Path, raw: dict, **how) -> None:
+    """A random target, and a draft model that often agrees with it."""
+    state = state_dict(torch_model(raw), raw)
+    noisy = {name: x + 0.05 * x.std() * torch.randn_like(x) for name, x in state.items()}
+    for role, weights in (("target", state), ("draft", noisy)):
+        source = save(folder / f"{role}-source", raw, weights)
+        convert(str(source), folder / role, **how if role == "target" else dict(dtype="float32"))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for name, raw in MODELS.items():
+        convert_pair(folder / name, raw, dtype="float32")
+    for name, quantization in QUANTIZED.items():
+        convert_pair(folder / name, WIDE, dtype="float32", quantization=quantization)
+    return folder
+
+
+def run_jobs(ranks: int, jobs: list[dict], folder: Path) -> list[list[dict]]:
+    """What each rank found, by job."""
+    output = folder / "found"
+    stdout, stderr = launch(ranks, PROGRAM, json.dumps(jobs), output, cwd=folder)
+    assert (stdout, stderr) == ("", "")
+    found = [json.loads(Path(f"{output}.{rank}.json").read_text()) for rank in range(ranks)]
+    return list(zip(*found, strict=True))
+
+
+def split_bytes(folder: Path, ranks: int) -> float:
+    """What a rank should hold: its share of all but norms, embedding and head."""
+    arrays = map_npz(folder / "target" / "weights.npz")
+    whole = sum(
+        array.nbytes
+        for name, array in arrays.items()
+        if "norm" in name or name.startswith(("embedding", "head"))
+    )
+    return whole + (sum(array.nbytes for array in arrays.values()) - whole) / ranks
+
+
+def passes_and_fails(result: tuple) -> bool:
+    _, drafted, histogram = result
+    return 0 < sum(n * rounds for n, rounds in enumerate(histogram)) < drafted
+
+
+@pytest.mark.parametrize(
+    ("ranks", "ways"),
+    [
+        (2, {"8": list(WAYS), "12": ["draft"], "16": ["draft"], "affine": ["draft"], "mxfp8": []}),
+        (4, {"8": ["draft"], "12": [], "16": ["plain"], "affine": []}),
+    ],
+)
+def test_ranks_write_what_one_process_writes(models, tmp_path, ranks, ways):
+    jobs = [dict(folder=str(models / name), ways=asked) for name, asked in ways.items()]
+    found = run_jobs(ranks, jobs, tmp_path)
+    for job, by_rank in zip(jobs, found, strict=True):
+        alone = decode(**job)
+        tolerance = 1e-4 if Path(job["folder"]).name.isdigit() else 1e-3
+        for of_rank in by_rank:
+            logits = np.array(of_rank.pop("logits"))
+            assert np.abs(logits - alone["logits"]).max() < tolerance
+            assert of_rank.pop("bytes") == split_bytes(Path(job["folder"]), ranks)
+            assert of_rank == by_rank[0]  # counts of drafted tokens, too
+        for way in job["ways"]:
+            tokens = [tokens for tokens, _, _ in by_rank[0][way]]
+            assert tokens == [tokens for tokens, _, _ in alone[way]], way
+        if "draft" in job["ways"]:
+            assert any(map(passes_and_fails, by_rank[0]["draft"]))
+
+
+def test_rank_0_decides_where_ranks_differ_in_drafts_logits_and_clocks(models, tmp_path):
+    ways = ["draft", "auto", "coupled"]
+    job = dict(folder=str(models / "8"), ways=ways)
+    ((first, second),) = run_jobs(2, [job | dict(tampered=True)], tmp_path)
+    alone = decode(**job)
+    assert [first[way] for way in ways] == [second[way] for way in ways]
+    for way in ways:
+        assert [tokens for tokens, _, _ in first[way]] == [tokens for tokens, _, _ in alone[way]]
+
+
+# ---------------------------------------------------------------------------------------------
+# The command line
+
+
+@pytest.fixture
+def folder(demo_folders, tmp_path) -> Path:
+    """A working folder with the converted pair."""
+    for role in ("target", "draft"):
+        shutil.copytree(
+            demo_folders / "mlx_models" / f"demo-{role}", tmp_path / "mlx_models" / f"demo-{role}"
+        )
+    return tmp_path
+
+
+MAIN = ROOT / "main.py"
+
+
+def test_embedded_pair_is_converted_once_and_one_rank_prints(tmp_path):
+    stdout, stderr = launch(2, MAIN, "--prompt", PROMPT, "--verbose", cwd=tmp_path)
+    assert stdout == f"{ANSWER}\n"
+    target, draft, statistics = stderr.splitlines()
+    assert target == "converting the embedded target model to mlx_models/demo-target"
+    assert draft == "converting the embedded draft model to mlx_models/demo-draft"
+    assert "target calls" in statistics
+
+
+def test_rank_0_reads_the_prompt_file_for_all(folder, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(folder / "mlx_models", elsewhere / "mlx_models")
+    (folder / "prompts.txt").write_text(f"{PROMPT}\n\ntranslate number to German: 5\n")
+    command = [MAIN, "--prompt-file", "prompts.txt", "--num-draft", "2"]
+    with by_hand([command] * 2, [folder, elsewhere], tmp_path / "hosts") as ranks:
+        (code, stdout, stderr), (other, *silent) = ends(ranks)
+    assert (code, stdout) == (1, f"{ANSWER}\n\nfünf\n")
+    assert stderr.splitlines() == [
+        "prompts.txt, line 2: the prompt is empty",
+        "main.py: prompts.txt: 1 of 3 lines have no prompt",
+    ]
+    assert (other, silent) == (1, ["", ""])
+
+
+def test_one_rank_alone_is_no_group(folder):
+    assert launch(1, MAIN, "--prompt", PROMPT, cwd=folder) == (f"{ANSWER}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "arguments", "code", "message"),
+    [
+        (2, [], 2, "give a text with --prompt, or many with --prompt-file"),
+        (2, ["-p", "x", "--model", "t5-11b"], 1, "no model 't5-11b'"),
+        (2, ["-p", "x", "--delta", "2"], 1, "delta is 2.0"),
+        (2, ["-p", "-"], 1, "under mlx.launch standard input has no end"),
+        (2, ["--prompt-file", "none.txt"], 1, "No such file or directory: 'none.txt'"),
+        (
+            3,
+            ["-p", "x"],
+            1,
+            "4 attention heads and 640 feed-forward units cannot be split among 3 ranks; 2 or 4 "
+            "ranks can",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_of_rank_0_and_every_ranks_exit_code(
+    folder, tmp_path, ranks, arguments, code, message
+):
+    command = [MAIN, *arguments]
+    with by_hand([command] * ranks, [folder] * ranks, tmp_path / "hosts") as started:
+        (first, stdout, stderr), *others = ends(started)
+    assert (first, stdout) == (code, "")
+    (line,) = stderr.splitlines()
+    assert line.startswith("main.py: ") and message in line
+    assert others == [(code, "", "")] * (ranks - 1)
+
+
+def other_weights(folder: Path) -> None:
+    path = folder / "mlx_models" / "demo-target" / "weights.npz"
+    arrays = dict(np.load(path))
+    arrays["decoder.norm.weight"] = arrays["decoder.norm.weight"] + 1
+    np.savez(path, **arrays)
+
+
+def no_tokenizer(folder: Path) -> None:
+    (folder / "mlx_models" / "demo-draft" / "tokenizer.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("change", "arguments", "message"),
+    [
+        (other_weights, [], "the ranks disagree: rank 1 has another weights.npz than rank 0"),
+        (no_tokenizer, [], "rank 1: [Errno 2] No such file or directory: "),
+        (None, ["--seed", "1"], "the ranks disagree: rank 1 has another set of arguments"),
+    ],
+)
+def test_ranks_that_differ_say_so_and_end(folder, tmp_path, change, arguments, message):
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(folder / "mlx_models", elsewhere / "mlx_models")
+    if change:
+        change(elsewhere)
+    command = [MAIN, "-p", PROMPT, "--model", "demo-target", "--draft-model", "demo-draft"]
+    commands = [command, command + arguments]
+    with by_hand(commands, [folder, elsewhere], tmp_path / "hosts") as ranks:
+        (code, stdout, stderr), other = ends(ranks)
+    assert (code, stdout, other) == (1, "", (1, "", ""))
+    (line,) = stderr.splitlines()
+    assert message in line
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_when_a_rank_is_killed_the_others_end_and_nothing_wrong_is_printed(folder, tmp_path, count):
+    """Without the watch the others wait for ever; without the tags what they print first is wrong."""
+    (folder / "prompts.txt").write_text(f"{PROMPT}\n" * 5000)
+    command = [MAIN, "--prompt-file", "prompts.txt", "--batch-size", "2", "--num-draft", "3"]
+    with by_hand([command] * count, [folder] * count, tmp_path / "hosts") as ranks:
+        assert ranks[0].stdout.readline() == f"{ANSWER}\n"
+        ranks[count // 2].kill()
+        (code, stdout, stderr), *others = ends(ranks)
+    assert set(stdout.splitlines()) <= {ANSWER}
+    del others[count // 2 - 1]
+    for end, _, errors in [(code, stdout, stderr), *others]:
+        assert end == 1
+        lines = [line for line in errors.splitlines() if not line.startswith("[ring]")]
+        assert lines == [f"main.py: {LOST}"]
+
+
+# ---------------------------------------------------------------------------------------------
+# Without processes
+
+
+def config(num_heads: int, d_ff: int, d_kv: int = 64) -> Config:
+    raw = RAW | dict(model_type="t5", num_heads=num_heads, d_ff=d_ff, d_kv=d_kv)
+    return Config.from_hub(raw, [])
+
+
+@pytest.mark.parametrize(
+    ("shape", "quantization", "ranks", "possible"),
+    [
+        ((12, 3072), None, 5, "2 or 3 or 4 or 6 or 12 ranks can"),
+        ((6, 1536), None, 4, "2 or 3 or 6 ranks can"),
+        ((8, 1023), None, 2, "no number of ranks can"),
+        ((8, 1024), Quantization("affine", 4, 128), 8, "2 or 4 ranks can"),
+        ((8, 192), Quantization("affine", 4, 64), 2, "no number of ranks can"),
+    ],
+)
+def test_ranks_that_cannot_split_a_model(shape, quantization, ranks, possible):
+    with pytest.raises(InputError, match=f"cannot be split among {ranks} ranks; {possible}$"):
+        check_ranks(config(*shape), quantization, ranks)
+
+
+def test_matrices_that_are_not_quantized_need_no_whole_groups():
+    check_ranks(config(8, 1000), Quantization("affine", 4, 64), 2)
+
+
+def test_alone_nothing_is_exchanged():
+    x = mx.array([[3, 1]])
+    assert ALONE.first(x) is x
+    assert ALONE.agreed(0.1) == 0.1 and ALONE.agreed(x).tolist() == [[3, 1]]
+    assert ALONE.from_first(lambda: {1: object}) == {1: object}
+    with pytest.raises(OSError):
+        ALONE.together(lambda: Path("no/such/file").read_text())
