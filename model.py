@@ -238,7 +238,7 @@ class T5(nn.Module):
         A token at position DEAD is a filler: its logits mean nothing and no other token sees it.
         """
         if tokens.shape[1] > 1:
-            tokens = self.ranks.first(tokens)  # drafts may differ in a last bit's way
+            tokens = self.ranks.first(tokens)  # what was drafted may differ by rank
         slots = cache.reserve(positions)
         limit = self.config.relative_attention_max_distance
         distance = positions[:, :, None] - slots[:, None, :]  # [B, T, N]
