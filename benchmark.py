@@ -22,14 +22,13 @@ from demo.widen import SHAPES
 from drafting import CombinedDrafter, Drafter, InputDrafter, ModelDrafter
 from main import demo_model, draft_number
 from measure import (
+    Costs,
     Run,
     acceptance,
     decoder,
-    draft_seconds,
     drafted_per_call,
     examples,
     machine,
-    read_bandwidth,
     rounds_rate,
     step_bytes,
     synchronisations_per_round,
@@ -37,7 +36,6 @@ from measure import (
     take_turns,
     tokens_of,
     tokens_per_call,
-    verify_seconds,
     widened_pair,
 )
 from model import T5
@@ -47,7 +45,6 @@ from tables import TABLES, show
 from tokenizer import shared_vocabulary
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17)  # numbers of tokens whose check is timed
-EARLY, LATE = 50, 500  # tokens into a text, to see what its length costs
 
 
 def positive(text: str) -> int:
@@ -182,31 +179,21 @@ def description(target: T5, draft: T5 | None, sources: Sequence[list[int]]) -> d
     return about | ({"draft": size(draft)} if draft else {})
 
 
-def limits(target: T5, draft: T5 | None, source: list[int]) -> dict:
+def limits(target: T5, costs: Costs, has_draft: bool) -> dict:
     """What the machine allows, and what the models cost on it."""
-    bandwidth, size = read_bandwidth(target), step_bytes(target)
-    costs = verify_seconds(target, source, WIDTHS)
-    early, late = (verify_seconds(target, source, [1], n)[1] for n in (EARLY, LATE))
+    size = step_bytes(target)
     found = {
-        "bandwidth_gb_s": bandwidth / 1e9,
+        "bandwidth_gb_s": size / costs["products"] / 1e9,
         "step_gb": size / 1e9,
-        "least_step_ms": 1e3 * size / bandwidth,
+        "least_step_ms": 1e3 * costs["products"],
         "step_ms": 1e3 * costs[1],
-        "bandwidth_reached": size / bandwidth / costs[1],
-        "late_to_early": late / early,
-        "verify_cost": {width: cost / costs[1] for width, cost in costs.items()},
+        "bandwidth_reached": costs["products"] / costs[1],
+        "late_to_early": costs[f"at {Costs.LATE}"] / costs[f"at {Costs.EARLY}"],
+        "verify_cost": {width: costs[width] / costs[1] for width in WIDTHS},
     }
-    if draft:
-        found["draft_cost"] = draft_seconds(draft, source) / costs[1]
+    if has_draft:
+        found["draft_cost"] = costs["draft"] / costs[1]
     return found
-
-
-def mean_of(before: dict, after: dict) -> dict:
-    """The means of what was measured twice."""
-    return {
-        key: mean_of(before[key], value) if isinstance(value, dict) else (before[key] + value) / 2
-        for key, value in after.items()
-    }
 
 
 def explain(report: dict) -> None:
@@ -214,8 +201,8 @@ def explain(report: dict) -> None:
     print(
         f"A step reads {report['step_gb']:.2f} GB of weights: at the {report['bandwidth_gb_s']:.1f} GB/s of a "
         f"mere chain of the same products {report['least_step_ms']:.1f} ms, in the model "
-        f"{report['step_ms']:.1f} ms: {report['bandwidth_reached']:.0%} of the limit. Token {LATE} costs "
-        f"{report['late_to_early']:.2f} times token {EARLY}."
+        f"{report['step_ms']:.1f} ms: {report['bandwidth_reached']:.0%} of the limit. Token {Costs.LATE} costs "
+        f"{report['late_to_early']:.2f} times token {Costs.EARLY}."
     )
     verify = ", ".join(f"{n}: {cost:.2f}" for n, cost in report["verify_cost"].items())
     print(f"A target call by number of tokens, in steps: {verify}.")
@@ -307,8 +294,8 @@ def speed(args) -> None:
     sources = [tokenizer.encode(prompt).ids for prompt in prompts(args)]
     report = machine() | description(target, draft, sources)
     print("\n".join(f"{key}: {value}" for key, value in report.items()), end="\n\n", flush=True)
-    report |= limits(target, draft, sources[0])
 
+    costs = Costs(target, draft, sources[0], WIDTHS)
     known = drafters(target, draft, tokenizer)
     chosen = settings(args)
 
@@ -324,9 +311,9 @@ def speed(args) -> None:
         if args.peers:
             from peers import peers
 
-            ways |= stack.enter_context(peers(args.sizes, args.max_tokens))
-        runs = take_turns(ways, sources, per_turn)
-    report |= mean_of(report, limits(target, draft, sources[0]))  # the machine may have changed
+            ways |= stack.enter_context(peers(args.sizes, args.max_tokens, args.batch_size))
+        runs = take_turns(ways, sources, per_turn, costs.measure)
+    report |= limits(target, costs, draft is not None)
     explain(report)
     found = {}
     for name, run in runs.items():

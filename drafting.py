@@ -124,6 +124,7 @@ class ModelDrafter:
         for i in range(ahead.shape[1]):
             logits = self._model.decode(token, positions, self._cache)[:, -1, : self._vocab_size]
             token, distribution = sampler.propose(logits, rows, i)
+            mx.async_eval(token)  # runs while the host prepares the next
             token, positions = token[:, None], ahead[:, i : i + 1]
             drafted.append(token)
             q.append(distribution)

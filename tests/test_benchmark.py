@@ -16,7 +16,6 @@ import measure
 from demo.tasks import held_out_example
 from drafting import ModelDrafter
 from model import T5
-from rounds import Row
 
 ROOT = Path(__file__).parent.parent
 
@@ -122,16 +121,15 @@ def test_synchronisations_are_seen():
     assert measure.synchronisations_per_round(waiting, drafter, [5, 6, 7], 3) == 2
 
 
-def test_peers_write_the_same_text(demo_pair):
+def test_peers_write_the_same_text(demo_pair, monkeypatch):
     pytest.importorskip("torch")
     import peers
 
-    target, tokenizer, _ = demo_pair
-    theirs = peers.in_transformers(target)
+    target, tokenizer, draft = demo_pair
+    monkeypatch.setattr(peers, "widened_pair", lambda sizes: (target, draft))
+    generate = peers.with_transformers(("t5-large", "t5-small"), 64)
     sources = [tokenizer.encode(e.prompt).ids for e in measure.examples(2)]
-    import torch
-
-    for row in measure.decoder(target, None, 0)(sources):
-        assert isinstance(row, Row)
-        tokens = theirs.generate(torch.tensor([row.source]), max_new_tokens=64, do_sample=False)
-        assert tokens[0, 1:].tolist() == row.tokens[1:]
+    ours = [row.tokens[1:] for row in measure.decoder(target, None, 0)(sources)]
+    assert generate(sources) == ours  # side by side, of different lengths
+    for how in ({}, {"assisted": True}, {"lookup": 10}):
+        assert [generate([source], **how)[0] for source in sources[:4]] == ours[:4]
