@@ -255,7 +255,8 @@ def of_any(run: Run, plain: Run) -> dict[str, float]:
     return {"tokens/s": run.rate, "low": low, "high": high, "ratio": ratio}
 
 
-# Column: the figure's key and form. "low" and "high" are the quartiles of the turns.
+# Column: the figure's key and form. "low" and "high" are the quartiles of the turns; "ratio" is to
+# plain decoding in the first batch size.
 COLUMNS = {
     "tokens/s": ("tokens/s", ".1f"),
     "low": ("low", ".1f"),
@@ -315,14 +316,13 @@ def speed(args) -> None:
         runs = take_turns(ways, sources, per_turn, costs.measure)
     report |= limits(target, costs, draft is not None)
     explain(report)
-    found = {}
+    found, plain = {}, runs[chosen[0]]
     for name, run in runs.items():
         if isinstance(name, Setting):
-            plain = runs[Setting("", 0, name.batch_size)]
             parts = seconds_by_part(way(name, timed=True), sources[:per_turn])
             found[name] = figures(name, run, plain, report, parts)
         else:
-            found[name] = of_any(run, runs[chosen[0]])
+            found[name] = of_any(run, plain)
     table(["decoding", *COLUMNS], [cells(name, of_name) for name, of_name in found.items()])
     report["runs"] = [{"decoding": str(name)} | of_name for name, of_name in found.items()]
     report["other texts"] = different_texts(runs)
