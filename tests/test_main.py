@@ -1,6 +1,7 @@
 """The command line as a user meets it: text on stdout, all else on stderr, mistakes in one line."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -93,14 +94,29 @@ def test_a_seed_is_a_text(folder):
     assert text(*coupled) == text(*coupled, "--num-draft", "2") == text("--num-draft", "0")
 
 
-def test_verbose_ends_with_a_line_of_statistics(folder):
-    result = run("-p", PROMPT, "--verbose", cwd=folder)
+def test_verbose_ends_with_a_summary(folder):
+    result = run("-p", PROMPT, "--verbose", "--num-draft", "4", cwd=folder)
     assert result.stdout == f"{ANSWER}\n"
-    (line,) = result.stderr.splitlines()
-    for part in ("prompt tokens at", "target calls", "drafted tokens accepted", "s verifying"):
-        assert part in line
+    rates, draft, split = result.stderr.splitlines()
+    assert re.fullmatch(
+        r"1 text: 17 prompt tokens, 10 tokens in [\d.]+ s, [\d.]+ tokens/s, "
+        r"2\.00 tokens per target call",
+        rates,
+    )
+    assert draft == ("draft: 5 of 20 tokens accepted (25%), rounds by tokens accepted: 0 |█▃  ▃| 4")
+    percents = [int(n) for n in re.findall(r"(\d+)%", split)]
+    assert len(percents) == 4 and 98 <= sum(percents) <= 102
+    names = ("encoding", "drafting", "verifying", "elsewhere")
+    assert re.findall(r"(\w+) \d+%", split) == list(names)
     plain = run("-p", PROMPT, "--verbose", "--num-draft", "0", cwd=folder).stderr
-    assert "target calls" in plain and "drafted" not in plain
+    assert "1.00 tokens per target call" in plain and "draft:" not in plain
+
+
+def test_the_histogram_fits_the_encoding(folder):
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    arguments = ("-p", PROMPT, "--verbose", "--num-draft", "4")
+    result = run(*arguments, cwd=folder, env=environment)
+    assert "0 |@-  -| 4" in result.stderr and result.stderr.isascii()
 
 
 @pytest.mark.parametrize(
