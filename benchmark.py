@@ -169,7 +169,7 @@ def settings(args) -> list[Setting]:
 
 def description(target: T5, draft: T5 | None, sources: Sequence[list[int]]) -> dict:
     def size(model: T5) -> str:
-        weights = [weight for _, weight in tree_flatten(model.parameters())]
+        weights = dict(tree_flatten(model.parameters())).values()
         c = model.config
         return (
             f"{sum(w.size for w in weights) / 1e6:.0f}M weights in {sum(w.nbytes for w in weights) / 1e9:.2f} GB, "
@@ -328,7 +328,7 @@ def speed(args) -> None:
         runs = take_turns(ways, sources, per_turn)
     report |= mean_of(report, limits(target, draft, sources[0]))  # the machine may have changed
     explain(report)
-    found = {}
+    found: dict[object, dict[str, float]] = {}
     for name, run in runs.items():
         if isinstance(name, Setting):
             plain = runs[Setting("", 0, name.batch_size)]

@@ -305,7 +305,9 @@ def main() -> None:
     args = parser.parse_args()
     quantization = None
     if args.quantize:
-        quantization = Quantization(args.q_mode or "affine", args.q_bits, args.q_group_size)
+        quantization = Quantization(
+            args.q_mode or "affine", args.q_bits or 0, args.q_group_size or 0
+        )
     elif args.q_mode or args.q_bits or args.q_group_size:
         parser.error("--q-mode, --q-bits and --q-group-size need --quantize")
     output = convert(

@@ -12,6 +12,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from checkpoint import InputError, read_json
 from tokenizer import SOURCES as TOKENIZER_FILES
@@ -71,7 +72,7 @@ def _one_line_errors(model: str, revision: str | None) -> Iterator[None]:
         raise InputError(f"{model} {reason}") from None
 
 
-def _reason(error: Exception, revision: str | None) -> str | None:
+def _reason(error: BaseException, revision: str | None) -> str | None:
     """What a failure means to the user; None: nothing that has to do with the hub."""
     from huggingface_hub import constants, errors
 
@@ -233,7 +234,7 @@ def _fetch_blob(model: str, name: str, url: str, blob: Path, size: int) -> None:
         if not blob.exists():
             headers = build_hf_headers() | {"Accept-Encoding": "identity"}
             start = file.seek(0, 2)
-            progress = dict(expected_size=size, displayed_filename=name)
+            progress: dict[str, Any] = dict(expected_size=size, displayed_filename=name)
             try:
                 http_get(url, file, resume_size=start, headers=headers, **progress)
             except errors.HfHubHTTPError:

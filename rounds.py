@@ -108,13 +108,13 @@ class Decoding:
         tokens = [[] if row.finish_reason else row.tokens for row in self.rows]
         plan = self._plan(tokens)
         k = int(plan.lengths.max())
-        if k:
+        if self.drafter and k:
             self.drafter.prepare(plan.offers)
         began = time.perf_counter()
 
         # draft
         draft = no_draft(len(tokens))
-        if k:
+        if self.drafter and k:
             draft = self.drafter.draft(tokens, plan.offers, plan.lengths, self.sampler)
         mx.async_eval(draft.tokens)  # runs while the host prepares what follows
 
@@ -133,7 +133,7 @@ class Decoding:
 
         # keep
         self.cache.keep(last.shape[1] + n)
-        if k:
+        if self.drafter and k:
             self.drafter.keep(n)
         seconds = time.perf_counter() - began
         unfinished = [b for b, row in enumerate(self.rows) if not row.finish_reason]
@@ -228,7 +228,7 @@ def draft_length(model: T5, options: Options) -> Fixed | Measured:
     """What decides how much to draft: by the option num_draft."""
     if options.num_draft == "auto":
         return Measured(model.config.vocab_size)
-    return Fixed(options.num_draft)
+    return Fixed(int(options.num_draft))
 
 
 def decode(

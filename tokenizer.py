@@ -90,7 +90,7 @@ def shared_vocabulary(target: Tokenizer, draft: Tokenizer) -> int:
     pieces = []
     for tokenizer in (target, draft):
         vocab = tokenizer.get_vocab(with_added_tokens=True)
-        pieces.append(sorted(vocab, key=vocab.get))
+        pieces.append(sorted(vocab, key=vocab.__getitem__))
     for i, (ours, theirs) in enumerate(zip(*pieces, strict=False)):
         if ours != theirs:
             raise InputError(

@@ -5,6 +5,7 @@ zeros. So the widened model writes the same text with the same acceptance, at th
 """
 
 import dataclasses
+from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -12,7 +13,7 @@ from mlx.utils import tree_flatten
 from model import T5, weight_shapes
 
 # The shapes of real models (the vocabulary stays the demo's).
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "t5-small": dict(d_model=512, num_heads=8, d_ff=2048, num_layers=6),
     "t5-base": dict(d_model=768, num_heads=12, d_ff=3072, num_layers=12),
     "t5-large": dict(d_model=1024, num_heads=16, d_ff=4096, num_layers=24),
