@@ -57,7 +57,7 @@ def positive(text: str) -> int:
     return number
 
 
-def parse_args():
+def parse_args(argv: list[str] | None = None):
     parser = cli.Parser(prog="benchmark.py", description="Measure speculative decoding.")
     parser.add_argument(
         "what",
@@ -100,7 +100,7 @@ def parse_args():
         "--peers", action="store_true", help="beside transformers and CTranslate2, if installed"
     )
     parser.add_argument("--plot", type=Path, metavar="FOLDER", help="draw PNG plots there")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     has_draft = bool(args.draft_model or not args.model)
     args.drafter = args.drafter or (["model"] if has_draft else ["lookup"])
     if args.draft_model and not args.model:

@@ -271,7 +271,7 @@ def _publish(partial: Path, output: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def main() -> None:
+def parse_args(argv: list[str] | None = None):
     parser = cli.Parser(
         prog="convert.py",
         description="Convert a Hugging Face T5 checkpoint to MLX.",
@@ -302,14 +302,19 @@ def main() -> None:
     )
     parser.add_argument("--revision", help="a branch, tag or commit on the hub")
     parser.add_argument("--force", action="store_true", help="replace an earlier conversion")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
+    if not args.quantize and (args.q_mode or args.q_bits or args.q_group_size):
+        parser.error("--q-mode, --q-bits and --q-group-size need --quantize")
+    return args
+
+
+def main() -> None:
+    args = parse_args()
     quantization = None
     if args.quantize:
         quantization = Quantization(
             args.q_mode or "affine", args.q_bits or 0, args.q_group_size or 0
         )
-    elif args.q_mode or args.q_bits or args.q_group_size:
-        parser.error("--q-mode, --q-bits and --q-group-size need --quantize")
     output = convert(
         args.model,
         args.mlx_path,
