@@ -17,6 +17,7 @@ from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 
 import cli
+from checkpoint import InputError
 from decoder import load
 from demo.widen import SHAPES
 from drafting import CombinedDrafter, Drafter, InputDrafter, ModelDrafter
@@ -41,6 +42,7 @@ from measure import (
     widened_pair,
 )
 from model import T5
+from options import Options
 from prompts import PromptFile
 from rounds import Row
 from tables import TABLES, show
@@ -79,7 +81,9 @@ def parse_args(argv: list[str] | None = None):
         help=f"of {', '.join(SHAPES)} (default: t5-large t5-small)",
     )
     parser.add_argument("--prompt-file", help="a prompt a line (default: the demo's)")
-    parser.add_argument("--examples", type=int, help="how many of the demo's prompts, of each task")
+    parser.add_argument(
+        "--examples", type=positive, help="how many of the demo's prompts, of each task"
+    )
     parser.add_argument(
         "--num-draft",
         nargs="+",
@@ -101,6 +105,10 @@ def parse_args(argv: list[str] | None = None):
     )
     parser.add_argument("--plot", type=Path, metavar="FOLDER", help="draw PNG plots there")
     args = parser.parse_args(argv)
+    changed = [name for name, value in vars(args).items() if value != parser.get_default(name)]
+    ignored = [name for name in changed if name not in ("what", "sizes", "examples")]
+    if args.what != "speed" and ignored:
+        parser.error(f"the table {args.what} has no use for --{ignored[0].replace('_', '-')}")
     has_draft = bool(args.draft_model or not args.model)
     args.drafter = args.drafter or (["model"] if has_draft else ["lookup"])
     if args.draft_model and not args.model:
@@ -109,6 +117,10 @@ def parse_args(argv: list[str] | None = None):
         parser.error("--drafter model and both need --draft-model")
     if args.peers and args.model:
         parser.error("--peers is for the embedded pair")
+    if args.plot and args.plot.exists() and not args.plot.is_dir():
+        parser.error(f"--plot: {args.plot} is not a folder")
+    for num_draft in args.num_draft:
+        Options(num_draft=num_draft)  # or InputError, before anything is measured
     return args
 
 
@@ -124,7 +136,10 @@ def models(args) -> tuple[T5, T5 | None, Tokenizer]:
 def prompts(args) -> list[str]:
     if args.prompt_file is None:
         return [example.prompt for example in examples(args.examples or 6)]
-    return list(PromptFile(args.prompt_file, lambda line, reason: None))
+    found = list(PromptFile(args.prompt_file, lambda line, reason: None))
+    if not found:
+        raise InputError(f"{args.prompt_file}: no prompts")
+    return found
 
 
 @dataclass(frozen=True)

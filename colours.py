@@ -20,7 +20,7 @@ Marks = Mapping[str, tuple[str, str]]
 _COLOURS = {
     "copied": ("\033[35m", "\033[0m"),
     "drafted": ("\033[32m", "\033[0m"),
-    "corrected": ("\033[4;31m", "\033[0m"),
+    "corrected": ("\033[4;91m", "\033[0m"),
 }
 _BRACKETS = {"copied": ("{", "}"), "drafted": ("[", "]"), "corrected": ("<", ">")}
 _MEANINGS = {

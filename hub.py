@@ -38,6 +38,8 @@ def fetch(
     InputError for a model that cannot be used, or says how many bytes `output` will take.
     """
     if Path(model).is_dir():
+        if revision:
+            raise InputError(f"{model} is a folder here; --revision is for models on the hub")
         return Path(model)
     if Path(model).exists() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", model):
         raise InputError(f"{model}: neither a folder nor a name on the Hugging Face hub")

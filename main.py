@@ -54,28 +54,7 @@ def draft_number(text: str) -> int | str:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor auto") from None
 
 
-def parse_args(argv: list[str] | None = None):
-    parser = cli.Parser(prog="main.py", description="Speculative decoding for T5 on MLX.")
-    parser.add_argument(
-        "--model",
-        help="a converted folder, or its name under mlx_models/ (default: the embedded pair)",
-    )
-    parser.add_argument(
-        "--draft-model", help="a smaller converted model of the same vocabulary (default: none)"
-    )
-    parser.add_argument("--prompt", "-p", help="the text to work on, or - for standard input")
-    parser.add_argument(
-        "--prompt-file",
-        metavar="FILE",
-        help="many texts, - for standard input: one a line, or JSON lines with a field prompt when "
-        "the name ends in .jsonl or the first line begins with {",
-    )
-    parser.add_argument(
-        "--batch-size",
-        type=int,
-        default=BATCH_SIZE,
-        help="texts of the prompt file to decode side by side (default: %(default)s)",
-    )
+def add_decoding_options(parser: cli.Parser) -> None:
     option = functools.partial(add_option, parser)
     option("--max-tokens", "-m", type=int, help="tokens to generate at most")
     option(
@@ -107,6 +86,35 @@ def parse_args(argv: list[str] | None = None):
         help="above 0 the text is no longer exactly the target's: how much acceptance is eased, up "
         "to 1, which accepts every drafted token",
     )
+
+
+def parse_args(argv: list[str] | None = None):
+    parser = cli.Parser(prog="main.py", description="Speculative decoding for T5 on MLX.")
+    parser.add_argument(
+        "--model",
+        type=cli.name,
+        help="a converted folder, or its name under mlx_models/ (default: the embedded pair)",
+    )
+    parser.add_argument(
+        "--draft-model",
+        type=cli.name,
+        help="a smaller converted model of the same vocabulary (default: none)",
+    )
+    parser.add_argument("--prompt", "-p", help="the text to work on, or - for standard input")
+    parser.add_argument(
+        "--prompt-file",
+        type=cli.name,
+        metavar="FILE",
+        help="many texts, - for standard input: one a line, or JSON lines with a field prompt when "
+        "the name ends in .jsonl or the first line begins with {",
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        default=BATCH_SIZE,
+        help="texts of the prompt file to decode side by side (default: %(default)s)",
+    )
+    add_decoding_options(parser)
     parser.add_argument(
         "--json",
         action="store_true",

@@ -92,12 +92,13 @@ def probabilities(
     one's. The order and the meanings are those of transformers. One token always stays.
     """
     logits = mx.clip(logits.astype(mx.float32), -3e38, 3e38)  # infinities would make NaN
+    temp = max(temp, 1e-30)  # smaller ones are 0 in float32
     logits = (logits - logits.max(axis=-1, keepdims=True)) / temp
     if top_k or top_p < 1:
         order = mx.argsort(-logits, axis=-1)
         ranked = mx.take_along_axis(logits, order, axis=-1)
         rank = mx.arange(logits.shape[-1])
-        keep = rank < (top_k or logits.shape[-1])
+        keep = rank < min(top_k or logits.shape[-1], logits.shape[-1])
         if top_p < 1:
             p = mx.softmax(mx.where(keep, ranked, -mx.inf), axis=-1)
             keep &= (mx.cumsum(p, axis=-1) - p < top_p) | (rank == 0)

@@ -28,7 +28,10 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     file = folder / FILE
     if not file.exists():
         raise InputError(f"{folder} has no {FILE}: convert the model again")
-    tokenizer = Tokenizer.from_file(str(file))
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the package has no class of its own for it
+        raise InputError(f"{file}: not a tokenizer: {error}") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

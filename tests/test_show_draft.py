@@ -164,8 +164,8 @@ def on_terminal(
 
 FOUR = ["--num-draft", "4", "--lookup"]
 COLOURED = (
-    "\033[35mThe\033[0m \033[4;31mking\033[0m \033[35msees the\033[0m "
-    "\033[4;31mhouse\033[0m\033[35m.\033[0m\n"
+    "\033[35mThe\033[0m \033[4;91mking\033[0m \033[35msees the\033[0m "
+    "\033[4;91mhouse\033[0m\033[35m.\033[0m\n"
 )
 BRACKETED = "{The} <king> {sees the} <house>{.}\n"
 
