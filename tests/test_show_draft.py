@@ -127,6 +127,9 @@ def test_a_character_of_several_tokens_has_one_mark():
     assert painted(response, _BRACKETS) == "a [é]<🙂>"
     drafted = response_of(byte_tokenizer(), tokens, ["drafted"] * 8)
     assert painted(drafted, _BRACKETS) == "[a é🙂]"
+    tokens = [byte + 3 for byte in "aé".encode()]
+    mixed = response_of(byte_tokenizer(), tokens, ["drafted", "plain", "drafted"])
+    assert painted(mixed, _BRACKETS) == "[aé]"
 
 
 def test_a_space_stays_outside_its_mark(demo_pair):
