@@ -17,6 +17,7 @@ from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 
 import cli
+from checkpoint import InputError
 from decoder import load
 from demo.widen import SHAPES
 from drafting import CombinedDrafter, Drafter, InputDrafter, ModelDrafter
@@ -39,6 +40,7 @@ from measure import (
     widened_pair,
 )
 from model import T5
+from options import Options
 from prompts import PromptFile
 from rounds import Row
 from tables import TABLES, show
@@ -54,7 +56,7 @@ def positive(text: str) -> int:
     return number
 
 
-def parse_args():
+def parse_args(argv: list[str] | None = None):
     parser = cli.Parser(prog="benchmark.py", description="Measure speculative decoding.")
     parser.add_argument(
         "what",
@@ -76,7 +78,9 @@ def parse_args():
         help=f"of {', '.join(SHAPES)} (default: t5-large t5-small)",
     )
     parser.add_argument("--prompt-file", help="a prompt a line (default: the demo's)")
-    parser.add_argument("--examples", type=int, help="how many of the demo's prompts, of each task")
+    parser.add_argument(
+        "--examples", type=positive, help="how many of the demo's prompts, of each task"
+    )
     parser.add_argument(
         "--num-draft",
         nargs="+",
@@ -97,7 +101,11 @@ def parse_args():
         "--peers", action="store_true", help="beside transformers and CTranslate2, if installed"
     )
     parser.add_argument("--plot", type=Path, metavar="FOLDER", help="draw PNG plots there")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
+    changed = [name for name, value in vars(args).items() if value != parser.get_default(name)]
+    ignored = [name for name in changed if name not in ("what", "sizes", "examples")]
+    if args.what != "speed" and ignored:
+        parser.error(f"the table {args.what} has no use for --{ignored[0].replace('_', '-')}")
     has_draft = bool(args.draft_model or not args.model)
     args.drafter = args.drafter or (["model"] if has_draft else ["lookup"])
     if args.draft_model and not args.model:
@@ -106,6 +114,10 @@ def parse_args():
         parser.error("--drafter model and both need --draft-model")
     if args.peers and args.model:
         parser.error("--peers is for the embedded pair")
+    if args.plot and args.plot.exists() and not args.plot.is_dir():
+        parser.error(f"--plot: {args.plot} is not a folder")
+    for num_draft in args.num_draft:
+        Options(num_draft=num_draft)  # or InputError, before anything is measured
     return args
 
 
@@ -121,7 +133,10 @@ def models(args) -> tuple[T5, T5 | None, Tokenizer]:
 def prompts(args) -> list[str]:
     if args.prompt_file is None:
         return [example.prompt for example in examples(args.examples or 6)]
-    return list(PromptFile(args.prompt_file, lambda line, reason: None))
+    found = list(PromptFile(args.prompt_file, lambda line, reason: None))
+    if not found:
+        raise InputError(f"{args.prompt_file}: no prompts")
+    return found
 
 
 @dataclass(frozen=True)
@@ -166,7 +181,7 @@ def settings(args) -> list[Setting]:
 
 def description(target: T5, draft: T5 | None, sources: Sequence[list[int]]) -> dict:
     def size(model: T5) -> str:
-        weights = [weight for _, weight in tree_flatten(model.parameters())]
+        weights = dict(tree_flatten(model.parameters())).values()
         c = model.config
         return (
             f"{sum(w.size for w in weights) / 1e6:.0f}M weights in {sum(w.nbytes for w in weights) / 1e9:.2f} GB, "
@@ -316,7 +331,8 @@ def speed(args) -> None:
         runs = take_turns(ways, sources, per_turn, costs.measure)
     report |= limits(target, costs, draft is not None)
     explain(report)
-    found, plain = {}, runs[chosen[0]]
+    found: dict[object, dict[str, float]] = {}
+    plain = runs[chosen[0]]
     for name, run in runs.items():
         if isinstance(name, Setting):
             parts = seconds_by_part(way(name, timed=True), sources[:per_turn])

@@ -8,10 +8,12 @@ import random
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -41,8 +43,8 @@ def examples(per_kind: int) -> list[Example]:
 
 def widened_pair(sizes: Sequence[str]) -> tuple[T5, T5]:
     """The embedded pair in these sizes."""
-    models = (load(demo_model(role))[0] for role in ("target", "draft"))
-    return tuple(widen(model, size) for model, size in zip(models, sizes, strict=True))
+    target, draft = (load(demo_model(role))[0] for role in ("target", "draft"))
+    return widen(target, sizes[0]), widen(draft, sizes[1])
 
 
 # ---------------------------------------------------------------------------------------------
@@ -75,11 +77,11 @@ class Run:
 
 
 def take_turns(
-    ways: dict[object, Way],
+    ways: Mapping[Any, Way],
     sources: Sequence[list[int]],
     per_turn: int = 1,
     beside: Callable[[], None] = lambda: None,
-) -> dict[object, Run]:
+) -> dict[Any, Run]:
     """Decode all sources in each of the ways, `per_turn` of them at a time, one way after the other;
     each is warmed up with the first ones. `beside` is called once a turn."""
     runs = {name: Run() for name in ways}
@@ -120,16 +122,16 @@ def decoder(
     return run
 
 
-def tokens_per_call(rows: list[Row]) -> float:
+def tokens_per_call(rows: Sequence[Row]) -> float:
     tokens = sum(len(row.from_draft) for row in rows)
     return tokens / sum(row.stats.target_calls for row in rows)
 
 
-def drafted_per_call(rows: list[Row]) -> float:
+def drafted_per_call(rows: Sequence[Row]) -> float:
     return sum(row.stats.drafted for row in rows) / sum(row.stats.target_calls for row in rows)
 
 
-def acceptance(rows: list[Row]) -> float:
+def acceptance(rows: Sequence[Row]) -> float:
     return sum(row.stats.accepted for row in rows) / max(1, sum(r.stats.drafted for r in rows))
 
 
@@ -151,7 +153,7 @@ def counted_synchronisations():
         count[0] += 1
         return evaluate(*args)
 
-    np.array, mx.eval = counting_array, counting_eval
+    np.array, mx.eval = counting_array, counting_eval  # type: ignore[assignment]
     try:
         yield count
     finally:
@@ -180,11 +182,11 @@ def synchronisations_per_round(
 def step_bytes(model: T5) -> int:
     """Bytes of weights that decoding one token reads: the decoder's and the head's, without what
     projects the source, once per prompt."""
-    weights = tree_flatten(model.parameters())
+    weights = dict(tree_flatten(model.parameters()))
     head = "embedding." if model.config.tied_head else "head."
     read = [
         weight.nbytes
-        for name, weight in weights
+        for name, weight in weights.items()
         if name.startswith(head)
         or (
             (name.startswith("decoder.") and ".cross_attention.key" not in name)
@@ -305,10 +307,10 @@ def machine() -> dict[str, str | int]:
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
+        else os.cpu_count() or 0,
         "system": f"{platform.system()} {platform.machine()}",
         "device": str(mx.default_device()),
-        "mlx": mx.__version__,
+        "mlx": version("mlx"),
         "blas": Path(os.environ.get("LD_PRELOAD", "")).name or "of MLX",
         "threads": os.environ.get("OMP_NUM_THREADS", "default"),
     }

@@ -141,7 +141,8 @@ class DecoderLayer(nn.Module):
         keys, values = cache.append(index, *self.attention.project(y))
         x = x + self.attention(y, keys, values, bias)
         y = self.cross_attention_norm(x)
-        x = x + self.cross_attention(y, *cache.memory[index], cache.memory_mask)
+        keys, values = cache.memory[index]
+        x = x + self.cross_attention(y, keys, values, cache.memory_mask)
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
@@ -271,8 +272,8 @@ def weight_shapes(
     config: Config, quantization: Quantization | None = None
 ) -> dict[str, tuple[int, ...]]:
     """The name and shape of every weight of a model; nothing is allocated."""
-    weights = tree_flatten(build(config, quantization).parameters())
-    return {name: value.shape for name, value in weights}
+    weights = dict(tree_flatten(build(config, quantization).parameters()))
+    return {name: value.shape for name, value in weights.items()}
 
 
 def check_weights(

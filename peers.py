@@ -157,7 +157,9 @@ def _serve(
 
 
 @contextlib.contextmanager
-def peers(sizes: Sequence[str], max_tokens: int, batch_sizes: Sequence[int]) -> Iterator[dict]:
+def peers(
+    sizes: Sequence[str], max_tokens: int, batch_sizes: Sequence[int] = (1,)
+) -> Iterator[dict]:
     """The ways of the peers that are installed, on the embedded pair in these sizes. transformers
     speculates one prompt at a time only."""
     torch_peer = Peer(with_transformers, sizes, max_tokens)

@@ -5,6 +5,7 @@ zeros. So the widened model writes the same text with the same acceptance, at th
 """
 
 import dataclasses
+from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -13,7 +14,7 @@ from model import T5, weight_shapes
 
 # The shapes of real models (the vocabulary stays the demo's), and the embedded model as it is: for a
 # draft of t5-large's size, about as cheap as t5-small is for t5-11b.
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "demo": {},
     "t5-small": dict(d_model=512, num_heads=8, d_ff=2048, num_layers=6),
     "t5-base": dict(d_model=768, num_heads=12, d_ff=3072, num_layers=12),

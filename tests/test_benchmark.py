@@ -55,6 +55,12 @@ def test_speed_of_the_users_models_as_table_and_json(demo_folders, tmp_path):
         (["--num-draft", "many"], "'many' is neither a number nor auto"),
         (["--model", "demo-target", "--prompt-file", "none"], "none"),
         (["--batch-size", "0"], "0 is not 1 or more"),
+        (["--examples", "0"], "0 is not 1 or more"),
+        (["--num-draft", "2", "-1"], "num_draft is -1, not a whole number of 0 or more"),
+        (["--model", "demo-target", "--prompt-file", "/dev/null"], "/dev/null: no prompts"),
+        (["--plot", "/dev/null"], "/dev/null is not a folder"),
+        (["rules", "--model", "demo-target"], "the table rules has no use for --model"),
+        (["lengths", "--num-draft", "3"], "the table lengths has no use for --num-draft"),
     ],
 )
 def test_mistakes_are_one_line(demo_folders, arguments, message):
