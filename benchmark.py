@@ -102,6 +102,12 @@ def parse_args(argv: list[str] | None = None):
     )
     parser.add_argument("--plot", type=Path, metavar="FOLDER", help="draw PNG plots there")
     args = parser.parse_args(argv)
+    check(args, parser)
+    return args
+
+
+def check(args, parser: cli.Parser) -> None:
+    """Find the mistakes of a command line before anything is measured, and say what drafts."""
     changed = [name for name, value in vars(args).items() if value != parser.get_default(name)]
     ignored = [name for name in changed if name not in ("what", "sizes", "examples")]
     if args.what != "speed" and ignored:
@@ -117,8 +123,7 @@ def parse_args(argv: list[str] | None = None):
     if args.plot and args.plot.exists() and not args.plot.is_dir():
         parser.error(f"--plot: {args.plot} is not a folder")
     for num_draft in args.num_draft:
-        Options(num_draft=num_draft)  # or InputError, before anything is measured
-    return args
+        Options(num_draft=num_draft)  # or InputError
 
 
 def models(args) -> tuple[T5, T5 | None, Tokenizer]:

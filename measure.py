@@ -83,10 +83,10 @@ def take_turns(
     beside: Callable[[], None] = lambda: None,
 ) -> dict[Any, Run]:
     """Decode all sources in each of the ways, `per_turn` of them at a time, one way after the other;
-    each is warmed up with the first ones. `beside` is called once a turn."""
+    each is warmed up with the first one. `beside` is called once a turn."""
     runs = {name: Run() for name in ways}
     for way in ways.values():
-        way(sources[:per_turn])
+        way(sources[:1])
     names = list(ways)
     for i, start in enumerate(range(0, len(sources), per_turn)):
         beside()

@@ -100,7 +100,7 @@ def test_every_way_takes_its_turn_at_every_source():
         return lambda sources: calls.append((name, sources)) or [[1, 2] for _ in sources]
 
     runs = measure.take_turns({n: way(n) for n in "ab"}, [[1], [2], [3]], per_turn=2)
-    assert calls[:2] == [("a", [[1], [2]]), ("b", [[1], [2]])]  # warming up
+    assert calls[:2] == [("a", [[1]]), ("b", [[1]])]  # warming up
     assert calls[2:] == [
         ("a", [[1], [2]]),
         ("b", [[1], [2]]),
