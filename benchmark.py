@@ -17,19 +17,19 @@ from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 
 import cli
+from checkpoint import InputError
 from decoder import load
 from demo.widen import SHAPES
 from drafting import CombinedDrafter, Drafter, InputDrafter, ModelDrafter
 from main import demo_model, draft_number
 from measure import (
+    Costs,
     Run,
     acceptance,
     decoder,
-    draft_seconds,
     drafted_per_call,
     examples,
     machine,
-    read_bandwidth,
     rounds_rate,
     step_bytes,
     synchronisations_per_round,
@@ -37,17 +37,16 @@ from measure import (
     take_turns,
     tokens_of,
     tokens_per_call,
-    verify_seconds,
     widened_pair,
 )
 from model import T5
+from options import Options
 from prompts import PromptFile
 from rounds import Row
 from tables import TABLES, show
 from tokenizer import shared_vocabulary
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17)  # numbers of tokens whose check is timed
-EARLY, LATE = 50, 500  # tokens into a text, to see what its length costs
 
 
 def positive(text: str) -> int:
@@ -57,7 +56,7 @@ def positive(text: str) -> int:
     return number
 
 
-def parse_args():
+def parse_args(argv: list[str] | None = None):
     parser = cli.Parser(prog="benchmark.py", description="Measure speculative decoding.")
     parser.add_argument(
         "what",
@@ -79,7 +78,9 @@ def parse_args():
         help=f"of {', '.join(SHAPES)} (default: t5-large t5-small)",
     )
     parser.add_argument("--prompt-file", help="a prompt a line (default: the demo's)")
-    parser.add_argument("--examples", type=int, help="how many of the demo's prompts, of each task")
+    parser.add_argument(
+        "--examples", type=positive, help="how many of the demo's prompts, of each task"
+    )
     parser.add_argument(
         "--num-draft",
         nargs="+",
@@ -100,7 +101,17 @@ def parse_args():
         "--peers", action="store_true", help="beside transformers and CTranslate2, if installed"
     )
     parser.add_argument("--plot", type=Path, metavar="FOLDER", help="draw PNG plots there")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
+    check(args, parser)
+    return args
+
+
+def check(args, parser: cli.Parser) -> None:
+    """Find the mistakes of a command line before anything is measured, and say what drafts."""
+    changed = [name for name, value in vars(args).items() if value != parser.get_default(name)]
+    ignored = [name for name in changed if name not in ("what", "sizes", "examples")]
+    if args.what != "speed" and ignored:
+        parser.error(f"the table {args.what} has no use for --{ignored[0].replace('_', '-')}")
     has_draft = bool(args.draft_model or not args.model)
     args.drafter = args.drafter or (["model"] if has_draft else ["lookup"])
     if args.draft_model and not args.model:
@@ -109,7 +120,10 @@ def parse_args():
         parser.error("--drafter model and both need --draft-model")
     if args.peers and args.model:
         parser.error("--peers is for the embedded pair")
-    return args
+    if args.plot and args.plot.exists() and not args.plot.is_dir():
+        parser.error(f"--plot: {args.plot} is not a folder")
+    for num_draft in args.num_draft:
+        Options(num_draft=num_draft)  # or InputError
 
 
 def models(args) -> tuple[T5, T5 | None, Tokenizer]:
@@ -124,7 +138,10 @@ def models(args) -> tuple[T5, T5 | None, Tokenizer]:
 def prompts(args) -> list[str]:
     if args.prompt_file is None:
         return [example.prompt for example in examples(args.examples or 6)]
-    return list(PromptFile(args.prompt_file, lambda line, reason: None))
+    found = list(PromptFile(args.prompt_file, lambda line, reason: None))
+    if not found:
+        raise InputError(f"{args.prompt_file}: no prompts")
+    return found
 
 
 @dataclass(frozen=True)
@@ -169,7 +186,7 @@ def settings(args) -> list[Setting]:
 
 def description(target: T5, draft: T5 | None, sources: Sequence[list[int]]) -> dict:
     def size(model: T5) -> str:
-        weights = [weight for _, weight in tree_flatten(model.parameters())]
+        weights = dict(tree_flatten(model.parameters())).values()
         c = model.config
         return (
             f"{sum(w.size for w in weights) / 1e6:.0f}M weights in {sum(w.nbytes for w in weights) / 1e9:.2f} GB, "
@@ -182,31 +199,21 @@ def description(target: T5, draft: T5 | None, sources: Sequence[list[int]]) -> d
     return about | ({"draft": size(draft)} if draft else {})
 
 
-def limits(target: T5, draft: T5 | None, source: list[int]) -> dict:
+def limits(target: T5, costs: Costs, has_draft: bool) -> dict:
     """What the machine allows, and what the models cost on it."""
-    bandwidth, size = read_bandwidth(target), step_bytes(target)
-    costs = verify_seconds(target, source, WIDTHS)
-    early, late = (verify_seconds(target, source, [1], n)[1] for n in (EARLY, LATE))
+    size = step_bytes(target)
     found = {
-        "bandwidth_gb_s": bandwidth / 1e9,
+        "bandwidth_gb_s": size / costs["products"] / 1e9,
         "step_gb": size / 1e9,
-        "least_step_ms": 1e3 * size / bandwidth,
+        "least_step_ms": 1e3 * costs["products"],
         "step_ms": 1e3 * costs[1],
-        "bandwidth_reached": size / bandwidth / costs[1],
-        "late_to_early": late / early,
-        "verify_cost": {width: cost / costs[1] for width, cost in costs.items()},
+        "bandwidth_reached": costs["products"] / costs[1],
+        "late_to_early": costs[f"at {Costs.LATE}"] / costs[f"at {Costs.EARLY}"],
+        "verify_cost": {width: costs[width] / costs[1] for width in WIDTHS},
     }
-    if draft:
-        found["draft_cost"] = draft_seconds(draft, source) / costs[1]
+    if has_draft:
+        found["draft_cost"] = costs["draft"] / costs[1]
     return found
-
-
-def mean_of(before: dict, after: dict) -> dict:
-    """The means of what was measured twice."""
-    return {
-        key: mean_of(before[key], value) if isinstance(value, dict) else (before[key] + value) / 2
-        for key, value in after.items()
-    }
 
 
 def explain(report: dict) -> None:
@@ -214,8 +221,8 @@ def explain(report: dict) -> None:
     print(
         f"A step reads {report['step_gb']:.2f} GB of weights: at the {report['bandwidth_gb_s']:.1f} GB/s of a "
         f"mere chain of the same products {report['least_step_ms']:.1f} ms, in the model "
-        f"{report['step_ms']:.1f} ms: {report['bandwidth_reached']:.0%} of the limit. Token {LATE} costs "
-        f"{report['late_to_early']:.2f} times token {EARLY}."
+        f"{report['step_ms']:.1f} ms: {report['bandwidth_reached']:.0%} of the limit. Token {Costs.LATE} costs "
+        f"{report['late_to_early']:.2f} times token {Costs.EARLY}."
     )
     verify = ", ".join(f"{n}: {cost:.2f}" for n, cost in report["verify_cost"].items())
     print(f"A target call by number of tokens, in steps: {verify}.")
@@ -268,7 +275,8 @@ def of_any(run: Run, plain: Run) -> dict[str, float]:
     return {"tokens/s": run.rate, "low": low, "high": high, "ratio": ratio}
 
 
-# Column: the figure's key and form. "low" and "high" are the quartiles of the turns.
+# Column: the figure's key and form. "low" and "high" are the quartiles of the turns; "ratio" is to
+# plain decoding in the first batch size.
 COLUMNS = {
     "tokens/s": ("tokens/s", ".1f"),
     "low": ("low", ".1f"),
@@ -307,8 +315,8 @@ def speed(args) -> None:
     sources = [tokenizer.encode(prompt).ids for prompt in prompts(args)]
     report = machine() | description(target, draft, sources)
     print("\n".join(f"{key}: {value}" for key, value in report.items()), end="\n\n", flush=True)
-    report |= limits(target, draft, sources[0])
 
+    costs = Costs(target, draft, sources[0], WIDTHS)
     known = drafters(target, draft, tokenizer)
     chosen = settings(args)
 
@@ -324,18 +332,18 @@ def speed(args) -> None:
         if args.peers:
             from peers import peers
 
-            ways |= stack.enter_context(peers(args.sizes, args.max_tokens))
-        runs = take_turns(ways, sources, per_turn)
-    report |= mean_of(report, limits(target, draft, sources[0]))  # the machine may have changed
+            ways |= stack.enter_context(peers(args.sizes, args.max_tokens, args.batch_size))
+        runs = take_turns(ways, sources, per_turn, costs.measure)
+    report |= limits(target, costs, draft is not None)
     explain(report)
-    found = {}
+    found: dict[object, dict[str, float]] = {}
+    plain = runs[chosen[0]]
     for name, run in runs.items():
         if isinstance(name, Setting):
-            plain = runs[Setting("", 0, name.batch_size)]
             parts = seconds_by_part(way(name, timed=True), sources[:per_turn])
             found[name] = figures(name, run, plain, report, parts)
         else:
-            found[name] = of_any(run, runs[chosen[0]])
+            found[name] = of_any(run, plain)
     table(["decoding", *COLUMNS], [cells(name, of_name) for name, of_name in found.items()])
     report["runs"] = [{"decoding": str(name)} | of_name for name, of_name in found.items()]
     report["other texts"] = different_texts(runs)

@@ -6,6 +6,7 @@ its position, and forgetting a token is changing a number.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -38,8 +39,8 @@ class Cache:
     ):
         self.memory, self.mask = [list(pair) for pair in memory], mask
         self.bias_tables = bias_tables
-        self.keys: list[mx.array | None] = [None] * len(memory)
-        self.values: list[mx.array | None] = [None] * len(memory)
+        self.keys: list[Any] = [None] * len(memory)  # None until a slot is written
+        self.values: list[Any] = [None] * len(memory)
         self.position = np.full((len(mask), 0), DEAD, np.int32)
         self.cursor = 0
         self._kept = 0  # the cursor at the last `keep`
@@ -80,7 +81,7 @@ class Cache:
     def _grown(self, store: mx.array | None, new: mx.array) -> mx.array:
         B, H, _, D = new.shape
         missing = self.position.shape[1] - (0 if store is None else store.shape[2])
-        if missing == 0:
+        if store is not None and missing == 0:
             return store
         room = mx.zeros((B, H, missing, D), new.dtype)
         return room if store is None else mx.concatenate([store, room], axis=2)
@@ -135,14 +136,14 @@ class Cache:
 
     def _narrow(self) -> None:
         """Drop the columns that only longer sources of earlier rows needed, when they are many."""
-        width = int(self.mask.any(axis=0).nonzero()[0].max()) + 1
+        width = int(np.flatnonzero(self.mask.any(axis=0)).max()) + 1
         if 4 * width <= 3 * self.mask.shape[1]:
             self.mask = self.mask[:, :width].copy()
             self.memory = [[x[:, :, :width] for x in pair] for pair in self.memory]
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep only `rows`, in their order."""
-        index = mx.array(rows)
+        index = mx.array(list(rows))
         self.position, self.mask = self.position[rows], self.mask[rows]
         for store in (self.keys, self.values):
             store[:] = [None if slots is None else slots[index] for slots in store]

@@ -48,7 +48,7 @@ def is_finite(block: np.ndarray) -> bool:
 # ---------------------------------------------------------------------------------------------
 # Hugging Face folders
 
-_SAFETENSORS_DTYPES = {
+_SAFETENSORS_DTYPES: dict[str, np.dtype] = {
     "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),

@@ -16,18 +16,55 @@ class Parser(argparse.ArgumentParser):
         self.exit(USAGE_ERROR, f"{self.prog}: {message} (see --help)\n")
 
 
+def name(text: str) -> str:
+    """The type of an argument that names a file or a model."""
+    if not text:
+        raise argparse.ArgumentTypeError("the name is empty")
+    return text
+
+
+def path(text: str) -> Path:
+    return Path(name(text))
+
+
 def run(main: Callable[[], None]) -> None:
     """Run a command's `main` and exit the process: errors of the user's in one line."""
     try:
+        _open_streams()
         main()
         sys.stdout.flush()
     except BrokenPipeError:
         # Whoever read our output has gone; keep Python from complaining while it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(INPUT_ERROR)
-    except (InputError, OSError) as error:
-        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
-        sys.exit(INPUT_ERROR)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
+    except Exception as error:
+        if (message := _message(error)) is None:
+            raise
+        print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
+        sys.exit(INPUT_ERROR)
+
+
+def _open_streams() -> None:
+    """Python has None for a stream that the caller closed: nothing to read, nowhere to complain."""
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdout is None:
+        raise InputError("standard output is closed")
+
+
+def _message(error: Exception) -> str | None:
+    """What the user should know of the error; None: it is ours, and shows its traceback."""
+    if isinstance(error, UnicodeEncodeError):
+        character, encoding = error.object[error.start], error.encoding
+        return (
+            f"the output's encoding, {encoding}, has no {character!r}; PYTHONIOENCODING=utf-8 has"
+        )
+    # MLX raises RuntimeError: "[malloc] Unable to allocate ..."
+    if isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and "allocate" in str(error)
+    ):
+        return f"too little memory for so long a text, or so many side by side: {error}"
+    return str(error) if isinstance(error, (InputError, OSError)) else None

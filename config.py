@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from checkpoint import InputError
 
@@ -33,15 +34,16 @@ class Config:
     def __post_init__(self):
         for field in fields(self):
             name, value = field.name, getattr(self, field.name)
-            if field.type is int:
+            kind: Any = field.type
+            if kind is int:
                 least = 0 if name.endswith("_id") else 1
                 right, what = _is_int(value, least), f"a whole number of {least} or more"
-            elif field.type is float:
+            elif kind is float:
                 right, what = isinstance(value, float) and 0 <= value < 1, "a small number"
-            elif field.type == tuple[int, ...]:
+            elif kind == tuple[int, ...]:
                 right, what = all(_is_int(n, 0) for n in value), "token ids"
             else:
-                right, what = isinstance(value, field.type), f"a {field.type.__name__}"
+                right, what = isinstance(value, kind), f"a {kind.__name__}"
             if not right:
                 raise InputError(f"config.json: {name} is {value!r}, not {what}")
 

@@ -19,12 +19,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 import cli
-from checkpoint import (
-    InputError,
-    Tensor,
-    open_checkpoint,
-    read_json,
-)
+from checkpoint import InputError, Tensor, open_checkpoint, read_json
 from config import Config
 from hub import fetch
 from model import WEIGHTS, check_weights, converted_path, weight_shapes
@@ -117,6 +112,8 @@ def read_config(folder: Path) -> dict:
     """The raw config.json, with the token ids that transformers' generate would use."""
     raw = read_json(folder / "config.json")
     model_type = raw.get("model_type")
+    if "converted_from" in raw:
+        raise InputError(f"{folder} is a converted model already; convert what it was made from")
     listed = raw.get("architectures")
     architectures = " ".join(map(str, listed)) if isinstance(listed, list) else ""
     if (model_type is None and "T5" not in architectures) or model_type not in (None, *MODEL_TYPES):
@@ -271,17 +268,17 @@ def _publish(partial: Path, output: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def main() -> None:
+def parse_args(argv: list[str] | None = None):
     parser = cli.Parser(
         prog="convert.py",
         description="Convert a Hugging Face T5 checkpoint to MLX.",
     )
     parser.add_argument(
-        "--model", required=True, help="a name on the Hugging Face hub, or a folder"
+        "--model", type=cli.name, required=True, help="a name on the Hugging Face hub, or a folder"
     )
     parser.add_argument(
         "--mlx-path",
-        type=Path,
+        type=cli.path,
         help="where to write (default: mlx_models/<last part of the name>)",
     )
     parser.add_argument(
@@ -300,14 +297,21 @@ def main() -> None:
     parser.add_argument(
         "--q-group-size", type=int, choices=GROUP_SIZES, help="weights of a scale (default: 64)"
     )
-    parser.add_argument("--revision", help="a branch, tag or commit on the hub")
+    parser.add_argument("--revision", type=cli.name, help="a branch, tag or commit on the hub")
     parser.add_argument("--force", action="store_true", help="replace an earlier conversion")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
+    if not args.quantize and (args.q_mode or args.q_bits or args.q_group_size):
+        parser.error("--q-mode, --q-bits and --q-group-size need --quantize")
+    return args
+
+
+def main() -> None:
+    args = parse_args()
     quantization = None
     if args.quantize:
-        quantization = Quantization(args.q_mode or "affine", args.q_bits, args.q_group_size)
-    elif args.q_mode or args.q_bits or args.q_group_size:
-        parser.error("--q-mode, --q-bits and --q-group-size need --quantize")
+        quantization = Quantization(
+            args.q_mode or "affine", args.q_bits or 0, args.q_group_size or 0
+        )
     output = convert(
         args.model,
         args.mlx_path,

@@ -47,7 +47,9 @@ class Response:
 
     text: str
     tokens: list[int]
+    texts: list[str]  # per token: what it adds to the text, a character with its last token
     from_draft: list[bool]  # per token: the drafter proposed it
+    origins: list[str]  # per token: "copied", "drafted", "corrected" or "plain"; see rounds.ORIGINS
     finish_reason: str | None  # "stop": end of sequence; "length": max_tokens; None: goes on
     prompt_tokens: int
     generation_tokens: int  # so far
@@ -105,13 +107,19 @@ def _text_stream(model: T5, tokenizer: Tokenizer) -> TextStream:
     return TextStream(tokenizer, {model.config.pad_token_id, *model.config.eos_token_ids})
 
 
-def _respond(row: Row, text: str, first: int = 0) -> Response:
+def _respond(row: Row, stream: TextStream, first: int = 0) -> Response:
     """The response for the row's generated tokens from index `first` on."""
     generated = len(row.from_draft)
+    tokens = row.tokens[1 + first :]
+    texts = [stream.push([token]) for token in tokens]
+    if row.finish_reason:
+        texts[-1] += stream.finish()
     return Response(
-        text=text,
-        tokens=row.tokens[1 + first :],
+        text="".join(texts),
+        tokens=tokens,
+        texts=texts,
         from_draft=row.from_draft[first:],
+        origins=row.origins[first:],
         finish_reason=row.finish_reason,
         prompt_tokens=len(row.source),
         generation_tokens=generated,
@@ -141,10 +149,7 @@ def stream_generate(
     while not row.finish_reason:
         first = len(row.from_draft)
         decoding.round()
-        text = stream.push(row.tokens[1 + first :])
-        if row.finish_reason:
-            text += stream.finish()
-        yield _respond(row, text, first)
+        yield _respond(row, stream, first)
 
 
 def generate(
@@ -191,9 +196,7 @@ def stream_batch(
 
     length = _length(model, draft_model, options)
     for row in decode(model, drafter, rows(), options, batch_size, length):
-        stream = _text_stream(model, tokenizer)
-        text = stream.push(row.tokens[1:]) + stream.finish()
-        yield index.pop(id(row)), _respond(row, text)
+        yield index.pop(id(row)), _respond(row, _text_stream(model, tokenizer))
 
 
 def batch_generate(

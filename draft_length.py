@@ -235,7 +235,8 @@ class Measured:
         """Seconds for each of LENGTHS: of a round, and of asking the draft model besides."""
         if rows not in self._seconds:
             nearest = min(self._seconds, key=lambda known: abs(np.log(known / rows)))
-            self._seconds[rows] = tuple(seconds.like() for seconds in self._seconds[nearest])
+            without, with_model = self._seconds[nearest]
+            self._seconds[rows] = without.like(), with_model.like()
         without, with_model = self._seconds[rows]
         if not with_model.drafted:
             copying = without.expected()

@@ -14,7 +14,7 @@ a row that is finished.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Union
+from typing import Any, Union
 
 import mlx.core as mx
 import numpy as np
@@ -76,7 +76,7 @@ class ModelDrafter:
         self._vocab_size = vocab_size or model.config.vocab_size
 
     def start(self, sources: Rows) -> None:
-        self._cache = None
+        self._cache: Cache | None = None
         self._sources = list(sources)
         self._new = set(range(len(sources)))  # rows whose source is not encoded yet
         self._lacked = 0  # how many tokens per row went before the last proposals
@@ -116,14 +116,17 @@ class ModelDrafter:
         self, rows: Rows, offers: Offers, lengths: np.ndarray, sampler: Greedy | Sampler
     ) -> Draft:
         config = self._model.config
+        assert self._cache  # of `prepare`
         tokens, positions = lacking(rows, self._cache, config.pad_token_id)
         tokens[tokens >= config.vocab_size] = config.pad_token_id  # the target may know more ids
         self._lacked, self._lengths = tokens.shape[1], lengths
         ahead = following(rows, lengths)
-        token, drafted, q = mx.array(tokens), [], []
+        token, drafted = mx.array(tokens), []
+        q: list[Any] = []  # None each where tokens are certain
         for i in range(ahead.shape[1]):
             logits = self._model.decode(token, positions, self._cache)[:, -1, : self._vocab_size]
             token, distribution = sampler.propose(logits, rows, i)
+            mx.async_eval(token)  # runs while the host prepares the next
             token, positions = token[:, None], ahead[:, i : i + 1]
             drafted.append(token)
             q.append(distribution)
@@ -131,6 +134,7 @@ class ModelDrafter:
         return Draft(tokens, lengths, None if q[0] is None else mx.stack(q, axis=1))
 
     def keep(self, n: np.ndarray) -> None:
+        assert self._cache
         # The last proposal was never fed: `Cache.keep` keeps at most what was written.
         self._cache.keep(self._lacked + n)
         for b in np.flatnonzero(self._lengths):
@@ -170,9 +174,9 @@ class InputDrafter:
         self, rows: Rows, offers: Offers, lengths: np.ndarray, sampler: Greedy | Sampler
     ) -> Draft:
         tokens = np.zeros((len(rows), lengths.max()), np.int32)
-        for b, length in enumerate(lengths.tolist()):
-            if length:
-                tokens[b, :length] = self._copiers[b].copy(offers[b].place, length)
+        for b, (offer, length) in enumerate(zip(offers, lengths.tolist(), strict=True)):
+            if offer and offer.place is not None:
+                tokens[b, :length] = self._copiers[b].copy(offer.place, length)
         return Draft(mx.array(tokens), lengths)
 
     def keep(self, n: np.ndarray) -> None:

@@ -12,6 +12,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from checkpoint import InputError, read_json
 from tokenizer import SOURCES as TOKENIZER_FILES
@@ -37,6 +38,8 @@ def fetch(
     InputError for a model that cannot be used, or says how many bytes `output` will take.
     """
     if Path(model).is_dir():
+        if revision:
+            raise InputError(f"{model} is a folder here; --revision is for models on the hub")
         return Path(model)
     if Path(model).exists() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", model):
         raise InputError(f"{model}: neither a folder nor a name on the Hugging Face hub")
@@ -71,7 +74,7 @@ def _one_line_errors(model: str, revision: str | None) -> Iterator[None]:
         raise InputError(f"{model} {reason}") from None
 
 
-def _reason(error: Exception, revision: str | None) -> str | None:
+def _reason(error: BaseException, revision: str | None) -> str | None:
     """What a failure means to the user; None: nothing that has to do with the hub."""
     from huggingface_hub import constants, errors
 
@@ -233,7 +236,7 @@ def _fetch_blob(model: str, name: str, url: str, blob: Path, size: int) -> None:
         if not blob.exists():
             headers = build_hf_headers() | {"Accept-Encoding": "identity"}
             start = file.seek(0, 2)
-            progress = dict(expected_size=size, displayed_filename=name)
+            progress: dict[str, Any] = dict(expected_size=size, displayed_filename=name)
             try:
                 http_get(url, file, resume_size=start, headers=headers, **progress)
             except errors.HfHubHTTPError:

@@ -10,6 +10,7 @@ import json
 import sys
 import time
 import zlib
+from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from decoder import BATCH_SIZE, Options, Response, load, stream_batch, stream_ge
 from model import MODELS, WEIGHTS
 from ranks import Ranks, session
 from sampling import RULES
+from summary import Summary, bars_for
 
 DEMO = Path(__file__).parent / "demo"
 
@@ -54,28 +56,7 @@ def draft_number(text: str) -> int | str:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor auto") from None
 
 
-def parse_args(argv: list[str] | None = None):
-    parser = cli.Parser(prog="main.py", description="Speculative decoding for T5 on MLX.")
-    parser.add_argument(
-        "--model",
-        help="a converted folder, or its name under mlx_models/ (default: the embedded pair)",
-    )
-    parser.add_argument(
-        "--draft-model", help="a smaller converted model of the same vocabulary (default: none)"
-    )
-    parser.add_argument("--prompt", "-p", help="the text to work on, or - for standard input")
-    parser.add_argument(
-        "--prompt-file",
-        metavar="FILE",
-        help="many texts, - for standard input: one a line, or JSON lines with a field prompt when "
-        "the name ends in .jsonl or the first line begins with {",
-    )
-    parser.add_argument(
-        "--batch-size",
-        type=int,
-        default=BATCH_SIZE,
-        help="texts of the prompt file to decode side by side (default: %(default)s)",
-    )
+def add_decoding_options(parser: cli.Parser) -> None:
     option = functools.partial(add_option, parser)
     option("--max-tokens", "-m", type=int, help="tokens to generate at most")
     option(
@@ -107,6 +88,35 @@ def parse_args(argv: list[str] | None = None):
         help="above 0 the text is no longer exactly the target's: how much acceptance is eased, up "
         "to 1, which accepts every drafted token",
     )
+
+
+def parse_args(argv: list[str] | None = None):
+    parser = cli.Parser(prog="main.py", description="Speculative decoding for T5 on MLX.")
+    parser.add_argument(
+        "--model",
+        type=cli.name,
+        help="a converted folder, or its name under mlx_models/ (default: the embedded pair)",
+    )
+    parser.add_argument(
+        "--draft-model",
+        type=cli.name,
+        help="a smaller converted model of the same vocabulary (default: none)",
+    )
+    parser.add_argument("--prompt", "-p", help="the text to work on, or - for standard input")
+    parser.add_argument(
+        "--prompt-file",
+        type=cli.name,
+        metavar="FILE",
+        help="many texts, - for standard input: one a line, or JSON lines with a field prompt when "
+        "the name ends in .jsonl or the first line begins with {",
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        default=BATCH_SIZE,
+        help="texts of the prompt file to decode side by side (default: %(default)s)",
+    )
+    add_decoding_options(parser)
     parser.add_argument(
         "--json",
         action="store_true",
@@ -115,13 +125,21 @@ def parse_args(argv: list[str] | None = None):
     parser.add_argument(
         "--verbose",
         action="store_true",
-        help="print statistics to stderr, and time drafting apart from verifying",
+        help="end with statistics on stderr, and time drafting apart from verifying",
+    )
+    parser.add_argument(
+        "--show-draft",
+        action="store_true",
+        help="on a terminal, colour the text by where it comes from: copied, drafted, corrected by "
+        "the target or its own; in brackets where there is no colour, nothing in a pipe",
     )
     args = parser.parse_args(argv)
     if (args.prompt is None) == (args.prompt_file is None):
         parser.error("give a text with --prompt, or many with --prompt-file")
     if args.draft_model and not args.model:
         parser.error("--draft-model needs --model; the embedded pair has a draft of its own")
+    if args.show_draft and args.json:
+        parser.error("--show-draft colours text; with --json see the field origins")
     return args
 
 
@@ -132,24 +150,6 @@ def read_prompt(argument: str) -> str:
         return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError:
         raise InputError("standard input is not UTF-8 text") from None
-
-
-def statistics(response: Response) -> str:
-    """One line on what decoding took."""
-    stats = response.stats
-    line = (
-        f"{response.prompt_tokens} prompt tokens at {response.prompt_tps:.0f}/s, "
-        f"{response.generation_tokens} tokens at {response.generation_tps:.1f}/s "
-        f"({response.finish_reason}), {stats.target_calls} target calls"
-    )
-    if stats.drafted:
-        histogram = " ".join(f"{n}:{rounds}" for n, rounds in enumerate(stats.histogram()))
-        line += (
-            f", {stats.accepted} of {stats.drafted} drafted tokens accepted "
-            f"(rounds by number accepted {histogram}), {stats.drafting_seconds:.3f} s drafting, "
-            f"{stats.seconds - stats.drafting_seconds:.3f} s verifying"
-        )
-    return f"{line}, peak memory {response.peak_memory:.2f} GB"
 
 
 def as_json(index: int, response: Response, timed: bool) -> str:
@@ -168,18 +168,38 @@ def as_json(index: int, response: Response, timed: bool) -> str:
     return json.dumps({"index": index} | fields, ensure_ascii=False)
 
 
-def answer_prompt(args, generate_with: dict, ranks: Ranks) -> None:
+def show_draft(args, write: Callable[..., None]) -> Callable[[Response], str]:
+    """What makes a response into the text to show. With --show-draft, `write`s what it means."""
+    if not args.show_draft:
+        return lambda response: response.text
+    from colours import legend, marks_for, painted
+
+    marks = marks_for(sys.stdout)
+    if marks:
+        write(legend(marks, sys.stderr), file=sys.stderr)
+    return lambda response: painted(response, marks)
+
+
+def print_summary(summary: Summary, began: float) -> None:
+    bars = bars_for(sys.stderr.encoding)
+    print("\n".join(summary.lines(time.perf_counter() - began, bars)), file=sys.stderr)
+
+
+def answer_prompt(args, generate_with: dict) -> None:
     """Decode the one prompt, streaming its text to stdout."""
     prompt = read_prompt(args.prompt)
+    summary, began = Summary(), time.perf_counter()
     if args.json:
         ((_, response),) = stream_batch(prompts=[prompt], **generate_with)
         print(as_json(0, response, args.verbose))
     else:
+        shown = show_draft(args, print)
         for response in stream_generate(prompt=prompt, **generate_with):
-            print(response.text, end="", flush=True)
+            print(shown(response), end="", flush=True)
         print()
     if args.verbose:
-        print(statistics(response), file=sys.stderr)
+        summary.add(response)
+        print_summary(summary, began)
 
 
 def answer_file(args, generate_with: dict, ranks: Ranks) -> None:
@@ -198,7 +218,8 @@ def answer_file(args, generate_with: dict, ranks: Ranks) -> None:
             output.put(line, "")
 
     file = PromptFile(args.prompt_file, report, ranks)
-    began, texts, tokens = time.perf_counter(), 0, 0
+    shown = show_draft(args, write)
+    summary, began = Summary(), time.perf_counter()
     with tqdm(desc="prompts", unit="", disable=None) as progress, InOrder(write) as output:
         responses = stream_batch(prompts=file, batch_size=args.batch_size, **generate_with)
         for index, response in responses:
@@ -206,12 +227,11 @@ def answer_file(args, generate_with: dict, ranks: Ranks) -> None:
             if args.json:
                 write(as_json(line, response, args.verbose))
             else:
-                output.put(line, response.text)
+                output.put(line, shown(response))
             progress.update()
-            texts, tokens = texts + 1, tokens + response.generation_tokens
+            summary.add(response)
     if args.verbose:
-        rate = tokens / (time.perf_counter() - began)
-        print(f"{texts} texts, {tokens} tokens at {rate:.1f}/s", file=sys.stderr)
+        print_summary(summary, began)
     if file.bad_lines:
         raise InputError(
             f"{args.prompt_file}: {file.bad_lines} of {file.lines} lines have no prompt"
@@ -256,8 +276,10 @@ def answer(args, ranks: Ranks) -> None:
         "tokenizer": tokenizer,
         "draft_model": draft_model,
     }
-    answer_from = answer_prompt if args.prompt_file is None else answer_file
-    answer_from(args, generate_with, ranks)
+    if args.prompt_file is None:
+        answer_prompt(args, generate_with)
+    else:
+        answer_file(args, generate_with, ranks)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,19 @@
 """Instruments of benchmark.py: the machine's limits, a model's costs, and ways of decoding that take
 turns, so that what slows the machine down slows all of them down."""
 
+import functools
 import os
 import platform
 import random
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -40,8 +43,8 @@ def examples(per_kind: int) -> list[Example]:
 
 def widened_pair(sizes: Sequence[str]) -> tuple[T5, T5]:
     """The embedded pair in these sizes."""
-    models = (load(demo_model(role))[0] for role in ("target", "draft"))
-    return tuple(widen(model, size) for model, size in zip(models, sizes, strict=True))
+    target, draft = (load(demo_model(role))[0] for role in ("target", "draft"))
+    return widen(target, sizes[0]), widen(draft, sizes[1])
 
 
 # ---------------------------------------------------------------------------------------------
@@ -74,15 +77,19 @@ class Run:
 
 
 def take_turns(
-    ways: dict[object, Way], sources: Sequence[list[int]], per_turn: int = 1
-) -> dict[object, Run]:
+    ways: Mapping[Any, Way],
+    sources: Sequence[list[int]],
+    per_turn: int = 1,
+    beside: Callable[[], None] = lambda: None,
+) -> dict[Any, Run]:
     """Decode all sources in each of the ways, `per_turn` of them at a time, one way after the other;
-    each is warmed up with the first ones."""
+    each is warmed up with the first one. `beside` is called once a turn."""
     runs = {name: Run() for name in ways}
     for way in ways.values():
-        way(sources[:per_turn])
+        way(sources[:1])
     names = list(ways)
     for i, start in enumerate(range(0, len(sources), per_turn)):
+        beside()
         turn = sources[start : start + per_turn]
         for name in names[i % len(names) :] + names[: i % len(names)]:
             mx.reset_peak_memory()
@@ -115,16 +122,16 @@ def decoder(
     return run
 
 
-def tokens_per_call(rows: list[Row]) -> float:
+def tokens_per_call(rows: Sequence[Row]) -> float:
     tokens = sum(len(row.from_draft) for row in rows)
     return tokens / sum(row.stats.target_calls for row in rows)
 
 
-def drafted_per_call(rows: list[Row]) -> float:
+def drafted_per_call(rows: Sequence[Row]) -> float:
     return sum(row.stats.drafted for row in rows) / sum(row.stats.target_calls for row in rows)
 
 
-def acceptance(rows: list[Row]) -> float:
+def acceptance(rows: Sequence[Row]) -> float:
     return sum(row.stats.accepted for row in rows) / max(1, sum(r.stats.drafted for r in rows))
 
 
@@ -146,7 +153,7 @@ def counted_synchronisations():
         count[0] += 1
         return evaluate(*args)
 
-    np.array, mx.eval = counting_array, counting_eval
+    np.array, mx.eval = counting_array, counting_eval  # type: ignore[assignment]
     try:
         yield count
     finally:
@@ -175,11 +182,11 @@ def synchronisations_per_round(
 def step_bytes(model: T5) -> int:
     """Bytes of weights that decoding one token reads: the decoder's and the head's, without what
     projects the source, once per prompt."""
-    weights = tree_flatten(model.parameters())
+    weights = dict(tree_flatten(model.parameters()))
     head = "embedding." if model.config.tied_head else "head."
     read = [
         weight.nbytes
-        for name, weight in weights
+        for name, weight in weights.items()
         if name.startswith(head)
         or (
             (name.startswith("decoder.") and ".cross_attention.key" not in name)
@@ -189,9 +196,40 @@ def step_bytes(model: T5) -> int:
     return sum(read)
 
 
-def read_bandwidth(model: T5) -> float:
-    """Bytes per second of a chain of matrix-vector products over the weights that a step reads, each
-    waiting for the one before, and nothing else."""
+class Costs:
+    """What a step costs at least on this machine, and what the models cost: in seconds, measured again
+    and again while other things are."""
+
+    EARLY, LATE = 50, 500  # tokens into a text, to see what its length costs
+
+    def __init__(self, target: T5, draft: T5 | None, source: list[int], widths: Sequence[int]):
+        """widths: the numbers of tokens whose check is timed."""
+        at = target_calls(target, source, 16)
+        self._probes: dict[object, Callable[[], float]] = {"products": products(target)}
+        self._probes |= {width: functools.partial(at, width) for width in widths}
+        for context in (self.EARLY, self.LATE):
+            self._probes[f"at {context}"] = functools.partial(
+                target_calls(target, source, context), 1
+            )
+        if draft:
+            self._probes["draft"] = draft_tokens(draft, source)
+        self._seconds: dict[object, list[float]] = {name: [] for name in self._probes}
+        for probe in self._probes.values():
+            probe()  # warms up
+
+    def measure(self) -> None:
+        for name, probe in self._probes.items():
+            self._seconds[name].append(probe())
+
+    def __getitem__(self, name: object) -> float:
+        """The median of the seconds of a target call by its number of tokens, of one "at 50" and "at
+        500" tokens into the text, of a "draft" token, of the "products" of a step alone."""
+        return statistics.median(self._seconds[name])
+
+
+def products(model: T5) -> Callable[[], float]:
+    """What takes the seconds of a chain of matrix-vector products over the weights that a step reads,
+    each waiting for the one before, and nothing else."""
     c = model.config
     head = model.embedding.as_linear if c.tied_head else model.head
     matrices = []
@@ -208,8 +246,7 @@ def read_bandwidth(model: T5) -> float:
         mx.eval(head(mx.broadcast_to(one, (1, c.d_model))))
         return time.perf_counter() - began
 
-    chain()
-    return step_bytes(model) / statistics.median(chain() for _ in range(7))
+    return chain
 
 
 def _input_width(linear) -> int:
@@ -218,11 +255,11 @@ def _input_width(linear) -> int:
     return linear.weight.shape[1]
 
 
-def verify_seconds(
-    model: T5, source: list[int], widths: Sequence[int], context: int = 16, calls: int = 4
-) -> dict[int, float]:
-    """Seconds of a decoder call on each of so many tokens after `context` others, in chains of calls
-    that each depend on the one before; the median of several."""
+def target_calls(
+    model: T5, source: list[int], context: int, calls: int = 2
+) -> Callable[[int], float]:
+    """What takes the seconds of a decoder call on so many tokens after `context` others, in a chain of
+    calls that each depend on the one before."""
     cache = model.start(mx.array([source]))
     fill = np.arange(context, dtype=np.int32)[None]
     model.decode(mx.full((1, context), 7), fill, cache)
@@ -239,28 +276,25 @@ def verify_seconds(
         mx.eval(token)
         return (time.perf_counter() - began) / calls
 
-    seconds = {width: [] for width in widths}
-    for turn in range(6):
-        for width in widths:
-            took = chain(width)
-            if turn:  # the first one warms up
-                seconds[width].append(took)
-    return {width: statistics.median(times) for width, times in seconds.items()}
+    return chain
 
 
-def draft_seconds(draft: T5, source: list[int], length: int = 8) -> float:
-    """Seconds that the draft model takes for a token, one after the other."""
-    drafter, rows, times = ModelDrafter(draft), [[draft.config.decoder_start_token_id, 7, 9]], []
+def draft_tokens(draft: T5, source: list[int], length: int = 8) -> Callable[[], float]:
+    """What takes the seconds that the draft model needs for a token, one after the other."""
+    drafter, row = ModelDrafter(draft), [draft.config.decoder_start_token_id, 7]
     drafter.start([source])
-    for _ in range(6):
-        offers = [offers[0] for offers in drafter.offers(rows)]
+
+    def chain() -> float:
+        row.append(9)
+        offers = [offers[0] for offers in drafter.offers([row])]
         drafter.prepare(offers)
         began = time.perf_counter()
-        mx.eval(drafter.draft(rows, offers, np.array([length]), Greedy()).tokens)
-        times.append((time.perf_counter() - began) / length)
+        mx.eval(drafter.draft([row], offers, np.array([length]), Greedy()).tokens)
+        seconds = (time.perf_counter() - began) / length
         drafter.keep(np.array([0]))
-        rows[0].append(9)
-    return statistics.median(times[1:])
+        return seconds
+
+    return chain
 
 
 # ---------------------------------------------------------------------------------------------
@@ -273,10 +307,10 @@ def machine() -> dict[str, str | int]:
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
+        else os.cpu_count() or 0,
         "system": f"{platform.system()} {platform.machine()}",
         "device": str(mx.default_device()),
-        "mlx": mx.__version__,
+        "mlx": version("mlx"),
         "blas": Path(os.environ.get("LD_PRELOAD", "")).name or "of MLX",
         "threads": os.environ.get("OMP_NUM_THREADS", "default"),
     }

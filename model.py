@@ -11,6 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -145,7 +146,8 @@ class DecoderLayer(nn.Module):
         keys, values = cache.append(index, *self.attention.project(y))
         x = x + self.attention(y, keys, values, bias)
         y = self.cross_attention_norm(x)
-        x = x + self.cross_attention(y, *cache.memory[index], cache.memory_mask)
+        keys, values = cache.memory[index]
+        x = x + self.cross_attention(y, keys, values, cache.memory_mask)
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
@@ -252,7 +254,7 @@ class T5(nn.Module):
             x = x * self.config.d_model**-0.5
         return self.embedding.as_linear(x) if self.config.tied_head else self.head(x)
 
-    def agreed(self, x: mx.array | float) -> np.ndarray:
+    def agreed(self, x: mx.array | float) -> Any:
         """x, integers or a float, on the host; where ranks share the model, what rank 0 has."""
         return self.ranks.agreed(x)
 
@@ -283,8 +285,8 @@ def weight_shapes(
     config: Config, quantization: Quantization | None = None
 ) -> dict[str, tuple[int, ...]]:
     """The name and shape of every weight of a model; nothing is allocated."""
-    weights = tree_flatten(build(config, quantization).parameters())
-    return {name: value.shape for name, value in weights}
+    weights = dict(tree_flatten(build(config, quantization).parameters()))
+    return {name: value.shape for name, value in weights.items()}
 
 
 def check_weights(
@@ -346,7 +348,7 @@ def load(
 
     def read() -> T5:
         model = build(config, quantization)
-        if split and ranks.size > 1:
+        if split and group and ranks.size > 1:
             sharding.check_ranks(config, quantization, ranks.size)
             sharding.shard(model, group)
             sharding.load_shard(model, arrays, ranks.rank)
@@ -375,6 +377,8 @@ def _open(name: str) -> tuple[Path, Config, Quantization | None, dict[str, np.nd
 
 def _fingerprints(path: Path) -> dict[str, str]:
     """What tells a model's files from others of the same names; weights by the zip's checksums."""
+    from importlib.metadata import version
+
     with zipfile.ZipFile(path / WEIGHTS) as archive:
         members = [(m.filename, m.file_size, m.CRC) for m in archive.infolist()]
     raw = read_json(path / "config.json")
@@ -382,6 +386,6 @@ def _fingerprints(path: Path) -> dict[str, str]:
         "config.json": str((Config.from_dict(raw), Quantization.from_config(raw))),
         "weights.npz": str(members),
         "tokenizer.json": (path / "tokenizer.json").read_text(encoding="utf-8"),
-        "version of MLX": mx.__version__,
+        "version of MLX": version("mlx"),
     }
     return {name: f"{zlib.crc32(text.encode()):08x}" for name, text in parts.items()}

@@ -18,6 +18,7 @@ from mlx.utils import tree_flatten
 from transformers import T5Config, T5ForConditionalGeneration
 
 from convert import our_name
+from drafting import padded
 from main import DEMO
 from measure import widened_pair
 from model import T5
@@ -53,26 +54,40 @@ def in_transformers(model: T5) -> T5ForConditionalGeneration:
     return theirs.eval()
 
 
-def with_transformers(sizes: Sequence[str], max_tokens: int) -> Callable[..., list[int]]:
-    """A function that decodes greedily: plainly, `assisted` by the draft model, or by prompt lookup
-    of so many tokens."""
-    target, draft = map(in_transformers, widened_pair(sizes))
+Sources = Sequence[list[int]]
 
-    def generate(source: list[int], assisted: bool = False, lookup: int | None = None) -> list[int]:
+
+def with_transformers(sizes: Sequence[str], max_tokens: int) -> Callable[..., list[list[int]]]:
+    """A function that decodes sources side by side, greedily: plainly, `assisted` by the draft model,
+    or by prompt lookup of so many tokens."""
+    target, draft = map(in_transformers, widened_pair(sizes))
+    ends = target.config.eos_token_id
+
+    def generate(sources: Sources, assisted: bool = False, lookup: int | None = None):
         how = {"assistant_model": draft} if assisted else {}
         if lookup:
             how["prompt_lookup_num_tokens"] = lookup
+        tokens, mask = padded(sources, target.config.pad_token_id)
         with torch.inference_mode():
-            tokens = target.generate(
-                torch.tensor([source]), max_new_tokens=max_tokens, do_sample=False, **how
+            found = target.generate(
+                torch.from_numpy(tokens).long(),
+                attention_mask=torch.from_numpy(mask),
+                max_new_tokens=max_tokens,
+                do_sample=False,
+                **how,
             )
-        return tokens[0, 1:].tolist()
+        return [_until_end(row[1:], ends) for row in found.tolist()]
 
     return generate
 
 
-def with_ctranslate2(sizes: Sequence[str], max_tokens: int) -> Callable[..., list[int]]:
-    """A function that decodes greedily."""
+def _until_end(tokens: list[int], ends: Sequence[int]) -> list[int]:
+    last = next((i for i, token in enumerate(tokens) if token in ends), len(tokens))
+    return tokens[: last + 1]
+
+
+def with_ctranslate2(sizes: Sequence[str], max_tokens: int) -> Callable[..., list[list[int]]]:
+    """A function that decodes sources side by side, greedily."""
     import ctranslate2
     from transformers import AutoTokenizer
 
@@ -89,14 +104,14 @@ def with_ctranslate2(sizes: Sequence[str], max_tokens: int) -> Callable[..., lis
             str(converted), compute_type="float32", inter_threads=1, intra_threads=threads
         )
 
-    def generate(source: list[int]) -> list[int]:
-        result = translator.translate_batch(
-            [tokenizer.convert_ids_to_tokens(source)],
+    def generate(sources: Sources):
+        results = translator.translate_batch(
+            [tokenizer.convert_ids_to_tokens(source) for source in sources],
             beam_size=1,
             max_decoding_length=max_tokens,
             return_end_token=True,
         )
-        return tokenizer.convert_tokens_to_ids(result[0].hypotheses[0])
+        return [tokenizer.convert_tokens_to_ids(result.hypotheses[0]) for result in results]
 
     return generate
 
@@ -114,14 +129,17 @@ class Peer:
         theirs.close()
         self._connection.recv()
 
-    def way(self, **how) -> Callable[[Sequence[list[int]]], list[list[int]]]:
-        """A way to decode sources, one by one."""
+    def way(self, batch_size: int = 1, **how) -> Callable[[Sources], list[list[int]]]:
+        """A way to decode sources, so many side by side."""
 
-        def decode(source: list[int]) -> list[int]:
-            self._connection.send((source, how))
-            return self._connection.recv()
+        def decode(sources: Sources) -> list[list[int]]:
+            found = []
+            for i in range(0, len(sources), batch_size):
+                self._connection.send((sources[i : i + batch_size], how))
+                found += self._connection.recv()
+            return found
 
-        return lambda sources: [decode(source) for source in sources]
+        return decode
 
     def close(self) -> None:
         self._connection.send(None)
@@ -134,24 +152,29 @@ def _serve(
     generate = make(sizes, max_tokens)
     connection.send("ready")
     while request := connection.recv():
-        source, how = request
-        connection.send(generate(source, **how))
+        sources, how = request
+        connection.send(generate(sources, **how))
 
 
 @contextlib.contextmanager
-def peers(sizes: Sequence[str], max_tokens: int) -> Iterator[dict]:
-    """The ways of the peers that are installed, on the embedded pair in these sizes."""
-    found = [Peer(with_transformers, sizes, max_tokens)]
-    ways = {
-        "transformers, plain": found[0].way(),
-        "transformers, assisted": found[0].way(assisted=True),
-        "transformers, prompt lookup": found[0].way(lookup=10),
-    }
+def peers(
+    sizes: Sequence[str], max_tokens: int, batch_sizes: Sequence[int] = (1,)
+) -> Iterator[dict]:
+    """The ways of the peers that are installed, on the embedded pair in these sizes. transformers
+    speculates one prompt at a time only."""
+    torch_peer = Peer(with_transformers, sizes, max_tokens)
+    plainly = {"transformers": torch_peer}
     if importlib.util.find_spec("ctranslate2"):
-        found.append(Peer(with_ctranslate2, sizes, max_tokens))
-        ways["CTranslate2, plain"] = found[1].way()
+        plainly["CTranslate2"] = Peer(with_ctranslate2, sizes, max_tokens)
+    ways = {
+        f"{name}, plain" + (f", batch {size}" if size > 1 else ""): peer.way(size)
+        for size in batch_sizes
+        for name, peer in plainly.items()
+    }
+    ways["transformers, assisted"] = torch_peer.way(assisted=True)
+    ways["transformers, prompt lookup"] = torch_peer.way(lookup=10)
     try:
         yield ways
     finally:
-        for peer in found:
+        for peer in plainly.values():
             peer.close()

@@ -63,7 +63,7 @@ def _speed_up(path: Path, report: Mapping, results: Mapping) -> None:
 
 def _accepted(path: Path, results: Mapping) -> None:
     figure, axes = _figure(path, "drafted tokens accepted in a round", "share of the rounds")
-    longest = {}
+    longest: dict[str, tuple] = {}
     for setting, rows in results.items():
         if setting.drafter and setting.num_draft != "auto" and setting.batch_size == 1:
             longest[setting.drafter] = max(

@@ -28,15 +28,15 @@ class Quantization:
     mode, an offset). InputError for a combination that MLX does not have."""
 
     mode: str = "affine"
-    bits: int | None = None  # None: the mode's default
-    group_size: int | None = None
+    bits: int = 0  # 0: the mode's default
+    group_size: int = 0
 
     def __post_init__(self):
         if self.mode not in MODES:
             raise InputError(f"mode is {self.mode!r}, not one of {', '.join(MODES)}")
         for field, known in zip(("bits", "group_size"), MODES[self.mode], strict=True):
             value = getattr(self, field)
-            if value is None:
+            if not value:
                 object.__setattr__(self, field, known[0])
             elif value not in known:
                 listed = ", ".join(map(str, sorted(known)))

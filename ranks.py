@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -53,7 +53,7 @@ class Ranks:
         mine = x * int(self.rank == 0)
         return mx.distributed.all_sum(mine, group=self.group) if self.size > 1 else x
 
-    def agreed(self, x: mx.array | float) -> np.ndarray:
+    def agreed(self, x: mx.array | float) -> Any:
         """x as rank 0 has it, on the host: integers of up to 32 bits, or one float.
 
         Raises RankLost where a rank did not take part.
@@ -100,7 +100,8 @@ class Ranks:
         """This rank's step(). Where it is InputError or OSError on one rank, all raise InputError."""
         if self.size == 1:
             return step()
-        result, error = None, ""
+        result: Any = None
+        error = ""
         try:
             result = step()
         except (InputError, OSError) as raised:
@@ -113,12 +114,12 @@ class Ranks:
 
     def in_turn(self, step: Callable[[], T]) -> T:
         """This rank's step(), when the ranks before it have done theirs. Errors: as `together`."""
-        results = [
+        results: list[Any] = [
             self.together(step if rank == self.rank else lambda: None) for rank in range(self.size)
         ]
         return results[self.rank]
 
-    def from_first(self, step: Callable[[], object]) -> object:
+    def from_first(self, step: Callable[[], object]) -> Any:
         """What step() returns on rank 0, which must fit into JSON. Errors: as `together`."""
         result = self.together(step if self.rank == 0 else lambda: None)
         if self.size == 1:

@@ -15,20 +15,28 @@ import numpy as np
 
 from draft_length import Fixed, Measured, Plan
 from drafting import Drafter, following, lacking, padded
+from lookup import Offer
 from model import T5
 from options import Options
 from sampling import Draft, no_draft
 
+ORIGINS = ("copied", "drafted", "corrected", "plain")
+"""Where a token comes from: a drafter copied it, or a draft model wrote it, and the target accepted;
+or it is the target's own, in place of a rejected one, or with none rejected."""
+
 
 @dataclass
 class Stats:
-    """What decoding a row took. Seconds are those of the rounds that the row took part in."""
+    """What decoding a row took. Seconds are those of the rounds that the row took part in; of each
+    round it has a share, so that the shares of all rows add up to the time that passed."""
 
     target_calls: int = 0
     drafted: int = 0
     accepted_lengths: Counter[int] = field(default_factory=Counter)  # drafted tokens kept: rounds
     seconds: float = 0.0
     drafting_seconds: float = 0.0  # of these; measured with the option `timed` only
+    seconds_share: float = 0.0  # a round's seconds, divided among its rows
+    drafting_share: float = 0.0
 
     @property
     def accepted(self) -> int:
@@ -40,11 +48,13 @@ class Stats:
         most = max(self.accepted_lengths, default=0)
         return [self.accepted_lengths[length] for length in range(most + 1)]
 
-    def count(self, seconds: float, drafting_seconds: float, drafted: int) -> None:
+    def count(self, seconds: float, drafting_seconds: float, drafted: int, rows: int) -> None:
         self.target_calls += 1
         self.drafted += drafted
         self.seconds += seconds
         self.drafting_seconds += drafting_seconds
+        self.seconds_share += seconds / rows
+        self.drafting_share += drafting_seconds / rows
 
 
 @dataclass
@@ -55,6 +65,7 @@ class Row:
     seed: bytes = b""  # the root of the row's noise; greedy decoding has none
     tokens: list[int] = field(default_factory=list)  # the decoder's start token first
     from_draft: list[bool] = field(default_factory=list)  # of tokens[1:]: the drafter proposed it
+    origins: list[str] = field(default_factory=list)  # of tokens[1:]: see ORIGINS
     finish_reason: str | None = None  # "stop": end of sequence; "length": max_tokens
     stats: Stats = field(default_factory=Stats)
     encoded_per_second: float = 0.0  # source tokens, of all rows that were encoded together
@@ -97,13 +108,13 @@ class Decoding:
         tokens = [[] if row.finish_reason else row.tokens for row in self.rows]
         plan = self._plan(tokens)
         k = int(plan.lengths.max())
-        if k:
+        if self.drafter and k:
             self.drafter.prepare(plan.offers)
         began = time.perf_counter()
 
         # draft
         draft = no_draft(len(tokens))
-        if k:
+        if self.drafter and k:
             draft = self.drafter.draft(tokens, plan.offers, plan.lengths, self.sampler)
         mx.async_eval(draft.tokens)  # runs while the host prepares what follows
 
@@ -122,14 +133,16 @@ class Decoding:
 
         # keep
         self.cache.keep(last.shape[1] + n)
-        if k:
+        if self.drafter and k:
             self.drafter.keep(n)
         seconds = time.perf_counter() - began
         unfinished = [b for b, row in enumerate(self.rows) if not row.finish_reason]
         accepted = [0] * len(self.rows)
         for b in unfinished:
-            self.rows[b].stats.count(seconds, drafting, int(plan.lengths[b]))
-            accepted[b] = self._commit(self.rows[b], drafted[b, : n[b]].tolist(), int(token[b]))
+            row, length = self.rows[b], int(plan.lengths[b])
+            row.stats.count(seconds, drafting, length, len(unfinished))
+            accepted[b] = self._commit(row, drafted[b, : n[b]].tolist(), int(token[b]))
+            row.origins += _origins(row, accepted[b], plan.offers[b], n[b] < length)
         self.length.observe(plan, accepted, seconds)
         return [b for b in unfinished if self.rows[b].finish_reason]
 
@@ -203,11 +216,19 @@ class Decoding:
         return sum(flags)
 
 
+def _origins(row: Row, accepted: int, offer: Offer | None, rejected: bool) -> list[str]:
+    """The origins of the tokens that a round has added to the row: `accepted` ones of the offer,
+    and the target's own unless the text ended before it."""
+    own = len(row.from_draft) - len(row.origins) - accepted
+    draft = "drafted" if offer and offer.modelled else "copied"
+    return [draft] * accepted + ["corrected" if rejected else "plain"] * own
+
+
 def draft_length(model: T5, options: Options) -> Fixed | Measured:
     """What decides how much to draft: by the option num_draft."""
     if options.num_draft == "auto":
         return Measured(model.config.vocab_size, model.agreed)
-    return Fixed(options.num_draft)
+    return Fixed(int(options.num_draft))
 
 
 def decode(

@@ -92,12 +92,13 @@ def probabilities(
     one's. The order and the meanings are those of transformers. One token always stays.
     """
     logits = mx.clip(logits.astype(mx.float32), -3e38, 3e38)  # infinities would make NaN
+    temp = max(temp, 1e-30)  # smaller ones are 0 in float32
     logits = (logits - logits.max(axis=-1, keepdims=True)) / temp
     if top_k or top_p < 1:
         order = mx.argsort(-logits, axis=-1)
         ranked = mx.take_along_axis(logits, order, axis=-1)
         rank = mx.arange(logits.shape[-1])
-        keep = rank < (top_k or logits.shape[-1])
+        keep = rank < min(top_k or logits.shape[-1], logits.shape[-1])
         if top_p < 1:
             p = mx.softmax(mx.where(keep, ranked, -mx.inf), axis=-1)
             keep &= (mx.cumsum(p, axis=-1) - p < top_p) | (rank == 0)
@@ -119,7 +120,8 @@ class RowSeeds:
     prompt stands in the list, but for prompts that the list has had before."""
 
     def __init__(self, seed: int):
-        self._seed, self._seen = seed, Counter()
+        self._seed = seed
+        self._seen: Counter[bytes] = Counter()
 
     def __call__(self, source: list[int]) -> bytes:
         text = f"{self._seed}|{','.join(map(str, source))}"
@@ -213,12 +215,11 @@ def _padded_q(draft: Draft, vocab_size: int) -> mx.array:
     """The draft's distributions [B, k + 1, V]: one-hot where the tokens were certain, zero for ids
     that the drafter lacks and beyond each row's length, where only the target speaks."""
     B, k = draft.tokens.shape
-    q = None
+    q = one_hot = (draft.tokens[..., None] == mx.arange(vocab_size)).astype(mx.float32)
     if draft.q is not None:
         q = mx.pad(draft.q, [(0, 0), (0, 0), (0, vocab_size - draft.q.shape[-1])])
-    if q is None or draft.certain is not None:
-        one_hot = (draft.tokens[..., None] == mx.arange(vocab_size)).astype(mx.float32)
-        q = one_hot if q is None else mx.where(mx.array(draft.certain[:, None, None]), one_hot, q)
+        if draft.certain is not None:
+            q = mx.where(mx.array(draft.certain[:, None, None]), one_hot, q)
     meant = np.arange(k) < draft.lengths[:, None]
     q = mx.where(mx.array(meant[..., None]), q, 0.0)
     return mx.concatenate([q, mx.zeros((B, 1, vocab_size))], axis=1)

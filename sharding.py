@@ -45,7 +45,7 @@ def shard(model: nn.Module, group: mx.distributed.Group) -> None:
 def load_shard(model: nn.Module, arrays: Mapping[str, np.ndarray], rank: int) -> None:
     """Load this rank's part of the arrays, and read no other, into a model from `shard`."""
     weights = []
-    for name, parameter in tree_flatten(model.parameters()):
+    for name, parameter in dict(tree_flatten(model.parameters())).items():
         weight = to_mlx(_part(arrays[name], parameter.shape, rank))
         if weight.dtype == mx.float16 and ".out." in name:
             # One rank's part of a sum may overflow float16 where the sum does not.

@@ -6,6 +6,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -15,7 +16,7 @@ from cache import DEAD, Cache
 from decoder import load
 from demo.tasks import Example
 from demo.widen import widen
-from drafting import CombinedDrafter, InputDrafter, ModelDrafter
+from drafting import CombinedDrafter, Drafter, InputDrafter, ModelDrafter
 from main import demo_model
 from measure import (
     acceptance,
@@ -123,7 +124,7 @@ def compare_quantizations(
     lines = []
     for setting in (None, *settings):
         pair = [rounded(model, setting) if setting else model for model in (target, draft)]
-        rows = decode_all(*pair, sources, options)
+        rows = decode_all(pair[0], pair[1], sources, options)
         texts = [tokenizer.decode(row.tokens, skip_special_tokens=True) for row in rows]
         right = sum(text == e.answer for text, e in zip(texts, asked, strict=True))
         name = f"{setting.mode}, {setting.bits} bits" if setting else "float32"
@@ -148,13 +149,13 @@ def rounded(model: T5, quantization: Quantization) -> T5:
         return mx.dequantize(*packed, **how).astype(mx.float32)[:, : weight.shape[1]]
 
     copy = T5(model.config)
-    weights = tree_flatten(model.parameters())
-    copy.load_weights([(name, through(name, weight)) for name, weight in weights])
+    weights = dict(tree_flatten(model.parameters()))
+    copy.load_weights([(name, through(name, weight)) for name, weight in weights.items()])
     return copy
 
 
 def compare_batches(
-    target: T5, draft: T5, sources: list, sizes: tuple[str, str], num_draft: int
+    target: T5, draft: T5, sources: list, sizes: Sequence[str], num_draft: int
 ) -> None:
     """Tokens per second over whole runs, encoding included, against plain decoding one by one."""
     drafter = ModelDrafter(widen(draft, sizes[1]))
@@ -163,7 +164,8 @@ def compare_batches(
     for batch_size, k in itertools.product((1, 2, 4, 8, 16), (0, num_draft)):
         options = Options(num_draft=k)
         list(decode(target, drafter, map(Row, sources[:batch_size]), options, batch_size))
-        counted, began = Counted(target), time.perf_counter()
+        counted: Any = Counted(target)  # in the place of a T5
+        began = time.perf_counter()
         rows = list(decode(counted, drafter, map(Row, sources), options, batch_size))
         seconds = time.perf_counter() - began
         rate = sum(len(row.from_draft) for row in rows) / seconds
@@ -184,13 +186,11 @@ def compare_batches(
     table(header, lines)
 
 
-def compare_lengths(
-    target: T5, draft: T5, tokenizer, per_kind: int, sizes: tuple[str, str]
-) -> None:
+def compare_lengths(target: T5, draft: T5, tokenizer, per_kind: int, sizes: Sequence[str]) -> None:
     """Tokens per second of every num_draft against plain decoding, prompt by prompt side by side."""
     target, expensive = widen(target, sizes[0]), widen(draft, sizes[1])
     copying = InputDrafter(tokenizer.id_to_token)
-    workloads = {
+    workloads: dict[str, tuple[str, Drafter]] = {
         "sentences, cheap draft": ("sentence", ModelDrafter(draft)),
         "sentences, dear draft": ("sentence", ModelDrafter(expensive)),
         "numbers, cheap draft": ("number", ModelDrafter(draft)),
@@ -207,7 +207,7 @@ def compare_lengths(
         ways = {setting: decoder(target, drafter, setting) for setting in settings}
         rates = {setting: run.rate for setting, run in take_turns(ways, sources).items()}
         ratios = {setting: rate / rates[0] for setting, rate in rates.items()}
-        best = max(range(9), key=ratios.get)
+        best = max(range(9), key=ratios.__getitem__)
         cells = [f"{ratios[setting]:.2f}" for setting in settings[1:]]
         lines.append([name, *cells, f"{ratios['auto'] / ratios[best]:.2f} (of {best})"])
         print(*lines[-1], file=sys.stderr)
@@ -226,7 +226,8 @@ def compare_lookup(tokenizer, per_kind: int, sizes: Sequence[str]) -> None:
         ways[f"lookup, num_draft {k}"] = decoder(target, copying, k)
     with peers(sizes, Options.max_tokens) as theirs:
         runs = take_turns(ways | theirs, sources)
-    plain, lines = runs["plain"], []
+    plain = runs["plain"]
+    lines: list[list[str]] = []
     expected = [tokens_of(row) for row in plain.results]
     for name, run in runs.items():
         ours = isinstance(run.results[0], Row)

@@ -56,7 +56,7 @@ class Tensor:
             if self.strides is None:
                 yield self._read(start * row, count * row).reshape(count, *self.shape[1:])
             else:
-                yield self._gather(start, count)
+                yield self._gather(start, count, self.strides)
 
     def _read(self, first: int, count: int) -> np.ndarray:
         where = self.offset + first * self.dtype.itemsize
@@ -65,18 +65,18 @@ class Tensor:
             raise InputError(f"{self.path}: the file ends inside a tensor")
         return block
 
-    def _gather(self, start: int, count: int) -> np.ndarray:
+    def _gather(self, start: int, count: int, strides: tuple[int, ...]) -> np.ndarray:
         """Rows from `start` on, through a map of the file: only the copy takes memory."""
-        first, shape = start * self.strides[0], (count, *self.shape[1:])
+        first, shape = start * strides[0], (count, *self.shape[1:])
         where = self.offset + first * self.dtype.itemsize
         try:
-            mapped = np.memmap(self.path, self.dtype, "r", where, span(shape, self.strides))
+            mapped = np.memmap(self.path, self.dtype, "r", where, span(shape, strides))
         except ValueError:
             raise InputError(f"{self.path}: the file ends inside a tensor") from None
-        strides = [stride * self.dtype.itemsize for stride in self.strides]
-        source, block = as_strided(mapped, shape, strides), np.empty(shape, self.dtype)
+        in_bytes = [stride * self.dtype.itemsize for stride in strides]
+        source, block = as_strided(mapped, shape, in_bytes), np.empty(shape, self.dtype)
         # A transposed matrix is copied a cache line at a time: two to four times as fast.
-        width = 16 if self.strides[0] < self.strides[-1] else shape[-1]
+        width = 16 if strides[0] < strides[-1] else shape[-1]
         for column in range(0, shape[-1], width):
             block[..., column : column + width] = source[..., column : column + width]
         return block

@@ -28,7 +28,10 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     file = folder / FILE
     if not file.exists():
         raise InputError(f"{folder} has no {FILE}: convert the model again")
-    tokenizer = Tokenizer.from_file(str(file))
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the package has no class of its own for it
+        raise InputError(f"{file}: not a tokenizer: {error}") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -90,7 +93,7 @@ def shared_vocabulary(target: Tokenizer, draft: Tokenizer) -> int:
     pieces = []
     for tokenizer in (target, draft):
         vocab = tokenizer.get_vocab(with_added_tokens=True)
-        pieces.append(sorted(vocab, key=vocab.get))
+        pieces.append(sorted(vocab, key=vocab.__getitem__))
     for i, (ours, theirs) in enumerate(zip(*pieces, strict=False)):
         if ours != theirs:
             raise InputError(

@@ -22,7 +22,7 @@ import numpy as np
 from tensors import BFLOAT16, MAX_HEADER, InputError, Tensor, are_sizes, span, stored_members
 
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
-_STORAGES = {
+_STORAGES: dict[str, np.dtype] = {
     "FloatStorage": np.dtype("<f4"),
     "DoubleStorage": np.dtype("<f8"),
     "HalfStorage": np.dtype("<f2"),
@@ -194,6 +194,7 @@ def unpickle(stream: BinaryIO, storages: dict[str, tuple[str, int]] | None = Non
             if opcode.name == "STOP":
                 return machine.pop(1)[0]
             machine.step(opcode.name, value)
+        raise ValueError("no STOP")
     except InputError:
         raise
     except (LookupError, TypeError, AttributeError):
@@ -268,7 +269,7 @@ class _Machine:
 
 
 def _pairs(items) -> dict:
-    pairs = dict.fromkeys(())
+    pairs: dict[str | int, object] = {}
     for key, value in items:
         if type(key) not in (str, int):  # hashing nested tuples can take forever
             raise TypeError(f"a {type(key).__name__} as the key of a dict")

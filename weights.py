@@ -20,7 +20,7 @@ from checkpoint import (
 )
 from quantization import Quantization, is_matrix
 
-DTYPES = {
+DTYPES: dict[str, np.dtype] = {
     "float32": np.dtype("<f4"),
     "float16": np.dtype("<f2"),
     "bfloat16": BFLOAT16,

@@ -30,7 +30,7 @@ class Example:
 # Sentences. Nouns: English, German, French and Spanish, each singular/plural, with the genders
 # (German m/f/n, French m/f, Spanish m/f). No French noun begins with a vowel: no elision.
 
-_PEOPLE = """
+_PEOPLE_TABLE = """
 teacher/teachers    m Lehrer/Lehrer        m professeur/professeurs  m profesor/profesores
 girl/girls          n Mädchen/Mädchen      f fille/filles            f niña/niñas
 boy/boys            m Junge/Jungen         m garçon/garçons          m niño/niños
@@ -46,7 +46,7 @@ brother/brothers    m Bruder/Brüder        m frère/frères            m herman
 baker/bakers        m Bäcker/Bäcker        m boulanger/boulangers    m panadero/panaderos
 """
 
-_THINGS = """
+_THINGS_TABLE = """
 house/houses        n Haus/Häuser          f maison/maisons          f casa/casas
 book/books          n Buch/Bücher          m livre/livres            m libro/libros
 car/cars            n Auto/Autos           f voiture/voitures        m coche/coches
@@ -70,7 +70,7 @@ stone/stones        m Stein/Steine         f pierre/pierres          f piedra/pi
 """
 
 # English, German stem, French m/f/m plural/f plural (+: before the noun), Spanish m/f.
-_ADJECTIVES = """
+_ADJECTIVES_TABLE = """
 small   klein    +petit/petite/petits/petites           pequeño/pequeña
 big     groß     +grand/grande/grands/grandes           grande/grande
 old     alt      +vieux/vieille/vieux/vieilles          viejo/vieja
@@ -87,7 +87,7 @@ heavy   schwer   lourd/lourde/lourds/lourdes            pesado/pesada
 _OF_PEOPLE, _OF_THINGS = slice(0, 6), slice(6, 12)
 
 # Infinitive/singular/plural/participle.
-_VERBS = """
+_VERBS_TABLE = """
 see/sees/see/seen            sehen/sieht/sehen/gesehen             voir/voit/voient/vu               ver/ve/ven/visto
 buy/buys/buy/bought          kaufen/kauft/kaufen/gekauft           acheter/achète/achètent/acheté    comprar/compra/compran/comprado
 find/finds/find/found        finden/findet/finden/gefunden         trouver/trouve/trouvent/trouvé    encontrar/encuentra/encuentran/encontrado
@@ -132,9 +132,11 @@ def _nouns(table: str) -> list[tuple]:
     return [(r[0].split("/"), *((r[i], r[i + 1].split("/")) for i in (1, 3, 5))) for r in rows]
 
 
-_PEOPLE, _THINGS = _nouns(_PEOPLE), _nouns(_THINGS)
-_ADJECTIVES = [line.split() for line in _ADJECTIVES.strip().splitlines()]
-_VERBS = [[forms.split("/") for forms in line.split()] for line in _VERBS.strip().splitlines()]
+_PEOPLE, _THINGS = _nouns(_PEOPLE_TABLE), _nouns(_THINGS_TABLE)
+_ADJECTIVES = [line.split() for line in _ADJECTIVES_TABLE.strip().splitlines()]
+_VERBS = [
+    [forms.split("/") for forms in line.split()] for line in _VERBS_TABLE.strip().splitlines()
+]
 
 _DETERMINERS = ("the", "my", "number")
 _GERMAN_DEFINITE = {

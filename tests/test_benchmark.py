@@ -16,7 +16,6 @@ import measure
 from demo.tasks import held_out_example
 from drafting import ModelDrafter
 from model import T5
-from rounds import Row
 
 ROOT = Path(__file__).parent.parent
 
@@ -56,6 +55,12 @@ def test_speed_of_the_users_models_as_table_and_json(demo_folders, tmp_path):
         (["--num-draft", "many"], "'many' is neither a number nor auto"),
         (["--model", "demo-target", "--prompt-file", "none"], "none"),
         (["--batch-size", "0"], "0 is not 1 or more"),
+        (["--examples", "0"], "0 is not 1 or more"),
+        (["--num-draft", "2", "-1"], "num_draft is -1, not a whole number of 0 or more"),
+        (["--model", "demo-target", "--prompt-file", "/dev/null"], "/dev/null: no prompts"),
+        (["--plot", "/dev/null"], "/dev/null is not a folder"),
+        (["rules", "--model", "demo-target"], "the table rules has no use for --model"),
+        (["lengths", "--num-draft", "3"], "the table lengths has no use for --num-draft"),
     ],
 )
 def test_mistakes_are_one_line(demo_folders, arguments, message):
@@ -95,7 +100,7 @@ def test_every_way_takes_its_turn_at_every_source():
         return lambda sources: calls.append((name, sources)) or [[1, 2] for _ in sources]
 
     runs = measure.take_turns({n: way(n) for n in "ab"}, [[1], [2], [3]], per_turn=2)
-    assert calls[:2] == [("a", [[1], [2]]), ("b", [[1], [2]])]  # warming up
+    assert calls[:2] == [("a", [[1]]), ("b", [[1]])]  # warming up
     assert calls[2:] == [
         ("a", [[1], [2]]),
         ("b", [[1], [2]]),
@@ -122,16 +127,15 @@ def test_synchronisations_are_seen():
     assert measure.synchronisations_per_round(waiting, drafter, [5, 6, 7], 3) == 2
 
 
-def test_peers_write_the_same_text(demo_pair):
+def test_peers_write_the_same_text(demo_pair, monkeypatch):
     pytest.importorskip("torch")
     import peers
 
-    target, tokenizer, _ = demo_pair
-    theirs = peers.in_transformers(target)
+    target, tokenizer, draft = demo_pair
+    monkeypatch.setattr(peers, "widened_pair", lambda sizes: (target, draft))
+    generate = peers.with_transformers(("t5-large", "t5-small"), 64)
     sources = [tokenizer.encode(e.prompt).ids for e in measure.examples(2)]
-    import torch
-
-    for row in measure.decoder(target, None, 0)(sources):
-        assert isinstance(row, Row)
-        tokens = theirs.generate(torch.tensor([row.source]), max_new_tokens=64, do_sample=False)
-        assert tokens[0, 1:].tolist() == row.tokens[1:]
+    ours = [row.tokens[1:] for row in measure.decoder(target, None, 0)(sources)]
+    assert generate(sources) == ours  # side by side, of different lengths
+    for how in ({}, {"assisted": True}, {"lookup": 10}):
+        assert [generate([source], **how)[0] for source in sources[:4]] == ours[:4]

@@ -1,6 +1,7 @@
 """The command line as a user meets it: text on stdout, all else on stderr, mistakes in one line."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import cli
 from convert import convert
 from tokenizer import byte_tokenizer
 
@@ -32,6 +34,8 @@ def folder(demo_folders, tmp_path_factory) -> Path:
     byte_tokenizer().save(str(models / "bytes" / "tokenizer.json"))
     shutil.copytree(models / "demo-draft", models / "broken")
     (models / "broken" / "weights.npz").write_bytes(b"PK")
+    shutil.copytree(models / "demo-draft", models / "mute")
+    (models / "mute" / "tokenizer.json").write_text('{"a": 1}')
     shutil.copytree(models / "demo-draft", models / "incomplete")
     arrays = dict(np.load(models / "demo-draft" / "weights.npz"))
     del arrays["decoder.norm.weight"]
@@ -93,14 +97,29 @@ def test_a_seed_is_a_text(folder):
     assert text(*coupled) == text(*coupled, "--num-draft", "2") == text("--num-draft", "0")
 
 
-def test_verbose_ends_with_a_line_of_statistics(folder):
-    result = run("-p", PROMPT, "--verbose", cwd=folder)
+def test_verbose_ends_with_a_summary(folder):
+    result = run("-p", PROMPT, "--verbose", "--num-draft", "4", cwd=folder)
     assert result.stdout == f"{ANSWER}\n"
-    (line,) = result.stderr.splitlines()
-    for part in ("prompt tokens at", "target calls", "drafted tokens accepted", "s verifying"):
-        assert part in line
+    rates, draft, split = result.stderr.splitlines()
+    assert re.fullmatch(
+        r"1 text: 17 prompt tokens, 10 tokens in [\d.]+ s, [\d.]+ tokens/s, "
+        r"2\.00 tokens per target call",
+        rates,
+    )
+    assert draft == ("draft: 5 of 20 tokens accepted (25%), rounds by tokens accepted: 0 |█▃  ▃| 4")
+    percents = [int(n) for n in re.findall(r"(\d+)%", split)]
+    assert len(percents) == 4 and 98 <= sum(percents) <= 102
+    names = ("encoding", "drafting", "verifying", "elsewhere")
+    assert re.findall(r"(\w+) \d+%", split) == list(names)
     plain = run("-p", PROMPT, "--verbose", "--num-draft", "0", cwd=folder).stderr
-    assert "target calls" in plain and "drafted" not in plain
+    assert "1.00 tokens per target call" in plain and "draft:" not in plain
+
+
+def test_the_histogram_fits_the_encoding(folder):
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    arguments = ("-p", PROMPT, "--verbose", "--num-draft", "4")
+    result = run(*arguments, cwd=folder, env=environment)
+    assert "0 |@-  -| 4" in result.stderr and result.stderr.isascii()
 
 
 @pytest.mark.parametrize(
@@ -141,6 +160,9 @@ def test_verbose_ends_with_a_line_of_statistics(folder):
             "no model 't5-tiny'",
         ),
         (["-p", "x", "--draft-model", "demo-draft"], 2, "--draft-model needs --model"),
+        (["-p", "x", "--model", ""], 2, "argument --model: the name is empty"),
+        (["-p", "x", "--model", "demo-target", "--draft-model", ""], 2, "the name is empty"),
+        (["-p", "x", "--model", "mute"], 1, "mlx_models/mute/tokenizer.json: not a tokenizer: "),
     ],
 )
 def test_a_mistake_is_one_line_and_an_exit_code(folder, arguments, code, message):
@@ -158,6 +180,55 @@ def test_standard_input_that_is_no_text(folder):
     assert result.stderr == b"main.py: standard input is not UTF-8 text\n"
 
 
+@pytest.mark.parametrize(
+    ("redirection", "errors"),
+    [
+        ("-p - <&-", "main.py: the prompt is empty\n"),
+        ("--prompt-file - <&-", ""),
+        ("-p x >&-", "main.py: standard output is closed\n"),
+        ("-p x >/dev/full", "main.py: [Errno 28] No space left on device\n"),
+        ("-p x --verbose 2>&-", ""),
+    ],
+)
+def test_closed_streams_are_no_traceback(folder, redirection, errors):
+    command = f"{sys.executable} {ROOT / 'main.py'} {redirection}"
+    result = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (1 if errors else 0, errors)
+
+
+@pytest.mark.parametrize("output", [[], ["--json"]])
+def test_text_that_the_encoding_lacks_is_one_line(folder, output):
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    prompt = "translate English to German: The old king sees two red doors."
+    result = run("-p", prompt, *output, cwd=folder, env=environment)
+    assert result.returncode == 1
+    assert result.stderr == (
+        "main.py: the output's encoding, ascii, has no '\\xf6'; PYTHONIOENCODING=utf-8 has\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError("Unable to allocate 27 GiB"), RuntimeError("[malloc] Unable to allocate")]
+)
+def test_too_little_memory_is_one_line(monkeypatch, capsys, error):
+    def fails():
+        raise error
+
+    monkeypatch.setattr(sys, "argv", ["main.py"])
+    with pytest.raises(SystemExit) as stopped:
+        cli.run(fails)
+    assert stopped.value.code == 1
+    assert capsys.readouterr().err.startswith("main.py: too little memory for so long a text")
+
+
+def test_an_error_of_ours_keeps_its_traceback():
+    def fails():
+        raise RuntimeError("something else")
+
+    with pytest.raises(RuntimeError):
+        cli.run(fails)
+
+
 def test_a_closed_pipe_is_no_traceback(folder):
     command = f"{sys.executable} {ROOT / 'main.py'} -p '{PROMPT}' --verbose | true"
     result = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True)
@@ -173,6 +244,14 @@ def test_a_closed_pipe_is_no_traceback(folder):
         (["--model", "t5-11b"], 1, "HF_HUB_OFFLINE forbids to fetch it"),
         (["--model", "checkpoint", "--mlx-path", "photos"], 1, "photos exists already"),
         (["--model", "checkpoint", "--dtype", "int3"], 2, "invalid choice: 'int3'"),
+        (["--model", ""], 2, "argument --model: the name is empty"),
+        (["--model", "checkpoint", "--mlx-path", ""], 2, "argument --mlx-path: the name is empty"),
+        (["--model", "checkpoint", "--revision", "main"], 1, "--revision is for models on the hub"),
+        (
+            ["--model", "mlx_models/demo-draft", "--mlx-path", "new"],
+            1,
+            "is a converted model already",
+        ),
     ],
 )
 def test_mistakes_in_converting_are_one_line_too(folder, arguments, code, message):

@@ -109,7 +109,7 @@ def test_prompts_from_standard_input(work):
     lines = "".join(json.dumps({"prompt": p}) + "\n" for p in (FRENCH, PROMPT))
     result = run("--prompt-file", "-", "--verbose", cwd=work, input=lines)
     assert (result.returncode, result.stdout) == (0, f"quatre-vingts\n{ANSWER}\n")
-    assert result.stderr.startswith("2 texts, ")
+    assert result.stderr.startswith("2 texts: ") and len(result.stderr.splitlines()) == 3
 
 
 def test_json_has_the_fields_of_a_response(work):
@@ -118,7 +118,9 @@ def test_json_has_the_fields_of_a_response(work):
     assert objects.keys() == {0, 2}
     first = objects[0]
     assert first["text"] == ANSWER and first["finish_reason"] == "stop"
-    assert len(first["tokens"]) == len(first["from_draft"]) == first["generation_tokens"]
+    per_token = ("tokens", "texts", "from_draft", "origins")
+    assert {len(first[field]) for field in per_token} == {first["generation_tokens"]}
+    assert "".join(first["texts"]) == ANSWER
     stats = first["stats"]
     assert sum(stats["accepted_lengths"]) == stats["target_calls"]
     assert sum(n * c for n, c in enumerate(stats["accepted_lengths"])) == stats["accepted"]

@@ -298,7 +298,7 @@ def test_filters_are_those_of_transformers():
         assert np.abs(p - expected).max() < 1e-6
 
 
-@pytest.mark.parametrize("temp", [1e-8, 0.5, 1e8])
+@pytest.mark.parametrize("temp", [1e-300, 1e-8, 0.5, 1e8])
 def test_the_distribution_is_finite_for_any_logits(temp):
     inf = float("inf")
     logits = mx.array(
@@ -311,7 +311,14 @@ def test_the_distribution_is_finite_for_any_logits(temp):
         ]
     )
     for dtype in (mx.float32, mx.bfloat16):
-        for filters in ({}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.3}, FILTERS[1]):
+        for filters in (
+            {},
+            {"top_k": 2},
+            {"top_k": 10**20},
+            {"top_p": 0.5},
+            {"min_p": 0.3},
+            FILTERS[1],
+        ):
             p = np.array(probabilities(logits.astype(dtype), temp, **filters))
             assert p.dtype == np.float32 and np.isfinite(p).all()
             assert np.abs(p.sum(axis=-1) - 1).max() < 1e-5

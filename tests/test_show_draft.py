@@ -1,0 +1,231 @@
+"""--show-draft: every token's origin is the true one, and the marks change nothing of the text."""
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scripted import EOS, START
+from test_decoder import agreeing, decode, ragged_sources
+from test_main import ANSWER, PROMPT, ROOT, run
+
+from colours import _BRACKETS, _COLOURS, painted
+from decoder import _respond, stream_batch, stream_generate
+from drafting import CombinedDrafter, InputDrafter, ModelDrafter
+from measure import examples
+from rounds import ORIGINS, Row
+from tokenizer import TextStream, byte_tokenizer
+
+REPAIR = "repair: The kign sees the the house."
+ESCAPES = re.compile(r"\033\[[0-9;]*m")
+
+
+def expected_origins(target, draft, source, num_draft: int, max_tokens: int) -> list[str]:
+    """The origins by the definition of a greedy round, one token at a time."""
+    tokens, origins = [START], []
+    while len(origins) < max_tokens and tokens[-1] != EOS:
+        k = min(num_draft, max_tokens - len(origins) - 1)
+        proposed = list(tokens)
+        for _ in range(k):
+            proposed.append(draft.next_token(tuple(source), tuple(proposed)))
+        for token in [*proposed[len(tokens) :], None]:
+            right = target.next_token(tuple(source), tuple(tokens))
+            tokens.append(right)
+            origins.append("plain" if token is None else "drafted")
+            if token not in (None, right):
+                origins[-1] = "corrected"
+            if origins[-1] != "drafted" or right == EOS:
+                break
+    return origins
+
+
+@pytest.mark.parametrize("num_draft", [0, 1, 4])
+def test_origins_are_those_of_the_definition(num_draft):
+    target, draft = agreeing(0.6, ends=0.04)
+    sources = ragged_sources(6, 50)
+    rows = decode(target, ModelDrafter(draft), sources, num_draft=num_draft, max_tokens=30).rows
+    found = {origin for row in rows for origin in row.origins}
+    assert found == ({"drafted", "corrected", "plain"} if num_draft else {"plain"})
+    for row in rows:
+        assert row.origins == expected_origins(target, draft, row.source, num_draft, 30)
+        assert row.from_draft == [origin in ("copied", "drafted") for origin in row.origins]
+
+
+def test_copied_tokens_are_told_from_the_draft_models():
+    """A text that repeats its source and then leaves it: copied first, drafted by the model after."""
+
+    def next_token(source, prefix):
+        n = len(prefix)
+        return source[n - 1] if n <= len(source) else EOS if n == 15 else 40 - n
+
+    target, draft = (agreeing(1)[0] for _ in range(2))
+    target.next_token = draft.next_token = next_token
+    drafter = CombinedDrafter(InputDrafter(), ModelDrafter(draft))
+    (row,) = decode(target, drafter, [[5, 6, 7, 8, 9]], num_draft=2, max_tokens=30).rows
+    copied, drafted = ["copied"] * 2 + ["plain"], ["drafted"] * 2 + ["plain"]
+    assert row.origins == copied * 2 + drafted * 3
+
+
+def test_a_batch_tells_the_same_origins_as_one_prompt(demo_pair):
+    target, tokenizer, draft = demo_pair
+    options = dict(draft_model=draft, lookup=True, num_draft=3)
+    prompts = [example.prompt for example in examples(3)]
+    batch = dict(stream_batch(target, tokenizer, prompts, batch_size=4, **options))
+    seen = set()
+    for i, prompt in enumerate(prompts):
+        alone = list(stream_generate(target, tokenizer, prompt, **options))
+        assert [o for r in alone for o in r.origins] == batch[i].origins
+        assert [t for r in alone for t in r.texts] == batch[i].texts
+        assert "".join(batch[i].texts) == batch[i].text
+        seen |= set(batch[i].origins)
+    assert seen == set(ORIGINS)
+
+
+def unmarked(text: str, marks) -> str:
+    for before, after in marks.values():
+        text = text.replace(before, "").replace(after, "")
+    return text
+
+
+def response_of(tokenizer, tokens: list[int], origins: list[str]):
+    row = Row([5], tokens=[0, *tokens], origins=origins, from_draft=[False] * len(tokens))
+    row.finish_reason = "length"
+    return _respond(row, TextStream(tokenizer, {0, 1}))
+
+
+@pytest.fixture(scope="module")
+def tokenizers(demo_pair):
+    return [byte_tokenizer(), demo_pair[1]]
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data())
+def test_marks_change_nothing_of_the_text(tokenizers, data):
+    tokenizer = data.draw(st.sampled_from(tokenizers))
+    ids = st.integers(0, tokenizer.get_vocab_size() - 1)
+    bytes_of_text = st.text().map(lambda text: [byte + 3 for byte in text.encode()])
+    tokens = data.draw(st.one_of(st.lists(ids, min_size=1), bytes_of_text.filter(bool)))
+    same_length = st.lists(st.sampled_from(ORIGINS), min_size=len(tokens), max_size=len(tokens))
+    response = response_of(tokenizer, tokens, data.draw(same_length))
+    shown = [token for token in tokens if token not in (0, 1)]
+    assert response.text == tokenizer.decode(shown, skip_special_tokens=False)
+    assert painted(response, {}) == response.text
+    for marks in (_COLOURS, _BRACKETS):
+        marked = painted(response, marks)
+        assert unmarked(marked, marks) == unmarked(response.text, marks)
+
+
+def test_a_character_of_several_tokens_has_one_mark():
+    tokens = [byte + 3 for byte in "a é🙂".encode()]
+    origins = ["plain", "plain", "plain", "drafted", *["drafted"] * 3, "corrected"]
+    response = response_of(byte_tokenizer(), tokens, origins)
+    assert painted(response, _BRACKETS) == "a [é]<🙂>"
+    drafted = response_of(byte_tokenizer(), tokens, ["drafted"] * 8)
+    assert painted(drafted, _BRACKETS) == "[a é🙂]"
+    tokens = [byte + 3 for byte in "aé".encode()]
+    mixed = response_of(byte_tokenizer(), tokens, ["drafted", "plain", "drafted"])
+    assert painted(mixed, _BRACKETS) == "[aé]"
+
+
+def test_a_space_stays_outside_its_mark(demo_pair):
+    tokenizer = demo_pair[1]
+    tokens = tokenizer.encode("The king").ids[:-1]
+    response = response_of(tokenizer, tokens, ["copied", *["drafted"] * (len(tokens) - 1)])
+    assert painted(response, _BRACKETS) == "{The} [king]"
+
+
+# ---------------------------------------------------------------------------------------------
+# On a terminal
+
+
+@pytest.fixture
+def work(demo_folders, tmp_path) -> Path:
+    (tmp_path / "mlx_models").symlink_to(demo_folders / "mlx_models")
+    (tmp_path / "p.txt").write_text(f"{REPAIR}\n{PROMPT}\n")
+    return tmp_path
+
+
+def on_terminal(
+    *arguments, cwd: Path, stderr: int = subprocess.PIPE, **environment: str
+) -> tuple[str, str]:
+    """What main.py --show-draft shows on a terminal as stdout, and its stderr, by default a pipe."""
+    terminal, stdout = pty.openpty()
+    env = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "TERM")} | environment
+    command = [sys.executable, ROOT / "main.py", "--show-draft", *arguments]
+    result = subprocess.run(command, cwd=cwd, stdout=stdout, stderr=stderr, env=env)
+    os.close(stdout)
+    shown = os.read(terminal, 65536).decode().replace("\r\n", "\n")
+    os.close(terminal)
+    assert result.returncode == 0, result.stderr
+    return shown, (result.stderr or b"").decode()
+
+
+FOUR = ["--num-draft", "4", "--lookup"]
+COLOURED = (
+    "\033[35mThe\033[0m \033[4;91mking\033[0m \033[35msees the\033[0m "
+    "\033[4;91mhouse\033[0m\033[35m.\033[0m\n"
+)
+BRACKETED = "{The} <king> {sees the} <house>{.}\n"
+
+
+def test_colour_on_a_terminal(work):
+    shown, errors = on_terminal("-p", REPAIR, *FOUR, cwd=work, TERM="xterm-256color")
+    assert shown == COLOURED
+    assert errors.count("\n") == 1 and "magenta: copied" in errors and "\033" not in errors
+
+
+def test_the_legend_is_coloured_on_a_terminal(work):
+    shown, _ = on_terminal(
+        "-p", REPAIR, *FOUR, cwd=work, stderr=subprocess.STDOUT, TERM="xterm-256color"
+    )
+    legend, text = shown.splitlines(keepends=True)
+    assert text == COLOURED
+    assert "\033[35mcopied and accepted\033[0m" in legend and legend.endswith("target's own\n")
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"TERM": "xterm-256color", "NO_COLOR": "1"},
+        {"TERM": "dumb"},
+        {"TERM": "vt100"},
+        {"TERM": "no-such-terminal"},
+        {},
+    ],
+)
+def test_brackets_where_there_is_no_colour(work, environment):
+    shown, errors = on_terminal("-p", REPAIR, *FOUR, cwd=work, **environment)
+    assert shown == BRACKETED
+    assert errors.startswith("{copied and accepted}, [drafted and accepted], <corrected by")
+
+
+def test_an_empty_no_color_is_none(work):
+    shown, _ = on_terminal("-p", REPAIR, *FOUR, cwd=work, TERM="xterm", NO_COLOR="")
+    assert shown == COLOURED
+
+
+def test_a_prompt_file_is_coloured_too(work):
+    shown, errors = on_terminal("--prompt-file", "p.txt", *FOUR, cwd=work, TERM="xterm")
+    first, second = shown.splitlines(keepends=True)
+    assert first == COLOURED
+    assert "\033[32m" in second and ESCAPES.sub("", second) == f"{ANSWER}\n"
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["-p", REPAIR], ["--prompt-file", "p.txt"]])
+def test_a_pipe_gets_the_text_alone(work, arguments):
+    with_flag = run(*arguments, "--show-draft", cwd=work)
+    without = run(*arguments, cwd=work)
+    assert (with_flag.stdout, with_flag.stderr) == (without.stdout, "")
+    assert with_flag.stdout.startswith("The king sees the house.\n")
+
+
+def test_with_json_it_is_a_mistake(work):
+    result = run("-p", REPAIR, "--json", "--show-draft", cwd=work)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("main.py: --show-draft colours text; with --json see the field")

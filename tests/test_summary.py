@@ -1,0 +1,79 @@
+"""--verbose: sums over texts, shares of the time, and a histogram that shows what it counts."""
+
+import pytest
+
+from decoder import stream_batch
+from draft_length import Fixed
+from measure import examples
+from summary import ASCII_BARS, BARS, Summary, bars_for, sparkline
+
+
+@pytest.mark.parametrize(
+    ("counts", "bars"),
+    [
+        ([1], "█"),
+        ([8, 4, 0, 1], "█▄ ▁"),
+        ([1000, 1], "█▁"),
+        ([0, 0, 3], "  █"),
+        ([7, 8], "▇█"),
+    ],
+)
+def test_a_bar_is_as_high_as_its_count(counts, bars):
+    assert sparkline(counts) == bars
+    ascii_bars = sparkline(counts, ASCII_BARS)
+    assert ascii_bars == bars.translate(dict(zip(map(ord, BARS), ASCII_BARS, strict=True)))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "bars"),
+    [("utf-8", BARS), ("ascii", ASCII_BARS), ("latin-1", ASCII_BARS), (None, ASCII_BARS)],
+)
+def test_bars_for_an_encoding(encoding, bars):
+    assert bars_for(encoding) == bars
+
+
+def summary_of(responses) -> Summary:
+    summary = Summary()
+    for response in responses:
+        summary.add(response)
+    return summary
+
+
+def test_a_summary_is_the_sum_of_its_texts(demo_pair):
+    target, tokenizer, draft = demo_pair
+    prompts = [example.prompt for example in examples(3)]
+    options = dict(draft_model=draft, num_draft=3, timed=True)
+    found = [r for _, r in stream_batch(target, tokenizer, prompts, batch_size=4, **options)]
+    summary, parts = summary_of(found), [summary_of([response]) for response in found]
+    assert summary.texts == len(prompts) and summary.cut == 0
+    for name in ("prompt_tokens", "tokens", "target_calls", "drafted", "accepted"):
+        assert getattr(summary, name) == sum(getattr(part, name) for part in parts) > 0
+    assert sum(summary.accepted_lengths.values()) == summary.target_calls
+    assert all(getattr(summary, part) > 0 for part in ("encoding", "drafting", "verifying"))
+
+
+def test_rows_share_the_time_of_their_rounds(demo_pair, monkeypatch):
+    """A batch's rounds are not counted once for each of their rows."""
+    target, tokenizer, draft = demo_pair
+    prompts = [example.prompt for example in examples(2)]
+    rounds = []
+    monkeypatch.setattr(Fixed, "observe", lambda self, plan, accepted, s: rounds.append(s))
+    options = dict(draft_model=draft, num_draft=3, timed=True)
+    found = [r for _, r in stream_batch(target, tokenizer, prompts, batch_size=4, **options)]
+    summary = summary_of(found)
+    assert len(rounds) < summary.target_calls  # rows were decoded side by side
+    assert summary.drafting + summary.verifying == pytest.approx(sum(rounds))
+    assert sum(r.stats.seconds for r in found) > 1.5 * sum(rounds)
+
+
+def test_texts_that_max_tokens_cut_are_counted(demo_pair):
+    target, tokenizer, _ = demo_pair
+    prompts = [example.prompt for example in examples(1)]
+    found = [r for _, r in stream_batch(target, tokenizer, prompts, max_tokens=3)]
+    (first, _) = summary_of(found).lines(2.0)
+    assert first.startswith("3 texts (3 cut at max_tokens): ")
+    assert "9 tokens in 2.00 s, 4.5 tokens/s, 1.00 tokens per target call" in first
+
+
+def test_no_text_is_a_summary_too():
+    assert Summary().lines(1.0) == ["0 texts"]
