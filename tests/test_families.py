@@ -1,6 +1,8 @@
 """The family's members: what is made of the config.json and the tensors' names of each."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +10,7 @@ from checkpoint import InputError
 from config import Config
 from convert import converted_size, our_name, read_config
 from model import weight_shapes
+from quantization import Quantization
 
 GELU, SILU, RELU = "gated-gelu", "gated-silu", "relu"
 PAD0, MADLAD = (0, 1, 0), (1, 2, 0)  # padding, end, start of the decoder
@@ -148,6 +151,21 @@ def test_the_size_is_that_of_the_files_on_the_hub(name, gigabytes, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(raw_config(name)))
     assert converted_size(tmp_path, "float32") == pytest.approx(gigabytes * 1e9, rel=0.005)
     assert converted_size(tmp_path, "bfloat16") * 2 == converted_size(tmp_path, "float32")
+
+
+def test_the_sizes_in_the_readme(tmp_path):
+    """flan-t5-small and -xl have v1.1's shapes."""
+    text = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    number = r" +\| ([\d.]+)"
+    rows = re.findall(rf"^\| ([\w.-]+) +\| [\d.]+[MB]{number * 4} +\|$", text, re.MULTILINE)
+    assert len(rows) > 10
+    for name, *stated in rows:
+        of_shape = name if name in MEMBERS else name.replace("flan-t5", "t5-v1_1")
+        (tmp_path / "config.json").write_text(json.dumps(raw_config(of_shape)))
+        bits = [None, None, Quantization("affine", 8, 64), Quantization("affine", 4, 64)]
+        dtypes = ["float32"] + ["bfloat16"] * 3
+        sizes = [converted_size(tmp_path, *how) for how in zip(dtypes, bits, strict=True)]
+        assert [f"{size / 1e9:.2f}" for size in sizes] == stated
 
 
 def test_gated_weights_under_a_config_that_says_gelu():

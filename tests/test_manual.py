@@ -29,7 +29,7 @@ PARSERS = {
 }
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 OPERATORS = set("();<>|&")  # of the shell
-FOREIGN: set[str] = set()  # flags of other programs that the manual names
+FOREIGN = {"--python", "--hostfile", "--backend"}  # flags of other programs that the manual names
 CHANGING = {"--json", "--verbose", "--show-draft", "--help"}  # what they print is not compared
 
 
