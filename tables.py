@@ -261,7 +261,8 @@ class Counted:
     padding."""
 
     def __init__(self, model: T5):
-        self._model, self.config, self.start = model, model.config, model.start
+        self._model, self.config = model, model.config
+        self.start, self.agreed = model.start, model.agreed
         self.slots = self.dead = self.source = self.padding = 0
 
     def decode(self, tokens: mx.array, positions: np.ndarray, cache: Cache) -> mx.array:

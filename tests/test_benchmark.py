@@ -139,3 +139,11 @@ def test_peers_write_the_same_text(demo_pair, monkeypatch):
     assert generate(sources) == ours  # side by side, of different lengths
     for how in ({}, {"assisted": True}, {"lookup": 10}):
         assert [generate([source], **how)[0] for source in sources[:4]] == ours[:4]
+
+
+@pytest.mark.parametrize("what", ["rules", "delta", "batches", "lengths"])
+def test_tables_are_printed(demo_folders, what):
+    result = run(demo_folders, what, "--sizes", "demo", "demo", "--examples", "1")
+    assert result.returncode == 0, result.stderr
+    lines = [line for line in result.stdout.splitlines() if line.startswith("|")]
+    assert len(lines) > 5 and len({line.count("|") for line in lines}) == 1
