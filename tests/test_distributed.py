@@ -115,8 +115,8 @@ QUANTIZED = {
     "affine": Quantization("affine", 4, 32),
     "mxfp8": Quantization("mxfp8"),
 }
-# How far logits may be from those of one process; of the others 1e-4.
-TOLERANCE = {"affine": 1e-3, "mxfp8": 1e-3, "float16": 2e-3, "bfloat16": 2e-2}
+# How far logits, of up to 20, may be from those of one process; of the others 1e-4.
+TOLERANCE = {"affine": 1e-3, "mxfp8": 1e-3, "float16": 0.05, "bfloat16": 0.4}
 
 
 def convert_pair(folder: Path, raw: dict, **how) -> None:
@@ -173,7 +173,7 @@ def passes_and_fails(result: tuple) -> bool:
     [
         (2, {"8": list(WAYS), "12": ["draft"], "16": ["draft"], "affine": ["draft"], "mxfp8": []}),
         (2, {"float16": [], "bfloat16": []}),
-        (4, {"8": ["draft"], "12": ["plain"], "16": ["plain"], "affine": []}),
+        (4, {"8": ["draft"], "12": ["short"], "16": ["short"], "affine": []}),
     ],
 )
 def test_ranks_write_what_one_process_writes(models, tmp_path, ranks, ways):
