@@ -29,6 +29,7 @@ T = TypeVar("T")
 
 LOST = "lost another rank: it has ended, or its machine is off the network"
 _LINES = 64  # of a prompt file, read and passed on at a time
+_GRACE = 3.0  # seconds: ranks may find the same mistake one after the other
 
 
 class RankLost(InputError):
@@ -179,7 +180,7 @@ def session() -> Iterator[Ranks]:
         if ranks.rank == 0 or isinstance(error, RankLost):
             raise
         # All ranks fail alike, and mlx.launch ends all as soon as one has: rank 0 says why, first.
-        watch.wait_for_end(2.0)
+        watch.wait_for_end(_GRACE)
         sys.exit(error.code if isinstance(error, SystemExit) else 1)
     except RuntimeError as error:
         if "[ring]" in str(error):  # MLX noticed
@@ -238,6 +239,7 @@ class _Watch:
         while not any(map(_is_closed, self._sockets)):
             time.sleep(0.1)
         self._ended.set()
+        self._stopping.wait(_GRACE)
         with self._lock:
             if not self._stopping.is_set():
                 name = Path(sys.argv[0]).name

@@ -138,7 +138,7 @@ def test_peers_write_the_same_text(demo_pair, monkeypatch):
     ours = [row.tokens[1:] for row in measure.decoder(target, None, 0)(sources)]
     assert generate(sources) == ours  # side by side, of different lengths
     for how in ({}, {"assisted": True}, {"lookup": 10}):
-        assert [generate([source], **how)[0] for source in sources[:4]] == ours[:4]
+        assert [generate([source], **how)[0] for source in sources[::3]] == ours[::3]
 
 
 @pytest.mark.parametrize("what", ["rules", "delta", "batches", "lengths"])
