@@ -8,6 +8,7 @@ import random
 import statistics
 import subprocess
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -198,27 +199,32 @@ def step_bytes(model: T5) -> int:
 
 class Costs:
     """What a step costs at least on this machine, and what the models cost: in seconds, measured again
-    and again while other things are."""
+    and again while other things are.
+
+    As in a round, the target checks several tokens when the draft model has just run, and the draft
+    model drafts when the target has: what the one left in the caches is gone.
+    """
 
     EARLY, LATE = 50, 500  # tokens into a text, to see what its length costs
 
     def __init__(self, target: T5, draft: T5 | None, source: list[int], widths: Sequence[int]):
-        """widths: the numbers of tokens whose check is timed."""
+        """widths: the numbers of tokens whose check is timed, 1 first."""
         at = target_calls(target, source, 16)
-        self._probes: dict[object, Callable[[], float]] = {"products": products(target)}
-        self._probes |= {width: functools.partial(at, width) for width in widths}
+        step, *checks = [functools.partial(at, width) for width in widths]
+        self._turn: list[tuple[object, Callable[[], float]]] = [("products", products(target))]
         for context in (self.EARLY, self.LATE):
-            self._probes[f"at {context}"] = functools.partial(
-                target_calls(target, source, context), 1
-            )
-        if draft:
-            self._probes["draft"] = draft_tokens(draft, source)
-        self._seconds: dict[object, list[float]] = {name: [] for name in self._probes}
-        for probe in self._probes.values():
-            probe()  # warms up
+            late = functools.partial(target_calls(target, source, context), 1)
+            self._turn += [(None, late), (f"at {context}", late)]
+        self._turn += [(None, step), (widths[0], step)]
+        drafting = [("draft", draft_tokens(draft, source))] if draft else []
+        for width, check in zip(widths[1:], checks, strict=True):
+            self._turn += [*drafting, (width, check)]
+        self._seconds: dict[object, list[float]] = defaultdict(list)
+        self.measure()  # warms up
+        self._seconds.clear()
 
     def measure(self) -> None:
-        for name, probe in self._probes.items():
+        for name, probe in self._turn:
             self._seconds[name].append(probe())
 
     def __getitem__(self, name: object) -> float:
@@ -255,31 +261,26 @@ def _input_width(linear) -> int:
     return linear.weight.shape[1]
 
 
-def target_calls(
-    model: T5, source: list[int], context: int, calls: int = 2
-) -> Callable[[int], float]:
-    """What takes the seconds of a decoder call on so many tokens after `context` others, in a chain of
-    calls that each depend on the one before."""
+def target_calls(model: T5, source: list[int], context: int) -> Callable[[int], float]:
+    """What takes the seconds of a decoder call on so many tokens after `context` others, as a round
+    makes it: one call, and the wait for it."""
     cache = model.start(mx.array([source]))
     fill = np.arange(context, dtype=np.int32)[None]
     model.decode(mx.full((1, context), 7), fill, cache)
     cache.keep(np.array([context]))
 
-    def chain(width: int) -> float:
-        token, began = mx.array([[7]]), time.perf_counter()
+    def call(width: int) -> float:
+        began = time.perf_counter()
         positions = np.arange(context, context + width, dtype=np.int32)[None]
-        for _ in range(calls):
-            block = mx.broadcast_to(token, (1, width))
-            logits = model.decode(block, positions, cache)
-            token = mx.argmax(logits[:, -1:], axis=-1)
-            cache.keep(np.array([0]))
-        mx.eval(token)
-        return (time.perf_counter() - began) / calls
+        logits = model.decode(mx.full((1, width), 7), positions, cache)
+        mx.eval(mx.argmax(logits, axis=-1))
+        cache.keep(np.array([0]))
+        return time.perf_counter() - began
 
-    return chain
+    return call
 
 
-def draft_tokens(draft: T5, source: list[int], length: int = 8) -> Callable[[], float]:
+def draft_tokens(draft: T5, source: list[int], length: int = 5) -> Callable[[], float]:
     """What takes the seconds that the draft model needs for a token, one after the other."""
     drafter, row = ModelDrafter(draft), [draft.config.decoder_start_token_id, 7]
     drafter.start([source])
