@@ -18,9 +18,9 @@ from tokenizers import Tokenizer
 
 import cli
 from checkpoint import InputError
-from decoder import load
+from decoder import drafter_for, load
 from demo.widen import SHAPES
-from drafting import CombinedDrafter, Drafter, InputDrafter, ModelDrafter
+from drafting import Drafter
 from main import demo_model, draft_number
 from measure import (
     Costs,
@@ -44,7 +44,6 @@ from options import Options
 from prompts import PromptFile
 from rounds import Row
 from tables import TABLES, show
-from tokenizer import shared_vocabulary
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17)  # numbers of tokens whose check is timed
 
@@ -129,7 +128,9 @@ def check(args, parser: cli.Parser) -> None:
 def models(args) -> tuple[T5, T5 | None, Tokenizer]:
     if args.model is None:
         _, tokenizer = load(demo_model("target"))
-        return *widened_pair(args.sizes), tokenizer
+        target, draft = widened_pair(args.sizes)
+        draft.tokenizer = tokenizer
+        return target, draft, tokenizer
     target, tokenizer = load(args.model)
     draft = load(args.draft_model)[0] if args.draft_model else None
     return target, draft, tokenizer
@@ -158,18 +159,11 @@ class Setting:
 
 
 def drafters(target: T5, draft: T5 | None, tokenizer: Tokenizer) -> dict[str, Drafter | None]:
-    copying = InputDrafter(lambda token: tokenizer.id_to_token(token) or "")
-    if draft is None:
-        return {"": None, "lookup": copying}
-    shared = min(
-        shared_vocabulary(tokenizer, draft_tokenizer(draft, tokenizer)), target.config.vocab_size
-    )
-    model = ModelDrafter(draft, shared)
-    return {"": None, "lookup": copying, "model": model, "both": CombinedDrafter(copying, model)}
-
-
-def draft_tokenizer(draft: T5, tokenizer: Tokenizer) -> Tokenizer:
-    return getattr(draft, "tokenizer", tokenizer)  # a widened one has none of its own
+    known = {"": None, "lookup": drafter_for(target, tokenizer, None, Options(lookup=True))}
+    if draft:
+        for name, lookup in (("model", False), ("both", True)):
+            known[name] = drafter_for(target, tokenizer, draft, Options(lookup=lookup))
+    return known
 
 
 def settings(args) -> list[Setting]:

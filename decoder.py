@@ -73,9 +73,13 @@ def check_prompt(prompt: str) -> str:
 _shared_vocabulary = lru_cache(maxsize=8)(shared_vocabulary)
 
 
-def _drafter(
+def drafter_for(
     model: T5, tokenizer: Tokenizer, draft_model: T5 | None, options: Options
 ) -> Drafter | None:
+    """What drafts for the model, by the options num_draft and lookup; None: nothing does.
+
+    Raises InputError when the draft model's vocabulary is another.
+    """
     if options.num_draft == 0:
         return None
     copying = InputDrafter(lambda token: tokenizer.id_to_token(token) or "")
@@ -141,7 +145,7 @@ def stream_generate(
     another vocabulary.
     """
     options = Options(**options)
-    drafter = _drafter(model, tokenizer, draft_model, options)
+    drafter = drafter_for(model, tokenizer, draft_model, options)
     source = tokenizer.encode(check_prompt(prompt)).ids
     row = Row(source, RowSeeds(options.seed)(source))
     decoding = Decoding(model, drafter, [row], options, _length(model, draft_model, options))
@@ -181,7 +185,7 @@ def stream_batch(
     options = Options(**options)
     if not isinstance(batch_size, int) or batch_size < 1:
         raise InputError(f"batch_size is {batch_size!r}, not a whole number of 1 or more")
-    drafter = _drafter(model, tokenizer, draft_model, options)
+    drafter = drafter_for(model, tokenizer, draft_model, options)
     index: dict[int, int] = {}  # id of a row in progress -> its place in the list
 
     def rows() -> Iterator[Row]:
