@@ -21,7 +21,7 @@ from checkpoint import InputError
 from decoder import drafter_for, load
 from demo.widen import SHAPES
 from drafting import Drafter
-from main import demo_model, draft_number
+from main import draft_number
 from measure import (
     Costs,
     Run,
@@ -127,10 +127,8 @@ def check(args, parser: cli.Parser) -> None:
 
 def models(args) -> tuple[T5, T5 | None, Tokenizer]:
     if args.model is None:
-        _, tokenizer = load(demo_model("target"))
         target, draft = widened_pair(args.sizes)
-        draft.tokenizer = tokenizer
-        return target, draft, tokenizer
+        return target, draft, target.tokenizer
     target, tokenizer = load(args.model)
     draft = load(args.draft_model)[0] if args.draft_model else None
     return target, draft, tokenizer

@@ -43,9 +43,11 @@ def examples(per_kind: int) -> list[Example]:
 
 
 def widened_pair(sizes: Sequence[str]) -> tuple[T5, T5]:
-    """The embedded pair in these sizes."""
+    """The embedded pair in these sizes, each with its tokenizer."""
     target, draft = (load(demo_model(role))[0] for role in ("target", "draft"))
-    return widen(target, sizes[0]), widen(draft, sizes[1])
+    wide = widen(target, sizes[0]), widen(draft, sizes[1])
+    wide[0].tokenizer, wide[1].tokenizer = target.tokenizer, draft.tokenizer
+    return wide
 
 
 # ---------------------------------------------------------------------------------------------

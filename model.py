@@ -19,7 +19,6 @@ import numpy as np
 from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 
-import sharding
 from cache import Cache
 from checkpoint import InputError, map_npz, read_json, to_mlx
 from config import Config
@@ -344,11 +343,13 @@ def load(
     ranks = Ranks(group)
     path, config, quantization, arrays = ranks.together(lambda: _open(str(name)))
     if ranks.size > 1:
-        ranks.check_same(**ranks.together(lambda: _fingerprints(path)))
+        ranks.check_same(**ranks.together(lambda: _fingerprints(path, config, quantization)))
 
     def read() -> T5:
         model = build(config, quantization)
         if split and group and ranks.size > 1:
+            import sharding
+
             sharding.check_ranks(config, quantization, ranks.size)
             sharding.shard(model, group)
             sharding.load_shard(model, arrays, ranks.rank)
@@ -375,15 +376,14 @@ def _open(name: str) -> tuple[Path, Config, Quantization | None, dict[str, np.nd
     return path, config, quantization, arrays
 
 
-def _fingerprints(path: Path) -> dict[str, str]:
+def _fingerprints(path: Path, config: Config, quantization: Quantization | None) -> dict[str, str]:
     """What tells a model's files from others of the same names; weights by the zip's checksums."""
     from importlib.metadata import version
 
     with zipfile.ZipFile(path / WEIGHTS) as archive:
         members = [(m.filename, m.file_size, m.CRC) for m in archive.infolist()]
-    raw = read_json(path / "config.json")
     parts = {
-        "config.json": str((Config.from_dict(raw), Quantization.from_config(raw))),
+        "config.json": str((config, quantization)),
         "weights.npz": str(members),
         "tokenizer.json": (path / "tokenizer.json").read_text(encoding="utf-8"),
         "version of MLX": version("mlx"),

@@ -108,14 +108,15 @@ class Decoding:
         tokens = [[] if row.finish_reason else row.tokens for row in self.rows]
         plan = self._plan(tokens)
         k = int(plan.lengths.max())
-        if self.drafter and k:
-            self.drafter.prepare(plan.offers)
+        drafter = self.drafter if k else None
+        if drafter:
+            drafter.prepare(plan.offers)
         began = time.perf_counter()
 
         # draft
         draft = no_draft(len(tokens))
-        if self.drafter and k:
-            draft = self.drafter.draft(tokens, plan.offers, plan.lengths, self.sampler)
+        if drafter:
+            draft = drafter.draft(tokens, plan.offers, plan.lengths, self.sampler)
         mx.async_eval(draft.tokens)  # runs while the host prepares what follows
 
         # verify
@@ -133,8 +134,8 @@ class Decoding:
 
         # keep
         self.cache.keep(last.shape[1] + n)
-        if self.drafter and k:
-            self.drafter.keep(n)
+        if drafter:
+            drafter.keep(n)
         seconds = time.perf_counter() - began
         unfinished = [b for b, row in enumerate(self.rows) if not row.finish_reason]
         accepted = [0] * len(self.rows)

@@ -211,15 +211,21 @@ class Sampler:
         return n, mx.argmax(mx.log(residual) + noise, axis=-1)
 
 
+def _one_hot(tokens: mx.array, vocab_size: int) -> mx.array:
+    return (tokens[..., None] == mx.arange(vocab_size)).astype(mx.float32)
+
+
 def _padded_q(draft: Draft, vocab_size: int) -> mx.array:
     """The draft's distributions [B, k + 1, V]: one-hot where the tokens were certain, zero for ids
     that the drafter lacks and beyond each row's length, where only the target speaks."""
     B, k = draft.tokens.shape
-    q = one_hot = (draft.tokens[..., None] == mx.arange(vocab_size)).astype(mx.float32)
-    if draft.q is not None:
+    if draft.q is None:
+        q = _one_hot(draft.tokens, vocab_size)
+    else:
         q = mx.pad(draft.q, [(0, 0), (0, 0), (0, vocab_size - draft.q.shape[-1])])
         if draft.certain is not None:
-            q = mx.where(mx.array(draft.certain[:, None, None]), one_hot, q)
+            certain = mx.array(draft.certain[:, None, None])
+            q = mx.where(certain, _one_hot(draft.tokens, vocab_size), q)
     meant = np.arange(k) < draft.lengths[:, None]
     q = mx.where(mx.array(meant[..., None]), q, 0.0)
     return mx.concatenate([q, mx.zeros((B, 1, vocab_size))], axis=1)

@@ -18,6 +18,7 @@ import pytest
 import torch
 from checkpoints import SMALL, UNSCALED, save, state_dict, torch_model
 from rank_program import WAYS, decode
+from test_main import ANSWER, PROMPT, ROOT
 
 from checkpoint import InputError, map_npz
 from config import Config
@@ -26,10 +27,7 @@ from quantization import Quantization
 from ranks import ALONE, LOST
 from sharding import check_ranks
 
-ROOT = Path(__file__).parent.parent
 PROGRAM = Path(__file__).parent / "rank_program.py"
-PROMPT = "translate number to German: 1284"
-ANSWER = "eintausendzweihundertvierundachtzig"
 LIMIT = 100  # seconds; whatever takes longer hangs
 
 
