@@ -16,13 +16,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 
-import cli
-from checkpoint import InputError
-from decoder import drafter_for, load
-from demo.widen import SHAPES
-from drafting import Drafter
-from main import draft_number
-from measure import (
+from benchmarks.measure import (
     Costs,
     Run,
     acceptance,
@@ -39,11 +33,17 @@ from measure import (
     tokens_per_call,
     widened_pair,
 )
+from benchmarks.tables import TABLES, show
+from decoder import drafter_for, load
+from demo.widen import SHAPES
+from errors import InputError
+from main import draft_number
 from model import T5
-from options import Options
-from prompts import PromptFile
-from rounds import Row
-from tables import TABLES, show
+from speculative.drafting import Drafter
+from speculative.options import Options
+from speculative.rounds import Row
+from terminal import cli
+from terminal.prompt_files import PromptFile
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17)  # numbers of tokens whose check is timed
 
@@ -322,7 +322,7 @@ def speed(args) -> None:
     per_turn = max(args.batch_size)
     with contextlib.ExitStack() as stack:
         if args.peers:
-            from peers import peers
+            from benchmarks.baselines import peers
 
             ways |= stack.enter_context(peers(args.sizes, args.max_tokens, args.batch_size))
         runs = take_turns(ways, sources, per_turn, costs.measure)
@@ -347,7 +347,7 @@ def speed(args) -> None:
         print(f"Waits of the host per round, by num_draft: {report['synchronisations']}.")
     print(f"\n{json.dumps(report)}")
     if args.plot:
-        from plots import draw
+        from benchmarks.plots import draw
 
         draw(args.plot, report, {setting: runs[setting].results for setting in chosen})
 

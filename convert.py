@@ -18,16 +18,17 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-import cli
-from checkpoint import InputError, Tensor, open_checkpoint, read_json
-from config import Config
-from hub import fetch
-from model import WEIGHTS, check_weights, converted_path, weight_shapes
-from quantization import BITS, GROUP_SIZES, MODES, Quantization
-from tokenizer import FILE as TOKENIZER
-from tokenizer import SOURCES as TOKENIZER_FILES
-from tokenizer import byte_tokenizer, like_sentencepiece
-from weights import DEFAULT_DTYPE, DTYPES, stored_size, write_weights
+from checkpoints.config import Config
+from checkpoints.files import Tensor, open_checkpoint, read_json
+from checkpoints.hub import fetch
+from checkpoints.quantization import BITS, GROUP_SIZES, MODES, Quantization
+from checkpoints.tokenizer import FILE as TOKENIZER
+from checkpoints.tokenizer import SOURCES as TOKENIZER_FILES
+from checkpoints.tokenizer import byte_tokenizer, like_sentencepiece
+from checkpoints.weights import DEFAULT_DTYPE, DTYPES, stored_size, write_weights
+from errors import InputError
+from families.loading import WEIGHTS, check_weights, converted_path, weight_shapes
+from terminal import cli
 
 MODEL_TYPES = ("t5", "mt5", "umt5")  # byT5, UL2, FLAN, MADLAD-400 and others say t5 or mt5
 

@@ -17,14 +17,15 @@ from itertools import islice
 import mlx.core as mx
 from tokenizers import Tokenizer
 
-from checkpoint import InputError
-from draft_length import Fixed, Measured
-from drafting import CombinedDrafter, Drafter, InputDrafter, ModelDrafter
-from model import T5, load
-from options import Options
-from rounds import Decoding, Row, Stats, decode, draft_length
-from sampling import RowSeeds
-from tokenizer import TextStream, shared_vocabulary
+from checkpoints.tokenizer import TextStream, shared_vocabulary
+from errors import InputError
+from families.loading import load
+from model import T5
+from speculative.drafting import CombinedDrafter, Drafter, InputDrafter, ModelDrafter
+from speculative.options import Options
+from speculative.rounds import Decoding, Row, Stats, decode, draft_length
+from speculative.sampling import RowSeeds
+from speculative.schedule import Fixed, Measured
 
 __all__ = [
     "Options",

@@ -14,31 +14,13 @@ from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
 
-import cli
-from checkpoint import InputError
 from decoder import BATCH_SIZE, Options, Response, load, stream_batch, stream_generate
-from model import MODELS, WEIGHTS
-from ranks import Ranks, session
-from sampling import RULES
-from summary import Summary, bars_for
-
-DEMO = Path(__file__).parent / "demo"
-
-
-def demo_model(role: str) -> Path:
-    """The converted folder of the embedded `role` ("target" or "draft"), converted on first use
-    and again when the embedded one is newer."""
-    source, output = DEMO / role, MODELS / f"demo-{role}"
-    converted = output / WEIGHTS
-    stale = converted.exists() and converted.stat().st_mtime < max(
-        file.stat().st_mtime for file in source.iterdir()
-    )
-    if stale or not converted.exists():
-        from convert import convert
-
-        print(f"converting the embedded {role} model to {output}", file=sys.stderr)
-        convert(str(source), output, dtype="float32", force=stale, exist_ok=not stale)
-    return output
+from demo.pair import demo_model
+from distributed.ranks import Ranks, session
+from errors import InputError
+from speculative.sampling import RULES
+from terminal import cli
+from terminal.summary import Summary, bars_for
 
 
 def add_option(parser: cli.Parser, flag: str, *aliases: str, help: str, **how) -> None:
@@ -172,7 +154,7 @@ def show_draft(args, write: Callable[..., None]) -> Callable[[Response], str]:
     """What makes a response into the text to show. With --show-draft, `write`s what it means."""
     if not args.show_draft:
         return lambda response: response.text
-    from colours import legend, marks_for, painted
+    from terminal.colours import legend, marks_for, painted
 
     marks = marks_for(sys.stdout)
     if marks:
@@ -206,7 +188,7 @@ def answer_file(args, generate_with: dict, ranks: Ranks) -> None:
     """Decode the prompts of a file. Lines without a prompt are reported and make the exit code 1."""
     from tqdm import tqdm
 
-    from prompts import InOrder, PromptFile
+    from terminal.prompt_files import InOrder, PromptFile
 
     def write(text: str, file=sys.stdout) -> None:
         with tqdm.external_write_mode(file):  # sets the progress bar aside on a terminal
@@ -246,7 +228,9 @@ def check_ranks(args, ranks: Ranks) -> None:
         )
     own = {"model", "draft_model", "prompt_file"}  # paths; what they lead to is compared or shared
     asked = {name: value for name, value in vars(args).items() if name not in own}
-    program = b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))
+    root = Path(__file__).resolve().parent
+    files = sorted([*root.glob("*.py"), *root.glob("*/*.py")])
+    program = b"".join(file.read_bytes() for file in files)
     ranks.check_same(
         set_of_arguments=json.dumps(asked, sort_keys=True),
         version_of_this_program=f"{zlib.crc32(program):08x}",

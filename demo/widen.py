@@ -10,7 +10,8 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from model import T5, weight_shapes
+from families.loading import weight_shapes
+from model import T5
 
 # The shapes of real models (the vocabulary stays the demo's), and the embedded model as it is: for a
 # draft of t5-large's size, about as cheap as t5-small is for t5-11b.

@@ -10,20 +10,20 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from oracle import disturbed
-from scripted import plain
+from helpers.oracle import disturbed
+from helpers.scripted import plain
 from test_decoder import agreeing, decode_in_batches, partial_rounds
 from test_model import random_model
 from tokenizers import Tokenizer
 
-from cache import Cache
-from checkpoint import InputError
 from decoder import batch_generate, generate, stream_batch
 from demo.tasks import held_out_example
-from drafting import ModelDrafter
+from errors import InputError
 from model import T5
-from options import Options
-from rounds import Decoding, Row
+from speculative.cache import Cache
+from speculative.drafting import ModelDrafter
+from speculative.options import Options
+from speculative.rounds import Decoding, Row
 
 SHARED = Path(__file__).parent.parent.parent / "shared"
 
@@ -85,9 +85,9 @@ def test_a_real_models_rows_come_and_go(events):
 
 def random_t5(vocab_size: int) -> T5:
     """A small model of random weights for the real vocabulary."""
-    import checkpoints
+    from helpers import checkpoints
 
-    from config import Config
+    from checkpoints.config import Config
 
     size = {"vocab_size": vocab_size, "d_model": 32, "num_layers": 1, "num_decoder_layers": 2}
     raw = checkpoints.VARIANTS["t5"] | size

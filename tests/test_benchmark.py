@@ -12,10 +12,10 @@ import pytest
 from mlx.utils import tree_flatten
 from test_model import random_model
 
-import measure
+from benchmarks import measure
 from demo.tasks import held_out_example
-from drafting import ModelDrafter
 from model import T5
+from speculative.drafting import ModelDrafter
 
 ROOT = Path(__file__).parent.parent
 
@@ -129,11 +129,11 @@ def test_synchronisations_are_seen():
 
 def test_peers_write_the_same_text(demo_pair, monkeypatch):
     pytest.importorskip("torch")
-    import peers
+    from benchmarks import baselines
 
     target, tokenizer, draft = demo_pair
-    monkeypatch.setattr(peers, "widened_pair", lambda sizes: (target, draft))
-    generate = peers.with_transformers(("t5-large", "t5-small"), 64)
+    monkeypatch.setattr(baselines, "widened_pair", lambda sizes: (target, draft))
+    generate = baselines.with_transformers(("t5-large", "t5-small"), 64)
     sources = [tokenizer.encode(e.prompt).ids for e in measure.examples(2)]
     ours = [row.tokens[1:] for row in measure.decoder(target, None, 0)(sources)]
     assert generate(sources) == ours  # side by side, of different lengths

@@ -1,13 +1,13 @@
 """The checkpoints that large conversions are measured with are what torch would have written."""
 
-import big_checkpoint
 import pytest
 import torch
+from helpers import big_checkpoint
 from safetensors.torch import load_file
 from test_torch_files import payload, whole
 from transformers import T5Config, T5ForConditionalGeneration
 
-from checkpoint import open_checkpoint
+from checkpoints.files import open_checkpoint
 
 
 @pytest.mark.parametrize("transposed", [False, True])

@@ -9,10 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import tensors
-from checkpoint import (
+from checkpoints import tensors
+from checkpoints.files import (
     BFLOAT16,
-    InputError,
     map_npz,
     open_checkpoint,
     read_safetensors,
@@ -20,6 +19,7 @@ from checkpoint import (
     to_numpy,
     write_npz_member,
 )
+from errors import InputError
 
 
 def whole(tensor) -> np.ndarray:

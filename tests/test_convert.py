@@ -8,20 +8,20 @@ import sys
 import time
 from pathlib import Path
 
-import checkpoints
 import mlx.core as mx
 import numpy as np
 import pytest
 import torch
-from oracle import flat_weights
+from helpers import checkpoints
+from helpers.oracle import flat_weights
 from safetensors.torch import load_file, save_file
 from test_model import cached_logits, padded_inputs, reference_logits
 
-import tensors
-import weights
-from checkpoint import InputError, map_npz
+from checkpoints import tensors, weights
+from checkpoints.files import map_npz
 from convert import convert, our_name
 from decoder import load
+from errors import InputError
 
 ROOT = Path(__file__).parent.parent
 
@@ -223,7 +223,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(folder, tmp_path):
     """Simulated by a limit on the size of a file, at many places of weights.npz."""
     size = (convert(str(folder), tmp_path / "whole") / "weights.npz").stat().st_size
     code = (
-        "import resource, sys, cli, convert;"
+        "import resource, sys, convert; from terminal import cli;"
         "convert.write_tokenizer = lambda *args: None;"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop()),) * 2);"
         "cli.run(convert.main)"
@@ -241,14 +241,15 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(folder, tmp_path):
 
 SLOW_CONVERSION = """
 import sys, time
-import convert, weights
+import convert
+from checkpoints import weights
 write = weights.write_npz_member
 def slow(*args):
     write(*args)
     print("member", flush=True)
     time.sleep(0.2)
 weights.write_npz_member = slow
-import cli
+from terminal import cli
 cli.run(convert.main)
 """
 
@@ -286,7 +287,7 @@ def test_peak_memory_does_not_grow_with_the_checkpoint(tmp_path):
     source = make_folder(tmp_path / "big", "t5", **raw)
     del raw
     code = (
-        "import resource, sys, checkpoint, convert;"
+        "import resource, sys, convert;"
         "from pathlib import Path;"
         "convert.write_tokenizer = lambda *args: None;"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss;"

@@ -3,19 +3,19 @@
 import itertools
 import random
 
-import checkpoints
 import mlx.core as mx
 import numpy as np
 import pytest
-from oracle import disturbed, greedy, with_eos
-from scripted import EOS, ScriptedModel, plain, scripted_next
+from helpers import checkpoints
+from helpers.oracle import disturbed, greedy, with_eos
+from helpers.scripted import EOS, ScriptedModel, plain, scripted_next
 from test_model import random_model
 
-import rounds
-from checkpoint import InputError
-from drafting import ModelDrafter
-from options import Options
-from rounds import Decoding, Row
+from errors import InputError
+from speculative import rounds
+from speculative.drafting import ModelDrafter
+from speculative.options import Options
+from speculative.rounds import Decoding, Row
 
 NUM_DRAFTS = range(8)
 BATCH_SIZES = (1, 3, 8)

@@ -16,18 +16,19 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import torch
-from checkpoints import SMALL, UNSCALED, save, state_dict, torch_model
-from rank_program import WAYS, decode
+from helpers.checkpoints import SMALL, UNSCALED, save, state_dict, torch_model
+from helpers.rank_program import WAYS, decode
 from test_main import ANSWER, PROMPT, ROOT
 
-from checkpoint import InputError, map_npz
-from config import Config
+from checkpoints.config import Config
+from checkpoints.files import map_npz
+from checkpoints.quantization import Quantization
 from convert import convert
-from quantization import Quantization
-from ranks import ALONE, LOST
-from sharding import check_ranks
+from distributed.ranks import ALONE, LOST
+from distributed.sharding import check_ranks
+from errors import InputError
 
-PROGRAM = Path(__file__).parent / "rank_program.py"
+PROGRAM = Path(__file__).parent / "helpers" / "rank_program.py"
 LIMIT = 100  # seconds; whatever takes longer hangs
 
 

@@ -5,10 +5,10 @@ import random
 import numpy as np
 import pytest
 
-from draft_length import FIRST, LENGTHS, LOGITS, RETRY, Acceptance, Fixed, Measured, Seconds
-from lookup import UNBOUNDED, Offer
-from options import Options
-from rounds import draft_length
+from speculative.lookup import UNBOUNDED, Offer
+from speculative.options import Options
+from speculative.rounds import draft_length
+from speculative.schedule import FIRST, LENGTHS, LOGITS, RETRY, Acceptance, Fixed, Measured, Seconds
 
 # What checking T tokens costs in units of one, by (T, cost) points: a 4-bit product on an M4 Pro and
 # on an M3 Ultra as published, BLIS on the CPU that this was written on, a machine with free checks.

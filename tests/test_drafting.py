@@ -3,22 +3,22 @@
 import itertools
 import random
 
-import checkpoints
 import numpy as np
 import pytest
-from oracle import disturbed, greedy, with_eos
-from scripted import EOS, START, ScriptedModel, plain, scripted_next
+from helpers import checkpoints
+from helpers.oracle import disturbed, greedy, with_eos
+from helpers.scripted import EOS, START, ScriptedModel, plain, scripted_next
 from test_decoder import agreeing, decode_with, partial_rounds, ragged_sources, start
 from test_model import random_model
 from test_sampling import seeded
 
-import rounds
 from decoder import generate
 from demo.tasks import held_out_example
-from draft_length import Fixed, Plan
-from drafting import CombinedDrafter, InputDrafter, ModelDrafter
-from lookup import LONG, Copier
-from options import Options
+from speculative import rounds
+from speculative.drafting import CombinedDrafter, InputDrafter, ModelDrafter
+from speculative.lookup import LONG, Copier
+from speculative.options import Options
+from speculative.schedule import Fixed, Plan
 
 # ---------------------------------------------------------------------------------------------
 # What is proposed

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint import InputError
-from config import Config
+from checkpoints.config import Config
+from checkpoints.quantization import Quantization
 from convert import converted_size, our_name, read_config
-from model import weight_shapes
-from quantization import Quantization
+from errors import InputError
+from families.loading import weight_shapes
 
 GELU, SILU, RELU = "gated-gelu", "gated-silu", "relu"
 PAD0, MADLAD = (0, 1, 0), (1, 2, 0)  # padding, end, start of the decoder

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 from test_torch_files import legacy, tensor, zipped
 
-from checkpoint import InputError, map_npz, open_checkpoint, read_safetensors, write_npz_member
-from torch_files import read_torch
+from checkpoints.files import map_npz, open_checkpoint, read_safetensors, write_npz_member
+from checkpoints.torch_files import read_torch
+from errors import InputError
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", 300))
 

@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from oracle import flat_weights
+from helpers.oracle import flat_weights
 from test_model import cached_logits, reference_logits
 from transformers import T5ForConditionalGeneration
 
-from checkpoint import InputError
+from checkpoints.tokenizer import byte_tokenizer
 from decoder import batch_generate, generate, stream_generate
 from demo.tasks import KINDS, held_out_example
+from errors import InputError
 from model import T5
-from tokenizer import byte_tokenizer
 
 DEMO = Path(__file__).parent.parent / "demo"
 

@@ -1,6 +1,6 @@
 """The hub: what is fetched, what is not, and everything that can go wrong on the way.
 
-The client is the real one; the hub is tests/hub_server.py.
+The client is the real one; the hub is tests/helpers/hub_server.py.
 """
 
 import errno
@@ -17,14 +17,14 @@ from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
-from hub_server import COMMIT, Hub, cut, refuse, replace, sha256, stall
+from helpers.hub_server import COMMIT, Hub, cut, refuse, replace, sha256, stall
 from huggingface_hub import constants
 from test_convert import make_folder
 
-from checkpoint import InputError
+from checkpoints.hub import fetch
 from convert import convert, converted_size
 from decoder import load
-from hub import fetch
+from errors import InputError
 
 ROOT = Path(__file__).parent.parent
 MODEL = "org/model"

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import cli
+from checkpoints.tokenizer import byte_tokenizer
 from convert import convert
-from tokenizer import byte_tokenizer
+from terminal import cli
 
 ROOT = Path(__file__).parent.parent
 PROMPT = "translate number to German: 1284"

@@ -18,8 +18,8 @@ from test_main import ANSWER, PROMPT, ROOT
 import benchmark
 import convert
 import main
-from options import Options
-from quantization import Quantization
+from checkpoints.quantization import Quantization
+from speculative.options import Options
 
 MANUAL = ("README.md", "CONTRIBUTING.md", "demo/README.md")
 PARSERS = {

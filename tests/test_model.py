@@ -2,20 +2,22 @@
 
 import shutil
 
-import checkpoints
 import mlx.core as mx
 import numpy as np
 import pytest
 import torch
 from conftest import DEMO
-from oracle import flat_weights
+from helpers import checkpoints
+from helpers.oracle import flat_weights
 from transformers import T5ForConditionalGeneration
 
-from cache import DEAD
-from checkpoint import InputError, open_checkpoint, to_mlx
-from config import Config
+from checkpoints.config import Config
+from checkpoints.files import open_checkpoint, to_mlx
 from convert import convert, rename
-from model import T5, check_weights, load
+from errors import InputError
+from families.loading import check_weights, load
+from model import T5
+from speculative.cache import DEAD
 
 B, S, T = 3, 40, 30
 

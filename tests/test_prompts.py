@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from test_main import ANSWER, PROMPT, ROOT, run
 
-from prompts import InOrder, PromptFile
+from terminal.prompt_files import InOrder, PromptFile
 
 FRENCH = "translate number to French: 80"
 

@@ -9,13 +9,14 @@ from mlx.utils import tree_flatten
 from test_convert import make_folder
 from test_model import cached_logits, padded_inputs
 
-import tensors
-from checkpoint import InputError, map_npz, to_mlx
-from config import Config
+from checkpoints import tensors
+from checkpoints.config import Config
+from checkpoints.files import map_npz, to_mlx
+from checkpoints.quantization import MODES, Quantization
 from convert import convert, converted_size
 from decoder import generate, load
+from errors import InputError
 from model import T5
-from quantization import MODES, Quantization
 
 EVERY = [Quantization(m, b, g) for m, (bits, groups) in MODES.items() for b in bits for g in groups]
 # Rows that divide into every group; as many heads as a group has members, as in t5-3b.

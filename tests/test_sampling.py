@@ -8,16 +8,16 @@ from types import SimpleNamespace
 import mlx.core as mx
 import numpy as np
 import pytest
-from oracle import disturbed, with_eos
+from helpers.oracle import disturbed, with_eos
 from test_decoder import ragged_sources
 from test_model import random_model
 
-from cache import Cache
-from checkpoint import InputError
-from drafting import CombinedDrafter, InputDrafter, ModelDrafter
-from options import Options
-from rounds import Decoding, Row, decode
-from sampling import (
+from errors import InputError
+from speculative.cache import Cache
+from speculative.drafting import CombinedDrafter, InputDrafter, ModelDrafter
+from speculative.options import Options
+from speculative.rounds import Decoding, Row, decode
+from speculative.sampling import (
     RULES,
     Draft,
     Greedy,

@@ -8,18 +8,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.scripted import EOS, START
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import EOS, START
 from test_decoder import agreeing, decode, ragged_sources
 from test_main import ANSWER, PROMPT, ROOT, run
 
-from colours import _BRACKETS, _COLOURS, painted
+from benchmarks.measure import examples
+from checkpoints.tokenizer import TextStream, byte_tokenizer
 from decoder import _respond, stream_batch, stream_generate
-from drafting import CombinedDrafter, InputDrafter, ModelDrafter
-from measure import examples
-from rounds import ORIGINS, Row
-from tokenizer import TextStream, byte_tokenizer
+from speculative.drafting import CombinedDrafter, InputDrafter, ModelDrafter
+from speculative.rounds import ORIGINS, Row
+from terminal.colours import _BRACKETS, _COLOURS, painted
 
 REPAIR = "repair: The kign sees the the house."
 ESCAPES = re.compile(r"\033\[[0-9;]*m")

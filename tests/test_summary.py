@@ -2,10 +2,10 @@
 
 import pytest
 
+from benchmarks.measure import examples
 from decoder import stream_batch
-from draft_length import Fixed
-from measure import examples
-from summary import ASCII_BARS, BARS, Summary, bars_for, sparkline
+from speculative.schedule import Fixed
+from terminal.summary import ASCII_BARS, BARS, Summary, bars_for, sparkline
 
 
 @pytest.mark.parametrize(

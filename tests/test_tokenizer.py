@@ -12,10 +12,10 @@ import sentencepiece
 from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, ByT5Tokenizer, T5Tokenizer
 
-from checkpoint import InputError
+from checkpoints.tokenizer import TextStream, byte_tokenizer, load_tokenizer, shared_vocabulary
 from convert import write_tokenizer
 from demo.tasks import held_out_example
-from tokenizer import TextStream, byte_tokenizer, load_tokenizer, shared_vocabulary
+from errors import InputError
 
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared"
@@ -165,7 +165,7 @@ def test_running_needs_the_tokenizers_package_only(trained, tmp_path):
     code = (
         "import sys; from pathlib import Path;"
         "sys.modules |= dict.fromkeys(['transformers', 'sentencepiece', 'google.protobuf', 'torch']);"
-        "from tokenizer import load_tokenizer;"
+        "from checkpoints.tokenizer import load_tokenizer;"
         "print(*load_tokenizer(Path(sys.argv[1])).encode('<2de> two').tokens[:2])"
     )
     command = [sys.executable, "-c", code, tmp_path]

@@ -8,16 +8,16 @@ import tarfile
 import zipfile
 from collections import OrderedDict
 
-import checkpoints
 import numpy as np
-import pickles
 import pytest
 import torch
-from pickles import Call, Global, dump
+from helpers import checkpoints, pickles
+from helpers.pickles import Call, Global, dump
 
-import tensors
-from checkpoint import InputError, open_checkpoint
-from torch_files import read_torch
+from checkpoints import tensors
+from checkpoints.files import open_checkpoint
+from checkpoints.torch_files import read_torch
+from errors import InputError
 
 KINDS = ["zip", "legacy"]
 

@@ -15,18 +15,12 @@ from pathlib import Path
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from errors import InputError
+
 BFLOAT16 = np.dtype("V2")
 BLOCK_BYTES = 16 << 20
 # What a file may take to describe its tensors; the largest T5 checkpoints take 0.2 MB.
 MAX_HEADER = 4 << 20
-
-
-class InputError(ValueError):
-    """What the user gave cannot be used. The message is one line: what is wrong, what to do."""
-
-    def __str__(self) -> str:
-        text = super().__str__()[:9999]  # which may quote a hostile file's names
-        return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from itertools import cycle
 
 import numpy as np
 
-from lookup import Offer
+from speculative.lookup import Offer
 
 LENGTHS = np.array([0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64])
 """The lengths to choose from; far apart where a token more or less makes little difference."""

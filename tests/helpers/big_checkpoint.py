@@ -1,6 +1,6 @@
 """Write a checkpoint of a large T5's shape, in bounded memory and without torch.
 
-    python tests/big_checkpoint.py --shape t5-3b --format legacy OUTDIR
+    python tests/helpers/big_checkpoint.py --shape t5-3b --format legacy OUTDIR
 
 Float32, under the names of the checkpoints of 2020, in any of three formats. The values come from
 one repeated block of random numbers, scaled so that the model computes something finite.
@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-import pickles
+
+from helpers import pickles
 
 SHAPES = {
     "t5-tiny": dict(vocab_size=1024, d_model=24, d_kv=10, d_ff=40, num_layers=2, num_heads=3),

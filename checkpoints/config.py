@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from checkpoint import InputError
+from errors import InputError
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from typing import Any, Union
 import mlx.core as mx
 import numpy as np
 
-from cache import DEAD, Cache
-from lookup import UNBOUNDED, WEAK, Copier, Offer
 from model import T5
-from sampling import Draft, Greedy, Sampler
+from speculative.cache import DEAD, Cache
+from speculative.lookup import UNBOUNDED, WEAK, Copier, Offer
+from speculative.sampling import Draft, Greedy, Sampler
 
 Rows = Sequence[Sequence[int]]
 Offers = Sequence[Offer | None]

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral, Real
 
-from checkpoint import InputError
-from sampling import RULES, Greedy, Sampler
+from errors import InputError
+from speculative.sampling import RULES, Greedy, Sampler
 
 DEFAULT_RULE = "coupled"  # the text does not depend on what is drafted, nor on how much
 

@@ -13,12 +13,12 @@ from itertools import islice
 import mlx.core as mx
 import numpy as np
 
-from draft_length import Fixed, Measured, Plan
-from drafting import Drafter, following, lacking, padded
-from lookup import Offer
 from model import T5
-from options import Options
-from sampling import Draft, no_draft
+from speculative.drafting import Drafter, following, lacking, padded
+from speculative.lookup import Offer
+from speculative.options import Options
+from speculative.sampling import Draft, no_draft
+from speculative.schedule import Fixed, Measured, Plan
 
 ORIGINS = ("copied", "drafted", "corrected", "plain")
 """Where a token comes from: a drafter copied it, or a draft model wrote it, and the target accepted;

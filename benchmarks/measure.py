@@ -21,16 +21,16 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
-import rounds
 from decoder import load
+from demo.pair import demo_model
 from demo.tasks import KINDS, Example, held_out_example
 from demo.widen import widen
-from drafting import Drafter, ModelDrafter
-from main import demo_model
 from model import T5
-from options import Options
-from rounds import Row, decode, draft_length
-from sampling import Greedy
+from speculative import rounds
+from speculative.drafting import Drafter, ModelDrafter
+from speculative.options import Options
+from speculative.rounds import Row, decode, draft_length
+from speculative.sampling import Greedy
 
 # ---------------------------------------------------------------------------------------------
 # What is decoded

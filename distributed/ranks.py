@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import mlx.core as mx
 import numpy as np
 
-from tensors import InputError
+from errors import InputError
 
 T = TypeVar("T")
 

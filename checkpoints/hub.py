@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from checkpoint import InputError, read_json
-from tokenizer import SOURCES as TOKENIZER_FILES
+from checkpoints.files import read_json
+from checkpoints.tokenizer import SOURCES as TOKENIZER_FILES
+from errors import InputError
 
 CONFIG = "config.json"
 # Single file and index of shards, best first.

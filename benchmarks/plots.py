@@ -9,8 +9,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from measure import rounds_rate, tokens_per_call
-from rounds import Row
+from benchmarks.measure import rounds_rate, tokens_per_call
+from speculative.rounds import Row
 
 
 def draw(folder: Path, report: Mapping, results: Mapping[object, Sequence[Row]]) -> None:

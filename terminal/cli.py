@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from checkpoint import InputError
+from errors import InputError
 
 USAGE_ERROR, INPUT_ERROR, INTERRUPTED = 2, 1, 130
 

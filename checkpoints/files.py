@@ -11,8 +11,9 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from tensors import BFLOAT16, MAX_HEADER, InputError, Tensor, are_sizes, stored_members
-from torch_files import read_torch
+from checkpoints.tensors import BFLOAT16, MAX_HEADER, Tensor, are_sizes, stored_members
+from checkpoints.torch_files import read_torch
+from errors import InputError
 
 
 def to_mlx(array: np.ndarray) -> mx.array:

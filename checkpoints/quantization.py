@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import prod
 
-from checkpoint import InputError
+from errors import InputError
 
 # By mode: the bits and group sizes that there are, the default first.
 MODES = {

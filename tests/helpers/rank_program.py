@@ -55,7 +55,7 @@ def decode(folder: str, ways: list[str], group=None, tampered: bool = False) -> 
 def tamper(target, draft) -> None:
     """What another kind of machine might do on this rank, exaggerated: other drafts, other logits from
     the same hidden states, and a clock without sense."""
-    import rounds
+    from speculative import rounds
 
     rng = random.Random(0)
     rounds.time = SimpleNamespace(perf_counter=lambda: rng.random() * 100)
@@ -64,8 +64,8 @@ def tamper(target, draft) -> None:
 
 
 def main() -> None:
-    sys.path.insert(0, str(Path(__file__).parent.parent))
-    from ranks import session
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    from distributed.ranks import session
 
     jobs, output = json.loads(sys.argv[1]), sys.argv[2]
     with session() as ranks:

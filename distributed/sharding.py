@@ -12,9 +12,10 @@ import numpy as np
 from mlx.nn.layers.distributed import shard_inplace, shard_linear
 from mlx.utils import tree_flatten, tree_map_with_path
 
-from checkpoint import InputError, to_mlx
-from config import Config
-from quantization import Quantization
+from checkpoints.config import Config
+from checkpoints.files import to_mlx
+from checkpoints.quantization import Quantization
+from errors import InputError
 
 # By the last part of a layer's name. The bias is [buckets, heads].
 _SHARDING = {

@@ -5,9 +5,9 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
-from checkpoint import InputError
 from decoder import check_prompt
-from ranks import ALONE, Ranks
+from distributed.ranks import ALONE, Ranks
+from errors import InputError
 
 
 class PromptFile:

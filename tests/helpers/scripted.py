@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import mlx.core as mx
 import numpy as np
 
-from cache import DEAD, Cache
+from speculative.cache import DEAD, Cache
 
 PAD, EOS, START = 0, 1, 2
 

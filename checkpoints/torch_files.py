@@ -19,7 +19,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from tensors import BFLOAT16, MAX_HEADER, InputError, Tensor, are_sizes, span, stored_members
+from checkpoints.tensors import BFLOAT16, MAX_HEADER, Tensor, are_sizes, span, stored_members
+from errors import InputError
 
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 _STORAGES: dict[str, np.dtype] = {

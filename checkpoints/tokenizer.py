@@ -11,7 +11,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from tokenizers.decoders import DecodeStream
 
-from checkpoint import InputError
+from errors import InputError
 
 FILE = "tokenizer.json"
 SOURCES = (  # of a checkpoint

@@ -9,16 +9,9 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from checkpoint import (
-    BFLOAT16,
-    InputError,
-    Tensor,
-    is_finite,
-    to_mlx,
-    to_numpy,
-    write_npz_member,
-)
-from quantization import Quantization, is_matrix
+from checkpoints.files import BFLOAT16, Tensor, is_finite, to_mlx, to_numpy, write_npz_member
+from checkpoints.quantization import Quantization, is_matrix
+from errors import InputError
 
 DTYPES: dict[str, np.dtype] = {
     "float32": np.dtype("<f4"),

@@ -12,13 +12,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from cache import DEAD, Cache
-from decoder import load
-from demo.tasks import Example
-from demo.widen import widen
-from drafting import CombinedDrafter, Drafter, InputDrafter, ModelDrafter
-from main import demo_model
-from measure import (
+from benchmarks.measure import (
     acceptance,
     decoder,
     examples,
@@ -29,11 +23,17 @@ from measure import (
     tokens_per_call,
     widened_pair,
 )
+from checkpoints.quantization import BITS, MODES, Quantization
+from decoder import load
+from demo.pair import demo_model
+from demo.tasks import Example
+from demo.widen import widen
 from model import T5
-from options import Options
-from quantization import BITS, MODES, Quantization
-from rounds import Decoding, Row, decode
-from sampling import RULES, RowSeeds, Sampler
+from speculative.cache import DEAD, Cache
+from speculative.drafting import CombinedDrafter, Drafter, InputDrafter, ModelDrafter
+from speculative.options import Options
+from speculative.rounds import Decoding, Row, decode
+from speculative.sampling import RULES, RowSeeds, Sampler
 
 # Name: how many examples of each kind of task it takes.
 TABLES = {
@@ -216,7 +216,7 @@ def compare_lengths(target: T5, draft: T5, tokenizer, per_kind: int, sizes: Sequ
 
 def compare_lookup(tokenizer, per_kind: int, sizes: Sequence[str]) -> None:
     """Copying on repairs, with transformers' prompt lookup on the same weights and prompts."""
-    from peers import peers
+    from benchmarks.baselines import peers
 
     target, _ = widened_pair(sizes)
     sources = [tokenizer.encode(e.prompt).ids for e in examples(per_kind) if e.kind == "repair"]

@@ -17,11 +17,11 @@ import torch
 from mlx.utils import tree_flatten
 from transformers import T5Config, T5ForConditionalGeneration
 
+from benchmarks.measure import widened_pair
 from convert import our_name
-from drafting import padded
-from main import DEMO
-from measure import widened_pair
+from demo.pair import DEMO
 from model import T5
+from speculative.drafting import padded
 
 
 def in_transformers(model: T5) -> T5ForConditionalGeneration:

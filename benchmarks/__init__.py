@@ -1,0 +1,1 @@
+"""The parts of benchmark.py: instruments, tables, other libraries to compare with."""

@@ -1,0 +1,1 @@
+"""Checkpoint files, others' and ours: reading, conversion's parts, what a converted folder holds."""

@@ -1,0 +1,24 @@
+"""The embedded pair as models to load: converted on first use, to mlx_models/ of the current folder."""
+
+import sys
+from pathlib import Path
+
+from families.loading import MODELS, WEIGHTS
+
+DEMO = Path(__file__).resolve().parent
+
+
+def demo_model(role: str) -> Path:
+    """The converted folder of the embedded `role` ("target" or "draft"), converted on first use
+    and again when the embedded one is newer."""
+    source, output = DEMO / role, MODELS / f"demo-{role}"
+    converted = output / WEIGHTS
+    stale = converted.exists() and converted.stat().st_mtime < max(
+        file.stat().st_mtime for file in source.iterdir()
+    )
+    if stale or not converted.exists():
+        from convert import convert
+
+        print(f"converting the embedded {role} model to {output}", file=sys.stderr)
+        convert(str(source), output, dtype="float32", force=stale, exist_ok=not stale)
+    return output
