@@ -7,6 +7,7 @@ vocabulary.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -16,7 +17,7 @@ import numpy as np
 from checkpoints.config import Config
 from distributed.ranks import ALONE
 from errors import InputError
-from speculative.cache import Cache
+from speculative.cache import CrossCache
 
 _ACTIVATIONS = {
     "relu": nn.relu,
@@ -129,13 +130,13 @@ class DecoderLayer(nn.Module):
         self.feed_forward_norm = Norm(config.d_model, config.layer_norm_epsilon)
         self.feed_forward = FeedForward(config)
 
-    def __call__(self, x: mx.array, bias: mx.array, cache: Cache, index: int) -> mx.array:
+    def __call__(self, x: mx.array, bias: mx.array, cache: CrossCache, index: int) -> mx.array:
         y = self.attention_norm(x)
         keys, values = cache.append(index, *self.attention.project(y))
         x = x + self.attention(y, keys, values, bias)
         y = self.cross_attention_norm(x)
-        keys, values = cache.memory[index]
-        x = x + self.cross_attention(y, keys, values, cache.memory_mask)
+        keys, values = cache.cross[index]
+        x = x + self.cross_attention(y, keys, values, cache.cross_mask)
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
@@ -166,6 +167,14 @@ class Stack(nn.Module):
         at = mx.array(index)
         biases = [mx.take(table, at, axis=1).transpose(1, 0, 2, 3) for table in tables]
         return biases if len(biases) > 1 else biases * len(self.layers)
+
+
+class T5Cache(CrossCache):
+    """With the decoder's bias by distance, made once: one table for all layers, or (umT5) one each."""
+
+    def __init__(self, cross, mask: np.ndarray, bias_tables: list[mx.array]):
+        super().__init__(cross, mask)
+        self.bias_tables = bias_tables
 
 
 class T5(nn.Module):
@@ -206,7 +215,11 @@ class T5(nn.Module):
             x = layer(x, bias)
         return self.encoder.norm(x)
 
-    def start(self, tokens: mx.array, mask: np.ndarray | None = None) -> Cache:
+    def prefix(self, prompt: Sequence[int]) -> list[int]:
+        """What the tokens of a row begin with."""
+        return [self.config.decoder_start_token_id]
+
+    def start(self, tokens: mx.array, mask: np.ndarray | None = None) -> T5Cache:
         """Encode the sources, tokens [B, S] with mask [B, S] (true on tokens; None: no padding),
         and project their keys and values for every decoder layer."""
         mask = np.ones(tokens.shape, bool) if mask is None else np.asarray(mask, bool)
@@ -216,16 +229,16 @@ class T5(nn.Module):
         c = self.config
         distance = np.arange(c.relative_attention_max_distance + 1)  # query - key
         bucket = _buckets(distance, c.relative_attention_num_buckets, len(distance) - 1)
-        return Cache(
+        return T5Cache(
             [layer.cross_attention.project(memory) for layer in self.decoder.layers],
             mask,
             self.decoder.bias_tables(bucket),
         )
 
-    def decode(self, tokens: mx.array, positions: np.ndarray, cache: Cache) -> mx.array:
+    def decode(self, tokens: mx.array, positions: np.ndarray, cache: T5Cache) -> mx.array:
         """Append tokens [B, T] at positions [B, T] to the cache; their logits [B, T, V].
 
-        A token at position DEAD is a filler: its logits mean nothing and no other token sees it.
+        A token at position MASKED is a filler: its logits mean nothing and no other token sees it.
         """
         if tokens.shape[1] > 1:
             tokens = self.ranks.first(tokens)  # what was drafted may differ by rank

@@ -29,7 +29,7 @@ from demo.pair import demo_model
 from demo.tasks import Example
 from demo.widen import widen
 from model import T5
-from speculative.cache import DEAD, Cache
+from speculative.cache import MASKED, CrossCache
 from speculative.drafting import CombinedDrafter, Drafter, InputDrafter, ModelDrafter
 from speculative.options import Options
 from speculative.rounds import Decoding, Row, decode
@@ -265,10 +265,10 @@ class Counted:
         self.start, self.agreed = model.start, model.agreed
         self.slots = self.dead = self.source = self.padding = 0
 
-    def decode(self, tokens: mx.array, positions: np.ndarray, cache: Cache) -> mx.array:
+    def decode(self, tokens: mx.array, positions: np.ndarray, cache: CrossCache) -> mx.array:
         logits = self._model.decode(tokens, positions, cache)
         slots = cache.position[:, : cache.cursor]
-        self.slots, self.dead = self.slots + slots.size, self.dead + (slots == DEAD).sum()
+        self.slots, self.dead = self.slots + slots.size, self.dead + (slots == MASKED).sum()
         self.source, self.padding = (
             self.source + cache.mask.size,
             self.padding + (~cache.mask).sum(),

@@ -1,7 +1,8 @@
-"""The decoder's memory of what it has seen: a cache that forgets by position.
+"""What a decoder has seen of its rows: a cache that forgets by position.
 
-T5 knows positions only through a bias on (query position - key position), so a key need not lie at
-its position, and forgetting a token is changing a number.
+T5 knows positions only through a bias on (query position - key position), and the keys of other models
+carry their position with them, so a key need not lie at its position: forgetting a token is changing
+a number.
 """
 
 import math
@@ -11,18 +12,17 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-DEAD = 1 << 30
-"""The position of a slot that no query sees, and of a token that only fills a ragged block."""
+MASKED = 1 << 30
+"""The position of a slot that no query sees, and of a token that only fills a ragged block. Clip it
+before it is an index: MLX reads beyond a table's end without an error."""
 
 
-class Cache:
+class SlotCache:
     """What the decoder has seen of B rows. A slot holds a key and a value per layer, and `position`
     tells which position of its row the slot's token has; slots need not be in order.
 
     keys, values: per layer [B, H, capacity, D], written up to `cursor`
-    position:     [B, capacity] int32 on the host; DEAD where no query may look
-    memory:       per layer [keys, values] of the source, [B, H, S, D] each
-    mask:         [B, S] boolean on the host, true on the source's tokens
+    position:     [B, capacity] int32 on the host; MASKED where no query may look
 
     A query at position i sees the slots whose position is <= i. That one comparison is causality,
     padding, rejected tokens and finished rows.
@@ -31,47 +31,41 @@ class Cache:
     STEP = 128  # slots added at a time
     FEW = 32  # slots that are not worth compacting
 
-    def __init__(
-        self,
-        memory: Sequence[tuple[mx.array, mx.array]],
-        mask: np.ndarray,
-        bias_tables: list[mx.array],
-    ):
-        self.memory, self.mask = [list(pair) for pair in memory], mask
-        self.bias_tables = bias_tables
-        self.keys: list[Any] = [None] * len(memory)  # None until a slot is written
-        self.values: list[Any] = [None] * len(memory)
-        self.position = np.full((len(mask), 0), DEAD, np.int32)
+    def __init__(self, batch_size: int, num_layers: int):
+        self.keys: list[Any] = [None] * num_layers  # None until a slot is written
+        self.values: list[Any] = [None] * num_layers
+        self.position = np.full((batch_size, 0), MASKED, np.int32)
         self.cursor = 0
         self._kept = 0  # the cursor at the last `keep`
-        self._set_memory_mask()
-
-    def _set_memory_mask(self) -> None:
-        """memory_mask: [B, 1, 1, S] boolean on the device, None when no source is padded."""
-        whole = self.mask.all()
-        self.memory_mask = None if whole else mx.array(self.mask[:, None, None, :])
 
     @property
     def lengths(self) -> np.ndarray:
         """How many tokens of each row the cache holds: [B]."""
-        return (self.position[:, : self.cursor] != DEAD).sum(axis=1)
+        return (self.position[:, : self.cursor] != MASKED).sum(axis=1)
 
-    # A round: reserve once, append in every layer, keep once.
+    def wait(self) -> None:
+        """Wait until what `start` computes is there."""
+        mx.eval([slots for slots in self.keys + self.values if slots is not None])
+
+    # A step: reserve once, append in every layer, keep once.
 
     def reserve(self, positions: np.ndarray) -> np.ndarray:
         """Take slots for tokens at `positions` [B, T]; the positions of all slots [B, N]."""
-        B, T = positions.shape
+        T = positions.shape[1]
         self.cursor += T
-        missing = self.cursor - self.position.shape[1]
-        if missing > 0:
-            room = np.full((B, _in_steps(missing)), DEAD, np.int32)
-            self.position = np.concatenate([self.position, room], axis=1)
+        self._make_room(self.cursor)
         self.position[:, self.cursor - T : self.cursor] = positions
         return self.position[:, : self.cursor]
 
+    def _make_room(self, slots: int) -> None:
+        B, capacity = self.position.shape
+        if slots > capacity:
+            room = np.full((B, _in_steps(slots - capacity)), MASKED, np.int32)
+            self.position = np.concatenate([self.position, room], axis=1)
+
     def append(self, layer: int, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Write a layer's keys and values [B, H, T, D] into the slots last reserved; all of that
-        layer's, [B, H, N, D]."""
+        layer's, [B, H, N, D]. Values may be of another width than keys."""
         start = self.cursor - keys.shape[2]
         for store, new in ((self.keys, keys), (self.values, values)):
             store[layer] = self._grown(store[layer], new)
@@ -79,51 +73,99 @@ class Cache:
         return self.keys[layer][:, :, : self.cursor], self.values[layer][:, :, : self.cursor]
 
     def _grown(self, store: mx.array | None, new: mx.array) -> mx.array:
-        B, H, _, D = new.shape
+        _, H, _, D = new.shape
         missing = self.position.shape[1] - (0 if store is None else store.shape[2])
         if store is not None and missing == 0:
             return store
-        room = mx.zeros((B, H, missing, D), new.dtype)
+        room = mx.zeros((len(self.position), H, missing, D), new.dtype)
         return room if store is None else mx.concatenate([store, room], axis=2)
 
     def keep(self, n: np.ndarray) -> None:
         """Row b keeps the first n[b] of the tokens written since the last `keep`, or all of them
         where n[b] is larger."""
         written = self.position[:, self._kept : self.cursor]
-        written[np.arange(written.shape[1]) >= n[:, None]] = DEAD
+        written[np.arange(written.shape[1]) >= n[:, None]] = MASKED
         self._kept = self.cursor = min(self.cursor, self._kept + int(n.max()))
         if self.cursor > self.FEW and self.cursor > 2 * self.lengths.max():
             self._compact()
 
     def _compact(self) -> None:
         """Move every row's live slots to the front, in one gather."""
-        dead = self.position[:, : self.cursor] == DEAD
+        masked = self.position[:, : self.cursor] == MASKED
         self.cursor = self._kept = int(self.lengths.max())
-        order = np.argsort(dead, axis=1, kind="stable")[:, : self.cursor]  # [B, N]
+        order = np.argsort(masked, axis=1, kind="stable")[:, : self.cursor]  # [B, N]
         live = np.take_along_axis(self.position, order, axis=1)
-        room = np.full((len(live), _in_steps(self.cursor) - self.cursor), DEAD, np.int32)
+        room = np.full((len(live), _in_steps(self.cursor) - self.cursor), MASKED, np.int32)
         self.position = np.concatenate([live, room], axis=1)
         index = mx.array(order)[:, None, :, None]
         for store in (self.keys, self.values):
-            store[:] = [mx.take_along_axis(slots, index, axis=2) for slots in store]
+            store[:] = [
+                None if slots is None else mx.take_along_axis(slots, index, axis=2)
+                for slots in store
+            ]
 
     # Rows come and go.
 
-    def replace(self, rows: Sequence[int], fresh: "Cache") -> None:
-        """Put the sources of `fresh`, one for each of `rows`, in the place of those rows."""
-        self.position[rows] = DEAD
+    def replace(self, rows: Sequence[int], fresh: "SlotCache") -> None:
+        """Put the rows of `fresh`, one for each of `rows`, in the place of those rows. What they hold
+        already (a prompt) goes to the first slots; nothing of the other rows moves."""
+        self.position[rows] = MASKED
         if not self.lengths.any():
             self.cursor = self._kept = 0
+        held = fresh.cursor
+        if held == 0:
+            return
+        self._make_room(held)
+        self.cursor = self._kept = max(self.cursor, held)
+        self.position[rows, :held] = fresh.position[:, :held]
+        index = mx.array(list(rows))
+        for store, new in ((self.keys, fresh.keys), (self.values, fresh.values)):
+            for layer, slots in enumerate(new):
+                if slots is not None:
+                    store[layer] = self._grown(store[layer], slots)
+                    store[layer][index, :, :held] = slots[:, :, :held]
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with `rows` in their order. A row may be named again, to be replaced."""
+        index = mx.array(list(rows))
+        self.position = self.position[list(rows)]
+        for store in (self.keys, self.values):
+            store[:] = [None if slots is None else slots[index] for slots in store]
+
+
+class CrossCache(SlotCache):
+    """The cache of an encoder-decoder model: slots, and what the decoder's cross-attention reads.
+
+    cross:      per layer [keys, values] of the source, [B, H, S, D] each
+    mask:       [B, S] boolean on the host, true on the source's tokens
+    cross_mask: [B, 1, 1, S] boolean on the device; None when no source is padded
+    """
+
+    def __init__(self, cross: Sequence[tuple[mx.array, mx.array]], mask: np.ndarray):
+        super().__init__(len(mask), len(cross))
+        self.cross, self.mask = [list(pair) for pair in cross], mask
+        self._set_cross_mask()
+
+    def _set_cross_mask(self) -> None:
+        whole = self.mask.all()
+        self.cross_mask = None if whole else mx.array(self.mask[:, None, None, :])
+
+    def wait(self) -> None:
+        mx.eval(self.cross)
+
+    def replace(self, rows: Sequence[int], fresh: SlotCache) -> None:
+        assert isinstance(fresh, CrossCache)
+        super().replace(rows, fresh)
         width = fresh.mask.shape[1]
         self._widen(width)
-        for old, new in zip(self.memory, fresh.memory, strict=True):
+        for old, new in zip(self.cross, fresh.cross, strict=True):
             for i in range(len(old)):
                 for b, row in enumerate(rows):
                     old[i][row : row + 1, :, :width] = new[i][b : b + 1]
         self.mask[rows] = False
         self.mask[rows, :width] = fresh.mask
         self._narrow()
-        self._set_memory_mask()
+        self._set_cross_mask()
 
     def _widen(self, width: int) -> None:
         """Make room for sources of `width` tokens."""
@@ -132,25 +174,23 @@ class Cache:
             return
         self.mask = np.pad(self.mask, ((0, 0), (0, missing)))
         pad = [(0, 0), (0, 0), (0, missing), (0, 0)]
-        self.memory = [[mx.pad(x, pad) for x in pair] for pair in self.memory]
+        self.cross = [[mx.pad(x, pad) for x in pair] for pair in self.cross]
 
     def _narrow(self) -> None:
         """Drop the columns that only longer sources of earlier rows needed, when they are many."""
         width = int(np.flatnonzero(self.mask.any(axis=0)).max()) + 1
         if 4 * width <= 3 * self.mask.shape[1]:
             self.mask = self.mask[:, :width].copy()
-            self.memory = [[x[:, :, :width] for x in pair] for pair in self.memory]
+            self.cross = [[x[:, :, :width] for x in pair] for pair in self.cross]
 
     def select(self, rows: Sequence[int]) -> None:
-        """Keep only `rows`, in their order."""
+        super().select(rows)
         index = mx.array(list(rows))
-        self.position, self.mask = self.position[rows], self.mask[rows]
-        for store in (self.keys, self.values):
-            store[:] = [None if slots is None else slots[index] for slots in store]
-        self.memory = [[x[index] for x in pair] for pair in self.memory]
-        self._set_memory_mask()
+        self.mask = self.mask[list(rows)]
+        self.cross = [[x[index] for x in pair] for pair in self.cross]
+        self._set_cross_mask()
 
 
 def _in_steps(slots: int) -> int:
     """`slots` rounded up to whole steps."""
-    return math.ceil(slots / Cache.STEP) * Cache.STEP
+    return math.ceil(slots / SlotCache.STEP) * SlotCache.STEP

@@ -20,7 +20,7 @@ import mlx.core as mx
 import numpy as np
 
 from model import T5
-from speculative.cache import DEAD, Cache
+from speculative.cache import MASKED, SlotCache
 from speculative.lookup import UNBOUNDED, WEAK, Copier, Offer
 from speculative.sampling import Draft, Greedy, Sampler
 
@@ -30,17 +30,17 @@ Offers = Sequence[Offer | None]
 Drafter = Union["ModelDrafter", "InputDrafter", "CombinedDrafter"]
 
 
-def lacking(rows: Rows, cache: Cache, filler: int) -> tuple[np.ndarray, np.ndarray]:
+def lacking(rows: Rows, cache: SlotCache, filler: int) -> tuple[np.ndarray, np.ndarray]:
     """The tokens of each row that the cache does not hold yet, and their positions: [B, P] each.
 
     Usually one per row; two after a draft that was accepted whole. Rows end at the block's right
-    edge, and what fills a shorter one up has the position DEAD.
+    edge, and what fills a shorter one up has the position MASKED.
     """
     held = cache.lengths
     new = [row[n:] for row, n in zip(rows, held, strict=True)]
     width = max(map(len, new))
     tokens = np.full((len(rows), width), filler, np.int32)
-    positions = np.full((len(rows), width), DEAD, np.int32)
+    positions = np.full((len(rows), width), MASKED, np.int32)
     for b, row in enumerate(new):
         tokens[b, width - len(row) :] = row
         positions[b, width - len(row) :] = np.arange(held[b], held[b] + len(row))
@@ -48,10 +48,10 @@ def lacking(rows: Rows, cache: Cache, filler: int) -> tuple[np.ndarray, np.ndarr
 
 
 def following(rows: Rows, lengths: np.ndarray) -> np.ndarray:
-    """The positions [B, k] of lengths [B] tokens after each row; DEAD beyond them."""
+    """The positions [B, k] of lengths [B] tokens after each row; MASKED beyond them."""
     first = np.array([len(row) for row in rows], np.int32)[:, None]
     ahead = np.arange(lengths.max(), dtype=np.int32)
-    return np.where(ahead < lengths[:, None], first + ahead, DEAD)
+    return np.where(ahead < lengths[:, None], first + ahead, MASKED)
 
 
 def padded(sources: Rows, filler: int) -> tuple[np.ndarray, np.ndarray]:
@@ -76,7 +76,7 @@ class ModelDrafter:
         self._vocab_size = vocab_size or model.config.vocab_size
 
     def start(self, sources: Rows) -> None:
-        self._cache: Cache | None = None
+        self._cache: SlotCache | None = None
         self._sources = list(sources)
         self._new = set(range(len(sources)))  # rows whose source is not encoded yet
         self._lacked = 0  # how many tokens per row went before the last proposals
@@ -110,7 +110,7 @@ class ModelDrafter:
         else:
             self._cache.replace(new, fresh)
         self._new = set()
-        mx.eval(self._cache.memory)
+        self._cache.wait()
 
     def draft(
         self, rows: Rows, offers: Offers, lengths: np.ndarray, sampler: Greedy | Sampler

@@ -178,7 +178,7 @@ class Decoding:
 
     def _encoded(self, rows: Sequence[Row]) -> None:
         """Wait for the encoder, and tell the new rows how fast it was."""
-        mx.eval(self.cache.memory)
+        self.cache.wait()
         now = time.perf_counter()
         rate = sum(len(row.source) for row in rows) / (now - rows[0].started)
         for row in rows:

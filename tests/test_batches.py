@@ -20,7 +20,7 @@ from decoder import batch_generate, generate, stream_batch
 from demo.tasks import held_out_example
 from errors import InputError
 from model import T5
-from speculative.cache import Cache
+from speculative.cache import CrossCache, SlotCache
 from speculative.drafting import ModelDrafter
 from speculative.options import Options
 from speculative.rounds import Decoding, Row
@@ -32,11 +32,11 @@ SHARED = Path(__file__).parent.parent.parent / "shared"
 def events(monkeypatch):
     """How often the caches grew by small steps, compacted, widened, narrowed, were halved."""
     counts = dict.fromkeys(("_grown", "_compact", "_widen", "_narrow", "select"), 0)
-    monkeypatch.setattr(Cache, "STEP", 8)
-    monkeypatch.setattr(Cache, "FEW", 4)
+    monkeypatch.setattr(SlotCache, "STEP", 8)
+    monkeypatch.setattr(SlotCache, "FEW", 4)
 
     def spy(name):
-        method = getattr(Cache, name)
+        method = getattr(CrossCache, name)
 
         def counting(self, *args):
             before = self.mask.shape[1]
@@ -44,7 +44,7 @@ def events(monkeypatch):
             counts[name] += name not in ("_widen", "_narrow") or self.mask.shape[1] != before
             return result
 
-        monkeypatch.setattr(Cache, name, counting)
+        monkeypatch.setattr(CrossCache, name, counting)
 
     for name in counts:
         spy(name)

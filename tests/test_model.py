@@ -17,7 +17,7 @@ from convert import convert, rename
 from errors import InputError
 from families.loading import check_weights, load
 from model import T5
-from speculative.cache import DEAD
+from speculative.cache import MASKED
 
 B, S, T = 3, 40, 30
 
@@ -179,7 +179,7 @@ def test_fillers_leave_no_trace():
     expected = model.decode(mx.array(tokens), np.arange(8)[None], plain)[:, -1]
     cache = model.start(mx.array(source))
     filled = np.array([[5, 5, *tokens[0, :7]]])
-    positions = np.array([[DEAD, DEAD, *range(7)]])
+    positions = np.array([[MASKED, MASKED, *range(7)]])
     model.decode(mx.array(filled), positions, cache)
     cache.keep(np.array([9]))
     assert cache.lengths.tolist() == [7]

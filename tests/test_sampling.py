@@ -13,7 +13,7 @@ from test_decoder import ragged_sources
 from test_model import random_model
 
 from errors import InputError
-from speculative.cache import Cache
+from speculative.cache import CrossCache
 from speculative.drafting import CombinedDrafter, InputDrafter, ModelDrafter
 from speculative.options import Options
 from speculative.rounds import Decoding, Row, decode
@@ -160,7 +160,7 @@ class TableModel:
     agreed = staticmethod(np.array)
 
     def start(self, tokens, mask=None):
-        return Cache([(mx.zeros((tokens.shape[0], 1, 1, 1)),) * 2], mask, [])
+        return CrossCache([(mx.zeros((tokens.shape[0], 1, 1, 1)),) * 2], mask)
 
     def decode(self, tokens, positions, cache):
         cache.reserve(positions)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import mlx.core as mx
 import numpy as np
 
-from speculative.cache import DEAD, Cache
+from speculative.cache import MASKED, CrossCache
 
 PAD, EOS, START = 0, 1, 2
 
@@ -34,20 +34,23 @@ class ScriptedModel:
 
     agreed = staticmethod(np.array)
 
-    def start(self, tokens: mx.array, mask: np.ndarray | None = None) -> Cache:
+    def prefix(self, prompt) -> list[int]:
+        return [START]
+
+    def start(self, tokens: mx.array, mask: np.ndarray | None = None) -> CrossCache:
         """A cache of one layer whose memory holds the source's tokens themselves."""
         mask = np.ones(tokens.shape, bool) if mask is None else mask
-        return Cache([(tokens[:, None, :, None],) * 2], mask, [])
+        return CrossCache([(tokens[:, None, :, None],) * 2], mask)
 
-    def decode(self, tokens: mx.array, positions: np.ndarray, cache: Cache) -> mx.array:
+    def decode(self, tokens: mx.array, positions: np.ndarray, cache: CrossCache) -> mx.array:
         self.calls += 1
         B, T = tokens.shape
         visible = cache.reserve(positions)  # [B, N]
         slots, _ = cache.append(0, *(tokens[:, None, :, None].astype(mx.int32),) * 2)
         slots = np.array(slots)[:, 0, :, 0]
-        memory = np.array(cache.memory[0][0])[:, 0, :, 0]
+        memory = np.array(cache.cross[0][0])[:, 0, :, 0]
         logits = np.zeros((B, T, self.config.vocab_size), np.float32)
-        for b, t in np.argwhere(positions != DEAD):
+        for b, t in np.argwhere(positions != MASKED):
             seen = np.flatnonzero(visible[b] <= positions[b, t])
             seen = seen[np.argsort(visible[b, seen], kind="stable")]
             assert visible[b, seen].tolist() == list(range(positions[b, t] + 1))
