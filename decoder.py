@@ -1,5 +1,5 @@
-"""Speculative decoding of encoder-decoder models: a drafter proposes, the target checks all of it in
-one call, the text is the target's own.
+"""Speculative decoding: a drafter proposes, the target checks all of it in one call, the text is the
+target's own.
 
     from decoder import load, generate, stream_generate, batch_generate
 
@@ -9,27 +9,31 @@ one call, the text is the target's own.
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import islice
+from itertools import chain
+from numbers import Integral
+from typing import Any, Protocol
 
 import mlx.core as mx
+import numpy as np
 from tokenizers import Tokenizer
 
 from checkpoints.tokenizer import TextStream, shared_vocabulary
+from distributed.ranks import ALONE
 from errors import InputError
 from families.loading import load
-from model import T5
-from speculative.drafting import CombinedDrafter, Drafter, InputDrafter, ModelDrafter
+from speculative.cached_model import CachedModel, Model
+from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
 from speculative.options import Options
-from speculative.rounds import Decoding, Row, Stats, decode, draft_length
+from speculative.row import DRAFTED, Row, Stats
 from speculative.sampling import RowSeeds
-from speculative.schedule import Fixed, Measured
+from speculative.schedule import AdaptiveSchedule, FixedSchedule, Plan, Schedule
 
 __all__ = [
     "Options",
     "Response",
+    "SpeculativeDecoder",
     "Stats",
     "batch_generate",
     "generate",
@@ -42,22 +46,159 @@ BATCH_SIZE = 8
 _WINDOW = 32  # batches of prompts that are sorted by length together
 
 
+class Batch:
+    """Rows decoded side by side, a step at a time. Tokens in, tokens out."""
+
+    def __init__(self, model: Any, drafter: Drafter, options: Options, schedule: Schedule):
+        self.ranks = getattr(model, "ranks", ALONE)  # the processes that share the target
+        self.target = CachedModel(model, self.ranks.share)
+        self.drafter, self.schedule = drafter, schedule
+        self._model, self._options = model, options
+        self.rows: list[Row] = []
+
+    def step(self) -> tuple[Plan, list[int]]:
+        """Draft, verify, accept, keep (Leviathan et al. 2023, arXiv 2211.17192, algorithm 1), for all rows
+        at once. Every unfinished row gains at least one token.
+
+        Returns what was planned, and how many drafted tokens of each row are in its text.
+        """
+        rows = [[] if row.finish_reason else row.tokens for row in self.rows]
+        plan = self.schedule.plan(self.drafter.candidates(rows), self.room())
+        draft = self.drafter.draft(rows, plan, self.sampler)  # d_1 .. d_k ~ q
+        logits = self.target(rows, draft.tokens, plan.lengths)  # p_1 .. p_k+1, in one call
+        # The first n pass; the next token ~ max(0, p - q).
+        n, token = self.sampler.accept(logits, draft, plan.lengths, rows)
+        drafted, n, token = self.broadcast(draft.tokens, n, token)  # the one wait of the host
+        self.target.keep(n)
+        self.drafter.keep(n)
+        return plan, self.commit(plan, drafted, n, token)
+
+    def room(self) -> list[int]:
+        """How many drafted tokens each row has room for, the target's own after them; -1: finished."""
+        return [-1 if row.finish_reason else row.room - 1 for row in self.rows]
+
+    def broadcast(self, drafted: mx.array, n: mx.array, token: mx.array) -> tuple[np.ndarray, ...]:
+        """Drafted tokens [B, k], n and the next tokens [B] as rank 0 has them, on the host."""
+        k = drafted.shape[1]
+        result = mx.concatenate([drafted, n[:, None], token[:, None]], axis=1)
+        result = self.ranks.broadcast(result)
+        return result[:, :k], result[:, k], result[:, k + 1]
+
+    def commit(
+        self, plan: Plan, drafted: np.ndarray, n: np.ndarray, token: np.ndarray
+    ) -> list[int]:
+        """Append to each unfinished row its accepted tokens and the target's own; how many drafted ones
+        are among them."""
+        accepted = [0] * len(self.rows)
+        for b, row in enumerate(self.rows):
+            if row.finish_reason:
+                continue
+            candidate, length = plan.candidates[b], int(plan.lengths[b])
+            draft = "drafted" if candidate and candidate.modelled else "copied"
+            own = "corrected" if n[b] < length else "plain"
+            passed, ends = drafted[b, : n[b]].tolist(), self.target.config.eos_token_ids
+            accepted[b] = row.commit(passed, int(token[b]), (draft, own), ends)
+            row.stats.drafted += length
+        return accepted
+
+    def advance(self) -> list[Row]:
+        """A step, and what it took; the rows that it finished."""
+        live = [row for row in self.rows if not row.finish_reason]
+        began, prepared = time.perf_counter(), self.drafter.preparing_seconds
+        plan, accepted = self.step()
+        preparing = self.drafter.preparing_seconds - prepared
+        seconds = time.perf_counter() - began - preparing
+        for row in live:
+            row.stats.target_calls += 1
+            row.stats.seconds += seconds / len(live)
+            row.stats.preparing_seconds += preparing / len(live)
+        done = [row for row in live if row.finish_reason]
+        if self.schedule.learns:
+            seconds, preparing = (float(self.ranks.broadcast(x)) for x in (seconds, preparing))
+            ended = [row.stats.tokens for row in done]
+            self.schedule.observe(plan, accepted, seconds, preparing, ended)
+        return done
+
+    def admit(self, fresh: Sequence[Row]) -> None:
+        """Read the prompts of new rows, in the place of finished rows or beside those that there are."""
+        began = time.perf_counter()
+        free = (b for b, row in enumerate(self.rows) if row.finish_reason)
+        new = [b for b, _ in zip(chain(free, range(len(self.rows), 1 << 30)), fresh, strict=False)]
+        for b, row in zip(new, fresh, strict=True):
+            self.rows[b : b + 1] = [row]
+            row.begin(self._model.prefix(row.prompt), self.target.config.max_positions)
+        self.target.admit(len(self.rows), new, [row.prompt for row in fresh])
+        self.drafter.admit(self.rows, new)
+        self._set_sampler()
+        self.target.wait()
+        now = time.perf_counter()
+        tokens = sum(len(row.prompt) for row in fresh)
+        for row in fresh:
+            row.started = now
+            row.stats.encoding_seconds = (now - began) * len(row.prompt) / tokens
+
+    def select(self, indices: Sequence[int]) -> None:
+        """Go on with these rows only."""
+        self.rows = [self.rows[b] for b in indices]
+        self.target.select(indices)
+        self.drafter.select(indices)
+        self._set_sampler()
+
+    def _set_sampler(self) -> None:
+        seeds = [row.seed for row in self.rows]
+        self.sampler = self._options.sampler(seeds, self.target.config.vocab_size)
+
+
+class Source(Protocol):
+    """Where rows come from: a list of prompts, or whoever sends them."""
+
+    def take(self, count: int, wait: bool) -> list[Row]:
+        """Up to `count` rows that are there; with `wait` at least one, unless there will be none."""
+        ...
+
+
+def decode(batch: Batch, source: Source, batch_size: int) -> Iterator[Row]:
+    """Decode rows, `batch_size` at most side by side; yield each as soon as it is finished.
+
+    A new row joins at the next step. Where none comes, the batch is halved as soon as half of it is
+    finished.
+    """
+    while True:
+        live = [b for b, row in enumerate(batch.rows) if not row.finish_reason]
+        fresh = source.take(batch_size - len(live), wait=not live)
+        if fresh:
+            batch.admit(fresh)
+        elif not live:
+            return
+        elif 2 * len(live) <= len(batch.rows):
+            batch.select(live)
+        yield from batch.advance()
+
+
+# ---------------------------------------------------------------------------------------------
+# Text
+
+
 @dataclass
 class Response:
-    """What was generated for a prompt: all of it, or (`stream_generate`) what a round added."""
+    """What was generated for a prompt: all of it, or (`stream_generate`) what a step added."""
 
     text: str
     tokens: list[int]
     texts: list[str]  # per token: what it adds to the text, a character with its last token
-    from_draft: list[bool]  # per token: the drafter proposed it
-    origins: list[str]  # per token: "copied", "drafted", "corrected" or "plain"; see rounds.ORIGINS
+    origins: list[str]  # per token: "copied", "drafted", "corrected" or "plain"; see row.ORIGINS
     finish_reason: str | None  # "stop": end of sequence; "length": max_tokens; None: goes on
     prompt_tokens: int
     generation_tokens: int  # so far
-    prompt_tps: float  # tokens per second of the encoder
+    prompt_tps: float  # prompt tokens per second, of all that were read together
     generation_tps: float
     peak_memory: float  # GB
     stats: Stats  # so far
+
+    @property
+    def from_draft(self) -> list[bool]:
+        """Per token: the drafter proposed it."""
+        return [origin in DRAFTED for origin in self.origins]
 
 
 def check_prompt(prompt: str) -> str:
@@ -71,51 +212,152 @@ def check_prompt(prompt: str) -> str:
     return prompt
 
 
-_shared_vocabulary = lru_cache(maxsize=8)(shared_vocabulary)
+class SpeculativeDecoder:
+    """A target, a draft model for it or none, and what was learned about them: keep one for many calls.
 
-
-def drafter_for(
-    model: T5, tokenizer: Tokenizer, draft_model: T5 | None, options: Options
-) -> Drafter | None:
-    """What drafts for the model, by the options num_draft and lookup; None: nothing does.
-
-    Raises InputError when the draft model's vocabulary is another.
+    Raises InputError for what is no model or tokenizer, and for a draft model of another vocabulary.
     """
-    if options.num_draft == 0:
-        return None
-    copying = InputDrafter(lambda token: tokenizer.id_to_token(token) or "")
-    if draft_model is None:
-        return copying if options.lookup else None
-    shared = _shared_vocabulary(tokenizer, draft_model.tokenizer)
-    modelling = ModelDrafter(draft_model, min(shared, model.config.vocab_size))
-    return CombinedDrafter(copying, modelling) if options.lookup else modelling
+
+    def __init__(self, model: Model, tokenizer: Tokenizer, draft_model: Model | None = None):
+        _check_model("model", model)
+        if not isinstance(tokenizer, Tokenizer):
+            raise InputError(_expected("tokenizer", tokenizer, "tokenizer"))
+        self.model, self.tokenizer, self.draft_model = model, tokenizer, draft_model
+        self._shared = 0  # ids, from 0 on, that target and draft share
+        if draft_model is not None:
+            _check_model("draft_model", draft_model)
+            theirs = getattr(draft_model, "tokenizer", None)
+            if theirs is None:
+                raise InputError("the draft model has no tokenizer to compare: use that of load()")
+            self._shared = min(shared_vocabulary(tokenizer, theirs), model.config.vocab_size)
+        self._learned: dict[tuple, AdaptiveSchedule] = {}
+
+    def drafter(self, options: Options) -> Drafter:
+        """What drafts, by the options num_draft and lookup."""
+        if options.num_draft == 0 or not (self.draft_model or options.lookup):
+            return Drafter()
+        lookup = PromptLookup(lambda token: self.tokenizer.id_to_token(token) or "")
+        if self.draft_model is None:
+            return lookup
+        modelling = ModelDrafter(self.draft_model, self._shared)
+        return CombinedDrafter(lookup, modelling) if options.lookup else modelling
+
+    def schedule(self, options: Options, drafter: Drafter) -> Schedule:
+        """How much is drafted. What `auto` has learned is kept by what it depends on."""
+        if type(drafter) is Drafter:
+            return FixedSchedule(0)
+        if options.num_draft != "auto":
+            return FixedSchedule(int(options.num_draft))
+        key = (options.lookup, options.rule, options.delta, *options.distribution.values())
+        return self._learned.setdefault(key, AdaptiveSchedule(self.model.config.vocab_size))
+
+    def batch(self, options: Options) -> Batch:
+        """An empty batch; see `decode`."""
+        drafter = self.drafter(options)
+        return Batch(self.model, drafter, options, self.schedule(options, drafter))
+
+    def stream_generate(self, prompt: str, **options) -> Iterator[Response]:
+        """Decode one prompt; yield a Response per step, with the text that the step added.
+
+        options: the fields of `Options`. Without a draft model and `lookup` this is plain decoding; with
+        either the text is the same (greedy, or sampled by the rule `coupled`) or has the same law (sampled
+        by another rule). Raises InputError for an empty prompt and options out of range.
+        """
+        settings = Options(**options)
+        tokens = self.tokenizer.encode(check_prompt(prompt)).ids
+        row = Row(tokens, settings.max_tokens, RowSeeds(settings.seed)(tokens))
+        batch, stream = self.batch(settings), self._text_stream()
+        batch.admit([row])
+        while not row.finish_reason:
+            first = len(row.origins)
+            batch.advance()
+            yield _respond(row, stream, first)
+
+    def generate(self, prompt: str, **options) -> str:
+        """The text for one prompt. Arguments and errors: as `stream_generate`."""
+        return "".join(response.text for response in self.stream_generate(prompt, **options))
+
+    def stream_batch(
+        self, prompts: Iterable[str], batch_size: int = BATCH_SIZE, **options
+    ) -> Iterator[tuple[int, Response]]:
+        """Decode many prompts, `batch_size` side by side; yield (index, Response) as each is finished.
+
+        A finished prompt's place goes to the next one at once. `prompts` is read as needed, and of
+        those read the longest go first, so that prompts side by side are of similar length: memory
+        depends on the batch, not on the list. If `prompts` has a method ready(), which says whether the
+        next prompt or the end is there, nothing waits for one that is not; it joins when it comes.
+
+        Each prompt's tokens are those it gets alone (in float32; narrower types may round otherwise in
+        a batch); a prompt that the list has had before draws other random numbers. Errors: as
+        `stream_generate`.
+        """
+        settings = Options(**options)
+        if not isinstance(batch_size, Integral) or isinstance(batch_size, bool) or batch_size < 1:
+            raise InputError(f"batch_size is {batch_size!r}, not a whole number of 1 or more")
+        if isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, Iterable):
+            raise InputError(_expected("prompts", prompts, "list of texts"))
+        source = _Prompts(prompts, self.tokenizer, settings, _WINDOW * int(batch_size))
+        for row in decode(self.batch(settings), source, int(batch_size)):
+            yield source.index.pop(row), _respond(row, self._text_stream())
+
+    def batch_generate(
+        self, prompts: Iterable[str], batch_size: int = BATCH_SIZE, **options
+    ) -> list[Response]:
+        """A Response for each of many prompts, in their order. Arguments: as `stream_batch`."""
+        found = dict(self.stream_batch(prompts, batch_size, **options))
+        return [found[i] for i in range(len(found))]
+
+    def _text_stream(self) -> TextStream:
+        config = self.model.config
+        return TextStream(self.tokenizer, {config.pad_token_id, *config.eos_token_ids})
 
 
-def _length(model: T5, draft_model: T5 | None, options: Options) -> Fixed | Measured:
-    """What decides how much to draft. What was measured stays with the model, for the next call."""
-    if options.num_draft != "auto":
-        return draft_length(model, options)
-    if not hasattr(model, "measured"):
-        model.measured = _Measurements()
-    key = (id(draft_model), options.lookup)
-    return model.measured.by_drafter.setdefault(key, draft_length(model, options))
+def _expected(name: str, value: object, what: str) -> str:
+    hint = "; load() returns a model and its tokenizer" if what in ("model", "tokenizer") else ""
+    return f"{name} is a {type(value).__name__}, not a {what}{hint}"
 
 
-class _Measurements:
-    """What was measured with a target. (A module would take a plain dict for weights.)"""
-
-    def __init__(self):
-        self.by_drafter: dict[tuple, Measured] = {}
+def _check_model(name: str, model: object) -> None:
+    if not all(hasattr(model, part) for part in ("config", "start", "decode")):
+        raise InputError(_expected(name, model, "model"))
 
 
-def _text_stream(model: T5, tokenizer: Tokenizer) -> TextStream:
-    return TextStream(tokenizer, {model.config.pad_token_id, *model.config.eos_token_ids})
+class _Prompts:
+    """Rows for prompts: those that are there, up to `window` of them, the longest first."""
+
+    def __init__(self, prompts: Iterable[str], tokenizer: Tokenizer, options: Options, window: int):
+        self._prompts, self._tokenizer, self._options = enumerate(prompts), tokenizer, options
+        self._ready = getattr(prompts, "ready", lambda: True)
+        self._window, self._seed = window, RowSeeds(options.seed)
+        self._waiting: list[Row] = []  # the shortest first
+        self._ended = False
+        self.index: dict[Row, int] = {}  # of rows that are not done: their prompt's
+
+    def take(self, count: int, wait: bool) -> list[Row]:
+        if len(self._waiting) < count:
+            self._read(wait and not self._waiting)
+        return [self._waiting.pop() for _ in range(min(count, len(self._waiting)))]
+
+    def _read(self, wait: bool) -> None:
+        found: list[tuple[int, str]] = []
+        while len(found) < self._window and not self._ended:
+            if not (self._ready() or (wait and not found)):
+                break
+            new = next(self._prompts, None)
+            self._ended = new is None
+            if new:
+                found.append((new[0], check_prompt(new[1])))
+        encoded = self._tokenizer.encode_batch([prompt for _, prompt in found])
+        for (i, _), tokens in zip(found, (e.ids for e in encoded), strict=True):
+            row = Row(tokens, self._options.max_tokens, self._seed(tokens))
+            self._waiting.append(row)
+            self.index[row] = i
+        self._waiting.sort(key=lambda row: (len(row.prompt), -self.index[row]))
 
 
 def _respond(row: Row, stream: TextStream, first: int = 0) -> Response:
     """The response for the row's generated tokens from index `first` on."""
-    generated = len(row.from_draft)
-    tokens = row.tokens[1 + first :]
+    tokens, stats = row.generated[first:], row.stats.copy()
     texts = [stream.push([token]) for token in tokens]
     if row.finish_reason:
         texts[-1] += stream.finish()
@@ -123,95 +365,56 @@ def _respond(row: Row, stream: TextStream, first: int = 0) -> Response:
         text="".join(texts),
         tokens=tokens,
         texts=texts,
-        from_draft=row.from_draft[first:],
         origins=row.origins[first:],
         finish_reason=row.finish_reason,
-        prompt_tokens=len(row.source),
-        generation_tokens=generated,
-        prompt_tps=row.encoded_per_second,
-        generation_tps=generated / (time.perf_counter() - row.started),
+        prompt_tokens=stats.prompt_tokens,
+        generation_tokens=stats.tokens,
+        prompt_tps=stats.prompt_tokens / stats.encoding_seconds,
+        generation_tps=stats.tokens / (time.perf_counter() - row.started),
         peak_memory=mx.get_peak_memory() / 1e9,
-        stats=row.stats,
+        stats=stats,
     )
 
 
-def stream_generate(
-    model: T5, tokenizer: Tokenizer, prompt: str, draft_model: T5 | None = None, **options
-) -> Iterator[Response]:
-    """Decode one prompt; yield a Response per round, with the text that the round added.
+# ---------------------------------------------------------------------------------------------
+# Functions with the names that users of mlx_lm know. What `auto` learns they forget with the call.
 
-    options: the fields of `Options`. Without a draft model and `lookup` this is plain decoding; with
-    either the text is the same (greedy, or sampled by the rule `coupled`) or has the same law
-    (sampled by another rule). Raises InputError for an empty prompt, options out of range and a draft model of
-    another vocabulary.
-    """
-    options = Options(**options)
-    drafter = drafter_for(model, tokenizer, draft_model, options)
-    source = tokenizer.encode(check_prompt(prompt)).ids
-    row = Row(source, RowSeeds(options.seed)(source))
-    decoding = Decoding(model, drafter, [row], options, _length(model, draft_model, options))
-    stream = _text_stream(model, tokenizer)
-    while not row.finish_reason:
-        first = len(row.from_draft)
-        decoding.round()
-        yield _respond(row, stream, first)
+
+def stream_generate(
+    model: Model, tokenizer: Tokenizer, prompt: str, draft_model: Model | None = None, **options
+) -> Iterator[Response]:
+    """As `SpeculativeDecoder.stream_generate`."""
+    return SpeculativeDecoder(model, tokenizer, draft_model).stream_generate(prompt, **options)
 
 
 def generate(
-    model: T5, tokenizer: Tokenizer, prompt: str, draft_model: T5 | None = None, **options
+    model: Model, tokenizer: Tokenizer, prompt: str, draft_model: Model | None = None, **options
 ) -> str:
-    """The text for one prompt. Arguments and errors: as `stream_generate`."""
-    responses = stream_generate(model, tokenizer, prompt, draft_model, **options)
-    return "".join(response.text for response in responses)
+    """As `SpeculativeDecoder.generate`."""
+    return SpeculativeDecoder(model, tokenizer, draft_model).generate(prompt, **options)
 
 
 def stream_batch(
-    model: T5,
+    model: Model,
     tokenizer: Tokenizer,
     prompts: Iterable[str],
-    draft_model: T5 | None = None,
+    draft_model: Model | None = None,
     batch_size: int = BATCH_SIZE,
     **options,
 ) -> Iterator[tuple[int, Response]]:
-    """Decode many prompts, `batch_size` side by side; yield (index, Response) as each is finished.
-
-    A finished prompt's place goes to the next one at once. `prompts` is read as needed, and of
-    those read the longest go first, so that prompts side by side are of similar length: memory
-    depends on the batch, not on the list.
-
-    Each prompt's tokens are those it gets alone (in float32; narrower types may round otherwise in
-    a batch); a prompt that the list has had before draws other random numbers. Other arguments
-    and errors: as `stream_generate`.
-    """
-    options = Options(**options)
-    if not isinstance(batch_size, int) or batch_size < 1:
-        raise InputError(f"batch_size is {batch_size!r}, not a whole number of 1 or more")
-    drafter = drafter_for(model, tokenizer, draft_model, options)
-    index: dict[int, int] = {}  # id of a row in progress -> its place in the list
-
-    def rows() -> Iterator[Row]:
-        seed, numbered = RowSeeds(options.seed), enumerate(prompts)
-        while window := list(islice(numbered, _WINDOW * batch_size)):
-            encoded = tokenizer.encode_batch([check_prompt(prompt) for _, prompt in window])
-            sources = [(i, e.ids) for (i, _), e in zip(window, encoded, strict=True)]
-            seeded = [(i, Row(source, seed(source))) for i, source in sources]
-            for i, row in sorted(seeded, key=lambda item: -len(item[1].source)):
-                index[id(row)] = i
-                yield row
-
-    length = _length(model, draft_model, options)
-    for row in decode(model, drafter, rows(), options, batch_size, length):
-        yield index.pop(id(row)), _respond(row, _text_stream(model, tokenizer))
+    """As `SpeculativeDecoder.stream_batch`."""
+    decoder = SpeculativeDecoder(model, tokenizer, draft_model)
+    return decoder.stream_batch(prompts, batch_size, **options)
 
 
 def batch_generate(
-    model: T5,
+    model: Model,
     tokenizer: Tokenizer,
     prompts: Iterable[str],
-    draft_model: T5 | None = None,
+    draft_model: Model | None = None,
     batch_size: int = BATCH_SIZE,
     **options,
 ) -> list[Response]:
-    """A Response for each of many prompts, in their order. Arguments: as `stream_batch`."""
-    found = dict(stream_batch(model, tokenizer, prompts, draft_model, batch_size, **options))
-    return [found[i] for i in range(len(found))]
+    """As `SpeculativeDecoder.batch_generate`."""
+    decoder = SpeculativeDecoder(model, tokenizer, draft_model)
+    return decoder.batch_generate(prompts, batch_size, **options)

@@ -8,7 +8,6 @@ vocabulary.
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -240,8 +239,6 @@ class T5(nn.Module):
 
         A token at position MASKED is a filler: its logits mean nothing and no other token sees it.
         """
-        if tokens.shape[1] > 1:
-            tokens = self.ranks.first(tokens)  # what was drafted may differ by rank
         slots = cache.reserve(positions)
         limit = self.config.relative_attention_max_distance
         distance = positions[:, :, None] - slots[:, None, :]  # [B, T, N]
@@ -254,7 +251,3 @@ class T5(nn.Module):
         if self.config.scale_decoder_outputs:
             x = x * self.config.d_model**-0.5
         return self.embedding.as_linear(x) if self.config.tied_head else self.head(x)
-
-    def agreed(self, x: mx.array | float) -> Any:
-        """x, integers or a float, on the host; where ranks share the model, what rank 0 has."""
-        return self.ranks.agreed(x)

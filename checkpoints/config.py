@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 from errors import InputError
 
@@ -11,6 +11,8 @@ from errors import InputError
 class Config:
     """What the model's shape and arithmetic depend on, under the names of Hugging Face's
     config.json where it has one."""
+
+    max_positions: ClassVar[int | None] = None  # relative positions have no limit
 
     vocab_size: int
     d_model: int

@@ -48,13 +48,13 @@ class Ranks:
 
     # Tokens and times
 
-    def first(self, x: mx.array) -> mx.array:
+    def share(self, x: mx.array) -> mx.array:
         """x, an array of integers, as rank 0 has it; stays on the device."""
         # A product, not a choice: x is computed on every rank, with the sums that it takes.
         mine = x * int(self.rank == 0)
         return mx.distributed.all_sum(mine, group=self.group) if self.size > 1 else x
 
-    def agreed(self, x: mx.array | float) -> Any:
+    def broadcast(self, x: mx.array | float) -> Any:
         """x as rank 0 has it, on the host: integers of up to 32 bits, or one float.
 
         Raises RankLost where a rank did not take part.
@@ -62,7 +62,7 @@ class Ranks:
         if self.size == 1:
             return np.array(x)
         if isinstance(x, float):
-            halves = self.agreed(mx.array(np.array([x]).view(np.int32)))
+            halves = self.broadcast(mx.array(np.array([x]).view(np.int32)))
             return halves.view(np.float64)[0]
         return self._sum(x.astype(mx.int32) * int(self.rank == 0))
 
@@ -175,7 +175,7 @@ def session() -> Iterator[Ranks]:
     try:
         with _quiet(ranks.rank > 0):
             yield ranks
-            ranks.agreed(0.0)  # nobody leaves before rank 0 has printed everything
+            ranks.broadcast(0.0)  # nobody leaves before rank 0 has printed everything
     except (InputError, SystemExit, KeyboardInterrupt) as error:
         if ranks.rank == 0 or isinstance(error, RankLost):
             raise

@@ -151,6 +151,7 @@ class CrossCache(SlotCache):
         self.cross_mask = None if whole else mx.array(self.mask[:, None, None, :])
 
     def wait(self) -> None:
+        super().wait()
         mx.eval(self.cross)
 
     def replace(self, rows: Sequence[int], fresh: SlotCache) -> None:

@@ -16,7 +16,7 @@ class Options:
     """The keyword arguments of `generate`, `stream_generate` and `batch_generate`, and the one
     place of their defaults. A value out of range raises InputError."""
 
-    num_draft: int | str = "auto"  # tokens drafted per round; 0: plain decoding; see draft_length
+    num_draft: int | str = "auto"  # tokens drafted per step; 0: plain decoding; see schedule.py
     lookup: bool = False  # draft by copying from the source, before the draft model if there is one
     max_tokens: int = 256  # tokens generated at most, end of sequence included
     temp: float = 0.0  # temperature; 0: greedy
@@ -25,8 +25,7 @@ class Options:
     min_p: float = 0.0  # keep tokens with this share of the best token's probability
     seed: int = 0  # the same seed gives the same text
     acceptance: str | None = None  # a rule of sampling.RULES; None: see `rule`
-    delta: float = 0.0  # above 0 lossy: how much acceptance is eased, up to 1: accept everything
-    timed: bool = False  # time drafting apart from verifying, for one more wait per round
+    delta: float = 0.0  # lenience: above 0 lossy, up to 1: accept everything
 
     def __post_init__(self):
         if self.num_draft != "auto":
@@ -58,15 +57,13 @@ class Options:
         """The acceptance rule at temperature > 0."""
         return self.acceptance or ("token" if self.delta else DEFAULT_RULE)
 
-    def sampler(self, row_seeds: list[bytes]) -> Greedy | Sampler:
+    @property
+    def distribution(self) -> dict[str, float]:
+        """What the tokens' distribution depends on: the arguments of `sampling.probabilities`."""
+        return dict(temp=self.temp, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p)
+
+    def sampler(self, row_seeds: list[bytes], vocab_size: int) -> Greedy | Sampler:
+        """What draws the tokens of rows with these seeds, for a target of so many vocabulary rows."""
         if self.temp == 0:
             return Greedy(self.delta)
-        return Sampler(
-            self.rule,
-            row_seeds,
-            self.delta,
-            temp=self.temp,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-        )
+        return Sampler(self.rule, row_seeds, vocab_size, self.delta, **self.distribution)

@@ -21,16 +21,15 @@ _TARGET, _DRAFT, _ACCEPT = range(3)
 
 @dataclass(frozen=True)
 class Draft:
-    """What a drafter proposed for B rows."""
+    """What a drafter proposed for B rows; the plan says how many of a row's tokens are meant."""
 
     tokens: mx.array  # [B, k]
-    lengths: np.ndarray  # [B], how many of a row's tokens are meant, the first ones
     q: mx.array | None = None  # [B, k, V'], what they were drawn from; None: they were certain
     certain: np.ndarray | None = None  # [B], rows whose tokens were certain whatever q says
 
 
 def no_draft(batch_size: int) -> Draft:
-    return Draft(mx.zeros((batch_size, 0), mx.int32), np.zeros(batch_size, np.int32))
+    return Draft(mx.zeros((batch_size, 0), mx.int32))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -45,12 +44,15 @@ class Greedy:
         self._delta = delta
 
     def propose(self, logits: mx.array, rows, i: int) -> tuple[mx.array, None]:
-        """The draft model's i-th token of a round from its logits [B, V]: [B]."""
+        """The draft model's i-th token of a step from its logits [B, V]: [B]."""
         return mx.argmax(logits, axis=-1), None
 
-    def accept(self, logits: mx.array, draft: Draft, rows) -> tuple[mx.array, mx.array]:
+    def accept(
+        self, logits: mx.array, draft: Draft, lengths: np.ndarray, rows
+    ) -> tuple[mx.array, mx.array]:
         """n [B], how many of each row's drafted tokens are accepted, and the target's own next token
-        [B]; logits [B, k + 1, V] are the target's, after the last token and each drafted one."""
+        [B]; logits [B, k + 1, V] are the target's, after the last token and each drafted one, of which
+        the first lengths[b] are meant."""
         best = mx.argmax(logits, axis=-1)  # [B, k + 1]
         k = draft.tokens.shape[1]
         if self._delta:
@@ -59,7 +61,7 @@ class Greedy:
             right = chosen >= logits[:, :k].max(axis=-1) + margin
         else:
             right = draft.tokens == best[:, :k]
-        n = _leading(right, draft.lengths)
+        n = _leading(right, lengths)
         return n, _at(best, n)
 
 
@@ -165,9 +167,18 @@ class Sampler:
     delta > 0 (rule token only) is lossy: a drafted token is accepted with probability p/q + delta.
     """
 
-    def __init__(self, rule: str, row_seeds: list[bytes], delta: float = 0.0, **distribution):
-        """distribution: the arguments of `probabilities`; target and draft share them."""
+    def __init__(
+        self,
+        rule: str,
+        row_seeds: list[bytes],
+        vocab_size: int,
+        delta: float = 0.0,
+        **distribution,
+    ):
+        """vocab_size: rows of the target's vocabulary; the draft may have fewer, the first ones.
+        distribution: the arguments of `probabilities`; target and draft share them."""
         self._rule, self._row_seeds, self._delta = rule, row_seeds, delta
+        self._vocab_size = vocab_size
         self._distribution = distribution
 
     def _positions(self, rows, count: int) -> np.ndarray:
@@ -175,8 +186,8 @@ class Sampler:
         return np.array([len(row) for row in rows])[:, None] + np.arange(count)
 
     def propose(self, logits: mx.array, rows, i: int) -> tuple[mx.array, mx.array]:
-        """The draft model's i-th token [B] of a round and the distribution [B, V] it was drawn
-        from, given its logits [B, V]."""
+        """The draft model's i-th token [B] of a step and the distribution [B, V'] it was drawn
+        from, given its logits [B, V']."""
         q = probabilities(logits, **self._distribution)
         position = self._positions(rows, i + 1)[:, i:]
         if self._rule == "coupled":
@@ -186,28 +197,35 @@ class Sampler:
             # since rule block has looked at the tokens that it rejected.
             start = self._positions(rows, 1)
             keys = _keys(self._row_seeds, _DRAFT, start * 2**32 + i)
-        noise = _gumbel(keys, q.shape[-1])[:, 0]
+        noise = self._noise(keys)[:, 0, : q.shape[-1]]
         return mx.argmax(mx.log(q) + noise, axis=-1), q
 
-    def accept(self, logits: mx.array, draft: Draft, rows) -> tuple[mx.array, mx.array]:
+    def _noise(self, keys: mx.array) -> mx.array:
+        """Gumbel noise [B, T, V] of keys [B, T, 2]: a column for each row of the target's vocabulary. The
+        draft's is cut from it, never drawn: MLX draws other numbers for another size."""
+        return _gumbel(keys, self._vocab_size)
+
+    def accept(
+        self, logits: mx.array, draft: Draft, lengths: np.ndarray, rows
+    ) -> tuple[mx.array, mx.array]:
         """As `Greedy.accept`."""
         p = probabilities(logits, **self._distribution)  # [B, k + 1, V]
-        k, V = p.shape[1] - 1, p.shape[2]
+        k = p.shape[1] - 1
         positions = self._positions(rows, k + 1)
         if self._rule == "coupled" or k == 0:  # without drafts the rules are one
-            noise = _gumbel(_keys(self._row_seeds, _TARGET, positions), V)
+            noise = self._noise(_keys(self._row_seeds, _TARGET, positions))
             drawn = mx.argmax(mx.log(p) + noise, axis=-1)  # [B, k + 1]
-            n = _leading(draft.tokens == drawn[:, :k], draft.lengths)
+            n = _leading(draft.tokens == drawn[:, :k], lengths)
             return n, _at(drawn, n)
-        # Rounds start at different positions, so one key per round is enough.
+        # Steps start at different positions, so one key per step is enough.
         start = positions[:, :1]
         u = _uniform(_keys(self._row_seeds, _ACCEPT, start), k)
-        q = _padded_q(draft, V)
+        q = _padded_q(draft, lengths, p.shape[-1])
         if self._rule == "token":
-            n, residual = accept_token(p, q, draft, u, self._delta)
+            n, residual = accept_token(p, q, draft.tokens, lengths, u, self._delta)
         else:
-            n, residual = accept_block(p, q, draft, u)
-        noise = _gumbel(_keys(self._row_seeds, _TARGET, start), V)[:, 0]
+            n, residual = accept_block(p, q, draft.tokens, lengths, u)
+        noise = self._noise(_keys(self._row_seeds, _TARGET, start))[:, 0]
         return n, mx.argmax(mx.log(residual) + noise, axis=-1)
 
 
@@ -215,7 +233,7 @@ def _one_hot(tokens: mx.array, vocab_size: int) -> mx.array:
     return (tokens[..., None] == mx.arange(vocab_size)).astype(mx.float32)
 
 
-def _padded_q(draft: Draft, vocab_size: int) -> mx.array:
+def _padded_q(draft: Draft, lengths: np.ndarray, vocab_size: int) -> mx.array:
     """The draft's distributions [B, k + 1, V]: one-hot where the tokens were certain, zero for ids
     that the drafter lacks and beyond each row's length, where only the target speaks."""
     B, k = draft.tokens.shape
@@ -226,15 +244,14 @@ def _padded_q(draft: Draft, vocab_size: int) -> mx.array:
         if draft.certain is not None:
             certain = mx.array(draft.certain[:, None, None])
             q = mx.where(certain, _one_hot(draft.tokens, vocab_size), q)
-    meant = np.arange(k) < draft.lengths[:, None]
+    meant = np.arange(k) < lengths[:, None]
     q = mx.where(mx.array(meant[..., None]), q, 0.0)
     return mx.concatenate([q, mx.zeros((B, 1, vocab_size))], axis=1)
 
 
-def _of_drafted(x: mx.array, draft: Draft) -> mx.array:
-    """What the distributions x [B, k + 1, V] give the drafted tokens: [B, k]."""
-    k = draft.tokens.shape[1]
-    return mx.take_along_axis(x[:, :k], draft.tokens[..., None], axis=-1)[..., 0]
+def _of_drafted(x: mx.array, tokens: mx.array) -> mx.array:
+    """What the distributions x [B, k + 1, V] give the drafted tokens [B, k]: [B, k]."""
+    return mx.take_along_axis(x[:, : tokens.shape[1]], tokens[..., None], axis=-1)[..., 0]
 
 
 def _or_else(residual: mx.array, p: mx.array) -> mx.array:
@@ -243,30 +260,38 @@ def _or_else(residual: mx.array, p: mx.array) -> mx.array:
 
 
 def accept_token(
-    p: mx.array, q: mx.array, draft: Draft, u: mx.array, delta: float = 0.0
+    p: mx.array,
+    q: mx.array,
+    tokens: mx.array,
+    lengths: np.ndarray,
+    u: mx.array,
+    delta: float = 0.0,
 ) -> tuple[mx.array, mx.array]:
     """Accept a drafted token with probability min(1, p / q + delta), else draw from max(p - q, 0).
 
-    p, q [B, k + 1, V], q zero beyond a row's drafted tokens; u [B, k] uniform in [0, 1)
+    p, q [B, k + 1, V], q zero beyond a row's drafted tokens; tokens [B, k], of which the first
+    lengths[b] are meant; u [B, k] uniform in [0, 1); delta: lenience
     Returns n [B] and what the next token is to be drawn from [B, V], not normalised.
     """
-    p_drafted, q_drafted = _of_drafted(p, draft), _of_drafted(q, draft)
-    n = _leading((u - delta) * q_drafted < p_drafted, draft.lengths)
+    p_drafted, q_drafted = _of_drafted(p, tokens), _of_drafted(q, tokens)
+    n = _leading((u - delta) * q_drafted < p_drafted, lengths)
     p, q = _at(p, n), _at(q, n)
     return n, _or_else(mx.maximum(p - q, 0), p)
 
 
-def accept_block(p: mx.array, q: mx.array, draft: Draft, u: mx.array) -> tuple[mx.array, mx.array]:
+def accept_block(
+    p: mx.array, q: mx.array, tokens: mx.array, lengths: np.ndarray, u: mx.array
+) -> tuple[mx.array, mx.array]:
     """Accept the drafted tokens as a block. Arguments and result: as `accept_token`.
 
     With w_0 = 1 and w_i = min(1, w_{i-1} p_{i-1}(d_i) / q_{i-1}(d_i)), the residual after i tokens is
     r_i = max(w_i p_i - q_i, 0) with sum S_i, and n is the largest i with u_i < h_i, where
     h_i = S_i / (S_i + 1 - w_i); at a row's last token q_i = 0, so that h_i = w_i.
     """
-    B, k = draft.tokens.shape
-    q_drafted = _of_drafted(q, draft)
+    B, k = tokens.shape
+    q_drafted = _of_drafted(q, tokens)
     q_drafted = mx.where(q_drafted > 0, q_drafted, 1)  # zero only beyond a row's drafted tokens
-    log_ratio = mx.log(_of_drafted(p, draft)) - mx.log(q_drafted)  # [B, k]
+    log_ratio = mx.log(_of_drafted(p, tokens)) - mx.log(q_drafted)  # [B, k]
     log_ratio = mx.concatenate([mx.zeros((B, 1)), log_ratio], axis=1)
     walk = mx.cumsum(log_ratio, axis=1)
     w = mx.exp(walk - mx.cummax(walk, axis=1))  # [B, k + 1], the recursion without a loop
@@ -274,6 +299,6 @@ def accept_block(p: mx.array, q: mx.array, draft: Draft, u: mx.array) -> tuple[m
     S = r.sum(axis=-1)
     h = mx.where(w < 1, S / (S + 1 - w), 1)[:, 1:]
     i = mx.arange(1, k + 1)
-    passed = (u < h) & (i <= mx.array(draft.lengths)[:, None])
+    passed = (u < h) & (i <= mx.array(lengths)[:, None])
     n = mx.concatenate([mx.zeros((B, 1), i.dtype), mx.where(passed, i, 0)], axis=1).max(axis=1)
     return n, _or_else(_at(r, n), _at(p, n))

@@ -10,9 +10,10 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
+from helpers.decoding import decode_drafted, finish, new_rows, partial_steps, start
 from helpers.oracle import disturbed
 from helpers.scripted import plain
-from test_decoder import agreeing, decode_in_batches, partial_rounds
+from test_decoder import agreeing
 from test_model import random_model
 from tokenizers import Tokenizer
 
@@ -23,7 +24,6 @@ from model import T5
 from speculative.cache import CrossCache, SlotCache
 from speculative.drafting import ModelDrafter
 from speculative.options import Options
-from speculative.rounds import Decoding, Row
 
 SHARED = Path(__file__).parent.parent.parent / "shared"
 
@@ -59,7 +59,7 @@ def test_scripted_rows_come_and_go(events, batch_size, share, num_draft):
     rng = random.Random(batch_size)
     lengths = [rng.choice((1, 5, 20, 60)) for _ in range(40)]
     sources = [[rng.randrange(3, 50) for _ in range(length)] for length in lengths]
-    rows = decode_in_batches(target, draft, sources, batch_size, num_draft=num_draft, max_tokens=90)
+    rows = decode_drafted(target, draft, sources, batch_size, num_draft=num_draft, max_tokens=90)
     assert [row.tokens[1:] for row in rows] == [plain(target, s, 90) for s in sources]
     assert len({len(row.tokens) for row in rows}) > 10
     if batch_size > 1:
@@ -67,7 +67,7 @@ def test_scripted_rows_come_and_go(events, batch_size, share, num_draft):
         if batch_size < 16:  # which always has one of the longest sources
             assert events["_widen"] and events["_narrow"]
         if share == 0.5 and num_draft:
-            assert events["_compact"] and partial_rounds(rows, num_draft)
+            assert events["_compact"] and partial_steps(rows, num_draft)
 
 
 def test_a_real_models_rows_come_and_go(events):
@@ -76,9 +76,9 @@ def test_a_real_models_rows_come_and_go(events):
     rng = random.Random(0)
     sources = [[rng.randrange(3, 61) for _ in range(rng.randint(1, 50))] for _ in range(20)]
     options = dict(num_draft=4, max_tokens=40)
-    alone = [decode_in_batches(model, None, [s], 1, max_tokens=40)[0].tokens for s in sources]
+    alone = [decode_drafted(model, None, [s], 1, max_tokens=40)[0].tokens for s in sources]
     for noise, batch_size in itertools.product((0.05, 2), (3, 8)):
-        rows = decode_in_batches(model, disturbed(model, noise), sources, batch_size, **options)
+        rows = decode_drafted(model, disturbed(model, noise), sources, batch_size, **options)
         assert [row.tokens for row in rows] == alone
     assert all(events.values())
 
@@ -178,13 +178,15 @@ def test_a_thousand_prompts_leave_no_trace_in_memory(demo_pair):
 
 def test_replacing_rows_keeps_the_others_logits():
     model, rng = random_model(), np.random.default_rng(0)
-    rows = [Row(rng.integers(3, 61, n).tolist()) for n in (30, 12, 7)]
-    decoding = Decoding(model, ModelDrafter(model), rows, Options(num_draft=2, max_tokens=30))
-    decoding.round()
-    fresh = Row(rng.integers(3, 61, 45).tolist())
-    decoding.replace({1: fresh})
-    while not decoding.finished:
-        decoding.round()
-    for row in (rows[0], fresh, rows[2]):
-        (alone,) = decode_in_batches(model, None, [row.source], 1, max_tokens=30)
+    prompts = [rng.integers(3, 61, n).tolist() for n in (30, 12, 7)]
+    batch = start(model, ModelDrafter(model), prompts, num_draft=2, max_tokens=30)
+    batch.advance()
+    batch.rows[1].finish_reason = "stop"  # say
+    batch.admit(
+        new_rows([rng.integers(3, 61, n).tolist() for n in (45, 9)], Options(max_tokens=30))
+    )
+    assert len(batch.rows) == 4  # one in its place, one beside the others
+    batch.advance()
+    for row in finish(batch):
+        (alone,) = decode_drafted(model, None, [row.prompt], 1, max_tokens=30)
         assert row.tokens == alone.tokens

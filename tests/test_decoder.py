@@ -7,56 +7,25 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from helpers import checkpoints
+from helpers.decoding import (
+    decode_drafted,
+    decode_with,
+    finish,
+    partial_steps,
+    ragged_prompts,
+    start,
+)
 from helpers.oracle import disturbed, greedy, with_eos
 from helpers.scripted import EOS, ScriptedModel, plain, scripted_next
 from test_model import random_model
 
 from errors import InputError
-from speculative import rounds
 from speculative.drafting import ModelDrafter
 from speculative.options import Options
-from speculative.rounds import Decoding, Row
+from speculative.row import DRAFTED
 
 NUM_DRAFTS = range(8)
 BATCH_SIZES = (1, 3, 8)
-
-
-def start(model, drafter, sources, **options) -> Decoding:
-    return Decoding(model, drafter, [Row(source) for source in sources], Options(**options))
-
-
-def decode(model, drafter, sources, **options) -> Decoding:
-    decoding = start(model, drafter, sources, **options)
-    while not decoding.finished:
-        decoding.round()
-    return decoding
-
-
-def decode_in_batches(model, draft_model, sources, batch_size, **options) -> list[Row]:
-    drafter = draft_model and ModelDrafter(draft_model)
-    return decode_with(model, drafter, sources, batch_size, **options)
-
-
-def decode_with(model, drafter, sources, batch_size, length=None, **options) -> list[Row]:
-    rows = [Row(source) for source in sources]
-    finished = list(rounds.decode(model, drafter, rows, Options(**options), batch_size, length))
-    assert sorted(map(id, finished)) == sorted(map(id, rows))
-    return rows
-
-
-def partial_rounds(rows, num_draft: int) -> int:
-    """How many rounds kept some of the drafted tokens and dropped others."""
-    return sum(
-        count
-        for row in rows
-        for accepted, count in row.stats.accepted_lengths.items()
-        if 0 < accepted < num_draft
-    )
-
-
-def ragged_sources(count: int, vocab_size: int) -> list[list[int]]:
-    rng = random.Random(0)
-    return [[rng.randrange(3, vocab_size) for _ in range(rng.randint(1, 20))] for _ in range(count)]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -64,23 +33,23 @@ def ragged_sources(count: int, vocab_size: int) -> list[list[int]]:
 
 
 def equality_cases(variant: str, num_drafts, batch_sizes, noises) -> tuple[int, int]:
-    """Compare all combinations with the oracle: cases compared, rounds with partial acceptance."""
+    """Compare all combinations with the oracle: cases compared, steps with partial acceptance."""
     model = random_model(variant)
-    sources = ragged_sources(8, model.config.vocab_size)
-    # An end of sequence that the outputs do contain, so that rows end at different rounds.
-    free = [token for source in sources for token in greedy(model, source, 12)[5:]]
+    prompts = ragged_prompts(8, model.config.vocab_size)
+    # An end of sequence that the outputs do contain, so that rows end at different steps.
+    free = [token for source in prompts for token in greedy(model, source, 12)[5:]]
     with_eos(model, max(set(free), key=free.count))
-    expected = [greedy(model, source, 20) for source in sources]
+    expected = [greedy(model, source, 20) for source in prompts]
     assert len({len(tokens) for tokens in expected}) > 1
     cases = partial = 0
     for noise, num_draft, batch_size in itertools.product(noises, num_drafts, batch_sizes):
         draft_model = disturbed(model, noise)
-        rows = decode_in_batches(
-            model, draft_model, sources, batch_size, num_draft=num_draft, max_tokens=20
+        rows = decode_drafted(
+            model, draft_model, prompts, batch_size, num_draft=num_draft, max_tokens=20
         )
         assert [row.tokens[1:] for row in rows] == expected, (noise, num_draft, batch_size)
         cases += len(rows)
-        partial += partial_rounds(rows, num_draft)
+        partial += partial_steps(rows, num_draft)
     return cases, partial
 
 
@@ -99,9 +68,9 @@ def test_tokens_are_the_oracles_in_every_variant(variant):
 
 def test_draft_of_another_shape_and_smaller_vocabulary():
     model, draft_model = random_model("t5"), random_model("byt5")
-    sources = ragged_sources(4, 61)
-    rows = decode(model, ModelDrafter(draft_model, 40), sources, num_draft=3, max_tokens=15).rows
-    assert [row.tokens[1:] for row in rows] == [greedy(model, s, 15) for s in sources]
+    prompts = ragged_prompts(4, 61)
+    rows = decode_with(model, ModelDrafter(draft_model, 40), prompts, num_draft=3, max_tokens=15)
+    assert [row.tokens[1:] for row in rows] == [greedy(model, s, 15) for s in prompts]
 
 
 def test_identical_draft_needs_the_fewest_target_calls():
@@ -109,8 +78,8 @@ def test_identical_draft_needs_the_fewest_target_calls():
     model = random_model()
     with_eos(model, 10**6)
     for num_draft in (1, 3, 7):
-        rows = decode_in_batches(
-            model, model, ragged_sources(8, 61), 8, num_draft=num_draft, max_tokens=40
+        rows = decode_drafted(
+            model, model, ragged_prompts(8, 61), 8, num_draft=num_draft, max_tokens=40
         )
         for row in rows:
             assert row.stats.target_calls == -(-40 // (num_draft + 1))
@@ -143,18 +112,17 @@ def agreeing(share: float, ends: float = 0.0):
 def test_scripted_rows_are_plain_rows(share, num_draft, batch_size):
     """Any bookkeeping error of either cache is an assertion inside ScriptedModel."""
     target, draft = agreeing(share, ends=0.04)
-    sources = ragged_sources(batch_size, 50)
+    prompts = ragged_prompts(batch_size, 50)
     drafter = ModelDrafter(draft)
-    rows = decode(target, drafter, sources, num_draft=num_draft, max_tokens=40).rows
-    assert [row.tokens[1:] for row in rows] == [plain(target, s, 40) for s in sources]
+    rows = decode_with(target, drafter, prompts, num_draft=num_draft, max_tokens=40)
+    assert [row.tokens[1:] for row in rows] == [plain(target, s, 40) for s in prompts]
     for row in rows:
         assert row.finish_reason == ("stop" if row.tokens[-1] == EOS else "length")
-        assert len(row.from_draft) == len(row.tokens) - 1
-        assert sum(row.from_draft) == row.stats.accepted <= row.stats.drafted
-        rounds = sum(row.stats.accepted_lengths.values())
-        assert rounds == row.stats.target_calls
+        assert len(row.origins) == len(row.tokens) - 1
+        assert sum(o in DRAFTED for o in row.origins) == row.stats.accepted <= row.stats.drafted
+        assert sum(row.stats.accepted_lengths.values()) == row.stats.target_calls
     if share in (0.5, 0.8) and num_draft > 1 and batch_size > 1:
-        assert partial_rounds(rows, num_draft) > 0
+        assert partial_steps(rows, num_draft) > 0
 
 
 @pytest.mark.parametrize("length", range(1, 12))
@@ -164,20 +132,19 @@ def test_end_of_sequence_anywhere_in_a_draft_ends_the_row(length, num_draft):
         return EOS if len(prefix) == length else 3 + len(prefix)
 
     drafter = ModelDrafter(ScriptedModel(next_token))
-    (row,) = decode(ScriptedModel(next_token), drafter, [[5]], num_draft=num_draft).rows
+    (row,) = decode_with(ScriptedModel(next_token), drafter, [[5]], num_draft=num_draft)
     assert row.tokens[1:] == [3 + i for i in range(1, length)] + [EOS]
     assert row.finish_reason == "stop"
 
 
 @pytest.mark.parametrize("max_tokens", range(1, 12))
 @pytest.mark.parametrize("num_draft", [0, 1, 4, 7])
-def test_max_tokens_anywhere_in_a_round_is_exact(max_tokens, num_draft):
+def test_max_tokens_anywhere_in_a_step_is_exact(max_tokens, num_draft):
     def next_token(source, prefix):
         return 3 + len(prefix)
 
     target, drafter = ScriptedModel(next_token), ModelDrafter(ScriptedModel(next_token))
-    decoding = decode(target, drafter, [[5]], num_draft=num_draft, max_tokens=max_tokens)
-    (row,) = decoding.rows
+    (row,) = decode_with(target, drafter, [[5]], num_draft=num_draft, max_tokens=max_tokens)
     assert row.tokens[1:] == [3 + i for i in range(1, max_tokens + 1)]
     assert row.finish_reason == "length"
     assert target.calls == -(-max_tokens // (num_draft + 1))
@@ -190,15 +157,15 @@ def test_rows_of_different_limits_share_a_batch():
     def next_token(source, prefix):
         return EOS if len(prefix) == source[0] else scripted_next(source, prefix, 50)
 
-    sources = [[3], [17], [5], [40]]
+    prompts = [[3], [17], [5], [40]]
     target, drafter = ScriptedModel(next_token), ModelDrafter(ScriptedModel(next_token))
-    rows = decode(target, drafter, sources, num_draft=3, max_tokens=60).rows
+    rows = decode_with(target, drafter, prompts, num_draft=3, max_tokens=60)
     assert [len(row.tokens) - 1 for row in rows] == [3, 17, 5, 40]
     assert target.calls == 10
 
 
-def test_one_synchronisation_per_round(monkeypatch):
-    """The host reads one array per round, however many tokens are drafted."""
+def test_one_synchronisation_per_step(monkeypatch):
+    """The host reads one array per step, however many tokens are drafted."""
     model, read = random_model(), []
     with_eos(model, 10**6)
     array = np.array
@@ -209,14 +176,12 @@ def test_one_synchronisation_per_round(monkeypatch):
         return array(x, *args, **kwargs)
 
     for num_draft in (1, 3, 7):
-        decoding = start(model, ModelDrafter(model), [[5, 6]], num_draft=num_draft, max_tokens=48)
+        batch = start(model, ModelDrafter(model), [[5, 6]], num_draft=num_draft, max_tokens=48)
         monkeypatch.setattr(np, "array", spy)
-        while not decoding.finished:
-            decoding.round()
+        (row,) = finish(batch)
         monkeypatch.undo()
-        rounds = decoding.rows[0].stats.target_calls
-        assert read == [(1, num_draft + 2)] * rounds
-        assert rounds == 48 // (num_draft + 1)
+        assert read == [(1, num_draft + 2)] * row.stats.target_calls
+        assert row.stats.target_calls == 48 // (num_draft + 1)
         read.clear()
 
 

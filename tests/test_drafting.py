@@ -6,19 +6,23 @@ import random
 import numpy as np
 import pytest
 from helpers import checkpoints
+from helpers.decoding import (
+    decode_with,
+    partial_steps,
+    ragged_prompts,
+    start,
+    total,
+)
 from helpers.oracle import disturbed, greedy, with_eos
 from helpers.scripted import EOS, START, ScriptedModel, plain, scripted_next
-from test_decoder import agreeing, decode_with, partial_rounds, ragged_sources, start
+from test_decoder import agreeing
 from test_model import random_model
-from test_sampling import seeded
 
 from decoder import generate
 from demo.tasks import held_out_example
-from speculative import rounds
-from speculative.drafting import CombinedDrafter, InputDrafter, ModelDrafter
-from speculative.lookup import LONG, Copier
-from speculative.options import Options
-from speculative.schedule import Fixed, Plan
+from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
+from speculative.lookup import LONG, PromptMatcher
+from speculative.schedule import FixedSchedule, Plan
 
 # ---------------------------------------------------------------------------------------------
 # What is proposed
@@ -40,16 +44,19 @@ class Words:
         word = self.words[token]
         return word[1:] if word.startswith("+") else "▁" + word
 
-    def offers(self, source: str, output: str) -> list[str]:
-        """The texts offered after `output`, the likeliest first."""
-        copier = Copier(self.ids(source), self.piece)
-        copier.extend(self.ids(output))
-        texts = [copier.copy(offer.place, min(offer.most, 8)) for offer in copier.offers()]
+    def candidates(self, source: str, output: str) -> list[str]:
+        """The texts proposed after `output`, the likeliest first."""
+        matcher = PromptMatcher(self.ids(source), self.piece)
+        matcher.extend(self.ids(output))
+        texts = [
+            matcher.copy(candidate.position, min(candidate.most, 8))
+            for candidate in matcher.candidates()
+        ]
         return [" ".join(self.words[token] for token in text) for text in texts]
 
 
 @pytest.mark.parametrize(
-    ("source", "output", "offered"),
+    ("source", "output", "proposed"),
     [
         ("fix: a b c", "", "a b c"),  # the start, after the task's prefix
         ("a b c", "", "a b c"),
@@ -70,28 +77,28 @@ class Words:
         ("a b c", "X Y Z V W p q r s t p q r s", "t p q r s t p q"),  # the text so far repeats
     ],
 )
-def test_what_is_offered_first(source, output, offered):
-    offers = Words().offers(source, output)
-    assert (offers[0] if offers else None) == offered
+def test_what_is_proposed_first(source, output, proposed):
+    candidates = Words().candidates(source, output)
+    assert (candidates[0] if candidates else None) == proposed
 
 
 def test_the_longest_match_wins_and_the_source_before_the_output():
     words = Words()
     source = "x: a b c d 1 b c d 2 c d 3"
-    assert words.offers(source, "Q Q Q Q Q a b c d")[0].startswith("1 b c d")
+    assert words.candidates(source, "Q Q Q Q Q a b c d")[0].startswith("1 b c d")
     # As long in the output as in the source, which comes first.
-    assert words.offers("p q r s 1", "p q r s 2 X Y Z V W p q r s")[0].startswith("1")
+    assert words.candidates("p q r s 1", "p q r s 2 X Y Z V W p q r s")[0].startswith("1")
 
 
 def test_a_match_ends_where_the_text_departs():
     words = Words()
-    copier = Copier(words.ids("a b c d e f"), words.piece)
-    copier.extend(words.ids("a b c d"))
-    assert copier.offers()[0].kind == f"match {LONG}+"
-    copier.extend(words.ids("X"))
-    assert copier.offers()[0].kind == "correction"
-    copier.extend(words.ids("f"))
-    assert copier.offers() == []  # the source is used up
+    matcher = PromptMatcher(words.ids("a b c d e f"), words.piece)
+    matcher.extend(words.ids("a b c d"))
+    assert matcher.candidates()[0].kind == f"match {LONG}+"
+    matcher.extend(words.ids("X"))
+    assert matcher.candidates()[0].kind == "correction"
+    matcher.extend(words.ids("f"))
+    assert matcher.candidates() == []  # the source is used up
 
 
 def edited(rng: random.Random, source: list[int], edits: int) -> list[int]:
@@ -116,7 +123,7 @@ def test_target_calls_grow_with_the_corrections_and_not_with_the_text():
                 lambda _, prefix, text=text: text[min(len(prefix), len(text)) - 1], 1000
             )
             (row,) = decode_with(
-                model, InputDrafter(), [[*source, EOS]], 1, num_draft=64, max_tokens=300
+                model, PromptLookup(), [[*source, EOS]], 1, num_draft=64, max_tokens=300
             )
             assert row.tokens[1:] == text
             calls.append(row.stats.target_calls)
@@ -147,23 +154,23 @@ def editing(ends: float = 0.0):
 
 def drafters(draft) -> dict:
     return {
-        "lookup": InputDrafter(),
-        "both": CombinedDrafter(InputDrafter(), ModelDrafter(draft)),
+        "lookup": PromptLookup(),
+        "both": CombinedDrafter(PromptLookup(), ModelDrafter(draft)),
         "model": ModelDrafter(draft),
     }
 
 
-class AnyLength(Fixed):
-    """Other offers and lengths in every round, and at times none: whatever `auto` may do."""
+class AnyLength(FixedSchedule):
+    """Other candidates and lengths in every round, and at times none: whatever `auto` may do."""
 
     def __init__(self):
         self._rng = random.Random(0)
 
-    def plan(self, offers, room):
+    def plan(self, candidates, room):
         self._num_draft = self._rng.choice((0, 1, 2, 5, 20))
-        plan = super().plan([self._rng.sample(o, len(o)) for o in offers], room)
+        plan = super().plan([self._rng.sample(o, len(o)) for o in candidates], room)
         lengths = [self._rng.randint(0, n) for n in plan.lengths]
-        chosen = [o if n else None for o, n in zip(plan.offers, lengths, strict=True)]
+        chosen = [o if n else None for o, n in zip(plan.candidates, lengths, strict=True)]
         return Plan(chosen, np.array(lengths, np.int32))
 
 
@@ -172,7 +179,7 @@ class AnyLength(Fixed):
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
 def test_rows_that_come_and_go_are_plain_rows(kind, num_draft, batch_size):
     target, draft = editing(ends=0.03)
-    sources, drafter = ragged_sources(20, 50), drafters(draft)[kind]
+    sources, drafter = ragged_prompts(20, 50), drafters(draft)[kind]
     options = dict(num_draft="auto") if num_draft == "any" else dict(num_draft=num_draft)
     length = AnyLength() if num_draft == "any" else None
     rows = decode_with(target, drafter, sources, batch_size, length, max_tokens=60, **options)
@@ -181,7 +188,7 @@ def test_rows_that_come_and_go_are_plain_rows(kind, num_draft, batch_size):
         return  # what it drafts depends on the machine
     assert sum(row.stats.accepted for row in rows) > 40
     if num_draft != 1:
-        assert partial_rounds(rows, 20) > 10
+        assert partial_steps(rows, 20) > 10
 
 
 @pytest.mark.parametrize("variant", checkpoints.VARIANTS)
@@ -189,7 +196,7 @@ def test_rows_that_come_and_go_are_plain_rows(kind, num_draft, batch_size):
 def test_tokens_are_the_oracles(variant, kind):
     model = random_model(variant)
     draft = disturbed(model, 0.05)
-    sources = ragged_sources(8, model.config.vocab_size)
+    sources = ragged_prompts(8, model.config.vocab_size)
     free = [token for source in sources for token in greedy(model, source, 12)[5:]]
     with_eos(model, max(set(free), key=free.count))
     expected = [greedy(model, source, 24) for source in sources]
@@ -204,16 +211,15 @@ def test_tokens_are_the_oracles(variant, kind):
 def test_coupled_text_is_plain_text(kind):
     model = random_model("v1.1")
     with_eos(model, 7)
-    draft, sources = disturbed(model, 0.05), ragged_sources(8, 61)
+    draft, sources = disturbed(model, 0.05), ragged_prompts(8, 61)
 
     def sampled(drafter, batch_size, **options):
-        options = Options(temp=0.6, max_tokens=16, acceptance="coupled", **options)
-        rows = seeded(sources, options)
-        list(rounds.decode(model, drafter, rows, options, batch_size))
+        options = dict(temp=0.6, max_tokens=16, acceptance="coupled") | options
+        rows = decode_with(model, drafter, sources, batch_size, **options)
         return [row.tokens for row in rows]
 
     for seed in range(2):
-        expected = sampled(None, 8, seed=seed)
+        expected = sampled(None, 8, seed=seed, num_draft=0)
         for num_draft, batch_size in itertools.product((9, "auto"), (1, 8)):
             drafter = drafters(draft)[kind]
             assert sampled(drafter, batch_size, seed=seed, num_draft=num_draft) == expected
@@ -223,13 +229,13 @@ def test_the_demo_repairs_the_same_text_with_few_target_calls(demo_pair):
     """At most one target call for four tokens."""
     target, tokenizer, _ = demo_pair
     rng = random.Random(1)
-    drafter = InputDrafter(tokenizer.id_to_token)
+    drafter = PromptLookup(tokenizer.id_to_token)
     sources = [tokenizer.encode(held_out_example(rng, "repair").prompt).ids for _ in range(40)]
     expected = decode_with(target, None, sources, 20, num_draft=0)
     rows = decode_with(target, drafter, sources, 1, num_draft=16)
     assert [row.tokens for row in rows] == [row.tokens for row in expected]
     calls = sum(row.stats.target_calls for row in rows)
-    assert calls <= 0.25 * sum(len(row.from_draft) for row in rows)
+    assert calls <= 0.25 * total(rows).tokens
 
 
 def test_every_drafter_by_its_option(demo_pair):
@@ -250,9 +256,9 @@ def test_a_source_is_encoded_for_the_draft_only_when_it_drafts():
     target, draft = agreeing(0.5)
     started = []
     encode, draft.start = draft.start, lambda *args: started.append(args) or encode(*args)
-    decode_with(target, ModelDrafter(draft), ragged_sources(6, 50), 3, num_draft=0, max_tokens=20)
+    decode_with(target, ModelDrafter(draft), ragged_prompts(6, 50), 3, num_draft=0, max_tokens=20)
     assert not started
-    decode_with(target, ModelDrafter(draft), ragged_sources(6, 50), 3, num_draft=2, max_tokens=20)
+    decode_with(target, ModelDrafter(draft), ragged_prompts(6, 50), 3, num_draft=2, max_tokens=20)
     assert started
 
 
@@ -260,21 +266,21 @@ def test_the_draft_model_is_not_asked_where_all_rows_copy():
     source = list(range(3, 40))
     target = ScriptedModel(lambda source, prefix: source[min(len(prefix), 38) - 1])
     draft = ScriptedModel(lambda source, prefix: 4)
-    drafter = CombinedDrafter(InputDrafter(), ModelDrafter(draft))
+    drafter = CombinedDrafter(PromptLookup(), ModelDrafter(draft))
     (row,) = decode_with(target, drafter, [[*source, EOS]], 1, num_draft=8)
     assert row.tokens == [START, *source, EOS]
     assert draft.calls == 0
     assert row.stats.target_calls == -(-38 // 9)
 
 
-def test_a_row_s_offers_tell_how_its_last_draft_fared():
+def test_a_row_s_candidates_tell_how_its_last_draft_fared():
     """Drafts of 3: the first is right, the second half right, the third wrong."""
     target = ScriptedModel(lambda source, prefix: 3 + len(prefix))
     right = {*range(1, 6)}
     draft = ScriptedModel(lambda source, prefix: 3 + len(prefix) if len(prefix) in right else 4)
     drafter, kinds = ModelDrafter(draft), []
-    decoding = start(target, drafter, [[5]], num_draft=3, max_tokens=12)
-    while not decoding.finished:
-        kinds.append(drafter.offers([row.tokens for row in decoding.rows])[0][0].kind)
-        decoding.round()
+    batch = start(target, drafter, [[5]], num_draft=3, max_tokens=12)
+    while not batch.rows[0].finish_reason:
+        kinds.append(drafter.candidates([batch.rows[0].tokens])[0][0].kind)
+        batch.advance()
     assert kinds[:4] == ["model, new", "model, whole", "model, part", "model, none"]

@@ -2,26 +2,30 @@
 vocabularies, and text for text where a rule promises that."""
 
 import itertools
-from collections import Counter
 from types import SimpleNamespace
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from helpers.decoding import (
+    decode_drafted,
+    finish,
+    new_batch,
+    new_rows,
+    ragged_prompts,
+    total,
+)
 from helpers.oracle import disturbed, with_eos
-from test_decoder import ragged_sources
 from test_model import random_model
 
 from errors import InputError
 from speculative.cache import CrossCache
-from speculative.drafting import CombinedDrafter, InputDrafter, ModelDrafter
+from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 from speculative.options import Options
-from speculative.rounds import Decoding, Row, decode
 from speculative.sampling import (
     RULES,
     Draft,
     Greedy,
-    RowSeeds,
     Sampler,
     _padded_q,
     accept_block,
@@ -73,7 +77,7 @@ def draw(rng: np.random.Generator, p: np.ndarray) -> np.ndarray:
     return (p.cumsum(axis=1) < rng.random((len(p), 1)) * p.sum(axis=1, keepdims=True)).sum(axis=1)
 
 
-def counts_of_one_round(accept, p: np.ndarray, q: np.ndarray, k: int, draws: int, propose=draw):
+def counts_of_one_step(accept, p: np.ndarray, q: np.ndarray, k: int, draws: int, propose=draw):
     """How often each sequence of k + 1 tokens comes out of a round (what follows the round's own
     tokens is drawn from the target)."""
     rng = np.random.default_rng(k)
@@ -81,9 +85,10 @@ def counts_of_one_round(accept, p: np.ndarray, q: np.ndarray, k: int, draws: int
     for i in range(k):
         tokens[:, i + 1] = propose(rng, q[tokens[:, i]])
     p_at = mx.array(p[tokens[:, : k + 1]])
-    draft = Draft(mx.array(tokens[:, 1 : k + 1]), np.full(draws, k), mx.array(q[tokens[:, :k]]))
+    lengths = np.full(draws, k)
+    draft = Draft(mx.array(tokens[:, 1 : k + 1]), mx.array(q[tokens[:, :k]]))
     u = mx.array(rng.random((draws, k), np.float32))
-    n, residual = accept(p_at, _padded_q(draft, V), draft, u)
+    n, residual = accept(p_at, _padded_q(draft, lengths, V), draft.tokens, lengths, u)
     n, residual = np.array(n), np.array(residual)
     following = draw(rng, residual)
     for i in range(1, k + 2):
@@ -101,7 +106,7 @@ def test_rules_keep_the_targets_law(k, filters):
     law = joint_law(p, k + 1)
     accepted = {}
     for accept in (accept_token, accept_block):
-        counts, accepted[accept] = counts_of_one_round(accept, p, q, k, DRAWS)
+        counts, accepted[accept] = counts_of_one_step(accept, p, q, k, DRAWS)
         assert deviation(counts, law) < LIMIT
     assert accepted[accept_block] > accepted[accept_token] - 0.004  # which is the means' noise
 
@@ -111,9 +116,8 @@ def test_a_certain_drafter_keeps_the_law_too():
     p, q = tables(5)
 
     def accept_with(rule):
-        def accept(p_at, _, draft, u):
-            certain = Draft(draft.tokens, draft.lengths, None)
-            return rule(p_at, _padded_q(certain, V), certain, u)
+        def accept(p_at, _, tokens, lengths, u):
+            return rule(p_at, _padded_q(Draft(tokens), lengths, V), tokens, lengths, u)
 
         return accept
 
@@ -121,7 +125,7 @@ def test_a_certain_drafter_keeps_the_law_too():
         return q.argmax(axis=1)
 
     for rule in (accept_token, accept_block):
-        counts, _ = counts_of_one_round(accept_with(rule), p, q, 3, DRAWS, always_the_best)
+        counts, _ = counts_of_one_step(accept_with(rule), p, q, 3, DRAWS, always_the_best)
         assert deviation(counts, joint_law(p, 4)) < LIMIT
 
 
@@ -133,19 +137,19 @@ def test_the_test_sees_wrong_rules():
     def always_the_best(rng, q):
         return q.argmax(axis=1)
 
-    counts, _ = counts_of_one_round(accept_token, p, q, 2, DRAWS // 10, always_the_best)
+    counts, _ = counts_of_one_step(accept_token, p, q, 2, DRAWS // 10, always_the_best)
     assert deviation(counts, law) > 10 * LIMIT
 
-    def without_residual(p_at, q_at, draft, u):
-        n, _ = accept_token(p_at, q_at, draft, u)
+    def without_residual(p_at, q_at, tokens, lengths, u):
+        n, _ = accept_token(p_at, q_at, tokens, lengths, u)
         return n, mx.take_along_axis(p_at, n[:, None, None], axis=1)[:, 0]
 
-    counts, _ = counts_of_one_round(without_residual, p, q, 2, DRAWS // 10)
+    counts, _ = counts_of_one_step(without_residual, p, q, 2, DRAWS // 10)
     assert deviation(counts, law) > 10 * LIMIT
 
 
 # ---------------------------------------------------------------------------------------------
-# The whole round: noise, caches, batches
+# The whole step: noise, caches, batches
 
 
 class TableModel:
@@ -153,11 +157,12 @@ class TableModel:
 
     def __init__(self, seed: int):
         self.config = SimpleNamespace(
-            vocab_size=V, pad_token_id=0, eos_token_ids=(), decoder_start_token_id=0
+            vocab_size=V, pad_token_id=0, eos_token_ids=(), max_positions=None
         )
         self.logits = np.random.default_rng(seed).normal(0, 1.5, (V, V)).astype(np.float32)
 
-    agreed = staticmethod(np.array)
+    def prefix(self, prompt):
+        return [0]
 
     def start(self, tokens, mask=None):
         return CrossCache([(mx.zeros((tokens.shape[0], 1, 1, 1)),) * 2], mask)
@@ -169,8 +174,8 @@ class TableModel:
 
 DRAFTERS = {
     "model": lambda: ModelDrafter(TableModel(1)),
-    "lookup": InputDrafter,
-    "both": lambda: CombinedDrafter(InputDrafter(), ModelDrafter(TableModel(1))),
+    "lookup": PromptLookup,
+    "both": lambda: CombinedDrafter(PromptLookup(), ModelDrafter(TableModel(1))),
 }
 
 
@@ -187,35 +192,25 @@ DRAFTERS = {
     ],
 )
 def test_decoded_rows_have_the_targets_law(rule, kind, num_draft, filters):
-    """Several rounds per row, redrafted positions included; 30,000 rows side by side."""
+    """Several steps per row, redrafted positions included; 30,000 rows side by side."""
     target, drafter, count = TableModel(0), DRAFTERS[kind](), 30_000
     options = Options(
         num_draft=num_draft, max_tokens=4, temp=0.7, acceptance=rule, seed=len(kind), **filters
     )
-    decoding = Decoding(
-        target, drafter, seeded([[b % 3, b % 2] for b in range(count)], options), options
-    )
-    while not decoding.finished:
-        decoding.round()
-    tokens = np.array([row.tokens[1:] for row in decoding.rows])
+    batch = new_batch(target, drafter, options)
+    batch.admit(new_rows([[b % 3, b % 2] for b in range(count)], options))
+    rows = finish(batch)
+    tokens = np.array([row.tokens[1:] for row in rows])
     p = np.array(probabilities(mx.array(target.logits), 0.7, **filters))
     counts = np.bincount(tokens @ V ** np.arange(3, -1, -1), minlength=V**4)
     assert deviation(counts, joint_law(p, 4)) < LIMIT
     if num_draft:
-        lengths = sum((row.stats.accepted_lengths for row in decoding.rows[:1000]), start=Counter())
+        lengths = total(rows[:1000]).accepted_lengths
         assert lengths[0] > 0 and lengths[1] > 0
 
 
-def seeded(sources, options) -> list[Row]:
-    seed = RowSeeds(options.seed)
-    return [Row(source, seed(source)) for source in sources]
-
-
-def sampled(model, draft_model, sources, batch_size, **options) -> list[list[int]]:
-    options = Options(**options)
-    rows = seeded(sources, options)
-    drafter = draft_model and ModelDrafter(draft_model)
-    assert len(list(decode(model, drafter, rows, options, batch_size))) == len(rows)
+def sampled(model, draft_model, prompts, batch_size, **options) -> list[list[int]]:
+    rows = decode_drafted(model, draft_model, prompts, batch_size, **options)
     return [row.tokens for row in rows]
 
 
@@ -223,7 +218,7 @@ def test_coupled_text_is_plain_text():
     """576 cases of prompt, seed, num_draft, batch size and draft model."""
     model = random_model("v1.1")
     with_eos(model, 7)
-    sources = ragged_sources(8, 61)
+    sources = ragged_prompts(8, 61)
     cases, plain_texts = 0, set()
     for seed, noise in itertools.product(range(3), (0.05, 2)):
         options = dict(temp=0.6, top_p=0.95, seed=seed, max_tokens=10, acceptance="coupled")
@@ -241,7 +236,7 @@ def test_coupled_text_is_plain_text():
 @pytest.mark.parametrize("rule", RULES)
 def test_rows_do_not_depend_on_their_batch(rule):
     model = random_model("v1.1")
-    draft_model, sources = disturbed(model, 0.05), ragged_sources(8, 61)
+    draft_model, sources = disturbed(model, 0.05), ragged_prompts(8, 61)
     options = dict(temp=0.5, seed=3, max_tokens=12, acceptance=rule, num_draft=3)
     alone = [sampled(model, draft_model, [source], 1, **options)[0] for source in sources]
     assert sampled(model, draft_model, sources, 3, **options) == alone
@@ -258,7 +253,7 @@ def test_equal_prompts_do_not_share_noise():
 
 def test_one_candidate_is_greedy():
     model = random_model()
-    draft_model, sources = disturbed(model, 0.05), ragged_sources(5, 61)
+    draft_model, sources = disturbed(model, 0.05), ragged_prompts(5, 61)
     greedy = sampled(model, None, sources, 5, max_tokens=15)
     for rule, filters in itertools.product(RULES, ({"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0})):
         options = dict(temp=1.3, acceptance=rule, max_tokens=15, num_draft=4, **filters)
@@ -337,8 +332,8 @@ def test_ties_do_not_let_more_than_top_k_through():
 def rule_case(p, q, tokens, u, rule, lengths=None):
     p, q = mx.array(p, mx.float32)[None], mx.array(q, mx.float32)[None]
     lengths = np.array([len(tokens)]) if lengths is None else np.array([lengths])
-    draft = Draft(mx.array([tokens]), lengths, q)
-    n, residual = rule(p, _padded_q(draft, p.shape[-1]), draft, mx.array([u], mx.float32))
+    q = _padded_q(Draft(mx.array([tokens]), q), lengths, p.shape[-1])
+    n, residual = rule(p, q, mx.array([tokens]), lengths, mx.array([u], mx.float32))
     return n.item(), np.array(residual)[0]
 
 
@@ -374,20 +369,16 @@ def test_delta_one_accepts_everything():
     model, draft_model = random_model(), disturbed(random_model(), 2)
     with_eos(model, 10**6)  # never comes
     for options in ({"temp": 0.0}, {"temp": 0.9}):
-        options = Options(num_draft=4, max_tokens=20, delta=1.0, **options)
-        rows = seeded(ragged_sources(3, 61), options)
-        decoding = Decoding(model, ModelDrafter(draft_model), rows, options)
-        while not decoding.finished:
-            decoding.round()
-        for row in decoding.rows:
+        options |= dict(num_draft=4, max_tokens=20, delta=1.0)
+        for row in decode_drafted(model, draft_model, ragged_prompts(3, 61), **options):
             assert row.stats.accepted == row.stats.drafted > 0
 
 
 def test_delta_eases_greedy_acceptance_by_the_ratio_of_probabilities():
     logits = mx.log(mx.array([[[0.5, 0.3, 0.2], [0.5, 0.3, 0.2]]]))
-    draft = Draft(mx.array([[1]]), np.array([1]))
+    draft = Draft(mx.array([[1]]))
     for delta, accepted in [(0.0, 0), (0.39, 0), (0.41, 1), (1.0, 1)]:
-        n, token = Greedy(delta).accept(logits, draft, None)
+        n, token = Greedy(delta).accept(logits, draft, np.array([1]), None)
         assert (n.item(), token.item()) == (accepted, 0)
 
 
@@ -396,10 +387,10 @@ def test_delta_adds_to_the_acceptance_probability():
     means = []
     for delta in (0.0, 0.2, 1.0):
 
-        def accept(p_at, q_at, draft, u, delta=delta):
-            return accept_token(p_at, q_at, draft, u, delta)
+        def accept(p_at, q_at, tokens, lengths, u, delta=delta):
+            return accept_token(p_at, q_at, tokens, lengths, u, delta)
 
-        means.append(counts_of_one_round(accept, p, q, 1, DRAWS)[1])
+        means.append(counts_of_one_step(accept, p, q, 1, DRAWS)[1])
     ratio = np.minimum(1, p[0] / q[0])
     eased = np.minimum(1, p[0] / q[0] + 0.2)
     assert np.abs(np.array(means) - [ratio @ q[0], eased @ q[0], 1]).max() < 2e-3
@@ -408,7 +399,7 @@ def test_delta_adds_to_the_acceptance_probability():
 def test_delta_zero_is_exact_on_ties():
     """A drafted token as probable as the best one, but not the argmax, is not the target's."""
     logits = mx.array([[[1.0, 1.0], [1.0, 1.0]]])
-    n, token = Greedy().accept(logits, Draft(mx.array([[1]]), np.array([1])), None)
+    n, token = Greedy().accept(logits, Draft(mx.array([[1]])), np.array([1]), None)
     assert (n.item(), token.item()) == (0, 0)
 
 
@@ -446,5 +437,5 @@ def test_sampling_options_out_of_range_are_named(options, message):
 def test_the_default_rule_gives_way_to_delta():
     assert Options(temp=1.0).rule == "coupled"
     assert Options(temp=1.0, delta=0.1).rule == "token"
-    assert isinstance(Options(temp=1.0, delta=0.1).sampler([b""]), Sampler)
-    assert isinstance(Options(temp=0.0, acceptance="coupled").sampler([b""]), Greedy)
+    assert isinstance(Options(temp=1.0, delta=0.1).sampler([b""], 10), Sampler)
+    assert isinstance(Options(temp=0.0, acceptance="coupled").sampler([b""], 10), Greedy)

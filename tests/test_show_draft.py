@@ -11,14 +11,14 @@ import pytest
 from helpers.scripted import EOS, START
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from speculative.rounds import ORIGINS, Row
 from test_decoder import agreeing, decode, ragged_sources
 from test_main import ANSWER, PROMPT, ROOT, run
 
 from benchmarks.measure import examples
 from checkpoints.tokenizer import TextStream, byte_tokenizer
 from decoder import _respond, stream_batch, stream_generate
-from speculative.drafting import CombinedDrafter, InputDrafter, ModelDrafter
-from speculative.rounds import ORIGINS, Row
+from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 from terminal.colours import _BRACKETS, _COLOURS, painted
 
 REPAIR = "repair: The kign sees the the house."
@@ -65,7 +65,7 @@ def test_copied_tokens_are_told_from_the_draft_models():
 
     target, draft = (agreeing(1)[0] for _ in range(2))
     target.next_token = draft.next_token = next_token
-    drafter = CombinedDrafter(InputDrafter(), ModelDrafter(draft))
+    drafter = CombinedDrafter(PromptLookup(), ModelDrafter(draft))
     (row,) = decode(target, drafter, [[5, 6, 7, 8, 9]], num_draft=2, max_tokens=30).rows
     copied, drafted = ["copied"] * 2 + ["plain"], ["drafted"] * 2 + ["plain"]
     assert row.origins == copied * 2 + drafted * 3

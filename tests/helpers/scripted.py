@@ -27,7 +27,7 @@ class ScriptedModel:
             vocab_size=vocab_size,
             pad_token_id=PAD,
             eos_token_ids=(EOS,),
-            decoder_start_token_id=START,
+            max_positions=None,
         )
         self.next_token = next_token
         self.calls = 0

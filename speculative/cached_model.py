@@ -1,0 +1,131 @@
+"""A model with its cache: whoever calls it says what the rows hold, and it reads what it lacks.
+
+Target and draft model are fed alike. The cache usually lacks one token per row, the last; two after a
+draft that was accepted whole, whose last token the draft model never read.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import mlx.core as mx
+import numpy as np
+
+from speculative.cache import MASKED, SlotCache
+
+Rows = Sequence[Sequence[int]]
+"""The tokens of each row, the model's prefix first; none for a row that has no part in a call."""
+
+
+class Model(Protocol):
+    """What the step needs from a model; families/__init__.py says what each means."""
+
+    config: Any
+
+    def prefix(self, prompt: Sequence[int]) -> list[int]: ...
+    def start(self, tokens: mx.array, mask: np.ndarray | None = None) -> Any: ...
+    def decode(self, tokens: mx.array, positions: np.ndarray, cache: Any) -> mx.array: ...
+
+
+class CachedModel:
+    """A model that decodes rows side by side. `cache` is None until the first row is admitted."""
+
+    def __init__(self, model: Model, share: Callable[[mx.array], mx.array] = lambda tokens: tokens):
+        """share: makes drafted tokens the same for all processes that run the model together."""
+        self.config, self._model, self._share = model.config, model, share
+        self.cache: SlotCache | None = None
+        self._lacked = 0  # tokens per row that went before the drafted ones in the last call
+
+    def admit(self, batch_size: int, rows: Sequence[int], prompts: Rows) -> None:
+        """Read prompts, one for each of `rows`, into a batch of `batch_size`: in the place of what these
+        rows held, or in new rows at the end."""
+        tokens, mask = padded(prompts, self.config.pad_token_id)
+        fresh = self._model.start(mx.array(tokens), mask)
+        if self.cache is None:
+            place = {row: i for i, row in enumerate(rows)}
+            if list(rows) != list(range(batch_size)):
+                fresh.select([place.get(row, 0) for row in range(batch_size)])
+            self.cache = fresh
+            return
+        self.resize(batch_size)
+        self.cache.replace(rows, fresh)
+
+    def resize(self, batch_size: int) -> None:
+        """Make room for more rows, which are to be admitted before they are decoded."""
+        held = len(self.cache.position) if self.cache else batch_size
+        if self.cache and batch_size > held:
+            self.cache.select([*range(held), *[0] * (batch_size - held)])
+
+    def wait(self) -> None:
+        """Wait until what `admit` and `catch_up` compute is there."""
+        if self.cache:
+            self.cache.wait()
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only."""
+        if self.cache:
+            self.cache.select(rows)
+
+    def __call__(self, rows: Rows, drafted: mx.array, lengths: np.ndarray) -> mx.array:
+        """Logits [B, 1 + k, V] after each row's last token and each of its drafted tokens [B, k], of which
+        the first lengths[b] are meant. `keep` follows."""
+        lacking, positions = self._lacking(rows)
+        if drafted.shape[1]:
+            drafted = self._share(drafted)
+        block = mx.concatenate([mx.array(lacking), drafted], axis=1)
+        positions = np.concatenate([positions, following(rows, lengths)], axis=1)
+        self._lacked = lacking.shape[1]
+        return self._model.decode(block, positions, self.cache)[:, self._lacked - 1 :]
+
+    def feed(self, tokens: mx.array, positions: np.ndarray) -> mx.array:
+        """Logits [B, V] after one more drafted token of each row, tokens and positions [B, 1]."""
+        return self._model.decode(tokens, positions, self.cache)[:, -1]
+
+    def keep(self, n: np.ndarray) -> None:
+        """Keep n[b] of each row's drafted tokens, or as many as were read; forget the others."""
+        assert self.cache
+        self.cache.keep(self._lacked + n)
+
+    def behind(self, rows: Rows) -> np.ndarray:
+        """How many tokens of each row the cache lacks: [B]."""
+        held = self.cache.lengths if self.cache else 0
+        return np.maximum([len(row) for row in rows] - held, 0)
+
+    def catch_up(self, rows: Rows) -> None:
+        """Read all but the last token of each row."""
+        assert self.cache
+        tokens, positions = self._lacking([row[:-1] for row in rows])
+        self._model.decode(mx.array(tokens), positions, self.cache)
+        self.cache.keep(np.full(len(rows), tokens.shape[1]))
+
+    def _lacking(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of each row that the cache does not hold, and their positions: [B, P] each.
+
+        Rows end at the block's right edge; what fills a shorter one up has the position MASKED.
+        """
+        assert self.cache
+        held = self.cache.lengths
+        new = [row[n:] for row, n in zip(rows, held, strict=True)]
+        width = max(map(len, new))
+        tokens = np.full((len(rows), width), self.config.pad_token_id, np.int32)
+        positions = np.full((len(rows), width), MASKED, np.int32)
+        for b, row in enumerate(new):
+            tokens[b, width - len(row) :] = row
+            positions[b, width - len(row) :] = np.arange(held[b], held[b] + len(row))
+        tokens[tokens >= self.config.vocab_size] = self.config.pad_token_id  # another model's ids
+        return tokens, positions
+
+
+def following(rows: Rows, lengths: np.ndarray) -> np.ndarray:
+    """The positions [B, k] of lengths [B] tokens after each row; MASKED beyond them."""
+    first = np.array([len(row) for row in rows], np.int32)[:, None]
+    ahead = np.arange(lengths.max(), dtype=np.int32)
+    return np.where(ahead < lengths[:, None], first + ahead, MASKED)
+
+
+def padded(prompts: Rows, filler: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of tokens as one array [B, S], and its mask, true on tokens."""
+    lengths = np.array([len(prompt) for prompt in prompts])
+    mask = np.arange(lengths.max()) < lengths[:, None]
+    tokens = np.full(mask.shape, filler, np.int32)
+    tokens[mask] = np.concatenate(prompts)
+    return tokens, mask

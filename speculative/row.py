@@ -1,0 +1,109 @@
+"""A prompt, what has been decoded for it, and what that took."""
+
+from collections import Counter
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field, fields, replace
+
+ORIGINS = ("copied", "drafted", "corrected", "plain")
+"""Where a token comes from: a drafter copied it, or a draft model wrote it, and the target accepted;
+or it is the target's own, in place of a rejected one, or with none rejected."""
+
+DRAFTED = ("copied", "drafted")
+
+
+@dataclass
+class Stats:
+    """What decoding took: of one row, or added up. Rows decoded side by side share the seconds of what
+    they did together, so that sums are the time that passed."""
+
+    prompt_tokens: int = 0
+    tokens: int = 0  # generated
+    target_calls: int = 0
+    drafted: int = 0
+    accepted_lengths: Counter[int] = field(default_factory=Counter)  # drafted tokens kept: steps
+    encoding_seconds: float = 0.0  # until the target had read the prompt
+    preparing_seconds: float = 0.0  # until the draft model had read what it lacked, to draft
+    seconds: float = 0.0  # of the steps, without either
+
+    def __add__(self, other: "Stats") -> "Stats":
+        return Stats(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def copy(self) -> "Stats":
+        return replace(self, accepted_lengths=self.accepted_lengths.copy())
+
+    @property
+    def accepted(self) -> int:
+        """Drafted tokens in the text."""
+        return sum(length * steps for length, steps in self.accepted_lengths.items())
+
+    @property
+    def acceptance(self) -> float:
+        """The share of the drafted tokens that are in the text."""
+        return self.accepted / max(1, self.drafted)
+
+    @property
+    def tokens_per_call(self) -> float:
+        return self.tokens / max(1, self.target_calls)
+
+    @property
+    def drafted_per_call(self) -> float:
+        return self.drafted / max(1, self.target_calls)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of the steps alone."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    def histogram(self) -> list[int]:
+        """Steps by how many drafted tokens they kept: [0] kept none."""
+        most = max(self.accepted_lengths, default=0)
+        return [self.accepted_lengths[length] for length in range(most + 1)]
+
+
+@dataclass(eq=False)
+class Row:
+    """A prompt in a batch. Its tokens begin with the model's prefix, which is not part of the text."""
+
+    prompt: list[int]
+    max_tokens: int
+    seed: bytes = b""  # the root of the row's noise; greedy decoding has none
+    tokens: list[int] = field(default_factory=list)
+    prefix_size: int = 0
+    origins: list[str] = field(default_factory=list)  # of the generated tokens: see ORIGINS
+    finish_reason: str | None = None  # "stop": end of sequence; "length": no room
+    stats: Stats = field(default_factory=Stats)
+    started: float = 0.0  # time.perf_counter() when the prompt had been read
+
+    def begin(self, prefix: Sequence[int], max_positions: int | None) -> None:
+        """Start with the model's prefix; max_positions: tokens that the model's decoder can hold."""
+        self.tokens, self.prefix_size = list(prefix), len(prefix)
+        self.stats.prompt_tokens = len(self.prompt)
+        if max_positions is not None:
+            self.max_tokens = min(self.max_tokens, max_positions - len(prefix))
+
+    @property
+    def generated(self) -> list[int]:
+        return self.tokens[self.prefix_size :]
+
+    @property
+    def room(self) -> int:
+        """How many tokens the row may still gain."""
+        return self.max_tokens - len(self.origins)
+
+    def commit(self, accepted: list[int], token: int, origins: tuple, ends: Container[int]) -> int:
+        """Append accepted drafted tokens and the target's own, up to the first end of sequence and as
+        far as there is room; how many drafted ones are among them. origins: theirs, the target's."""
+        new = [*accepted, token][: self.room]
+        end = next((i for i, t in enumerate(new) if t in ends), None)
+        if end is not None:
+            new = new[: end + 1]
+        kept = min(len(accepted), len(new))
+        self.tokens += new
+        self.origins += [origins[0]] * kept + [origins[1]] * (len(new) - kept)
+        self.stats.tokens += len(new)
+        self.stats.accepted_lengths[kept] += 1
+        if end is not None:
+            self.finish_reason = "stop"
+        elif not self.room:
+            self.finish_reason = "length"
+        return kept

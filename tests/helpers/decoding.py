@@ -1,0 +1,83 @@
+"""Decoding rows of tokens in tests: with any model and drafter, in batches, without text."""
+
+import random
+from collections.abc import Sequence
+
+from decoder import Batch, decode
+from speculative.drafting import Drafter, ModelDrafter
+from speculative.options import Options
+from speculative.row import Row, Stats
+from speculative.sampling import RowSeeds
+from speculative.schedule import AdaptiveSchedule, FixedSchedule
+
+
+class Rows:
+    """A list of rows as the source that `decode` takes from."""
+
+    def __init__(self, rows: Sequence[Row]):
+        self._left = list(rows)
+
+    def take(self, count: int, wait: bool) -> list[Row]:
+        taken, self._left = self._left[:count], self._left[count:]
+        return taken
+
+
+def new_rows(prompts, options: Options) -> list[Row]:
+    seed = RowSeeds(options.seed)
+    return [Row(prompt, options.max_tokens, seed(prompt)) for prompt in prompts]
+
+
+def new_batch(model, drafter: Drafter | None, options: Options, schedule=None) -> Batch:
+    """An empty batch that drafts as the options say."""
+    if schedule is None and drafter and options.num_draft == "auto":
+        schedule = AdaptiveSchedule(model.config.vocab_size)
+    elif schedule is None:
+        schedule = FixedSchedule(int(options.num_draft) if drafter else 0)
+    return Batch(model, drafter or Drafter(), options, schedule)
+
+
+def start(model, drafter, prompts, **options) -> Batch:
+    """A batch that has read all prompts."""
+    settings = Options(**options)
+    batch = new_batch(model, drafter, settings)
+    batch.admit(new_rows(prompts, settings))
+    return batch
+
+
+def finish(batch: Batch) -> list[Row]:
+    """The batch's rows, decoded to their ends."""
+    while not all(row.finish_reason for row in batch.rows):
+        batch.advance()
+    return batch.rows
+
+
+def decode_with(model, drafter, prompts, batch_size=None, schedule=None, **options) -> list[Row]:
+    """The decoded rows, in the order of their prompts; batch_size None: all side by side."""
+    settings = Options(**options)
+    rows = new_rows(prompts, settings)
+    batch = new_batch(model, drafter, settings, schedule)
+    finished = list(decode(batch, Rows(rows), batch_size or len(rows)))
+    assert sorted(map(id, finished)) == sorted(map(id, rows))
+    return rows
+
+
+def decode_drafted(model, draft_model, prompts, batch_size=None, **options) -> list[Row]:
+    """As `decode_with`, with a draft model or none."""
+    return decode_with(
+        model, draft_model and ModelDrafter(draft_model), prompts, batch_size, **options
+    )
+
+
+def total(rows) -> Stats:
+    return sum((row.stats for row in rows), Stats())
+
+
+def partial_steps(rows, num_draft: int) -> int:
+    """How many steps kept some of the drafted tokens and dropped others."""
+    lengths = total(rows).accepted_lengths
+    return sum(count for length, count in lengths.items() if 0 < length < num_draft)
+
+
+def ragged_prompts(count: int, vocab_size: int) -> list[list[int]]:
+    rng = random.Random(0)
+    return [[rng.randrange(3, vocab_size) for _ in range(rng.randint(1, 20))] for _ in range(count)]
