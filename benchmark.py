@@ -10,7 +10,6 @@ import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from mlx.utils import tree_flatten
@@ -19,29 +18,25 @@ from tokenizers import Tokenizer
 from benchmarks.measure import (
     Costs,
     Run,
-    acceptance,
     decoder,
-    drafted_per_call,
     examples,
     machine,
-    rounds_rate,
     step_bytes,
-    synchronisations_per_round,
+    synchronisations_per_step,
     table,
     take_turns,
     tokens_of,
-    tokens_per_call,
+    total,
     widened_pair,
 )
 from benchmarks.tables import TABLES, show
-from decoder import drafter_for, load
+from decoder import SpeculativeDecoder, Stats, load
 from demo.widen import SHAPES
 from errors import InputError
 from main import draft_number
 from model import T5
 from speculative.drafting import Drafter
 from speculative.options import Options
-from speculative.rounds import Row
 from terminal import cli
 from terminal.prompt_files import PromptFile
 
@@ -97,9 +92,10 @@ def parse_args(argv: list[str] | None = None):
     parser.add_argument("--batch-size", nargs="+", type=positive, default=[1], metavar="B")
     parser.add_argument("--max-tokens", type=positive, default=128, help="(default: %(default)s)")
     parser.add_argument(
-        "--peers", action="store_true", help="beside transformers and CTranslate2, if installed"
+        "--baselines",
+        action="store_true",
+        help="beside transformers and CTranslate2, if installed",
     )
-    parser.add_argument("--plot", type=Path, metavar="FOLDER", help="draw PNG plots there")
     args = parser.parse_args(argv)
     check(args, parser)
     return args
@@ -117,10 +113,8 @@ def check(args, parser: cli.Parser) -> None:
         parser.error("--draft-model needs --model; the embedded pair has a draft of its own")
     if not has_draft and {"model", "both"} & set(args.drafter):
         parser.error("--drafter model and both need --draft-model")
-    if args.peers and args.model:
-        parser.error("--peers is for the embedded pair")
-    if args.plot and args.plot.exists() and not args.plot.is_dir():
-        parser.error(f"--plot: {args.plot} is not a folder")
+    if args.baselines and args.model:
+        parser.error("--baselines is for the embedded pair")
     for num_draft in args.num_draft:
         Options(num_draft=num_draft)  # or InputError
 
@@ -134,7 +128,7 @@ def models(args) -> tuple[T5, T5 | None, Tokenizer]:
     return target, draft, tokenizer
 
 
-def prompts(args) -> list[str]:
+def texts(args) -> list[str]:
     if args.prompt_file is None:
         return [example.prompt for example in examples(args.examples or 6)]
     found = list(PromptFile(args.prompt_file, lambda line, reason: None))
@@ -156,11 +150,12 @@ class Setting:
         return name if self.batch_size == 1 else f"{name}, batch {self.batch_size}"
 
 
-def drafters(target: T5, draft: T5 | None, tokenizer: Tokenizer) -> dict[str, Drafter | None]:
-    known = {"": None, "lookup": drafter_for(target, tokenizer, None, Options(lookup=True))}
+def drafters(target: T5, draft: T5 | None, tokenizer: Tokenizer) -> dict[str, Drafter]:
+    alone, pair = (SpeculativeDecoder(target, tokenizer, model) for model in (None, draft))
+    known = {"": Drafter(), "lookup": alone.drafter(Options(lookup=True))}
     if draft:
         for name, lookup in (("model", False), ("both", True)):
-            known[name] = drafter_for(target, tokenizer, draft, Options(lookup=lookup))
+            known[name] = pair.drafter(Options(lookup=lookup))
     return known
 
 
@@ -176,7 +171,7 @@ def settings(args) -> list[Setting]:
 # What is reported
 
 
-def description(target: T5, draft: T5 | None, sources: Sequence[list[int]]) -> dict:
+def description(target: T5, draft: T5 | None, prompts: Sequence[list[int]]) -> dict:
     def size(model: T5) -> str:
         weights = dict(tree_flatten(model.parameters())).values()
         c = model.config
@@ -186,8 +181,8 @@ def description(target: T5, draft: T5 | None, sources: Sequence[list[int]]) -> d
             f"{str(model.embedding.weight.dtype).removeprefix('mlx.core.')}"
         )
 
-    tokens = sum(map(len, sources)) / len(sources)
-    about = {"prompts": f"{len(sources)} of {tokens:.0f} tokens", "target": size(target)}
+    tokens = sum(map(len, prompts)) / len(prompts)
+    about = {"prompts": f"{len(prompts)} of {tokens:.0f} tokens", "target": size(target)}
     return about | ({"draft": size(draft)} if draft else {})
 
 
@@ -223,41 +218,29 @@ def explain(report: dict) -> None:
     print()
 
 
-def predicted(rows: Sequence[Row], report: dict, drafter: str) -> float:
-    """The speed-up of rounds that follows from the tokens per call and the costs."""
-    drafted = drafted_per_call(rows)
+def predicted(stats: Stats, report: dict, drafter: str) -> float:
+    """The speed-up of steps that follows from the tokens per call and the costs."""
+    drafted = stats.drafted_per_call
     verify = report["verify_cost"]
     checking = np.interp(drafted + 1, list(verify), list(verify.values()))
     drafting = drafted * report["draft_cost"] if drafter == "model" else 0.0
-    return tokens_per_call(rows) / (drafting + checking)
+    return stats.tokens_per_call / (drafting + checking)
 
 
-def seconds_by_part(way, sources: Sequence[list[int]]) -> tuple[float, float]:
-    """The shares of the rounds' time that go into drafting and verifying, told apart at the price of
-    one more wait per round."""
-    rows = way(sources)
-    total = sum(row.stats.seconds for row in rows)
-    drafting = sum(row.stats.drafting_seconds for row in rows) / total
-    return drafting, 1 - drafting
-
-
-def figures(
-    setting: Setting, run: Run, plain: Run, report: dict, parts: tuple[float, float]
-) -> dict[str, float]:
+def figures(setting: Setting, run: Run, plain: Run, report: dict) -> dict[str, float]:
     """The figures of a way of ours."""
-    rows: list[Row] = run.results
-    in_rounds = sum(row.stats.seconds for row in rows) / setting.batch_size
+    stats, plainly = total(run.results), total(plain.results)
     found = of_any(run, plain) | {
-        "tokens per call": tokens_per_call(rows),
-        "verifying, s": parts[1] * in_rounds,
-        "elsewhere, s": sum(run.seconds) - in_rounds,
+        "tokens per call": stats.tokens_per_call,
+        "reading, s": stats.encoding_seconds + stats.preparing_seconds,
+        "steps, s": stats.seconds,
         "memory, GB": run.peak_memory,
     }
     if setting.drafter:
-        found |= {"acceptance": acceptance(rows), "drafting, s": parts[0] * in_rounds}
+        found["acceptance"] = stats.acceptance
     if setting.batch_size == 1 and setting.drafter in ("model", "lookup"):
-        found["rounds"] = rounds_rate(rows) / rounds_rate(plain.results)
-        found["predicted"] = predicted(rows, report, setting.drafter)
+        found["steps"] = stats.tokens_per_second / plainly.tokens_per_second
+        found["predicted"] = predicted(stats, report, setting.drafter)
     return found
 
 
@@ -268,19 +251,18 @@ def of_any(run: Run, plain: Run) -> dict[str, float]:
 
 
 # Column: the figure's key and form. "low" and "high" are the quartiles of the turns; "ratio" is to
-# plain decoding in the first batch size.
+# plain decoding in the first batch size, and so is "steps", which leaves out reading prompts.
 COLUMNS = {
     "tokens/s": ("tokens/s", ".1f"),
     "low": ("low", ".1f"),
     "high": ("high", ".1f"),
     "ratio": ("ratio", ".2f"),
-    "rounds": ("rounds", ".2f"),
+    "steps": ("steps", ".2f"),
     "predicted": ("predicted", ".2f"),
     "acceptance": ("acceptance", ".2f"),
     "tokens/call": ("tokens per call", ".2f"),
-    "s drafting": ("drafting, s", ".2f"),
-    "verifying": ("verifying, s", ".2f"),
-    "elsewhere": ("elsewhere, s", ".2f"),
+    "s reading": ("reading, s", ".2f"),
+    "in steps": ("steps, s", ".2f"),
     "GB": ("memory, GB", ".2f"),
 }
 
@@ -304,36 +286,33 @@ def different_texts(runs: dict[object, Run]) -> dict[str, int]:
 def speed(args) -> None:
     """Print the table of ways to decode, what limits them, and all of it as a line of JSON."""
     target, draft, tokenizer = models(args)
-    sources = [tokenizer.encode(prompt).ids for prompt in prompts(args)]
-    report = machine() | description(target, draft, sources)
+    prompts = [tokenizer.encode(prompt).ids for prompt in texts(args)]
+    report = machine() | description(target, draft, prompts)
     print("\n".join(f"{key}: {value}" for key, value in report.items()), end="\n\n", flush=True)
 
-    costs = Costs(target, draft, sources[0], WIDTHS)
+    costs = Costs(target, draft, prompts[0], WIDTHS)
     known = drafters(target, draft, tokenizer)
     chosen = settings(args)
 
-    def way(s: Setting, **options):
-        drafter = known[s.drafter]
-        return decoder(
-            target, drafter, s.num_draft, s.batch_size, max_tokens=args.max_tokens, **options
-        )
+    def way(s: Setting):
+        drafter = known[s.drafter] if s.drafter else None
+        return decoder(target, drafter, s.num_draft, s.batch_size, max_tokens=args.max_tokens)
 
     ways = {setting: way(setting) for setting in chosen}
     per_turn = max(args.batch_size)
     with contextlib.ExitStack() as stack:
-        if args.peers:
-            from benchmarks.baselines import peers
+        if args.baselines:
+            from benchmarks.baselines import baselines
 
-            ways |= stack.enter_context(peers(args.sizes, args.max_tokens, args.batch_size))
-        runs = take_turns(ways, sources, per_turn, costs.measure)
+            ways |= stack.enter_context(baselines(args.sizes, args.max_tokens, args.batch_size))
+        runs = take_turns(ways, prompts, per_turn, costs.measure)
     report |= limits(target, costs, draft is not None)
     explain(report)
     found: dict[object, dict[str, float]] = {}
     plain = runs[chosen[0]]
     for name, run in runs.items():
         if isinstance(name, Setting):
-            parts = seconds_by_part(way(name, timed=True), sources[:per_turn])
-            found[name] = figures(name, run, plain, report, parts)
+            found[name] = figures(name, run, plain, report)
         else:
             found[name] = of_any(run, plain)
     table(["decoding", *COLUMNS], [cells(name, of_name) for name, of_name in found.items()])
@@ -342,14 +321,10 @@ def speed(args) -> None:
     print(f"\nTexts other than those of {chosen[0]}: {report['other texts'] or 'none'}.")
     if "model" in args.drafter:
         report["synchronisations"] = {
-            k: synchronisations_per_round(target, known["model"], sources[0], k) for k in (0, 5)
+            k: synchronisations_per_step(target, known["model"], prompts[0], k) for k in (0, 5)
         }
-        print(f"Waits of the host per round, by num_draft: {report['synchronisations']}.")
+        print(f"Waits of the host per step, by num_draft: {report['synchronisations']}.")
     print(f"\n{json.dumps(report)}")
-    if args.plot:
-        from benchmarks.plots import draw
-
-        draw(args.plot, report, {setting: runs[setting].results for setting in chosen})
 
 
 def main() -> None:

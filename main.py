@@ -107,7 +107,7 @@ def parse_args(argv: list[str] | None = None):
     parser.add_argument(
         "--verbose",
         action="store_true",
-        help="end with statistics on stderr, and time drafting apart from verifying",
+        help="end with statistics on stderr",
     )
     parser.add_argument(
         "--show-draft",
@@ -134,18 +134,19 @@ def read_prompt(argument: str) -> str:
         raise InputError("standard input is not UTF-8 text") from None
 
 
-def as_json(index: int, response: Response, timed: bool) -> str:
-    """The response as a JSON object on one line; without `timed` drafting was not measured apart."""
+def as_json(index: int, response: Response) -> str:
+    """The response as a JSON object on one line."""
     stats = response.stats
     fields = vars(response) | {
+        "from_draft": response.from_draft,
         "stats": {
             "target_calls": stats.target_calls,
             "drafted": stats.drafted,
             "accepted": stats.accepted,
             "accepted_lengths": stats.histogram(),
             "seconds": stats.seconds,
-            "drafting_seconds": stats.drafting_seconds if timed else None,
-        }
+            "preparing_seconds": stats.preparing_seconds,
+        },
     }
     return json.dumps({"index": index} | fields, ensure_ascii=False)
 
@@ -173,7 +174,7 @@ def answer_prompt(args, generate_with: dict) -> None:
     summary, began = Summary(), time.perf_counter()
     if args.json:
         ((_, response),) = stream_batch(prompts=[prompt], **generate_with)
-        print(as_json(0, response, args.verbose))
+        print(as_json(0, response))
     else:
         shown = show_draft(args, print)
         for response in stream_generate(prompt=prompt, **generate_with):
@@ -207,7 +208,7 @@ def answer_file(args, generate_with: dict, ranks: Ranks) -> None:
         for index, response in responses:
             line = file.line_of(index)
             if args.json:
-                write(as_json(line, response, args.verbose))
+                write(as_json(line, response))
             else:
                 output.put(line, shown(response))
             progress.update()
@@ -245,7 +246,7 @@ def main() -> None:
 def answer(args, ranks: Ranks) -> None:
     """Do what the command line asks for."""
     flags = {field.name for field in fields(Options)} & vars(args).keys()
-    options = Options(timed=args.verbose, **{flag: getattr(args, flag) for flag in flags})
+    options = Options(**{flag: getattr(args, flag) for flag in flags})
     if ranks.size > 1:
         check_ranks(args, ranks)
     if args.model is None:

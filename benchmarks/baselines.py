@@ -21,7 +21,7 @@ from benchmarks.measure import widened_pair
 from convert import our_name
 from demo.pair import DEMO
 from model import T5
-from speculative.drafting import padded
+from speculative.cached_model import padded
 
 
 def in_transformers(model: T5) -> T5ForConditionalGeneration:
@@ -54,20 +54,20 @@ def in_transformers(model: T5) -> T5ForConditionalGeneration:
     return theirs.eval()
 
 
-Sources = Sequence[list[int]]
+Prompts = Sequence[list[int]]
 
 
 def with_transformers(sizes: Sequence[str], max_tokens: int) -> Callable[..., list[list[int]]]:
-    """A function that decodes sources side by side, greedily: plainly, `assisted` by the draft model,
+    """A function that decodes prompts side by side, greedily: plainly, `assisted` by the draft model,
     or by prompt lookup of so many tokens."""
     target, draft = map(in_transformers, widened_pair(sizes))
     ends = target.config.eos_token_id
 
-    def generate(sources: Sources, assisted: bool = False, lookup: int | None = None):
+    def generate(prompts: Prompts, assisted: bool = False, lookup: int | None = None):
         how = {"assistant_model": draft} if assisted else {}
         if lookup:
             how["prompt_lookup_num_tokens"] = lookup
-        tokens, mask = padded(sources, target.config.pad_token_id)
+        tokens, mask = padded(prompts, target.config.pad_token_id)
         with torch.inference_mode():
             found = target.generate(
                 torch.from_numpy(tokens).long(),
@@ -87,7 +87,7 @@ def _until_end(tokens: list[int], ends: Sequence[int]) -> list[int]:
 
 
 def with_ctranslate2(sizes: Sequence[str], max_tokens: int) -> Callable[..., list[list[int]]]:
-    """A function that decodes sources side by side, greedily."""
+    """A function that decodes prompts side by side, greedily."""
     import ctranslate2
     from transformers import AutoTokenizer
 
@@ -104,9 +104,9 @@ def with_ctranslate2(sizes: Sequence[str], max_tokens: int) -> Callable[..., lis
             str(converted), compute_type="float32", inter_threads=1, intra_threads=threads
         )
 
-    def generate(sources: Sources):
+    def generate(prompts: Prompts):
         results = translator.translate_batch(
-            [tokenizer.convert_ids_to_tokens(source) for source in sources],
+            [tokenizer.convert_ids_to_tokens(prompt) for prompt in prompts],
             beam_size=1,
             max_decoding_length=max_tokens,
             return_end_token=True,
@@ -116,7 +116,7 @@ def with_ctranslate2(sizes: Sequence[str], max_tokens: int) -> Callable[..., lis
     return generate
 
 
-class Peer:
+class Baseline:
     """A process that decodes, and takes turns with ours."""
 
     def __init__(self, make: Callable[..., Callable], sizes: Sequence[str], max_tokens: int):
@@ -129,13 +129,13 @@ class Peer:
         theirs.close()
         self._connection.recv()
 
-    def way(self, batch_size: int = 1, **how) -> Callable[[Sources], list[list[int]]]:
-        """A way to decode sources, so many side by side."""
+    def way(self, batch_size: int = 1, **how) -> Callable[[Prompts], list[list[int]]]:
+        """A way to decode prompts, so many side by side."""
 
-        def decode(sources: Sources) -> list[list[int]]:
+        def decode(prompts: Prompts) -> list[list[int]]:
             found = []
-            for i in range(0, len(sources), batch_size):
-                self._connection.send((sources[i : i + batch_size], how))
+            for i in range(0, len(prompts), batch_size):
+                self._connection.send((prompts[i : i + batch_size], how))
                 found += self._connection.recv()
             return found
 
@@ -152,29 +152,29 @@ def _serve(
     generate = make(sizes, max_tokens)
     connection.send("ready")
     while request := connection.recv():
-        sources, how = request
-        connection.send(generate(sources, **how))
+        prompts, how = request
+        connection.send(generate(prompts, **how))
 
 
 @contextlib.contextmanager
-def peers(
+def baselines(
     sizes: Sequence[str], max_tokens: int, batch_sizes: Sequence[int] = (1,)
 ) -> Iterator[dict]:
-    """The ways of the peers that are installed, on the embedded pair in these sizes. transformers
+    """The ways of the libraries that are installed, on the embedded pair in these sizes. transformers
     speculates one prompt at a time only."""
-    torch_peer = Peer(with_transformers, sizes, max_tokens)
-    plainly = {"transformers": torch_peer}
+    in_torch = Baseline(with_transformers, sizes, max_tokens)
+    plainly = {"transformers": in_torch}
     if importlib.util.find_spec("ctranslate2"):
-        plainly["CTranslate2"] = Peer(with_ctranslate2, sizes, max_tokens)
+        plainly["CTranslate2"] = Baseline(with_ctranslate2, sizes, max_tokens)
     ways = {
-        f"{name}, plain" + (f", batch {size}" if size > 1 else ""): peer.way(size)
+        f"{name}, plain" + (f", batch {size}" if size > 1 else ""): library.way(size)
         for size in batch_sizes
-        for name, peer in plainly.items()
+        for name, library in plainly.items()
     }
-    ways["transformers, assisted"] = torch_peer.way(assisted=True)
-    ways["transformers, prompt lookup"] = torch_peer.way(lookup=10)
+    ways["transformers, assisted"] = in_torch.way(assisted=True)
+    ways["transformers, prompt lookup"] = in_torch.way(lookup=10)
     try:
         yield ways
     finally:
-        for peer in plainly.values():
-            peer.close()
+        for library in plainly.values():
+            library.close()

@@ -21,16 +21,16 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
-from decoder import load
+from decoder import Batch, decode, load
 from demo.pair import demo_model
 from demo.tasks import KINDS, Example, held_out_example
 from demo.widen import widen
 from model import T5
-from speculative import rounds
 from speculative.drafting import Drafter, ModelDrafter
 from speculative.options import Options
-from speculative.rounds import Row, decode, draft_length
+from speculative.row import Row, Stats, Waiting
 from speculative.sampling import Greedy
+from speculative.schedule import AdaptiveSchedule, FixedSchedule, Plan, Schedule
 
 # ---------------------------------------------------------------------------------------------
 # What is decoded
@@ -58,7 +58,7 @@ Way = Callable[[Sequence[list[int]]], list]
 
 @dataclass
 class Run:
-    """What a way of decoding gave: a Row per source, or its tokens; and how fast, turn by turn."""
+    """What a way of decoding gave: a Row per prompt, or its tokens; and how fast, turn by turn."""
 
     results: list = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -81,19 +81,19 @@ class Run:
 
 def take_turns(
     ways: Mapping[Any, Way],
-    sources: Sequence[list[int]],
+    prompts: Sequence[list[int]],
     per_turn: int = 1,
     beside: Callable[[], None] = lambda: None,
 ) -> dict[Any, Run]:
-    """Decode all sources in each of the ways, `per_turn` of them at a time, one way after the other;
+    """Decode all prompts in each of the ways, `per_turn` of them at a time, one way after the other;
     each is warmed up with the first one. `beside` is called once a turn."""
     runs = {name: Run() for name in ways}
     for way in ways.values():
-        way(sources[:1])
+        way(prompts[:1])
     names = list(ways)
-    for i, start in enumerate(range(0, len(sources), per_turn)):
+    for i, start in enumerate(range(0, len(prompts), per_turn)):
         beside()
-        turn = sources[start : start + per_turn]
+        turn = prompts[start : start + per_turn]
         for name in names[i % len(names) :] + names[: i % len(names)]:
             mx.reset_peak_memory()
             began = time.perf_counter()
@@ -107,45 +107,35 @@ def take_turns(
 
 
 def tokens_of(result: Row | list[int]) -> list[int]:
-    return result.tokens[1:] if isinstance(result, Row) else result
+    return result.generated if isinstance(result, Row) else result
 
 
 def decoder(
     target: T5, drafter: Drafter | None, num_draft: int | str, batch_size: int = 1, **options
 ) -> Way:
     """A way to decode, which keeps what it measures for `auto`."""
-    options = Options(num_draft=num_draft, **options)
-    length = draft_length(target, options)
+    settings = Options(num_draft=num_draft, **options)
+    schedule: Schedule = AdaptiveSchedule(target.config.vocab_size)
+    if not drafter or num_draft != "auto":
+        schedule = FixedSchedule(int(num_draft) if drafter else 0)
 
-    def run(sources: Sequence[list[int]]) -> list[Row]:
-        rows = [Row(source) for source in sources]
-        list(decode(target, drafter, rows, options, batch_size, length))
+    def run(prompts: Sequence[list[int]]) -> list[Row]:
+        rows = [Row(prompt, settings.max_tokens) for prompt in prompts]
+        batch = Batch(target, drafter or Drafter(), settings, schedule)
+        list(decode(batch, Waiting(rows), batch_size))
         return rows
 
     return run
 
 
-def tokens_per_call(rows: Sequence[Row]) -> float:
-    tokens = sum(len(row.from_draft) for row in rows)
-    return tokens / sum(row.stats.target_calls for row in rows)
-
-
-def drafted_per_call(rows: Sequence[Row]) -> float:
-    return sum(row.stats.drafted for row in rows) / sum(row.stats.target_calls for row in rows)
-
-
-def acceptance(rows: Sequence[Row]) -> float:
-    return sum(row.stats.accepted for row in rows) / max(1, sum(r.stats.drafted for r in rows))
-
-
-def rounds_rate(rows: list[Row]) -> float:
-    """Tokens per second of the rounds of rows decoded one by one: without the encoder."""
-    return sum(len(row.from_draft) for row in rows) / sum(row.stats.seconds for row in rows)
+def total(rows: Sequence[Row]) -> Stats:
+    """What decoding the rows took, added up."""
+    return sum((row.stats for row in rows), Stats())
 
 
 @contextmanager
 def counted_synchronisations():
-    """Counts in [0] how often the host waits for the device while rounds go on."""
+    """Counts in [0] how often the host waits for the device while steps go on."""
     count, array, evaluate = [0], np.array, mx.eval
 
     def counting_array(x, *args, **kwargs):
@@ -163,19 +153,19 @@ def counted_synchronisations():
         np.array, mx.eval = array, evaluate
 
 
-def synchronisations_per_round(
-    target: T5, drafter: Drafter | None, source: list[int], num_draft: int
+def synchronisations_per_step(
+    target: T5, drafter: Drafter, prompt: list[int], num_draft: int
 ) -> float:
-    """Waits of the host in a row's rounds. Encoding the source, once per row, is not counted."""
-    row = Row(source)
-    decoding = rounds.Decoding(target, drafter, [row], Options(num_draft=num_draft))
-    if num_draft:
-        decoding.round()  # which encodes the source for the draft model
-    before = row.stats.target_calls
+    """Waits of the host in a row's steps. Reading the prompt, once per model, is not counted."""
+    options = Options(num_draft=num_draft)
+    row = Row(prompt, options.max_tokens)
+    batch = Batch(target, drafter, options, FixedSchedule(num_draft))
+    batch.admit([row])
+    batch.advance()  # the first step reads the prompt for the draft model
     with counted_synchronisations() as count:
-        while not decoding.finished:
-            decoding.round()
-    return count[0] / max(1, row.stats.target_calls - before)
+        while not row.finish_reason:
+            batch.advance()
+    return count[0] / max(1, row.stats.target_calls - 1)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -184,7 +174,7 @@ def synchronisations_per_round(
 
 def step_bytes(model: T5) -> int:
     """Bytes of weights that decoding one token reads: the decoder's and the head's, without what
-    projects the source, once per prompt."""
+    projects the prompt, once per prompt."""
     weights = dict(tree_flatten(model.parameters()))
     head = "embedding." if model.config.tied_head else "head."
     read = [
@@ -203,22 +193,22 @@ class Costs:
     """What a step costs at least on this machine, and what the models cost: in seconds, measured again
     and again while other things are.
 
-    As in a round, the target checks several tokens when the draft model has just run, and the draft
+    As in a step, the target checks several tokens when the draft model has just run, and the draft
     model drafts when the target has: what the one left in the caches is gone.
     """
 
     EARLY, LATE = 50, 500  # tokens into a text, to see what its length costs
 
-    def __init__(self, target: T5, draft: T5 | None, source: list[int], widths: Sequence[int]):
+    def __init__(self, target: T5, draft: T5 | None, prompt: list[int], widths: Sequence[int]):
         """widths: the numbers of tokens whose check is timed, 1 first."""
-        at = target_calls(target, source, 16)
+        at = target_calls(target, prompt, 16)
         step, *checks = [functools.partial(at, width) for width in widths]
         self._turn: list[tuple[object, Callable[[], float]]] = [("products", products(target))]
         for context in (self.EARLY, self.LATE):
-            late = functools.partial(target_calls(target, source, context), 1)
+            late = functools.partial(target_calls(target, prompt, context), 1)
             self._turn += [(None, late), (f"at {context}", late)]
         self._turn += [(None, step), (widths[0], step)]
-        drafting = [("draft", draft_tokens(draft, source))] if draft else []
+        drafting = [("draft", draft_tokens(draft, prompt))] if draft else []
         for width, check in zip(widths[1:], checks, strict=True):
             self._turn += [*drafting, (width, check)]
         self._seconds: dict[object, list[float]] = defaultdict(list)
@@ -263,10 +253,10 @@ def _input_width(linear) -> int:
     return linear.weight.shape[1]
 
 
-def target_calls(model: T5, source: list[int], context: int) -> Callable[[int], float]:
-    """What takes the seconds of a decoder call on so many tokens after `context` others, as a round
+def target_calls(model: T5, prompt: list[int], context: int) -> Callable[[int], float]:
+    """What takes the seconds of a decoder call on so many tokens after `context` others, as a step
     makes it: one call, and the wait for it."""
-    cache = model.start(mx.array([source]))
+    cache = model.start(mx.array([prompt]))
     fill = np.arange(context, dtype=np.int32)[None]
     model.decode(mx.full((1, context), 7), fill, cache)
     cache.keep(np.array([context]))
@@ -282,20 +272,20 @@ def target_calls(model: T5, source: list[int], context: int) -> Callable[[int], 
     return call
 
 
-def draft_tokens(draft: T5, source: list[int], length: int = 5) -> Callable[[], float]:
+def draft_tokens(draft: T5, prompt: list[int], length: int = 5) -> Callable[[], float]:
     """What takes the seconds that the draft model needs for a token, one after the other."""
-    drafter, row = ModelDrafter(draft), [draft.config.decoder_start_token_id, 7]
-    drafter.start([source])
+    drafter, row = ModelDrafter(draft), Row(prompt, 1 << 30)
+    row.begin(draft.prefix(prompt), None)
+    drafter.admit([row], [0])
 
     def chain() -> float:
-        row.append(9)
-        offers = [offers[0] for offers in drafter.offers([row])]
-        drafter.prepare(offers)
-        began = time.perf_counter()
-        mx.eval(drafter.draft([row], offers, np.array([length]), Greedy()).tokens)
-        seconds = (time.perf_counter() - began) / length
+        row.tokens.append(9)
+        plan = Plan([drafter.candidates([row.tokens])[0][0]], np.array([length]))
+        began, prepared = time.perf_counter(), drafter.preparing_seconds
+        mx.eval(drafter.draft([row.tokens], plan, Greedy()).tokens)
+        seconds = time.perf_counter() - began - (drafter.preparing_seconds - prepared)
         drafter.keep(np.array([0]))
-        return seconds
+        return seconds / length
 
     return chain
 

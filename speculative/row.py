@@ -1,7 +1,7 @@
 """A prompt, what has been decoded for it, and what that took."""
 
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 ORIGINS = ("copied", "drafted", "corrected", "plain")
@@ -107,3 +107,13 @@ class Row:
         elif not self.room:
             self.finish_reason = "length"
         return kept
+
+
+class Waiting:
+    """Rows that are all there already, as a source of rows: see `decoder.decode`."""
+
+    def __init__(self, rows: Iterable[Row]):
+        self._rows = list(rows)[::-1]
+
+    def take(self, count: int, wait: bool) -> list[Row]:
+        return [self._rows.pop() for _ in range(min(count, len(self._rows)))]

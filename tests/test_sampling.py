@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers.decoding import (
     decode_drafted,
+    decode_with,
     finish,
     new_batch,
     new_rows,
@@ -242,6 +243,50 @@ def test_rows_do_not_depend_on_their_batch(rule):
     assert sampled(model, draft_model, sources, 3, **options) == alone
     assert sampled(model, draft_model, sources, 8, **options) == alone
     assert sampled(model, draft_model, sources, 8, **options | {"seed": 4}) != alone
+
+
+class WideModel:
+    """A model of a real vocabulary: its logits are noise of the last token, and rows without a piece never
+    win."""
+
+    def __init__(self, rows: int, pieces: int):
+        self.config = SimpleNamespace(
+            vocab_size=rows, pad_token_id=0, eos_token_ids=(), max_positions=None
+        )
+        self._unused = mx.where(mx.arange(rows) < pieces, 0.0, -60.0)
+        self._draw = mx.vmap(lambda key: mx.random.normal((300_000,), key=key))
+
+    def prefix(self, prompt):
+        return [0]
+
+    def start(self, tokens, mask=None):
+        return CrossCache([(mx.zeros((tokens.shape[0], 1, 1, 1)),) * 2], mask)
+
+    def decode(self, tokens, positions, cache):
+        cache.reserve(positions)
+        keys = mx.stack([tokens.reshape(-1), tokens.reshape(-1) * 7 + 1], axis=1).astype(mx.uint32)
+        logits = self._draw(keys)[:, : self.config.vocab_size].reshape(*tokens.shape, -1)
+        return 2 * logits + self._unused
+
+
+@pytest.mark.parametrize(
+    ("rows", "draft_rows", "pieces"),
+    [
+        (32_128, 32_128, 32_100),  # t5, v1.1, flan
+        (250_112, 250_112, 250_100),  # mt5
+        (32_100, 32_128, 32_100),  # coedit-xxl, flan-t5-small
+        (1_056, 1_040, 1_024),
+        (1_030, 1_072, 1_024),
+    ],
+)
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.95}])
+def test_a_model_that_drafts_for_itself_is_accepted(rows, draft_rows, pieces, filters):
+    """Under `coupled` all of it, whatever the number of rows: drawn for another size, the noise would be
+    another, and drafts would be accepted by chance."""
+    drafter = ModelDrafter(WideModel(draft_rows, pieces), pieces)
+    options = dict(temp=1.0, num_draft=4, max_tokens=16, acceptance="coupled", seed=3, **filters)
+    stats = total(decode_with(WideModel(rows, pieces), drafter, [[5, 6], [7]], **options))
+    assert stats.drafted > 20 and stats.acceptance == 1.0
 
 
 def test_equal_prompts_do_not_share_noise():

@@ -8,17 +8,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.decoding import decode_with, ragged_prompts
 from helpers.scripted import EOS, START
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from speculative.rounds import ORIGINS, Row
-from test_decoder import agreeing, decode, ragged_sources
+from test_decoder import agreeing
 from test_main import ANSWER, PROMPT, ROOT, run
 
 from benchmarks.measure import examples
 from checkpoints.tokenizer import TextStream, byte_tokenizer
 from decoder import _respond, stream_batch, stream_generate
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
+from speculative.row import ORIGINS, Row
 from terminal.colours import _BRACKETS, _COLOURS, painted
 
 REPAIR = "repair: The kign sees the the house."
@@ -47,13 +48,12 @@ def expected_origins(target, draft, source, num_draft: int, max_tokens: int) -> 
 @pytest.mark.parametrize("num_draft", [0, 1, 4])
 def test_origins_are_those_of_the_definition(num_draft):
     target, draft = agreeing(0.6, ends=0.04)
-    sources = ragged_sources(6, 50)
-    rows = decode(target, ModelDrafter(draft), sources, num_draft=num_draft, max_tokens=30).rows
+    sources = ragged_prompts(6, 50)
+    rows = decode_with(target, ModelDrafter(draft), sources, num_draft=num_draft, max_tokens=30)
     found = {origin for row in rows for origin in row.origins}
     assert found == ({"drafted", "corrected", "plain"} if num_draft else {"plain"})
     for row in rows:
-        assert row.origins == expected_origins(target, draft, row.source, num_draft, 30)
-        assert row.from_draft == [origin in ("copied", "drafted") for origin in row.origins]
+        assert row.origins == expected_origins(target, draft, row.prompt, num_draft, 30)
 
 
 def test_copied_tokens_are_told_from_the_draft_models():
@@ -66,7 +66,7 @@ def test_copied_tokens_are_told_from_the_draft_models():
     target, draft = (agreeing(1)[0] for _ in range(2))
     target.next_token = draft.next_token = next_token
     drafter = CombinedDrafter(PromptLookup(), ModelDrafter(draft))
-    (row,) = decode(target, drafter, [[5, 6, 7, 8, 9]], num_draft=2, max_tokens=30).rows
+    (row,) = decode_with(target, drafter, [[5, 6, 7, 8, 9]], num_draft=2, max_tokens=30)
     copied, drafted = ["copied"] * 2 + ["plain"], ["drafted"] * 2 + ["plain"]
     assert row.origins == copied * 2 + drafted * 3
 
@@ -93,8 +93,10 @@ def unmarked(text: str, marks) -> str:
 
 
 def response_of(tokenizer, tokens: list[int], origins: list[str]):
-    row = Row([5], tokens=[0, *tokens], origins=origins, from_draft=[False] * len(tokens))
-    row.finish_reason = "length"
+    row = Row([5], len(tokens))
+    row.begin([0], None)
+    row.tokens, row.origins, row.finish_reason = [0, *tokens], origins, "length"
+    row.stats.encoding_seconds = 1.0
     return _respond(row, TextStream(tokenizer, {0, 1}))
 
 

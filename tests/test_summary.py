@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.measure import examples
 from decoder import stream_batch
-from speculative.schedule import Fixed
+from speculative.schedule import FixedSchedule
 from terminal.summary import ASCII_BARS, BARS, Summary, bars_for, sparkline
 
 
@@ -42,28 +42,31 @@ def summary_of(responses) -> Summary:
 def test_a_summary_is_the_sum_of_its_texts(demo_pair):
     target, tokenizer, draft = demo_pair
     prompts = [example.prompt for example in examples(3)]
-    options = dict(draft_model=draft, num_draft=3, timed=True)
+    options = dict(draft_model=draft, num_draft=3)
     found = [r for _, r in stream_batch(target, tokenizer, prompts, batch_size=4, **options)]
     summary, parts = summary_of(found), [summary_of([response]) for response in found]
     assert summary.texts == len(prompts) and summary.cut == 0
     for name in ("prompt_tokens", "tokens", "target_calls", "drafted", "accepted"):
-        assert getattr(summary, name) == sum(getattr(part, name) for part in parts) > 0
-    assert sum(summary.accepted_lengths.values()) == summary.target_calls
-    assert all(getattr(summary, part) > 0 for part in ("encoding", "drafting", "verifying"))
+        of_parts = [getattr(part.stats, name) for part in parts]
+        assert getattr(summary.stats, name) == sum(of_parts) > 0
+    assert sum(summary.stats.accepted_lengths.values()) == summary.stats.target_calls
+    for name in ("encoding_seconds", "preparing_seconds", "seconds"):
+        assert getattr(summary.stats, name) > 0
 
 
-def test_rows_share_the_time_of_their_rounds(demo_pair, monkeypatch):
-    """A batch's rounds are not counted once for each of their rows."""
+def test_rows_share_the_time_of_their_steps(demo_pair, monkeypatch):
+    """A batch's steps are not counted once for each of their rows."""
     target, tokenizer, draft = demo_pair
     prompts = [example.prompt for example in examples(2)]
-    rounds = []
-    monkeypatch.setattr(Fixed, "observe", lambda self, plan, accepted, s: rounds.append(s))
-    options = dict(draft_model=draft, num_draft=3, timed=True)
+    steps = []
+    monkeypatch.setattr(FixedSchedule, "learns", True)
+    monkeypatch.setattr(FixedSchedule, "observe", lambda self, *args: steps.append(args[2:4]))
+    options = dict(draft_model=draft, num_draft=3)
     found = [r for _, r in stream_batch(target, tokenizer, prompts, batch_size=4, **options)]
     summary = summary_of(found)
-    assert len(rounds) < summary.target_calls  # rows were decoded side by side
-    assert summary.drafting + summary.verifying == pytest.approx(sum(rounds))
-    assert sum(r.stats.seconds for r in found) > 1.5 * sum(rounds)
+    assert len(steps) < summary.stats.target_calls  # rows were decoded side by side
+    assert summary.stats.seconds == pytest.approx(sum(seconds for seconds, _ in steps))
+    assert summary.stats.preparing_seconds == pytest.approx(sum(reading for _, reading in steps))
 
 
 def test_texts_that_max_tokens_cut_are_counted(demo_pair):

@@ -1,25 +1,13 @@
 """Decoding rows of tokens in tests: with any model and drafter, in batches, without text."""
 
 import random
-from collections.abc import Sequence
 
 from decoder import Batch, decode
 from speculative.drafting import Drafter, ModelDrafter
 from speculative.options import Options
-from speculative.row import Row, Stats
+from speculative.row import Row, Stats, Waiting
 from speculative.sampling import RowSeeds
 from speculative.schedule import AdaptiveSchedule, FixedSchedule
-
-
-class Rows:
-    """A list of rows as the source that `decode` takes from."""
-
-    def __init__(self, rows: Sequence[Row]):
-        self._left = list(rows)
-
-    def take(self, count: int, wait: bool) -> list[Row]:
-        taken, self._left = self._left[:count], self._left[count:]
-        return taken
 
 
 def new_rows(prompts, options: Options) -> list[Row]:
@@ -56,7 +44,7 @@ def decode_with(model, drafter, prompts, batch_size=None, schedule=None, **optio
     settings = Options(**options)
     rows = new_rows(prompts, settings)
     batch = new_batch(model, drafter, settings, schedule)
-    finished = list(decode(batch, Rows(rows), batch_size or len(rows)))
+    finished = list(decode(batch, Waiting(rows), batch_size or len(rows)))
     assert sorted(map(id, finished)) == sorted(map(id, rows))
     return rows
 

@@ -55,10 +55,10 @@ def decode(folder: str, ways: list[str], group=None, tampered: bool = False) -> 
 def tamper(target, draft) -> None:
     """What another kind of machine might do on this rank, exaggerated: other drafts, other logits from
     the same hidden states, and a clock without sense."""
-    from speculative import rounds
+    import decoder
 
     rng = random.Random(0)
-    rounds.time = SimpleNamespace(perf_counter=lambda: rng.random() * 100)
+    decoder.time = SimpleNamespace(perf_counter=lambda: rng.random() * 100)
     draft.decoder.norm.weight = -draft.decoder.norm.weight
     target.decoder.norm.weight = -target.decoder.norm.weight
 

@@ -31,6 +31,7 @@ class ScriptedModel:
         )
         self.next_token = next_token
         self.calls = 0
+        self.reads: list[int] = []  # how many tokens each call had, prompts included
 
     agreed = staticmethod(np.array)
 
@@ -38,12 +39,14 @@ class ScriptedModel:
         return [START]
 
     def start(self, tokens: mx.array, mask: np.ndarray | None = None) -> CrossCache:
-        """A cache of one layer whose memory holds the source's tokens themselves."""
+        """A cache of one layer whose cross-attention holds the prompt's tokens themselves."""
+        self.reads.append(tokens.shape[1])
         mask = np.ones(tokens.shape, bool) if mask is None else mask
         return CrossCache([(tokens[:, None, :, None],) * 2], mask)
 
     def decode(self, tokens: mx.array, positions: np.ndarray, cache: CrossCache) -> mx.array:
         self.calls += 1
+        self.reads.append(tokens.shape[1])
         B, T = tokens.shape
         visible = cache.reserve(positions)  # [B, N]
         slots, _ = cache.append(0, *(tokens[:, None, :, None].astype(mx.int32),) * 2)

@@ -1,0 +1,206 @@
+"""What `auto` is told: what a step took, what the draft model had to read first, and nothing else; and
+who owns what was learned."""
+
+import gc
+import itertools
+import weakref
+
+import pytest
+from helpers.decoding import decode_with, finish, new_batch, new_rows, start
+from helpers.scripted import EOS, ScriptedModel, scripted_next
+
+import decoder
+from decoder import SpeculativeDecoder
+from distributed.ranks import Ranks
+from speculative import drafting
+from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
+from speculative.lookup import UNBOUNDED, Candidate
+from speculative.options import Options
+from speculative.schedule import FIRST, RETRY, AdaptiveSchedule, FixedSchedule
+
+
+class Clock:
+    """Time that passes only where a model works: a second a token, a hundred in the target."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        for module in (decoder, drafting):
+            monkeypatch.setattr(module, "time", self)
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+def timed(model: ScriptedModel, clock: Clock, seconds: float) -> ScriptedModel:
+    """The model, whose every token takes so many seconds of the clock."""
+    start, decode = model.start, model.decode
+
+    def start_and_take_time(tokens, mask=None):
+        clock.now += seconds * tokens.shape[1]
+        return start(tokens, mask)
+
+    def decode_and_take_time(tokens, positions, cache):
+        clock.now += seconds * tokens.shape[1]
+        return decode(tokens, positions, cache)
+
+    model.start, model.decode = start_and_take_time, decode_and_take_time
+    return model
+
+
+class Scripted(FixedSchedule):
+    """Drafts of given lengths, one a step, and what was observed of them."""
+
+    learns = True
+
+    def __init__(self, lengths):
+        self._lengths, self.seen = iter(lengths), []
+
+    def plan(self, candidates, room):
+        self._num_draft = next(self._lengths)
+        return super().plan(candidates, room)
+
+    def observe(self, plan, accepted, seconds, preparing=0.0, ended=()):
+        self.seen.append((int(plan.lengths.max()), plan.unread, seconds, preparing, list(ended)))
+
+
+def next_token(prompt, prefix):
+    return scripted_next(prompt, prefix, 50)
+
+
+@pytest.fixture
+def pair(monkeypatch):
+    clock = Clock(monkeypatch)
+    return timed(ScriptedModel(next_token), clock, 100), timed(ScriptedModel(next_token), clock, 1)
+
+
+def test_reading_the_prompt_for_the_draft_model_is_no_part_of_a_step(pair):
+    target, draft = pair
+    schedule, prompt = Scripted([0, 3, 3]), list(range(3, 43))
+    (row,) = decode_with(target, ModelDrafter(draft), [prompt], 1, schedule, max_tokens=9)
+    assert schedule.seen == [
+        (0, 0, 100, 0, []),
+        (
+            3,
+            40,
+            400 + 2 + 2,
+            40,
+            [],
+        ),  # the draft model reads two tokens, drafts, and reads two of three
+        (3, 0, 400 + 2 + 2, 0, [9]),
+    ]
+    assert row.stats.preparing_seconds == 40
+    assert row.stats.seconds == 100 + 2 * 404
+
+
+def test_catching_up_is_no_part_of_a_step(pair):
+    """After many plain steps the draft model has many tokens to read, once."""
+    target, draft = pair
+    schedule = Scripted([1, *[0] * 62, 2, 2])
+    decode_with(target, ModelDrafter(draft), [[5, 6]], 1, schedule, max_tokens=70)
+    late, next_one = schedule.seen[63:65]
+    assert late == (2, 64, 300 + 2, 63, [])  # 63 read beforehand, the last one with the draft
+    assert next_one[1:4] == (0, 300 + 3, 0)
+
+
+def test_only_the_rows_to_draft_for_are_read():
+    """A row that copies needs nothing of the draft model."""
+    prompts = [list(range(3, 30)), [40, 41, 42]]
+    target = ScriptedModel(
+        lambda prompt, prefix: (
+            prompt[min(len(prefix), len(prompt)) - 1] if len(prefix) < 25 else EOS
+        )
+    )
+    draft = ScriptedModel(next_token)
+    drafter = CombinedDrafter(PromptLookup(), ModelDrafter(draft))
+    decode_with(target, drafter, prompts, 2, num_draft=4, max_tokens=60)
+    assert 27 not in draft.reads
+
+
+def test_a_draft_model_that_is_dear_to_read_is_not_read():
+    """Reading takes as long as 50 plain steps and texts have 12 tokens: drafting loses, though a step with
+    drafts is twice as fast."""
+    for reading, expected in ((50.0, False), (1.0, True)):
+        schedule, unread = AdaptiveSchedule(50), 40
+        for step in range(200):
+            fresh = step % 6 == 0
+            known = Candidate("model", UNBOUNDED, unread=unread if fresh else 0)
+            plan = schedule.plan([[known]], [30])
+            k = int(plan.lengths[0])
+            ended = [12] if step % 6 == 5 else []
+            schedule.observe(plan, [k], 1 + 0.05 * k, reading if plan.unread else 0.0, ended)
+            if fresh and step > 20 and step % RETRY:
+                assert bool(k) == expected, (reading, step)
+
+
+def test_the_first_steps_draft_to_learn():
+    schedule = AdaptiveSchedule(50)
+    plans = []
+    for _ in FIRST:
+        plan = schedule.plan([[Candidate("model", UNBOUNDED)]], [30])
+        schedule.observe(plan, [0], 1.0)
+        plans.append(int(plan.lengths[0]))
+    assert tuple(plans) == FIRST
+
+
+class CountingRanks(Ranks):
+    def __init__(self):
+        super().__init__()
+        self.exchanges = 0
+
+    def broadcast(self, x):
+        self.exchanges += 1
+        return super().broadcast(x)
+
+
+@pytest.mark.parametrize("num_draft", [0, "auto"])
+def test_plain_decoding_is_one_exchange_a_token(num_draft):
+    target = ScriptedModel(next_token)
+    target.ranks = CountingRanks()
+    rows = decode_with(target, None, [[5, 6]], num_draft=num_draft, max_tokens=20)
+    assert target.ranks.exchanges == rows[0].stats.target_calls == 20
+
+
+def test_what_is_learned_belongs_to_a_decoder_and_to_a_distribution(demo_pair):
+    target, tokenizer, draft = demo_pair
+    ours, another = (SpeculativeDecoder(target, tokenizer, draft) for _ in range(2))
+
+    def schedule(of, **options):
+        settings = Options(**options)
+        return of.schedule(settings, of.drafter(settings))
+
+    kinds = [dict(), dict(temp=1.0), dict(temp=1.0, top_k=5), dict(lookup=True), dict(delta=0.5)]
+    found = [schedule(ours, **kind) for kind in kinds]
+    for a, b in itertools.combinations(found, 2):
+        assert a is not b
+    assert [schedule(ours, **kind) for kind in kinds] == found  # kept from call to call
+    assert schedule(another) is not found[0]
+    assert schedule(ours, seed=5, max_tokens=3) is found[0]
+    forgotten = weakref.ref(found[0])
+    del ours, found
+    gc.collect()
+    assert forgotten() is None
+
+
+def test_a_row_that_joins_is_admitted_beside_the_others():
+    target, draft = ScriptedModel(next_token), ScriptedModel(next_token)
+    options = Options(num_draft=3, max_tokens=20)
+    batch = new_batch(target, ModelDrafter(draft), options)
+    alone = {}
+    for prompt in ([5], [6, 7], [8, 9, 10]):
+        (alone[tuple(prompt)],) = decode_with(target, None, [prompt], max_tokens=20)
+        batch.admit(new_rows([prompt], options))
+        batch.advance()
+    rows = finish(batch)
+    assert len(rows) == 3
+    assert [row.tokens for row in rows] == [alone[tuple(row.prompt)].tokens for row in rows]
+
+
+def test_a_draft_of_a_row_never_waits_for_a_row_that_has_not_been_read():
+    """Rows with nothing to draft stay unread beside one that is drafted for."""
+    target, draft = ScriptedModel(next_token), ScriptedModel(next_token)
+    batch = start(target, ModelDrafter(draft), [[5], [6, 7]], num_draft=3, max_tokens=8)
+    batch.rows[0].max_tokens = 1
+    rows = finish(batch)
+    expected = [decode_with(target, None, [p], max_tokens=m)[0] for p, m in (([5], 1), ([6, 7], 8))]
+    assert [row.tokens for row in rows] == [row.tokens for row in expected]
+    assert draft.reads[0] == 2
