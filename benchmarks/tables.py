@@ -23,8 +23,8 @@ from benchmarks.measure import (
 from decoder import Batch, decode, load
 from demo.pair import demo_model
 from demo.widen import widen
-from model import T5
-from speculative.cache import MASKED, CrossCache
+from model import T5, T5Cache
+from speculative.cache import MASKED
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
 from speculative.options import Options
 from speculative.row import Row, Waiting
@@ -190,7 +190,7 @@ class Counted:
         self.start, self.prefix = model.start, model.prefix
         self.slots = self.dead = self.source = self.padding = 0
 
-    def decode(self, tokens: mx.array, positions: np.ndarray, cache: CrossCache) -> mx.array:
+    def decode(self, tokens: mx.array, positions: np.ndarray, cache: T5Cache) -> mx.array:
         logits = self._model.decode(tokens, positions, cache)
         slots = cache.position[:, : cache.cursor]
         self.slots, self.dead = self.slots + slots.size, self.dead + (slots == MASKED).sum()

@@ -87,8 +87,8 @@ class CachedModel:
 
     def behind(self, rows: Rows) -> np.ndarray:
         """How many tokens of each row the cache lacks: [B]."""
-        held = self.cache.lengths if self.cache else 0
-        return np.maximum([len(row) for row in rows] - held, 0)
+        held = self.cache.lengths if self.cache else np.zeros(len(rows), int)
+        return np.maximum(np.array([len(row) for row in rows]) - held, 0)
 
     def catch_up(self, rows: Rows) -> None:
         """Read all but the last token of each row."""

@@ -215,8 +215,8 @@ class Reading:
         """Whether reading so many tokens pays where drafting saves so many seconds a token."""
         if not unread or not self._seconds:
             return True
-        left = min(room, np.mean(self._texts)) if self._texts else room
-        return bool(unread * _low_median(self._seconds) < left * saved)
+        left = min(float(room), float(np.mean(self._texts or [room])))
+        return unread * _low_median(self._seconds) < left * saved
 
 
 class AdaptiveSchedule:
@@ -348,9 +348,10 @@ class AdaptiveSchedule:
         for candidate, length, passed in outcomes:
             if candidate:
                 self._acceptance[_kind(candidate)].update(passed, passed < length)
-        self._time(len(plan.candidates), *plan.longest, seconds)
+        self._time(len(plan.candidates), plan.longest, seconds)
 
-    def _time(self, rows: int, modelled: int, longest: int, seconds: float) -> None:
+    def _time(self, rows: int, lengths: tuple[int, int], seconds: float) -> None:
+        modelled, longest = lengths
         if 0 < modelled < longest:
             return  # the sum of two costs that it does not tell apart
         without, with_model = self._seconds.setdefault(rows, (Seconds(), Seconds()))

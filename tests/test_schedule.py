@@ -107,7 +107,7 @@ def test_a_measurement_that_was_off_is_not_believed_for_ever():
     simulation.schedule._seconds[1] = (Seconds(), Seconds())
     for length, seconds in ((0, 1.0), (4, 30.0)):
         for _ in range(Seconds.KEPT):
-            simulation.schedule._time(1, length, length, seconds)
+            simulation.schedule._time(1, (length, length), seconds)
     simulation.schedule._steps = len(FIRST)
     simulation.lengths.append(0)
     assert np.median(_lengths(simulation, 1000, 0.9)[-50:]) >= 4
