@@ -153,6 +153,36 @@ def test_results_come_as_they_are_ready_and_prompts_are_read_as_needed(demo_pair
     assert len(read) <= 64
 
 
+class Arriving:
+    """Prompts of which only some are there; asked for another one, it is an error."""
+
+    def __init__(self, texts):
+        self.texts, self.there, self.given = texts, 1, 0
+
+    def ready(self) -> bool:
+        return self.given < self.there
+
+    def __iter__(self):
+        for text in self.texts:
+            assert self.ready(), "waited for a prompt that is not there"
+            self.given += 1
+            yield text
+
+
+def test_nothing_waits_for_prompts_that_are_not_there(demo_pair):
+    """The first is answered alone; those that come in the meantime join."""
+    target, tokenizer, draft = demo_pair
+    rng = random.Random(7)
+    prompts = Arriving([held_out_example(rng).prompt for _ in range(7)])
+    alone = [generate(target, tokenizer, prompt) for prompt in prompts.texts]
+    found, sizes = {}, []
+    for i, response in stream_batch(target, tokenizer, prompts, draft, batch_size=3, num_draft=2):
+        found[i] = response.text
+        sizes.append(prompts.given)
+        prompts.there = min(7, prompts.there + (2 if i < 2 else 3))
+    assert sizes[0] == 1 and [found[i] for i in range(7)] == alone
+
+
 def test_a_bad_prompt_in_a_list_is_an_error(demo_pair):
     target, tokenizer, _ = demo_pair
     with pytest.raises(InputError, match="the prompt is empty"):

@@ -166,3 +166,22 @@ def test_wrong_arguments_are_named(demo_pair):
         generate(target, tokenizer, "x", num_drafts=3)
     with pytest.raises(InputError, match="another vocabulary"):
         generate(target, byte_tokenizer(), "x", draft_model=draft)
+    pair = (draft, tokenizer)
+    for arguments, message in [
+        (("mlx_models/t5", tokenizer, "x"), r"model is a str, not a model; load\(\) returns"),
+        ((pair, tokenizer, "x"), "model is a tuple, not a model"),
+        ((tokenizer, target, "x"), "model is a Tokenizer, not a model"),
+        ((target, draft, "x"), "tokenizer is a T5, not a tokenizer"),
+        ((target, "x", tokenizer), "tokenizer is a str, not a tokenizer"),
+        ((target, tokenizer, "x", pair), "draft_model is a tuple, not a model"),
+        ((target, tokenizer, "x", T5(draft.config)), "the draft model has no tokenizer"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            generate(*arguments)
+    for prompts in ("12", b"12", 12, target):
+        with pytest.raises(InputError, match="prompts is a .*, not a list of texts"):
+            batch_generate(target, tokenizer, prompts)
+    for size in (True, 1.0, "2", np.int64(0)):
+        with pytest.raises(InputError, match="batch_size is .*, not a whole number of 1 or more"):
+            batch_generate(target, tokenizer, ["x"], batch_size=size)
+    assert len(batch_generate(target, tokenizer, ["x"] * 2, batch_size=np.int64(3))) == 2
