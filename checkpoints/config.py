@@ -4,8 +4,8 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
-from types import NoneType, UnionType
-from typing import Any, ClassVar, TypeVar, get_args
+from types import UnionType
+from typing import Any, ClassVar, TypeVar, get_args, get_origin
 
 from errors import InputError
 
@@ -19,7 +19,7 @@ class BaseConfig:
     """A config whose fields are checked by type and name; InputError for a value that cannot be.
 
     An `int` is from 1 to 2^20, `..._layers` (of one stack) and `..._heads` to 1024, `..._id` from 0; a
-    `float` is finite, `..._epsilon` below 1. Every `..._id` and `..._ids` is a row of the vocabulary: a
+    `float` is finite, `..._epsilon` below 1; unions with None and tuples are checked by their parts. Every `..._id` and `..._ids` is a row of the vocabulary: a
     model that has no such end of sequence would never end, and MLX reads outside a table unasked.
     """
 
@@ -68,33 +68,32 @@ class BaseConfig:
             raise InputError(f"config.json has {said} layers, the weights {len(found)}")
 
 
-def _check(name: str, kind: Any, value: Any) -> None:
-    if isinstance(kind, UnionType):  # such as int | None
-        if value is None and NoneType in get_args(kind):
-            return
-        kind = get_args(kind)[0]
-    is_id = name.endswith(("_id", "_ids"))
-    most = _MOST_LAYERS if name.endswith(("_layers", "_heads")) else _MOST
-    limits = (0, math.inf) if is_id else (1, most)
-    if kind is int:
-        right = _is_int(value, *limits)
-        what = "a token id" if is_id else f"a whole number from 1 to {most}"
-    elif kind is float:
-        right = type(value) in (int, float) and abs(value) < 1e30
-        what = "a finite number"
-        if name.endswith("_epsilon"):
-            right, what = right and 0 <= value < 1, "a small number"
-    elif kind == tuple[int, ...]:
-        right = isinstance(value, tuple) and all(_is_int(n, *limits) for n in value)
-        what = "token ids" if is_id else "whole numbers"
-    else:
-        right, what = isinstance(value, kind), f"a {kind.__name__}"
-    if not right:
+def _check(name: str, kind: Any, value: object) -> None:
+    """InputError where a field's value is not of its type, or absurd."""
+    limits, what = (-1e30, 1e30), f"{getattr(kind, '__name__', kind)}"
+    if name.endswith(("_id", "_ids")):
+        limits, what = (0, math.inf), "a token id" if name.endswith("_id") else "token ids"
+    elif name.endswith("_epsilon"):
+        limits, what = (0, 1), "a small number"
+    elif kind is int or int in get_args(kind):
+        limits = (1, _MOST_LAYERS if name.endswith(("_layers", "_heads")) else _MOST)
+        what = f"a whole number from 1 to {limits[1]}"
+    if not _fits(kind, value, *limits):
         raise InputError(f"config.json: {name} is {repr(value)[:50]}, not {what}")
 
 
-def _is_int(value: object, least: int, most: float) -> bool:
-    return type(value) is int and least <= value <= most
+def _fits(kind: Any, value: Any, least: float, most: float) -> bool:
+    """Whether a value is of the type `kind`, and its numbers are from `least` to `most`."""
+    if isinstance(kind, UnionType):  # such as int | None
+        return any(_fits(part, value, least, most) for part in get_args(kind))
+    if get_origin(kind) is tuple:
+        of = get_args(kind)[0]
+        return isinstance(value, tuple) and all(_fits(of, x, least, most) for x in value)
+    if kind is int:
+        return type(value) is int and least <= value <= most
+    if kind is float:
+        return type(value) in (int, float) and least <= value < most
+    return isinstance(value, kind)
 
 
 def token_ids(value: int | list[int] | None, default: int) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from checkpoints.config import Config
 from checkpoints.folder import read_json
 from checkpoints.tensors import Tensor
 from checkpoints.tokenizer import FILE as TOKENIZER
-from checkpoints.tokenizer import byte_tokenizer, like_sentencepiece
+from checkpoints.tokenizer import byte_tokenizer, like_sentencepiece, readable
 from checkpoints.tokenizer_files import copy_sources, from_transformers, save
 from errors import InputError
 from families import Family
@@ -35,7 +35,9 @@ def _tokenizer(folder: Path, found: list[str]) -> Tokenizer:
         raise InputError(f"{folder}: no tokenizer: neither {TOKENIZER} nor spiece.model")
     # For umT5 the automatic class reads tokenizer.json only.
     kind = "AutoTokenizer" if TOKENIZER in found else "T5Tokenizer"
-    return like_sentencepiece(from_transformers(kind, folder))
+    tokenizer = from_transformers(kind, folder)
+    with readable(str(folder / found[0])):
+        return like_sentencepiece(tokenizer)
 
 
 FAMILY = Family(

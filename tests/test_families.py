@@ -207,7 +207,7 @@ def test_ids_in_generation_config_may_be_lists_or_missing(tmp_path):
         ("pad_token_id", (-1, "0", 0.0), "a token id"),
         ("eos_token_id", ("1", [1, None], {"id": 1}), "token ids"),
         ("layer_norm_epsilon", ("tiny", -1.0, 1), "a small number"),
-        ("scale_decoder_outputs", ("yes", 1), "a bool"),
+        ("scale_decoder_outputs", ("yes", 1), "bool"),
     ],
 )
 def test_values_that_cannot_be_are_named(key, values, what):
