@@ -1,12 +1,15 @@
 """Tokenizers at run time: always a tokenizer.json, read by the `tokenizers` package alone.
 
 Importing transformers takes seconds, so conversion, which needs it to get each tokenizer right,
-writes a tokenizer.json for every family; byT5, which has none, is expressed as one here.
+writes a tokenizer.json for every model; byT5, which has none, is expressed as one here.
 """
 
+import contextlib
 import json
-from collections.abc import Container
+import os
+from collections.abc import Container, Iterator
 from pathlib import Path
+from textwrap import shorten
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from tokenizers.decoders import DecodeStream
@@ -14,13 +17,38 @@ from tokenizers.decoders import DecodeStream
 from errors import InputError
 
 FILE = "tokenizer.json"
-SOURCES = (  # of a checkpoint
-    FILE,
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "spiece.model",
-)
+
+
+@contextlib.contextmanager
+def readable(what: str) -> Iterator[None]:
+    """InputError that `what` is no tokenizer, for whatever its readers raise: exceptions of no class,
+    or a panic of Rust's, which is no Exception and prints itself."""
+    try:
+        with _muted():
+            yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        kind = "" if type(error) is Exception else f"{type(error).__name__}: "
+        reason = shorten(kind + str(error), 200, placeholder=" ...")
+        raise InputError(f"{what}: not a tokenizer: {reason}") from None
+
+
+@contextlib.contextmanager
+def _muted() -> Iterator[None]:
+    """No standard error, not that of libraries either."""
+    try:
+        saved = os.dup(2)
+    except OSError:  # it is closed anyway
+        yield
+        return
+    try:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -28,13 +56,19 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     file = folder / FILE
     if not file.exists():
         raise InputError(f"{folder} has no {FILE}: convert the model again")
-    try:
+    with readable(str(file)):
         tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the package has no class of its own for it
-        raise InputError(f"{file}: not a tokenizer: {error}") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def check_rows(tokenizer: Tokenizer, rows: int) -> None:
+    """InputError where a token has no row in an embedding of so many."""
+    vocab = tokenizer.get_vocab(with_added_tokens=True)
+    framing = tokenizer.encode("").ids  # may be of tokens that are no pieces
+    if (token := max([*vocab.values(), *framing], default=0)) >= rows:
+        raise InputError(f"the tokenizer has the token {token}, the embedding {rows} rows only")
 
 
 def like_sentencepiece(tokenizer: Tokenizer) -> Tokenizer:

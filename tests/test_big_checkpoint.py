@@ -3,11 +3,11 @@
 import pytest
 import torch
 from helpers import big_checkpoint
+from helpers.torch_files import payload, whole
 from safetensors.torch import load_file
-from test_torch_files import payload, whole
 from transformers import T5Config, T5ForConditionalGeneration
 
-from checkpoints.files import open_checkpoint
+from checkpoints.folder import open_checkpoint
 
 
 @pytest.mark.parametrize("transposed", [False, True])

@@ -6,22 +6,38 @@ FUZZ_EXAMPLES sets how many are tried of each kind.
 import io
 import json
 import os
+import shutil
 import tempfile
 import tracemalloc
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from conftest import DEMO
+from helpers.torch_files import legacy, tensor, zipped
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
-from test_torch_files import legacy, tensor, zipped
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 
-from checkpoints.files import map_npz, open_checkpoint, read_safetensors, write_npz_member
+from checkpoints.folder import open_checkpoint
+from checkpoints.npz import map_npz, write_npz_member
+from checkpoints.safetensors_files import read_safetensors
+from checkpoints.tokenizer import check_rows, load_tokenizer
 from checkpoints.torch_files import read_torch
 from errors import InputError
+from families.t5 import write_tokenizer
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", 300))
 
@@ -50,6 +66,46 @@ def read_index(path: Path) -> dict:
     return open_checkpoint(path.parent)
 
 
+def read_tokenizer(path: Path, name: str) -> dict:
+    """Convert, load and use the embedded tokenizer with `path` as one of its files."""
+    folder, output = path.parent / "in", path.parent / "out"
+    output.mkdir()
+    shutil.copytree(DEMO / "draft", folder)
+    if name == "tokenizer.json":
+        (folder / "spiece.model").unlink()
+    path.rename(folder / name)
+    write_tokenizer(folder, output)
+    tokenizer = load_tokenizer(output)
+    check_rows(tokenizer, 2000)
+    tokens = tokenizer.encode("The house.").ids
+    assert max(tokens, default=0) < 2000
+    return {"tokens": np.array(tokens)}
+
+
+def small_tokenizer() -> bytes:
+    pieces = [
+        ("<pad>", 0.0),
+        ("</s>", 0.0),
+        ("<unk>", 0.0),
+        ("▁The", -2.0),
+        ("▁h", -3.0),
+        ("e", -1.0),
+    ]
+    tokenizer = Tokenizer(models.Unigram(pieces, 2, False))
+    tokenizer.normalizer = normalizers.Replace(Regex(" {2,}"), " ")
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.post_processor = processors.TemplateProcessing("$A </s>", None, [("</s>", 1)])
+    tokenizer.add_special_tokens([AddedToken("<pad>"), AddedToken("<extra_id_0>")])
+    return tokenizer.to_str().encode()
+
+
+TOKENIZER_CONFIG = dict(
+    tokenizer_class="T5Tokenizer",
+    extra_ids=2,
+    eos_token="</s>",
+    additional_special_tokens=["<extra_id_0>", "<extra_id_1>"],
+    added_tokens_decoder={"0": {"content": "<pad>", "lstrip": False, "special": True}},
+)
 torch.manual_seed(0)
 WHOLE = tensor()
 SHARD = zipped({"w": WHOLE, "v": WHOLE})
@@ -79,6 +135,24 @@ KINDS = {
         map_npz,
         [npz()],
         [b"PK\1\2", b"\xff" * 4, b"'<f8'", b"'|O'", b"'<U9'", b"True", b"(-1,)", b"9" * 30, b"["],
+    ),
+    "tokenizer.json": (
+        partial(read_tokenizer, name="tokenizer.json"),
+        [small_tokenizer()],
+        [b"null", b"{}", b"[]", b'"("', b"-1", b"9" * 30, b"[" * 9999, b'"\\ud800"', b"1e999"],
+    ),
+    "tokenizer_config.json": (
+        partial(read_tokenizer, name="tokenizer_config.json"),
+        [
+            json.dumps(TOKENIZER_CONFIG).encode(),
+            (DEMO / "draft/tokenizer_config.json").read_bytes(),
+        ],
+        [b"null", b"{}", b"[]", b'"x"', b"-1", b"3000000", b"9" * 30, b"[" * 9999],
+    ),
+    "spiece.model": (
+        partial(read_tokenizer, name="spiece.model"),
+        [(DEMO / "draft" / "spiece.model").read_bytes()],
+        [b"\xff" * 9, b"\x80" * 9, b"\0", b"<unk>"],
     ),
     "index": (
         read_index,
@@ -152,7 +226,7 @@ def test_damaged_files_are_errors_or_readable(kind):
             assert read_all(read(path)) > 0
 
     @settings(
-        max_examples=EXAMPLES,
+        max_examples=EXAMPLES // 5 if read_tokenizer is getattr(read, "func", read) else EXAMPLES,
         derandomize="FUZZ_EXAMPLES" not in os.environ,
         deadline=5000,
         database=None,

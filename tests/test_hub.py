@@ -17,10 +17,11 @@ from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
+from helpers import checkpoints
 from helpers.hub_server import COMMIT, Hub, cut, refuse, replace, sha256, stall
 from huggingface_hub import constants
-from test_convert import make_folder
 
+from checkpoints.folder import weight_files
 from checkpoints.hub import fetch
 from convert import convert, converted_size
 from decoder import load
@@ -114,14 +115,15 @@ def test_one_copy_of_the_weights_is_fetched_and_nothing_unneeded(hub, cache, fil
             contents[name] = index(f"a.{suffix}", f"b.{suffix}")
     hub.add(MODEL, SMALL | contents | NOISE)
     folder = fetch(MODEL)
-    assert {p.name for p in folder.iterdir()} == {*SMALL, *expected}
     assert all((folder / n).read_bytes() == contents[n] for n in expected)
     looked_at = {SAFE_INDEX} & {*files} if SAFE not in files else set()
+    assert {p.name for p in folder.iterdir()} == {*SMALL, *expected, *looked_at}
+    assert weight_files({p.name for p in folder.iterdir()}, folder.joinpath) == expected
     assert sorted(hub.fetched()) == sorted({*SMALL, *expected, *looked_at})
 
 
 def test_the_command_downloads_once_and_then_works_offline(hub, tmp_path):
-    source = make_folder(tmp_path / "source", "v1.1", shards=2)
+    source = checkpoints.make_folder(tmp_path / "source", "v1.1", shards=2)
     hub.add(MODEL, {p.name: p.read_bytes() for p in source.iterdir()})
     output = tmp_path / "out"
     online = run(hub, tmp_path / "home", "--mlx-path", output, HF_TOKEN="hf_secret")
@@ -301,7 +303,7 @@ def test_room_is_what_is_still_missing(hub, cache, tmp_path, monkeypatch):
 
 def test_the_size_that_is_asked_for_is_that_of_the_result(tmp_path):
     for variant in ("t5", "v1.1", "umt5"):
-        source = make_folder(tmp_path / variant, variant)
+        source = checkpoints.make_folder(tmp_path / variant, variant)
         for dtype in ("float32", "bfloat16"):
             output = convert(str(source), tmp_path / f"{variant}-{dtype}", dtype)
             written = (output / "weights.npz").stat().st_size
@@ -328,6 +330,10 @@ def without(name: str) -> dict[str, bytes]:
 
 NOT_T5 = SINGLE | {"config.json": b'{"model_type": "bert", "architectures": ["BertModel"]}'}
 ENCODER = SINGLE | {"config.json": b'{"model_type": "t5", "architectures": ["T5EncoderModel"]}'}
+SHAPE = json.loads(CONFIG)
+LAYERS = SINGLE | {"config.json": json.dumps(SHAPE | {"num_layers": 10**9}).encode()}
+HUGE = SINGLE | {"config.json": json.dumps(SHAPE | {"d_model": 10**40}).encode()}
+NO_START = SINGLE | {"config.json": json.dumps(SHAPE | {"decoder_start_token_id": 9}).encode()}
 NO_SHAPE = SINGLE | {"config.json": b'{"model_type": "t5"}'}
 FLAX = without(SAFE) | {"tf_model.h5": b"", "flax_model.msgpack": b""}
 NO_MAP = without(SAFE) | {SAFE_INDEX: b'{"weight_map": ["a"]}', "a.safetensors": b""}
@@ -348,12 +354,15 @@ WEIGHTS_ONLY = "GET .*safetensors"
         (SINGLE, {"HEAD": refuse(501)}, f"{ANSWERS}501 Not Implemented; try again later"),
         (SINGLE, {"": refuse(403)}, f"{ANSWERS}403 Forbidden; is the token right?"),
         (SINGLE, {"": stall()}, UNREACHABLE),
-        (NOT_T5, {}, ": a bert model, not a T5-type one"),
+        (NOT_T5, {}, ": a bert model; there are t5, mt5, umt5"),
         (ENCODER, {}, ": T5EncoderModel, an encoder without a decoder"),
         (NO_SHAPE, {}, ": config.json has no vocab_size: not a T5-type model"),
-        (without("config.json"), {}, " has no config.json: not a T5-type model"),
+        (LAYERS, {}, ": config.json: num_layers is 1000000000, not a whole number from 1 to 1024"),
+        (HUGE, {}, f": config.json: d_model is 1{'0' * 40}, not a whole number from 1 to 1048576"),
+        (NO_START, {}, ": config.json: decoder_start_token_id is 9, but vocab_size only 9"),
+        (without("config.json"), {}, " has no config.json: not a model of Hugging Face's"),
         (FLAX, {}, f"{NO_WEIGHTS}tf_model.h5, flax_model.msgpack"),
-        (NO_MAP, {}, f"{NO_WEIGHTS}a.safetensors"),
+        (NO_MAP, {}, ": model.safetensors.index.json: no weight_map"),
         (without(SAFE), {}, f"{NO_WEIGHTS}other files"),
         (NO_INDEX, {}, ": model.safetensors.index.json: not a JSON object"),
     ],

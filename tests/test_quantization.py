@@ -5,14 +5,15 @@ import json
 import mlx.core as mx
 import numpy as np
 import pytest
+from helpers import checkpoints
 from mlx.utils import tree_flatten
-from test_convert import make_folder
 from test_model import cached_logits, padded_inputs
 
 from checkpoints import tensors
 from checkpoints.config import Config
-from checkpoints.files import map_npz, to_mlx
-from checkpoints.quantization import MODES, Quantization
+from checkpoints.npz import map_npz
+from checkpoints.quantization import MODES, Quantization, is_matrix
+from checkpoints.tensors import to_mlx
 from convert import convert, converted_size
 from decoder import generate, load
 from errors import InputError
@@ -25,7 +26,7 @@ WIDE = dict(d_model=128, d_kv=8, d_ff=256, num_heads=32)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return make_folder(tmp_path_factory.mktemp("wide") / "source", "v1.1", **WIDE)
+    return checkpoints.make_folder(tmp_path_factory.mktemp("wide") / "source", "v1.1", **WIDE)
 
 
 def dequantized(output, quantization: Quantization) -> T5:
@@ -106,7 +107,7 @@ def test_target_and_draft_may_be_quantized_differently(demo_pair, tmp_path):
 
 
 def test_matrices_whose_rows_do_not_divide_are_left_and_counted(tmp_path, capsys):
-    source = make_folder(tmp_path / "source", "t5", **WIDE | {"d_model": 96})
+    source = checkpoints.make_folder(tmp_path / "source", "t5", **WIDE | {"d_model": 96})
     output = convert(str(source), tmp_path / "out", quantization=Quantization())
     assert "matrices are not quantized: their rows do not divide" in capsys.readouterr().err
     stored = map_npz(output / "weights.npz")
@@ -122,9 +123,9 @@ def test_matrices_whose_rows_do_not_divide_are_left_and_counted(tmp_path, capsys
         ({"mode": "int4"}, "mode is 'int4', not one of affine, mxfp4, nvfp4, mxfp8"),
         ({"group_size": 16}, "group_size is 16; the mode affine has 32, 64, 128"),
         ({"method": "gptq"}, "config.json: unknown quantization"),
-        ({"bits": 8}, "has shape"),
-        ({"group_size": 32}, "has shape"),
-        (None, "unknown weights"),
+        ({"bits": 8}, "but received shape"),
+        ({"group_size": 32}, "but received shape"),
+        (None, "parameters not in model: decoder.layers.0.attention.key.biases"),
     ],
 )
 def test_a_quantization_that_is_not_that_of_the_weights_is_refused(
@@ -139,7 +140,21 @@ def test_a_quantization_that_is_not_that_of_the_weights_is_refused(
 
 
 def test_nothing_to_quantize_is_an_error_that_leaves_nothing(tmp_path):
-    source = make_folder(tmp_path / "source", "t5")
+    source = checkpoints.make_folder(tmp_path / "source", "t5")
     with pytest.raises(InputError, match="no weight can be quantized"):
         convert(str(source), tmp_path / "out", quantization=Quantization(group_size=128))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "matrix"),
+    [
+        ("decoder.layers.0.attention.query.weight", (64, 64), True),
+        ("decoder.layers.0.attention.query.bias", (64,), False),
+        ("decoder.relative_bias.0.weight", (32, 64), False),
+        ("encoder.positions.weight", (1026, 64), False),
+        ("final_logits_bias", (1, 64), False),
+    ],
+)
+def test_tables_that_are_added_are_no_matrices(name, shape, matrix):
+    assert is_matrix(name, shape) == Quantization().covers(name, shape) == matrix

@@ -92,13 +92,29 @@ def test_a_misspelling_has_one_origin_and_is_no_word():
             assert origins == {word} and wrong not in words
 
 
+def test_the_pair_has_more_rows_than_pieces_as_real_models_do(demo_pair):
+    """And not the same number; none of the rows beyond comes near the likeliest piece's."""
+    target, tokenizer, draft = demo_pair
+    pieces = tokenizer.get_vocab_size()
+    assert pieces < draft.config.vocab_size < target.config.vocab_size
+    rng = random.Random(0)
+    for kind in KINDS * 5:
+        example = held_out_example(rng, kind)
+        source = mx.array([tokenizer.encode(example.prompt).ids])
+        tokens = mx.array([[0, *tokenizer.encode(example.answer).ids]])
+        positions = np.arange(tokens.shape[1])[None]
+        for model in (target, draft):
+            logits = model.decode(tokens, positions, model.start(source))
+            assert (logits[..., pieces:].max(axis=-1) < logits.max(axis=-1) - 7).all()
+
+
 def test_a_widened_model_is_the_same_function(demo_pair):
     target, tokenizer, draft = demo_pair
     source = mx.array([tokenizer.encode("repair: The kign sees the the house.").ids])
     tokens, positions = mx.array([[0, 36, 40, 80]]), np.arange(4)[None]
     for model in (target, draft):
         wide = widen(model, "t5-small")
-        assert wide.embedding.weight.shape == (1024, 512)
+        assert wide.embedding.weight.shape == (model.config.vocab_size, 512)
         assert len(wide.decoder.layers) == 6
         logits = [m.decode(tokens, positions, m.start(source)) for m in (model, wide)]
         assert mx.abs(logits[0] - logits[1]).max() < 1e-4 * mx.abs(logits[0]).max()

@@ -5,6 +5,7 @@ import random
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,13 @@ from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, ByT5Tokenizer, T5Tokenizer
 
 from checkpoints.tokenizer import TextStream, byte_tokenizer, load_tokenizer, shared_vocabulary
-from convert import write_tokenizer
 from demo.tasks import held_out_example
 from errors import InputError
+from families.t5 import write_tokenizer
 
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared"
+EMBEDDED = ROOT / "demo" / "draft"
 needs_shared = pytest.mark.skipif(
     not (SHARED / "t5_tokenizer").exists(), reason="the real T5 tokenizer is not at hand"
 )
@@ -213,3 +215,60 @@ def test_vocabularies_are_compared_piece_by_piece():
 def test_a_folder_without_a_tokenizer_is_named(tmp_path):
     with pytest.raises(InputError, match=r"no tokenizer\.json: convert the model again"):
         load_tokenizer(tmp_path)
+
+
+def spoilt(**changes) -> bytes:
+    """The embedded tokenizer's tokenizer_config.json with other values."""
+    return json.dumps(
+        json.loads((EMBEDDED / "tokenizer_config.json").read_text()) | changes
+    ).encode()
+
+
+def spoilt_json(**changes) -> bytes:
+    """A small tokenizer.json with other values."""
+    whole = json.loads(Tokenizer(models.Unigram([("<unk>", 0.0), ("</s>", 0.0)], 0)).to_str())
+    return json.dumps(whole | changes).encode()
+
+
+SPLIT = dict(type="Split", behavior="Isolated", invert=False)
+NESTED = b"[" * 100_000
+JSON_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *((name, content) for name in JSON_FILES for content in (b"null", b"[]", b"{", NESTED)),
+        *(("tokenizer.json", content) for content in (b"{}", b"null", b"[]", b"", NESTED)),
+        *(("spiece.model", content) for content in (b"", b"{}", b"\0" * 99, b"<html>")),
+        ("tokenizer_config.json", spoilt(extra_ids="many")),
+        ("tokenizer_config.json", spoilt(extra_ids=3_000_000)),
+        ("tokenizer_config.json", spoilt(eos_token=3)),
+        ("tokenizer_config.json", spoilt(added_tokens_decoder={"5": 3})),
+        (
+            "tokenizer.json",
+            spoilt_json(model={"type": "Unigram", "unk_id": 9, "vocab": [["a", 0]]}),
+        ),
+        ("tokenizer.json", spoilt_json(pre_tokenizer=SPLIT | {"pattern": {"Regex": "("}})),
+        ("tokenizer.json", spoilt_json(added_tokens=3)),
+        # A panic of Rust's, which is no Exception and writes to standard error itself.
+        (
+            "tokenizer.json",
+            spoilt_json(normalizer=dict(type="Precompiled", precompiled_charsmap="!")),
+        ),
+    ],
+)
+def test_a_damaged_file_is_named_in_one_line(tmp_path, capfd, name, content):
+    folder, output = tmp_path / "checkpoint", tmp_path / "out"
+    shutil.copytree(EMBEDDED, folder)
+    output.mkdir()
+    if name == "tokenizer.json":
+        (folder / "spiece.model").unlink()
+    (folder / name).write_bytes(content)
+    started = time.perf_counter()
+    with pytest.raises(InputError) as caught:
+        write_tokenizer(folder, output)
+    assert time.perf_counter() - started < 5
+    assert str(folder) in str(caught.value) and name in str(caught.value)
+    assert "tiktoken" not in str(caught.value) and "\n" not in str(caught.value)
+    assert capfd.readouterr() == ("", "")

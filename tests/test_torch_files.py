@@ -8,14 +8,14 @@ import tarfile
 import zipfile
 from collections import OrderedDict
 
-import numpy as np
 import pytest
 import torch
-from helpers import checkpoints, pickles
-from helpers.pickles import Call, Global, dump
+from helpers import checkpoints
+from helpers.pickles import Call, Global
+from helpers.torch_files import DATA, legacy, payload, tensor, whole, zipped
 
 from checkpoints import tensors
-from checkpoints.files import open_checkpoint
+from checkpoints.folder import open_checkpoint
 from checkpoints.torch_files import read_torch
 from errors import InputError
 
@@ -26,20 +26,12 @@ def save(state, path, kind) -> None:
     checkpoints.FORMATS[kind][0](state, path)
 
 
-def whole(tensor) -> bytes:
-    return b"".join(block.tobytes() for block in tensor.blocks())
-
-
-def payload(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-
-
 def check(state, path) -> None:
     found = read_torch(path)
     assert found.keys() == state.keys()
-    for name, tensor in state.items():
-        assert found[name].shape == tuple(tensor.shape), name
-        assert whole(found[name]) == payload(tensor), name
+    for name, weight in state.items():
+        assert found[name].shape == tuple(weight.shape), name
+        assert whole(found[name]) == payload(weight), name
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -94,9 +86,9 @@ def test_blocks_bound_what_is_read_at_once(tmp_path, monkeypatch, kind):
     monkeypatch.setattr(tensors, "BLOCK_BYTES", 100)
     state = {"w": torch.randn(11, 9), "t": torch.randn(9, 11).T}
     save(state, tmp_path / "m.bin", kind)
-    for tensor in read_torch(tmp_path / "m.bin").values():
-        assert [len(block) for block in tensor.blocks()] == [2, 2, 2, 2, 2, 1]
-        assert all(block.base is None or block.nbytes <= 100 for block in tensor.blocks())
+    for found in read_torch(tmp_path / "m.bin").values():
+        assert [len(block) for block in found.blocks()] == [2, 2, 2, 2, 2, 1]
+        assert all(block.base is None or block.nbytes <= 100 for block in found.blocks())
     check(state, tmp_path / "m.bin")
 
 
@@ -141,33 +133,6 @@ def test_torch_files_cut_anywhere_are_errors(tmp_path, kind):
 
 # ---------------------------------------------------------------------------------------------
 # Files made by hand
-
-
-def tensor(numel=4, shape=(2, 2), strides=(2, 1), key="0", **other) -> Call:
-    return pickles.tensor(key, numel, shape, strides, **other)
-
-
-DATA = np.arange(4, dtype="<f4").tobytes()
-MAGIC = 0x1950A86A20F9469CFC6C
-
-
-def zipped(state, data=DATA, storages=("0",), compression=zipfile.ZIP_STORED, **extra) -> bytes:
-    """A zip file of torch's; `extra` replaces or adds members, None removes one."""
-    members = {"data.pkl": dump(state), "byteorder": b"little", "version": b"3\n"}
-    members |= {f"data/{key}": data for key in storages} | extra
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", compression) as archive:
-        for name, content in members.items():
-            if content is not None:
-                archive.writestr(f"m/{name}", content)
-    return stream.getvalue()
-
-
-def legacy(state, data=DATA, keys=("0",), numel=4, magic=MAGIC, version=1001, little=True) -> bytes:
-    system = {"protocol_version": 1001, "little_endian": little, "type_sizes": {"int": 4}}
-    pickles = [magic, version, system, state, list(keys)]
-    storages = b"".join(struct.pack("<q", numel) + data for _ in keys)
-    return b"".join(map(dump, pickles)) + storages
 
 
 def tar() -> bytes:
@@ -299,13 +264,13 @@ def test_views_of_legacy_storages_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("file", "message"),
     [
-        ("../other.bin", "names a file outside its folder"),
-        ("/etc/hostname", "names a file outside its folder"),
+        ("../other.bin", "names no file beside it"),
+        ("/etc/hostname", "names no file beside it"),
         ("..", "names .., which is missing"),
         ("", "names , which is missing"),
         ("x" * 999, "which is missing"),
         ("a\0b", r"names a\\x00b, which is missing"),
-        (["m.bin"], "names other things than files"),
+        (["m.bin"], "names no file beside it"),
     ],
 )
 def test_indexes_that_lead_astray_are_named(tmp_path, file, message):

@@ -1,11 +1,14 @@
 """Small random Hugging Face checkpoints of every T5 variant, and their torch models."""
 
 import json
+import shutil
 from pathlib import Path
 
 import torch
 import transformers
 from safetensors.torch import save_file
+
+DEMO = Path(__file__).parents[2] / "demo" / "target"
 
 # Raw config.json contents as the hub has them. Every dimension differs from every other.
 SMALL = dict(
@@ -102,3 +105,22 @@ def save(
     index = {"metadata": {}, "weight_map": weight_map}
     (folder / f"{single}.index.json").write_text(json.dumps(index))
     return folder
+
+
+def make_folder(
+    path: Path, variant: str, shards: int = 1, kind: str = "safetensors", **changes
+) -> Path:
+    """A random checkpoint that has the demo's tokenizer (and as many rows as that has pieces)."""
+    raw = VARIANTS[variant] | {"vocab_size": 1024} | changes
+    state = state_dict(torch_model(raw), raw)
+    save(path, raw, state, shards, kind)
+    for name in ("spiece.model", "tokenizer_config.json"):
+        shutil.copyfile(DEMO / name, path / name)
+    return path
+
+
+def edit(folder: Path, **changes) -> None:
+    """Change values of a folder's config.json; None removes one."""
+    path = folder / "config.json"
+    raw = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({k: v for k, v in raw.items() if v is not None}))

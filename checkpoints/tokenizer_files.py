@@ -1,0 +1,74 @@
+"""A checkpoint's tokenizer at conversion: its files, and how transformers reads them."""
+
+import os
+import shutil
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from checkpoints.folder import read_json
+from checkpoints.tokenizer import FILE, load_tokenizer, readable
+from errors import InputError
+
+SOURCES = (  # of a checkpoint, those that say something about its tokenizer
+    FILE,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "source.spm",
+    "target.spm",
+    "vocab.json",
+    "target_vocab.json",
+    "merges.txt",
+)
+_MOST_SENTINELS = 10_000  # T5 has 100; transformers' time for them grows with the square
+
+
+def copy_sources(folder: Path, output: Path) -> list[str]:
+    """Copy the tokenizer's files that there are; their names."""
+    found = [name for name in SOURCES if (folder / name).exists()]
+    for name in found:
+        shutil.copyfile(folder / name, output / name)
+    return found
+
+
+def from_transformers(kind: str, folder: Path) -> Tokenizer:
+    """The tokenizer that a class of transformers makes of a folder's files.
+
+    InputError, which names the file, where one is damaged.
+    """
+    found = [name for name in SOURCES if (folder / name).exists()]
+    for name in found:
+        _check_file(folder / name)
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no PyTorch
+    import transformers
+
+    with readable(f"{folder} ({', '.join(found)})"):
+        return getattr(transformers, kind).from_pretrained(folder).backend_tokenizer
+
+
+def _check_file(path: Path) -> None:
+    """InputError where a file is damaged: transformers would rarely say which, or try others."""
+    if path.name == FILE:
+        load_tokenizer(path.parent)
+    elif path.suffix == ".json":
+        values = read_json(path)
+        extra = values.get("extra_ids", 0) if path.name == "tokenizer_config.json" else 0
+        if type(extra) is not int or not 0 <= extra <= _MOST_SENTINELS:
+            wrong = (
+                f"extra_ids is {repr(extra)[:50]}, not a whole number from 0 to {_MOST_SENTINELS}"
+            )
+            raise InputError(f"{path}: {wrong}")
+    elif path.suffix == ".model":
+        from sentencepiece import SentencePieceProcessor
+
+        with readable(str(path)):
+            SentencePieceProcessor(model_file=str(path))
+
+
+def save(tokenizer: Tokenizer, output: Path) -> None:
+    """Write the converted folder's tokenizer.json."""
+    # Its own save makes a full disk an exception of no class.
+    (output / FILE).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
