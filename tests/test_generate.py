@@ -179,9 +179,9 @@ def test_wrong_arguments_are_named(demo_pair):
         with pytest.raises(InputError, match=message):
             generate(*arguments)
     for prompts in ("12", b"12", 12, target):
-        with pytest.raises(InputError, match="prompts is a .*, not a list of texts"):
+        with pytest.raises(InputError, match=r"prompts is a .*, not a list of texts"):
             batch_generate(target, tokenizer, prompts)
     for size in (True, 1.0, "2", np.int64(0)):
-        with pytest.raises(InputError, match="batch_size is .*, not a whole number of 1 or more"):
+        with pytest.raises(InputError, match=r"batch_size is .*, not a whole number of 1 or more"):
             batch_generate(target, tokenizer, ["x"], batch_size=size)
     assert len(batch_generate(target, tokenizer, ["x"] * 2, batch_size=np.int64(3))) == 2

@@ -26,6 +26,11 @@ def with_eos(model: T5, token: int) -> None:
     model.config = dataclasses.replace(model.config, eos_token_ids=(token,))
 
 
+def endless(model: T5) -> None:
+    """Leave the model no end of sequence."""
+    model.config = dataclasses.replace(model.config, eos_token_ids=())
+
+
 def disturbed(model: T5, noise: float, seed: int = 0) -> T5:
     """A draft model: `model` with relative Gaussian noise on every weight."""
     draft = T5(model.config)
