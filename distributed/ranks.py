@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import mlx.core as mx
 import numpy as np
 
-from errors import InputError
+from errors import InputError, described
 
 T = TypeVar("T")
 
@@ -106,7 +106,7 @@ class Ranks:
         try:
             result = step()
         except (InputError, OSError) as raised:
-            error = str(raised) or type(raised).__name__
+            error = described(raised)
         errors = self.gather(error)
         if any(errors):
             rank, error = next((r, e) for r, e in enumerate(errors) if e)
