@@ -174,8 +174,8 @@ def print_summary(args, generate_with: dict, summary: Summary, began: float) -> 
     seconds = time.perf_counter() - began
     if summary.cut:
         texts = f"{summary.cut} of {summary.texts} texts" if args.prompt_file else "the text"
-        end = f"at {generate_with['max_tokens']} tokens; --max-tokens allows more"
-        print(f"{texts} cut {end}", file=sys.stderr)
+        flag = f"--max-tokens {generate_with['max_tokens']}"
+        print(f"{flag} has cut {texts}; raise it for the rest", file=sys.stderr)
     if args.verbose:
         print("\n".join(summary.lines(seconds, bars_for(sys.stderr.encoding))), file=sys.stderr)
 
@@ -225,7 +225,8 @@ def answer_file(args, generate_with: dict, ranks: Ranks) -> None:
                 summary.add(response)
         except (Exception, KeyboardInterrupt) as error:
             if output.reached and not isinstance(error, BrokenPipeError):
-                write(f"{file.name}: answered up to line {output.reached}", sys.stderr)
+                n = output.reached
+                write(f"{file.name}: answered up to line {n}; go on with {n + 1}", sys.stderr)
             raise
     print_summary(args, generate_with, summary, began)
     if file.bad_lines:
