@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import mlx.core as mx
 import numpy as np
 
-from errors import InputError, described
+from errors import InputError
 
 T = TypeVar("T")
 
@@ -110,7 +110,7 @@ class Ranks:
         try:
             result = step()
         except (InputError, OSError) as raised:
-            error = described(raised)
+            error = str(raised) or type(raised).__name__
         errors = self.gather(error)
         if any(errors):
             rank, error = next((r, e) for r, e in enumerate(errors) if e)

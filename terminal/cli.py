@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from errors import InputError, described
+from errors import InputError
 from terminal import interrupts
 
 USAGE_ERROR, INPUT_ERROR = 2, 1
@@ -93,4 +93,4 @@ def _message(error: Exception) -> str | None:
         isinstance(error, RuntimeError) and "allocate" in str(error)
     ):
         return f"too little memory for so long a text, or so many side by side: {error}"
-    return described(error) if isinstance(error, (InputError, OSError)) else None
+    return str(error) if isinstance(error, (InputError, OSError)) else None

@@ -13,6 +13,8 @@ import pytest
 
 from checkpoints.tokenizer import byte_tokenizer
 from convert import convert
+from decoder import load
+from errors import InputError
 from speculative.options import Options
 from terminal import cli
 
@@ -310,12 +312,10 @@ def test_too_little_memory_is_one_line(monkeypatch, capsys, error):
     assert capsys.readouterr().err.startswith("main.py: too little memory for so long a text")
 
 
-def test_a_files_name_in_an_error_is_as_the_user_wrote_it(monkeypatch, capsys):
-    """pathlib's errors say PosixPath('no/such')."""
-    monkeypatch.setattr(sys, "argv", ["main.py"])
-    with pytest.raises(SystemExit):
-        cli.run(lambda: Path("no/such").stat())
-    assert capsys.readouterr().err == "main.py: [Errno 2] No such file or directory: 'no/such'\n"
+def test_a_path_in_an_error_is_as_the_user_wrote_it():
+    """Not PosixPath('no/such')."""
+    with pytest.raises(InputError, match=r"^no model 'no/such'; to convert it: python convert\.py"):
+        load(Path("no/such"))
 
 
 def test_an_error_of_ours_keeps_its_traceback():
