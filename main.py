@@ -4,6 +4,11 @@ python main.py --prompt "translate number to German: 1284"
 python main.py --model t5-11b --draft-model t5-small --prompt "summarize: ..."
 """
 
+from terminal import interrupts
+
+if __name__ == "__main__":
+    interrupts.expect()  # also while what follows is imported
+
 import argparse
 import functools
 import json
@@ -22,13 +27,15 @@ from speculative.sampling import RULES
 from terminal import cli
 from terminal.summary import Summary, bars_for
 
+SAMPLING = ("top_k", "top_p", "min_p", "seed", "acceptance")  # what only sampling asks for
+
 
 def add_option(parser: cli.Parser, flag: str, *aliases: str, help: str, **how) -> None:
-    """A flag for the field of `Options` of the same name, with its default."""
+    """A flag for the field of `Options` of the same name, which has the default."""
     default = getattr(Options, flag.removeprefix("--").replace("-", "_"))
     if default is not None and default is not False:
         help += f" (default: {default})"
-    parser.add_argument(flag, *aliases, default=default, help=help, **how)
+    parser.add_argument(flag, *aliases, default=argparse.SUPPRESS, help=help, **how)
 
 
 def draft_number(text: str) -> int | str:
@@ -40,13 +47,13 @@ def draft_number(text: str) -> int | str:
 
 def add_decoding_options(parser: cli.Parser) -> None:
     option = functools.partial(add_option, parser)
-    option("--max-tokens", "-m", type=int, help="tokens to generate at most")
+    option("--max-tokens", "-m", type=cli.count, help="tokens to generate at most")
     option(
         "--num-draft",
         "--num-draft-tokens",
         type=draft_number,
         metavar="N",
-        help="tokens to draft per round; 0: plain decoding; auto: as many as measured to pay",
+        help="tokens to draft per step; 0: plain decoding; auto: as many as measured to pay",
     )
     option(
         "--lookup",
@@ -94,9 +101,9 @@ def parse_args(argv: list[str] | None = None):
     )
     parser.add_argument(
         "--batch-size",
-        type=int,
-        default=BATCH_SIZE,
-        help="texts of the prompt file to decode side by side (default: %(default)s)",
+        type=cli.count,
+        default=argparse.SUPPRESS,
+        help=f"texts of the prompt file to decode side by side (default: {BATCH_SIZE})",
     )
     add_decoding_options(parser)
     parser.add_argument(
@@ -129,7 +136,7 @@ def read_prompt(argument: str) -> str:
     if argument != "-":
         return argument
     try:
-        return sys.stdin.buffer.read().decode("utf-8")
+        return sys.stdin.buffer.read().decode("utf-8-sig")  # a byte-order mark is no text
     except UnicodeDecodeError:
         raise InputError("standard input is not UTF-8 text") from None
 
@@ -163,9 +170,15 @@ def show_draft(args, write: Callable[..., None]) -> Callable[[Response], str]:
     return lambda response: painted(response, marks)
 
 
-def print_summary(summary: Summary, began: float) -> None:
-    bars = bars_for(sys.stderr.encoding)
-    print("\n".join(summary.lines(time.perf_counter() - began, bars)), file=sys.stderr)
+def print_summary(args, generate_with: dict, summary: Summary, began: float) -> None:
+    """Say on stderr what --max-tokens cut; with --verbose, what decoding took."""
+    seconds = time.perf_counter() - began
+    if summary.cut:
+        texts = f"{summary.cut} of {summary.texts} texts" if args.prompt_file else "the text"
+        flag = f"--max-tokens {generate_with['max_tokens']}"
+        print(f"{flag} has cut {texts}; raise it for the rest", file=sys.stderr)
+    if args.verbose:
+        print("\n".join(summary.lines(seconds, bars_for(sys.stderr.encoding))), file=sys.stderr)
 
 
 def answer_prompt(args, generate_with: dict) -> None:
@@ -180,9 +193,8 @@ def answer_prompt(args, generate_with: dict) -> None:
         for response in stream_generate(prompt=prompt, **generate_with):
             print(shown(response), end="", flush=True)
         print()
-    if args.verbose:
-        summary.add(response)
-        print_summary(summary, began)
+    summary.add(response)
+    print_summary(args, generate_with, summary, began)
 
 
 def answer_file(args, generate_with: dict, ranks: Ranks) -> None:
@@ -196,29 +208,42 @@ def answer_file(args, generate_with: dict, ranks: Ranks) -> None:
             print(text, file=file, flush=True)
 
     def report(line: int, reason: str) -> None:
-        write(f"{args.prompt_file}, line {line + 1}: {reason}", sys.stderr)
-        if not args.json:
-            output.put(line, "")
+        write(f"{file.name}, line {line + 1}: {reason}", sys.stderr)
+        output.put(line, "")
 
     file = PromptFile(args.prompt_file, report, ranks)
+    output = InOrder(write if not args.json else lambda line: None)
     shown = show_draft(args, write)
     summary, began = Summary(), time.perf_counter()
-    with tqdm(desc="prompts", unit="", disable=None) as progress, InOrder(write) as output:
-        responses = stream_batch(prompts=file, batch_size=args.batch_size, **generate_with)
-        for index, response in responses:
-            line = file.line_of(index)
-            if args.json:
-                write(as_json(line, response))
-            else:
-                output.put(line, shown(response))
-            progress.update()
-            summary.add(response)
-    if args.verbose:
-        print_summary(summary, began)
+    with tqdm(desc="prompts", unit="", disable=None) as progress:
+        try:
+            for index, response in stream_batch(prompts=file, **generate_with):
+                line = file.line_of(index)
+                if args.json:
+                    write(as_json(line, response))
+                output.put(line, "" if args.json else shown(response))
+                progress.update()
+                summary.add(response)
+        except (Exception, KeyboardInterrupt) as error:
+            if output.reached and not isinstance(error, BrokenPipeError):
+                n = output.reached
+                write(f"{file.name}: answered up to line {n}; go on with {n + 1}", sys.stderr)
+            raise
+    print_summary(args, generate_with, summary, began)
     if file.bad_lines:
-        raise InputError(
-            f"{args.prompt_file}: {file.bad_lines} of {file.lines} lines have no prompt"
-        )
+        raise InputError(f"{file.name}: {file.bad_lines} of {file.lines} lines have no prompt")
+
+
+def report_unused(given: dict, options: Options) -> None:
+    """Say on stderr which of the flags given have no effect."""
+    reasons = {}
+    if given["prompt_file"] is None:
+        reasons["batch_size"] = "without --prompt-file"
+    if options.temp == 0:
+        reasons |= dict.fromkeys(SAMPLING, "at temperature 0; see --temp")
+    for name, reason in reasons.items():
+        if name in given:
+            print(f"--{name.replace('_', '-')} has no effect {reason}", file=sys.stderr)
 
 
 def check_ranks(args, ranks: Ranks) -> None:
@@ -245,8 +270,10 @@ def main() -> None:
 
 def answer(args, ranks: Ranks) -> None:
     """Do what the command line asks for."""
-    flags = {field.name for field in fields(Options)} & vars(args).keys()
-    options = Options(**{flag: getattr(args, flag) for flag in flags})
+    given = vars(args)
+    flags = {field.name for field in fields(Options)} & given.keys()
+    options = Options(**{flag: given[flag] for flag in flags})
+    report_unused(given, options)
     if ranks.size > 1:
         check_ranks(args, ranks)
     if args.model is None:
@@ -264,6 +291,7 @@ def answer(args, ranks: Ranks) -> None:
     if args.prompt_file is None:
         answer_prompt(args, generate_with)
     else:
+        generate_with["batch_size"] = given.get("batch_size", BATCH_SIZE)
         answer_file(args, generate_with, ranks)
 
 

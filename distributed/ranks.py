@@ -9,7 +9,10 @@ wrong, and one of the next ones never. Hence a tag on what ranks exchange, and a
 """
 
 import json
+import math
 import os
+import select
+import signal
 import socket
 import sys
 import threading
@@ -30,6 +33,7 @@ T = TypeVar("T")
 LOST = "lost another rank: it has ended, or its machine is off the network"
 _LINES = 64  # of a prompt file, read and passed on at a time
 _GRACE = 3.0  # seconds: ranks may find the same mistake one after the other
+_LAST_WORD = 1.0  # seconds after SIGTERM: to see why, or to finish what is being printed
 
 
 class RankLost(InputError):
@@ -225,30 +229,50 @@ def _quiet(quiet: bool) -> Iterator[None]:
 
 
 class _Watch:
-    """Ends the process when a neighbour has closed its connection, for MLX would wait for ever."""
+    """Ends the process when a neighbour has closed its connection, for MLX would wait for ever.
+
+    mlx.launch ends all ranks by SIGTERM at once when one has ended: the watch has the last word then,
+    too. (Python's own handlers have to wait for MLX.)
+    """
 
     def __init__(self, sockets: list[socket.socket]):
         self._sockets = sockets
         for connection in sockets:
             _keep_alive(connection)
-        self._stopping, self._ended = threading.Event(), threading.Event()
+        self._stopped, self._ended = False, threading.Event()
         self._lock = threading.Lock()  # whoever has it has the last word
+        self._signals, signalled = socket.socketpair()
+        signalled.setblocking(False)
+        signal.set_wakeup_fd(signalled.detach(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, lambda *_: None)  # the watch hears of it
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
-        while not any(map(_is_closed, self._sockets)):
-            time.sleep(0.1)
-        self._ended.set()
-        self._stopping.wait(_GRACE)
-        with self._lock:
-            if not self._stopping.is_set():
-                name = Path(sys.argv[0]).name
-                print(f"{name}: {LOST}", file=sys.__stderr__, flush=True)
-                os._exit(1)
+        terminated = closed = math.inf  # when SIGTERM came, and when a neighbour's end was seen
+        while True:
+            heard, now = self._is_terminated(), time.monotonic()
+            if heard:
+                terminated = min(terminated, now)
+            if closed == math.inf and any(map(_is_closed, self._sockets)):
+                closed = now
+                self._ended.set()
+            with self._lock:
+                is_late = max(closed, terminated) < math.inf or now > closed + _GRACE
+                if is_late and not self._stopped:
+                    name = Path(sys.argv[0]).name
+                    print(f"{name}: {LOST}", file=sys.__stderr__, flush=True)
+                    os._exit(1)
+            if now > terminated + _LAST_WORD:
+                os._exit(128 + signal.SIGTERM)
+
+    def _is_terminated(self) -> bool:
+        """Whether SIGTERM comes within a tenth of a second."""
+        heard, _, _ = select.select([self._signals], [], [], 0.1)
+        return bool(heard) and signal.SIGTERM in self._signals.recv(64)
 
     def stop(self) -> None:
         with self._lock:
-            self._stopping.set()
+            self._stopped = True
 
     def wait_for_end(self, seconds: float) -> None:
         """Wait until a neighbour has ended, which is no mishap any more."""

@@ -18,7 +18,7 @@ class Options:
 
     num_draft: int | str = "auto"  # tokens drafted per step; 0: plain decoding; see schedule.py
     lookup: bool = False  # draft by copying from the source, before the draft model if there is one
-    max_tokens: int = 256  # tokens generated at most, end of sequence included
+    max_tokens: int = 512  # tokens generated at most, end of sequence included
     temp: float = 0.0  # temperature; 0: greedy
     top_k: int = 0  # keep the top_k most probable tokens; 0: all
     top_p: float = 1.0  # keep the fewest tokens that hold this much probability

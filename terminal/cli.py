@@ -7,13 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from errors import InputError
+from terminal import interrupts
 
-USAGE_ERROR, INPUT_ERROR, INTERRUPTED = 2, 1, 130
+USAGE_ERROR, INPUT_ERROR = 2, 1
+_MOST = 10**9
 
 
 class Parser(argparse.ArgumentParser):
     def error(self, message: str):
         self.exit(USAGE_ERROR, f"{self.prog}: {message} (see --help)\n")
+
+    def print_help(self, file=None) -> None:
+        print(self.format_help(), end="", file=file)  # argparse's own is silent when it cannot
 
 
 def name(text: str) -> str:
@@ -27,19 +32,31 @@ def path(text: str) -> Path:
     return Path(name(text))
 
 
+def count(text: str) -> int:
+    """The type of an argument that counts what memory has to hold."""
+    try:
+        number = int(text)
+    except ValueError:  # or more digits than Python reads
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a whole number") from None
+    if number > _MOST:
+        raise argparse.ArgumentTypeError(f"{text[:20]} is more than {_MOST}")
+    return number
+
+
 def run(main: Callable[[], None]) -> None:
     """Run a command's `main` and exit the process: errors of the user's in one line."""
     try:
+        interrupts.no_more()
         _open_streams()
-        main()
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever read our output has gone; keep Python from complaining while it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        try:
+            main()
+        finally:
+            _flush()  # after --help, too
+    except BrokenPipeError:  # whoever read our output has gone
         sys.exit(INPUT_ERROR)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+        sys.exit(interrupts.INTERRUPTED)
     except Exception as error:
         if (message := _message(error)) is None:
             raise
@@ -53,6 +70,15 @@ def _open_streams() -> None:
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     if sys.stdout is None:
         raise InputError("standard output is closed")
+
+
+def _flush() -> None:
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # Python would try again, and complain, while it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
 
 
 def _message(error: Exception) -> str | None:

@@ -1,8 +1,13 @@
 """Files of many prompts: read line by line, answered in the order of their lines."""
 
+import codecs
 import json
+import os
+import stat
 import sys
 from collections.abc import Callable, Iterator
+from queue import Queue
+from threading import Thread
 from typing import BinaryIO
 
 from decoder import check_prompt
@@ -11,7 +16,8 @@ from errors import InputError
 
 
 class PromptFile:
-    """The prompts of a file, read as they are needed.
+    """An iterator of the prompts of a file, read as they are needed; `ready` tells whether the next
+    one can be had without waiting.
 
     Each line is a prompt; or a JSON object with a field `prompt`, when the file's name ends in
     .jsonl or its first line begins with an opening brace. A line without a prompt is passed over,
@@ -20,31 +26,60 @@ class PromptFile:
 
     def __init__(self, path: str, report: Callable[[int, str], None], ranks: Ranks = ALONE):
         """path: "-" for standard input. OSError or InputError when it cannot be opened."""
+        self.name = "standard input" if path == "-" else path
         self._path, self._report = path, report
         self._lines = ranks.lines(self._open)
+        self._is_json = path.endswith(".jsonl")
+        self._next: str | None = None
         self._lines_of: list[int] = []
         self.lines = self.bad_lines = 0
 
-    def _open(self) -> BinaryIO:
-        return sys.stdin.buffer if self._path == "-" else open(self._path, "rb")
+    def _open(self) -> "BinaryIO | Arriving":
+        # Standard input by another file: Python cannot end while a thread reads its own.
+        path = os.dup(sys.stdin.fileno()) if self._path == "-" else self._path
+        file = open(path, "rb")  # noqa: SIM115
+        return file if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else Arriving(file)
 
     def line_of(self, index: int) -> int:
         """The line of the prompt `index`."""
         return self._lines_of[index]
 
+    def ready(self) -> bool:
+        """Whether the next prompt, or the end, is there without waiting. Ranks that share a file
+        wait for it together."""
+        while self._next is None and isinstance(self._lines, Arriving):
+            if not self._lines.ready():
+                return False
+            line = next(self._lines, None)
+            if line is None:
+                return True
+            self._next = self._read(line)
+        return True
+
     def __iter__(self) -> Iterator[str]:
-        is_json = self._path.endswith(".jsonl")
-        for number, line in enumerate(self._lines):
-            self.lines = number + 1
-            is_json = is_json or (number == 0 and line.lstrip().startswith(b"{"))
-            try:
-                prompt = check_prompt(_prompt_of(line, is_json))
-            except InputError as error:
-                self.bad_lines += 1
-                self._report(number, str(error))
-            else:
-                self._lines_of.append(number)
-                yield prompt
+        return self
+
+    def __next__(self) -> str:
+        while self._next is None:
+            self._next = self._read(next(self._lines))
+        prompt, self._next = self._next, None
+        return prompt
+
+    def _read(self, line: bytes) -> str | None:
+        """The prompt of the next line; None, and a report, if there is none."""
+        number, self.lines = self.lines, self.lines + 1
+        if number == 0 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise InputError(f"{self.name}: UTF-16 text; save it as UTF-8")
+        line = line.removeprefix(codecs.BOM_UTF8)  # of files put together, too
+        self._is_json = self._is_json or (number == 0 and line.lstrip().startswith(b"{"))
+        try:
+            prompt = check_prompt(_prompt_of(line, self._is_json))
+        except InputError as error:
+            self.bad_lines += 1
+            self._report(number, str(error))
+            return None
+        self._lines_of.append(number)
+        return prompt
 
 
 def _prompt_of(line: bytes, is_json: bool) -> str:
@@ -58,33 +93,58 @@ def _prompt_of(line: bytes, is_json: bool) -> str:
         value = json.loads(text)
     except json.JSONDecodeError as error:
         raise InputError(f"not JSON: {error}") from None
+    except ValueError:  # Python converts no more than 4,300 digits
+        raise InputError("a number of too many digits") from None
+    except RecursionError:
+        raise InputError("JSON nested too deep") from None
     if not isinstance(value, dict) or "prompt" not in value:
         raise InputError("no JSON object with a field prompt")
     return value["prompt"]
 
 
-class InOrder:
-    """Writes one line per number, in the order of the numbers, each as soon as all before it are
-    there. On leaving, by an error too, the rest is written; a number that never came
-    is an empty line, so that line i always belongs to number i."""
+class Arriving:
+    """An iterator of the lines of a pipe or a terminal, which a thread reads as they come."""
 
-    def __init__(self, write: Callable[[str], None]):
-        self._write_line = write
-        self._waiting: dict[int, str] = {}
-        self._next = 0
+    AHEAD = 1024  # lines that wait here at most
 
-    def __enter__(self) -> "InOrder":
+    def __init__(self, file: BinaryIO):
+        self._queue: Queue[bytes | OSError | None] = Queue(self.AHEAD)  # None: the end
+        Thread(target=self._read, args=(file,), daemon=True).start()
+
+    def _read(self, file: BinaryIO) -> None:
+        try:
+            for line in file:
+                self._queue.put(line)
+            self._queue.put(None)
+        except OSError as error:
+            self._queue.put(error)
+
+    def ready(self) -> bool:
+        """Whether the next line, or the end, is there."""
+        return not self._queue.empty()
+
+    def __iter__(self) -> Iterator[bytes]:
         return self
 
-    def __exit__(self, *error) -> None:
-        for number in range(self._next, max(self._waiting, default=-1) + 1):
-            self._write(self._waiting.pop(number, ""))
+    def __next__(self) -> bytes:
+        line = self._queue.get()
+        if isinstance(line, bytes):
+            return line
+        self._queue.put(line)  # the end, again for whoever asks again
+        raise line or StopIteration
+
+
+class InOrder:
+    """Writes one line per number, in the order of the numbers, each as soon as all before it are
+    there. `reached`: how many that is; what comes behind a gap is not written."""
+
+    def __init__(self, write: Callable[[str], None]):
+        self._write = write
+        self._waiting: dict[int, str] = {}
+        self.reached = 0
 
     def put(self, number: int, text: str) -> None:
         self._waiting[number] = text
-        while self._next in self._waiting:
-            self._write(self._waiting.pop(self._next))
-
-    def _write(self, text: str) -> None:
-        self._write_line(" ".join(text.splitlines()))
-        self._next += 1
+        while self.reached in self._waiting:
+            self._write(" ".join(self._waiting.pop(self.reached).splitlines()))
+            self.reached += 1

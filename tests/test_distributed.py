@@ -67,12 +67,17 @@ def process(command: list, **kwargs):
             started.communicate()
 
 
-def launch(ranks: int, *arguments, cwd: Path) -> tuple[str, str]:
-    """stdout and stderr of a Python command that mlx.launch starts as so many ranks."""
+def launched(ranks: int, *arguments, cwd: Path):
+    """mlx.launch with a Python command, which it starts as so many ranks."""
     launcher = ["-c", "from mlx._distributed_utils.launch import main; main()"]
     options = ["-n", ranks, "--backend", "ring", "--starting-port", free_ports(ranks)]
     command = [sys.executable, *launcher, *options, "--python", sys.executable, "--", *arguments]
-    with process(list(map(str, command)), cwd=cwd) as started:
+    return process(list(map(str, command)), cwd=cwd)
+
+
+def launch(ranks: int, *arguments, cwd: Path) -> tuple[str, str]:
+    """stdout and stderr of a Python command that mlx.launch starts as so many ranks."""
+    with launched(ranks, *arguments, cwd=cwd) as started:
         return started.communicate(timeout=LIMIT)
 
 
@@ -323,8 +328,47 @@ def test_when_a_rank_is_killed_the_others_end_and_nothing_wrong_is_printed(folde
     del others[count // 2 - 1]
     for end, _, errors in [(code, stdout, stderr), *others]:
         assert end == 1
-        lines = [line for line in errors.splitlines() if not line.startswith("[ring]")]
+        others = ("[ring]", "prompts.txt: answered up to line ")
+        lines = [line for line in errors.splitlines() if not line.startswith(others)]
         assert lines == [f"main.py: {LOST}"]
+
+
+NAMED = f"""
+import os, runpy, sys
+open(f"{{os.environ['MLX_RANK']}}.pid", "w").write(str(os.getpid()))
+sys.path.insert(0, {str(ROOT)!r})
+runpy.run_path({str(MAIN)!r}, run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(("count", "killed"), [(2, 0), (2, 1), (4, 2)])
+def test_when_a_rank_is_killed_under_mlx_launch_a_line_of_ours_says_so(folder, count, killed):
+    """mlx.launch ends the others by SIGTERM within a tenth of a second."""
+    (folder / "prompts.txt").write_text(f"{PROMPT}\n" * 5000)
+    command = ["-c", NAMED, "--prompt-file", "prompts.txt", "--batch-size", "2"]
+    with launched(count, *command, cwd=folder) as started:
+        assert started.stdout.readline() == f"{ANSWER}\n"
+        os.kill(int((folder / f"{killed}.pid").read_text()), signal.SIGKILL)
+        _, stderr = started.communicate(timeout=LIMIT)
+    lines = [line for line in stderr.splitlines() if line.startswith("main.py: ")]
+    assert 1 <= len(lines) < count and set(lines) == {f"main.py: {LOST}"}
+
+
+def test_a_mistake_under_mlx_launch_is_one_line_of_ours(folder):
+    _, stderr = launch(2, MAIN, "-p", "x", "--delta", "2", cwd=folder)
+    (line,) = [line for line in stderr.splitlines() if "WARN" not in line]
+    assert line.startswith("main.py: delta is 2.0")
+
+
+def test_a_rank_can_be_terminated(folder, tmp_path):
+    (folder / "prompts.txt").write_text(f"{PROMPT}\n" * 5000)
+    command = [MAIN, "--prompt-file", "prompts.txt", "--batch-size", "2"]
+    with by_hand([command] * 2, [folder] * 2, tmp_path / "hosts") as ranks:
+        assert ranks[0].stdout.readline() == f"{ANSWER}\n"
+        ranks[1].terminate()
+        (code, _, stderr), (other, *silent) = ends(ranks)
+    assert (other, silent) == (128 + signal.SIGTERM, ["", ""])
+    assert (code, stderr.splitlines()[-1]) == (1, f"main.py: {LOST}")
 
 
 # ---------------------------------------------------------------------------------------------

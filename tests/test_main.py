@@ -1,5 +1,6 @@
 """The command line as a user meets it: text on stdout, all else on stderr, mistakes in one line."""
 
+import json
 import os
 import re
 import shutil
@@ -12,6 +13,9 @@ import pytest
 
 from checkpoints.tokenizer import byte_tokenizer
 from convert import convert
+from decoder import load
+from errors import InputError
+from speculative.options import Options
 from terminal import cli
 
 ROOT = Path(__file__).parent.parent
@@ -83,9 +87,88 @@ def test_prompt_from_standard_input(folder):
     assert run("-p", "-", cwd=folder, input=PROMPT + "\n").stdout == f"{ANSWER}\n"
 
 
-def test_max_tokens(folder):
-    text = run("-p", PROMPT, "-m", "2", cwd=folder).stdout.strip()
+@pytest.mark.parametrize("output", [[], ["--json"]])
+def test_a_text_that_max_tokens_cuts_says_so(folder, output):
+    result = run("-p", PROMPT, "-m", "2", *output, cwd=folder)
+    text = json.loads(result.stdout)["text"] if output else result.stdout.strip()
     assert text and text != ANSWER and ANSWER.startswith(text)
+    assert result.returncode == 0
+    assert result.stderr == "--max-tokens 2 has cut the text; raise it for the rest\n"
+
+
+def test_texts_that_max_tokens_cuts_are_counted(folder):
+    (folder / "p.txt").write_text(f"{PROMPT}\ntranslate number to German: 5\n{PROMPT}\n")
+    result = run("--prompt-file", "p.txt", "-m", "4", cwd=folder)
+    assert result.returncode == 0
+    assert result.stderr == "--max-tokens 4 has cut 2 of 3 texts; raise it for the rest\n"
+
+
+def test_a_prompt_may_be_cut_by_the_default_which_is_512(folder):
+    """T5's usual bound. The prompt is one that the embedded pair repeats itself on for ever."""
+    assert Options().max_tokens == 512
+    result = run("-p", "aaaaaaaaaaaaaaaa", cwd=folder)
+    assert result.stderr == "--max-tokens 512 has cut the text; raise it for the rest\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "notes"),
+    [
+        (["--batch-size", "8"], ["--batch-size has no effect without --prompt-file"]),
+        (["--seed", "0"], ["--seed has no effect at temperature 0; see --temp"]),
+        (
+            ["--top-k", "3", "--top-p", "0.5", "--min-p", "0.1", "--acceptance", "block"],
+            [
+                f"--{flag} has no effect at temperature 0; see --temp"
+                for flag in ("top-k", "top-p", "min-p", "acceptance")
+            ],
+        ),
+        (["--temp", "1e-6", "--top-k", "1", "--seed", "0"], []),
+        (["--delta", "0.0"], []),
+    ],
+)
+def test_a_flag_without_effect_is_told(folder, arguments, notes):
+    result = run("-p", PROMPT, *arguments, cwd=folder)
+    assert (result.returncode, result.stdout) == (0, f"{ANSWER}\n")
+    assert result.stderr.splitlines() == notes
+
+
+@pytest.mark.parametrize("script", ["main.py", "convert.py", "benchmark.py"])
+def test_a_script_called_through_a_symbolic_link(tmp_path, script):
+    (tmp_path / "bin").mkdir()
+    link = tmp_path / "bin" / "t5"
+    link.symlink_to(ROOT / script)
+    model = ["--model", ROOT / "demo" / "draft"]
+    arguments = {"main.py": ["-p", PROMPT], "convert.py": model, "benchmark.py": ["--help"]}
+    result = run(*arguments[script], cwd=tmp_path, script=link)
+    assert result.returncode == 0, result.stderr
+    if script == "main.py":
+        assert result.stdout == f"{ANSWER}\n"
+
+
+def test_an_interrupt_while_modules_are_imported_is_one_line(tmp_path):
+    """As a module of those it imports sees it that takes every error for one of its own."""
+    (tmp_path / "tokenizers.py").write_text(
+        "import os, signal\n"
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    for _ in range(1000): pass\n"
+        "except BaseException as error:\n"
+        "    raise ImportError('bad install') from error\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    result = run("-p", PROMPT, cwd=tmp_path, env=environment)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "interrupted\n")
+
+
+def test_an_ignored_interrupt_stays_ignored(folder):
+    """As under nohup, or in the background of a script."""
+    code = (
+        "import signal, sys; from terminal import interrupts;"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN); interrupts.expect(); interrupts.no_more();"
+        "assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_a_seed_is_a_text(folder):
@@ -163,6 +246,9 @@ def test_the_histogram_fits_the_encoding(folder):
         (["-p", "x", "--model", ""], 2, "argument --model: the name is empty"),
         (["-p", "x", "--model", "demo-target", "--draft-model", ""], 2, "the name is empty"),
         (["-p", "x", "--model", "mute"], 1, "mlx_models/mute/tokenizer.json: not a tokenizer: "),
+        (["-p", "x", "-m", "1" + "0" * 30], 2, "10000000000000000000 is more than 1000000000"),
+        (["-p", "x", "--max-tokens", "9" * 5000], 2, "'99999999999999999999' is not a whole"),
+        (["-p", "x", "--max-tokens", "few"], 2, "'few' is not a whole number"),
     ],
 )
 def test_a_mistake_is_one_line_and_an_exit_code(folder, arguments, code, message):
@@ -188,11 +274,16 @@ def test_standard_input_that_is_no_text(folder):
         ("-p x >&-", "main.py: standard output is closed\n"),
         ("-p x >/dev/full", "main.py: [Errno 28] No space left on device\n"),
         ("-p x --verbose 2>&-", ""),
+        ("--help >/dev/full", "main.py: [Errno 28] No space left on device\n"),
     ],
 )
-def test_closed_streams_are_no_traceback(folder, redirection, errors):
+@pytest.mark.parametrize("buffered", [True, False])
+def test_closed_streams_are_no_traceback(folder, redirection, errors, buffered):
+    environment = os.environ | {"PYTHONUNBUFFERED": "" if buffered else "1"}
     command = f"{sys.executable} {ROOT / 'main.py'} {redirection}"
-    result = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True)
+    result = subprocess.run(
+        command, shell=True, cwd=folder, capture_output=True, text=True, env=environment
+    )
     assert (result.returncode, result.stderr) == (1 if errors else 0, errors)
 
 
@@ -219,6 +310,12 @@ def test_too_little_memory_is_one_line(monkeypatch, capsys, error):
         cli.run(fails)
     assert stopped.value.code == 1
     assert capsys.readouterr().err.startswith("main.py: too little memory for so long a text")
+
+
+def test_a_path_in_an_error_is_as_the_user_wrote_it():
+    """Not PosixPath('no/such')."""
+    with pytest.raises(InputError, match=r"^no model 'no/such'; to convert it: python convert\.py"):
+        load(Path("no/such"))
 
 
 def test_an_error_of_ours_keeps_its_traceback():

@@ -1,21 +1,31 @@
 """Files of prompts: every kind of line, and output in the order of the lines."""
 
 import fcntl
+import io
 import json
 import os
 import pty
+import re
+import select
 import signal
 import struct
 import subprocess
 import sys
 import termios
 import time
+from dataclasses import replace
 from pathlib import Path
+from threading import Timer
 
 import pytest
 from test_main import ANSWER, PROMPT, ROOT, run
 
-from terminal.prompt_files import InOrder, PromptFile
+import main
+from decoder import stream_generate
+from distributed.ranks import ALONE
+from errors import InputError
+from terminal import cli
+from terminal.prompt_files import Arriving, InOrder, PromptFile
 
 FRENCH = "translate number to French: 80"
 
@@ -65,15 +75,130 @@ def test_json_lines(tmp_path, name):
         assert error.startswith(f"{line}: {reason}")
 
 
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"prompt": ' + "[" * 3000 + "]" * 3000 + "}", "JSON nested too deep"),
+        ("[" * 200_000, "JSON nested too deep"),
+        ('{"prompt": "x", "id": ' + "9" * 6000 + "}", "a number of too many digits"),
+    ],
+)
+def test_json_that_python_gives_up_on_is_a_bad_line(tmp_path, line, reason):
+    prompts, errors = read(tmp_path / "p.jsonl", f'{line}\n{{"prompt": "two"}}\n'.encode())
+    assert (prompts, errors) == ([(1, "two")], [f"0: {reason}"])
+
+
+@pytest.mark.parametrize("name", ["p.txt", "p.jsonl"])
+@pytest.mark.parametrize("content", ['{"prompt": "one"}', "one"])
+def test_a_byte_order_mark_is_no_text(tmp_path, name, content):
+    if (name, content) == ("p.jsonl", "one"):
+        content = ' {"prompt": "one"}'
+    # Windows writes one at the start of a file, and files may be put together.
+    found = read(tmp_path / name, f"{content}\r\n".encode("utf-8-sig") * 2)
+    assert found == ([(0, "one"), (1, "one")], [])
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf_16_is_one_error(tmp_path, encoding):
+    path = tmp_path / "p.txt"
+    path.write_bytes("\ufeffone\ntwo\n".encode(encoding))
+    with pytest.raises(InputError, match=r"p\.txt: UTF-16 text; save it as UTF-8$"):
+        list(PromptFile(str(path), lambda line, reason: pytest.fail(reason)))
+
+
 def test_output_in_order_and_as_early_as_it_can_be():
     output = []
-    with InOrder(output.append) as lines:
-        lines.put(1, "b")
-        assert output == []
-        lines.put(0, "a\nA")
-        assert output == ["a A", "b"]
-        lines.put(4, "e")
-    assert output == ["a A", "b", "", "", "e"]
+    lines = InOrder(output.append)
+    lines.put(1, "b")
+    assert (output, lines.reached) == ([], 0)
+    lines.put(0, "a\nA")
+    lines.put(4, "e")
+    assert (output, lines.reached) == (["a A", "b"], 2)
+
+
+# ---------------------------------------------------------------------------------------------
+# Lines that come
+
+
+@pytest.fixture
+def pipe(monkeypatch):
+    """What writes to a pipe that is standard input."""
+    output, source = os.pipe()
+    with os.fdopen(output) as stdin, os.fdopen(source, "wb", buffering=0) as writer:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        yield writer
+
+
+def soon(condition) -> bool:
+    """Whether it holds within some seconds."""
+    deadline = time.monotonic() + 10
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+def test_a_pipe_is_ready_when_a_prompt_or_the_end_is_there(pipe):
+    errors = []
+    file = PromptFile("-", lambda line, reason: errors.append((line, reason)))
+    assert not file.ready()
+    pipe.write(b"one\ntw")
+    assert soon(file.ready) and file.ready() and next(file) == "one"
+    time.sleep(0.05)
+    assert not file.ready()  # half a line
+    pipe.write(b"o\n")
+    assert soon(file.ready) and next(file) == "two"
+    pipe.write(b" \n")
+    assert soon(lambda: file.ready() or errors) and not file.ready()
+    assert errors == [(2, "the prompt is empty")]
+    pipe.write(b"\xff\nfour")
+    pipe.close()
+    assert soon(file.ready) and list(file) == ["four"]
+    assert file.ready() and list(file) == []
+    assert file.lines == 5 and [file.line_of(i) for i in range(3)] == [0, 1, 4]
+
+
+def test_waiting_for_a_line_takes_no_time_of_the_processor(pipe):
+    file = PromptFile("-", lambda line, reason: None)
+    Timer(0.5, lambda: pipe.write(b"one\n")).start()
+    before = time.process_time()
+    assert next(file) == "one"
+    assert time.process_time() - before < 0.1
+
+
+def test_a_regular_file_is_always_ready(tmp_path, monkeypatch):
+    (tmp_path / "p.txt").write_text("\n" * 5000 + "one\n")
+    errors = []
+    file = PromptFile(str(tmp_path / "p.txt"), lambda *error: errors.append(error))
+    assert file.ready() and not errors  # it looks only when it has to
+    assert next(file) == "one" and file.ready() and list(file) == []
+    with (tmp_path / "p.txt").open() as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert PromptFile("-", lambda *error: None).ready()
+
+
+def test_no_more_lines_are_read_ahead_than_there_is_room_for():
+    file = io.BytesIO(b"x\n" * 10_000)
+    lines = Arriving(file)
+    assert soon(lambda: file.tell() >= 2 * Arriving.AHEAD)
+    time.sleep(0.05)
+    assert file.tell() == 2 * (Arriving.AHEAD + 1)  # one waits for room
+    assert len(list(lines)) == 10_000
+
+
+def test_a_pipe_that_cannot_be_read_is_an_error_after_its_lines():
+    def fails():
+        yield b"one\n"
+        raise OSError(5, "Input/output error")
+
+    lines = Arriving(fails())
+    assert next(lines) == b"one\n"
+    for _ in range(2):
+        with pytest.raises(OSError, match="Input/output error"):
+            next(lines)
+
+
+# ---------------------------------------------------------------------------------------------
+# The command
 
 
 @pytest.fixture
@@ -140,6 +265,7 @@ def test_json_has_the_fields_of_a_response(work):
         (["--prompt-file", "."], 1, "Is a directory"),
         (["--prompt-file", "p.txt", "-p", "x"], 2, "give a text with --prompt, or many with"),
         (["--prompt-file", "p.txt", "--batch-size", "0"], 1, "batch_size is 0, not a whole"),
+        (["--prompt-file", "p.txt", "--batch-size", "1" + "0" * 30], 2, "is more than 1000000000"),
     ],
 )
 def test_wrong_prompt_files_are_one_line(work, arguments, code, message):
@@ -158,7 +284,7 @@ for i in itertools.count():
 
 @pytest.mark.parametrize("output", [[], ["--json"]])
 def test_interrupted_after_some_results(work, output):
-    """Ctrl-C: what was finished has been written, one line says so, the exit code is 130."""
+    """Ctrl-C: what was finished has been written, stderr says how far it came, the exit code is 130."""
     source = subprocess.Popen([sys.executable, "-c", ENDLESS], stdout=subprocess.PIPE)
     command = [sys.executable, ROOT / "main.py", "--prompt-file", "-", *output]
     process = subprocess.Popen(
@@ -167,15 +293,98 @@ def test_interrupted_after_some_results(work, output):
     lines = [process.stdout.readline() for _ in range(20)]
     process.send_signal(signal.SIGINT)
     lines += process.stdout.readlines()
-    errors = process.stderr.read()
+    progress, interrupted = process.stderr.read().decode().splitlines()
     source.kill()
     source.wait()
     assert process.wait(timeout=60) == 130
-    assert errors == b"interrupted\n"
+    assert interrupted == "interrupted"
+    match = re.fullmatch(r"standard input: answered up to line (\d+); go on with (\d+)", progress)
+    reached = int(match[1])
+    assert int(match[2]) == reached + 1
     if output:
-        assert all(json.loads(line)["text"] == ANSWER for line in lines)
+        found = [json.loads(line) for line in lines]
+        assert all(o["text"] == ANSWER for o in found)
+        assert {o["index"] for o in found}.issuperset(range(reached))
     else:
-        assert {line.decode() for line in lines} <= {f"{ANSWER}\n", "\n"}
+        assert {line.decode() for line in lines} == {f"{ANSWER}\n"}
+        assert len(lines) - reached in (0, 1)  # written, but not yet counted
+
+
+@pytest.mark.parametrize("output", ["text", "json"])
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (KeyboardInterrupt(), "interrupted"),
+        (RuntimeError("[malloc] Unable to allocate 9 bytes"), "too little memory"),
+        (InputError("lost another rank"), "lost another rank"),
+        (BrokenPipeError(), None),
+    ],
+)
+def test_after_an_error_a_user_knows_where_to_go_on(
+    demo_pair, tmp_path, monkeypatch, capsys, error, told, output
+):
+    """Texts behind the first gap are not printed, nor empty lines for what never came."""
+    path = tmp_path / "p.txt"
+    path.write_text("\n".join(["one", "", "three", "four", "five"]))
+    response = next(stream_generate(*demo_pair[:2], PROMPT, max_tokens=1))
+
+    def stream(prompts, **options):
+        list(prompts)
+        for index in (3, 1, 0):  # of lines 5, 3 and 1
+            yield index, replace(response, text=f"text {index}")
+        raise error
+
+    monkeypatch.setattr(main, "stream_batch", stream)
+    args = main.parse_args(["--prompt-file", str(path)] + ["--json"] * (output == "json"))
+    with pytest.raises(SystemExit):
+        cli.run(lambda: main.answer_file(args, {}, ALONE))
+    printed, errors = capsys.readouterr()
+    if output == "json":
+        assert [json.loads(line)["index"] for line in printed.splitlines()] == [4, 2, 0]
+    else:
+        assert printed == "text 0\n\ntext 1\n"
+    bad, *rest = errors.splitlines()
+    assert bad == f"{path}, line 2: the prompt is empty"
+    if told:
+        assert rest[0] == f"{path}: answered up to line 3; go on with 4"
+        assert len(rest) == 2 and told in rest[1]
+    else:
+        assert rest == []
+
+
+def test_an_error_before_the_first_answer_is_one_line(work):
+    (work / "p.txt").write_bytes("\ufeffone\n".encode("utf-16-le"))
+    result = run("--prompt-file", "p.txt", cwd=work)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == "main.py: p.txt: UTF-16 text; save it as UTF-8\n"
+
+
+@pytest.mark.parametrize("output", [[], ["--json"]])
+def test_standard_input_is_answered_as_lines_come(work, output):
+    command = [sys.executable, ROOT / "main.py", "--prompt-file", "-", *output]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, cwd=work, bufsize=0, **pipes) as process:
+
+        def line_of(stream) -> str:
+            assert select.select([stream], [], [], 15)[0], "no answer"
+            return stream.readline().decode()
+
+        try:
+            for i, (prompt, answer) in enumerate([(PROMPT, ANSWER), (FRENCH, "quatre-vingts")]):
+                process.stdin.write(f"{prompt}\n\n".encode())
+                line = line_of(process.stdout)
+                if output:
+                    assert (json.loads(line)["index"], json.loads(line)["text"]) == (2 * i, answer)
+                else:
+                    assert line == f"{answer}\n"
+                    assert line_of(process.stdout) == "\n"
+                number = 2 * i + 2
+                expected = f"standard input, line {number}: the prompt is empty\n"
+                assert line_of(process.stderr) == expected
+            process.stdin.close()
+            assert process.wait(timeout=15) == 1
+        finally:
+            process.kill()
 
 
 def test_a_reader_that_goes_away_ends_the_work(work):
