@@ -4,10 +4,13 @@ Commands of main.py run on the embedded pair, whatever models they name; those o
 benchmark.py, which would download or take minutes, pass the real parsers.
 """
 
+import ast
+import inspect
 import io
 import re
 import shlex
 import sys
+import textwrap
 from dataclasses import fields
 from itertools import groupby
 from pathlib import Path
@@ -19,9 +22,14 @@ import benchmark
 import convert
 import main
 from checkpoints.quantization import Quantization
+from decoder import Batch
+from speculative.drafting import Drafter
 from speculative.options import Options
+from speculative.sampling import accept_token
 
-MANUAL = ("README.md", "CONTRIBUTING.md", "demo/README.md")
+PAGES = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
+MANUAL = ("README.md", "CONTRIBUTING.md", "demo/README.md", *PAGES)
+OPTIONS = {"main.py": "using", "convert.py": "conversion", "benchmark.py": "benchmarks"}
 PARSERS = {
     "main.py": main.parse_args,
     "convert.py": convert.parse_args,
@@ -64,6 +72,10 @@ def commands(code: str) -> list[list[str]]:
 def _starts(before: list[str]) -> bool:
     """Whether what stands before a script's name starts it; `git add main.py` does not."""
     return not before or any(re.match(r"python|mlx\.launch", Path(word).name) for word in before)
+
+
+def python_in(name: str) -> list[str]:
+    return [fence[2] for fence in FENCE.finditer(read(name)) if fence[1] == "python"]
 
 
 def blocks(text: str) -> list[tuple[list[list[str]], str | None]]:
@@ -191,12 +203,19 @@ def test_every_flag_in_the_text_is_a_programs(name, capsys):
     assert named <= known, f"{name}: no program has {named - known}"
 
 
-@pytest.mark.parametrize("name", MANUAL)
-def test_a_help_text_in_the_manual_is_the_programs(name, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "80")
-    for fence in FENCE.finditer(read(name)):
-        if usage := re.match(r"usage: (\S+)", fence[2]):
-            assert fence[2] == options_of(usage[1], capsys)[1]
+@pytest.mark.parametrize(("script", "page"), OPTIONS.items())
+def test_every_flag_of_a_program_is_in_its_page(script, page, capsys):
+    named = set(re.findall(r"`(-[\w-]+)`", read(f"docs/{page}.md")))
+    assert options_of(script, capsys)[0] - {"--help", "-h"} <= named
+
+
+def test_the_defaults_in_the_manual_are_those_of_decoding():
+    rows = re.findall(r"^\| `--([\w-]+)`.*\| *([^|]*?) *\|$", read("docs/using.md"), re.MULTILINE)
+    found = {flag.replace("-", "_"): default for flag, default in rows}
+    defaults = {f.name: f.default for f in fields(Options)}
+    defaults |= {"lookup": "", "acceptance": "coupled, or token with `--delta`"}
+    defaults |= {"batch_size": main.BATCH_SIZE}
+    assert {name: found[name] for name in defaults} == {k: str(v) for k, v in defaults.items()}
 
 
 @pytest.mark.parametrize("script", PARSERS)
@@ -210,28 +229,87 @@ def test_the_commands_in_a_scripts_first_lines_are_ones_that_it_takes(script, ca
         check(command[0], command[1:], capsys)
 
 
-def test_python_in_the_readme_runs(work, monkeypatch):
-    """The blocks in their order, as one program, with the embedded pair for the models they name."""
+@pytest.mark.parametrize("name", ["README.md", "docs/python.md"])
+def test_python_in_the_manual_runs(name, work, monkeypatch):
+    """A page's blocks in their order, as one program, with the embedded pair for the models they name."""
     monkeypatch.syspath_prepend(str(ROOT))
-    found = [fence[2] for fence in FENCE.finditer(read("README.md")) if fence[1] == "python"]
+    found = python_in(name)
     assert found
-    names = dict.fromkeys(re.findall(r"mlx_models/([\w.-]+)", "".join(found)))
-    for i, name in enumerate(names):
+    models = dict.fromkeys(re.findall(r"mlx_models/([\w.-]+)", "".join(found)))
+    for i, model in enumerate(models):
         of_pair = work / "mlx_models" / ("demo-draft" if i else "demo-target")
-        if not (work / "mlx_models" / name).exists():
-            (work / "mlx_models" / name).symlink_to(of_pair)
+        if not (work / "mlx_models" / model).exists():
+            (work / "mlx_models" / model).symlink_to(of_pair)
     known = {"prompt": PROMPT, "prompts": [PROMPT] * 2}
     for code in found:
-        exec(compile(code, "README.md", "exec"), known)
-    assert known.get("text", ANSWER) == ANSWER
+        exec(compile(code, name, "exec"), known)
+        assert known["text"] == ANSWER
 
 
-def test_every_file_in_the_text_is_there_and_every_module_is_in_the_text():
+def test_the_step_in_the_manual_is_the_step():
+    (shown,) = python_in("docs/design.md")
+    _, _, body = inspect.getsource(Batch.step).split('"""')
+    assert shown == textwrap.dedent(body.removeprefix("\n"))
+
+
+def test_what_is_to_be_written_for_a_contribution_has_the_names_of_what_is_there():
+    known: dict = {}
+    for code in python_in("CONTRIBUTING.md"):
+        exec(compile(code, "CONTRIBUTING.md", "exec"), known)
+    for name, method in vars(known["MyDrafter"]).items():
+        if callable(method):
+            theirs = inspect.signature(getattr(Drafter, name)).parameters
+            assert list(inspect.signature(method).parameters) == list(theirs)
+    *theirs, _ = inspect.signature(accept_token).parameters  # the last one is delta
+    assert list(inspect.signature(known["accept_mine"]).parameters) == theirs
+
+
+def parts() -> dict[str, list[Path]]:
+    """The modules of each part of the project: one of the root, or those of a folder."""
+    found = {path.name: [path] for path in sorted(ROOT.glob("*.py"))}
+    for path in sorted(ROOT.glob("*/__init__.py")):
+        found[f"{path.parent.name}/"] = sorted(path.parent.glob("*.py"))
+    return found
+
+
+@pytest.mark.parametrize("name", MANUAL)
+def test_every_file_in_the_text_is_there(name):
+    near = (ROOT, (ROOT / name).parent)
+    named = {s for s in spans(read(name)) if re.fullmatch(r"[\w./-]+\.(py|md)|[\w-]+/", s)}
+    assert not {n for n in named - {"mlx_models/"} if not any((to / n).exists() for to in near)}
+
+
+def test_every_part_is_in_the_readme_and_every_page_is_linked_there():
     text = read("README.md")
-    named = {span for span in spans(text) if re.fullmatch(r"[\w./-]+\.(py|md)|[\w-]+/", span)}
-    generated = {"mlx_models/"}
-    assert not {name for name in named - generated if not (ROOT / name).exists()}
-    assert {path.name for path in ROOT.glob("*.py")} <= named
+    assert parts().keys() <= set(spans(text))
+    assert set(PAGES) <= set(re.findall(r"\]\(([^)#]+)\)", text))
+
+
+@pytest.mark.parametrize("name", MANUAL)
+def test_every_link_leads_somewhere(name):
+    for target in re.findall(r"\]\(([^)]+)\)", read(name)):
+        page, _, heading = target.partition("#")
+        if not page.startswith("https://"):
+            path = (ROOT / name).parent / page if page else ROOT / name
+            assert path.exists(), target
+            titles = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+            assert not heading or heading in {t.lower().replace(" ", "-") for t in titles}, target
+
+
+def test_imports_run_the_way_that_the_manual_says():
+    (chain,) = re.findall(r"^`errors\.py` <- .*(?:\n.+)*", read("CONTRIBUTING.md"), re.MULTILINE)
+    floors = [spans(floor) for floor in chain.split("<-")]
+    level = {part: i for i, floor in enumerate(floors) for part in floor}
+    assert level.keys() == parts().keys()
+    by_name = {re.sub(r"\.py$|/$", "", part): part for part in level}
+    for part, modules in parts().items():
+        for module in modules:
+            for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                if isinstance(node, ast.ImportFrom):
+                    names = [node.module or ""]
+                for other in {by_name.get(n.partition(".")[0], part) for n in names} - {part}:
+                    assert level[other] < level[part], f"{module} imports {other}"
 
 
 @pytest.mark.parametrize(
