@@ -2,8 +2,13 @@
 
 python benchmark.py                  the embedded pair, widened to the size of t5-large and t5-small
 python benchmark.py --model flan-t5-xl --draft-model flan-t5-small
-python benchmark.py rules            one of the README's other tables
+python benchmark.py rules            another table of docs/benchmarks.md
 """
+
+from terminal import interrupts
+
+if __name__ == "__main__":
+    interrupts.expect()  # also while what follows is imported
 
 import argparse
 import contextlib
@@ -57,7 +62,7 @@ def parse_args(argv: list[str] | None = None):
         nargs="?",
         default="speed",
         choices=["speed", *TABLES],
-        help="speed, or a table of the README on the embedded pair (default: speed)",
+        help="speed, or a table of docs/benchmarks.md on the embedded pair (default: speed)",
     )
     parser.add_argument(
         "--model", help="a converted target (default: the embedded pair, widened to --sizes)"

@@ -6,6 +6,11 @@ and the tokenizer's files.
     python convert.py --model t5-11b --quantize --q-bits 4
 """
 
+from terminal import interrupts
+
+if __name__ == "__main__":
+    interrupts.expect()  # also while what follows is imported
+
 import contextlib
 import fcntl
 import json

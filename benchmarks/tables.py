@@ -1,5 +1,5 @@
-"""The README's tables on the embedded pair, but for that of speed: what rules, options and formats
-give and cost. benchmark.py prints them."""
+"""The tables of docs/benchmarks.md on the embedded pair, but for that of speed: what rules, batches and
+lengths give. benchmark.py prints them."""
 
 import itertools
 import sys

@@ -6,7 +6,6 @@ benchmark.py, which would download or take minutes, pass the real parsers.
 
 import ast
 import inspect
-import io
 import re
 import shlex
 import sys
@@ -156,7 +155,8 @@ def _split(word: str) -> list[str]:
 
 def output_of(arguments: list[str], work: Path, monkeypatch, capsys) -> str:
     monkeypatch.setattr(sys, "argv", ["main.py", *on_the_embedded_pair(arguments, work)])
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{PROMPT}\n".encode())))
+    (work / "stdin").write_text(f"{PROMPT}\n")
+    monkeypatch.setattr(sys, "stdin", (work / "stdin").open())
     capsys.readouterr()
     try:
         main.main()

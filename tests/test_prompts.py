@@ -249,11 +249,11 @@ def test_json_has_the_fields_of_a_response(work):
     stats = first["stats"]
     assert sum(stats["accepted_lengths"]) == stats["target_calls"]
     assert sum(n * c for n, c in enumerate(stats["accepted_lengths"])) == stats["accepted"]
-    assert stats["drafting_seconds"] is None
+    assert stats["preparing_seconds"] > 0
     alone = json.loads(
         run("-p", PROMPT, "--json", "--verbose", "--num-draft", "3", cwd=work).stdout
     )
-    assert 0 < alone["stats"]["drafting_seconds"] < alone["stats"]["seconds"]
+    assert alone["stats"]["seconds"] > 0
     for field in ("index", "text", "tokens", "finish_reason"):
         assert alone[field] == first[field]
 
