@@ -1,0 +1,538 @@
+"""T5Gemma: logits, texts, tokens and checkpoints against transformers, on small random models."""
+
+import copy
+import dataclasses
+import itertools
+import json
+import tempfile
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import torch
+from helpers import checkpoints
+from helpers import t5gemma_checkpoints as t5gemma
+from helpers.oracle import flat_weights, greedy
+from helpers.t5gemma_checkpoints import FULL, SLIDING, VARIANTS, raw_config
+from test_decoder import decode_with, partial_rounds, ragged_sources
+from test_model import B, S, T, cached_logits, padded_inputs, reference_logits
+from test_tokenizer import AWKWARD, assert_same_tokenizer, needs_shared, prompts
+from transformers import AutoTokenizer
+
+from checkpoints.folder import open_checkpoint, read_json
+from checkpoints.quantization import Quantization
+from checkpoints.tensors import to_mlx
+from checkpoints.tokenizer import load_tokenizer
+from convert import convert, converted_size, read_config
+from decoder import generate, load
+from errors import InputError
+from families import family_of
+from families.t5gemma import FAMILY, Config, Norm, T5Gemma
+from speculative.cache import MASKED
+from speculative.drafting import CombinedDrafter, InputDrafter, ModelDrafter
+
+
+def mlx_model(reference, raw: dict) -> T5Gemma:
+    """Ours with a torch model's weights; every one of them is used, and there is no other."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = checkpoints.save(Path(name), raw, t5gemma.state_dict(reference))
+        tensors = FAMILY.rename(open_checkpoint(folder))
+        arrays = {n: np.concatenate(list(tensor.blocks())) for n, tensor in tensors.items()}
+    model = T5Gemma(Config.from_hub(raw, tensors))
+    model.load_weights([(name, to_mlx(array)) for name, array in arrays.items()])
+    return model
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def pair(request):
+    """(torch model, MLX model) with the same weights."""
+    raw = VARIANTS[request.param]
+    reference = t5gemma.torch_model(raw)
+    return reference, mlx_model(reference, raw)
+
+
+def random_model(raw: dict | None = None, seed: int = 0) -> T5Gemma:
+    raw = raw or VARIANTS["t5gemma"]
+    return mlx_model(t5gemma.torch_model(raw, seed), raw)
+
+
+def in_dtype(model: T5Gemma, dtype: mx.Dtype) -> T5Gemma:
+    """As conversion would write it."""
+    other = T5Gemma(model.config)
+    exact = FAMILY.float32 if dtype == mx.float16 else ()
+    weights = [
+        (n, w.astype(mx.float32 if n.endswith(exact) else dtype)) for n, w in flat_weights(model)
+    ]
+    other.load_weights(weights)
+    return other
+
+
+def tokens_and_positions(first: int, tokens) -> tuple[mx.array, np.ndarray]:
+    tokens = np.asarray(tokens)
+    positions = np.arange(first, first + tokens.shape[1], dtype=np.int32)
+    return mx.array(tokens), np.tile(positions, (len(tokens), 1))
+
+
+# ---------------------------------------------------------------------------------------------
+# Logits
+
+
+@pytest.mark.parametrize("block", [T, 1, 7])
+def test_logits_are_those_of_transformers(pair, block):
+    reference, model = pair
+    inputs = padded_inputs(61)
+    expected = reference_logits(reference, *inputs)
+    logits = cached_logits(model, *inputs, block)
+    assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_is_as_close_as_that_of_transformers(pair, dtype):
+    reference, model = pair
+    inputs = padded_inputs(61)
+    expected = reference_logits(reference, *inputs)
+    theirs = reference_logits(copy.deepcopy(reference).to(getattr(torch, dtype)), *inputs)
+    ours = cached_logits(in_dtype(model, getattr(mx, dtype)), *inputs, 7)
+    assert np.isfinite(ours).all()
+    assert np.abs(ours - expected).mean() <= 1.1 * np.abs(theirs - expected).mean()
+
+
+@pytest.mark.parametrize(
+    "factors",
+    [
+        {"embed_tokens": 2e4},  # the residual stream
+        {"gate_proj": 3e3, "up_proj": 3e3},  # the product that goes into the last projection
+        {"v_proj": 500, "o_proj": 5000},  # what attention returns
+        {"q_proj": 1e3, "k_proj": 1e3},  # scores, before the cap
+    ],
+)
+def test_float16_stays_finite_where_values_outgrow_it(factors):
+    reference = t5gemma.torch_model(VARIANTS["t5gemma"])
+    with torch.no_grad():
+        for name, weight in reference.named_parameters():
+            for part, factor in factors.items():
+                if part in name:
+                    weight *= factor
+    model = in_dtype(mlx_model(reference, VARIANTS["t5gemma"]), mx.float16)
+    assert np.isfinite(cached_logits(model, *padded_inputs(61), 7)).all()
+
+
+def test_padding_does_not_reach_the_logits():
+    """Large scores under a low cap: a cap after the mask would let padding in again."""
+    model, (source, mask, target) = random_model(), padded_inputs(61)
+    expected = cached_logits(model, source, mask, target, 5)
+    changed = np.where(mask, source, 60 - source)
+    assert np.array_equal(cached_logits(model, changed, mask, target, 5), expected)
+
+
+def test_small_norm_weights_are_not_lost_in_bfloat16():
+    """1 + 0.003 is 1 in bfloat16, where numbers above 1 are 0.008 apart."""
+    norm = Norm(4096, 1e-6)
+    norm.weight = mx.full((4096,), 0.003, mx.bfloat16)
+    x = mx.random.normal((64, 4096), key=mx.random.key(0)).astype(mx.bfloat16)
+    y = norm(x)
+    assert y.dtype == mx.bfloat16
+    x, y = np.array(x.astype(mx.float32)), np.array(y.astype(mx.float32))
+    plain = x / np.sqrt((x**2).mean(axis=1, keepdims=True))
+    assert abs((y * plain).sum() / (plain**2).sum() - 1.003) < 0.0005
+
+
+def test_the_sources_keys_have_no_positions():
+    """Cross-attention sees a set: in another order it gives the same logits."""
+    model, rng = random_model(), np.random.default_rng(3)
+    source, target = rng.integers(3, 61, (2, 9)), rng.integers(3, 61, (2, 6))
+    cache, shuffled = model.start(mx.array(source)), model.start(mx.array(source))
+    order = mx.array(rng.permutation(9))
+    shuffled.cross = [[x[:, :, order] for x in pair] for pair in cache.cross]
+    expected = model.decode(*tokens_and_positions(0, target), cache)
+    logits = model.decode(*tokens_and_positions(0, target), shuffled)
+    assert np.abs(np.array(logits - expected)).max() < 1e-5
+    turned = model.encode(mx.array(source)[:, order], np.ones((2, 9), bool))[:, mx.argsort(order)]
+    memory = model.encode(mx.array(source), np.ones((2, 9), bool))
+    assert np.abs(np.array(turned - memory)).max() > 0.1  # where positions do tell
+
+
+# ---------------------------------------------------------------------------------------------
+# Windows
+
+
+def one_windowed_layer(window: int) -> T5Gemma:
+    """One layer each, windowed; the decoder does not look at the source."""
+    raw = raw_config(num_hidden_layers=1, sliding_window=window, layer_types=[SLIDING])
+    model = random_model(raw)
+    out = model.decoder.layers[0].cross_attention.out
+    out.weight = mx.zeros(out.weight.shape)
+    return model
+
+
+def moved(before: mx.array, after: mx.array) -> list[int]:
+    """The positions at which [1, T, D] differ."""
+    return np.flatnonzero(np.abs(np.array(before - after))[0].max(axis=-1) > 1e-6).tolist()
+
+
+def test_the_encoders_window_is_inclusive_on_both_sides():
+    model, source = one_windowed_layer(3), np.arange(5, 25)[None]
+    changed = np.where(np.arange(20) == 9, 40, source)
+    whole = np.ones((1, 20), bool)
+    before, after = (model.encode(mx.array(tokens), whole) for tokens in (source, changed))
+    assert moved(before, after) == [6, 7, 8, 9, 10, 11, 12]
+
+
+@pytest.mark.parametrize("block", [20, 1, 3])
+def test_the_decoders_window_counts_the_token_itself(block):
+    model, target = one_windowed_layer(3), np.arange(5, 25)[None]
+    changed = np.where(np.arange(20) == 9, 40, target)
+
+    def logits(tokens: np.ndarray) -> mx.array:
+        cache = model.start(mx.array([[7, 8]]))
+        starts = range(0, 20, block)
+        parts = [tokens_and_positions(at, tokens[:, at : at + block]) for at in starts]
+        return mx.concatenate([model.decode(*part, cache) for part in parts], axis=1)
+
+    assert moved(logits(target), logits(changed)) == [9, 10, 11]
+
+
+def test_the_decoders_window_counts_positions_not_slots():
+    """Between a token and those that see it lie slots of rejected ones."""
+    model, tokens = one_windowed_layer(3), np.arange(5, 12)[None]
+    straight = model.start(mx.array([[7, 8]]))
+    expected = model.decode(*tokens_and_positions(0, tokens), straight)[:, -1]
+    cache = model.start(mx.array([[7, 8], [9, 10]]))
+    for at in range(6):  # the second row keeps all that is drafted, the first one of four tokens
+        block = np.array([[tokens[0, at], 50, 51, 52], [20, 21, 22, 23]])
+        positions = np.array([[at], [4 * at]]) + np.arange(4)
+        model.decode(mx.array(block), positions.astype(np.int32), cache)
+        cache.keep(np.array([1, 4]))
+    assert cache.cursor == 24
+    last = np.array([[6], [24]], np.int32)
+    logits = model.decode(mx.array([[int(tokens[0, 6])], [30]]), last, cache)[0, -1]
+    assert np.abs(np.array(logits - expected[0])).max() < 1e-5
+
+
+# ---------------------------------------------------------------------------------------------
+# The cache
+
+
+def test_rejected_and_masked_slots_are_not_seen():
+    """Ragged blocks, some of whose tokens are rejected or mere fillers, leave the logits of rows that
+    were decoded alone and straight; windows are exceeded."""
+    model, rng = random_model(), np.random.default_rng(1)
+    source, rows = rng.integers(3, 61, (B, S)), rng.integers(3, 61, (B, 200))
+    cache, lengths, partial = model.start(mx.array(source)), np.zeros(B, int), 0
+    while lengths.min() < 60:
+        k = rng.integers(1, 8)
+        first, last = rng.integers(0, k, B), rng.integers(1, k + 1, B)  # [first, last) is no filler
+        keeps = rng.integers(0, k + 1, B)
+        tokens, positions = rng.integers(3, 61, (B, k)), np.full((B, k), MASKED, np.int32)
+        for b in range(B):
+            real = np.arange(first[b], last[b])
+            positions[b, real] = lengths[b] + np.arange(len(real))
+            right = real[real < keeps[b]]
+            tokens[b, right] = rows[b, lengths[b] : lengths[b] + len(right)]
+        logits = model.decode(mx.array(tokens), positions, cache)
+        assert np.isfinite(np.array(logits)).all()
+        cache.keep(keeps)
+        kept = np.array([max(0, min(keeps[b], last[b]) - first[b]) for b in range(B)])
+        partial += ((kept > 0) & (kept < last - first)).sum()
+        lengths += kept
+        assert (cache.lengths == lengths).all()
+    assert partial > 10 and cache.cursor > lengths.max()
+    next_tokens = mx.array(rows[np.arange(B), lengths][:, None])
+    logits = model.decode(next_tokens, lengths[:, None].astype(np.int32), cache)
+    for b in range(B):
+        alone = model.start(mx.array(source[b : b + 1]))
+        tokens = rows[b : b + 1, : lengths[b] + 1]
+        expected = model.decode(*tokens_and_positions(0, tokens), alone)[0, -1]
+        assert np.abs(logits[b, 0] - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+def test_a_source_is_as_long_as_the_model_knows_and_no_longer():
+    model = random_model()
+    assert model.config.max_positions == 500
+    cache = model.start(mx.full((1, 64), 5))
+    assert np.isfinite(np.array(cache.cross[0][0])).all()
+    with pytest.raises(InputError, match="a source of 65 tokens; the model reads 64 at most"):
+        model.start(mx.full((1, 65), 5))
+    with pytest.raises(InputError, match="without a token"):
+        model.start(mx.array([[3], [0]]), np.array([[True], [False]]))
+
+
+# ---------------------------------------------------------------------------------------------
+# Texts
+
+TEXTS, LENGTH = 12, 16
+
+
+def transformers_texts(reference, sources: list[list[int]], eos: list[int]) -> list[list[int]]:
+    """What transformers' generate writes, greedily, for each source: the end of sequence included."""
+    width = max(map(len, sources))
+    padded = torch.tensor([source + [0] * (width - len(source)) for source in sources])
+    mask = torch.tensor([[1] * len(s) + [0] * (width - len(s)) for s in sources])
+    rows = reference.generate(
+        input_ids=padded, attention_mask=mask, max_new_tokens=LENGTH, eos_token_id=eos
+    ).tolist()
+    return [cut(row[1:], eos) for row in rows]
+
+
+def cut(tokens: list[int], eos: list[int]) -> list[int]:
+    ends = [i for i, token in enumerate(tokens) if token in eos]
+    return tokens[: ends[0] + 1] if ends else tokens
+
+
+def texts(model, drafter, sources, batch_size: int, **options) -> tuple[list[list[int]], int]:
+    """What our decoder writes, and how many steps kept a part of what was drafted."""
+    rows = decode_with(model, drafter, sources, batch_size, max_tokens=LENGTH, **options)
+    prefix = len(model.prefix(sources[0]))
+    partial = partial_rounds(rows, options["num_draft"]) if drafter else 0
+    return [row.tokens[prefix:] for row in rows], partial
+
+
+def disturbed(model: T5Gemma, noise: float) -> T5Gemma:
+    """A draft model: `model` with relative Gaussian noise on every weight."""
+    draft, rng = T5Gemma(model.config), np.random.default_rng(0)
+
+    def shift(weight: mx.array) -> mx.array:
+        normal = rng.normal(0, noise * float(weight.std()), weight.shape)
+        return weight + mx.array(normal.astype(np.float32))
+
+    draft.load_weights([(name, shift(weight)) for name, weight in flat_weights(model)])
+    return draft
+
+
+def test_texts_are_those_of_transformers_and_of_every_drafter(pair):
+    reference, model = pair
+    sources = ragged_sources(TEXTS, 61)
+    free = transformers_texts(reference, sources, [1])
+    pairs = itertools.combinations(sorted({token for text in free for token in text}), 2)
+    # Two ends of sequence, such that texts are of many lengths.
+    eos = max(
+        (list(pair) for pair in pairs), key=lambda pair: len({len(cut(t, pair)) for t in free})
+    )
+    expected = transformers_texts(reference, sources, eos)
+    assert len({len(text) for text in expected}) > 3
+    model.config = dataclasses.replace(model.config, eos_token_ids=tuple(eos))
+    assert [greedy(model, source, LENGTH) for source in sources[:2]] == expected[:2]
+    near = disturbed(model, 0.05)
+    ways = [
+        (None, 12, 0),
+        (ModelDrafter(near), 6, 3),
+        (InputDrafter(), 12, 2),
+        (CombinedDrafter(InputDrafter(), ModelDrafter(near)), 5, 4),
+    ]
+    partial = 0
+    for drafter, batch_size, num_draft in ways:
+        found, parts = texts(model, drafter, sources, batch_size, num_draft=num_draft)
+        assert found == expected, (drafter, batch_size, num_draft)
+        partial += parts
+    assert partial >= 5
+
+
+def test_a_draft_model_may_have_another_shape():
+    model, draft = random_model(), random_model(VARIANTS["deep encoder"], seed=1)
+    sources = ragged_sources(8, 61)
+    expected, _ = texts(model, None, sources, 4, num_draft=0)
+    assert texts(model, ModelDrafter(draft), sources, 4, num_draft=3)[0] == expected
+
+
+# ---------------------------------------------------------------------------------------------
+# Checkpoints
+
+WIDE = raw_config(
+    {"hidden_size": 96, "intermediate_size": 128},
+    {"hidden_size": 64, "intermediate_size": 160},
+    vocab_size=704,
+    num_attention_heads=4,
+    head_dim=16,
+)
+
+
+@pytest.mark.parametrize("variant", ["t5gemma", "own head", "no groups, biases"])
+@pytest.mark.parametrize("kind", ["safetensors", "zip"])
+def test_converted_models_load_and_agree_with_transformers(tmp_path, variant, kind):
+    raw = VARIANTS[variant] | {
+        stack: VARIANTS[variant][stack] | {"vocab_size": 704} for stack in ("encoder", "decoder")
+    }
+    source = t5gemma.make_folder(tmp_path / "source", raw, shards=3, kind=kind)
+    output = convert(str(source), tmp_path / "out", dtype="float32")
+    model, tokenizer = load(output)
+    inputs = padded_inputs(704)
+    expected = reference_logits(t5gemma.torch_model(raw), *inputs)
+    logits = cached_logits(model, *inputs, 7)
+    assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max()
+    assert tokenizer.encode("The house").ids[0] == 2
+
+
+def test_what_transformers_saves_is_understood(tmp_path):
+    """It leaves defaults out of config.json and the head out of the weights."""
+    raw = raw_config(WIDE["encoder"], WIDE["decoder"], rms_norm_eps=1e-6, sliding_window=4096)
+    reference = t5gemma.torch_model(raw)
+    reference.save_pretrained(tmp_path / "source")
+    t5gemma.save_tokenizer(tmp_path / "source")
+    saved = read_config(tmp_path / "source")
+    assert Config.from_hub(saved, []) == Config.from_hub(raw, [])
+    assert family_of(saved) is FAMILY
+    assert family_of({k: v for k, v in saved.items() if k != "model_type"}) is FAMILY
+    model, _ = load(convert(str(tmp_path / "source"), tmp_path / "out", dtype="float32"))
+    inputs = padded_inputs(704)
+    expected = reference_logits(reference, *inputs)
+    logits = cached_logits(model, *inputs, 7)
+    assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_quantized_models_load_and_write(tmp_path, dtype):
+    source = t5gemma.make_folder(tmp_path / "source", WIDE)
+    how = Quantization("affine", 8, 32)
+    output = convert(str(source), tmp_path / "out", dtype=dtype, quantization=how)
+    model, tokenizer = load(output)
+    quantized = {name for name, _ in flat_weights(model) if name.endswith(".scales")}
+    matrices = {n for n, w in flat_weights(T5Gemma(model.config)) if w.ndim == 2}
+    assert {name.removesuffix("scales") + "weight" for name in quantized} == matrices
+    size = sum(w.nbytes for _, w in flat_weights(model))
+    assert size == converted_size(source, dtype, how)
+    inputs = padded_inputs(704)
+    expected = reference_logits(t5gemma.torch_model(WIDE), *inputs)
+    error = np.abs(cached_logits(model, *inputs, 7) - expected).mean() / np.abs(expected).mean()
+    assert error < 0.25
+    options = dict(max_tokens=12, num_draft=0)
+    plain = generate(model, tokenizer, "Write a short story about a house.", **options)
+    options["num_draft"] = 3
+    copied = generate(
+        model, tokenizer, "Write a short story about a house.", lookup=True, **options
+    )
+    assert plain and (copied == plain or dtype != "float32")
+
+
+def test_heads_and_embeddings_under_any_of_their_names(tmp_path):
+    raw = VARIANTS["t5gemma"]
+    state = t5gemma.state_dict(t5gemma.torch_model(raw))
+    head, embedding = "lm_head.out_proj.weight", "model.decoder.embed_tokens.weight"
+    stored = {
+        "alias": state | {head: state[embedding].clone()},
+        "head only": {k: v for k, v in state.items() if k != embedding} | {head: state[embedding]},
+        "bare": {k.removeprefix("model."): v for k, v in state.items()},
+        "own": state | {head: state[embedding] + 1},
+    }
+    for name, tensors in stored.items():
+        found = FAMILY.rename(open_checkpoint(checkpoints.save(tmp_path / name, raw, tensors)))
+        assert ("head.weight" in found) == (name == "own")
+        expected = {n for n, _ in flat_weights(T5Gemma(Config.from_hub(raw, found)))}
+        assert found.keys() == expected
+    with pytest.raises(InputError, match=r"unknown tensor encoder.layers.0.mlp.q_proj.weight"):
+        FAMILY.rename({"model.encoder.layers.0.mlp.q_proj.weight": None, embedding: None})
+
+
+# ---------------------------------------------------------------------------------------------
+# config.json
+
+
+def test_ids_are_those_that_generate_would_use():
+    """The top level's (where generation_config.json's are put) before the decoder's; the start is
+    the beginning of sequence unless it is given."""
+    raw = VARIANTS["t5gemma"]
+    for changes in (
+        {},
+        {"eos_token_id": [1, 7]},
+        {"eos_token_id": [7], "bos_token_id": 9, "pad_token_id": 4},
+        {"decoder_start_token_id": 6},
+        {"decoder": raw["decoder"] | {"bos_token_id": 8, "eos_token_id": [3, 5]}},
+    ):
+        reference = t5gemma.torch_model(raw | changes)
+        settings = reference.generation_config
+        config = Config.from_hub(raw | changes, [])
+        eos = settings.eos_token_id
+        assert list(config.eos_token_ids) == (eos if isinstance(eos, list) else [eos])
+        assert config.pad_token_id == settings.pad_token_id
+        prefix = reference.generate(torch.tensor([[5, 6]]), max_new_tokens=1)[0, 0].item()
+        assert [prefix] == T5Gemma(config).prefix([5, 6]), changes
+
+
+def test_config_survives_its_file():
+    for raw in VARIANTS.values():
+        config = Config.from_hub(raw, [])
+        assert Config.from_dict(raw | json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_defaults_are_those_of_transformers():
+    config = Config.from_hub({"model_type": "t5gemma", "encoder": {}, "decoder": {}}, None)
+    reference = t5gemma.transformers.T5GemmaConfig(encoder={}, decoder={})
+    for ours, theirs in ((config.encoder, reference.encoder), (config.decoder, reference.decoder)):
+        for name, value in theirs.to_dict().items():
+            if hasattr(ours, name):
+                assert getattr(ours, name) == value, name
+        assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+        windows = [
+            theirs.sliding_window if kind == SLIDING else 8192 for kind in theirs.layer_types
+        ]
+        assert list(ours.windows) == windows
+    assert (config.tied_head, config.max_positions, config.decoder_start_token_id) == (
+        True,
+        8192,
+        2,
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"decoder": None}, "no encoder and decoder: not a T5Gemma model"),
+        ({"layer_types": [FULL]}, "layer_types is not"),
+        ({"num_hidden_layers": "3"}, "num_hidden_layers is '3', not"),
+        ({"num_key_value_heads": 4}, "6 attention heads cannot share 4 key and value heads"),
+        ({"head_dim": 7}, "head_dim is 7, not even"),
+        ({"hidden_activation": "relu"}, "unknown activation 'relu'"),
+        ({"attn_logit_softcapping": 0.0}, "attn_logit_softcapping is 0.0, not above 0"),
+        ({"sliding_window": None}, "windows is"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 2}},
+            "rotary positions of type 'yarn'",
+        ),
+        ({"hidden_size": 0}, "hidden_size is 0, not a whole number"),
+        ({"pad_token_id": 61}, "pad_token_id is 61, but vocab_size only 61"),
+    ],
+)
+def test_configs_that_cannot_be_are_named(changes, message):
+    raw = raw_config(**changes) if "decoder" not in changes else raw_config() | changes
+    with pytest.raises(InputError, match=message):
+        Config.from_hub(raw, None)
+
+
+def test_more_layers_than_weights_are_refused(tmp_path):
+    source = t5gemma.make_folder(tmp_path / "source", WIDE)
+    raw = read_json(source / "config.json")
+    raw["decoder"]["num_hidden_layers"] = 900
+    (source / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(
+        InputError, match=r"config.json has 900 layers in the decoder, the weights 4"
+    ):
+        convert(str(source), tmp_path / "out")
+
+
+# ---------------------------------------------------------------------------------------------
+# The tokenizer, of a small vocabulary: there is no real one without a download
+
+
+def converted_tokenizer(folder: Path, output: Path):
+    output.mkdir()
+    FAMILY.write_tokenizer(folder, output)
+    return load_tokenizer(output)
+
+
+@needs_shared
+@pytest.mark.parametrize("framed", [True, False])
+def test_tokens_are_those_of_transformers(tmp_path, framed):
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "config.json").write_text(json.dumps({"model_type": "t5gemma"}))
+    t5gemma.save_tokenizer(tmp_path / "source", framed)
+    reference = AutoTokenizer.from_pretrained(tmp_path / "source")
+    assert type(reference).__name__ == "GemmaTokenizer"
+    ours = converted_tokenizer(tmp_path / "source", tmp_path / "out")
+    assert (ours.encode("a").ids[0] == 2) == framed
+    chat = "<start_of_turn>user\nHello<end_of_turn>\n<start_of_turn>model\n"
+    assert_same_tokenizer(ours, reference, [*AWKWARD, chat, *prompts()])
+
+
+def test_a_checkpoint_without_a_tokenizer_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"no tokenizer: it has no tokenizer.json"):
+        converted_tokenizer(tmp_path, tmp_path / "out")
