@@ -96,10 +96,10 @@ class Attention(nn.Module):
         (B, H, T, D), (_, H_kv, N, _) = queries.shape, keys.shape
         # The queries that share keys go side by side: [B, H_kv, H / H_kv * T, D]
         scores = (queries * scale).reshape(B, H_kv, -1, D) @ keys.swapaxes(2, 3)
-        scores = _soft_cap(scores, mx.array(cap, scores.dtype))
+        scores = _soft_cap(scores.astype(mx.float32), mx.array(cap))
         if mask is not None:  # after the cap, which would let masked keys in again
             scores = mx.where(mask, scores.reshape(B, H, T, N), -mx.inf).reshape(scores.shape)
-        weights = mx.softmax(scores, axis=-1, precise=True)
+        weights = mx.softmax(scores, axis=-1).astype(values.dtype)
         return (weights @ values).reshape(B, H, T, D)
 
 

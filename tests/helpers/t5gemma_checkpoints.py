@@ -74,9 +74,11 @@ VARIANTS = {
     "uncapped, grouped": raw_config(
         attn_logit_softcapping=None, sliding_window=4096, query_pre_attn_scalar=64
     ),
-    "no window": raw_config(sliding_window=4096),
+    "no window": raw_config(sliding_window=4096, rope_theta=100.0)  # as before transformers 5,
     "full first": raw_config(
-        {"layer_types": [FULL, SLIDING, SLIDING]}, {"layer_types": [FULL, FULL, SLIDING, FULL]}
+        {"layer_types": [FULL, SLIDING, SLIDING]},
+        {"layer_types": [FULL, FULL, SLIDING, FULL]},
+        rope_parameters={"rope_type": "default", "rope_theta": 200.0},
     ),
     "own head": raw_config() | {"tie_word_embeddings": False},
     "deep encoder": raw_config(
@@ -92,9 +94,7 @@ def torch_model(raw: dict, seed: int = 0) -> torch.nn.Module:
     model = transformers.T5GemmaForConditionalGeneration(config).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if "norm" in name:
-                weight.normal_(0, 0.3)
-            elif name.endswith("bias"):
+            if "norm" in name or name.endswith("bias"):
                 weight.normal_(0, 0.3)
             elif "q_proj" in name or "k_proj" in name:
                 weight.normal_(0, 2 * weight.shape[1] ** -0.5)  # large scores
