@@ -176,9 +176,8 @@ class Stack(nn.Module):
 
     def embed(self, tokens: mx.array) -> mx.array:
         x = self.embedding(tokens)
-        scale = mx.array(
-            self._width**0.5, x.dtype
-        )  # rounded to the model's type, as it was trained
+        # Rounded to the model's type, as it was trained.
+        scale = mx.array(self._width**0.5, x.dtype)
         # The residual stream of a float16 model outgrows float16.
         return (x.astype(mx.float32) if x.dtype == mx.float16 else x) * scale
 

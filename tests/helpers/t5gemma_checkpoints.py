@@ -74,7 +74,7 @@ VARIANTS = {
     "uncapped, grouped": raw_config(
         attn_logit_softcapping=None, sliding_window=4096, query_pre_attn_scalar=64
     ),
-    "no window": raw_config(sliding_window=4096, rope_theta=100.0)  # as before transformers 5,
+    "no window": raw_config(sliding_window=4096, rope_theta=100.0),
     "full first": raw_config(
         {"layer_types": [FULL, SLIDING, SLIDING]},
         {"layer_types": [FULL, FULL, SLIDING, FULL]},
