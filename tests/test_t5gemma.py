@@ -101,7 +101,7 @@ def test_half_precision_is_about_as_close_as_that_of_transformers(pair, dtype):
 @pytest.mark.parametrize(
     "factors",
     [
-        {"embed_tokens": 2e4},  # the residual stream
+        {"embed_tokens": 6e5},  # the residual stream
         {"gate_proj": 3e3, "up_proj": 3e3},  # the product that goes into the last projection
         {"v_proj": 500, "o_proj": 5000},  # what attention returns
         {"q_proj": 1e3, "k_proj": 1e3},  # scores, before the cap
@@ -149,19 +149,15 @@ def test_embeddings_are_scaled_by_a_number_of_the_models_type():
     assert np.array_equal(np.array(embedded.astype(mx.float32)), expected)
 
 
-def test_the_sources_keys_have_no_positions():
-    """Cross-attention sees a set: in another order it gives the same logits."""
+def test_the_sources_keys_have_no_positions(monkeypatch):
+    """Cross-attention sees a set: what the encoder gives, in another order, gives the same logits."""
     model, rng = random_model(), np.random.default_rng(3)
     source, target = rng.integers(3, 61, (2, 9)), rng.integers(3, 61, (2, 6))
-    cache, shuffled = model.start(mx.array(source)), model.start(mx.array(source))
-    order = mx.array(rng.permutation(9))
-    shuffled.cross = [[x[:, :, order] for x in pair] for pair in cache.cross]
-    expected = model.decode(*tokens_and_positions(0, target), cache)
-    logits = model.decode(*tokens_and_positions(0, target), shuffled)
+    memory, order = model.encode(mx.array(source), np.ones((2, 9), bool)), rng.permutation(9)
+    expected = model.decode(*tokens_and_positions(0, target), model.start(mx.array(source)))
+    monkeypatch.setattr(model, "encode", lambda *_: memory[:, mx.array(order)])
+    logits = model.decode(*tokens_and_positions(0, target), model.start(mx.array(source)))
     assert np.abs(np.array(logits - expected)).max() < 1e-5
-    turned = model.encode(mx.array(source)[:, order], np.ones((2, 9), bool))[:, mx.argsort(order)]
-    memory = model.encode(mx.array(source), np.ones((2, 9), bool))
-    assert np.abs(np.array(turned - memory)).max() > 0.1  # where positions do tell
 
 
 # ---------------------------------------------------------------------------------------------
