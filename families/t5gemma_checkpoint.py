@@ -56,7 +56,8 @@ class StackConfig(BaseConfig):
         if not isinstance(raw, Mapping):
             raise InputError("config.json has no encoder and decoder: not a T5Gemma model")
         rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-        if (kind := rope.get("rope_type", "default")) != "default":
+        kind = rope.get("rope_type", "default") if isinstance(rope, Mapping) else rope
+        if kind != "default":
             raise InputError(
                 f"config.json: rotary positions of type {kind!r}; T5Gemma has plain ones"
             )
@@ -80,11 +81,14 @@ def _windows(raw: Mapping) -> tuple[int, ...]:
     window = raw.get("sliding_window", 4096)
     if type(count) is not int or not 1 <= count <= 1024:
         raise InputError(f"config.json: num_hidden_layers is {count!r}, not a number of layers")
+    everywhere = raw.get("max_position_embeddings", 8192)
+    for name, value in (("sliding_window", window), ("max_position_embeddings", everywhere)):
+        if type(value) is not int or value < 1:
+            raise InputError(f"config.json: {name} is {value!r}, not a number of tokens")
     if types is None:
         types = [list(_WINDOWED)[i % 2] for i in range(count)]
     if not isinstance(types, list) or len(types) != count or not {*types} <= _WINDOWED.keys():
         raise InputError(f"config.json: layer_types is not {count} of {', '.join(_WINDOWED)}")
-    everywhere = raw.get("max_position_embeddings", 8192)
     return tuple(window if _WINDOWED[kind] else everywhere for kind in types)
 
 
