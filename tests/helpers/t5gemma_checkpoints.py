@@ -80,7 +80,7 @@ VARIANTS = {
         {"layer_types": [FULL, FULL, SLIDING, FULL]},
         rope_parameters={"rope_type": "default", "rope_theta": 200.0},
     ),
-    "own head": raw_config() | {"tie_word_embeddings": False},
+    "own head": raw_config(final_logit_softcapping=3.0) | {"tie_word_embeddings": False},
     "deep encoder": raw_config(
         DECODER | {"num_hidden_layers": 5}, ENCODER | {"num_hidden_layers": 1}
     ),
