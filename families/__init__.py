@@ -35,6 +35,7 @@ _MODULES = {  # model_type in config.json -> module
     "t5": "families.t5",  # byT5, UL2, FLAN, MADLAD-400 and others say t5 or mt5
     "mt5": "families.t5",
     "umt5": "families.t5",
+    "t5gemma": "families.t5gemma",
 }
 
 

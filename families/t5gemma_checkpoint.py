@@ -1,0 +1,184 @@
+"""T5Gemma's checkpoints: their config.json, the names of their tensors, their tokenizer."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from checkpoints import names
+from checkpoints.config import BaseConfig, token_ids
+from checkpoints.tensors import Tensor
+from checkpoints.tokenizer import FILE as TOKENIZER
+from checkpoints.tokenizer_files import copy_sources, from_transformers, save
+from errors import InputError
+
+_WINDOWED = {"sliding_attention": True, "full_attention": False}
+_STACKS = ("encoder", "decoder")
+
+
+@dataclass(frozen=True)
+class StackConfig(BaseConfig):
+    """The encoder or the decoder, under the names of Hugging Face's config.json where it has one; the
+    defaults are transformers', whose files may leave them out."""
+
+    windows: tuple[int, ...]  # of each layer, how far it looks; max_position_embeddings: everywhere
+    hidden_size: int = 2304
+    intermediate_size: int = 9216
+    num_attention_heads: int = 8
+    num_key_value_heads: int = 4
+    head_dim: int = 256
+    hidden_activation: str = "gelu_pytorch_tanh"
+    attention_bias: bool = False
+    max_position_embeddings: int = 8192
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    query_pre_attn_scalar: float = 256
+    attn_logit_softcapping: float | None = 50.0
+    final_logit_softcapping: float | None = 30.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise InputError(
+                f"config.json: {self.num_attention_heads} attention heads cannot share "
+                f"{self.num_key_value_heads} key and value heads"
+            )
+        if self.head_dim % 2:
+            raise InputError(f"config.json: head_dim is {self.head_dim}, not even")
+        if self.hidden_activation not in ("gelu_pytorch_tanh", "gelu_new"):
+            raise InputError(f"config.json: unknown activation {self.hidden_activation!r}")
+        for name in ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"):
+            if (value := getattr(self, name)) is not None and value <= 0:
+                raise InputError(f"config.json: {name} is {value}, not above 0")
+
+    @classmethod
+    def from_raw(cls, raw: object) -> "StackConfig":
+        if not isinstance(raw, Mapping):
+            raise InputError("config.json has no encoder and decoder: not a T5Gemma model")
+        rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+        kind = rope.get("rope_type", "default") if isinstance(rope, Mapping) else rope
+        if kind != "default":
+            raise InputError(
+                f"config.json: rotary positions of type {kind!r}; T5Gemma has plain ones"
+            )
+        given = {key: raw[key] for key in cls.__dataclass_fields__ if key in raw}
+        if theta := rope.get("rope_theta"):
+            given["rope_theta"] = theta
+        return cls(
+            **given
+            | {
+                "vocab_size": raw.get("vocab_size", 256000),
+                "pad_token_id": token_ids(raw.get("pad_token_id"), 0)[0],
+                "eos_token_ids": token_ids(raw.get("eos_token_id"), 1),
+                "windows": _windows(raw),
+            }
+        )
+
+
+def _windows(raw: Mapping) -> tuple[int, ...]:
+    """How far each layer looks; without layer_types every other one, from the first, is windowed."""
+    count, types = raw.get("num_hidden_layers", 26), raw.get("layer_types")
+    window = raw.get("sliding_window", 4096)
+    if type(count) is not int or not 1 <= count <= 1024:
+        raise InputError(f"config.json: num_hidden_layers is {count!r}, not a number of layers")
+    everywhere = raw.get("max_position_embeddings", 8192)
+    for name, value in (("sliding_window", window), ("max_position_embeddings", everywhere)):
+        if type(value) is not int or value < 1:
+            raise InputError(f"config.json: {name} is {value!r}, not a number of tokens")
+    if types is None:
+        types = [list(_WINDOWED)[i % 2] for i in range(count)]
+    if not isinstance(types, list) or len(types) != count or not {*types} <= _WINDOWED.keys():
+        raise InputError(f"config.json: layer_types is not {count} of {', '.join(_WINDOWED)}")
+    return tuple(window if _WINDOWED[kind] else everywhere for kind in types)
+
+
+@dataclass(frozen=True)
+class Config(BaseConfig):
+    """vocab_size is the decoder's."""
+
+    encoder: StackConfig
+    decoder: StackConfig
+    tied_head: bool  # the output projection is the decoder's embedding
+    max_positions: int
+    decoder_start_token_id: int
+
+    @classmethod
+    def from_hub(cls, raw: Mapping, weights: Iterable[str] | None) -> "Config":
+        """From a raw Hugging Face config.json, with generation_config.json's ids over it, and the
+        checkpoint's names under our scheme; None: they are not here yet.
+
+        Ids that the file's top level lacks are the decoder's, as in transformers' generate, and the
+        decoder starts with the beginning of sequence where no start is given.
+        """
+        encoder, decoder = (StackConfig.from_raw(raw.get(name)) for name in _STACKS)
+        tied = raw.get("tie_word_embeddings") is not False
+        bos = token_ids(raw.get("bos_token_id"), raw["decoder"].get("bos_token_id", 2))[0]
+        return cls(
+            vocab_size=decoder.vocab_size,
+            pad_token_id=token_ids(raw.get("pad_token_id"), decoder.pad_token_id)[0],
+            eos_token_ids=token_ids(raw.get("eos_token_id") or list(decoder.eos_token_ids), 1),
+            encoder=encoder,
+            decoder=decoder,
+            tied_head=tied if weights is None else "head.weight" not in set(weights),
+            max_positions=decoder.max_position_embeddings,
+            decoder_start_token_id=token_ids(raw.get("decoder_start_token_id"), bos)[0],
+        )
+
+    @classmethod
+    def from_dict(cls, values: Mapping) -> "Config":
+        stacks = {n: StackConfig.from_dict(values[n]) for n in _STACKS if n in values}
+        return super().from_dict({**values, **stacks})
+
+    def check_layers(self, weights: Iterable[str]) -> None:
+        """InputError where a stack has more layers than its weights, by the names of these."""
+        weights = list(weights)
+        for name, stack in zip(_STACKS, (self.encoder, self.decoder), strict=True):
+            layer = re.compile(rf"{name}\.layers\.\d+\.")
+            found = {match[0] for weight in weights if (match := layer.match(weight))}
+            if len(stack.windows) > len(found):
+                raise InputError(
+                    f"config.json has {len(stack.windows)} layers in the {name}, "
+                    f"the weights {len(found)}"
+                )
+
+
+_PARTS = {"q": "query", "k": "key", "v": "value", "o": "out"}
+_SUBLAYERS = {
+    "self_attn": "attention",
+    "cross_attn": "cross_attention",
+    "feedforward": "feed_forward",
+}
+_LAYER = r"(encoder|decoder)\.layers\.(\d+)\."
+_NAMES: list[names.Rule] = [
+    (r"lm_head\.out_proj\.weight", lambda m: "head.weight"),
+    (r"(encoder|decoder)\.embed_tokens\.weight", lambda m: f"{m[1]}.embedding.weight"),
+    (r"(encoder|decoder)\.norm\.weight", lambda m: m[0]),
+    (
+        _LAYER + r"(self_attn|cross_attn)\.([qkvo])_proj\.(weight|bias)",
+        lambda m: f"{m[1]}.layers.{m[2]}.{_SUBLAYERS[m[3]]}.{_PARTS[m[4]]}.{m[5]}",
+    ),
+    (
+        _LAYER + r"mlp\.(gate|up|down)_proj\.weight",
+        lambda m: f"{m[1]}.layers.{m[2]}.feed_forward.{m[3]}.weight",
+    ),
+    (
+        _LAYER + r"(pre|post)_(self_attn|cross_attn|feedforward)_layernorm\.weight",
+        lambda m: f"{m[1]}.layers.{m[2]}.{m[3]}_{_SUBLAYERS[m[4]]}_norm.weight",
+    ),
+]
+_HEAD = "lm_head.out_proj.weight"  # where it is stored, mostly an alias
+
+
+def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The checkpoint's tensors under our names; a head that is the decoder's embedding is dropped."""
+    bare = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    aliases = ("decoder.embed_tokens.weight", _HEAD)
+    single = names.one_embedding(bare, aliases, _HEAD, "T5Gemma")
+    return names.renamed(single, _NAMES, "T5Gemma")
+
+
+def write_tokenizer(folder: Path, output: Path) -> None:
+    """Copy the tokenizer's files, and write the tokenizer.json that transformers makes of them."""
+    if TOKENIZER not in copy_sources(folder, output):
+        raise InputError(f"{folder}: no tokenizer: it has no {TOKENIZER}")
+    save(from_transformers("AutoTokenizer", folder), output)
