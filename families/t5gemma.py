@@ -231,8 +231,6 @@ class T5Gemma(nn.Module):
 
         A token at position MASKED is a filler: its logits mean nothing and no other token sees it.
         """
-        if tokens.shape[1] > 1:
-            tokens = self.ranks.first(tokens)  # what was drafted may differ by rank
         masks = _decoder_masks(positions, cache.reserve(positions), self.config.decoder.windows)
         at = mx.array(np.where(positions == MASKED, 0, positions))
         x = self.decoder.embed(tokens)
@@ -242,10 +240,6 @@ class T5Gemma(nn.Module):
         logits = self.decoder.embedding.as_linear(x) if self.config.tied_head else self.head(x)
         cap = self.config.decoder.final_logit_softcapping
         return logits if cap is None else _soft_cap(logits, mx.array(cap, logits.dtype))
-
-    def agreed(self, x: mx.array | float) -> Any:
-        """x, integers or a float, on the host; where ranks share the model, what rank 0 has."""
-        return self.ranks.agreed(x)
 
 
 def _encoder_masks(mask: np.ndarray, windows: Sequence[int]) -> list[mx.array | None]:

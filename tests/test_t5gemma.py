@@ -12,9 +12,9 @@ import pytest
 import torch
 from helpers import checkpoints
 from helpers import t5gemma_checkpoints as t5gemma
-from helpers.oracle import flat_weights, greedy
+from helpers.decoding import decode_with, partial_steps, ragged_prompts
+from helpers.oracle import disturbed, flat_weights, greedy
 from helpers.t5gemma_checkpoints import SLIDING, VARIANTS, raw_config
-from test_decoder import decode_with, partial_rounds, ragged_sources
 from test_model import B, S, T, cached_logits, padded_inputs, reference_logits
 
 from checkpoints.folder import open_checkpoint
@@ -22,7 +22,7 @@ from checkpoints.tensors import to_mlx
 from errors import InputError
 from families.t5gemma import FAMILY, Config, Norm, T5Gemma
 from speculative.cache import MASKED
-from speculative.drafting import CombinedDrafter, InputDrafter, ModelDrafter
+from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 
 
 def mlx_model(reference, raw: dict) -> T5Gemma:
@@ -282,27 +282,14 @@ def cut(tokens: list[int], eos: list[int]) -> list[int]:
 def texts(model, drafter, sources, batch_size: int, **options) -> tuple[list[list[int]], int]:
     """What our decoder writes, and how many steps kept a part of what was drafted."""
     rows = decode_with(model, drafter, sources, batch_size, max_tokens=LENGTH, **options)
-    prefix = len(model.prefix(sources[0]))
-    partial = partial_rounds(rows, options["num_draft"]) if drafter else 0
-    return [row.tokens[prefix:] for row in rows], partial
-
-
-def disturbed(model: T5Gemma, noise: float) -> T5Gemma:
-    """A draft model: `model` with relative Gaussian noise on every weight."""
-    draft, rng = T5Gemma(model.config), np.random.default_rng(0)
-
-    def shift(weight: mx.array) -> mx.array:
-        normal = rng.normal(0, noise * float(weight.std()), weight.shape)
-        return weight + mx.array(normal.astype(np.float32))
-
-    draft.load_weights([(name, shift(weight)) for name, weight in flat_weights(model)])
-    return draft
+    partial = partial_steps(rows, options["num_draft"]) if drafter else 0
+    return [row.generated for row in rows], partial
 
 
 def sources_and_texts(reference, model) -> tuple[list[list[int]], list[list[int]]]:
     """Sources, and transformers' texts for them; the model's ends of sequence become two tokens of
     these, such that texts are of many lengths."""
-    sources = ragged_sources(TEXTS, 61)
+    sources = ragged_prompts(TEXTS, 61)
     free = transformers_texts(reference, sources, [1])
     pairs = itertools.combinations(sorted({token for text in free for token in text}), 2)
     eos = max(
@@ -329,8 +316,8 @@ def test_no_drafter_changes_the_texts(variant):
     near = disturbed(model, 0.05)
     ways = [
         (ModelDrafter(near), 6, 3),
-        (InputDrafter(), 12, 2),
-        (CombinedDrafter(InputDrafter(), ModelDrafter(near)), 5, 4),
+        (PromptLookup(), 12, 2),
+        (CombinedDrafter(PromptLookup(), ModelDrafter(near)), 5, 4),
     ]
     partial = 0
     for drafter, batch_size, num_draft in ways:
@@ -342,6 +329,6 @@ def test_no_drafter_changes_the_texts(variant):
 
 def test_a_draft_model_may_have_another_shape():
     model, draft = random_model(), random_model(VARIANTS["deep encoder"], seed=1)
-    sources = ragged_sources(8, 61)
+    sources = ragged_prompts(8, 61)
     expected, _ = texts(model, None, sources, 4, num_draft=0)
     assert texts(model, ModelDrafter(draft), sources, 4, num_draft=3)[0] == expected

@@ -31,9 +31,9 @@ def endless(model: T5) -> None:
     model.config = dataclasses.replace(model.config, eos_token_ids=())
 
 
-def disturbed(model: T5, noise: float, seed: int = 0) -> T5:
+def disturbed(model, noise: float, seed: int = 0):
     """A draft model: `model` with relative Gaussian noise on every weight."""
-    draft = T5(model.config)
+    draft = type(model)(model.config)
     rng = np.random.default_rng(seed)
 
     def shift(weight: mx.array) -> mx.array:
