@@ -129,10 +129,14 @@ class Config(BaseConfig):
         super().__post_init__()
         # The encoder keeps a quarter of the buckets for single distances, the decoder half of them.
         buckets, limit = self.relative_attention_num_buckets, self.relative_attention_max_distance
-        if buckets < 4 or limit <= buckets // 2:
+        if buckets < 4:
             raise InputError(
-                f"config.json: relative_attention_max_distance is {limit} for {buckets} buckets; "
-                "it is more than half of them, and they are four or more"
+                f"config.json: relative_attention_num_buckets is {buckets}, not 4 or more"
+            )
+        if limit <= buckets // 2:
+            raise InputError(
+                f"config.json: relative_attention_max_distance is {limit}, not more than half of "
+                f"{buckets} buckets"
             )
 
     @classmethod
