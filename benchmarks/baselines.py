@@ -18,7 +18,7 @@ from mlx.utils import tree_flatten
 from transformers import T5Config, T5ForConditionalGeneration
 
 from benchmarks.measure import widened_pair
-from convert import our_name
+from checkpoints import names
 from demo.pair import DEMO
 from model import T5
 from speculative.drafting import padded
@@ -47,7 +47,7 @@ def in_transformers(model: T5) -> T5ForConditionalGeneration:
     state = {}
     for name in theirs.state_dict():
         tied = "embed_tokens" in name or (name == "lm_head.weight" and c.tied_head)
-        ours = "embedding.weight" if tied else our_name(name)
+        ours = "embedding.weight" if tied else names.our_name(name, names.T5, "T5")
         # A view of our memory: the weights are there once.
         state[name] = torch.from_numpy(np.asarray(weights[ours].astype(mx.float32)))
     theirs.load_state_dict(state, assign=True)

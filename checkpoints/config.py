@@ -1,18 +1,113 @@
-"""What a T5 model's shape and arithmetic depend on, read from config.json."""
+"""What a model's shape and arithmetic depend on, read from config.json: what is common to all, and T5's."""
 
+import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, ClassVar, TypeVar, get_args
 
 from errors import InputError
 
+# A product of a size and of a number of heads stays below 2^31, as MLX's shapes have to.
+_MOST, _MOST_LAYERS = 1 << 20, 1 << 10
+_Self = TypeVar("_Self", bound="BaseConfig")
+
 
 @dataclass(frozen=True)
-class Config:
-    """What the model's shape and arithmetic depend on, under the names of Hugging Face's
-    config.json where it has one."""
+class BaseConfig:
+    """A config whose fields are checked by type and name; InputError for a value that cannot be.
 
-    vocab_size: int
+    An `int` is from 1 to 2^20, `..._layers` (of one stack) and `..._heads` to 1024, `..._id` from 0; a
+    `float` is finite, `..._epsilon` below 1. Every `..._id` and `..._ids` is a row of the vocabulary: a
+    model that has no such end of sequence would never end, and MLX reads outside a table unasked.
+    """
+
+    vocab_size: int  # rows of the embedding: as many as the tokenizer has pieces, or more
+    pad_token_id: int
+    eos_token_ids: tuple[int, ...]
+
+    def __post_init__(self):
+        for field in fields(self):
+            _check(field.name, field.type, getattr(self, field.name))
+        for field in fields(self):
+            if field.name.endswith(("_id", "_ids")):
+                self._check_rows(field.name, token_ids(getattr(self, field.name), 0))
+
+    def _check_rows(self, name: str, ids: tuple[int, ...]) -> None:
+        if (largest := max(ids, default=0)) >= self.vocab_size:
+            raise InputError(
+                f"config.json: {name} is {largest}, but vocab_size only {self.vocab_size}"
+            )
+
+    @classmethod
+    def from_hub(cls: type[_Self], raw: Mapping, weights: Iterable[str] | None) -> _Self:
+        """From Hugging Face's config.json, with the token ids of its generation_config.json, and the
+        names of the checkpoint's weights under our scheme; None: they are not here yet."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_dict(cls: type[_Self], values: Mapping) -> _Self:
+        """From the config.json of a converted folder; keys that are not ours are ignored."""
+        missing = [f.name for f in fields(cls) if f.name not in values]
+        if missing:
+            raise InputError(f"config.json has no {', '.join(missing)}: convert the model again")
+        known = {f.name: values[f.name] for f in fields(cls)}
+        tuples = {k: tuple(v) for k, v in known.items() if isinstance(v, list)}  # JSON has none
+        return cls(**known | tuples)
+
+    def to_dict(self) -> dict:
+        return asdict(self)
+
+    def check_layers(self, weights: Iterable[str]) -> None:
+        """InputError where there are more layers than in the weights, by the names of these: a layer
+        takes memory and time before it has any."""
+        said = sum(getattr(self, f.name) for f in fields(self) if f.name.endswith("_layers"))
+        found = {match[0] for name in weights if (match := re.match(r".*?layers\.\d+\.", name))}
+        if said > len(found):
+            raise InputError(f"config.json has {said} layers, the weights {len(found)}")
+
+
+def _check(name: str, kind: Any, value: Any) -> None:
+    if isinstance(kind, UnionType):  # such as int | None
+        if value is None and NoneType in get_args(kind):
+            return
+        kind = get_args(kind)[0]
+    is_id = name.endswith(("_id", "_ids"))
+    most = _MOST_LAYERS if name.endswith(("_layers", "_heads")) else _MOST
+    limits = (0, math.inf) if is_id else (1, most)
+    if kind is int:
+        right = _is_int(value, *limits)
+        what = "a token id" if is_id else f"a whole number from 1 to {most}"
+    elif kind is float:
+        right = type(value) in (int, float) and abs(value) < 1e30
+        what = "a finite number"
+        if name.endswith("_epsilon"):
+            right, what = right and 0 <= value < 1, "a small number"
+    elif kind == tuple[int, ...]:
+        right = isinstance(value, tuple) and all(_is_int(n, *limits) for n in value)
+        what = "token ids" if is_id else "whole numbers"
+    else:
+        right, what = isinstance(value, kind), f"a {kind.__name__}"
+    if not right:
+        raise InputError(f"config.json: {name} is {repr(value)[:50]}, not {what}")
+
+
+def _is_int(value: object, least: int, most: float) -> bool:
+    return type(value) is int and least <= value <= most
+
+
+def token_ids(value: int | list[int] | None, default: int) -> tuple[int, ...]:
+    """A token id, or a list of them, as transformers writes it; null where it means the default."""
+    if value is None or value == []:
+        return (default,)
+    return tuple(value) if isinstance(value, (list, tuple)) else (value,)
+
+
+@dataclass(frozen=True)
+class Config(BaseConfig):
+    """T5's, under the names of Hugging Face's config.json where it has one."""
+
     d_model: int
     d_kv: int
     d_ff: int
@@ -27,34 +122,26 @@ class Config:
     tied_head: bool  # the output projection is the embedding
     bias_per_layer: bool  # umT5
     scale_decoder_outputs: bool
-    pad_token_id: int
-    eos_token_ids: tuple[int, ...]
     decoder_start_token_id: int
 
+    max_positions: ClassVar[int | None] = None  # positions are relative
+
     def __post_init__(self):
-        for field in fields(self):
-            name, value = field.name, getattr(self, field.name)
-            kind: Any = field.type
-            if kind is int:
-                least = 0 if name.endswith("_id") else 1
-                right, what = _is_int(value, least), f"a whole number of {least} or more"
-            elif kind is float:
-                right, what = isinstance(value, float) and 0 <= value < 1, "a small number"
-            elif kind == tuple[int, ...]:
-                right, what = all(_is_int(n, 0) for n in value), "token ids"
-            else:
-                right, what = isinstance(value, kind), f"a {kind.__name__}"
-            if not right:
-                raise InputError(f"config.json: {name} is {value!r}, not {what}")
+        super().__post_init__()
+        # The encoder keeps a quarter of the buckets for single distances, the decoder half of them.
+        buckets, limit = self.relative_attention_num_buckets, self.relative_attention_max_distance
+        if buckets < 4 or limit <= buckets // 2:
+            raise InputError(
+                f"config.json: relative_attention_max_distance is {limit} for {buckets} buckets; "
+                "it is more than half of them, and they are four or more"
+            )
 
     @classmethod
-    def from_hub(cls, raw: Mapping, weights: Iterable[str]) -> "Config":
-        """From a raw Hugging Face config.json and the checkpoint's names under our scheme.
-
-        The file says too little and sometimes the wrong thing, so the weights decide what they
+    def from_hub(cls, raw: Mapping, weights: Iterable[str] | None) -> "Config":
+        """As all configs. The file says too little and sometimes the wrong thing, so the weights decide what they
         can: whether the feed-forward layers are gated, the head is tied, every layer has a bias.
         """
-        weights = set(weights)
+        weights = set(_likely(raw) if weights is None else weights)
         stacks = {name.partition(".")[0] for name in weights}
         if "encoder" in stacks and "decoder" not in stacks:
             raise InputError("an encoder without a decoder, which writes no text")
@@ -69,7 +156,7 @@ class Config:
         activation = str(raw.get("feed_forward_proj", "relu")).removeprefix("gated-")
         if gated and activation == "gelu":
             activation = "gelu_new"  # what every gated-gelu checkpoint was trained with
-        pad = _ids(raw.get("pad_token_id"), 0)[0]
+        pad = token_ids(raw.get("pad_token_id"), 0)[0]
         return cls(
             **shape,
             num_layers=num_layers,
@@ -83,32 +170,20 @@ class Config:
             bias_per_layer="decoder.relative_bias.1.weight" in weights,
             scale_decoder_outputs=_scales_outputs(raw),
             pad_token_id=pad,
-            eos_token_ids=_ids(raw.get("eos_token_id"), 1),
-            decoder_start_token_id=_ids(raw.get("decoder_start_token_id"), pad)[0],
+            eos_token_ids=token_ids(raw.get("eos_token_id"), 1),
+            decoder_start_token_id=token_ids(raw.get("decoder_start_token_id"), pad)[0],
         )
 
-    @classmethod
-    def from_dict(cls, values: Mapping) -> "Config":
-        """From the config.json of a converted folder; keys that are not ours are ignored."""
-        missing = [f.name for f in fields(cls) if f.name not in values]
-        if missing:
-            raise InputError(f"config.json has no {', '.join(missing)}: convert the model again")
-        known = {f.name: values[f.name] for f in fields(cls)}
-        return cls(**{**known, "eos_token_ids": _ids(known["eos_token_ids"], 1)})
 
-    def to_dict(self) -> dict:
-        return asdict(self)
-
-
-def _is_int(value: object, least: int) -> bool:
-    return type(value) is int and value >= least
-
-
-def _ids(value: int | list[int] | None, default: int) -> tuple[int, ...]:
-    """A token id, or a list of them, as transformers writes it; null where it means the default."""
-    if value is None or value == []:
-        return (default,)
-    return tuple(value) if isinstance(value, (list, tuple)) else (value,)
+def _likely(raw: Mapping) -> list[str]:
+    """Names of weights that a checkpoint has if config.json is right, as far as they tell variants apart."""
+    gated = str(raw.get("feed_forward_proj", "relu")).startswith("gated-")
+    names = [f"decoder.layers.0.feed_forward.{'gate' if gated else 'up'}.weight"]
+    if raw.get("tie_word_embeddings") is False:
+        names.append("head.weight")
+    if raw.get("model_type") == "umt5":
+        names.append("decoder.relative_bias.1.weight")
+    return names
 
 
 def _scales_outputs(raw: Mapping) -> bool:

@@ -10,20 +10,15 @@ import fcntl
 import hashlib
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from checkpoints.files import read_json
-from checkpoints.tokenizer import SOURCES as TOKENIZER_FILES
+from checkpoints.folder import weight_files
+from checkpoints.tokenizer_files import SOURCES as TOKENIZER_FILES
 from errors import InputError
 
 CONFIG = "config.json"
-# Single file and index of shards, best first.
-_WEIGHTS = (
-    ("model.safetensors", "model.safetensors.index.json"),
-    ("pytorch_model.bin", "pytorch_model.bin.index.json"),
-)
 _WEIGHTS_OF_OTHERS = (".safetensors", ".bin", ".h5", ".msgpack", ".onnx", ".gguf", ".pt", ".ckpt")
 
 
@@ -117,24 +112,10 @@ def _cached(model: str, revision: str | None) -> Path | None:
         return None
     folder = Path(config).parent
     names = {path.name for path in folder.iterdir() if path.exists()}
-    return folder if choose_weights(names, folder.joinpath) else None
-
-
-def choose_weights(names: Iterable[str], get: Callable[[str], Path]) -> list[str]:
-    """The files of one complete copy of the weights among `names`; none: there is no such copy.
-
-    Files that are needed to decide are opened with `get`.
-    """
-    names = set(names)
-    for single, index in _WEIGHTS:
-        if single in names:
-            return [single]
-        if index in names:
-            weight_map = read_json(get(index)).get("weight_map")
-            shards = set(map(str, weight_map.values())) if isinstance(weight_map, dict) else set()
-            if shards and shards <= names:
-                return [index, *sorted(shards)]
-    return []
+    with contextlib.suppress(InputError):  # shards are missing
+        if weight_files(names, folder.joinpath):
+            return folder
+    return None
 
 
 def _download(
@@ -148,11 +129,11 @@ def _download(
 
     files = {file.rfilename: file for file in info.siblings or [] if "/" not in file.rfilename}
     if CONFIG not in files:
-        raise InputError(f"{model} has no {CONFIG}: not a T5-type model")
+        raise InputError(f"{model} has no {CONFIG}: not a model of Hugging Face's")
     folder = get(CONFIG).parent
     try:
         converted = converted_size(folder)
-        weights = choose_weights(files, get)
+        weights = weight_files(files, get)
     except InputError as error:
         raise InputError(f"{model}: {str(error).removeprefix(f'{folder}').lstrip(':/ ')}") from None
     if not weights:
@@ -161,10 +142,6 @@ def _download(
             f"{model} has no complete safetensors or pytorch_model.bin weights, "
             f"only {', '.join(others) or 'other files'}"
         )
-    for _, index in _WEIGHTS:
-        if index not in weights:  # looked at, and not complete
-            (folder / index).unlink(missing_ok=True)
-
     small = [name for name in ("generation_config.json", *TOKENIZER_FILES) if name in files]
     missing = [files[name] for name in (*small, *weights) if not (folder / name).exists()]
     blobs = folder.parents[1] / "blobs"

@@ -16,10 +16,13 @@ MODES = {
 BITS, GROUP_SIZES = (sorted({n for mode in MODES.values() for n in mode[i]}) for i in (0, 1))
 
 
+# Parts of names of weights that are added, and not multiplied with.
+_TABLES = ("relative_bias", "positions", "logits_bias")
+
+
 def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a weight is one that products are made with: not the relative bias, a table of a
-    number per head."""
-    return len(shape) == 2 and "relative_bias" not in name
+    """Whether a weight is one that products are made with: no table of biases or of positions."""
+    return len(shape) == 2 and not any(table in name for table in _TABLES)
 
 
 @dataclass(frozen=True)

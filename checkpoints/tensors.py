@@ -1,17 +1,15 @@
-"""Tensors that have not been read, and what every reader of checkpoints shares.
+"""Tensors that have not been read, arrays in MLX and in NumPy, and what every reader of checkpoints shares.
 
 A `Tensor` says where a tensor lies in a file. Its blocks come as NumPy arrays; bfloat16, which
 NumPy lacks, is the two-byte void type `V2`, as in the npz files that MLX writes.
 """
 
-import struct
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from io import BufferedReader, FileIO
 from math import prod
 from pathlib import Path
 
+import mlx.core as mx
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
@@ -88,45 +86,31 @@ def are_sizes(values: tuple) -> bool:
     return len(values) < 64 and all(type(n) is int and 0 <= n < 2**48 for n in values)
 
 
-class _Bounded(BufferedReader):
-    """A file that a wrong directory cannot make zipfile read much of at once, or outside of."""
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        if whence == 0 and not 0 <= offset < 2**62:
-            raise zipfile.BadZipFile("its directory points outside the file")
-        return super().seek(offset, whence)
-
-    def read(self, size: int | None = -1) -> bytes:
-        if size is not None and size > MAX_HEADER:
-            raise zipfile.BadZipFile("its directory is too large")
-        return super().read(size)
+def to_mlx(array: np.ndarray) -> mx.array:
+    """A copy of `array` as an MLX array; V2 becomes bfloat16."""
+    if array.dtype == BFLOAT16:
+        return mx.array(array.view(np.uint16)).view(mx.bfloat16)
+    return mx.array(array)
 
 
-def stored_members(path: Path) -> dict[str, tuple[int, int]]:
-    """Where the members of a zip file lie, none of them compressed: name -> (offset, size)."""
-    try:
-        with FileIO(path) as raw, _Bounded(raw) as file, zipfile.ZipFile(file) as archive:
-            members = sorted(archive.infolist(), key=lambda member: member.header_offset)
-            ends = [member.header_offset for member in members[1:]] + [archive.start_dir]
-            places = {m.filename: _payload(file, m, e) for m, e in zip(members, ends, strict=True)}
-    except InputError:
-        raise
-    except (zipfile.BadZipFile, NotImplementedError, struct.error, ValueError) as error:
-        raise InputError(f"truncated or damaged zip file: {error}") from None
-    if len(places) != len(members):
-        raise InputError("two members of the zip file have the same name")
-    return places
+def to_numpy(array: mx.array) -> np.ndarray:
+    """`array` as a NumPy array, which shares its memory; bfloat16 becomes V2."""
+    if array.dtype == mx.bfloat16:
+        return np.asarray(array.view(mx.uint16)).view(BFLOAT16)
+    return np.asarray(array)
 
 
-def _payload(file: BufferedReader, member: zipfile.ZipInfo, end: int) -> tuple[int, int]:
-    name, size = member.filename, member.file_size
-    if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1:
-        raise InputError(f"{name} is compressed or encrypted")
-    file.seek(member.header_offset)
-    header = file.read(30)
-    # The local header's extra field may be longer than the directory's: it aligns the payload.
-    signature, name_length, extra_length = struct.unpack("<4s22xHH", header)
-    offset = member.header_offset + 30 + name_length + extra_length
-    if signature != b"PK\3\4" or member.compress_size != size or offset + size > end:
-        raise InputError(f"{name} is not where, or not as large as, the zip file's directory says")
-    return offset, size
+_INFINITY = {np.dtype("<f4"): 0x7F800000, np.dtype("<f2"): 0x7C00, BFLOAT16: 0x7F80}
+
+
+def is_finite(block: np.ndarray) -> bool:
+    """Whether a block of float32, float16 or V2 has neither infinities nor NaN.
+
+    Taken as integers, the bits of those are the largest of either sign.
+    """
+    if block.size == 0:
+        return True
+    infinity, size = _INFINITY[block.dtype], block.dtype.itemsize
+    negative = infinity | 1 << (8 * size - 1)
+    signed, unsigned = block.view(f"<i{size}"), block.view(f"<u{size}")
+    return bool(signed.max() < infinity and unsigned.max() < negative)

@@ -1,7 +1,7 @@
 """Tokenizers at run time: always a tokenizer.json, read by the `tokenizers` package alone.
 
 Importing transformers takes seconds, so conversion, which needs it to get each tokenizer right,
-writes a tokenizer.json for every family; byT5, which has none, is expressed as one here.
+writes a tokenizer.json for every model; byT5, which has none, is expressed as one here.
 """
 
 import json
@@ -14,13 +14,6 @@ from tokenizers.decoders import DecodeStream
 from errors import InputError
 
 FILE = "tokenizer.json"
-SOURCES = (  # of a checkpoint
-    FILE,
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "spiece.model",
-)
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -35,6 +28,16 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def check_rows(tokenizer: Tokenizer, rows: int) -> None:
+    """InputError where a piece has no row in an embedding of so many."""
+    vocab = tokenizer.get_vocab(with_added_tokens=True)
+    piece = max(vocab, key=vocab.__getitem__, default=None)
+    if piece is not None and vocab[piece] >= rows:
+        raise InputError(
+            f"the tokenizer's {piece!r} is token {vocab[piece]}, the embedding has {rows} rows"
+        )
 
 
 def like_sentencepiece(tokenizer: Tokenizer) -> Tokenizer:

@@ -19,7 +19,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from checkpoints.tensors import BFLOAT16, MAX_HEADER, Tensor, are_sizes, span, stored_members
+from checkpoints.stored_zip import stored_members
+from checkpoints.tensors import BFLOAT16, MAX_HEADER, Tensor, are_sizes, span
 from errors import InputError
 
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001

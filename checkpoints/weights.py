@@ -9,8 +9,9 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from checkpoints.files import BFLOAT16, Tensor, is_finite, to_mlx, to_numpy, write_npz_member
+from checkpoints.npz import write_npz_member
 from checkpoints.quantization import Quantization, is_matrix
+from checkpoints.tensors import BFLOAT16, Tensor, is_finite, to_mlx, to_numpy
 from errors import InputError
 
 DTYPES: dict[str, np.dtype] = {
@@ -21,23 +22,26 @@ DTYPES: dict[str, np.dtype] = {
 DEFAULT_DTYPE = "bfloat16"
 
 
-def stored_dtype(name: str, dtype: str) -> np.dtype:
+def stored_dtype(name: str, dtype: str, float32: tuple[str, ...]) -> np.dtype:
     """The type that the weight `name` is stored in for a model of `dtype`.
 
-    The last feed-forward product overflows float16 (transformers keeps it in float32, too).
+    float32: ends of the names of weights that stay so instead of float16.
     """
-    if dtype == "float16" and name.endswith("feed_forward.down.weight"):
+    if dtype == "float16" and name.endswith(float32):
         return DTYPES["float32"]
     return DTYPES[dtype]
 
 
 def stored_size(
-    shapes: Mapping[str, tuple[int, ...]], dtype: str, quantization: Quantization | None
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: str,
+    float32: tuple[str, ...],
+    quantization: Quantization | None,
 ) -> int:
-    """Bytes of all weights of these shapes."""
+    """Bytes of all weights of these shapes. float32: as for `stored_dtype`."""
     total = 0
     for name, shape in shapes.items():
-        itemsize = stored_dtype(name, dtype).itemsize
+        itemsize = stored_dtype(name, dtype, float32).itemsize
         if quantization and quantization.covers(name, shape):
             total += quantization.size(shape, itemsize)
         else:
@@ -46,9 +50,13 @@ def stored_size(
 
 
 def write_weights(
-    path: Path, tensors: dict[str, Tensor], dtype: str, quantization: Quantization | None = None
+    path: Path,
+    tensors: dict[str, Tensor],
+    dtype: str,
+    float32: tuple[str, ...] = (),
+    quantization: Quantization | None = None,
 ) -> None:
-    """Write tensors, under our names, to an npz file.
+    """Write tensors, under our names, to an npz file. float32: as for `stored_dtype`.
 
     Weights that are not finite in their new type are written all the same, and named on stderr.
     """
@@ -58,7 +66,7 @@ def write_weights(
     if quantization:
         _check_groups(shapes, quantization)
     progress = tqdm(
-        total=stored_size(shapes, dtype, None),
+        total=stored_size(shapes, dtype, float32, None),
         unit="B",
         unit_scale=True,
         desc=path.parent.name,
@@ -67,7 +75,7 @@ def write_weights(
     wrong: dict[str, None] = {}  # in order, each once
     with progress, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for name, tensor in tensors.items():
-            stored = stored_dtype(name, dtype)
+            stored = stored_dtype(name, dtype, float32)
             blocks = _watched(_cast(tensor, stored), name, wrong, progress)
             if quantization and quantization.covers(name, tensor.shape):
                 _write_quantized(archive, name, tensor.shape, blocks, quantization)

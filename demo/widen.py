@@ -37,7 +37,7 @@ def widen(model: T5, shape: str, d_kv: int = 64) -> T5:
     small = dict(tree_flatten(model.parameters()))
     wide = T5(config)
     weights = {}
-    for name, size in weight_shapes(config).items():
+    for name, size in weight_shapes(wide).items():
         weight = small.get(name, mx.zeros((0,) * len(size)))
         if ".attention." in name or ".cross_attention." in name:
             weight = _widen_heads(weight, model.config.d_kv, d_kv, name.endswith("out.weight"))

@@ -13,8 +13,8 @@ from mlx.nn.layers.distributed import shard_inplace, shard_linear
 from mlx.utils import tree_flatten, tree_map_with_path
 
 from checkpoints.config import Config
-from checkpoints.files import to_mlx
 from checkpoints.quantization import Quantization
+from checkpoints.tensors import to_mlx
 from errors import InputError
 
 # By the last part of a layer's name. The bias is [buckets, heads].

@@ -13,4 +13,68 @@ What the speculative step needs from a model, T5's (model.py) as any other's:
                                      whose logits mean nothing) to the cache -> logits [B, T, V]
 
 The cache is one of speculative/cache.py, or a subclass that adds what an architecture needs besides.
+
+A new architecture is a module here with FAMILY, a `Family`, and a line in _MODULES. Conversion and loading
+are the same for all. They go by the names of weights: layers called query, key, value, out, gate, up and
+down are split among ranks (distributed/sharding.py), and matrices are quantized, except tables that
+checkpoints/quantization.py names.
 """
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+import mlx.nn as nn
+
+from checkpoints.config import BaseConfig
+from checkpoints.tensors import Tensor
+from errors import InputError
+
+_MODULES = {  # model_type in config.json -> module
+    "t5": "families.t5",  # byT5, UL2, FLAN, MADLAD-400 and others say t5 or mt5
+    "mt5": "families.t5",
+    "umt5": "families.t5",
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """What conversion and loading need to know of an architecture."""
+
+    name: str  # for messages
+    config: type[BaseConfig]
+    model: Callable[..., nn.Module]  # model(config): keeps the contract above
+    # A checkpoint's tensors under our names; what is not needed is left out, unknown names are an InputError.
+    rename: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+    # (checkpoint's folder, converted folder): writes a tokenizer.json that the `tokenizers` package alone
+    # reads, and reads right; and copies what it was made from.
+    write_tokenizer: Callable[[Path, Path], None]
+    # Ends of the names of weights that stay float32 in a float16 model, where products outgrow float16.
+    float32: tuple[str, ...] = ()
+
+
+def family_of(raw: Mapping) -> Family:
+    """The family of a config.json, by its model_type or, where it has none (some umT5), its architecture.
+
+    InputError for one that there is no module for. Imports that module, and no other.
+    """
+    kind = raw.get("model_type") or _type_by_architecture(raw)
+    if not kind:
+        raise InputError("config.json has no model_type: not a model of Hugging Face's")
+    if not isinstance(kind, str) or kind not in _MODULES:
+        raise InputError(f"a {str(kind)[:50]} model; there are {', '.join(_MODULES)}")
+    return import_module(_MODULES[kind]).FAMILY
+
+
+def _type_by_architecture(raw: Mapping) -> str | None:
+    """The longest model type that the class of config.json is called after, such as T5 in T5Model."""
+    architecture = architecture_of(raw)
+    kinds = [kind for kind in _MODULES if architecture.lower().startswith(kind.replace("_", ""))]
+    return max(kinds, key=len, default=architecture)
+
+
+def architecture_of(raw: Mapping) -> str:
+    """The class that config.json names, such as T5ForConditionalGeneration; "" where it names none."""
+    listed = raw.get("architectures")
+    return str(listed[0]) if isinstance(listed, list) and listed else ""

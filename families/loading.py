@@ -4,6 +4,8 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import shorten
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -11,28 +13,45 @@ import numpy as np
 from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 
-from checkpoints.config import Config
-from checkpoints.files import map_npz, read_json, to_mlx
+from checkpoints.config import BaseConfig
+from checkpoints.folder import read_json
+from checkpoints.npz import map_npz
 from checkpoints.quantization import Quantization
-from checkpoints.tokenizer import load_tokenizer
+from checkpoints.tensors import to_mlx
+from checkpoints.tokenizer import FILE as TOKENIZER
+from checkpoints.tokenizer import check_rows, load_tokenizer
 from distributed import sharding
 from distributed.ranks import Ranks
-from errors import InputError
-from model import T5
+from errors import InputError, naming
+from families import Family, family_of
 
 MODELS = Path("mlx_models")
 WEIGHTS = "weights.npz"
 
 
-def build(config: Config, quantization: Quantization | None = None) -> T5:
-    """A model whose weights are to be loaded; nothing is allocated."""
-    model = T5(config)
+def build(
+    family: Family,
+    config: BaseConfig,
+    shapes: Mapping[str, tuple[int, ...]],
+    quantization: Quantization | None = None,
+) -> nn.Module:
+    """A model to load weights of these names and shapes into; nothing is allocated.
+
+    Raises InputError, which names the weights that are missing, unknown or mis-shaped.
+    """
+    config.check_layers(shapes)
+    model = family.model(config)
     if quantization:
         quantize(model, quantization)
+    try:
+        model.load_weights([(name, mx.zeros(shape)) for name, shape in shapes.items()])
+    except (ValueError, OverflowError) as error:
+        reason = shorten(str(error), 300, placeholder=" ...")
+        raise InputError(f"not the weights that config.json says: {reason}") from None
     return model
 
 
-def quantize(model: T5, quantization: Quantization) -> None:
+def quantize(model: nn.Module, quantization: Quantization) -> None:
     """Quantize the weights of a model that a quantization covers, in place."""
 
     def covered(name: str, module: nn.Module) -> bool:
@@ -42,35 +61,10 @@ def quantize(model: T5, quantization: Quantization) -> None:
     nn.quantize(model, **quantization.to_dict(), class_predicate=covered)
 
 
-def weight_shapes(
-    config: Config, quantization: Quantization | None = None
-) -> dict[str, tuple[int, ...]]:
-    """The name and shape of every weight of a model; nothing is allocated."""
-    weights = dict(tree_flatten(build(config, quantization).parameters()))
-    return {name: value.shape for name, value in weights.items()}
-
-
-def check_weights(
-    config: Config,
-    found: Mapping[str, tuple[int, ...]],
-    quantization: Quantization | None = None,
-) -> None:
-    """InputError that names the weights missing from, unknown to or mis-shaped for the model."""
-    expected = weight_shapes(config, quantization)
-    if missing := sorted(expected.keys() - found.keys()):
-        raise InputError(f"missing weights: {_listed(missing)}")
-    if extra := sorted(found.keys() - expected.keys()):
-        raise InputError(f"unknown weights: {_listed(extra)}")
-    for name, shape in expected.items():
-        if tuple(found[name]) != shape:
-            raise InputError(
-                f"{name} has shape {list(found[name])}, config.json says {list(shape)}"
-            )
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + more
+def weight_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The name and shape of every weight."""
+    weights = dict(tree_flatten(model.parameters()))
+    return {name: weight.shape for name, weight in weights.items()}
 
 
 def converted_path(name: str) -> Path:
@@ -93,50 +87,54 @@ def find_model(name: str) -> Path:
 
 def load(
     name: str | Path, group: mx.distributed.Group | None = None, split: bool = True
-) -> tuple[T5, Tokenizer]:
+) -> tuple[Any, Tokenizer]:
     """The model and the tokenizer of a converted folder, or of a name under mlx_models/.
 
     group: `mx.distributed.init()`, in processes that mlx.launch started. All load the same model and
     each holds a part of its layers; or, without `split`, all of it.
 
-    Raises InputError when there is none, its weights are not those of its config.json, or the ranks
-    differ; what goes wrong on one rank is raised on all.
+    Raises InputError when there is none, its weights or its tokenizer are not those of its
+    config.json, or the ranks differ; what goes wrong on one rank is raised on all.
     """
     ranks = Ranks(group)
-    path, config, quantization, arrays = ranks.together(lambda: _open(str(name)))
+    path, model, quantization, arrays = ranks.together(lambda: _open(str(name)))
     if ranks.size > 1:
-        ranks.check_same(**ranks.together(lambda: _fingerprints(path, config, quantization)))
+        ranks.check_same(**ranks.together(lambda: _fingerprints(path, model.config, quantization)))
 
-    def read() -> T5:
-        model = build(config, quantization)
+    def read() -> nn.Module:
         if split and group and ranks.size > 1:
-            sharding.check_ranks(config, quantization, ranks.size)
+            sharding.check_ranks(model.config, quantization, ranks.size)
             sharding.shard(model, group)
             sharding.load_shard(model, arrays, ranks.rank)
             model.ranks = ranks
         else:
             model.load_weights([(key, to_mlx(array)) for key, array in arrays.items()])
         model.tokenizer = load_tokenizer(path)  # what a target compares its own with
+        with naming(path / TOKENIZER):
+            check_rows(model.tokenizer, model.config.vocab_size)
         return model
 
-    model = ranks.together(read)
+    ranks.together(read)
     return model, model.tokenizer
 
 
-def _open(name: str) -> tuple[Path, Config, Quantization | None, dict[str, np.ndarray]]:
-    """A model's folder and what is in it; weights are views of the file."""
+def _open(name: str) -> tuple[Path, nn.Module, Quantization | None, dict[str, np.ndarray]]:
+    """A model's folder, the model without its weights, and these, as views of the file."""
     path = find_model(name)
     raw = read_json(path / "config.json")
-    config, quantization = Config.from_dict(raw), Quantization.from_config(raw)
+    with naming(path):
+        family, quantization = family_of(raw), Quantization.from_config(raw)
+        config = family.config.from_dict(raw)
     arrays = map_npz(path / WEIGHTS)
-    try:
-        check_weights(config, {k: array.shape for k, array in arrays.items()}, quantization)
-    except InputError as error:
-        raise InputError(f"{path / WEIGHTS}: {error}") from None
-    return path, config, quantization, arrays
+    with naming(path / WEIGHTS):
+        shapes = {key: array.shape for key, array in arrays.items()}
+        model = build(family, config, shapes, quantization)
+    return path, model, quantization, arrays
 
 
-def _fingerprints(path: Path, config: Config, quantization: Quantization | None) -> dict[str, str]:
+def _fingerprints(
+    path: Path, config: BaseConfig, quantization: Quantization | None
+) -> dict[str, str]:
     """What tells a model's files from others of the same names; weights by the zip's checksums."""
     from importlib.metadata import version
 
@@ -145,7 +143,7 @@ def _fingerprints(path: Path, config: Config, quantization: Quantization | None)
     parts = {
         "config.json": str((config, quantization)),
         "weights.npz": str(members),
-        "tokenizer.json": (path / "tokenizer.json").read_text(encoding="utf-8"),
+        "tokenizer.json": (path / TOKENIZER).read_text(encoding="utf-8"),
         "version of MLX": version("mlx"),
     }
     return {name: f"{zlib.crc32(text.encode()):08x}" for name, text in parts.items()}

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from test_torch_files import payload, whole
 from transformers import T5Config, T5ForConditionalGeneration
 
-from checkpoints.files import open_checkpoint
+from checkpoints.folder import open_checkpoint
 
 
 @pytest.mark.parametrize("transposed", [False, True])

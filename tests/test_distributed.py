@@ -21,7 +21,7 @@ from helpers.rank_program import WAYS, decode
 from test_main import ANSWER, PROMPT, ROOT
 
 from checkpoints.config import Config
-from checkpoints.files import map_npz
+from checkpoints.npz import map_npz
 from checkpoints.quantization import Quantization
 from convert import convert
 from distributed.ranks import ALONE, LOST

@@ -7,10 +7,14 @@ from pathlib import Path
 import pytest
 
 from checkpoints.config import Config
+from checkpoints.names import T5 as NAMES
+from checkpoints.names import our_name
 from checkpoints.quantization import Quantization
-from convert import converted_size, our_name, read_config
+from convert import converted_size, read_config
 from errors import InputError
+from families import family_of
 from families.loading import weight_shapes
+from model import T5
 
 GELU, SILU, RELU = "gated-gelu", "gated-silu", "relu"
 PAD0, MADLAD = (0, 1, 0), (1, 2, 0)  # padding, end, start of the decoder
@@ -105,7 +109,7 @@ def weights(name: str) -> list[str]:
             names += [f"{layer}.{j}.layer_norm.weight" for j in range(sublayers)]
             if i == 0 or name.startswith(("umt5", "pile")):
                 names.append(f"{layer}.0.SelfAttention.relative_attention_bias.weight")
-    return ["embedding.weight", *map(our_name, names)]
+    return ["embedding.weight", *(our_name(n, NAMES, "T5") for n in names)]
 
 
 @pytest.mark.parametrize("name", MEMBERS)
@@ -133,7 +137,7 @@ def test_every_member_is_understood(name, tmp_path, capsys):
         eos_token_ids=(eos,),
         decoder_start_token_id=start,
     )
-    assert weight_shapes(config).keys() == set(weights(name))
+    assert weight_shapes(T5(config)).keys() == set(weights(name))
     assert capsys.readouterr() == ("", "")
 
 
@@ -198,9 +202,9 @@ def test_ids_in_generation_config_may_be_lists_or_missing(tmp_path):
 @pytest.mark.parametrize(
     ("key", "values", "what"),
     [
-        ("d_model", (None, 0, -1, "512", 1.5, [512], True), "a whole number of 1 or more"),
-        ("num_decoder_layers", ("2", -1, 2.0), "a whole number of 1 or more"),
-        ("pad_token_id", (-1, "0", 0.0), "a whole number of 0 or more"),
+        ("d_model", (None, 0, -1, "512", 1.5, [512], True), "a whole number from 1 to 1048576"),
+        ("num_decoder_layers", ("2", -1, 2.0), "a whole number from 1 to 1024"),
+        ("pad_token_id", (-1, "0", 0.0), "a token id"),
         ("eos_token_id", ("1", [1, None], {"id": 1}), "token ids"),
         ("layer_norm_epsilon", ("tiny", -1.0, 1), "a small number"),
         ("scale_decoder_outputs", ("yes", 1), "a bool"),
@@ -218,19 +222,21 @@ def test_an_activation_that_is_no_name_is_refused(value):
         raw_config("t5-base") | {"feed_forward_proj": value}, weights("t5-base")
     )
     with pytest.raises(InputError, match="unknown activation"):
-        weight_shapes(config)
+        weight_shapes(T5(config))
+
+
+@pytest.mark.parametrize("name", ["T5Model", "T5WithLMHeadModel", "UMT5ForConditionalGeneration"])
+def test_the_architecture_decides_where_there_is_no_model_type(name):
+    assert family_of({"architectures": [name]}).name == "T5"
 
 
 def test_architectures_that_are_no_list_say_nothing(tmp_path):
     raw = raw_config("t5-base")
-    for value in (3, "T5Model", None, [3]):
+    for value in (3, "T5Model", None, [3], []):
         (tmp_path / "config.json").write_text(json.dumps(raw | {"architectures": value}))
-        read_config(tmp_path)
-        del raw["model_type"]
-        (tmp_path / "config.json").write_text(json.dumps(raw | {"architectures": value}))
-        with pytest.raises(InputError, match="not a T5-type one"):
-            read_config(tmp_path)
-        raw = raw_config("t5-base")
+        assert family_of(read_config(tmp_path)).name == "T5"
+        with pytest.raises(InputError, match=r"a 3 model; there are t5|has no model_type"):
+            family_of({"architectures": value})
 
 
 def test_encoders_alone_are_refused(tmp_path):

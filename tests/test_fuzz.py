@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 from test_torch_files import legacy, tensor, zipped
 
-from checkpoints.files import map_npz, open_checkpoint, read_safetensors, write_npz_member
+from checkpoints.folder import open_checkpoint
+from checkpoints.npz import map_npz, write_npz_member
+from checkpoints.safetensors_files import read_safetensors
 from checkpoints.torch_files import read_torch
 from errors import InputError
 

@@ -21,6 +21,7 @@ from helpers.hub_server import COMMIT, Hub, cut, refuse, replace, sha256, stall
 from huggingface_hub import constants
 from test_convert import make_folder
 
+from checkpoints.folder import weight_files
 from checkpoints.hub import fetch
 from convert import convert, converted_size
 from decoder import load
@@ -114,9 +115,10 @@ def test_one_copy_of_the_weights_is_fetched_and_nothing_unneeded(hub, cache, fil
             contents[name] = index(f"a.{suffix}", f"b.{suffix}")
     hub.add(MODEL, SMALL | contents | NOISE)
     folder = fetch(MODEL)
-    assert {p.name for p in folder.iterdir()} == {*SMALL, *expected}
     assert all((folder / n).read_bytes() == contents[n] for n in expected)
     looked_at = {SAFE_INDEX} & {*files} if SAFE not in files else set()
+    assert {p.name for p in folder.iterdir()} == {*SMALL, *expected, *looked_at}
+    assert weight_files({p.name for p in folder.iterdir()}, folder.joinpath) == expected
     assert sorted(hub.fetched()) == sorted({*SMALL, *expected, *looked_at})
 
 
@@ -348,12 +350,12 @@ WEIGHTS_ONLY = "GET .*safetensors"
         (SINGLE, {"HEAD": refuse(501)}, f"{ANSWERS}501 Not Implemented; try again later"),
         (SINGLE, {"": refuse(403)}, f"{ANSWERS}403 Forbidden; is the token right?"),
         (SINGLE, {"": stall()}, UNREACHABLE),
-        (NOT_T5, {}, ": a bert model, not a T5-type one"),
+        (NOT_T5, {}, ": a bert model; there are t5, mt5, umt5"),
         (ENCODER, {}, ": T5EncoderModel, an encoder without a decoder"),
         (NO_SHAPE, {}, ": config.json has no vocab_size: not a T5-type model"),
-        (without("config.json"), {}, " has no config.json: not a T5-type model"),
+        (without("config.json"), {}, " has no config.json: not a model of Hugging Face's"),
         (FLAX, {}, f"{NO_WEIGHTS}tf_model.h5, flax_model.msgpack"),
-        (NO_MAP, {}, f"{NO_WEIGHTS}a.safetensors"),
+        (NO_MAP, {}, ": model.safetensors.index.json: no weight_map"),
         (without(SAFE), {}, f"{NO_WEIGHTS}other files"),
         (NO_INDEX, {}, ": model.safetensors.index.json: not a JSON object"),
     ],

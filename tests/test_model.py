@@ -12,10 +12,12 @@ from helpers.oracle import flat_weights
 from transformers import T5ForConditionalGeneration
 
 from checkpoints.config import Config
-from checkpoints.files import open_checkpoint, to_mlx
-from convert import convert, rename
+from checkpoints.folder import open_checkpoint
+from checkpoints.tensors import to_mlx
+from convert import convert
 from errors import InputError
-from families.loading import check_weights, load
+from families.loading import build, load
+from families.t5 import FAMILY, rename
 from model import T5
 from speculative.cache import MASKED
 
@@ -25,8 +27,7 @@ B, S, T = 3, 40, 30
 def mlx_model(folder, raw) -> T5:
     tensors = rename(open_checkpoint(folder))
     config = Config.from_hub(raw, tensors)
-    check_weights(config, {name: tensor.shape for name, tensor in tensors.items()})
-    model = T5(config)
+    model = build(FAMILY, config, {name: tensor.shape for name, tensor in tensors.items()})
     arrays = {name: np.concatenate(list(tensor.blocks())) for name, tensor in tensors.items()}
     model.load_weights([(name, to_mlx(array)) for name, array in arrays.items()])
     return model
@@ -235,21 +236,21 @@ def test_config_survives_its_file():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda w: w.pop("decoder.norm.weight"), "missing weights: decoder.norm.weight"),
-        (lambda w: w.update({"stranger": (3,)}), "unknown weights: stranger"),
+        (lambda w: w.pop("decoder.norm.weight"), "Missing 1 parameters: decoder.norm.weight"),
+        (lambda w: w.update({"stranger": (3,)}), "1 parameters not in model: stranger"),
         (
             lambda w: w.update({"embedding.weight": (61, 25)}),
-            r"embedding.weight has shape \[61, 25\]",
+            r"Expected shape \(61, 24\) but received shape \(61, 25\) for parameter embedding.weight",
         ),
     ],
 )
 def test_wrong_weights_are_named(change, message):
     model = random_model()
     shapes = {name: weight.shape for name, weight in flat_weights(model)}
-    check_weights(model.config, shapes)
+    build(FAMILY, model.config, shapes)
     change(shapes)
     with pytest.raises(InputError, match=message):
-        check_weights(model.config, shapes)
+        build(FAMILY, model.config, shapes)
 
 
 def test_unknown_activation_is_named():

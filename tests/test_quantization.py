@@ -11,8 +11,9 @@ from test_model import cached_logits, padded_inputs
 
 from checkpoints import tensors
 from checkpoints.config import Config
-from checkpoints.files import map_npz, to_mlx
+from checkpoints.npz import map_npz
 from checkpoints.quantization import MODES, Quantization
+from checkpoints.tensors import to_mlx
 from convert import convert, converted_size
 from decoder import generate, load
 from errors import InputError
@@ -122,9 +123,9 @@ def test_matrices_whose_rows_do_not_divide_are_left_and_counted(tmp_path, capsys
         ({"mode": "int4"}, "mode is 'int4', not one of affine, mxfp4, nvfp4, mxfp8"),
         ({"group_size": 16}, "group_size is 16; the mode affine has 32, 64, 128"),
         ({"method": "gptq"}, "config.json: unknown quantization"),
-        ({"bits": 8}, "has shape"),
-        ({"group_size": 32}, "has shape"),
-        (None, "unknown weights"),
+        ({"bits": 8}, "but received shape"),
+        ({"group_size": 32}, "but received shape"),
+        (None, "parameters not in model: decoder.layers.0.attention.key.biases"),
     ],
 )
 def test_a_quantization_that_is_not_that_of_the_weights_is_refused(

@@ -13,9 +13,9 @@ from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, ByT5Tokenizer, T5Tokenizer
 
 from checkpoints.tokenizer import TextStream, byte_tokenizer, load_tokenizer, shared_vocabulary
-from convert import write_tokenizer
 from demo.tasks import held_out_example
 from errors import InputError
+from families.t5 import write_tokenizer
 
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared"

@@ -15,7 +15,7 @@ from helpers import checkpoints, pickles
 from helpers.pickles import Call, Global, dump
 
 from checkpoints import tensors
-from checkpoints.files import open_checkpoint
+from checkpoints.folder import open_checkpoint
 from checkpoints.torch_files import read_torch
 from errors import InputError
 

@@ -1,0 +1,79 @@
+"""A Hugging Face checkpoint's folder: its JSON, and which of its files are the weights."""
+
+import json
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from checkpoints.safetensors_files import read_safetensors
+from checkpoints.tensors import Tensor
+from checkpoints.torch_files import read_torch
+from errors import InputError
+
+
+def read_json(path: Path) -> dict:
+    """The object in the JSON file `path`; InputError where it is missing or no such thing."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: not a JSON object")
+    return value
+
+
+_SINGLE = ("model.safetensors", "pytorch_model.bin")  # best first
+
+
+def weight_files(names: Collection[str], get: Callable[[str], Path]) -> list[str]:
+    """Of a folder's file names those of one whole copy of the weights, the best kind that there is: a
+    single file, or an index and its shards. [] where there is none.
+
+    An index that is needed to decide is opened with `get`. InputError where the only one is wrong.
+    """
+    wrong = None
+    for single in _SINGLE:
+        index = f"{single}.index.json"
+        if single in names:
+            return [single]
+        if index in names:
+            path = get(index)
+            shards = sorted(set(read_index(path).values()))
+            missing = [shard for shard in shards if shard not in names]
+            if not missing:
+                return [index, *shards]
+            wrong = wrong or InputError(f"{path}: names {missing[0]}, which is missing")
+    if wrong:
+        raise wrong
+    return []
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """The name of every tensor of a checkpoint in shards, and the file beside `path` it is in."""
+    weight_map = read_json(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise InputError(f"{path}: no weight_map")
+    for file in weight_map.values():
+        if not isinstance(file, str) or Path(file).name != file:
+            raise InputError(f"{path}: its weight_map names no file beside it: {str(file)[:99]}")
+    return weight_map
+
+
+def open_checkpoint(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a Hugging Face folder."""
+    names = {path.name for path in folder.iterdir() if path.is_file()}
+    files = weight_files(names, folder.joinpath)
+    if not files:
+        raise InputError(f"{folder}: no weights: neither {' nor '.join(_SINGLE)}")
+    read = read_safetensors if files[0].startswith(_SINGLE[0]) else read_torch
+    if len(files) == 1:
+        return read(folder / files[0])
+    index, *shards = files
+    opened = {shard: read(folder / shard) for shard in shards}
+    tensors = {}
+    for name, file in read_index(folder / index).items():
+        if name not in opened[file]:
+            raise InputError(f"{folder / file}: {name} is missing, though the index puts it there")
+        tensors[name] = opened[file][name]
+    return tensors

@@ -1,0 +1,48 @@
+"""T5 and its kin (v1.1, FLAN, mT5, byT5, umT5, UL2, MADLAD-400, Aya): model.py, from and to files."""
+
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from checkpoints import names
+from checkpoints.config import Config
+from checkpoints.folder import read_json
+from checkpoints.tensors import Tensor
+from checkpoints.tokenizer import FILE as TOKENIZER
+from checkpoints.tokenizer import byte_tokenizer, like_sentencepiece
+from checkpoints.tokenizer_files import copy_sources, from_transformers, save
+from errors import InputError
+from families import Family
+from model import T5
+
+
+def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The checkpoint's tensors under our names, each once: aliases of the embedding are dropped."""
+    single = names.one_embedding(tensors, names.T5_EMBEDDINGS, "lm_head.weight", "T5")
+    return names.renamed(single, names.T5, "T5")
+
+
+def write_tokenizer(folder: Path, output: Path) -> None:
+    """Copy the tokenizer's files, and write the tokenizer.json that follows from them."""
+    save(_tokenizer(folder, copy_sources(folder, output)), output)
+
+
+def _tokenizer(folder: Path, found: list[str]) -> Tokenizer:
+    if "spiece.model" not in found and TOKENIZER not in found:
+        configs = [read_json(folder / n) for n in ("config.json", *found) if n.endswith(".json")]
+        if any(config.get("tokenizer_class") == "ByT5Tokenizer" for config in configs):
+            return byte_tokenizer()
+        raise InputError(f"{folder}: no tokenizer: neither {TOKENIZER} nor spiece.model")
+    # For umT5 the automatic class reads tokenizer.json only.
+    kind = "AutoTokenizer" if TOKENIZER in found else "T5Tokenizer"
+    return like_sentencepiece(from_transformers(kind, folder))
+
+
+FAMILY = Family(
+    name="T5",
+    config=Config,
+    model=T5,
+    rename=rename,
+    write_tokenizer=write_tokenizer,
+    float32=("feed_forward.down.weight",),
+)
