@@ -35,6 +35,11 @@ _MODULES = {  # model_type in config.json -> module
     "t5": "families.t5",  # byT5, UL2, FLAN, MADLAD-400 and others say t5 or mt5
     "mt5": "families.t5",
     "umt5": "families.t5",
+    "bart": "families.bart",
+    "mbart": "families.bart",  # mBART-50 as well
+    "m2m_100": "families.bart",  # NLLB-200 as well
+    "marian": "families.bart",
+    "pegasus": "families.bart",
 }
 
 

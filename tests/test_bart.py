@@ -21,6 +21,7 @@ from speculative.drafting import ModelDrafter, padded
 from speculative.options import Options
 
 VARIANTS = bart_checkpoints.VARIANTS
+KINDS = ["bart", "mbart", "m2m", "marian", "pegasus"]
 B, S, T = 4, 21, 18
 DTYPES = {mx.bfloat16: torch.bfloat16, mx.float16: torch.float16}
 
@@ -154,7 +155,7 @@ def test_every_tensor_arrives_in_its_place(pair):
 
 
 @pytest.mark.parametrize("form", ["old", "bare"])
-@pytest.mark.parametrize("name", ["bart", "mbart", "m2m", "marian", "pegasus"])
+@pytest.mark.parametrize("name", KINDS)
 def test_other_checkpoints_names_are_known(tmp_path, name, form):
     raw = VARIANTS[name]
     reference, model = both(tmp_path / "new", raw)
@@ -337,7 +338,7 @@ def test_half_precision_is_close_to_transformers(pair, dtype):
     assert error < (0.1 if dtype == mx.bfloat16 else 0.02)
 
 
-@pytest.mark.parametrize("name", ["bart", "mbart", "m2m", "marian", "pegasus"])
+@pytest.mark.parametrize("name", KINDS)
 def test_float16_is_finite(tmp_path, name):
     """transformers clips in the encoder, too, there after the norm, where it is too late for BART."""
     changes = {"fc2.weight": lambda w: w * 3e4}
@@ -366,25 +367,43 @@ def test_no_table_of_what_is_added_is_quantized(name):
 # What is generated
 
 
-def decode(model: Model, sources, draft=None, num_draft=0, max_tokens=20, batch_size=7):
+class Prefilled:
+    """A model whose cache begins with the prefix but for its last token, and rows that begin so."""
+
+    def __init__(self, model: Model):
+        self.model, self.prefix = model, model.prefix([])
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+    def start(self, tokens, mask=None):
+        cache = self.model.start(tokens, mask)
+        if held := len(self.prefix) - 1:
+            block = mx.array([self.prefix[:-1]] * len(tokens))
+            self.model.decode(block, np.tile(np.arange(held, dtype=np.int32), block.shape), cache)
+            cache.keep(np.full(len(tokens), held))
+        return cache
+
+
+class Prefixed(rounds.Decoding):
+    def _admit(self, rows):
+        admitted = super()._admit(rows)
+        for row in rows:
+            row.tokens = list(self.model.prefix)
+        return admitted
+
+
+def decode(model: Model, sources, draft=None, num_draft=0, max_tokens=20, batch_size=16):
     """What the rows' tokens are behind their prefixes, and how many rounds kept a part of a draft."""
-
-    class Prefixed(rounds.Decoding):
-        def _admit(self, rows):
-            admitted = super()._admit(rows)
-            for row in rows:
-                row.tokens = model.prefix(row.source)
-            return admitted
-
     rows = [rounds.Row(list(source)) for source in sources]
     options = Options(num_draft=num_draft, max_tokens=max_tokens)
     drafter = ModelDrafter(draft) if draft else None
     partly = 0
     with mock.patch.object(rounds, "Decoding", Prefixed):
-        for row in rounds.decode(model, drafter, rows, options, batch_size):
+        for row in rounds.decode(Prefilled(model), drafter, rows, options, batch_size):
             lengths = row.stats.accepted_lengths
             partly += sum(n for length, n in lengths.items() if 0 < length < num_draft)
-    return [row.tokens[len(model.prefix(row.source)) :] for row in rows], partly
+    return [row.tokens[len(model.prefix([])) :] for row in rows], partly
 
 
 def disturbed(model: Model, noise: float = 0.08) -> Model:
@@ -416,6 +435,7 @@ def transformers_texts(reference, config: Config, sources, max_tokens: int, **se
         num_beams=1,
         do_sample=False,
         eos_token_id=list(config.eos_token_ids),
+        forced_bos_token_id=config.forced_bos_token_id,
         forced_eos_token_id=None,  # at the cap: another issue's
         **settings,
     )
@@ -426,20 +446,29 @@ def transformers_texts(reference, config: Config, sources, max_tokens: int, **se
     return texts
 
 
-COUNT, MOST = 64, 20
+COUNT, MOST = 48, 14
+# With these a random model's text hangs on its source and on what was written; without, on biases.
+LIVELY = {
+    "fc2.weight": lambda w: 3 * w,
+    "out_proj.weight": lambda w: 3 * w,
+    "q_proj.weight": lambda w: 3 * w,
+    "k_proj.weight": lambda w: 3 * w,
+    "bias": lambda w: w / 5,
+}
 
 
-@pytest.mark.parametrize("forced", [False, True])
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    ("name", "forced"), [(name, False) for name in VARIANTS] + [(name, True) for name in KINDS]
+)
 def test_texts_are_those_of_transformers_and_of_plain_decoding(tmp_path, name, forced):
     """Batches with rows that come and go; ends of sequence that do occur, two of them; rejections."""
     raw = VARIANTS[name] | (dict(forced_bos_token_id=7) if forced else {})
-    reference, model = both(tmp_path, raw, seed=1)
+    reference, model = both(tmp_path, raw, seed=1, **LIVELY)
     config = model.config
     sources = prompts(config, COUNT)
     ordinary, _ = decode(model, sources, max_tokens=MOST)
     usual = np.bincount(np.concatenate(ordinary), minlength=config.vocab_size).argsort()[::-1]
-    ends = tuple(int(token) for token in usual[4:6])
+    ends = tuple(int(token) for token in usual[4:7] if token != 7)[:2]
     config = model.config = dataclasses.replace(config, eos_token_ids=ends)
     bans = dict(bad_words_ids=[[config.pad_token_id]]) if config.bans_padding else {}
     expected = transformers_texts(reference, config, sources, MOST, **bans)
@@ -448,7 +477,7 @@ def test_texts_are_those_of_transformers_and_of_plain_decoding(tmp_path, name, f
     assert len({tuple(text) for text in plain}) > 8
     assert any(text[-1] in ends and len(text) < MOST for text in plain)
     draft, partly = disturbed(model), 0
-    for num_draft in (1, 3, 5):
+    for num_draft in (1, 4):
         texts, parts = decode(model, sources, draft, num_draft, MOST)
         assert texts == plain
         partly += parts
@@ -465,7 +494,7 @@ def test_marian_never_writes_padding(tmp_path):
 
     reference, model = both(tmp_path, raw, **{"final_logits_bias": favoured})
     sources = prompts(model.config, 8)
-    texts, _ = decode(model, sources)
+    texts, _ = decode(model, sources, max_tokens=MOST)
     assert not any(raw["pad_token_id"] in text for text in texts)
     bans = dict(bad_words_ids=[[raw["pad_token_id"]]])
     assert texts == transformers_texts(reference, model.config, sources, MOST, **bans)

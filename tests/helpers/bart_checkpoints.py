@@ -92,7 +92,7 @@ def torch_model(raw: dict, seed: int = 0) -> torch.nn.Module:
             else:
                 weight.normal_(0, 1 / 24**0.5 if raw.get("scale_embedding") else 1)
         if hasattr(model, "final_logits_bias"):
-            model.final_logits_bias.normal_(0, 2)
+            model.final_logits_bias.normal_(0, 0.5)
     return model
 
 
