@@ -157,10 +157,12 @@ class DecoderLayer(Layer):
 
     def __call__(self, x: mx.array, mask: mx.array, cache: CrossCache, index: int) -> mx.array:
         def attend(y: mx.array) -> mx.array:
-            return self.attention(y, *cache.append(index, *self.attention.project(y)), mask)
+            keys, values = cache.append(index, *self.attention.project(y))
+            return self.attention(y, keys, values, mask)
 
         def attend_across(y: mx.array) -> mx.array:
-            return self.cross_attention(y, *cache.cross[index], cache.cross_mask)
+            keys, values = cache.cross[index]
+            return self.cross_attention(y, keys, values, cache.cross_mask)
 
         x = self.residual(x, self.attention_norm, attend)
         x = self.residual(x, self.cross_attention_norm, attend_across)
@@ -212,7 +214,9 @@ class Model(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
         c = self.config = config
-        self.embedding = nn.Embedding(c.vocab_size, c.d_model)  # the decoder's; mostly the encoder's
+        self.embedding = nn.Embedding(
+            c.vocab_size, c.d_model
+        )  # the decoder's; mostly the encoder's
         if not c.shared_embedding:
             self.source_embedding = nn.Embedding(c.source_vocab_size, c.d_model)
         self.encoder = Stack(

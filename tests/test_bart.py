@@ -176,7 +176,9 @@ def test_own_vocabularies_are_told_by_their_weights(tmp_path):
     expected = reference_output(reference, *given).logits.numpy()
     for found in (model, other):
         assert not found.config.shared_embedding and found.config.tied_head
-        assert_close(known(cached_logits(found, *given, [T]), found.config), known(expected, found.config))
+        assert_close(
+            known(cached_logits(found, *given, [T]), found.config), known(expected, found.config)
+        )
 
 
 def test_an_untied_head_is_kept(tmp_path):
@@ -194,7 +196,9 @@ def test_an_untied_head_is_kept(tmp_path):
 def test_unknown_tensors_and_configs_are_refused(tmp_path):
     raw = VARIANTS["bart"]
     state = bart_checkpoints.state_dict(bart_checkpoints.torch_model(raw))
-    folder = checkpoints.save(tmp_path, raw, state | {"classification_head.dense.bias": torch.ones(2)})
+    folder = checkpoints.save(
+        tmp_path, raw, state | {"classification_head.dense.bias": torch.ones(2)}
+    )
     with pytest.raises(InputError, match=r"unknown tensor classification_head.dense.bias"):
         FAMILY.rename(open_checkpoint(folder))
     for change, message in (
