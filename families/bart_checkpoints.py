@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 from checkpoints import names
@@ -75,6 +75,11 @@ class Config(BaseConfig):
                 f"config.json: pad_token_id is {self.pad_token_id}, but the encoder's vocabulary "
                 f"has only {self.source_vocab_size} pieces"
             )
+
+    # What ranks divide, under T5's names: of both stacks, what divides one and the other.
+    num_heads = property(lambda c: gcd(c.encoder_attention_heads, c.decoder_attention_heads))
+    d_ff = property(lambda c: gcd(c.encoder_ffn_dim, c.decoder_ffn_dim))
+    d_kv = property(lambda c: c.d_model // c.num_heads)
 
     @classmethod
     def from_hub(cls, raw: Mapping, weights: Iterable[str] | None) -> "Config":
@@ -191,9 +196,9 @@ def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     the encoder's vocabulary is its own (some Marian), the rest has up to two."""
     bare = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
     own = {}
-    if _SHARED not in bare and {_ENCODER, _DECODER} <= bare.keys():
-        if not names.equal(bare[_ENCODER], bare[_DECODER]):
-            own = {_ENCODER: bare.pop(_ENCODER)}
+    unshared = _SHARED not in bare and {_ENCODER, _DECODER} <= bare.keys()
+    if unshared and not names.equal(bare[_ENCODER], bare[_DECODER]):
+        own = {_ENCODER: bare.pop(_ENCODER)}
     single = names.one_embedding(bare, (_SHARED, _DECODER, _ENCODER, _HEAD), _HEAD, "BART") | own
     if not any(".layernorm_embedding." in name for name in single):  # then they are sinusoids
         single = {n: t for n, t in single.items() if not n.endswith("embed_positions.weight")}

@@ -40,8 +40,8 @@ _CODE, _HIDDEN = "\ue000", "\ue001"
 def write_tokenizer(folder: Path, output: Path) -> None:
     """Copy the tokenizer's files, and write the tokenizer.json that follows from them and, for a model of
     several languages, languages.json."""
-    found = copy_sources(folder, output)
-    kind = read_json(folder / "config.json").get("model_type")
+    found, config = copy_sources(folder, output), read_json(folder / "config.json")
+    kind = config.get("model_type")
     if kind == "marian":
         tokenizer, languages = _marian(folder, found)
     elif kind == "m2m_100" and "vocab.json" in found and TOKENIZER not in found:
@@ -49,9 +49,25 @@ def write_tokenizer(folder: Path, output: Path) -> None:
     else:
         tokenizer = _mended(from_transformers("AutoTokenizer", folder), folder)
         languages = _languages(tokenizer, kind)
-    save(tokenizer, output)
+    save(_within(tokenizer, config.get("vocab_size")), output)
     if languages:
         languages.save(output)
+
+
+def _within(tokenizer: Tokenizer, rows: Any) -> Tokenizer:
+    """Without the special tokens that an embedding of so many rows has none for: in bart-large-cnn and
+    its like, <mask>."""
+    state = json.loads(tokenizer.to_str())
+    added, model = state["added_tokens"], state["model"]
+    beyond = {t["content"] for t in added if isinstance(rows, int) and t["id"] >= rows}
+    if not beyond:
+        return tokenizer
+    state["added_tokens"] = [token for token in added if token["content"] not in beyond]
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {piece: i for piece, i in model["vocab"].items() if piece not in beyond}
+    else:
+        model["vocab"] = [piece for piece in model["vocab"] if piece[0] not in beyond]
+    return Tokenizer.from_str(json.dumps(state))
 
 
 # ---------------------------------------------------------------------------------------------

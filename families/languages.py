@@ -44,8 +44,8 @@ class Languages:
         text = json.dumps(asdict(self), indent=1, ensure_ascii=False)
         (folder / FILE).write_text(text + "\n", encoding="utf-8")
 
-    def token(self, option: str, code: str | None) -> int | None:
-        """The token of a language; InputError, with codes that there are, for one that is not."""
+    def token(self, option: str, code: str | None) -> list[int] | None:
+        """The token of a language, None for none; InputError, with codes that there are, for one that is not."""
         if code is None:
             return None
         part = option.removesuffix("_lang")
@@ -53,7 +53,7 @@ class Languages:
             raise InputError(f"{option}: this model is not told its {part} language")
         if code not in self.codes:
             raise InputError(f"{option}: no language {code!r}; {self._like(code)}")
-        return self.codes[code]
+        return [self.codes[code]]
 
     def _like(self, code: str) -> str:
         known = sorted(self.codes)
@@ -79,20 +79,26 @@ def frame(
     whole = tokenizer.encode(text).ids
     if source_lang is None and target_lang is None:
         return whole, model.prefix(whole)
-    languages: Languages | None = model.languages
+    languages: Languages | None = getattr(model, "languages", None)
     if languages is None:
         raise InputError("source_lang and target_lang are for models of several languages")
-    tokens = {
+    given = {
+        "text": tokenizer.encode(text, add_special_tokens=False).ids,
         "source": languages.token("source_lang", source_lang),
         "target": languages.token("target_lang", target_lang),
-        "start": model.config.decoder_start_token_id,
+        "start": [model.config.decoder_start_token_id],
     }
-    if any(tokens.get(part, 0) is None for part in languages.source):
-        source = whole  # the language that this frame needs is the tokenizer's own
-    else:
-        alone = tokenizer.encode(text, add_special_tokens=False).ids
-        parts = [alone if part == "text" else [tokens.get(part, part)] for part in languages.source]
-        source = [token for part in parts for token in part]
-    if any(tokens[part] is None for part in languages.prefix):
-        return source, model.prefix(source)
-    return source, [tokens[part] for part in languages.prefix]
+    # A language that is not given is the tokenizer's own, or the model's.
+    source = _filled(languages.source, given) or whole
+    return source, _filled(languages.prefix, given) or model.prefix(source)
+
+
+def _filled(template: Sequence[int | str], given: Mapping[str, list[int] | None]) -> list[int]:
+    """The tokens of a template; none where it wants something that is not given."""
+    tokens: list[int] = []
+    for part in template:
+        found = [part] if isinstance(part, int) else given[part]
+        if found is None:
+            return []
+        tokens += found
+    return tokens

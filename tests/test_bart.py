@@ -13,6 +13,7 @@ from helpers.oracle import flat_weights
 from checkpoints.folder import open_checkpoint
 from checkpoints.quantization import Quantization
 from checkpoints.tensors import to_mlx
+from distributed.sharding import check_ranks
 from errors import InputError
 from families.bart import FAMILY, Config, Model
 from speculative import rounds
@@ -248,6 +249,26 @@ def test_rows_begin_as_in_transformers(tmp_path, name, changes, prefix):
     reference = type(reference).from_pretrained(tmp_path)
     generated = reference.generate(torch.tensor([[7, 8, 2]]), max_new_tokens=2, num_beams=1)
     assert generated[0, : len(prefix)].tolist() == prefix
+
+
+def test_a_missing_start_token_is_the_kinds_own():
+    """Unlike one that is null."""
+    for name, start in (("bart", 2), ("mbart", 0), ("m2m", 2), ("pegasus", 0)):
+        raw = {k: v for k, v in VARIANTS[name].items() if k != "decoder_start_token_id"}
+        assert Config.from_hub(raw, None).decoder_start_token_id == start
+
+
+def test_ends_of_sequence_are_those_of_the_config():
+    raw = VARIANTS["marian"]
+    assert Config.from_hub(raw | dict(eos_token_id=[59, 2]), None).eos_token_ids == (59, 2)
+    assert Config.from_hub(raw | dict(eos_token_id=43), None).eos_token_ids == (43,)
+
+
+def test_ranks_split_the_heads_and_units_of_both_stacks():
+    config = Config.from_hub(VARIANTS["bart"], None)  # 2 and 4 heads, 40 and 36 units
+    check_ranks(config, None, 2)
+    with pytest.raises(InputError, match="cannot be split among 4 ranks; 2 ranks can"):
+        check_ranks(config, None, 4)
 
 
 # ---------------------------------------------------------------------------------------------

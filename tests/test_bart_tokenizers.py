@@ -15,7 +15,7 @@ from helpers.bart_tokenizers import EDGES, ODD, SENTENCES
 from helpers.oracle import flat_weights, greedy
 
 from checkpoints.quantization import Quantization
-from checkpoints.tokenizer import TextStream, load_tokenizer
+from checkpoints.tokenizer import TextStream, load_tokenizer, shared_vocabulary
 from convert import convert
 from errors import InputError
 from families.bart_tokenizers import write_tokenizer
@@ -181,6 +181,21 @@ def test_a_piece_without_a_number_is_not_cut_out(built, tmp_path):
     assert "".join(tokens) == "▁the</s>" and len(tokens) > 2
 
 
+def test_vocabularies_of_one_size_are_told_apart(built, models, tmp_path):
+    """No two OPUS-MT models share one, and many are of the same size."""
+    folder = folders.marian(tmp_path / "other", models["others"], models["english"])
+    ids = json.loads((folder / "vocab.json").read_text())
+    first, second = list(ids)[50:52]
+    ids[first], ids[second] = ids[second], ids[first]
+    (folder / "vocab.json").write_text(json.dumps(ids))
+    (tmp_path / "out").mkdir()
+    write_tokenizer(folder, tmp_path / "out")
+    ours, other = load_tokenizer(built["marian"][1]), load_tokenizer(tmp_path / "out")
+    assert ours.get_vocab_size() == other.get_vocab_size()
+    with pytest.raises(InputError, match="another vocabulary than the model"):
+        shared_vocabulary(ours, other)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_text_is_decoded_as_transformers_does(built, name):
     """Pieces of the target language as well, at once and in a stream."""
@@ -313,6 +328,17 @@ def test_quantized_models_keep_their_positions(built, tmp_path, name):
     positions = np.zeros((1, 1), np.int32)
     logits = np.array(model.decode(mx.array([[2]]), positions, model.start(mx.array([source]))))
     assert np.abs(logits - expected).mean() < 0.1 * np.abs(expected).mean()
+
+
+def test_a_mask_without_a_row_is_left_out(built, tmp_path):
+    """bart-large-cnn's embedding ends before it; transformers would index beyond."""
+    size = load_tokenizer(built["bart"][1]).get_vocab_size()
+    checkpoint(tmp_path / "hub", built["bart"], "bart", vocab_size=size - 1)
+    _, tokenizer = load(convert(str(tmp_path / "hub"), tmp_path / "out", dtype="float32"))
+    reference = transformers.AutoTokenizer.from_pretrained(built["bart"][0])
+    assert reference.mask_token_id == size - 1
+    assert_same(reference, tokenizer, SENTENCES.values())
+    assert max(tokenizer.encode("a <mask> b").ids) < size - 1
 
 
 def test_the_forced_first_token_is_generation_configs(built, tmp_path):

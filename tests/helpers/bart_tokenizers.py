@@ -67,10 +67,12 @@ def _folder(path: Path, kind: str, files: dict, **settings) -> Path:
 
 def bart(path: Path, texts: list[str]) -> Path:
     trained = ByteLevelBPETokenizer()
-    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
     trained.train_from_iterator(texts, 700, special_tokens=special, show_progress=False)
     path = _folder(path, "bart", {})
     trained.save_model(str(path))
+    vocabulary = json.loads((path / "vocab.json").read_text())
+    (path / "vocab.json").write_text(json.dumps(vocabulary | {"<mask>": len(vocabulary)}))
     return path
 
 
