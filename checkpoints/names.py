@@ -38,12 +38,13 @@ def one_embedding(
     if not found:
         raise InputError(f"the checkpoint has no {aliases[0]}: not a {family}-type model")
     kept = {aliases[0]: tensors[found[0]]}
-    if head in found[1:] and not _equal(tensors[found[0]], tensors[head]):
+    if head in found[1:] and not equal(tensors[found[0]], tensors[head]):
         kept[head] = tensors[head]
     return kept | {name: tensor for name, tensor in tensors.items() if name not in found}
 
 
-def _equal(a: Tensor, b: Tensor) -> bool:
+def equal(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors hold the same, wherever they lie."""
     if a == b:  # the same place in the same file
         return True
     if a.dtype != b.dtype or a.shape != b.shape:

@@ -36,6 +36,11 @@ _MODULES = {  # model_type in config.json -> module
     "mt5": "families.t5",
     "umt5": "families.t5",
     "t5gemma": "families.t5gemma",
+    "bart": "families.bart",
+    "mbart": "families.bart",  # mBART-50 as well
+    "m2m_100": "families.bart",  # NLLB-200 as well
+    "marian": "families.bart",
+    "pegasus": "families.bart",
 }
 
 

@@ -1,0 +1,208 @@
+"""What a checkpoint of BART's family says: its config.json, and its tensors' names."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import gcd, prod
+from typing import Any
+
+from checkpoints import names
+from checkpoints.config import BaseConfig, token_ids
+from checkpoints.tensors import Tensor
+from errors import InputError
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a model_type fixes, and transformers' defaults for what old files leave out."""
+
+    norm_first: bool  # before each sub-layer, and once more after a stack; else after the residual
+    positions: str  # "learned"; "sinusoidal"; "counted": sinusoids of another rate, padding skipped
+    norm_embedding: bool
+    pad: int
+    bos: int | None
+    eos: int
+    start: int | None  # None: bos
+    activation: str = "gelu"
+    scale_embedding: bool = False
+
+
+KINDS = {
+    "bart": Kind(False, "learned", True, 1, 0, 2, 2),
+    "mbart": Kind(True, "learned", True, 1, 0, 2, None),
+    "m2m_100": Kind(True, "counted", False, 1, 0, 2, 2, "relu", True),
+    "marian": Kind(False, "sinusoidal", False, 58100, None, 0, 58100),
+    "pegasus": Kind(True, "sinusoidal", False, 0, None, 1, 0),
+}
+
+
+@dataclass(frozen=True)
+class Config(BaseConfig):
+    """Under the names of Hugging Face's config.json where it has one. vocab_size is the decoder's."""
+
+    source_vocab_size: int
+    d_model: int
+    encoder_layers: int
+    encoder_attention_heads: int
+    encoder_ffn_dim: int
+    decoder_layers: int
+    decoder_attention_heads: int
+    decoder_ffn_dim: int
+    max_positions: int | None  # of a source, and of a row in the decoder
+    positions: str
+    norm_first: bool
+    norm_embedding: bool
+    scale_embedding: bool
+    activation: str
+    shared_embedding: bool  # the encoder's is the decoder's
+    tied_head: bool  # the output projection is the decoder's embedding
+    logits_bias: bool
+    bans_padding: bool  # which Marian's decoder starts with, and never writes
+    decoder_start_token_id: int
+    forced_bos_token_id: int | None  # the first token of every text
+
+    def __post_init__(self):
+        super().__post_init__()
+        for heads in (self.encoder_attention_heads, self.decoder_attention_heads):
+            if self.d_model % heads:
+                raise InputError(f"config.json: d_model {self.d_model} is not for {heads} heads")
+        if self.positions not in {kind.positions for kind in KINDS.values()}:
+            raise InputError(f"config.json: unknown positions {self.positions!r}")
+        if self.positions != "counted" and self.max_positions is None:
+            raise InputError("config.json: max_positions is None, but positions come from a table")
+        if self.pad_token_id >= self.source_vocab_size:
+            raise InputError(
+                f"config.json: pad_token_id is {self.pad_token_id}, but the encoder's vocabulary "
+                f"has only {self.source_vocab_size} pieces"
+            )
+
+    # What ranks divide, under T5's names: of both stacks, what divides one and the other.
+    num_heads = property(lambda c: gcd(c.encoder_attention_heads, c.decoder_attention_heads))
+    d_ff = property(lambda c: gcd(c.encoder_ffn_dim, c.decoder_ffn_dim))
+    d_kv = property(lambda c: c.d_model // c.num_heads)
+
+    @classmethod
+    def from_hub(cls, raw: Mapping, weights: Iterable[str] | None) -> "Config":
+        """From a raw Hugging Face config.json, with what generation_config.json adds to it, and the
+        checkpoint's names under our scheme; None: they are not here yet."""
+        if raw.get("model_type") not in KINDS:
+            raise InputError(f"a {raw.get('model_type')} model, not one of {', '.join(KINDS)}")
+        kind = KINDS[raw["model_type"]]
+        shared = raw.get("share_encoder_decoder_embeddings") is not False
+        tied, bias = raw.get("tie_word_embeddings") is not False, kind.positions != "counted"
+        if weights is not None:
+            names = set(weights)
+            shared = "source_embedding.weight" not in names
+            tied, bias = "head.weight" not in names, "logits_bias" in names
+        stacks = [
+            f"{stack}_{size}"
+            for stack in ("encoder", "decoder")
+            for size in ("layers", "attention_heads", "ffn_dim")
+        ]
+        try:
+            sizes = {key: raw[key] for key in ("d_model", *stacks)}
+            source_vocab_size = raw["vocab_size"]
+        except KeyError as error:
+            raise InputError(f"config.json has no {error.args[0]}: not a BART-type model") from None
+        bos = _first_id(raw, "bos_token_id", kind.bos)
+        start = _first_id(raw, "decoder_start_token_id", None)  # null: bos
+        if "decoder_start_token_id" not in raw:
+            start = kind.start
+        forced = _first_id(raw, "forced_bos_token_id", None)
+        if forced is None and raw.get("force_bos_token_to_be_generated"):  # its name in 2020
+            forced = bos
+        return cls(
+            vocab_size=source_vocab_size
+            if shared
+            else raw.get("decoder_vocab_size") or source_vocab_size,
+            pad_token_id=_first_id(raw, "pad_token_id", kind.pad),
+            eos_token_ids=token_ids(raw.get("eos_token_id"), kind.eos),
+            source_vocab_size=source_vocab_size,
+            **sizes,
+            max_positions=None
+            if kind.positions == "counted"
+            else raw.get("max_position_embeddings", 1024),
+            positions=kind.positions,
+            norm_first=kind.norm_first,
+            norm_embedding=kind.norm_embedding,
+            scale_embedding=raw.get("scale_embedding", kind.scale_embedding),
+            activation=raw.get("activation_function", kind.activation),
+            shared_embedding=shared,
+            tied_head=tied,
+            logits_bias=bias,
+            bans_padding=raw["model_type"] == "marian",
+            decoder_start_token_id=bos if start is None else start,
+            forced_bos_token_id=forced,
+        )
+
+
+def _first_id(raw: Mapping, key: str, default: int | None) -> Any:
+    value = raw.get(key)
+    return default if value is None else token_ids(value, 0)[0]
+
+
+# ---------------------------------------------------------------------------------------------
+# Names
+
+_PARTS = {
+    "self_attn": "attention",
+    "encoder_attn": "cross_attention",
+    "final": "feed_forward",
+    "q": "query",
+    "k": "key",
+    "v": "value",
+    "out": "out",
+    "fc1": "up",
+    "fc2": "down",
+}
+_LAYER = r"(encoder|decoder)\.layers\.(\d+)\."
+
+
+def _layer(match: re.Match, part: str) -> str:
+    return f"{match[1]}.layers.{match[2]}.{part}.{match[match.re.groups]}"
+
+
+_NAMES: list[names.Rule] = [
+    (r"shared\.weight", lambda m: "embedding.weight"),
+    (r"encoder\.embed_tokens\.weight", lambda m: "source_embedding.weight"),
+    (r"lm_head\.weight", lambda m: "head.weight"),
+    (r"final_logits_bias", lambda m: "logits_bias"),
+    (r"(encoder|decoder)\.embed_positions\.weight", lambda m: f"{m[1]}.positions.weight"),
+    (r"(encoder|decoder)\.layernorm_embedding\.(.+)", lambda m: f"{m[1]}.embedding_norm.{m[2]}"),
+    (r"(encoder|decoder)\.layer_norm\.(.+)", lambda m: f"{m[1]}.norm.{m[2]}"),
+    (
+        _LAYER + r"(self_attn|encoder_attn)\.(q|k|v|out)_proj\.(.+)",
+        lambda m: _layer(m, f"{_PARTS[m[3]]}.{_PARTS[m[4]]}"),
+    ),
+    (_LAYER + r"(fc[12])\.(.+)", lambda m: _layer(m, _PARTS[m[3]])),
+    (
+        _LAYER + r"(self_attn|encoder_attn|final)_layer_norm\.(.+)",
+        lambda m: _layer(m, f"{_PARTS[m[3]]}_norm"),
+    ),
+    # Fairseq's marks, and sinusoids, which are made anew.
+    (r"(encoder|decoder)\.version", None),
+    (r"(encoder|decoder)\.embed_positions\.(weights|_float_tensor)", None),
+]
+_SHARED, _ENCODER, _DECODER, _HEAD = (
+    "shared.weight",
+    "encoder.embed_tokens.weight",
+    "decoder.embed_tokens.weight",
+    "lm_head.weight",
+)
+
+
+def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The checkpoint's tensors under our names. The one embedding has up to four in a file, and where
+    the encoder's vocabulary is its own (some Marian), the rest has up to two."""
+    bare = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    own = {}
+    unshared = _SHARED not in bare and {_ENCODER, _DECODER} <= bare.keys()
+    if unshared and not names.equal(bare[_ENCODER], bare[_DECODER]):
+        own = {_ENCODER: bare.pop(_ENCODER)}
+    single = names.one_embedding(bare, (_SHARED, _DECODER, _ENCODER, _HEAD), _HEAD, "BART") | own
+    if not any(".layernorm_embedding." in name for name in single):  # then they are sinusoids
+        single = {n: t for n, t in single.items() if not n.endswith("embed_positions.weight")}
+    ours = names.renamed(single, _NAMES, "BART")
+    if bias := ours.get("logits_bias"):
+        ours["logits_bias"] = replace(bias, shape=(prod(bias.shape),))  # [1, V] in the file
+    return ours

@@ -1,0 +1,261 @@
+"""Tokenizers of BART's family: one tokenizer.json each, with which `tokenizers` alone is right.
+
+BART, mBART, NLLB and Pegasus have one in transformers, which is mended to treat white space and Unicode
+as SentencePiece does, with which the models were trained. Marian and M2M-100 have none: theirs are made
+of their SentencePiece models and of vocab.json, which says what number each piece has.
+"""
+
+import base64
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
+
+from checkpoints.folder import read_json
+from checkpoints.tokenizer import FILE as TOKENIZER
+from checkpoints.tokenizer_files import copy_sources, from_transformers, save
+from errors import InputError
+from families.languages import Languages
+
+UNKNOWN, END, PADDING = "<unk>", "</s>", "<pad>"
+_LANGUAGE = re.compile(r"[a-z]{2,3}_([A-Z]{2}|[A-Z][a-z]{3})")  # en_XX, eng_Latn
+_NORMAL, _USER_DEFINED = 1, 4  # kinds of SentencePiece's pieces
+_BPE = 2
+# Characters for private use, which stand before what no text may match.
+_CODE, _HIDDEN = "\ue000", "\ue001"
+
+
+def write_tokenizer(folder: Path, output: Path) -> None:
+    """Copy the tokenizer's files, and write the tokenizer.json that follows from them and, for a model of
+    several languages, languages.json."""
+    found, config = copy_sources(folder, output), read_json(folder / "config.json")
+    kind = config.get("model_type")
+    if kind == "marian":
+        tokenizer, languages = _marian(folder, found)
+    elif kind == "m2m_100" and "vocab.json" in found and TOKENIZER not in found:
+        tokenizer, languages = _m2m(folder, found)
+    else:
+        tokenizer = _mended(from_transformers("AutoTokenizer", folder), folder)
+        languages = _languages(tokenizer, kind)
+    save(_within(tokenizer, config.get("vocab_size")), output)
+    if languages:
+        languages.save(output)
+
+
+def _within(tokenizer: Tokenizer, rows: Any) -> Tokenizer:
+    """Without the special tokens that an embedding of so many rows has none for: in bart-large-cnn and
+    its like, <mask>."""
+    state = json.loads(tokenizer.to_str())
+    added, model = state["added_tokens"], state["model"]
+    beyond = {t["content"] for t in added if isinstance(rows, int) and t["id"] >= rows}
+    if not beyond:
+        return tokenizer
+    state["added_tokens"] = [token for token in added if token["content"] not in beyond]
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {piece: i for piece, i in model["vocab"].items() if piece not in beyond}
+    else:
+        model["vocab"] = [piece for piece in model["vocab"] if piece[0] not in beyond]
+    return Tokenizer.from_str(json.dumps(state))
+
+
+# ---------------------------------------------------------------------------------------------
+# Those that transformers has
+
+
+def _mended(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
+    """With SentencePiece's normalization, where transformers leaves some of it out: a space that ends
+    the text would be a piece, and mBART's would not know ligatures."""
+    state = json.loads(tokenizer.to_str())
+    if "Metaspace" not in json.dumps(
+        state["pre_tokenizer"]
+    ):  # bytes, which SentencePiece never saw
+        return tokenizer
+    steps = [tokenizer.normalizer] if tokenizer.normalizer else []
+    if "Precompiled" not in json.dumps(state["normalizer"]) and (charsmap := _charsmap(folder)):
+        steps.insert(0, normalizers.Precompiled(charsmap))
+    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Strip()])
+    return tokenizer
+
+
+def _charsmap(folder: Path) -> bytes:
+    for name in ("sentencepiece.bpe.model", "spiece.model"):
+        if (folder / name).exists():
+            return _read_model(folder / name).normalizer_spec.precompiled_charsmap
+    file = Tokenizer.from_file(str(folder / TOKENIZER))
+    state = json.loads(file.to_str())["normalizer"] or {}
+    for step in [state, *state.get("normalizers", [])]:
+        if step.get("type") == "Precompiled":
+            return base64.b64decode(step["precompiled_charsmap"])
+    return b""
+
+
+def _languages(tokenizer: Tokenizer, kind: str | None) -> Languages | None:
+    """What the special tokens and the frame around a text tell."""
+    state = json.loads(tokenizer.to_str())
+    special = {token["content"]: token["id"] for token in state["added_tokens"]}
+    codes = {code: i for code, i in special.items() if _LANGUAGE.fullmatch(code)}
+    single = (state["post_processor"] or {}).get("single")
+    if single is None:
+        return None
+    source: list[int | str] = []
+    for part in single:
+        token = part.get("SpecialToken", {}).get("id")
+        if token is None:
+            source.append("text")
+        elif not _LANGUAGE.fullmatch(token):
+            source.append(special[token])
+        elif token in codes:
+            source.append("source")
+        else:
+            raise InputError(
+                f"the tokenizer has no token for the language {token}: its {TOKENIZER} is needed"
+            )
+    if "source" not in source:
+        return None
+    # The first mBART's decoder begins with the language, the others' with it in second place.
+    first = kind == "mbart" and source[-1] == "source"
+    return Languages(codes, source, ["target"] if first else ["start", "target"])
+
+
+# ---------------------------------------------------------------------------------------------
+# Those that are made of SentencePiece's models
+
+
+def _read_model(path: Path) -> Any:
+    from google.protobuf.message import DecodeError
+    from sentencepiece import sentencepiece_model_pb2
+
+    format: Any = sentencepiece_model_pb2
+    try:
+        return format.ModelProto.FromString(path.read_bytes())
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except DecodeError:
+        raise InputError(f"{path}: not a model of SentencePiece's") from None
+
+
+def _read_vocabulary(path: Path) -> dict[str, int]:
+    ids = read_json(path)
+    if not all(type(i) is int and 0 <= i < 1 << 20 for i in ids.values()):
+        raise InputError(f"{path}: its ids are not token ids")
+    if missing := [token for token in (UNKNOWN, END, PADDING) if token not in ids]:
+        raise InputError(f"{path}: no {missing[0]}")
+    return ids
+
+
+def _from_sentencepiece(proto: Any, ids: Mapping[str, int], special: list[str]) -> Tokenizer:
+    """A tokenizer that cuts as the SentencePiece model does, and numbers pieces by `ids`.
+
+    Pieces without a number are not cut out: there are smaller ones.
+    """
+    pieces = {p.piece: p.score for p in proto.pieces if p.type in (_NORMAL, _USER_DEFINED)}
+    scores = {piece: score for piece, score in pieces.items() if piece in ids}
+    make = _bpe if proto.trainer_spec.model_type == _BPE else _unigram
+    tokenizer = Tokenizer(make(scores, ids, {UNKNOWN, *special}))
+    spec = proto.normalizer_spec
+    steps: list[Any] = []
+    if spec.precompiled_charsmap:
+        steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
+    if spec.remove_extra_whitespaces:
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    if make is _unigram:
+        steps.append(_unknown_runs(scores))
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    before = "always" if spec.add_dummy_prefix else "never"
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=before)
+    shown = [decoders.Replace(_HIDDEN, ""), decoders.Metaspace(prepend_scheme=before)]
+    tokenizer.decoder = decoders.Sequence(shown)
+    tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in (UNKNOWN, *special)])
+    return tokenizer
+
+
+def _unigram(scores: Mapping[str, float], ids: Mapping[str, int], plain: set[str]) -> Any:
+    """Pieces of the vocabulary that are not the model's, such as the target language's, can be decoded
+    but do not match any text: except single characters, where the model knows nothing better."""
+    names = {i: piece for piece, i in ids.items()}
+    worst = min(scores.values(), default=0.0) - 10
+    vocabulary = []
+    for i in range(max(names) + 1):
+        piece = names.get(i, f"{_HIDDEN}{i}")
+        if piece in scores:
+            vocabulary.append((piece, scores[piece]))
+        elif piece in plain or _CODE in piece:
+            vocabulary.append((piece, 0.0))
+        else:
+            vocabulary.append((piece if len(piece) == 1 else _HIDDEN + piece, worst))
+    return models.Unigram(vocabulary, unk_id=ids[UNKNOWN], byte_fallback=False)
+
+
+def _unknown_runs(pieces: Iterable[str]) -> Any:
+    """SentencePiece takes neighbouring characters that it does not know for one unknown piece."""
+    known = {" ", _CODE, *(piece for piece in pieces if len(piece) == 1)}
+    listed = "".join(f"\\x{{{ord(character):x}}}" for character in sorted(known))
+    return normalizers.Replace(Regex(f"[^{listed}]{{2,}}"), _HIDDEN)
+
+
+def _bpe(scores: Mapping[str, float], ids: Mapping[str, int], plain: set[str]) -> Any:
+    """SentencePiece joins the neighbours whose piece scores best: merges in the order of scores."""
+    merges = []
+    for piece in sorted(scores, key=lambda piece: -scores[piece]):
+        cuts = [(piece[:i], piece[i:]) for i in range(1, len(piece))]
+        merges += [(a, b) for a, b in cuts if a in scores and b in scores]
+    return models.BPE(dict(ids), merges, unk_token=UNKNOWN, fuse_unk=True)
+
+
+def _template(tokenizer: Tokenizer, single: str) -> Any:
+    tokens = [(token, tokenizer.token_to_id(token)) for token in single.split() if token != "$A"]
+    return processors.TemplateProcessing(single=single, special_tokens=tokens)
+
+
+def _marian(folder: Path, found: list[str]) -> tuple[Tokenizer, Languages | None]:
+    """A model of many target languages is told one as >>fra<< at the text's very start."""
+    if "target_vocab.json" in found:
+        raise InputError(
+            f"{folder}: a vocabulary for each language, which one {TOKENIZER} cannot hold"
+        )
+    ids = _read_vocabulary(folder / "vocab.json")
+    codes = {t[2:-2]: i for t, i in ids.items() if t.startswith(">>") and t.endswith("<<")}
+    pieces = {t: i for t, i in ids.items() if i not in codes.values()}
+    pieces |= {f"▁{_CODE}{code}<<": i for code, i in codes.items()}
+    tokenizer = _from_sentencepiece(_read_model(folder / "source.spm"), pieces, [END, PADDING])
+    if codes:  # ">>" counts at the start only, so there it becomes what no piece of text has
+        start = normalizers.Replace(Regex(r"\A>>(?=[\s\S]*?<<)"), _CODE)
+        apart = pre_tokenizers.Split(Regex(rf"{_CODE}[\s\S]*?<<"), "isolated")
+        tokenizer.normalizer = normalizers.Sequence([start, tokenizer.normalizer])
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([apart, tokenizer.pre_tokenizer])
+    tokenizer.post_processor = _template(tokenizer, f"$A {END}")
+    languages = Languages(codes, ["target", "text", ids[END]], ["start"]) if codes else None
+    return tokenizer, languages
+
+
+def _m2m(folder: Path, found: list[str]) -> tuple[Tokenizer, Languages]:
+    from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES
+
+    settings: dict = {}
+    if "tokenizer_config.json" in found:
+        settings = read_json(folder / "tokenizer_config.json")
+    ids = _read_vocabulary(folder / "vocab.json")
+    if sorted(ids.values()) != list(range(len(ids))):
+        raise InputError(
+            f"{folder / 'vocab.json'}: its ids leave gaps, the languages' come behind them"
+        )
+    names = FAIRSEQ_LANGUAGE_CODES[settings.get("language_codes") or "m2m100"]
+    codes = {name: len(ids) + i for i, name in enumerate(names)}
+    tokens = [f"__{name}__" for name in names]
+    proto = _read_model(folder / "sentencepiece.bpe.model")
+    tokenizer = _from_sentencepiece(proto, ids, ["<s>", PADDING, END, *tokens])
+    own = f"__{settings.get('src_lang') or 'en'}__"
+    tokenizer.post_processor = _template(tokenizer, f"{own} $A {END}")
+    return tokenizer, Languages(codes, ["source", "text", ids[END]], ["start", "target"])

@@ -1,0 +1,104 @@
+"""Languages of a multilingual model: how a source says which it is in, and a text which it is to be in."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from checkpoints.folder import read_json
+from errors import InputError
+
+FILE = "languages.json"
+SHOWN = 8  # codes in a message
+
+
+@dataclass(frozen=True)
+class Languages:
+    """A model's language codes and where their tokens go, as the converted folder's languages.json has it.
+
+    codes:  code -> token id
+    source: what the encoder reads, a list of token ids, "text" and "source" or "target", the language's
+            token: NLLB's is ["source", "text", 2]
+    prefix: what a row begins with, a list of "start", the decoder's start token, and "target"
+    """
+
+    codes: Mapping[str, int]
+    source: Sequence[int | str]
+    prefix: Sequence[str]
+
+    @classmethod
+    def load(cls, folder: Path) -> "Languages | None":
+        """A converted folder's; None where its model has none, or one."""
+        if not (folder / FILE).exists():
+            return None
+        values = read_json(folder / FILE)
+        if values.keys() != {"codes", "source", "prefix"} or not isinstance(values["codes"], dict):
+            raise InputError(f"{folder / FILE}: not a table of languages: convert the model again")
+        return cls(**values)
+
+    def save(self, folder: Path) -> None:
+        text = json.dumps(asdict(self), indent=1, ensure_ascii=False)
+        (folder / FILE).write_text(text + "\n", encoding="utf-8")
+
+    def token(self, option: str, code: str | None) -> list[int] | None:
+        """The token of a language, None for none; InputError, with codes that there are, for one that is not."""
+        if code is None:
+            return None
+        part = option.removesuffix("_lang")
+        if part not in (*self.source, *self.prefix):
+            raise InputError(f"{option}: this model is not told its {part} language")
+        if code not in self.codes:
+            raise InputError(f"{option}: no language {code!r}; {self._like(code)}")
+        return [self.codes[code]]
+
+    def _like(self, code: str) -> str:
+        known = sorted(self.codes)
+        alike = [k for k in known if k[:2] == code[:2].lower()] or get_close_matches(code, known)
+        shown = [*alike, *(k for k in known if k not in alike)][:SHOWN]
+        more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
+        return f"there are {', '.join(shown)}{more}"
+
+
+def frame(
+    model: Any,
+    tokenizer: Tokenizer,
+    text: str,
+    source_lang: str | None = None,
+    target_lang: str | None = None,
+) -> tuple[list[int], list[int]]:
+    """What the encoder reads for `text`, and what the row's tokens begin with.
+
+    Without languages: as transformers does, with the tokenizer's own source language and the model's own
+    first tokens. `model.languages` is a `Languages` or None. InputError for a language that is unknown
+    or cannot be chosen.
+    """
+    whole = tokenizer.encode(text).ids
+    if source_lang is None and target_lang is None:
+        return whole, model.prefix(whole)
+    languages: Languages | None = getattr(model, "languages", None)
+    if languages is None:
+        raise InputError("source_lang and target_lang are for models of several languages")
+    given = {
+        "text": tokenizer.encode(text, add_special_tokens=False).ids,
+        "source": languages.token("source_lang", source_lang),
+        "target": languages.token("target_lang", target_lang),
+        "start": [model.config.decoder_start_token_id],
+    }
+    # A language that is not given is the tokenizer's own, or the model's.
+    source = _filled(languages.source, given) or whole
+    return source, _filled(languages.prefix, given) or model.prefix(source)
+
+
+def _filled(template: Sequence[int | str], given: Mapping[str, list[int] | None]) -> list[int]:
+    """The tokens of a template; none where it wants something that is not given."""
+    tokens: list[int] = []
+    for part in template:
+        found = [part] if isinstance(part, int) else given[part]
+        if found is None:
+            return []
+        tokens += found
+    return tokens

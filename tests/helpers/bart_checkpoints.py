@@ -1,0 +1,115 @@
+"""Small random Hugging Face checkpoints of BART's family, and their torch models."""
+
+import torch
+import transformers
+
+# Raw config.json contents as the hub has them. Sizes that can differ do, heads and depths by stack as well.
+SMALL = dict(
+    vocab_size=61,
+    d_model=24,
+    encoder_layers=2,
+    encoder_attention_heads=2,
+    encoder_ffn_dim=40,
+    decoder_layers=3,
+    decoder_attention_heads=4,
+    decoder_ffn_dim=36,
+    max_position_embeddings=64,
+    dropout=0.1,
+    is_encoder_decoder=True,
+)
+BART = SMALL | dict(
+    model_type="bart",
+    architectures=["BartForConditionalGeneration"],
+    activation_function="gelu",
+    scale_embedding=False,
+    pad_token_id=1,
+    bos_token_id=0,
+    eos_token_id=2,
+    decoder_start_token_id=2,
+)
+MBART = BART | dict(
+    model_type="mbart",
+    architectures=["MBartForConditionalGeneration"],
+    scale_embedding=True,
+    decoder_start_token_id=None,
+)
+M2M = BART | dict(
+    model_type="m2m_100",
+    architectures=["M2M100ForConditionalGeneration"],
+    activation_function="relu",
+    scale_embedding=True,
+)
+MARIAN = SMALL | dict(
+    model_type="marian",
+    architectures=["MarianMTModel"],
+    activation_function="swish",
+    scale_embedding=True,
+    pad_token_id=60,
+    eos_token_id=0,
+    decoder_start_token_id=60,
+    bad_words_ids=[[60]],
+)
+PEGASUS = SMALL | dict(
+    model_type="pegasus",
+    architectures=["PegasusForConditionalGeneration"],
+    activation_function="relu",
+    scale_embedding=True,
+    pad_token_id=0,
+    eos_token_id=1,
+    decoder_start_token_id=0,
+)
+VARIANTS = {
+    "bart": BART,
+    "bart, scaled, tanh gelu": BART | dict(scale_embedding=True, activation_function="gelu_new"),
+    "mbart": MBART,
+    "mbart-50": MBART | dict(activation_function="relu", decoder_start_token_id=2),
+    "m2m": M2M,
+    "nllb, other padding": M2M | dict(pad_token_id=5, activation_function="swish"),
+    "m2m, unscaled": M2M | dict(scale_embedding=False, d_model=28),
+    "marian": MARIAN,
+    "marian, eos last but one": MARIAN | dict(eos_token_id=59, activation_function="relu"),
+    "marian, own vocabularies": MARIAN
+    | dict(vocab_size=45, decoder_vocab_size=40, share_encoder_decoder_embeddings=False)
+    | dict(pad_token_id=39, decoder_start_token_id=39, bad_words_ids=[[39]]),
+    "pegasus": PEGASUS,
+    "pegasus, unscaled": PEGASUS | dict(scale_embedding=False, activation_function="gelu"),
+}
+
+
+def torch_model(raw: dict, seed: int = 0) -> torch.nn.Module:
+    """A transformers model of the raw config with random weights, every one of them in play."""
+    kind = getattr(transformers, raw["architectures"][0])
+    torch.manual_seed(seed)
+    model = kind(kind.config_class(**raw)).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "embed_positions" in name and raw["model_type"] in ("marian", "pegasus"):
+                continue  # sinusoids
+            if weight.dim() == 1:
+                weight.normal_(1 if "norm" in name and name.endswith("weight") else 0, 0.3)
+            elif "embed" not in name and "shared" not in name and "lm_head" not in name:
+                weight.normal_(0, weight.shape[1] ** -0.5)
+            else:
+                weight.normal_(0, 1 / 24**0.5 if raw.get("scale_embedding") else 1)
+        if hasattr(model, "final_logits_bias"):
+            model.final_logits_bias.normal_(0, 0.5)
+    return model
+
+
+def state_dict(model: torch.nn.Module, form: str = "new") -> dict[str, torch.Tensor]:
+    """The tensors under the names of checkpoints on the hub: "new", what transformers saves today;
+    "old", with every alias and with what is not read; "bare", without the prefix "model."."""
+    state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    tied = {"model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"}
+    separate = "model.shared.weight" not in state
+    if form != "old":
+        tied = {"lm_head.weight"} if separate else tied | {"lm_head.weight"}
+        state = {name: tensor for name, tensor in state.items() if name not in tied}
+    else:
+        state = {name: tensor.clone() for name, tensor in state.items()}
+        state |= {f"model.{stack}.version": torch.tensor([3.0]) for stack in ("encoder", "decoder")}
+        if model.config.model_type == "m2m_100":
+            state["model.encoder.embed_positions.weights"] = torch.zeros(66, 24)
+    if form == "bare":
+        state = {name.removeprefix("model."): tensor for name, tensor in state.items()}
+    return state

@@ -1,0 +1,127 @@
+"""Folders of tokenizers as the hub has them for BART's family, their vocabularies small and trained here."""
+
+import io
+import json
+from pathlib import Path
+
+import sentencepiece
+import transformers
+from sentencepiece import sentencepiece_model_pb2
+from tokenizers import ByteLevelBPETokenizer
+
+SENTENCES = {
+    "en_XX": "The quick brown fox jumps over the lazy dog, doesn't it? Yes: 1,234.5 times.",
+    "fr_XX": "L'élève était déjà là, où l'on sert « œufs » et crème brûlée à Noël.",
+    "de_DE": "Füchse größer als Bären? Übermäßig schöne Grüße aus Köln.",
+    "ro_RO": "Şeful ONU declară că nu există o soluţie militară în Siria.",
+    "ru_RU": "Съешь же ещё этих мягких французских булок, да выпей чаю.",
+    "ar_AR": "أهلا بالعالم، كيف حالك اليوم؟",
+    "hi_IN": "नमस्ते दुनिया, आप कैसे हैं?",
+    "zh_CN": "你好,世界。今天天气很好!",
+    "ja_XX": "こんにちは世界、元気ですか。",
+}
+# Where normalizations differ: ligature, full width, combining accent, emoji, odd spaces, marks, specials.
+ODD = [
+    "ofﬁce ﬂow",
+    "\uff26\uff55\uff4c\uff4c\u3000\uff57\uff49\uff44\uff54\uff48",
+    "e\u0301te\u0301",
+    "good 👍🏽 day",
+    "a\u00a0b",
+    "a  b   c",
+    "a\tb\nc",
+    "▁x",
+]
+EDGES = ["trailing ", " leading", "both  ", "line\n", "\n\nline"]
+
+
+def sentencepiece_model(texts: list[str], kind: str, size: int = 700, **settings) -> bytes:
+    lines = [line for text in texts for line in text.split("\n") if line.strip()]
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines),
+        model_writer=model,
+        vocab_size=size,
+        model_type=kind,
+        character_coverage=1.0,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **settings,
+    )
+    return model.getvalue()
+
+
+def pieces(model: bytes) -> list[str]:
+    return [p.piece for p in sentencepiece_model_pb2.ModelProto.FromString(model).pieces]
+
+
+def _folder(path: Path, kind: str, files: dict, **settings) -> Path:
+    path.mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps({"model_type": kind}))
+    if settings:
+        files = files | {"tokenizer_config.json": settings}
+    for name, content in files.items():
+        content = content if isinstance(content, bytes) else json.dumps(content).encode()
+        (path / name).write_bytes(content)
+    return path
+
+
+def bart(path: Path, texts: list[str]) -> Path:
+    trained = ByteLevelBPETokenizer()
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    trained.train_from_iterator(texts, 700, special_tokens=special, show_progress=False)
+    path = _folder(path, "bart", {})
+    trained.save_model(str(path))
+    vocabulary = json.loads((path / "vocab.json").read_text())
+    (path / "vocab.json").write_text(json.dumps(vocabulary | {"<mask>": len(vocabulary)}))
+    return path
+
+
+def mbart(path: Path, model: bytes) -> Path:
+    return _folder(
+        path, "mbart", {"sentencepiece.bpe.model": model}, tokenizer_class="MBartTokenizer"
+    )
+
+
+def mbart50(path: Path, model: bytes) -> Path:
+    files = {"sentencepiece.bpe.model": model}
+    return _folder(path, "mbart", files, tokenizer_class="MBart50Tokenizer", src_lang="fr_XX")
+
+
+PEGASUS_IDS = dict(pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+
+
+def pegasus(path: Path, model: bytes) -> Path:
+    return _folder(path, "pegasus", {"spiece.model": model}, tokenizer_class="PegasusTokenizer")
+
+
+def nllb(path: Path, model: bytes) -> Path:
+    from transformers.convert_slow_tokenizer import SentencePieceExtractor
+    from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
+
+    path = _folder(path, "m2m_100", {"sentencepiece.bpe.model": model})
+    parts = SentencePieceExtractor(str(path / "sentencepiece.bpe.model")).extract(None)
+    names = ["<s>", "<pad>", "</s>", "<unk>", *pieces(model)[3:], *FAIRSEQ_LANGUAGE_CODES, "<mask>"]
+    vocab = {name: i for i, name in enumerate(names)}
+    charsmap = parts["_spm_precompiled_charsmap"]
+    tokenizer = transformers.NllbTokenizer(
+        vocab, parts["merges"], _spm_precompiled_charsmap=charsmap
+    )
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def m2m(path: Path, model: bytes) -> Path:
+    names = ["<s>", "<pad>", "</s>", "<unk>", *reversed(pieces(model)[3:])]
+    vocab = {name: i for i, name in enumerate(names)}
+    files = {"vocab.json": vocab, "sentencepiece.bpe.model": model}
+    return _folder(path, "m2m_100", files, tokenizer_class="M2M100Tokenizer", src_lang="de")
+
+
+def marian(path: Path, source: bytes, target: bytes, codes: tuple[str, ...] = ()) -> Path:
+    """Ids in another order than either model's; padding last."""
+    names = dict.fromkeys(
+        ["</s>", "<unk>", *codes, *sorted({*pieces(source)[3:], *pieces(target)[3:]})]
+    )
+    vocab = {name: i for i, name in enumerate([*names, "<pad>"])}
+    files = {"source.spm": source, "target.spm": target, "vocab.json": vocab}
+    return _folder(path, "marian", files, source_lang="en", target_lang="fr")
