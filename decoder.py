@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 from checkpoints.tokenizer import TextStream, shared_vocabulary
 from distributed.ranks import ALONE
 from errors import InputError
+from families.languages import frame
 from families.loading import load
 from speculative.cached_model import CachedModel, Model
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
@@ -126,7 +127,8 @@ class Batch:
         new = [b for b, _ in zip(chain(free, range(len(self.rows), 1 << 30)), fresh, strict=False)]
         for b, row in zip(new, fresh, strict=True):
             self.rows[b : b + 1] = [row]
-            row.begin(self._model.prefix(row.prompt), self.target.config.max_positions)
+            prefix = row.tokens or self._model.prefix(row.prompt)
+            row.begin(prefix, self.target.config.max_positions)
         self.target.admit(len(self.rows), new, [row.prompt for row in fresh])
         self.drafter.admit(self.rows, new)
         self._set_sampler()
@@ -256,6 +258,16 @@ class SpeculativeDecoder:
         drafter = self.drafter(options)
         return Batch(self.model, drafter, options, self.schedule(options, drafter))
 
+    def row(self, prompt: str, options: Options, seed: RowSeeds) -> Row:
+        """A row that is to be decoded; InputError for a prompt that is empty or too long, or a language
+        that is unknown."""
+        text, languages = check_prompt(prompt), (options.source_lang, options.target_lang)
+        tokens, prefix = frame(self.model, self.tokenizer, text, *languages)
+        most = self.model.config.max_prompt_tokens
+        if most is not None and len(tokens) > most:
+            raise InputError(f"the prompt has {len(tokens)} tokens; the model reads {most} at most")
+        return Row(tokens, options.max_tokens, seed(tokens), prefix)
+
     def stream_generate(self, prompt: str, **options) -> Iterator[Response]:
         """Decode one prompt; yield a Response per step, with the text that the step added.
 
@@ -264,8 +276,7 @@ class SpeculativeDecoder:
         by another rule). Raises InputError for an empty prompt and options out of range.
         """
         settings = Options(**options)
-        tokens = self.tokenizer.encode(check_prompt(prompt)).ids
-        row = Row(tokens, settings.max_tokens, RowSeeds(settings.seed)(tokens))
+        row = self.row(prompt, settings, RowSeeds(settings.seed))
         batch, stream = self.batch(settings), self._text_stream()
         batch.admit([row])
         while not row.finish_reason:
@@ -296,7 +307,7 @@ class SpeculativeDecoder:
             raise InputError(f"batch_size is {batch_size!r}, not a whole number of 1 or more")
         if isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, Iterable):
             raise InputError(_expected("prompts", prompts, "list of texts"))
-        source = _Prompts(prompts, self.tokenizer, settings, _WINDOW * int(batch_size))
+        source = _Prompts(prompts, self, settings, _WINDOW * int(batch_size))
         for row in decode(self.batch(settings), source, int(batch_size)):
             yield source.index.pop(row), _respond(row, self._text_stream())
 
@@ -325,8 +336,14 @@ def _check_model(name: str, model: object) -> None:
 class _Prompts:
     """Rows for prompts: those that are there, up to `window` of them, the longest first."""
 
-    def __init__(self, prompts: Iterable[str], tokenizer: Tokenizer, options: Options, window: int):
-        self._prompts, self._tokenizer, self._options = enumerate(prompts), tokenizer, options
+    def __init__(
+        self,
+        prompts: Iterable[str],
+        decoder: SpeculativeDecoder,
+        options: Options,
+        window: int,
+    ):
+        self._prompts, self._decoder, self._options = enumerate(prompts), decoder, options
         self._ready = getattr(prompts, "ready", lambda: True)
         self._window, self._seed = window, RowSeeds(options.seed)
         self._waiting: list[Row] = []  # the shortest first
@@ -339,19 +356,17 @@ class _Prompts:
         return [self._waiting.pop() for _ in range(min(count, len(self._waiting)))]
 
     def _read(self, wait: bool) -> None:
-        found: list[tuple[int, str]] = []
-        while len(found) < self._window and not self._ended:
+        found = 0
+        while found < self._window and not self._ended:
             if not (self._ready() or (wait and not found)):
                 break
             new = next(self._prompts, None)
             self._ended = new is None
             if new:
-                found.append((new[0], check_prompt(new[1])))
-        encoded = self._tokenizer.encode_batch([prompt for _, prompt in found])
-        for (i, _), tokens in zip(found, (e.ids for e in encoded), strict=True):
-            row = Row(tokens, self._options.max_tokens, self._seed(tokens))
-            self._waiting.append(row)
-            self.index[row] = i
+                row = self._decoder.row(new[1], self._options, self._seed)
+                self._waiting.append(row)
+                self.index[row] = new[0]
+                found += 1
         self._waiting.sort(key=lambda row: (len(row.prompt), -self.index[row]))
 
 

@@ -19,8 +19,9 @@ class BaseConfig:
     """A config whose fields are checked by type and name; InputError for a value that cannot be.
 
     An `int` is from 1 to 2^20, `..._layers` (of one stack) and `..._heads` to 1024, `..._id` from 0; a
-    `float` is finite, `..._epsilon` below 1; unions with None and tuples are checked by their parts. Every `..._id` and `..._ids` is a row of the vocabulary: a
-    model that has no such end of sequence would never end, and MLX reads outside a table unasked.
+    `float` is finite, `..._epsilon` below 1; unions with None and tuples are checked by their parts.
+    Every `..._id` and `..._ids` is a row of the vocabulary: a model that has no such end of sequence would
+    never end, and MLX reads outside a table unasked.
     """
 
     vocab_size: int  # rows of the embedding: as many as the tokenizer has pieces, or more
@@ -58,6 +59,11 @@ class BaseConfig:
 
     def to_dict(self) -> dict:
         return asdict(self)
+
+    @property
+    def max_prompt_tokens(self) -> int | None:
+        """How many tokens a prompt may have; None: any number."""
+        return None
 
     def check_layers(self, weights: Iterable[str]) -> None:
         """InputError where there are more layers than in the weights, by the names of these: a layer

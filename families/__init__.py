@@ -2,8 +2,9 @@
 
 What the speculative step needs from a model, T5's (model.py) as any other's:
 
-    model.config                     vocab_size, eos_token_ids, pad_token_id, and max_positions: how many
-                                     tokens a row may have in the decoder, None without such a limit
+    model.config                     vocab_size, eos_token_ids, pad_token_id; and, None without a limit,
+                                     max_positions: how many tokens a row may have in the decoder, and
+                                     max_prompt_tokens
     model.prefix(prompt) -> tokens   what a row's tokens begin with, given the prompt's tokens: T5's start
                                      token; for a decoder-only model the prompt itself
     model.start(tokens, mask)        tokens [B, S], mask [B, S] true on tokens (None: no padding): encodes

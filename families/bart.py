@@ -277,8 +277,6 @@ class Model(nn.Module):
         A token at position MASKED is a filler: its logits mean nothing and no other token sees it.
         InputError for a position that the model does not know.
         """
-        if tokens.shape[1] > 1:
-            tokens = self.ranks.first(tokens)  # what was drafted may differ by rank
         known = np.where(positions == MASKED, 0, positions)
         if (most := self.config.max_positions) and known.max() >= most:
             raise InputError(f"the text is longer than the {most} positions that the model knows")
@@ -298,10 +296,6 @@ class Model(nn.Module):
             banned = mx.arange(c.vocab_size) == c.pad_token_id
             logits = mx.where(banned, mx.array(-mx.inf, logits.dtype), logits)
         return logits
-
-    def agreed(self, x: mx.array | float) -> Any:
-        """x, integers or a float, on the host; where ranks share the model, what rank 0 has."""
-        return self.ranks.agreed(x)
 
 
 FAMILY = Family("BART", Config, Model, rename, write_tokenizer)

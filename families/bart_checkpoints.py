@@ -61,6 +61,10 @@ class Config(BaseConfig):
     decoder_start_token_id: int
     forced_bos_token_id: int | None  # the first token of every text
 
+    @property
+    def max_prompt_tokens(self) -> int | None:
+        return self.max_positions
+
     def __post_init__(self):
         super().__post_init__()
         for heads in (self.encoder_attention_heads, self.decoder_attention_heads):

@@ -1,8 +1,9 @@
 """T5Gemma's checkpoints: their config.json, the names of their tensors, their tokenizer."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from math import gcd
 from pathlib import Path
 
 from checkpoints import names
@@ -101,6 +102,20 @@ class Config(BaseConfig):
     tied_head: bool  # the output projection is the decoder's embedding
     max_positions: int
     decoder_start_token_id: int
+
+    @property
+    def max_prompt_tokens(self) -> int | None:
+        return self.encoder.max_position_embeddings
+
+    def _common(self, size: Callable[[StackConfig], int]) -> int:
+        return gcd(size(self.encoder), size(self.decoder))
+
+    # What distributed/sharding.py splits: what both stacks have in common.
+    num_heads = property(lambda c: c._common(lambda s: s.num_key_value_heads))
+    d_ff = property(lambda c: c._common(lambda s: s.intermediate_size))
+    d_kv = property(
+        lambda c: c._common(lambda s: s.num_attention_heads * s.head_dim) // c.num_heads
+    )
 
     @classmethod
     def from_hub(cls, raw: Mapping, weights: Iterable[str] | None) -> "Config":

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral, Real
+from types import NoneType
 
 from errors import InputError
 from speculative.sampling import RULES, Greedy, Sampler
@@ -25,6 +26,8 @@ class Options:
     min_p: float = 0.0  # keep tokens with this share of the best token's probability
     seed: int = 0  # the same seed gives the same text
     acceptance: str | None = None  # a rule of sampling.RULES; None: see `rule`
+    source_lang: str | None = None  # of a model of several languages; None: the tokenizer's own
+    target_lang: str | None = None  # None: the model's own
     delta: float = 0.0  # lenience: above 0 lossy, up to 1: accept everything
 
     def __post_init__(self):
@@ -40,6 +43,9 @@ class Options:
         self._check("min_p", Real, "a number from 0 to 1", lambda x: 0 <= x <= 1)
         self._check("seed", Integral, "a whole number", lambda n: True)
         self._check("delta", Real, "a number from 0 to 1", lambda x: 0 <= x <= 1)
+        for name in ("source_lang", "target_lang"):
+            if not isinstance(getattr(self, name), (str, NoneType)):
+                raise InputError(f"{name} is {getattr(self, name)!r}, not a language's code")
         if self.acceptance not in (None, *RULES):
             raise InputError(f"acceptance is {self.acceptance!r}, not one of {', '.join(RULES)}")
         if self.delta and self.temp and self.rule != "token":

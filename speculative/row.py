@@ -67,7 +67,7 @@ class Row:
     prompt: list[int]
     max_tokens: int
     seed: bytes = b""  # the root of the row's noise; greedy decoding has none
-    tokens: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)  # the prefix first; none: the model's own
     prefix_size: int = 0
     origins: list[str] = field(default_factory=list)  # of the generated tokens: see ORIGINS
     finish_reason: str | None = None  # "stop": end of sequence; "length": no room
@@ -75,7 +75,7 @@ class Row:
     started: float = 0.0  # time.perf_counter() when the prompt had been read
 
     def begin(self, prefix: Sequence[int], max_positions: int | None) -> None:
-        """Start with the model's prefix; max_positions: tokens that the model's decoder can hold."""
+        """Start with this prefix; max_positions: tokens that the model's decoder can hold."""
         self.tokens, self.prefix_size = list(prefix), len(prefix)
         self.stats.prompt_tokens = len(self.prompt)
         if max_positions is not None:

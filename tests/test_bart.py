@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from helpers import bart_checkpoints, checkpoints
-from helpers.oracle import flat_weights
+from helpers.decoding import decode_drafted, partial_steps
+from helpers.oracle import disturbed, flat_weights
 
 from checkpoints.folder import open_checkpoint
 from checkpoints.quantization import Quantization
@@ -16,10 +17,8 @@ from checkpoints.tensors import to_mlx
 from distributed.sharding import check_ranks
 from errors import InputError
 from families.bart import FAMILY, Config, Model
-from speculative import rounds
 from speculative.cache import MASKED
-from speculative.drafting import ModelDrafter, padded
-from speculative.options import Options
+from speculative.cached_model import padded
 
 VARIANTS = bart_checkpoints.VARIANTS
 KINDS = ["bart", "mbart", "m2m", "marian", "pegasus"]
@@ -392,54 +391,12 @@ def test_no_table_of_what_is_added_is_quantized(name):
 # What is generated
 
 
-class Prefilled:
-    """A model whose cache begins with the prefix but for its last token, and rows that begin so."""
-
-    def __init__(self, model: Model):
-        self.model, self.prefix = model, model.prefix([])
-
-    def __getattr__(self, name):
-        return getattr(self.model, name)
-
-    def start(self, tokens, mask=None):
-        cache = self.model.start(tokens, mask)
-        if held := len(self.prefix) - 1:
-            block = mx.array([self.prefix[:-1]] * len(tokens))
-            self.model.decode(block, np.tile(np.arange(held, dtype=np.int32), block.shape), cache)
-            cache.keep(np.full(len(tokens), held))
-        return cache
-
-
-class Prefixed(rounds.Decoding):
-    def _admit(self, rows):
-        admitted = super()._admit(rows)
-        for row in rows:
-            row.tokens = list(self.model.prefix)
-        return admitted
-
-
 def decode(model: Model, sources, draft=None, num_draft=0, max_tokens=20, batch_size=16):
-    """What the rows' tokens are behind their prefixes, and how many rounds kept a part of a draft."""
-    rows = [rounds.Row(list(source)) for source in sources]
-    options = Options(num_draft=num_draft, max_tokens=max_tokens)
-    drafter = ModelDrafter(draft) if draft else None
-    partly = 0
-    with mock.patch.object(rounds, "Decoding", Prefixed):
-        for row in rounds.decode(Prefilled(model), drafter, rows, options, batch_size):
-            lengths = row.stats.accepted_lengths
-            partly += sum(n for length, n in lengths.items() if 0 < length < num_draft)
-    return [row.tokens[len(model.prefix([])) :] for row in rows], partly
-
-
-def disturbed(model: Model, noise: float = 0.08) -> Model:
-    draft, rng = Model(model.config), np.random.default_rng(5)
-    draft.load_weights(
-        [
-            (name, weight + mx.array(rng.normal(0, noise, weight.shape), mx.float32) * weight.std())
-            for name, weight in flat_weights(model)
-        ]
+    """What the rows' tokens are behind their prefixes, and how many steps kept a part of a draft."""
+    rows = decode_drafted(
+        model, draft, sources, batch_size, num_draft=num_draft, max_tokens=max_tokens
     )
-    return draft
+    return [row.generated for row in rows], partial_steps(rows, num_draft)
 
 
 def prompts(config: Config, count: int) -> list[list[int]]:
@@ -501,7 +458,7 @@ def test_texts_are_those_of_transformers_and_of_plain_decoding(tmp_path, name, f
     assert plain == expected
     assert len({tuple(text) for text in plain}) > 8
     assert any(text[-1] in ends and len(text) < MOST for text in plain)
-    draft, partly = disturbed(model), 0
+    draft, partly = disturbed(model, 0.08), 0
     for num_draft in (1, 4):
         texts, parts = decode(model, sources, draft, num_draft, MOST)
         assert texts == plain

@@ -28,6 +28,7 @@ class ScriptedModel:
             pad_token_id=PAD,
             eos_token_ids=(EOS,),
             max_positions=None,
+            max_prompt_tokens=None,
         )
         self.next_token = next_token
         self.calls = 0
