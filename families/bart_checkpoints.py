@@ -95,37 +95,20 @@ class Config(BaseConfig):
         shared = raw.get("share_encoder_decoder_embeddings") is not False
         tied, bias = raw.get("tie_word_embeddings") is not False, kind.positions != "counted"
         if weights is not None:
-            names = set(weights)
-            shared = "source_embedding.weight" not in names
-            tied, bias = "head.weight" not in names, "logits_bias" in names
-        stacks = [
-            f"{stack}_{size}"
-            for stack in ("encoder", "decoder")
-            for size in ("layers", "attention_heads", "ffn_dim")
-        ]
-        try:
-            sizes = {key: raw[key] for key in ("d_model", *stacks)}
-            source_vocab_size = raw["vocab_size"]
-        except KeyError as error:
-            raise InputError(f"config.json has no {error.args[0]}: not a BART-type model") from None
-        bos = _first_id(raw, "bos_token_id", kind.bos)
-        start = _first_id(raw, "decoder_start_token_id", None)  # null: bos
-        if "decoder_start_token_id" not in raw:
-            start = kind.start
-        forced = _first_id(raw, "forced_bos_token_id", None)
-        if forced is None and raw.get("force_bos_token_to_be_generated"):  # its name in 2020
-            forced = bos
+            present = set(weights)
+            shared = "source_embedding.weight" not in present
+            tied, bias = "head.weight" not in present, "logits_bias" in present
+        sizes = _sizes(raw)
+        own = None if shared else raw.get("decoder_vocab_size")
+        start, forced = _first_tokens(raw, kind)
+        most = raw.get("max_position_embeddings", 1024)
         return cls(
-            vocab_size=source_vocab_size
-            if shared
-            else raw.get("decoder_vocab_size") or source_vocab_size,
+            vocab_size=own or raw["vocab_size"],
             pad_token_id=_first_id(raw, "pad_token_id", kind.pad),
             eos_token_ids=token_ids(raw.get("eos_token_id"), kind.eos),
-            source_vocab_size=source_vocab_size,
+            source_vocab_size=raw["vocab_size"],
             **sizes,
-            max_positions=None
-            if kind.positions == "counted"
-            else raw.get("max_position_embeddings", 1024),
+            max_positions=None if kind.positions == "counted" else most,
             positions=kind.positions,
             norm_first=kind.norm_first,
             norm_embedding=kind.norm_embedding,
@@ -135,9 +118,29 @@ class Config(BaseConfig):
             tied_head=tied,
             logits_bias=bias,
             bans_padding=raw["model_type"] == "marian",
-            decoder_start_token_id=bos if start is None else start,
+            decoder_start_token_id=start,
             forced_bos_token_id=forced,
         )
+
+
+def _sizes(raw: Mapping) -> dict[str, Any]:
+    keys = ("layers", "attention_heads", "ffn_dim")
+    stacks = [f"{stack}_{key}" for stack in ("encoder", "decoder") for key in keys]
+    if missing := [key for key in ("vocab_size", "d_model", *stacks) if key not in raw]:
+        raise InputError(f"config.json has no {missing[0]}: not a BART-type model")
+    return {key: raw[key] for key in ("d_model", *stacks)}
+
+
+def _first_tokens(raw: Mapping, kind: Kind) -> tuple[Any, Any]:
+    """The decoder's start token, and the one that is forced behind it, or None."""
+    bos = _first_id(raw, "bos_token_id", kind.bos)
+    start = kind.start
+    if "decoder_start_token_id" in raw:
+        start = _first_id(raw, "decoder_start_token_id", None)
+    forced = _first_id(raw, "forced_bos_token_id", None)
+    if forced is None and raw.get("force_bos_token_to_be_generated"):  # its name in 2020
+        forced = bos
+    return bos if start is None else start, forced
 
 
 def _first_id(raw: Mapping, key: str, default: int | None) -> Any:

@@ -165,6 +165,24 @@ def test_unknown_characters_are_marians(built):
     assert unknown not in ours.encode(texts[0]).ids and unknown in ours.encode(texts[3]).ids
 
 
+def test_the_targets_pieces_are_not_cut_out_of_a_source(built, tmp_path):
+    """Not even where the source's model does not know a character of them."""
+    folder, _ = built["marian"]
+    ids = json.loads((folder / "vocab.json").read_text())
+    assert "fé" not in ids and "é" in ids
+    ids["fé"] = len(ids)
+    files = {n: (folder / n).read_bytes() for n in ("source.spm", "target.spm")}
+    changed = folders._folder(tmp_path / "changed", "marian", files | {"vocab.json": ids})
+    (tmp_path / "out").mkdir()
+    write_tokenizer(changed, tmp_path / "out")
+    reference, ours = (
+        transformers.AutoTokenizer.from_pretrained(changed),
+        load_tokenizer(tmp_path / "out"),
+    )
+    assert_same(reference, ours, ["café", "fé"])
+    assert ours.decode([ids["fé"]]) == "fé"
+
+
 def test_a_piece_without_a_number_is_not_cut_out(built, tmp_path):
     """transformers would take it for unknown."""
     folder, _ = built["marian"]
