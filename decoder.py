@@ -319,8 +319,11 @@ class SpeculativeDecoder:
         return [found[i] for i in range(len(found))]
 
     def _text_stream(self) -> TextStream:
-        config = self.model.config
-        return TextStream(self.tokenizer, {config.pad_token_id, *config.eos_token_ids})
+        config, languages = self.model.config, getattr(self.model, "languages", None)
+        hidden = {config.pad_token_id, *config.eos_token_ids}
+        return TextStream(
+            self.tokenizer, hidden | set(languages.codes.values() if languages else ())
+        )
 
 
 def _expected(name: str, value: object, what: str) -> str:

@@ -60,6 +60,8 @@ def add_decoding_options(parser: cli.Parser) -> None:
         action="store_true",
         help="draft by copying from the source; with --draft-model where there is nothing to copy",
     )
+    option("--source-lang", metavar="CODE", help="the text's language, for a model of several")
+    option("--target-lang", metavar="CODE", help="the language to write, for a model of several")
     option("--temp", type=float, help="temperature; 0: greedy")
     option("--top-k", type=int, help="sample from the TOP_K most probable tokens; 0: from all")
     option("--top-p", type=float, help="sample from the fewest tokens of probability TOP_P")

@@ -200,7 +200,8 @@ def _unigram(scores: Mapping[str, float], ids: Mapping[str, int], plain: set[str
 
 def _unknown_runs(pieces: Iterable[str]) -> Any:
     """SentencePiece takes neighbouring characters that it does not know for one unknown piece."""
-    known = {" ", _CODE, *(piece for piece in pieces if len(piece) == 1)}
+    # "<" ends a language's code, whose piece would be lost to a run.
+    known = {" ", _CODE, "<", *(piece for piece in pieces if len(piece) == 1)}
     listed = "".join(f"\\x{{{ord(character):x}}}" for character in sorted(known))
     return normalizers.Replace(Regex(f"[^{listed}]{{2,}}"), _HIDDEN)
 

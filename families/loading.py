@@ -24,6 +24,7 @@ from distributed import sharding
 from distributed.ranks import Ranks
 from errors import InputError, naming
 from families import Family, family_of
+from families.languages import Languages
 
 MODELS = Path("mlx_models")
 WEIGHTS = "weights.npz"
@@ -110,6 +111,7 @@ def load(
         else:
             model.load_weights([(key, to_mlx(array)) for key, array in arrays.items()])
         model.tokenizer = load_tokenizer(path)  # what a target compares its own with
+        model.languages = Languages.load(path)
         with naming(path / TOKENIZER):
             check_rows(model.tokenizer, model.config.vocab_size)
         return model

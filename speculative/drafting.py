@@ -78,11 +78,13 @@ class ModelDrafter(Drafter):
         self._model.select(rows)
 
     def candidates(self, rows: Rows) -> list[list[Candidate]]:
-        behind = self._behind(rows)
-        return [
-            [Candidate(f"model, {fared}", UNBOUNDED, unread=int(n))]
-            for fared, n in zip(self._fared, behind, strict=True)
-        ]
+        behind, config, found = self._behind(rows), self._model.config, []
+        for b, (row, fared) in enumerate(zip(rows, self._fared, strict=True)):
+            most = (config.max_positions or UNBOUNDED) - len(row)
+            reads = len(self._batch[b].prompt) <= (config.max_prompt_tokens or UNBOUNDED)
+            candidate = Candidate(f"model, {fared}", most, unread=int(behind[b]))
+            found.append([candidate] if reads and most > 0 else [])
+        return found
 
     def _behind(self, rows: Rows) -> np.ndarray:
         """How many tokens of each row have to be read before it can be drafted for: [B]."""

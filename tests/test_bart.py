@@ -482,11 +482,30 @@ def test_marian_never_writes_padding(tmp_path):
     assert texts == transformers_texts(reference, model.config, sources, MOST, **bans)
 
 
-def test_a_position_beyond_the_table_ends_a_text_with_a_reason(bart):
-    """decoder.py stops at config.max_positions; here is what happens where nothing does."""
+def test_a_text_ends_where_the_models_positions_do(bart):
+    """With the start token it has as many tokens as there are positions, drafted ones among them, and the
+    model itself refuses one more."""
     _, model = bart
     model.config = dataclasses.replace(model.config, eos_token_ids=(3,))
+    for draft, num_draft in ((None, 0), (model, 5)):
+        (row,) = decode_drafted(model, draft, [[5, 6, 2]], num_draft=num_draft, max_tokens=80)
+        assert len(row.tokens) == 64 and row.finish_reason == "length"
+    cache = model.start(mx.array([[5, 6, 2]]))
     with pytest.raises(InputError, match="longer than the 64 positions"):
-        decode(model, [[5, 6, 2]], max_tokens=80)
-    texts, _ = decode(model, [[5, 6, 2]], max_tokens=64)  # the last one is not fed
-    assert len(texts[0]) == 64 or texts[0][-1] == 3
+        model.decode(mx.zeros((1, 65), mx.int32), np.arange(65, dtype=np.int32)[None], cache)
+
+
+def test_a_draft_model_of_fewer_positions_stops_drafting_there(bart):
+    _, model = bart
+    model.config = dataclasses.replace(model.config, eos_token_ids=(3,))
+    short = Model(dataclasses.replace(model.config, max_positions=20))
+    weights = dict(flat_weights(model))
+    for name in ("encoder", "decoder"):
+        weights[f"{name}.positions.weight"] = weights[f"{name}.positions.weight"][:22]
+    short.load_weights(list(weights.items()))
+    prompts = [[5, 6, 2], list(range(4, 34))]  # the second is too long for it to read
+    rows = decode_drafted(model, short, prompts, num_draft=4, max_tokens=40)
+    plain = decode_drafted(model, None, prompts, max_tokens=40)
+    assert [row.tokens for row in rows] == [row.tokens for row in plain]
+    assert rows[0].stats.drafted > 0 and rows[1].stats.drafted == 0
+    assert all(origin == "plain" for origin in rows[0].origins[20:])

@@ -158,7 +158,11 @@ class TableModel:
 
     def __init__(self, seed: int):
         self.config = SimpleNamespace(
-            vocab_size=V, pad_token_id=0, eos_token_ids=(), max_positions=None
+            vocab_size=V,
+            pad_token_id=0,
+            eos_token_ids=(),
+            max_positions=None,
+            max_prompt_tokens=None,
         )
         self.logits = np.random.default_rng(seed).normal(0, 1.5, (V, V)).astype(np.float32)
 
@@ -251,7 +255,11 @@ class WideModel:
 
     def __init__(self, rows: int, pieces: int):
         self.config = SimpleNamespace(
-            vocab_size=rows, pad_token_id=0, eos_token_ids=(), max_positions=None
+            vocab_size=rows,
+            pad_token_id=0,
+            eos_token_ids=(),
+            max_positions=None,
+            max_prompt_tokens=None,
         )
         self._unused = mx.where(mx.arange(rows) < pieces, 0.0, -60.0)
         self._draw = mx.vmap(lambda key: mx.random.normal((300_000,), key=key))
