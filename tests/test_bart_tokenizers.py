@@ -2,6 +2,7 @@
 
 import json
 import random
+import sys
 from pathlib import Path
 
 import mlx.core as mx
@@ -15,9 +16,11 @@ from helpers import bart_tokenizers as folders
 from helpers.bart_tokenizers import EDGES, ODD, SENTENCES
 from helpers.oracle import flat_weights, greedy
 
+import main
 from checkpoints.quantization import Quantization
 from checkpoints.tokenizer import TextStream, load_tokenizer, shared_vocabulary
 from convert import convert
+from decoder import batch_generate
 from demo.tasks import training_example
 from errors import InputError
 from families.bart_tokenizers import write_tokenizer
@@ -442,3 +445,36 @@ def test_a_foreign_languages_file_is_refused(tmp_path):
     (tmp_path / "languages.json").write_text('{"codes": {}}')
     with pytest.raises(InputError, match="not a table of languages: convert the model again"):
         Languages.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["nllb", "mbart-50", "m2m", "marian, codes"])
+def test_languages_are_options_of_decoding(built, tmp_path, monkeypatch, capsys, name):
+    """As transformers' generate with the same languages, drafted or not, from Python and the command."""
+    reference, _ = checkpoint(tmp_path / "hub", built[name], name)
+    monkeypatch.chdir(tmp_path)
+    model, tokenizer = load(convert("hub", dtype="float32"))
+    source_lang, target_lang = CODES[name]
+    options = dict(source_lang=source_lang, target_lang=target_lang, max_tokens=8)
+    source, prefix = frame(model, tokenizer, "good day", source_lang, target_lang)
+    forced = prefix[1] if len(prefix) > 1 else None
+    expected = reference.generate(
+        torch.tensor([source]),
+        max_new_tokens=8 + len(prefix) - 1,
+        num_beams=1,
+        forced_bos_token_id=forced,
+        forced_eos_token_id=None,
+        bad_words_ids=[[reference.config.pad_token_id]] if "marian" in name else None,
+    )[0].tolist()
+    for draft, num_draft in ((None, 0), (model, 3)):
+        (response,) = batch_generate(
+            model, tokenizer, ["good day"], draft, num_draft=num_draft, **options
+        )
+        assert prefix + response.tokens == expected
+    flags = [] if source_lang is None else ["--source-lang", source_lang]
+    command = ["main.py", "--model", "hub", "-m", "8", "-p", "good day", *flags]
+    monkeypatch.setattr(sys, "argv", [*command, "--target-lang", target_lang])
+    main.main()
+    assert capsys.readouterr().out == f"{response.text}\n"
+    monkeypatch.setattr(sys, "argv", [*command, "--target-lang", "tlh"])
+    with pytest.raises(InputError, match="target_lang: no language 'tlh'; there are "):
+        main.main()
