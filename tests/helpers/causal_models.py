@@ -2,122 +2,41 @@
 
 import dataclasses
 import importlib
+import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from io import StringIO
+from types import ModuleType
 from unittest.mock import patch
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx.utils import tree_map_with_path
+from mlx.utils import tree_flatten, tree_map_with_path
+
+from families.causal import CausalModel
 from speculative import rounds
 from speculative.drafting import CombinedDrafter, InputDrafter, ModelDrafter, padded
 from speculative.options import Options
 
-from families.causal import CausalModel
-
-VOCAB, LAYERS, WINDOW = 61, 4, 6
-SLIDING = ["sliding_attention", "full_attention"] * (LAYERS // 2)
-
-# By field of a model's ModelArgs, for every architecture that has it. All small, few of them equal.
-_COMMON = dict(
-    vocab_size=VOCAB,
-    num_vocab=VOCAB,
-    embedding_size=VOCAB,
-    vocab_size_per_layer_input=VOCAB,
-    max_position_embeddings=256,
-    n_positions=256,
-    n_ctx=256,
-    max_seq_len=256,
-    model_max_length=256,
-    original_max_position_embeddings=256,
-    rope_theta=10000.0,
-    rms_norm_eps=1e-5,
-    layer_norm_eps=1e-5,
-    layernorm_epsilon=1e-5,
-    layer_norm_epsilon=1e-5,
-    norm_epsilon=1e-5,
-    norm_eps=1e-5,
-    hc_eps=1e-5,
-    **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers"), LAYERS),
-    num_transformer_layers=LAYERS,
-    **dict.fromkeys(("hidden_size", "hidden_dim", "d_model", "n_embd", "model_dim"), 32),
-    **dict.fromkeys(("num_attention_heads", "num_heads", "n_head", "n_heads"), 4),
-    **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "n_kv_heads"), 2),
-    **dict.fromkeys(("head_dim", "kv_channels", "hidden_size_per_head"), 8),
-    **dict.fromkeys(("intermediate_size", "n_inner", "ffn_hidden_size", "ff_intermediate_size"), 48),
-    **dict.fromkeys(("moe_intermediate_size", "expert_ffn_hidden_size"), 24),
-    **dict.fromkeys(("shared_expert_intermediate_size", "shared_intermediate_size"), 40),
-    **dict.fromkeys(("intermediate_size_mlp", "block_ff_dim", "block_dim"), 32),
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
-    moe_num_experts=4,
-    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k"), 2),
-    moe_top_k=2,
-    **dict.fromkeys(("num_shared_experts", "num_shared_expert", "n_shared_experts"), 1),
-    moe_num_shared_experts=1,
-    **dict.fromkeys(("n_group", "topk_group", "num_expert_group", "n_groups"), 1),
-    **dict.fromkeys(("first_k_dense_replace", "num_dense_layers"), 1),
-    **dict.fromkeys(("moe_layer_freq", "decoder_sparse_step", "moe_layer_interval"), 1),
-    routed_scaling_factor=1.0,
-    norm_topk_prob=True,
-    **dict.fromkeys(("kv_lora_rank", "q_lora_rank"), 12),
-    **dict.fromkeys(("qk_nope_head_dim", "linear_key_head_dim", "linear_value_head_dim"), 8),
-    **dict.fromkeys(("qk_rope_head_dim", "rotary_dim"), 4),
-    v_head_dim=10,
-    query_pre_attn_scalar=8,
-    **dict.fromkeys(("sliding_window", "sliding_window_size", "window_size"), WINDOW),
-    **dict.fromkeys(("attention_window_size", "loop_window_size"), WINDOW),
-    sliding_window_pattern=2,
-    **dict.fromkeys(("attention_bias", "mlp_bias", "use_bias", "tie_word_embeddings"), False),
-    **dict.fromkeys(("use_qkv_bias", "use_conv_bias", "conv_bias", "mamba_proj_bias"), True),
-    **dict.fromkeys(("use_qk_norm", "qk_norm", "post_norm"), True),
-    **dict.fromkeys(("attention_multiplier", "embedding_multiplier"), 1.0),
-    **dict.fromkeys(("residual_multiplier", "logits_scaling", "logit_scale"), 1.0),
-    partial_rotary_factor=0.5,
-    rotary_pct=0.5,
-    rotary_emb_base=10000,
-    **dict.fromkeys(("scale_depth", "scale_emb", "dim_model_base"), 1.0),
-    mlp_only_layers=[],
-    scoring_func="sigmoid",
-    **dict.fromkeys(("state_size", "ssm_state_size", "mamba_d_state", "time_step_rank"), 8),
-    **dict.fromkeys(("mamba_head_dim", "mamba_d_head"), 8),
-    **dict.fromkeys(("mamba_num_heads", "mamba_n_heads"), 8),
-    mamba_d_ssm=64,
-    mamba_n_groups=1,
-    **dict.fromkeys(("conv_kernel", "mamba_d_conv", "conv_L_cache", "conv1d_width"), 3),
-    **dict.fromkeys(("linear_conv_kernel_dim", "short_conv_kernel_size"), 3),
-    mamba_expand=2,
-    mamba_conv_bias=True,
-    **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 4),
-    time_step_limit=(0.0, 100.0),
-    **dict.fromkeys(("index_n_heads", "index_head_dim"), 8),
-    index_topk=16,
-    layer_group_size=2,
-    group_norm_size=1,
-)
-
-# What else an architecture needs, under the name of its file.
-_MORE: dict[str, dict] = {
-    "afm7": dict(num_layers=3, num_kv_reuse_layers=1, hidden_dim_scale_factor=2.0),
-    "gemma3_text": dict(num_key_value_heads=1),
-    "gpt_oss": dict(layer_types=SLIDING),
-    "olmo3": dict(layer_types=SLIDING),
-}
+from .causal_configs import COMMON, MORE, VOCAB
 
 
 def build(name: str, seed: int = 0, **changes) -> nn.Module:
     """mlx-lm's model of the file models/<name>.py, with random weights that are all in play."""
+    sys.modules.setdefault("hf_olmo", ModuleType("hf_olmo"))  # olmo.py asks for it and uses nothing
     with redirect_stdout(StringIO()):
         module = importlib.import_module(f"mlx_lm.models.{name}")
-    values = _MORE.get(name, {}) | changes
+    values = MORE.get(name, {}) | changes
     model = module.Model(module.ModelArgs.from_dict(arguments(module, **values)))
+    size = sum(weight.size for _, weight in tree_flatten(model.parameters()))
+    assert size < 5_000_000, f"{name} is not small: {size} weights"
     return randomised(model, seed)
 
 
 def arguments(module, **changes) -> dict:
     fields = {field.name for field in dataclasses.fields(module.ModelArgs)}
-    small = {key: value for key, value in _COMMON.items() if key in fields}
+    small = {key: value for key, value in COMMON.items() if key in fields}
     return dict(model_type=module.__name__.rpartition(".")[2]) | small | changes
 
 
