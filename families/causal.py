@@ -168,14 +168,8 @@ class CausalModel(nn.Module):
     def decode(self, tokens: mx.array, positions: np.ndarray, cache: CausalCache) -> mx.array:
         """Append tokens [B, T] at positions [B, T], which follow each other within a row, to the cache;
         their logits [B, T, V]. A token at position MASKED is a filler: its logits mean nothing."""
-        if tokens.shape[1] > 1:
-            tokens = self.ranks.first(tokens)  # what was drafted may differ by rank
         cache.reserve(positions)
         return self.model(tokens, cache=cache.layers)
-
-    def agreed(self, x: mx.array | float) -> Any:
-        """x, integers or a float, on the host; where ranks share the model, what rank 0 has."""
-        return self.ranks.agreed(x)
 
 
 class ClippedTable(nn.Module):
