@@ -1,7 +1,6 @@
 """Decoder-only models: any of mlx-lm's whose layers keep keys and values only, behind the contract.
 
-What mlx-lm's models ask of a cache, per layer, is a LayerCache; how to load them is in mlx_lm_models.py.
-This module does not import mlx-lm: what needs none of its models must not wait for it.
+What mlx-lm's models ask of a cache, per layer, is a LayerCache. How to load them: causal_loading.py.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -146,14 +145,15 @@ class CausalModel(nn.Module):
     ):
         super().__init__()
         self.model = model
-        self._windows = _windows(model)
-        _clip_positions(model)
+        self._windows = check_cache(model)
+        most = _clip_positions(model)
         self._mask_axes, vocab_size = _check(self)
         eos = tuple(sorted(i for i in eos_token_ids if i < vocab_size))
         # Padding has no text, so it may not be a token that has.
         known = pad_token_id is not None and pad_token_id < vocab_size
         pad = pad_token_id if known else eos[0] if eos else 0
-        self.config = CausalConfig(vocab_size, eos, pad, max_positions)
+        limits = [n for n in (max_positions, most) if n]
+        self.config = CausalConfig(vocab_size, eos, pad, min(limits, default=None))
 
     def prefix(self, prompt: Sequence[int]) -> list[int]:
         return list(prompt)
@@ -183,10 +183,14 @@ class ClippedTable(nn.Module):
         return self.table(mx.clip(positions, 0, len(self.table.weight) - 1))
 
 
-def _clip_positions(model: nn.Module) -> None:
+def _clip_positions(model: nn.Module) -> int | None:
+    """Clip learned positions; how many there are, None: they are not learned."""
     for module in model.modules():
         if "wpe" in module:  # as gpt2 has it; no other architecture of mlx-lm's learns positions
-            module.wpe = ClippedTable(module.wpe)
+            if not isinstance(module.wpe, ClippedTable):
+                module.wpe = ClippedTable(module.wpe)
+            return len(module.wpe.table.weight)
+    return None
 
 
 # ---------------------------------------------------------------------------------------------
@@ -210,7 +214,7 @@ def _own_cache(model: nn.Module) -> list:
     return [KVCache() for _ in model.layers]
 
 
-def _windows(model: nn.Module) -> list[int | None]:
+def check_cache(model: nn.Module) -> list[int | None]:
     """Each layer's window. InputError for a model that keeps more than keys and values."""
     name = _name(model)
     if name in _ELSEWHERE:

@@ -3,14 +3,14 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
+
 from speculative.cache import MASKED
 
-from families.causal import CausalModel
-
-Draft = CausalModel | Callable[[list[int]], list[int]] | None
+Draft = Any | Callable[[list[int]], list[int]] | None
 """A draft model; or what guesses the next tokens from those so far; or none."""
 
 
@@ -29,7 +29,7 @@ class Row:
 class _Fed:
     """A model and its cache."""
 
-    def __init__(self, model: CausalModel):
+    def __init__(self, model: Any):
         self.model, self.cache = model, None
 
     def admit(self, rows: list[int], prompts: list[list[int]]) -> None:
@@ -60,7 +60,7 @@ class _Fed:
 
 
 def decode(
-    target: CausalModel,
+    target: Any,
     draft: Draft,
     prompts: Sequence[list[int]],
     batch_size: int,
@@ -71,7 +71,7 @@ def decode(
     with none left a batch that is half finished shrinks."""
     everything = [Row(prompt, list(prompt)) for prompt in prompts]
     waiting, batch = everything[batch_size:], everything[:batch_size]
-    modelled = isinstance(draft, CausalModel)
+    modelled = hasattr(draft, "decode")
     fed = [_Fed(target), *([_Fed(draft)] if modelled else [])]
     for each in fed:
         each.admit(list(range(len(batch))), [row.prompt for row in batch])
@@ -84,7 +84,9 @@ def decode(
             choice = fed[1](rows, drafted)[:, -1]
             lacked = fed[1].lacked
             for i in range(max(k)):
-                drafted = [d + [int(c)] * (i < n) for d, c, n in zip(drafted, choice, k, strict=True)]
+                drafted = [
+                    d + [int(c)] * (i < n) for d, c, n in zip(drafted, choice, k, strict=True)
+                ]
                 if i + 1 < max(k):
                     choice = _one_more(fed[1], rows, drafted, i)
             fed[1].lacked = lacked
@@ -125,7 +127,7 @@ def _agreed(drafted: list[int], chosen: list[int]) -> int:
     return next((i for i, d in enumerate(drafted) if d != chosen[i]), len(drafted))
 
 
-def _commit(row: Row, new: list[int], target: CausalModel, max_tokens: int) -> None:
+def _commit(row: Row, new: list[int], target: Any, max_tokens: int) -> None:
     for token in new:
         row.tokens.append(token)
         if token in target.config.eos_token_ids or len(row.written) == max_tokens:

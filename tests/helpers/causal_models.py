@@ -13,8 +13,6 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten, tree_map_with_path
 
-from families.causal import CausalModel
-
 from .causal_configs import COMMON, MORE, VOCAB
 
 
