@@ -106,20 +106,33 @@ class LayerCache:
 
 
 def prefill(
-    model, cache: SlotCache, tokens: mx.array, mask: np.ndarray | None, progress: Progress | None
+    decode: Callable[..., mx.array],
+    cache: SlotCache,
+    tokens: mx.array,
+    mask: np.ndarray | None,
+    progress: Progress | None = None,
+    max_positions: int | None = None,
 ) -> Any:
     """The cache, with all but the last of each row's tokens [B, S]; mask [B, S] true on tokens, which
-    are on the left (None: no padding). Logits are never computed: nothing asks for them."""
+    are on the left (None: no padding). Logits are never computed: nothing asks for them.
+
+    decode: the model's. Raises InputError for a row without a token, or without room for one more.
+    """
     B, S = tokens.shape
     lengths = np.full(B, S) if mask is None else np.asarray(mask, bool).sum(axis=1)
     if not lengths.all():
         raise InputError("a prompt without a token cannot be continued")
+    if max_positions and lengths.max() >= max_positions:
+        raise InputError(
+            f"a prompt of {lengths.max()} tokens, and the model takes {max_positions}, its text included"
+        )
     ahead = np.arange(S - 1, dtype=np.int32)
     positions = np.where(ahead < lengths[:, None] - 1, ahead, MASKED).astype(np.int32)
     for start in range(0, S - 1, PREFILL):
         end = min(start + PREFILL, S - 1)
-        model.decode(tokens[:, start:end], positions[:, start:end], cache)
+        decode(tokens[:, start:end], positions[:, start:end], cache)
         cache.wait()
+        mx.clear_cache()  # a chunk's buffers, each larger than the last's, are not used again
         if progress:
             progress(end, S - 1)
     cache.keep(lengths - 1)
@@ -146,14 +159,15 @@ class CausalModel(nn.Module):
         super().__init__()
         self.model = model
         self._windows = check_cache(model)
-        most = _clip_positions(model)
+        limits = [n for n in (max_positions, _clip_positions(model)) if n]
+        self._max_positions = min(limits, default=None)
         self._mask_axes, vocab_size = _check(self)
         eos = tuple(sorted(i for i in eos_token_ids if i < vocab_size))
         # Padding has no text, so it may not be a token that has.
-        known = pad_token_id is not None and pad_token_id < vocab_size
-        pad = pad_token_id if known else eos[0] if eos else 0
-        limits = [n for n in (max_positions, most) if n]
-        self.config = CausalConfig(vocab_size, eos, pad, min(limits, default=None))
+        pad = eos[0] if eos else 0
+        if pad_token_id is not None and pad_token_id < vocab_size:
+            pad = pad_token_id
+        self.config = CausalConfig(vocab_size, eos, pad, self._max_positions)
 
     def prefix(self, prompt: Sequence[int]) -> list[int]:
         return list(prompt)
@@ -163,7 +177,7 @@ class CausalModel(nn.Module):
     ) -> CausalCache:
         """Prefill all but the last token of each row; see `prefill`."""
         cache = CausalCache(len(tokens), self._windows, self._mask_axes)
-        return prefill(self, cache, tokens, mask, progress)
+        return prefill(self.decode, cache, tokens, mask, progress, self._max_positions)
 
     def decode(self, tokens: mx.array, positions: np.ndarray, cache: CausalCache) -> mx.array:
         """Append tokens [B, T] at positions [B, T], which follow each other within a row, to the cache;
@@ -240,7 +254,7 @@ def _check(model: CausalModel) -> tuple[int, int]:
     InputError where its logits are others than alone. Types cannot tell: a model may take positions
     from the number of slots, or one for all rows.
     """
-    weights = [weight for _, weight in tree_flatten(model.parameters())]
+    weights = dict(tree_flatten(model.parameters())).values()
     half = any(weight.dtype in (mx.float16, mx.bfloat16) for weight in weights)
     reasons = []
     for mask_axes in (4, 5):
@@ -278,7 +292,7 @@ def _distance(model: CausalModel) -> tuple[float, int]:
         mx.array([[X, *a[10:]], b[3:]]), np.array([[at, 10, 11], [3, 4, 5]], np.int32), cache
     )
     errors = []
-    for row, blocks in ((a, (first[0, :2], second[0, 1:])), (b, (first[1, 1:3], second[1]))):
+    for row, blocks in ((a, [first[0, :2], second[0, 1:]]), (b, [first[1, 1:3], second[1]])):
         found = mx.concatenate(blocks)
         alone = model.model(mx.array([row]), cache=_own_cache(model.model))[0, -len(found) :]
         errors.append(np.median(_differences(found, alone)))

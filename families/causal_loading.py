@@ -231,13 +231,11 @@ def convert_with_mlx_lm(
 
             source = Path(snapshot_download(model, revision=revision, allow_patterns=_FILES))
         check_cache(utils.load_model(source, lazy=True)[0])  # before what takes long
-        quantized = quantization and dict(
-            quantize=True,
-            q_group_size=quantization.group_size,
-            q_bits=quantization.bits,
-            q_mode=quantization.mode,
-        )
-        convert(str(source), str(output), dtype=dtype, **(quantized or {}))
+        how: dict[str, Any] = dict(dtype=dtype)
+        if quantization:
+            values = {f"q_{key}": value for key, value in quantization.to_dict().items()}
+            how |= dict(quantize=True) | values
+        convert(str(source), str(output), **how)
 
     _with_mlx_lm(model, "convert", run)
     return output

@@ -188,7 +188,8 @@ class OPT(nn.Module):
         self, tokens: mx.array, mask: np.ndarray | None = None, progress: Progress | None = None
     ) -> SlotCache:
         """Prefill all but the last token of each row, tokens [B, S] with mask [B, S] (true on tokens)."""
-        return prefill(self, SlotCache(len(tokens), len(self.layers)), tokens, mask, progress)
+        cache = SlotCache(len(tokens), len(self.layers))
+        return prefill(self.decode, cache, tokens, mask, progress, self.config.max_positions)
 
     def decode(self, tokens: mx.array, positions: np.ndarray, cache: SlotCache) -> mx.array:
         """Append tokens [B, T] at positions [B, T] to the cache; their logits [B, T, V].

@@ -4,7 +4,6 @@ import json
 import resource
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import mlx.core as mx
@@ -15,8 +14,8 @@ pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-lm.t
 
 from helpers import causal_folders
 from helpers.causal_configs import WINDOW
-from helpers.causal_loop import decode, lookup
 from helpers.causal_models import alone, build, prompts
+from helpers.decoding import decode_with, partial_steps, total
 from test_distributed import launch
 
 from checkpoints.quantization import Quantization
@@ -24,6 +23,7 @@ from errors import InputError
 from families import causal, causal_loading
 from families.causal import MASKED, CausalCache, CausalModel, LayerCache
 from families.causal_loading import convert_with_mlx_lm, find_causal, format_prompt, is_causal
+from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
 
 ROOT = Path(__file__).parent.parent
 SLIDING = ["gemma3_text", "gpt_oss", "olmo3"]
@@ -47,24 +47,25 @@ def test_texts_are_mlx_lms_own(name):
     """Rows come and go, drafts are accepted in part, and prompts and texts outgrow the windows."""
     lm = build(name)
     model, noised = CausalModel(lm), CausalModel(build(name, noise=0.2))
-    prompted, steps = prompts(5, 25), Counter()
+    prompted, partial, whole = prompts(5, 25), 0, 0
     expected = [alone(lm, prompt, 10) for prompt in prompted]
-    ways = [(noised, 3, 3), (model, 5, 2), (lookup, 3, 5), (noised, 1, 1), (None, 0, 3)]
-    for draft, num_draft, batch_size in ways:
-        rows = decode(model, draft, prompted, batch_size, num_draft, 10)
-        assert [row.written for row in rows] == expected, (num_draft, batch_size)
-        for row in rows:
-            steps.update(row.accepted)
-    assert any(0 < kept < drafted for drafted, kept in steps)
-    assert any(kept == drafted > 0 for drafted, kept in steps)
+    both = CombinedDrafter(PromptLookup(), ModelDrafter(noised))
+    ways = [(ModelDrafter(noised), 3, 3), (ModelDrafter(model), 5, 2), (PromptLookup(), 3, 5)]
+    for drafter, num_draft, batch_size in [*ways, (both, 1, 1), (Drafter(), 0, 3)]:
+        options = dict(num_draft=num_draft, max_tokens=10)
+        rows = decode_with(model, drafter, prompted, batch_size, **options)
+        assert [row.generated for row in rows] == expected, (num_draft, batch_size)
+        partial += partial_steps(rows, num_draft)
+        whole += total(rows).accepted_lengths[num_draft] if num_draft else 0
+    assert partial and whole
     assert (WINDOW in model._windows) == (name in [*SLIDING, "gemma3n"])
 
 
 def test_another_architecture_drafts(llama):
     model, other = CausalModel(llama), CausalModel(build("gpt2", seed=3))
     prompted = prompts(4, 20)
-    rows = decode(model, other, prompted, 3, 3, 10)
-    assert [row.written for row in rows] == [alone(llama, prompt, 10) for prompt in prompted]
+    rows = decode_with(model, ModelDrafter(other), prompted, 3, num_draft=3, max_tokens=10)
+    assert [row.generated for row in rows] == [alone(llama, prompt, 10) for prompt in prompted]
 
 
 def test_quantized_models():
@@ -73,8 +74,8 @@ def test_quantized_models():
     lm = build("qwen3", num_hidden_layers=2, intermediate_size=64)
     nn.quantize(lm, group_size=32, bits=4)
     model, prompted = CausalModel(lm), prompts(4, 20)
-    rows = decode(model, lookup, prompted, 3, 3, 8)
-    assert [row.written for row in rows] == [alone(lm, prompt, 8) for prompt in prompted]
+    rows = decode_with(model, PromptLookup(), prompted, 3, num_draft=3, max_tokens=8)
+    assert [row.generated for row in rows] == [alone(lm, prompt, 8) for prompt in prompted]
 
 
 def offset_of_the_first_row(self):
@@ -123,7 +124,12 @@ def test_what_is_wrong_on_purpose_is_seen(mutant, monkeypatch):
     expected = [alone(lm, prompt, 10) for prompt in prompted]
     monkeypatch.setattr(*MUTANTS[mutant])
     try:
-        found = [row.written for row in decode(model, noised, prompted, 3, 3, 10)]
+        found = [
+            row.generated
+            for row in decode_with(
+                model, ModelDrafter(noised), prompted, 3, num_draft=3, max_tokens=10
+            )
+        ]
     except ValueError:  # a cache that holds more than there is
         found = []
     if mutant != "offset without fillers":  # which a target's blocks have on the right only
@@ -195,11 +201,13 @@ def test_learned_positions_end():
     lm = build("gpt2", num_hidden_layers=2, n_positions=30, n_ctx=30)
     model = CausalModel(lm, max_positions=99)
     assert model.config.max_positions == 30
+    with pytest.raises(InputError, match="a prompt of 30 tokens, and the model takes 30"):
+        model.start(mx.array([[5] * 30]))
     table = lm.transformer.wpe if hasattr(lm, "transformer") else lm.model.wpe
     assert mx.array_equal(table(mx.array([-3, 29, 31, 10**6])), table(mx.array([0, 29, 29, 29])))
     prompted = prompts(4, 22)
-    rows = decode(model, lookup, prompted, 3, 5, 8)
-    assert [row.written for row in rows] == [alone(lm, prompt, 8) for prompt in prompted]
+    rows = decode_with(model, PromptLookup(), prompted, 3, num_draft=5, max_tokens=8)
+    assert [row.generated for row in rows] == [alone(lm, prompt, 8) for prompt in prompted]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -254,11 +262,11 @@ def test_a_folder_of_mlx_communitys(tmp_path):
     assert ids == model.chat.encode("the cat sat") and model.tokenizer is tokenizer
     assert tokenizer.decode(ids) == "the cat sat"
     prompted = [tokenizer.encode(text).ids for text in causal_folders.TEXTS]
-    rows = decode(model, lookup, prompted, 2, 3, 8)
+    rows = decode_with(model, PromptLookup(), prompted, 2, num_draft=3, max_tokens=8)
     for row, prompt in zip(rows, prompted, strict=True):
         text = alone(lm, prompt, 8)
         ends = [i for i, token in enumerate(text) if token in (1, 5)]
-        assert row.written == (text[: ends[0] + 1] if ends else text)
+        assert row.generated == (text[: ends[0] + 1] if ends else text)
 
 
 def test_a_quantized_folder(tmp_path):
@@ -266,9 +274,9 @@ def test_a_quantized_folder(tmp_path):
     model, _ = causal_loading.load(tmp_path / "q")
     assert "scales" in model.model.model.layers[0].mlp.down_proj
     prompted = prompts(3, 12)
-    rows = decode(model, None, prompted, 3, 0, 5)
+    rows = decode_with(model, None, prompted, 3, num_draft=0, max_tokens=5)
     expected = [alone(model.model, prompt, 5) for prompt in prompted]
-    assert [row.written for row in rows] == expected
+    assert [row.generated for row in rows] == expected
 
 
 def test_chat_templates_are_applied_as_mlx_lm_does(tmp_path):
@@ -404,15 +412,16 @@ def test_what_cannot_be_decoded_is_not_converted(tmp_path):
 
 def test_ranks_share_a_model(tmp_path):
     """Real processes, each with its part of the heads, write what one alone does."""
-    causal_folders.write(tmp_path / "m")
-    causal_folders.write(tmp_path / "gpt2", "gpt2")
-    program = Path(__file__).parent / "helpers" / "causal_ranks.py"
-    launch(2, program, tmp_path, cwd=ROOT)
-    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
-    assert found[0]["texts"] == found[1]["texts"]
-    assert found[0]["weights"] == found[1]["weights"]
-    model, _ = causal_loading.load(tmp_path / "m")
-    rows = decode(model, lookup, prompts(4, 20), 3, 3, 8)
-    assert found[0]["texts"] == [row.written for row in rows]
-    assert found[0]["heads"] == 2
-    assert "mlx-lm cannot split a gpt2 model among ranks" in found[0]["refused"]
+    causal_folders.write(tmp_path, num_hidden_layers=2)
+    launch(2, Path(__file__).parent / "helpers" / "causal_ranks.py", tmp_path, cwd=ROOT)
+    model, _ = causal_loading.load(tmp_path)
+    rows = decode_with(model, None, prompts(3, 9), 2, num_draft=0, max_tokens=5)
+    expected = dict(texts=[row.generated for row in rows], heads=2)
+    assert model.model.model.layers[0].self_attn.n_heads == 4
+    for rank in range(2):
+        assert json.loads((tmp_path / f"{rank}.json").read_text()) == expected
+
+
+def test_what_has_no_shards_is_refused():
+    with pytest.raises(InputError, match="cannot split a gpt2 model among ranks"):
+        causal_loading._shard(build("gpt2"), dict(model_type="gpt2"), None)

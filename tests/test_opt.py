@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from helpers.causal_loop import decode, lookup
 from helpers.checkpoints import save
+from helpers.decoding import decode_with
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from convert import convert
@@ -16,6 +16,7 @@ from errors import InputError
 from families.loading import load
 from families.opt import rename
 from speculative.cache import MASKED
+from speculative.drafting import ModelDrafter, PromptLookup
 
 SMALL = dict(
     model_type="opt",
@@ -125,9 +126,9 @@ def test_greedy_text_is_that_of_transformers(pair):
         with torch.no_grad():
             output = reference.generate(torch.tensor([prompt]), max_new_tokens=25, do_sample=False)
         expected.append(output[0, len(prompt) :].tolist())
-    for draft, k, batch_size in ((None, 0, 4), (model, 3, 3), (lookup, 4, 2)):
-        rows = decode(model, draft, prompts, batch_size, k, 25)
-        assert [row.written for row in rows] == expected
+    for drafter, k, size in ((None, 0, 4), (ModelDrafter(model), 3, 3), (PromptLookup(), 4, 2)):
+        rows = decode_with(model, drafter, prompts, size, num_draft=k, max_tokens=25)
+        assert [row.generated for row in rows] == expected
 
 
 def test_both_layouts_of_the_hub_are_read(tmp_path):

@@ -13,26 +13,29 @@ from collections.abc import Iterator
 from pathlib import Path
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[2]))
+    sys.path[:0] = [str(Path(__file__).parents[i]) for i in (1, 2)]
 
 from families.causal import CausalModel
+from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
 
-from .causal_loop import decode, lookup
 from .causal_models import alone, build, prompts
+from .decoding import decode_with, partial_steps
 
 ARCHITECTURES = """llama qwen2 qwen3 gemma gemma2 gemma3_text gemma3n gemma4_text phi3 mixtral olmo2 olmo3
 gpt2 gpt_oss deepseek_v3 qwen3_moe cohere2 starcoder2""".split()
 BATCHES = (1, 3, 5)
 
 
-def ways(name: str, model: CausalModel) -> Iterator[tuple]:
-    """(name, draft, num_draft): none, the model itself, one that is often right, another, copying."""
-    yield "plain", None, 0
-    yield "itself", model, 3
+def ways(name: str, model: CausalModel) -> Iterator[tuple[str, Drafter, int]]:
+    """Nothing drafts; the model itself, one that is often right, another, the prompt, the prompt or a
+    model."""
     noised = CausalModel(build(name, noise=0.1))
-    yield from (("noised", noised, k) for k in (1, 3, 5))
-    yield "another", CausalModel(build("llama", seed=5)), 3
-    yield "lookup", lookup, 5
+    yield "plain", Drafter(), 0
+    yield "itself", ModelDrafter(model), 3
+    yield from (("noised", ModelDrafter(noised), k) for k in (1, 3, 5))
+    yield "another", ModelDrafter(CausalModel(build("llama", seed=5))), 3
+    yield "lookup", PromptLookup(), 5
+    yield "both", CombinedDrafter(PromptLookup(), ModelDrafter(noised)), 3
 
 
 def compare(name: str, count: int = 8, max_tokens: int = 20) -> Counter:
@@ -41,13 +44,14 @@ def compare(name: str, count: int = 8, max_tokens: int = 20) -> Counter:
     model, found = CausalModel(lm), Counter()
     prompted = prompts(count, 60)
     expected = [alone(lm, prompt, max_tokens) for prompt in prompted]
-    for way, draft, k in ways(name, model):
+    for way, drafter, k in ways(name, model):
         for batch_size in BATCHES:
-            for row, text in zip(
-                decode(model, draft, prompted, batch_size, k, max_tokens), expected, strict=True
-            ):
-                found["equal" if row.written == text else f"different: {way} {k} {batch_size}"] += 1
-                found["partial"] += sum(n for (d, a), n in row.accepted.items() if 0 < a < d)
+            options = dict(num_draft=k, max_tokens=max_tokens)
+            rows = decode_with(model, drafter, prompted, batch_size, **options)
+            for row, text in zip(rows, expected, strict=True):
+                equal = row.generated == text
+                found["equal" if equal else f"different: {way} {k} {batch_size}"] += 1
+            found["partial"] += partial_steps(rows, k)
     return found
 
 
