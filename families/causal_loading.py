@@ -172,7 +172,7 @@ def _fingerprints(folder: Path) -> dict[str, str]:
 
     def head(path: Path) -> bytes:
         with open(path, "rb") as file:
-            return file.read(8 + int.from_bytes(file.read(8), "little") - 8)
+            return file.read(int.from_bytes(file.read(8), "little"))
 
     weights = sorted(folder.glob("model*.safetensors"))
     headers = [(path.name, path.stat().st_size, zlib.crc32(head(path))) for path in weights]
