@@ -31,6 +31,15 @@ class CausalConfig:
     pad_token_id: int
     max_positions: int | None
 
+    @property
+    def max_prompt_tokens(self) -> int | None:
+        return most_prompt_tokens(self.max_positions)
+
+
+def most_prompt_tokens(max_positions: int | None) -> int | None:
+    """How long a prompt may be where it and its text share so many positions: one token is text."""
+    return None if max_positions is None else max_positions - 1
+
 
 # ---------------------------------------------------------------------------------------------
 # The cache
@@ -111,21 +120,16 @@ def prefill(
     tokens: mx.array,
     mask: np.ndarray | None,
     progress: Progress | None = None,
-    max_positions: int | None = None,
 ) -> Any:
     """The cache, with all but the last of each row's tokens [B, S]; mask [B, S] true on tokens, which
     are on the left (None: no padding). Logits are never computed: nothing asks for them.
 
-    decode: the model's. Raises InputError for a row without a token, or without room for one more.
+    decode: the model's. Raises InputError for a row without a token.
     """
     B, S = tokens.shape
     lengths = np.full(B, S) if mask is None else np.asarray(mask, bool).sum(axis=1)
     if not lengths.all():
         raise InputError("a prompt without a token cannot be continued")
-    if max_positions and lengths.max() >= max_positions:
-        raise InputError(
-            f"a prompt of {lengths.max()} tokens, and the model takes {max_positions}, its text included"
-        )
     ahead = np.arange(S - 1, dtype=np.int32)
     positions = np.where(ahead < lengths[:, None] - 1, ahead, MASKED).astype(np.int32)
     for start in range(0, S - 1, PREFILL):
@@ -160,14 +164,13 @@ class CausalModel(nn.Module):
         self.model = model
         self._windows = check_cache(model)
         limits = [n for n in (max_positions, _clip_positions(model)) if n]
-        self._max_positions = min(limits, default=None)
         self._mask_axes, vocab_size = _check(self)
         eos = tuple(sorted(i for i in eos_token_ids if i < vocab_size))
         # Padding has no text, so it may not be a token that has.
         pad = eos[0] if eos else 0
         if pad_token_id is not None and pad_token_id < vocab_size:
             pad = pad_token_id
-        self.config = CausalConfig(vocab_size, eos, pad, self._max_positions)
+        self.config = CausalConfig(vocab_size, eos, pad, min(limits, default=None))
 
     def prefix(self, prompt: Sequence[int]) -> list[int]:
         return list(prompt)
@@ -177,7 +180,7 @@ class CausalModel(nn.Module):
     ) -> CausalCache:
         """Prefill all but the last token of each row; see `prefill`."""
         cache = CausalCache(len(tokens), self._windows, self._mask_axes)
-        return prefill(self.decode, cache, tokens, mask, progress, self._max_positions)
+        return prefill(self.decode, cache, tokens, mask, progress)
 
     def decode(self, tokens: mx.array, positions: np.ndarray, cache: CausalCache) -> mx.array:
         """Append tokens [B, T] at positions [B, T], which follow each other within a row, to the cache;

@@ -19,8 +19,8 @@ from checkpoints.tensors import Tensor
 from distributed.ranks import ALONE
 from errors import InputError
 from families import Family
-from families.causal import Progress, prefill
-from speculative.cache import MASKED, SlotCache
+from families.causal import Progress, most_prompt_tokens, prefill
+from speculative.cache import SlotCache
 
 _ACTIVATIONS = {"relu": nn.relu, "gelu": nn.gelu, "gelu_new": nn.gelu_approx, "silu": nn.silu}
 _FIRST = 2  # the row of the position table that is position 0's
@@ -46,6 +46,14 @@ class Config(BaseConfig):
     norm_weights: bool  # norms have weights and biases
     biases: bool  # linear layers have biases
     tied_head: bool  # the output projection is the embedding
+
+    @property
+    def max_prompt_tokens(self) -> int | None:
+        return most_prompt_tokens(self.max_positions)
+
+    @property
+    def d_kv(self) -> int:
+        return self.d_model // self.num_heads
 
     @classmethod
     def from_hub(cls, raw: Mapping, weights: Iterable[str] | None) -> "Config":
@@ -142,8 +150,7 @@ class Layer(nn.Module):
 
     def _split(self, x: mx.array) -> mx.array:
         B, T, _ = x.shape
-        width = self._config.d_model // self._config.num_heads
-        return x.reshape(B, T, -1, width).transpose(0, 2, 1, 3)  # [B, H, T, D]
+        return x.reshape(B, T, -1, self._config.d_kv).transpose(0, 2, 1, 3)  # [B, H, T, D]
 
     def _attend(self, x: mx.array, mask: mx.array, cache: SlotCache, index: int) -> mx.array:
         B, T, _ = x.shape
@@ -189,20 +196,16 @@ class OPT(nn.Module):
     ) -> SlotCache:
         """Prefill all but the last token of each row, tokens [B, S] with mask [B, S] (true on tokens)."""
         cache = SlotCache(len(tokens), len(self.layers))
-        return prefill(self.decode, cache, tokens, mask, progress, self.config.max_positions)
+        return prefill(self.decode, cache, tokens, mask, progress)
 
     def decode(self, tokens: mx.array, positions: np.ndarray, cache: SlotCache) -> mx.array:
         """Append tokens [B, T] at positions [B, T] to the cache; their logits [B, T, V].
 
-        A token at position MASKED is a filler: its logits mean nothing and no other token sees it.
-        InputError for a position that the model does not know.
+        A token at position MASKED is a filler: its logits mean nothing and no other token sees it. Beyond
+        config.max_positions, where only a draft model may be asked, the last position stands for all.
         """
         c = self.config
-        known = np.where(positions == MASKED, 0, positions)
-        if known.max() >= c.max_positions:
-            raise InputError(
-                f"the text is longer than the {c.max_positions} positions of the model"
-            )
+        known = np.minimum(positions, c.max_positions - 1)
         slots = cache.reserve(positions)
         mask = mx.array(slots[:, None, None, :] <= positions[:, None, :, None])  # [B, 1, T, N]
         x = self.embedding(tokens)

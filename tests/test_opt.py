@@ -149,12 +149,23 @@ def test_a_checkpoint_without_an_embedding_is_refused():
 
 
 def test_positions_end(pair):
-    _, model, _ = pair
-    assert model.config.max_positions == 64
-    cache = model.start(mx.array([[5] * 63]))
-    model.decode(mx.array([[5, 6]]), np.array([[62, 63]], np.int32), cache)
-    with pytest.raises(InputError, match="longer than the 64 positions"):
-        model.decode(mx.array([[7]]), np.array([[64]], np.int32), cache)
+    """A target's rows end there; as a draft model it goes on, and reads no memory that is not its own."""
+    model = pair[1]
+    assert (model.config.max_positions, model.config.max_prompt_tokens) == (64, 63)
+    row = decode_with(model, PromptLookup(), [[2, *[9, 17, 4] * 20]], num_draft=5, max_tokens=9)[0]
+    assert len(row.tokens) == 64 or row.finish_reason == "stop"
+    cache = model.start(mx.array([[5] * 64]))
+    beyond = model.decode(mx.array([[7, 8]]), np.array([[64, 65]], np.int32), cache)
+    assert np.isfinite(np.array(beyond)).all()
+
+
+def test_ranks_can_split_it(pair):
+    from distributed.sharding import check_ranks
+
+    config = pair[1].config
+    check_ranks(config, None, 4)
+    with pytest.raises(InputError, match="cannot be split among 3 ranks"):
+        check_ranks(config, None, 3)
 
 
 def test_positions_are_not_quantized(tmp_path):
