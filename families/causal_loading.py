@@ -1,0 +1,241 @@
+"""Decoder-only models from files, through mlx-lm: which folders are such models, loading and conversion,
+and prompts in a model's chat template.
+
+Importing mlx-lm takes seconds (it imports transformers), so nothing here does before a model needs it.
+"""
+
+import os
+import re
+import resource
+import sys
+import zlib
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any, TypeVar
+
+import mlx.core as mx
+from checkpoints.folder import read_json, weight_files
+from tokenizers import Tokenizer
+
+from checkpoints.quantization import Quantization
+from distributed.ranks import Ranks
+from errors import InputError
+from families import family_of
+from families.causal import CausalModel, check_cache
+from families.loading import WEIGHTS, converted_path
+
+T = TypeVar("T")
+
+
+# ---------------------------------------------------------------------------------------------
+# Which folders
+
+
+def is_causal(folder: Path) -> bool:
+    """Whether a folder is a model for mlx-lm: of an architecture that convert.py does not convert, with
+    safetensors. A converted folder and any other checkpoint is not."""
+    if (folder / WEIGHTS).exists() or not (folder / "config.json").exists():
+        return False
+    names = {path.name for path in folder.iterdir()}
+    return not _is_ours(read_json(folder / "config.json")) and any(
+        name.startswith("model") for name in weight_files(names, folder.joinpath)
+    )
+
+
+def _is_ours(raw: Mapping) -> bool:
+    try:
+        family_of(raw)
+    except InputError:
+        return False
+    return True
+
+
+def find_causal(name: str) -> Path | None:
+    """The folder of the decoder-only model that a user means: a path, a name under mlx_models/, or a name
+    on the hub that is in its cache; None: there is none."""
+    for path in (Path(name), converted_path(name)):
+        if is_causal(path):
+            return path
+    if Path(name).exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    config = try_to_load_from_cache(name, "config.json")
+    folder = Path(config).parent if isinstance(config, str) else None
+    return folder if folder and is_causal(folder) else None
+
+
+# ---------------------------------------------------------------------------------------------
+# mlx-lm
+
+
+def _mlx_lm() -> Any:
+    """mlx_lm.utils. InputError where it is not installed."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no PyTorch
+    # On import it limits the process to 2048 open files, for good: it may raise that, not lower it.
+    set_limit, before = resource.setrlimit, resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit = lambda *limit: None
+    try:
+        import mlx_lm.utils
+    except ImportError as error:
+        raise InputError(
+            f"a decoder-only model needs mlx-lm ({error}): pip install -r requirements-lm.txt"
+        ) from None
+    finally:
+        resource.setrlimit = set_limit
+    few, most = before
+    if few != resource.RLIM_INFINITY and few < 2048:
+        wanted = 2048 if most == resource.RLIM_INFINITY else min(2048, most)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+    return mlx_lm.utils
+
+
+def _with_mlx_lm(name: object, what: str, step: Callable[[Any], T]) -> T:
+    """step(mlx_lm.utils), whose progress goes to stderr. InputError in one line for whatever it raises:
+    it has no class of its own for what is wrong with a folder."""
+    utils = _mlx_lm()
+    try:
+        with redirect_stdout(sys.stderr):
+            return step(utils)
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:  # one of its architectures ends the process
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(f"{name}: mlx-lm cannot {what} it: {reason}") from None
+
+
+def load(
+    folder: Path, group: mx.distributed.Group | None = None, split: bool = True
+) -> tuple[CausalModel, Tokenizer]:
+    """The model and the tokenizer of a folder that `is_causal`. `model.chat` is mlx-lm's tokenizer, which
+    knows the chat template: see `format_prompt`.
+
+    group: `mx.distributed.init()`, in processes that mlx.launch started; each holds a part of the layers,
+    or, without `split`, all of them. Raises InputError for a model that mlx-lm or the step cannot run, with
+    the reason, and for ranks that differ.
+    """
+    ranks = Ranks(group)
+    if ranks.size > 1:
+        ranks.check_same(**ranks.together(lambda: _fingerprints(folder)))
+
+    def read(utils) -> tuple:
+        sharded = split and ranks.size > 1
+        model, raw = utils.load_model(folder, lazy=sharded)
+        if sharded:
+            _shard(model, raw, group)
+        return model, raw, utils.load_tokenizer(folder, eos_token_ids=raw.get("eos_token_id"))
+
+    model, raw, chat = ranks.together(lambda: _with_mlx_lm(folder, "load", read))
+    tokenizer = _fast(chat, folder)
+    causal = CausalModel(  # checks the model, which takes all ranks
+        model, chat.eos_token_ids, chat.pad_token_id, max_positions(raw)
+    )
+    causal.chat, causal.tokenizer = chat, tokenizer
+    if split and ranks.size > 1:
+        causal.ranks = ranks
+    return causal, tokenizer
+
+
+def _shard(model: Any, raw: Mapping, group: mx.distributed.Group | None) -> None:
+    if not hasattr(model, "shard"):
+        raise InputError(f"mlx-lm cannot split a {raw.get('model_type')} model among ranks")
+    model.shard(group)
+    mx.eval(model.parameters())
+
+
+def _fast(chat: Any, folder: Path) -> Tokenizer:
+    """What encodes and decodes as mlx-lm's tokenizer does, without transformers around it."""
+    tokenizer, probe = getattr(chat, "backend_tokenizer", None), "A probe, 1:\n  x"
+    if not isinstance(tokenizer, Tokenizer) or tokenizer.encode(probe).ids != chat.encode(probe):
+        raise InputError(f"{folder}: its tokenizer is code, not a tokenizer.json")
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def max_positions(raw: Mapping) -> int | None:
+    """How many tokens the model was made for, by its config.json; None: it does not say."""
+    text = {**raw, **(raw.get("text_config") or {})}
+    keys = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "model_max_length")
+    stated = next((text[key] for key in keys if type(text.get(key)) is int), None)
+    scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
+    original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
+    if stated and original and factor:  # some state what it was before the scaling
+        stated = max(stated, int(original * factor))
+    return stated
+
+
+def _fingerprints(folder: Path) -> dict[str, str]:
+    """What tells a model's files from others of the same names; weights by their headers."""
+    from importlib.metadata import version
+
+    def head(path: Path) -> bytes:
+        with open(path, "rb") as file:
+            return file.read(int.from_bytes(file.read(8), "little"))
+
+    weights = sorted(folder.glob("model*.safetensors"))
+    headers = [(path.name, path.stat().st_size, zlib.crc32(head(path))) for path in weights]
+    parts = {
+        "config.json": (folder / "config.json").read_text(encoding="utf-8"),
+        "weights": str(headers),
+        "version of MLX": version("mlx"),
+        "version of mlx-lm": version("mlx-lm"),
+    }
+    return {name: f"{zlib.crc32(text.encode()):08x}" for name, text in parts.items()}
+
+
+# ---------------------------------------------------------------------------------------------
+# Prompts and conversion
+
+_FILES = [
+    "*.json",
+    "model*.safetensors",
+    "*.jinja",
+    "*.model",
+    "*.txt",
+    "*.tiktoken",
+]  # of the hub's
+
+
+def format_prompt(
+    chat: Any, prompt: str, system_prompt: str | None = None, ignore_chat_template: bool = False
+) -> tuple[str, bool]:
+    """A prompt as mlx-lm's command line gives it to the model `chat` (`model.chat`) belongs to: in its chat
+    template, if it has one. And whether special tokens are to be added: a template has them."""
+    if ignore_chat_template or not chat.has_chat_template:
+        if system_prompt is not None:
+            raise InputError("a system prompt needs a chat template, and there is none in use")
+        return prompt, True
+    messages = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
+    messages.append({"role": "user", "content": prompt})
+    return chat.apply_chat_template(messages, tokenize=False, add_generation_prompt=True), False
+
+
+def convert_with_mlx_lm(
+    model: str,
+    output: Path,
+    dtype: str | None = None,
+    quantization: Quantization | None = None,
+    revision: str | None = None,
+) -> Path:
+    """Convert a decoder-only model, a hub id or a folder, by mlx-lm to the folder `output`, which may not
+    exist; dtype None: that of the checkpoint. InputError for one that cannot be decoded here."""
+
+    def run(utils) -> None:
+        from mlx_lm.convert import convert
+
+        source = Path(model)
+        if not source.is_dir():
+            from huggingface_hub import snapshot_download
+
+            source = Path(snapshot_download(model, revision=revision, allow_patterns=_FILES))
+        check_cache(utils.load_model(source, lazy=True)[0])  # before what takes long
+        how: dict[str, Any] = dict(dtype=dtype)
+        if quantization:
+            values = {f"q_{key}": value for key, value in quantization.to_dict().items()}
+            how |= dict(quantize=True) | values
+        convert(str(source), str(output), **how)
+
+    _with_mlx_lm(model, "convert", run)
+    return output

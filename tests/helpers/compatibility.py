@@ -1,0 +1,108 @@
+"""Which of mlx-lm's models work here, tried one by one on small random weights: docs/mlx_lm_models.md.
+
+    python -m tests.helpers.compatibility > docs/mlx_lm_models.md
+
+A few minutes. Progress goes to stderr.
+"""
+
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from textwrap import fill
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(Path(__file__).parents[i]) for i in (1, 2)]
+
+from errors import InputError
+from families.causal import CausalModel
+from speculative.drafting import Drafter, ModelDrafter
+
+from .causal_configs import WINDOW
+from .causal_models import alone, architectures, build, prompts
+from .decoding import decode_with
+
+TEXTS = prompts(5, 30)
+MAX_TOKENS = 10
+INTRO = """# mlx-lm's models
+
+Every file of mlx-lm {mlx_lm} that defines a model, tried with small random weights in float32 on MLX {mlx}.
+This page is what `python -m tests.helpers.compatibility` prints.
+
+A model works if its greedy text equals mlx-lm's own alone: {texts} prompts of 1 to 30 tokens, 10 new ones each,
+three rows side by side, without drafts and with three tokens drafted by a disturbed copy. Sliding windows
+have {window} tokens, so texts outgrow them. Another is refused when it is loaded, by name, with the reason.
+
+Of models of text and images the text is decoded. The config decides, too: a model of a name that
+works is refused where its positions depend on the text's length (`rope_type` dynamic). What needs a kernel
+of Metal's was tried without Metal, and is tried again where it is loaded.
+
+The name is that of the file; config.json's `model_type` is the same or one of these: {aliases}.
+"""
+
+
+def attempt(name: str) -> tuple[str, str]:
+    """("works", remark), ("refused", why), ("differs", how many) or ("not tried", why)."""
+    try:
+        lm = build(name)
+    except (Exception, SystemExit) as error:
+        return "not tried", str(error).splitlines()[0]
+    try:
+        model = CausalModel(lm)
+    except InputError as error:
+        return "refused", str(error).partition(" cannot be decoded here: ")[2]
+    expected = [alone(lm, prompt, MAX_TOKENS) for prompt in TEXTS]
+    different = 0
+    for drafter, k in ((Drafter(), 0), (ModelDrafter(CausalModel(build(name, noise=0.1))), 3)):
+        rows = decode_with(model, drafter, TEXTS, 3, num_draft=k, max_tokens=MAX_TOKENS)
+        different += sum(r.generated != e for r, e in zip(rows, expected, strict=True))
+    if different:
+        return "differs", f"{different} of {2 * len(TEXTS)} texts"
+    return "works", "windows" if WINDOW in model._windows else ""
+
+
+def main() -> None:
+    from mlx_lm.utils import MODEL_REMAPPING
+
+    found: dict[str, dict[str, str]] = {}
+    for name in architectures():
+        outcome, remark = attempt(name)
+        found.setdefault(outcome, {})[name] = remark
+        print(f"{name}: {outcome} {remark}", file=sys.stderr, flush=True)
+    aliases = ", ".join(f"`{a}` ({file})" for a, file in sorted(MODEL_REMAPPING.items()))
+    values = dict(mlx=version("mlx"), mlx_lm=version("mlx-lm"), texts=len(TEXTS), window=WINDOW)
+    print(_filled(INTRO.format(aliases=aliases, **values)))
+    windows = [name for name, remark in found["works"].items() if remark]
+    plain = [name for name, remark in found["works"].items() if not remark]
+    print(f"## {len(found['works'])} work\n\n{_listed(plain)}\n")
+    print(f"With sliding windows:\n\n{_listed(windows)}")
+    for outcome, title in (
+        ("refused", "are refused"),
+        ("differs", "differ"),
+        ("not tried", "untried"),
+    ):
+        if rows := found.get(outcome):
+            print(f"\n## {len(rows)} {title}\n")
+            print("\n".join(_table(rows)))
+
+
+def _filled(text: str) -> str:
+    parts = text.split("\n\n")
+    return "\n\n".join(p if p.startswith("#") else fill(p, 100) for p in parts) + "\n"
+
+
+def _listed(names: list[str]) -> str:
+    return fill(", ".join(names), 100, break_on_hyphens=False)
+
+
+def _table(rows: dict[str, str]) -> list[str]:
+    """A line for each reason, with the models that have it."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in rows.items():
+        by_reason.setdefault(reason, []).append(name)
+    lines = sorted(by_reason.items(), key=lambda item: -len(item[1]))
+    head = ["| models | why |", "|---|---|"]
+    return head + [f"| {', '.join(names)} | {reason} |" for reason, names in lines]
+
+
+if __name__ == "__main__":
+    main()

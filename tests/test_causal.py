@@ -1,0 +1,259 @@
+"""mlx-lm's models behind the contract: their text is mlx-lm's own alone, and what cannot be so is refused."""
+
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-lm.txt")
+
+from helpers.causal_configs import WINDOW
+from helpers.causal_models import alone, build, prompts
+from helpers.decoding import decode_with, partial_steps, total
+
+from errors import InputError
+from families import causal
+from families.causal import MASKED, CausalCache, CausalModel, LayerCache
+from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
+
+ROOT = Path(__file__).parent.parent
+SLIDING = ["gemma3_text", "gpt_oss", "olmo3"]
+ARCHITECTURES = [
+    *["llama", "qwen2", "qwen3", "gemma2", "phi3", "mixtral", "gpt2", "deepseek_v3", "gemma3n"],
+    *SLIDING,
+]
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return build("llama", num_hidden_layers=2)
+
+
+# ---------------------------------------------------------------------------------------------
+# Text
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_texts_are_mlx_lms_own(name):
+    """Rows come and go, drafts are accepted in part, and prompts and texts outgrow the windows."""
+    lm = build(name)
+    model, noised = CausalModel(lm), CausalModel(build(name, noise=0.2))
+    prompted, partial, whole = prompts(5, 25), 0, 0
+    expected = [alone(lm, prompt, 10) for prompt in prompted]
+    both = CombinedDrafter(PromptLookup(), ModelDrafter(noised))
+    ways = [(ModelDrafter(noised), 3, 3), (ModelDrafter(model), 5, 2), (PromptLookup(), 3, 5)]
+    for drafter, num_draft, batch_size in [*ways, (both, 1, 1), (Drafter(), 0, 3)]:
+        options = dict(num_draft=num_draft, max_tokens=10)
+        rows = decode_with(model, drafter, prompted, batch_size, **options)
+        assert [row.generated for row in rows] == expected, (num_draft, batch_size)
+        partial += partial_steps(rows, num_draft)
+        whole += total(rows).accepted_lengths[num_draft] if num_draft else 0
+    assert partial and whole
+    assert (WINDOW in model._windows) == (name in [*SLIDING, "gemma3n"])
+
+
+def test_another_architecture_drafts(llama):
+    model, other = CausalModel(llama), CausalModel(build("gpt2", seed=3))
+    prompted = prompts(4, 20)
+    rows = decode_with(model, ModelDrafter(other), prompted, 3, num_draft=3, max_tokens=10)
+    assert [row.generated for row in rows] == [alone(llama, prompt, 10) for prompt in prompted]
+
+
+def test_quantized_models():
+    import mlx.nn as nn
+
+    lm = build("qwen3", num_hidden_layers=2, intermediate_size=64)
+    nn.quantize(lm, group_size=32, bits=4)
+    model, prompted = CausalModel(lm), prompts(4, 20)
+    rows = decode_with(model, PromptLookup(), prompted, 3, num_draft=3, max_tokens=8)
+    assert [row.generated for row in rows] == [alone(lm, prompt, 8) for prompt in prompted]
+
+
+def offset_of_the_first_row(self):
+    offset = self._slots.offset
+    return offset if isinstance(offset, int) else mx.full(offset.shape, offset[0])
+
+
+def offset_without_fillers(self):
+    """As if a row's first token were in the block's first column."""
+    column = (self._slots._queries != MASKED).argmax(axis=1)
+    return self._slots.offset + mx.array(column)
+
+
+def mask_of_order(self, window, as_array):
+    """As a cache without positions has it: causal by slots."""
+    T, N = self._queries.shape[1], self.cursor
+    return mx.array(np.arange(N) <= np.arange(N - T, N)[:, None])[None, None]
+
+
+def mask_one_wider(self, window, as_array):
+    return right_mask(self, window and window + 1, as_array)
+
+
+def keep_one_more(self, n):
+    right_keep(self, n + 1)
+
+
+right_mask, right_keep = CausalCache._make_mask, CausalCache.keep
+MUTANTS = {
+    "offset of the first row": (LayerCache, "offset", property(offset_of_the_first_row)),
+    "offset without fillers": (LayerCache, "offset", property(offset_without_fillers)),
+    "mask by order": (CausalCache, "_make_mask", mask_of_order),
+    "window one wider": (CausalCache, "_make_mask", mask_one_wider),
+    "keep one more": (CausalCache, "keep", keep_one_more),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_what_is_wrong_on_purpose_is_seen(mutant, monkeypatch):
+    lm = build("gemma3_text", num_hidden_layers=2)
+    model, noised = (
+        CausalModel(lm),
+        CausalModel(build("gemma3_text", noise=0.2, num_hidden_layers=2)),
+    )
+    prompted = prompts(5, 25)
+    expected = [alone(lm, prompt, 10) for prompt in prompted]
+    monkeypatch.setattr(*MUTANTS[mutant])
+    try:
+        found = [
+            row.generated
+            for row in decode_with(
+                model, ModelDrafter(noised), prompted, 3, num_draft=3, max_tokens=10
+            )
+        ]
+    except ValueError:  # a cache that holds more than there is
+        found = []
+    if mutant != "offset without fillers":  # which a target's blocks have on the right only
+        assert found != expected
+    with pytest.raises(InputError, match="gemma3_text cannot be decoded here"):
+        CausalModel(lm)
+
+
+# ---------------------------------------------------------------------------------------------
+# The cache's rules
+
+
+def test_one_row_needs_no_mask(llama):
+    model = CausalModel(llama)
+    cache = model.start(mx.array([[5, 6, 7]]))
+    layer = cache.layers[0]
+    cache.reserve(np.array([[2]], np.int32))
+    assert layer.offset == 2 and layer.make_mask(1) is None
+    assert layer.make_mask(1, return_array=True).shape == (1, 1, 1, 3)
+    cache.reserve(np.array([[3, 4]], np.int32))
+    assert layer.make_mask(2) == "causal"
+    assert layer.make_mask(2, window_size=4).tolist()[0][0] == [
+        [True] * 4 + [False],
+        [False] + [True] * 4,
+    ]
+
+
+def test_fillers_see_themselves_and_nobody_sees_them(llama):
+    cache = CausalModel(llama).start(
+        mx.array([[5, 6, 7], [8, 9, 9]]), np.array([[1, 1, 1], [1, 1, 0]])
+    )
+    cache.reserve(np.array([[MASKED, 2, 3], [1, 2, MASKED]], np.int32))
+    assert cache.layers[0].offset.tolist() == [1, 1]
+    mask = np.array(cache.layers[0].make_mask(3, window_size=2))[:, 0]
+    positions = cache.position[:, : cache.cursor]
+    for b in range(2):
+        for t, i in enumerate(positions[b, -3:]):
+            assert mask[b, t, 2 + t]
+            if i != MASKED:
+                assert positions[b, mask[b, t]].tolist() == [i - 1, i]
+
+
+def test_prompts_are_read_in_chunks_without_logits(llama, monkeypatch):
+    told = []
+    whole = CausalModel(llama)
+    tokens, mask = np.random.default_rng(0).integers(3, 61, (2, 40)), np.arange(40) < [[40], [9]]
+    last, at = mx.array(tokens[[0, 1], [39, 8]][:, None]), np.array([[39], [8]], np.int32)
+    expected = whole.decode(last, at, whole.start(mx.array(tokens), mask))
+    monkeypatch.setattr(causal, "PREFILL", 7)
+    cache = whole.start(mx.array(tokens), mask, progress=lambda *done: told.append(done))
+    assert told == [(n, 39) for n in (7, 14, 21, 28, 35, 39)]
+    assert cache.lengths.tolist() == [39, 8]
+    assert mx.allclose(whole.decode(last, at, cache), expected, atol=1e-4)
+    monkeypatch.undo()
+    wide = CausalModel(build("llama", num_hidden_layers=1, vocab_size=20_000))
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    wide.start(mx.array(np.full((1, 500), 5)))
+    assert mx.get_peak_memory() - before < 20e6  # the logits would be 40 MB
+
+
+def test_an_empty_prompt_is_refused(llama):
+    with pytest.raises(InputError, match="without a token"):
+        CausalModel(llama).start(mx.array([[5], [5]]), np.array([[1], [0]]))
+
+
+def test_learned_positions_end():
+    """The table is no longer than the text, and fillers lie beyond it."""
+    lm = build("gpt2", num_hidden_layers=2, n_positions=30, n_ctx=30)
+    model = CausalModel(lm, max_positions=99)
+    assert (model.config.max_positions, model.config.max_prompt_tokens) == (30, 29)
+    table = lm.transformer.wpe if hasattr(lm, "transformer") else lm.model.wpe
+    assert mx.array_equal(table(mx.array([-3, 29, 31, 10**6])), table(mx.array([0, 29, 29, 29])))
+    prompted = prompts(4, 22)
+    rows = decode_with(model, PromptLookup(), prompted, 3, num_draft=5, max_tokens=12)
+    expected = [alone(lm, prompt, min(12, 30 - len(prompt))) for prompt in prompted]
+    assert [row.generated for row in rows] == expected
+    assert any(len(text) < 12 for text in expected)
+
+
+# ---------------------------------------------------------------------------------------------
+# Refused
+
+
+def test_the_table_of_models_says_so():
+    """What python -m tests.helpers.compatibility found."""
+    text = (ROOT / "docs" / "mlx_lm_models.md").read_text(encoding="utf-8")
+    works, _, rest = text.partition("are refused")
+    assert set(ARCHITECTURES) <= set(works.replace("\n", " ").replace(",", "").split())
+    assert {"| afm7 |", "| llama4 |", "| plamo3 |"} <= {
+        line[: line.find("|", 1) + 1] for line in rest.splitlines()
+    }
+    assert " differ\n" not in rest
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("mamba", "a layer keeps a ArraysCache, from which this step cannot"),
+        ("qwen3_next", "a layer keeps a ArraysCache, from which this step cannot"),
+        ("llama4", "a layer keeps a ChunkedKVCache, from which this step cannot"),
+        ("deepseek_v32", "a layer keeps a CacheList, from which this step cannot"),
+        ("afm7", "takes positions from the number of its keys"),
+        ("gpt_bigcode", "a batch of rows of unequal length fails"),
+        ("plamo3", "its masks span 7 tokens, its cache 6"),
+    ],
+)
+def test_what_would_be_wrong_is_refused_by_name(name, why):
+    with pytest.raises(InputError, match=f"^{name} cannot be decoded here: .*{why}"):
+        CausalModel(build(name))
+
+
+def test_positions_that_depend_on_the_texts_length_are_refused():
+    """The config decides, not the architecture."""
+    scaling = dict(rope_type="dynamic", factor=2.0)
+    with pytest.raises(
+        InputError, match="llama cannot be decoded here: a batch of rows of unequal"
+    ):
+        CausalModel(build("llama", rope_scaling=scaling, num_hidden_layers=1))
+
+
+def test_logits_refuse_what_types_let_pass(monkeypatch):
+    """afm7 is known by name as well, for half precision."""
+    monkeypatch.setattr(causal, "_ELSEWHERE", {})
+    with pytest.raises(
+        InputError, match=r"afm7 cannot be decoded here: .*its logits are not those"
+    ):
+        CausalModel(build("afm7"))
+
+
+def test_nan_is_refused(llama):
+    lm = build("llama", num_hidden_layers=2)
+    lm.model.norm.weight = mx.full((32,), mx.nan)
+    with pytest.raises(InputError, match="logits"):
+        CausalModel(lm)

@@ -1,0 +1,200 @@
+"""Decoder-only models from files: folders of mlx-community's, chat templates, conversion, ranks."""
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-lm.txt")
+
+from helpers import causal_folders
+from helpers.causal_models import alone, build, prompts
+from helpers.decoding import decode_with
+from test_distributed import launch
+
+from checkpoints.quantization import Quantization
+from errors import InputError
+from families import causal_loading
+from families.causal_loading import convert_with_mlx_lm, find_causal, format_prompt, is_causal
+from speculative.drafting import PromptLookup
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_a_folder_of_mlx_communitys(tmp_path):
+    lm = causal_folders.write(tmp_path / "some-llama")
+    assert is_causal(tmp_path / "some-llama")
+    model, tokenizer = causal_loading.load(tmp_path / "some-llama")
+    config = model.config
+    assert (config.vocab_size, config.eos_token_ids, config.pad_token_id) == (320, (1, 5), 0)
+    assert config.max_positions == 256
+    ids = tokenizer.encode("the cat sat").ids
+    assert ids == model.chat.encode("the cat sat") and model.tokenizer is tokenizer
+    assert tokenizer.decode(ids) == "the cat sat"
+    prompted = [tokenizer.encode(text).ids for text in causal_folders.TEXTS]
+    rows = decode_with(model, PromptLookup(), prompted, 2, num_draft=3, max_tokens=8)
+    for row, prompt in zip(rows, prompted, strict=True):
+        text = alone(lm, prompt, 8)
+        ends = [i for i, token in enumerate(text) if token in (1, 5)]
+        assert row.generated == (text[: ends[0] + 1] if ends else text)
+
+
+def test_a_quantized_folder(tmp_path):
+    causal_folders.write(tmp_path / "q", "qwen3", bits=4, intermediate_size=64)
+    model, _ = causal_loading.load(tmp_path / "q")
+    assert "scales" in model.model.model.layers[0].mlp.down_proj
+    prompted = prompts(3, 12)
+    rows = decode_with(model, None, prompted, 3, num_draft=0, max_tokens=5)
+    expected = [alone(model.model, prompt, 5) for prompt in prompted]
+    assert [row.generated for row in rows] == expected
+
+
+def test_chat_templates_are_applied_as_mlx_lm_does(tmp_path):
+    causal_folders.write(tmp_path / "m")
+    chat = causal_loading.load(tmp_path / "m")[0].chat
+    assert format_prompt(chat, "hi") == ("<user>hi<end><assistant>", False)
+    assert format_prompt(chat, "hi", "be brief") == (
+        "<system>be brief<end><user>hi<end><assistant>",
+        False,
+    )
+    assert format_prompt(chat, "hi", ignore_chat_template=True) == ("hi", True)
+    with pytest.raises(InputError, match="a system prompt needs a chat template"):
+        format_prompt(chat, "hi", "be brief", ignore_chat_template=True)
+
+
+def test_which_folders_are_meant(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    causal_folders.write(tmp_path / "mlx_models" / "small")
+    assert find_causal("small") == find_causal("org/small") == Path("mlx_models/small")
+    assert find_causal(str(tmp_path / "mlx_models" / "small")) is not None
+    assert find_causal("another") is None
+    config = tmp_path / "mlx_models" / "small" / "config.json"
+    config.write_text(config.read_text().replace('"llama"', '"t5"'))
+    assert find_causal("small") is None
+    config.write_text(config.read_text().replace('"t5"', '"llama"'))
+    (tmp_path / "mlx_models" / "small" / "model.safetensors").unlink()
+    (tmp_path / "mlx_models" / "small" / "model.safetensors.index.json").unlink()
+    assert find_causal("small") is None
+
+
+def test_models_in_the_hubs_cache(tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    repository = tmp_path / "cache" / "models--org--small"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0" * 40)
+    causal_folders.write(repository / "snapshots" / ("0" * 40))
+    assert find_causal("org/small") == repository / "snapshots" / ("0" * 40)
+    assert find_causal("org/other") is None
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (dict(model_type="no_such"), "no_such not supported"),
+        (dict(model_type="mamba"), "mlx-lm cannot load it"),
+        (dict(hidden_size=48), "mlx-lm cannot load it"),
+        (dict(model_file="x.py"), "mlx-lm cannot load it"),
+    ],
+)
+def test_what_mlx_lm_cannot_load_is_one_line(change, why, tmp_path, capsys):
+    causal_folders.write(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | change))
+    with pytest.raises(InputError, match=why) as raised:
+        causal_loading.load(tmp_path)
+    assert "\n" not in str(raised.value) and str(tmp_path) in str(raised.value)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_damaged_file_is_one_line(tmp_path):
+    causal_folders.write(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(InputError, match="mlx-lm cannot load it"):
+        causal_loading.load(tmp_path)
+
+
+def test_without_mlx_lm_the_error_says_what_to_install(tmp_path, monkeypatch):
+    causal_folders.write(tmp_path)
+    monkeypatch.setitem(sys.modules, "mlx_lm.utils", None)
+    with pytest.raises(InputError, match=r"pip install -r requirements-lm\.txt"):
+        causal_loading.load(tmp_path)
+
+
+def test_the_limit_of_open_files_is_not_lowered_and_nothing_heavy_is_imported():
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # 4096 where a test has imported mlx-lm
+    program = f"""
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, ({min(3000, hard)}, {hard}))
+before = resource.getrlimit(resource.RLIMIT_NOFILE)
+from families import causal, causal_loading
+assert not {{"mlx_lm", "transformers", "torch", "huggingface_hub"}} & sys.modules.keys()
+causal_loading._mlx_lm()
+assert "mlx_lm" in sys.modules
+assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize(
+    ("raw", "most"),
+    [
+        (dict(max_position_embeddings=4096), 4096),
+        (dict(text_config=dict(max_position_embeddings=8192)), 8192),
+        (dict(n_positions=1024), 1024),
+        (dict(vocab_size=3), None),
+        (
+            dict(
+                max_position_embeddings=40960,
+                rope_scaling=dict(
+                    rope_type="yarn", factor=4.0, original_max_position_embeddings=32768
+                ),
+            ),
+            131072,
+        ),
+    ],
+)
+def test_context_limits(raw, most):
+    assert causal_loading.max_positions(raw) == most
+
+
+def test_conversion_goes_through_mlx_lm(tmp_path, capsys):
+    causal_folders.write(tmp_path / "hub", hidden_size=64)
+    output = convert_with_mlx_lm(
+        str(tmp_path / "hub"), tmp_path / "out", "float32", Quantization(bits=8, group_size=32)
+    )
+    assert is_causal(output)
+    assert capsys.readouterr().out == ""
+    model, tokenizer = causal_loading.load(output)
+    assert model.model.model.layers[0].mlp.up_proj.bits == 8
+    assert model.config.eos_token_ids == (1, 5) and tokenizer.get_vocab_size() <= 320
+
+
+def test_what_cannot_be_decoded_is_not_converted(tmp_path):
+    causal_folders.write(tmp_path / "hub", "mamba")
+    with pytest.raises(InputError, match="mamba cannot be decoded here"):
+        convert_with_mlx_lm(str(tmp_path / "hub"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_ranks_share_a_model(tmp_path):
+    """Real processes, each with its part of the heads, write what one alone does."""
+    causal_folders.write(tmp_path, num_hidden_layers=2)
+    launch(2, Path(__file__).parent / "helpers" / "causal_ranks.py", tmp_path, cwd=ROOT)
+    model, _ = causal_loading.load(tmp_path)
+    rows = decode_with(model, None, prompts(3, 9), 2, num_draft=0, max_tokens=5)
+    expected = dict(texts=[row.generated for row in rows], heads=2)
+    assert model.model.model.layers[0].self_attn.n_heads == 4
+    for rank in range(2):
+        assert json.loads((tmp_path / f"{rank}.json").read_text()) == expected
+
+
+def test_what_has_no_shards_is_refused():
+    with pytest.raises(InputError, match="cannot split a gpt2 model among ranks"):
+        causal_loading._shard(build("gpt2"), dict(model_type="gpt2"), None)

@@ -1,0 +1,179 @@
+"""OPT against transformers, from checkpoints in the hub's layouts, and its own text in batches."""
+
+import json
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import torch
+import transformers
+from helpers.checkpoints import save
+from helpers.decoding import decode_with
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from convert import convert
+from errors import InputError
+from families.loading import load
+from families.opt import rename
+from speculative.cache import MASKED
+from speculative.drafting import ModelDrafter, PromptLookup
+
+SMALL = dict(
+    model_type="opt",
+    architectures=["OPTForCausalLM"],
+    vocab_size=300,
+    hidden_size=24,
+    ffn_dim=40,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    max_position_embeddings=64,
+    word_embed_proj_dim=24,
+    pad_token_id=1,
+    bos_token_id=2,
+    eos_token_id=2,
+)
+VARIANTS = {
+    "opt-125m": SMALL | dict(do_layer_norm_before=True),
+    "opt-350m": SMALL | dict(do_layer_norm_before=False, word_embed_proj_dim=16),
+    "old": SMALL | dict(_remove_final_layer_norm=True),
+    "galactica": SMALL
+    | dict(enable_bias=False, layer_norm_elementwise_affine=False, activation_function="gelu"),
+    "untied": SMALL | dict(tie_word_embeddings=False),
+}
+
+
+def torch_model(raw: dict) -> torch.nn.Module:
+    """A transformers model with random weights, every one of them in play."""
+    torch.manual_seed(0)
+    model = transformers.OPTForCausalLM(transformers.OPTConfig(**raw)).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            scale = 0.3 if weight.dim() == 1 or "embed" in name else weight.shape[1] ** -0.5
+            weight.normal_(1.0 if "norm.weight" in name else 0.0, scale)
+        if not raw.get("tie_word_embeddings", True):
+            model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
+    return model
+
+
+def write_bpe(folder) -> None:
+    """OPT's tokenizer files: GPT-2's kind, with </s> put first."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    specials, letters = ["<s>", "<pad>", "</s>", "<unk>"], pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=290, special_tokens=specials, initial_alphabet=letters, show_progress=False
+    )
+    bpe.train_from_iterator(["the cat sat on the mat, and the dog saw the cat"] * 5, trainer)
+    bpe.model.save(str(folder))
+    names = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "</s>") | {"pad_token": "<pad>"}
+    settings = names | dict(add_bos_token=True, tokenizer_class="GPT2Tokenizer")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "special_tokens_map.json").write_text(json.dumps(names))
+
+
+def layouts(model: torch.nn.Module) -> dict[str, dict]:
+    """The tensors under the names that checkpoints on the hub have."""
+    state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        del state["lm_head.weight"]
+    bare = {name.removeprefix("model."): tensor for name, tensor in state.items()}
+    return {"model.decoder": state, "decoder": bare}
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def pair(request, tmp_path_factory):
+    """(torch model, MLX model, tokenizer) of a converted checkpoint."""
+    raw = VARIANTS[request.param]
+    reference = torch_model(raw)
+    folder = tmp_path_factory.mktemp(request.param)
+    save(folder / "hub", raw, layouts(reference)["model.decoder"])
+    write_bpe(folder / "hub")
+    convert(str(folder / "hub"), folder / "converted", dtype="float32")
+    return reference, *load(folder / "converted")
+
+
+def test_logits_are_those_of_transformers(pair):
+    """With a shorter row, whose fillers lie where no position is, and a rejection in between."""
+    reference, model, _ = pair
+    tokens = np.random.default_rng(0).integers(3, 300, (2, 30))
+    with torch.no_grad():
+        expected = reference(torch.tensor(tokens)).logits.numpy()
+    mask = np.arange(20) < np.array([[20], [5]])
+    cache = model.start(mx.array(tokens[:, :20]), mask)
+    assert cache.lengths.tolist() == [19, 4]
+    wrong = np.full((2, 3), 7)
+    first = [[tokens[0, 19], *wrong[0]], [tokens[1, 4], *wrong[1]]]
+    at = np.array([[19, 20, 21, MASKED], [4, 5, 6, 7]], np.int32)
+    logits = np.array(model.decode(mx.array(np.array(first)), at, cache))
+    assert_close(logits[:, 0], expected[[0, 1], [19, 4]])
+    cache.keep(np.array([1, 1]))
+    second = np.stack([tokens[0, 20:30], tokens[1, 5:15]])
+    at = np.stack([np.arange(20, 30), np.arange(5, 15)]).astype(np.int32)
+    logits = np.array(model.decode(mx.array(second), at, cache))
+    assert_close(logits, np.stack([expected[0, 20:30], expected[1, 5:15]]))
+
+
+def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
+    assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+def test_greedy_text_is_that_of_transformers(pair):
+    reference, model, _ = pair
+    rng = np.random.default_rng(1)
+    prompts = [[2, *rng.integers(3, 300, n).tolist()] for n in (1, 9, 30, 4)]
+    expected = []
+    for prompt in prompts:
+        with torch.no_grad():
+            output = reference.generate(torch.tensor([prompt]), max_new_tokens=25, do_sample=False)
+        expected.append(output[0, len(prompt) :].tolist())
+    for drafter, k, size in ((None, 0, 4), (ModelDrafter(model), 3, 3), (PromptLookup(), 4, 2)):
+        rows = decode_with(model, drafter, prompts, size, num_draft=k, max_tokens=25)
+        assert [row.generated for row in rows] == expected
+
+
+def test_both_layouts_of_the_hub_are_read(tmp_path):
+    raw = VARIANTS["opt-350m"]
+    for name, state in layouts(torch_model(raw)).items():
+        for kind in ("safetensors", "zip"):
+            folder = save(tmp_path / name / kind, raw, state, kind=kind)
+            write_bpe(folder)
+            convert(str(folder), folder / "converted", dtype="float32")
+            model, tokenizer = load(folder / "converted")
+            assert tokenizer.encode("the cat").ids[0] == 2 == model.config.eos_token_ids[0]
+            assert tokenizer.decode(tokenizer.encode("the cat").ids) == "the cat"
+
+
+def test_a_checkpoint_without_an_embedding_is_refused():
+    with pytest.raises(InputError, match="not a OPT-type model"):
+        rename({})
+
+
+def test_positions_end(pair):
+    """A target's rows end there; as a draft model it goes on, and reads no memory that is not its own."""
+    model = pair[1]
+    assert (model.config.max_positions, model.config.max_prompt_tokens) == (64, 63)
+    row = decode_with(model, PromptLookup(), [[2, *[9, 17, 4] * 20]], num_draft=5, max_tokens=9)[0]
+    assert len(row.tokens) == 64 or row.finish_reason == "stop"
+    cache = model.start(mx.array([[5] * 64]))
+    beyond = model.decode(mx.array([[7, 8]]), np.array([[64, 65]], np.int32), cache)
+    assert np.isfinite(np.array(beyond)).all()
+
+
+def test_ranks_can_split_it(pair):
+    from distributed.sharding import check_ranks
+
+    config = pair[1].config
+    check_ranks(config, None, 4)
+    with pytest.raises(InputError, match="cannot be split among 3 ranks"):
+        check_ranks(config, None, 3)
+
+
+def test_positions_are_not_quantized(tmp_path):
+    from checkpoints.quantization import Quantization
+
+    raw = VARIANTS["opt-125m"] | dict(hidden_size=64, word_embed_proj_dim=64, ffn_dim=128)
+    folder = save(tmp_path / "hub", raw, layouts(torch_model(raw))["model.decoder"])
+    write_bpe(folder)
+    convert(str(folder), tmp_path / "q", quantization=Quantization(bits=8))
+    model, _ = load(tmp_path / "q")
+    assert "scales" in model.layers[0].query and "scales" not in model.positions
