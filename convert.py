@@ -25,7 +25,8 @@ from checkpoints.quantization import BITS, GROUP_SIZES, MODES, Quantization
 from checkpoints.tokenizer import check_rows, load_tokenizer
 from checkpoints.weights import DEFAULT_DTYPE, DTYPES, stored_size, write_weights
 from errors import InputError, naming
-from families import architecture_of, family_of
+from families import architecture_of, family_of, is_ours
+from families.causal_loading import is_causal
 from families.loading import WEIGHTS, build, converted_path, weight_shapes
 from terminal import cli
 
@@ -96,12 +97,19 @@ def convert(
         _check_output(output, force)
 
         def size(folder: Path) -> int:
+            _check_family(folder)
             return converted_size(folder, dtype, quantization)
 
-        source = fetch(model, revision, output, size)
         try:
-            partial.mkdir()
-            _write(source, partial, dtype, quantization, model)
+            try:
+                source = fetch(model, revision, output, size)
+                _check_family(source)
+                partial.mkdir()
+                _write(source, partial, dtype, quantization, model)
+            except _DecoderOnly:
+                from families.causal_loading import convert_with_mlx_lm
+
+                convert_with_mlx_lm(model, partial, dtype, quantization, revision)
             _publish(partial, output)
         except OSError as error:
             written = error.filename2 or error.filename
@@ -113,12 +121,23 @@ def convert(
     return output
 
 
+class _DecoderOnly(Exception):
+    """The model is one for mlx-lm."""
+
+
+def _check_family(folder: Path) -> None:
+    """Raise _DecoderOnly for a model that is none of ours and, by its class, decoder-only."""
+    raw = read_json(folder / "config.json")
+    if architecture_of(raw).endswith(("ForCausalLM", "LMHeadModel")) and not is_ours(raw):
+        raise _DecoderOnly
+
+
 def _check_output(output: Path, force: bool) -> None:
     if not output.exists():
         return
     if not force:
         raise InputError(f"{output} exists already; --force replaces it")
-    if not (output / WEIGHTS).exists():
+    if not (output / WEIGHTS).exists() and not is_causal(output):
         raise InputError(f"{output} is not a converted model; --force does not replace it")
 
 

@@ -9,7 +9,7 @@ target's own.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from numbers import Integral
@@ -217,14 +217,23 @@ def check_prompt(prompt: str) -> str:
 class SpeculativeDecoder:
     """A target, a draft model for it or none, and what was learned about them: keep one for many calls.
 
-    Raises InputError for what is no model or tokenizer, and for a draft model of another vocabulary.
+    encode: what the model reads for a prompt, as token ids; None: what the tokenizer makes of it, with
+    the languages of the options. Raises InputError for what is no model or tokenizer, and for a draft
+    model of another vocabulary.
     """
 
-    def __init__(self, model: Model, tokenizer: Tokenizer, draft_model: Model | None = None):
+    def __init__(
+        self,
+        model: Model,
+        tokenizer: Tokenizer,
+        draft_model: Model | None = None,
+        encode: Callable[[str], list[int]] | None = None,
+    ):
         _check_model("model", model)
         if not isinstance(tokenizer, Tokenizer):
             raise InputError(_expected("tokenizer", tokenizer, "tokenizer"))
         self.model, self.tokenizer, self.draft_model = model, tokenizer, draft_model
+        self._encode = encode
         self._shared = 0  # ids, from 0 on, that target and draft share
         if draft_model is not None:
             _check_model("draft_model", draft_model)
@@ -261,12 +270,21 @@ class SpeculativeDecoder:
     def row(self, prompt: str, options: Options, seed: RowSeeds) -> Row:
         """A row that is to be decoded; InputError for a prompt that is empty or too long, or a language
         that is unknown."""
-        text, languages = check_prompt(prompt), (options.source_lang, options.target_lang)
-        tokens, prefix = frame(self.model, self.tokenizer, text, *languages)
+        text = check_prompt(prompt)
+        if self._encode:
+            tokens = self._encode(text)
+            prefix = self.model.prefix(tokens)
+        else:
+            languages = options.source_lang, options.target_lang
+            tokens, prefix = frame(self.model, self.tokenizer, text, *languages)
         most = self.model.config.max_prompt_tokens
         if most is not None and len(tokens) > most:
             raise InputError(f"the prompt has {len(tokens)} tokens; the model reads {most} at most")
         return Row(tokens, options.max_tokens, seed(tokens), prefix)
+
+    def check(self, prompt: str, options: Options) -> None:
+        """InputError for a prompt that cannot be decoded: see `row`."""
+        self.row(prompt, options, RowSeeds(0))
 
     def stream_generate(self, prompt: str, **options) -> Iterator[Response]:
         """Decode one prompt; yield a Response per step, with the text that the step added.

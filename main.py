@@ -1,4 +1,4 @@
-"""Decode a prompt with a T5-type model, speculatively where there is a draft model.
+"""Decode prompts, speculatively where there is a draft model or something to copy.
 
 python main.py --prompt "translate number to German: 1284"
 python main.py --model t5-11b --draft-model t5-small --prompt "summarize: ..."
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from decoder import BATCH_SIZE, Options, Response, load, stream_batch, stream_generate
+from decoder import BATCH_SIZE, Options, Response, SpeculativeDecoder, check_prompt, load
 from demo.pair import demo_model
 from distributed.ranks import Ranks, session
 from errors import InputError
@@ -82,7 +82,7 @@ def add_decoding_options(parser: cli.Parser) -> None:
 
 
 def parse_args(argv: list[str] | None = None):
-    parser = cli.Parser(prog="main.py", description="Speculative decoding for T5 on MLX.")
+    parser = cli.Parser(prog="main.py", description="Speculative decoding on MLX.")
     parser.add_argument(
         "--model",
         type=cli.name,
@@ -108,6 +108,12 @@ def parse_args(argv: list[str] | None = None):
         help=f"texts of the prompt file to decode side by side (default: {BATCH_SIZE})",
     )
     add_decoding_options(parser)
+    parser.add_argument("--system-prompt", metavar="TEXT", help="for a model with a chat template")
+    parser.add_argument(
+        "--ignore-chat-template",
+        action="store_true",
+        help="give a model with a chat template the text as it is",
+    )
     parser.add_argument(
         "--json",
         action="store_true",
@@ -160,6 +166,22 @@ def as_json(index: int, response: Response) -> str:
     return json.dumps({"index": index} | fields, ensure_ascii=False)
 
 
+def in_template(args, model) -> Callable[[str], list[int]] | None:
+    """What makes a prompt's tokens for a model with a chat template, as mlx-lm does; None: for another."""
+    chat = getattr(model, "chat", None)
+    if chat is None:
+        if args.system_prompt is not None or args.ignore_chat_template:
+            raise InputError("this model has no chat template")
+        return None
+    from families.causal_loading import format_prompt
+
+    def encode(text: str) -> list[int]:
+        text, special = format_prompt(chat, text, args.system_prompt, args.ignore_chat_template)
+        return model.tokenizer.encode(text, add_special_tokens=special).ids
+
+    return encode
+
+
 def show_draft(args, write: Callable[..., None]) -> Callable[[Response], str]:
     """What makes a response into the text to show. With --show-draft, `write`s what it means."""
     if not args.show_draft:
@@ -172,34 +194,34 @@ def show_draft(args, write: Callable[..., None]) -> Callable[[Response], str]:
     return lambda response: painted(response, marks)
 
 
-def print_summary(args, generate_with: dict, summary: Summary, began: float) -> None:
+def print_summary(args, options: Options, summary: Summary, began: float) -> None:
     """Say on stderr what --max-tokens cut; with --verbose, what decoding took."""
     seconds = time.perf_counter() - began
     if summary.cut:
         texts = f"{summary.cut} of {summary.texts} texts" if args.prompt_file else "the text"
-        flag = f"--max-tokens {generate_with['max_tokens']}"
+        flag = f"--max-tokens {options.max_tokens}"
         print(f"{flag} has cut {texts}; raise it for the rest", file=sys.stderr)
     if args.verbose:
         print("\n".join(summary.lines(seconds, bars_for(sys.stderr.encoding))), file=sys.stderr)
 
 
-def answer_prompt(args, generate_with: dict) -> None:
+def answer_prompt(args, decoder: SpeculativeDecoder, options: Options) -> None:
     """Decode the one prompt, streaming its text to stdout."""
     prompt = read_prompt(args.prompt)
     summary, began = Summary(), time.perf_counter()
     if args.json:
-        ((_, response),) = stream_batch(prompts=[prompt], **generate_with)
+        (response,) = decoder.batch_generate([prompt], **asdict(options))
         print(as_json(0, response))
     else:
         shown = show_draft(args, print)
-        for response in stream_generate(prompt=prompt, **generate_with):
+        for response in decoder.stream_generate(prompt, **asdict(options)):
             print(shown(response), end="", flush=True)
         print()
     summary.add(response)
-    print_summary(args, generate_with, summary, began)
+    print_summary(args, options, summary, began)
 
 
-def answer_file(args, generate_with: dict, ranks: Ranks) -> None:
+def answer_file(args, decoder: SpeculativeDecoder, options: Options, ranks: Ranks) -> None:
     """Decode the prompts of a file. Lines without a prompt are reported and make the exit code 1."""
     from tqdm import tqdm
 
@@ -213,13 +235,17 @@ def answer_file(args, generate_with: dict, ranks: Ranks) -> None:
         write(f"{file.name}, line {line + 1}: {reason}", sys.stderr)
         output.put(line, "")
 
-    file = PromptFile(args.prompt_file, report, ranks)
+    # A prompt that is too long for the model is a bad line, too.
+    unlimited = decoder.model.config.max_prompt_tokens is None
+    check = check_prompt if unlimited else functools.partial(decoder.check, options=options)
+    file = PromptFile(args.prompt_file, report, ranks, check)
+    size = vars(args).get("batch_size", BATCH_SIZE)
     output = InOrder(write if not args.json else lambda line: None)
     shown = show_draft(args, write)
     summary, began = Summary(), time.perf_counter()
     with tqdm(desc="prompts", unit="", disable=None) as progress:
         try:
-            for index, response in stream_batch(prompts=file, **generate_with):
+            for index, response in decoder.stream_batch(file, size, **asdict(options)):
                 line = file.line_of(index)
                 if args.json:
                     write(as_json(line, response))
@@ -231,7 +257,7 @@ def answer_file(args, generate_with: dict, ranks: Ranks) -> None:
                 n = output.reached
                 write(f"{file.name}: answered up to line {n}; go on with {n + 1}", sys.stderr)
             raise
-    print_summary(args, generate_with, summary, began)
+    print_summary(args, options, summary, began)
     if file.bad_lines:
         raise InputError(f"{file.name}: {file.bad_lines} of {file.lines} lines have no prompt")
 
@@ -285,16 +311,11 @@ def answer(args, ranks: Ranks) -> None:
     draft_model = None
     if args.draft_model and options.num_draft:
         draft_model, _ = load(args.draft_model, ranks.group, split=False)
-    generate_with = asdict(options) | {
-        "model": model,
-        "tokenizer": tokenizer,
-        "draft_model": draft_model,
-    }
+    decoder = SpeculativeDecoder(model, tokenizer, draft_model, in_template(args, model))
     if args.prompt_file is None:
-        answer_prompt(args, generate_with)
+        answer_prompt(args, decoder, options)
     else:
-        generate_with["batch_size"] = given.get("batch_size", BATCH_SIZE)
-        answer_file(args, generate_with, ranks)
+        answer_file(args, decoder, options, ranks)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ _MODULES = {  # model_type in config.json -> module
     "mt5": "families.t5",
     "umt5": "families.t5",
     "t5gemma": "families.t5gemma",
+    "opt": "families.opt",
     "bart": "families.bart",
     "mbart": "families.bart",  # mBART-50 as well
     "m2m_100": "families.bart",  # NLLB-200 as well
@@ -72,6 +73,15 @@ def family_of(raw: Mapping) -> Family:
     if not isinstance(kind, str) or kind not in _MODULES:
         raise InputError(f"a {str(kind)[:50]} model; there are {', '.join(_MODULES)}")
     return import_module(_MODULES[kind]).FAMILY
+
+
+def is_ours(raw: Mapping) -> bool:
+    """Whether a config.json is of one of these families."""
+    try:
+        family_of(raw)
+    except InputError:
+        return False
+    return True
 
 
 def _type_by_architecture(raw: Mapping) -> str | None:

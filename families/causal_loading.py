@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import mlx.core as mx
-from checkpoints.folder import read_json, weight_files
 from tokenizers import Tokenizer
 
+from checkpoints.folder import read_json, weight_files
 from checkpoints.quantization import Quantization
 from distributed.ranks import Ranks
 from errors import InputError
-from families import family_of
+from families import is_ours
 from families.causal import CausalModel, check_cache
 from families.loading import WEIGHTS, converted_path
 
@@ -38,17 +38,9 @@ def is_causal(folder: Path) -> bool:
     if (folder / WEIGHTS).exists() or not (folder / "config.json").exists():
         return False
     names = {path.name for path in folder.iterdir()}
-    return not _is_ours(read_json(folder / "config.json")) and any(
+    return not is_ours(read_json(folder / "config.json")) and any(
         name.startswith("model") for name in weight_files(names, folder.joinpath)
     )
-
-
-def _is_ours(raw: Mapping) -> bool:
-    try:
-        family_of(raw)
-    except InputError:
-        return False
-    return True
 
 
 def find_causal(name: str) -> Path | None:
@@ -132,6 +124,7 @@ def load(
         model, chat.eos_token_ids, chat.pad_token_id, max_positions(raw)
     )
     causal.chat, causal.tokenizer = chat, tokenizer
+    causal.begins = chat.bos_token or ""
     if split and ranks.size > 1:
         causal.ranks = ranks
     return causal, tokenizer

@@ -76,7 +76,9 @@ def frame(
     first tokens. `model.languages` is a `Languages` or None. InputError for a language that is unknown
     or cannot be chosen.
     """
-    whole = tokenizer.encode(text).ids
+    begun = getattr(model, "begins", "")  # what a text in a chat template begins with already
+    special = not (begun and text.startswith(begun))
+    whole = tokenizer.encode(text, add_special_tokens=special).ids
     if source_lang is None and target_lang is None:
         return whole, model.prefix(whole)
     languages: Languages | None = getattr(model, "languages", None)

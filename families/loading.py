@@ -74,11 +74,16 @@ def converted_path(name: str) -> Path:
     return MODELS / (path.resolve() if path.is_dir() else path).name
 
 
-def find_model(name: str) -> Path:
+def _converted(name: str) -> Path | None:
     """The converted folder that a user means: a path, or a name under mlx_models/."""
-    for path in (Path(name), converted_path(name)):
-        if (path / WEIGHTS).exists():
-            return path
+    paths = (Path(name), converted_path(name))
+    return next((path for path in paths if (path / WEIGHTS).exists()), None)
+
+
+def find_model(name: str) -> Path:
+    """The converted folder that a user means; InputError where there is none."""
+    if path := _converted(name):
+        return path
     if (Path(name) / "config.json").exists():
         raise InputError(f"{name} is not converted yet: python convert.py --model {name}")
     if Path(name).is_dir():
@@ -89,7 +94,8 @@ def find_model(name: str) -> Path:
 def load(
     name: str | Path, group: mx.distributed.Group | None = None, split: bool = True
 ) -> tuple[Any, Tokenizer]:
-    """The model and the tokenizer of a converted folder, or of a name under mlx_models/.
+    """The model and the tokenizer of a converted folder, or of a name under mlx_models/; or of a
+    decoder-only model that mlx-lm can load, in a folder or in the hub's cache.
 
     group: `mx.distributed.init()`, in processes that mlx.launch started. All load the same model and
     each holds a part of its layers; or, without `split`, all of it.
@@ -97,6 +103,11 @@ def load(
     Raises InputError when there is none, its weights or its tokenizer are not those of its
     config.json, or the ranks differ; what goes wrong on one rank is raised on all.
     """
+    if not _converted(str(name)):
+        from families import causal_loading
+
+        if folder := causal_loading.find_causal(str(name)):
+            return causal_loading.load(folder, group, split)
     ranks = Ranks(group)
     path, model, quantization, arrays = ranks.together(lambda: _open(str(name)))
     if ranks.size > 1:

@@ -11,11 +11,11 @@ from pathlib import Path
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from checkpoints.tokenizer_files import copy_sources, from_transformers, save
 
 from checkpoints import names
 from checkpoints.config import BaseConfig, token_ids
 from checkpoints.tensors import Tensor
+from checkpoints.tokenizer_files import copy_sources, from_transformers, save
 from distributed.ranks import ALONE
 from errors import InputError
 from families import Family

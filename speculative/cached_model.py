@@ -39,7 +39,7 @@ class CachedModel:
         """Read prompts, one for each of `rows`, into a batch of `batch_size`: in the place of what these
         rows held, or in new rows at the end."""
         tokens, mask = padded(prompts, self.config.pad_token_id)
-        fresh = self._model.start(mx.array(tokens), mask)
+        fresh = self._model.start(mx.array(self._known(tokens)), mask)
         if self.cache is None:
             place = {row: i for i, row in enumerate(rows)}
             if list(rows) != list(range(batch_size)):
@@ -111,8 +111,11 @@ class CachedModel:
         for b, row in enumerate(new):
             tokens[b, width - len(row) :] = row
             positions[b, width - len(row) :] = np.arange(held[b], held[b] + len(row))
-        tokens[tokens >= self.config.vocab_size] = self.config.pad_token_id  # another model's ids
-        return tokens, positions
+        return self._known(tokens), positions
+
+    def _known(self, tokens: np.ndarray) -> np.ndarray:
+        """Tokens without another model's ids that this one has no row for."""
+        return np.where(tokens < self.config.vocab_size, tokens, self.config.pad_token_id)
 
 
 def following(rows: Rows, lengths: np.ndarray) -> np.ndarray:

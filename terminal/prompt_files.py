@@ -24,10 +24,17 @@ class PromptFile:
     after `report(number, reason)`. Lines are counted from 0.
     """
 
-    def __init__(self, path: str, report: Callable[[int, str], None], ranks: Ranks = ALONE):
-        """path: "-" for standard input. OSError or InputError when it cannot be opened."""
+    def __init__(
+        self,
+        path: str,
+        report: Callable[[int, str], None],
+        ranks: Ranks = ALONE,
+        check: Callable[[str], object] = check_prompt,
+    ):
+        """path: "-" for standard input; check: raises InputError for what is no prompt. OSError or
+        InputError when it cannot be opened."""
         self.name = "standard input" if path == "-" else path
-        self._path, self._report = path, report
+        self._path, self._report, self._check = path, report, check
         self._lines = ranks.lines(self._open)
         self._is_json = path.endswith(".jsonl")
         self._next: str | None = None
@@ -73,7 +80,8 @@ class PromptFile:
         line = line.removeprefix(codecs.BOM_UTF8)  # of files put together, too
         self._is_json = self._is_json or (number == 0 and line.lstrip().startswith(b"{"))
         try:
-            prompt = check_prompt(_prompt_of(line, self._is_json))
+            prompt = _prompt_of(line, self._is_json)
+            self._check(prompt)
         except InputError as error:
             self.bad_lines += 1
             self._report(number, str(error))

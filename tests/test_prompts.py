@@ -21,7 +21,7 @@ import pytest
 from test_main import ANSWER, PROMPT, ROOT, run
 
 import main
-from decoder import stream_generate
+from decoder import Options, SpeculativeDecoder, stream_generate
 from distributed.ranks import ALONE
 from errors import InputError
 from terminal import cli
@@ -328,16 +328,18 @@ def test_after_an_error_a_user_knows_where_to_go_on(
     path.write_text("\n".join(["one", "", "three", "four", "five"]))
     response = next(stream_generate(*demo_pair[:2], PROMPT, max_tokens=1))
 
-    def stream(prompts, **options):
+    decoder = SpeculativeDecoder(*demo_pair[:2])
+
+    def stream(prompts, batch_size, **options):
         list(prompts)
         for index in (3, 1, 0):  # of lines 5, 3 and 1
             yield index, replace(response, text=f"text {index}")
         raise error
 
-    monkeypatch.setattr(main, "stream_batch", stream)
+    decoder.stream_batch = stream
     args = main.parse_args(["--prompt-file", str(path)] + ["--json"] * (output == "json"))
     with pytest.raises(SystemExit):
-        cli.run(lambda: main.answer_file(args, {}, ALONE))
+        cli.run(lambda: main.answer_file(args, decoder, Options(), ALONE))
     printed, errors = capsys.readouterr()
     if output == "json":
         assert [json.loads(line)["index"] for line in printed.splitlines()] == [4, 2, 0]
