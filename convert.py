@@ -25,8 +25,8 @@ from checkpoints.quantization import BITS, GROUP_SIZES, MODES, Quantization
 from checkpoints.tokenizer import check_rows, load_tokenizer
 from checkpoints.weights import DEFAULT_DTYPE, DTYPES, stored_size, write_weights
 from errors import InputError, naming
-from families import architecture_of, family_of, is_ours
-from families.causal_loading import is_causal
+from families import architecture_of, family_of
+from families.causal_loading import is_causal, is_decoder_only
 from families.loading import WEIGHTS, build, converted_path, weight_shapes
 from terminal import cli
 
@@ -126,9 +126,7 @@ class _DecoderOnly(Exception):
 
 
 def _check_family(folder: Path) -> None:
-    """Raise _DecoderOnly for a model that is none of ours and, by its class, decoder-only."""
-    raw = read_json(folder / "config.json")
-    if architecture_of(raw).endswith(("ForCausalLM", "LMHeadModel")) and not is_ours(raw):
+    if (folder / "config.json").exists() and is_decoder_only(read_json(folder / "config.json")):
         raise _DecoderOnly
 
 

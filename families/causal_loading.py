@@ -4,6 +4,7 @@ and prompts in a model's chat template.
 Importing mlx-lm takes seconds (it imports transformers), so nothing here does before a model needs it.
 """
 
+import importlib.util
 import os
 import re
 import resource
@@ -21,7 +22,7 @@ from checkpoints.folder import read_json, weight_files
 from checkpoints.quantization import Quantization
 from distributed.ranks import Ranks
 from errors import InputError
-from families import is_ours
+from families import architecture_of, is_ours
 from families.causal import CausalModel, check_cache
 from families.loading import WEIGHTS, converted_path
 
@@ -41,6 +42,17 @@ def is_causal(folder: Path) -> bool:
     return not is_ours(read_json(folder / "config.json")) and any(
         name.startswith("model") for name in weight_files(names, folder.joinpath)
     )
+
+
+def is_decoder_only(raw: Mapping) -> bool:
+    """Whether a config.json is of a model for mlx-lm: none of our families, and of a type that mlx-lm has
+    or, where it is not installed, of a class that says so."""
+    if is_ours(raw):
+        return False
+    spec, kind = importlib.util.find_spec("mlx_lm"), raw.get("model_type")
+    if spec and spec.origin and isinstance(kind, str):
+        return (Path(spec.origin).parent / "models" / f"{kind}.py").exists()
+    return architecture_of(raw).endswith(("ForCausalLM", "LMHeadModel"))
 
 
 def find_causal(name: str) -> Path | None:

@@ -15,6 +15,8 @@ from helpers.causal_models import alone, build, prompts
 from helpers.decoding import decode_with
 from test_distributed import launch
 
+import convert
+import main
 from checkpoints.quantization import Quantization
 from errors import InputError
 from families import causal_loading
@@ -198,3 +200,45 @@ def test_ranks_share_a_model(tmp_path):
 def test_what_has_no_shards_is_refused():
     with pytest.raises(InputError, match="cannot split a gpt2 model among ranks"):
         causal_loading._shard(build("gpt2"), dict(model_type="gpt2"), None)
+
+
+def test_the_commands_take_a_decoder_only_pair(tmp_path, monkeypatch, capsys):
+    """Converted, in its template, drafted for, looked up, from a file: mlx-lm's own text each time."""
+    import mlx_lm
+
+    monkeypatch.chdir(tmp_path)
+    causal_folders.write(Path("hub/target"))
+    causal_folders.write(Path("hub/draft"), noise=0.05)
+    for role in ("target", "draft"):
+        convert.convert(f"hub/{role}", dtype="float32")
+        with pytest.raises(InputError, match="exists already; --force replaces it"):
+            convert.convert(f"hub/{role}")
+        convert.convert(f"hub/{role}", dtype="float32", force=True)
+
+    def written(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["main.py", "--model", "target", "-m", "12", *arguments])
+        capsys.readouterr()
+        main.main()
+        return capsys.readouterr().out
+
+    model, chat = mlx_lm.load("mlx_models/target")
+    texts = {}
+    for prompt, system in (("the cat sat", None), ("on the mat", "be brief")):
+        text, special = format_prompt(chat, prompt, system)
+        tokens = chat.encode(text, add_special_tokens=special)
+        texts[prompt] = mlx_lm.generate(model, chat, tokens, max_tokens=12) + "\n"
+        flags = ["--system-prompt", system] if system else []
+        for how in (["--num-draft", "0"], ["--draft-model", "draft"], ["--lookup"]):
+            assert written("-p", prompt, *flags, *how) == texts[prompt]
+    plain = mlx_lm.generate(model, chat, "the cat sat", max_tokens=12) + "\n"
+    assert written("-p", "the cat sat", "--ignore-chat-template") == plain != texts["the cat sat"]
+    Path("p.txt").write_text("the cat sat\n" + "the cat " * 300 + "\nthe cat sat\n")
+    monkeypatch.setattr(
+        sys, "argv", ["main.py", "--model", "target", "-m", "12", "--prompt-file", "p.txt"]
+    )
+    with pytest.raises(InputError, match="1 of 3 lines have no prompt"):
+        main.main()
+    printed, errors = capsys.readouterr()
+    first = texts["the cat sat"]
+    assert printed == f"{first}\n{first}"
+    assert "p.txt, line 2: the prompt has" in errors and "tokens; the model reads" in errors
