@@ -137,8 +137,13 @@ def work(demo_folders, tmp_path, monkeypatch) -> Path:
 
 
 def on_the_embedded_pair(arguments: list[str], work: Path) -> list[str]:
-    """The arguments with the pair for models, and with a prompt file that is there."""
+    """The arguments with the pair for models, without languages and templates, which it has not, and with
+    a prompt file that is there."""
     arguments = [part for word in arguments for part in _split(word)]
+    for flag in ("--source-lang", "--target-lang", "--system-prompt"):
+        if flag in arguments:
+            i = arguments.index(flag)
+            del arguments[i : i + 2]
     stand_in = {"--model": "demo-target", "--draft-model": "demo-draft"}
     for i, flag in enumerate(arguments[:-1]):
         if flag in stand_in:
@@ -215,6 +220,7 @@ def test_the_defaults_in_the_manual_are_those_of_decoding():
     defaults = {f.name: f.default for f in fields(Options)}
     defaults |= {"lookup": "", "acceptance": "coupled, or token with `--delta`"}
     defaults |= {"batch_size": main.BATCH_SIZE}
+    defaults |= {"source_lang": "the tokenizer's", "target_lang": "the model's"}
     assert {name: found[name] for name in defaults} == {k: str(v) for k, v in defaults.items()}
 
 
