@@ -11,10 +11,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from helpers.decoding import decode_drafted, finish, new_rows, partial_steps, start
+from helpers.models import random_model
 from helpers.oracle import disturbed
-from helpers.scripted import plain
-from test_decoder import agreeing
-from test_model import random_model
+from helpers.scripted import agreeing, plain
 from tokenizers import Tokenizer
 
 from decoder import batch_generate, generate, stream_batch

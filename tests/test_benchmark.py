@@ -3,26 +3,23 @@
 import json
 import random
 import subprocess
-import sys
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from helpers import programs
+from helpers.models import random_model
 from mlx.utils import tree_flatten
-from test_model import random_model
 
 from benchmarks import measure
 from demo.tasks import held_out_example
 from model import T5
 from speculative.drafting import ModelDrafter
 
-ROOT = Path(__file__).parent.parent
 
-
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, ROOT / "benchmark.py", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+def run(folder: Path, *arguments) -> subprocess.CompletedProcess:
+    return programs.run(*arguments, cwd=folder, script="benchmark.py")
 
 
 def test_speed_of_the_users_models_as_table_and_json(demo_folders, tmp_path):

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 from helpers import checkpoints
+from helpers.models import cached_logits, padded_inputs, reference_logits
 from helpers.oracle import flat_weights
+from helpers.programs import ROOT
 from safetensors.torch import load_file, save_file
-from test_model import cached_logits, padded_inputs, reference_logits
 
 from checkpoints import tensors, weights
 from checkpoints.names import T5, our_name
@@ -22,8 +23,6 @@ from checkpoints.npz import map_npz
 from convert import convert
 from decoder import load
 from errors import InputError
-
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Speculative decoding writes what plain decoding writes, token for token."""
 
 import itertools
-import random
 
 import mlx.core as mx
 import numpy as np
@@ -15,9 +14,9 @@ from helpers.decoding import (
     ragged_prompts,
     start,
 )
+from helpers.models import random_model
 from helpers.oracle import disturbed, endless, greedy, with_eos
-from helpers.scripted import EOS, ScriptedModel, plain, scripted_next
-from test_model import random_model
+from helpers.scripted import EOS, ScriptedModel, agreeing, plain, scripted_next
 
 from errors import InputError
 from speculative.drafting import ModelDrafter
@@ -87,23 +86,6 @@ def test_identical_draft_needs_the_fewest_target_calls():
 
 # ---------------------------------------------------------------------------------------------
 # Scripted models
-
-
-def agreeing(share: float, ends: float = 0.0):
-    """A target whose next token depends on everything before, and a draft that agrees with it on
-    about `share` of the prefixes; each token is the end of sequence with probability `ends`."""
-
-    def target(source, prefix):
-        if random.Random(scripted_next(prefix, source, 2**31)).random() < ends:
-            return EOS
-        return scripted_next(source, prefix, 50)
-
-    def draft(source, prefix):
-        token = target(source, prefix)
-        agrees = random.Random(scripted_next(source, prefix, 2**30)).random() < share
-        return token if agrees else 3 + (token + 1) % 47
-
-    return ScriptedModel(target), ScriptedModel(draft)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.8, 1.0])

@@ -8,15 +8,15 @@ import pytest
 from helpers import checkpoints
 from helpers.decoding import (
     decode_with,
+    drafters,
     partial_steps,
     ragged_prompts,
     start,
     total,
 )
+from helpers.models import random_model
 from helpers.oracle import disturbed, greedy, with_eos
-from helpers.scripted import EOS, START, ScriptedModel, plain, scripted_next
-from test_decoder import agreeing
-from test_model import random_model
+from helpers.scripted import EOS, START, ScriptedModel, agreeing, editing, plain
 
 from decoder import generate
 from demo.tasks import held_out_example
@@ -132,32 +132,6 @@ def test_target_calls_grow_with_the_corrections_and_not_with_the_text():
 
 # ---------------------------------------------------------------------------------------------
 # The text stays the same
-
-
-def editing(ends: float = 0.0):
-    """A target that mostly goes on with its source, and a draft that half agrees with it."""
-
-    def target(source, prefix):
-        rng = random.Random(scripted_next(source, prefix, 2**31))
-        if rng.random() < ends:
-            return EOS
-        if rng.random() < 0.75 and prefix[-1] in source[:-1]:
-            return source[source.index(prefix[-1]) + 1]
-        return 3 + scripted_next(source, prefix, 40) % 30
-
-    def draft(source, prefix):
-        token = target(source, prefix)
-        return token if scripted_next(source, prefix, 1000) % 2 else 3 + (token + 1) % 30
-
-    return ScriptedModel(target), ScriptedModel(draft)
-
-
-def drafters(draft) -> dict:
-    return {
-        "lookup": PromptLookup(),
-        "both": CombinedDrafter(PromptLookup(), ModelDrafter(draft)),
-        "model": ModelDrafter(draft),
-    }
 
 
 class AnyLength(FixedSchedule):

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import DEMO
+from helpers.programs import DEMO
 from helpers.torch_files import legacy, tensor, zipped
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st

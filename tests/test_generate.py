@@ -2,13 +2,13 @@
 
 import dataclasses
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from helpers.models import cached_logits, reference_logits
 from helpers.oracle import flat_weights
-from test_model import cached_logits, reference_logits
+from helpers.programs import DEMO
 from transformers import T5ForConditionalGeneration
 
 from checkpoints.tokenizer import byte_tokenizer
@@ -16,8 +16,6 @@ from decoder import batch_generate, generate, stream_generate
 from demo.tasks import KINDS, held_out_example
 from errors import InputError
 from model import T5
-
-DEMO = Path(__file__).parent.parent / "demo"
 
 
 def examples(count: int, kind: str | None = None) -> list:

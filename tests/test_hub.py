@@ -19,6 +19,7 @@ import huggingface_hub
 import pytest
 from helpers import checkpoints
 from helpers.hub_server import COMMIT, Hub, cut, refuse, replace, sha256, stall
+from helpers.programs import ROOT
 from huggingface_hub import constants
 
 from checkpoints.folder import weight_files
@@ -27,7 +28,6 @@ from convert import convert, converted_size
 from decoder import load
 from errors import InputError
 
-ROOT = Path(__file__).parent.parent
 MODEL = "org/model"
 CONFIG = b'{"model_type": "t5", "vocab_size": 9, "d_model": 4, "d_kv": 2, "d_ff": 4, "num_heads": 2, "num_layers": 1}'
 WEIGHTS = bytes(range(256)) * 4000  # about a megabyte

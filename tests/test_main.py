@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.programs import ANSWER, PROMPT, ROOT, run
 
 from checkpoints.tokenizer import byte_tokenizer
 from convert import convert
@@ -17,15 +18,6 @@ from decoder import load
 from errors import InputError
 from speculative.options import Options
 from terminal import cli
-
-ROOT = Path(__file__).parent.parent
-PROMPT = "translate number to German: 1284"
-ANSWER = "eintausendzweihundertvierundachtzig"
-
-
-def run(*arguments, cwd: Path, script: str = "main.py", **kwargs) -> subprocess.CompletedProcess:
-    command = [sys.executable, ROOT / script, *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, **kwargs)
 
 
 @pytest.fixture(scope="module")

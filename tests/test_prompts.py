@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Timer
 
 import pytest
-from test_main import ANSWER, PROMPT, ROOT, run
+from helpers.programs import ANSWER, PROMPT, ROOT, run
 
 import main
 from decoder import stream_generate

@@ -6,8 +6,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from helpers import checkpoints
+from helpers.models import cached_logits, padded_inputs
 from mlx.utils import tree_flatten
-from test_model import cached_logits, padded_inputs
 
 from checkpoints import tensors
 from checkpoints.config import Config

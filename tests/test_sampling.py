@@ -16,8 +16,8 @@ from helpers.decoding import (
     ragged_prompts,
     total,
 )
+from helpers.models import random_model
 from helpers.oracle import disturbed, endless, with_eos
-from test_model import random_model
 
 from errors import InputError
 from speculative.cache import CrossCache

@@ -13,9 +13,9 @@ import torch
 from helpers import checkpoints
 from helpers import t5gemma_checkpoints as t5gemma
 from helpers.decoding import decode_with, partial_steps, ragged_prompts
+from helpers.models import B, S, T, cached_logits, padded_inputs, reference_logits
 from helpers.oracle import disturbed, flat_weights, greedy
 from helpers.t5gemma_checkpoints import SLIDING, VARIANTS, raw_config
-from test_model import B, S, T, cached_logits, padded_inputs, reference_logits
 
 from checkpoints.folder import open_checkpoint
 from checkpoints.tensors import to_mlx

@@ -3,7 +3,7 @@
 import random
 
 from decoder import Batch, decode
-from speculative.drafting import Drafter, ModelDrafter
+from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
 from speculative.options import Options
 from speculative.row import Row, Stats, Waiting
 from speculative.sampling import RowSeeds
@@ -69,3 +69,11 @@ def partial_steps(rows, num_draft: int) -> int:
 def ragged_prompts(count: int, vocab_size: int) -> list[list[int]]:
     rng = random.Random(0)
     return [[rng.randrange(3, vocab_size) for _ in range(rng.randint(1, 20))] for _ in range(count)]
+
+
+def drafters(draft) -> dict:
+    return {
+        "lookup": PromptLookup(),
+        "both": CombinedDrafter(PromptLookup(), ModelDrafter(draft)),
+        "model": ModelDrafter(draft),
+    }

@@ -1,0 +1,65 @@
+"""Small models of random weights, and the logits of ours and of transformers' for the same inputs."""
+
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import torch
+
+from checkpoints.config import Config
+from checkpoints.folder import open_checkpoint
+from checkpoints.tensors import to_mlx
+from families.loading import build
+from families.t5 import FAMILY, rename
+from helpers import checkpoints
+from model import T5
+
+B, S, T = 3, 40, 30  # rows, source tokens and decoder tokens of `padded_inputs`
+
+
+def random_model(variant: str = "t5", **changes) -> T5:
+    raw = checkpoints.VARIANTS[variant] | changes
+    mx.random.seed(0)
+    model = T5(Config.from_hub(raw, []))
+    mx.eval(model.parameters())
+    return model
+
+
+def mlx_model(folder: Path, raw: dict) -> T5:
+    """Ours with a checkpoint's weights, without a conversion."""
+    tensors = rename(open_checkpoint(folder))
+    config = Config.from_hub(raw, tensors)
+    model = build(FAMILY, config, {name: tensor.shape for name, tensor in tensors.items()})
+    arrays = {name: np.concatenate(list(tensor.blocks())) for name, tensor in tensors.items()}
+    model.load_weights([(name, to_mlx(array)) for name, array in arrays.items()])
+    return model
+
+
+def padded_inputs(vocab_size: int):
+    """Source tokens, their mask (row 0 whole, row 1 padded right, row 2 left), decoder tokens."""
+    rng = np.random.default_rng(0)
+    source = rng.integers(3, vocab_size, (B, S))
+    target = rng.integers(3, vocab_size, (B, T))
+    mask = np.ones((B, S), bool)
+    mask[1, 25:] = mask[2, :7] = False
+    return source, mask, target
+
+
+def reference_logits(reference, source, mask, target) -> np.ndarray:
+    with torch.no_grad():
+        output = reference(
+            input_ids=torch.tensor(source),
+            attention_mask=torch.tensor(mask).long(),
+            decoder_input_ids=torch.tensor(target),
+        )
+    return output.logits.float().numpy()
+
+
+def cached_logits(model: T5, source, mask, target, block: int) -> np.ndarray:
+    cache, parts = model.start(mx.array(source), mask), []
+    for start in range(0, target.shape[1], block):
+        tokens = target[:, start : start + block]
+        positions = np.tile(np.arange(start, start + tokens.shape[1], dtype=np.int32), (B, 1))
+        logits = model.decode(mx.array(tokens), positions, cache)
+        parts.append(np.array(logits.astype(mx.float32)))
+    return np.concatenate(parts, axis=1)
