@@ -1,28 +1,22 @@
-"""Copying from the source: what is proposed, and that no drafter changes the text."""
+"""Drafters: what is proposed, and when the draft model is asked. That none of them changes the text is shown
+in test_decoder.py and test_sampling.py."""
 
 import itertools
 import random
 
-import numpy as np
 import pytest
-from helpers import checkpoints
 from helpers.decoding import (
     decode_with,
-    drafters,
-    partial_steps,
     ragged_prompts,
     start,
     total,
 )
-from helpers.models import random_model
-from helpers.oracle import disturbed, greedy, with_eos
-from helpers.scripted import EOS, START, ScriptedModel, agreeing, editing, plain
+from helpers.scripted import EOS, START, ScriptedModel, agreeing
 
 from decoder import generate
 from demo.tasks import held_out_example
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 from speculative.lookup import LONG, PromptMatcher
-from speculative.schedule import FixedSchedule, Plan
 
 # ---------------------------------------------------------------------------------------------
 # What is proposed
@@ -131,72 +125,7 @@ def test_target_calls_grow_with_the_corrections_and_not_with_the_text():
 
 
 # ---------------------------------------------------------------------------------------------
-# The text stays the same
-
-
-class AnyLength(FixedSchedule):
-    """Other candidates and lengths in every round, and at times none: whatever `auto` may do."""
-
-    def __init__(self):
-        self._rng = random.Random(0)
-
-    def plan(self, candidates, room):
-        self._num_draft = self._rng.choice((0, 1, 2, 5, 20))
-        plan = super().plan([self._rng.sample(o, len(o)) for o in candidates], room)
-        lengths = [self._rng.randint(0, n) for n in plan.lengths]
-        chosen = [o if n else None for o, n in zip(plan.candidates, lengths, strict=True)]
-        return Plan(chosen, np.array(lengths, np.int32))
-
-
-@pytest.mark.parametrize("kind", ["lookup", "both", "model"])
-@pytest.mark.parametrize("num_draft", [1, 3, 7, 20, "auto", "any"])
-@pytest.mark.parametrize("batch_size", [1, 3, 8])
-def test_rows_that_come_and_go_are_plain_rows(kind, num_draft, batch_size):
-    target, draft = editing(ends=0.03)
-    sources, drafter = ragged_prompts(20, 50), drafters(draft)[kind]
-    options = dict(num_draft="auto") if num_draft == "any" else dict(num_draft=num_draft)
-    length = AnyLength() if num_draft == "any" else None
-    rows = decode_with(target, drafter, sources, batch_size, length, max_tokens=60, **options)
-    assert [row.tokens[1:] for row in rows] == [plain(target, s, 60) for s in sources]
-    if num_draft == "auto":
-        return  # what it drafts depends on the machine
-    assert sum(row.stats.accepted for row in rows) > 40
-    if num_draft != 1:
-        assert partial_steps(rows, 20) > 10
-
-
-@pytest.mark.parametrize("variant", checkpoints.VARIANTS)
-@pytest.mark.parametrize("kind", ["lookup", "both"])
-def test_tokens_are_the_oracles(variant, kind):
-    model = random_model(variant)
-    draft = disturbed(model, 0.05)
-    sources = ragged_prompts(8, model.config.vocab_size)
-    free = [token for source in sources for token in greedy(model, source, 12)[5:]]
-    with_eos(model, max(set(free), key=free.count))
-    expected = [greedy(model, source, 24) for source in sources]
-    for num_draft, batch_size in itertools.product((4, "auto"), (1, 3, 8)):
-        rows = decode_with(
-            model, drafters(draft)[kind], sources, batch_size, num_draft=num_draft, max_tokens=24
-        )
-        assert [row.tokens[1:] for row in rows] == expected, (num_draft, batch_size)
-
-
-@pytest.mark.parametrize("kind", ["lookup", "both", "model"])
-def test_coupled_text_is_plain_text(kind):
-    model = random_model("v1.1")
-    with_eos(model, 7)
-    draft, sources = disturbed(model, 0.05), ragged_prompts(8, 61)
-
-    def sampled(drafter, batch_size, **options):
-        options = dict(temp=0.6, max_tokens=16, acceptance="coupled") | options
-        rows = decode_with(model, drafter, sources, batch_size, **options)
-        return [row.tokens for row in rows]
-
-    for seed in range(2):
-        expected = sampled(None, 8, seed=seed, num_draft=0)
-        for num_draft, batch_size in itertools.product((9, "auto"), (1, 8)):
-            drafter = drafters(draft)[kind]
-            assert sampled(drafter, batch_size, seed=seed, num_draft=num_draft) == expected
+# On the embedded pair
 
 
 def test_the_demo_repairs_the_same_text_with_few_target_calls(demo_pair):

@@ -70,36 +70,26 @@ def plain(model: ScriptedModel, source: list[int], max_tokens: int) -> list[int]
     return prefix[1:]
 
 
-def agreeing(share: float, ends: float = 0.0):
-    """A target whose next token depends on everything before, and a draft that agrees with it on
-    about `share` of the prefixes; each token is the end of sequence with probability `ends`."""
+SHARES = (0.0, 0.5, 0.8, 1.0)
+
+
+def agreeing(share: float | None = None, ends: float = 0.0, copies: float = 0.0):
+    """A target whose next token depends on everything before, and a draft that agrees with it on about
+    `share` of the prefixes (None: on one of SHARES, by the prompt). Each token is the end of sequence with
+    probability `ends`, else with probability `copies` what follows the last token in the prompt."""
 
     def target(source, prefix):
-        if random.Random(scripted_next(prefix, source, 2**31)).random() < ends:
+        rng = random.Random(scripted_next(prefix, source, 2**31))
+        if rng.random() < ends:
             return EOS
+        if rng.random() < copies and prefix[-1] in source[:-1]:
+            return source[source.index(prefix[-1]) + 1]
         return scripted_next(source, prefix, 50)
 
     def draft(source, prefix):
         token = target(source, prefix)
-        agrees = random.Random(scripted_next(source, prefix, 2**30)).random() < share
+        likely = SHARES[scripted_next(source, (), 99) % 4] if share is None else share
+        agrees = random.Random(scripted_next(source, prefix, 2**30)).random() < likely
         return token if agrees else 3 + (token + 1) % 47
-
-    return ScriptedModel(target), ScriptedModel(draft)
-
-
-def editing(ends: float = 0.0):
-    """A target that mostly goes on with its source, and a draft that half agrees with it."""
-
-    def target(source, prefix):
-        rng = random.Random(scripted_next(source, prefix, 2**31))
-        if rng.random() < ends:
-            return EOS
-        if rng.random() < 0.75 and prefix[-1] in source[:-1]:
-            return source[source.index(prefix[-1]) + 1]
-        return 3 + scripted_next(source, prefix, 40) % 30
-
-    def draft(source, prefix):
-        token = target(source, prefix)
-        return token if scripted_next(source, prefix, 1000) % 2 else 3 + (token + 1) % 30
 
     return ScriptedModel(target), ScriptedModel(draft)
