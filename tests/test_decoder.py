@@ -22,7 +22,7 @@ from helpers.decoding import (
     ragged_prompts,
     start,
 )
-from helpers.models import random_model
+from helpers.models import random_model, until
 from helpers.oracle import disturbed, endless, greedy, with_eos
 from helpers.scripted import EOS, ScriptedModel, agreeing, plain, scripted_next
 
@@ -166,7 +166,7 @@ def oracles(model) -> tuple[list[list[int]], list[list[int]]]:
     texts = [greedy(model, prompt, 24) for prompt in prompts]
 
     def ended(eos: int) -> list[list[int]]:
-        return [text[: text.index(eos) + 1] if eos in text else text for text in texts]
+        return [until([eos], text) for text in texts]
 
     def variety(eos: int) -> int:
         return len({len(text) for text in ended(eos)})

@@ -77,3 +77,24 @@ def cached_logits(model: T5, source, mask, target, block: int) -> np.ndarray:
         logits = model.decode(mx.array(tokens), positions, cache)
         parts.append(np.array(logits.astype(mx.float32)))
     return np.concatenate(parts, axis=1)
+
+
+def reference_texts(reference, prompts: list[list[int]], max_tokens: int, eos: list[int]) -> list:
+    """What transformers' generate writes for each prompt, greedily, the end of sequence included."""
+    width = max(map(len, prompts))
+    padded = torch.tensor([prompt + [0] * (width - len(prompt)) for prompt in prompts])
+    mask = torch.tensor([[1] * len(p) + [0] * (width - len(p)) for p in prompts])
+    rows = reference.generate(
+        input_ids=padded,
+        attention_mask=mask,
+        max_new_tokens=max_tokens,
+        eos_token_id=eos,
+        do_sample=False,
+    )
+    return [until(eos, row[1:]) for row in rows.tolist()]
+
+
+def until(eos: list[int], tokens: list[int]) -> list[int]:
+    """Tokens up to the first end of sequence."""
+    end = next((i for i, token in enumerate(tokens) if token in eos), len(tokens))
+    return tokens[: end + 1]
