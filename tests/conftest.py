@@ -9,6 +9,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Before MLX is imported: on NVIDIA GPUs, and on Apple's M5 by MLX's issue 3534, it rounds the factors of
 # float32 products to 10 bits (TF32), while the tests compare float32 with float32.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
+# Before torch is imported: the models are so small that its threads only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")

@@ -19,12 +19,12 @@ from errors import InputError
 
 @needs_shared
 def test_real_prompts_in_batches_are_the_prompts_alone():
-    """60 prompts of 9 to over 1,000 tokens."""
+    """16 prompts of 12 to 777 tokens."""
     tokenizer = Tokenizer.from_file(str(SHARED / "t5_tokenizer" / "tokenizer.json"))
-    asked = prompts()[::4]
+    asked = prompts()[::15]
     model = random_model(vocab_size=32128, num_decoder_layers=1)
     alone = [generate(model, tokenizer, prompt, max_tokens=6) for prompt in asked]
-    assert len(set(alone)) > 20
+    assert len(set(alone)) > 8
     draft = disturbed(model, 0.05)
     draft.tokenizer = tokenizer
     responses = batch_generate(model, tokenizer, asked, draft, 8, max_tokens=6, num_draft=3)

@@ -283,13 +283,13 @@ def sources_and_texts(reference, model) -> tuple[list[list[int]], list[list[int]
     """Sources, and transformers' texts for them; the model's ends of sequence become two tokens of
     these, such that texts are of many lengths."""
     sources = ragged_prompts(TEXTS, 61)
-    free = reference_texts(reference, sources, LENGTH, [1])
+    free = reference_texts(reference, sources, LENGTH, [10**6])  # which never comes
     pairs = itertools.combinations(sorted({token for text in free for token in text}), 2)
     eos = max(
         (list(pair) for pair in pairs), key=lambda pair: len({len(until(pair, t)) for t in free})
     )
     model.config = dataclasses.replace(model.config, eos_token_ids=tuple(eos))
-    expected = reference_texts(reference, sources, LENGTH, eos)
+    expected = [until(eos, text) for text in free]
     assert len({len(text) for text in expected}) > 3
     return sources, expected
 
