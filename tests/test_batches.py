@@ -17,6 +17,7 @@ from demo.tasks import held_out_example
 from errors import InputError
 
 
+@pytest.mark.slow
 @needs_shared
 def test_real_prompts_in_batches_are_the_prompts_alone():
     """16 prompts of 12 to 777 tokens."""
@@ -84,6 +85,7 @@ def test_a_bad_prompt_in_a_list_is_an_error(demo_pair):
         batch_generate(target, tokenizer, [3])
 
 
+@pytest.mark.slow
 def test_a_thousand_prompts_leave_no_trace_in_memory(demo_pair):
     _, tokenizer, _ = demo_pair
     model = random_model(vocab_size=1024)

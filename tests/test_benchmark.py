@@ -22,6 +22,7 @@ def run(folder: Path, *arguments) -> subprocess.CompletedProcess:
     return programs.run(*arguments, cwd=folder, script="benchmark.py")
 
 
+@pytest.mark.slow
 def test_speed_of_the_users_models_as_table_and_json(demo_folders, tmp_path):
     prompts = [held_out_example(random.Random(i), "repair").prompt for i in range(3)]
     (tmp_path / "prompts.txt").write_text("\n".join(prompts))
@@ -120,6 +121,7 @@ def test_synchronisations_are_seen():
     assert measure.synchronisations_per_step(waiting, drafter, [5, 6, 7], 3) == 2
 
 
+@pytest.mark.slow
 def test_baselines_write_the_same_text(demo_pair, monkeypatch):
     pytest.importorskip("torch")
     from benchmarks import baselines
@@ -134,6 +136,7 @@ def test_baselines_write_the_same_text(demo_pair, monkeypatch):
         assert [generate([source], **how)[0] for source in sources[::3]] == ours[::3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["rules", "batches", "lengths"])
 def test_tables_are_printed(demo_folders, what):
     result = run(demo_folders, what, "--sizes", "demo", "demo", "--examples", "1")

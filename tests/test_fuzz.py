@@ -39,6 +39,8 @@ from checkpoints.torch_files import read_torch
 from errors import InputError
 from families.t5 import write_tokenizer
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", 300))
 
 

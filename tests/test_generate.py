@@ -41,6 +41,7 @@ def test_demo_logits_are_those_of_transformers(demo_pair, role, index):
     assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "target_least", "draft_most"),
     [("number", 0.95, 0.9), ("sentence", 0.85, 0.9), ("repair", 0.95, 0.9)],

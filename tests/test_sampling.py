@@ -21,7 +21,6 @@ from helpers.decoding import (
 from helpers.models import random_model
 from helpers.oracle import disturbed, endless, with_eos
 
-from errors import InputError
 from speculative.cache import CrossCache
 from speculative.drafting import ModelDrafter
 from speculative.options import Options
@@ -29,7 +28,6 @@ from speculative.sampling import (
     RULES,
     Draft,
     Greedy,
-    Sampler,
     _padded_q,
     accept_block,
     accept_token,
@@ -101,8 +99,7 @@ def counts_of_one_step(accept, p: np.ndarray, q: np.ndarray, k: int, draws: int,
     return np.bincount(index, minlength=V ** (k + 1)), n.mean()
 
 
-@pytest.mark.parametrize("filters", FILTERS)
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize(("k", "filters"), [(1, {}), (2, {}), (3, FILTERS[1]), (4, {})])
 def test_rules_keep_the_targets_law(k, filters):
     """A million draws per rule. Block verification never accepts fewer tokens."""
     p, q = tables(k, **filters)
@@ -216,7 +213,7 @@ def test_coupled_text_is_plain_text(kind):
     model, prompts = random_model("v1.1"), ragged_prompts(8, 61)
     with_eos(model, 7)
     texts, partial = set(), 0
-    for seed, noise in itertools.product(range(3), (0.05, 2)):
+    for seed, noise in itertools.product(range(2), (0.05, 2)):
         options = dict(temp=0.6, top_p=0.95, seed=seed, max_tokens=12, acceptance="coupled")
         plain = [sampled(model, None, [prompt], 1, **options)[0] for prompt in prompts]
         texts |= {tuple(tokens) for tokens in plain}
@@ -266,16 +263,15 @@ class WideModel:
 
 
 @pytest.mark.parametrize(
-    ("rows", "draft_rows", "pieces"),
+    ("rows", "draft_rows", "pieces", "filters"),
     [
-        (32_128, 32_128, 32_100),  # t5, v1.1, flan
-        (250_112, 250_112, 250_100),  # mt5
-        (32_100, 32_128, 32_100),  # coedit-xxl, flan-t5-small
-        (1_056, 1_040, 1_024),
-        (1_030, 1_072, 1_024),
+        (32_128, 32_128, 32_100, {}),  # t5, v1.1, flan
+        (250_112, 250_112, 250_100, {}),  # mt5
+        (32_100, 32_128, 32_100, {"top_p": 0.95}),  # coedit-xxl, flan-t5-small
+        (1_056, 1_040, 1_024, {"top_p": 0.95}),
+        (1_030, 1_072, 1_024, {}),
     ],
 )
-@pytest.mark.parametrize("filters", [{}, {"top_p": 0.95}])
 def test_a_model_that_drafts_for_itself_is_accepted(rows, draft_rows, pieces, filters):
     """Under `coupled` all of it, whatever the number of rows: drawn for another size, the noise would be
     another, and drafts would be accepted by chance."""
@@ -442,41 +438,3 @@ def test_delta_zero_is_exact_on_ties():
     logits = mx.array([[[1.0, 1.0], [1.0, 1.0]]])
     n, token = Greedy().accept(logits, Draft(mx.array([[1]])), np.array([1]), None)
     assert (n.item(), token.item()) == (0, 0)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"temp": -0.1}, "temp is -0.1, not a number of 0 or more"),
-        ({"temp": float("nan")}, "temp is nan"),
-        ({"temp": float("inf")}, "temp is inf"),
-        ({"top_k": -1}, "top_k is -1"),
-        ({"top_k": 2.0}, "top_k is 2.0"),
-        ({"top_p": 0.0}, "top_p is 0.0"),
-        ({"top_p": 1.1}, "top_p is 1.1"),
-        ({"min_p": -0.1}, "min_p is -0.1"),
-        ({"seed": 1.5}, "seed is 1.5"),
-        ({"delta": -0.1}, "delta is -0.1, not a number from 0 to 1"),
-        ({"delta": 1.01}, "delta is 1.01"),
-        ({"delta": True}, "delta is True"),
-        ({"acceptance": "speculative"}, "acceptance is 'speculative', not one of token, block"),
-        (
-            {"temp": 1.0, "delta": 0.1, "acceptance": "block"},
-            "no meaning for the acceptance rule b",
-        ),
-        (
-            {"temp": 1.0, "delta": 0.1, "acceptance": "coupled"},
-            "no meaning for the acceptance rule c",
-        ),
-    ],
-)
-def test_sampling_options_out_of_range_are_named(options, message):
-    with pytest.raises(InputError, match=message):
-        Options(**options)
-
-
-def test_the_default_rule_gives_way_to_delta():
-    assert Options(temp=1.0).rule == "coupled"
-    assert Options(temp=1.0, delta=0.1).rule == "token"
-    assert isinstance(Options(temp=1.0, delta=0.1).sampler([b""], 10), Sampler)
-    assert isinstance(Options(temp=0.0, acceptance="coupled").sampler([b""], 10), Greedy)

@@ -88,6 +88,7 @@ def test_logits_are_those_of_transformers(pair, block):
     assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_is_about_as_close_as_that_of_transformers(pair, dtype):
     reference, model = pair
@@ -294,6 +295,7 @@ def sources_and_texts(reference, model) -> tuple[list[list[int]], list[list[int]
     return sources, expected
 
 
+@pytest.mark.slow
 def test_texts_are_those_of_transformers(pair):
     reference, model = pair
     sources, expected = sources_and_texts(reference, model)

@@ -65,6 +65,7 @@ def test_what_transformers_saves_is_understood(tmp_path):
     assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_quantized_models_load_and_write(tmp_path, dtype):
     source = t5gemma.make_folder(tmp_path / "source", WIDE)
