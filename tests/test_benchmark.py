@@ -3,28 +3,26 @@
 import json
 import random
 import subprocess
-import sys
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from helpers import programs
+from helpers.models import random_model
 from mlx.utils import tree_flatten
-from test_model import random_model
 
 from benchmarks import measure
 from demo.tasks import held_out_example
 from model import T5
 from speculative.drafting import ModelDrafter
 
-ROOT = Path(__file__).parent.parent
+
+def run(folder: Path, *arguments) -> subprocess.CompletedProcess:
+    return programs.run(*arguments, cwd=folder, script="benchmark.py")
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, ROOT / "benchmark.py", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
-
-
+@pytest.mark.slow
 def test_speed_of_the_users_models_as_table_and_json(demo_folders, tmp_path):
     prompts = [held_out_example(random.Random(i), "repair").prompt for i in range(3)]
     (tmp_path / "prompts.txt").write_text("\n".join(prompts))
@@ -123,6 +121,7 @@ def test_synchronisations_are_seen():
     assert measure.synchronisations_per_step(waiting, drafter, [5, 6, 7], 3) == 2
 
 
+@pytest.mark.slow
 def test_baselines_write_the_same_text(demo_pair, monkeypatch):
     pytest.importorskip("torch")
     from benchmarks import baselines
@@ -137,6 +136,7 @@ def test_baselines_write_the_same_text(demo_pair, monkeypatch):
         assert [generate([source], **how)[0] for source in sources[::3]] == ours[::3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["rules", "batches", "lengths"])
 def test_tables_are_printed(demo_folders, what):
     result = run(demo_folders, what, "--sizes", "demo", "demo", "--examples", "1")

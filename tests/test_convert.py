@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 from helpers import checkpoints
+from helpers.models import cached_logits, padded_inputs, reference_logits
 from helpers.oracle import flat_weights
+from helpers.programs import ROOT
 from safetensors.torch import load_file, save_file
-from test_model import cached_logits, padded_inputs, reference_logits
 
 from checkpoints import tensors, weights
 from checkpoints.names import T5, our_name
@@ -22,8 +23,6 @@ from checkpoints.npz import map_npz
 from convert import convert
 from decoder import load
 from errors import InputError
-
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
@@ -209,6 +208,7 @@ def test_a_replacement_killed_at_the_worst_moment_loses_nothing(folder, tmp_path
     assert not (tmp_path / ".out.partial").exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_leaves_nothing(folder, tmp_path):
     """Simulated by a limit on the size of a file, at many places of the tokenizer's files and of weights.npz."""
     size = (convert(str(folder), tmp_path / "whole") / "weights.npz").stat().st_size
@@ -243,6 +243,7 @@ cli.run(convert.main)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])
 def test_a_killed_conversion_leaves_nothing_that_loads_and_can_be_repeated(folder, tmp_path, sign):
     output = tmp_path / "out"
@@ -259,6 +260,7 @@ def test_a_killed_conversion_leaves_nothing_that_loads_and_can_be_repeated(folde
     load(convert(str(folder), output))
 
 
+@pytest.mark.slow
 def test_two_conversions_at_once_wait_for_each_other(folder, tmp_path):
     code = (
         "import sys; from pathlib import Path; from convert import convert;"
@@ -270,6 +272,7 @@ def test_two_conversions_at_once_wait_for_each_other(folder, tmp_path):
     load(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_peak_memory_does_not_grow_with_the_checkpoint(tmp_path):
     """Half a gigabyte in tensors of eight blocks."""
     raw = checkpoints.VARIANTS["t5"] | {"vocab_size": 1024, "d_model": 1024, "d_ff": 32768}

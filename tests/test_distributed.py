@@ -3,102 +3,26 @@ is what one process writes, and what goes wrong on one of them ends all."""
 
 import json
 import os
-import random
 import shutil
 import signal
-import socket
-import subprocess
-import sys
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import mlx.core as mx
 import numpy as np
 import pytest
 import torch
 from helpers.checkpoints import SMALL, UNSCALED, save, state_dict, torch_model
+from helpers.programs import ANSWER, PROMPT, ROOT
 from helpers.rank_program import WAYS, decode
-from test_main import ANSWER, PROMPT, ROOT
+from helpers.ranks import LIMIT, by_hand, ends, launch, launched
 
-from checkpoints.config import Config
 from checkpoints.npz import map_npz
 from checkpoints.quantization import Quantization
 from convert import convert
-from distributed.ranks import ALONE, LOST
-from distributed.sharding import check_ranks
-from errors import InputError
+from distributed.ranks import LOST
 
 PROGRAM = Path(__file__).parent / "helpers" / "rank_program.py"
-LIMIT = 100  # seconds; whatever takes longer hangs
 
-
-# ---------------------------------------------------------------------------------------------
-# Starting ranks
-
-
-def free_ports(count: int) -> int:
-    """The first of `count` ports in a row that nobody listens on."""
-    while True:
-        first = random.SystemRandom().randrange(20_000, 32_000)
-        try:
-            for port in range(first, first + count):
-                with socket.socket() as probe:
-                    probe.bind(("127.0.0.1", port))
-            return first
-        except OSError:
-            pass
-
-
-@contextmanager
-def process(command: list, **kwargs):
-    """A process; it and all that it started are gone afterwards, and had to be gone by themselves."""
-    pipes = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    started = subprocess.Popen(command, text=True, start_new_session=True, **pipes | kwargs)
-    try:
-        yield started
-    finally:
-        try:
-            os.killpg(started.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        else:
-            pytest.fail("it left processes behind")
-        finally:
-            started.communicate()
-
-
-def launched(ranks: int, *arguments, cwd: Path):
-    """mlx.launch with a Python command, which it starts as so many ranks."""
-    launcher = ["-c", "from mlx._distributed_utils.launch import main; main()"]
-    options = ["-n", ranks, "--backend", "ring", "--starting-port", free_ports(ranks)]
-    command = [sys.executable, *launcher, *options, "--python", sys.executable, "--", *arguments]
-    return process(list(map(str, command)), cwd=cwd)
-
-
-def launch(ranks: int, *arguments, cwd: Path) -> tuple[str, str]:
-    """stdout and stderr of a Python command that mlx.launch starts as so many ranks."""
-    with launched(ranks, *arguments, cwd=cwd) as started:
-        return started.communicate(timeout=LIMIT)
-
-
-@contextmanager
-def by_hand(commands: list[list], folders: list[Path], hostfile: Path):
-    """The same without mlx.launch, which ends all ranks when one fails: processes, by rank."""
-    first = free_ports(len(commands))
-    hostfile.write_text(json.dumps([[f"127.0.0.1:{first + i}"] for i in range(len(commands))]))
-    with ExitStack() as stack:
-        ranks = []
-        for rank, (command, folder) in enumerate(zip(commands, folders, strict=True)):
-            variables = os.environ | dict(MLX_HOSTFILE=str(hostfile), MLX_RANK=str(rank))
-            command = [sys.executable, *map(str, command)]
-            ranks.append(stack.enter_context(process(command, cwd=folder, env=variables)))
-        yield ranks
-
-
-def ends(ranks: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
-    """Exit code, stdout and stderr of each rank."""
-    outputs = [rank.communicate(timeout=LIMIT) for rank in ranks]
-    return [(rank.returncode, *output) for rank, output in zip(ranks, outputs, strict=True)]
+pytestmark = pytest.mark.slow
 
 
 # ---------------------------------------------------------------------------------------------
@@ -369,40 +293,3 @@ def test_a_rank_can_be_terminated(folder, tmp_path):
         (code, _, stderr), (other, *silent) = ends(ranks)
     assert (other, silent) == (128 + signal.SIGTERM, ["", ""])
     assert (code, stderr.splitlines()[-1]) == (1, f"main.py: {LOST}")
-
-
-# ---------------------------------------------------------------------------------------------
-# Without processes
-
-
-def config(num_heads: int, d_ff: int, d_kv: int = 64) -> Config:
-    raw = RAW | dict(model_type="t5", num_heads=num_heads, d_ff=d_ff, d_kv=d_kv)
-    return Config.from_hub(raw, [])
-
-
-@pytest.mark.parametrize(
-    ("shape", "quantization", "ranks", "possible"),
-    [
-        ((12, 3072), None, 5, "2 or 3 or 4 or 6 or 12 ranks can"),
-        ((6, 1536), None, 4, "2 or 3 or 6 ranks can"),
-        ((8, 1023), None, 2, "no number of ranks can"),
-        ((8, 1024), Quantization("affine", 4, 128), 8, "2 or 4 ranks can"),
-        ((8, 192), Quantization("affine", 4, 64), 2, "no number of ranks can"),
-    ],
-)
-def test_ranks_that_cannot_split_a_model(shape, quantization, ranks, possible):
-    with pytest.raises(InputError, match=f"cannot be split among {ranks} ranks; {possible}$"):
-        check_ranks(config(*shape), quantization, ranks)
-
-
-def test_matrices_that_are_not_quantized_need_no_whole_groups():
-    check_ranks(config(8, 1000), Quantization("affine", 4, 64), 2)
-
-
-def test_alone_nothing_is_exchanged():
-    x = mx.array([[3, 1]])
-    assert ALONE.first(x) is x
-    assert ALONE.agreed(0.1) == 0.1 and ALONE.agreed(x).tolist() == [[3, 1]]
-    assert ALONE.from_first(lambda: {1: object}) == {1: object}
-    with pytest.raises(OSError):
-        ALONE.together(lambda: Path("no/such/file").read_text())

@@ -1,28 +1,21 @@
-"""Copying from the source: what is proposed, and that no drafter changes the text."""
+"""Drafters: what is proposed, and when the draft model is asked. That none of them changes the text is shown
+in test_decoder.py and test_sampling.py."""
 
 import itertools
 import random
 
-import numpy as np
 import pytest
-from helpers import checkpoints
 from helpers.decoding import (
     decode_with,
-    partial_steps,
     ragged_prompts,
     start,
     total,
 )
-from helpers.oracle import disturbed, greedy, with_eos
-from helpers.scripted import EOS, START, ScriptedModel, plain, scripted_next
-from test_decoder import agreeing
-from test_model import random_model
+from helpers.scripted import EOS, START, ScriptedModel, agreeing
 
-from decoder import generate
 from demo.tasks import held_out_example
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 from speculative.lookup import LONG, PromptMatcher
-from speculative.schedule import FixedSchedule, Plan
 
 # ---------------------------------------------------------------------------------------------
 # What is proposed
@@ -131,98 +124,7 @@ def test_target_calls_grow_with_the_corrections_and_not_with_the_text():
 
 
 # ---------------------------------------------------------------------------------------------
-# The text stays the same
-
-
-def editing(ends: float = 0.0):
-    """A target that mostly goes on with its source, and a draft that half agrees with it."""
-
-    def target(source, prefix):
-        rng = random.Random(scripted_next(source, prefix, 2**31))
-        if rng.random() < ends:
-            return EOS
-        if rng.random() < 0.75 and prefix[-1] in source[:-1]:
-            return source[source.index(prefix[-1]) + 1]
-        return 3 + scripted_next(source, prefix, 40) % 30
-
-    def draft(source, prefix):
-        token = target(source, prefix)
-        return token if scripted_next(source, prefix, 1000) % 2 else 3 + (token + 1) % 30
-
-    return ScriptedModel(target), ScriptedModel(draft)
-
-
-def drafters(draft) -> dict:
-    return {
-        "lookup": PromptLookup(),
-        "both": CombinedDrafter(PromptLookup(), ModelDrafter(draft)),
-        "model": ModelDrafter(draft),
-    }
-
-
-class AnyLength(FixedSchedule):
-    """Other candidates and lengths in every round, and at times none: whatever `auto` may do."""
-
-    def __init__(self):
-        self._rng = random.Random(0)
-
-    def plan(self, candidates, room):
-        self._num_draft = self._rng.choice((0, 1, 2, 5, 20))
-        plan = super().plan([self._rng.sample(o, len(o)) for o in candidates], room)
-        lengths = [self._rng.randint(0, n) for n in plan.lengths]
-        chosen = [o if n else None for o, n in zip(plan.candidates, lengths, strict=True)]
-        return Plan(chosen, np.array(lengths, np.int32))
-
-
-@pytest.mark.parametrize("kind", ["lookup", "both", "model"])
-@pytest.mark.parametrize("num_draft", [1, 3, 7, 20, "auto", "any"])
-@pytest.mark.parametrize("batch_size", [1, 3, 8])
-def test_rows_that_come_and_go_are_plain_rows(kind, num_draft, batch_size):
-    target, draft = editing(ends=0.03)
-    sources, drafter = ragged_prompts(20, 50), drafters(draft)[kind]
-    options = dict(num_draft="auto") if num_draft == "any" else dict(num_draft=num_draft)
-    length = AnyLength() if num_draft == "any" else None
-    rows = decode_with(target, drafter, sources, batch_size, length, max_tokens=60, **options)
-    assert [row.tokens[1:] for row in rows] == [plain(target, s, 60) for s in sources]
-    if num_draft == "auto":
-        return  # what it drafts depends on the machine
-    assert sum(row.stats.accepted for row in rows) > 40
-    if num_draft != 1:
-        assert partial_steps(rows, 20) > 10
-
-
-@pytest.mark.parametrize("variant", checkpoints.VARIANTS)
-@pytest.mark.parametrize("kind", ["lookup", "both"])
-def test_tokens_are_the_oracles(variant, kind):
-    model = random_model(variant)
-    draft = disturbed(model, 0.05)
-    sources = ragged_prompts(8, model.config.vocab_size)
-    free = [token for source in sources for token in greedy(model, source, 12)[5:]]
-    with_eos(model, max(set(free), key=free.count))
-    expected = [greedy(model, source, 24) for source in sources]
-    for num_draft, batch_size in itertools.product((4, "auto"), (1, 3, 8)):
-        rows = decode_with(
-            model, drafters(draft)[kind], sources, batch_size, num_draft=num_draft, max_tokens=24
-        )
-        assert [row.tokens[1:] for row in rows] == expected, (num_draft, batch_size)
-
-
-@pytest.mark.parametrize("kind", ["lookup", "both", "model"])
-def test_coupled_text_is_plain_text(kind):
-    model = random_model("v1.1")
-    with_eos(model, 7)
-    draft, sources = disturbed(model, 0.05), ragged_prompts(8, 61)
-
-    def sampled(drafter, batch_size, **options):
-        options = dict(temp=0.6, max_tokens=16, acceptance="coupled") | options
-        rows = decode_with(model, drafter, sources, batch_size, **options)
-        return [row.tokens for row in rows]
-
-    for seed in range(2):
-        expected = sampled(None, 8, seed=seed, num_draft=0)
-        for num_draft, batch_size in itertools.product((9, "auto"), (1, 8)):
-            drafter = drafters(draft)[kind]
-            assert sampled(drafter, batch_size, seed=seed, num_draft=num_draft) == expected
+# On the embedded pair
 
 
 def test_the_demo_repairs_the_same_text_with_few_target_calls(demo_pair):
@@ -230,22 +132,12 @@ def test_the_demo_repairs_the_same_text_with_few_target_calls(demo_pair):
     target, tokenizer, _ = demo_pair
     rng = random.Random(1)
     drafter = PromptLookup(tokenizer.id_to_token)
-    sources = [tokenizer.encode(held_out_example(rng, "repair").prompt).ids for _ in range(40)]
+    sources = [tokenizer.encode(held_out_example(rng, "repair").prompt).ids for _ in range(20)]
     expected = decode_with(target, None, sources, 20, num_draft=0)
     rows = decode_with(target, drafter, sources, 1, num_draft=16)
     assert [row.tokens for row in rows] == [row.tokens for row in expected]
     calls = sum(row.stats.target_calls for row in rows)
     assert calls <= 0.25 * total(rows).tokens
-
-
-def test_every_drafter_by_its_option(demo_pair):
-    target, tokenizer, draft = demo_pair
-    prompt = held_out_example(random.Random(2), "repair").prompt
-    expected = generate(target, tokenizer, prompt)
-    for draft_model, lookup in itertools.product((None, draft), (True, False)):
-        for num_draft in ("auto", 6):
-            options = dict(draft_model=draft_model, lookup=lookup, num_draft=num_draft)
-            assert generate(target, tokenizer, prompt, **options) == expected
 
 
 # ---------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import DEMO
+from helpers.programs import DEMO
 from helpers.torch_files import legacy, tensor, zipped
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -38,6 +38,8 @@ from checkpoints.tokenizer import check_rows, load_tokenizer
 from checkpoints.torch_files import read_torch
 from errors import InputError
 from families.t5 import write_tokenizer
+
+pytestmark = pytest.mark.slow
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", 300))
 

@@ -2,22 +2,20 @@
 
 import dataclasses
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from helpers.models import cached_logits, reference_logits, reference_texts
 from helpers.oracle import flat_weights
-from test_model import cached_logits, reference_logits
+from helpers.programs import DEMO
 from transformers import T5ForConditionalGeneration
 
 from checkpoints.tokenizer import byte_tokenizer
-from decoder import batch_generate, generate, stream_generate
+from decoder import Stats, batch_generate, generate, stream_generate
 from demo.tasks import KINDS, held_out_example
 from errors import InputError
 from model import T5
-
-DEMO = Path(__file__).parent.parent / "demo"
 
 
 def examples(count: int, kind: str | None = None) -> list:
@@ -43,17 +41,7 @@ def test_demo_logits_are_those_of_transformers(demo_pair, role, index):
     assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
-def test_tokens_are_those_of_transformers_generate(demo_pair):
-    target, tokenizer, draft = demo_pair
-    reference = T5ForConditionalGeneration.from_pretrained(DEMO / "target", dtype=torch.float32)
-    prompts = [e.prompt for e in examples(40)]
-    responses = batch_generate(target, tokenizer, prompts, draft_model=draft, batch_size=8)
-    for prompt, response in zip(prompts, responses, strict=True):
-        ids = torch.tensor([tokenizer.encode(prompt).ids])
-        expected = reference.generate(ids, max_new_tokens=256, do_sample=False)[0, 1:].tolist()
-        assert response.tokens == expected
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "target_least", "draft_most"),
     [("number", 0.95, 0.9), ("sentence", 0.85, 0.9), ("repair", 0.95, 0.9)],
@@ -71,27 +59,57 @@ def test_the_pair_is_as_good_as_its_page_says(demo_pair, kind, target_least, dra
     assert accuracy(batch_generate(draft, tokenizer, prompts, batch_size=32)) <= draft_most
 
 
-def test_speculative_text_is_plain_text(demo_pair):
-    """Every form, draft length and batch size: the same text for each prompt."""
+# Drafters by their options, numbers of drafted tokens, batches.
+WAYS = [
+    ("none", 0, 8),
+    ("model", 3, 8),
+    ("model", 4, 1),
+    ("model", 7, 3),
+    ("model", "auto", 8),
+    ("lookup", 6, 8),
+    ("lookup", "auto", 3),
+    ("both", 3, 3),
+    ("both", "auto", 1),
+]
+
+
+def ways(draft, found: list = WAYS):
+    """The arguments draft_model and lookup, num_draft, and the size of the batch."""
+    for drafter, num_draft, batch_size in found:
+        models = dict(draft_model=draft if drafter in ("model", "both") else None)
+        yield models | dict(lookup=drafter in ("lookup", "both"), num_draft=num_draft), batch_size
+
+
+def test_every_way_writes_what_transformers_writes(demo_pair):
     target, tokenizer, draft = demo_pair
-    prompts = [e.prompt for kind in KINDS for e in examples(4, kind)]
-    expected = [generate(target, tokenizer, prompt) for prompt in prompts]
-    cases = partial = 0
-    for num_draft in (0, 1, 3, 4, 7):
-        for batch_size in (1, 3, 8):
-            responses = batch_generate(
-                target, tokenizer, prompts, draft, batch_size=batch_size, num_draft=num_draft
-            )
-            assert [r.text for r in responses] == expected
-            cases += len(responses)
-            partial += sum(
-                count
-                for response in responses
-                for accepted, count in response.stats.accepted_lengths.items()
-                if 0 < accepted < num_draft
-            )
-    assert cases == 12 * 5 * 3
+    reference = T5ForConditionalGeneration.from_pretrained(DEMO / "target", dtype=torch.float32)
+    prompts = [e.prompt for kind in KINDS for e in examples(6, kind)]
+    tokens = [tokenizer.encode(prompt).ids for prompt in prompts]
+    expected = reference_texts(reference, tokens, 256, [1])
+    partial = 0
+    for options, batch_size in ways(draft):
+        responses = batch_generate(target, tokenizer, prompts, batch_size=batch_size, **options)
+        assert [r.tokens for r in responses] == expected, (options, batch_size)
+        assert generate(target, tokenizer, prompts[-1], **options) == responses[-1].text
+        if options["num_draft"] != "auto":
+            lengths = sum((r.stats for r in responses), Stats()).accepted_lengths
+            partial += sum(lengths[n] for n in range(1, options["num_draft"]))
     assert partial > 100
+
+
+def test_sampled_text_is_plain_text(demo_pair):
+    """Under `coupled`, the rule of sampling that is taken where nothing is said."""
+    target, tokenizer, draft = demo_pair
+    prompts = [e.prompt for e in examples(12)]
+    sampling = dict(temp=2.0, seed=5, max_tokens=40)
+    alone = [generate(target, tokenizer, prompt, **sampling) for prompt in prompts]
+    assert alone != [r.text for r in batch_generate(target, tokenizer, prompts, max_tokens=40)]
+    some = [("model", 6, 8), ("lookup", 4, 3), ("both", "auto", 5)]
+    for options, batch_size in ways(draft, some):
+        responses = batch_generate(
+            target, tokenizer, prompts, batch_size=batch_size, **options, **sampling
+        )
+        assert [response.text for response in responses] == alone
 
 
 def test_stream_is_the_text_in_pieces(demo_pair):
@@ -119,15 +137,6 @@ def test_max_tokens_is_the_reason(demo_pair):
     prompt = examples(1, "repair")[0].prompt
     (response,) = batch_generate(target, tokenizer, [prompt], draft, max_tokens=4)
     assert (response.finish_reason, response.generation_tokens) == ("length", 4)
-
-
-def test_batches_keep_the_order_of_the_prompts(demo_pair):
-    target, tokenizer, _ = demo_pair
-    asked = examples(10)
-    responses = batch_generate(target, tokenizer, [e.prompt for e in asked], batch_size=4)
-    alone = [generate(target, tokenizer, e.prompt) for e in asked]
-    assert [r.text for r in responses] == alone
-    assert batch_generate(target, tokenizer, []) == []
 
 
 def test_a_draft_never_proposes_what_the_target_has_no_row_for(demo_pair):
@@ -185,3 +194,4 @@ def test_wrong_arguments_are_named(demo_pair):
         with pytest.raises(InputError, match=r"batch_size is .*, not a whole number of 1 or more"):
             batch_generate(target, tokenizer, ["x"], batch_size=size)
     assert len(batch_generate(target, tokenizer, ["x"] * 2, batch_size=np.int64(3))) == 2
+    assert batch_generate(target, tokenizer, []) == []

@@ -19,6 +19,7 @@ import huggingface_hub
 import pytest
 from helpers import checkpoints
 from helpers.hub_server import COMMIT, Hub, cut, refuse, replace, sha256, stall
+from helpers.programs import ROOT
 from huggingface_hub import constants
 
 from checkpoints.folder import weight_files
@@ -27,7 +28,6 @@ from convert import convert, converted_size
 from decoder import load
 from errors import InputError
 
-ROOT = Path(__file__).parent.parent
 MODEL = "org/model"
 CONFIG = b'{"model_type": "t5", "vocab_size": 9, "d_model": 4, "d_kv": 2, "d_ff": 4, "num_heads": 2, "num_layers": 1}'
 WEIGHTS = bytes(range(256)) * 4000  # about a megabyte
@@ -122,6 +122,7 @@ def test_one_copy_of_the_weights_is_fetched_and_nothing_unneeded(hub, cache, fil
     assert sorted(hub.fetched()) == sorted({*SMALL, *expected, *looked_at})
 
 
+@pytest.mark.slow
 def test_the_command_downloads_once_and_then_works_offline(hub, tmp_path):
     source = checkpoints.make_folder(tmp_path / "source", "v1.1", shards=2)
     hub.add(MODEL, {p.name: p.read_bytes() for p in source.iterdir()})
@@ -194,6 +195,7 @@ def test_the_client_resumes_at_once_when_the_connection_breaks(hub, cache):
     assert hub.sent[SAFE] == len(WEIGHTS)
 
 
+@pytest.mark.slow
 def test_a_stalled_download_goes_on(hub, cache):
     hub.faults = {"GET .*safetensors": stall(300_000, times=1)}
     assert (fetch(MODEL) / SAFE).read_bytes() == WEIGHTS
@@ -216,6 +218,7 @@ def test_an_interrupted_download_is_resumed_by_the_next_run(hub, cache):
     assert not list(cache.rglob("*.incomplete"))
 
 
+@pytest.mark.slow
 def test_interrupt_exits_130_and_the_next_run_resumes(hub, cache, tmp_path, monkeypatch):
     weights = WEIGHTS * 24  # the client writes ten megabytes at a time
     hub.add(MODEL, SINGLE | {SAFE: weights})

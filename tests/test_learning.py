@@ -6,7 +6,7 @@ import itertools
 import weakref
 
 import pytest
-from helpers.decoding import decode_with, finish, new_batch, new_rows, start
+from helpers.decoding import decode_with, finish, start
 from helpers.scripted import EOS, ScriptedModel, scripted_next
 
 import decoder
@@ -179,20 +179,6 @@ def test_what_is_learned_belongs_to_a_decoder_and_to_a_distribution(demo_pair):
     del ours, found
     gc.collect()
     assert forgotten() is None
-
-
-def test_a_row_that_joins_is_admitted_beside_the_others():
-    target, draft = ScriptedModel(next_token), ScriptedModel(next_token)
-    options = Options(num_draft=3, max_tokens=20)
-    batch = new_batch(target, ModelDrafter(draft), options)
-    alone = {}
-    for prompt in ([5], [6, 7], [8, 9, 10]):
-        (alone[tuple(prompt)],) = decode_with(target, None, [prompt], max_tokens=20)
-        batch.admit(new_rows([prompt], options))
-        batch.advance()
-    rows = finish(batch)
-    assert len(rows) == 3
-    assert [row.tokens for row in rows] == [alone[tuple(row.prompt)].tokens for row in rows]
 
 
 def test_a_draft_of_a_row_never_waits_for_a_row_that_has_not_been_read():

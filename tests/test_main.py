@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.programs import ANSWER, PROMPT, ROOT, run
 
 from checkpoints.tokenizer import byte_tokenizer
 from convert import convert
@@ -17,15 +18,6 @@ from decoder import load
 from errors import InputError
 from speculative.options import Options
 from terminal import cli
-
-ROOT = Path(__file__).parent.parent
-PROMPT = "translate number to German: 1284"
-ANSWER = "eintausendzweihundertvierundachtzig"
-
-
-def run(*arguments, cwd: Path, script: str = "main.py", **kwargs) -> subprocess.CompletedProcess:
-    command = [sys.executable, ROOT / script, *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, **kwargs)
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +41,7 @@ def folder(demo_folders, tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_embedded_pair_is_converted_on_first_use(tmp_path):
     first = run("--prompt", PROMPT, cwd=tmp_path)
     assert (first.returncode, first.stdout) == (0, f"{ANSWER}\n")
@@ -103,6 +96,7 @@ def test_texts_that_max_tokens_cuts_are_counted(folder):
     assert result.stderr == "--max-tokens 4 has cut 2 of 3 texts; raise it for the rest\n"
 
 
+@pytest.mark.slow
 def test_a_prompt_may_be_cut_by_the_default_which_is_512(folder):
     """T5's usual bound. The prompt is one that the embedded pair repeats itself on for ever."""
     assert Options().max_tokens == 512
@@ -267,6 +261,7 @@ def test_standard_input_that_is_no_text(folder):
     assert result.stderr == b"main.py: standard input is not UTF-8 text\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("redirection", "errors"),
     [

@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-from test_main import ANSWER, PROMPT, ROOT
+from helpers.programs import ANSWER, PROMPT, ROOT
 
 import benchmark
 import convert

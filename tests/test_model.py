@@ -6,31 +6,28 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import torch
-from conftest import DEMO
 from helpers import checkpoints
+from helpers.models import (
+    B,
+    S,
+    T,
+    cached_logits,
+    mlx_model,
+    padded_inputs,
+    random_model,
+    reference_logits,
+)
 from helpers.oracle import flat_weights
+from helpers.programs import DEMO
 from transformers import T5ForConditionalGeneration
 
 from checkpoints.config import Config
-from checkpoints.folder import open_checkpoint
-from checkpoints.tensors import to_mlx
 from convert import convert
 from errors import InputError
 from families.loading import build, load
-from families.t5 import FAMILY, rename
+from families.t5 import FAMILY
 from model import T5
 from speculative.cache import MASKED
-
-B, S, T = 3, 40, 30
-
-
-def mlx_model(folder, raw) -> T5:
-    tensors = rename(open_checkpoint(folder))
-    config = Config.from_hub(raw, tensors)
-    model = build(FAMILY, config, {name: tensor.shape for name, tensor in tensors.items()})
-    arrays = {name: np.concatenate(list(tensor.blocks())) for name, tensor in tensors.items()}
-    model.load_weights([(name, to_mlx(array)) for name, array in arrays.items()])
-    return model
 
 
 @pytest.fixture(scope="module", params=checkpoints.VARIANTS)
@@ -41,36 +38,6 @@ def pair(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     checkpoints.save(folder, raw, checkpoints.state_dict(reference, raw))
     return reference, mlx_model(folder, raw)
-
-
-def padded_inputs(vocab_size: int):
-    """Source tokens, their mask (row 0 whole, row 1 padded right, row 2 left), decoder tokens."""
-    rng = np.random.default_rng(0)
-    source = rng.integers(3, vocab_size, (B, S))
-    target = rng.integers(3, vocab_size, (B, T))
-    mask = np.ones((B, S), bool)
-    mask[1, 25:] = mask[2, :7] = False
-    return source, mask, target
-
-
-def reference_logits(reference, source, mask, target) -> np.ndarray:
-    with torch.no_grad():
-        output = reference(
-            input_ids=torch.tensor(source),
-            attention_mask=torch.tensor(mask).long(),
-            decoder_input_ids=torch.tensor(target),
-        )
-    return output.logits.float().numpy()
-
-
-def cached_logits(model: T5, source, mask, target, block: int) -> np.ndarray:
-    cache, parts = model.start(mx.array(source), mask), []
-    for start in range(0, target.shape[1], block):
-        tokens = target[:, start : start + block]
-        positions = np.tile(np.arange(start, start + tokens.shape[1], dtype=np.int32), (B, 1))
-        logits = model.decode(mx.array(tokens), positions, cache)
-        parts.append(np.array(logits.astype(mx.float32)))
-    return np.concatenate(parts, axis=1)
 
 
 @pytest.mark.parametrize("block", [T, 1, 7])
@@ -133,14 +100,6 @@ def test_padding_does_not_reach_the_logits():
     expected = cached_logits(model, source, mask, target, 5)
     changed = np.where(mask, source, 60 - source)
     assert np.array_equal(cached_logits(model, changed, mask, target, 5), expected)
-
-
-def random_model(name: str = "t5") -> T5:
-    raw = checkpoints.VARIANTS[name]
-    mx.random.seed(0)
-    model = T5(Config.from_hub(raw, []))
-    mx.eval(model.parameters())
-    return model
 
 
 def test_rejected_and_dead_slots_are_not_seen():

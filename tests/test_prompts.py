@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Timer
 
 import pytest
-from test_main import ANSWER, PROMPT, ROOT, run
+from helpers.programs import ANSWER, PROMPT, ROOT, run
 
 import main
 from decoder import Options, SpeculativeDecoder, stream_generate
@@ -157,6 +157,7 @@ def test_a_pipe_is_ready_when_a_prompt_or_the_end_is_there(pipe):
     assert file.lines == 5 and [file.line_of(i) for i in range(3)] == [0, 1, 4]
 
 
+@pytest.mark.slow
 def test_waiting_for_a_line_takes_no_time_of_the_processor(pipe):
     file = PromptFile("-", lambda line, reason: None)
     Timer(0.5, lambda: pipe.write(b"one\n")).start()
@@ -282,6 +283,7 @@ for i in itertools.count():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output", [[], ["--json"]])
 def test_interrupted_after_some_results(work, output):
     """Ctrl-C: what was finished has been written, stderr says how far it came, the exit code is 130."""
@@ -361,6 +363,7 @@ def test_an_error_before_the_first_answer_is_one_line(work):
     assert result.stderr == "main.py: p.txt: UTF-16 text; save it as UTF-8\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output", [[], ["--json"]])
 def test_standard_input_is_answered_as_lines_come(work, output):
     command = [sys.executable, ROOT / "main.py", "--prompt-file", "-", *output]
@@ -389,6 +392,7 @@ def test_standard_input_is_answered_as_lines_come(work, output):
             process.kill()
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_ends_the_work(work):
     command = f"yes '{PROMPT}' | {sys.executable} {ROOT / 'main.py'} --prompt-file - | head -n 1"
     began = time.perf_counter()

@@ -6,8 +6,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from helpers import checkpoints
+from helpers.models import cached_logits, padded_inputs
 from mlx.utils import tree_flatten
-from test_model import cached_logits, padded_inputs
 
 from checkpoints import tensors
 from checkpoints.config import Config
@@ -76,6 +76,7 @@ def test_blocks_are_quantized_as_the_whole(folder, tmp_path, monkeypatch):
     assert (whole / "weights.npz").read_bytes() == (parts / "weights.npz").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("mode", MODES)
 def test_narrow_types_stay_what_they_are(folder, tmp_path, dtype, mode):

@@ -64,6 +64,7 @@ class Simulation:
         return tokens / seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("draft_cost", [0.0, 0.1, 0.3])
 @pytest.mark.parametrize("acceptance", [0.05, 0.5, 0.75, 0.9, 0.98])

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 from helpers.decoding import decode_with, ragged_prompts
-from helpers.scripted import EOS, START
+from helpers.programs import ANSWER, PROMPT, ROOT, run
+from helpers.scripted import EOS, START, agreeing
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_decoder import agreeing
-from test_main import ANSWER, PROMPT, ROOT, run
 
 from benchmarks.measure import examples
 from checkpoints.tokenizer import TextStream, byte_tokenizer

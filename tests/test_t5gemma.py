@@ -13,9 +13,18 @@ import torch
 from helpers import checkpoints
 from helpers import t5gemma_checkpoints as t5gemma
 from helpers.decoding import decode_with, partial_steps, ragged_prompts
+from helpers.models import (
+    B,
+    S,
+    T,
+    cached_logits,
+    padded_inputs,
+    reference_logits,
+    reference_texts,
+    until,
+)
 from helpers.oracle import disturbed, flat_weights, greedy
 from helpers.t5gemma_checkpoints import SLIDING, VARIANTS, raw_config
-from test_model import B, S, T, cached_logits, padded_inputs, reference_logits
 
 from checkpoints.folder import open_checkpoint
 from checkpoints.tensors import to_mlx
@@ -79,6 +88,7 @@ def test_logits_are_those_of_transformers(pair, block):
     assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_is_about_as_close_as_that_of_transformers(pair, dtype):
     reference, model = pair
@@ -263,22 +273,6 @@ def test_a_source_is_as_long_as_the_model_knows_and_no_longer():
 TEXTS, LENGTH = 12, 16
 
 
-def transformers_texts(reference, sources: list[list[int]], eos: list[int]) -> list[list[int]]:
-    """What transformers' generate writes, greedily, for each source: the end of sequence included."""
-    width = max(map(len, sources))
-    padded = torch.tensor([source + [0] * (width - len(source)) for source in sources])
-    mask = torch.tensor([[1] * len(s) + [0] * (width - len(s)) for s in sources])
-    rows = reference.generate(
-        input_ids=padded, attention_mask=mask, max_new_tokens=LENGTH, eos_token_id=eos
-    ).tolist()
-    return [cut(row[1:], eos) for row in rows]
-
-
-def cut(tokens: list[int], eos: list[int]) -> list[int]:
-    ends = [i for i, token in enumerate(tokens) if token in eos]
-    return tokens[: ends[0] + 1] if ends else tokens
-
-
 def texts(model, drafter, sources, batch_size: int, **options) -> tuple[list[list[int]], int]:
     """What our decoder writes, and how many steps kept a part of what was drafted."""
     rows = decode_with(model, drafter, sources, batch_size, max_tokens=LENGTH, **options)
@@ -290,17 +284,18 @@ def sources_and_texts(reference, model) -> tuple[list[list[int]], list[list[int]
     """Sources, and transformers' texts for them; the model's ends of sequence become two tokens of
     these, such that texts are of many lengths."""
     sources = ragged_prompts(TEXTS, 61)
-    free = transformers_texts(reference, sources, [1])
+    free = reference_texts(reference, sources, LENGTH, [10**6])  # which never comes
     pairs = itertools.combinations(sorted({token for text in free for token in text}), 2)
     eos = max(
-        (list(pair) for pair in pairs), key=lambda pair: len({len(cut(t, pair)) for t in free})
+        (list(pair) for pair in pairs), key=lambda pair: len({len(until(pair, t)) for t in free})
     )
     model.config = dataclasses.replace(model.config, eos_token_ids=tuple(eos))
-    expected = transformers_texts(reference, sources, eos)
+    expected = [until(eos, text) for text in free]
     assert len({len(text) for text in expected}) > 3
     return sources, expected
 
 
+@pytest.mark.slow
 def test_texts_are_those_of_transformers(pair):
     reference, model = pair
     sources, expected = sources_and_texts(reference, model)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from helpers import checkpoints
 from helpers import t5gemma_checkpoints as t5gemma
+from helpers.models import cached_logits, padded_inputs, reference_logits
 from helpers.oracle import flat_weights
 from helpers.t5gemma_checkpoints import FULL, SLIDING, VARIANTS, raw_config
-from test_model import cached_logits, padded_inputs, reference_logits
-from test_tokenizer import AWKWARD, assert_same_tokenizer, needs_shared, prompts
+from helpers.texts import AWKWARD, assert_same_tokenizer, needs_shared, prompts
 from transformers import AutoTokenizer
 
 from checkpoints.folder import open_checkpoint, read_json
@@ -65,6 +65,7 @@ def test_what_transformers_saves_is_understood(tmp_path):
     assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_quantized_models_load_and_write(tmp_path, dtype):
     source = t5gemma.make_folder(tmp_path / "source", WIDE)

@@ -84,6 +84,7 @@ def test_grammar_of_the_sentences():
     assert plain.text("German") == "Der alte König kauft meine roten Türen."
 
 
+@pytest.mark.slow
 def test_a_misspelling_has_one_origin_and_is_no_word():
     words = tasks._lexicon()
     for word, wrongs in tasks._MISSPELLINGS.items():

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import sentencepiece
+from helpers.programs import DEMO, ROOT
+from helpers.texts import AWKWARD, SHARED, assert_same_tokenizer, needs_shared, prompts, streamed
 from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, ByT5Tokenizer, T5Tokenizer
 
@@ -18,46 +20,12 @@ from demo.tasks import held_out_example
 from errors import InputError
 from families.t5 import write_tokenizer
 
-ROOT = Path(__file__).parent.parent
-SHARED = ROOT.parent / "shared"
-EMBEDDED = ROOT / "demo" / "draft"
-needs_shared = pytest.mark.skipif(
-    not (SHARED / "t5_tokenizer").exists(), reason="the real T5 tokenizer is not at hand"
-)
-AWKWARD = [
-    " two  spaces \n a line\tand a tab ",
-    "ünïcödé — “quotes” … ½ ﬁ Å",
-    "日本語 العربية 🙂🙃 👩‍👩‍👧",
-    "<extra_id_0> sentinels <extra_id_99> and </s> an end",
-    "a" * 300,
-    "x",
-    "translate English to German: That is good.",
-]
-
-
-def prompts() -> list[str]:
-    lines = (SHARED / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line)["prompt"] for line in lines]
+EMBEDDED = DEMO / "draft"
 
 
 def converted(folder: Path, tmp_path: Path) -> Tokenizer:
     write_tokenizer(folder, tmp_path)
     return load_tokenizer(tmp_path)
-
-
-def streamed(tokenizer: Tokenizer, ids: list[int]) -> str:
-    stream = TextStream(tokenizer, {0, 1})
-    text = "".join(stream.push([i]) for i in ids) + stream.finish()
-    assert stream.text == text
-    return text
-
-
-def assert_same_tokenizer(ours: Tokenizer, reference, texts: list[str]) -> None:
-    for text in texts:
-        ids = reference(text).input_ids
-        assert ours.encode(text).ids == ids
-        shown = [i for i in ids if i not in (0, 1)]
-        assert streamed(ours, ids) == reference.decode(shown, clean_up_tokenization_spaces=False)
 
 
 @needs_shared

@@ -8,7 +8,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-DEMO = Path(__file__).parents[2] / "demo" / "target"
+from helpers.programs import DEMO
 
 # Raw config.json contents as the hub has them. Every dimension differs from every other.
 SMALL = dict(
@@ -115,7 +115,7 @@ def make_folder(
     state = state_dict(torch_model(raw), raw)
     save(path, raw, state, shards, kind)
     for name in ("spiece.model", "tokenizer_config.json"):
-        shutil.copyfile(DEMO / name, path / name)
+        shutil.copyfile(DEMO / "target" / name, path / name)
     return path
 
 

@@ -3,7 +3,7 @@
 import random
 
 from decoder import Batch, decode
-from speculative.drafting import Drafter, ModelDrafter
+from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
 from speculative.options import Options
 from speculative.row import Row, Stats, Waiting
 from speculative.sampling import RowSeeds
@@ -66,6 +66,16 @@ def partial_steps(rows, num_draft: int) -> int:
     return sum(count for length, count in lengths.items() if 0 < length < num_draft)
 
 
-def ragged_prompts(count: int, vocab_size: int) -> list[list[int]]:
+def ragged_prompts(count: int, vocab_size: int, longest: int = 20) -> list[list[int]]:
     rng = random.Random(0)
-    return [[rng.randrange(3, vocab_size) for _ in range(rng.randint(1, 20))] for _ in range(count)]
+    lengths = (rng.randint(1, longest) for _ in range(count))
+    return [[rng.randrange(3, vocab_size) for _ in range(length)] for length in lengths]
+
+
+def drafters(draft) -> dict[str, Drafter]:
+    """Every drafter, by the name that tests give it; `draft` is the draft model."""
+    return {
+        "lookup": PromptLookup(),
+        "both": CombinedDrafter(PromptLookup(), ModelDrafter(draft)),
+        "model": ModelDrafter(draft),
+    }

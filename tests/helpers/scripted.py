@@ -4,6 +4,7 @@ It reads those tokens back from the cache's slots, and insists that a query sees
 before it exactly once: a token kept twice, lost or not forgotten is an error, not a lower score.
 """
 
+import random
 import zlib
 from types import SimpleNamespace
 
@@ -68,3 +69,28 @@ def plain(model: ScriptedModel, source: list[int], max_tokens: int) -> list[int]
     while len(prefix) <= max_tokens and prefix[-1] != EOS:
         prefix.append(model.next_token(tuple(source), tuple(prefix)))
     return prefix[1:]
+
+
+SHARES = (0.0, 0.5, 0.8, 1.0)
+
+
+def agreeing(share: float | None = None, ends: float = 0.0, copies: float = 0.0):
+    """A target whose next token depends on everything before, and a draft that agrees with it on about
+    `share` of the prefixes (None: on one of SHARES, by the prompt). Each token is the end of sequence with
+    probability `ends`, else with probability `copies` what follows the last token in the prompt."""
+
+    def target(source, prefix):
+        rng = random.Random(scripted_next(prefix, source, 2**31))
+        if rng.random() < ends:
+            return EOS
+        if rng.random() < copies and prefix[-1] in source[:-1]:
+            return source[source.index(prefix[-1]) + 1]
+        return scripted_next(source, prefix, 50)
+
+    def draft(source, prefix):
+        token = target(source, prefix)
+        likely = SHARES[scripted_next(source, (), 99) % 4] if share is None else share
+        agrees = random.Random(scripted_next(source, prefix, 2**30)).random() < likely
+        return token if agrees else 3 + (token + 1) % 47
+
+    return ScriptedModel(target), ScriptedModel(draft)

@@ -1,0 +1,100 @@
+"""Small models of random weights, and the logits of ours and of transformers' for the same inputs."""
+
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import torch
+
+from checkpoints.config import Config
+from checkpoints.folder import open_checkpoint
+from checkpoints.tensors import to_mlx
+from families.loading import build
+from families.t5 import FAMILY, rename
+from helpers import checkpoints
+from helpers.oracle import flat_weights
+from model import T5
+
+B, S, T = 3, 40, 30  # rows, source tokens and decoder tokens of `padded_inputs`
+
+
+# Standard deviations, of matrices by the root of their inputs. With MLX's own the embedding outweighs all
+# else, a text is one token over and over, and a test of texts sees little of the cache.
+_SPREAD = {"norm": 0.2, "relative_bias": 2.0, "embedding": 0.02, "query": 1.5, "key": 1.5}
+
+
+def random_model(variant: str = "t5", **changes) -> T5:
+    """A model of one of checkpoints.VARIANTS whose texts hang on the prompt and on every position."""
+    model = T5(Config.from_hub(checkpoints.VARIANTS[variant] | changes, []))
+    rng = np.random.default_rng(0)
+
+    def draw(name: str, shape: tuple[int, ...]) -> mx.array:
+        spread = next((s for part, s in _SPREAD.items() if part in name), None)
+        mean = 1.0 if "norm" in name else 0.0
+        inputs = 1 if spread and "attention." not in name else shape[-1]
+        weight = rng.normal(mean, (spread or 1.0) * inputs**-0.5, shape)
+        return mx.array(weight.astype(np.float32))
+
+    model.load_weights([(name, draw(name, weight.shape)) for name, weight in flat_weights(model)])
+    return model
+
+
+def mlx_model(folder: Path, raw: dict) -> T5:
+    """Ours with a checkpoint's weights, without a conversion."""
+    tensors = rename(open_checkpoint(folder))
+    config = Config.from_hub(raw, tensors)
+    model = build(FAMILY, config, {name: tensor.shape for name, tensor in tensors.items()})
+    arrays = {name: np.concatenate(list(tensor.blocks())) for name, tensor in tensors.items()}
+    model.load_weights([(name, to_mlx(array)) for name, array in arrays.items()])
+    return model
+
+
+def padded_inputs(vocab_size: int):
+    """Source tokens, their mask (row 0 whole, row 1 padded right, row 2 left), decoder tokens."""
+    rng = np.random.default_rng(0)
+    source = rng.integers(3, vocab_size, (B, S))
+    target = rng.integers(3, vocab_size, (B, T))
+    mask = np.ones((B, S), bool)
+    mask[1, 25:] = mask[2, :7] = False
+    return source, mask, target
+
+
+def reference_logits(reference, source, mask, target) -> np.ndarray:
+    with torch.no_grad():
+        output = reference(
+            input_ids=torch.tensor(source),
+            attention_mask=torch.tensor(mask).long(),
+            decoder_input_ids=torch.tensor(target),
+        )
+    return output.logits.float().numpy()
+
+
+def cached_logits(model: T5, source, mask, target, block: int) -> np.ndarray:
+    cache, parts = model.start(mx.array(source), mask), []
+    for start in range(0, target.shape[1], block):
+        tokens = target[:, start : start + block]
+        positions = np.tile(np.arange(start, start + tokens.shape[1], dtype=np.int32), (B, 1))
+        logits = model.decode(mx.array(tokens), positions, cache)
+        parts.append(np.array(logits.astype(mx.float32)))
+    return np.concatenate(parts, axis=1)
+
+
+def reference_texts(reference, prompts: list[list[int]], max_tokens: int, eos: list[int]) -> list:
+    """What transformers' generate writes for each prompt, greedily, the end of sequence included."""
+    width = max(map(len, prompts))
+    padded = torch.tensor([prompt + [0] * (width - len(prompt)) for prompt in prompts])
+    mask = torch.tensor([[1] * len(p) + [0] * (width - len(p)) for p in prompts])
+    rows = reference.generate(
+        input_ids=padded,
+        attention_mask=mask,
+        max_new_tokens=max_tokens,
+        eos_token_id=eos,
+        do_sample=False,
+    )
+    return [until(eos, row[1:]) for row in rows.tolist()]
+
+
+def until(eos: list[int], tokens: list[int]) -> list[int]:
+    """Tokens up to the first end of sequence."""
+    end = next((i for i, token in enumerate(tokens) if token in eos), len(tokens))
+    return tokens[: end + 1]

@@ -1,0 +1,46 @@
+"""Which models can be split among how many ranks, and what a process that is alone exchanges: nothing."""
+
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from helpers.checkpoints import SMALL
+
+from checkpoints.config import Config
+from checkpoints.quantization import Quantization
+from distributed.ranks import ALONE
+from distributed.sharding import check_ranks
+from errors import InputError
+
+
+def config(num_heads: int, d_ff: int, d_kv: int = 64) -> Config:
+    raw = SMALL | dict(model_type="t5", num_heads=num_heads, d_ff=d_ff, d_kv=d_kv)
+    return Config.from_hub(raw, [])
+
+
+@pytest.mark.parametrize(
+    ("shape", "quantization", "ranks", "possible"),
+    [
+        ((12, 3072), None, 5, "2 or 3 or 4 or 6 or 12 ranks can"),
+        ((6, 1536), None, 4, "2 or 3 or 6 ranks can"),
+        ((8, 1023), None, 2, "no number of ranks can"),
+        ((8, 1024), Quantization("affine", 4, 128), 8, "2 or 4 ranks can"),
+        ((8, 192), Quantization("affine", 4, 64), 2, "no number of ranks can"),
+    ],
+)
+def test_ranks_that_cannot_split_a_model(shape, quantization, ranks, possible):
+    with pytest.raises(InputError, match=f"cannot be split among {ranks} ranks; {possible}$"):
+        check_ranks(config(*shape), quantization, ranks)
+
+
+def test_matrices_that_are_not_quantized_need_no_whole_groups():
+    check_ranks(config(8, 1000), Quantization("affine", 4, 64), 2)
+
+
+def test_alone_nothing_is_exchanged():
+    x = mx.array([[3, 1]])
+    assert ALONE.first(x) is x
+    assert ALONE.agreed(0.1) == 0.1 and ALONE.agreed(x).tolist() == [[3, 1]]
+    assert ALONE.from_first(lambda: {1: object}) == {1: object}
+    with pytest.raises(OSError):
+        ALONE.together(lambda: Path("no/such/file").read_text())
