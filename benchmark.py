@@ -10,6 +10,9 @@ from terminal import interrupts
 if __name__ == "__main__":
     interrupts.expect()  # also while what follows is imported
 
+import blas  # noqa: F401 (before mlx)
+
+# isort: split
 import argparse
 import contextlib
 import json

@@ -8,6 +8,9 @@ target's own.
     text = generate(model, tokenizer, prompt, draft_model=draft, num_draft=5, max_tokens=256)
 """
 
+import blas  # noqa: F401 (before mlx: see there)
+
+# isort: split
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
 
+import blas
 from decoder import BATCH_SIZE, Options, Response, SpeculativeDecoder, check_prompt, load
 from demo.pair import demo_model
 from distributed.ranks import Ranks, session
@@ -27,6 +28,7 @@ from speculative.sampling import RULES
 from terminal import cli
 from terminal.summary import Summary, bars_for
 
+LARGE = 200 << 20  # bytes of weights
 SAMPLING = ("top_k", "top_p", "min_p", "seed", "acceptance")  # what only sampling asks for
 
 
@@ -274,6 +276,20 @@ def report_unused(given: dict, options: Options) -> None:
             print(f"--{name.replace('_', '-')} has no effect {reason}", file=sys.stderr)
 
 
+def report_slow(model) -> None:
+    """Say on stderr, for a model that is large enough to feel it, that there is no fast BLAS, and why."""
+    if not blas.problem:
+        return
+    from mlx.utils import tree_flatten
+
+    weights = dict(tree_flatten(model.parameters())).values()
+    if sum(weight.nbytes for weight in weights) > LARGE:
+        print(
+            f"products are slow, up to eight times, without a fast BLAS: {blas.problem}",
+            file=sys.stderr,
+        )
+
+
 def check_ranks(args, ranks: Ranks) -> None:
     """InputError where the ranks cannot do the same."""
     if "-" in (args.prompt, args.prompt_file):
@@ -311,6 +327,7 @@ def answer(args, ranks: Ranks) -> None:
     draft_model = None
     if args.draft_model and options.num_draft:
         draft_model, _ = load(args.draft_model, ranks.group, split=False)
+    report_slow(model)
     decoder = SpeculativeDecoder(model, tokenizer, draft_model, in_template(args, model))
     if args.prompt_file is None:
         answer_prompt(args, decoder, options)

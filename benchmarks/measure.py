@@ -21,6 +21,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
+import blas
 from decoder import Batch, decode, load
 from demo.pair import demo_model
 from demo.tasks import KINDS, Example, held_out_example
@@ -304,8 +305,8 @@ def machine() -> dict[str, str | int]:
         "system": f"{platform.system()} {platform.machine()}",
         "device": str(mx.default_device()),
         "mlx": version("mlx"),
-        "blas": Path(os.environ.get("LD_PRELOAD", "")).name or "of MLX",
-        "threads": os.environ.get("OMP_NUM_THREADS", "default"),
+        "blas": (blas.loaded or Path(os.environ.get("LD_PRELOAD", ""))).name or "of MLX",
+        "threads": os.environ.get("OPENBLAS_NUM_THREADS", "default"),
     }
 
 
