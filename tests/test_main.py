@@ -226,7 +226,7 @@ def test_the_histogram_fits_the_encoding(folder):
         (["-p", "x", "--model", "photos"], 1, "photos is not a converted model"),
         (["-p", "x", "--model", "checkpoint"], 1, "python convert.py --model checkpoint"),
         (["-p", "x", "--model", "broken"], 1, "broken/weights.npz: not a readable npz file"),
-        (["-p", "x", "--model", "incomplete"], 1, "missing weights: decoder.norm.weight"),
+        (["-p", "x", "--model", "incomplete"], 1, "Missing 1 parameters: decoder.norm.weight"),
         (
             ["-p", "x", "--model", "demo-target", "--draft-model", "bytes"],
             1,
