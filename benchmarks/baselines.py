@@ -24,11 +24,13 @@ from model import T5
 from speculative.cached_model import padded
 
 
-def in_transformers(model: T5) -> T5ForConditionalGeneration:
-    """The same model, in float32."""
+def in_transformers(model: T5, vocab_size: int | None = None) -> T5ForConditionalGeneration:
+    """The same model, in float32; with the first `vocab_size` rows of its vocabulary only."""
     c = model.config
-    shape = {key: getattr(c, key) for key in ("vocab_size", "d_model", "d_kv", "d_ff", "num_heads")}
+    rows = vocab_size or c.vocab_size
+    shape = {key: getattr(c, key) for key in ("d_model", "d_kv", "d_ff", "num_heads")}
     config = T5Config(
+        vocab_size=rows,
         **shape,
         num_layers=c.num_layers,
         num_decoder_layers=c.num_decoder_layers,
@@ -49,7 +51,9 @@ def in_transformers(model: T5) -> T5ForConditionalGeneration:
         tied = "embed_tokens" in name or (name == "lm_head.weight" and c.tied_head)
         ours = "embedding.weight" if tied else names.our_name(name, names.T5, "T5")
         # A view of our memory: the weights are there once.
-        state[name] = torch.from_numpy(np.asarray(weights[ours].astype(mx.float32)))
+        weight = np.asarray(weights[ours].astype(mx.float32))
+        vocabulary = ours in ("embedding.weight", "head.weight")
+        state[name] = torch.from_numpy(weight[:rows] if vocabulary else weight)
     theirs.load_state_dict(state, assign=True)
     return theirs.eval()
 
@@ -60,7 +64,9 @@ Prompts = Sequence[list[int]]
 def with_transformers(sizes: Sequence[str], max_tokens: int) -> Callable[..., list[list[int]]]:
     """A function that decodes prompts side by side, greedily: plainly, `assisted` by the draft model,
     or by prompt lookup of so many tokens."""
-    target, draft = map(in_transformers, widened_pair(sizes))
+    pair = widened_pair(sizes)
+    rows = min(model.config.vocab_size for model in pair)  # it wants as many in both
+    target, draft = (in_transformers(model, rows) for model in pair)
     ends = target.config.eos_token_id
 
     def generate(prompts: Prompts, assisted: bool = False, lookup: int | None = None):

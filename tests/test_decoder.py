@@ -83,35 +83,39 @@ NUM_DRAFTS = {
 }
 
 
-@pytest.mark.parametrize("batch_size", BATCH_SIZES)
 @pytest.mark.parametrize(("kind", "num_draft"), [(k, n) for k in NUM_DRAFTS for n in NUM_DRAFTS[k]])
-def test_scripted_rows_that_come_and_go_are_plain_rows(events, kind, num_draft, batch_size):
+def test_scripted_rows_that_come_and_go_are_plain_rows(events, kind, num_draft):
     """Prompts of 1 to 60 tokens and texts of 1 to 60; drafts from useless to perfect side by side. Any
-    bookkeeping error of either cache is an assertion inside ScriptedModel."""
+    bookkeeping error of either cache is an assertion inside ScriptedModel; one of a drafter, which costs
+    acceptance and nothing else, shows in the tokens' origins, which no batch changes."""
     target, draft = agreeing(ends=0.03, copies=0.6)
-    prompts, any_length = ragged_prompts(24, 50, 60), num_draft == "any"
-    rows = decode_with(
-        target,
-        drafters(draft)[kind],
-        prompts,
-        batch_size,
-        AnyLength() if any_length else None,
-        num_draft="auto" if any_length else num_draft,
-        max_tokens=60,
-    )
-    assert [row.generated for row in rows] == [plain(target, s, 60) for s in prompts]
-    assert len({len(row.tokens) for row in rows}) > 10
-    for row in rows:
-        assert row.finish_reason == ("stop" if row.tokens[-1] == EOS else "length")
-        assert len(row.origins) == len(row.generated)
-        assert sum(o in DRAFTED for o in row.origins) == row.stats.accepted <= row.stats.drafted
-        assert sum(row.stats.accepted_lengths.values()) == row.stats.target_calls
-    if batch_size > 1:
-        assert events["_grown"] and events["select"] and events["_widen"]
-        assert events["_narrow"] or batch_size == 8  # one of whose rows always has a long prompt
-    if num_draft not in (0, 1, "auto"):  # what `auto` drafts depends on the machine
-        assert partial_steps(rows, 20 if any_length else num_draft) > 25
-        assert events["_compact"] or batch_size == 1
+    prompts, any_length = ragged_prompts(18, 50, 60), num_draft == "any"
+    expected, alone = [plain(target, prompt, 60) for prompt in prompts], None
+    assert len(set(map(len, expected))) > 10
+    for batch_size in BATCH_SIZES:
+        events.update(dict.fromkeys(events, 0))
+        schedule = AnyLength() if any_length else None
+        options = dict(num_draft="auto" if any_length else num_draft, max_tokens=60)
+        drafter = drafters(draft)[kind]
+        rows = decode_with(target, drafter, prompts, batch_size, schedule, **options)
+        assert [row.generated for row in rows] == expected
+        for row in rows:
+            assert row.finish_reason == ("stop" if row.tokens[-1] == EOS else "length")
+            assert len(row.origins) == len(row.generated)
+            drafted = sum(origin in DRAFTED for origin in row.origins)
+            assert drafted == row.stats.accepted <= row.stats.drafted
+            assert sum(row.stats.accepted_lengths.values()) == row.stats.target_calls
+        if batch_size > 1:
+            assert events["_grown"] and events["select"]
+            # One row of eight always has a long prompt.
+            assert (events["_widen"] and events["_narrow"]) or batch_size == 8
+        if num_draft not in (0, 1, "auto"):  # what `auto` drafts depends on the machine
+            assert partial_steps(rows, 20 if any_length else num_draft) > 15
+            assert events["_compact"] or batch_size == 1
+        if isinstance(num_draft, int):
+            origins = [row.origins for row in rows]
+            alone = alone or origins
+            assert origins == alone, batch_size
 
 
 @pytest.mark.parametrize("length", range(1, 12))

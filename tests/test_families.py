@@ -2,9 +2,9 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
+from helpers.programs import ROOT
 
 from checkpoints.config import Config
 from checkpoints.names import T5 as NAMES
@@ -159,7 +159,7 @@ def test_the_size_is_that_of_the_files_on_the_hub(name, gigabytes, tmp_path):
 
 def test_the_sizes_in_the_manual(tmp_path):
     """flan-t5-small and -xl have v1.1's shapes."""
-    text = (Path(__file__).parent.parent / "docs" / "conversion.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "conversion.md").read_text(encoding="utf-8")
     number = r" +\| ([\d.]+)"
     rows = re.findall(rf"^\| ([\w.-]+) +\| [\d.]+[MB]{number * 4} +\|$", text, re.MULTILINE)
     assert len(rows) > 10

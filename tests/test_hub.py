@@ -22,6 +22,7 @@ from helpers.hub_server import COMMIT, Hub, cut, refuse, replace, sha256, stall
 from helpers.programs import ROOT
 from huggingface_hub import constants
 
+import families
 from checkpoints.folder import weight_files
 from checkpoints.hub import fetch
 from convert import convert, converted_size
@@ -357,7 +358,7 @@ WEIGHTS_ONLY = "GET .*safetensors"
         (SINGLE, {"HEAD": refuse(501)}, f"{ANSWERS}501 Not Implemented; try again later"),
         (SINGLE, {"": refuse(403)}, f"{ANSWERS}403 Forbidden; is the token right?"),
         (SINGLE, {"": stall()}, UNREACHABLE),
-        (NOT_T5, {}, ": a bert model; there are t5, mt5, umt5"),
+        (NOT_T5, {}, f": a bert model; there are {', '.join(families._MODULES)}"),
         (ENCODER, {}, ": T5EncoderModel, an encoder without a decoder"),
         (NO_SHAPE, {}, ": config.json has no vocab_size: not a T5-type model"),
         (LAYERS, {}, ": config.json: num_layers is 1000000000, not a whole number from 1 to 1024"),

@@ -39,8 +39,8 @@ def test_matrices_that_are_not_quantized_need_no_whole_groups():
 
 def test_alone_nothing_is_exchanged():
     x = mx.array([[3, 1]])
-    assert ALONE.first(x) is x
-    assert ALONE.agreed(0.1) == 0.1 and ALONE.agreed(x).tolist() == [[3, 1]]
+    assert ALONE.share(x) is x
+    assert ALONE.broadcast(0.1) == 0.1 and ALONE.broadcast(x).tolist() == [[3, 1]]
     assert ALONE.from_first(lambda: {1: object}) == {1: object}
     with pytest.raises(OSError):
         ALONE.together(lambda: Path("no/such/file").read_text())
