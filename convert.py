@@ -27,7 +27,8 @@ from checkpoints.weights import DEFAULT_DTYPE, DTYPES, stored_size, write_weight
 from errors import InputError, naming
 from families import architecture_of, family_of
 from families.causal_loading import is_causal, is_decoder_only
-from families.loading import WEIGHTS, build, converted_path, weight_shapes
+from families.folders import WEIGHTS, converted_path
+from families.loading import build, weight_shapes
 from terminal import cli
 
 

@@ -11,6 +11,7 @@ target's own.
 import blas  # noqa: F401 (before mlx: see there)
 
 # isort: split
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from distributed.ranks import ALONE
 from errors import InputError
 from families.languages import frame
 from families.loading import load
+from families.prompts import Prompts, check_prompt
 from speculative.cached_model import CachedModel, Model
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
 from speculative.options import Options
@@ -206,17 +208,6 @@ class Response:
         return [origin in DRAFTED for origin in self.origins]
 
 
-def check_prompt(prompt: str) -> str:
-    """The prompt; InputError when there is nothing in it to work on."""
-    if not isinstance(prompt, str):
-        raise InputError(f"the prompt is {type(prompt).__name__}, not text")
-    if not prompt.strip():
-        raise InputError("the prompt is empty")
-    if any("\ud800" <= character <= "\udfff" for character in prompt):
-        raise InputError("the prompt is not valid Unicode text")
-    return prompt
-
-
 class SpeculativeDecoder:
     """A target, a draft model for it or none, and what was learned about them: keep one for many calls.
 
@@ -328,7 +319,9 @@ class SpeculativeDecoder:
             raise InputError(f"batch_size is {batch_size!r}, not a whole number of 1 or more")
         if isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, Iterable):
             raise InputError(_expected("prompts", prompts, "list of texts"))
-        source = _Prompts(prompts, self, settings, _WINDOW * int(batch_size))
+        seed = RowSeeds(settings.seed)
+        make = functools.partial(self.row, options=settings, seed=seed)
+        source = Prompts(prompts, make, _WINDOW * int(batch_size))
         for row in decode(self.batch(settings), source, int(batch_size)):
             yield source.index.pop(row), _respond(row, self._text_stream())
 
@@ -355,43 +348,6 @@ def _expected(name: str, value: object, what: str) -> str:
 def _check_model(name: str, model: object) -> None:
     if not all(hasattr(model, part) for part in ("config", "start", "decode")):
         raise InputError(_expected(name, model, "model"))
-
-
-class _Prompts:
-    """Rows for prompts: those that are there, up to `window` of them, the longest first."""
-
-    def __init__(
-        self,
-        prompts: Iterable[str],
-        decoder: SpeculativeDecoder,
-        options: Options,
-        window: int,
-    ):
-        self._prompts, self._decoder, self._options = enumerate(prompts), decoder, options
-        self._ready = getattr(prompts, "ready", lambda: True)
-        self._window, self._seed = window, RowSeeds(options.seed)
-        self._waiting: list[Row] = []  # the shortest first
-        self._ended = False
-        self.index: dict[Row, int] = {}  # of rows that are not done: their prompt's
-
-    def take(self, count: int, wait: bool) -> list[Row]:
-        if len(self._waiting) < count:
-            self._read(wait and not self._waiting)
-        return [self._waiting.pop() for _ in range(min(count, len(self._waiting)))]
-
-    def _read(self, wait: bool) -> None:
-        found = 0
-        while found < self._window and not self._ended:
-            if not (self._ready() or (wait and not found)):
-                break
-            new = next(self._prompts, None)
-            self._ended = new is None
-            if new:
-                row = self._decoder.row(new[1], self._options, self._seed)
-                self._waiting.append(row)
-                self.index[row] = new[0]
-                found += 1
-        self._waiting.sort(key=lambda row: (len(row.prompt), -self.index[row]))
 
 
 def _respond(row: Row, stream: TextStream, first: int = 0) -> Response:

@@ -20,10 +20,11 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 import blas
-from decoder import BATCH_SIZE, Options, Response, SpeculativeDecoder, check_prompt, load
+from decoder import BATCH_SIZE, Options, Response, SpeculativeDecoder, load
 from demo.pair import demo_model
 from distributed.ranks import Ranks, session
 from errors import InputError
+from families.prompts import check_prompt
 from speculative.sampling import RULES
 from terminal import cli
 from terminal.summary import Summary, bars_for

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from families.loading import MODELS, WEIGHTS
+from families.folders import MODELS, WEIGHTS
 
 DEMO = Path(__file__).resolve().parent
 

@@ -24,7 +24,7 @@ from distributed.ranks import Ranks
 from errors import InputError
 from families import architecture_of, is_ours
 from families.causal import CausalModel, check_cache
-from families.loading import WEIGHTS, converted_path
+from families.folders import WEIGHTS, converted_path
 
 T = TypeVar("T")
 

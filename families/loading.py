@@ -24,10 +24,8 @@ from distributed import sharding
 from distributed.ranks import Ranks
 from errors import InputError, naming
 from families import Family, family_of
+from families.folders import WEIGHTS, converted, find_model
 from families.languages import Languages
-
-MODELS = Path("mlx_models")
-WEIGHTS = "weights.npz"
 
 
 def build(
@@ -68,29 +66,6 @@ def weight_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: weight.shape for name, weight in weights.items()}
 
 
-def converted_path(name: str) -> Path:
-    """Where the model `name` (a hub id, or a folder) is converted to, and looked up."""
-    path = Path(name)
-    return MODELS / (path.resolve() if path.is_dir() else path).name
-
-
-def _converted(name: str) -> Path | None:
-    """The converted folder that a user means: a path, or a name under mlx_models/."""
-    paths = (Path(name), converted_path(name))
-    return next((path for path in paths if (path / WEIGHTS).exists()), None)
-
-
-def find_model(name: str) -> Path:
-    """The converted folder that a user means; InputError where there is none."""
-    if path := _converted(name):
-        return path
-    if (Path(name) / "config.json").exists():
-        raise InputError(f"{name} is not converted yet: python convert.py --model {name}")
-    if Path(name).is_dir():
-        raise InputError(f"{name} is not a converted model: it has no {WEIGHTS}")
-    raise InputError(f"no model {name!r}; to convert it: python convert.py --model {name}")
-
-
 def load(
     name: str | Path, group: mx.distributed.Group | None = None, split: bool = True
 ) -> tuple[Any, Tokenizer]:
@@ -103,7 +78,7 @@ def load(
     Raises InputError when there is none, its weights or its tokenizer are not those of its
     config.json, or the ranks differ; what goes wrong on one rank is raised on all.
     """
-    if not _converted(str(name)):
+    if not converted(str(name)):
         from families import causal_loading
 
         if folder := causal_loading.find_causal(str(name)):

@@ -10,9 +10,9 @@ from queue import Queue
 from threading import Thread
 from typing import BinaryIO
 
-from decoder import check_prompt
 from distributed.ranks import ALONE, Ranks
 from errors import InputError
+from families.prompts import check_prompt
 
 
 class PromptFile:

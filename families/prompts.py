@@ -1,0 +1,48 @@
+"""Prompts on their way to be rows."""
+
+from collections.abc import Callable, Iterable
+
+from errors import InputError
+from speculative.row import Row
+
+
+def check_prompt(prompt: str) -> str:
+    """The prompt; InputError when there is nothing in it to work on."""
+    if not isinstance(prompt, str):
+        raise InputError(f"the prompt is {type(prompt).__name__}, not text")
+    if not prompt.strip():
+        raise InputError("the prompt is empty")
+    if any("\ud800" <= character <= "\udfff" for character in prompt):
+        raise InputError("the prompt is not valid Unicode text")
+    return prompt
+
+
+class Prompts:
+    """Rows for prompts: those that are there, up to `window` of them, the longest first."""
+
+    def __init__(self, prompts: Iterable[str], make: Callable[[str], Row], window: int):
+        """make: the row of a prompt."""
+        self._prompts, self._make, self._window = enumerate(prompts), make, window
+        self._ready = getattr(prompts, "ready", lambda: True)
+        self._waiting: list[Row] = []  # the shortest first
+        self._ended = False
+        self.index: dict[Row, int] = {}  # of rows that are not done: their prompt's
+
+    def take(self, count: int, wait: bool) -> list[Row]:
+        if len(self._waiting) < count:
+            self._read(wait and not self._waiting)
+        return [self._waiting.pop() for _ in range(min(count, len(self._waiting)))]
+
+    def _read(self, wait: bool) -> None:
+        found = 0
+        while found < self._window and not self._ended:
+            if not (self._ready() or (wait and not found)):
+                break
+            new = next(self._prompts, None)
+            self._ended = new is None
+            if new:
+                row = self._make(new[1])
+                self._waiting.append(row)
+                self.index[row] = new[0]
+                found += 1
+        self._waiting.sort(key=lambda row: (len(row.prompt), -self.index[row]))
