@@ -179,6 +179,7 @@ LAWS = [
     ("coupled", "model", 3, {}),
     *itertools.product(["token", "block"], ["lookup", "both"], [3], [{}]),
     *itertools.product(["token", "block"], ["model"], [4], FILTERS[1:]),
+    ("block", "model", 3, {}),  # sees noise that is used again for a position drafted again
     ("block", "model", "auto", {}),
 ]
 
