@@ -186,7 +186,13 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize("variant", checkpoints.VARIANTS)
+QUICK = ("t5", "v1.1", "umt5")  # a tied head, one of its own, a bias per layer
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [v if v in QUICK else pytest.param(v, marks=pytest.mark.slow) for v in checkpoints.VARIANTS],
+)
 def test_tokens_are_the_oracles_in_every_variant(events, variant):
     """The seven variants together see each way with each of seven numbers of drafted tokens."""
     model, partial = random_model(variant), 0

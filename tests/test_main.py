@@ -126,6 +126,7 @@ def test_a_flag_without_effect_is_told(folder, arguments, notes):
     assert result.stderr.splitlines() == notes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ["main.py", "convert.py", "benchmark.py"])
 def test_a_script_called_through_a_symbolic_link(tmp_path, script):
     (tmp_path / "bin").mkdir()
@@ -165,6 +166,7 @@ def test_an_ignored_interrupt_stays_ignored(folder):
     assert (result.returncode, result.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_seed_is_a_text(folder):
     def text(*arguments):
         return run("-p", PROMPT, "--temp", "3", *arguments, cwd=folder).stdout
