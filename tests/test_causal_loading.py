@@ -13,7 +13,7 @@ pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-lm.t
 from helpers import causal_folders
 from helpers.causal_models import alone, build, prompts
 from helpers.decoding import decode_with
-from test_distributed import launch
+from helpers.ranks import launch
 
 import convert
 import main
