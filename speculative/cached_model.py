@@ -39,7 +39,9 @@ class CachedModel:
         """Read prompts, one for each of `rows`, into a batch of `batch_size`: in the place of what these
         rows held, or in new rows at the end."""
         tokens, mask = padded(prompts, self.config.pad_token_id)
-        fresh = self._model.start(mx.array(self._known(tokens)), mask)
+        # Of an encoder with a vocabulary of its own, or the decoder's.
+        vocab_size = getattr(self.config, "source_vocab_size", self.config.vocab_size)
+        fresh = self._model.start(mx.array(self._known(tokens, vocab_size)), mask)
         if self.cache is None:
             place = {row: i for i, row in enumerate(rows)}
             if list(rows) != list(range(batch_size)):
@@ -111,11 +113,11 @@ class CachedModel:
         for b, row in enumerate(new):
             tokens[b, width - len(row) :] = row
             positions[b, width - len(row) :] = np.arange(held[b], held[b] + len(row))
-        return self._known(tokens), positions
+        return self._known(tokens, self.config.vocab_size), positions
 
-    def _known(self, tokens: np.ndarray) -> np.ndarray:
+    def _known(self, tokens: np.ndarray, vocab_size: int) -> np.ndarray:
         """Tokens without another model's ids that this one has no row for."""
-        return np.where(tokens < self.config.vocab_size, tokens, self.config.pad_token_id)
+        return np.where(tokens < vocab_size, tokens, self.config.pad_token_id)
 
 
 def following(rows: Rows, lengths: np.ndarray) -> np.ndarray:

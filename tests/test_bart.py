@@ -439,6 +439,7 @@ LIVELY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "forced"), [(name, False) for name in VARIANTS] + [(name, True) for name in KINDS]
 )

@@ -34,6 +34,7 @@ def llama():
 # Text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_texts_are_mlx_lms_own(name):
     """Rows come and go, drafts are accepted in part, and prompts and texts outgrow the windows."""

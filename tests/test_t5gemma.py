@@ -302,6 +302,7 @@ def test_texts_are_those_of_transformers(pair):
     assert texts(model, None, sources, 7, num_draft=0)[0] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["t5gemma", "uncapped", "full first"])
 def test_no_drafter_changes_the_texts(variant):
     reference = t5gemma.torch_model(VARIANTS[variant])
