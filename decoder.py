@@ -120,7 +120,9 @@ class Batch:
             row.stats.preparing_seconds += preparing / len(live)
         done = [row for row in live if row.finish_reason]
         if self.schedule.learns:
-            seconds, preparing = (float(self.ranks.broadcast(x)) for x in (seconds, preparing))
+            seconds = float(self.ranks.broadcast(seconds))
+            if plan.unread:  # else nothing was prepared
+                preparing = float(self.ranks.broadcast(preparing))
             ended = [row.stats.tokens for row in done]
             self.schedule.observe(plan, accepted, seconds, preparing, ended)
         return done

@@ -202,8 +202,11 @@ def print_summary(args, options: Options, summary: Summary, began: float) -> Non
     seconds = time.perf_counter() - began
     if summary.cut:
         texts = f"{summary.cut} of {summary.texts} texts" if args.prompt_file else "the text"
-        flag = f"--max-tokens {options.max_tokens}"
-        print(f"{flag} has cut {texts}; raise it for the rest", file=sys.stderr)
+        if summary.longest_cut < options.max_tokens:
+            print(f"{texts} ended where the model's positions do", file=sys.stderr)
+        else:
+            flag = f"--max-tokens {options.max_tokens}"
+            print(f"{flag} has cut {texts}; raise it for the rest", file=sys.stderr)
     if args.verbose:
         print("\n".join(summary.lines(seconds, bars_for(sys.stderr.encoding))), file=sys.stderr)
 

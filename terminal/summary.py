@@ -14,13 +14,16 @@ class Summary:
     """What decoding some texts took, all together. Add each text's last response."""
 
     texts: int = 0
-    cut: int = 0  # texts that max_tokens ended
+    cut: int = 0  # texts that max_tokens, or the model's positions, ended
+    longest_cut: int = 0  # tokens of these
     stats: Stats = field(default_factory=Stats)
     peak_memory: float = 0.0  # GB
 
     def add(self, response: Response) -> None:
         self.texts += 1
-        self.cut += response.finish_reason == "length"
+        if response.finish_reason == "length":
+            self.cut += 1
+            self.longest_cut = max(self.longest_cut, response.generation_tokens)
         self.stats += response.stats
         self.peak_memory = max(self.peak_memory, response.peak_memory)
 

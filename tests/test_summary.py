@@ -1,9 +1,12 @@
 """--verbose: sums over texts, shares of the time, and a histogram that shows what it counts."""
 
+from types import SimpleNamespace
+
 import pytest
 
+import main
 from benchmarks.measure import examples
-from decoder import stream_batch
+from decoder import Options, stream_batch
 from speculative.schedule import FixedSchedule
 from terminal.summary import ASCII_BARS, BARS, Summary, bars_for, sparkline
 
@@ -80,3 +83,17 @@ def test_texts_that_max_tokens_cut_are_counted(demo_pair):
 
 def test_no_text_is_a_summary_too():
     assert Summary().lines(1.0) == ["0 texts"]
+
+
+@pytest.mark.parametrize(
+    ("longest", "told"),
+    [
+        (63, "the text ended where the model's positions do\n"),
+        (512, "--max-tokens 512 has cut the text; raise it for the rest\n"),
+    ],
+)
+def test_what_cut_a_text_is_told(longest, told, capsys):
+    args = SimpleNamespace(prompt_file=None, verbose=False)
+    summary = Summary(texts=1, cut=1, longest_cut=longest)
+    main.print_summary(args, Options(max_tokens=512), summary, 0.0)
+    assert capsys.readouterr().err == told
