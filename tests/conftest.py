@@ -1,6 +1,7 @@
 """What all tests have: the environment, and the embedded pair."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 # Before torch is imported: the models are so small that its threads only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Started in the background, a shell has interrupts ignored, and what is started from here as well.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
