@@ -20,6 +20,8 @@ from families.bart import FAMILY, Config, Model
 from speculative.cache import MASKED
 from speculative.cached_model import padded
 
+pytestmark = pytest.mark.slow
+
 VARIANTS = bart_checkpoints.VARIANTS
 KINDS = ["bart", "mbart", "m2m", "marian", "pegasus"]
 B, S, T = 4, 21, 18
@@ -439,7 +441,6 @@ LIVELY = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "forced"), [(name, False) for name in VARIANTS] + [(name, True) for name in KINDS]
 )

@@ -27,6 +27,8 @@ from families.bart_tokenizers import write_tokenizer
 from families.languages import Languages, frame
 from families.loading import load
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = Path(__file__).parents[2] / "shared" / "prompts.jsonl"
 MULTILINGUAL = ["mbart", "mbart-50", "nllb", "m2m", "marian, codes"]
 FAMILIES = ["bart", *MULTILINGUAL, "marian", "pegasus"]

@@ -17,6 +17,8 @@ from families import causal
 from families.causal import MASKED, CausalCache, CausalModel, LayerCache
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 SLIDING = ["gemma3_text", "gpt_oss", "olmo3"]
 ARCHITECTURES = [
@@ -34,7 +36,6 @@ def llama():
 # Text
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_texts_are_mlx_lms_own(name):
     """Rows come and go, drafts are accepted in part, and prompts and texts outgrow the windows."""

@@ -129,7 +129,6 @@ def test_without_mlx_lm_the_error_says_what_to_install(tmp_path, monkeypatch):
         causal_loading.load(tmp_path)
 
 
-@pytest.mark.slow
 def test_the_limit_of_open_files_is_not_lowered_and_nothing_heavy_is_imported():
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # 4096 where a test has imported mlx-lm
     program = f"""
@@ -137,6 +136,8 @@ import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, ({min(3000, hard)}, {hard}))
 before = resource.getrlimit(resource.RLIMIT_NOFILE)
 from families import causal, causal_loading
+
+pytestmark = pytest.mark.slow
 assert not {{"mlx_lm", "transformers", "torch", "huggingface_hub"}} & sys.modules.keys()
 causal_loading._mlx_lm()
 assert "mlx_lm" in sys.modules
@@ -186,7 +187,6 @@ def test_what_cannot_be_decoded_is_not_converted(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
 def test_ranks_share_a_model(tmp_path):
     """Real processes, each with its part of the heads, write what one alone does."""
     causal_folders.write(tmp_path, num_hidden_layers=2)

@@ -18,6 +18,8 @@ from families.opt import rename
 from speculative.cache import MASKED
 from speculative.drafting import ModelDrafter, PromptLookup
 
+pytestmark = pytest.mark.slow
+
 SMALL = dict(
     model_type="opt",
     architectures=["OPTForCausalLM"],

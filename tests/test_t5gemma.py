@@ -33,6 +33,8 @@ from families.t5gemma import FAMILY, Config, Norm, T5Gemma
 from speculative.cache import MASKED
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 
+pytestmark = pytest.mark.slow
+
 
 def mlx_model(reference, raw: dict) -> T5Gemma:
     """Ours with a torch model's weights; every one of them is used, and there is no other."""
@@ -88,7 +90,6 @@ def test_logits_are_those_of_transformers(pair, block):
     assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_is_about_as_close_as_that_of_transformers(pair, dtype):
     reference, model = pair
@@ -295,14 +296,12 @@ def sources_and_texts(reference, model) -> tuple[list[list[int]], list[list[int]
     return sources, expected
 
 
-@pytest.mark.slow
 def test_texts_are_those_of_transformers(pair):
     reference, model = pair
     sources, expected = sources_and_texts(reference, model)
     assert texts(model, None, sources, 7, num_draft=0)[0] == expected
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["t5gemma", "uncapped", "full first"])
 def test_no_drafter_changes_the_texts(variant):
     reference = t5gemma.torch_model(VARIANTS[variant])

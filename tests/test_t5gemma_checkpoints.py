@@ -23,6 +23,8 @@ from errors import InputError
 from families import family_of
 from families.t5gemma import FAMILY, Config, T5Gemma
 
+pytestmark = pytest.mark.slow
+
 WIDE = raw_config(
     {"hidden_size": 96, "intermediate_size": 128},
     {"hidden_size": 64, "intermediate_size": 160},
@@ -65,7 +67,6 @@ def test_what_transformers_saves_is_understood(tmp_path):
     assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_quantized_models_load_and_write(tmp_path, dtype):
     source = t5gemma.make_folder(tmp_path / "source", WIDE)
