@@ -105,11 +105,11 @@ def test_scripted_rows_that_come_and_go_are_plain_rows(events, kind, num_draft):
             drafted = sum(origin in DRAFTED for origin in row.origins)
             assert drafted == row.stats.accepted <= row.stats.drafted
             assert sum(row.stats.accepted_lengths.values()) == row.stats.target_calls
-        if batch_size > 1:
+        if batch_size > 1 and num_draft != "auto":  # what `auto` drafts depends on the machine
             assert events["_grown"] and events["select"]
             # One row of eight always has a long prompt.
             assert (events["_widen"] and events["_narrow"]) or batch_size == 8
-        if num_draft not in (0, 1, "auto"):  # what `auto` drafts depends on the machine
+        if num_draft not in (0, 1, "auto"):
             assert partial_steps(rows, 20 if any_length else num_draft) > 15
             assert events["_compact"] or batch_size == 1
         if isinstance(num_draft, int):
