@@ -23,6 +23,7 @@ from families import causal_loading
 from families.causal_loading import convert_with_mlx_lm, find_causal, format_prompt, is_causal
 from speculative.drafting import PromptLookup
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
 
 
@@ -137,7 +138,6 @@ resource.setrlimit(resource.RLIMIT_NOFILE, ({min(3000, hard)}, {hard}))
 before = resource.getrlimit(resource.RLIMIT_NOFILE)
 from families import causal, causal_loading
 
-pytestmark = pytest.mark.slow
 assert not {{"mlx_lm", "transformers", "torch", "huggingface_hub"}} & sys.modules.keys()
 causal_loading._mlx_lm()
 assert "mlx_lm" in sys.modules
