@@ -100,7 +100,8 @@ class ModelDrafter(Drafter):
         if not lengths.any():
             return no_draft(len(rows))
         rows = [row if n else [] for row, n in zip(rows, lengths, strict=True)]
-        self._prepare(rows)
+        if plan.unread:
+            self._prepare(rows)
         ahead = following(rows, lengths)
         logits = self._model(rows, no_draft(len(rows)).tokens, np.zeros_like(lengths))[:, -1]
         drafted, q = [], list[Any]()  # q is None each where tokens are certain
@@ -123,12 +124,10 @@ class ModelDrafter(Drafter):
         if new:
             self._model.admit(len(rows), new, [self._batch[b].prompt for b in new])
             self._unread.difference_update(new)
-        late = bool((self._model.behind(rows) > self.BEHIND).any())
-        if late:
+        if (self._model.behind(rows) > self.BEHIND).any():
             self._model.catch_up(rows)
-        if new or late:
-            self._model.wait()
-            self.preparing_seconds += time.perf_counter() - began
+        self._model.wait()
+        self.preparing_seconds += time.perf_counter() - began
 
     def keep(self, n: np.ndarray) -> None:
         if not self._lengths.any():

@@ -249,9 +249,8 @@ class AdaptiveSchedule:
             return (tokens[_kind(candidate)][np.minimum(LENGTHS, candidate.most)] / cost).max()
 
         def best_lengths() -> tuple[int, int, np.ndarray, np.ndarray]:
-            gains = np.zeros(
-                (2, len(LENGTHS))
-            )  # drafted tokens that pass, copied and modelled ones
+            # Drafted tokens that pass, copied and modelled ones.
+            gains = np.zeros((2, len(LENGTHS)))
             for candidate, most in zip(chosen, room, strict=True):
                 if candidate:
                     useful = np.minimum(LENGTHS, min(candidate.most, most))
@@ -262,11 +261,16 @@ class AdaptiveSchedule:
         s, t, rates, without_model = best_lengths()
         if s and not self._retries:
             saved = 1 / rates[without_model].max() - 1 / rates.max()  # seconds a token
-            for b, candidate in enumerate(chosen):
-                if candidate and not self._reading.pays(candidate.unread, saved, room[b]):
-                    rest = [c for c in candidates[b] if not _is_model(c)]
-                    chosen[b] = max(rest, key=rate, default=None)
-            s, t, *_ = best_lengths()
+            dear = [
+                b
+                for b, c in enumerate(chosen)
+                if c and not self._reading.pays(c.unread, saved, room[b])
+            ]
+            for b in dear:
+                rest = [c for c in candidates[b] if not _is_model(c)]
+                chosen[b] = max(rest, key=rate, default=None)
+            if dear:
+                s, t, *_ = best_lengths()
         s, t = self._detour(rows, s, t)
         return _plan(chosen, room, [LENGTHS[s if _is_model(c) else t] for c in chosen])
 
