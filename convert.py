@@ -127,6 +127,7 @@ class _DecoderOnly(Exception):
 
 
 def _check_family(folder: Path) -> None:
+    """_DecoderOnly for a model that is none of ours and that mlx-lm may have."""
     if (folder / "config.json").exists() and is_decoder_only(read_json(folder / "config.json")):
         raise _DecoderOnly
 

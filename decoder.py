@@ -241,7 +241,7 @@ class SpeculativeDecoder:
 
     def drafter(self, options: Options) -> Drafter:
         """What drafts, by the options num_draft and lookup."""
-        if options.num_draft == 0 or not (self.draft_model or options.lookup):
+        if options.num_draft == 0 or (self.draft_model is None and not options.lookup):
             return Drafter()
         lookup = PromptLookup(lambda token: self.tokenizer.id_to_token(token) or "")
         if self.draft_model is None:

@@ -78,12 +78,12 @@ def load(
     Raises InputError when there is none, its weights or its tokenizer are not those of its
     config.json, or the ranks differ; what goes wrong on one rank is raised on all.
     """
+    ranks = Ranks(group)
     if not converted(str(name)):
         from families import causal_loading
 
-        if folder := causal_loading.find_causal(str(name)):
+        if folder := ranks.together(lambda: causal_loading.find_causal(str(name))):
             return causal_loading.load(folder, group, split)
-    ranks = Ranks(group)
     path, model, quantization, arrays = ranks.together(lambda: _open(str(name)))
     if ranks.size > 1:
         ranks.check_same(**ranks.together(lambda: _fingerprints(path, model.config, quantization)))

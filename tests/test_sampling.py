@@ -152,18 +152,17 @@ def test_the_test_sees_wrong_rules():
 # The whole step: noise, caches, batches
 
 
-class TableModel:
-    """A model whose logits [V] are a function of the last token."""
+class LastToken:
+    """A model of so many tokens whose logits are a function of the last one."""
 
-    def __init__(self, seed: int):
+    def __init__(self, vocab_size: int):
         self.config = SimpleNamespace(
-            vocab_size=V,
+            vocab_size=vocab_size,
             pad_token_id=0,
             eos_token_ids=(),
             max_positions=None,
             max_prompt_tokens=None,
         )
-        self.logits = np.random.default_rng(seed).normal(0, 1.5, (V, V)).astype(np.float32)
 
     def prefix(self, prompt):
         return [0]
@@ -173,6 +172,17 @@ class TableModel:
 
     def decode(self, tokens, positions, cache):
         cache.reserve(positions)
+        return self.after(tokens)
+
+
+class TableModel(LastToken):
+    """Its logits [V] are a table's."""
+
+    def __init__(self, seed: int):
+        super().__init__(V)
+        self.logits = np.random.default_rng(seed).normal(0, 1.5, (V, V)).astype(np.float32)
+
+    def after(self, tokens):
         return mx.array(self.logits)[tokens]
 
 
@@ -252,29 +262,16 @@ def test_rows_do_not_depend_on_their_batch(rule):
     assert sampled(model, draft_model, sources, 8, **options | {"seed": 4}) != alone
 
 
-class WideModel:
+class WideModel(LastToken):
     """A model of a real vocabulary: its logits are noise of the last token, and rows without a piece never
     win."""
 
     def __init__(self, rows: int, pieces: int):
-        self.config = SimpleNamespace(
-            vocab_size=rows,
-            pad_token_id=0,
-            eos_token_ids=(),
-            max_positions=None,
-            max_prompt_tokens=None,
-        )
+        super().__init__(rows)
         self._unused = mx.where(mx.arange(rows) < pieces, 0.0, -60.0)
         self._draw = mx.vmap(lambda key: mx.random.normal((300_000,), key=key))
 
-    def prefix(self, prompt):
-        return [0]
-
-    def start(self, tokens, mask=None):
-        return CrossCache([(mx.zeros((tokens.shape[0], 1, 1, 1)),) * 2], mask)
-
-    def decode(self, tokens, positions, cache):
-        cache.reserve(positions)
+    def after(self, tokens):
         keys = mx.stack([tokens.reshape(-1), tokens.reshape(-1) * 7 + 1], axis=1).astype(mx.uint32)
         logits = self._draw(keys)[:, : self.config.vocab_size].reshape(*tokens.shape, -1)
         return 2 * logits + self._unused
