@@ -28,6 +28,7 @@ from errors import InputError, naming
 from families import architecture_of, family_of
 from families.causal_loading import is_causal, is_decoder_only
 from families.folders import WEIGHTS, converted_path
+from families.generation import FILE as GENERATION
 from families.loading import build, weight_shapes
 from terminal import cli
 
@@ -39,9 +40,8 @@ def read_config(folder: Path) -> dict:
         raise InputError(f"{folder} is a converted model already; convert what it was made from")
     if (architecture := architecture_of(raw)).endswith("EncoderModel"):
         raise InputError(f"{folder}: {architecture}, an encoder without a decoder")
-    generation = folder / "generation_config.json"
-    if generation.exists():
-        given = read_json(generation).items()
+    if (folder / GENERATION).exists():
+        given = read_json(folder / GENERATION).items()
         raw |= {k: v for k, v in given if k.endswith("_token_id") and v is not None}
     return raw
 
@@ -161,6 +161,8 @@ def _write(
     if quantization:
         values["quantization"] = quantization.to_dict()
     (output / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    if (source / GENERATION).exists():
+        shutil.copyfile(source / GENERATION, output / GENERATION)
 
 
 def _earlier(output: Path) -> Path:

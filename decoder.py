@@ -11,10 +11,9 @@ target's own.
 import blas  # noqa: F401 (before mlx: see there)
 
 # isort: split
-import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from numbers import Integral
 from typing import Any, Protocol
@@ -33,7 +32,7 @@ from speculative.cached_model import CachedModel, Model
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
 from speculative.options import Options
 from speculative.row import DRAFTED, Row, Stats
-from speculative.sampling import RowSeeds
+from speculative.sampling import RowSeeds, log_probabilities, sampler
 from speculative.schedule import AdaptiveSchedule, FixedSchedule, Plan, Schedule
 
 __all__ = [
@@ -72,16 +71,29 @@ class Batch:
         plan = self.schedule.plan(self.drafter.candidates(rows), self.room())
         draft = self.drafter.draft(rows, plan, self.sampler)  # d_1 .. d_k ~ q
         logits = self.target(rows, draft.tokens, plan.lengths)  # p_1 .. p_k+1, in one call
+        logits = self.sampler.process(logits, [draft.tokens])  # penalties, bans
         # The first n pass; the next token ~ max(0, p - q).
-        n, token = self.sampler.accept(logits, draft, plan.lengths, rows)
+        n, token = self.sampler.accept(logits, draft, plan.lengths)
+        scores = self.score(logits, n, token, draft.tokens)
         drafted, n, token = self.broadcast(draft.tokens, n, token)  # the one wait of the host
         self.target.keep(n)
         self.drafter.keep(n)
-        return plan, self.commit(plan, drafted, n, token)
+        return plan, self.commit(plan, drafted, n, token, scores)
 
     def room(self) -> list[int]:
         """How many drafted tokens each row has room for, the target's own after them; -1: finished."""
         return [-1 if row.finish_reason else row.room - 1 for row in self.rows]
+
+    def score(
+        self, logits: mx.array, n: mx.array, token: mx.array, drafted: mx.array
+    ) -> tuple[mx.array, ...]:
+        """The log-probabilities of a step's tokens, where a row wants them, on their way to the host."""
+        asked = [row.options.logprobs for row in self.rows if row.options.logprobs is not None]
+        if not asked:
+            return ()
+        scores = log_probabilities(logits, n, token, drafted, max(asked))
+        mx.async_eval(scores)
+        return scores
 
     def broadcast(self, drafted: mx.array, n: mx.array, token: mx.array) -> tuple[np.ndarray, ...]:
         """Drafted tokens [B, k], n and the next tokens [B] as rank 0 has them, on the host."""
@@ -91,11 +103,17 @@ class Batch:
         return result[:, :k], result[:, k], result[:, k + 1]
 
     def commit(
-        self, plan: Plan, drafted: np.ndarray, n: np.ndarray, token: np.ndarray
+        self,
+        plan: Plan,
+        drafted: np.ndarray,
+        n: np.ndarray,
+        token: np.ndarray,
+        scores: Sequence[mx.array],
     ) -> list[int]:
         """Append to each unfinished row its accepted tokens and the target's own; how many drafted ones
         are among them."""
         accepted = [0] * len(self.rows)
+        of_tokens = [np.array(x) for x in scores]
         for b, row in enumerate(self.rows):
             if row.finish_reason:
                 continue
@@ -105,6 +123,8 @@ class Batch:
             passed, ends = drafted[b, : n[b]].tolist(), self.target.config.eos_token_ids
             accepted[b] = row.commit(passed, int(token[b]), (draft, own), ends)
             row.stats.drafted += length
+            if row.options.logprobs is not None:
+                row.score(*(x[b] for x in of_tokens))
         return accepted
 
     def advance(self) -> list[Row]:
@@ -135,7 +155,7 @@ class Batch:
         for b, row in zip(new, fresh, strict=True):
             self.rows[b : b + 1] = [row]
             prefix = row.tokens or self._model.prefix(row.prompt)
-            row.begin(prefix, self.target.config.max_positions)
+            row.begin(prefix, self.target.config)
         self.target.admit(len(self.rows), new, [row.prompt for row in fresh])
         self.drafter.admit(self.rows, new)
         self._set_sampler()
@@ -154,8 +174,7 @@ class Batch:
         self._set_sampler()
 
     def _set_sampler(self) -> None:
-        seeds = [row.seed for row in self.rows]
-        self.sampler = self._options.sampler(seeds, self.target.config.vocab_size)
+        self.sampler = sampler(self.rows, self._options, self.target.config.vocab_size)
 
 
 class Source(Protocol):
@@ -203,6 +222,14 @@ class Response:
     generation_tps: float
     peak_memory: float  # GB
     stats: Stats  # so far
+    logprobs: list[float] | None = None  # per token, under the target after penalties and bans
+    top_logprobs: list[list[tuple[int, float]]] | None = None  # per token: ids, the likeliest first
+    sample: int = 0  # which of the prompt's num_samples texts
+
+    @property
+    def mean_logprob(self) -> float | None:
+        """Of the tokens, where logprobs are asked for."""
+        return sum(self.logprobs) / len(self.logprobs) if self.logprobs else None
 
     @property
     def from_draft(self) -> list[bool]:
@@ -276,7 +303,12 @@ class SpeculativeDecoder:
         most = self.model.config.max_prompt_tokens
         if most is not None and len(tokens) > most:
             raise InputError(f"the prompt has {len(tokens)} tokens; the model reads {most} at most")
-        return Row(tokens, options.max_tokens, seed(tokens), prefix)
+        own = getattr(self.model.config, "forced_bos_token_id", None)
+        if own is not None and options.forced_bos_token_id is not None and prefix[-1:] == [own]:
+            prefix = prefix[:-1]
+        if generation := getattr(self.model, "generation", None):
+            options = generation.fill(options, len(prefix))
+        return Row(tokens, options, seed(tokens), prefix, self._text_stream(options.stops))
 
     def check(self, prompt: str, options: Options) -> None:
         """InputError for a prompt that cannot be decoded: see `row`."""
@@ -291,12 +323,14 @@ class SpeculativeDecoder:
         """
         settings = Options(**options)
         row = self.row(prompt, settings, RowSeeds(settings.seed))
-        batch, stream = self.batch(settings), self._text_stream()
+        if settings.num_samples > 1:
+            raise InputError("num_samples above 1 is for batch_generate and stream_batch")
+        batch = self.batch(settings)
         batch.admit([row])
         while not row.finish_reason:
             first = len(row.origins)
             batch.advance()
-            yield _respond(row, stream, first)
+            yield _respond(row, first)
 
     def generate(self, prompt: str, **options) -> str:
         """The text for one prompt. Arguments and errors: as `stream_generate`."""
@@ -322,24 +356,29 @@ class SpeculativeDecoder:
         if isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, Iterable):
             raise InputError(_expected("prompts", prompts, "list of texts"))
         seed = RowSeeds(settings.seed)
-        make = functools.partial(self.row, options=settings, seed=seed)
+
+        def make(prompt: str) -> list[Row]:
+            return [self.row(prompt, settings, seed) for _ in range(settings.num_samples)]
+
         source = Prompts(prompts, make, _WINDOW * int(batch_size))
         for row in decode(self.batch(settings), source, int(batch_size)):
-            yield source.index.pop(row), _respond(row, self._text_stream())
+            index, sample = source.index.pop(row)
+            yield index, replace(_respond(row), sample=sample)
 
     def batch_generate(
         self, prompts: Iterable[str], batch_size: int = BATCH_SIZE, **options
     ) -> list[Response]:
-        """A Response for each of many prompts, in their order. Arguments: as `stream_batch`."""
-        found = dict(self.stream_batch(prompts, batch_size, **options))
-        return [found[i] for i in range(len(found))]
+        """A Response for each of many prompts, in their order, or num_samples of them for each one after
+        the other. Arguments: as `stream_batch`."""
+        found = self.stream_batch(prompts, batch_size, **options)
+        in_order = sorted(found, key=lambda pair: (pair[0], pair[1].sample))
+        return [response for _, response in in_order]
 
-    def _text_stream(self) -> TextStream:
+    def _text_stream(self, stops: Sequence[str]) -> TextStream:
         config, languages = self.model.config, getattr(self.model, "languages", None)
         hidden = {config.pad_token_id, *config.eos_token_ids}
-        return TextStream(
-            self.tokenizer, hidden | set(languages.codes.values() if languages else ())
-        )
+        hidden |= set(languages.codes.values() if languages else ())
+        return TextStream(self.tokenizer, hidden, stops)
 
 
 def _expected(name: str, value: object, what: str) -> str:
@@ -352,16 +391,13 @@ def _check_model(name: str, model: object) -> None:
         raise InputError(_expected(name, model, "model"))
 
 
-def _respond(row: Row, stream: TextStream, first: int = 0) -> Response:
+def _respond(row: Row, first: int = 0) -> Response:
     """The response for the row's generated tokens from index `first` on."""
-    tokens, stats = row.generated[first:], row.stats.copy()
-    texts = [stream.push([token]) for token in tokens]
-    if row.finish_reason:
-        texts[-1] += stream.finish()
+    stats, scored = row.stats.copy(), row.options.logprobs is not None
     return Response(
-        text="".join(texts),
-        tokens=tokens,
-        texts=texts,
+        text="".join(row.texts[first:]),
+        tokens=row.generated[first:],
+        texts=row.texts[first:],
         origins=row.origins[first:],
         finish_reason=row.finish_reason,
         prompt_tokens=stats.prompt_tokens,
@@ -370,6 +406,8 @@ def _respond(row: Row, stream: TextStream, first: int = 0) -> Response:
         generation_tps=stats.tokens / (time.perf_counter() - row.started),
         peak_memory=mx.get_peak_memory() / 1e9,
         stats=stats,
+        logprobs=row.logprobs[first:] if scored else None,
+        top_logprobs=row.best[first:] if scored else None,
     )
 
 

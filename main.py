@@ -16,7 +16,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 
 import blas
@@ -25,7 +25,7 @@ from demo.pair import demo_model
 from distributed.ranks import Ranks, session
 from errors import InputError
 from families.prompts import check_prompt
-from speculative.sampling import RULES
+from speculative.options import MAX_TOKENS, RULES
 from terminal import cli
 from terminal.summary import Summary, bars_for
 
@@ -36,7 +36,7 @@ SAMPLING = ("top_k", "top_p", "min_p", "seed", "acceptance")  # what only sampli
 def add_option(parser: cli.Parser, flag: str, *aliases: str, help: str, **how) -> None:
     """A flag for the field of `Options` of the same name, which has the default."""
     default = getattr(Options, flag.removeprefix("--").replace("-", "_"))
-    if default is not None and default is not False:
+    if default not in (None, False, ()):
         help += f" (default: {default})"
     parser.add_argument(flag, *aliases, default=argparse.SUPPRESS, help=help, **how)
 
@@ -48,9 +48,34 @@ def draft_number(text: str) -> int | str:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor auto") from None
 
 
+def json_list(text: str) -> list:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, list):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a list in JSON")
+    return value
+
+
+def biases(text: str) -> dict[int, float]:
+    """The type of --logit-bias: JSON's keys are texts."""
+    try:
+        return {int(token): bias for token, bias in json.loads(text).items()}
+    except (ValueError, AttributeError):
+        raise argparse.ArgumentTypeError(
+            f'{text[:40]!r} is not JSON such as {{"1234": -5.0}}'
+        ) from None
+
+
 def add_decoding_options(parser: cli.Parser) -> None:
     option = functools.partial(add_option, parser)
-    option("--max-tokens", "-m", type=cli.count, help="tokens to generate at most")
+    option(
+        "--max-tokens",
+        "-m",
+        type=cli.count,
+        help=f"tokens to generate at most (default: what the checkpoint says, or {MAX_TOKENS})",
+    )
     option(
         "--num-draft",
         "--num-draft-tokens",
@@ -82,6 +107,32 @@ def add_decoding_options(parser: cli.Parser) -> None:
         help="above 0 the text is no longer exactly the target's: how much acceptance is eased, up "
         "to 1, which accepts every drafted token",
     )
+    add_controls(option)
+
+
+def add_controls(option: Callable[..., None]) -> None:
+    """The flags of what is asked of a text besides the model."""
+    option(
+        "--repetition-penalty", type=float, metavar="X", help="of tokens that are there; 1: none"
+    )
+    option("--repetition-context-size", type=int, metavar="N", help="... among the last N (all)")
+    option("--no-repeat-ngram-size", type=int, metavar="N", help="no N tokens twice; 0: any")
+    option("--min-tokens", type=int, metavar="N", help="tokens before the text may end")
+    option("--logit-bias", type=biases, metavar="JSON", help='by token: {"1234": -5.0, "42": 2}')
+    option(
+        "--bad-words-ids", type=json_list, metavar="JSON", help="sequences of tokens: [[5], [6, 7]]"
+    )
+    option("--suppress-tokens", type=json_list, metavar="JSON", help="tokens not to write: [5, 6]")
+    option("--forced-bos-token-id", type=int, metavar="ID", help="the first token; -1: any")
+    option("--forced-eos-token-id", type=int, metavar="ID", help="the last at the limit; -1: any")
+    option("--stop", action="append", metavar="TEXT", help="end before TEXT; may be repeated")
+    option(
+        "--logprobs",
+        type=cli.count,
+        metavar="N",
+        help="with --json: the tokens' log-probabilities, and those of the N best",
+    )
+    option("--num-samples", type=cli.count, metavar="N", help="texts of each prompt, with --temp")
 
 
 def parse_args(argv: list[str] | None = None):
@@ -157,6 +208,7 @@ def as_json(index: int, response: Response) -> str:
     stats = response.stats
     fields = vars(response) | {
         "from_draft": response.from_draft,
+        "mean_logprob": response.mean_logprob,
         "stats": {
             "target_calls": stats.target_calls,
             "drafted": stats.drafted,
@@ -166,6 +218,8 @@ def as_json(index: int, response: Response) -> str:
             "preparing_seconds": stats.preparing_seconds,
         },
     }
+    if response.logprobs is None:
+        fields = {k: v for k, v in fields.items() if "logprob" not in k}
     return json.dumps({"index": index} | fields, ensure_ascii=False)
 
 
@@ -197,16 +251,24 @@ def show_draft(args, write: Callable[..., None]) -> Callable[[Response], str]:
     return lambda response: painted(response, marks)
 
 
-def print_summary(args, options: Options, summary: Summary, began: float) -> None:
+def cut(texts: str, tokens: int, model, options: Options) -> str:
+    """What has cut texts, the longest of them at so many tokens, and what to do."""
+    taken = model.generation.taken(options)
+    for setting in ("max_new_tokens", "max_length"):
+        if setting in taken:
+            return f"the checkpoint's {setting} {taken[setting]} has cut {texts}; see --max-tokens"
+    limit = options.max_tokens or MAX_TOKENS
+    if tokens < limit:
+        return f"{texts} ended where the model's positions do"
+    return f"--max-tokens {limit} has cut {texts}; raise it for the rest"
+
+
+def print_summary(args, decoder, options: Options, summary: Summary, began: float) -> None:
     """Say on stderr what --max-tokens cut; with --verbose, what decoding took."""
     seconds = time.perf_counter() - began
     if summary.cut:
         texts = f"{summary.cut} of {summary.texts} texts" if args.prompt_file else "the text"
-        if summary.longest_cut < options.max_tokens:
-            print(f"{texts} ended where the model's positions do", file=sys.stderr)
-        else:
-            flag = f"--max-tokens {options.max_tokens}"
-            print(f"{flag} has cut {texts}; raise it for the rest", file=sys.stderr)
+        print(cut(texts, summary.longest_cut, decoder.model, options), file=sys.stderr)
     if args.verbose:
         print("\n".join(summary.lines(seconds, bars_for(sys.stderr.encoding))), file=sys.stderr)
 
@@ -216,15 +278,15 @@ def answer_prompt(args, decoder: SpeculativeDecoder, options: Options) -> None:
     prompt = read_prompt(args.prompt)
     summary, began = Summary(), time.perf_counter()
     if args.json:
-        (response,) = decoder.batch_generate([prompt], **asdict(options))
+        (response,) = decoder.batch_generate([prompt], **vars(options))
         print(as_json(0, response))
     else:
         shown = show_draft(args, print)
-        for response in decoder.stream_generate(prompt, **asdict(options)):
+        for response in decoder.stream_generate(prompt, **vars(options)):
             print(shown(response), end="", flush=True)
         print()
     summary.add(response)
-    print_summary(args, options, summary, began)
+    print_summary(args, decoder, options, summary, began)
 
 
 def answer_file(args, decoder: SpeculativeDecoder, options: Options, ranks: Ranks) -> None:
@@ -251,7 +313,7 @@ def answer_file(args, decoder: SpeculativeDecoder, options: Options, ranks: Rank
     summary, began = Summary(), time.perf_counter()
     with tqdm(desc="prompts", unit="", disable=None) as progress:
         try:
-            for index, response in decoder.stream_batch(file, size, **asdict(options)):
+            for index, response in decoder.stream_batch(file, size, **vars(options)):
                 line = file.line_of(index)
                 if args.json:
                     write(as_json(line, response))
@@ -263,7 +325,7 @@ def answer_file(args, decoder: SpeculativeDecoder, options: Options, ranks: Rank
                 n = output.reached
                 write(f"{file.name}: answered up to line {n}; go on with {n + 1}", sys.stderr)
             raise
-    print_summary(args, options, summary, began)
+    print_summary(args, decoder, options, summary, began)
     if file.bad_lines:
         raise InputError(f"{file.name}: {file.bad_lines} of {file.lines} lines have no prompt")
 
@@ -278,6 +340,17 @@ def report_unused(given: dict, options: Options) -> None:
     for name, reason in reasons.items():
         if name in given:
             print(f"--{name.replace('_', '-')} has no effect {reason}", file=sys.stderr)
+
+
+def report_generation(model, options: Options, verbose: bool) -> None:
+    """Say on stderr what the checkpoint asks of its texts in vain and, when `verbose`, what is done."""
+    generation = model.generation
+    if generation.not_done:
+        settings = ", ".join(f"{k} {v}" for k, v in generation.not_done.items())
+        print(f"the checkpoint's generation settings not applied: {settings}", file=sys.stderr)
+    if verbose and (taken := generation.taken(options)):
+        settings = ", ".join(f"{k} {v}" for k, v in taken.items())
+        print(f"the checkpoint's generation settings: {settings}", file=sys.stderr)
 
 
 def report_slow(model) -> None:
@@ -332,6 +405,7 @@ def answer(args, ranks: Ranks) -> None:
     if args.draft_model and options.num_draft:
         draft_model, _ = load(args.draft_model, ranks.group, split=False)
     report_slow(model)
+    report_generation(model, options, args.verbose)
     decoder = SpeculativeDecoder(model, tokenizer, draft_model, in_template(args, model))
     if args.prompt_file is None:
         answer_prompt(args, decoder, options)

@@ -121,7 +121,7 @@ def decoder(
         schedule = FixedSchedule(int(num_draft) if drafter else 0)
 
     def run(prompts: Sequence[list[int]]) -> list[Row]:
-        rows = [Row(prompt, settings.max_tokens) for prompt in prompts]
+        rows = [Row(prompt, settings) for prompt in prompts]
         batch = Batch(target, drafter or Drafter(), settings, schedule)
         list(decode(batch, Waiting(rows), batch_size))
         return rows
@@ -159,7 +159,7 @@ def synchronisations_per_step(
 ) -> float:
     """Waits of the host in a row's steps. Reading the prompt, once per model, is not counted."""
     options = Options(num_draft=num_draft)
-    row = Row(prompt, options.max_tokens)
+    row = Row(prompt, options)
     batch = Batch(target, drafter, options, FixedSchedule(num_draft))
     batch.admit([row])
     batch.advance()  # the first step reads the prompt for the draft model
@@ -275,8 +275,8 @@ def target_calls(model: T5, prompt: list[int], context: int) -> Callable[[int], 
 
 def draft_tokens(draft: T5, prompt: list[int], length: int = 5) -> Callable[[], float]:
     """What takes the seconds that the draft model needs for a token, one after the other."""
-    drafter, row = ModelDrafter(draft), Row(prompt, 1 << 30)
-    row.begin(draft.prefix(prompt), None)
+    drafter, row = ModelDrafter(draft), Row(prompt, Options(max_tokens=1 << 30))
+    row.begin(draft.prefix(prompt), draft.config)
     drafter.admit([row], [0])
 
     def chain() -> float:

@@ -26,9 +26,9 @@ from demo.widen import widen
 from model import T5, T5Cache
 from speculative.cache import MASKED
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
-from speculative.options import Options
+from speculative.options import MAX_TOKENS, RULES, Options
 from speculative.row import Row, Waiting
-from speculative.sampling import RULES, RowSeeds, Sampler
+from speculative.sampling import RowSeeds, Sampler
 from speculative.schedule import FixedSchedule
 
 # Name: how many examples of each kind of task it takes.
@@ -48,10 +48,9 @@ class IndependentDraws(Batch):
     """
 
     def _set_sampler(self) -> None:
-        seeds, size = [row.seed for row in self.rows], self.target.config.vocab_size
-        distribution = self._options.distribution
-        self.sampler = Sampler("coupled", seeds, size, **distribution)
-        self.sampler.propose = Sampler("token", seeds, size, **distribution).propose  # type: ignore
+        size = self.target.config.vocab_size
+        self.sampler = Sampler(self.rows, "coupled", size)
+        self.sampler.propose = Sampler(self.rows, "token", size).propose  # type: ignore
 
 
 def decode_all(
@@ -59,7 +58,7 @@ def decode_all(
 ) -> list[Row]:
     """The decoded rows of all prompts."""
     seed = RowSeeds(options.seed)
-    rows = [Row(prompt, options.max_tokens, seed(prompt)) for prompt in prompts]
+    rows = [Row(prompt, options, seed(prompt)) for prompt in prompts]
     batch = kind(target, ModelDrafter(draft), options, FixedSchedule(int(options.num_draft)))
     list(decode(batch, Waiting(rows), BATCH_SIZE))
     return rows
@@ -148,7 +147,7 @@ def compare_lookup(tokenizer, per_kind: int, sizes: Sequence[str]) -> None:
     ways = {"plain": decoder(target, None, 0)}
     for k in (4, 8, 12, 16, "auto"):
         ways[f"lookup, num_draft {k}"] = decoder(target, lookup, k)
-    with baselines(sizes, Options.max_tokens) as theirs:
+    with baselines(sizes, MAX_TOKENS) as theirs:
         runs = take_turns(ways | theirs, prompts)
     plain = runs["plain"]
     steps = total(plain.results).tokens_per_second

@@ -7,7 +7,7 @@ writes a tokenizer.json for every model; byT5, which has none, is expressed as o
 import contextlib
 import json
 import os
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from textwrap import shorten
 
@@ -140,26 +140,45 @@ def shared_vocabulary(target: Tokenizer, draft: Tokenizer) -> int:
 class TextStream:
     """Turns tokens into text as they come, without decoding what was decoded before.
 
-    `hidden` tokens (padding, end of sequence) have no text. Sentinels (`<extra_id_0>`) do.
+    `hidden` tokens (padding, end of sequence) have no text. Sentinels (`<extra_id_0>`) do. The text ends before
+    the first of the texts `stops`: what may be the beginning of one waits until that is known.
     """
 
-    def __init__(self, tokenizer: Tokenizer, hidden: Container[int]):
-        self._tokenizer, self._hidden = tokenizer, hidden
+    def __init__(self, tokenizer: Tokenizer, hidden: Container[int], stops: Sequence[str] = ()):
+        self._tokenizer, self._hidden, self._stops = tokenizer, hidden, stops
         self._stream = DecodeStream(skip_special_tokens=False)
         self._tokens: list[int] = []
-        self.text = ""
+        self.text = ""  # of all tokens
+        self._waiting = ""  # the end of `text`
+        self.stopped = False
 
     def push(self, tokens: list[int]) -> str:
         """The text that `tokens` add. A character whose bytes are incomplete waits for them."""
         shown = [token for token in tokens if token not in self._hidden]
         self._tokens += shown
-        new = "".join(self._stream.step(self._tokenizer, token) or "" for token in shown)
-        self.text += new
-        return new
+        return self._add(
+            "".join(self._stream.step(self._tokenizer, token) or "" for token in shown)
+        )
 
     def finish(self) -> str:
         """What was still waiting when the tokens ended."""
         whole = self._tokenizer.decode(self._tokens, skip_special_tokens=False)
-        new = whole[len(self.text) :]
-        self.text += new
-        return new
+        new = self._add(whole[len(self.text) :])
+        waiting, self._waiting = self._waiting, ""
+        return new + waiting
+
+    def _add(self, text: str) -> str:
+        if self.stopped:
+            return ""
+        self.text += text
+        text = self._waiting + text
+        found = [i for stop in self._stops if (i := text.find(stop)) >= 0]
+        if found:
+            self.stopped, self._waiting = True, ""
+            return text[: min(found)]
+        begun = range(max(0, len(text) - max(map(len, self._stops), default=1) + 1), len(text))
+        end = next(
+            (i for i in begun if any(stop.startswith(text[i:]) for stop in self._stops)), len(text)
+        )
+        self._waiting = text[end:]
+        return text[:end]

@@ -25,6 +25,7 @@ from errors import InputError
 from families import architecture_of, is_ours
 from families.causal import CausalModel, check_cache
 from families.folders import WEIGHTS, converted_path
+from families.generation import Generation
 
 T = TypeVar("T")
 
@@ -137,6 +138,7 @@ def load(
     )
     causal.chat, causal.tokenizer = chat, tokenizer
     causal.begins = chat.bos_token or ""
+    causal.generation = Generation.load(folder)
     if split and ranks.size > 1:
         causal.ranks = ranks
     return causal, tokenizer
@@ -183,6 +185,7 @@ def _fingerprints(folder: Path) -> dict[str, str]:
     headers = [(path.name, path.stat().st_size, zlib.crc32(head(path))) for path in weights]
     parts = {
         "config.json": (folder / "config.json").read_text(encoding="utf-8"),
+        "generation_config.json": str(Generation.load(folder)),
         "weights": str(headers),
         "version of MLX": version("mlx"),
         "version of mlx-lm": version("mlx-lm"),

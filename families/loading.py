@@ -25,6 +25,7 @@ from distributed.ranks import Ranks
 from errors import InputError, naming
 from families import Family, family_of
 from families.folders import WEIGHTS, converted, find_model
+from families.generation import Generation
 from families.languages import Languages
 
 
@@ -98,6 +99,8 @@ def load(
             model.load_weights([(key, to_mlx(array)) for key, array in arrays.items()])
         model.tokenizer = load_tokenizer(path)  # what a target compares its own with
         model.languages = Languages.load(path)
+        in_prefix = [name for name in ("forced_bos_token_id",) if hasattr(model.config, name)]
+        model.generation = Generation.load(path, in_prefix)
         with naming(path / TOKENIZER):
             check_rows(model.tokenizer, model.config.vocab_size)
         return model
@@ -132,6 +135,7 @@ def _fingerprints(
         "config.json": str((config, quantization)),
         "weights.npz": str(members),
         "tokenizer.json": (path / TOKENIZER).read_text(encoding="utf-8"),
+        "generation_config.json": str(Generation.load(path)),
         "version of MLX": version("mlx"),
     }
     return {name: f"{zlib.crc32(text.encode()):08x}" for name, text in parts.items()}

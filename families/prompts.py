@@ -20,13 +20,15 @@ def check_prompt(prompt: str) -> str:
 class Prompts:
     """Rows for prompts: those that are there, up to `window` of them, the longest first."""
 
-    def __init__(self, prompts: Iterable[str], make: Callable[[str], Row], window: int):
-        """make: the row of a prompt."""
+    def __init__(self, prompts: Iterable[str], make: Callable[[str], list[Row]], window: int):
+        """make: the rows of a prompt."""
         self._prompts, self._make, self._window = enumerate(prompts), make, window
         self._ready = getattr(prompts, "ready", lambda: True)
         self._waiting: list[Row] = []  # the shortest first
         self._ended = False
-        self.index: dict[Row, int] = {}  # of rows that are not done: their prompt's
+        self.index: dict[
+            Row, tuple[int, int]
+        ] = {}  # of rows not done: their prompt's, theirs of it
 
     def take(self, count: int, wait: bool) -> list[Row]:
         if len(self._waiting) < count:
@@ -41,8 +43,9 @@ class Prompts:
             new = next(self._prompts, None)
             self._ended = new is None
             if new:
-                row = self._make(new[1])
-                self._waiting.append(row)
-                self.index[row] = new[0]
+                rows = self._make(new[1])
+                self._waiting += rows
+                self.index |= {row: (new[0], i) for i, row in enumerate(rows)}
                 found += 1
-        self._waiting.sort(key=lambda row: (len(row.prompt), -self.index[row]))
+        self._waiting.sort(key=lambda row: self.index[row], reverse=True)
+        self._waiting.sort(key=lambda row: len(row.prompt))

@@ -38,10 +38,14 @@ class CachedModel:
     def admit(self, batch_size: int, rows: Sequence[int], prompts: Rows) -> None:
         """Read prompts, one for each of `rows`, into a batch of `batch_size`: in the place of what these
         rows held, or in new rows at the end."""
-        tokens, mask = padded(prompts, self.config.pad_token_id)
+        once: dict[tuple[int, ...], int] = {}  # equal prompts are read once
+        order = [once.setdefault(tuple(prompt), len(once)) for prompt in prompts]
+        tokens, mask = padded(list(once), self.config.pad_token_id)
         # Of an encoder with a vocabulary of its own, or the decoder's.
         vocab_size = getattr(self.config, "source_vocab_size", self.config.vocab_size)
         fresh = self._model.start(mx.array(self._known(tokens, vocab_size)), mask)
+        if len(once) < len(order):
+            fresh.select(order)
         if self.cache is None:
             place = {row: i for i, row in enumerate(rows)}
             if list(rows) != list(range(batch_size)):

@@ -104,9 +104,9 @@ class ModelDrafter(Drafter):
             self._prepare(rows)
         ahead = following(rows, lengths)
         logits = self._model(rows, no_draft(len(rows)).tokens, np.zeros_like(lengths))[:, -1]
-        drafted, q = [], list[Any]()  # q is None each where tokens are certain
+        drafted, q = list[mx.array](), list[Any]()  # q is None each where tokens are certain
         for i in range(ahead.shape[1]):
-            token, distribution = sampler.propose(logits[:, : self._vocab_size], rows, i)
+            token, distribution = sampler.propose(logits[:, : self._vocab_size], drafted)
             mx.async_eval(token)  # runs while the host prepares the next
             drafted.append(token[:, None])
             q.append(distribution)

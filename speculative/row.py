@@ -3,6 +3,12 @@
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from speculative.options import MAX_TOKENS, Options
+from speculative.processors import Processor, processors_for
 
 ORIGINS = ("copied", "drafted", "corrected", "plain")
 """Where a token comes from: a drafter copied it, or a draft model wrote it, and the target accepted;
@@ -60,26 +66,44 @@ class Stats:
         return [self.accepted_lengths[length] for length in range(most + 1)]
 
 
+class Text(Protocol):
+    """A row's text as it grows; see checkpoints.tokenizer.TextStream."""
+
+    stopped: bool  # by a stop text
+
+    def push(self, tokens: list[int]) -> str: ...
+    def finish(self) -> str: ...
+
+
 @dataclass(eq=False)
 class Row:
-    """A prompt in a batch. Its tokens begin with the model's prefix, which is not part of the text."""
+    """A prompt in a batch, and what is asked of it. Its tokens begin with the model's prefix, which is
+    not part of the text."""
 
     prompt: list[int]
-    max_tokens: int
+    options: Options = field(default_factory=Options)
     seed: bytes = b""  # the root of the row's noise; greedy decoding has none
     tokens: list[int] = field(default_factory=list)  # the prefix first; none: the model's own
+    text: Text | None = None  # None: nobody wants to know, and no text stops it
     prefix_size: int = 0
+    max_tokens: int = 0  # of the text
+    processors: tuple[Processor, ...] = ()
     origins: list[str] = field(default_factory=list)  # of the generated tokens: see ORIGINS
-    finish_reason: str | None = None  # "stop": end of sequence; "length": no room
+    texts: list[str] = field(default_factory=list)  # per token: what it adds to the text
+    logprobs: list[float] = field(default_factory=list)  # per token, where they are asked for
+    best: list[list[tuple[int, float]]] = field(default_factory=list)  # the best tokens and theirs
+    finish_reason: str | None = None  # "stop": end of sequence or a stop text; "length": no room
     stats: Stats = field(default_factory=Stats)
     started: float = 0.0  # time.perf_counter() when the prompt had been read
 
-    def begin(self, prefix: Sequence[int], max_positions: int | None) -> None:
-        """Start with this prefix; max_positions: tokens that the model's decoder can hold."""
+    def begin(self, prefix: Sequence[int], config: Any) -> None:
+        """Start with this prefix; config: the model's. InputError for tokens that it has not."""
         self.tokens, self.prefix_size = list(prefix), len(prefix)
         self.stats.prompt_tokens = len(self.prompt)
-        if max_positions is not None:
-            self.max_tokens = min(self.max_tokens, max_positions - len(prefix))
+        self.max_tokens = self.options.max_tokens or MAX_TOKENS
+        if config.max_positions is not None:
+            self.max_tokens = min(self.max_tokens, config.max_positions - len(prefix))
+        self.processors = processors_for(self.options, config)
 
     @property
     def generated(self) -> list[int]:
@@ -91,10 +115,10 @@ class Row:
         return self.max_tokens - len(self.origins)
 
     def commit(self, accepted: list[int], token: int, origins: tuple, ends: Container[int]) -> int:
-        """Append accepted drafted tokens and the target's own, up to the first end of sequence and as
+        """Append accepted drafted tokens and the target's own, up to the first that ends the text and as
         far as there is room; how many drafted ones are among them. origins: theirs, the target's."""
         new = [*accepted, token][: self.room]
-        end = next((i for i, t in enumerate(new) if t in ends), None)
+        end = next((i for i, t in enumerate(new) if self._stops(t) or t in ends), None)
         if end is not None:
             new = new[: end + 1]
         kept = min(len(accepted), len(new))
@@ -106,7 +130,23 @@ class Row:
             self.finish_reason = "stop"
         elif not self.room:
             self.finish_reason = "length"
+        if self.text and self.finish_reason:
+            self.texts[-1] += self.text.finish()
         return kept
+
+    def score(self, logprobs: np.ndarray, ids: np.ndarray, best: np.ndarray) -> None:
+        """Take the log-probabilities [T] of the tokens committed last, and of the best, ids and values [T, N]."""
+        new, N = len(self.origins) - len(self.logprobs), self.options.logprobs
+        self.logprobs += logprobs[:new].tolist()
+        for of_ids, values in zip(ids[:new, :N].tolist(), best[:new, :N].tolist(), strict=True):
+            self.best.append(list(zip(of_ids, values, strict=True)))
+
+    def _stops(self, token: int) -> bool:
+        """Add a token to the text; whether that ends it."""
+        if self.text is None:
+            return False
+        self.texts.append(self.text.push([token]))
+        return self.text.stopped
 
 
 class Waiting:

@@ -8,12 +8,15 @@ drafted tokens; the host only derives the keys of the noise.
 import hashlib
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 
-RULES = ("token", "block", "coupled")
+from speculative.options import Options
+from speculative.processors import Controls
+from speculative.row import Row
 
 # What noise is for: its keys differ, so that no two uses share a number.
 _TARGET, _DRAFT, _ACCEPT = range(3)
@@ -40,19 +43,23 @@ class Greedy:
     """Temperature 0: the argmax, exactly. With delta > 0 lossy: a drafted token passes when the
     target gives it at least (1 - delta) times its best token's probability."""
 
-    def __init__(self, delta: float = 0.0):
+    def __init__(self, rows: Sequence[Row] = (), delta: float = 0.0):
+        self.process = Controls(rows)
         self._delta = delta
 
-    def propose(self, logits: mx.array, rows, i: int) -> tuple[mx.array, None]:
-        """The draft model's i-th token of a step from its logits [B, V]: [B]."""
-        return mx.argmax(logits, axis=-1), None
+    def propose(
+        self, logits: mx.array, drafted: Sequence[mx.array]
+    ) -> tuple[mx.array, mx.array | None]:
+        """The draft model's next token [B] from its logits [B, V'] after the tokens that it has
+        drafted in this step, [B, 1] each, and the distribution [B, V'] it was drawn from, if it was."""
+        return mx.argmax(self.process(logits[:, None], drafted)[:, 0], axis=-1), None
 
     def accept(
-        self, logits: mx.array, draft: Draft, lengths: np.ndarray, rows
+        self, logits: mx.array, draft: Draft, lengths: np.ndarray
     ) -> tuple[mx.array, mx.array]:
         """n [B], how many of each row's drafted tokens are accepted, and the target's own next token
-        [B]; logits [B, k + 1, V] are the target's, after the last token and each drafted one, of which
-        the first lengths[b] are meant."""
+        [B]; logits [B, k + 1, V] are the target's, processed, after the last token and each drafted one,
+        of which the first lengths[b] are meant."""
         best = mx.argmax(logits, axis=-1)  # [B, k + 1]
         k = draft.tokens.shape[1]
         if self._delta:
@@ -84,32 +91,79 @@ def _at(x: mx.array, n: mx.array) -> mx.array:
 # The distribution
 
 
-def probabilities(
-    logits: mx.array, temp: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
-) -> mx.array:
-    """The float32 distribution that tokens are drawn from, for logits [..., V].
+Numbers = float | np.ndarray
+"""One for all rows, or [B, 1, 1]."""
 
-    Temperature first; then of the most probable tokens the `top_k` first (0: all); of these the
-    fewest that hold `top_p` of the probability; of these all with at least `min_p` times the best
-    one's. The order and the meanings are those of transformers. One token always stays.
+
+def probabilities(
+    logits: mx.array, temp: Numbers, top_k: Numbers = 0, top_p: Numbers = 1.0, min_p: Numbers = 0.0
+) -> mx.array:
+    """The float32 distribution that tokens are drawn from, for logits [..., V], or [B, T, V] where rows
+    differ in what they want.
+
+    Temperature first (0: all to the best token); then of the most probable tokens the `top_k` first (0:
+    all); of these the fewest that hold `top_p` of the probability; of these all with at least `min_p`
+    times the best one's. The order and the meanings are those of transformers. One token always stays.
     """
+    V = logits.shape[-1]
     logits = mx.clip(logits.astype(mx.float32), -3e38, 3e38)  # infinities would make NaN
-    temp = max(temp, 1e-30)  # smaller ones are 0 in float32
-    logits = (logits - logits.max(axis=-1, keepdims=True)) / temp
-    if top_k or top_p < 1:
+    greedy = np.asarray(temp) == 0
+    best = mx.argmax(logits, axis=-1, keepdims=True) if greedy.any() else None
+    temp = np.maximum(temp, 1e-30)  # smaller ones are 0 in float32
+    logits = (logits - logits.max(axis=-1, keepdims=True)) / _on_device(temp)
+    if np.any(top_k) or np.any(np.less(top_p, 1)):
         order = mx.argsort(-logits, axis=-1)
         ranked = mx.take_along_axis(logits, order, axis=-1)
-        rank = mx.arange(logits.shape[-1])
-        keep = rank < min(top_k or logits.shape[-1], logits.shape[-1])
-        if top_p < 1:
+        rank = mx.arange(V)
+        keep = rank < _on_device(np.where(np.equal(top_k, 0), V, np.minimum(np.float64(top_k), V)))
+        if np.any(np.less(top_p, 1)):
             p = mx.softmax(mx.where(keep, ranked, -mx.inf), axis=-1)
-            keep &= (mx.cumsum(p, axis=-1) - p < top_p) | (rank == 0)
+            # Sums of float32 may pass 1 before the last token.
+            most = _on_device(np.where(np.less(top_p, 1), top_p, np.inf))
+            keep = keep & ((mx.cumsum(p, axis=-1) - p < most) | (rank == 0))
         ranked = mx.where(keep, ranked, -mx.inf)
         logits = mx.put_along_axis(logits, order, ranked, axis=-1)
-    if min_p:
+    if np.any(min_p):
         # The best token's logit is 0 here.
-        logits = mx.where(logits >= math.log(min_p), logits, -mx.inf)
-    return mx.softmax(logits, axis=-1)
+        with np.errstate(divide="ignore"):
+            logits = mx.where(logits >= _on_device(np.log(min_p)), logits, -mx.inf)
+    p = mx.softmax(logits, axis=-1)
+    return p if best is None else mx.where(mx.array(greedy), (mx.arange(V) == best) * 1.0, p)
+
+
+def _on_device(x: Numbers) -> mx.array:
+    return mx.array(np.asarray(x, np.float32))
+
+
+def _of_rows(rows: Sequence[Row]) -> dict[str, Numbers]:
+    """The arguments of `probabilities` that rows ask for; arrays where they differ."""
+    asked = [row.options.distribution for row in rows]
+    found: dict[str, Numbers] = {}
+    for name in asked[0]:
+        values = [of_row[name] for of_row in asked]
+        same = len(set(values)) == 1
+        found[name] = values[0] if same else np.array(values)[:, None, None]
+    return found
+
+
+def log_probabilities(
+    logits: mx.array, n: mx.array, token: mx.array, drafted: mx.array, best: int
+) -> tuple[mx.array, mx.array, mx.array]:
+    """The log-probabilities [B, k + 1] of the drafted tokens [B, k], and of the target's own in place n;
+    and in each place the ids and log-probabilities of the best tokens, [B, k + 1, best]. All under the
+    target's logits [B, k + 1, V] as they are, without temperature and filters."""
+    logits = logits.astype(mx.float32)
+    B, places, V = logits.shape
+    tokens = mx.concatenate([drafted, mx.zeros((B, 1), drafted.dtype)], axis=1)
+    tokens = mx.where(mx.arange(places) == n[:, None], token[:, None], tokens)
+    total = mx.logsumexp(logits, axis=-1, keepdims=True)
+    chosen = mx.take_along_axis(logits, tokens[..., None], axis=-1) - total
+    best = min(best, V)
+    ids = mx.argpartition(-logits, max(best - 1, 0), axis=-1)[..., :best]
+    values = mx.take_along_axis(logits, ids, axis=-1) - total
+    order = mx.argsort(-values, axis=-1)
+    ids, values = (mx.take_along_axis(x, order, axis=-1) for x in (ids, values))
+    return chosen[..., 0], ids, values
 
 
 # ---------------------------------------------------------------------------------------------
@@ -167,36 +221,31 @@ class Sampler:
     delta > 0 (rule token only) is lossy: a drafted token is accepted with probability p/q + delta.
     """
 
-    def __init__(
-        self,
-        rule: str,
-        row_seeds: list[bytes],
-        vocab_size: int,
-        delta: float = 0.0,
-        **distribution,
-    ):
-        """vocab_size: rows of the target's vocabulary; the draft may have fewer, the first ones.
-        distribution: the arguments of `probabilities`; target and draft share them."""
-        self._rule, self._row_seeds, self._delta = rule, row_seeds, delta
+    def __init__(self, rows: Sequence[Row], rule: str, vocab_size: int, delta: float = 0.0):
+        """vocab_size: rows of the target's vocabulary; the draft may have fewer, the first ones."""
+        self.process = Controls(rows)
+        self._rows, self._rule, self._delta = rows, rule, delta
         self._vocab_size = vocab_size
-        self._distribution = distribution
+        self._distribution = _of_rows(rows)  # target and draft share it
 
-    def _positions(self, rows, count: int) -> np.ndarray:
+    def _positions(self, count: int) -> np.ndarray:
         """The positions [B, count] of the next `count` tokens of each row."""
-        return np.array([len(row) for row in rows])[:, None] + np.arange(count)
+        return np.array([len(row.tokens) for row in self._rows])[:, None] + np.arange(count)
 
-    def propose(self, logits: mx.array, rows, i: int) -> tuple[mx.array, mx.array]:
-        """The draft model's i-th token [B] of a step and the distribution [B, V'] it was drawn
-        from, given its logits [B, V']."""
-        q = probabilities(logits, **self._distribution)
-        position = self._positions(rows, i + 1)[:, i:]
+    def _keys(self, purpose: int, positions: np.ndarray) -> mx.array:
+        return _keys([row.seed for row in self._rows], purpose, positions)
+
+    def propose(self, logits: mx.array, drafted: Sequence[mx.array]) -> tuple[mx.array, mx.array]:
+        """As `Greedy.propose`."""
+        logits = self.process(logits[:, None], drafted)
+        q = probabilities(logits, **self._distribution)[:, 0]
+        i = len(drafted)
         if self._rule == "coupled":
-            keys = _keys(self._row_seeds, _TARGET, position)
+            keys = self._keys(_TARGET, self._positions(i + 1)[:, i:])
         else:
             # Not by position alone: a position drafted again after a rejection needs new noise,
             # since rule block has looked at the tokens that it rejected.
-            start = self._positions(rows, 1)
-            keys = _keys(self._row_seeds, _DRAFT, start * 2**32 + i)
+            keys = self._keys(_DRAFT, self._positions(1) * 2**32 + i)
         noise = self._noise(keys)[:, 0, : q.shape[-1]]
         return mx.argmax(mx.log(q) + noise, axis=-1), q
 
@@ -206,26 +255,26 @@ class Sampler:
         return _gumbel(keys, self._vocab_size)
 
     def accept(
-        self, logits: mx.array, draft: Draft, lengths: np.ndarray, rows
+        self, logits: mx.array, draft: Draft, lengths: np.ndarray
     ) -> tuple[mx.array, mx.array]:
         """As `Greedy.accept`."""
         p = probabilities(logits, **self._distribution)  # [B, k + 1, V]
         k = p.shape[1] - 1
-        positions = self._positions(rows, k + 1)
+        positions = self._positions(k + 1)
         if self._rule == "coupled" or k == 0:  # without drafts the rules are one
-            noise = self._noise(_keys(self._row_seeds, _TARGET, positions))
+            noise = self._noise(self._keys(_TARGET, positions))
             drawn = mx.argmax(mx.log(p) + noise, axis=-1)  # [B, k + 1]
             n = _leading(draft.tokens == drawn[:, :k], lengths)
             return n, _at(drawn, n)
         # Steps start at different positions, so one key per step is enough.
         start = positions[:, :1]
-        u = _uniform(_keys(self._row_seeds, _ACCEPT, start), k)
+        u = _uniform(self._keys(_ACCEPT, start), k)
         q = _padded_q(draft, lengths, p.shape[-1])
         if self._rule == "token":
             n, residual = accept_token(p, q, draft.tokens, lengths, u, self._delta)
         else:
             n, residual = accept_block(p, q, draft.tokens, lengths, u)
-        noise = self._noise(_keys(self._row_seeds, _TARGET, start))[:, 0]
+        noise = self._noise(self._keys(_TARGET, start))[:, 0]
         return n, mx.argmax(mx.log(residual) + noise, axis=-1)
 
 
@@ -302,3 +351,11 @@ def accept_block(
     passed = (u < h) & (i <= mx.array(lengths)[:, None])
     n = mx.concatenate([mx.zeros((B, 1), i.dtype), mx.where(passed, i, 0)], axis=1).max(axis=1)
     return n, _or_else(_at(r, n), _at(p, n))
+
+
+def sampler(rows: Sequence[Row], options: Options, vocab_size: int) -> Greedy | Sampler:
+    """What draws the tokens of rows. Temperature, filters and processors are each row's own; the rule and
+    delta are those of `options`. vocab_size: the target's."""
+    if all(row.options.temp == 0 for row in rows):
+        return Greedy(rows, options.delta)
+    return Sampler(rows, options.rule, vocab_size, options.delta)

@@ -4,11 +4,12 @@ import pytest
 
 from errors import InputError
 from speculative.options import Options
-from speculative.sampling import Greedy, Sampler
+from speculative.row import Row
+from speculative.sampling import Greedy, Sampler, sampler
 
 
 @pytest.mark.parametrize("option", ["num_draft", "max_tokens"])
-@pytest.mark.parametrize("value", [-1, 1.5, "3", None])
+@pytest.mark.parametrize("value", [-1, 1.5, "3", True])
 def test_options_out_of_range_are_named(option, value):
     with pytest.raises(InputError, match=f"{option} is {value!r}"):
         Options(**{option: value})
@@ -30,6 +31,22 @@ def test_options_out_of_range_are_named(option, value):
         ({"delta": 1.01}, "delta is 1.01"),
         ({"delta": True}, "delta is True"),
         ({"acceptance": "speculative"}, "acceptance is 'speculative', not one of token, block"),
+        ({"repetition_penalty": 0}, "repetition_penalty is 0, not a number above 0"),
+        ({"repetition_context_size": 0}, "repetition_context_size is 0"),
+        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size is -1"),
+        ({"min_tokens": 1.5}, "min_tokens is 1.5"),
+        ({"logit_bias": [3]}, r"logit_bias is \[3\], not tokens' ids with a number each"),
+        ({"logit_bias": {"3": 1.0}}, "logit_bias is"),
+        ({"logit_bias": {3: "much"}}, "logit_bias is"),
+        ({"bad_words_ids": [[]]}, r"bad_words_ids is \[\[\]\], not a list of lists of ids"),
+        ({"bad_words_ids": [3]}, "bad_words_ids is"),
+        ({"suppress_tokens": [-3]}, "suppress_tokens is"),
+        ({"forced_eos_token_id": -2}, "forced_eos_token_id is -2, not a token's id, or -1"),
+        ({"processors": [1]}, r"processors is \[1\], not a list of functions"),
+        ({"stop": ["a", ""]}, "stop is"),
+        ({"stop": 3}, "stop is 3, not a text or a list of texts"),
+        ({"logprobs": -1}, "logprobs is -1"),
+        ({"num_samples": 2}, "num_samples above 1 needs temp above 0"),
         (
             {"temp": 1.0, "delta": 0.1, "acceptance": "block"},
             "no meaning for the acceptance rule b",
@@ -48,5 +65,8 @@ def test_sampling_options_out_of_range_are_named(options, message):
 def test_the_default_rule_gives_way_to_delta():
     assert Options(temp=1.0).rule == "coupled"
     assert Options(temp=1.0, delta=0.1).rule == "token"
-    assert isinstance(Options(temp=1.0, delta=0.1).sampler([b""], 10), Sampler)
-    assert isinstance(Options(temp=0.0, acceptance="coupled").sampler([b""], 10), Greedy)
+    for options, kind in [
+        (Options(temp=1.0, delta=0.1), Sampler),
+        (Options(temp=0.0, acceptance="coupled"), Greedy),
+    ]:
+        assert isinstance(sampler([Row([3], options)], options, 10), kind)

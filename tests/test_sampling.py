@@ -23,9 +23,8 @@ from helpers.oracle import disturbed, endless, with_eos
 
 from speculative.cache import CrossCache
 from speculative.drafting import ModelDrafter
-from speculative.options import Options
+from speculative.options import RULES, Options
 from speculative.sampling import (
-    RULES,
     Draft,
     Greedy,
     _padded_q,
@@ -430,7 +429,7 @@ def test_delta_eases_greedy_acceptance_by_the_ratio_of_probabilities():
     logits = mx.log(mx.array([[[0.5, 0.3, 0.2], [0.5, 0.3, 0.2]]]))
     draft = Draft(mx.array([[1]]))
     for delta, accepted in [(0.0, 0), (0.39, 0), (0.41, 1), (1.0, 1)]:
-        n, token = Greedy(delta).accept(logits, draft, np.array([1]), None)
+        n, token = Greedy(delta=delta).accept(logits, draft, np.array([1]))
         assert (n.item(), token.item()) == (accepted, 0)
 
 
@@ -451,5 +450,5 @@ def test_delta_adds_to_the_acceptance_probability():
 def test_delta_zero_is_exact_on_ties():
     """A drafted token as probable as the best one, but not the argmax, is not the target's."""
     logits = mx.array([[[1.0, 1.0], [1.0, 1.0]]])
-    n, token = Greedy().accept(logits, Draft(mx.array([[1]])), np.array([1]), None)
+    n, token = Greedy().accept(logits, Draft(mx.array([[1]])), np.array([1]))
     assert (n.item(), token.item()) == (0, 0)

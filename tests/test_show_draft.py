@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers.decoding import decode_with, ragged_prompts
@@ -18,6 +19,7 @@ from benchmarks.measure import examples
 from checkpoints.tokenizer import TextStream, byte_tokenizer
 from decoder import _respond, stream_batch, stream_generate
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
+from speculative.options import Options
 from speculative.row import ORIGINS, Row
 from terminal.colours import _BRACKETS, _COLOURS, painted
 
@@ -92,11 +94,12 @@ def unmarked(text: str, marks) -> str:
 
 
 def response_of(tokenizer, tokens: list[int], origins: list[str]):
-    row = Row([5], len(tokens))
-    row.begin([0], None)
-    row.tokens, row.origins, row.finish_reason = [0, *tokens], origins, "length"
+    row = Row([5], Options(max_tokens=len(tokens)), text=TextStream(tokenizer, {0, 1}))
+    row.begin([0], SimpleNamespace(eos_token_ids=(), max_positions=None, vocab_size=1 << 30))
+    for token, origin in zip(tokens, origins, strict=True):
+        row.commit([], token, (None, origin), ())
     row.stats.encoding_seconds = 1.0
-    return _respond(row, TextStream(tokenizer, {0, 1}))
+    return _respond(row)
 
 
 @pytest.fixture(scope="module")

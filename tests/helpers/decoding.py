@@ -12,7 +12,7 @@ from speculative.schedule import AdaptiveSchedule, FixedSchedule
 
 def new_rows(prompts, options: Options) -> list[Row]:
     seed = RowSeeds(options.seed)
-    return [Row(prompt, options.max_tokens, seed(prompt)) for prompt in prompts]
+    return [Row(prompt, options, seed(prompt)) for prompt in prompts]
 
 
 def new_batch(model, drafter: Drafter | None, options: Options, schedule=None) -> Batch:

@@ -1,0 +1,95 @@
+"""What a checkpoint asks of its texts: generation_config.json, read as transformers' `generate` reads it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from checkpoints.folder import read_json
+from errors import InputError, naming
+from speculative.options import Options
+
+FILE = "generation_config.json"
+
+_OPTIONS = (  # under the same names in options.Options
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "bad_words_ids",
+    "suppress_tokens",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+)
+_LENGTHS = {  # of the text, and of the text with what it begins with -> ours
+    ("min_new_tokens", "min_length"): "min_tokens",
+    ("max_new_tokens", "max_length"): "max_tokens",
+}
+_NEUTRAL = {  # what asks for nothing
+    "repetition_penalty": 1,
+    "no_repeat_ngram_size": 0,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "num_beams": 1,
+    "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1,
+    "guidance_scale": 1,
+}
+_NOT_DONE = (
+    "num_beams",
+    "begin_suppress_tokens",
+    "encoder_no_repeat_ngram_size",
+    "encoder_repetition_penalty",
+    "exponential_decay_length_penalty",
+    "guidance_scale",
+    "penalty_alpha",
+    "sequence_bias",
+)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The settings of a checkpoint, under transformers' names; only those that change a text."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    not_done: Mapping[str, Any] = field(default_factory=dict)  # which it asks for in vain
+
+    @classmethod
+    def load(cls, folder: Path, in_prefix: Iterable[str] = ()) -> "Generation":
+        """Of a folder; from config.json where there is no generation_config.json, as old checkpoints have
+        it. in_prefix: settings that are the model's prefix already. InputError for values out of range."""
+        name = FILE if (folder / FILE).exists() else "config.json"
+        values = read_json(folder / name)
+        given = {k: v for k, v in values.items() if v is not None and v != _NEUTRAL.get(k)}
+        lengths = [key for pair in _LENGTHS for key in pair]
+        names = {*_OPTIONS, *lengths} - set(in_prefix)
+        found = cls(
+            {key: value for key, value in given.items() if key in names},
+            {key: value for key, value in given.items() if key in _NOT_DONE},
+        )
+        with naming(folder / name):
+            found.fill(Options(), 0)
+        return found
+
+    def fill(self, options: Options, prefix_size: int) -> Options:
+        """The options, with what they leave open; prefix_size: tokens that the row begins with."""
+        if not self.settings:
+            return options
+        defaults = {key: self.settings[key] for key in _OPTIONS if key in self.settings}
+        for (new, whole), name in _LENGTHS.items():
+            if new in self.settings:
+                defaults[name] = self.settings[new]
+            elif whole in self.settings:
+                least = int(name == "max_tokens")
+                defaults[name] = max(least, _whole(whole, self.settings[whole]) - prefix_size)
+        return options.filled(defaults)
+
+    def taken(self, options: Options) -> dict[str, Any]:
+        """The settings that count where the user asked for `options`."""
+        ours = {key: key for key in _OPTIONS}
+        ours |= {key: name for pair, name in _LENGTHS.items() for key in pair}
+        return {k: v for k, v in self.settings.items() if getattr(options, ours[k]) is None}
+
+
+def _whole(name: str, value: object) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise InputError(f"{name} is {value!r}, not a whole number")
+    return value

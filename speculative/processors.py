@@ -1,0 +1,257 @@
+"""Logits processors: what is asked of a text besides the model, at every position of a step at once.
+
+A processor is a function (logits, prefixes) -> logits over all rows and positions of a call, drafted tokens
+included in what stands before each position; nothing waits for the device. Target and draft model
+go through the same ones, so p and q are what is left after them, and every rule of sampling.py keeps its law.
+
+Meanings and order are those of transformers' `generate`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from errors import InputError
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """What stands before T positions of B rows, one after the other.
+
+    tokens:    [B, L + T - 1] int32 on the device, the L tokens that the row has (the model's prefix first) and
+               the T - 1 that are drafted; before position t stand tokens[:, : L + t]. Shorter rows begin with -1.
+    generated: [B] on the host: how many tokens the text has before the first position
+    room:      [B] on the host: how many it may still gain
+    """
+
+    tokens: mx.array
+    generated: np.ndarray
+    room: np.ndarray
+
+    def sizes(self, T: int) -> mx.array:
+        """How many columns of `tokens` stand before each of T positions: [T, 1]."""
+        return self.tokens.shape[1] - T + 1 + mx.arange(T)[:, None]
+
+
+Processor = Callable[[mx.array, Prefixes], mx.array]
+"""(logits [B, T, V] float32, prefixes) -> logits [B, T, V]. V is the draft model's when it drafts: an id from V
+on is none of its tokens. Processors of one's own are hashable, and equal ones do the same."""
+
+
+def _marked(tokens: mx.array, where: mx.array, vocab_size: int) -> mx.array:
+    """Which of V tokens are among tokens [B, N], where `where` [B, T, N] is true: [B, T, V]."""
+    B, T, _ = where.shape
+    known = (tokens >= 0) & (tokens < vocab_size)
+    where = where & known[:, None]
+    index = mx.where(known, tokens, 0)[:, None]
+    marks = mx.zeros((B, T, vocab_size), mx.int32)
+    rows, positions = mx.arange(B)[:, None, None], mx.arange(T)[:, None]
+    return marks.at[rows, positions, index].maximum(where.astype(mx.int32)) > 0
+
+
+def _follows(prefixes: Prefixes, T: int, sequence: Sequence[int]) -> mx.array:
+    """Whether what stands before each of T positions ends with the sequence: [B, T]."""
+    size = len(sequence)
+    tokens = mx.pad(prefixes.tokens, [(0, 0), (size, 0)], constant_values=-1)
+    first = tokens.shape[1] - T + 1 - size
+    found = mx.ones((tokens.shape[0], T), mx.bool_)
+    for i, token in enumerate(sequence):
+        found = found & (tokens[:, first + i : first + i + T] == token)
+    return found
+
+
+@dataclass(frozen=True)
+class SequenceBias:
+    """Adds a bias to the last token of a sequence wherever the others stand before it."""
+
+    biases: tuple[tuple[tuple[int, ...], float], ...]
+
+    def __call__(self, logits: mx.array, prefixes: Prefixes) -> mx.array:
+        T, V = logits.shape[1:]
+        known = [(sequence, bias) for sequence, bias in self.biases if sequence[-1] < V]
+        for sequence, bias in known:
+            if len(sequence) > 1:
+                follows = _follows(prefixes, T, sequence[:-1])
+                logits = logits.at[:, :, sequence[-1]].add(mx.where(follows, bias, 0.0))
+        single = [(sequence[0], bias) for sequence, bias in known if len(sequence) == 1]
+        if single:
+            index, bias = (mx.array(column) for column in zip(*single, strict=True))
+            logits = logits.at[:, :, index].add(bias)
+        return logits
+
+
+@dataclass(frozen=True)
+class RepetitionPenalty:
+    """Divides the positive logits of tokens that stand before by the penalty, and multiplies the negative ones
+    (Keskar et al. 2019, arXiv 1909.05858). context_size: how many of the last tokens count; 0: all."""
+
+    penalty: float
+    context_size: int = 0
+
+    def __call__(self, logits: mx.array, prefixes: Prefixes) -> mx.array:
+        T, V = logits.shape[1:]
+        column, sizes = mx.arange(prefixes.tokens.shape[1]), prefixes.sizes(T)
+        inside = column < sizes
+        if self.context_size:
+            inside = inside & (column >= sizes - self.context_size)
+        seen = _marked(prefixes.tokens, inside[None], V)
+        penalised = mx.where(logits < 0, logits * self.penalty, logits / self.penalty)
+        return mx.where(seen, penalised, logits)
+
+
+@dataclass(frozen=True)
+class NoRepeatNGrams:
+    """Bans a token that would complete a sequence of `size` tokens that stands before already."""
+
+    size: int
+
+    def __call__(self, logits: mx.array, prefixes: Prefixes) -> mx.array:
+        T, V = logits.shape[1:]
+        n, N = self.size, prefixes.tokens.shape[1]
+        tokens = mx.pad(prefixes.tokens, [(0, 0), (n, 0)], constant_values=-1)
+        # Sequences that begin in the columns 1 .. N and end in one of `tokens` before the pad.
+        ended = mx.arange(1, N + 1) <= prefixes.sizes(T)
+        repeats = ended & (tokens[:, None, 1 : N + 1] >= 0)  # [B, T, N]
+        suffix = N - T + 2  # where the n - 1 tokens before the first position begin
+        for i in range(n - 1):
+            here = tokens[:, suffix + i : suffix + i + T, None]
+            repeats = repeats & (tokens[:, None, 1 + i : 1 + i + N] == here)
+        banned = _marked(tokens[:, n:], repeats, V)
+        return mx.where(banned, -mx.inf, logits)
+
+
+@dataclass(frozen=True)
+class MinTokens:
+    """No end of sequence before the text has so many tokens."""
+
+    count: int
+    ends: tuple[int, ...]
+
+    def __call__(self, logits: mx.array, prefixes: Prefixes) -> mx.array:
+        T, V = logits.shape[1:]
+        early = prefixes.generated[:, None] + np.arange(T) < self.count
+        ends = np.isin(np.arange(V), self.ends)
+        if not early.any():
+            return logits
+        return mx.where(mx.array(early)[..., None] & mx.array(ends), -mx.inf, logits)
+
+
+@dataclass(frozen=True)
+class Forced:
+    """One token at the text's first position, or at the last one that it has room for."""
+
+    token: int
+    at_end: bool
+
+    def __call__(self, logits: mx.array, prefixes: Prefixes) -> mx.array:
+        T, V = logits.shape[1:]
+        ahead = np.arange(T)
+        if self.at_end:
+            here = prefixes.room[:, None] - ahead == 1
+        else:
+            here = prefixes.generated[:, None] + ahead == 0
+        if not here.any():
+            return logits
+        forced = np.where(np.arange(V) == self.token, 0.0, -np.inf).astype(np.float32)
+        return mx.where(mx.array(here)[..., None], mx.array(forced), logits)
+
+
+# ---------------------------------------------------------------------------------------------
+# Of a row, and of a batch
+
+
+def processors_for(options: Any, config: Any) -> tuple[Processor, ...]:
+    """The processors that `options` (options.Options) ask for, in transformers' order.
+
+    config: the model's, for its end tokens and its vocabulary. InputError for a token that it has not.
+    """
+    ends = tuple(config.eos_token_ids)
+    bias = {(token,): value for token, value in (options.logit_bias or {}).items()}
+    # As in transformers, the end of sequence alone cannot be banned this way.
+    words = {tuple(word) for word in options.bad_words_ids or ()} - {(end,) for end in ends}
+    banned = {(token,) for token in options.suppress_tokens or ()}
+    forced = [(token,) for token in (options.forced_bos_token_id, options.forced_eos_token_id)]
+    for name, sequences in (
+        ("logit_bias", bias),
+        ("bad_words_ids", words),
+        ("suppress_tokens", banned),
+        ("forced_bos_token_id", forced[:1]),
+        ("forced_eos_token_id", forced[1:]),
+    ):
+        for token in (token for sequence in sequences for token in sequence):
+            if token is not None and token >= config.vocab_size:
+                raise InputError(f"{name}: no token {token}; the model has {config.vocab_size}")
+    found: list[Processor] = []
+    if bias:
+        found.append(SequenceBias(_sorted(bias)))
+    if options.repetition_penalty not in (None, 1):
+        context = options.repetition_context_size or 0
+        found.append(RepetitionPenalty(float(options.repetition_penalty), context))
+    if options.no_repeat_ngram_size:
+        found.append(NoRepeatNGrams(options.no_repeat_ngram_size))
+    if words:
+        found.append(SequenceBias(_sorted(dict.fromkeys(words, -np.inf))))
+    if options.min_tokens and ends:
+        found.append(MinTokens(options.min_tokens, ends))
+    for (token,), at_end in zip(forced, (False, True), strict=True):
+        if token not in (None, -1):
+            found.append(Forced(token, at_end))
+    if banned:
+        found.append(SequenceBias(_sorted(dict.fromkeys(banned, -np.inf))))
+    return (*found, *options.processors)
+
+
+def _sorted(biases: Mapping[Any, float]) -> tuple[tuple[tuple[int, ...], float], ...]:
+    return tuple(sorted((sequence, float(bias)) for sequence, bias in biases.items()))
+
+
+class Controls:
+    """The processors of a batch's rows. Rows with equal ones are processed together."""
+
+    def __init__(self, rows: Sequence[Any]):
+        """rows: row.Row objects; what they hold is read at each call."""
+        self._rows = list(rows)
+        self._groups: dict[tuple[Processor, ...], list[int]] = {}
+        for b, row in enumerate(self._rows):
+            self._groups.setdefault(row.processors, []).append(b)
+        self.any = any(self._groups)
+        self._lengths: list[int] = []  # of the rows, when `_tokens` was made of them
+        self._tokens = mx.zeros((0, 0))
+
+    def __call__(self, logits: mx.array, drafted: Sequence[mx.array]) -> mx.array:
+        """What the processors make of logits [B, T, V]. Of the drafted tokens [B, k], in any number of parts,
+        T - 1 stand between these positions and the others before them."""
+        if not self.any:
+            return logits
+        logits = logits.astype(mx.float32)
+        history = self._history()
+        tokens = mx.concatenate([history, *drafted], axis=1)
+        ahead = tokens.shape[1] - history.shape[1] - (logits.shape[1] - 1)
+        generated = np.array([len(row.origins) for row in self._rows]) + ahead
+        room = np.array([row.room for row in self._rows]) - ahead
+        parts = []
+        for processors, rows in self._groups.items():
+            whole = len(rows) == len(self._rows)
+            index = mx.array(rows)
+            part = logits if whole else logits[index]
+            prefixes = Prefixes(tokens if whole else tokens[index], generated[rows], room[rows])
+            for processor in processors:
+                part = processor(part, prefixes)
+            parts.append(part)
+        if len(parts) == 1:
+            return parts[0]
+        order = np.argsort([b for rows in self._groups.values() for b in rows])
+        return mx.concatenate(parts)[mx.array(order)]
+
+    def _history(self) -> mx.array:
+        """The rows' tokens, right-aligned after -1: [B, L]."""
+        lengths = [len(row.tokens) for row in self._rows]
+        if lengths != self._lengths:
+            history = np.full((len(lengths), max(lengths)), -1, np.int32)
+            for b, row in enumerate(self._rows):
+                history[b, history.shape[1] - lengths[b] :] = row.tokens
+            self._lengths, self._tokens = lengths, mx.array(history)
+        return self._tokens
