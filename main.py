@@ -33,10 +33,10 @@ LARGE = 200 << 20  # bytes of weights
 SAMPLING = ("top_k", "top_p", "min_p", "seed", "acceptance")  # what only sampling asks for
 
 
-def add_option(parser: cli.Parser, flag: str, *aliases: str, help: str, **how) -> None:
+def add_option(parser, flag: str, *aliases: str, help: str, **how) -> None:
     """A flag for the field of `Options` of the same name, which has the default."""
     default = getattr(Options, flag.removeprefix("--").replace("-", "_"))
-    if default not in (None, False, ()):
+    if default is not None and default is not False and default != ():
         help += f" (default: {default})"
     parser.add_argument(flag, *aliases, default=argparse.SUPPRESS, help=help, **how)
 
@@ -107,11 +107,13 @@ def add_decoding_options(parser: cli.Parser) -> None:
         help="above 0 the text is no longer exactly the target's: how much acceptance is eased, up "
         "to 1, which accepts every drafted token",
     )
-    add_controls(option)
+    add_controls(parser)
 
 
-def add_controls(option: Callable[..., None]) -> None:
+def add_controls(parser: cli.Parser) -> None:
     """The flags of what is asked of a text besides the model."""
+    about = "A checkpoint's generation_config.json has the defaults."
+    option = functools.partial(add_option, parser.add_argument_group("controls", about))
     option(
         "--repetition-penalty", type=float, metavar="X", help="of tokens that are there; 1: none"
     )
@@ -277,15 +279,16 @@ def answer_prompt(args, decoder: SpeculativeDecoder, options: Options) -> None:
     """Decode the one prompt, streaming its text to stdout."""
     prompt = read_prompt(args.prompt)
     summary, began = Summary(), time.perf_counter()
-    if args.json:
-        (response,) = decoder.batch_generate([prompt], **vars(options))
-        print(as_json(0, response))
+    shown = show_draft(args, print)
+    if args.json or options.num_samples > 1:
+        for response in decoder.batch_generate([prompt], **vars(options)):
+            print(as_json(0, response) if args.json else shown(response))
+            summary.add(response)
     else:
-        shown = show_draft(args, print)
         for response in decoder.stream_generate(prompt, **vars(options)):
             print(shown(response), end="", flush=True)
         print()
-    summary.add(response)
+        summary.add(response)
     print_summary(args, decoder, options, summary, began)
 
 
@@ -301,13 +304,14 @@ def answer_file(args, decoder: SpeculativeDecoder, options: Options, ranks: Rank
 
     def report(line: int, reason: str) -> None:
         write(f"{file.name}, line {line + 1}: {reason}", sys.stderr)
-        output.put(line, "")
+        for sample in range(samples):
+            output.put(line * samples + sample, "")
 
     # A prompt that is too long for the model is a bad line, too.
     unlimited = decoder.model.config.max_prompt_tokens is None
     check = check_prompt if unlimited else functools.partial(decoder.check, options=options)
     file = PromptFile(args.prompt_file, report, ranks, check)
-    size = vars(args).get("batch_size", BATCH_SIZE)
+    size, samples = vars(args).get("batch_size", BATCH_SIZE), options.num_samples
     output = InOrder(write if not args.json else lambda line: None)
     shown = show_draft(args, write)
     summary, began = Summary(), time.perf_counter()
@@ -317,12 +321,13 @@ def answer_file(args, decoder: SpeculativeDecoder, options: Options, ranks: Rank
                 line = file.line_of(index)
                 if args.json:
                     write(as_json(line, response))
-                output.put(line, "" if args.json else shown(response))
-                progress.update()
+                text = "" if args.json else shown(response)
+                output.put(line * samples + response.sample, text)
+                progress.update(1 / samples)
                 summary.add(response)
         except (Exception, KeyboardInterrupt) as error:
-            if output.reached and not isinstance(error, BrokenPipeError):
-                n = output.reached
+            if output.reached >= samples and not isinstance(error, BrokenPipeError):
+                n = output.reached // samples
                 write(f"{file.name}: answered up to line {n}; go on with {n + 1}", sys.stderr)
             raise
     print_summary(args, decoder, options, summary, began)
@@ -337,6 +342,8 @@ def report_unused(given: dict, options: Options) -> None:
         reasons["batch_size"] = "without --prompt-file"
     if options.temp == 0:
         reasons |= dict.fromkeys(SAMPLING, "at temperature 0; see --temp")
+    if not given["json"]:
+        reasons["logprobs"] = "without --json"
     for name, reason in reasons.items():
         if name in given:
             print(f"--{name.replace('_', '-')} has no effect {reason}", file=sys.stderr)

@@ -2,7 +2,6 @@
 vocabularies, and text for text where a rule promises that."""
 
 import itertools
-from types import SimpleNamespace
 
 import mlx.core as mx
 import numpy as np
@@ -18,10 +17,10 @@ from helpers.decoding import (
     ragged_prompts,
     total,
 )
+from helpers.laws import LIMIT, LastToken, TableModel, V, deviation
 from helpers.models import random_model
 from helpers.oracle import disturbed, endless, with_eos
 
-from speculative.cache import CrossCache
 from speculative.drafting import ModelDrafter
 from speculative.options import RULES, Options
 from speculative.sampling import (
@@ -33,27 +32,8 @@ from speculative.sampling import (
     probabilities,
 )
 
-V = 4
 DRAWS = 1_000_000
 FILTERS = [{}, {"top_k": 3, "top_p": 0.9, "min_p": 0.1}]
-
-
-def deviation(counts: np.ndarray, law: np.ndarray) -> float:
-    """How many standard deviations the chi-square statistic of `counts` lies above its mean under
-    `law` (Wilson and Hilferty 1931). Counts where the law has no mass are infinitely far."""
-    if counts[law == 0].any():
-        return float("inf")
-    rare = law * counts.sum() < 5  # too rare for the statistic one by one: counted together
-    counts = np.append(counts[~rare], counts[rare].sum())
-    expected = np.append(law[~rare], law[rare].sum()) * counts.sum()
-    counts, expected = counts[expected > 0], expected[expected > 0]
-    freedom = len(counts) - 1
-    statistic = ((counts - expected) ** 2 / expected).sum()
-    spread = 2 / (9 * freedom)
-    return ((statistic / freedom) ** (1 / 3) - (1 - spread)) / spread**0.5
-
-
-LIMIT = 4.5  # one in 300,000 by chance
 
 
 def tables(seed: int, temp: float = 1.0, **filters) -> tuple[np.ndarray, np.ndarray]:
@@ -149,40 +129,6 @@ def test_the_test_sees_wrong_rules():
 
 # ---------------------------------------------------------------------------------------------
 # The whole step: noise, caches, batches
-
-
-class LastToken:
-    """A model of so many tokens whose logits are a function of the last one."""
-
-    def __init__(self, vocab_size: int):
-        self.config = SimpleNamespace(
-            vocab_size=vocab_size,
-            pad_token_id=0,
-            eos_token_ids=(),
-            max_positions=None,
-            max_prompt_tokens=None,
-        )
-
-    def prefix(self, prompt):
-        return [0]
-
-    def start(self, tokens, mask=None):
-        return CrossCache([(mx.zeros((tokens.shape[0], 1, 1, 1)),) * 2], mask)
-
-    def decode(self, tokens, positions, cache):
-        cache.reserve(positions)
-        return self.after(tokens)
-
-
-class TableModel(LastToken):
-    """Its logits [V] are a table's."""
-
-    def __init__(self, seed: int):
-        super().__init__(V)
-        self.logits = np.random.default_rng(seed).normal(0, 1.5, (V, V)).astype(np.float32)
-
-    def after(self, tokens):
-        return mx.array(self.logits)[tokens]
 
 
 # What is not here is the same: without drafts the rules are one, and the text of `coupled` is that of plain

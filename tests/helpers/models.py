@@ -79,7 +79,9 @@ def cached_logits(model: T5, source, mask, target, block: int) -> np.ndarray:
     return np.concatenate(parts, axis=1)
 
 
-def reference_texts(reference, prompts: list[list[int]], max_tokens: int, eos: list[int]) -> list:
+def reference_texts(
+    reference, prompts: list[list[int]], max_tokens: int, eos: list[int], **settings
+) -> list:
     """What transformers' generate writes for each prompt, greedily, the end of sequence included."""
     width = max(map(len, prompts))
     padded = torch.tensor([prompt + [0] * (width - len(prompt)) for prompt in prompts])
@@ -90,6 +92,7 @@ def reference_texts(reference, prompts: list[list[int]], max_tokens: int, eos: l
         max_new_tokens=max_tokens,
         eos_token_id=eos,
         do_sample=False,
+        **settings,
     )
     return [until(eos, row[1:]) for row in rows.tolist()]
 

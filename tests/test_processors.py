@@ -1,0 +1,276 @@
+"""Logits processors: at every position of a step what transformers' are at one, and texts that are those of
+its `generate` with the same settings, whatever drafts."""
+
+import itertools
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import torch
+from helpers import checkpoints
+from helpers.decoding import (
+    decode_with,
+    drafters,
+    finish,
+    new_batch,
+    new_rows,
+    partial_steps,
+    ragged_prompts,
+    total,
+)
+from helpers.laws import LIMIT, TableModel, V, deviation
+from helpers.models import mlx_model, reference_texts
+from helpers.oracle import disturbed, with_eos
+from helpers.programs import DEMO
+from transformers import GenerationConfig, T5ForConditionalGeneration
+
+from benchmarks.measure import examples
+from errors import InputError
+from speculative.options import Options
+from speculative.processors import Controls, processors_for
+from speculative.row import Row
+
+SIZE, EOS, LIMIT_TOKENS = 31, 1, 16
+
+SETTINGS = {
+    "penalty": dict(repetition_penalty=1.7),
+    "reward": dict(repetition_penalty=0.6),
+    "no 1-gram": dict(no_repeat_ngram_size=1),
+    "no 2-gram": dict(no_repeat_ngram_size=2),
+    "no 3-gram": dict(no_repeat_ngram_size=3),
+    "least": dict(min_tokens=6),
+    "bias": dict(logit_bias={5: 2.0, 9: -3.0}),
+    "words": dict(bad_words_ids=[[4], [7, 8], [9, 10, 11], [EOS]]),
+    "suppressed": dict(suppress_tokens=[3, 12]),
+    "first": dict(forced_bos_token_id=6),
+    "last": dict(forced_eos_token_id=EOS),
+}
+SETTINGS["all"] = {k: v for of_one in list(SETTINGS.values())[::-1] for k, v in of_one.items()}
+
+
+def in_transformers(options: dict) -> dict:
+    """The same settings under transformers' names."""
+    names = {"min_tokens": "min_new_tokens"}
+    found = {names.get(k, k): v for k, v in options.items() if k != "logit_bias"}
+    if bias := options.get("logit_bias"):
+        found["sequence_bias"] = [[[token], value] for token, value in bias.items()]
+    return found
+
+
+def their_processors(options: dict, limit: int):
+    """transformers' own list for them, of texts that begin with one token."""
+    config = GenerationConfig(max_length=limit + 1, eos_token_id=EOS, **in_transformers(options))
+    config._eos_token_tensor = torch.tensor([EOS])
+    model = object.__new__(T5ForConditionalGeneration)
+    torch.nn.Module.__init__(model)
+    model.config = T5ForConditionalGeneration.config_class()
+    return model._get_logits_processor(config, input_ids_seq_length=1, device="cpu")
+
+
+class Config:
+    vocab_size, eos_token_ids, max_positions = SIZE, (EOS,), None
+
+
+def row_with(tokens: list[int], options: Options) -> Row:
+    row = Row([5], options)
+    row.begin(tokens[:1], Config)
+    for token in tokens[1:]:
+        row.commit([], token, (None, "plain"), ())
+    return row
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_position_is_as_transformers_has_it(name):
+    """Rows of uneven length beside rows that ask for nothing, or something else; drafted tokens behind
+    them, which may be repetitions, words that are banned, or foreign to the draft model."""
+    options, reference = SETTINGS[name], their_processors(SETTINGS[name], LIMIT_TOKENS)
+    rng, compared, changed = np.random.default_rng(len(name)), 0, 0
+    others = [Options(), Options(repetition_penalty=3.0, min_tokens=2)]
+    for _ in range(40):
+        wanted = [Options(**options, max_tokens=LIMIT_TOKENS), *others]
+        asked = [wanted[rng.choice(3, p=[0.6, 0.2, 0.2])] for _ in range(4)]
+        few = rng.integers(2, SIZE, 5)  # so that much is repeated
+        lengths = rng.integers(1, LIMIT_TOKENS + 1, 4)
+        texts = [[0, *rng.choice(few, n - 1).tolist()] for n in lengths]
+        rows = [row_with(text, of_row) for text, of_row in zip(texts, asked, strict=True)]
+        k, ahead = rng.integers(0, 4), rng.integers(0, 2)  # drafted before the first position
+        drafted = rng.choice(few, (4, ahead + k)).astype(np.int32)
+        size = SIZE - 4 * rng.integers(0, 2)  # the draft model's vocabulary may be smaller
+        logits = rng.normal(0, 3, (4, k + 1, size)).astype(np.float32)
+        parts = [mx.array(drafted[:, :ahead]), mx.array(drafted[:, ahead:])]
+        found = np.array(Controls(rows)(mx.array(logits), parts))
+        for b, t in itertools.product(range(4), range(k + 1)):
+            if asked[b] is others[0]:
+                assert (found[b, t] == logits[b, t]).all()
+            if asked[b] is not wanted[0]:
+                continue
+            prefix = torch.tensor([[*texts[b], *drafted[b, : ahead + t].tolist()]])
+            scores = np.full((1, SIZE), -50.0, np.float32)
+            scores[0, :size] = logits[b, t]
+            expected = reference(prefix, torch.tensor(scores)).numpy()[0, :size]
+            np.testing.assert_allclose(found[b, t], expected, rtol=1e-6)
+            compared, changed = compared + 1, changed + (expected != logits[b, t]).any()
+    assert compared > 100 and changed > (20 if name not in ("first", "last") else 3)
+
+
+def test_the_context_of_a_penalty_is_that_of_mlx_lm():
+    sample_utils = pytest.importorskip("mlx_lm.sample_utils")
+    rng = np.random.default_rng(0)
+    for size in (1, 3, 20):
+        reference = sample_utils.make_repetition_penalty(1.5, size)
+        tokens = rng.integers(2, 8, 12).tolist()
+        drafted = rng.integers(2, 8, 3).tolist()
+        row = row_with(tokens, Options(repetition_penalty=1.5, repetition_context_size=size))
+        logits = rng.normal(0, 3, (1, 4, SIZE)).astype(np.float32)
+        found = np.array(Controls([row])(mx.array(logits), [mx.array([drafted])]))
+        for t in range(4):
+            prefix = mx.array([*tokens, *drafted[:t]])
+            expected = np.array(reference(prefix, mx.array(logits[:, t])))
+            np.testing.assert_allclose(found[:, t], expected, rtol=1e-6)
+
+
+def test_nothing_asked_costs_nothing():
+    logits = mx.zeros((2, 1, SIZE), mx.bfloat16)
+    rows = [row_with([0], Options()) for _ in range(2)]
+    assert Controls(rows)(logits, [mx.zeros((2, 0), mx.int32)]) is logits
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"logit_bias": {31: 1.0}}, "logit_bias: no token 31; the model has 31"),
+        ({"bad_words_ids": [[3, 99]]}, "bad_words_ids: no token 99"),
+        ({"suppress_tokens": [31]}, "suppress_tokens: no token 31"),
+        ({"forced_bos_token_id": 40}, "forced_bos_token_id: no token 40"),
+        ({"forced_eos_token_id": 40}, "forced_eos_token_id: no token 40"),
+    ],
+)
+def test_tokens_that_the_model_has_not_are_named(options, message):
+    with pytest.raises(InputError, match=message):
+        processors_for(Options(**options), Config)
+
+
+# ---------------------------------------------------------------------------------------------
+# Texts
+
+
+def meant_for(settings: dict, texts: list[list[int]]) -> dict:
+    """The settings with tokens and words that these texts have."""
+    words = [texts[0][:2], texts[1][1:4], texts[2][:1], [EOS]]
+    tokens = [text[2] for text in texts if len(text) > 2]
+    wanted = dict(
+        logit_bias={tokens[0]: -3.0, tokens[1]: 2.0},
+        bad_words_ids=words,
+        suppress_tokens=[token for token in tokens[1:3] if token not in (tokens[0], EOS)],
+        forced_bos_token_id=tokens[0],
+    )
+    return {key: wanted.get(key, value) for key, value in settings.items()}
+
+
+def texts_are_generates(reference, model, draft, prompts, eos: list[int], names, ways) -> int:
+    """How many texts were compared, of every setting in every way to draft, with transformers'."""
+    compared = partial = changed = 0
+    plain = reference_texts(reference, prompts, LIMIT_TOKENS, eos)
+    for name in names:
+        asked = meant_for(SETTINGS[name], plain)
+        options = asked | dict(max_tokens=LIMIT_TOKENS)
+        expected = reference_texts(reference, prompts, LIMIT_TOKENS, eos, **in_transformers(asked))
+        changed += expected != plain
+        for kind, num_draft, batch_size in ways:
+            drafter = drafters(draft)[kind]
+            rows = decode_with(model, drafter, prompts, batch_size, num_draft=num_draft, **options)
+            assert [row.generated for row in rows] == expected, (name, kind, num_draft, batch_size)
+            compared += len(rows)
+            partial += partial_steps(rows, num_draft)
+    assert partial > 10 * len(names) and changed > len(names) // 2
+    return compared
+
+
+WAYS = [("model", 3, 3), ("both", 5, 8)]
+MORE_WAYS = [
+    *(("model", k, 8) for k in range(8)),
+    *(("lookup", k, 3) for k in (1, 4, 7)),
+    *(("both", k, 1) for k in (2, 6)),
+]
+
+
+def small_pair(tmp_path, variant: str):
+    raw = checkpoints.VARIANTS[variant]
+    reference = checkpoints.torch_model(raw)
+    # transformers' 5.23 is too short where the decoder has more layers than the encoder.
+    reference.generation_config.use_cache = False
+    checkpoints.save(tmp_path, raw, checkpoints.state_dict(reference, raw))
+    return reference, mlx_model(tmp_path, raw)
+
+
+def test_texts_are_those_of_generate(tmp_path):
+    reference, model = small_pair(tmp_path, "v1.1")
+    prompts, draft = ragged_prompts(8, 61), disturbed(model, 0.1)
+    compared = texts_are_generates(reference, model, draft, prompts, [1], SETTINGS, WAYS)
+    assert compared == 8 * len(SETTINGS) * len(WAYS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", checkpoints.VARIANTS)
+def test_texts_of_every_variant_are_those_of_generate(tmp_path, variant):
+    reference, model = small_pair(tmp_path, variant)
+    with_eos(model, EOS)
+    prompts, draft = ragged_prompts(6, 61), disturbed(model, 0.1)
+    some = ["no 2-gram", "all"]
+    assert texts_are_generates(reference, model, draft, prompts, [EOS], some, MORE_WAYS) > 150
+
+
+@pytest.mark.slow
+def test_texts_of_the_pair_are_those_of_generate(demo_pair):
+    target, tokenizer, draft = demo_pair
+    reference = T5ForConditionalGeneration.from_pretrained(DEMO / "target", dtype=torch.float32)
+    prompts = [tokenizer.encode(example.prompt).ids for example in examples(3)]
+    ways = [("model", 4, 8), ("lookup", 6, 3), ("both", 3, 1)]
+    assert texts_are_generates(reference, target, draft, prompts, [1], SETTINGS, ways) > 300
+
+
+# ---------------------------------------------------------------------------------------------
+# Laws
+
+LAW = dict(repetition_penalty=1.6, no_repeat_ngram_size=2, logit_bias={1: 0.7}, max_tokens=4)
+
+
+def law_of(target: TableModel, temp: float) -> np.ndarray:
+    """The law of four tokens, by enumeration with transformers' processors: [V ** 4]."""
+    reference = their_processors({k: v for k, v in LAW.items() if k != "max_tokens"}, 4)
+    p = {}
+    for prefix in (p for n in range(4) for p in itertools.product(range(V), repeat=n)):
+        tokens = [0, *prefix]
+        scores = torch.tensor(target.logits[tokens[-1]][None])
+        p[prefix] = torch.softmax(reference(torch.tensor([tokens]), scores) / temp, -1)[0].numpy()
+    sequences = itertools.product(range(V), repeat=4)
+    return np.array([np.prod([p[s[:i]][s[i]] for i in range(4)]) for s in sequences])
+
+
+def drawn(rule: str, kind: str, num_draft: int, count: int = 20_000) -> np.ndarray:
+    """How often each sequence of four tokens was drawn: [V ** 4]."""
+    options = Options(num_draft=num_draft, temp=0.7, acceptance=rule, seed=1, **LAW)
+    batch = new_batch(TableModel(0), drafters(TableModel(1))[kind], options)
+    batch.admit(new_rows([[b % 3, b % 2] for b in range(count)], options))
+    rows = finish(batch)
+    assert total(rows[:1000]).accepted > 100
+    tokens = np.array([row.tokens[1:] for row in rows])
+    return np.bincount(tokens @ V ** np.arange(3, -1, -1), minlength=V**4)
+
+
+@pytest.mark.parametrize(
+    ("rule", "kind"), [("coupled", "model"), ("token", "both"), ("block", "model")]
+)
+def test_sampled_rows_have_the_law_of_what_is_processed(rule, kind):
+    assert deviation(drawn(rule, kind, 3), law_of(TableModel(0), 0.7)) < LIMIT
+
+
+def test_the_law_sees_prefixes_without_drafted_tokens(monkeypatch):
+    """A mutant: processors that see what is decoded, and not what is drafted."""
+    process = Controls.__call__
+
+    def blind(self, logits, drafted):
+        return process(self, logits, [mx.full(part.shape, -1) for part in drafted])
+
+    monkeypatch.setattr(Controls, "__call__", blind)
+    assert deviation(drawn("token", "model", 3), law_of(TableModel(0), 0.7)) > 3 * LIMIT
