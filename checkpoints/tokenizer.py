@@ -141,7 +141,7 @@ class TextStream:
     """Turns tokens into text as they come, without decoding what was decoded before.
 
     `hidden` tokens (padding, end of sequence) have no text. Sentinels (`<extra_id_0>`) do. The text ends before
-    the first of the texts `stops`: what may be the beginning of one waits until that is known.
+    the first of the texts `stops` to be complete: what may be the beginning of one waits until that is known.
     """
 
     def __init__(self, tokenizer: Tokenizer, hidden: Container[int], stops: Sequence[str] = ()):
@@ -172,10 +172,10 @@ class TextStream:
             return ""
         self.text += text
         text = self._waiting + text
-        found = [i for stop in self._stops if (i := text.find(stop)) >= 0]
+        found = [(i + len(stop), i) for stop in self._stops if (i := text.find(stop)) >= 0]
         if found:
             self.stopped, self._waiting = True, ""
-            return text[: min(found)]
+            return text[: min(found)[1]]
         begun = range(max(0, len(text) - max(map(len, self._stops), default=1) + 1), len(text))
         end = next(
             (i for i in begun if any(stop.startswith(text[i:]) for stop in self._stops)), len(text)

@@ -92,7 +92,8 @@ class Row:
     texts: list[str] = field(default_factory=list)  # per token: what it adds to the text
     logprobs: list[float] = field(default_factory=list)  # per token, where they are asked for
     best: list[list[tuple[int, float]]] = field(default_factory=list)  # the best tokens and theirs
-    finish_reason: str | None = None  # "stop": end of sequence or a stop text; "length": no room
+    # "stop": end of sequence or a stop text; "length": no room, or but for a forced end
+    finish_reason: str | None = None
     stats: Stats = field(default_factory=Stats)
     started: float = 0.0  # time.perf_counter() when the prompt had been read
 
@@ -126,7 +127,8 @@ class Row:
         self.origins += [origins[0]] * kept + [origins[1]] * (len(new) - kept)
         self.stats.tokens += len(new)
         self.stats.accepted_lengths[kept] += 1
-        if end is not None:
+        forced = self.options.forced_eos_token_id not in (None, -1)
+        if end is not None and (self.room or not forced):
             self.finish_reason = "stop"
         elif not self.room:
             self.finish_reason = "length"

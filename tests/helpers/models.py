@@ -80,7 +80,7 @@ def cached_logits(model: T5, source, mask, target, block: int) -> np.ndarray:
 
 
 def reference_texts(
-    reference, prompts: list[list[int]], max_tokens: int, eos: list[int], **settings
+    reference, prompts: list[list[int]], max_tokens: int | None, eos: list[int], **settings
 ) -> list:
     """What transformers' generate writes for each prompt, greedily, the end of sequence included."""
     width = max(map(len, prompts))

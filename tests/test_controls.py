@@ -1,0 +1,240 @@
+"""Stop texts, log-probabilities, several samples, and a checkpoint's own settings, on the embedded pair."""
+
+import json
+import random
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from helpers.models import reference_texts
+from helpers.programs import DEMO, PROMPT, run
+from transformers import T5ForConditionalGeneration
+
+from benchmarks.measure import examples
+from checkpoints.tokenizer import TextStream
+from convert import convert
+from decoder import batch_generate, generate, load, stream_generate
+from errors import InputError
+from families.generation import Generation
+from speculative.options import Options
+
+WAYS = [  # lookup, num_draft, batch size
+    (False, 0, 8),
+    (False, 4, 3),
+    (True, 6, 8),
+    (True, "auto", 1),
+]
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[str]:
+    return [example.prompt for example in examples(2)]
+
+
+# ---------------------------------------------------------------------------------------------
+# Stop texts
+
+
+def test_text_ends_before_the_first_stop_however_it_comes(demo_pair):
+    """Against the whole text, cut: stops within a token, over several, at the start, of which one begins
+    another, and none."""
+    _, tokenizer, _ = demo_pair
+    rng = random.Random(0)
+    stopped = 0
+    for _ in range(400):
+        tokens = [rng.randrange(3, 60) for _ in range(rng.randint(1, 12))]
+        whole = tokenizer.decode(tokens, skip_special_tokens=False)
+        places = [rng.randrange(len(whole) + 1) for _ in range(rng.randint(1, 3))]
+        stops = [s for i in places if (s := whole[i : i + rng.randint(1, 6)])] or ["zz"]
+        stream = TextStream(tokenizer, (), stops)
+        pieces = []
+        for token in tokens:
+            pieces.append(stream.push([token]))
+            if stream.stopped:
+                break
+        text = "".join(pieces) + stream.finish()
+        ends = [(i + len(stop), i) for stop in stops if (i := whole.find(stop)) >= 0]
+        assert text == whole[: min(ends, default=(0, len(whole)))[1]], (whole, stops)
+        stopped += stream.stopped and len(pieces) < len(tokens)
+    assert stopped > 100
+
+
+@pytest.mark.parametrize(("lookup", "num_draft", "batch_size"), WAYS)
+def test_stops_cut_the_text_of_every_drafter(demo_pair, prompts, lookup, num_draft, batch_size):
+    target, tokenizer, draft = demo_pair
+    how = dict(draft_model=draft, lookup=lookup, num_draft=num_draft)
+    whole = batch_generate(target, tokenizer, prompts)
+    middle = [r.text[len(r.text) // 2 :][:3] for r in whole]  # hardly ever where a token begins
+    stops = [*middle, "never there"]
+    responses = batch_generate(target, tokenizer, prompts, batch_size=batch_size, stop=stops, **how)
+    for response, plain in zip(responses, whole, strict=True):
+        found = [(i + len(stop), i) for stop in stops if (i := plain.text.find(stop)) >= 0]
+        end = min(found)[1]
+        assert (response.text, response.finish_reason) == (plain.text[:end], "stop")
+        assert response.tokens == plain.tokens[: len(response.tokens)]
+        before = tokenizer.decode(response.tokens[:-1], skip_special_tokens=True)
+        assert not any(stop in before for stop in stops)
+        assert len(response.texts) == len(response.origins) == len(response.tokens)
+    pieces = stream_generate(target, tokenizer, prompts[0], stop=middle[0], **how)
+    assert "".join(r.text for r in pieces) == whole[0].text.partition(middle[0])[0]
+
+
+# ---------------------------------------------------------------------------------------------
+# Log-probabilities
+
+
+@pytest.mark.parametrize("settings", [{}, dict(repetition_penalty=1.5, no_repeat_ngram_size=2)])
+def test_logprobs_are_transformers_own(demo_pair, prompts, settings):
+    target, tokenizer, draft = demo_pair
+    reference = T5ForConditionalGeneration.from_pretrained(DEMO / "target", dtype=torch.float32)
+    for lookup, num_draft, batch_size in WAYS:
+        responses = batch_generate(
+            target,
+            tokenizer,
+            prompts,
+            draft,
+            batch_size,
+            logprobs=3,
+            lookup=lookup,
+            num_draft=num_draft,
+            max_tokens=12,
+            **settings,
+        )
+        for prompt, response in zip(prompts, responses, strict=True):
+            found = reference.generate(
+                input_ids=torch.tensor([tokenizer.encode(prompt).ids]),
+                max_new_tokens=12,
+                do_sample=False,
+                output_scores=True,
+                return_dict_in_generate=True,
+                **settings,
+            )
+            assert response.tokens == found.sequences[0, 1:].tolist()
+            expected = torch.log_softmax(torch.cat(found.scores), -1).numpy()
+            chosen = np.take_along_axis(expected, np.array(response.tokens)[:, None], -1)[:, 0]
+            np.testing.assert_allclose(response.logprobs, chosen, atol=1e-4)
+            assert response.mean_logprob == pytest.approx(chosen.mean(), abs=1e-4)
+            for of_token, row in zip(response.top_logprobs, expected, strict=True):
+                ids, values = zip(*of_token, strict=True)
+                np.testing.assert_allclose(values, np.sort(row)[:-4:-1], atol=1e-4)
+                np.testing.assert_allclose(values, row[list(ids)], atol=1e-4)
+
+
+def test_logprobs_are_for_those_who_ask(demo_pair):
+    target, tokenizer, _ = demo_pair
+    (response,) = batch_generate(target, tokenizer, [PROMPT])
+    assert response.logprobs is response.top_logprobs is response.mean_logprob is None
+    (response,) = batch_generate(target, tokenizer, [PROMPT], logprobs=0)
+    assert len(response.logprobs) == len(response.tokens)
+    assert response.top_logprobs == [[]] * len(response.tokens)
+
+
+# ---------------------------------------------------------------------------------------------
+# Samples
+
+
+def test_samples_share_the_reading_and_are_those_of_a_list(demo_pair, prompts, monkeypatch):
+    target, tokenizer, draft = demo_pair
+    read, start = [], type(target).start
+    monkeypatch.setattr(
+        type(target), "start", lambda self, t, m=None: read.append(t.shape) or start(self, t, m)
+    )
+    options = dict(temp=4.0, seed=3, max_tokens=20)
+    samples = batch_generate(target, tokenizer, [prompts[0]], num_samples=5, **options)
+    assert len(read) == 1 and read[0][0] == 1
+    assert [r.sample for r in samples] == list(range(5))
+    assert len({r.text for r in samples}) == 5
+    listed = batch_generate(target, tokenizer, [prompts[0]] * 5, **options)
+    assert [r.text for r in samples] == [r.text for r in listed]
+    several = batch_generate(target, tokenizer, prompts, draft, 4, num_samples=3, **options)
+    expected = batch_generate(
+        target, tokenizer, [p for p in prompts for _ in range(3)], batch_size=2, **options
+    )
+    assert [r.text for r in several] == [r.text for r in expected]
+    with pytest.raises(InputError, match="num_samples above 1 is for batch_generate"):
+        generate(target, tokenizer, "x", temp=1.0, num_samples=2)
+
+
+# ---------------------------------------------------------------------------------------------
+# A checkpoint's own settings
+
+SETTINGS = dict(
+    no_repeat_ngram_size=2,
+    repetition_penalty=1.3,
+    min_length=9,
+    max_length=11,
+    forced_eos_token_id=1,
+    bad_words_ids=[[24, 9], [5]],
+    num_beams=4,
+    length_penalty=2.0,
+)
+
+
+def checkpoint(folder, legacy: bool):
+    """The embedded target with generation settings, in their own file or, as of old, in config.json."""
+    shutil.copytree(DEMO / "target", folder)
+    config = json.loads((folder / "config.json").read_text())
+    ids = {key: config[key] for key in ("eos_token_id", "pad_token_id", "decoder_start_token_id")}
+    if legacy:
+        (folder / "config.json").write_text(json.dumps(config | SETTINGS))
+    else:
+        (folder / "generation_config.json").write_text(json.dumps(ids | SETTINGS))
+    return folder
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_checkpoints_settings_are_what_transformers_makes_of_them(tmp_path, prompts, legacy):
+    source = checkpoint(tmp_path / "hub", legacy)
+    model, tokenizer = load(convert(str(source), tmp_path / "ours", dtype="float32"))
+    reference = T5ForConditionalGeneration.from_pretrained(source, dtype=torch.float32)
+    tokens = [tokenizer.encode(prompt).ids for prompt in prompts]
+    expected = reference_texts(reference, tokens, None, [1], num_beams=1)
+    responses = batch_generate(model, tokenizer, prompts)
+    assert [r.tokens for r in responses] == expected
+    assert {r.generation_tokens for r in responses} <= {9, 10}
+    # What is asked for wins.
+    neutral = dict(
+        no_repeat_ngram_size=0,
+        repetition_penalty=1,
+        min_tokens=0,
+        max_tokens=40,
+        forced_eos_token_id=-1,
+        bad_words_ids=[],
+    )
+    plain, tokenizer = load(convert(str(DEMO / "target"), tmp_path / "plain", dtype="float32"))
+    unset = [r.text for r in batch_generate(plain, tokenizer, prompts, max_tokens=40)]
+    assert [r.text for r in batch_generate(model, tokenizer, prompts, **neutral)] == unset
+
+
+def test_what_is_taken_is_told(tmp_path):
+    convert(str(checkpoint(tmp_path / "hub", False)), tmp_path / "ours", dtype="float32")
+    prompt = "repair: The kign sees the the old house near the river in summer."
+    asked = ("--model", "ours", "--prompt", prompt, "--verbose", "--no-repeat-ngram-size", "0")
+    ran = run(*asked, cwd=tmp_path)
+    assert ran.returncode == 0
+    first, second, third, *_ = ran.stderr.splitlines()
+    assert first == "the checkpoint's generation settings not applied: num_beams 4"
+    assert second.startswith("the checkpoint's generation settings: ")
+    assert "repetition_penalty 1.3" in second and "no_repeat_ngram_size" not in second
+    assert third == "the checkpoint's max_length 11 has cut the text; see --max-tokens"
+
+
+def test_settings_that_cannot_be_are_named(tmp_path):
+    for settings, message in [
+        ({"no_repeat_ngram_size": "3"}, "no_repeat_ngram_size is '3'"),
+        ({"max_length": -3}, "max_length is -3, not a whole number"),
+        ({"bad_words_ids": [5]}, "bad_words_ids is"),
+    ]:
+        (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+        with pytest.raises(InputError, match=f"generation_config.json: {message}"):
+            Generation.load(tmp_path)
+
+
+def test_lengths_count_what_a_row_begins_with():
+    generation = Generation({"min_length": 10, "max_length": 20, "max_new_tokens": 7})
+    filled = generation.fill(Options(), prefix_size=2)
+    assert (filled.min_tokens, filled.max_tokens) == (8, 7)
+    assert generation.fill(Options(min_tokens=3, max_tokens=4), 2) == Options(
+        min_tokens=3, max_tokens=4
+    )
