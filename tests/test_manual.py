@@ -23,7 +23,7 @@ import main
 from checkpoints.quantization import Quantization
 from decoder import Batch
 from speculative.drafting import Drafter
-from speculative.options import Options
+from speculative.options import MAX_TOKENS, Options
 from speculative.sampling import accept_token
 
 PAGES = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
@@ -217,7 +217,11 @@ def test_every_flag_of_a_program_is_in_its_page(script, page, capsys):
 def test_the_defaults_in_the_manual_are_those_of_decoding():
     rows = re.findall(r"^\| `--([\w-]+)`.*\| *([^|]*?) *\|$", read("docs/using.md"), re.MULTILINE)
     found = {flag.replace("-", "_"): default for flag, default in rows}
-    defaults = {f.name: f.default for f in fields(Options)}
+    defaults = {f.name: f.default for f in fields(Options) if f.name != "processors"}
+    defaults = {k: "the checkpoint's" if v is None else v for k, v in defaults.items()}
+    defaults |= dict.fromkeys(("stop", "logprobs", "logit_bias"), "none")
+    defaults |= {"max_tokens": f"the checkpoint's, or {MAX_TOKENS}"}
+    defaults |= {"repetition_context_size": "all"}
     defaults |= {"lookup": "", "acceptance": "coupled, or token with `--delta`"}
     defaults |= {"batch_size": main.BATCH_SIZE}
     defaults |= {"source_lang": "the tokenizer's", "target_lang": "the model's"}

@@ -20,9 +20,11 @@ from helpers.decoding import (
 from helpers.laws import LIMIT, LastToken, TableModel, V, deviation
 from helpers.models import random_model
 from helpers.oracle import disturbed, endless, with_eos
+from helpers.oracle import greedy as oracle_greedy
 
 from speculative.drafting import ModelDrafter
 from speculative.options import RULES, Options
+from speculative.row import Row
 from speculative.sampling import (
     Draft,
     Greedy,
@@ -257,8 +259,47 @@ def test_one_candidate_is_greedy():
         assert sampled(model, draft_model, sources, 5, **options) == greedy
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_rows_of_different_wishes_share_a_batch(rule):
+    """A greedy row beside sampled ones, other filters, processors and seeds: each as it is alone."""
+    model = random_model("v1.1")
+    wishes = [
+        Options(max_tokens=12),
+        Options(max_tokens=12, temp=0.8, top_k=9),
+        Options(max_tokens=15, temp=1.2, top_p=0.9, repetition_penalty=1.5),
+        Options(max_tokens=9, temp=0.5, min_p=0.05),
+        Options(max_tokens=12, no_repeat_ngram_size=1),
+    ]
+    prompts = ragged_prompts(len(wishes), 61)
+
+    def decoded(chosen: list[int]) -> list[list[int]]:
+        drafter = ModelDrafter(disturbed(model, 0.05))
+        batch = new_batch(model, drafter, Options(temp=1.0, acceptance=rule, num_draft=3))
+        rows = [Row(prompts[i], wishes[i], bytes([i])) for i in chosen]
+        batch.admit(rows)
+        finish(batch)
+        assert total(rows).accepted > 0
+        return [row.tokens for row in rows]
+
+    alone = [decoded([i])[0] for i in range(len(wishes))]
+    assert decoded(list(range(len(wishes)))) == alone
+    assert decoded([4, 1, 0]) == [alone[4], alone[1], alone[0]]
+    assert alone[0][1:] == oracle_greedy(model, prompts[0], 12)
+
+
 # ---------------------------------------------------------------------------------------------
 # The distribution
+
+
+def test_rows_may_want_different_filters():
+    logits = mx.array(np.random.default_rng(0).normal(0, 2, (4, 3, 20)).astype(np.float32))
+    wishes = [(0.7, 0, 1.0, 0.0), (0.0, 3, 0.5, 0.1), (1.5, 4, 1.0, 0.05), (1.0, 0, 0.8, 0.0)]
+    columns = [np.array(column)[:, None, None] for column in zip(*wishes, strict=True)]
+    found = np.array(probabilities(logits, *columns))
+    for b, wish in enumerate(wishes):
+        np.testing.assert_allclose(found[b], np.array(probabilities(logits[b], *wish)), rtol=1e-6)
+    best = np.array(logits[1]).argmax(-1)
+    assert (found[1] == np.eye(20)[best]).all()
 
 
 def test_filters_are_those_of_transformers():
