@@ -22,13 +22,12 @@ from pathlib import Path
 from checkpoints.folder import open_checkpoint, read_json
 from checkpoints.hub import fetch
 from checkpoints.quantization import BITS, GROUP_SIZES, MODES, Quantization
-from checkpoints.tokenizer import check_rows, load_tokenizer
 from checkpoints.weights import DEFAULT_DTYPE, DTYPES, stored_size, write_weights
 from errors import InputError, naming
 from families import architecture_of, family_of
 from families.causal_loading import is_causal, is_decoder_only
 from families.folders import WEIGHTS, converted_path
-from families.loading import build, weight_shapes
+from families.loading import build, read_tokenizers, weight_shapes
 from terminal import cli
 
 
@@ -155,7 +154,7 @@ def _write(
             note = "gelu in config.json, gated weights: taken for gated-gelu"
             print(f"{source}: {note}", file=sys.stderr)
         family.write_tokenizer(source, output)
-        check_rows(load_tokenizer(output), config.vocab_size)
+        read_tokenizers(output, config)
     write_weights(output / WEIGHTS, tensors, dtype, family.float32, quantization)
     values = raw | config.to_dict() | {"dtype": dtype, "converted_from": origin}
     if quantization:

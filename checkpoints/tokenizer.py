@@ -7,7 +7,7 @@ writes a tokenizer.json for every model; byT5, which has none, is expressed as o
 import contextlib
 import json
 import os
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from textwrap import shorten
 
@@ -17,6 +17,7 @@ from tokenizers.decoders import DecodeStream
 from errors import InputError
 
 FILE = "tokenizer.json"
+SOURCE_FILE = "source_tokenizer.json"  # where a model reads another vocabulary than it writes
 
 
 @contextlib.contextmanager
@@ -51,11 +52,11 @@ def _muted() -> Iterator[None]:
         os.close(saved)
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
+def load_tokenizer(folder: Path, name: str = FILE) -> Tokenizer:
     """The tokenizer of a converted folder; it neither truncates nor pads."""
-    file = folder / FILE
+    file = folder / name
     if not file.exists():
-        raise InputError(f"{folder} has no {FILE}: convert the model again")
+        raise InputError(f"{folder} has no {name}: convert the model again")
     with readable(str(file)):
         tokenizer = Tokenizer.from_file(str(file))
     tokenizer.no_truncation()
@@ -117,6 +118,14 @@ def byte_tokenizer(extra_ids: int = 125) -> Tokenizer:
         single="$A </s>", special_tokens=[("</s>", 1)]
     )
     return tokenizer
+
+
+def translation(source: Tokenizer, target: Tokenizer) -> Callable[[int], int]:
+    """What a token of `source` is to `target`: the same piece, or the unknown one."""
+    ids = target.get_vocab(with_added_tokens=True)
+    pieces = source.get_vocab(with_added_tokens=True)
+    same = {token: ids.get(piece, ids["<unk>"]) for piece, token in pieces.items()}
+    return same.__getitem__
 
 
 def shared_vocabulary(target: Tokenizer, draft: Tokenizer) -> int:

@@ -60,6 +60,7 @@ class Family:
     write_tokenizer: Callable[[Path, Path], None]
     # Ends of the names of weights that stay float32 in a float16 model, where products outgrow float16.
     float32: tuple[str, ...] = ()
+    shows_special: bool = False  # in the text, special tokens: T5's sentinels are for the reader
 
 
 def family_of(raw: Mapping) -> Family:

@@ -19,6 +19,7 @@ from checkpoints.npz import map_npz
 from checkpoints.quantization import Quantization
 from checkpoints.tensors import to_mlx
 from checkpoints.tokenizer import FILE as TOKENIZER
+from checkpoints.tokenizer import SOURCE_FILE as SOURCE_TOKENIZER
 from checkpoints.tokenizer import check_rows, load_tokenizer
 from distributed import sharding
 from distributed.ranks import Ranks
@@ -84,7 +85,7 @@ def load(
 
         if folder := ranks.together(lambda: causal_loading.find_causal(str(name))):
             return causal_loading.load(folder, group, split)
-    path, model, quantization, arrays = ranks.together(lambda: _open(str(name)))
+    path, family, model, quantization, arrays = ranks.together(lambda: _open(str(name)))
     if ranks.size > 1:
         ranks.check_same(**ranks.together(lambda: _fingerprints(path, model.config, quantization)))
 
@@ -96,18 +97,41 @@ def load(
             model.ranks = ranks
         else:
             model.load_weights([(key, to_mlx(array)) for key, array in arrays.items()])
-        model.tokenizer = load_tokenizer(path)  # what a target compares its own with
+        with naming(path / TOKENIZER):  # what a target compares its own with
+            model.tokenizer, model.source_tokenizer = read_tokenizers(path, model.config)
         model.languages = Languages.load(path)
-        with naming(path / TOKENIZER):
-            check_rows(model.tokenizer, model.config.vocab_size)
+        model.hidden = _without_text(family, model)
         return model
 
     ranks.together(read)
     return model, model.tokenizer
 
 
-def _open(name: str) -> tuple[Path, nn.Module, Quantization | None, dict[str, np.ndarray]]:
-    """A model's folder, the model without its weights, and these, as views of the file."""
+def read_tokenizers(folder: Path, config: BaseConfig) -> tuple[Tokenizer, Tokenizer | None]:
+    """A converted folder's tokenizer, and that of its sources where they have a vocabulary of their own.
+
+    InputError for tokens that the model has no row for.
+    """
+    tokenizer = load_tokenizer(folder)
+    check_rows(tokenizer, config.vocab_size)
+    if not (folder / SOURCE_TOKENIZER).exists():
+        return tokenizer, None
+    source = load_tokenizer(folder, SOURCE_TOKENIZER)
+    check_rows(source, getattr(config, "source_vocab_size", config.vocab_size))
+    return tokenizer, source
+
+
+def _without_text(family: Family, model: Any) -> set[int]:
+    """The tokens that a text does not show: special ones, where the family says so, and languages."""
+    codes = model.languages.codes.values() if model.languages else ()
+    added = {} if family.shows_special else model.tokenizer.get_added_tokens_decoder()
+    return {*codes, *(token for token, piece in added.items() if piece.special)}
+
+
+def _open(
+    name: str,
+) -> tuple[Path, Family, nn.Module, Quantization | None, dict[str, np.ndarray]]:
+    """A model's folder and family, the model without its weights, and these, as views of the file."""
     path = find_model(name)
     raw = read_json(path / "config.json")
     with naming(path):
@@ -117,7 +141,7 @@ def _open(name: str) -> tuple[Path, nn.Module, Quantization | None, dict[str, np
     with naming(path / WEIGHTS):
         shapes = {key: array.shape for key, array in arrays.items()}
         model = build(family, config, shapes, quantization)
-    return path, model, quantization, arrays
+    return path, family, model, quantization, arrays
 
 
 def _fingerprints(
@@ -131,7 +155,11 @@ def _fingerprints(
     parts = {
         "config.json": str((config, quantization)),
         "weights.npz": str(members),
-        "tokenizer.json": (path / TOKENIZER).read_text(encoding="utf-8"),
+        "tokenizer.json": "".join(
+            file.read_text(encoding="utf-8")
+            for file in (path / TOKENIZER, path / SOURCE_TOKENIZER)
+            if file.exists() or file.name == TOKENIZER
+        ),
         "version of MLX": version("mlx"),
     }
     return {name: f"{zlib.crc32(text.encode()):08x}" for name, text in parts.items()}
