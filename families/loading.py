@@ -99,8 +99,9 @@ def load(
             model.load_weights([(key, to_mlx(array)) for key, array in arrays.items()])
         with naming(path / TOKENIZER):  # what a target compares its own with
             model.tokenizer, model.source_tokenizer = read_tokenizers(path, model.config)
-        model.languages = Languages.load(path)
-        model.hidden = _without_text(family, model)
+        languages = model.languages = Languages.load(path)
+        codes = languages.codes.values() if languages else ()
+        model.hidden = {*codes, *without_text(family, model.tokenizer)}
         return model
 
     ranks.together(read)
@@ -121,11 +122,10 @@ def read_tokenizers(folder: Path, config: BaseConfig) -> tuple[Tokenizer, Tokeni
     return tokenizer, source
 
 
-def _without_text(family: Family, model: Any) -> set[int]:
-    """The tokens that a text does not show: special ones, where the family says so, and languages."""
-    codes = model.languages.codes.values() if model.languages else ()
-    added = {} if family.shows_special else model.tokenizer.get_added_tokens_decoder()
-    return {*codes, *(token for token, piece in added.items() if piece.special)}
+def without_text(family: Family, tokenizer: Tokenizer) -> set[int]:
+    """The special tokens, where the family says that a text does not show them."""
+    added = {} if family.shows_special else tokenizer.get_added_tokens_decoder()
+    return {token for token, piece in added.items() if piece.special}
 
 
 def _open(

@@ -18,7 +18,8 @@ from transformers import AutoTokenizer, ByT5Tokenizer, T5Tokenizer
 from checkpoints.tokenizer import TextStream, byte_tokenizer, load_tokenizer, shared_vocabulary
 from demo.tasks import held_out_example
 from errors import InputError
-from families.t5 import write_tokenizer
+from families.loading import without_text
+from families.t5 import FAMILY, write_tokenizer
 
 EMBEDDED = DEMO / "draft"
 
@@ -163,7 +164,8 @@ def test_characters_wait_for_their_last_byte():
 
 def test_sentinels_are_text_and_padding_is_not():
     tokenizer = byte_tokenizer()
-    stream = TextStream(tokenizer, {0, 1})
+    hidden = without_text(FAMILY, tokenizer)
+    stream = TextStream(tokenizer, {0, 1, *hidden})
     assert stream.push([0, 259, 100, 1]) == "<extra_id_0>a"
 
 
