@@ -160,15 +160,27 @@ class TextStream:
 
     def push(self, tokens: list[int]) -> str:
         """The text that `tokens` add. A character whose bytes are incomplete waits for them."""
-        shown = [token for token in tokens if token not in self._hidden]
-        self._tokens += shown
-        new = "".join(self._stream.step(self._tokenizer, token) or "" for token in shown)
-        self.text += new
-        return new
+        before = len(self.text)
+        for token in tokens:
+            if token not in self._hidden:
+                self._tokens.append(token)
+                self.text += self._step(token)
+        return self.text[before:]
+
+    def _step(self, token: int) -> str:
+        try:
+            return self._stream.step(self._tokenizer, token) or ""
+        except Exception:  # of no class: bytes that make no character have unmade some that did
+            self._stream = DecodeStream(skip_special_tokens=False)
+            self._stream.step(self._tokenizer, token)
+            return self._rest()
+
+    def _rest(self) -> str:
+        """What the text of all tokens has more."""
+        return self._tokenizer.decode(self._tokens, skip_special_tokens=False)[len(self.text) :]
 
     def finish(self) -> str:
         """What was still waiting when the tokens ended."""
-        whole = self._tokenizer.decode(self._tokens, skip_special_tokens=False)
-        new = whole[len(self.text) :]
+        new = self._rest()
         self.text += new
         return new
