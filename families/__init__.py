@@ -44,6 +44,19 @@ _MODULES = {  # model_type in config.json -> module
     "marian": "families.bart",
     "pegasus": "families.bart",
 }
+_NOT_TAKEN = {  # close to one of these, and what is missing
+    "t5gemma2": "its decoder attends to text and source in one softmax",
+    "blenderbot": "its texts depend on a ban of the prompt's n-grams",
+    "blenderbot-small": "its texts depend on a ban of the prompt's n-grams",
+    "nllb-moe": "its layers are mixtures of experts",
+    "switch_transformers": "its layers are mixtures of experts",
+    "longt5": "its encoder attends in windows",
+    "led": "its encoder attends in windows",
+    "bigbird_pegasus": "its encoder attends in blocks",
+    "pegasus_x": "its encoder attends in blocks",
+    "prophetnet": "its decoder predicts several tokens at once",
+    "fsmt": "it has vocabularies and a tokenizer of its own kind",
+}
 
 
 @dataclass(frozen=True)
@@ -72,7 +85,9 @@ def family_of(raw: Mapping) -> Family:
     if not kind:
         raise InputError("config.json has no model_type: not a model of Hugging Face's")
     if not isinstance(kind, str) or kind not in _MODULES:
-        raise InputError(f"a {str(kind)[:50]} model; there are {', '.join(_MODULES)}")
+        missing = _NOT_TAKEN.get(kind, "") if isinstance(kind, str) else ""
+        reason = missing and f", which is not taken: {missing}"
+        raise InputError(f"a {str(kind)[:50]} model{reason}; there are {', '.join(_MODULES)}")
     return import_module(_MODULES[kind]).FAMILY
 
 
