@@ -15,9 +15,9 @@ import mlx.nn as nn
 import numpy as np
 
 from distributed.ranks import ALONE
-from errors import InputError
 from families import Family
 from families.t5gemma_checkpoint import Config, StackConfig, rename, write_tokenizer
+from model import source_mask
 from speculative.cache import MASKED, CrossCache
 
 
@@ -216,12 +216,7 @@ class T5Gemma(nn.Module):
         and project their keys and values for every decoder layer.
 
         Raises InputError for a source without a token, or with more than the encoder knows."""
-        mask = np.ones(tokens.shape, bool) if mask is None else np.asarray(mask, bool)
-        S, most = tokens.shape[1], self.config.encoder.max_position_embeddings
-        if not mask.any(axis=1).all():
-            raise InputError("a source without a token cannot be encoded")
-        if most < S:
-            raise InputError(f"a source of {S} tokens; the model reads {most} at most")
+        mask = source_mask(tokens, mask, self.config.max_prompt_tokens)
         memory = self.encode(tokens, mask)
         cross = [layer.cross_attention.project(memory) for layer in self.decoder.layers]
         return CrossCache(cross, mask)
