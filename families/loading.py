@@ -76,6 +76,9 @@ def load(
     group: `mx.distributed.init()`, in processes that mlx.launch started. All load the same model and
     each holds a part of its layers; or, without `split`, all of it.
 
+    What goes with a model's texts is in its attributes: tokenizer; source_tokenizer, None where that is the
+    same; languages, None where there are none to choose; hidden, the tokens that a text does not show.
+
     Raises InputError when there is none, its weights or its tokenizer are not those of its
     config.json, or the ranks differ; what goes wrong on one rank is raised on all.
     """
