@@ -37,6 +37,7 @@ _MODULES = {  # model_type in config.json -> module
     "mt5": "families.t5",
     "umt5": "families.t5",
     "t5gemma": "families.t5gemma",
+    "t5gemma2": "families.t5gemma2",
     "opt": "families.opt",
     "bart": "families.bart",
     "mbart": "families.bart",  # mBART-50 as well
@@ -45,7 +46,6 @@ _MODULES = {  # model_type in config.json -> module
     "pegasus": "families.bart",
 }
 _NOT_TAKEN = {  # close to one of these, and what is missing
-    "t5gemma2": "its decoder attends to text and source in one softmax",
     "blenderbot": "its texts depend on a ban of the prompt's n-grams",
     "blenderbot-small": "its texts depend on a ban of the prompt's n-grams",
     "nllb-moe": "its layers are mixtures of experts",

@@ -13,6 +13,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from helpers import checkpoints
+from helpers import t5gemma2_checkpoints as t5gemma2
 from helpers import t5gemma_checkpoints as t5gemma
 from helpers.bart_models import KINDS, lively_model
 from helpers.decoding import (
@@ -192,6 +193,7 @@ WAYS = [
 MODELS = (
     {variant: partial(random_model, variant) for variant in checkpoints.VARIANTS}
     | {name: partial(lively_model, name) for name in (*KINDS, "marian, own vocabularies")}
+    | {"t5gemma2": t5gemma2.random_model}
     | {name: partial(t5gemma.random_model, name) for name in ("t5gemma", "full first")}
 )
 QUICK = ("t5", "v1.1", "umt5")  # a tied head, one of its own, a bias per layer

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import bart_checkpoints
+from helpers import t5gemma2_checkpoints as t5gemma2
 from helpers import t5gemma_checkpoints as t5gemma
 from helpers.bart_models import LIVELY
 from helpers.checkpoints import SMALL, UNSCALED, save, state_dict, torch_model
@@ -73,11 +74,12 @@ def convert_others(folder: Path, bart_tokenizer: Path) -> None:
         for end, change in LIVELY.items():
             state[name] = change(state[name]) if name.endswith(end) else state[name]
     convert_pair(folder / "bart", raw, state, files, dtype="float32")
-    raw = t5gemma.raw_config(vocab_size=704, max_position_embeddings=200)
     t5gemma.save_tokenizer(folder / "gemma")
-    state = t5gemma.state_dict(t5gemma.torch_model(raw))
-    files = (folder / "gemma").iterdir()
-    convert_pair(folder / "t5gemma", raw, state, list(files), dtype="float32")
+    files = list((folder / "gemma").iterdir())
+    for name, made in (("t5gemma", t5gemma), ("t5gemma2", t5gemma2)):
+        raw = made.raw_config(vocab_size=704, max_position_embeddings=200)
+        state = made.state_dict(made.torch_model(raw))
+        convert_pair(folder / name, raw, state, files, dtype="float32")
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +128,7 @@ def passes_and_fails(result: tuple) -> bool:
     [
         (2, {"8": list(WAYS), "12": ["draft"], "16": ["draft"], "affine": ["draft"], "mxfp8": []}),
         (2, {"float16": [], "bfloat16": []}),
-        (2, {"bart": list(WAYS), "t5gemma": list(WAYS)}),
+        (2, {"bart": list(WAYS), "t5gemma": list(WAYS), "t5gemma2": ["draft"]}),
         (4, {"8": ["draft"], "12": ["short"], "16": ["short"], "affine": []}),
     ],
 )

@@ -151,7 +151,7 @@ def test_the_command_downloads_once_and_then_works_offline(hub, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("t5gemma2", ", which is not taken: its decoder attends to text and source in one softmax"),
+        ("led", ", which is not taken: its encoder attends in windows"),
         ("blenderbot", ", which is not taken: its texts depend on a ban of the prompt's n-grams"),
         ("seamless_m4t", ""),
     ],
