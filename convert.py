@@ -22,14 +22,13 @@ from pathlib import Path
 from checkpoints.folder import open_checkpoint, read_json
 from checkpoints.hub import fetch
 from checkpoints.quantization import BITS, GROUP_SIZES, MODES, Quantization
-from checkpoints.tokenizer import check_rows, load_tokenizer
 from checkpoints.weights import DEFAULT_DTYPE, DTYPES, stored_size, write_weights
 from errors import InputError, naming
 from families import architecture_of, family_of
-from families.causal_loading import is_causal, is_decoder_only
+from families.causal_loading import convert_with_mlx_lm, is_causal, is_decoder_only
 from families.folders import WEIGHTS, converted_path
 from families.generation import FILE as GENERATION
-from families.loading import build, weight_shapes
+from families.loading import build, read_tokenizers, weight_shapes
 from terminal import cli
 
 
@@ -97,19 +96,11 @@ def convert(
             return output
         _check_output(output, force)
 
-        def size(folder: Path) -> int:
-            _check_family(folder)
-            return converted_size(folder, dtype, quantization)
-
         try:
-            try:
-                source = fetch(model, revision, output, size)
-                _check_family(source)
+            if source := _fetch(model, revision, output, dtype, quantization):
                 partial.mkdir()
                 _write(source, partial, dtype, quantization, model)
-            except _DecoderOnly:
-                from families.causal_loading import convert_with_mlx_lm
-
+            else:
                 convert_with_mlx_lm(model, partial, dtype, quantization, revision)
             _publish(partial, output)
         except OSError as error:
@@ -126,10 +117,26 @@ class _DecoderOnly(Exception):
     """The model is one for mlx-lm."""
 
 
-def _check_family(folder: Path) -> None:
-    """_DecoderOnly for a model that is none of ours and that mlx-lm may have."""
-    if (folder / "config.json").exists() and is_decoder_only(read_json(folder / "config.json")):
-        raise _DecoderOnly
+def _fetch(
+    model: str, revision: str | None, output: Path, dtype: str, quantization: Quantization | None
+) -> Path | None:
+    """The checkpoint's folder; None, and nothing but its config.json is fetched, for one of no family
+    here that mlx-lm may have."""
+
+    def size(folder: Path) -> int:
+        if _for_mlx_lm(folder):
+            raise _DecoderOnly
+        return converted_size(folder, dtype, quantization)
+
+    with contextlib.suppress(_DecoderOnly):
+        source = fetch(model, revision, output, size)
+        return None if _for_mlx_lm(source) else source
+    return None
+
+
+def _for_mlx_lm(folder: Path) -> bool:
+    config = folder / "config.json"
+    return config.exists() and is_decoder_only(read_json(config))
 
 
 def _check_output(output: Path, force: bool) -> None:
@@ -155,7 +162,7 @@ def _write(
             note = "gelu in config.json, gated weights: taken for gated-gelu"
             print(f"{source}: {note}", file=sys.stderr)
         family.write_tokenizer(source, output)
-        check_rows(load_tokenizer(output), config.vocab_size)
+        read_tokenizers(output, config)
     write_weights(output / WEIGHTS, tensors, dtype, family.float32, quantization)
     values = raw | config.to_dict() | {"dtype": dtype, "converted_from": origin}
     if quantization:

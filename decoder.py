@@ -22,7 +22,7 @@ import mlx.core as mx
 import numpy as np
 from tokenizers import Tokenizer
 
-from checkpoints.tokenizer import TextStream, shared_vocabulary
+from checkpoints.tokenizer import TextStream, shared_vocabulary, translation
 from distributed.ranks import ALONE
 from errors import InputError
 from families.languages import frame
@@ -264,13 +264,18 @@ class SpeculativeDecoder:
             if theirs is None:
                 raise InputError("the draft model has no tokenizer to compare: use that of load()")
             self._shared = min(shared_vocabulary(tokenizer, theirs), model.config.vocab_size)
+            sources = [getattr(each, "source_tokenizer", None) for each in (model, draft_model)]
+            if any(sources):
+                shared_vocabulary(sources[0] or tokenizer, sources[1] or theirs)
         self._learned: dict[tuple, AdaptiveSchedule] = {}
 
     def drafter(self, options: Options) -> Drafter:
         """What drafts, by the options num_draft and lookup."""
         if options.num_draft == 0 or (self.draft_model is None and not options.lookup):
             return Drafter()
-        lookup = PromptLookup(lambda token: self.tokenizer.id_to_token(token) or "")
+        source = getattr(self.model, "source_tokenizer", None)
+        copied = translation(source, self.tokenizer) if source else None
+        lookup = PromptLookup(lambda token: self.tokenizer.id_to_token(token) or "", copied)
         if self.draft_model is None:
             return lookup
         modelling = ModelDrafter(self.draft_model, self._shared)
@@ -282,7 +287,9 @@ class SpeculativeDecoder:
             return FixedSchedule(0)
         if options.num_draft != "auto":
             return FixedSchedule(int(options.num_draft))
-        key = (options.lookup, options.rule, options.delta, *options.distribution.values())
+        penalties = options.repetition_penalty, options.no_repeat_ngram_size
+        law = (*options.distribution.values(), *penalties)
+        key = (options.lookup, options.rule, options.delta, *law)
         return self._learned.setdefault(key, AdaptiveSchedule(self.model.config.vocab_size))
 
     def batch(self, options: Options) -> Batch:
@@ -375,9 +382,8 @@ class SpeculativeDecoder:
         return [response for _, response in in_order]
 
     def _text_stream(self, stops: Sequence[str]) -> TextStream:
-        config, languages = self.model.config, getattr(self.model, "languages", None)
-        hidden = {config.pad_token_id, *config.eos_token_ids}
-        hidden |= set(languages.codes.values() if languages else ())
+        config = self.model.config
+        hidden = {config.pad_token_id, *config.eos_token_ids, *getattr(self.model, "hidden", ())}
         return TextStream(self.tokenizer, hidden, stops)
 
 

@@ -7,7 +7,7 @@ vocabulary.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -20,12 +20,33 @@ from speculative.cache import CrossCache
 
 _ACTIVATIONS = {
     "relu": nn.relu,
-    "gelu": nn.gelu,
+    "gelu": nn.gelu,  # by the error function, here and in transformers
     "gelu_new": nn.gelu_approx,  # the tanh form; nn.gelu_fast_approx is another function
     "gelu_pytorch_tanh": nn.gelu_approx,
     "silu": nn.silu,
     "swish": nn.silu,
 }
+
+
+def activation(name: str) -> Callable[[mx.array], mx.array]:
+    """The function that config.json calls `name`."""
+    if name not in _ACTIVATIONS:
+        raise InputError(f"config.json: unknown activation {name!r}")
+    return _ACTIVATIONS[name]
+
+
+def source_mask(tokens: mx.array, mask: np.ndarray | None, most: int | None = None) -> np.ndarray:
+    """The mask [B, S] of sources, true on tokens; None: no padding.
+
+    InputError for a source without a token, or with more than `most`.
+    """
+    S = tokens.shape[1]
+    if most is not None and most < S:
+        raise InputError(f"a source of {S} tokens; the model reads {most} at most")
+    mask = np.ones(tokens.shape, bool) if mask is None else np.asarray(mask, bool)
+    if not mask.any(axis=1).all():
+        raise InputError("a source without a token cannot be encoded")
+    return mask
 
 
 def _buckets(distance: np.ndarray, num_buckets: int, max_distance: int) -> np.ndarray:
@@ -53,16 +74,18 @@ class Norm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head attention without scaling and without biases, as T5 has it."""
+    """Multi-head attention; T5's is without scaling and without biases."""
 
-    def __init__(self, config: Config):
+    def __init__(
+        self, dims: int, num_heads: int, head_width: int, scale: float = 1.0, bias: bool = False
+    ):
         super().__init__()
-        inner = config.num_heads * config.d_kv
-        self._head_width = config.d_kv
-        self.query = nn.Linear(config.d_model, inner, bias=False)
-        self.key = nn.Linear(config.d_model, inner, bias=False)
-        self.value = nn.Linear(config.d_model, inner, bias=False)
-        self.out = nn.Linear(inner, config.d_model, bias=False)
+        inner = num_heads * head_width
+        self._head_width, self._scale = head_width, scale
+        self.query = nn.Linear(dims, inner, bias)
+        self.key = nn.Linear(dims, inner, bias)
+        self.value = nn.Linear(dims, inner, bias)
+        self.out = nn.Linear(inner, dims, bias)
 
     def _split(self, x: mx.array) -> mx.array:
         B, T, _ = x.shape
@@ -78,7 +101,7 @@ class Attention(nn.Module):
         """mask: boolean, or added to the scores in x's type; broadcast to [B, H, T, N]."""
         B, T, _ = x.shape
         heads = mx.fast.scaled_dot_product_attention(
-            self._split(self.query(x)), keys, values, scale=1.0, mask=mask
+            self._split(self.query(x)), keys, values, scale=self._scale, mask=mask
         )
         out = self.out(heads.transpose(0, 2, 1, 3).reshape(B, T, -1))
         if out.dtype == mx.float16:  # some T5 weights overflow here; transformers clamps as well
@@ -89,9 +112,7 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
-        if config.activation not in _ACTIVATIONS:
-            raise InputError(f"config.json: unknown activation {config.activation!r}")
-        self._activation = _ACTIVATIONS[config.activation]
+        self._activation = activation(config.activation)
         if config.gated:
             self.gate = nn.Linear(config.d_model, config.d_ff, bias=False)
         self.up = nn.Linear(config.d_model, config.d_ff, bias=False)
@@ -109,7 +130,7 @@ class EncoderLayer(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
         self.attention_norm = Norm(config.d_model, config.layer_norm_epsilon)
-        self.attention = Attention(config)
+        self.attention = Attention(config.d_model, config.num_heads, config.d_kv)
         self.feed_forward_norm = Norm(config.d_model, config.layer_norm_epsilon)
         self.feed_forward = FeedForward(config)
 
@@ -123,9 +144,9 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
         self.attention_norm = Norm(config.d_model, config.layer_norm_epsilon)
-        self.attention = Attention(config)
+        self.attention = Attention(config.d_model, config.num_heads, config.d_kv)
         self.cross_attention_norm = Norm(config.d_model, config.layer_norm_epsilon)
-        self.cross_attention = Attention(config)
+        self.cross_attention = Attention(config.d_model, config.num_heads, config.d_kv)
         self.feed_forward_norm = Norm(config.d_model, config.layer_norm_epsilon)
         self.feed_forward = FeedForward(config)
 
@@ -221,11 +242,8 @@ class T5(nn.Module):
     def start(self, tokens: mx.array, mask: np.ndarray | None = None) -> T5Cache:
         """Encode the sources, tokens [B, S] with mask [B, S] (true on tokens; None: no padding),
         and project their keys and values for every decoder layer."""
-        mask = np.ones(tokens.shape, bool) if mask is None else np.asarray(mask, bool)
-        if not mask.any(axis=1).all():
-            raise InputError("a source without a token cannot be encoded")
+        mask, c = source_mask(tokens, mask), self.config
         memory = self.encode(tokens, mask)
-        c = self.config
         distance = np.arange(c.relative_attention_max_distance + 1)  # query - key
         bucket = _buckets(distance, c.relative_attention_num_buckets, len(distance) - 1)
         return T5Cache(

@@ -26,7 +26,7 @@ PROMPT = (
     "repair: Seven old queens sell three small keys behind the chuurch. In summer two bakers taek four "
     "big doors atthe market."
 )
-WAYS = {"plain": dict(num_draft=0), "speculative": dict(lookup=True)}
+WAYS: dict[str, dict] = {"plain": dict(num_draft=0), "speculative": dict(lookup=True)}
 PAUSE = 2.5  # seconds between the end of the slower one and the next turn
 COLUMNS, CHARACTER, LINE = 72, 9.0, 24  # of the text, in characters and pixels
 MARGIN = 24

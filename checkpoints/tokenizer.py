@@ -7,7 +7,7 @@ writes a tokenizer.json for every model; byT5, which has none, is expressed as o
 import contextlib
 import json
 import os
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 from textwrap import shorten
 
@@ -17,6 +17,7 @@ from tokenizers.decoders import DecodeStream
 from errors import InputError
 
 FILE = "tokenizer.json"
+SOURCE_FILE = "source_tokenizer.json"  # where a model reads another vocabulary than it writes
 
 
 @contextlib.contextmanager
@@ -51,11 +52,11 @@ def _muted() -> Iterator[None]:
         os.close(saved)
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
+def load_tokenizer(folder: Path, name: str = FILE) -> Tokenizer:
     """The tokenizer of a converted folder; it neither truncates nor pads."""
-    file = folder / FILE
+    file = folder / name
     if not file.exists():
-        raise InputError(f"{folder} has no {FILE}: convert the model again")
+        raise InputError(f"{folder} has no {name}: convert the model again")
     with readable(str(file)):
         tokenizer = Tokenizer.from_file(str(file))
     tokenizer.no_truncation()
@@ -119,6 +120,14 @@ def byte_tokenizer(extra_ids: int = 125) -> Tokenizer:
     return tokenizer
 
 
+def translation(source: Tokenizer, target: Tokenizer) -> Callable[[int], int]:
+    """What a token of `source` is to `target`: the same piece, or the unknown one."""
+    ids = target.get_vocab(with_added_tokens=True)
+    pieces = source.get_vocab(with_added_tokens=True)
+    same = {token: ids.get(piece, ids["<unk>"]) for piece, token in pieces.items()}
+    return same.__getitem__
+
+
 def shared_vocabulary(target: Tokenizer, draft: Tokenizer) -> int:
     """How many ids, from 0 on, mean the same piece to both.
 
@@ -154,23 +163,37 @@ class TextStream:
 
     def push(self, tokens: list[int]) -> str:
         """The text that `tokens` add. A character whose bytes are incomplete waits for them."""
-        shown = [token for token in tokens if token not in self._hidden]
-        self._tokens += shown
-        return self._add(
-            "".join(self._stream.step(self._tokenizer, token) or "" for token in shown)
-        )
+        before = len(self.text)
+        for token in tokens:
+            if token not in self._hidden:
+                self._tokens.append(token)
+                self.text += self._step(token)
+        return self._shown(self.text[before:])
 
     def finish(self) -> str:
         """What was still waiting when the tokens ended."""
-        whole = self._tokenizer.decode(self._tokens, skip_special_tokens=False)
-        new = self._add(whole[len(self.text) :])
-        waiting, self._waiting = self._waiting, ""
-        return new + waiting
+        rest = self._rest()
+        self.text += rest
+        shown, waiting = self._shown(rest), self._waiting
+        self._waiting = ""
+        return shown + waiting
 
-    def _add(self, text: str) -> str:
+    def _step(self, token: int) -> str:
+        try:
+            return self._stream.step(self._tokenizer, token) or ""
+        except Exception:  # of no class: bytes that make no character have unmade some that did
+            self._stream = DecodeStream(skip_special_tokens=False)
+            self._stream.step(self._tokenizer, token)
+            return self._rest()
+
+    def _rest(self) -> str:
+        """What the text of all tokens has more."""
+        return self._tokenizer.decode(self._tokens, skip_special_tokens=False)[len(self.text) :]
+
+    def _shown(self, text: str) -> str:
+        """What may be shown when the text has grown by `text`."""
         if self.stopped:
             return ""
-        self.text += text
         text = self._waiting + text
         found = [(i + len(stop), i) for stop in self._stops if (i := text.find(stop)) >= 0]
         if found:

@@ -68,7 +68,7 @@ def _check_file(path: Path) -> None:
             SentencePieceProcessor(model_file=str(path))
 
 
-def save(tokenizer: Tokenizer, output: Path) -> None:
+def save(tokenizer: Tokenizer, output: Path, name: str = FILE) -> None:
     """Write the converted folder's tokenizer.json."""
     # Its own save makes a full disk an exception of no class.
-    (output / FILE).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+    (output / name).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")

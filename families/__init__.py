@@ -37,12 +37,25 @@ _MODULES = {  # model_type in config.json -> module
     "mt5": "families.t5",
     "umt5": "families.t5",
     "t5gemma": "families.t5gemma",
+    "t5gemma2": "families.t5gemma2",
     "opt": "families.opt",
     "bart": "families.bart",
     "mbart": "families.bart",  # mBART-50 as well
     "m2m_100": "families.bart",  # NLLB-200 as well
     "marian": "families.bart",
     "pegasus": "families.bart",
+}
+_NOT_TAKEN = {  # close to one of these, and what is missing
+    "blenderbot": "its texts depend on a ban of the prompt's n-grams",
+    "blenderbot-small": "its texts depend on a ban of the prompt's n-grams",
+    "nllb-moe": "its layers are mixtures of experts",
+    "switch_transformers": "its layers are mixtures of experts",
+    "longt5": "its encoder attends in windows",
+    "led": "its encoder attends in windows",
+    "bigbird_pegasus": "its encoder attends in blocks",
+    "pegasus_x": "its encoder attends in blocks",
+    "prophetnet": "its decoder predicts several tokens at once",
+    "fsmt": "it has vocabularies and a tokenizer of its own kind",
 }
 
 
@@ -60,6 +73,7 @@ class Family:
     write_tokenizer: Callable[[Path, Path], None]
     # Ends of the names of weights that stay float32 in a float16 model, where products outgrow float16.
     float32: tuple[str, ...] = ()
+    shows_special: bool = False  # in the text, special tokens: T5's sentinels are for the reader
 
 
 def family_of(raw: Mapping) -> Family:
@@ -71,7 +85,9 @@ def family_of(raw: Mapping) -> Family:
     if not kind:
         raise InputError("config.json has no model_type: not a model of Hugging Face's")
     if not isinstance(kind, str) or kind not in _MODULES:
-        raise InputError(f"a {str(kind)[:50]} model; there are {', '.join(_MODULES)}")
+        missing = _NOT_TAKEN.get(kind, "") if isinstance(kind, str) else ""
+        reason = missing and f", which is not taken: {missing}"
+        raise InputError(f"a {str(kind)[:50]} model{reason}; there are {', '.join(_MODULES)}")
     return import_module(_MODULES[kind]).FAMILY
 
 

@@ -18,17 +18,8 @@ from errors import InputError
 from families import Family
 from families.bart_checkpoints import Config, rename
 from families.bart_tokenizers import write_tokenizer
+from model import Attention, activation, source_mask
 from speculative.cache import MASKED, CrossCache
-
-_ACTIVATIONS = {
-    "gelu": nn.gelu,  # by the error function, here and in transformers
-    "gelu_new": nn.gelu_approx,  # by the tangent
-    "gelu_pytorch_tanh": nn.gelu_approx,
-    "relu": nn.relu,
-    "silu": nn.silu,
-    "swish": nn.silu,
-}
-
 
 # ---------------------------------------------------------------------------------------------
 # Positions
@@ -87,32 +78,9 @@ def _plus(x: mx.array, y: mx.array) -> mx.array:
     return mx.clip(x + y.astype(x.dtype), -64504, 64504)
 
 
-class Attention(nn.Module):
-    def __init__(self, dims: int, num_heads: int):
-        super().__init__()
-        self._head_width = dims // num_heads
-        self.query = nn.Linear(dims, dims)
-        self.key = nn.Linear(dims, dims)
-        self.value = nn.Linear(dims, dims)
-        self.out = nn.Linear(dims, dims)
-
-    def _split(self, x: mx.array) -> mx.array:
-        B, T, _ = x.shape
-        return x.reshape(B, T, -1, self._head_width).transpose(0, 2, 1, 3)  # [B, H, T, D]
-
-    def project(self, x: mx.array) -> tuple[mx.array, mx.array]:
-        """Keys and values of x [B, T, d_model]: [B, H, T, D] each."""
-        return self._split(self.key(x)), self._split(self.value(x))
-
-    def __call__(
-        self, x: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None
-    ) -> mx.array:
-        """mask: boolean, true where a query sees a key; broadcast to [B, H, T, N]."""
-        B, T, _ = x.shape
-        heads = mx.fast.scaled_dot_product_attention(
-            self._split(self.query(x)), keys, values, scale=self._head_width**-0.5, mask=mask
-        )
-        return self.out(heads.transpose(0, 2, 1, 3).reshape(B, T, -1))
+def _attention(config: Config, num_heads: int) -> Attention:
+    width = config.d_model // num_heads
+    return Attention(config.d_model, num_heads, width, scale=width**-0.5, bias=True)
 
 
 class Layer(nn.Module):
@@ -120,10 +88,8 @@ class Layer(nn.Module):
 
     def __init__(self, config: Config, num_heads: int, ffn_dim: int):
         super().__init__()
-        if config.activation not in _ACTIVATIONS:
-            raise InputError(f"config.json: unknown activation {config.activation!r}")
-        self._norm_first, self._activation = config.norm_first, _ACTIVATIONS[config.activation]
-        self.attention = Attention(config.d_model, num_heads)
+        self._norm_first, self._activation = config.norm_first, activation(config.activation)
+        self.attention = _attention(config, num_heads)
         self.attention_norm = nn.LayerNorm(config.d_model)
         self.up = nn.Linear(config.d_model, ffn_dim)
         self.down = nn.Linear(ffn_dim, config.d_model)
@@ -152,7 +118,7 @@ class EncoderLayer(Layer):
 class DecoderLayer(Layer):
     def __init__(self, config: Config, num_heads: int, ffn_dim: int):
         super().__init__(config, num_heads, ffn_dim)
-        self.cross_attention = Attention(config.d_model, num_heads)
+        self.cross_attention = _attention(config, num_heads)
         self.cross_attention_norm = nn.LayerNorm(config.d_model)
 
     def __call__(self, x: mx.array, mask: mx.array, cache: CrossCache, index: int) -> mx.array:
@@ -257,16 +223,9 @@ class Model(nn.Module):
         """Encode the sources, tokens [B, S] with mask [B, S] (true on tokens; None: no padding),
         and project their keys and values for every decoder layer.
 
-        InputError for a source that is longer than the model's positions.
+        InputError for a source without a token, or longer than the model's positions.
         """
-        mask = np.ones(tokens.shape, bool) if mask is None else np.asarray(mask, bool)
-        if not mask.any(axis=1).all():
-            raise InputError("a source without a token cannot be encoded")
-        if (most := self.config.max_positions) and tokens.shape[1] > most:
-            raise InputError(
-                f"a source of {tokens.shape[1]} tokens, and the model knows {most} positions: "
-                "shorten it"
-            )
+        mask = source_mask(tokens, mask, self.config.max_positions)
         memory = self.encode(tokens, mask)
         layers = self.decoder.layers
         return CrossCache([layer.cross_attention.project(memory) for layer in layers], mask)

@@ -200,12 +200,12 @@ _SHARED, _ENCODER, _DECODER, _HEAD = (
 
 def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The checkpoint's tensors under our names. The one embedding has up to four in a file, and where
-    the encoder's vocabulary is its own (some Marian), the rest has up to two."""
+    the encoder's is its own (some Marian, and what is trained untied), the rest has up to two."""
     bare = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
     own = {}
-    unshared = _SHARED not in bare and {_ENCODER, _DECODER} <= bare.keys()
-    if unshared and not names.equal(bare[_ENCODER], bare[_DECODER]):
+    if {_ENCODER, _DECODER} <= bare.keys() and not names.equal(bare[_ENCODER], bare[_DECODER]):
         own = {_ENCODER: bare.pop(_ENCODER)}
+        bare.pop(_SHARED, None)  # then neither stack reads it
     single = names.one_embedding(bare, (_SHARED, _DECODER, _ENCODER, _HEAD), _HEAD, "BART") | own
     if not any(".layernorm_embedding." in name for name in single):  # then they are sinusoids
         single = {n: t for n, t in single.items() if not n.endswith("embed_positions.weight")}

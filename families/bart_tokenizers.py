@@ -25,6 +25,7 @@ from tokenizers import (
 
 from checkpoints.folder import read_json
 from checkpoints.tokenizer import FILE as TOKENIZER
+from checkpoints.tokenizer import SOURCE_FILE
 from checkpoints.tokenizer_files import copy_sources, from_transformers, save
 from errors import InputError
 from families.languages import Languages
@@ -41,15 +42,19 @@ def write_tokenizer(folder: Path, output: Path) -> None:
     """Copy the tokenizer's files, and write the tokenizer.json that follows from them and, for a model of
     several languages, languages.json."""
     found, config = copy_sources(folder, output), read_json(folder / "config.json")
-    kind = config.get("model_type")
+    kind, rows = config.get("model_type"), config.get("vocab_size")
     if kind == "marian":
-        tokenizer, languages = _marian(folder, found)
+        tokenizer, languages = _marian(folder, "source.spm", "vocab.json")
+        if _settings(folder).get("separate_vocabs"):
+            save(_within(tokenizer, rows), output, SOURCE_FILE)
+            tokenizer, languages = _marian(folder, "target.spm", "target_vocab.json")[0], None
+            rows = config.get("decoder_vocab_size") or rows
     elif kind == "m2m_100" and "vocab.json" in found and TOKENIZER not in found:
-        tokenizer, languages = _m2m(folder, found)
+        tokenizer, languages = _m2m(folder)
     else:
         tokenizer = _mended(from_transformers("AutoTokenizer", folder), folder)
         languages = _languages(tokenizer, kind)
-    save(_within(tokenizer, config.get("vocab_size")), output)
+    save(_within(tokenizer, rows), output)
     if languages:
         languages.save(output)
 
@@ -220,17 +225,18 @@ def _template(tokenizer: Tokenizer, single: str) -> Any:
     return processors.TemplateProcessing(single=single, special_tokens=tokens)
 
 
-def _marian(folder: Path, found: list[str]) -> tuple[Tokenizer, Languages | None]:
+def _settings(folder: Path) -> dict:
+    file = folder / "tokenizer_config.json"
+    return read_json(file) if file.exists() else {}
+
+
+def _marian(folder: Path, model: str, vocabulary: str) -> tuple[Tokenizer, Languages | None]:
     """A model of many target languages is told one as >>fra<< at the text's very start."""
-    if "target_vocab.json" in found:
-        raise InputError(
-            f"{folder}: a vocabulary for each language, which one {TOKENIZER} cannot hold"
-        )
-    ids = _read_vocabulary(folder / "vocab.json")
+    ids = _read_vocabulary(folder / vocabulary)
     codes = {t[2:-2]: i for t, i in ids.items() if t.startswith(">>") and t.endswith("<<")}
     pieces = {t: i for t, i in ids.items() if i not in codes.values()}
     pieces |= {f"▁{_CODE}{code}<<": i for code, i in codes.items()}
-    tokenizer = _from_sentencepiece(_read_model(folder / "source.spm"), pieces, [END, PADDING])
+    tokenizer = _from_sentencepiece(_read_model(folder / model), pieces, [END, PADDING])
     if codes:  # ">>" counts at the start only, so there it becomes what no piece of text has
         start = normalizers.Replace(Regex(r"\A>>(?=[\s\S]*?<<)"), _CODE)
         apart = pre_tokenizers.Split(Regex(rf"{_CODE}[\s\S]*?<<"), "isolated")
@@ -241,12 +247,10 @@ def _marian(folder: Path, found: list[str]) -> tuple[Tokenizer, Languages | None
     return tokenizer, languages
 
 
-def _m2m(folder: Path, found: list[str]) -> tuple[Tokenizer, Languages]:
+def _m2m(folder: Path) -> tuple[Tokenizer, Languages]:
     from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES
 
-    settings: dict = {}
-    if "tokenizer_config.json" in found:
-        settings = read_json(folder / "tokenizer_config.json")
+    settings = _settings(folder)
     ids = _read_vocabulary(folder / "vocab.json")
     if sorted(ids.values()) != list(range(len(ids))):
         raise InputError(

@@ -76,6 +76,7 @@ def frame(
     first tokens. `model.languages` is a `Languages` or None. InputError for a language that is unknown
     or cannot be chosen.
     """
+    tokenizer = getattr(model, "source_tokenizer", None) or tokenizer
     begun = getattr(model, "begins", "")  # what a text in a chat template begins with already
     special = not (begun and text.startswith(begun))
     whole = tokenizer.encode(text, add_special_tokens=special).ids

@@ -19,6 +19,7 @@ from checkpoints.npz import map_npz
 from checkpoints.quantization import Quantization
 from checkpoints.tensors import to_mlx
 from checkpoints.tokenizer import FILE as TOKENIZER
+from checkpoints.tokenizer import SOURCE_FILE as SOURCE_TOKENIZER
 from checkpoints.tokenizer import check_rows, load_tokenizer
 from distributed import sharding
 from distributed.ranks import Ranks
@@ -76,6 +77,9 @@ def load(
     group: `mx.distributed.init()`, in processes that mlx.launch started. All load the same model and
     each holds a part of its layers; or, without `split`, all of it.
 
+    What goes with a model's texts is in its attributes: tokenizer; source_tokenizer, None where that is the
+    same; languages, None where there are none to choose; hidden, the tokens that a text does not show.
+
     Raises InputError when there is none, its weights or its tokenizer are not those of its
     config.json, or the ranks differ; what goes wrong on one rank is raised on all.
     """
@@ -85,7 +89,7 @@ def load(
 
         if folder := ranks.together(lambda: causal_loading.find_causal(str(name))):
             return causal_loading.load(folder, group, split)
-    path, model, quantization, arrays = ranks.together(lambda: _open(str(name)))
+    path, family, model, quantization, arrays = ranks.together(lambda: _open(str(name)))
     if ranks.size > 1:
         ranks.check_same(**ranks.together(lambda: _fingerprints(path, model.config, quantization)))
 
@@ -97,20 +101,43 @@ def load(
             model.ranks = ranks
         else:
             model.load_weights([(key, to_mlx(array)) for key, array in arrays.items()])
-        model.tokenizer = load_tokenizer(path)  # what a target compares its own with
-        model.languages = Languages.load(path)
+        with naming(path / TOKENIZER):  # what a target compares its own with
+            model.tokenizer, model.source_tokenizer = read_tokenizers(path, model.config)
+        languages = model.languages = Languages.load(path)
+        codes = languages.codes.values() if languages else ()
+        model.hidden = {*codes, *without_text(family, model.tokenizer)}
         in_prefix = [name for name in ("forced_bos_token_id",) if hasattr(model.config, name)]
         model.generation = Generation.load(path, in_prefix)
-        with naming(path / TOKENIZER):
-            check_rows(model.tokenizer, model.config.vocab_size)
         return model
 
     ranks.together(read)
     return model, model.tokenizer
 
 
-def _open(name: str) -> tuple[Path, nn.Module, Quantization | None, dict[str, np.ndarray]]:
-    """A model's folder, the model without its weights, and these, as views of the file."""
+def read_tokenizers(folder: Path, config: BaseConfig) -> tuple[Tokenizer, Tokenizer | None]:
+    """A converted folder's tokenizer, and that of its sources where they have a vocabulary of their own.
+
+    InputError for tokens that the model has no row for.
+    """
+    tokenizer = load_tokenizer(folder)
+    check_rows(tokenizer, config.vocab_size)
+    if not (folder / SOURCE_TOKENIZER).exists():
+        return tokenizer, None
+    source = load_tokenizer(folder, SOURCE_TOKENIZER)
+    check_rows(source, getattr(config, "source_vocab_size", config.vocab_size))
+    return tokenizer, source
+
+
+def without_text(family: Family, tokenizer: Tokenizer) -> set[int]:
+    """The special tokens, where the family says that a text does not show them."""
+    added = {} if family.shows_special else tokenizer.get_added_tokens_decoder()
+    return {token for token, piece in added.items() if piece.special}
+
+
+def _open(
+    name: str,
+) -> tuple[Path, Family, nn.Module, Quantization | None, dict[str, np.ndarray]]:
+    """A model's folder and family, the model without its weights, and these, as views of the file."""
     path = find_model(name)
     raw = read_json(path / "config.json")
     with naming(path):
@@ -120,7 +147,7 @@ def _open(name: str) -> tuple[Path, nn.Module, Quantization | None, dict[str, np
     with naming(path / WEIGHTS):
         shapes = {key: array.shape for key, array in arrays.items()}
         model = build(family, config, shapes, quantization)
-    return path, model, quantization, arrays
+    return path, family, model, quantization, arrays
 
 
 def _fingerprints(
@@ -134,7 +161,11 @@ def _fingerprints(
     parts = {
         "config.json": str((config, quantization)),
         "weights.npz": str(members),
-        "tokenizer.json": (path / TOKENIZER).read_text(encoding="utf-8"),
+        "tokenizer.json": "".join(
+            file.read_text(encoding="utf-8")
+            for file in (path / TOKENIZER, path / SOURCE_TOKENIZER)
+            if file.exists() or file.name == TOKENIZER
+        ),
         "generation_config.json": str(Generation.load(path)),
         "version of MLX": version("mlx"),
     }

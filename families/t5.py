@@ -47,4 +47,5 @@ FAMILY = Family(
     rename=rename,
     write_tokenizer=write_tokenizer,
     float32=("feed_forward.down.weight",),
+    shows_special=True,
 )

@@ -15,9 +15,9 @@ import mlx.nn as nn
 import numpy as np
 
 from distributed.ranks import ALONE
-from errors import InputError
 from families import Family
 from families.t5gemma_checkpoint import Config, StackConfig, rename, write_tokenizer
+from model import source_mask
 from speculative.cache import MASKED, CrossCache
 
 
@@ -51,22 +51,30 @@ class Attention(nn.Module):
         self.key = nn.Linear(width, c.num_key_value_heads * c.head_dim, bias)
         self.value = nn.Linear(width, c.num_key_value_heads * c.head_dim, bias)
         self.out = nn.Linear(c.num_attention_heads * c.head_dim, c.hidden_size, bias)
+        if c.head_norms:
+            self.query_norm = Norm(c.head_dim, c.rms_norm_eps)
+            self.key_norm = Norm(c.head_dim, c.rms_norm_eps)
 
-    def _split(self, x: mx.array, positions: mx.array | None = None) -> mx.array:
+    def _split(
+        self, x: mx.array, positions: mx.array | None = None, norm: nn.Module | None = None
+    ) -> mx.array:
         B, T, _ = x.shape
-        D = self._config.head_dim
+        D, c = self._config.head_dim, self._config
+        x = x.reshape(B * T, -1, 1, D)
+        if norm:
+            x = norm(x)
         if positions is not None:
             # The kernel knows one offset per row, so each token is a row of its own.
-            x = x.reshape(B * T, -1, 1, D)
-            theta = self._config.rope_theta
+            offset = positions.reshape(-1)
             x = mx.fast.rope(
-                x, D, traditional=False, base=theta, scale=1.0, offset=positions.reshape(-1)
+                x, D, traditional=False, base=c.rope_theta, scale=c.rope_scale, offset=offset
             )
         return x.reshape(B, T, -1, D).transpose(0, 2, 1, 3)  # [B, H, T, D]
 
     def project(self, x: mx.array, positions: mx.array | None = None) -> tuple[mx.array, mx.array]:
         """Keys and values of x [B, T, width], at positions [B, T]: [B, H_kv, T, D] each."""
-        return self._split(self.key(x), positions), self._split(self.value(x))
+        keys = self._split(self.key(x), positions, self.get("key_norm"))
+        return keys, self._split(self.value(x))
 
     def __call__(
         self,
@@ -78,7 +86,8 @@ class Attention(nn.Module):
     ) -> mx.array:
         """mask: boolean, broadcast to [B, 1, T, N]."""
         B, T, _ = x.shape
-        heads = self._attend(self._split(self.query(x), positions), keys, values, mask)
+        queries = self._split(self.query(x), positions, self.get("query_norm"))
+        heads = self._attend(queries, keys, values, mask)
         out = self.out(heads.transpose(0, 2, 1, 3).reshape(B, T, -1))
         if out.dtype == mx.float16:  # the norm that follows would make NaN of an infinity
             out = mx.clip(out, -65504, 65504)
@@ -200,12 +209,16 @@ class T5Gemma(nn.Module):
         The output on padding is meaningless, and finite.
         """
         B, S = tokens.shape
-        masks = _encoder_masks(mask, self.config.encoder.windows)
+        masks = encoder_masks(mask, self.reaches())
         positions = mx.broadcast_to(mx.arange(S), (B, S))
         x = self.encoder.embed(tokens)
         for layer, layer_mask in zip(self.encoder.layers, masks, strict=True):
             x = layer(x, positions, layer_mask)
         return self.encoder.norm(x)
+
+    def reaches(self) -> list[tuple[int, int]]:
+        """How many tokens behind and ahead each layer of the encoder sees."""
+        return [(window, window) for window in self.config.encoder.windows]
 
     def prefix(self, prompt: Sequence[int]) -> list[int]:
         """What the tokens of a row begin with."""
@@ -216,12 +229,7 @@ class T5Gemma(nn.Module):
         and project their keys and values for every decoder layer.
 
         Raises InputError for a source without a token, or with more than the encoder knows."""
-        mask = np.ones(tokens.shape, bool) if mask is None else np.asarray(mask, bool)
-        S, most = tokens.shape[1], self.config.encoder.max_position_embeddings
-        if not mask.any(axis=1).all():
-            raise InputError("a source without a token cannot be encoded")
-        if most < S:
-            raise InputError(f"a source of {S} tokens; the model reads {most} at most")
+        mask = source_mask(tokens, mask, self.config.max_prompt_tokens)
         memory = self.encode(tokens, mask)
         cross = [layer.cross_attention.project(memory) for layer in self.decoder.layers]
         return CrossCache(cross, mask)
@@ -231,36 +239,41 @@ class T5Gemma(nn.Module):
 
         A token at position MASKED is a filler: its logits mean nothing and no other token sees it.
         """
-        masks = _decoder_masks(positions, cache.reserve(positions), self.config.decoder.windows)
+        masks = decoder_masks(positions, cache.reserve(positions), self.config.decoder.windows)
         at = mx.array(np.where(positions == MASKED, 0, positions))
         x = self.decoder.embed(tokens)
         for i, (layer, mask) in enumerate(zip(self.decoder.layers, masks, strict=True)):
             x = layer(x, at, mask, cache, i)
         x = self.decoder.norm(x)
-        logits = self.decoder.embedding.as_linear(x) if self.config.tied_head else self.head(x)
+        return self.capped(
+            self.decoder.embedding.as_linear(x) if self.config.tied_head else self.head(x)
+        )
+
+    def capped(self, logits: mx.array) -> mx.array:
         cap = self.config.decoder.final_logit_softcapping
         return logits if cap is None else _soft_cap(logits, mx.array(cap, logits.dtype))
 
 
-def _encoder_masks(mask: np.ndarray, windows: Sequence[int]) -> list[mx.array | None]:
-    """Per layer what sources with the mask [B, S] see of themselves: up to `window` tokens to either
-    side. Boolean, broadcast to [B, 1, S, S]; None where it is everything."""
+def encoder_masks(mask: np.ndarray, reaches: Sequence[tuple[int, int]]) -> list[mx.array | None]:
+    """Per layer what sources with the mask [B, S] see of themselves: so many tokens behind and ahead.
+    Boolean, broadcast to [B, 1, S, S]; None where it is everything."""
     S = mask.shape[1]
     token = None if mask.all() else mx.array(mask[:, None, None, :])
     index = mx.arange(S)
-    distance = mx.abs(index[:, None] - index)  # [S, S]
+    distance = index[:, None] - index  # [S, S], query - key
 
-    def within(window: int) -> mx.array | None:
-        if window >= S - 1:
+    def within(reach: tuple[int, int]) -> mx.array | None:
+        behind, ahead = reach
+        if min(reach) >= S - 1:
             return token
-        near = distance <= window
+        near = (distance <= behind) & (distance >= -ahead)
         # Padding far from any token sees itself: what sees nothing is NaN.
         return near if token is None else (near & token) | (distance == 0)
 
-    return _each_once(within, windows)
+    return _each_once(within, reaches)
 
 
-def _decoder_masks(
+def decoder_masks(
     positions: np.ndarray, slots: np.ndarray, windows: Sequence[int]
 ) -> list[mx.array | None]:
     """Per layer which slots, at positions `slots` [B, N], tokens at `positions` [B, T] see: themselves
@@ -275,7 +288,7 @@ def _decoder_masks(
     return _each_once(within, [min(window, longest + 1) for window in windows])
 
 
-def _each_once(function: Callable, arguments: Sequence[int]) -> list:
+def _each_once(function: Callable, arguments: Sequence) -> list:
     """The function of each argument, worked out once for those that are equal."""
     values = {argument: function(argument) for argument in set(arguments)}
     return [values[argument] for argument in arguments]

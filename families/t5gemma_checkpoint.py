@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import gcd
 from pathlib import Path
+from typing import ClassVar
 
 from checkpoints import names
 from checkpoints.config import BaseConfig, token_ids
@@ -33,6 +34,8 @@ class StackConfig(BaseConfig):
     max_position_embeddings: int = 8192
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0
+    rope_scale: float = 1.0  # of positions
+    head_norms: bool = False  # of queries and keys
     query_pre_attn_scalar: float = 256
     attn_logit_softcapping: float | None = 50.0
     final_logit_softcapping: float | None = 30.0
@@ -103,6 +106,8 @@ class Config(BaseConfig):
     max_positions: int
     decoder_start_token_id: int
 
+    stack: ClassVar[type[StackConfig]] = StackConfig
+
     @property
     def max_prompt_tokens(self) -> int | None:
         return self.encoder.max_position_embeddings
@@ -125,7 +130,7 @@ class Config(BaseConfig):
         Ids that the file's top level lacks are the decoder's, as in transformers' generate, and the
         decoder starts with the beginning of sequence where no start is given.
         """
-        encoder, decoder = (StackConfig.from_raw(raw.get(name)) for name in _STACKS)
+        encoder, decoder = (cls.stack.from_raw(raw.get(name)) for name in _STACKS)
         tied = raw.get("tie_word_embeddings") is not False
         bos = token_ids(raw.get("bos_token_id"), raw["decoder"].get("bos_token_id", 2))[0]
         return cls(
@@ -141,7 +146,7 @@ class Config(BaseConfig):
 
     @classmethod
     def from_dict(cls, values: Mapping) -> "Config":
-        stacks = {n: StackConfig.from_dict(values[n]) for n in _STACKS if n in values}
+        stacks = {n: cls.stack.from_dict(values[n]) for n in _STACKS if n in values}
         return super().from_dict({**values, **stacks})
 
     def check_layers(self, weights: Iterable[str]) -> None:
@@ -164,7 +169,7 @@ _SUBLAYERS = {
     "feedforward": "feed_forward",
 }
 _LAYER = r"(encoder|decoder)\.layers\.(\d+)\."
-_NAMES: list[names.Rule] = [
+NAMES: list[names.Rule] = [
     (r"lm_head\.out_proj\.weight", lambda m: "head.weight"),
     (r"(encoder|decoder)\.embed_tokens\.weight", lambda m: f"{m[1]}.embedding.weight"),
     (r"(encoder|decoder)\.norm\.weight", lambda m: m[0]),
@@ -189,7 +194,7 @@ def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     bare = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
     aliases = ("decoder.embed_tokens.weight", _HEAD)
     single = names.one_embedding(bare, aliases, _HEAD, "T5Gemma")
-    return names.renamed(single, _NAMES, "T5Gemma")
+    return names.renamed(single, NAMES, "T5Gemma")
 
 
 def write_tokenizer(folder: Path, output: Path) -> None:

@@ -143,14 +143,22 @@ class ModelDrafter(Drafter):
 class PromptLookup(Drafter):
     """Drafts by copying from the prompt and from the text so far."""
 
-    def __init__(self, piece: Callable[[int], str] = lambda token: "▁"):
-        """piece: the text of a token as the vocabulary has it; by default each token is a word."""
-        self._piece = piece
+    def __init__(
+        self,
+        piece: Callable[[int], str] = lambda token: "▁",
+        copied: Callable[[int], int] | None = None,
+    ):
+        """piece: the text of a token as the vocabulary has it; by default each token is a word.
+        copied: a prompt's token as the text would have it, where they have different vocabularies."""
+        self._piece, self._copied = piece, copied or (lambda token: token)
         self._matchers: list[PromptMatcher] = []
         self._prefixes: list[int] = []
 
     def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
-        matchers = {row: PromptMatcher(batch[row].prompt, self._piece) for row in new}
+        matchers = {
+            row: PromptMatcher(list(map(self._copied, batch[row].prompt)), self._piece)
+            for row in new
+        }
         self._matchers = [matchers.get(row) or self._matchers[row] for row in range(len(batch))]
         self._prefixes = [row.prefix_size for row in batch]
 

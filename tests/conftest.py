@@ -38,3 +38,18 @@ def demo_pair(demo_folders):
     target, tokenizer = load(demo_folders / "mlx_models" / "demo-target")
     draft, _ = load(demo_folders / "mlx_models" / "demo-draft")
     return target, tokenizer, draft
+
+
+@pytest.fixture(scope="session")
+def spm_models() -> dict[str, bytes]:
+    from helpers.bart_tokenizers import train_models
+
+    return train_models()
+
+
+@pytest.fixture(scope="session")
+def bart_folders(tmp_path_factory, spm_models) -> dict[str, tuple[Path, Path]]:
+    """Tokenizers of BART's family, by name: the hub's folder, and what is made of it."""
+    from helpers.bart_tokenizers import build
+
+    return build(tmp_path_factory.mktemp("tokenizers"), spm_models)

@@ -3,13 +3,19 @@ is what one process writes, and what goes wrong on one of them ends all."""
 
 import json
 import os
+import re
 import shutil
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from helpers import bart_checkpoints
+from helpers import t5gemma2_checkpoints as t5gemma2
+from helpers import t5gemma_checkpoints as t5gemma
+from helpers.bart_models import LIVELY
 from helpers.checkpoints import SMALL, UNSCALED, save, state_dict, torch_model
 from helpers.programs import ANSWER, PROMPT, ROOT
 from helpers.rank_program import WAYS, decode
@@ -47,18 +53,39 @@ QUANTIZED = {
 TOLERANCE = {"affine": 1e-3, "mxfp8": 1e-3, "float16": 0.05, "bfloat16": 0.4}
 
 
-def convert_pair(folder: Path, raw: dict, **how) -> None:
-    """A random target, and a draft model that often agrees with it."""
-    state = state_dict(torch_model(raw), raw)
+def convert_pair(folder: Path, raw: dict, state=None, files: Iterable[Path] = (), **how) -> None:
+    """A random target, and a draft model that often agrees with it; `files` are the tokenizer's."""
+    state = state or state_dict(torch_model(raw), raw)
     noisy = {name: x + 0.05 * x.std() * torch.randn_like(x) for name, x in state.items()}
     for role, weights in (("target", state), ("draft", noisy)):
         source = save(folder / f"{role}-source", raw, weights)
+        for file in files:
+            shutil.copy(file, source)
         convert(str(source), folder / role, **how if role == "target" else dict(dtype="float32"))
 
 
+def convert_others(folder: Path, bart_tokenizer: Path) -> None:
+    """Pairs of other families, whose stacks have heads and units of their own, and biases."""
+    files = [file for file in bart_tokenizer.iterdir() if file.name != "config.json"]
+    raw = bart_checkpoints.VARIANTS["bart"] | dict(vocab_size=720, max_position_embeddings=200)
+    reference = bart_checkpoints.torch_model(raw, seed=2)  # whose texts vary
+    state = bart_checkpoints.state_dict(reference)
+    for name in state:
+        for end, change in LIVELY.items():
+            state[name] = change(state[name]) if name.endswith(end) else state[name]
+    convert_pair(folder / "bart", raw, state, files, dtype="float32")
+    t5gemma.save_tokenizer(folder / "gemma")
+    files = list((folder / "gemma").iterdir())
+    for name, made in (("t5gemma", t5gemma), ("t5gemma2", t5gemma2)):
+        raw = made.raw_config(vocab_size=704, max_position_embeddings=200)
+        state = made.state_dict(made.torch_model(raw))
+        convert_pair(folder / name, raw, state, files, dtype="float32")
+
+
 @pytest.fixture(scope="module")
-def models(tmp_path_factory) -> Path:
+def models(tmp_path_factory, bart_folders) -> Path:
     folder = tmp_path_factory.mktemp("models")
+    convert_others(folder, bart_folders["bart"][0])
     for name, raw in MODELS.items():
         convert_pair(folder / name, raw, dtype="float32")
     for name, quantization in QUANTIZED.items():
@@ -78,7 +105,7 @@ def run_jobs(ranks: int, jobs: list[dict], folder: Path) -> list[list[dict]]:
 
 
 def split_bytes(folder: Path, ranks: int) -> float:
-    """What a rank should hold: its share of all but norms, embedding and head."""
+    """What a rank should hold: its share of all but norms, tables, head, and what is added to sums."""
     sizes = {}
     for name, array in map_npz(folder / "target" / "weights.npz").items():
         is_summed = array.dtype == np.float16 and ".out." in name  # in float32 then
@@ -86,7 +113,7 @@ def split_bytes(folder: Path, ranks: int) -> float:
     whole = sum(
         size
         for name, size in sizes.items()
-        if "norm" in name or name.startswith(("embedding", "head"))
+        if re.search(r"norm|embedding|positions|^head|^logits_bias|(out|down)\.bias$", name)
     )
     return whole + (sum(sizes.values()) - whole) / ranks
 
@@ -101,6 +128,7 @@ def passes_and_fails(result: tuple) -> bool:
     [
         (2, {"8": list(WAYS), "12": ["draft"], "16": ["draft"], "affine": ["draft"], "mxfp8": []}),
         (2, {"float16": [], "bfloat16": []}),
+        (2, {"bart": list(WAYS), "t5gemma": list(WAYS), "t5gemma2": ["draft"]}),
         (4, {"8": ["draft"], "12": ["short"], "16": ["short"], "affine": []}),
     ],
 )

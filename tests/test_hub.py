@@ -148,6 +148,22 @@ def test_the_command_downloads_once_and_then_works_offline(hub, tmp_path):
     assert hub.requests == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("led", ", which is not taken: its encoder attends in windows"),
+        ("blenderbot", ", which is not taken: its texts depend on a ban of the prompt's n-grams"),
+        ("seamless_m4t", ""),
+    ],
+)
+def test_what_is_no_family_of_ours_is_told_by_its_config_alone(hub, cache, tmp_path, kind, reason):
+    hub.add(MODEL, SINGLE | {"config.json": json.dumps({"model_type": kind}).encode()})
+    with pytest.raises(InputError) as error:
+        convert(MODEL, tmp_path / "out")
+    assert str(error.value).startswith(f"{MODEL}: a {kind} model{reason}; there are t5, mt5, umt5,")
+    assert hub.fetched() == ["config.json"]
+
+
 def test_what_is_cached_needs_no_server(hub, cache):
     folder = fetch(MODEL)
     hub.requests.clear()

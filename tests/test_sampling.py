@@ -2,10 +2,13 @@
 vocabularies, and text for text where a rule promises that."""
 
 import itertools
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from helpers import t5gemma_checkpoints as t5gemma
+from helpers.bart_models import lively_model
 from helpers.decoding import (
     decode_drafted,
     decode_with,
@@ -178,10 +181,25 @@ def sampled(model, draft_model, prompts, batch_size, **options) -> list[list[int
     return [row.tokens for row in rows]
 
 
-@pytest.mark.parametrize("kind", ["model", "lookup", "both"])
-def test_coupled_text_is_plain_text(kind):
+def of_other_families(*values) -> list:
+    """Each value with models beyond T5: one that bans a token, one with windows and capped logits."""
+    makers = {"marian": partial(lively_model, "marian"), "t5gemma": t5gemma.random_model}
+    return [
+        pytest.param(value, make, id=f"{value}, {name}", marks=pytest.mark.slow)
+        for value, (name, make) in itertools.product(values, makers.items())
+    ]
+
+
+V11 = partial(random_model, "v1.1")
+
+
+@pytest.mark.parametrize(
+    ("kind", "make"),
+    [("model", V11), ("lookup", V11), ("both", V11), *of_other_families("both")],
+)
+def test_coupled_text_is_plain_text(kind, make):
     """Over prompts, seeds, good and useless draft models, numbers of drafted tokens and batches."""
-    model, prompts = random_model("v1.1"), ragged_prompts(8, 61)
+    model, prompts = make(), ragged_prompts(8, 61)
     with_eos(model, 7)
     texts, partial = set(), 0
     for seed, noise in itertools.product(range(2), (0.05, 2)):
@@ -198,15 +216,19 @@ def test_coupled_text_is_plain_text(kind):
     assert partial > 50 or kind == "lookup"  # random texts repeat little of their prompts
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
-def test_rows_do_not_depend_on_their_batch(rule):
-    model = random_model("v1.1")
+@pytest.mark.parametrize(
+    ("rule", "make"), [("token", V11), ("block", V11), *of_other_families("token", "block")]
+)
+def test_rows_do_not_depend_on_their_batch(rule, make):
+    model = make()
     draft_model, sources = disturbed(model, 0.05), ragged_prompts(8, 61)
     options = dict(temp=0.5, seed=3, max_tokens=12, acceptance=rule, num_draft=3)
     alone = [sampled(model, draft_model, [source], 1, **options)[0] for source in sources]
     assert sampled(model, draft_model, sources, 3, **options) == alone
     assert sampled(model, draft_model, sources, 8, **options) == alone
     assert sampled(model, draft_model, sources, 8, **options | {"seed": 4}) != alone
+    if getattr(model.config, "bans_padding", False):
+        assert not any(model.config.pad_token_id in tokens[1:] for tokens in alone)
 
 
 class WideModel(LastToken):

@@ -7,6 +7,7 @@ import pytest
 import main
 from benchmarks.measure import examples
 from decoder import Options, stream_batch
+from families.generation import Generation
 from speculative.schedule import FixedSchedule
 from terminal.summary import ASCII_BARS, BARS, Summary, bars_for, sparkline
 
@@ -95,5 +96,6 @@ def test_no_text_is_a_summary_too():
 def test_what_cut_a_text_is_told(longest, told, capsys):
     args = SimpleNamespace(prompt_file=None, verbose=False)
     summary = Summary(texts=1, cut=1, longest_cut=longest)
-    main.print_summary(args, Options(max_tokens=512), summary, 0.0)
+    decoder = SimpleNamespace(model=SimpleNamespace(generation=Generation()))
+    main.print_summary(args, decoder, Options(max_tokens=512), summary, 0.0)
     assert capsys.readouterr().err == told

@@ -18,7 +18,7 @@ from checkpoints.folder import open_checkpoint, read_json
 from checkpoints.quantization import Quantization
 from checkpoints.tokenizer import load_tokenizer
 from convert import convert, converted_size, read_config
-from decoder import generate, load
+from decoder import SpeculativeDecoder, generate, load
 from errors import InputError
 from families import family_of
 from families.t5gemma import FAMILY, Config, T5Gemma
@@ -48,6 +48,8 @@ def test_converted_models_load_and_agree_with_transformers(tmp_path, variant, ki
     logits = cached_logits(model, *inputs, 7)
     assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max()
     assert tokenizer.encode("The house").ids[0] == 2
+    stream = SpeculativeDecoder(model, tokenizer)._text_stream()
+    assert stream.push([2, 5, 300, 3, 301, 6, 1]) == tokenizer.decode([300, 301])  # no special one
 
 
 def test_what_transformers_saves_is_understood(tmp_path):

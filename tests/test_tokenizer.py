@@ -12,13 +12,14 @@ import pytest
 import sentencepiece
 from helpers.programs import DEMO, ROOT
 from helpers.texts import AWKWARD, SHARED, assert_same_tokenizer, needs_shared, prompts, streamed
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, decoders, models
 from transformers import AutoTokenizer, ByT5Tokenizer, T5Tokenizer
 
 from checkpoints.tokenizer import TextStream, byte_tokenizer, load_tokenizer, shared_vocabulary
 from demo.tasks import held_out_example
 from errors import InputError
-from families.t5 import write_tokenizer
+from families.loading import without_text
+from families.t5 import FAMILY, write_tokenizer
 
 EMBEDDED = DEMO / "draft"
 
@@ -161,9 +162,21 @@ def test_characters_wait_for_their_last_byte():
     assert stream.finish() == "\ufffd"
 
 
+def test_bytes_that_make_no_character_do_not_end_the_stream():
+    """With them a line's end before them is no longer one to `tokenizers`, whose own stream gives up."""
+    pieces = ["<unk>", "▁p", "q", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokenizer = Tokenizer(models.Unigram([(piece, -1.0) for piece in pieces], 0, True))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    tokens = [pieces.index(p) for p in ("▁p", "<0x0A>", "<0xF0>", "<0xF1>", "q", "▁p", "<0x0A>")]
+    stream = TextStream(tokenizer, set())
+    assert [stream.push([t]) for t in tokens] == ["p", "\n", "", "", "\ufffd\ufffdq", " p", "\n"]
+    assert stream.finish() == ""
+
+
 def test_sentinels_are_text_and_padding_is_not():
     tokenizer = byte_tokenizer()
-    stream = TextStream(tokenizer, {0, 1})
+    hidden = without_text(FAMILY, tokenizer)
+    stream = TextStream(tokenizer, {0, 1, *hidden})
     assert stream.push([0, 259, 100, 1]) == "<extra_id_0>a"
 
 

@@ -2,12 +2,22 @@
 
 import io
 import json
+import random
 from pathlib import Path
 
 import sentencepiece
 import transformers
 from sentencepiece import sentencepiece_model_pb2
-from tokenizers import ByteLevelBPETokenizer
+from tokenizers import ByteLevelBPETokenizer, Tokenizer
+
+from checkpoints.tokenizer import FILE, SOURCE_FILE, load_tokenizer
+from demo.tasks import training_example
+from families.bart_tokenizers import write_tokenizer
+from helpers import bart_checkpoints, checkpoints
+from helpers.programs import ROOT
+
+MULTILINGUAL = ["mbart", "mbart-50", "nllb", "m2m", "marian, codes"]
+FAMILIES = ["bart", *MULTILINGUAL, "marian", "marian, two", "pegasus"]
 
 SENTENCES = {
     "en_XX": "The quick brown fox jumps over the lazy dog, doesn't it? Yes: 1,234.5 times.",
@@ -65,6 +75,52 @@ def _folder(path: Path, kind: str, files: dict, **settings) -> Path:
     return path
 
 
+def train_models() -> dict[str, bytes]:
+    """SentencePiece models: of English alone, of French and others, of all."""
+    rng = random.Random(0)
+    examples = [training_example(rng).prompt for _ in range(300)]  # texts that do not change
+    english = [SENTENCES["en_XX"], (ROOT / "LICENSE").read_text(), *examples]
+    others = [*SENTENCES.values()] * 3
+    return {
+        "unigram": sentencepiece_model([*english, *others], "unigram"),
+        "bpe": sentencepiece_model([*english, *others], "bpe"),
+        "pegasus": sentencepiece_model([*english, *others], "unigram", **PEGASUS_IDS),
+        "english": sentencepiece_model(english, "unigram", 500),
+        "others": sentencepiece_model(others, "unigram", 400),
+    }
+
+
+def build(root: Path, models: dict[str, bytes]) -> dict[str, tuple[Path, Path]]:
+    """By family: the hub's folder, and a folder with what is written for it."""
+    two = models["english"], models["others"]
+    made = {
+        "bart": bart(root / "bart", [*SENTENCES.values()] * 3),
+        "mbart": mbart(root / "mbart", models["unigram"]),
+        "mbart-50": mbart50(root / "mbart50", models["unigram"]),
+        "nllb": nllb(root / "nllb", models["bpe"]),
+        "m2m": m2m(root / "m2m", models["bpe"]),
+        "marian": marian(root / "marian", *two),
+        "marian, codes": marian(root / "codes", *two, (">>fra<<", ">>deu<<")),
+        "marian, two": marian(root / "two", *two, separate=True),
+        "pegasus": pegasus(root / "pegasus", models["pegasus"]),
+    }
+    outputs = {}
+    for name, folder in made.items():
+        outputs[name] = folder, folder.with_name(f"{folder.name}-converted")
+        outputs[name][1].mkdir()
+        write_tokenizer(*outputs[name])
+    return outputs
+
+
+def reader(folder: Path) -> Tokenizer:
+    """What makes tokens of a source."""
+    return load_tokenizer(folder, SOURCE_FILE if (folder / SOURCE_FILE).exists() else FILE)
+
+
+def assert_same(reference, ours, texts) -> None:
+    assert [ours.encode(text).ids for text in texts] == [reference(t).input_ids for t in texts]
+
+
 def bart(path: Path, texts: list[str]) -> Path:
     trained = ByteLevelBPETokenizer()
     special = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -117,11 +173,52 @@ def m2m(path: Path, model: bytes) -> Path:
     return _folder(path, "m2m_100", files, tokenizer_class="M2M100Tokenizer", src_lang="de")
 
 
-def marian(path: Path, source: bytes, target: bytes, codes: tuple[str, ...] = ()) -> Path:
-    """Ids in another order than either model's; padding last."""
-    names = dict.fromkeys(
-        ["</s>", "<unk>", *codes, *sorted({*pieces(source)[3:], *pieces(target)[3:]})]
-    )
-    vocab = {name: i for i, name in enumerate([*names, "<pad>"])}
-    files = {"source.spm": source, "target.spm": target, "vocab.json": vocab}
-    return _folder(path, "marian", files, source_lang="en", target_lang="fr")
+def marian(
+    path: Path,
+    source: bytes,
+    target: bytes,
+    codes: tuple[str, ...] = (),
+    separate: bool = False,
+) -> Path:
+    """Ids in another order than either model's; padding last. `separate`: a vocabulary for each."""
+
+    def vocab(*models: bytes) -> dict[str, int]:
+        learned = sorted({piece for model in models for piece in pieces(model)[3:]})
+        names = dict.fromkeys(["</s>", "<unk>", *codes, *learned])
+        return {name: i for i, name in enumerate([*names, "<pad>"])}
+
+    files = {"source.spm": source, "target.spm": target}
+    said = dict(source_lang="en", target_lang="fr")
+    if not separate:
+        return _folder(path, "marian", files | {"vocab.json": vocab(source, target)}, **said)
+    files |= {"vocab.json": vocab(source), "target_vocab.json": vocab(target)}
+    return _folder(path, "marian", files, separate_vocabs=True, **said)
+
+
+# ---------------------------------------------------------------------------------------------
+# With weights
+
+RAW = {"nllb": "m2m", "marian, codes": "marian", "marian, two": "marian, own vocabularies"}
+
+
+def checkpoint(folder: Path, built: tuple, name: str, form="new", kind="safetensors", **changes):
+    """A checkpoint with the tokenizer of `built`, in `folder`; its torch model and transformers' tokenizer."""
+    tokens, converted = built
+    reference = transformers.AutoTokenizer.from_pretrained(tokens)
+    raw = bart_checkpoints.VARIANTS[RAW.get(name, name)]
+    size = load_tokenizer(converted).get_vocab_size()
+    if name == "marian, two":
+        raw = raw | dict(vocab_size=reference.vocab_size, decoder_vocab_size=size)
+    else:
+        raw = raw | dict(vocab_size=size + 3)
+    raw |= dict(max_position_embeddings=200) | changes
+    if "marian" in name:
+        pad = load_tokenizer(converted).token_to_id("<pad>")
+        raw |= dict(pad_token_id=pad, decoder_start_token_id=pad, bad_words_ids=[[pad]])
+    model = bart_checkpoints.torch_model(raw)
+    state = bart_checkpoints.state_dict(model, form)
+    checkpoints.save(folder, raw, state, shards=1 + (form == "old"), kind=kind)
+    for file in tokens.iterdir():
+        if file.name != "config.json":
+            (folder / file.name).write_bytes(file.read_bytes())
+    return model, reference

@@ -9,8 +9,8 @@ import torch
 from checkpoints.config import Config
 from checkpoints.folder import open_checkpoint
 from checkpoints.tensors import to_mlx
+from families import family_of
 from families.loading import build
-from families.t5 import FAMILY, rename
 from helpers import checkpoints
 from helpers.oracle import flat_weights
 from model import T5
@@ -39,11 +39,12 @@ def random_model(variant: str = "t5", **changes) -> T5:
     return model
 
 
-def mlx_model(folder: Path, raw: dict) -> T5:
-    """Ours with a checkpoint's weights, without a conversion."""
-    tensors = rename(open_checkpoint(folder))
-    config = Config.from_hub(raw, tensors)
-    model = build(FAMILY, config, {name: tensor.shape for name, tensor in tensors.items()})
+def mlx_model(folder: Path, raw: dict):
+    """Ours of any family with a checkpoint's weights, without a conversion."""
+    family = family_of(raw)
+    tensors = family.rename(open_checkpoint(folder))
+    config = family.config.from_hub(raw, tensors)
+    model = build(family, config, {name: tensor.shape for name, tensor in tensors.items()})
     arrays = {name: np.concatenate(list(tensor.blocks())) for name, tensor in tensors.items()}
     model.load_weights([(name, to_mlx(array)) for name, array in arrays.items()])
     return model
@@ -69,14 +70,24 @@ def reference_logits(reference, source, mask, target) -> np.ndarray:
     return output.logits.float().numpy()
 
 
-def cached_logits(model: T5, source, mask, target, block: int) -> np.ndarray:
-    cache, parts = model.start(mx.array(source), mask), []
-    for start in range(0, target.shape[1], block):
-        tokens = target[:, start : start + block]
-        positions = np.tile(np.arange(start, start + tokens.shape[1], dtype=np.int32), (B, 1))
+def cached_logits(model, source, mask, target, blocks: int | list[int]) -> np.ndarray:
+    """Through the cache, in blocks of a size or of several."""
+    rows, count = target.shape
+    if isinstance(blocks, int):
+        blocks = [blocks] * -(-count // blocks)
+    cache, parts, start = model.start(mx.array(source), mask), [], 0
+    for width in blocks:
+        tokens = target[:, start : start + width]
+        positions = np.tile(np.arange(start, start + tokens.shape[1], dtype=np.int32), (rows, 1))
         logits = model.decode(mx.array(tokens), positions, cache)
         parts.append(np.array(logits.astype(mx.float32)))
+        start += width
     return np.concatenate(parts, axis=1)
+
+
+def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
 def reference_texts(

@@ -1,21 +1,16 @@
 """Small random T5Gemma checkpoints in the hub's layout, and their torch models."""
 
 import json
+import tempfile
 from pathlib import Path
 
 import torch
 import transformers
-from tokenizers import (
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-    trainers,
-)
+from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors, trainers
+from tokenizers.models import BPE
 
-from helpers import checkpoints
+from families.t5gemma import T5Gemma
+from helpers import checkpoints, models
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -105,6 +100,16 @@ def torch_model(raw: dict, seed: int = 0) -> torch.nn.Module:
     return model
 
 
+def mlx_model(reference: torch.nn.Module, raw: dict) -> T5Gemma:
+    """Ours with a torch model's weights; every one of them is used, and there is no other."""
+    with tempfile.TemporaryDirectory() as folder:
+        return models.mlx_model(checkpoints.save(Path(folder), raw, state_dict(reference)), raw)
+
+
+def random_model(variant: str = "t5gemma", seed: int = 0) -> T5Gemma:
+    return mlx_model(torch_model(VARIANTS[variant], seed), VARIANTS[variant])
+
+
 def state_dict(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The tensors under the names that save_pretrained gives them: no alias of a tied head."""
     state = model.state_dict()
@@ -125,7 +130,7 @@ def save_tokenizer(folder: Path, framed: bool = True, size: int = 600) -> None:
 
     Its pieces are learned from a few lines here; there is no real one without a download.
     """
-    trained = Tokenizer(models.BPE())
+    trained = Tokenizer(BPE())
     trained.normalizer = normalizers.Replace(" ", "▁")
     trained.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
     trained.train_from_iterator(
@@ -141,9 +146,7 @@ def save_tokenizer(folder: Path, framed: bool = True, size: int = 600) -> None:
     ]
     merges = [tuple(pair) for pair in learned["merges"]] + [("\n", "\n")]
     vocab = {piece: i for i, piece in enumerate(dict.fromkeys(pieces))}
-    tokenizer = Tokenizer(
-        models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
-    )
+    tokenizer = Tokenizer(BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
     tokenizer.decoder = decoders.Sequence(

@@ -1,0 +1,287 @@
+"""BART's family: what is made of each config.json and of the tensors' names, from the hub's layout to text."""
+
+import json
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import torch
+import transformers
+from helpers import bart_checkpoints, checkpoints
+from helpers.bart_checkpoints import VARIANTS
+from helpers.bart_models import KINDS, T, both, inputs, known
+from helpers.bart_tokenizers import FAMILIES, SENTENCES, assert_same, checkpoint
+from helpers.models import assert_close, cached_logits, mlx_model, reference_logits
+from helpers.oracle import disturbed, flat_weights, greedy
+
+from checkpoints.folder import open_checkpoint
+from checkpoints.quantization import Quantization
+from checkpoints.tokenizer import load_tokenizer
+from convert import convert
+from decoder import Options, SpeculativeDecoder
+from distributed.sharding import check_ranks
+from errors import InputError
+from families.bart import FAMILY, Config, Model
+from families.languages import frame
+from families.loading import load
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("form", ["old", "bare"])
+@pytest.mark.parametrize("name", KINDS)
+def test_other_checkpoints_names_are_known(tmp_path, name, form):
+    raw = VARIANTS[name]
+    reference, model = both(tmp_path / "new", raw)
+    state = bart_checkpoints.state_dict(reference, form)
+    other = mlx_model(checkpoints.save(tmp_path / form, raw, state, kind="legacy"), raw)
+    assert other.config == model.config
+    ours, theirs = dict(flat_weights(model)), dict(flat_weights(other))
+    assert ours.keys() == theirs.keys()
+    assert all(mx.array_equal(weight, theirs[name]) for name, weight in ours.items())
+
+
+def test_own_vocabularies_are_told_by_their_weights(tmp_path):
+    raw = VARIANTS["marian, own vocabularies"] | dict(vocab_size=40)  # of one size, to mix up
+    reference, model = both(tmp_path / "new", raw)
+    state = bart_checkpoints.state_dict(reference, "old")
+    other = mlx_model(checkpoints.save(tmp_path / "old", raw, state), raw)
+    given = inputs(model.config)
+    expected = reference_logits(reference, *given)
+    for found in (model, other):
+        assert not found.config.shared_embedding and found.config.tied_head
+        assert_close(
+            known(cached_logits(found, *given, T), found.config), known(expected, found.config)
+        )
+
+
+def test_an_untied_head_is_kept(tmp_path):
+    raw = VARIANTS["bart"]
+    reference = bart_checkpoints.torch_model(raw)
+    state = bart_checkpoints.state_dict(reference)
+    state["lm_head.weight"] = torch.randn(61, 24)
+    model = mlx_model(checkpoints.save(tmp_path, raw, state), raw)
+    reference.lm_head.weight = torch.nn.Parameter(state["lm_head.weight"])
+    given = inputs(model.config)
+    expected = reference_logits(reference, *given)
+    assert_close(cached_logits(model, *given, T), expected)
+
+
+def test_what_transformers_trains_untied_has_four_tables(tmp_path):
+    """The shared one is then nobody's."""
+    raw = VARIANTS["bart"] | dict(tie_word_embeddings=False)
+    reference = bart_checkpoints.torch_model(raw)
+    state = bart_checkpoints.state_dict(reference, "old")
+    assert (
+        len({float(tensor.sum()) for name, tensor in state.items() if tensor.shape[0] == 61}) == 4
+    )
+    model = mlx_model(checkpoints.save(tmp_path, raw, state), raw)
+    given = inputs(model.config)
+    assert_close(cached_logits(model, *given, T), reference_logits(reference, *given))
+
+
+def test_unknown_tensors_and_configs_are_refused(tmp_path):
+    raw = VARIANTS["bart"]
+    state = bart_checkpoints.state_dict(bart_checkpoints.torch_model(raw))
+    folder = checkpoints.save(
+        tmp_path, raw, state | {"classification_head.dense.bias": torch.ones(2)}
+    )
+    with pytest.raises(InputError, match=r"unknown tensor classification_head.dense.bias"):
+        FAMILY.rename(open_checkpoint(folder))
+    for change, message in (
+        (dict(model_type="led"), "a led model, not one of bart, mbart, m2m_100, marian, pegasus"),
+        (dict(d_model=25), "d_model 25 is not for 2 heads"),
+        (dict(activation_function="sine"), "unknown activation 'sine'"),
+        (dict(pad_token_id=61), "pad_token_id is 61, but vocab_size only 61"),
+        (dict(max_position_embeddings=None), "positions come from a table"),
+    ):
+        with pytest.raises(InputError, match=message):
+            Model(Config.from_hub(raw | change, None))
+    with pytest.raises(InputError, match="has no encoder_ffn_dim: not a BART-type model"):
+        Config.from_hub({k: v for k, v in raw.items() if k != "encoder_ffn_dim"}, None)
+    small = VARIANTS["marian, own vocabularies"] | dict(vocab_size=30)
+    with pytest.raises(InputError, match="the encoder's vocabulary has only 30 pieces"):
+        Config.from_hub(small, None)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_config_survives_its_file_and_follows_from_config_json_alone(name):
+    config = Config.from_hub(VARIANTS[name], None)
+    assert Config.from_dict(VARIANTS[name] | config.to_dict()) == config
+    tensors = dict(flat_weights(Model(config)))
+    assert Config.from_hub(VARIANTS[name], tensors) == config
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "prefix"),
+    [
+        ("bart", {}, [2]),
+        ("bart", dict(forced_bos_token_id=0), [2, 0]),
+        ("bart", dict(force_bos_token_to_be_generated=True), [2, 0]),
+        ("bart", dict(decoder_start_token_id=None), [0]),
+        ("mbart", {}, [0]),
+        ("mbart", dict(decoder_start_token_id=50), [50]),
+        ("mbart-50", dict(forced_bos_token_id=53), [2, 53]),
+        ("m2m", {}, [2]),
+        ("marian", {}, [60]),
+        ("pegasus", {}, [0]),
+    ],
+)
+def test_rows_begin_as_in_transformers(tmp_path, name, changes, prefix):
+    raw = VARIANTS[name] | changes
+    assert Model(Config.from_hub(raw, None)).prefix([7]) == prefix
+    reference = bart_checkpoints.torch_model(raw)
+    checkpoints.save(tmp_path, raw, bart_checkpoints.state_dict(reference))
+    reference = type(reference).from_pretrained(tmp_path)
+    generated = reference.generate(torch.tensor([[7, 8, 2]]), max_new_tokens=2, num_beams=1)
+    assert generated[0, : len(prefix)].tolist() == prefix
+
+
+def test_a_missing_start_token_is_the_kinds_own():
+    """Unlike one that is null."""
+    for name, start in (("bart", 2), ("mbart", 0), ("m2m", 2), ("pegasus", 0)):
+        raw = {k: v for k, v in VARIANTS[name].items() if k != "decoder_start_token_id"}
+        assert Config.from_hub(raw, None).decoder_start_token_id == start
+
+
+def test_ends_of_sequence_are_those_of_the_config():
+    raw = VARIANTS["marian"]
+    assert Config.from_hub(raw | dict(eos_token_id=[59, 2]), None).eos_token_ids == (59, 2)
+    assert Config.from_hub(raw | dict(eos_token_id=43), None).eos_token_ids == (43,)
+
+
+def test_ranks_split_the_heads_and_units_of_both_stacks():
+    config = Config.from_hub(VARIANTS["bart"], None)  # 2 and 4 heads, 40 and 36 units
+    check_ranks(config, None, 2)
+    with pytest.raises(InputError, match="cannot be split among 4 ranks; 2 ranks can"):
+        check_ranks(config, None, 4)
+
+
+# ---------------------------------------------------------------------------------------------
+# Conversion, from the hub's folder to text
+
+FORMS = [("new", "safetensors"), ("old", "legacy"), ("bare", "zip")]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_converted_checkpoints_write_transformers_texts(bart_folders, tmp_path, name):
+    form, kind = FORMS[FAMILIES.index(name) % 3]
+    reference, tokens = checkpoint(tmp_path / "hub", bart_folders[name], name, form, kind)
+    model, tokenizer = load(convert(str(tmp_path / "hub"), tmp_path / "out", dtype="float32"))
+    bans = reference.config.pad_token_id
+    for text in list(SENTENCES.values())[:3]:
+        source, prefix = frame(model, tokenizer, text)
+        assert source == tokens(text).input_ids
+        output = reference.generate(
+            torch.tensor([source]),
+            max_new_tokens=8,
+            num_beams=1,
+            forced_eos_token_id=None,
+            bad_words_ids=[[bans]] if "marian" in name else None,
+        )[0].tolist()
+        assert output[:1] == prefix
+        assert greedy(model, source, 8) == output[1:]
+    # What a text shows of special tokens: nothing.
+    ids = [i for i in (*tokens.all_special_ids, *range(20, 30)) if i < model.config.vocab_size]
+    stream = SpeculativeDecoder(model, tokenizer)._text_stream()
+    languages = {*model.languages.codes.values()} if model.languages else {}
+    expected = tokens.decode([i for i in ids if i not in languages], skip_special_tokens=True)
+    assert stream.push(ids) + stream.finish() == expected
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "marian, codes"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_quantized_models_are_close_and_keep_their_positions(bart_folders, tmp_path, name, dtype):
+    sizes = dict(d_model=64, encoder_ffn_dim=64, decoder_ffn_dim=128)
+    reference, tokens = checkpoint(tmp_path / "hub", bart_folders[name], name, **sizes)
+    quantization = Quantization(bits=8, group_size=64)
+    out = convert(str(tmp_path / "hub"), tmp_path / "out", dtype, quantization=quantization)
+    model, _ = load(out)
+    weights = dict(flat_weights(model))
+    assert weights["encoder.layers.0.attention.query.weight"].dtype == mx.uint32
+    state = reference.state_dict()
+    if (name, dtype) == ("bart", "float32"):
+        table = state["model.encoder.embed_positions.weight"].numpy()
+        assert np.array_equal(weights["encoder.positions.weight"], table)
+        assert np.array_equal(weights["logits_bias"], state["final_logits_bias"].numpy()[0])
+    source = np.array([tokens("good day").input_ids])
+    given = source, np.ones_like(source, bool), np.array([[*model.prefix([]), 5, 6]])
+    expected = known(reference_logits(reference, *given), model.config)
+    logits = known(cached_logits(model, *given, 2), model.config)
+    assert np.abs(logits - expected).mean() < 0.1 * np.abs(expected).mean()
+
+
+def test_a_mask_without_a_row_is_left_out(bart_folders, tmp_path):
+    """bart-large-cnn's embedding ends before it; transformers would index beyond."""
+    size = load_tokenizer(bart_folders["bart"][1]).get_vocab_size()
+    checkpoint(tmp_path / "hub", bart_folders["bart"], "bart", vocab_size=size - 1)
+    _, tokenizer = load(convert(str(tmp_path / "hub"), tmp_path / "out", dtype="float32"))
+    reference = transformers.AutoTokenizer.from_pretrained(bart_folders["bart"][0])
+    assert reference.mask_token_id == size - 1
+    assert_same(reference, tokenizer, SENTENCES.values())
+    assert max(tokenizer.encode("a <mask> b").ids) < size - 1
+
+
+def test_the_forced_first_token_is_generation_configs(bart_folders, tmp_path):
+    checkpoint(tmp_path / "hub", bart_folders["bart"], "bart", forced_bos_token_id=5)
+    (tmp_path / "hub" / "generation_config.json").write_text(json.dumps({"forced_bos_token_id": 0}))
+    model, _ = load(convert(str(tmp_path / "hub"), tmp_path / "out", dtype="float32"))
+    assert model.prefix([]) == [2, 0]
+
+
+# ---------------------------------------------------------------------------------------------
+# A vocabulary for each language
+
+
+@pytest.fixture
+def two_vocabularies(bart_folders, tmp_path):
+    checkpoint(tmp_path / "hub", bart_folders["marian, two"], "marian, two")
+    return load(convert(str(tmp_path / "hub"), tmp_path / "out", dtype="float32"))
+
+
+def test_what_is_copied_from_a_source_is_in_the_texts_vocabulary(two_vocabularies):
+    """The same piece, or the unknown one; as an id it may have no row in the decoder's table."""
+    model, tokenizer = two_vocabularies
+    source = model.source_tokenizer
+    prompt = "L'élève, the quick brown fox: déjà vu"
+    row = SpeculativeDecoder(model, tokenizer).row(prompt, Options(), lambda tokens: b"")
+    assert max(row.prompt) >= model.config.vocab_size  # more pieces than the text's
+    decoder = SpeculativeDecoder(model, tokenizer)
+    lookup = decoder.drafter(Options(lookup=True))
+    row.begin(model.prefix(row.prompt), 200)
+    lookup.admit([row], [0])
+    copied = lookup._matchers[0].text
+    pieces = [source.id_to_token(token) for token in row.prompt]
+    known = tokenizer.get_vocab()
+    expected = [piece if piece in known else "<unk>" for piece in pieces]
+    assert [tokenizer.id_to_token(token) for token in copied] == expected
+    assert len({*expected}) > 5
+    options = dict(max_tokens=12)
+    (plain,) = decoder.batch_generate([prompt], num_draft=0, **options)
+    draft = disturbed(model, 0.05)
+    draft.tokenizer, draft.source_tokenizer = tokenizer, source
+    for lookup in (False, True):
+        speculative = SpeculativeDecoder(model, tokenizer, draft)
+        (found,) = speculative.batch_generate([prompt], num_draft=3, lookup=lookup, **options)
+        assert found.tokens == plain.tokens
+
+
+def test_a_draft_model_of_another_source_vocabulary_is_refused(two_vocabularies, bart_folders):
+    model, tokenizer = two_vocabularies
+    draft = disturbed(model, 0)
+    draft.tokenizer, draft.source_tokenizer = tokenizer, load_tokenizer(bart_folders["marian"][1])
+    with pytest.raises(InputError, match="another vocabulary than the model"):
+        SpeculativeDecoder(model, tokenizer, draft)
+    draft.source_tokenizer = None
+    with pytest.raises(InputError, match="another vocabulary than the model"):
+        SpeculativeDecoder(model, tokenizer, draft)
+
+
+def test_a_source_token_without_a_row_is_refused(two_vocabularies, tmp_path):
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    rows = config["source_vocab_size"]
+    tokenizer = json.loads((tmp_path / "out" / "source_tokenizer.json").read_text())
+    tokenizer["model"]["vocab"].append(["▁more", -1.0])
+    (tmp_path / "out" / "source_tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(InputError, match=f"has the token {rows}, the embedding {rows} rows only"):
+        load(tmp_path / "out")

@@ -1,0 +1,119 @@
+"""Languages of multilingual models: how they are framed, what a wrong one is answered, the options."""
+
+import sys
+
+import pytest
+import torch
+import transformers
+from helpers.bart_tokenizers import MULTILINGUAL, checkpoint
+
+import main
+from convert import convert
+from decoder import batch_generate
+from errors import InputError
+from families.languages import Languages, frame
+from families.loading import load
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def multilingual(request, bart_folders, tmp_path):
+    name = request.param
+    checkpoint(tmp_path / "hub", bart_folders[name], name)
+    model, tokenizer = load(convert(str(tmp_path / "hub"), tmp_path / "out", dtype="float32"))
+    model.languages = Languages.load(tmp_path / "out")
+    return name, transformers.AutoTokenizer.from_pretrained(bart_folders[name][0]), model, tokenizer
+
+
+CODES = {
+    "mbart": ("de_DE", "ro_RO"),
+    "mbart-50": ("de_DE", "ro_RO"),
+    "nllb": ("deu_Latn", "fra_Latn"),
+    "m2m": ("fr", "zh"),
+    "marian, codes": (None, "deu"),
+}
+
+
+@pytest.mark.parametrize("multilingual", MULTILINGUAL, indirect=True)
+def test_languages_are_framed_as_in_transformers(multilingual):
+    name, reference, model, tokenizer = multilingual
+    own = tokenizer.encode("good day").ids
+    assert frame(model, tokenizer, "good day") == (own, model.prefix(own))
+    source_lang, target_lang = CODES[name]
+    source, prefix = frame(model, tokenizer, "good day", source_lang, target_lang)
+    if name == "marian, codes":
+        assert source == reference(f">>{target_lang}<< good day").input_ids
+        assert prefix == model.prefix(own) == [reference.pad_token_id]
+        return
+    inputs = reference._build_translation_inputs(
+        "good day", return_tensors=None, src_lang=source_lang, tgt_lang=target_lang
+    )
+    forced = inputs["forced_bos_token_id"]
+    assert source == inputs["input_ids"] and source != own
+    assert forced > 3
+    assert prefix == ([forced] if name == "mbart" else [2, forced])
+    # One of the two alone: the other is the tokenizer's or the model's own.
+    assert frame(model, tokenizer, "good day", target_lang=target_lang) == (own, prefix)
+    assert frame(model, tokenizer, "good day", source_lang) == (source, model.prefix(own))
+
+
+@pytest.mark.parametrize("multilingual", MULTILINGUAL, indirect=True)
+def test_a_wrong_language_lists_what_there_is(multilingual):
+    name, _, model, tokenizer = multilingual
+    with pytest.raises(InputError, match=r"target_lang: no language 'fro'; there are ") as error:
+        frame(model, tokenizer, "good day", target_lang="fro")
+    assert str(error.value).count(",") < 10
+    alike = {"nllb": "fra_Latn, ace_Arab", "m2m": "fr, af", "marian, codes": "fra, deu"}
+    assert f"there are {alike.get(name, 'fr_XX, ')}" in str(error.value)
+    if "marian" in name:
+        with pytest.raises(InputError, match="source_lang: this model is not told its source"):
+            frame(model, tokenizer, "good day", source_lang="eng")
+
+
+def test_models_of_one_language_refuse_codes(bart_folders, tmp_path):
+    checkpoint(tmp_path / "hub", bart_folders["marian"], "marian")
+    model, tokenizer = load(convert(str(tmp_path / "hub"), tmp_path / "out", dtype="float32"))
+    model.languages = Languages.load(tmp_path / "out")
+    assert model.languages is None
+    with pytest.raises(InputError, match="are for models of several languages"):
+        frame(model, tokenizer, "good day", target_lang="fr")
+
+
+def test_a_foreign_languages_file_is_refused(tmp_path):
+    (tmp_path / "languages.json").write_text('{"codes": {}}')
+    with pytest.raises(InputError, match="not a table of languages: convert the model again"):
+        Languages.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["nllb", "mbart-50", "m2m", "marian, codes"])
+def test_languages_are_options_of_decoding(bart_folders, tmp_path, monkeypatch, capsys, name):
+    """As transformers' generate with the same languages, drafted or not, from Python and the command."""
+    reference, _ = checkpoint(tmp_path / "hub", bart_folders[name], name)
+    monkeypatch.chdir(tmp_path)
+    model, tokenizer = load(convert("hub", dtype="float32"))
+    source_lang, target_lang = CODES[name]
+    options = dict(source_lang=source_lang, target_lang=target_lang, max_tokens=8)
+    source, prefix = frame(model, tokenizer, "good day", source_lang, target_lang)
+    forced = prefix[1] if len(prefix) > 1 else None
+    expected = reference.generate(
+        torch.tensor([source]),
+        max_new_tokens=8 + len(prefix) - 1,
+        num_beams=1,
+        forced_bos_token_id=forced,
+        forced_eos_token_id=None,
+        bad_words_ids=[[reference.config.pad_token_id]] if "marian" in name else None,
+    )[0].tolist()
+    for draft, num_draft in ((None, 0), (model, 3)):
+        (response,) = batch_generate(
+            model, tokenizer, ["good day"], draft, num_draft=num_draft, **options
+        )
+        assert prefix + response.tokens == expected
+    flags = [] if source_lang is None else ["--source-lang", source_lang]
+    command = ["main.py", "--model", "hub", "-m", "8", "-p", "good day", *flags]
+    monkeypatch.setattr(sys, "argv", [*command, "--target-lang", target_lang])
+    main.main()
+    assert capsys.readouterr().out == f"{response.text}\n"
+    monkeypatch.setattr(sys, "argv", [*command, "--target-lang", "tlh"])
+    with pytest.raises(InputError, match="target_lang: no language 'tlh'; there are "):
+        main.main()
