@@ -1,6 +1,7 @@
 """BART's family against transformers: logits, what is generated, and where such models go wrong."""
 
 import dataclasses
+import json
 from unittest import mock
 
 import mlx.core as mx
@@ -11,13 +12,21 @@ from helpers.bart_checkpoints import VARIANTS
 from helpers.bart_models import KINDS, LIVELY, B, S, T, both, inputs, known
 from helpers.decoding import decode_drafted
 from helpers.models import assert_close, cached_logits, reference_logits
-from helpers.oracle import flat_weights
+from helpers.oracle import disturbed, flat_weights
+from transformers import GenerationConfig
 
 from checkpoints.quantization import Quantization
+from decoder import Batch
+from decoder import decode as decode_rows
 from errors import InputError
 from families.bart import Config, Model
+from families.generation import Generation
 from speculative.cache import MASKED
 from speculative.cached_model import padded
+from speculative.drafting import Drafter, ModelDrafter
+from speculative.options import Options
+from speculative.row import Row, Waiting
+from speculative.schedule import FixedSchedule
 
 pytestmark = pytest.mark.slow
 
@@ -267,6 +276,49 @@ def test_texts_are_those_of_transformers(tmp_path, name, forced):
     assert plain == expected
     assert len({tuple(text) for text in plain}) > 8
     assert any(text[-1] in ends and len(text) < MOST for text in plain)
+
+
+# As bart-large-cnn's, mbart's, nllb's, opus-mt's and pegasus-xsum's generation_config.json, for short texts.
+SETTINGS = {
+    "bart": dict(no_repeat_ngram_size=3, min_length=9, max_length=18, forced_bos_token_id=0)
+    | dict(forced_eos_token_id=2, num_beams=4, length_penalty=2.0, early_stopping=True),
+    "mbart": dict(forced_eos_token_id=2, max_length=12, num_beams=5),
+    "m2m": dict(max_length=14, num_beams=5, forced_bos_token_id=9),
+    "marian": dict(bad_words_ids=[[60]], forced_eos_token_id=0, max_length=13, num_beams=6),
+    "pegasus": dict(forced_eos_token_id=1, min_length=6, max_length=11, num_beams=8),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_texts_under_a_checkpoints_own_settings(tmp_path, name):
+    """Plain and drafted, side by side; ends of sequence come early where they may."""
+    settings, raw = SETTINGS[name], VARIANTS[name]
+    ids = {key: value for key, value in settings.items() if key.endswith("_token_id")}
+    eos, bias = torch.tensor(raw["eos_token_id"]), 4.0 if "min_length" in settings else 1.0
+    early = {"final_logits_bias": lambda b: b.index_fill(1, eos, bias)}
+    reference, model = both(tmp_path, raw | ids, seed=1, **LIVELY, **early)
+    ours = {key: raw[key] for key in ("eos_token_id", "pad_token_id")} | settings
+    (tmp_path / "generation_config.json").write_text(json.dumps(ours))
+    reference.generation_config = GenerationConfig.from_pretrained(
+        tmp_path, decoder_start_token_id=model.config.decoder_start_token_id
+    )
+    generation = Generation.load(tmp_path, ["forced_bos_token_id"])
+    sources, draft = prompts(model.config, 12), disturbed(model, 0.08)
+    expected = []
+    for source in sources:
+        row = reference.generate(torch.tensor([source]), num_beams=1)[0].tolist()
+        expected.append(row[len(model.prefix(source)) :])
+    assert len(set(map(tuple, expected))) > 6
+    for num_draft in (0, 2, 5):
+        rows = [
+            Row(source, generation.fill(Options(), len(prefix)), tokens=prefix)
+            for source in sources
+            for prefix in [model.prefix(source)]
+        ]
+        drafter = ModelDrafter(draft) if num_draft else Drafter()
+        batch = Batch(model, drafter, Options(), FixedSchedule(num_draft))
+        list(decode_rows(batch, Waiting(rows), 5))
+        assert [row.generated for row in rows] == expected
 
 
 def test_marian_never_writes_padding(tmp_path):
