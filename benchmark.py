@@ -23,13 +23,12 @@ import numpy as np
 from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 
+from benchmarks.limits import Costs, step_bytes
 from benchmarks.measure import (
-    Costs,
     Run,
     decoder,
     examples,
     machine,
-    step_bytes,
     synchronisations_per_step,
     table,
     take_turns,
@@ -49,6 +48,11 @@ from terminal import cli
 from terminal.prompt_files import PromptFile
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17)  # numbers of tokens whose check is timed
+LIMITS = {
+    "read": "A plain read of the memory by all cores",
+    "largest": "A chain of the largest products of one row",
+    "products": "A chain of the step's products",
+}
 
 
 def positive(text: str) -> int:
@@ -196,15 +200,16 @@ def description(target: T5, draft: T5 | None, prompts: Sequence[list[int]]) -> d
 
 def limits(target: T5, costs: Costs, has_draft: bool) -> dict:
     """What the machine allows, and what the models cost on it."""
-    size = step_bytes(target)
+    step = costs.gb_per_second(1)
+    speeds = {name: costs.gb_per_second(name) for name in LIMITS}
     found = {
-        "bandwidth_gb_s": size / costs["products"] / 1e9,
-        "step_gb": size / 1e9,
-        "least_step_ms": 1e3 * costs["products"],
+        "step_gb": step_bytes(target) / 1e9,
         "step_ms": 1e3 * costs[1],
-        "bandwidth_reached": costs["products"] / costs[1],
+        "step_gb_s": step,
+        "limits_gb_s": speeds,
+        "share_of_limits": {name: step / speed for name, speed in speeds.items()},
         "late_to_early": costs[f"at {Costs.LATE}"] / costs[f"at {Costs.EARLY}"],
-        "verify_cost": {width: costs[width] / costs[1] for width in WIDTHS},
+        "verify_cost": {width: costs[width] / costs[1] for width in costs.widths},
     }
     if has_draft:
         found["draft_cost"] = costs["draft"] / costs[1]
@@ -214,11 +219,13 @@ def limits(target: T5, costs: Costs, has_draft: bool) -> dict:
 def explain(report: dict) -> None:
     """Print the limits in words."""
     print(
-        f"A step reads {report['step_gb']:.2f} GB of weights: at the {report['bandwidth_gb_s']:.1f} GB/s of a "
-        f"mere chain of the same products {report['least_step_ms']:.1f} ms, in the model "
-        f"{report['step_ms']:.1f} ms: {report['bandwidth_reached']:.0%} of the limit. Token {Costs.LATE} costs "
-        f"{report['late_to_early']:.2f} times token {Costs.EARLY}."
+        f"A step reads {report['step_gb']:.2f} GB of weights in {report['step_ms']:.1f} ms: "
+        f"{report['step_gb_s']:.1f} GB/s. Token {Costs.LATE} costs {report['late_to_early']:.2f} times token "
+        f"{Costs.EARLY}."
     )
+    for name, what in LIMITS.items():
+        speed, share = report["limits_gb_s"][name], report["share_of_limits"][name]
+        print(f"{what} reaches {speed:.1f} GB/s; the step {share:.0%} of it.")
     verify = ", ".join(f"{n}: {cost:.2f}" for n, cost in report["verify_cost"].items())
     print(f"A target call by number of tokens, in steps: {verify}.")
     if "draft_cost" in report:

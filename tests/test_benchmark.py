@@ -6,13 +6,14 @@ import subprocess
 from pathlib import Path
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from helpers import programs
 from helpers.models import random_model
 from mlx.utils import tree_flatten
 
-from benchmarks import measure
+from benchmarks import limits, measure
 from demo.tasks import held_out_example
 from model import T5
 from speculative.drafting import ModelDrafter
@@ -84,7 +85,35 @@ def test_the_bytes_of_a_step_are_those_of_the_weights_that_matter():
         for n, w in tree_flatten(model.parameters())
         if n.startswith("decoder.relative_bias")
     )
-    assert measure.step_bytes(model) == read + bias
+    assert limits.step_bytes(model) == read + bias
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+def test_the_limit_is_that_of_the_products_of_a_step(bits):
+    """All of its weights but those of norms and position bias, of which no product is made."""
+    model = random_model("v1.1", d_model=64, d_ff=64, d_kv=32)
+    if bits:
+
+        def divides(name: str, module: nn.Module) -> bool:
+            return hasattr(module, "to_quantized") and "relative_bias" not in name
+
+        nn.quantize(model, group_size=32, bits=bits, class_predicate=divides)
+    of_step = limits.products(model)
+    others = [
+        w.nbytes
+        for n, w in tree_flatten(model.parameters())
+        if n.startswith("decoder.") and ("norm" in n or "relative_bias" in n)
+    ]
+    assert sum(product.bytes for product in of_step) + sum(others) == limits.step_bytes(model)
+    assert limits.chain(of_step, mx.float32)() > 0  # they fit
+
+
+@pytest.mark.skipif(mx.default_device() == mx.gpu, reason="a GPU reads in one piece")
+def test_a_plain_read_reads_all_of_it_once(monkeypatch):
+    read, seen = limits.Read(1 << 20), []
+    monkeypatch.setattr(np, "max", lambda part: seen.append(part.nbytes))
+    assert read() > 0
+    assert sum(seen) == 1 << 20
 
 
 def test_every_way_takes_its_turn_at_every_source():
