@@ -23,12 +23,12 @@ import numpy as np
 from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 
+import machine
 from benchmarks.limits import Costs, step_bytes
 from benchmarks.measure import (
     Run,
     decoder,
     examples,
-    machine,
     synchronisations_per_step,
     table,
     take_turns,
@@ -302,7 +302,7 @@ def speed(args) -> None:
     """Print the table of ways to decode, what limits them, and all of it as a line of JSON."""
     target, draft, tokenizer = models(args)
     prompts = [tokenizer.encode(prompt).ids for prompt in texts(args)]
-    report = machine() | description(target, draft, prompts)
+    report = machine.describe() | description(target, draft, prompts)
     print("\n".join(f"{key}: {value}" for key, value in report.items()), end="\n\n", flush=True)
 
     costs = Costs(target, draft, prompts[0], WIDTHS)

@@ -14,6 +14,7 @@ import blas  # noqa: F401 (before mlx: see there)
 import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from numbers import Integral
@@ -23,6 +24,7 @@ import mlx.core as mx
 import numpy as np
 from tokenizers import Tokenizer
 
+import machine
 from checkpoints.tokenizer import TextStream, shared_vocabulary
 from distributed.ranks import ALONE
 from errors import InputError
@@ -237,7 +239,7 @@ class SpeculativeDecoder:
             if theirs is None:
                 raise InputError("the draft model has no tokenizer to compare: use that of load()")
             self._shared = min(shared_vocabulary(tokenizer, theirs), model.config.vocab_size)
-        self._learned: dict[tuple, AdaptiveSchedule] = {}
+        self._learned: dict[tuple, tuple[AdaptiveSchedule, machine.KeptCosts]] = {}
 
     def drafter(self, options: Options) -> Drafter:
         """What drafts, by the options num_draft and lookup."""
@@ -250,13 +252,28 @@ class SpeculativeDecoder:
         return CombinedDrafter(lookup, modelling) if options.lookup else modelling
 
     def schedule(self, options: Options, drafter: Drafter) -> Schedule:
-        """How much is drafted. What `auto` has learned is kept by what it depends on."""
+        """How much is drafted. What `auto` has learned is kept by what it depends on, and what steps cost
+        from run to run."""
         if type(drafter) is Drafter:
             return FixedSchedule(0)
         if options.num_draft != "auto":
             return FixedSchedule(int(options.num_draft))
         key = (options.lookup, options.rule, options.delta, *options.distribution.values())
-        return self._learned.setdefault(key, AdaptiveSchedule(self.model.config.vocab_size))
+        if key not in self._learned:
+            kept = machine.KeptCosts(self.model, self.draft_model, options)
+            schedule = AdaptiveSchedule(self.model.config.vocab_size, kept.load())
+            self._learned[key] = schedule, kept
+        return self._learned[key][0]
+
+    @contextmanager
+    def _running(self, options: Options) -> Iterator[Batch]:
+        """An empty batch. Meanwhile memory is wired; at the end it is kept what steps cost."""
+        try:
+            with machine.wired_memory():
+                yield self.batch(options)
+        finally:
+            for schedule, kept in self._learned.values():
+                kept.save(schedule.costs())
 
     def batch(self, options: Options) -> Batch:
         """An empty batch; see `decode`."""
@@ -291,12 +308,13 @@ class SpeculativeDecoder:
         """
         settings = Options(**options)
         row = self.row(prompt, settings, RowSeeds(settings.seed))
-        batch, stream = self.batch(settings), self._text_stream()
-        batch.admit([row])
-        while not row.finish_reason:
-            first = len(row.origins)
-            batch.advance()
-            yield _respond(row, stream, first)
+        stream = self._text_stream()
+        with self._running(settings) as batch:
+            batch.admit([row])
+            while not row.finish_reason:
+                first = len(row.origins)
+                batch.advance()
+                yield _respond(row, stream, first)
 
     def generate(self, prompt: str, **options) -> str:
         """The text for one prompt. Arguments and errors: as `stream_generate`."""
@@ -324,8 +342,9 @@ class SpeculativeDecoder:
         seed = RowSeeds(settings.seed)
         make = functools.partial(self.row, options=settings, seed=seed)
         source = Prompts(prompts, make, _WINDOW * int(batch_size))
-        for row in decode(self.batch(settings), source, int(batch_size)):
-            yield source.index.pop(row), _respond(row, self._text_stream())
+        with self._running(settings) as batch:
+            for row in decode(batch, source, int(batch_size)):
+                yield source.index.pop(row), _respond(row, self._text_stream())
 
     def batch_generate(
         self, prompts: Iterable[str], batch_size: int = BATCH_SIZE, **options

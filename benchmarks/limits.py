@@ -1,7 +1,6 @@
 """What this machine allows, and what models cost on it."""
 
 import functools
-import os
 import statistics
 import time
 from collections import defaultdict
@@ -14,6 +13,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
+from machine import cores
 from model import T5
 from speculative.drafting import ModelDrafter
 from speculative.row import Row
@@ -103,9 +103,8 @@ class Read:
             mx.eval(array)
             self._read: Callable[[], object] = lambda: mx.eval(mx.max(array))
             return
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        parts = np.array_split(np.ones(bytes // 8, np.int64), cores or 1)
-        threads = ThreadPoolExecutor(cores)
+        parts = np.array_split(np.ones(bytes // 8, np.int64), cores())
+        threads = ThreadPoolExecutor(cores())
         self._read = lambda: list(threads.map(np.max, parts))
 
     def __call__(self) -> float:

@@ -1,23 +1,17 @@
 """Instruments of benchmark.py: ways of decoding that take turns, so that what slows the machine down slows
 all of them down."""
 
-import os
-import platform
 import random
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-import blas
 from decoder import Batch, decode, load
 from demo.pair import demo_model
 from demo.tasks import KINDS, Example, held_out_example
@@ -166,32 +160,6 @@ def synchronisations_per_step(
 
 # ---------------------------------------------------------------------------------------------
 # Reports
-
-
-def machine() -> dict[str, str | int]:
-    """The hardware and software that a figure depends on."""
-    return {
-        "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count() or 0,
-        "system": f"{platform.system()} {platform.machine()}",
-        "device": str(mx.default_device()),
-        "mlx": version("mlx"),
-        "blas": (blas.loaded or Path(os.environ.get("LD_PRELOAD", ""))).name or "of MLX",
-        "threads": os.environ.get("OPENBLAS_NUM_THREADS", "default"),
-    }
-
-
-def _processor() -> str:
-    if platform.system() == "Darwin":
-        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
-        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
-    info = Path("/proc/cpuinfo")
-    if not info.exists():
-        return platform.processor()
-    lines = info.read_text().splitlines()
-    return next((ln.partition(":")[2].strip() for ln in lines if ln.startswith("model name")), "")
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

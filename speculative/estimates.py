@@ -65,11 +65,15 @@ class Seconds:
         self._measured.setdefault(length, deque(maxlen=self.KEPT)).append(seconds)
 
     def known(self) -> dict[int, float]:
-        """Seconds by length: measured, or guessed and brought to the speed of what has been measured."""
+        """Seconds by length: measured, or guessed and brought to the speed of what has been measured. A
+        guess is worth a measurement."""
         measured = {length: low_median(seconds) for length, seconds in self._measured.items()}
         ratios = [self.ratio(length, seconds) for length, seconds in measured.items()]
         speed = low_median(ratios) if self._guess and ratios else 1.0
-        return {length: speed * seconds for length, seconds in self._guess.items()} | measured
+        guess = {length: speed * seconds for length, seconds in self._guess.items()}
+        both = guess.keys() & measured.keys()
+        outweighed = {k: low_median([guess[k], *self._measured[k]]) for k in both}
+        return guess | measured | outweighed
 
     def ratio(self, length: int, seconds: float) -> float:
         """Of these seconds to the guess for this length."""

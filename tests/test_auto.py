@@ -3,9 +3,9 @@ in batches, and with what an earlier run has measured."""
 
 import numpy as np
 import pytest
-from helpers.replay import KNOWN, Machine, rate, texts
+from helpers.replay import KNOWN, Machine, Replay, Text, rate, texts
 
-from speculative.schedule import AdaptiveSchedule, Costs, FixedSchedule
+from speculative.schedule import CHECKS, FIRST, AdaptiveSchedule, Costs, FixedSchedule
 
 # By the tokens of a target call, near what docs/benchmarks.md and docs/tried.md have measured.
 BLIS = [(1, 1), (2, 1.1), (4, 1.17), (8, 1.25), (16, 1.9), (24, 2.6), (36, 3.4), (72, 6), (600, 48)]
@@ -69,3 +69,36 @@ def test_batches_where_drafting_is_in_vain():
     plain = rate(machine, FixedSchedule(0), known, 8)
     for costs, share in ((None, 0.95), (measured(machine, 8), 0.97)):
         assert rate(machine, AdaptiveSchedule(32128, costs), known, 8) >= share * plain
+
+
+def test_costs_of_another_run_are_used_and_kept():
+    """The first steps need not explore, and what is handed on is what was given and measured."""
+    machine = MACHINES["t5-base, tiny draft"]
+    replay = Replay(machine, AdaptiveSchedule(32128, measured(machine)))
+    replay.admit([Text("1" * 1000)])
+    lengths = []
+    for _ in range(5):
+        at = replay.rows[0].at
+        replay.advance()
+        lengths.append(replay.rows[0].at - at - 1)
+    assert lengths[0] > 0 and lengths == sorted(set(lengths))  # ever longer, as all pass
+    costs = replay.schedule.costs()
+    assert costs.steps[1][1].keys() >= measured(machine).steps[1][1].keys()
+    assert AdaptiveSchedule(32128, costs).costs() == costs
+    assert AdaptiveSchedule(32128).costs() is None
+
+
+@pytest.mark.parametrize("off", [0.5, 2.0])
+def test_costs_that_first_steps_do_not_bear_out_are_forgotten(off):
+    machine = MACHINES["t5-base, tiny draft"]
+    others = Machine([(n, off * cost) for n, cost in machine.products], machine.draft)
+    for given, forgotten in ((measured(others), True), (measured(machine), False)):
+        schedule = AdaptiveSchedule(32128, given)
+        replay = Replay(machine, schedule)
+        replay.admit([Text("1" * 100)])
+        for _ in range(CHECKS):
+            replay.advance()
+        assert (schedule.costs() is None) == forgotten
+        for _ in FIRST:
+            replay.advance()
+        assert 0 < schedule.costs().steps[1][1][4] < 1.3 * machine.step(1, 4)
