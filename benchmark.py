@@ -24,7 +24,7 @@ from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 
 import machine
-from benchmarks.limits import Costs, step_bytes
+from benchmarks.limits import Costs, oracle_rate, step_bytes
 from benchmarks.measure import (
     Run,
     decoder,
@@ -256,6 +256,8 @@ def figures(setting: Setting, run: Run, plain: Run, report: dict) -> dict[str, f
     if setting.batch_size == 1 and setting.drafter in ("model", "lookup"):
         found["steps"] = stats.tokens_per_second / plainly.tokens_per_second
         found["predicted"] = predicted(stats, report, setting.drafter)
+    if setting.batch_size == 1 and setting.drafter == "model" and "oracle" in report:
+        found["of oracle"] = run.rate / report["oracle"]
     return found
 
 
@@ -266,7 +268,8 @@ def of_any(run: Run, plain: Run) -> dict[str, float]:
 
 
 # Column: the figure's key and form. "low" and "high" are the quartiles of the turns; "ratio" is to
-# plain decoding in the first batch size, and so is "steps", which leaves out reading prompts.
+# plain decoding in the first batch size, and so is "steps", which leaves out reading prompts; "of oracle"
+# is the share of what an oracle would reach (see `oracle_rate`).
 COLUMNS = {
     "tokens/s": ("tokens/s", ".1f"),
     "low": ("low", ".1f"),
@@ -274,6 +277,7 @@ COLUMNS = {
     "ratio": ("ratio", ".2f"),
     "steps": ("steps", ".2f"),
     "predicted": ("predicted", ".2f"),
+    "of oracle": ("of oracle", ".2f"),
     "acceptance": ("acceptance", ".2f"),
     "tokens/call": ("tokens per call", ".2f"),
     "s reading": ("reading, s", ".2f"),
@@ -325,6 +329,12 @@ def speed(args) -> None:
     explain(report)
     found: dict[object, dict[str, float]] = {}
     plain = runs[chosen[0]]
+    if draft and chosen[0].batch_size == 1:
+        report["oracle"] = oracle_rate(plain.results, draft, costs)
+        found["an oracle, one by one"] = {
+            "tokens/s": report["oracle"],
+            "ratio": report["oracle"] / plain.rate,
+        }
     for name, run in runs.items():
         if isinstance(name, Setting):
             found[name] = figures(name, run, plain, report)

@@ -153,6 +153,54 @@ def _bytes(module: nn.Module) -> int:
     return sum(weight.nbytes for weight in dict(tree_flatten(module.parameters())).values())
 
 
+# ---------------------------------------------------------------------------------------------
+# What drafting could reach
+
+
+def oracle_rate(plain: Sequence[Row], draft: T5, costs: Costs) -> float:
+    """Tokens per second of texts that were decoded plainly, had an oracle known beforehand how many drafted
+    tokens will pass, and drafted in every step as many as is best and no more; at the same costs, the
+    reading of prompts included."""
+
+    def step(drafted: int) -> float:
+        widths = costs.widths
+        checking = np.interp(drafted + 1, widths, [costs[width] for width in widths])
+        return float(checking) + drafted * costs["draft"]
+
+    by_length = [step(drafted) for drafted in range(max(costs.widths))]
+    seconds = 0.0
+    for row in plain:
+        known, reading = known_to_draft(draft, row)
+        drafting = reading + least_seconds(known, by_length)
+        seconds += row.stats.encoding_seconds + min(drafting, len(known) * by_length[0])
+    return sum(row.stats.tokens for row in plain) / seconds
+
+
+def known_to_draft(draft: T5, row: Row) -> tuple[np.ndarray, float]:
+    """For each token of a text whether the draft model would draft it after those before, which is all it
+    takes to know how many pass from anywhere; and the seconds that reading the prompt takes."""
+    began = time.perf_counter()
+    cache = draft.start(mx.array([row.prompt]))
+    cache.wait()
+    reading = time.perf_counter() - began
+    tokens = np.array(row.tokens, np.int32)
+    positions = np.arange(len(tokens) - 1, dtype=np.int32)
+    logits = draft.decode(mx.array(tokens[None, :-1]), positions[None], cache)
+    drafted = np.array(mx.argmax(logits, axis=-1))[0]
+    return drafted[row.prefix_size - 1 :] == tokens[row.prefix_size :], reading
+
+
+def least_seconds(known: np.ndarray, by_length: Sequence[float]) -> float:
+    """For a text of which the draft model knows these tokens, where a step that drafts k takes
+    by_length[k]: the best way through it, from behind."""
+    least = [0.0] * (len(known) + 1)
+    for at in range(len(known) - 1, -1, -1):
+        ahead = [*known[at : at + len(by_length) - 1].tolist(), False]
+        passing = min(ahead.index(False), len(known) - 1 - at)
+        least[at] = min(by_length[k] + least[at + k + 1] for k in range(passing + 1))
+    return least[0]
+
+
 def _input_width(linear) -> int:
     if isinstance(linear, nn.QuantizedLinear):
         return linear.scales.shape[1] * linear.group_size

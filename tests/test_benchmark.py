@@ -3,6 +3,7 @@
 import json
 import random
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import mlx.core as mx
@@ -114,6 +115,39 @@ def test_a_plain_read_reads_all_of_it_once(monkeypatch):
     monkeypatch.setattr(np, "max", lambda part: seen.append(part.nbytes))
     assert read() > 0
     assert sum(seen) == 1 << 20
+
+
+def test_an_oracle_takes_the_best_way():
+    """Against all ways through short texts, and never beyond the end or what is known."""
+    rng, by_length = np.random.default_rng(0), [1.0, 1.4, 1.5, 3.0]
+
+    def ways(known: list[bool]) -> list[float]:
+        found = [] if known else [0.0]
+        for k in range(min(len(by_length), len(known))):
+            if all(known[:k]):
+                found += [by_length[k] + rest for rest in ways(known[k + 1 :])]
+        return found
+
+    for length in range(9):
+        known = rng.random(length) < 0.7
+        assert limits.least_seconds(known, by_length) == pytest.approx(min(ways(known.tolist())))
+
+
+def test_what_an_oracle_knows_is_what_passes(demo_pair):
+    """From wherever a draft begins, as many of its tokens pass as are known from there on."""
+    target, tokenizer, draft = demo_pair
+    for example in measure.examples(2):
+        prompt = tokenizer.encode(example.prompt).ids
+        (plain,) = measure.decoder(target, None, 0)([prompt])
+        known, _ = limits.known_to_draft(draft, plain)
+        for k in (3, 30):
+            (row,) = measure.decoder(target, ModelDrafter(draft), k)([prompt])
+            at, expected = 0, Counter()
+            while at < len(known):
+                passing = [*known[at : at + k].tolist(), False].index(False)
+                expected[passing] += 1
+                at += passing + 1
+            assert row.stats.accepted_lengths == expected
 
 
 def test_every_way_takes_its_turn_at_every_source():
