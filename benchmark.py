@@ -1,6 +1,7 @@
 """Measure what speculation gives on this machine, and why.
 
 python benchmark.py                  the embedded pair, widened to the size of t5-large and t5-small
+python benchmark.py --report         the same, in a file that can be sent
 python benchmark.py --model flan-t5-xl --draft-model flan-t5-small
 python benchmark.py rules            another table of docs/benchmarks.md
 """
@@ -15,9 +16,13 @@ import blas  # noqa: F401 (before mlx)
 # isort: split
 import argparse
 import contextlib
+import io
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 from mlx.utils import tree_flatten
@@ -38,6 +43,7 @@ from benchmarks.measure import (
 )
 from benchmarks.tables import TABLES, show
 from decoder import SpeculativeDecoder, Stats, load
+from demo.tasks import KINDS
 from demo.widen import SHAPES
 from errors import InputError
 from main import draft_number
@@ -48,6 +54,7 @@ from terminal import cli
 from terminal.prompt_files import PromptFile
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17)  # numbers of tokens whose check is timed
+MORE_WIDTHS = (25, 33, 49, 65, 100)  # for a report
 LIMITS = {
     "read": "A plain read of the memory by all cores",
     "largest": "A chain of the largest products of one row",
@@ -102,6 +109,23 @@ def parse_args(argv: list[str] | None = None):
         help="what drafts (default: the draft model; without one, lookup)",
     )
     parser.add_argument("--batch-size", nargs="+", type=positive, default=[1], metavar="B")
+    parser.add_argument(
+        "--per-turn",
+        type=positive,
+        metavar="N",
+        help="prompts that one way of decoding has before the next (default: the largest batch)",
+    )
+    parser.add_argument(
+        "--kinds", nargs="+", choices=KINDS, help="of the demo's tasks, each in a table of its own"
+    )
+    parser.add_argument(
+        "--report",
+        nargs="?",
+        const="benchmark-report.md",
+        metavar="FILE",
+        help="write all of it to a file that can be sent, with costs of up to 100 tokens in a call "
+        "(default: %(const)s)",
+    )
     parser.add_argument("--max-tokens", type=positive, default=128, help="(default: %(default)s)")
     parser.add_argument(
         "--baselines",
@@ -127,6 +151,8 @@ def check(args, parser: cli.Parser) -> None:
         parser.error("--drafter model and both need --draft-model")
     if args.baselines and args.model:
         parser.error("--baselines is for the embedded pair")
+    if args.kinds and args.prompt_file:
+        parser.error("--kinds are the demo's; --prompt-file has prompts of its own")
     for num_draft in args.num_draft:
         Options(num_draft=num_draft)  # or InputError
 
@@ -140,13 +166,17 @@ def models(args) -> tuple[T5, T5 | None, Tokenizer]:
     return target, draft, tokenizer
 
 
-def texts(args) -> list[str]:
-    if args.prompt_file is None:
-        return [example.prompt for example in examples(args.examples or 6)]
-    found = list(PromptFile(args.prompt_file, lambda line, reason: None))
-    if not found:
-        raise InputError(f"{args.prompt_file}: no prompts")
-    return found
+def texts(args) -> dict[str, list[str]]:
+    """The prompts of each table."""
+    if args.prompt_file is not None:
+        found = list(PromptFile(args.prompt_file, lambda line, reason: None))
+        if not found:
+            raise InputError(f"{args.prompt_file}: no prompts")
+        return {"": found}
+    asked = examples(args.examples or 6)
+    if not args.kinds:
+        return {"": [example.prompt for example in asked]}
+    return {kind: [e.prompt for e in asked if e.kind == kind] for kind in args.kinds}
 
 
 @dataclass(frozen=True)
@@ -302,29 +332,44 @@ def different_texts(runs: dict[object, Run]) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def speed(args) -> None:
-    """Print the table of ways to decode, what limits them, and all of it as a line of JSON."""
+def speed(args) -> dict:
+    """Print the table of ways to decode and what limits them, for each kind of text; all of it as data."""
     target, draft, tokenizer = models(args)
-    prompts = [tokenizer.encode(prompt).ids for prompt in texts(args)]
+    reports = {}
+    with contextlib.ExitStack() as stack:
+        theirs: dict = {}
+        if args.baselines:
+            from benchmarks.baselines import baselines
+
+            theirs = stack.enter_context(baselines(args.sizes, args.max_tokens, args.batch_size))
+        for kind, prompts in texts(args).items():
+            print(f"\n## {kind}\n" if kind else "", end="")
+            encoded = [tokenizer.encode(prompt).ids for prompt in prompts]
+            reports[kind] = compare(args, target, draft, tokenizer, encoded, theirs)
+    return reports.get("") or {"kinds": reports}
+
+
+def compare(
+    args, target: T5, draft: T5 | None, tokenizer: Tokenizer, prompts: list[list[int]], theirs: dict
+) -> dict:
+    """One table, of our ways and theirs."""
     report = machine.describe() | description(target, draft, prompts)
     print("\n".join(f"{key}: {value}" for key, value in report.items()), end="\n\n", flush=True)
 
-    costs = Costs(target, draft, prompts[0], WIDTHS)
+    costs = Costs(target, draft, prompts[0], WIDTHS + (MORE_WIDTHS if args.report else ()))
     known = drafters(target, draft, tokenizer)
     chosen = settings(args)
 
     def way(s: Setting):
-        drafter = known[s.drafter] if s.drafter else None
-        return decoder(target, drafter, s.num_draft, s.batch_size, max_tokens=args.max_tokens)
+        drafter, kept = known[s.drafter] if s.drafter else None, None
+        if s.num_draft == "auto":
+            drafts = draft if s.drafter != "lookup" else None
+            kept = machine.KeptCosts(target, drafts, Options(lookup=s.drafter != "model"))
+        return decoder(target, drafter, s.num_draft, s.batch_size, kept, max_tokens=args.max_tokens)
 
-    ways = {setting: way(setting) for setting in chosen}
-    per_turn = max(args.batch_size)
-    with contextlib.ExitStack() as stack:
-        if args.baselines:
-            from benchmarks.baselines import baselines
-
-            ways |= stack.enter_context(baselines(args.sizes, args.max_tokens, args.batch_size))
-        runs = take_turns(ways, prompts, per_turn, costs.measure)
+    ways: dict = {setting: way(setting) for setting in chosen}
+    per_turn = args.per_turn or max(args.batch_size)
+    runs = take_turns(ways | theirs, prompts, per_turn, costs.measure)
     report |= limits(target, costs, draft is not None)
     explain(report)
     found: dict[object, dict[str, float]] = {}
@@ -349,15 +394,36 @@ def speed(args) -> None:
             k: synchronisations_per_step(target, known["model"], prompts[0], k) for k in (0, 5)
         }
         print(f"Waits of the host per step, by num_draft: {report['synchronisations']}.")
-    print(f"\n{json.dumps(report)}")
+    return report
+
+
+class Tee(io.StringIO):
+    """Keeps what it passes on."""
+
+    def __init__(self, beside: TextIO):
+        super().__init__()
+        self._beside = beside
+
+    def write(self, text: str) -> int:
+        self._beside.write(text)
+        return super().write(text)
+
+    def flush(self) -> None:
+        self._beside.flush()
 
 
 def main() -> None:
     args = parse_args()
-    if args.what == "speed":
-        speed(args)
-    else:
+    if args.what != "speed":
         show(args.what, args.examples, args.sizes)
+        return
+    with contextlib.redirect_stdout(Tee(sys.stdout)) as printed:
+        data = json.dumps(speed(args))
+    print(f"\n{data}")
+    if args.report:
+        words = f"# What speculation gives here\n\n{printed.getvalue()}\n```json\n{data}\n```\n"
+        Path(args.report).write_text(words, encoding="utf-8")
+        print(f"The report is in {args.report}", file=sys.stderr)
 
 
 if __name__ == "__main__":

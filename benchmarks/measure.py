@@ -16,6 +16,7 @@ from decoder import Batch, decode, load
 from demo.pair import demo_model
 from demo.tasks import KINDS, Example, held_out_example
 from demo.widen import widen
+from machine import KeptCosts, wired_memory
 from model import T5
 from speculative.drafting import Drafter
 from speculative.options import Options
@@ -101,18 +102,27 @@ def tokens_of(result: Row | list[int]) -> list[int]:
 
 
 def decoder(
-    target: T5, drafter: Drafter | None, num_draft: int | str, batch_size: int = 1, **options
+    target: T5,
+    drafter: Drafter | None,
+    num_draft: int | str,
+    batch_size: int = 1,
+    kept: KeptCosts | None = None,
+    **options,
 ) -> Way:
-    """A way to decode, which keeps what it measures for `auto`."""
+    """A way to decode, which keeps what it measures for `auto`; kept: from run to run."""
     settings = Options(num_draft=num_draft, **options)
-    schedule: Schedule = AdaptiveSchedule(target.config.vocab_size)
+    adaptive = AdaptiveSchedule(target.config.vocab_size, kept.load() if kept else None)
+    schedule: Schedule = adaptive
     if not drafter or num_draft != "auto":
         schedule = FixedSchedule(int(num_draft) if drafter else 0)
 
     def run(prompts: Sequence[list[int]]) -> list[Row]:
         rows = [Row(prompt, settings.max_tokens) for prompt in prompts]
         batch = Batch(target, drafter or Drafter(), settings, schedule)
-        list(decode(batch, Waiting(rows), batch_size))
+        with wired_memory():
+            list(decode(batch, Waiting(rows), batch_size))
+        if kept:
+            kept.save(adaptive.costs())
         return rows
 
     return run

@@ -1,6 +1,7 @@
 """The benchmark runs, and its instruments measure what they say. What they find is not asserted."""
 
 import json
+import os
 import random
 import subprocess
 from collections import Counter
@@ -37,6 +38,11 @@ def test_speed_of_the_users_models_as_table_and_json(demo_folders, tmp_path):
     names = [found["decoding"] for found in report["runs"]]
     assert len(names) == 2 * (1 + 3 * 3)
     assert all(f"| {name} " in result.stdout for name in names)
+    assert report["oracle"] > 0 and set(report["share_of_limits"]) == {
+        "read",
+        "largest",
+        "products",
+    }
     assert report["other texts"] == {}
     assert report["synchronisations"] == {"0": 1.0, "5": 1.0}
     assert all(found["tokens/s"] > 0 for found in report["runs"])
@@ -51,6 +57,8 @@ def test_speed_of_the_users_models_as_table_and_json(demo_folders, tmp_path):
         (["--model", "none-such"], "no model 'none-such'"),
         (["--num-draft", "many"], "'many' is neither a number nor auto"),
         (["--model", "demo-target", "--prompt-file", "none"], "none"),
+        (["--kinds", "number", "--prompt-file", "x"], "--kinds are the demo's"),
+        (["rules", "--report"], "the table rules has no use for --report"),
         (["--batch-size", "0"], "0 is not 1 or more"),
         (["--examples", "0"], "0 is not 1 or more"),
         (["--num-draft", "2", "-1"], "num_draft is -1, not a whole number of 0 or more"),
@@ -197,6 +205,39 @@ def test_baselines_write_the_same_text(demo_pair, monkeypatch):
     assert generate(sources) == ours  # side by side, of different lengths
     for how in ({}, {"assisted": True}, {"lookup": 10}):
         assert [generate([source], **how)[0] for source in sources[::3]] == ours[::3]
+
+
+def _which_blas(sizes, max_tokens):
+    """In the place of a library: whether our BLAS is in its process."""
+    import blas
+
+    return lambda prompts: [[int(blas.loaded is not None)]]
+
+
+@pytest.mark.slow
+def test_baselines_have_the_blas_of_their_own(monkeypatch):
+    pytest.importorskip("torch")
+    from benchmarks import baselines
+
+    monkeypatch.delenv("SPECULATIVE_BLAS", raising=False)
+    library = baselines.Baseline(_which_blas, (), 0)
+    assert library.way()([[5]]) == [[0]] and "SPECULATIVE_BLAS" not in os.environ
+    library.close()
+
+
+@pytest.mark.slow
+def test_a_table_for_each_kind_in_a_file_to_send(demo_folders, tmp_path):
+    sizes = ["--sizes", "demo", "demo", "--examples", "2", "--num-draft", "auto"]
+    asked = ["--kinds", "repair", "number", "--per-turn", "2", "--report", tmp_path / "sent.md"]
+    result = run(demo_folders, *sizes, *asked)
+    assert result.returncode == 0, result.stderr
+    *printed, line = result.stdout.splitlines()
+    report, sent = json.loads(line), (tmp_path / "sent.md").read_text()
+    assert json.loads(sent.split("```json\n")[1].split("```")[0]) == report
+    assert "\n".join(printed) in sent and "100" in report["kinds"]["repair"]["verify_cost"]
+    assert list(report["kinds"]) == ["repair", "number"]
+    prompts = [report["kinds"][kind]["prompts"] for kind in ("repair", "number")]
+    assert prompts[0] != prompts[1] and all(found.startswith("2 of") for found in prompts)
 
 
 @pytest.mark.slow
