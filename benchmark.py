@@ -386,7 +386,7 @@ def compare(
         else:
             found[name] = of_any(run, plain)
     table(["decoding", *COLUMNS], [cells(name, of_name) for name, of_name in found.items()])
-    report["runs"] = [{"decoding": str(name)} | of_name for name, of_name in found.items()]
+    report["runs"] = [{"decoding": str(name)} | found[name] for name in runs]
     report["other texts"] = different_texts(runs)
     print(f"\nTexts other than those of {chosen[0]}: {report['other texts'] or 'none'}.")
     if "model" in args.drafter:
