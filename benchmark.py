@@ -1,6 +1,7 @@
 """Measure what speculation gives on this machine, and why.
 
 python benchmark.py                  the embedded pair, widened to the size of t5-large and t5-small
+python benchmark.py --report         the same, in a file that can be sent
 python benchmark.py --model flan-t5-xl --draft-model flan-t5-small
 python benchmark.py rules            another table of docs/benchmarks.md
 """
@@ -15,21 +16,24 @@ import blas  # noqa: F401 (before mlx)
 # isort: split
 import argparse
 import contextlib
+import io
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 
+import machine
+from benchmarks.limits import Costs, oracle_rate, step_bytes
 from benchmarks.measure import (
-    Costs,
     Run,
     decoder,
     examples,
-    machine,
-    step_bytes,
     synchronisations_per_step,
     table,
     take_turns,
@@ -39,6 +43,7 @@ from benchmarks.measure import (
 )
 from benchmarks.tables import TABLES, show
 from decoder import SpeculativeDecoder, Stats, load
+from demo.tasks import KINDS
 from demo.widen import SHAPES
 from errors import InputError
 from main import draft_number
@@ -49,6 +54,12 @@ from terminal import cli
 from terminal.prompt_files import PromptFile
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17)  # numbers of tokens whose check is timed
+MORE_WIDTHS = (25, 33, 49, 65, 100)  # for a report
+LIMITS = {
+    "read": "A plain read of the memory by all cores",
+    "largest": "A chain of the largest products of one row",
+    "products": "A chain of the step's products",
+}
 
 
 def positive(text: str) -> int:
@@ -98,6 +109,23 @@ def parse_args(argv: list[str] | None = None):
         help="what drafts (default: the draft model; without one, lookup)",
     )
     parser.add_argument("--batch-size", nargs="+", type=positive, default=[1], metavar="B")
+    parser.add_argument(
+        "--per-turn",
+        type=positive,
+        metavar="N",
+        help="prompts that one way of decoding has before the next (default: the largest batch)",
+    )
+    parser.add_argument(
+        "--kinds", nargs="+", choices=KINDS, help="of the demo's tasks, each in a table of its own"
+    )
+    parser.add_argument(
+        "--report",
+        nargs="?",
+        const="benchmark-report.md",
+        metavar="FILE",
+        help="write all of it to a file that can be sent, with costs of up to 100 tokens in a call "
+        "(default: %(const)s)",
+    )
     parser.add_argument("--max-tokens", type=positive, default=128, help="(default: %(default)s)")
     parser.add_argument(
         "--baselines",
@@ -123,6 +151,8 @@ def check(args, parser: cli.Parser) -> None:
         parser.error("--drafter model and both need --draft-model")
     if args.baselines and args.model:
         parser.error("--baselines is for the embedded pair")
+    if args.kinds and args.prompt_file:
+        parser.error("--kinds are the demo's; --prompt-file has prompts of its own")
     for num_draft in args.num_draft:
         Options(num_draft=num_draft)  # or InputError
 
@@ -136,13 +166,17 @@ def models(args) -> tuple[T5, T5 | None, Tokenizer]:
     return target, draft, tokenizer
 
 
-def texts(args) -> list[str]:
-    if args.prompt_file is None:
-        return [example.prompt for example in examples(args.examples or 6)]
-    found = list(PromptFile(args.prompt_file, lambda line, reason: None))
-    if not found:
-        raise InputError(f"{args.prompt_file}: no prompts")
-    return found
+def texts(args) -> dict[str, list[str]]:
+    """The prompts of each table."""
+    if args.prompt_file is not None:
+        found = list(PromptFile(args.prompt_file, lambda line, reason: None))
+        if not found:
+            raise InputError(f"{args.prompt_file}: no prompts")
+        return {"": found}
+    asked = examples(args.examples or 6)
+    if not args.kinds:
+        return {"": [example.prompt for example in asked]}
+    return {kind: [e.prompt for e in asked if e.kind == kind] for kind in args.kinds}
 
 
 @dataclass(frozen=True)
@@ -196,15 +230,16 @@ def description(target: T5, draft: T5 | None, prompts: Sequence[list[int]]) -> d
 
 def limits(target: T5, costs: Costs, has_draft: bool) -> dict:
     """What the machine allows, and what the models cost on it."""
-    size = step_bytes(target)
+    step = costs.gb_per_second(1)
+    speeds = {name: costs.gb_per_second(name) for name in LIMITS}
     found = {
-        "bandwidth_gb_s": size / costs["products"] / 1e9,
-        "step_gb": size / 1e9,
-        "least_step_ms": 1e3 * costs["products"],
+        "step_gb": step_bytes(target) / 1e9,
         "step_ms": 1e3 * costs[1],
-        "bandwidth_reached": costs["products"] / costs[1],
+        "step_gb_s": step,
+        "limits_gb_s": speeds,
+        "share_of_limits": {name: step / speed for name, speed in speeds.items()},
         "late_to_early": costs[f"at {Costs.LATE}"] / costs[f"at {Costs.EARLY}"],
-        "verify_cost": {width: costs[width] / costs[1] for width in WIDTHS},
+        "verify_cost": {width: costs[width] / costs[1] for width in costs.widths},
     }
     if has_draft:
         found["draft_cost"] = costs["draft"] / costs[1]
@@ -214,11 +249,13 @@ def limits(target: T5, costs: Costs, has_draft: bool) -> dict:
 def explain(report: dict) -> None:
     """Print the limits in words."""
     print(
-        f"A step reads {report['step_gb']:.2f} GB of weights: at the {report['bandwidth_gb_s']:.1f} GB/s of a "
-        f"mere chain of the same products {report['least_step_ms']:.1f} ms, in the model "
-        f"{report['step_ms']:.1f} ms: {report['bandwidth_reached']:.0%} of the limit. Token {Costs.LATE} costs "
-        f"{report['late_to_early']:.2f} times token {Costs.EARLY}."
+        f"A step reads {report['step_gb']:.2f} GB of weights in {report['step_ms']:.1f} ms: "
+        f"{report['step_gb_s']:.1f} GB/s. Token {Costs.LATE} costs {report['late_to_early']:.2f} times token "
+        f"{Costs.EARLY}."
     )
+    for name, what in LIMITS.items():
+        speed, share = report["limits_gb_s"][name], report["share_of_limits"][name]
+        print(f"{what} reaches {speed:.1f} GB/s; the step {share:.0%} of it.")
     verify = ", ".join(f"{n}: {cost:.2f}" for n, cost in report["verify_cost"].items())
     print(f"A target call by number of tokens, in steps: {verify}.")
     if "draft_cost" in report:
@@ -249,6 +286,8 @@ def figures(setting: Setting, run: Run, plain: Run, report: dict) -> dict[str, f
     if setting.batch_size == 1 and setting.drafter in ("model", "lookup"):
         found["steps"] = stats.tokens_per_second / plainly.tokens_per_second
         found["predicted"] = predicted(stats, report, setting.drafter)
+    if setting.batch_size == 1 and setting.drafter == "model" and "oracle" in report:
+        found["of oracle"] = run.rate / report["oracle"]
     return found
 
 
@@ -259,7 +298,8 @@ def of_any(run: Run, plain: Run) -> dict[str, float]:
 
 
 # Column: the figure's key and form. "low" and "high" are the quartiles of the turns; "ratio" is to
-# plain decoding in the first batch size, and so is "steps", which leaves out reading prompts.
+# plain decoding in the first batch size, and so is "steps", which leaves out reading prompts; "of oracle"
+# is the share of what an oracle would reach (see `oracle_rate`).
 COLUMNS = {
     "tokens/s": ("tokens/s", ".1f"),
     "low": ("low", ".1f"),
@@ -267,6 +307,7 @@ COLUMNS = {
     "ratio": ("ratio", ".2f"),
     "steps": ("steps", ".2f"),
     "predicted": ("predicted", ".2f"),
+    "of oracle": ("of oracle", ".2f"),
     "acceptance": ("acceptance", ".2f"),
     "tokens/call": ("tokens per call", ".2f"),
     "s reading": ("reading, s", ".2f"),
@@ -291,40 +332,61 @@ def different_texts(runs: dict[object, Run]) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def speed(args) -> None:
-    """Print the table of ways to decode, what limits them, and all of it as a line of JSON."""
+def speed(args) -> dict:
+    """Print the table of ways to decode and what limits them, for each kind of text; all of it as data."""
     target, draft, tokenizer = models(args)
-    prompts = [tokenizer.encode(prompt).ids for prompt in texts(args)]
-    report = machine() | description(target, draft, prompts)
+    reports = {}
+    with contextlib.ExitStack() as stack:
+        theirs: dict = {}
+        if args.baselines:
+            from benchmarks.baselines import baselines
+
+            theirs = stack.enter_context(baselines(args.sizes, args.max_tokens, args.batch_size))
+        for kind, prompts in texts(args).items():
+            print(f"\n## {kind}\n" if kind else "", end="")
+            encoded = [tokenizer.encode(prompt).ids for prompt in prompts]
+            reports[kind] = compare(args, target, draft, tokenizer, encoded, theirs)
+    return reports.get("") or {"kinds": reports}
+
+
+def compare(
+    args, target: T5, draft: T5 | None, tokenizer: Tokenizer, prompts: list[list[int]], theirs: dict
+) -> dict:
+    """One table, of our ways and theirs."""
+    report = machine.describe() | description(target, draft, prompts)
     print("\n".join(f"{key}: {value}" for key, value in report.items()), end="\n\n", flush=True)
 
-    costs = Costs(target, draft, prompts[0], WIDTHS)
+    costs = Costs(target, draft, prompts[0], WIDTHS + (MORE_WIDTHS if args.report else ()))
     known = drafters(target, draft, tokenizer)
     chosen = settings(args)
 
     def way(s: Setting):
-        drafter = known[s.drafter] if s.drafter else None
-        return decoder(target, drafter, s.num_draft, s.batch_size, max_tokens=args.max_tokens)
+        drafter, kept = known[s.drafter] if s.drafter else None, None
+        if s.num_draft == "auto":
+            drafts = draft if s.drafter != "lookup" else None
+            kept = machine.KeptCosts(target, drafts, Options(lookup=s.drafter != "model"))
+        return decoder(target, drafter, s.num_draft, s.batch_size, kept, max_tokens=args.max_tokens)
 
-    ways = {setting: way(setting) for setting in chosen}
-    per_turn = max(args.batch_size)
-    with contextlib.ExitStack() as stack:
-        if args.baselines:
-            from benchmarks.baselines import baselines
-
-            ways |= stack.enter_context(baselines(args.sizes, args.max_tokens, args.batch_size))
-        runs = take_turns(ways, prompts, per_turn, costs.measure)
+    ways: dict = {setting: way(setting) for setting in chosen}
+    per_turn = args.per_turn or max(args.batch_size)
+    runs = take_turns(ways | theirs, prompts, per_turn, costs.measure)
     report |= limits(target, costs, draft is not None)
     explain(report)
     found: dict[object, dict[str, float]] = {}
     plain = runs[chosen[0]]
+    if draft and chosen[0].batch_size == 1:
+        report["oracle"] = oracle_rate(plain.results, draft, costs)
+        found["an oracle, one by one"] = {
+            "tokens/s": report["oracle"],
+            "ratio": report["oracle"] / plain.rate,
+        }
     for name, run in runs.items():
         if isinstance(name, Setting):
             found[name] = figures(name, run, plain, report)
         else:
             found[name] = of_any(run, plain)
     table(["decoding", *COLUMNS], [cells(name, of_name) for name, of_name in found.items()])
-    report["runs"] = [{"decoding": str(name)} | of_name for name, of_name in found.items()]
+    report["runs"] = [{"decoding": str(name)} | found[name] for name in runs]
     report["other texts"] = different_texts(runs)
     print(f"\nTexts other than those of {chosen[0]}: {report['other texts'] or 'none'}.")
     if "model" in args.drafter:
@@ -332,15 +394,36 @@ def speed(args) -> None:
             k: synchronisations_per_step(target, known["model"], prompts[0], k) for k in (0, 5)
         }
         print(f"Waits of the host per step, by num_draft: {report['synchronisations']}.")
-    print(f"\n{json.dumps(report)}")
+    return report
+
+
+class Tee(io.StringIO):
+    """Keeps what it passes on."""
+
+    def __init__(self, beside: TextIO):
+        super().__init__()
+        self._beside = beside
+
+    def write(self, text: str) -> int:
+        self._beside.write(text)
+        return super().write(text)
+
+    def flush(self) -> None:
+        self._beside.flush()
 
 
 def main() -> None:
     args = parse_args()
-    if args.what == "speed":
-        speed(args)
-    else:
+    if args.what != "speed":
         show(args.what, args.examples, args.sizes)
+        return
+    with contextlib.redirect_stdout(Tee(sys.stdout)) as printed:
+        data = json.dumps(speed(args))
+    print(f"\n{data}")
+    if args.report:
+        words = f"# What speculation gives here\n\n{printed.getvalue()}\n```json\n{data}\n```\n"
+        Path(args.report).write_text(words, encoding="utf-8")
+        print(f"The report is in {args.report}", file=sys.stderr)
 
 
 if __name__ == "__main__":

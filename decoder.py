@@ -13,6 +13,7 @@ import blas  # noqa: F401 (before mlx: see there)
 # isort: split
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from numbers import Integral
@@ -22,6 +23,7 @@ import mlx.core as mx
 import numpy as np
 from tokenizers import Tokenizer
 
+import machine
 from checkpoints.tokenizer import TextStream, shared_vocabulary, translation
 from distributed.ranks import ALONE
 from errors import InputError
@@ -188,8 +190,8 @@ class Source(Protocol):
 def decode(batch: Batch, source: Source, batch_size: int) -> Iterator[Row]:
     """Decode rows, `batch_size` at most side by side; yield each as soon as it is finished.
 
-    A new row joins at the next step. Where none comes, the batch is halved as soon as half of it is
-    finished.
+    A new row joins at the next step. Where none comes, the batch shrinks as soon as a quarter of it is
+    finished: finished rows take time, and so does copying what the caches hold of the others.
     """
     while True:
         live = [b for b, row in enumerate(batch.rows) if not row.finish_reason]
@@ -198,7 +200,7 @@ def decode(batch: Batch, source: Source, batch_size: int) -> Iterator[Row]:
             batch.admit(fresh)
         elif not live:
             return
-        elif 2 * len(live) <= len(batch.rows):
+        elif 4 * len(live) <= 3 * len(batch.rows):
             batch.select(live)
         yield from batch.advance()
 
@@ -267,7 +269,7 @@ class SpeculativeDecoder:
             sources = [getattr(each, "source_tokenizer", None) for each in (model, draft_model)]
             if any(sources):
                 shared_vocabulary(sources[0] or tokenizer, sources[1] or theirs)
-        self._learned: dict[tuple, AdaptiveSchedule] = {}
+        self._learned: dict[tuple, tuple[AdaptiveSchedule, machine.KeptCosts]] = {}
 
     def drafter(self, options: Options) -> Drafter:
         """What drafts, by the options num_draft and lookup."""
@@ -282,7 +284,8 @@ class SpeculativeDecoder:
         return CombinedDrafter(lookup, modelling) if options.lookup else modelling
 
     def schedule(self, options: Options, drafter: Drafter) -> Schedule:
-        """How much is drafted. What `auto` has learned is kept by what it depends on."""
+        """How much is drafted. What `auto` has learned is kept by what it depends on, and what steps cost
+        from run to run."""
         if type(drafter) is Drafter:
             return FixedSchedule(0)
         if options.num_draft != "auto":
@@ -290,7 +293,21 @@ class SpeculativeDecoder:
         penalties = options.repetition_penalty, options.no_repeat_ngram_size
         law = (*options.distribution.values(), *penalties)
         key = (options.lookup, options.rule, options.delta, *law)
-        return self._learned.setdefault(key, AdaptiveSchedule(self.model.config.vocab_size))
+        if key not in self._learned:
+            kept = machine.KeptCosts(self.model, self.draft_model, options)
+            schedule = AdaptiveSchedule(self.model.config.vocab_size, kept.load())
+            self._learned[key] = schedule, kept
+        return self._learned[key][0]
+
+    @contextmanager
+    def _running(self, options: Options) -> Iterator[Batch]:
+        """An empty batch. Meanwhile memory is wired; at the end it is kept what steps cost."""
+        try:
+            with machine.wired_memory():
+                yield self.batch(options)
+        finally:
+            for schedule, kept in self._learned.values():
+                kept.save(schedule.costs())
 
     def batch(self, options: Options) -> Batch:
         """An empty batch; see `decode`."""
@@ -332,12 +349,12 @@ class SpeculativeDecoder:
         row = self.row(prompt, settings, RowSeeds(settings.seed))
         if settings.num_samples > 1:
             raise InputError("num_samples above 1 is for batch_generate and stream_batch")
-        batch = self.batch(settings)
-        batch.admit([row])
-        while not row.finish_reason:
-            first = len(row.origins)
-            batch.advance()
-            yield _respond(row, first)
+        with self._running(settings) as batch:
+            batch.admit([row])
+            while not row.finish_reason:
+                first = len(row.origins)
+                batch.advance()
+                yield _respond(row, first)
 
     def generate(self, prompt: str, **options) -> str:
         """The text for one prompt. Arguments and errors: as `stream_generate`."""
@@ -368,9 +385,10 @@ class SpeculativeDecoder:
             return [self.row(prompt, settings, seed) for _ in range(settings.num_samples)]
 
         source = Prompts(prompts, make, _WINDOW * int(batch_size))
-        for row in decode(self.batch(settings), source, int(batch_size)):
-            index, sample = source.index.pop(row)
-            yield index, replace(_respond(row), sample=sample)
+        with self._running(settings) as batch:
+            for row in decode(batch, source, int(batch_size)):
+                index, sample = source.index.pop(row)
+                yield index, replace(_respond(row), sample=sample)
 
     def batch_generate(
         self, prompts: Iterable[str], batch_size: int = BATCH_SIZE, **options

@@ -7,6 +7,7 @@ other down.
 import contextlib
 import importlib.util
 import multiprocessing
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 from mlx.utils import tree_flatten
 from transformers import T5Config, T5ForConditionalGeneration
 
+import blas
 from benchmarks.measure import widened_pair
 from checkpoints import names
 from demo.pair import DEMO
@@ -128,10 +130,15 @@ class Baseline:
     def __init__(self, make: Callable[..., Callable], sizes: Sequence[str], max_tokens: int):
         spawn = multiprocessing.get_context("spawn")
         self._connection, theirs = spawn.Pipe()
+        ours = os.environ.get(blas.SWITCH)
+        os.environ[blas.SWITCH] = "0"  # each library with the BLAS of its own
         self._process = spawn.Process(
             target=_serve, args=(theirs, make, sizes, max_tokens), daemon=True
         )
         self._process.start()
+        del os.environ[blas.SWITCH]
+        if ours is not None:
+            os.environ[blas.SWITCH] = ours
         theirs.close()
         self._connection.recv()
 

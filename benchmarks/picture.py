@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from benchmarks.measure import machine, widened_pair
+from benchmarks.measure import widened_pair
 from decoder import SpeculativeDecoder
+from machine import describe
 from terminal import cli
 
 SIZES = ("t5-large", "t5-small")
@@ -176,7 +177,7 @@ def main() -> None:
     for name, tokens in runs.items():
         rate = len(tokens) / tokens[-1].seconds
         print(f"{name}: {len(tokens)} tokens, {tokens[-1].call} target calls, {rate:.1f} tokens/s")
-    print(", ".join(f"{key} {value}" for key, value in machine().items()))
+    print(", ".join(f"{key} {value}" for key, value in describe().items()))
 
 
 if __name__ == "__main__":

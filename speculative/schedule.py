@@ -18,7 +18,7 @@ no part of a step. It is measured apart, and paid only where what drafting saves
 as long as texts have been, is more.
 """
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -26,14 +26,18 @@ from typing import Protocol
 
 import numpy as np
 
+from speculative.estimates import LENGTHS, Acceptance, Reading, Seconds, low_median
 from speculative.lookup import Candidate
 
-LENGTHS = np.array([0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64])
-"""The lengths to choose from; far apart where a token more or less makes little difference."""
-
 FIRST = (4, 0, 4)  # lengths of the first steps; two points tell the most about the others
+FIRST_OF_MANY = (0, 2, 0)  # of rows side by side, where a step that drafts in vain is dear
+SAMPLE = 4  # one row in so many is drafted for where that is only tried
 EXPLORE = 24  # steps after which one is spent on another length, to measure it
-RETRY = 64  # steps of plain decoding after which one drafts, since it may have come to pay
+RETRY = (16, 256)  # steps of plain decoding, least and most, until drafting is tried once more
+CHECKS, AGREE = (
+    3,
+    1.3,
+)  # first steps to compare with what is known of costs, and how far they may be off
 LOGITS = 1 << 26  # logits of one verification at most: 256 MB in float32
 
 
@@ -100,6 +104,23 @@ def _plan(candidates: Sequence[Candidate | None], room: Sequence[int], most: Seq
     return Plan(meant, np.array(lengths, np.int32))
 
 
+def _sample(candidates: Sequence[Candidate | None], room: Sequence[int], length: int) -> Plan:
+    """So many tokens for one row in SAMPLE, those with the least to read."""
+    known = [(c.unread, b) for b, c in enumerate(candidates) if c]
+    few = {b for _, b in sorted(known)[: -(-len(candidates) // SAMPLE)]}
+    tried = [c if b in few else None for b, c in enumerate(candidates)]
+    return _plan(tried, room, [length] * len(room))
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What steps take: seconds by the number of drafted tokens, without and with the draft model, for each
+    number of rows; and what the draft model takes to read a token, or None."""
+
+    steps: dict[int, tuple[dict[int, float], dict[int, float]]]
+    reading: float | None = None
+
+
 class FixedSchedule:
     """Always this number of tokens, of each row's first candidate."""
 
@@ -116,131 +137,54 @@ class FixedSchedule:
         pass
 
 
-class Acceptance:
-    """The chances of the drafted tokens of one kind of candidate."""
-
-    FADING = 0.99  # the weight of evidence after a step, of any kind: what failed is tried again
-    PRIOR, WEIGHT = 0.7, 2.0  # the first guess, worth so many tokens of evidence
-
-    def __init__(self):
-        self._tried = np.zeros(LENGTHS[-1])
-        self._passed = np.zeros(LENGTHS[-1])
-
-    def fade(self) -> None:
-        self._tried *= self.FADING
-        self._passed *= self.FADING
-
-    def update(self, accepted: int, rejected: bool) -> None:
-        """A draft of which `accepted` tokens passed and the next one, if `rejected`, did not."""
-        self._tried[: accepted + rejected] += 1
-        self._passed[:accepted] += 1
-
-    def overall(self, prior: float = PRIOR) -> float:
-        """The chance of a drafted token, wherever in its draft."""
-        return (self._passed.sum() + self.WEIGHT * prior) / (self._tried.sum() + self.WEIGHT)
-
-    def tokens(self, prior: float = PRIOR) -> np.ndarray:
-        """Expected tokens of a step for 0, 1, 2, ... drafted ones."""
-        overall = self.overall(prior)
-        share = (self._passed + self.WEIGHT * overall) / (self._tried + self.WEIGHT)
-        return np.concatenate([[1.0], 1 + np.cumsum(np.cumprod(share))])
-
-    def __add__(self, other: "Acceptance") -> "Acceptance":
-        both = Acceptance()
-        both._tried, both._passed = self._tried + other._tried, self._passed + other._passed
-        return both
-
-
-class Seconds:
-    """How long a step takes by number of drafted tokens."""
-
-    KEPT = 5  # measurements of a length
-    SLOPE = 0.2  # the first guess: a drafted token costs so much of a plain step
-
-    def __init__(self):
-        self._measured: dict[int, deque[float]] = {}
-
-    def add(self, length: int, seconds: float) -> None:
-        self._measured.setdefault(length, deque(maxlen=self.KEPT)).append(seconds)
-
-    def like(self) -> "Seconds":
-        """A copy that new measurements soon outweigh."""
-        copy = Seconds()
-        for length, seconds in self._measured.items():
-            copy.add(length, _low_median(seconds))
-        return copy
-
-    @property
-    def drafted(self) -> bool:
-        """Whether a step that drafted has been measured."""
-        return any(self._measured)
-
-    @property
-    def reach(self) -> int:
-        """The longest draft worth a guess."""
-        return max(8, 2 * max(self._measured, default=0))
-
-    def expected(self) -> np.ndarray:
-        """Seconds for each of LENGTHS: measured, between two measured ones, or beyond them."""
-        lengths = sorted(self._measured)
-        seconds = np.array([_low_median(self._measured[length]) for length in lengths])
-        # One measurement may be off; checking fewer tokens never takes longer.
-        seconds = np.minimum.accumulate(seconds[::-1])[::-1]
-        slope = self.SLOPE * seconds[0] / (1 + self.SLOPE * lengths[0])
-        if len(lengths) > 1:
-            slope = (seconds[-1] - seconds[0]) / (lengths[-1] - lengths[0])
-        beyond = np.maximum(LENGTHS - lengths[-1], 0) * slope
-        before = np.maximum(lengths[0] - LENGTHS, 0) * slope
-        return np.interp(LENGTHS, lengths, seconds) + beyond - before
-
-
-def _low_median(values: Sequence[float]) -> float:
-    return sorted(values)[(len(values) - 1) // 2]
-
-
-class Reading:
-    """What the draft model takes to read a token, and how long texts are, over which that is paid."""
-
-    def __init__(self):
-        self._seconds: deque[float] = deque(maxlen=5)  # a token
-        self._texts: deque[int] = deque(maxlen=16)
-
-    def add(self, tokens: int, seconds: float, texts: Sequence[int]) -> None:
-        """So many tokens were read in so many seconds, and texts of these lengths have ended."""
-        self._texts.extend(texts)
-        if tokens:
-            self._seconds.append(seconds / tokens)
-
-    def pays(self, unread: int, saved: float, room: int) -> bool:
-        """Whether reading so many tokens pays where drafting saves so many seconds a token."""
-        if not unread or not self._seconds:
-            return True
-        left = min(float(room), float(np.mean(self._texts or [room])))
-        return unread * _low_median(self._seconds) < left * saved
-
-
 class AdaptiveSchedule:
     """The number of tokens that gives the most tokens per second, by what steps have shown so far.
     Keep one for a pair of models, a drafter and a distribution."""
 
     learns = True
 
-    def __init__(self, vocab_size: int):
+    def __init__(self, vocab_size: int, costs: Costs | None = None):
+        """costs: what steps took when the same models ran on this machine before."""
         self._vocab_size = vocab_size
         self._acceptance: dict[tuple[bool, str], Acceptance] = defaultdict(Acceptance)
         # By rows: of steps without and with the draft model.
         self._seconds: dict[int, tuple[Seconds, Seconds]] = {}
+        self._reading = Reading()
+        if costs:
+            self._take_over(costs)
+        self._explored = len(FIRST) if costs else 0  # of the first steps
+        self._unchecked = CHECKS if costs else 0  # steps still to compare with what was given
+        self._ratios: list[float] = []
         self._steps = 0
         self._detours = cycle((-1, 1, -len(LENGTHS)))  # in LENGTHS: one shorter, one longer, none
-        self._reading = Reading()
+        self._idle, self._patience = (
+            0,
+            RETRY[0],
+        )  # steps without drafts, and how many of them to wait
+        self._retries = False  # whether this step drafts though it does not seem to pay
+
+    def costs(self) -> Costs | None:
+        """What steps took, to be given to a schedule of the same models in another run; None: unknown."""
+        if self._explored < len(FIRST):
+            return None
+        steps = {
+            rows: (without.known(), with_model.known())
+            for rows, (without, with_model) in self._seconds.items()
+        }
+        return Costs(steps, self._reading.seconds)
+
+    def _take_over(self, costs: Costs) -> None:
+        for rows, (without, with_model) in costs.steps.items():
+            self._seconds[rows] = Seconds(without), Seconds(with_model)
+        self._reading = Reading(costs.reading)
 
     def plan(self, candidates: Sequence[Sequence[Candidate]], room: Sequence[int]) -> Plan:
         """Where a row has several candidates, of the one that gives the most."""
         rows = len(candidates)
         candidates = [c if r > 0 else [] for c, r in zip(candidates, room, strict=True)]
-        if self._steps < len(FIRST):
-            first = [of_row[0] if of_row else None for of_row in candidates]
-            return _plan(first, room, [FIRST[self._steps]] * rows)
+        if self._explored < len(FIRST):
+            length = (FIRST if rows == 1 else FIRST_OF_MANY)[self._explored]
+            return _sample([of_row[0] if of_row else None for of_row in candidates], room, length)
         copying, asking = self._costs(rows)
         tokens = self._tokens(candidates)
 
@@ -248,7 +192,7 @@ class AdaptiveSchedule:
             cost = copying + asking if _is_model(candidate) else copying
             return (tokens[_kind(candidate)][np.minimum(LENGTHS, candidate.most)] / cost).max()
 
-        def best_lengths() -> tuple[int, int, np.ndarray, np.ndarray]:
+        def best_lengths(chosen: list) -> tuple[int, int, np.ndarray, np.ndarray]:
             # Drafted tokens that pass, copied and modelled ones.
             gains = np.zeros((2, len(LENGTHS)))
             for candidate, most in zip(chosen, room, strict=True):
@@ -257,9 +201,10 @@ class AdaptiveSchedule:
                     gains[int(_is_model(candidate))] += tokens[_kind(candidate)][useful] - 1
             return self._best(rows, sum(most >= 0 for most in room), gains, copying, asking)
 
-        chosen = [max(of_row, key=rate, default=None) for of_row in candidates]
-        s, t, rates, without_model = best_lengths()
-        if s and not self._retries:
+        wanted = [max(of_row, key=rate, default=None) for of_row in candidates]
+        s, t, rates, without_model = best_lengths(wanted)
+        chosen = list(wanted)
+        if s:
             saved = 1 / rates[without_model].max() - 1 / rates.max()  # seconds a token
             dear = [
                 b
@@ -270,7 +215,10 @@ class AdaptiveSchedule:
                 rest = [c for c in candidates[b] if not _is_model(c)]
                 chosen[b] = max(rest, key=rate, default=None)
             if dear:
-                s, t, *_ = best_lengths()
+                s, t, *_ = best_lengths(chosen)
+        self._retries = t == 0 and self._idle >= self._patience
+        if self._retries:
+            return _sample(wanted, room, LENGTHS[min(2, self._longest(rows))])
         s, t = self._detour(rows, s, t)
         return _plan(chosen, room, [LENGTHS[s if _is_model(c) else t] for c in chosen])
 
@@ -314,18 +262,10 @@ class AdaptiveSchedule:
         limit = min(reach, max(0, LOGITS // (rows * self._vocab_size) - 1))
         return int(np.searchsorted(LENGTHS, limit, side="right")) - 1
 
-    @property
-    def _retries(self) -> bool:
-        """Whether what does not pay is tried all the same in this step."""
-        return self._steps % RETRY == 0
-
     def _detour(self, rows: int, s: int, t: int) -> tuple[int, int]:
         """The indices to use: now and then others than the best, to learn what they give."""
-        last = self._longest(rows)
-        if t == 0 and self._retries:
-            return min(2, last), min(2, last)
         if t and self._steps % EXPLORE == 0:
-            step = next(self._detours)
+            step, last = next(self._detours), self._longest(rows)
             s, t = (max(0, min(i + step, last)) if i else 0 for i in (s, t))
         return s, t
 
@@ -334,7 +274,7 @@ class AdaptiveSchedule:
         if rows not in self._seconds:
             nearest = min(self._seconds, key=lambda known: abs(np.log(known / rows)))
             without, with_model = self._seconds[nearest]
-            self._seconds[rows] = without.like(), with_model.like()
+            self._seconds[rows] = Seconds(without.known()), Seconds(with_model.known())
         without, with_model = self._seconds[rows]
         if not with_model.drafted:
             copying = without.expected()
@@ -344,7 +284,12 @@ class AdaptiveSchedule:
         return copying, np.maximum(modelling - copying, 0)
 
     def observe(self, plan, accepted, seconds, preparing=0.0, ended=()) -> None:
-        self._steps += 1
+        self._steps, self._explored = self._steps + 1, self._explored + 1
+        self._idle = 0 if plan.lengths.any() else self._idle + 1
+        if self._retries:
+            self._patience = min(2 * self._patience, RETRY[1])
+        elif plan.lengths.any():
+            self._patience = RETRY[0]
         self._reading.add(plan.unread, preparing, ended)
         for acceptance in self._acceptance.values():
             acceptance.fade()
@@ -363,3 +308,16 @@ class AdaptiveSchedule:
             without.add(longest, seconds)
         if modelled or not longest:
             with_model.add(longest, seconds)
+        if self._unchecked:
+            self._check(without if not modelled else with_model, longest, seconds)
+
+    def _check(self, given: Seconds, length: int, seconds: float) -> None:
+        """Forget what was given where the first steps take another time than that."""
+        self._unchecked -= 1
+        self._ratios.append(given.ratio(length, seconds))
+        if not self._unchecked and not 1 / AGREE <= low_median(self._ratios) <= AGREE:
+            for rows, both in list(self._seconds.items()):
+                measured = [known.forget_guess() for known in both]
+                if not any(measured):
+                    del self._seconds[rows]
+            self._reading, self._explored = Reading(), 0

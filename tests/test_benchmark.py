@@ -1,18 +1,21 @@
 """The benchmark runs, and its instruments measure what they say. What they find is not asserted."""
 
 import json
+import os
 import random
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from helpers import programs
 from helpers.models import random_model
 from mlx.utils import tree_flatten
 
-from benchmarks import measure
+from benchmarks import limits, measure
 from demo.tasks import held_out_example
 from model import T5
 from speculative.drafting import ModelDrafter
@@ -35,6 +38,11 @@ def test_speed_of_the_users_models_as_table_and_json(demo_folders, tmp_path):
     names = [found["decoding"] for found in report["runs"]]
     assert len(names) == 2 * (1 + 3 * 3)
     assert all(f"| {name} " in result.stdout for name in names)
+    assert report["oracle"] > 0 and set(report["share_of_limits"]) == {
+        "read",
+        "largest",
+        "products",
+    }
     assert report["other texts"] == {}
     assert report["synchronisations"] == {"0": 1.0, "5": 1.0}
     assert all(found["tokens/s"] > 0 for found in report["runs"])
@@ -49,6 +57,8 @@ def test_speed_of_the_users_models_as_table_and_json(demo_folders, tmp_path):
         (["--model", "none-such"], "no model 'none-such'"),
         (["--num-draft", "many"], "'many' is neither a number nor auto"),
         (["--model", "demo-target", "--prompt-file", "none"], "none"),
+        (["--kinds", "number", "--prompt-file", "x"], "--kinds are the demo's"),
+        (["rules", "--report"], "the table rules has no use for --report"),
         (["--batch-size", "0"], "0 is not 1 or more"),
         (["--examples", "0"], "0 is not 1 or more"),
         (["--num-draft", "2", "-1"], "num_draft is -1, not a whole number of 0 or more"),
@@ -84,7 +94,68 @@ def test_the_bytes_of_a_step_are_those_of_the_weights_that_matter():
         for n, w in tree_flatten(model.parameters())
         if n.startswith("decoder.relative_bias")
     )
-    assert measure.step_bytes(model) == read + bias
+    assert limits.step_bytes(model) == read + bias
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+def test_the_limit_is_that_of_the_products_of_a_step(bits):
+    """All of its weights but those of norms and position bias, of which no product is made."""
+    model = random_model("v1.1", d_model=64, d_ff=64, d_kv=32)
+    if bits:
+
+        def divides(name: str, module: nn.Module) -> bool:
+            return hasattr(module, "to_quantized") and "relative_bias" not in name
+
+        nn.quantize(model, group_size=32, bits=bits, class_predicate=divides)
+    of_step = limits.products(model)
+    others = [
+        w.nbytes
+        for n, w in tree_flatten(model.parameters())
+        if n.startswith("decoder.") and ("norm" in n or "relative_bias" in n)
+    ]
+    assert sum(product.bytes for product in of_step) + sum(others) == limits.step_bytes(model)
+    assert limits.chain(of_step, mx.float32)() > 0  # they fit
+
+
+@pytest.mark.skipif(mx.default_device() == mx.gpu, reason="a GPU reads in one piece")
+def test_a_plain_read_reads_all_of_it_once(monkeypatch):
+    read, seen = limits.Read(1 << 20), []
+    monkeypatch.setattr(np, "max", lambda part: seen.append(part.nbytes))
+    assert read() > 0
+    assert sum(seen) == 1 << 20
+
+
+def test_an_oracle_takes_the_best_way():
+    """Against all ways through short texts, and never beyond the end or what is known."""
+    rng, by_length = np.random.default_rng(0), [1.0, 1.4, 1.5, 3.0]
+
+    def ways(known: list[bool]) -> list[float]:
+        found = [] if known else [0.0]
+        for k in range(min(len(by_length), len(known))):
+            if all(known[:k]):
+                found += [by_length[k] + rest for rest in ways(known[k + 1 :])]
+        return found
+
+    for length in range(9):
+        known = rng.random(length) < 0.7
+        assert limits.least_seconds(known, by_length) == pytest.approx(min(ways(known.tolist())))
+
+
+def test_what_an_oracle_knows_is_what_passes(demo_pair):
+    """From wherever a draft begins, as many of its tokens pass as are known from there on."""
+    target, tokenizer, draft = demo_pair
+    for example in measure.examples(2):
+        prompt = tokenizer.encode(example.prompt).ids
+        (plain,) = measure.decoder(target, None, 0)([prompt])
+        known, _ = limits.known_to_draft(draft, plain)
+        for k in (3, 30):
+            (row,) = measure.decoder(target, ModelDrafter(draft), k)([prompt])
+            at, expected = 0, Counter()
+            while at < len(known):
+                passing = [*known[at : at + k].tolist(), False].index(False)
+                expected[passing] += 1
+                at += passing + 1
+            assert row.stats.accepted_lengths == expected
 
 
 def test_every_way_takes_its_turn_at_every_source():
@@ -134,6 +205,39 @@ def test_baselines_write_the_same_text(demo_pair, monkeypatch):
     assert generate(sources) == ours  # side by side, of different lengths
     for how in ({}, {"assisted": True}, {"lookup": 10}):
         assert [generate([source], **how)[0] for source in sources[::3]] == ours[::3]
+
+
+def _which_blas(sizes, max_tokens):
+    """In the place of a library: whether our BLAS is in its process."""
+    import blas
+
+    return lambda prompts: [[int(blas.loaded is not None)]]
+
+
+@pytest.mark.slow
+def test_baselines_have_the_blas_of_their_own(monkeypatch):
+    pytest.importorskip("torch")
+    from benchmarks import baselines
+
+    monkeypatch.delenv("SPECULATIVE_BLAS", raising=False)
+    library = baselines.Baseline(_which_blas, (), 0)
+    assert library.way()([[5]]) == [[0]] and "SPECULATIVE_BLAS" not in os.environ
+    library.close()
+
+
+@pytest.mark.slow
+def test_a_table_for_each_kind_in_a_file_to_send(demo_folders, tmp_path):
+    sizes = ["--sizes", "demo", "demo", "--examples", "2", "--num-draft", "auto"]
+    asked = ["--kinds", "repair", "number", "--per-turn", "2", "--report", tmp_path / "sent.md"]
+    result = run(demo_folders, *sizes, *asked)
+    assert result.returncode == 0, result.stderr
+    *printed, line = result.stdout.splitlines()
+    report, sent = json.loads(line), (tmp_path / "sent.md").read_text()
+    assert json.loads(sent.split("```json\n")[1].split("```")[0]) == report
+    assert "\n".join(printed) in sent and "100" in report["kinds"]["repair"]["verify_cost"]
+    assert list(report["kinds"]) == ["repair", "number"]
+    prompts = [report["kinds"][kind]["prompts"] for kind in ("repair", "number")]
+    assert prompts[0] != prompts[1] and all(found.startswith("2 of") for found in prompts)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import gc
 import itertools
 import weakref
 
+import numpy as np
 import pytest
 from helpers.decoding import decode_with, finish, start
 from helpers.scripted import EOS, ScriptedModel, scripted_next
@@ -16,7 +17,7 @@ from speculative import drafting
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 from speculative.lookup import UNBOUNDED, Candidate
 from speculative.options import Options
-from speculative.schedule import EXPLORE, FIRST, RETRY, AdaptiveSchedule, FixedSchedule
+from speculative.schedule import EXPLORE, FIRST, AdaptiveSchedule, FixedSchedule
 
 
 class Clock:
@@ -118,9 +119,9 @@ def test_only_the_rows_to_draft_for_are_read():
 
 def test_a_draft_model_that_is_dear_to_read_is_not_read():
     """Reading takes as long as 50 plain steps and texts have 12 tokens: drafting loses, though a step with
-    drafts is twice as fast."""
+    drafts is twice as fast. Now and then it is tried all the same."""
     for reading, expected in ((50.0, False), (1.0, True)):
-        schedule, unread = AdaptiveSchedule(50), 40
+        schedule, unread, drafted = AdaptiveSchedule(50), 40, []
         for step in range(200):
             fresh = step % 6 == 0
             known = Candidate("model", UNBOUNDED, unread=unread if fresh else 0)
@@ -128,8 +129,9 @@ def test_a_draft_model_that_is_dear_to_read_is_not_read():
             k = int(plan.lengths[0])
             ended = [12] if step % 6 == 5 else []
             schedule.observe(plan, [k], 1 + 0.05 * k, reading if plan.unread else 0.0, ended)
-            if fresh and step > 20 and step % RETRY and step % EXPLORE:
-                assert bool(k) == expected, (reading, step)
+            if fresh and step > 20 and step % EXPLORE:
+                drafted.append(k > 0)
+        assert np.mean(np.array(drafted) == expected) > 0.9
 
 
 def test_the_first_steps_draft_to_learn():

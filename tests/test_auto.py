@@ -1,0 +1,104 @@
+"""`auto` against the best fixed length, on texts replayed with scripted costs: from the first prompt on,
+in batches, and with what an earlier run has measured."""
+
+import numpy as np
+import pytest
+from helpers.replay import KNOWN, Machine, Replay, Text, rate, texts
+
+from speculative.schedule import CHECKS, FIRST, AdaptiveSchedule, Costs, FixedSchedule
+
+# By the tokens of a target call, near what docs/benchmarks.md and docs/tried.md have measured.
+BLIS = [(1, 1), (2, 1.1), (4, 1.17), (8, 1.25), (16, 1.9), (24, 2.6), (36, 3.4), (72, 6), (600, 48)]
+EARLIER = [(1, 1), (2, 1.15), (3, 1.25), (4, 1.35), (5, 1.5), (6, 1.6), (8, 1.9), (13, 2.5)]
+EARLIER += [(17, 3), (36, 5.4), (72, 10), (600, 80)]
+OPENBLAS = [(1, 1), (2, 1.15), (8, 1.4), (16, 1.8), (36, 2.6), (72, 4.4), (600, 36)]
+GPU = [(1, 1), (64, 1.3), (1000, 5)]
+MACHINES = {
+    "t5-base, t5-small": Machine(BLIS, 0.27, reading=3),
+    "t5-base, tiny draft": Machine(OPENBLAS, 0.02, reading=3),
+    "t5-large, t5-small": Machine(EARLIER, 0.11, reading=3),
+    "GPU": Machine(GPU, 0.02, reading=1),
+}
+EVERY = tuple(KNOWN)
+
+
+def measured(machine: Machine, rows: int = 1) -> Costs:
+    """What an earlier run may have left."""
+    by_length = {k: machine.step(rows, k) for k in (0, 1, 2, 3, 4, 5, 6, 8, 12, 16)}
+    reading = machine.reading * machine.draft / 20
+    return Costs({rows: ({0: machine.step(rows, 0)}, by_length)}, reading)
+
+
+def best_fixed(machine: Machine, known: list[str], rows: int = 1) -> float:
+    return max(rate(machine, FixedSchedule(k), known, rows) for k in (*range(9), 10, 12, 16, 24))
+
+
+@pytest.mark.parametrize("known_costs", [False, True])
+def test_the_first_twelve_prompts(known_costs):
+    """On average over machines and kinds of text 0.95 of the best fixed length, which knows the texts."""
+    shares = []
+    for machine in MACHINES.values():
+        machine = Machine(machine.products, machine.draft)  # what steps alone take
+        for kinds in (EVERY, *((kind,) for kind in EVERY)):
+            for seed in range(4):
+                known = texts(kinds, 12, seed)
+                costs = measured(machine) if known_costs else None
+                auto = rate(machine, AdaptiveSchedule(32128, costs), known, seed=seed)
+                shares.append(auto / best_fixed(machine, known))
+    assert np.mean(shares) >= 0.95
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_batches_after_three(name):
+    """From the fourth batch of eight on 0.95 of the best fixed length, 0 included, and 0.97 of plain."""
+    machine, of_best, of_plain = MACHINES[name], [], []
+    for seed in range(4):
+        schedule = AdaptiveSchedule(32128)
+        rate(machine, schedule, texts(EVERY, 24, seed), 8, seed)
+        known = texts(EVERY, 24, seed + 9)
+        auto = rate(machine, schedule, known, 8, seed)
+        of_best.append(auto / best_fixed(machine, known, 8))
+        of_plain.append(auto / rate(machine, FixedSchedule(0), known, 8))
+    assert np.mean(of_best) >= 0.95 and np.mean(of_plain) >= 0.97
+
+
+def test_batches_where_drafting_is_in_vain():
+    """Six batches of eight with a draft model that is never right, from the first step on."""
+    machine = MACHINES["t5-base, t5-small"]
+    known = ["0" * len(text) for text in texts(EVERY, 48, 0)]
+    plain = rate(machine, FixedSchedule(0), known, 8)
+    for costs, share in ((None, 0.95), (measured(machine, 8), 0.97)):
+        assert rate(machine, AdaptiveSchedule(32128, costs), known, 8) >= share * plain
+
+
+def test_costs_of_another_run_are_used_and_kept():
+    """The first steps need not explore, and what is handed on is what was given and measured."""
+    machine = MACHINES["t5-base, tiny draft"]
+    replay = Replay(machine, AdaptiveSchedule(32128, measured(machine)))
+    replay.admit([Text("1" * 1000)])
+    lengths = []
+    for _ in range(5):
+        at = replay.rows[0].at
+        replay.advance()
+        lengths.append(replay.rows[0].at - at - 1)
+    assert lengths[0] > 0 and lengths == sorted(lengths)  # ever longer, as all pass
+    costs = replay.schedule.costs()
+    assert costs.steps[1][1].keys() >= measured(machine).steps[1][1].keys()
+    assert AdaptiveSchedule(32128, costs).costs() == costs
+    assert AdaptiveSchedule(32128).costs() is None
+
+
+@pytest.mark.parametrize("off", [0.5, 2.0])
+def test_costs_that_first_steps_do_not_bear_out_are_forgotten(off):
+    machine = MACHINES["t5-base, tiny draft"]
+    others = Machine([(n, off * cost) for n, cost in machine.products], machine.draft)
+    for given, forgotten in ((measured(others), True), (measured(machine), False)):
+        schedule = AdaptiveSchedule(32128, given)
+        replay = Replay(machine, schedule)
+        replay.admit([Text("1" * 100)])
+        for _ in range(CHECKS):
+            replay.advance()
+        assert (schedule.costs() is None) == forgotten
+        for _ in FIRST:
+            replay.advance()
+        assert 0 < schedule.costs().steps[1][1][4] < 1.3 * machine.step(1, 4)
