@@ -183,7 +183,7 @@ def test_converted_checkpoints_write_transformers_texts(bart_folders, tmp_path, 
         assert greedy(model, source, 8) == output[1:]
     # What a text shows of special tokens: nothing.
     ids = [i for i in (*tokens.all_special_ids, *range(20, 30)) if i < model.config.vocab_size]
-    stream = SpeculativeDecoder(model, tokenizer)._text_stream()
+    stream = SpeculativeDecoder(model, tokenizer)._text_stream(())
     languages = {*model.languages.codes.values()} if model.languages else {}
     expected = tokens.decode([i for i in ids if i not in languages], skip_special_tokens=True)
     assert stream.push(ids) + stream.finish() == expected
@@ -248,7 +248,7 @@ def test_what_is_copied_from_a_source_is_in_the_texts_vocabulary(two_vocabularie
     assert max(row.prompt) >= model.config.vocab_size  # more pieces than the text's
     decoder = SpeculativeDecoder(model, tokenizer)
     lookup = decoder.drafter(Options(lookup=True))
-    row.begin(model.prefix(row.prompt), 200)
+    row.begin(model.prefix(row.prompt), model.config)
     lookup.admit([row], [0])
     copied = lookup._matchers[0].text
     pieces = [source.id_to_token(token) for token in row.prompt]

@@ -48,7 +48,7 @@ def test_converted_models_load_and_agree_with_transformers(tmp_path, variant, ki
     logits = cached_logits(model, *inputs, 7)
     assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max()
     assert tokenizer.encode("The house").ids[0] == 2
-    stream = SpeculativeDecoder(model, tokenizer)._text_stream()
+    stream = SpeculativeDecoder(model, tokenizer)._text_stream(())
     assert stream.push([2, 5, 300, 3, 301, 6, 1]) == tokenizer.decode([300, 301])  # no special one
 
 
