@@ -332,6 +332,10 @@ def answer(args, ranks: Ranks) -> None:
     if args.draft_model and options.num_draft:
         draft_model, _ = load(args.draft_model, ranks.group, split=False)
     report_slow(model)
+    if hasattr(model, "progress"):
+        from terminal.reading import Reading
+
+        model.progress = Reading()
     decoder = SpeculativeDecoder(model, tokenizer, draft_model, in_template(args, model))
     if args.prompt_file is None:
         answer_prompt(args, decoder, options)
