@@ -8,7 +8,6 @@ import mlx.core as mx
 from benchmarks.measure import Run, Way, decoder, table, take_turns, tokens_of, total
 from decoder import load
 from demo.pair import DEMO
-from demo.tasks import Example
 from demo.widen import widen_llama
 from families.causal import CausalModel
 from families.causal_loading import format_prompt
@@ -34,10 +33,12 @@ def widened_causal_pair(sizes: Sequence[str]) -> tuple[CausalModel, CausalModel]
     return pair[0], pair[1]
 
 
-def in_template(model: CausalModel, examples: Sequence[Example]) -> list[list[int]]:
-    """The tokens of the examples' prompts."""
-    texts = [format_prompt(model.chat, example.prompt) for example in examples]
-    return [model.tokenizer.encode(text, add_special_tokens=special).ids for text, special in texts]
+def in_template(model: CausalModel, texts: Sequence[str]) -> list[list[int]]:
+    """The tokens of prompts in the model's chat template."""
+    framed = [format_prompt(model.chat, text) for text in texts]
+    return [
+        model.tokenizer.encode(text, add_special_tokens=special).ids for text, special in framed
+    ]
 
 
 # ---------------------------------------------------------------------------------------------

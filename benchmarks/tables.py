@@ -216,7 +216,7 @@ class Counted:
 def compare_causal(per_kind: int, sizes: Sequence[str]) -> None:
     """The decoder-only pair beside mlx-lm: speed in these sizes, and acceptance when sampling."""
     target, draft = causal.widened_causal_pair(sizes)
-    prompts = causal.in_template(target, examples(per_kind))
+    prompts = causal.in_template(target, [example.prompt for example in examples(per_kind)])
     tokens = sum(map(len, prompts)) / len(prompts)
     print(f"{len(prompts)} held-out prompts of {tokens:.0f} tokens\n", flush=True)
     causal.compare_speed(target, draft, prompts)

@@ -63,13 +63,15 @@ def widen_llama(model: nn.Module, shape: str) -> nn.Module:
     hidden = changes.get("hidden_size", args.hidden_size)
     head_dim = args.head_dim or args.hidden_size // args.num_attention_heads
     sharing = args.num_attention_heads // args.num_key_value_heads  # heads per key
+    keys = -(-hidden // head_dim // sharing)
     narrower = args.hidden_size / hidden  # how much smaller the mean square is
     wide = type(model)(
         dataclasses.replace(
             args,
             **changes,
-            num_attention_heads=hidden // head_dim,
-            num_key_value_heads=hidden // head_dim // sharing,
+            num_attention_heads=keys * sharing,
+            num_key_value_heads=keys,
+            head_dim=head_dim,
             rms_norm_eps=args.rms_norm_eps * narrower,
             layer_types=None,  # one per layer, which it makes
         )
