@@ -53,7 +53,7 @@ MODELS = {
             intermediate_size=512,
             num_hidden_layers=4,
         ),
-        steps=10_000,
+        steps=3_000,
         learning_rate=2e-3,
     ),
     "causal-draft": dict(
@@ -65,7 +65,7 @@ MODELS = {
             intermediate_size=192,
             num_hidden_layers=1,
         ),
-        steps=6_000,
+        steps=3_000,
         learning_rate=4e-3,
     ),
 }
@@ -190,8 +190,6 @@ def train(name: str, seed: int, steps: int) -> None:
             scores = evaluate(model, pieces, count=100)
             minutes = (time.time() - started) / 60
             print(f"{minutes:6.1f} min  step {step}  loss {loss.item():.4f}  {scores}", flush=True)
-        elif step % 100 == 0:
-            print(step, loss.item(), (time.time() - started) / step, flush=True)
         if step % 2000 == 0 or step == steps:
             save(model, folder)
         if step == steps:

@@ -14,9 +14,8 @@ class Reading:
         if self._bar is None:
             if done == tokens:  # in one chunk
                 return
-            self._bar = tqdm(
-                total=tokens, desc="reading the prompt", unit="tok", leave=False, disable=None
-            )
+            about = dict(desc="reading the prompt", unit="tok", leave=False, disable=None)
+            self._bar = tqdm(initial=done, total=tokens, **about)
         self._bar.update(done - self._bar.n)
         if done == tokens:
             self._bar.close()
