@@ -29,6 +29,7 @@ from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 
 import machine
+from benchmarks import causal
 from benchmarks.limits import Costs, oracle_rate, step_bytes
 from benchmarks.measure import (
     Run,
@@ -44,7 +45,7 @@ from benchmarks.measure import (
 from benchmarks.tables import TABLES, show
 from decoder import SpeculativeDecoder, Stats, load
 from demo.tasks import KINDS
-from demo.widen import SHAPES
+from demo.widen import CAUSAL_SHAPES, SHAPES
 from errors import InputError
 from main import draft_number
 from model import T5
@@ -53,6 +54,7 @@ from speculative.options import Options
 from terminal import cli
 from terminal.prompt_files import PromptFile
 
+SIZES = ("t5-large", "t5-small")
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17)  # numbers of tokens whose check is timed
 MORE_WIDTHS = (25, 33, 49, 65, 100)  # for a report
 LIMITS = {
@@ -85,10 +87,10 @@ def parse_args(argv: list[str] | None = None):
     parser.add_argument(
         "--sizes",
         nargs=2,
-        choices=SHAPES,
-        default=("t5-large", "t5-small"),
+        choices=sorted({*SHAPES, *CAUSAL_SHAPES}),
         metavar=("TARGET", "DRAFT"),
-        help=f"of {', '.join(SHAPES)} (default: t5-large t5-small)",
+        help=f"of {', '.join(SHAPES)} (default: {' '.join(SIZES)}); for the table causal of "
+        f"{', '.join(CAUSAL_SHAPES)} (default: {' '.join(causal.SIZES)})",
     )
     parser.add_argument("--prompt-file", help="a prompt a line (default: the demo's)")
     parser.add_argument(
@@ -143,6 +145,10 @@ def check(args, parser: cli.Parser) -> None:
     ignored = [name for name in changed if name not in ("what", "sizes", "examples")]
     if args.what != "speed" and ignored:
         parser.error(f"the table {args.what} has no use for --{ignored[0].replace('_', '-')}")
+    known, usual = (CAUSAL_SHAPES, causal.SIZES) if args.what == "causal" else (SHAPES, SIZES)
+    args.sizes = args.sizes or usual
+    if not set(args.sizes) <= set(known):
+        parser.error(f"--sizes of this pair are {', '.join(known)}")
     has_draft = bool(args.draft_model or not args.model)
     args.drafter = args.drafter or (["model"] if has_draft else ["lookup"])
     if args.draft_model and not args.model:

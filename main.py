@@ -413,6 +413,10 @@ def answer(args, ranks: Ranks) -> None:
         draft_model, _ = load(args.draft_model, ranks.group, split=False)
     report_slow(model)
     report_generation(model, options, args.verbose)
+    if hasattr(model, "progress"):
+        from terminal.reading import Reading
+
+        model.progress = Reading()
     decoder = SpeculativeDecoder(model, tokenizer, draft_model, in_template(args, model))
     if args.prompt_file is None:
         answer_prompt(args, decoder, options)

@@ -102,7 +102,7 @@ def tokens_of(result: Row | list[int]) -> list[int]:
 
 
 def decoder(
-    target: T5,
+    target: Any,
     drafter: Drafter | None,
     num_draft: int | str,
     batch_size: int = 1,

@@ -1,16 +1,18 @@
-"""The tables of docs/benchmarks.md on the embedded pair, but for that of speed: what rules, batches and
-lengths give. benchmark.py prints them."""
+"""The tables of docs/benchmarks.md on the embedded pairs, but for that of speed: what rules, batches and
+lengths give, and what mlx-lm does. benchmark.py prints them."""
 
 import itertools
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
+from benchmarks import causal
 from benchmarks.measure import (
     decoder,
     examples,
@@ -37,6 +39,7 @@ TABLES = {
     "batches": 12,
     "lengths": 20,
     "lookup": 16,
+    "causal": 8,
 }
 BATCH_SIZE = 32
 NUM_DRAFT = 5
@@ -64,7 +67,14 @@ def decode_all(
     return rows
 
 
-def compare_rules(target: T5, draft: T5, prompts: list, num_draft: int) -> None:
+def compare_rules(
+    target: Any,
+    draft: Any,
+    prompts: list,
+    num_draft: int,
+    others: Mapping[str, Callable[[float], float]] = MappingProxyType({}),
+) -> None:
+    """Tokens per target call by temperature, under our rules and what others have."""
     temps = (0.3, 0.7, 1.0, 1.5, 2.0)
     lines = []
     for rule in (*RULES, "independent draws"):
@@ -76,6 +86,8 @@ def compare_rules(target: T5, draft: T5, prompts: list, num_draft: int) -> None:
             rows = decode_all(target, draft, prompts, options, kind)
             cells.append(f"{total(rows).tokens_per_call:.2f}")
         lines.append(cells)
+    for name, tokens_per_call in others.items():
+        lines.append([name, *(f"{tokens_per_call(temp):.2f}" for temp in temps)])
     table(["rule", *(f"temp {temp}" for temp in temps)], lines)
 
 
@@ -200,10 +212,31 @@ class Counted:
         return logits
 
 
+def compare_causal(per_kind: int, sizes: Sequence[str]) -> None:
+    """The decoder-only pair beside mlx-lm: speed in these sizes, and acceptance when sampling, as they
+    are, on more prompts."""
+
+    def asked(model: Any, per_kind: int) -> list[list[int]]:
+        prompts = causal.in_template(model, [example.prompt for example in examples(per_kind)])
+        tokens = sum(map(len, prompts)) / len(prompts)
+        print(f"{len(prompts)} held-out prompts of {tokens:.0f} tokens\n", flush=True)
+        return prompts
+
+    pair = causal.widened_causal_pair(sizes)
+    causal.compare_speed(*pair, asked(pair[0], per_kind))
+    print(f"\nTokens per target call when sampling, {NUM_DRAFT} drafted; ", end="")
+    pair = causal.widened_causal_pair(("demo", "demo"))
+    prompts = asked(pair[0], 6 * per_kind)
+    theirs = {"mlx-lm": causal.sampled_by_mlx_lm(*pair, prompts, NUM_DRAFT)}
+    compare_rules(*pair, prompts, NUM_DRAFT, theirs)
+
+
 def show(name: str, per_kind: int | None, sizes: Sequence[str]) -> None:
     """Print one of TABLES, from so many examples of each kind, the pair widened to `sizes` where
     time is measured."""
     per_kind = per_kind or TABLES[name]
+    if name == "causal":
+        return compare_causal(per_kind, sizes)
     target, tokenizer = load(demo_model("target"))
     draft, _ = load(demo_model("draft"))
     asked = examples(per_kind)

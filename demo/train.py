@@ -1,50 +1,81 @@
-"""Train the embedded pair: one SentencePiece vocabulary, a target and a smaller draft model.
+"""Train the embedded pairs: one SentencePiece vocabulary, and of each kind a target and a smaller draft.
 
     python -m demo.train tokenizer
     python -m demo.train target
     python -m demo.train draft
+    python -m demo.train causal-target
+    python -m demo.train causal-draft
 
-writes demo/target and demo/draft in Hugging Face format (bfloat16 safetensors). Needs
-requirements-dev.txt; demo/README.md tells what the committed pair was trained with. The same seed
+writes demo/target and so on in Hugging Face format (bfloat16 safetensors). Needs
+requirements-dev.txt; demo/README.md tells what the committed pairs were trained with. The same seed
 gives the same batches; floating-point sums, and so the weights, differ between machines.
 """
 
 import argparse
-import copy
 import io
 import json
 import random
-import shutil
 import string
 import time
 from pathlib import Path
 
 import sentencepiece
 import torch
-from transformers import T5Config, T5ForConditionalGeneration
 
+from checkpoints.tokenizer_files import from_transformers
 from demo.tasks import KINDS, held_out_example, training_example
+from demo.torch_models import EOS, PAD, PIECES, DecoderOnly, EncoderDecoder, save
 
 HERE = Path(__file__).parent
-PAD, EOS = 0, 1
-PIECES = 1024
 BATCH_SIZE = 64
 
-# What differs between the two: shape, schedule. As in real models there are more rows than pieces, and
-# not the same number in both.
+# What differs between the models: kind, shape, schedule. As in real models there are more rows than
+# pieces, and not the same number in target and draft.
 MODELS = {
     "target": dict(
+        kind=EncoderDecoder,
         shape=dict(vocab_size=1056, d_model=160, d_kv=32, num_heads=4, d_ff=640, num_layers=3),
         steps=22_000,
         learning_rate=1e-3,
     ),
     "draft": dict(
+        kind=EncoderDecoder,
         shape=dict(vocab_size=1040, d_model=64, d_kv=16, num_heads=4, d_ff=192, num_layers=1),
         steps=6_000,
         learning_rate=2e-3,
     ),
+    "causal-target": dict(
+        kind=DecoderOnly,
+        shape=dict(
+            vocab_size=1056,
+            hidden_size=192,
+            num_attention_heads=6,
+            intermediate_size=512,
+            num_hidden_layers=4,
+        ),
+        steps=3_000,
+        learning_rate=2e-3,
+    ),
+    "causal-draft": dict(
+        kind=DecoderOnly,
+        shape=dict(
+            vocab_size=1040,
+            hidden_size=64,
+            num_attention_heads=4,
+            intermediate_size=192,
+            num_hidden_layers=1,
+        ),
+        steps=3_000,
+        learning_rate=4e-3,
+    ),
 }
 WARMUP_STEPS = 200
+PIECES_FILE = HERE / "target" / "spiece.model"
+MARKS = ("<|user|>", "<|assistant|>")  # the tokens USER and ASSISTANT
+CHAT_TEMPLATE = (
+    "<|user|>{{ messages | map(attribute='content') | join(' ') }}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
 
 
 def train_tokenizer(seed: int) -> None:
@@ -72,40 +103,41 @@ def train_tokenizer(seed: int) -> None:
         bos_id=-1,
         minloglevel=1,
     )
-    config = dict(
-        tokenizer_class="T5Tokenizer",
-        extra_ids=0,
-        pad_token="<pad>",
-        eos_token="</s>",
-        unk_token="<unk>",
-    )
-    for name in MODELS:
+    tokens = dict(pad_token="<pad>", eos_token="</s>", unk_token="<unk>")
+    config = dict(tokenizer_class="T5Tokenizer", extra_ids=0) | tokens
+    for name in ("target", "draft"):
         folder = HERE / name
         folder.mkdir(exist_ok=True)
         (folder / "spiece.model").write_bytes(model.getvalue())
         (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    config = dict(tokenizer_class="PreTrainedTokenizerFast", chat_template=CHAT_TEMPLATE) | tokens
+    for name in ("causal-target", "causal-draft"):
+        folder = HERE / name
+        folder.mkdir(exist_ok=True)
+        (folder / "tokenizer.json").write_text(chat_tokenizer(), encoding="utf-8")
+        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-def pad(rows: list[list[int]], fill: int) -> torch.Tensor:
-    width = max(map(len, rows))
-    return torch.tensor([row + [fill] * (width - len(row)) for row in rows])
+def chat_tokenizer() -> str:
+    """The tokenizer.json of the same pieces with marks for a chat, and nothing added to a text."""
+    tokenizer = from_transformers("T5Tokenizer", PIECES_FILE.parent)
+    tokenizer.add_special_tokens(list(MARKS))
+    state = json.loads(tokenizer.to_str()) | {"post_processor": None}
+    return json.dumps(state, ensure_ascii=False) + "\n"
 
 
-def batches(pieces: sentencepiece.SentencePieceProcessor, seed: int):
-    """Endless (tokens [B, S], labels [B, T]): rows of similar length share a batch."""
+def batches(pieces: sentencepiece.SentencePieceProcessor, length, seed: int):
+    """Endless (prompts, answers), rows of tokens: rows of similar `length` share a batch."""
     rng = random.Random(seed)
     while True:
         examples = [training_example(rng) for _ in range(BATCH_SIZE * 32)]
-        pairs = zip(
-            pieces.encode([e.prompt for e in examples], add_eos=True),
-            pieces.encode([e.answer for e in examples], add_eos=True),
-            strict=True,
-        )
-        pairs = sorted(pairs, key=lambda pair: (len(pair[1]), len(pair[0])))
+        prompts = pieces.encode([e.prompt for e in examples])
+        answers = pieces.encode([e.answer for e in examples], add_eos=True)
+        pairs = sorted(zip(prompts, answers, strict=True), key=lambda pair: length(*pair))
         groups = [pairs[i : i + BATCH_SIZE] for i in range(0, len(pairs), BATCH_SIZE)]
         rng.shuffle(groups)
         for group in groups:
-            yield pad([s for s, _ in group], PAD), pad([t for _, t in group], -100)
+            yield [prompt for prompt, _ in group], [answer for _, answer in group]
 
 
 @torch.no_grad()
@@ -118,87 +150,52 @@ def exact_match(model, pieces, kind: str, count: int, seed: int) -> float:
     right = 0
     for start in range(0, count, 100):
         group = examples[start : start + 100]
-        tokens = pad(pieces.encode([e.prompt for e in group], add_eos=True), PAD)
-        output = model.generate(
-            input_ids=tokens,
-            attention_mask=(tokens != PAD).long(),
-            max_new_tokens=80,
-            do_sample=False,
-        )
-        for example, row in zip(group, output.tolist(), strict=True):
-            row = row[1 : row.index(EOS, 1)] if EOS in row[1:] else row[1:]
-            right += pieces.decode(row) == example.answer
+        rows = model.answer(pieces.encode([e.prompt for e in group]))
+        for example, row in zip(group, rows, strict=True):
+            row = row[: row.index(EOS)] if EOS in row else row
+            right += pieces.decode([i for i in row if i < PIECES]) == example.answer
     return right / count
 
 
 def evaluate(model, pieces, count: int, seed: int = 1) -> dict[str, float]:
-    model.eval()
+    model.network.eval()
     scores = {kind: exact_match(model, pieces, kind, count, seed) for kind in KINDS}
-    model.train()
+    model.network.train()
     return scores
 
 
 def train(name: str, seed: int, steps: int) -> None:
     folder = HERE / name
-    pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "spiece.model"))
+    folder.mkdir(exist_ok=True)
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(PIECES_FILE))
     torch.manual_seed(seed)
-    shape = MODELS[name]["shape"]
-    config = T5Config(
-        **shape,
-        num_decoder_layers=shape["num_layers"],
-        feed_forward_proj="relu",
-        dropout_rate=0.0,
-        pad_token_id=PAD,
-        eos_token_id=EOS,
-        decoder_start_token_id=PAD,
-    )
-    model = T5ForConditionalGeneration(config)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=MODELS[name]["learning_rate"], betas=(0.9, 0.98), weight_decay=0.01
-    )
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / WARMUP_STEPS, 1 - step / steps)
-    )
+    model = MODELS[name]["kind"](MODELS[name]["shape"])
+    optimizers = model.optimizers(MODELS[name]["learning_rate"])
+    schedules = [
+        torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: min((step + 1) / WARMUP_STEPS, 1 - step / steps)
+        )
+        for optimizer in optimizers
+    ]
     started = time.time()
-    for step, (tokens, labels) in enumerate(batches(pieces, seed), start=1):
+    for step, (prompts, answers) in enumerate(batches(pieces, model.length, seed), start=1):
         with torch.autocast("cpu", torch.bfloat16):
-            loss = model(
-                input_ids=tokens, attention_mask=(tokens != PAD).long(), labels=labels
-            ).loss
+            loss = model.loss(prompts, answers)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
+        torch.nn.utils.clip_grad_norm_(model.network.parameters(), 1.0)
+        for part in (*optimizers, *schedules):
+            part.step()
+        model.network.zero_grad()
         if step % 1000 == 0 or step == steps:
             scores = evaluate(model, pieces, count=100)
             minutes = (time.time() - started) / 60
             print(f"{minutes:6.1f} min  step {step}  loss {loss.item():.4f}  {scores}", flush=True)
-        if step % 4000 == 0 or step == steps:
+        if step % 2000 == 0 or step == steps:
             save(model, folder)
         if step == steps:
             break
-    saved = T5ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
-    print(json.dumps({"model": name, "exact_match": evaluate(saved, pieces, count=1000)}))
-
-
-@torch.no_grad()
-def fill_unused_rows(embedding: torch.Tensor) -> None:
-    """Bring the rows that no piece has near zero, and so their logits, far below those of pieces:
-    training leaves them improbable, and not more."""
-    noise = torch.randn(embedding[PIECES:].shape, generator=torch.Generator().manual_seed(0))
-    embedding[PIECES:] = 0.01 * noise
-
-
-def save(model: T5ForConditionalGeneration, folder: Path) -> None:
-    """bfloat16 weights and config.json, as a Hugging Face checkpoint folder."""
-    scratch = folder / "saving"
-    saved = copy.deepcopy(model)
-    fill_unused_rows(saved.shared.weight)
-    saved.to(torch.bfloat16).save_pretrained(scratch)
-    for file in ("config.json", "model.safetensors"):
-        (scratch / file).replace(folder / file)
-    shutil.rmtree(scratch)
+    model.network = model.network.from_pretrained(folder, dtype=torch.float32)
+    print(json.dumps({"model": name, "exact_match": evaluate(model, pieces, count=1000)}))
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The embedded pair at a real model's cost: wider and deeper, and still the same function.
+"""The embedded pairs at a real model's cost: wider and deeper, and still the same function.
 
 New feed-forward units, heads and layers have output weights of zero; a larger d_model is padded with
 zeros. So the widened model writes the same text with the same acceptance, at the price of its size.
@@ -8,6 +8,7 @@ import dataclasses
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from families.loading import weight_shapes
@@ -21,6 +22,12 @@ SHAPES: dict[str, dict[str, Any]] = {
     "t5-base": dict(d_model=768, num_heads=12, d_ff=3072, num_layers=12),
     "t5-large": dict(d_model=1024, num_heads=16, d_ff=4096, num_layers=24),
     "t5-3b": dict(d_model=1024, num_heads=32, d_ff=16384, num_layers=24),
+}
+# Of the decoder-only pair, whose heads stay as wide as they are.
+CAUSAL_SHAPES: dict[str, dict[str, Any]] = {
+    "demo": {},
+    "llama-60m": dict(hidden_size=512, intermediate_size=1536, num_hidden_layers=20),
+    "llama-700m": dict(hidden_size=1536, intermediate_size=4096, num_hidden_layers=28),
 }
 
 
@@ -43,11 +50,46 @@ def widen(model: T5, shape: str, d_kv: int = 64) -> T5:
             weight = _widen_heads(weight, model.config.d_kv, d_kv, name.endswith("out.weight"))
         elif name.endswith("norm.weight"):
             weight = weight * _norm_scale(name, model, config)
-        pad = [(0, new - old) for old, new in zip(weight.shape, size, strict=True)]
-        weights[name] = mx.pad(weight, pad)
+        weights[name] = _pad(weight, size)
     wide.load_weights(list(weights.items()))
     mx.eval(wide.parameters())
     return wide
+
+
+def widen_llama(model: Any, shape: str) -> nn.Module:
+    """mlx-lm's Llama in one of CAUSAL_SHAPES, in float32. Logits are equal up to rounding."""
+    args = model.args
+    changes = dict(CAUSAL_SHAPES[shape])
+    hidden = changes.get("hidden_size", args.hidden_size)
+    head_dim = args.head_dim or args.hidden_size // args.num_attention_heads
+    sharing = args.num_attention_heads // args.num_key_value_heads  # heads per key
+    keys = -(-hidden // head_dim // sharing)
+    narrower = args.hidden_size / hidden  # how much smaller the mean square is
+    wide = type(model)(
+        dataclasses.replace(
+            args,
+            **changes,
+            num_attention_heads=keys * sharing,
+            num_key_value_heads=keys,
+            head_dim=head_dim,
+            rms_norm_eps=args.rms_norm_eps * narrower,
+            layer_types=None,  # one per layer, which it makes
+        )
+    )
+    small = dict(tree_flatten(model.parameters()))
+    weights = {}
+    for name, size in weight_shapes(wide).items():
+        weight = small.get(name, mx.zeros((0,) * len(size))).astype(mx.float32)
+        if name.endswith("norm.weight"):
+            weight = weight * narrower**0.5
+        weights[name] = _pad(weight, size)
+    wide.load_weights(list(weights.items()))
+    mx.eval(wide.parameters())
+    return wide
+
+
+def _pad(weight: mx.array, size: tuple[int, ...]) -> mx.array:
+    return mx.pad(weight, [(0, new - old) for old, new in zip(weight.shape, size, strict=True)])
 
 
 def _norm_scale(name: str, model: T5, config) -> float:

@@ -13,6 +13,9 @@ What the speculative step needs from a model, T5's (model.py) as any other's:
                                      appends tokens [B, T] at positions [B, T] (np.int32; MASKED: a filler,
                                      whose logits mean nothing) to the cache -> logits [B, T, V]
 
+One that reads prompts in chunks has an attribute `progress`, which it calls after each with how many tokens
+have been read, and of how many; None: nobody is told.
+
 The cache is one of speculative/cache.py, or a subclass that adds what an architecture needs besides.
 
 A new architecture is a module here with FAMILY, a `Family`, and a line in _MODULES. Conversion and loading

@@ -119,7 +119,7 @@ def prefill(
     cache: SlotCache,
     tokens: mx.array,
     mask: np.ndarray | None,
-    progress: Progress | None = None,
+    progress: Progress | None,
 ) -> Any:
     """The cache, with all but the last of each row's tokens [B, S]; mask [B, S] true on tokens, which
     are on the left (None: no padding). Logits are never computed: nothing asks for them.
@@ -152,6 +152,7 @@ class CausalModel(nn.Module):
     rows would get other logits in a ragged batch, with tokens taken back, than they get alone."""
 
     ranks = ALONE  # the processes that share the model's layers
+    progress: Progress | None = None  # while `start` reads
 
     def __init__(
         self,
@@ -175,12 +176,10 @@ class CausalModel(nn.Module):
     def prefix(self, prompt: Sequence[int]) -> list[int]:
         return list(prompt)
 
-    def start(
-        self, tokens: mx.array, mask: np.ndarray | None = None, progress: Progress | None = None
-    ) -> CausalCache:
+    def start(self, tokens: mx.array, mask: np.ndarray | None = None) -> CausalCache:
         """Prefill all but the last token of each row; see `prefill`."""
         cache = CausalCache(len(tokens), self._windows, self._mask_axes)
-        return prefill(self.decode, cache, tokens, mask, progress)
+        return prefill(self.decode, cache, tokens, mask, self.progress)
 
     def decode(self, tokens: mx.array, positions: np.ndarray, cache: CausalCache) -> mx.array:
         """Append tokens [B, T] at positions [B, T], which follow each other within a row, to the cache;

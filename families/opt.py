@@ -172,6 +172,7 @@ class Layer(nn.Module):
 
 class OPT(nn.Module):
     ranks = ALONE  # the processes that share the model's layers
+    progress: Progress | None = None  # while `start` reads
 
     def __init__(self, config: Config):
         super().__init__()
@@ -191,12 +192,10 @@ class OPT(nn.Module):
         """What the tokens of a row begin with."""
         return list(prompt)
 
-    def start(
-        self, tokens: mx.array, mask: np.ndarray | None = None, progress: Progress | None = None
-    ) -> SlotCache:
+    def start(self, tokens: mx.array, mask: np.ndarray | None = None) -> SlotCache:
         """Prefill all but the last token of each row, tokens [B, S] with mask [B, S] (true on tokens)."""
         cache = SlotCache(len(tokens), len(self.layers))
-        return prefill(self.decode, cache, tokens, mask, progress)
+        return prefill(self.decode, cache, tokens, mask, self.progress)
 
     def decode(self, tokens: mx.array, positions: np.ndarray, cache: SlotCache) -> mx.array:
         """Append tokens [B, T] at positions [B, T] to the cache; their logits [B, T, V].

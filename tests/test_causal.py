@@ -173,7 +173,8 @@ def test_prompts_are_read_in_chunks_without_logits(llama, monkeypatch):
     last, at = mx.array(tokens[[0, 1], [39, 8]][:, None]), np.array([[39], [8]], np.int32)
     expected = whole.decode(last, at, whole.start(mx.array(tokens), mask))
     monkeypatch.setattr(causal, "PREFILL", 7)
-    cache = whole.start(mx.array(tokens), mask, progress=lambda *done: told.append(done))
+    whole.progress = lambda *done: told.append(done)
+    cache = whole.start(mx.array(tokens), mask)
     assert told == [(n, 39) for n in (7, 14, 21, 28, 35, 39)]
     assert cache.lengths.tolist() == [39, 8]
     assert mx.allclose(whole.decode(last, at, cache), expected, atol=1e-4)

@@ -1,0 +1,206 @@
+"""The embedded decoder-only pair, trained: its texts are mlx-lm's own, and the programs run on it."""
+
+import fcntl
+import os
+import pty
+import random
+import struct
+import subprocess
+import sys
+import termios
+
+import mlx.core as mx
+import pytest
+
+pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-lm.txt")
+
+from helpers import programs
+from helpers.decoding import decode_with, drafters, partial_steps, total
+from helpers.programs import ANSWER, DEMO, PROMPT, ROOT
+
+from benchmarks.causal import MlxLm, in_template, sampled_by_mlx_lm, widened_causal_pair
+from benchmarks.measure import examples
+from decoder import SpeculativeDecoder
+from demo.tasks import KINDS, held_out_example, training_example
+from speculative.sampling import RULES
+
+pytestmark = pytest.mark.slow
+
+PAIR = ["--model", DEMO / "causal-target", "--draft-model", DEMO / "causal-draft"]
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """Target and draft model, in float32."""
+    return widened_causal_pair(("demo", "demo"))
+
+
+@pytest.fixture(scope="module")
+def prompts(pair):
+    return in_template(pair[0], [example.prompt for example in examples(4)])
+
+
+@pytest.fixture(scope="module")
+def expected(pair, prompts):
+    """mlx-lm's own greedy tokens."""
+    return MlxLm(*pair).plain(prompts)
+
+
+# ---------------------------------------------------------------------------------------------
+# Texts
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+@pytest.mark.parametrize("name", ["model", "lookup", "both"])
+def test_texts_are_mlx_lms_own(pair, prompts, expected, name, batch_size):
+    target, draft = pair
+    partial = 0
+    for num_draft in (*range(8), "auto"):
+        drafter = drafters(draft)[name]
+        options = dict(num_draft=num_draft, max_tokens=64)
+        rows = decode_with(target, drafter, prompts, batch_size, **options)
+        assert [row.generated for row in rows] == expected, num_draft
+        partial += partial_steps(rows, num_draft) if num_draft != "auto" else 0
+    assert partial
+
+
+def test_mlx_lms_other_ways_write_the_same(pair, prompts, expected):
+    """What the benchmark compares with."""
+    theirs = MlxLm(*pair)
+    assert theirs.drafting(3)(prompts) == expected
+    assert theirs.batch(prompts) == expected
+
+
+def test_text_is_that_of_mlx_lms_generate(pair):
+    from mlx_lm import generate
+
+    target, draft = pair
+    texts = [example.prompt for example in examples(2)]
+
+    def encode(text: str) -> list[int]:
+        return in_template(target, [text])[0]
+
+    decoder = SpeculativeDecoder(target, target.tokenizer, draft, encode)
+    found = decoder.batch_generate(texts, batch_size=4, num_draft=3)
+    for text, response in zip(texts, found, strict=True):
+        chat = target.chat
+        assert response.text == generate(target.model, chat, encode(text), max_tokens=64)
+
+
+def test_answers_are_right(pair, prompts):
+    target, draft = pair
+    rows = decode_with(target, drafters(draft)["model"], prompts, 6, num_draft=3, max_tokens=64)
+    texts = [target.tokenizer.decode(row.generated) for row in rows]
+    right = [text == e.answer for text, e in zip(texts, examples(4), strict=True)]
+    assert sum(right) >= len(right) - 1
+    assert total(rows).acceptance > 0.3
+
+
+def test_sampling_accepts_more_than_mlx_lms_does(pair, prompts):
+    target, draft = pair
+    temp, theirs = 2.0, sampled_by_mlx_lm(*pair, prompts, 3)(2.0)
+    for rule in RULES:
+        options = dict(num_draft=3, max_tokens=64, temp=temp, acceptance=rule)
+        rows = decode_with(target, drafters(draft)["model"], prompts, 6, **options)
+        assert total(rows).tokens_per_call > theirs, rule
+
+
+# ---------------------------------------------------------------------------------------------
+# What the pair is
+
+
+def test_tokens_are_those_of_sentencepiece(pair):
+    from sentencepiece import SentencePieceProcessor
+
+    target, draft = pair
+    assert target.tokenizer.to_str() == draft.tokenizer.to_str()
+    pieces = SentencePieceProcessor(model_file=str(DEMO / "target" / "spiece.model"))
+    user, assistant = map(target.tokenizer.token_to_id, ("<|user|>", "<|assistant|>"))
+    found = [training_example(random.Random(i)) for i in range(300)]
+    for example, tokens in zip(found, in_template(target, [e.prompt for e in found]), strict=True):
+        assert tokens == [user, *pieces.encode(example.prompt), assistant]
+        answer = pieces.encode(example.answer)
+        assert target.tokenizer.encode(example.answer).ids == answer
+        assert target.tokenizer.decode(answer) == example.answer
+
+
+def test_the_pair_has_more_rows_than_tokens_as_real_models_do(pair):
+    """And not the same number; none of the rows beyond comes near the likeliest token's."""
+    target, draft = pair
+    tokens = target.tokenizer.get_vocab_size()
+    assert tokens < draft.config.vocab_size < target.config.vocab_size
+    rng = random.Random(0)
+    for example in (held_out_example(rng, kind) for kind in KINDS * 5):
+        (prompt,) = in_template(target, [example.prompt])
+        answer = target.tokenizer.encode(example.answer).ids
+        for model in pair:
+            logits = model.model(mx.array([prompt + answer]))[:, len(prompt) - 1 :]
+            assert (logits[..., tokens:].max(axis=-1) < logits.max(axis=-1) - 5).all()
+
+
+def test_a_widened_model_is_the_same_function(pair):
+    wide = widened_causal_pair(("llama-60m", "llama-60m"))
+    tokens = mx.array([[1024, 36, 40, 80, 1025, 7, 9]])
+    for small, large in zip(pair, wide, strict=True):
+        assert large.model.args.hidden_size == 512 and len(large.model.layers) == 20
+        a, b = small.model(tokens), large.model(tokens)
+        assert mx.abs(a - b).max() < 2e-5 * mx.abs(a).max()
+
+
+# ---------------------------------------------------------------------------------------------
+# The programs
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--prompt", PROMPT],
+        ["--system-prompt", "translate number to German:", "--prompt", "1284"],
+        ["--ignore-chat-template", "--prompt", f"<|user|>{PROMPT}<|assistant|>"],
+    ],
+)
+def test_main_answers_in_the_template(tmp_path, arguments):
+    result = programs.run(*PAIR, *arguments, cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (0, f"{ANSWER}\n"), result.stderr
+    assert result.stderr == ""
+
+
+def test_prompt_files_in_batches(tmp_path):
+    asked = examples(3)
+    (tmp_path / "prompts.txt").write_text("\n".join(example.prompt for example in asked))
+    result = programs.run(*PAIR, "--lookup", "--prompt-file", "prompts.txt", cwd=tmp_path)
+    right = [a == e.answer for a, e in zip(result.stdout.splitlines(), asked, strict=True)]
+    assert sum(right) >= 8
+
+
+def test_a_long_prompt_shows_how_far_it_is_read(tmp_path):
+    """On a terminal, and only where it is read in several chunks."""
+    terminal, stderr = pty.openpty()
+    fcntl.ioctl(stderr, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    shown = []
+    for prompt in (PROMPT, "repair: " + "The king sees the house. " * 100):
+        command = [sys.executable, ROOT / "main.py", *PAIR, "-m", "2", "-p", prompt]
+        result = subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=stderr)
+        assert result.returncode == 0
+        shown.append(os.read(terminal, 65536).decode())
+    os.close(stderr), os.close(terminal)
+    assert "reading" not in shown[0]
+    assert "reading the prompt" in shown[1] and "512/" in shown[1]
+    assert "reading" not in programs.run(*PAIR, "-m", "2", "-p", prompt, cwd=tmp_path).stderr
+
+
+def test_the_table_beside_mlx_lm_is_printed(tmp_path):
+    small = ["--sizes", "demo", "demo", "--examples", "1"]
+    result = programs.run("causal", *small, cwd=tmp_path, script="benchmark.py")
+    assert result.returncode == 0, result.stderr
+    rows = [line for line in result.stdout.splitlines() if line.startswith("|")]
+    speeds, rules = rows[2:14], rows[16:]
+    assert {row.split("|")[-2].strip() for row in speeds} == {"3 of 3"}, result.stdout
+    assert [row.split("|")[1].strip() for row in rules][-1] == "mlx-lm"
+
+
+def test_sizes_of_the_other_pair_are_a_mistake(tmp_path):
+    for what, size in (("causal", "t5-large"), ("speed", "llama-700m")):
+        result = programs.run(what, "--sizes", size, "demo", cwd=tmp_path, script="benchmark.py")
+        (line,) = result.stderr.splitlines()
+        assert result.returncode == 2 and "--sizes of this pair are demo, " in line
