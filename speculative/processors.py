@@ -42,10 +42,10 @@ on is none of its tokens. Processors of one's own are hashable, and equal ones d
 
 
 def _marked(tokens: mx.array, where: mx.array, vocab_size: int) -> mx.array:
-    """Which of V tokens are among tokens [B, N], where `where` [B, T, N] is true: [B, T, V]."""
-    B, T, _ = where.shape
+    """Which of V tokens are among tokens [B, N], where `where` [B or 1, T, N] is true: [B, T, V]."""
     known = (tokens >= 0) & (tokens < vocab_size)
     where = where & known[:, None]
+    B, T, _ = where.shape
     index = mx.where(known, tokens, 0)[:, None]
     marks = mx.zeros((B, T, vocab_size), mx.int32)
     rows, positions = mx.arange(B)[:, None, None], mx.arange(T)[:, None]
