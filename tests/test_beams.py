@@ -1,8 +1,8 @@
 """Beam search: texts and scores are those of transformers' generate(num_beams=N, do_sample=False).
 
 Where two texts, or two beginnings at the edge of the beams, differ in score by less than float32 can tell, either
-may win. The seeds here have no such ties: with others, a text that differs while its score is theirs to 1e-5
-is a tie, and one with another score is a fault.
+may win. The seeds here have no such ties: with others, a text that differs while its score is theirs is
+a tie, and one with another score is a fault. Sums of float32 log-probabilities near 0 are alike to 2e-6 a token.
 """
 
 import itertools
@@ -101,7 +101,7 @@ def differ(found, expected) -> list[int]:
     return [
         i
         for i, ((text, score), (right, its)) in enumerate(zip(found, expected, strict=True))
-        if text != right or score != pytest.approx(its, rel=1e-5, abs=1e-5)
+        if text != right or score != pytest.approx(its, rel=1e-5, abs=5e-4)
     ]
 
 
@@ -273,14 +273,12 @@ def test_responses_are_the_best_texts_and_their_scores(demo):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("beams", "penalty", "early"),
-    [(2, 1.0, False), (4, 2.0, True), (4, 0.5, "never"), (5, -0.5, False), (5, 1.0, True)],
-)
-def test_200_prompts_of_the_embedded_pair(demo, beams, penalty, early):
-    prompts = examples(67)
-    how = dict(num_beams=beams, length_penalty=penalty, early_stopping=early)
-    compare_texts(demo, prompts, 16, num_samples=2, max_tokens=80, **how)
+def test_200_prompts_of_the_embedded_pair(demo):
+    prompts = examples(70)
+    ways = [(2, 1.0, False), (4, 2.0, True), (4, 0.5, "never"), (5, -0.5, False), (5, 1.0, True)]
+    for i, (beams, penalty, early) in enumerate(ways):
+        how = dict(num_beams=beams, length_penalty=penalty, early_stopping=early)
+        compare_texts(demo, prompts[i :: len(ways)], 16, num_samples=2, max_tokens=80, **how)
 
 
 # ---------------------------------------------------------------------------------------------
