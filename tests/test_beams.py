@@ -109,7 +109,7 @@ def pair(variant: str, ends=ENDS):
     """A model, and the same in transformers, which wants stacks of one height. Its logits are spread, so that
     texts hang on more than on their length, and no two scores are nearly equal."""
     model = random_model(variant, num_decoder_layers=2, eos_token_id=list(ends))
-    spread = cached_logits(model, *padded_inputs(VOCAB), block=30).std()
+    spread = cached_logits(model, *padded_inputs(VOCAB), 30).std()
     model.decoder.norm.weight = model.decoder.norm.weight * (3 / spread)
     return model, in_transformers(model)
 
