@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain
 from numbers import Integral
 from typing import Any, Protocol
 
@@ -30,7 +29,9 @@ from errors import InputError
 from families.languages import frame
 from families.loading import load
 from families.prompts import Prompts, check_prompt
-from speculative.cached_model import CachedModel, Model
+from speculative.batch import RowBatch, with_others
+from speculative.beams import BeamBatch
+from speculative.cached_model import Model
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
 from speculative.options import Options
 from speculative.row import DRAFTED, Row, Stats
@@ -53,15 +54,12 @@ BATCH_SIZE = 8
 _WINDOW = 32  # batches of prompts that are sorted by length together
 
 
-class Batch:
+class Batch(RowBatch):
     """Rows decoded side by side, a step at a time. Tokens in, tokens out."""
 
     def __init__(self, model: Any, drafter: Drafter, options: Options, schedule: Schedule):
-        self.ranks = getattr(model, "ranks", ALONE)  # the processes that share the target
-        self.target = CachedModel(model, self.ranks.share)
-        self.drafter, self.schedule = drafter, schedule
-        self._model, self._options = model, options
-        self.rows: list[Row] = []
+        super().__init__(model, getattr(model, "ranks", ALONE))
+        self.drafter, self.schedule, self._options = drafter, schedule, options
 
     def step(self) -> tuple[Plan, list[int]]:
         """Draft, verify, accept, keep (Leviathan et al. 2023, arXiv 2211.17192, algorithm 1), for all rows
@@ -129,48 +127,26 @@ class Batch:
                 row.score(*(x[b] for x in of_tokens))
         return accepted
 
-    def advance(self) -> list[Row]:
-        """A step, and what it took; the rows that it finished."""
-        live = [row for row in self.rows if not row.finish_reason]
-        began, prepared = time.perf_counter(), self.drafter.preparing_seconds
-        plan, accepted = self.step()
-        preparing = self.drafter.preparing_seconds - prepared
-        seconds = time.perf_counter() - began - preparing
-        for row in live:
-            row.stats.target_calls += 1
-            row.stats.seconds += seconds / len(live)
-            row.stats.preparing_seconds += preparing / len(live)
-        done = [row for row in live if row.finish_reason]
+    @property
+    def preparing_seconds(self) -> float:
+        return self.drafter.preparing_seconds
+
+    def observe(self, step: Any, seconds: float, preparing: float, done: Sequence[Row]) -> None:
         if self.schedule.learns:
+            plan, accepted = step
             seconds = float(self.ranks.broadcast(seconds))
             if plan.unread:  # else nothing was prepared
                 preparing = float(self.ranks.broadcast(preparing))
             ended = [row.stats.tokens for row in done]
             self.schedule.observe(plan, accepted, seconds, preparing, ended)
-        return done
 
-    def admit(self, fresh: Sequence[Row]) -> None:
-        """Read the prompts of new rows, in the place of finished rows or beside those that there are."""
-        began = time.perf_counter()
-        free = (b for b, row in enumerate(self.rows) if row.finish_reason)
-        new = [b for b, _ in zip(chain(free, range(len(self.rows), 1 << 30)), fresh, strict=False)]
-        for b, row in zip(new, fresh, strict=True):
-            self.rows[b : b + 1] = [row]
-            prefix = row.tokens or self._model.prefix(row.prompt)
-            row.begin(prefix, self.target.config)
-        self.target.admit(len(self.rows), new, [row.prompt for row in fresh])
+    def read(self, new: Sequence[int]) -> None:
+        self.target.admit(len(self.rows), new, [self.rows[b].prompt for b in new])
         self.drafter.admit(self.rows, new)
         self._set_sampler()
-        self.target.wait()
-        now = time.perf_counter()
-        tokens = sum(len(row.prompt) for row in fresh)
-        for row in fresh:
-            row.started = now
-            row.stats.encoding_seconds = (now - began) * len(row.prompt) / tokens
 
     def select(self, indices: Sequence[int]) -> None:
-        """Go on with these rows only."""
-        self.rows = [self.rows[b] for b in indices]
+        super().select(indices)
         self.target.select(indices)
         self.drafter.select(indices)
         self._set_sampler()
@@ -187,7 +163,7 @@ class Source(Protocol):
         ...
 
 
-def decode(batch: Batch, source: Source, batch_size: int) -> Iterator[Row]:
+def decode(batch: RowBatch, source: Source, batch_size: int) -> Iterator[Row]:
     """Decode rows, `batch_size` at most side by side; yield each as soon as it is finished.
 
     A new row joins at the next step. Where none comes, the batch shrinks as soon as a quarter of it is
@@ -227,6 +203,7 @@ class Response:
     logprobs: list[float] | None = None  # per token, under the target after penalties and bans
     top_logprobs: list[list[tuple[int, float]]] | None = None  # per token: ids, the likeliest first
     sample: int = 0  # which of the prompt's num_samples texts
+    score: float | None = None  # of a beam search: what it looks for the highest of
 
     @property
     def mean_logprob(self) -> float | None:
@@ -300,7 +277,7 @@ class SpeculativeDecoder:
         return self._learned[key][0]
 
     @contextmanager
-    def _running(self, options: Options) -> Iterator[Batch]:
+    def _running(self, options: Options) -> Iterator[RowBatch]:
         """An empty batch. Meanwhile memory is wired; at the end it is kept what steps cost."""
         try:
             with machine.wired_memory():
@@ -309,8 +286,10 @@ class SpeculativeDecoder:
             for schedule, kept in self._learned.values():
                 kept.save(schedule.costs())
 
-    def batch(self, options: Options) -> Batch:
+    def batch(self, options: Options) -> RowBatch:
         """An empty batch; see `decode`."""
+        if options.num_beams > 1:
+            return BeamBatch(self.model, getattr(self.model, "ranks", ALONE), options.num_beams)
         drafter = self.drafter(options)
         return Batch(self.model, drafter, options, self.schedule(options, drafter))
 
@@ -353,8 +332,8 @@ class SpeculativeDecoder:
             batch.admit([row])
             while not row.finish_reason:
                 first = len(row.origins)
-                batch.advance()
-                yield _respond(row, first)
+                if batch.advance() or len(row.origins) > first:  # a beam search has no text before
+                    yield _respond(row, first)
 
     def generate(self, prompt: str, **options) -> str:
         """The text for one prompt. Arguments and errors: as `stream_generate`."""
@@ -382,13 +361,18 @@ class SpeculativeDecoder:
         seed = RowSeeds(settings.seed)
 
         def make(prompt: str) -> list[Row]:
-            return [self.row(prompt, settings, seed) for _ in range(settings.num_samples)]
+            rows = [self.row(prompt, settings, seed) for _ in range(settings.num_samples)]
+            if settings.num_beams == 1:
+                return rows
+            rows[0].others = rows[1:]
+            return rows[:1]
 
         source = Prompts(prompts, make, _WINDOW * int(batch_size))
         with self._running(settings) as batch:
             for row in decode(batch, source, int(batch_size)):
                 index, sample = source.index.pop(row)
-                yield index, replace(_respond(row), sample=sample)
+                for i, each in enumerate(with_others([row])):
+                    yield index, replace(_respond(each), sample=sample + i)
 
     def batch_generate(
         self, prompts: Iterable[str], batch_size: int = BATCH_SIZE, **options
@@ -432,6 +416,7 @@ def _respond(row: Row, first: int = 0) -> Response:
         stats=stats,
         logprobs=row.logprobs[first:] if scored else None,
         top_logprobs=row.best[first:] if scored else None,
+        score=row.text_score,
     )
 
 

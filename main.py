@@ -30,6 +30,8 @@ from terminal import cli
 from terminal.summary import Summary, bars_for
 
 LARGE = 200 << 20  # bytes of weights
+DRAFTING = ("num_draft", "lookup", "delta")  # what beams do not
+BEAMS = ("length_penalty", "early_stopping")  # what only they ask for
 SAMPLING = ("top_k", "top_p", "min_p", "seed", "acceptance")  # what only sampling asks for
 
 
@@ -134,7 +136,31 @@ def add_controls(parser: cli.Parser) -> None:
         metavar="N",
         help="with --json: the tokens' log-probabilities, and those of the N best",
     )
-    option("--num-samples", type=cli.count, metavar="N", help="texts of each prompt, with --temp")
+    option(
+        "--num-samples",
+        type=cli.count,
+        metavar="N",
+        help="texts of each prompt, with --temp; or the best ones of so many beams",
+    )
+    option(
+        "--num-beams",
+        type=cli.count,
+        metavar="N",
+        help="above 1: the text of the highest score that a search with N beams finds; nothing is drafted",
+    )
+    option(
+        "--length-penalty",
+        type=float,
+        metavar="X",
+        help="of beams: the score is log-probability / length ** X (1)",
+    )
+    option(
+        "--early-stopping",
+        nargs="?",
+        const=True,
+        choices=["never"],
+        help="of beams: end with N texts; never: when no better one can come",
+    )
 
 
 def parse_args(argv: list[str] | None = None):
@@ -222,6 +248,8 @@ def as_json(index: int, response: Response) -> str:
     }
     if response.logprobs is None:
         fields = {k: v for k, v in fields.items() if "logprob" not in k}
+    if response.score is None:
+        del fields["score"]
     return json.dumps({"index": index} | fields, ensure_ascii=False)
 
 
@@ -344,6 +372,11 @@ def report_unused(given: dict, options: Options) -> None:
         reasons |= dict.fromkeys(SAMPLING, "at temperature 0; see --temp")
     if not given["json"]:
         reasons["logprobs"] = "without --json"
+    if options.num_beams > 1:
+        drafting = DRAFTING if given["draft_model"] is None else ("draft_model", *DRAFTING)
+        reasons |= dict.fromkeys(drafting, "with --num-beams, which drafts nothing")
+    else:
+        reasons |= dict.fromkeys(BEAMS, "without --num-beams")
     for name, reason in reasons.items():
         if name in given:
             print(f"--{name.replace('_', '-')} has no effect {reason}", file=sys.stderr)
@@ -409,7 +442,7 @@ def answer(args, ranks: Ranks) -> None:
         args.draft_model = ranks.in_turn(lambda: demo_model("draft"))
     model, tokenizer = load(args.model, ranks.group)
     draft_model = None
-    if args.draft_model and options.num_draft:
+    if args.draft_model and options.num_draft and options.num_beams == 1:
         draft_model, _ = load(args.draft_model, ranks.group, split=False)
     report_slow(model)
     report_generation(model, options, args.verbose)

@@ -19,6 +19,7 @@ _OPTIONS = (  # under the same names in options.Options
     "forced_bos_token_id",
     "forced_eos_token_id",
 )
+_BEAMS = ("length_penalty", "early_stopping")  # as well, where the user asks for beams
 _LENGTHS = {  # of the text, and of the text with what it begins with -> ours
     ("min_new_tokens", "min_length"): "min_tokens",
     ("max_new_tokens", "max_length"): "max_tokens",
@@ -29,6 +30,8 @@ _NEUTRAL = {  # what asks for nothing
     "min_length": 0,
     "min_new_tokens": 0,
     "num_beams": 1,
+    "length_penalty": 1,
+    "early_stopping": False,
     "encoder_no_repeat_ngram_size": 0,
     "encoder_repetition_penalty": 1,
     "guidance_scale": 1,
@@ -60,20 +63,20 @@ class Generation:
         values = read_json(folder / name)
         given = {k: v for k, v in values.items() if v is not None and v != _NEUTRAL.get(k)}
         lengths = [key for pair in _LENGTHS for key in pair]
-        names = {*_OPTIONS, *lengths} - set(in_prefix)
+        names = {*_OPTIONS, *_BEAMS, *lengths} - set(in_prefix)
         found = cls(
             {key: value for key, value in given.items() if key in names},
             {key: value for key, value in given.items() if key in _NOT_DONE},
         )
         with naming(folder / name):
-            found.fill(Options(), 0)
+            found.fill(Options(num_beams=2), 0)
         return found
 
     def fill(self, options: Options, prefix_size: int) -> Options:
         """The options, with what they leave open; prefix_size: tokens that the row begins with."""
         if not self.settings:
             return options
-        defaults = {key: self.settings[key] for key in _OPTIONS if key in self.settings}
+        defaults = {k: self.settings[k] for k in _same_names(options) if k in self.settings}
         for (new, whole), name in _LENGTHS.items():
             if new in self.settings:
                 defaults[name] = self.settings[new]
@@ -84,9 +87,14 @@ class Generation:
 
     def taken(self, options: Options) -> dict[str, Any]:
         """The settings that count where the user asked for `options`."""
-        ours = {key: key for key in _OPTIONS}
+        ours = {key: key for key in _same_names(options)}
         ours |= {key: name for pair, name in _LENGTHS.items() for key in pair}
-        return {k: v for k, v in self.settings.items() if getattr(options, ours[k]) is None}
+        settings = {k: v for k, v in self.settings.items() if k in ours}
+        return {k: v for k, v in settings.items() if getattr(options, ours[k]) is None}
+
+
+def _same_names(options: Options) -> tuple[str, ...]:
+    return (*_OPTIONS, *_BEAMS) if options.num_beams > 1 else _OPTIONS
 
 
 def _whole(name: str, value: object) -> int:

@@ -132,6 +132,11 @@ class SlotCache:
         for store in (self.keys, self.values):
             store[:] = [None if slots is None else slots[index] for slots in store]
 
+    def reorder(self, rows: Sequence[int]) -> None:
+        """Go on with `rows` in their order, each in the place of one of the same prompt: what
+        cross-attention reads does not move."""
+        SlotCache.select(self, rows)
+
 
 class CrossCache(SlotCache):
     """The cache of an encoder-decoder model: slots, and what the decoder's cross-attention reads.

@@ -71,6 +71,11 @@ class CachedModel:
         if self.cache:
             self.cache.select(rows)
 
+    def reorder(self, rows: Sequence[int]) -> None:
+        """Go on with these rows, each in the place of one of the same prompt."""
+        assert self.cache
+        self.cache.reorder(rows)
+
     def __call__(self, rows: Rows, drafted: mx.array, lengths: np.ndarray) -> mx.array:
         """Logits [B, 1 + k, V] after each row's last token and each of its drafted tokens [B, k], of which
         the first lengths[b] are meant. `keep` follows."""

@@ -53,6 +53,11 @@ class Options:
     logprobs: int | None = None  # tell tokens' log-probabilities, and those of so many of the best
     num_samples: int = 1  # texts of a prompt
 
+    # Of beams.py; as above, None is what the checkpoint has, or else 1 and False.
+    num_beams: int = 1  # above 1, the text of the highest score that so many beams find, undrafted
+    length_penalty: float | None = None  # the score: log-probability / length ** length_penalty
+    early_stopping: bool | str | None = None  # end with num_beams texts; "never": with the best
+
     def __post_init__(self):
         if self.num_draft != "auto":
             what = "a whole number of 0 or more, or auto"
@@ -101,10 +106,29 @@ class Options:
             raise InputError(f"processors is {self.processors!r}, not a list of functions")
         if not (isinstance(self.stop, str) or _all(self.stop, str)) or "" in self.stops:
             raise InputError(f"stop is {self.stop!r}, not a text or a list of texts")
-        if self.num_samples > 1 and self.temp == 0:
+        self._check_beams()
+
+    def _check_beams(self) -> None:
+        self._check("num_beams", Integral, _FROM_1, lambda n: n >= 1)
+        self._check("length_penalty", Real, "a number", math.isfinite, optional=True)
+        early = self.early_stopping
+        if not isinstance(early, (bool, NoneType)) and early != "never":
+            raise InputError(f"early_stopping is {early!r}, not True, False or never")
+        if self.num_beams == 1:
+            if self.num_samples > 1 and self.temp == 0:
+                raise InputError(
+                    "num_samples above 1 needs temp above 0: greedy texts are all the same; or num_beams"
+                )
+            return
+        if self.temp:
+            raise InputError("num_beams above 1 needs temp 0: a beam search does not sample")
+        if self.num_samples > self.num_beams:
             raise InputError(
-                "num_samples above 1 needs temp above 0: greedy texts are all the same"
+                f"num_samples is {self.num_samples}; {self.num_beams} beams find as many texts at most"
             )
+        for name, value in (("stop", self.stops), ("logprobs", self.logprobs is not None)):
+            if value:
+                raise InputError(f"{name} has no meaning with num_beams above 1")
 
     def _check(
         self, name: str, kind: type, what: str, accepts: Callable, optional: bool = False

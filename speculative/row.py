@@ -96,6 +96,8 @@ class Row:
     finish_reason: str | None = None
     stats: Stats = field(default_factory=Stats)
     started: float = 0.0  # time.perf_counter() when the prompt had been read
+    text_score: float | None = None  # of a beam search
+    others: "list[Row]" = field(default_factory=list)  # rows that take its next best texts
 
     def begin(self, prefix: Sequence[int], config: Any) -> None:
         """Start with this prefix; config: the model's. InputError for tokens that it has not."""

@@ -151,7 +151,7 @@ def test_ranks_write_what_one_process_writes(models, tmp_path, ranks, ways):
 
 
 def test_rank_0_decides_where_ranks_differ_in_drafts_logits_and_clocks(models, tmp_path):
-    ways = ["draft", "auto", "coupled"]
+    ways = ["draft", "auto", "coupled", "beams"]
     job = dict(folder=str(models / "8"), ways=ways)
     ((first, second),) = run_jobs(2, [job | dict(tampered=True)], tmp_path)
     alone = decode(**job)

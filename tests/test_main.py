@@ -104,6 +104,9 @@ def test_a_prompt_may_be_cut_by_the_default_which_is_512(folder):
     assert result.stderr == "--max-tokens 512 has cut the text; raise it for the rest\n"
 
 
+BEAMS = ("length-penalty", "early-stopping")
+
+
 @pytest.mark.parametrize(
     ("arguments", "notes"),
     [
@@ -118,6 +121,17 @@ def test_a_prompt_may_be_cut_by_the_default_which_is_512(folder):
         ),
         (["--temp", "1e-6", "--top-k", "1", "--seed", "0"], []),
         (["--delta", "0.0"], []),
+        (
+            ["--length-penalty", "-0.5", "--early-stopping"],
+            [f"--{flag} has no effect without --num-beams" for flag in BEAMS],
+        ),
+        (
+            ["--num-beams", "2", "--length-penalty", "-0.5", "--num-draft", "3", "--lookup"],
+            [
+                f"--{flag} has no effect with --num-beams, which drafts nothing"
+                for flag in ("num-draft", "lookup")
+            ],
+        ),
     ],
 )
 def test_a_flag_without_effect_is_told(folder, arguments, notes):

@@ -19,6 +19,7 @@ WAYS = {
     "lookup": dict(num_draft=3, lookup=True),
     "auto": dict(num_draft="auto", lookup=True, max_tokens=24),
     "coupled": dict(num_draft=2, temp=0.8, seed=3),
+    "beams": dict(num_beams=3, num_samples=2, length_penalty=0.5, batch_size=2),
     "block": dict(num_draft=2, temp=0.8, seed=3, acceptance="block"),
 }
 
@@ -56,9 +57,10 @@ def tamper(target, draft) -> None:
     """What another kind of machine might do on this rank, exaggerated: other drafts, other logits from
     the same hidden states, and a clock without sense."""
     import decoder
+    from speculative import batch
 
     rng = random.Random(0)
-    decoder.time = SimpleNamespace(perf_counter=lambda: rng.random() * 100)
+    decoder.time = batch.time = SimpleNamespace(perf_counter=lambda: rng.random() * 100)
     draft.decoder.norm.weight = -draft.decoder.norm.weight
     target.decoder.norm.weight = -target.decoder.norm.weight
 

@@ -1,0 +1,348 @@
+"""Beam search: texts and scores are those of transformers' generate(num_beams=N, do_sample=False).
+
+Where two texts, or two beginnings at the edge of the beams, differ in score by less than float32 can tell, either
+may win. The seeds here have no such ties: with others, a text that differs while its score is theirs is
+a tie, and one with another score is a fault. Sums of float32 log-probabilities near 0 are alike to 2e-6 a token.
+"""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+import torch
+from helpers import bart_checkpoints, checkpoints
+from helpers.decoding import new_rows, ragged_prompts
+from helpers.models import cached_logits, padded_inputs, random_model, until
+from helpers.programs import DEMO
+from transformers import T5ForConditionalGeneration
+
+from benchmarks.baselines import in_transformers
+from checkpoints.folder import open_checkpoint
+from checkpoints.tensors import to_mlx
+from decoder import SpeculativeDecoder, Stats, decode
+from demo.tasks import KINDS, held_out_example
+from distributed.ranks import ALONE
+from errors import InputError
+from families.bart import FAMILY
+from families.generation import Generation
+from speculative.beams import BeamBatch, Search
+from speculative.cache import SlotCache
+from speculative.options import Options
+from speculative.row import Waiting
+
+ENDS = (1, 5)
+VOCAB = 61
+SAMPLES = 2
+# With an end that is likelier than a random model has it, texts end at all lengths.
+SOON = dict(max_tokens=14, logit_bias={1: 2.0, 5: 1.0})
+THEIRS = dict(  # our names -> transformers'
+    max_tokens="max_new_tokens",
+    min_tokens="min_new_tokens",
+    logit_bias="sequence_bias",
+    num_samples="num_return_sequences",
+)
+PROCESSORS = dict(
+    repetition_penalty=1.4,
+    no_repeat_ngram_size=2,
+    min_tokens=4,
+    bad_words_ids=[[7], [39], [9, 11], [32, 32], [56]],
+    suppress_tokens=[12, 33],
+    forced_bos_token_id=17,
+    forced_eos_token_id=1,
+)
+
+
+def theirs(reference, prompts, side="right", **options) -> list[tuple[list[int], float]]:
+    """(tokens, score) of each prompt's texts, from transformers; the end of sequence included."""
+    pad, ends = reference.generation_config.pad_token_id, reference.generation_config.eos_token_id
+    width = max(map(len, prompts))
+    fill = [[pad] * (width - len(prompt)) for prompt in prompts]
+    holes = [[0] * len(f) for f in fill]
+    ones = [[1] * len(prompt) for prompt in prompts]
+    parts = [(p, f) if side == "right" else (f, p) for p, f in zip(prompts, fill, strict=True)]
+    masks = [(o, h) if side == "right" else (h, o) for o, h in zip(ones, holes, strict=True)]
+    settings = {THEIRS.get(name, name): value for name, value in options.items()}
+    if bias := settings.get("sequence_bias"):
+        settings["sequence_bias"] = {(token,): value for token, value in bias.items()}
+    found = reference.generate(
+        input_ids=torch.tensor([a + b for a, b in parts]),
+        attention_mask=torch.tensor([a + b for a, b in masks]),
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_scores=True,
+        **settings,
+    )
+    first = 1 if reference.config.is_encoder_decoder else width
+    ends = ends if isinstance(ends, list) else [ends]
+    texts = [until(ends, row[first:]) for row in found.sequences.tolist()]
+    return list(zip(texts, found.sequences_scores.tolist(), strict=True))
+
+
+def search(model, prompts, batch_size, **options):
+    """The finished rows of our search: each prompt's texts, the best first."""
+    settings = Options(**options)
+    rows = new_rows(prompts, settings)
+    for row in rows:
+        row.others = new_rows([row.prompt] * (settings.num_samples - 1), settings)
+    batch = BeamBatch(model, ALONE, settings.num_beams)
+    assert len(list(decode(batch, Waiting(rows), batch_size))) == len(rows)
+    return [each for row in rows for each in (row, *row.others)]
+
+
+def ours(model, prompts, batch_size, **options) -> list[tuple[list[int], float]]:
+    rows = search(model, prompts, batch_size, **options)
+    return [(row.generated, row.text_score) for row in rows]
+
+
+def differ(found, expected) -> list[int]:
+    """The places where a text or a score is another."""
+    assert len(found) == len(expected)
+    return [
+        i
+        for i, ((text, score), (right, its)) in enumerate(zip(found, expected, strict=True))
+        if text != right or score != pytest.approx(its, rel=1e-5, abs=5e-4)
+    ]
+
+
+def pair(variant: str, ends=ENDS):
+    """A model, and the same in transformers, which wants stacks of one height. Its logits are spread, so that
+    texts hang on more than on their length, and no two scores are nearly equal."""
+    model = random_model(variant, num_decoder_layers=2, eos_token_id=list(ends))
+    spread = cached_logits(model, *padded_inputs(VOCAB), 30).std()
+    model.decoder.norm.weight = model.decoder.norm.weight * (3 / spread)
+    return model, in_transformers(model)
+
+
+@pytest.fixture(scope="module")
+def models():
+    return pair("ul2")
+
+
+PROMPTS = ragged_prompts(12, VOCAB)
+
+
+def compare(models, batch_size, prompts=PROMPTS, side="right", **options):
+    """Ours, after it has been found to be theirs."""
+    found = ours(models[0], prompts, batch_size, **options)
+    assert differ(found, theirs(models[1], prompts, side, **options)) == []
+    return found
+
+
+@pytest.mark.parametrize(
+    ("beams", "penalty", "early", "batch_size"),
+    [(2, 1.0, True, 5), (4, 0.5, False, 3), (4, 2.0, "never", 12), (5, -0.5, "never", 1)],
+)
+def test_texts_and_scores_are_those_of_transformers(models, beams, penalty, early, batch_size):
+    how = dict(num_beams=beams, length_penalty=penalty, early_stopping=early, num_samples=SAMPLES)
+    found = compare(models, batch_size, **how, **SOON)
+    lengths = {len(text) for text, _ in found}
+    assert len(lengths) > 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["t5", "v1.1", "ul2", "one end"])
+def test_every_length_penalty_and_way_to_stop(variant):
+    models = pair("ul2", ENDS[:1]) if variant == "one end" else pair(variant)
+    ways = itertools.product((0.5, 1.0, 2.0, -0.5, 0.0), (False, True, "never"))
+    texts = set()
+    for i, (penalty, early) in enumerate(ways):
+        beams = (2, 4, 5)[(i + i // 3) % 3]
+        how = dict(num_beams=beams, length_penalty=penalty, early_stopping=early)
+        texts.add(str(compare(models, 5, **how, **SOON, num_samples=SAMPLES)))
+    assert len(texts) > 10
+
+
+def test_processors_see_log_probabilities(models):
+    compare(models, 5, num_beams=4, num_samples=SAMPLES, max_tokens=9, **PROCESSORS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_each_processor(models, name):
+    asked = {name: PROCESSORS[name]}
+    for beams in (2, 5):
+        plain = ours(models[0], PROMPTS, 5, num_beams=beams, **SOON)
+        assert compare(models, 5, num_beams=beams, **SOON, **asked) != plain
+
+
+def reach_of_the_length(self, best, length):
+    self._early = False
+    return is_over(self, best, length)
+
+
+def never_over_early(self, best, length):
+    self._early = False if self._early is True else self._early
+    return is_over(self, best, length)
+
+
+def beams_all_alike(self, *args):
+    begin(self, *args)
+    self.sums[:] = 0
+
+
+def too_few(num_beams, ends):
+    return num_beams
+
+
+is_over, begin = Search._is_over, Search.__init__
+MUTANTS = {
+    "no length penalty": (Search, "_score", lambda self, logprobs, length: logprobs),
+    "a length less": (Search, "_score", lambda self, x, n: x / np.float32((n - 1 or 1) ** 2.0)),
+    "cache not reordered": (SlotCache, "reorder", lambda self, rows: None),
+    "never is not never": (Search, "_is_over", reach_of_the_length),
+    "no early stopping": (Search, "_is_over", never_over_early),
+    "beams begin alike": (Search, "__init__", beams_all_alike),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_what_is_wrong_on_purpose_is_seen(models, mutant, monkeypatch):
+    early = "never" if mutant == "never is not never" else True
+    how = dict(num_beams=4, length_penalty=2.0, early_stopping=early, num_samples=SAMPLES)
+    expected = theirs(models[1], PROMPTS, **how, **SOON)
+    monkeypatch.setattr(*MUTANTS[mutant])
+    assert differ(ours(models[0], PROMPTS, 5, **how, **SOON), expected)
+
+
+def test_rows_come_and_go_and_a_batch_shrinks(models):
+    """As in one batch, whatever the size; and the steps are counted."""
+    how = dict(num_beams=3, length_penalty=0.2, **SOON)
+    alone = ours(models[0], PROMPTS, 1, **how)
+    for batch_size in (2, 5, 12):
+        assert differ(ours(models[0], PROMPTS, batch_size, **how), alone) == []
+    rows = search(models[0], PROMPTS, 5, **how)
+    for row in rows:
+        stats = row.stats
+        assert stats.tokens == len(row.generated) == len(row.origins) <= stats.target_calls
+        assert set(row.origins) == {"plain"} and stats.drafted == stats.accepted == 0
+        assert stats.seconds > 0 and stats.encoding_seconds > 0
+        ended = row.generated[-1] in ENDS
+        assert row.finish_reason == ("stop" if ended else "length")
+    assert {row.finish_reason for row in rows} == {"stop", "length"}
+
+
+def test_where_nothing_may_be_written_the_text_is_empty(models):
+    row, *_ = search(models[0], PROMPTS[:1], 1, num_beams=2, suppress_tokens=list(range(VOCAB)))
+    assert (row.generated, row.finish_reason, row.text_score) == ([], "stop", -1e9)
+
+
+# ---------------------------------------------------------------------------------------------
+# Text
+
+
+def examples(count: int) -> list[str]:
+    rng = random.Random(8)
+    return [held_out_example(rng, kind).prompt for kind in KINDS for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def demo(demo_pair):
+    """What decodes with the embedded target, and that in transformers."""
+    reference = T5ForConditionalGeneration.from_pretrained(DEMO / "target", dtype=torch.float32)
+    return SpeculativeDecoder(*demo_pair), reference
+
+
+def compare_texts(demo, prompts, batch_size, **options):
+    decoder, reference = demo
+    responses = decoder.batch_generate(prompts, batch_size, **options)
+    tokens = [decoder.tokenizer.encode(prompt).ids for prompt in prompts]
+    options.setdefault("max_tokens", 512)
+    found = [(r.tokens, r.score) for r in responses]
+    assert differ(found, theirs(reference, tokens, **options)) == []
+    return responses
+
+
+def test_responses_are_the_best_texts_and_their_scores(demo):
+    decoder, _ = demo
+    prompts = examples(1)
+    responses = compare_texts(demo, prompts, 2, num_beams=3, num_samples=2, max_tokens=12)
+    assert [r.sample for r in responses] == [0, 1] * len(prompts)
+    best, second, *_ = responses
+    assert best.text != second.text and best.score > second.score
+    assert "".join(best.texts) == best.text and best.mean_logprob is None
+    (whole,) = decoder.stream_generate(prompts[0], num_beams=3, max_tokens=12)
+    assert (whole.tokens, whole.text) == (best.tokens, best.text)
+    assert whole.score == pytest.approx(best.score, abs=1e-5)
+    assert decoder.generate(prompts[0], num_beams=3, max_tokens=12) == best.text
+    assert decoder.generate(prompts[0], max_tokens=12) and responses[0].prompt_tps > 0
+    total = sum((r.stats for r in responses), Stats())
+    assert total.tokens == sum(len(r.tokens) for r in responses) and total.drafted == 0
+    with pytest.raises(InputError, match="num_samples above 1 is for batch_generate"):
+        next(decoder.stream_generate(prompts[0], num_beams=3, num_samples=2))
+
+
+@pytest.mark.slow
+def test_200_prompts_of_the_embedded_pair(demo):
+    prompts = examples(70)
+    ways = [(2, 1.0, False), (4, 2.0, True), (4, 0.5, "never"), (5, -0.5, False), (5, 1.0, True)]
+    for i, (beams, penalty, early) in enumerate(ways):
+        how = dict(num_beams=beams, length_penalty=penalty, early_stopping=early)
+        compare_texts(demo, prompts[i :: len(ways)], 16, num_samples=2, max_tokens=80, **how)
+
+
+# ---------------------------------------------------------------------------------------------
+# What is asked for
+
+
+def test_a_checkpoints_settings_of_beams_count_where_beams_are_asked_for():
+    generation = Generation(dict(length_penalty=2.0, early_stopping=True))
+    with_beams, own = Options(num_beams=4), Options(num_beams=4, length_penalty=0.5)
+    assert generation.fill(Options(), 1) == Options() and generation.taken(Options()) == {}
+    filled = generation.fill(with_beams, 1)
+    assert (filled.length_penalty, filled.early_stopping) == (2.0, True)
+    assert generation.fill(own, 1).length_penalty == 0.5
+    assert generation.taken(own) == dict(early_stopping=True)
+
+
+# ---------------------------------------------------------------------------------------------
+# Other families
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bart", "mbart", "pegasus"])
+def test_barts_family(name, tmp_path):
+    """With what BART's checkpoints ask for: no 3-gram twice, a least length, a forced first and last token."""
+    raw = bart_checkpoints.VARIANTS[name] | dict(decoder_layers=2)
+    reference = bart_checkpoints.torch_model(raw)
+    reference.generation_config.forced_eos_token_id = None  # as its config has it
+    checkpoints.save(tmp_path, raw, bart_checkpoints.state_dict(reference))
+    tensors = FAMILY.rename(open_checkpoint(tmp_path))
+    model = FAMILY.model(FAMILY.config.from_hub(raw, tensors))
+    arrays = {name: np.concatenate(list(tensor.blocks())) for name, tensor in tensors.items()}
+    model.load_weights([(name, to_mlx(array)) for name, array in arrays.items()])
+    end = raw["eos_token_id"]
+    asked = dict(no_repeat_ngram_size=3, min_tokens=3, forced_bos_token_id=7)
+    for beams, penalty, early in [(2, 0.5, False), (4, 2.0, True), (5, -0.5, "never")]:
+        how = dict(num_beams=beams, length_penalty=penalty, early_stopping=early, max_tokens=12)
+        if name == "mbart":  # whose text begins with the last token of its source
+            reference.generation_config.decoder_start_token_id = 9
+            model.prefix = lambda prompt: [9]
+        compare((model, reference), 5, **how, logit_bias={end: 3.0}, num_samples=SAMPLES)
+        asked_too = asked | dict(forced_eos_token_id=end)
+        compare((model, reference), 5, **how, **asked_too, num_samples=SAMPLES)
+
+
+@pytest.mark.slow
+def test_a_decoder_only_model_of_mlx_lm():
+    """Prompts of 1 to 20 tokens, which transformers fills up on the left."""
+    pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-lm.txt")
+    from helpers.causal_models import arguments, build
+    from mlx.utils import tree_flatten
+    from mlx_lm.models import llama
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from families.causal import CausalModel
+
+    changes = dict(num_hidden_layers=2, tie_word_embeddings=False)
+    lm = build("llama", **changes)
+    config = arguments(llama, **changes) | dict(eos_token_id=1, pad_token_id=0)
+    del config["sliding_window"]  # of which transformers' cache makes more than its Llama
+    reference = LlamaForCausalLM(LlamaConfig(**config)).eval()
+    weights = {name: torch.tensor(np.array(w)) for name, w in tree_flatten(lm.parameters())}
+    reference.load_state_dict(weights)
+    model = CausalModel(lm, [1], 0)
+    for beams, penalty, early in [(2, 0.5, False), (4, 2.0, True), (5, -0.5, "never")]:
+        how = dict(num_beams=beams, length_penalty=penalty, early_stopping=early, max_tokens=12)
+        asked = dict(logit_bias={1: 3.0}, no_repeat_ngram_size=2, num_samples=SAMPLES)
+        compare((model, reference), 5, side="left", **how, **asked)
