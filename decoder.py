@@ -11,10 +11,9 @@ target's own.
 import blas  # noqa: F401 (before mlx: see there)
 
 # isort: split
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from numbers import Integral
 from typing import Any, Protocol
 
@@ -34,7 +33,8 @@ from speculative.beams import BeamBatch
 from speculative.cached_model import Model
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
 from speculative.options import Options
-from speculative.row import DRAFTED, Row, Stats
+from speculative.response import Response, respond
+from speculative.row import Row, Stats
 from speculative.sampling import RowSeeds, log_probabilities, sampler
 from speculative.schedule import AdaptiveSchedule, FixedSchedule, Plan, Schedule
 
@@ -185,37 +185,6 @@ def decode(batch: RowBatch, source: Source, batch_size: int) -> Iterator[Row]:
 # Text
 
 
-@dataclass
-class Response:
-    """What was generated for a prompt: all of it, or (`stream_generate`) what a step added."""
-
-    text: str
-    tokens: list[int]
-    texts: list[str]  # per token: what it adds to the text, a character with its last token
-    origins: list[str]  # per token: "copied", "drafted", "corrected" or "plain"; see row.ORIGINS
-    finish_reason: str | None  # "stop": end of sequence; "length": max_tokens; None: goes on
-    prompt_tokens: int
-    generation_tokens: int  # so far
-    prompt_tps: float  # prompt tokens per second, of all that were read together
-    generation_tps: float
-    peak_memory: float  # GB
-    stats: Stats  # so far
-    logprobs: list[float] | None = None  # per token, under the target after penalties and bans
-    top_logprobs: list[list[tuple[int, float]]] | None = None  # per token: ids, the likeliest first
-    sample: int = 0  # which of the prompt's num_samples texts
-    score: float | None = None  # of a beam search: what it looks for the highest of
-
-    @property
-    def mean_logprob(self) -> float | None:
-        """Of the tokens, where logprobs are asked for."""
-        return sum(self.logprobs) / len(self.logprobs) if self.logprobs else None
-
-    @property
-    def from_draft(self) -> list[bool]:
-        """Per token: the drafter proposed it."""
-        return [origin in DRAFTED for origin in self.origins]
-
-
 class SpeculativeDecoder:
     """A target, a draft model for it or none, and what was learned about them: keep one for many calls.
 
@@ -333,7 +302,7 @@ class SpeculativeDecoder:
             while not row.finish_reason:
                 first = len(row.origins)
                 if batch.advance() or len(row.origins) > first:  # a beam search has no text before
-                    yield _respond(row, first)
+                    yield respond(row, first)
 
     def generate(self, prompt: str, **options) -> str:
         """The text for one prompt. Arguments and errors: as `stream_generate`."""
@@ -372,7 +341,7 @@ class SpeculativeDecoder:
             for row in decode(batch, source, int(batch_size)):
                 index, sample = source.index.pop(row)
                 for i, each in enumerate(with_others([row])):
-                    yield index, replace(_respond(each), sample=sample + i)
+                    yield index, replace(respond(each), sample=sample + i)
 
     def batch_generate(
         self, prompts: Iterable[str], batch_size: int = BATCH_SIZE, **options
@@ -397,27 +366,6 @@ def _expected(name: str, value: object, what: str) -> str:
 def _check_model(name: str, model: object) -> None:
     if not all(hasattr(model, part) for part in ("config", "start", "decode")):
         raise InputError(_expected(name, model, "model"))
-
-
-def _respond(row: Row, first: int = 0) -> Response:
-    """The response for the row's generated tokens from index `first` on."""
-    stats, scored = row.stats.copy(), row.options.logprobs is not None
-    return Response(
-        text="".join(row.texts[first:]),
-        tokens=row.generated[first:],
-        texts=row.texts[first:],
-        origins=row.origins[first:],
-        finish_reason=row.finish_reason,
-        prompt_tokens=stats.prompt_tokens,
-        generation_tokens=stats.tokens,
-        prompt_tps=stats.prompt_tokens / stats.encoding_seconds,
-        generation_tps=stats.tokens / (time.perf_counter() - row.started),
-        peak_memory=mx.get_peak_memory() / 1e9,
-        stats=stats,
-        logprobs=row.logprobs[first:] if scored else None,
-        top_logprobs=row.best[first:] if scored else None,
-        score=row.text_score,
-    )
 
 
 # ---------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from benchmarks.causal import MlxLm, in_template, sampled_by_mlx_lm, widened_cau
 from benchmarks.measure import examples
 from decoder import SpeculativeDecoder
 from demo.tasks import KINDS, held_out_example, training_example
-from speculative.sampling import RULES
+from speculative.options import RULES
 
 pytestmark = pytest.mark.slow
 

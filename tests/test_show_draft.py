@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from benchmarks.measure import examples
 from checkpoints.tokenizer import TextStream, byte_tokenizer
-from decoder import _respond, stream_batch, stream_generate
+from decoder import stream_batch, stream_generate
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 from speculative.options import Options
+from speculative.response import respond
 from speculative.row import ORIGINS, Row
 from terminal.colours import _BRACKETS, _COLOURS, painted
 
@@ -99,7 +100,7 @@ def response_of(tokenizer, tokens: list[int], origins: list[str]):
     for token, origin in zip(tokens, origins, strict=True):
         row.commit([], token, (None, origin), ())
     row.stats.encoding_seconds = 1.0
-    return _respond(row)
+    return respond(row)
 
 
 @pytest.fixture(scope="module")
