@@ -102,7 +102,7 @@ class MlxLm:
         )
         return [  # it leaves the end out
             tokens if len(tokens) == self._most else [*tokens, self._ends[0]]
-            for tokens in found.token_ids
+            for tokens in found.token_ids or []
         ]
 
 
@@ -110,7 +110,7 @@ class MlxLm:
 # Tables
 
 
-def compare_speed(target: CausalModel, draft: CausalModel, prompts: Sequence[list[int]]) -> None:
+def compare_speed(target: Any, draft: CausalModel, prompts: Sequence[list[int]]) -> None:
     """Tokens per second, reading prompts included, of ways that take turns; ratios to mlx-lm's plain one."""
     theirs, drafter = MlxLm(target, draft), ModelDrafter(draft)
     ways: dict[str, Way] = {"mlx-lm, generate_step": theirs.plain}

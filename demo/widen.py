@@ -65,7 +65,8 @@ def widen_llama(model: Any, shape: str) -> nn.Module:
     sharing = args.num_attention_heads // args.num_key_value_heads  # heads per key
     keys = -(-hidden // head_dim // sharing)
     narrower = args.hidden_size / hidden  # how much smaller the mean square is
-    wide = type(model)(
+    build: Any = type(model)
+    wide = build(
         dataclasses.replace(
             args,
             **changes,
