@@ -97,6 +97,7 @@ def test_every_way_writes_what_transformers_writes(demo_pair):
     assert partial > 100
 
 
+@pytest.mark.slow
 def test_sampled_text_is_plain_text(demo_pair):
     """Under `coupled`, the rule of sampling that is taken where nothing is said."""
     target, tokenizer, draft = demo_pair

@@ -206,8 +206,8 @@ def small_pair(tmp_path, variant: str):
 def test_texts_are_those_of_generate(tmp_path):
     reference, model = small_pair(tmp_path, "v1.1")
     prompts, draft = ragged_prompts(8, 61), disturbed(model, 0.1)
-    compared = texts_are_generates(reference, model, draft, prompts, [1], SETTINGS, WAYS)
-    assert compared == 8 * len(SETTINGS) * len(WAYS)
+    some = ["penalty", "words", "all"]
+    assert texts_are_generates(reference, model, draft, prompts, [1], some, WAYS) == 8 * 3 * 2
 
 
 @pytest.mark.slow
@@ -216,8 +216,9 @@ def test_texts_of_every_variant_are_those_of_generate(tmp_path, variant):
     reference, model = small_pair(tmp_path, variant)
     with_eos(model, EOS)
     prompts, draft = ragged_prompts(6, 61), disturbed(model, 0.1)
-    some = ["no 2-gram", "all"]
-    assert texts_are_generates(reference, model, draft, prompts, [EOS], some, MORE_WAYS) > 150
+    assert texts_are_generates(reference, model, draft, prompts, [EOS], ["all"], MORE_WAYS) > 70
+    every = list(SETTINGS)
+    assert texts_are_generates(reference, model, draft, prompts, [EOS], every, WAYS) > 140
 
 
 @pytest.mark.slow
@@ -259,7 +260,12 @@ def drawn(rule: str, kind: str, num_draft: int, count: int = 20_000) -> np.ndarr
 
 
 @pytest.mark.parametrize(
-    ("rule", "kind"), [("coupled", "model"), ("token", "both"), ("block", "model")]
+    ("rule", "kind"),
+    [
+        ("token", "both"),
+        pytest.param("coupled", "model", marks=pytest.mark.slow),
+        pytest.param("block", "model", marks=pytest.mark.slow),
+    ],
 )
 def test_sampled_rows_have_the_law_of_what_is_processed(rule, kind):
     assert deviation(drawn(rule, kind, 3), law_of(TableModel(0), 0.7)) < LIMIT

@@ -46,7 +46,17 @@ def dequantized(output, quantization: Quantization) -> T5:
     return model
 
 
-@pytest.mark.parametrize("quantization", EVERY, ids=lambda q: f"{q.mode}-{q.bits}-{q.group_size}")
+QUICK = {("affine", 4, 64), ("mxfp4", 4, 32)}  # the others are the same code with other numbers
+
+
+def _marked(quantization):
+    known = (quantization.mode, quantization.bits, quantization.group_size)
+    return pytest.param(quantization, marks=() if known in QUICK else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    "quantization", map(_marked, EVERY), ids=lambda q: f"{q.mode}-{q.bits}-{q.group_size}"
+)
 def test_logits_are_those_of_the_weights_that_the_quantized_stand_for(
     folder, tmp_path, quantization
 ):

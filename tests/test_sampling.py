@@ -83,7 +83,10 @@ def counts_of_one_step(accept, p: np.ndarray, q: np.ndarray, k: int, draws: int,
     return np.bincount(index, minlength=V ** (k + 1)), n.mean()
 
 
-@pytest.mark.parametrize(("k", "filters"), [(1, {}), (2, {}), (3, FILTERS[1]), (4, {})])
+@pytest.mark.parametrize(
+    ("k", "filters"),
+    [(2, {}), (3, FILTERS[1]), *(pytest.param(k, {}, marks=pytest.mark.slow) for k in (1, 4))],
+)
 def test_rules_keep_the_targets_law(k, filters):
     """A million draws per rule. Block verification never accepts fewer tokens."""
     p, q = tables(k, **filters)
@@ -139,11 +142,11 @@ def test_the_test_sees_wrong_rules():
 # What is not here is the same: without drafts the rules are one, and the text of `coupled` is that of plain
 # decoding whatever drafts (below).
 LAWS = [
-    ("coupled", "model", 3, {}),
     ("token", "both", 3, {}),
     ("block", "model", 3, {}),  # sees noise that is used again for a position drafted again
 ]
 MORE_LAWS = [
+    ("coupled", "model", 3, {}),
     ("token", "model", 0, {}),
     ("token", "lookup", 3, {}),
     ("token", "model", 4, FILTERS[1]),
@@ -195,7 +198,11 @@ V11 = partial(random_model, "v1.1")
 
 @pytest.mark.parametrize(
     ("kind", "make"),
-    [("model", V11), ("lookup", V11), ("both", V11), *of_other_families("both")],
+    [
+        ("both", V11),
+        *(pytest.param(kind, V11, marks=pytest.mark.slow) for kind in ("model", "lookup")),
+        *of_other_families("both"),
+    ],
 )
 def test_coupled_text_is_plain_text(kind, make):
     """Over prompts, seeds, good and useless draft models, numbers of drafted tokens and batches."""

@@ -73,6 +73,7 @@ def test_copied_tokens_are_told_from_the_draft_models():
     assert row.origins == copied * 2 + drafted * 3
 
 
+@pytest.mark.slow
 def test_a_batch_tells_the_same_origins_as_one_prompt(demo_pair):
     target, tokenizer, draft = demo_pair
     options = dict(draft_model=draft, lookup=True, num_draft=3)

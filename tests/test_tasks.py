@@ -109,6 +109,7 @@ def test_the_pair_has_more_rows_than_pieces_as_real_models_do(demo_pair):
             assert (logits[..., pieces:].max(axis=-1) < logits.max(axis=-1) - 7).all()
 
 
+@pytest.mark.slow
 def test_a_widened_model_is_the_same_function(demo_pair):
     target, tokenizer, draft = demo_pair
     source = mx.array([tokenizer.encode("repair: The kign sees the the house.").ids])

@@ -29,6 +29,7 @@ def converted(folder: Path, tmp_path: Path) -> Tokenizer:
     return load_tokenizer(tmp_path)
 
 
+@pytest.mark.slow
 @needs_shared
 def test_real_t5_tokenizer_from_tokenizer_json(tmp_path):
     folder = SHARED / "t5_tokenizer"
