@@ -81,8 +81,9 @@ class Batch:
         return plan, self.commit(plan, drafted, n, token, scores)
 
     def room(self) -> list[int]:
-        """How many drafted tokens each row has room for, the target's own after them; -1: finished."""
-        return [-1 if row.finish_reason else row.room - 1 for row in self.rows]
+        """How many drafted tokens each row has room for, the target's own after them, and wants at most;
+        -1: finished."""
+        return [-1 if row.finish_reason else row.draft_room for row in self.rows]
 
     def score(
         self, logits: mx.array, n: mx.array, token: mx.array, drafted: mx.array
@@ -185,11 +186,16 @@ class Source(Protocol):
         ...
 
 
-def decode(batch: Batch, source: Source, batch_size: int) -> Iterator[Row]:
+def decode(
+    batch: Batch,
+    source: Source,
+    batch_size: int,
+    watch: Callable[[Sequence[Row]], object] = lambda rows: None,
+) -> Iterator[Row]:
     """Decode rows, `batch_size` at most side by side; yield each as soon as it is finished.
 
     A new row joins at the next step. Where none comes, the batch is halved as soon as half of it is
-    finished.
+    finished. watch: is shown the batch's rows after each step, and may end some by a finish_reason.
     """
     while True:
         live = [b for b, row in enumerate(batch.rows) if not row.finish_reason]
@@ -200,7 +206,9 @@ def decode(batch: Batch, source: Source, batch_size: int) -> Iterator[Row]:
             return
         elif 2 * len(live) <= len(batch.rows):
             batch.select(live)
-        yield from batch.advance()
+        finished = batch.advance()
+        watch(batch.rows)
+        yield from finished
 
 
 # ---------------------------------------------------------------------------------------------
