@@ -81,9 +81,8 @@ class Batch:
         return plan, self.commit(plan, drafted, n, token, scores)
 
     def room(self) -> list[int]:
-        """How many drafted tokens each row has room for, the target's own after them, and wants at most;
-        -1: finished."""
-        return [-1 if row.finish_reason else row.draft_room for row in self.rows]
+        """How many drafted tokens each row has room for, the target's own after them; -1: finished."""
+        return [-1 if row.finish_reason else row.room - 1 for row in self.rows]
 
     def score(
         self, logits: mx.array, n: mx.array, token: mx.array, drafted: mx.array

@@ -198,9 +198,12 @@ def serve(server, listener: socket.socket, engine, what: str) -> None:
     answering = threading.Thread(target=answer)
     answering.start()
     print(f"serving {what}", file=sys.stderr, flush=True)
-    engine.run()
-    server.should_exit = True
-    answering.join()
+    try:
+        engine.run()
+    finally:
+        engine.close()
+        server.should_exit = True
+        answering.join()
 
 
 if __name__ == "__main__":

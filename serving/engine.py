@@ -12,9 +12,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from decoder import Options, SpeculativeDecoder, decode
+from decoder import Batch, Options, SpeculativeDecoder, decode
 from serving.metrics import Metrics
 from speculative.row import Row, Stats
+from speculative.schedule import OwnLengths
 
 # What a row ends with besides "stop" and "length".
 CANCELLED, REFUSED, FAILED = "cancelled", "refused", "failed"
@@ -109,9 +110,8 @@ class Engine:
     def run(self) -> None:
         """Decode what is submitted, until `close`."""
         while True:
-            batch = self._decoder.batch(self._options)
             try:
-                for _ in decode(batch, self, self._batch_size, self._watch):
+                for _ in decode(self._batch(), self, self._batch_size, self._watch):
                     pass
                 return  # no row runs, and there will be none
             except Exception:
@@ -119,6 +119,13 @@ class Engine:
                 traceback.print_exc(file=sys.stderr)
                 for job in list(self._running.values()):
                     self._end(job, FAILED)
+
+    def _batch(self) -> Batch:
+        batch = self._decoder.batch(self._options)
+        batch.schedule = OwnLengths(
+            batch.schedule, lambda: [row.options.num_draft for row in batch.rows]
+        )
+        return batch
 
     def take(self, count: int, wait: bool) -> list[Row]:
         """As `decoder.Source`."""

@@ -60,7 +60,7 @@ _MOST = {  # of what a step's time or memory grows with
     "logprobs": 20,
     "top_logprobs": 20,
     "no_repeat_ngram_size": 1024,
-    "num_draft": 1024,
+    "num_draft": 64,
 }
 _LONGEST = {"prompt": 256, "stop": 16, "logit_bias": 1024, "bad_words_ids": 256}  # lists
 _DIGITS = 18

@@ -92,8 +92,8 @@ class Row:
     texts: list[str] = field(default_factory=list)  # per token: what it adds to the text
     logprobs: list[float] = field(default_factory=list)  # per token, where they are asked for
     best: list[list[tuple[int, float]]] = field(default_factory=list)  # the best tokens and theirs
-    finish_reason: str | None = None  # "stop": end of sequence or a stop text; "length": no room; or
-    # what the batch's owner ended it with
+    # "stop": end of sequence or a stop text; "length": no room; or what whoever decodes it ended it with
+    finish_reason: str | None = None
     stats: Stats = field(default_factory=Stats)
     started: float = 0.0  # time.perf_counter() when the prompt had been read
 
@@ -114,12 +114,6 @@ class Row:
     def room(self) -> int:
         """How many tokens the row may still gain."""
         return self.max_tokens - len(self.origins)
-
-    @property
-    def draft_room(self) -> int:
-        """How many drafted tokens there is room for before the target's own, num_draft at most."""
-        most, room = self.options.num_draft, self.room - 1
-        return room if isinstance(most, str) else min(room, int(most))
 
     def commit(self, accepted: list[int], token: int, origins: tuple, ends: Container[int]) -> int:
         """Append accepted drafted tokens and the target's own, up to the first that ends the text and as
