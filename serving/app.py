@@ -247,8 +247,8 @@ class Api:
 
     def _authorize(self, request: Request) -> None:
         key = self._served.api_key
-        given = request.headers.get("authorization", "")
-        if key is not None and not hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
+        given = request.headers.get("authorization", "").encode("latin-1")  # the bytes as sent
+        if key is not None and not hmac.compare_digest(given, f"Bearer {key}".encode()):
             raise HTTPException(401, "no API key, or a wrong one: Authorization: Bearer ...")
 
     def _check_model(self, name: str | None) -> None:
@@ -280,7 +280,6 @@ def make_app(served: Served, engine: Engine) -> Starlette:
             InputError: lambda request, error: _error(400, str(error)),
             Exception: lambda request, error: _error(500, "an error of the server's"),
         },
-        max_body_size=MAX_BODY,
     )
 
 
@@ -292,11 +291,16 @@ async def _body(request: Request) -> bytes:
     # Another kind could come from any page of the browser's, which asks nobody first.
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise HTTPException(415, "the body has to be of the type application/json")
+    body = bytearray()
     try:
         with anyio.fail_after(BODY_SECONDS):
-            return await request.body()
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_BODY:  # Starlette's own limit answers in plain text
+                    raise HTTPException(413, f"the body is too large; {MAX_BODY} bytes at most")
     except TimeoutError:
         raise HTTPException(408, "the body did not arrive in time") from None
+    return bytes(body)
 
 
 async def _unless_gone(request: Request, work: Awaitable[T]) -> T:

@@ -61,7 +61,10 @@ class Metrics:
         lines += self._of("texts_total", "counter", "Texts ended, by what ended them.")
         lines += self._labelled("texts_total", "finish_reason", self._rows)
         for name, (value, about) in counters.items():
-            lines += [*self._of(f"{name}_total", "counter", about), f"{PREFIX}_{name}_total {value}"]
+            lines += [
+                *self._of(f"{name}_total", "counter", about),
+                f"{PREFIX}_{name}_total {value}",
+            ]
         gauges = {
             "texts_running": (self._running(), "Texts in the batch."),
             "texts_waiting": (self._waiting(), "Texts in the queue."),

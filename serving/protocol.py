@@ -241,7 +241,9 @@ class Writer:
         """piece: the text of a token."""
         self._asked, self._rows, self._piece = asked, rows, piece
         self._chat = bool(asked.messages)
-        kind = ("chat.completion.chunk" if asked.stream else "chat.completion") if self._chat else ""
+        kind = (
+            ("chat.completion.chunk" if asked.stream else "chat.completion") if self._chat else ""
+        )
         self._head = {
             "id": ("chatcmpl-" if self._chat else "cmpl-") + uuid.uuid4().hex,
             "object": kind or "text_completion",
@@ -297,7 +299,10 @@ class Writer:
         scores = list(zip(row.texts[new], row.logprobs[new], row.best[new], strict=True))
         if self._chat:
             content = [
-                {**_token(text, score), "top_logprobs": [_token(self._piece(t), s) for t, s in best]}
+                {
+                    **_token(text, score),
+                    "top_logprobs": [_token(self._piece(t), s) for t, s in best],
+                }
                 for text, score, best in scores
             ]
             return {"content": content, "refusal": None}

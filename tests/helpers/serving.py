@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from http.client import HTTPConnection
 from pathlib import Path
@@ -66,9 +67,7 @@ class Server:
         body = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
         connection = HTTPConnection("127.0.0.1", self.port, timeout=120)
         try:
-            connection.request(
-                "POST", path, body, {"content-type": "application/json", **headers}
-            )
+            connection.request("POST", path, body, {"content-type": "application/json", **headers})
             response = connection.getresponse()
             text = response.read()
         finally:
@@ -80,9 +79,16 @@ class Server:
             return response.read().decode()
 
     def metric(self, name: str) -> float:
-        """The value of a line of /metrics."""
+        """The value of a line of /metrics; 0 where there is none yet."""
         lines = dict(line.rsplit(" ", 1) for line in self.get("/metrics").splitlines())
-        return float(lines[f"speculative_{name}"])
+        return float(lines.get(f"speculative_{name}", 0))
+
+    def until(self, name: str, value: float) -> None:
+        """Until a line of /metrics has this value."""
+        end = time.monotonic() + 120
+        while (found := self.metric(name)) != value:
+            assert time.monotonic() < end, f"{name} is {found}, not {value}"
+            time.sleep(0.02)
 
 
 def mixed(count: int, seed: int = 0) -> list[dict[str, Any]]:
