@@ -5,13 +5,13 @@ good as none.
 """
 
 import json
+import math
 import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from numbers import Integral, Real
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -59,7 +59,7 @@ _MOST = {  # of what a step's time or memory grows with
     "n": 64,
     "logprobs": 20,
     "top_logprobs": 20,
-    "no_repeat_ngram_size": 1024,
+    "no_repeat_ngram_size": 64,
     "num_draft": 64,
 }
 _LONGEST = {"prompt": 256, "stop": 16, "logit_bias": 1024, "bad_words_ids": 256}  # lists
@@ -86,7 +86,9 @@ class Asked:
 def read_json(body: bytes) -> dict[str, Any]:
     """A request's body; InputError for one that is no JSON object."""
     try:
-        value = json.loads(body, parse_int=_integer, parse_constant=_no_constant)
+        value = json.loads(
+            body, parse_int=_integer, parse_float=_finite_number, parse_constant=_no_constant
+        )
     except InputError:
         raise
     except (ValueError, RecursionError) as error:  # no UTF-8 either
@@ -101,6 +103,12 @@ def _integer(digits: str) -> int:
     if len(digits) > _DIGITS:
         raise InputError("the body has a number of too many digits")
     return int(digits)
+
+
+def _finite_number(digits: str) -> float:
+    if math.isinf(number := float(digits)):
+        raise InputError("the body has a number that is too large")
+    return number
 
 
 def _no_constant(name: str) -> None:
@@ -138,14 +146,15 @@ def _check_names(fields: Mapping[str, Any], chat: bool) -> None:
 def _options(fields: Mapping[str, Any], defaults: Options, chat: bool) -> Options:
     for name, most in _MOST.items():
         value = fields.get(name)
-        if isinstance(value, Integral) and value > most:
+        if isinstance(value, int) and value > most:
             raise InputError(f"{name} is {value}; {most} at most")
     for name, most in _LONGEST.items():
         value = fields.get(name)
         if isinstance(value, (list, dict)) and len(value) > most:
             raise InputError(f"{name} has {len(value)} entries; {most} at most")
-    words = fields.get("bad_words_ids", [])
-    if sum(len(word) for word in words if isinstance(word, list)) > _LONGEST["logit_bias"]:
+    words = fields.get("bad_words_ids")
+    of_words = [word for word in words if isinstance(word, list)] if isinstance(words, list) else []
+    if sum(map(len, of_words)) > _LONGEST["bad_words_ids"]:
         raise InputError("bad_words_ids has too many tokens")
     given = {ours: fields[name] for name, ours in _OPTIONS.items() if name in fields}
     if "max_completion_tokens" in fields:
@@ -184,7 +193,7 @@ def _biases(value: Any) -> Any:
 
 def _penalty(fields: Mapping[str, Any], name: str) -> float:
     value = fields.get(name, 0.0)
-    if not isinstance(value, Real) or isinstance(value, bool) or not -2 <= value <= 2:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not -2 <= value <= 2:
         raise InputError(f"{name} is not a number from -2 to 2")
     return float(value)
 
@@ -221,10 +230,10 @@ def _message(message: Any) -> dict[str, str]:
         raise InputError("a message is an object with role and content")
     content = message.get("content")
     if isinstance(content, list):  # of parts
-        parts = [part.get("text") for part in content if isinstance(part, dict)]
-        if len(parts) < len(content) or not all(isinstance(part, str) for part in parts):
+        parts = [part.get("text") if isinstance(part, dict) else None for part in content]
+        if not all(isinstance(part, str) for part in parts):
             raise InputError("a message's content has to be text here")
-        content = "".join(parts)
+        content = "".join(map(str, parts))
     if not isinstance(content, str):
         raise InputError("a message's content is not text")
     return {"role": message["role"], "content": content}

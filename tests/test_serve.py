@@ -108,6 +108,39 @@ def test_the_model_is_listed(client, server):
     assert json.loads(server.get("/health")) == {"status": "ok"}
 
 
+def test_a_chat_is_decoded_in_the_models_template(tmp_path):
+    openai = pytest.importorskip("openai")
+    pytest.importorskip("mlx_lm")
+    from helpers import causal_folders
+
+    causal_folders.write(tmp_path / "target")
+    causal_folders.write(tmp_path / "draft", noise=0.05)
+    arguments = ["--model", "target", "-m", "12"]
+    printed = run(
+        *arguments, "-p", "the cat sat", "--system-prompt", "be brief", cwd=tmp_path
+    ).stdout
+    raw = run(*arguments, "-p", "the cat sat", "--ignore-chat-template", cwd=tmp_path).stdout
+    messages = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "the cat sat"}]},
+    ]
+    with (
+        Server(tmp_path, *arguments, "--draft-model", "draft") as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        asked = dict(model="target", messages=messages, max_completion_tokens=12, logprobs=True)
+        chat = client.chat.completions.create(**asked).choices[0]
+        assert chat.message.content + "\n" == printed
+        assert "".join(token.token for token in chat.logprobs.content) + "\n" == printed
+        parts = [
+            part.choices[0].delta for part in client.chat.completions.create(**asked, stream=True)
+        ]
+        assert parts[0].role == "assistant"
+        assert "".join(part.content or "" for part in parts) + "\n" == printed
+        text = client.completions.create(model="target", prompt="the cat sat").choices[0].text
+        assert text + "\n" == raw != printed
+
+
 # ---------------------------------------------------------------------------------------------
 # Many at once
 

@@ -33,8 +33,10 @@ class Page:
         ours, theirs = os.pipe(), os.pipe()
         options = "--headless --no-sandbox --disable-gpu --remote-debugging-pipe --no-first-run"
         self._browser = subprocess.Popen(
-            [sys.executable, "-c", AS_3_AND_4, str(ours[0]), str(theirs[1])]
-            + [PROGRAM, *options.split(), f"--user-data-dir={folder}"],
+            [
+                *(sys.executable, "-c", AS_3_AND_4, str(ours[0]), str(theirs[1])),
+                *(PROGRAM, *options.split(), f"--user-data-dir={folder}"),
+            ],
             pass_fds=(ours[0], theirs[1]),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
