@@ -357,8 +357,8 @@ def _token(text: str, score: float) -> dict[str, Any]:
 
 
 def _finite(score: float) -> float:
-    """JSON has no infinities: OpenAI's own for what is impossible."""
-    return max(score, -9999.0)
+    """JSON has no infinities: OpenAI's own number for what is impossible."""
+    return score if score > -9999 else -9999.0
 
 
 def pieces(tokenizer: Tokenizer) -> Callable[[int], str]:

@@ -126,7 +126,7 @@ def rows(count: int, **options) -> list[Row]:
     for row in made:
         row.texts, row.origins = [" one", "", " two"], ["plain", "drafted", "drafted"]
         row.logprobs, row.best = (
-            [-0.5, -1.0, -float("inf")],
+            [-0.5, -1.0, float("nan")],
             [[(3, -0.5)], [(4, -1.0)], [(5, -2.0)]],
         )
     return made
