@@ -157,7 +157,7 @@ def main() -> None:
         max_prompt_tokens=args.max_prompt_tokens,
         max_tokens=args.max_request_tokens,
         api_key=args.api_key,
-        hosts=LOCAL if args.host in LOCAL else ["*"],
+        hosts=(*LOCAL, "[::1]") if args.host in LOCAL else ("*",),
     )
     logging.basicConfig(format="%(message)s", level=logging.INFO if args.verbose else logging.ERROR)
     server = uvicorn.Server(

@@ -97,7 +97,7 @@ NAMES = sorted(
 )
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(fields=st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=4), chat=st.booleans())
 def test_no_body_raises_anything_else(fields, chat):
     filled = {"prompt": "x", "messages": [{"role": "user", "content": "x"}], **fields}
@@ -108,7 +108,7 @@ def test_no_body_raises_anything_else(fields, chat):
         assert "\n" not in str(error)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(body=st.binary(max_size=60) | VALUES.map(lambda value: json.dumps(value).encode()))
 def test_garbage_is_no_request(body):
     try:
