@@ -163,11 +163,17 @@ class Source(Protocol):
         ...
 
 
-def decode(batch: RowBatch, source: Source, batch_size: int) -> Iterator[Row]:
+def decode(
+    batch: RowBatch,
+    source: Source,
+    batch_size: int,
+    watch: Callable[[Sequence[Row]], object] = lambda rows: None,
+) -> Iterator[Row]:
     """Decode rows, `batch_size` at most side by side; yield each as soon as it is finished.
 
     A new row joins at the next step. Where none comes, the batch shrinks as soon as a quarter of it is
     finished: finished rows take time, and so does copying what the caches hold of the others.
+    watch: is shown the batch's rows after each step, and may end some by a finish_reason.
     """
     while True:
         live = [b for b, row in enumerate(batch.rows) if not row.finish_reason]
@@ -178,7 +184,9 @@ def decode(batch: RowBatch, source: Source, batch_size: int) -> Iterator[Row]:
             return
         elif 4 * len(live) <= 3 * len(batch.rows):
             batch.select(live)
-        yield from batch.advance()
+        finished = batch.advance()
+        watch(batch.rows)
+        yield from finished
 
 
 # ---------------------------------------------------------------------------------------------

@@ -103,6 +103,27 @@ class RepetitionPenalty:
 
 
 @dataclass(frozen=True)
+class CountPenalty:
+    """Subtracts `presence` from the logits of tokens that the text has, and `frequency` for each time it has
+    them, as OpenAI's presence_penalty and frequency_penalty do. What the text begins with does not count."""
+
+    presence: float
+    frequency: float
+
+    def __call__(self, logits: mx.array, prefixes: Prefixes) -> mx.array:
+        B, T, V = logits.shape
+        tokens, sizes = prefixes.tokens, prefixes.sizes(T)
+        column = mx.arange(tokens.shape[1])
+        first = tokens.shape[1] - T + 1 - mx.array(prefixes.generated)[:, None]  # [B, 1]
+        counted = (column >= first) & (tokens >= 0) & (tokens < V)
+        where = counted[:, None] & (column < sizes)  # [B, T, N]
+        index = mx.where(counted, tokens, 0)[:, None]
+        rows, positions = mx.arange(B)[:, None, None], mx.arange(T)[:, None]
+        counts = mx.zeros((B, T, V)).at[rows, positions, index].add(where.astype(mx.float32))
+        return logits - self.presence * (counts > 0) - self.frequency * counts
+
+
+@dataclass(frozen=True)
 class NoRepeatNGrams:
     """Bans a token that would complete a sequence of `size` tokens that stands before already."""
 

@@ -92,7 +92,8 @@ class Row:
     texts: list[str] = field(default_factory=list)  # per token: what it adds to the text
     logprobs: list[float] = field(default_factory=list)  # per token, where they are asked for
     best: list[list[tuple[int, float]]] = field(default_factory=list)  # the best tokens and theirs
-    # "stop": end of sequence or a stop text; "length": no room, or but for a forced end
+    # "stop": end of sequence or a stop text; "length": no room, or but for a forced end; or what whoever
+    # decodes it ended it with
     finish_reason: str | None = None
     stats: Stats = field(default_factory=Stats)
     started: float = 0.0  # time.perf_counter() when the prompt had been read

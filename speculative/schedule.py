@@ -19,7 +19,7 @@ as long as texts have been, is more.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Protocol
@@ -137,6 +137,23 @@ class FixedSchedule:
         pass
 
 
+class OwnLengths:
+    """A schedule, but for rows that ask for a number of their own."""
+
+    def __init__(self, schedule: Schedule, own: Callable[[], Sequence[int | str]]):
+        """own: what each row asks for, a number or "auto"."""
+        self._schedule, self._own, self.learns = schedule, own, schedule.learns
+        self.observe = schedule.observe
+
+    def plan(self, candidates: Sequence[Sequence[Candidate]], room: Sequence[int]) -> Plan:
+        plan = self._schedule.plan(candidates, room)
+        chosen, lengths = list(plan.candidates), plan.lengths.tolist()
+        for b, number in enumerate(self._own()):
+            if not isinstance(number, str):
+                chosen[b], lengths[b] = next(iter(candidates[b]), None), number
+        return _plan(chosen, room, lengths)
+
+
 class AdaptiveSchedule:
     """The number of tokens that gives the most tokens per second, by what steps have shown so far.
     Keep one for a pair of models, a drafter and a distribution."""
@@ -182,8 +199,9 @@ class AdaptiveSchedule:
         """Where a row has several candidates, of the one that gives the most."""
         rows = len(candidates)
         candidates = [c if r > 0 else [] for c, r in zip(candidates, room, strict=True)]
-        if self._explored < len(FIRST):
-            length = (FIRST if rows == 1 else FIRST_OF_MANY)[self._explored]
+        if self._explored < len(FIRST) or not self._seconds:
+            first = FIRST if rows == 1 else FIRST_OF_MANY
+            length = first[self._explored % len(first)]
             return _sample([of_row[0] if of_row else None for of_row in candidates], room, length)
         copying, asking = self._costs(rows)
         tokens = self._tokens(candidates)

@@ -1,7 +1,7 @@
 """The manual is true: its commands run, its flags exist, its Python works, its files are there.
 
-Commands of main.py run on the embedded pair, whatever models they name; those of convert.py and
-benchmark.py, which would download or take minutes, pass the real parsers.
+Commands of main.py run on the embedded pair, whatever models they name; those of convert.py, serve.py and
+benchmark.py, which would download, go on or take minutes, pass the real parsers.
 """
 
 import ast
@@ -20,6 +20,7 @@ from helpers.programs import ANSWER, PROMPT, ROOT
 import benchmark
 import convert
 import main
+import serve
 from checkpoints.quantization import Quantization
 from decoder import Batch
 from speculative.drafting import Drafter
@@ -28,10 +29,16 @@ from speculative.sampling import accept_token
 
 PAGES = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
 MANUAL = ("README.md", "CONTRIBUTING.md", "demo/README.md", *PAGES)
-OPTIONS = {"main.py": "using", "convert.py": "conversion", "benchmark.py": "benchmarks"}
+OPTIONS = {
+    "main.py": "using",
+    "convert.py": "conversion",
+    "serve.py": "serving",
+    "benchmark.py": "benchmarks",
+}
 PARSERS = {
     "main.py": main.parse_args,
     "convert.py": convert.parse_args,
+    "serve.py": serve.parse_args,
     "benchmark.py": benchmark.parse_args,
 }
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -118,7 +125,7 @@ def check(script: str, arguments: list[str], capsys) -> None:
     except SystemExit as stopped:
         assert stopped.code == 0, capsys.readouterr().err
         return
-    if script == "main.py":
+    if script in ("main.py", "serve.py"):
         Options(**{f.name: getattr(args, f.name) for f in fields(Options) if f.name in args})
     elif script == "convert.py" and args.quantize:
         Quantization(args.q_mode or "affine", args.q_bits or 0, args.q_group_size or 0)
@@ -210,7 +217,11 @@ def test_every_flag_in_the_text_is_a_programs(name, capsys):
 
 @pytest.mark.parametrize(("script", "page"), OPTIONS.items())
 def test_every_flag_of_a_program_is_in_its_page(script, page, capsys):
-    named = set(re.findall(r"`(-[\w-]+)`", read(f"docs/{page}.md")))
+    pages = (
+        {page, "using"} if script == "serve.py" else {page}
+    )  # it has the other's options as well
+    text = "".join(read(f"docs/{name}.md") for name in pages)
+    named = set(re.findall(r"`(-[\w-]+)`", text))
     assert options_of(script, capsys)[0] - {"--help", "-h"} <= named
 
 

@@ -27,7 +27,7 @@ from transformers import GenerationConfig, T5ForConditionalGeneration
 from benchmarks.measure import examples
 from errors import InputError
 from speculative.options import Options
-from speculative.processors import Controls, processors_for
+from speculative.processors import Controls, CountPenalty, processors_for
 from speculative.row import Row
 
 SIZE, EOS, LIMIT_TOKENS = 31, 1, 16
@@ -127,6 +127,22 @@ def test_the_context_of_a_penalty_is_that_of_mlx_lm():
             prefix = mx.array([*tokens, *drafted[:t]])
             expected = np.array(reference(prefix, mx.array(logits[:, t])))
             np.testing.assert_allclose(found[:, t], expected, rtol=1e-6)
+
+
+def test_counted_penalties_are_openais():
+    """Of what the text has, drafted tokens included and what it begins with not."""
+    rng = np.random.default_rng(0)
+    penalty, plain = CountPenalty(0.5, 0.25), Options()
+    asked = [Options(processors=(penalty,)), plain, Options(processors=(penalty,))]
+    texts = [[0, *rng.integers(0, 8, n).tolist()] for n in (9, 4, 2)]
+    rows = [row_with(text, of_row) for text, of_row in zip(texts, asked, strict=True)]
+    drafted = rng.integers(0, 8, (3, 3)).astype(np.int32)
+    logits = rng.normal(0, 3, (3, 4, SIZE)).astype(np.float32)
+    found = np.array(Controls(rows)(mx.array(logits), [mx.array(drafted)]))
+    for b, t in itertools.product(range(3), range(4)):
+        counts = np.bincount([*texts[b][1:], *drafted[b, :t]], minlength=SIZE)
+        expected = logits[b, t] - (asked[b] is not plain) * (0.5 * (counts > 0) + 0.25 * counts)
+        np.testing.assert_allclose(found[b, t], expected, rtol=1e-6)
 
 
 def test_nothing_asked_costs_nothing():

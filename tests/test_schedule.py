@@ -14,6 +14,7 @@ from speculative.schedule import (
     Acceptance,
     AdaptiveSchedule,
     FixedSchedule,
+    OwnLengths,
     Seconds,
 )
 
@@ -215,3 +216,23 @@ def test_any_order_of_rounds_can_be_planned_for():
                 )
             accepted = [rng.randint(0, n) for n in plan.lengths]
             schedule.observe(plan, accepted, rng.random() + 0.1)
+
+
+def test_a_row_may_ask_for_a_number_of_its_own():
+    copied, modelled = Candidate("copied", 9, position=3), Candidate("model", UNBOUNDED)
+    schedule = OwnLengths(FixedSchedule(4), lambda: ["auto", 2, 0, 8, 8, 5])
+    candidates = [[modelled], [copied, modelled], [modelled], [copied], [], [modelled]]
+    plan = schedule.plan(candidates, [20, 20, 20, 6, 20, -1])
+    assert plan.lengths.tolist() == [4, 2, 0, 6, 0, 0]
+    assert plan.candidates == [modelled, copied, None, copied, None, None]
+
+
+def test_rows_of_their_own_numbers_do_not_keep_a_schedule_from_beginning():
+    """Steps in which one row copies and another asks the draft model for less tell nothing of their costs."""
+    schedule = AdaptiveSchedule(100)
+    own = OwnLengths(schedule, lambda: [2, 6])
+    candidates = [[Candidate("model", UNBOUNDED)], [Candidate("copied", 9, position=3)]]
+    for _ in range(2 * len(FIRST)):
+        plan = own.plan(candidates, [20, 20])
+        assert plan.lengths.tolist() == [2, 6]
+        own.observe(plan, [1, 3], 0.01)

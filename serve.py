@@ -1,0 +1,210 @@
+"""Serve a model over HTTP: drafts and batches together, in OpenAI's protocol, with a page that shows them.
+
+python serve.py
+python serve.py --model t5-11b --draft-model t5-small --port 8080
+"""
+
+from terminal import interrupts
+
+if __name__ == "__main__":
+    interrupts.expect()  # also while what follows is imported
+
+import logging
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from decoder import BATCH_SIZE, Options, SpeculativeDecoder, load
+from demo.pair import demo_model
+from errors import InputError
+from main import add_decoding_options, report_generation, report_slow
+from terminal import cli
+
+QUEUE = 256
+LOCAL = ("127.0.0.1", "localhost", "::1")
+GRACE_SECONDS = 10  # for the last answers to be read
+
+
+def parse_args(argv: list[str] | None = None):
+    parser = cli.Parser(prog="serve.py", description="Speculative decoding over HTTP.")
+    parser.add_argument(
+        "--model",
+        type=cli.name,
+        help="a converted folder, or its name under mlx_models/ (default: the embedded pair)",
+    )
+    parser.add_argument(
+        "--draft-model",
+        type=cli.name,
+        help="a smaller converted model of the same vocabulary (default: none)",
+    )
+    parser.add_argument(
+        "--host",
+        default=LOCAL[0],
+        help="the address to listen on; 0.0.0.0: all of this machine's (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--port", type=cli.count, default=8080, help="0: any that is free (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--api-key", metavar="KEY", help="answer only who sends it (default: answer everybody)"
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=cli.count,
+        default=BATCH_SIZE,
+        help="texts to decode side by side (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--queue",
+        type=cli.count,
+        default=QUEUE,
+        metavar="N",
+        help="texts that may wait beside them; more are refused (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-prompt-tokens",
+        type=cli.count,
+        default=4096,
+        metavar="N",
+        help="tokens that a prompt may have (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-request-tokens",
+        type=cli.count,
+        default=4096,
+        metavar="N",
+        help="the most that a request may ask for as its max_tokens (default: %(default)s)",
+    )
+    parser.add_argument("--verbose", action="store_true", help="log requests on stderr")
+    parser.epilog = "The options of decoding are those of requests that do not say otherwise."
+    add_decoding_options(parser)
+    args = parser.parse_args(argv)
+    if args.draft_model and not args.model:
+        parser.error("--draft-model needs --model; the embedded pair has a draft of its own")
+    for name in ("batch_size", "queue", "max_prompt_tokens", "max_request_tokens"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} is not 1 or more")
+    if args.api_key == "":
+        parser.error("--api-key is empty")
+    return args
+
+
+def listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot listen on port {port} of {host}: {reason}") from None
+
+
+def chat_template(model: Any) -> Callable[[list[dict[str, str]]], str] | None:
+    """What makes messages into the text that the model reads; None: it has no template."""
+    chat = getattr(model, "chat", None)
+    if chat is None or not chat.has_chat_template:
+        return None
+
+    def template(messages: list[dict[str, str]]) -> str:
+        try:
+            return chat.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # a template's own, of any class
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise InputError(f"the chat template refuses these messages: {reason}") from None
+
+    return template
+
+
+def main() -> None:
+    args = parse_args()
+    try:
+        import uvicorn
+
+        from serving.app import Served, make_app
+        from serving.engine import Engine
+    except ImportError as error:
+        raise InputError(
+            f"serving needs more packages ({error}): pip install -r requirements-serve.txt"
+        ) from None
+    given = vars(args)
+    flags = {field.name for field in fields(Options)} & given.keys()
+    options = Options(**{flag: given[flag] for flag in flags})
+    listener = listen(args.host, args.port)
+    names = {"target": args.model, "draft": args.draft_model}
+    if args.model is None:
+        names = {role: str(demo_model(role)) for role in names}
+    model, tokenizer = load(names["target"])
+    draft_model = load(names["draft"])[0] if names["draft"] and options.num_draft else None
+    report_slow(model)
+    report_generation(model, options, args.verbose)
+    decoder = SpeculativeDecoder(model, tokenizer, draft_model)
+    engine = Engine(decoder, options, args.batch_size, args.queue)
+    template = chat_template(model)
+    served = Served(
+        name=Path(names["target"]).name,
+        decoder=decoder,
+        options=options,
+        template=template,
+        about={
+            "draft_model": Path(names["draft"]).name if draft_model else None,
+            "lookup": options.lookup,
+            "chat": template is not None,
+        },
+        max_prompt_tokens=args.max_prompt_tokens,
+        max_tokens=args.max_request_tokens,
+        api_key=args.api_key,
+        hosts=(*LOCAL, "[::1]") if args.host in LOCAL else ("*",),
+    )
+    logging.basicConfig(format="%(message)s", level=logging.INFO if args.verbose else logging.ERROR)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            make_app(served, engine),
+            log_config=None,
+            access_log=args.verbose,
+            ws="none",
+            server_header=False,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+        )
+    )
+    serve(server, listener, engine, f"{served.name} at {url_of(listener)}")
+
+
+def url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def serve(server, listener: socket.socket, engine, what: str) -> None:
+    """Decode in this thread and answer in another, until a signal; then what runs is finished, unless there is
+    another signal."""
+
+    def stop(*_) -> None:
+        # Not here: the engine, which is interrupted, may hold the lock.
+        end = engine.abort if engine.closed else engine.close
+        threading.Thread(target=end).start()
+
+    def answer() -> None:
+        try:
+            server.run(sockets=[listener])
+        finally:
+            engine.close()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    answering = threading.Thread(target=answer)
+    answering.start()
+    print(f"serving {what}", file=sys.stderr, flush=True)
+    try:
+        engine.run()
+    finally:
+        engine.close()
+        server.should_exit = True
+        answering.join()
+
+
+if __name__ == "__main__":
+    cli.run(main)

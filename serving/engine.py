@@ -1,0 +1,156 @@
+"""One loop that decodes for everybody who asks: what they ask for are rows of a batch that never ends.
+
+The loop runs in one thread, the only one that touches a model. Others submit rows and read how far they are; a row
+is its own buffer, so that a slow reader holds nobody up.
+"""
+
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from decoder import Batch, Options, SpeculativeDecoder, decode
+from serving.metrics import Metrics
+from speculative.row import Row, Stats
+from speculative.schedule import OwnLengths
+
+# What a row ends with besides "stop" and "length".
+CANCELLED, REFUSED, FAILED = "cancelled", "refused", "failed"
+
+
+class Full(Exception):
+    """As many rows wait as may."""
+
+
+class Closed(Exception):
+    """No more rows are taken."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a row is. What it has beyond `tokens` is not to be read yet."""
+
+    tokens: int = 0
+    finish_reason: str | None = None
+    stats: Stats = field(default_factory=Stats)
+
+
+START = Progress()
+
+
+@dataclass(eq=False)
+class Job:
+    """A row on its way through the engine."""
+
+    row: Row
+    wake: Callable[[], object]  # called, in the loop's thread, whenever there is progress
+    progress: Progress = START
+    cancelled: bool = False
+    submitted: float = field(default_factory=time.perf_counter)
+
+    def tell(self, finish_reason: str | None) -> None:
+        """What the row has now may be read."""
+        row = self.row
+        self.progress = Progress(len(row.origins), finish_reason, row.stats.copy())
+        self.wake()
+
+
+class Engine:
+    """The loop, and its source of rows. `run` is the loop's thread's, which holds a lock at times; all else is for the
+    other threads."""
+
+    def __init__(
+        self, decoder: SpeculativeDecoder, options: Options, batch_size: int, queue_size: int
+    ):
+        """options: the acceptance rule, lenience and what drafts, for all rows; all else is a row's own."""
+        self._decoder, self._options, self._batch_size = decoder, options, batch_size
+        self._queue_size = queue_size
+        self._waiting: deque[Job] = deque()
+        self._running: dict[Row, Job] = {}
+        self._changed = threading.Condition()
+        self.closed = False
+        self.metrics = Metrics(lambda: len(self._running), lambda: len(self._waiting))
+
+    def submit(self, rows: Sequence[Row], wake: Callable[[], object]) -> list[Job]:
+        """Have rows decoded, all of them or none: Full, Closed."""
+        jobs = [Job(row, wake) for row in rows]
+        with self._changed:
+            if self.closed:
+                raise Closed
+            if len(self._waiting) + len(jobs) > self._queue_size:
+                raise Full
+            self._waiting.extend(jobs)
+            self._changed.notify()
+        return jobs
+
+    def cancel(self, jobs: Sequence[Job]) -> None:
+        """Nobody waits for these any more: their rows end before the next step."""
+        with self._changed:
+            for job in jobs:
+                job.cancelled = True
+            self._waiting = deque(job for job in self._waiting if not job.cancelled)
+
+    def close(self) -> None:
+        """Take no more rows, refuse those that wait, and have `run` return when the others are done."""
+        with self._changed:
+            self.closed = True
+            refused, self._waiting = self._waiting, deque()
+            self._changed.notify()
+        for job in refused:
+            job.tell(REFUSED)
+
+    def abort(self) -> None:
+        """Close, and do not wait for what runs."""
+        self.close()
+        self.cancel(list(self._running.values()))
+
+    def run(self) -> None:
+        """Decode what is submitted, until `close`."""
+        while True:
+            try:
+                for _ in decode(self._batch(), self, self._batch_size, self._watch):
+                    pass
+                return  # no row runs, and there will be none
+            except Exception:
+                # Of one row too many for the memory, or of ours. What was side by side is lost, no more.
+                traceback.print_exc(file=sys.stderr)
+                for job in list(self._running.values()):
+                    self._end(job, FAILED)
+
+    def _batch(self) -> Batch:
+        batch = self._decoder.batch(self._options)
+        assert isinstance(batch, Batch)  # no beams
+        batch.schedule = OwnLengths(
+            batch.schedule, lambda: [row.options.num_draft for row in batch.rows]
+        )
+        return batch
+
+    def take(self, count: int, wait: bool) -> list[Row]:
+        """As `decoder.Source`."""
+        with self._changed:
+            while wait and not self._waiting and not self.closed:
+                self._changed.wait()
+            jobs = [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
+            self._running |= {job.row: job for job in jobs}
+        return [job.row for job in jobs]
+
+    def _watch(self, rows: Sequence[Row]) -> None:
+        """Tell what rows have gained, and end those that nobody waits for."""
+        for job in [self._running[row] for row in rows if row in self._running]:
+            row = job.row
+            if not job.progress.tokens:
+                self.metrics.first_token.observe(time.perf_counter() - job.submitted)
+            if job.cancelled and not row.finish_reason:
+                row.finish_reason = CANCELLED
+            if row.finish_reason:
+                self._end(job, row.finish_reason)
+            else:
+                job.tell(None)
+
+    def _end(self, job: Job, finish_reason: str) -> None:
+        del self._running[job.row]
+        self.metrics.add(job.row.stats, finish_reason)
+        job.tell(finish_reason)

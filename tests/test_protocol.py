@@ -1,0 +1,185 @@
+"""OpenAI's JSON: what its fields mean here, that nothing is passed over in silence, and that no body, however it is
+made, raises anything but an InputError."""
+
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from errors import InputError
+from serving import protocol
+from serving.engine import Progress
+from serving.protocol import parse, read_json
+from speculative.options import Options
+from speculative.processors import CountPenalty
+from speculative.row import Row, Stats
+
+FIELDS = {  # of a request -> of Options, where the value is the same
+    "max_tokens": 7,
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "seed": 3,
+    "stop": ["a", "b"],
+    "logprobs": 2,
+    "num_draft": 3,
+    "top_k": 9,
+    "min_p": 0.1,
+    "min_tokens": 2,
+    "repetition_penalty": 1.5,
+    "repetition_context_size": 20,
+    "no_repeat_ngram_size": 3,
+    "bad_words_ids": [[4], [5, 6]],
+    "suppress_tokens": [8],
+    "forced_bos_token_id": 9,
+    "forced_eos_token_id": 1,
+    "source_lang": "eng_Latn",
+    "target_lang": "deu_Latn",
+}
+
+
+def options_of(fields, defaults=Options(), chat=False) -> Options:  # noqa: B008
+    given = {"messages": [{"role": "user", "content": "x"}]} if chat else {"prompt": "x"}
+    return parse({**given, **fields}, defaults, chat).options
+
+
+def test_each_field_is_an_option():
+    names = {"temperature": "temp"}
+    expected = Options(**{names.get(name, name): value for name, value in FIELDS.items()})
+    assert options_of(FIELDS) == expected
+    more = options_of({"n": 2, "temperature": 1, "logit_bias": {"5": 1.5}})
+    assert (more.num_samples, more.logit_bias) == (2, {5: 1.5})
+    penalties = options_of({"presence_penalty": 0.5, "frequency_penalty": -1})
+    assert penalties.processors == (CountPenalty(0.5, -1.0),)
+    chat = options_of({"max_completion_tokens": 5, "logprobs": True, "top_logprobs": 4}, chat=True)
+    assert (chat.max_tokens, chat.logprobs) == (5, 4)
+    assert options_of({"logprobs": True}, chat=True).logprobs == 0
+
+
+def test_what_is_not_said_is_the_servers():
+    defaults = Options(temp=0.7, seed=5, stop=("x",), lookup=True, num_draft=3, max_tokens=9)
+    assert options_of({}, defaults) == defaults
+    assert options_of(read_json(b'{"temperature": null, "seed": null}'), defaults) == defaults
+    assert options_of({"user": "me", "metadata": {}, "best_of": 1, "echo": False}) == Options()
+
+
+def test_a_chats_parts_are_its_text():
+    messages = [
+        {"role": "system", "content": "a"},
+        {"role": "user", "content": [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]},
+    ]
+    asked = parse({"messages": messages}, Options(), chat=True)
+    assert [message["content"] for message in asked.messages] == ["a", "bc"]
+    picture = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+    with pytest.raises(InputError, match="has to be text"):
+        parse({"messages": picture}, Options(), chat=True)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+NAMES = sorted(
+    {
+        *FIELDS,
+        *protocol._NEUTRAL,
+        *protocol._OURS,
+        "n",
+        "logit_bias",
+        "prompt",
+        "messages",
+        "top_logprobs",
+    }
+)
+
+
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@given(fields=st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=4), chat=st.booleans())
+def test_no_body_raises_anything_else(fields, chat):
+    filled = {"prompt": "x", "messages": [{"role": "user", "content": "x"}], **fields}
+    del filled["prompt" if chat else "messages"]
+    try:
+        parse(read_json(json.dumps(filled).encode()), Options(), chat)
+    except InputError as error:
+        assert "\n" not in str(error)
+
+
+@settings(deadline=None, max_examples=100)
+@given(body=st.binary(max_size=60) | VALUES.map(lambda value: json.dumps(value).encode()))
+def test_garbage_is_no_request(body):
+    try:
+        assert isinstance(read_json(body), dict)
+    except InputError as error:
+        assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "9" * 19, "NaN", "Infinity"])
+def test_numbers_that_no_option_could_hold_are_refused(number):
+    with pytest.raises(InputError, match=r"number|NaN|Infinity"):
+        read_json(f'{{"logit_bias": {{"5": {number}}}}}'.encode())
+
+
+# ---------------------------------------------------------------------------------------------
+# Answers
+
+
+def rows(count: int, **options) -> list[Row]:
+    made = [Row([5, 6, 7], Options(**options)) for _ in range(count)]
+    for row in made:
+        row.texts, row.origins = [" one", "", " two"], ["plain", "drafted", "drafted"]
+        row.logprobs, row.best = (
+            [-0.5, -1.0, float("nan")],
+            [[(3, -0.5)], [(4, -1.0)], [(5, -2.0)]],
+        )
+    return made
+
+
+def writer(fields, of_rows, chat=False) -> protocol.Writer:
+    given = {"messages": [{"role": "user", "content": "x"}]} if chat else {"prompt": "x"}
+    asked = parse({**given, **fields}, Options(), chat)
+    return protocol.Writer(asked, of_rows, "model", lambda token: f"t{token}")
+
+
+HALF = Progress(1, None, Stats(tokens=1))
+END = Progress(3, "stop", Stats(tokens=3, drafted=4, accepted_lengths=Counter({0: 1, 2: 1})))
+
+
+def test_a_chats_answers():
+    fields = {"logprobs": True, "top_logprobs": 1}
+    whole = writer(fields, rows(1, logprobs=1), chat=True).whole([END])
+    (choice,) = whole["choices"]
+    assert whole["object"] == "chat.completion" and choice["finish_reason"] == "stop"
+    assert choice["message"] == {"role": "assistant", "content": " one two", "refusal": None}
+    scored = choice["logprobs"]["content"]
+    assert [token["token"] for token in scored] == [" one", "", " two"]
+    assert scored[0]["top_logprobs"] == [{"token": "t3", "logprob": -0.5, "bytes": [116, 51]}]
+    assert scored[2]["logprob"] == -9999.0
+    json.dumps(whole, allow_nan=False)
+    usage = whole["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (3, 3)
+    assert usage["completion_tokens_details"] == {
+        "accepted_prediction_tokens": 2,
+        "rejected_prediction_tokens": 2,
+    }
+
+
+def test_a_chats_stream():
+    stream = {"stream": True, "stream_options": {"include_usage": True}}
+    written = writer(stream, rows(1), chat=True)
+    first, *_ = written.begin()
+    assert first["object"] == "chat.completion.chunk" and first["usage"] is None
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    deltas = [written.part(0, a, b)["choices"][0] for a, b in [(Progress(), HALF), (HALF, END)]]
+    assert [choice["delta"] for choice in deltas] == [{"content": " one"}, {"content": " two"}]
+    assert [choice["finish_reason"] for choice in deltas] == [None, "stop"]
+    (last,) = written.end([END])
+    assert last["choices"] == [] and last["usage"]["completion_tokens"] == 3
+
+
+def test_a_prompt_is_counted_once():
+    usage = writer({"n": 2, "temperature": 1}, rows(2)).whole([END, END])["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (3, 6)

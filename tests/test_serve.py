@@ -1,0 +1,386 @@
+"""serve.py: OpenAI's client gets main.py's texts, each its own whatever is beside it; what is wrong is refused in
+OpenAI's shape; who goes away, is slow or sends garbage disturbs nobody; a signal finishes what runs."""
+
+import json
+import signal
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
+
+import pytest
+from helpers.programs import ANSWER, PROMPT, run
+from helpers.serving import Server, alone, mixed, texts
+
+import serve
+from decoder import SpeculativeDecoder
+
+pytestmark = pytest.mark.slow
+
+
+def long(tokens: int) -> dict:
+    """A request for so many tokens, one a step."""
+    return {"prompt": PROMPT, "min_tokens": tokens, "max_tokens": tokens, "num_draft": 0}
+
+
+@pytest.fixture(scope="module")
+def server(demo_folders):
+    with Server(demo_folders, "--batch-size", "8") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def decoder(demo_pair):
+    target, tokenizer, draft = demo_pair
+    return SpeculativeDecoder(target, tokenizer, draft)
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    openai = pytest.importorskip("openai")
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def refuses(server) -> bool:
+    return server.post({"prompt": PROMPT})[0] == 503
+
+
+# ---------------------------------------------------------------------------------------------
+# OpenAI's client
+
+
+def test_the_answer_is_main_pys(client, demo_folders):
+    arguments = ["--prompt", PROMPT, "--temp", "0.8", "--seed", "3"]
+    printed = run(*arguments, cwd=demo_folders).stdout.strip()
+    sampled = client.completions.create(model="demo-target", prompt=PROMPT, temperature=0.8, seed=3)
+    greedy = client.completions.create(model="demo-target", prompt=PROMPT)
+    assert (greedy.choices[0].text, sampled.choices[0].text) == (ANSWER, printed)
+    assert greedy.choices[0].finish_reason == "stop"
+    assert greedy.usage.total_tokens == greedy.usage.prompt_tokens + 10 == 27
+
+
+def test_a_stream_adds_up_to_the_answer(client):
+    asked = dict(
+        model="demo-target", prompt=[PROMPT, "repair: The kign sees the the house."], logprobs=2
+    )
+    whole = client.completions.create(**asked, seed=5, temperature=0.6, n=2)
+    parts = client.completions.create(
+        **asked, seed=5, temperature=0.6, n=2, stream=True, stream_options={"include_usage": True}
+    )
+    found, reasons, offsets, last = [""] * 4, [None] * 4, [[] for _ in range(4)], None
+    for last in parts:
+        for choice in last.choices:
+            found[choice.index] += choice.text
+            reasons[choice.index] = choice.finish_reason
+            offsets[choice.index] += choice.logprobs.text_offset
+    assert found == [choice.text for choice in whole.choices]
+    assert reasons == [choice.finish_reason for choice in whole.choices] == ["stop"] * 4
+    assert offsets == [choice.logprobs.text_offset for choice in whole.choices]
+    assert last.usage.completion_tokens == whole.usage.completion_tokens
+    assert last.usage.prompt_tokens == whole.usage.prompt_tokens
+
+
+def test_origins_tell_where_a_text_comes_from(server):
+    fields = {"prompt": PROMPT, "num_draft": 3, "origins": True}
+    _, answer = server.post(fields)
+    choice, usage = answer["choices"][0], answer["usage"]
+    drafted = [origin for _, origin in choice["origins"]].count("drafted")
+    assert "".join(text for text, _ in choice["origins"]) == choice["text"] == ANSWER
+    assert choice["stats"]["accepted"] == drafted > 0
+    details = usage["completion_tokens_details"]
+    assert details["accepted_prediction_tokens"] == drafted
+    rejected = details["rejected_prediction_tokens"]
+    assert rejected == choice["stats"]["drafted"] - drafted > 0
+
+
+def test_log_probabilities_are_the_models(server):
+    _, answer = server.post({"prompt": PROMPT, "logprobs": 3})
+    found = answer["choices"][0]["logprobs"]
+    assert "".join(found["tokens"]) == ANSWER
+    for score, best in zip(found["token_logprobs"], found["top_logprobs"], strict=True):
+        assert len(best) == 3 and max(best.values()) == pytest.approx(score)
+
+
+def test_the_model_is_listed(client, server):
+    assert [model.id for model in client.models.list()] == ["demo-target"]
+    assert client.models.retrieve("demo-target").id == "demo-target"
+    assert json.loads(server.get("/health")) == {"status": "ok"}
+
+
+def test_a_chat_is_decoded_in_the_models_template(tmp_path):
+    openai = pytest.importorskip("openai")
+    pytest.importorskip("mlx_lm")
+    from helpers import causal_folders
+
+    causal_folders.write(tmp_path / "target")
+    causal_folders.write(tmp_path / "draft", noise=0.05)
+    arguments = ["--model", "target", "-m", "12"]
+    printed = run(
+        *arguments, "-p", "the cat sat", "--system-prompt", "be brief", cwd=tmp_path
+    ).stdout
+    raw = run(*arguments, "-p", "the cat sat", "--ignore-chat-template", cwd=tmp_path).stdout
+    messages = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "the cat sat"}]},
+    ]
+    with (
+        Server(tmp_path, *arguments, "--draft-model", "draft") as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        asked = dict(model="target", messages=messages, max_completion_tokens=12, logprobs=True)
+        chat = client.chat.completions.create(**asked).choices[0]
+        assert chat.message.content + "\n" == printed
+        assert "".join(token.token for token in chat.logprobs.content) + "\n" == printed
+        parts = [
+            part.choices[0].delta for part in client.chat.completions.create(**asked, stream=True)
+        ]
+        assert parts[0].role == "assistant"
+        assert "".join(part.content or "" for part in parts) + "\n" == printed
+        text = client.completions.create(model="target", prompt="the cat sat").choices[0].text
+        assert text + "\n" == raw != printed
+
+
+# ---------------------------------------------------------------------------------------------
+# Many at once
+
+
+def test_no_answer_depends_on_what_is_beside_it(server, decoder):
+    requests = mixed(60, seed=1)
+    with ThreadPoolExecutor(32) as clients:
+        answers = list(clients.map(server.post, requests))
+    for fields, (status, answer) in zip(requests, answers, strict=True):
+        assert status == 200
+        assert texts(answer) == alone(decoder, fields), fields
+
+
+def test_two_hundred_connections_at_once(server):
+    fields = json.dumps({"prompt": PROMPT}).encode()
+    connections = [HTTPConnection("127.0.0.1", server.port, timeout=120) for _ in range(200)]
+    for connection in connections:
+        connection.request("POST", "/v1/completions", fields, {"content-type": "application/json"})
+    for connection in connections:
+        answer = json.loads(connection.getresponse().read())
+        assert answer["choices"][0]["text"] == ANSWER
+        connection.close()
+
+
+def test_a_full_queue_says_when_to_come_back(demo_folders):
+    with Server(demo_folders, "--batch-size", "1", "--queue", "2") as server:
+        with ThreadPoolExecutor(8) as clients:
+            posted = [clients.submit(server.post, long(50)) for _ in range(8)]
+            statuses = sorted(one.result()[0] for one in posted)
+        assert statuses[0] == 200 and statuses[-1] == 503
+        assert set(statuses) == {200, 503} and statuses.count(200) >= 3
+
+
+# ---------------------------------------------------------------------------------------------
+# What is wrong
+
+WRONG = [
+    (b"", 400, "not JSON"),
+    (b"\xff\xfe{", 400, "not JSON"),
+    (b"[1, 2]", 400, "not a JSON object"),
+    (b'{"prompt": ' + b"[" * 100_000, 400, "not JSON"),
+    (b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}", 400, "too many digits"),
+    (b'{"prompt": "x", "temperature": NaN}', 400, "NaN"),
+    (b'{"prompt": "\\ud800"}', 400, "not valid Unicode"),
+    ({}, 400, "prompt is not a text"),
+    ({"prompt": " "}, 400, "the prompt is empty"),
+    ({"prompt": [5, 6]}, 400, "not tokens"),
+    ({"prompt": "x " * 5000}, 400, "4096 at most"),
+    ({"prompt": "x" * (1 << 20)}, 413, "too large"),
+    ({"prompt": "x", "temperature": -1}, 400, "temperature is -1"),
+    ({"prompt": "x", "max_tokens": 10**9}, 400, "max_tokens"),
+    ({"prompt": "x", "n": 3}, 400, "n above 1 needs temperature"),
+    ({"prompt": "x", "n": 1000, "temperature": 1}, 400, "64 at most"),
+    ({"prompt": "x", "logit_bias": {"99999": 1}}, 400, "no token 99999"),
+    ({"prompt": "x", "logit_bias": {"a": 1}}, 400, "logit_bias"),
+    ({"prompt": "x", "stop": [""]}, 400, "stop"),
+    ({"prompt": "x", "stream": "yes"}, 400, "stream is not true or false"),
+    ({"prompt": "x", "echo": True}, 400, "echo is not supported"),
+    ({"prompt": "x", "temprature": 1}, 400, "no field 'temprature'"),
+    ({"prompt": "x", "lookup": True}, 400, "the server's"),
+    ({"prompt": "x", "presence_penalty": 3}, 400, "presence_penalty"),
+    ({"prompt": "x", "model": "gpt-9"}, 404, "demo-target"),
+]
+
+
+@pytest.mark.parametrize("body, status, reason", WRONG, ids=lambda value: str(value)[:30])
+def test_what_is_wrong_is_refused_in_one_line(server, body, status, reason):
+    found, answer = server.post(body)
+    assert found == status
+    error = answer["error"]
+    assert reason in error["message"] and "\n" not in error["message"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert "/" not in error["message"] and "Traceback" not in error["message"]
+    assert server.post({"prompt": PROMPT})[1]["choices"][0]["text"] == ANSWER
+
+
+def test_openai_s_client_knows_the_errors(client):
+    import openai
+
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        client.completions.create(model="demo-target", prompt="x", temperature=-1)
+    with pytest.raises(openai.NotFoundError, match="demo-target"):
+        client.completions.create(model="gpt-9", prompt="x")
+    with pytest.raises(openai.BadRequestError, match="no chat template"):
+        client.chat.completions.create(
+            model="demo-target", messages=[{"role": "user", "content": "x"}]
+        )
+
+
+def test_other_pages_of_a_browser_cannot_ask(server):
+    status, _ = server.post(b'{"prompt": "x"}', **{"content-type": "text/plain"})
+    assert status == 415
+    assert server.post({"prompt": "x"}, **{"host": "elsewhere.example"})[0] == 400
+
+
+def test_a_key_is_asked_for(demo_folders):
+    with Server(demo_folders, "--api-key", "sésame") as server:
+        assert "<title>" in server.get("/") and "ok" in server.get("/health")
+        for headers in ({}, {"authorization": "Bearer sesame"}, {"authorization": "sésame"}):
+            status, answer = server.post({"prompt": PROMPT}, **headers)
+            assert status == 401 and answer["error"]["code"] == "invalid_api_key"
+        with pytest.raises(OSError, match="401"):
+            server.get("/metrics")
+        key = "Bearer sésame".encode().decode("latin-1")
+        assert server.post({"prompt": PROMPT}, authorization=key)[0] == 200
+
+
+# ---------------------------------------------------------------------------------------------
+# Who goes away, or is slow
+
+
+def begin(server, fields) -> socket.socket:
+    """A request, of which nothing is read yet."""
+    body = json.dumps(fields).encode()
+    connection = socket.socket()
+    connection.settimeout(60)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # before it is connected
+    connection.connect(("127.0.0.1", server.port))
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+    return connection
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_away_frees_its_row(server, stream):
+    cancelled = 'texts_total{finish_reason="cancelled"}'
+    before = server.metric(cancelled)
+    connections = [begin(server, {**long(3000), "stream": stream}) for _ in range(12)]
+    server.until("texts_running", 8)
+    server.until("texts_waiting", 4)
+    if stream:
+        assert connections[0].recv(20).startswith(b"HTTP/1.1 200")
+    for connection in connections:
+        connection.close()
+    began = time.monotonic()
+    assert server.post({"prompt": PROMPT})[1]["choices"][0]["text"] == ANSWER
+    assert time.monotonic() - began < 5
+    server.until("texts_running", 0)
+    assert server.metric(cancelled) == before + 8
+
+
+def test_who_goes_away_changes_no_other_answer(server, decoder):
+    requests = mixed(24, seed=4)
+    with ThreadPoolExecutor(12) as clients:
+        posted = [clients.submit(server.post, fields) for fields in requests]
+        for number in range(40):
+            connection = begin(server, {**long(200), "stream": bool(number % 2)})
+            if number % 2:
+                connection.recv(200)
+            connection.close()
+        answers = [one.result() for one in posted]
+    for fields, (status, answer) in zip(requests, answers, strict=True):
+        assert status == 200 and texts(answer) == alone(decoder, fields), fields
+
+
+def test_slow_readers_hold_nobody_up(server):
+    slow = {**long(300), "stream": True, "logprobs": 20}  # half a megabyte
+    connections = [begin(server, slow) for _ in range(4)]
+    server.until("texts_running", 4)
+    assert server.post({"prompt": PROMPT})[1]["choices"][0]["text"] == ANSWER
+    server.until("texts_running", 0)  # though nothing was read
+    connections[0].settimeout(30)
+    received = b""
+    while b"[DONE]" not in received[-100:]:
+        part = connections[0].recv(1 << 20)
+        assert part
+        received += part
+    assert received.count(b'"finish_reason": "length"') == 1
+    for connection in connections:
+        connection.close()
+
+
+def test_bodies_that_do_not_come_hold_nobody_up(server):
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    connections = []
+    for start in (
+        b"",
+        b"POST",
+        head,
+        head + b"content-length: 99\r\n\r\n{",
+        b"\x16\x03\x01\x00",
+        b"\r\n" * 9,
+    ):
+        connection = socket.create_connection(("127.0.0.1", server.port))
+        connection.sendall(start)
+        connections.append(connection)
+    assert server.post({"prompt": PROMPT})[1]["choices"][0]["text"] == ANSWER
+    for connection in connections:
+        connection.close()
+
+
+# ---------------------------------------------------------------------------------------------
+# The end
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_finishes_what_runs_and_refuses_the_rest(demo_folders, decoder, number):
+    with (
+        Server(demo_folders, "--batch-size", "4") as server,
+        ThreadPoolExecutor(10) as clients,
+    ):
+        posted = [clients.submit(server.post, long(100)) for _ in range(9)]
+        server.until("texts_running", 4)
+        server.until("texts_waiting", 5)
+        server.process.send_signal(number)
+        assert any(refuses(server) for _ in range(100))
+        answers = [one.result() for one in posted]
+        assert server.process.wait(30) == 0
+    assert sorted(status for status, _ in answers) == [200] * 4 + [503] * 5
+    finished = [a["choices"][0]["text"] for status, a in answers if status == 200]
+    assert finished == [decoder.generate(**long(100))] * 4
+
+
+def test_a_second_signal_ends_at_once(demo_folders):
+    with Server(demo_folders) as server, ThreadPoolExecutor(1) as clients:
+        posted = clients.submit(server.post, long(4000))
+        server.until("texts_running", 1)
+        server.process.send_signal(signal.SIGTERM)
+        assert any(refuses(server) for _ in range(100))
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(10) == 0
+        assert posted.result()[0] == 503
+
+
+# ---------------------------------------------------------------------------------------------
+# The command
+
+
+def test_a_port_that_is_taken_is_one_line(server, demo_folders):
+    done = run("--port", str(server.port), cwd=demo_folders, script="serve.py")
+    assert done.returncode == 1
+    assert (
+        done.stderr.startswith("serve.py: cannot listen on port") and done.stderr.count("\n") == 1
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--batch-size", "0"], ["--draft-model", "x"], ["--api-key", ""]]
+)
+def test_a_wrong_command_is_one_line(arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        serve.parse_args(arguments)
+    assert stopped.value.code == 2 and capsys.readouterr().err.count("\n") == 1
