@@ -12,7 +12,7 @@ from helpers.scripted import EOS, ScriptedModel, scripted_next
 import decoder
 from decoder import SpeculativeDecoder
 from distributed.ranks import Ranks
-from speculative import drafting
+from speculative import batch, drafting
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 from speculative.lookup import UNBOUNDED, Candidate
 from speculative.options import Options
@@ -24,7 +24,7 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now = 0.0
-        for module in (decoder, drafting):
+        for module in (decoder, batch, drafting):
             monkeypatch.setattr(module, "time", self)
 
     def perf_counter(self) -> float:
