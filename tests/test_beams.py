@@ -278,7 +278,7 @@ def test_200_prompts_of_the_embedded_pair(demo):
     ways = [(2, 1.0, False), (4, 2.0, True), (4, 0.5, "never"), (5, -0.5, False), (5, 1.0, True)]
     for i, (beams, penalty, early) in enumerate(ways):
         how = dict(num_beams=beams, length_penalty=penalty, early_stopping=early)
-        compare_texts(demo, prompts[i :: len(ways)], 16, num_samples=2, max_tokens=80, **how)
+        compare_texts(demo, prompts[i :: len(ways)], 16, num_samples=2, max_tokens=32, **how)
 
 
 # ---------------------------------------------------------------------------------------------

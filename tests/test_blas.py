@@ -17,7 +17,8 @@ LINUX_CPU = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere MLX ha
 
 
 def run(code: str, **environment: str) -> str:
-    environment = {k: v for k, v in os.environ.items() if k != blas.SWITCH} | environment
+    without = (blas.SWITCH, "OPENBLAS_NUM_THREADS")  # which the tests set
+    environment = {k: v for k, v in os.environ.items() if k not in without} | environment
     command = [sys.executable, "-c", code]
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr

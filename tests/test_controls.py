@@ -88,6 +88,17 @@ def test_stops_cut_the_text_of_every_drafter(demo_pair, prompts, lookup, num_dra
 def test_logprobs_are_transformers_own(demo_pair, prompts, settings):
     target, tokenizer, draft = demo_pair
     reference = T5ForConditionalGeneration.from_pretrained(DEMO / "target", dtype=torch.float32)
+    found = [
+        reference.generate(
+            input_ids=torch.tensor([tokenizer.encode(prompt).ids]),
+            max_new_tokens=12,
+            do_sample=False,
+            output_scores=True,
+            return_dict_in_generate=True,
+            **settings,
+        )
+        for prompt in prompts
+    ]
     for lookup, num_draft, batch_size in WAYS:
         responses = batch_generate(
             target,
@@ -101,17 +112,9 @@ def test_logprobs_are_transformers_own(demo_pair, prompts, settings):
             max_tokens=12,
             **settings,
         )
-        for prompt, response in zip(prompts, responses, strict=True):
-            found = reference.generate(
-                input_ids=torch.tensor([tokenizer.encode(prompt).ids]),
-                max_new_tokens=12,
-                do_sample=False,
-                output_scores=True,
-                return_dict_in_generate=True,
-                **settings,
-            )
-            assert response.tokens == found.sequences[0, 1:].tolist()
-            expected = torch.log_softmax(torch.cat(found.scores), -1).numpy()
+        for theirs, response in zip(found, responses, strict=True):
+            assert response.tokens == theirs.sequences[0, 1:].tolist()
+            expected = torch.log_softmax(torch.cat(theirs.scores), -1).numpy()
             chosen = np.take_along_axis(expected, np.array(response.tokens)[:, None], -1)[:, 0]
             np.testing.assert_allclose(response.logprobs, chosen, atol=1e-4)
             assert response.mean_logprob == pytest.approx(chosen.mean(), abs=1e-4)

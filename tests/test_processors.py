@@ -287,6 +287,7 @@ def test_sampled_rows_have_the_law_of_what_is_processed(rule, kind):
     assert deviation(drawn(rule, kind, 3), law_of(TableModel(0), 0.7)) < LIMIT
 
 
+@pytest.mark.slow
 def test_the_law_sees_prefixes_without_drafted_tokens(monkeypatch):
     """A mutant: processors that see what is decoded, and not what is drafted."""
     process = Controls.__call__
