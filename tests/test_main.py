@@ -16,7 +16,7 @@ from checkpoints.tokenizer import byte_tokenizer
 from convert import convert
 from decoder import load
 from errors import InputError
-from speculative.options import Options
+from speculative.options import MAX_TOKENS
 from terminal import cli
 
 
@@ -99,7 +99,7 @@ def test_texts_that_max_tokens_cuts_are_counted(folder):
 @pytest.mark.slow
 def test_a_prompt_may_be_cut_by_the_default_which_is_512(folder):
     """T5's usual bound. The prompt is one that the embedded pair repeats itself on for ever."""
-    assert Options().max_tokens == 512
+    assert MAX_TOKENS == 512
     result = run("-p", "aaaaaaaaaaaaaaaa", cwd=folder)
     assert result.stderr == "--max-tokens 512 has cut the text; raise it for the rest\n"
 
