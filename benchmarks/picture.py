@@ -27,7 +27,11 @@ PROMPT = (
     "repair: Seven old queens sell three small keys behind the chuurch. In summer two bakers taek four "
     "big doors atthe market."
 )
-WAYS: dict[str, dict] = {"plain": dict(num_draft=0), "speculative": dict(lookup=True)}
+WAYS: dict[str, dict] = {
+    "plain": dict(num_draft=0),
+    "a draft model": dict(num_draft=5),
+    "copying": dict(num_draft=5, lookup=True),
+}
 PAUSE = 2.5  # seconds between the end of the slower one and the next turn
 COLUMNS, CHARACTER, LINE = 72, 9.0, 24  # of the text, in characters and pixels
 MARGIN = 24
@@ -38,8 +42,8 @@ COLOURS = {
     "plain": "#e6edf3",
 }
 MEANINGS = {
-    "copied": "copied from the prompt",
-    "drafted": "drafted by the small model",
+    "copied": "copied",
+    "drafted": "drafted",
     "corrected": "corrected by the target",
     "plain": "the target's own",
 }
