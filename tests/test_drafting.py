@@ -127,6 +127,7 @@ def test_target_calls_grow_with_the_corrections_and_not_with_the_text():
 # On the embedded pair
 
 
+@pytest.mark.slow
 def test_the_demo_repairs_the_same_text_with_few_target_calls(demo_pair):
     """At most one target call for four tokens."""
     target, tokenizer, _ = demo_pair

@@ -275,13 +275,9 @@ def drawn(rule: str, kind: str, num_draft: int, count: int = 20_000) -> np.ndarr
     return np.bincount(tokens @ V ** np.arange(3, -1, -1), minlength=V**4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("rule", "kind"),
-    [
-        ("token", "both"),
-        pytest.param("coupled", "model", marks=pytest.mark.slow),
-        pytest.param("block", "model", marks=pytest.mark.slow),
-    ],
+    ("rule", "kind"), [("coupled", "model"), ("token", "both"), ("block", "model")]
 )
 def test_sampled_rows_have_the_law_of_what_is_processed(rule, kind):
     assert deviation(drawn(rule, kind, 3), law_of(TableModel(0), 0.7)) < LIMIT

@@ -456,6 +456,7 @@ def test_delta_eases_greedy_acceptance_by_the_ratio_of_probabilities():
         assert (n.item(), token.item()) == (accepted, 0)
 
 
+@pytest.mark.slow
 def test_delta_adds_to_the_acceptance_probability():
     p, q = tables(3)
     means = []
