@@ -385,8 +385,13 @@ def report_unused(given: dict, options: Options) -> None:
 def report_generation(model, options: Options, verbose: bool) -> None:
     """Say on stderr what the checkpoint asks of its texts in vain and, when `verbose`, what is done."""
     generation = model.generation
-    if generation.not_done:
-        settings = ", ".join(f"{k} {v}" for k, v in generation.not_done.items())
+    not_done = {
+        name: value
+        for name, value in generation.not_done.items()
+        if name != "num_beams" or options.num_beams == 1
+    }
+    if not_done:
+        settings = ", ".join(f"{k} {v}" for k, v in not_done.items())
         print(f"the checkpoint's generation settings not applied: {settings}", file=sys.stderr)
     if verbose and (taken := generation.taken(options)):
         settings = ", ".join(f"{k} {v}" for k, v in taken.items())
