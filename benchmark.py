@@ -47,11 +47,11 @@ from decoder import SpeculativeDecoder, Stats, load
 from demo.tasks import KINDS
 from demo.widen import CAUSAL_SHAPES, SHAPES
 from errors import InputError
-from main import draft_number
 from model import T5
 from speculative.drafting import Drafter
 from speculative.options import Options
 from terminal import cli
+from terminal.flags import check_models, draft_number
 from terminal.prompt_files import PromptFile
 
 SIZES = ("t5-large", "t5-small")
@@ -151,8 +151,7 @@ def check(args, parser: cli.Parser) -> None:
         parser.error(f"--sizes of this pair are {', '.join(known)}")
     has_draft = bool(args.draft_model or not args.model)
     args.drafter = args.drafter or (["model"] if has_draft else ["lookup"])
-    if args.draft_model and not args.model:
-        parser.error("--draft-model needs --model; the embedded pair has a draft of its own")
+    check_models(args, parser)
     if not has_draft and {"model", "both"} & set(args.drafter):
         parser.error("--drafter model and both need --draft-model")
     if args.baselines and args.model:

@@ -15,15 +15,15 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from decoder import BATCH_SIZE, Options, SpeculativeDecoder, load
+from decoder import BATCH_SIZE, SpeculativeDecoder, load
 from demo.pair import demo_model
 from errors import InputError
-from main import add_decoding_options, report_generation, report_slow
+from main import report_generation, report_slow
 from terminal import cli
+from terminal.flags import add_decoding_options, add_models, check_models, options_of
 
 QUEUE = 256
 LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -32,16 +32,7 @@ GRACE_SECONDS = 10  # for the last answers to be read
 
 def parse_args(argv: list[str] | None = None):
     parser = cli.Parser(prog="serve.py", description="Speculative decoding over HTTP.")
-    parser.add_argument(
-        "--model",
-        type=cli.name,
-        help="a converted folder, or its name under mlx_models/ (default: the embedded pair)",
-    )
-    parser.add_argument(
-        "--draft-model",
-        type=cli.name,
-        help="a smaller converted model of the same vocabulary (default: none)",
-    )
+    add_models(parser)
     parser.add_argument(
         "--host",
         default=LOCAL[0],
@@ -84,8 +75,7 @@ def parse_args(argv: list[str] | None = None):
     parser.epilog = "The options of decoding are those of requests that do not say otherwise."
     add_decoding_options(parser)
     args = parser.parse_args(argv)
-    if args.draft_model and not args.model:
-        parser.error("--draft-model needs --model; the embedded pair has a draft of its own")
+    check_models(args, parser)
     for name in ("batch_size", "queue", "max_prompt_tokens", "max_request_tokens"):
         if getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')} is not 1 or more")
@@ -130,9 +120,7 @@ def main() -> None:
         raise InputError(
             f"serving needs more packages ({error}): pip install -r requirements-serve.txt"
         ) from None
-    given = vars(args)
-    flags = {field.name for field in fields(Options)} & given.keys()
-    options = Options(**{flag: given[flag] for flag in flags})
+    options = options_of(args)
     listener = listen(args.host, args.port)
     names = {"target": args.model, "draft": args.draft_model}
     if args.model is None:
