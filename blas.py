@@ -4,7 +4,9 @@ The wheel mlx[cpu] brings the reference BLAS: a product of one row takes three t
 one of eight rows eight times as long as one, so that drafting gains nothing. libmlx asks for cblas_sgemm
 and two others by name, and the dynamic linker takes the first of a name in the process's global scope: a
 library that is loaded there before mlx is the one that is used. requirements.txt has OpenBLAS as a wheel
-of 8 MB, whose functions are called scipy_cblas_sgemm and so on; they get their usual names here.
+of 8 MB, whose functions are called scipy_cblas_sgemm and so on; they get their usual names here. Where
+the system has BLIS (libblis4-openmp of Debian and Ubuntu, blis-openmp of Fedora), which is faster for 2 to
+15 rows, those products go to it.
 
 Nothing is done on macOS, with MLX's CUDA backend, or where mlx or another BLAS has been loaded already.
 """
@@ -24,30 +26,59 @@ NAMES = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")  # what libmlx asks for
 
 # Machine: ELF's number for it, and a jump to the address that follows it; 16 bytes with that.
 _JUMPS = {
-    "x86_64": (62, b"\xff\x25\x02\x00\x00\x00\x90\x90"),  # jmp [rip + 2]
-    "aarch64": (183, b"\x50\x00\x00\x58\x00\x02\x1f\xd6"),  # ldr x16, 8; br x16
+    "x86_64": (62, bytes.fromhex("ff2502000000 9090")),  # jmp [rip + 2]
+    "aarch64": (183, bytes.fromhex("50000058 00021fd6")),  # ldr x16, 8; br x16
 }
+# OpenBLAS's product of one row, x W^T, copies W as it does for many; its product of a matrix and a vector
+# reads it twice as fast. On x86-64, cblas_sgemm(row major, A as it is, B transposed, 1, N, K, ...)
+# becomes cblas_sgemv(row major, B as it is, N, K, ...), whose arguments take the places of sgemm's (System
+# V ABI, AMD64 supplement, 3.2.3); its address follows. On ARM OpenBLAS does this by itself.
+_ONE_ROW = bytes.fromhex(
+    "83f901 7542"  # cmp ecx, 1; jne behind the address: M
+    "83fe6f 753d"  # cmp esi, 111; jne: A as it is
+    "83fa70 7538"  # cmp edx, 112; jne: B transposed
+    "4489c2 4489c9"  # mov edx, r8d; mov ecx, r9d: N and K
+    "4c8b442418 448b4c2420"  # mov r8, [rsp + 24]; mov r9d, [rsp + 32]: B and its row's length
+    "488b442428"  # mov rax, [rsp + 40]: C
+    "c744241001000000"  # mov dword [rsp + 16], 1: A, step 1
+    "4889442418 c744242001000000"  # mov [rsp + 24], rax; mov dword [rsp + 32], 1: C, step 1
+    "ff2500000000"  # jmp [rip]
+)
+# The same product of up to 15 rows, which is what checking drafts is. Small K is attention's, not weights'.
+_FEW_ROWS = bytes.fromhex(
+    "83f90f 7721"  # cmp ecx, 15; ja behind the address: M
+    "83fe6f 751c 83fa70 7517"  # as above
+    "4181f980000000 7e0e"  # cmp r9d, 128; jle: K
+    "ff2500000000"  # jmp [rip]
+)
+# BLIS's build with OpenMP, in Debian and Ubuntu, and in Fedora. That with pthreads makes threads for every
+# product; that of conda has pthreads.
+_BLIS = ("/usr/lib/*/blis-openmp/libblis.so.*", "/usr/lib64/libbliso.so.*")
 _PAGE = 1 << 16  # the largest there is
 
 
-def load() -> tuple[Path | None, str]:
-    """Load a BLAS into the global scope, with as many threads as there are cores: which one, or None and
-    why none could be. None and "" where none is wanted."""
+def load() -> tuple[str, str]:
+    """Load a BLAS into the global scope, with as many threads as there are cores: its file's name, or ""
+    and why none could be. Two empty texts where none is wanted."""
     choice = os.environ.get(SWITCH, "")
     if choice == "0" or not _wanted():
-        return None, ""
+        return "", ""
     path = Path(choice) if choice else _openblas()
     if path is None:
-        return None, "scipy-openblas32 is not installed: pip install -r requirements.txt"
+        return "", "scipy-openblas32 is not installed: pip install -r requirements.txt"
     for variable in ("OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(variable, str(physical_cores()))
+    blis = _blis()
+    if blis and not choice:
+        # Threads of OpenBLAS wait 2^16 cycles for their next product, not 2^26, in which BLIS's want the core.
+        os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "16")
     try:
         library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
         if not choice:
-            name_globally({name: _address(library, f"scipy_{name}") for name in NAMES})
+            name_globally(_functions(library, blis))
     except (OSError, AttributeError, KeyError) as error:
-        return None, f"{path} cannot be loaded: {error}"
-    return path, ""
+        return "", f"{path} cannot be loaded: {error}"
+    return path.name + (f" and {blis.name}" if blis and not choice else ""), ""
 
 
 def _wanted() -> bool:
@@ -71,8 +102,34 @@ def _openblas() -> Path | None:
     )
 
 
-def _address(library: ctypes.CDLL, name: str) -> int:
-    return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+def _blis() -> Path | None:
+    found = (path for pattern in _BLIS for path in sorted(Path("/").glob(pattern[1:])))
+    return next(found, None) if platform.machine() == "x86_64" else None
+
+
+def _functions(openblas: ctypes.CDLL, blis: Path | None) -> dict[str, bytes]:
+    """The machine code of each function that libmlx asks for."""
+    codes = {name: jump(_address(openblas, f"scipy_{name}")) for name in NAMES}
+    if platform.machine() == "x86_64":
+        few_rows = _address(ctypes.CDLL(str(blis)), "cblas_sgemm") if blis else b""
+        cases = special_cases(_address(openblas, "scipy_cblas_sgemv"), few_rows)
+        codes["cblas_sgemm"] = cases + codes["cblas_sgemm"]
+    return codes
+
+
+def special_cases(one_row: bytes, few_rows: bytes) -> bytes:
+    """The beginning of an sgemm for x86-64: jumps to the sgemv and the sgemm at these addresses (none where
+    there is none) for the products that are theirs, and goes on behind with all others."""
+    return _ONE_ROW + one_row + (_FEW_ROWS + few_rows if few_rows else b"")
+
+
+def _address(library: ctypes.CDLL, name: str) -> bytes:
+    return bytes(ctypes.cast(getattr(library, name), ctypes.c_void_p))
+
+
+def jump(address: bytes) -> bytes:
+    """The machine code of a function that jumps to this address."""
+    return _JUMPS[platform.machine()][1] + address
 
 
 def physical_cores() -> int:
@@ -84,42 +141,46 @@ def physical_cores() -> int:
     return len(cores)
 
 
-def name_globally(addresses: Mapping[str, int]) -> None:
-    """Give functions at these addresses names in the process's global scope: load a library, made in
-    memory, whose functions of these names jump there. OSError where that is not allowed."""
+def name_globally(codes: Mapping[str, bytes]) -> None:
+    """Give these functions names in the process's global scope: load a library of them, made in memory.
+    OSError where that is not allowed."""
     file = os.memfd_create("names")
-    os.write(file, jumping_library(addresses, platform.machine()))
+    os.write(file, shared_library(codes, platform.machine()))
     ctypes.CDLL(f"/proc/self/fd/{file}", mode=ctypes.RTLD_GLOBAL)
     os.close(file)
 
 
-def jumping_library(addresses: Mapping[str, int], machine: str) -> bytes:
-    """A shared library (ELF, 64 bits) with a function of each name, which jumps to the address.
+def shared_library(codes: Mapping[str, bytes], machine: str) -> bytes:
+    """A shared library (ELF, 64 bits) with a function of each name and machine code.
 
     The least that the dynamic linker takes (System V ABI, chapters 4 and 5): a page to execute, with the
     symbols and their names, and a page to write, with the table of where these are.
     """
-    number, jump = _JUMPS[machine]
-    names = list(addresses)
+    names = list(codes)
     strings = b"\0" + b"".join(name.encode() + b"\0" for name in names)
     # A hash table of one bucket, which is a chain of all symbols.
     chain = [1, len(names) + 1, 1, 0, *range(2, len(names) + 1), 0]
     hashes = struct.pack(f"<{len(chain)}I", *chain)
-    code = b"".join(jump + struct.pack("<Q", addresses[name]) for name in names)
+    code, starts = b"", []
+    for name in names:
+        starts.append(len(code))
+        code += codes[name] + bytes(-len(codes[name]) % 16)
 
     code_at = 64 + 3 * 56  # behind the header and three segments
     symbols_at = code_at + len(code)
     hashes_at = symbols_at + 24 * (len(names) + 1)
     strings_at = hashes_at + len(hashes)
     symbols = bytes(24)
-    for i, name in enumerate(names):  # 0x12: a global function
+    for name, start in zip(names, starts, strict=True):  # 0x12: a global function
         place = strings.index(b"\0" + name.encode() + b"\0") + 1
-        symbols += struct.pack("<IBBHQQ", place, 0x12, 0, 1, code_at + 16 * i, 16)
+        symbols += struct.pack("<IBBHQQ", place, 0x12, 0, 1, code_at + start, len(codes[name]))
     where = {4: hashes_at, 5: strings_at, 6: symbols_at, 10: len(strings), 11: 24, 0: 0}
     table = b"".join(struct.pack("<QQ", *entry) for entry in where.items())
 
     first = 64, 56, 3, 64, 0, 0
-    header = struct.pack("<16sHHIQQQI6H", b"\x7fELF\2\1\1", 3, number, 1, 0, 64, 0, 0, *first)
+    header = struct.pack(
+        "<16sHHIQQQI6H", b"\x7fELF\2\1\1", 3, _JUMPS[machine][0], 1, 0, 64, 0, 0, *first
+    )
     end = strings_at + len(strings)
     for kind, flags, at, size in (
         (1, 5, 0, end),  # to load: read and execute

@@ -32,7 +32,7 @@ def describe() -> dict[str, str | int]:
         "system": f"{platform.system()} {platform.machine()}",
         "device": str(mx.default_device()),
         "mlx": version("mlx"),
-        "blas": (blas.loaded or Path(os.environ.get("LD_PRELOAD", ""))).name or "of MLX",
+        "blas": blas.loaded or Path(os.environ.get("LD_PRELOAD", "")).name or "of MLX",
         "threads": os.environ.get("OPENBLAS_NUM_THREADS", "default"),
     }
 

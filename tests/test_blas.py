@@ -1,6 +1,8 @@
 """A fast BLAS is the one that MLX computes with, without a flag; each in a process of its own."""
 
+import ctypes
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -36,8 +38,8 @@ kinds = [ctypes.c_int] * 6 + [ctypes.c_float] + [ctypes.c_void_p, ctypes.c_int] 
 @ctypes.CFUNCTYPE(None, *kinds, ctypes.c_float, ctypes.POINTER(ctypes.c_float), ctypes.c_int)
 def ours(*arguments):
     arguments[-2][0] = 7
-address = ctypes.cast(ours, ctypes.c_void_p).value
-blas.name_globally(dict.fromkeys(blas.NAMES, address))
+address = bytes(ctypes.cast(ours, ctypes.c_void_p))
+blas.name_globally(dict.fromkeys(blas.NAMES, blas.jump(address)))
 import mlx.core as mx
 print((mx.ones((3, 4)) @ mx.ones((4, 5)))[0, 0].item())
 """
@@ -52,7 +54,7 @@ import mlx.core as mx
 import numpy as np
 a, b = mx.random.normal((8, 300)), mx.random.normal((300, 50))
 assert np.allclose(np.array(a @ b), np.array(a) @ np.array(b), atol=1e-4)
-print(blas.loaded.name, blas.problem, os.environ["OPENBLAS_NUM_THREADS"] == str(blas.physical_cores()))
+print(blas.loaded.split()[0], blas.problem, os.environ["OPENBLAS_NUM_THREADS"] == str(blas.physical_cores()))
 """
     assert run(code) == "libscipy_openblas.so  True"
 
@@ -61,28 +63,100 @@ print(blas.loaded.name, blas.problem, os.environ["OPENBLAS_NUM_THREADS"] == str(
 @pytest.mark.parametrize(
     ("environment", "first", "printed"),
     [
-        ({"SPECULATIVE_BLAS": "0"}, "", "None"),
-        ({"LD_PRELOAD": "libblis.so.4"}, "", "None"),
-        ({}, "import mlx.core", "None"),  # too late
+        ({"SPECULATIVE_BLAS": "0"}, "", ""),
+        ({"LD_PRELOAD": "libblis.so.4"}, "", ""),
+        ({}, "import mlx.core", ""),  # too late
         (
             {"SPECULATIVE_BLAS": "/none/such.so"},
             "",
-            "None /none/such.so cannot be loaded: /none/such.so",
+            "/none/such.so cannot be loaded: /none/such.so",
         ),
-        ({}, "import sys; sys.modules['scipy_openblas32'] = None", "None scipy-openblas32 is not"),
+        ({}, "import sys; sys.modules['scipy_openblas32'] = None", "scipy-openblas32 is not"),
     ],
 )
 def test_what_is_loaded_instead(environment, first, printed):
-    assert run(f"{first}\nimport blas; print(blas.loaded, blas.problem)", **environment).startswith(
-        printed
-    )
+    output = run(f"{first}\nimport blas; print(blas.loaded + blas.problem)", **environment)
+    assert output.startswith(printed) and bool(output) == bool(printed)
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_the_library_is_one_for_the_machine(machine):
-    image = blas.jumping_library({"a": 1, "bcd": 2}, machine)
+    image = blas.shared_library({"a": bytes(16), "bcd": bytes(90)}, machine)
     assert image[:4] == b"\x7fELF" and image[18] == {"x86_64": 62, "aarch64": 183}[machine]
     assert b"\0a\0bcd\0" in image
+
+
+X86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="machine code for x86-64")
+ROW, AS_IS, TRANSPOSED = 101, 111, 112  # cblas.h
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    """An sgemm whose products go to three functions of ours, and what they were called with."""
+    calls, keep = [], []
+    integer, real, place = ctypes.c_int, ctypes.c_float, ctypes.c_void_p
+    of_gemm = [*[integer] * 6, real, place, integer, place, integer, real, place, integer]
+    of_gemv = [*[integer] * 4, real, place, integer, place, integer, real, place, integer]
+
+    def recorder(name, kinds):
+        keep.append(ctypes.CFUNCTYPE(None, *kinds)(lambda *given: calls.append((name, *given))))
+        return bytes(ctypes.cast(keep[-1], place))
+
+    cases = blas.special_cases(recorder("gemv", of_gemv), recorder("few", of_gemm))
+    code = cases + blas.jump(recorder("many", of_gemm))
+    blas.name_globally({"an_other": blas.jump(bytes(8)), "the_product": code})
+    product = ctypes.CDLL(None).the_product
+    product.argtypes = of_gemm
+    return product, calls, keep
+
+
+@LINUX_CPU
+@X86
+@pytest.mark.parametrize(
+    ("a", "b", "m", "k", "called"),
+    [
+        (AS_IS, TRANSPOSED, 1, 768, "gemv"),
+        (AS_IS, TRANSPOSED, 1, 64, "gemv"),
+        (AS_IS, TRANSPOSED, 2, 768, "few"),
+        (AS_IS, TRANSPOSED, 15, 129, "few"),
+        (AS_IS, TRANSPOSED, 2, 128, "many"),
+        (AS_IS, TRANSPOSED, 16, 768, "many"),
+        (AS_IS, AS_IS, 1, 768, "many"),
+        (AS_IS, AS_IS, 2, 768, "many"),
+        (TRANSPOSED, TRANSPOSED, 1, 768, "many"),
+        (TRANSPOSED, TRANSPOSED, 2, 768, "many"),
+        (AS_IS, TRANSPOSED, -1, 768, "many"),
+    ],
+)
+def test_each_product_goes_where_it_is_fast(recorded, a, b, m, k, called):
+    product, calls, _ = recorded
+    calls.clear()
+    asked = (ROW, a, b, m, 50, k, 1.5, 1 << 40, 800, 1 << 41, 900, 0.5, 1 << 42, 60)
+    product(*asked)
+    vector = (ROW, AS_IS, 50, k, 1.5, 1 << 41, 900, 1 << 40, 1, 0.5, 1 << 42, 1)
+    assert calls == [(called, *(vector if called == "gemv" else asked))]
+
+
+@LINUX_CPU
+def test_products_are_those_of_numpy():
+    """Into memory that holds no numbers, with rows that lie apart, beside and within other arrays."""
+    code = """
+import itertools, ctypes
+import decoder
+import numpy as np
+sgemm = ctypes.CDLL(None).cblas_sgemm
+real, place = ctypes.c_float, lambda array: ctypes.c_void_p(array.ctypes.data)
+for m, k, b_as in itertools.product((1, 2, 15, 16, 40), (3, 64, 129, 300), (111, 112)):
+    n = 70
+    a = np.random.rand(m, k + 5).astype(np.float32)
+    b = np.random.rand(*((k, n + 3) if b_as == 111 else (n, k + 3))).astype(np.float32)
+    c = np.full((m, n + 2), np.nan, np.float32)
+    sgemm(101, 111, b_as, m, n, k, real(2), place(a), k + 5, place(b), b.shape[1], real(0), place(c), n + 2)
+    right = 2 * a[:, :k] @ (b[:, :n] if b_as == 111 else b[:, :k].T)
+    assert np.allclose(c[:, :n], right, rtol=1e-4) and np.isnan(c[:, n:]).all(), (m, k, b_as)
+print("right")
+"""
+    assert run(code) == "right"
 
 
 @pytest.mark.parametrize(("width", "told"), [(10, False), (8000, True)])
