@@ -70,8 +70,8 @@ def load() -> tuple[str, str]:
         os.environ.setdefault(variable, str(physical_cores()))
     blis = _blis()
     if blis and not choice:
-        # Threads of OpenBLAS wait 2^16 cycles for their next product, not 2^26, in which BLIS's want the core.
-        os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "16")
+        # Threads of OpenBLAS look 2^20 cycles for a next product, not 2^26: those of BLIS want the cores.
+        os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "20")
     try:
         library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
         if not choice:
