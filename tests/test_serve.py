@@ -166,14 +166,14 @@ def test_two_hundred_connections_at_once(server):
 
 
 def test_a_full_queue_says_when_to_come_back(demo_folders):
-    with Server(demo_folders, "--batch-size", "1", "--queue", "2") as server:
-        with ThreadPoolExecutor(3) as clients:
-            running = clients.submit(server.post, long(400))
-            server.until("texts_running", 1)
-            waiting = [clients.submit(server.post, long(5)) for _ in range(2)]
-            server.until("texts_waiting", 2)
-            assert server.post(long(5))[0] == 503
-            assert [one.result()[0] for one in (running, *waiting)] == [200] * 3
+    arguments = (demo_folders, "--batch-size", "1", "--queue", "2")
+    with Server(*arguments) as server, ThreadPoolExecutor(3) as clients:
+        running = clients.submit(server.post, long(400))
+        server.until("texts_running", 1)
+        waiting = [clients.submit(server.post, long(5)) for _ in range(2)]
+        server.until("texts_waiting", 2)
+        assert server.post(long(5))[0] == 503
+        assert [one.result()[0] for one in (running, *waiting)] == [200] * 3
 
 
 # ---------------------------------------------------------------------------------------------
