@@ -75,10 +75,18 @@ class Batch(RowBatch):
         # The first n pass; the next token ~ max(0, p - q).
         n, token = self.sampler.accept(logits, draft, plan.lengths)
         scores = self.score(logits, n, token, draft.tokens)
-        drafted, n, token = self.broadcast(draft.tokens, n, token)  # the one wait of the host
+        found = self.together(draft.tokens, n, token)
+        if plan.again and self.runs_ahead():
+            self.target.run_ahead(rows, token, [room > 0 for room in self.room()])
+        drafted, n, token = self.broadcast(found)  # the one wait of the host
         self.target.keep(n)
         self.drafter.keep(n)
         return plan, self.commit(plan, drafted, n, token, scores)
+
+    def runs_ahead(self) -> bool:
+        """Whether to begin a step of plain decoding before the host has the last one's tokens. A GPU has
+        nothing to do meanwhile; a processor loses more by the call that comes after a text's end."""
+        return mx.default_device() == mx.gpu and self.ranks.size == 1
 
     def room(self) -> list[int]:
         """How many drafted tokens each row has room for, the target's own after them; -1: finished."""
@@ -95,12 +103,16 @@ class Batch(RowBatch):
         mx.async_eval(scores)
         return scores
 
-    def broadcast(self, drafted: mx.array, n: mx.array, token: mx.array) -> tuple[np.ndarray, ...]:
+    def together(self, drafted: mx.array, n: mx.array, token: mx.array) -> mx.array:
+        """Drafted tokens [B, k], n and the next tokens [B], side by side, on their way to the host."""
+        found = mx.concatenate([drafted, n[:, None], token[:, None]], axis=1)
+        mx.async_eval(found)
+        return found
+
+    def broadcast(self, found: mx.array) -> tuple[np.ndarray, ...]:
         """Drafted tokens [B, k], n and the next tokens [B] as rank 0 has them, on the host."""
-        k = drafted.shape[1]
-        result = mx.concatenate([drafted, n[:, None], token[:, None]], axis=1)
-        result = self.ranks.broadcast(result)
-        return result[:, :k], result[:, k], result[:, k + 1]
+        result = self.ranks.broadcast(found)
+        return result[:, :-2], result[:, -2], result[:, -1]
 
     def commit(
         self,
