@@ -30,7 +30,7 @@ from families.loading import load
 from families.prompts import Prompts, check_prompt
 from speculative.batch import RowBatch, with_others
 from speculative.beams import BeamBatch
-from speculative.cached_model import Model
+from speculative.cached_model import Model, Rows
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
 from speculative.options import Options
 from speculative.response import Response, respond
@@ -76,16 +76,20 @@ class Batch(RowBatch):
         n, token = self.sampler.accept(logits, draft, plan.lengths)
         scores = self.score(logits, n, token, draft.tokens)
         found = self.together(draft.tokens, n, token)
-        if plan.again and self.runs_ahead():
-            self.target.run_ahead(rows, token, [room > 0 for room in self.room()])
+        self.run_ahead(plan, rows, token)
         drafted, n, token = self.broadcast(found)  # the one wait of the host
         self.target.keep(n)
         self.drafter.keep(n)
         return plan, self.commit(plan, drafted, n, token, scores)
 
+    def run_ahead(self, plan: Plan, rows: Rows, token: mx.array) -> None:
+        """Begin the target's next call before the host has this one's tokens, where nothing is drafted then."""
+        if plan.again and self.runs_ahead():
+            self.target.run_ahead(rows, token, [room > 0 for room in self.room()])
+
     def runs_ahead(self) -> bool:
-        """Whether to begin a step of plain decoding before the host has the last one's tokens. A GPU has
-        nothing to do meanwhile; a processor loses more by the call that comes after a text's end."""
+        """A GPU has nothing to do while the host takes a step's tokens and describes the next. A processor
+        loses more, by the call that comes after a text's end."""
         return mx.default_device() == mx.gpu and self.ranks.size == 1
 
     def room(self) -> list[int]:
@@ -183,19 +187,25 @@ def decode(
 ) -> Iterator[Row]:
     """Decode rows, `batch_size` at most side by side; yield each as soon as it is finished.
 
-    A new row joins at the next step. Where none comes, the batch shrinks as soon as a quarter of it is
-    finished: finished rows take time, and so does copying what the caches hold of the others.
+    Reading one prompt takes almost as long as reading several, about a step. So new rows join once finished
+    ones have stood idle for a step's work between them, or at once where there is room beside the batch (the
+    reasoning of the economic order quantity, Harris 1913). Where none comes, the batch shrinks as soon as
+    a quarter of it is finished: finished rows take time, and so does copying what the caches hold.
     watch: is shown the batch's rows after each step, and may end some by a finish_reason.
     """
+    idle = 0  # steps of finished rows, since rows came last
     while True:
         live = [b for b, row in enumerate(batch.rows) if not row.finish_reason]
-        fresh = source.take(batch_size - len(live), wait=not live)
-        if fresh:
-            batch.admit(fresh)
-        elif not live:
-            return
-        elif 4 * len(live) <= 3 * len(batch.rows):
-            batch.select(live)
+        idle += len(batch.rows) - len(live)
+        if not live or len(batch.rows) < batch_size or idle >= batch_size:
+            fresh = source.take(batch_size - len(live), wait=not live)
+            if fresh:
+                batch.admit(fresh)
+                idle = 0
+            elif not live:
+                return
+            elif 4 * len(live) <= 3 * len(batch.rows):
+                batch.select(live)
         finished = batch.advance()
         watch(batch.rows)
         yield from finished
