@@ -8,7 +8,8 @@ of 8 MB, whose functions are called scipy_cblas_sgemm and so on; they get their 
 the system has BLIS (libblis4-openmp of Debian and Ubuntu, blis-openmp of Fedora), which is faster for 2 to
 15 rows, those products go to it.
 
-Nothing is done on macOS, with MLX's CUDA backend, or where mlx or another BLAS has been loaded already.
+Nothing is done on macOS, with MLX's CUDA backend, or where another BLAS has been preloaded. Where mlx has been
+imported already it is too late, and a warning says so.
 """
 
 import ctypes
@@ -18,6 +19,7 @@ import os
 import platform
 import struct
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -63,6 +65,8 @@ def load() -> tuple[str, str]:
     choice = os.environ.get(SWITCH, "")
     if choice == "0" or not _wanted():
         return "", ""
+    if "mlx.core" in sys.modules:
+        return "", "mlx was imported before it could be loaded: import decoder first"
     path = Path(choice) if choice else _openblas()
     if path is None:
         return "", "scipy-openblas32 is not installed: pip install -r requirements.txt"
@@ -82,7 +86,7 @@ def load() -> tuple[str, str]:
 
 
 def _wanted() -> bool:
-    if platform.system() != "Linux" or "mlx.core" in sys.modules:
+    if platform.system() != "Linux":
         return False
     if any(name in os.environ.get("LD_PRELOAD", "") for name in ("blas", "blis", "mkl")):
         return False
@@ -192,3 +196,5 @@ def shared_library(codes: Mapping[str, bytes], machine: str) -> bytes:
 
 
 loaded, problem = load()
+if problem and "mlx.core" in sys.modules:
+    warnings.warn(f"products will be slow, up to eight times: {problem}", stacklevel=3)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Integral
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -28,9 +28,9 @@ from errors import InputError
 from families.languages import frame
 from families.loading import load
 from families.prompts import Prompts, check_prompt
-from speculative.batch import RowBatch, with_others
+from speculative.batch import RowBatch, decode, with_others
 from speculative.beams import BeamBatch
-from speculative.cached_model import Model
+from speculative.cached_model import Model, Rows
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
 from speculative.options import Options
 from speculative.response import Response, respond
@@ -75,10 +75,22 @@ class Batch(RowBatch):
         # The first n pass; the next token ~ max(0, p - q).
         n, token = self.sampler.accept(logits, draft, plan.lengths)
         scores = self.score(logits, n, token, draft.tokens)
-        drafted, n, token = self.broadcast(draft.tokens, n, token)  # the one wait of the host
+        found = self.together(draft.tokens, n, token)
+        self.run_ahead(plan, rows, token)
+        drafted, n, token = self.broadcast(found)  # the one wait of the host
         self.target.keep(n)
         self.drafter.keep(n)
         return plan, self.commit(plan, drafted, n, token, scores)
+
+    def run_ahead(self, plan: Plan, rows: Rows, token: mx.array) -> None:
+        """Begin the target's next call before the host has this one's tokens, where nothing is drafted then."""
+        if plan.again and self.runs_ahead():
+            self.target.run_ahead(rows, token, [room > 0 for room in self.room()])
+
+    def runs_ahead(self) -> bool:
+        """A GPU has nothing to do while the host takes a step's tokens and describes the next. A processor
+        loses more, by the call that comes after a text's end."""
+        return mx.default_device() == mx.gpu and self.ranks.size == 1
 
     def room(self) -> list[int]:
         """How many drafted tokens each row has room for, the target's own after them; -1: finished."""
@@ -95,12 +107,16 @@ class Batch(RowBatch):
         mx.async_eval(scores)
         return scores
 
-    def broadcast(self, drafted: mx.array, n: mx.array, token: mx.array) -> tuple[np.ndarray, ...]:
+    def together(self, drafted: mx.array, n: mx.array, token: mx.array) -> mx.array:
+        """Drafted tokens [B, k], n and the next tokens [B], side by side, on their way to the host."""
+        found = mx.concatenate([drafted, n[:, None], token[:, None]], axis=1)
+        mx.async_eval(found)
+        return found
+
+    def broadcast(self, found: mx.array) -> tuple[np.ndarray, ...]:
         """Drafted tokens [B, k], n and the next tokens [B] as rank 0 has them, on the host."""
-        k = drafted.shape[1]
-        result = mx.concatenate([drafted, n[:, None], token[:, None]], axis=1)
-        result = self.ranks.broadcast(result)
-        return result[:, :k], result[:, k], result[:, k + 1]
+        result = self.ranks.broadcast(found)
+        return result[:, :-2], result[:, -2], result[:, -1]
 
     def commit(
         self,
@@ -153,40 +169,6 @@ class Batch(RowBatch):
 
     def _set_sampler(self) -> None:
         self.sampler = sampler(self.rows, self._options, self.target.config.vocab_size)
-
-
-class Source(Protocol):
-    """Where rows come from: a list of prompts, or whoever sends them."""
-
-    def take(self, count: int, wait: bool) -> list[Row]:
-        """Up to `count` rows that are there; with `wait` at least one, unless there will be none."""
-        ...
-
-
-def decode(
-    batch: RowBatch,
-    source: Source,
-    batch_size: int,
-    watch: Callable[[Sequence[Row]], object] = lambda rows: None,
-) -> Iterator[Row]:
-    """Decode rows, `batch_size` at most side by side; yield each as soon as it is finished.
-
-    A new row joins at the next step. Where none comes, the batch shrinks as soon as a quarter of it is
-    finished: finished rows take time, and so does copying what the caches hold of the others.
-    watch: is shown the batch's rows after each step, and may end some by a finish_reason.
-    """
-    while True:
-        live = [b for b, row in enumerate(batch.rows) if not row.finish_reason]
-        fresh = source.take(batch_size - len(live), wait=not live)
-        if fresh:
-            batch.admit(fresh)
-        elif not live:
-            return
-        elif 4 * len(live) <= 3 * len(batch.rows):
-            batch.select(live)
-        finished = batch.advance()
-        watch(batch.rows)
-        yield from finished
 
 
 # ---------------------------------------------------------------------------------------------

@@ -12,12 +12,13 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from decoder import Batch, decode, load
+from decoder import Batch, load
 from demo.pair import demo_model
 from demo.tasks import KINDS, Example, held_out_example
 from demo.widen import widen
 from machine import KeptCosts, wired_memory
 from model import T5
+from speculative.batch import decode
 from speculative.drafting import Drafter
 from speculative.options import Options
 from speculative.row import Row, Stats, Waiting

@@ -22,10 +22,11 @@ from benchmarks.measure import (
     total,
     widened_pair,
 )
-from decoder import Batch, decode, load
+from decoder import Batch, load
 from demo.pair import demo_model
 from demo.widen import widen
 from model import T5, T5Cache
+from speculative.batch import decode
 from speculative.cache import MASKED
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
 from speculative.options import MAX_TOKENS, RULES, Options

@@ -12,8 +12,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from decoder import Batch, Options, SpeculativeDecoder, decode
+from decoder import Batch, Options, SpeculativeDecoder
 from serving.metrics import Metrics
+from speculative.batch import decode
 from speculative.row import Row, Stats
 from speculative.schedule import OwnLengths
 
@@ -129,7 +130,7 @@ class Engine:
         return batch
 
     def take(self, count: int, wait: bool) -> list[Row]:
-        """As `decoder.Source`."""
+        """As `speculative.batch.Source`."""
         with self._changed:
             while wait and not self._waiting and not self.closed:
                 self._changed.wait()

@@ -1,9 +1,9 @@
-"""Rows decoded side by side, whatever a step is: how they come, and what their steps take."""
+"""Rows decoded side by side, whatever a step is: how they come and go, and what their steps take."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 from speculative.cached_model import CachedModel, Model
 from speculative.row import Row
@@ -77,3 +77,43 @@ class RowBatch:
 def with_others(rows: Iterable[Row]) -> list[Row]:
     """Rows, each followed by those that take its next best texts."""
     return [each for row in rows for each in (row, *row.others)]
+
+
+class Source(Protocol):
+    """Where rows come from: a list of prompts, or whoever sends them."""
+
+    def take(self, count: int, wait: bool) -> list[Row]:
+        """Up to `count` rows that are there; with `wait` at least one, unless there will be none."""
+        ...
+
+
+def decode(
+    batch: RowBatch,
+    source: Source,
+    batch_size: int,
+    watch: Callable[[Sequence[Row]], object] = lambda rows: None,
+) -> Iterator[Row]:
+    """Decode rows, `batch_size` at most side by side; yield each as soon as it is finished.
+
+    Reading one prompt takes almost as long as reading several, about a step. So new rows join once finished
+    ones have stood idle for a step's work between them, or at once where there is room beside the batch (the
+    reasoning of the economic order quantity, Harris 1913). Where none comes, the batch shrinks as soon as
+    a quarter of it is finished: finished rows take time, and so does copying what the caches hold.
+    watch: is shown the batch's rows after each step, and may end some by a finish_reason.
+    """
+    idle = 0  # steps of finished rows, since rows came last
+    while True:
+        live = [b for b, row in enumerate(batch.rows) if not row.finish_reason]
+        idle += len(batch.rows) - len(live)
+        if not live or len(batch.rows) < batch_size or idle >= batch_size:
+            fresh = source.take(batch_size - len(live), wait=not live)
+            if fresh:
+                batch.admit(fresh)
+                idle = 0
+            elif not live:
+                return
+            elif 4 * len(live) <= 3 * len(batch.rows):
+                batch.select(live)
+        finished = batch.advance()
+        watch(batch.rows)
+        yield from finished

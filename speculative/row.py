@@ -155,7 +155,7 @@ class Row:
 
 
 class Waiting:
-    """Rows that are all there already, as a source of rows: see `decoder.decode`."""
+    """Rows that are all there already, as a source of rows: see `batch.decode`."""
 
     def __init__(self, rows: Iterable[Row]):
         self._rows = list(rows)[::-1]

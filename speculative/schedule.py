@@ -20,7 +20,7 @@ as long as texts have been, is more.
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Protocol
 
@@ -47,6 +47,7 @@ class Plan:
 
     candidates: list[Candidate | None]  # None: nothing is drafted for the row
     lengths: np.ndarray  # [B]
+    again: bool = False  # nothing is drafted, and nothing in the next step, as far as can be told
 
     @property
     def longest(self) -> tuple[int, int]:
@@ -131,7 +132,8 @@ class FixedSchedule:
 
     def plan(self, candidates: Sequence[Sequence[Candidate]], room: Sequence[int]) -> Plan:
         first = [of_row[0] if of_row else None for of_row in candidates]
-        return _plan(first, room, [self._num_draft] * len(first))
+        plan = _plan(first, room, [self._num_draft] * len(first))
+        return replace(plan, again=self._num_draft == 0)
 
     def observe(self, plan, accepted, seconds, preparing=0.0, ended=()) -> None:
         pass
@@ -238,7 +240,9 @@ class AdaptiveSchedule:
         if self._retries:
             return _sample(wanted, room, LENGTHS[min(2, self._longest(rows))])
         s, t = self._detour(rows, s, t)
-        return _plan(chosen, room, [LENGTHS[s if _is_model(c) else t] for c in chosen])
+        plan = _plan(chosen, room, [LENGTHS[s if _is_model(c) else t] for c in chosen])
+        copies = any(not _is_model(c) for of_row in candidates for c in of_row)
+        return replace(plan, again=t == 0 and not copies and self._idle + 1 < self._patience)
 
     def _tokens(
         self, candidates: Sequence[Sequence[Candidate]]

@@ -17,10 +17,10 @@ from transformers import GenerationConfig
 
 from checkpoints.quantization import Quantization
 from decoder import Batch
-from decoder import decode as decode_rows
 from errors import InputError
 from families.bart import Config, Model
 from families.generation import Generation
+from speculative.batch import decode as decode_rows
 from speculative.cache import MASKED
 from speculative.cached_model import padded
 from speculative.drafting import Drafter, ModelDrafter

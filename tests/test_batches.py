@@ -7,14 +7,18 @@ import resource
 import sys
 
 import pytest
+from helpers.decoding import new_batch, new_rows
 from helpers.models import random_model
 from helpers.oracle import disturbed
+from helpers.scripted import EOS, ScriptedModel
 from helpers.texts import SHARED, needs_shared, prompts
 from tokenizers import Tokenizer
 
-from decoder import batch_generate, generate, stream_batch
+from decoder import Options, batch_generate, generate, stream_batch
 from demo.tasks import held_out_example
 from errors import InputError
+from speculative.batch import decode
+from speculative.row import Waiting
 
 
 @pytest.mark.slow
@@ -99,3 +103,23 @@ def test_a_thousand_prompts_leave_no_trace_in_memory(demo_pair):
     unit = 1 if sys.platform == "darwin" else 1024
     assert len(peaks) == 1000
     assert (peaks[-1] - peaks[300]) * unit < 20 * 2**20
+
+
+@pytest.mark.parametrize(("batch_size", "held"), [(8, True), (1, False), (40, False)])
+def test_places_of_finished_rows_are_filled_several_at_once(batch_size, held):
+    """Texts of 1 to 24 tokens. Reading a prompt costs about a step, so a place may be empty for one, and not
+    for long; a row for which there is room beside the others begins at once."""
+    target = ScriptedModel(lambda source, prefix: EOS if len(prefix) >= source[0] else 5)
+    waiting = Waiting(new_rows([[3 + i % 22] for i in range(40)], Options()))
+    batch = new_batch(target, None, Options())
+    admitted, idle = [], [0]
+    admit = batch.admit
+    batch.admit = lambda rows: (admitted.append(len(rows)), idle.append(0), admit(rows))
+
+    def watch(rows):
+        idle[-1] += sum(bool(row.finish_reason) for row in rows)
+
+    assert len(list(decode(batch, waiting, batch_size, watch))) == 40
+    assert sum(admitted) == 40
+    assert (2 < 40 / len(admitted) < 8) == held, admitted
+    assert all(steps < 2 * batch_size for steps in idle[:-1])

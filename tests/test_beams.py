@@ -20,12 +20,13 @@ from transformers import T5ForConditionalGeneration
 from benchmarks.baselines import in_transformers
 from checkpoints.folder import open_checkpoint
 from checkpoints.tensors import to_mlx
-from decoder import SpeculativeDecoder, Stats, decode
+from decoder import SpeculativeDecoder, Stats
 from demo.tasks import KINDS, held_out_example
 from distributed.ranks import ALONE
 from errors import InputError
 from families.bart import FAMILY
 from families.generation import Generation
+from speculative.batch import decode
 from speculative.beams import BeamBatch, Search
 from speculative.cache import SlotCache
 from speculative.options import Options

@@ -2,7 +2,8 @@
 
 import random
 
-from decoder import Batch, decode
+from decoder import Batch
+from speculative.batch import decode
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
 from speculative.options import Options
 from speculative.row import Row, Stats, Waiting

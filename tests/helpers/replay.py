@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from decoder import decode
+from speculative.batch import decode
 from speculative.lookup import UNBOUNDED, Candidate
 from speculative.row import Waiting
 from speculative.schedule import Schedule

@@ -1,0 +1,115 @@
+"""Plain decoding may begin a step before the host has the last one's tokens (on GPUs; here by force)."""
+
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from helpers.decoding import decode_drafted, decode_with, drafters, ragged_prompts
+from helpers.models import random_model
+from helpers.scripted import ScriptedModel, agreeing, plain
+
+from decoder import Batch
+from speculative.cached_model import CachedModel
+from speculative.lookup import Candidate
+from speculative.schedule import AdaptiveSchedule, FixedSchedule
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Steps run ahead. What was asked of models, each with its model: "ahead", or how many drafted tokens
+    to check."""
+    found = []
+
+    def noting(method, what):
+        def noted(self, *args):
+            found.append((self._model, what(args)))
+            return method(self, *args)
+
+        return noted
+
+    monkeypatch.setattr(Batch, "runs_ahead", lambda self: True)
+    ahead, call = CachedModel.run_ahead, CachedModel.__call__
+    monkeypatch.setattr(CachedModel, "run_ahead", noting(ahead, lambda args: "ahead"))
+    monkeypatch.setattr(CachedModel, "__call__", noting(call, lambda args: args[1].shape[1]))
+    return found
+
+
+class RashSchedule(FixedSchedule):
+    """Nothing in two steps of three, and then a promise that the next is alike, which it may not be."""
+
+    def __init__(self):
+        self._rng = random.Random(0)
+
+    def plan(self, candidates, room):
+        self._num_draft = self._rng.choice((0, 0, 0, 0, 3, 7))
+        return replace(super().plan(candidates, room), again=self._num_draft == 0)
+
+
+@pytest.mark.parametrize("kind", ["model", "lookup", "both"])
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_rows_that_come_and_go_are_plain_rows(calls, kind, batch_size):
+    target, draft = agreeing(ends=0.05, copies=0.5)
+    prompts = ragged_prompts(14, 50, 30)
+    expected = [plain(target, prompt, 40) for prompt in prompts]
+    rows = decode_with(
+        target,
+        drafters(draft)[kind],
+        prompts,
+        batch_size,
+        RashSchedule(),
+        num_draft="auto",
+        max_tokens=40,
+    )
+    assert [row.generated for row in rows] == expected
+    calls = [what for model, what in calls if model is target]
+    after = {after for one, after in pairwise(calls) if one == "ahead"}
+    assert {0, 3, 7} <= after
+
+
+def test_a_text_that_may_end_costs_a_call_more_and_one_that_must_none(calls):
+    def next_token(source, prefix):
+        return 1 if len(prefix) == source[0] else 3 + len(prefix)
+
+    for length, max_tokens, called in ((5, 9, 6), (5, 5, 5), (9, 5, 5), (9, 1, 1)):
+        target = ScriptedModel(next_token)
+        (row,) = decode_with(target, None, [[length]], num_draft=0, max_tokens=max_tokens)
+        assert len(row.generated) == min(length, max_tokens)
+        assert target.calls == called
+        assert row.stats.target_calls == len(row.generated)
+
+
+@pytest.mark.parametrize(
+    "options", [dict(temp=0.0, logprobs=2), dict(temp=1.0), dict(temp=0.0, repetition_penalty=1.5)]
+)
+def test_texts_of_a_real_model_are_the_same(monkeypatch, options):
+    model = random_model("t5")
+    prompts = ragged_prompts(7, model.config.vocab_size)
+
+    def texts():
+        rows = decode_drafted(model, None, prompts, 3, num_draft=0, max_tokens=20, **options)
+        return [(row.tokens, np.round(row.logprobs or [], 3).tolist()) for row in rows]
+
+    before = texts()
+    monkeypatch.setattr(Batch, "runs_ahead", lambda self: True)
+    assert texts() == before
+
+
+def test_auto_says_when_it_goes_on_without_drafts():
+    """Where drafting does not pay, all but the steps that try it again are foreseen."""
+    schedule = AdaptiveSchedule(1000)
+    candidates, foreseen, drafts = [[Candidate("model, none", 99)]], [], []
+    for _ in range(200):
+        plan = schedule.plan(candidates, [500])
+        length = int(plan.lengths[0])
+        schedule.observe(plan, [0], 1.0 + length)
+        foreseen.append(plan.again)
+        drafts.append(length > 0)
+    assert not any(foreseen[i - 1] and drafts[i] for i in range(1, 200))
+    assert sum(foreseen) > 150 and sum(drafts[20:]) >= 2
+    schedule = AdaptiveSchedule(1000)
+    for _ in range(60):  # what may be copied changes with every token
+        plan = schedule.plan([[Candidate("copy", 99, position=0)]], [500])
+        schedule.observe(plan, [0], 1.0 + plan.lengths[0])
+        assert not plan.again
