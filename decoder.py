@@ -284,9 +284,9 @@ class SpeculativeDecoder:
         by another rule). Raises InputError for an empty prompt and options out of range.
         """
         settings = Options(**options)
-        row = self.row(prompt, settings, RowSeeds(settings.seed))
         if settings.num_samples > 1:
             raise InputError("num_samples above 1 is for batch_generate and stream_batch")
+        row = self.row(prompt, settings, RowSeeds(settings.seed))
         with self._running(settings) as batch:
             batch.admit([row])
             while not row.finish_reason:

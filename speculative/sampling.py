@@ -159,7 +159,9 @@ def log_probabilities(
     total = mx.logsumexp(logits, axis=-1, keepdims=True)
     chosen = mx.take_along_axis(logits, tokens[..., None], axis=-1) - total
     best = min(best, V)
-    ids = mx.argpartition(-logits, max(best - 1, 0), axis=-1)[..., :best]
+    ids = mx.zeros((B, places, 0), mx.uint32)
+    if best:
+        ids = mx.argpartition(-logits, best - 1, axis=-1)[..., :best]
     values = mx.take_along_axis(logits, ids, axis=-1) - total
     order = mx.argsort(-values, axis=-1)
     ids, values = (mx.take_along_axis(x, order, axis=-1) for x in (ids, values))
