@@ -46,11 +46,13 @@ _ONE_ROW = bytes.fromhex(
     "4889442418 c744242001000000"  # mov [rsp + 24], rax; mov dword [rsp + 32], 1: C, step 1
     "ff2500000000"  # jmp [rip]
 )
-# The same product of up to 15 rows, which is what checking drafts is. Small K is attention's, not weights'.
+# The same product of up to 15 rows, which is what checking drafts is, with 2^18 weights or more: fewer are not
+# worth a second thread.
 _FEW_ROWS = bytes.fromhex(
-    "83f90f 7721"  # cmp ecx, 15; ja behind the address: M
-    "83fe6f 751c 83fa70 7517"  # as above
-    "4181f980000000 7e0e"  # cmp r9d, 128; jle: K
+    "83f90f 7726"  # cmp ecx, 15; ja behind the address: M
+    "83fe6f 7521 83fa70 751c"  # as above
+    "4489c0 410fafc1"  # mov eax, r8d; imul eax, r9d: N K
+    "3d00000400 720e"  # cmp eax, 2^18; jb
     "ff2500000000"  # jmp [rip]
 )
 # BLIS's build with OpenMP, in Debian and Ubuntu, and in Fedora. That with pthreads makes threads for every
@@ -70,8 +72,9 @@ def load() -> tuple[str, str]:
     path = Path(choice) if choice else _openblas()
     if path is None:
         return "", "scipy-openblas32 is not installed: pip install -r requirements.txt"
+    threads = os.environ.get("OPENBLAS_NUM_THREADS") or str(physical_cores())
     for variable in ("OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(variable, str(physical_cores()))
+        os.environ.setdefault(variable, threads)
     blis = _blis()
     if blis and not choice:
         # Threads of OpenBLAS look 2^20 cycles for a next product, not 2^26: those of BLIS want the cores.

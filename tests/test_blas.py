@@ -113,27 +113,27 @@ def recorded():
 @LINUX_CPU
 @X86
 @pytest.mark.parametrize(
-    ("a", "b", "m", "k", "called"),
+    ("a", "b", "m", "n", "k", "called"),
     [
-        (AS_IS, TRANSPOSED, 1, 768, "gemv"),
-        (AS_IS, TRANSPOSED, 1, 64, "gemv"),
-        (AS_IS, TRANSPOSED, 2, 768, "few"),
-        (AS_IS, TRANSPOSED, 15, 129, "few"),
-        (AS_IS, TRANSPOSED, 2, 128, "many"),
-        (AS_IS, TRANSPOSED, 16, 768, "many"),
-        (AS_IS, AS_IS, 1, 768, "many"),
-        (AS_IS, AS_IS, 2, 768, "many"),
-        (TRANSPOSED, TRANSPOSED, 1, 768, "many"),
-        (TRANSPOSED, TRANSPOSED, 2, 768, "many"),
-        (AS_IS, TRANSPOSED, -1, 768, "many"),
+        (AS_IS, TRANSPOSED, 1, 768, 768, "gemv"),
+        (AS_IS, TRANSPOSED, 1, 9, 64, "gemv"),
+        (AS_IS, TRANSPOSED, 2, 768, 768, "few"),
+        (AS_IS, TRANSPOSED, 15, 512, 512, "few"),
+        (AS_IS, TRANSPOSED, 2, 511, 512, "many"),
+        (AS_IS, TRANSPOSED, 16, 768, 768, "many"),
+        (AS_IS, AS_IS, 1, 768, 768, "many"),
+        (AS_IS, AS_IS, 2, 768, 768, "many"),
+        (TRANSPOSED, TRANSPOSED, 1, 768, 768, "many"),
+        (TRANSPOSED, TRANSPOSED, 2, 768, 768, "many"),
+        (AS_IS, TRANSPOSED, -1, 768, 768, "many"),
     ],
 )
-def test_each_product_goes_where_it_is_fast(recorded, a, b, m, k, called):
+def test_each_product_goes_where_it_is_fast(recorded, a, b, m, n, k, called):
     product, calls, _ = recorded
     calls.clear()
-    asked = (ROW, a, b, m, 50, k, 1.5, 1 << 40, 800, 1 << 41, 900, 0.5, 1 << 42, 60)
+    asked = (ROW, a, b, m, n, k, 1.5, 1 << 40, 800, 1 << 41, 900, 0.5, 1 << 42, 60)
     product(*asked)
-    vector = (ROW, AS_IS, 50, k, 1.5, 1 << 41, 900, 1 << 40, 1, 0.5, 1 << 42, 1)
+    vector = (ROW, AS_IS, n, k, 1.5, 1 << 41, 900, 1 << 40, 1, 0.5, 1 << 42, 1)
     assert calls == [(called, *(vector if called == "gemv" else asked))]
 
 
@@ -146,8 +146,9 @@ import decoder
 import numpy as np
 sgemm = ctypes.CDLL(None).cblas_sgemm
 real, place = ctypes.c_float, lambda array: ctypes.c_void_p(array.ctypes.data)
-for m, k, b_as in itertools.product((1, 2, 15, 16, 40), (3, 64, 129, 300), (111, 112)):
-    n = 70
+for m, (n, k), b_as in itertools.product(
+    (1, 2, 15, 16, 40), ((70, 3), (70, 64), (70, 300), (600, 500)), (111, 112)
+):
     a = np.random.rand(m, k + 5).astype(np.float32)
     b = np.random.rand(*((k, n + 3) if b_as == 111 else (n, k + 3))).astype(np.float32)
     c = np.full((m, n + 2), np.nan, np.float32)
