@@ -6,6 +6,7 @@ python benchmark.py --model flan-t5-xl --draft-model flan-t5-small
 python benchmark.py rules            another table of docs/benchmarks.md
 """
 
+# PYTHON_ARGCOMPLETE_OK
 from terminal import interrupts
 
 if __name__ == "__main__":

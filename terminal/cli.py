@@ -1,6 +1,7 @@
 """The manners of the command lines: a user's mistake is one line on stderr and an exit code."""
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -14,6 +15,14 @@ _MOST = 10**9
 
 
 class Parser(argparse.ArgumentParser):
+    def parse_args(self, args=None, namespace=None):
+        if "_ARGCOMPLETE" in os.environ:  # a shell asks what could follow
+            with contextlib.suppress(ImportError):
+                import argcomplete
+
+                argcomplete.autocomplete(self)
+        return super().parse_args(args, namespace)
+
     def error(self, message: str):
         self.exit(USAGE_ERROR, f"{self.prog}: {message} (see --help)\n")
 
