@@ -5,6 +5,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable
+from difflib import get_close_matches
 from pathlib import Path
 
 from errors import InputError
@@ -24,7 +25,12 @@ class Parser(argparse.ArgumentParser):
         return super().parse_args(args, namespace)
 
     def error(self, message: str):
-        self.exit(USAGE_ERROR, f"{self.prog}: {message} (see --help)\n")
+        words = message.partition("unrecognized arguments: ")[2].split()
+        known = self._option_string_actions
+        flags = [word.partition("=")[0] for word in words if word.startswith("--")]
+        meant = [m for flag in flags for m in get_close_matches(flag, known, 1, 0.75)]
+        hint = f"is {meant[0]} meant?" if meant else "see --help"
+        self.exit(USAGE_ERROR, f"{self.prog}: {message} ({hint})\n")
 
     def print_help(self, file=None) -> None:
         print(self.format_help(), end="", file=file)  # argparse's own is silent when it cannot

@@ -236,7 +236,8 @@ def test_the_histogram_fits_the_encoding(folder):
             1,
             "delta has no meaning for the acceptance rule block, only token",
         ),
-        (["-p", "x", "--max-token", "5", "--nonsense"], 2, "unrecognized arguments: --nonsense"),
+        (["-p", "x", "--max-token", "5", "--nonsense"], 2, "arguments: --nonsense (see --help)"),
+        (["-p", "x", "--traget-lang", "de"], 2, "--traget-lang de (is --target-lang meant?)"),
         (["-p", "x", "--model", "t5-11b"], 1, "python convert.py --model t5-11b"),
         (["-p", "x", "--model", "org/t5-x"], 1, "python convert.py --model org/t5-x"),
         (["-p", "x", "--model", "photos"], 1, "photos is not a converted model"),
@@ -251,7 +252,7 @@ def test_the_histogram_fits_the_encoding(folder):
         (
             ["-p", "x", "--model", "demo-target", "--draft-model", "t5-tiny"],
             1,
-            "no model 't5-tiny'",
+            "no model 't5-tiny'; to convert it: python convert.py --model t5-tiny; on the hub names begin",
         ),
         (["-p", "x", "--draft-model", "demo-draft"], 2, "--draft-model needs --model"),
         (["-p", "x", "--model", ""], 2, "argument --model: the name is empty"),
