@@ -169,6 +169,12 @@ def models(args) -> tuple[T5, T5 | None, Tokenizer]:
         return target, draft, target.tokenizer
     target, tokenizer = load(args.model)
     draft = load(args.draft_model)[0] if args.draft_model else None
+    for name, model in ((args.model, target), (args.draft_model, draft)):
+        if not isinstance(model, T5 | None):  # limits.py knows what T5's steps read, and no other's
+            raise InputError(
+                f"{name} is not a T5-type model, and only these are measured here; main.py --verbose "
+                "says what drafting gave with others"
+            )
     return target, draft, tokenizer
 
 
