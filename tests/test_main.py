@@ -284,6 +284,14 @@ def test_a_shell_that_asks_is_told_the_flags(folder, tmp_path):
         assert "PYTHON_ARGCOMPLETE_OK" in (ROOT / script).read_text()[:1024]  # the hook looks there
 
 
+def test_a_python_without_the_packages_is_one_line(folder):
+    command = [sys.executable, "-S", ROOT / "main.py", "-p", "x"]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert re.fullmatch(r"main.py: No module named '\w+'; is this the environment of .*", line)
+
+
 def test_standard_input_that_is_no_text(folder):
     command = [sys.executable, ROOT / "main.py", "-p", "-"]
     result = subprocess.run(command, cwd=folder, input=b"\xff\xfe", capture_output=True)
