@@ -226,7 +226,7 @@ class SpeculativeDecoder:
         self._learned: dict[tuple, tuple[AdaptiveSchedule, machine.KeptCosts]] = {}
 
     def drafter(self, options: Options) -> Drafter:
-        """What drafts, by the options num_draft and lookup."""
+        """What drafts, by the options num_draft and lookup: a new one for each batch. A subclass may bring its own."""
         if options.num_draft == 0 or (self.draft_model is None and not options.lookup):
             return Drafter()
         source = getattr(self.model, "source_tokenizer", None)
