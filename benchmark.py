@@ -6,6 +6,7 @@ python benchmark.py --model flan-t5-xl --draft-model flan-t5-small
 python benchmark.py rules            another table of docs/benchmarks.md
 """
 
+# PYTHON_ARGCOMPLETE_OK
 from terminal import interrupts
 
 if __name__ == "__main__":
@@ -167,6 +168,12 @@ def models(args) -> tuple[T5, T5 | None, Tokenizer]:
         return target, draft, target.tokenizer
     target, tokenizer = load(args.model)
     draft = load(args.draft_model)[0] if args.draft_model else None
+    for name, model in ((args.model, target), (args.draft_model, draft)):
+        if not isinstance(model, T5 | None):  # limits.py knows what T5's steps read, and no other's
+            raise InputError(
+                f"{name} is not a T5-type model, and only these are measured here; main.py --verbose "
+                "says what drafting gave with others"
+            )
     return target, draft, tokenizer
 
 

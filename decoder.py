@@ -208,7 +208,7 @@ class SpeculativeDecoder:
         self._learned: dict[tuple, tuple[AdaptiveSchedule, machine.KeptCosts]] = {}
 
     def drafter(self, options: Options) -> Drafter:
-        """What drafts, by the options num_draft and lookup."""
+        """What drafts, by the options num_draft and lookup: a new one for each batch. A subclass may bring its own."""
         if options.num_draft == 0 or (self.draft_model is None and not options.lookup):
             return Drafter()
         source = getattr(self.model, "source_tokenizer", None)
@@ -256,11 +256,13 @@ class SpeculativeDecoder:
         """A row that is to be decoded; InputError for a prompt that is empty or too long, or a language
         that is unknown."""
         text = check_prompt(prompt)
+        languages = options.source_lang, options.target_lang
+        if self._encode and any(languages):
+            raise InputError("source_lang and target_lang are not for prompts in a chat template")
         if self._encode:
             tokens = self._encode(text)
             prefix = self.model.prefix(tokens)
         else:
-            languages = options.source_lang, options.target_lang
             tokens, prefix = frame(self.model, self.tokenizer, text, *languages)
         most = self.model.config.max_prompt_tokens
         if most is not None and len(tokens) > most:

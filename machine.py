@@ -96,10 +96,11 @@ class KeptCosts:
 
     def __init__(self, target: object, draft: object | None, options: Options):
         how = {name for name, value in options.distribution.items() if value}
+        rule = options.rule if isinstance(options.rule, str) else "own"
         what = {
             "target": _weights_of(target),
             "draft": _weights_of(draft),
-            "sampling": sorted(how | {options.rule}) if options.temp else None,
+            "sampling": sorted(how | {rule}) if options.temp else None,
             "lookup": options.lookup,
         }
         self._of = json.loads(json.dumps(describe() | what))

@@ -4,6 +4,7 @@ python main.py --prompt "translate number to German: 1284"
 python main.py --model t5-11b --draft-model t5-small --prompt "summarize: ..."
 """
 
+# PYTHON_ARGCOMPLETE_OK
 from terminal import interrupts
 
 if __name__ == "__main__":
@@ -33,6 +34,13 @@ LARGE = 200 << 20  # bytes of weights
 DRAFTING = ("num_draft", "lookup", "delta")  # what beams do not
 BEAMS = ("length_penalty", "early_stopping")  # what only they ask for
 SAMPLING = ("top_k", "top_p", "min_p", "seed", "acceptance")  # what only sampling asks for
+ALONE = """\
+main.py wants a text (--prompt) or many (--prompt-file). With the pair of models in the repository:
+  python main.py --prompt "translate number to German: 1284"
+With a model of the Hugging Face hub, converted once (docs/models.md has a list):
+  python convert.py --model google/flan-t5-base && python main.py --model flan-t5-base --prompt "Why is the sky blue?"
+All options: python main.py --help; what they mean: docs/using.md
+"""
 
 
 def parse_args(argv: list[str] | None = None):
@@ -76,6 +84,8 @@ def parse_args(argv: list[str] | None = None):
         "the target or its own; in brackets where there is no colour, nothing in a pipe",
     )
     args = parser.parse_args(argv)
+    if not (sys.argv[1:] if argv is None else argv):
+        parser.exit(cli.USAGE_ERROR, ALONE)
     if (args.prompt is None) == (args.prompt_file is None):
         parser.error("give a text with --prompt, or many with --prompt-file")
     check_models(args, parser)

@@ -106,7 +106,7 @@ def panel(name: str, tokens: Sequence[Token], top: int, total: float) -> tuple[l
     count = 0
     for call, token in sorted(by_call.items()):
         count += sum(t.call == call for t in tokens)
-        words = f"{count} tokens, {call} target call{'s' if call > 1 else ''}"
+        words = f"{count} token{'s' * (count > 1)}, {call} target call{'s' * (call > 1)}"
         done = token is last
         words += f", {last.seconds:.1f} s" if done else ""
         until = total if done else by_call[call + 1].seconds

@@ -244,7 +244,7 @@ def check_cache(model: nn.Module) -> list[int | None]:
             windows.append(cache.max_size)
         else:
             raise InputError(
-                f"{name} cannot be decoded here: a layer keeps a {kind}, from which this step cannot take "
+                f"{name} cannot be decoded here: a layer keeps its state in {kind}, from which this step cannot take "
                 "a rejected token back"
             )
     return windows

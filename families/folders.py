@@ -28,4 +28,5 @@ def find_model(name: str) -> Path:
         raise InputError(f"{name} is not converted yet: python convert.py --model {name}")
     if Path(name).is_dir():
         raise InputError(f"{name} is not a converted model: it has no {WEIGHTS}")
-    raise InputError(f"no model {name!r}; to convert it: python convert.py --model {name}")
+    hint = "" if "/" in name else "; on the hub names begin with an owner's: google/flan-t5-base"
+    raise InputError(f"no model {name!r}; to convert it: python convert.py --model {name}{hint}")

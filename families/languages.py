@@ -84,7 +84,7 @@ def frame(
         return whole, model.prefix(whole)
     languages: Languages | None = getattr(model, "languages", None)
     if languages is None:
-        raise InputError("source_lang and target_lang are for models of several languages")
+        raise InputError(f"source_lang and target_lang: {_without_choice(tokenizer, target_lang)}")
     given = {
         "text": tokenizer.encode(text, add_special_tokens=False).ids,
         "source": languages.token("source_lang", source_lang),
@@ -94,6 +94,13 @@ def frame(
     # A language that is not given is the tokenizer's own, or the model's.
     source = _filled(languages.source, given) or whole
     return source, _filled(languages.prefix, given) or model.prefix(source)
+
+
+def _without_choice(tokenizer: Tokenizer, target_lang: str | None) -> str:
+    """Why there is no language to choose, and what to do: MADLAD-400 has its target's in the text."""
+    if tokenizer.token_to_id(tag := f"<2{target_lang}>") is not None:
+        return f"this model reads its language in the text; begin that with {tag}"
+    return "this model has no languages to choose from"
 
 
 def _filled(template: Sequence[int | str], given: Mapping[str, list[int] | None]) -> list[int]:

@@ -32,7 +32,7 @@ class Options:
     top_p: float = 1.0  # keep the fewest tokens that hold this much probability
     min_p: float = 0.0  # keep tokens with this share of the best token's probability
     seed: int = 0  # the same seed gives the same text
-    acceptance: str | None = None  # a rule of sampling.RULES; None: see `rule`
+    acceptance: str | Callable | None = None  # one of RULES, or a function; None: see `rule`
     source_lang: str | None = None  # of a model of several languages; None: the tokenizer's own
     target_lang: str | None = None  # None: the model's own
     delta: float = 0.0  # lenience: above 0 lossy, up to 1: accept everything
@@ -74,7 +74,7 @@ class Options:
         for name in ("source_lang", "target_lang"):
             if not isinstance(getattr(self, name), (str, NoneType)):
                 raise InputError(f"{name} is {getattr(self, name)!r}, not a language's code")
-        if self.acceptance not in (None, *RULES):
+        if self.acceptance not in (None, *RULES) and not callable(self.acceptance):
             raise InputError(f"acceptance is {self.acceptance!r}, not one of {', '.join(RULES)}")
         self._check_controls()
         if self.delta and self.temp and self.rule != "token":
@@ -150,8 +150,8 @@ class Options:
         return replace(self, **known) if known else self
 
     @property
-    def rule(self) -> str:
-        """The acceptance rule at temperature > 0."""
+    def rule(self) -> str | Callable:
+        """The acceptance rule at temperature > 0: one of RULES, or a function as sampling.accept_block."""
         return self.acceptance or ("token" if self.delta else DEFAULT_RULE)
 
     @property

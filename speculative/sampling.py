@@ -8,7 +8,7 @@ drafted tokens; the host only derives the keys of the noise.
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -214,7 +214,8 @@ def _uniform(keys: mx.array, size: int) -> mx.array:
 
 
 class Sampler:
-    """Draws from the target's distribution by one of three rules, each with its law exactly.
+    """Draws from the target's distribution by one of three rules, each with its law exactly, or by the
+    caller's own.
 
     token:   Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318)
     block:   Sun et al. 2024 (arXiv 2403.10444); never accepts fewer tokens than `token`
@@ -223,8 +224,11 @@ class Sampler:
     delta > 0 (rule token only) is lossy: a drafted token is accepted with probability p/q + delta.
     """
 
-    def __init__(self, rows: Sequence[Row], rule: str, vocab_size: int, delta: float = 0.0):
-        """vocab_size: rows of the target's vocabulary; the draft may have fewer, the first ones."""
+    def __init__(
+        self, rows: Sequence[Row], rule: str | Callable, vocab_size: int, delta: float = 0.0
+    ):
+        """rule: a name, or a function as `accept_block`
+        vocab_size: rows of the target's vocabulary; the draft may have fewer, the first ones"""
         self.process = Controls(rows)
         self._rows, self._rule, self._delta = rows, rule, delta
         self._vocab_size = vocab_size
@@ -275,7 +279,8 @@ class Sampler:
         if self._rule == "token":
             n, residual = accept_token(p, q, draft.tokens, lengths, u, self._delta)
         else:
-            n, residual = accept_block(p, q, draft.tokens, lengths, u)
+            accept = self._rule if callable(self._rule) else accept_block
+            n, residual = accept(p, q, draft.tokens, lengths, u)
         noise = self._noise(self._keys(_TARGET, start))[:, 0]
         return n, mx.argmax(mx.log(residual) + noise, axis=-1)
 

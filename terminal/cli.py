@@ -1,9 +1,11 @@
 """The manners of the command lines: a user's mistake is one line on stderr and an exit code."""
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Callable
+from difflib import get_close_matches
 from pathlib import Path
 
 from errors import InputError
@@ -14,8 +16,21 @@ _MOST = 10**9
 
 
 class Parser(argparse.ArgumentParser):
+    def parse_args(self, args=None, namespace=None):
+        if "_ARGCOMPLETE" in os.environ:  # a shell asks what could follow
+            with contextlib.suppress(ImportError):
+                import argcomplete
+
+                argcomplete.autocomplete(self)
+        return super().parse_args(args, namespace)
+
     def error(self, message: str):
-        self.exit(USAGE_ERROR, f"{self.prog}: {message} (see --help)\n")
+        words = message.partition("unrecognized arguments: ")[2].split()
+        known = self._option_string_actions
+        flags = [word.partition("=")[0] for word in words if word.startswith("--")]
+        meant = [m for flag in flags for m in get_close_matches(flag, known, 1, 0.75)]
+        hint = f"is {meant[0]} meant?" if meant else "see --help"
+        self.exit(USAGE_ERROR, f"{self.prog}: {message} ({hint})\n")
 
     def print_help(self, file=None) -> None:
         print(self.format_help(), end="", file=file)  # argparse's own is silent when it cannot

@@ -1,4 +1,5 @@
-"""Interrupts before a command runs: importing what it needs takes longer than most prompts."""
+"""What may happen before a command runs: an interrupt, since importing what it needs takes longer than most
+prompts, and a Python that lacks what it needs."""
 
 import os
 import sys
@@ -34,4 +35,13 @@ def _end(*_) -> None:
 def _excepthook(kind, error, traceback) -> None:
     if issubclass(kind, KeyboardInterrupt):
         _end()
-    sys.__excepthook__(kind, error, traceback)
+    if sys.version_info < (3, 10):  # noqa: UP036 (as macOS's own, which fails at what is newer)
+        _complain(f"this is Python {sys.version_info[0]}.{sys.version_info[1]}, not 3.10 or later")
+    elif issubclass(kind, ModuleNotFoundError):
+        _complain(f"{error}; is this the environment of the README's first command?")
+    else:
+        sys.__excepthook__(kind, error, traceback)
+
+
+def _complain(reason: str) -> None:
+    os.write(2, f"{os.path.basename(sys.argv[0])}: {reason}\n".encode())  # noqa: PTH119 (not imported)

@@ -55,6 +55,11 @@ def test_speed_of_the_users_models_as_table_and_json(demo_folders, tmp_path):
         (["--model", "demo-target", "--drafter", "both"], "need --draft-model"),
         (["--model", "demo-target", "--baselines"], "--baselines is for the embedded pair"),
         (["--model", "none-such"], "no model 'none-such'"),
+        pytest.param(
+            ["--model", programs.DEMO / "causal-target"],
+            "is not a T5-type model, and only these",
+            marks=pytest.mark.slow,
+        ),
         (["--num-draft", "many"], "'many' is neither a number nor auto"),
         (["--model", "demo-target", "--prompt-file", "none"], "none"),
         (["--kinds", "number", "--prompt-file", "x"], "--kinds are the demo's"),

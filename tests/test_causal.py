@@ -223,10 +223,10 @@ def test_the_table_of_models_says_so():
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("mamba", "a layer keeps a ArraysCache, from which this step cannot"),
-        ("qwen3_next", "a layer keeps a ArraysCache, from which this step cannot"),
-        ("llama4", "a layer keeps a ChunkedKVCache, from which this step cannot"),
-        ("deepseek_v32", "a layer keeps a CacheList, from which this step cannot"),
+        ("mamba", "a layer keeps its state in ArraysCache, from which this step cannot"),
+        ("qwen3_next", "a layer keeps its state in ArraysCache, from which this step cannot"),
+        ("llama4", "a layer keeps its state in ChunkedKVCache, from which this step cannot"),
+        ("deepseek_v32", "a layer keeps its state in CacheList, from which this step cannot"),
         ("afm7", "takes positions from the number of its keys"),
         ("gpt_bigcode", "a batch of rows of unequal length fails"),
         ("plamo3", "its masks span 7 tokens, its cache 6"),

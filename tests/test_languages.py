@@ -6,10 +6,11 @@ import pytest
 import torch
 import transformers
 from helpers.bart_tokenizers import MULTILINGUAL, checkpoint
+from tokenizers import Tokenizer
 
 import main
 from convert import convert
-from decoder import batch_generate
+from decoder import SpeculativeDecoder, batch_generate
 from errors import InputError
 from families.languages import Languages, frame
 from families.loading import load
@@ -76,8 +77,20 @@ def test_models_of_one_language_refuse_codes(bart_folders, tmp_path):
     model, tokenizer = load(convert(str(tmp_path / "hub"), tmp_path / "out", dtype="float32"))
     model.languages = Languages.load(tmp_path / "out")
     assert model.languages is None
-    with pytest.raises(InputError, match="are for models of several languages"):
+    with pytest.raises(InputError, match="this model has no languages to choose from"):
         frame(model, tokenizer, "good day", target_lang="fr")
+
+
+def test_what_has_its_language_elsewhere_says_where(demo_pair):
+    """MADLAD-400 has it in the text; a prompt in a chat template is nobody's to frame."""
+    target, tokenizer, _ = demo_pair
+    own = Tokenizer.from_str(tokenizer.to_str())
+    own.add_special_tokens(["<2de>"])
+    with pytest.raises(InputError, match="in the text; begin that with <2de>"):
+        frame(target, own, "good day", target_lang="de")
+    decoder = SpeculativeDecoder(target, tokenizer, encode=lambda text: [3, 4])
+    with pytest.raises(InputError, match="not for prompts in a chat template"):
+        decoder.generate("good day", target_lang="de")
 
 
 def test_a_foreign_languages_file_is_refused(tmp_path):

@@ -219,7 +219,7 @@ def test_the_histogram_fits_the_encoding(folder):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ([], 2, "give a text with --prompt, or many with --prompt-file"),
+        (["--lookup"], 2, "give a text with --prompt, or many with --prompt-file"),
         (["-p", ""], 1, "the prompt is empty"),
         (["-p", "  \n"], 1, "the prompt is empty"),
         (["-p", "-"], 1, "the prompt is empty"),
@@ -236,7 +236,8 @@ def test_the_histogram_fits_the_encoding(folder):
             1,
             "delta has no meaning for the acceptance rule block, only token",
         ),
-        (["-p", "x", "--max-token", "5", "--nonsense"], 2, "unrecognized arguments: --nonsense"),
+        (["-p", "x", "--max-token", "5", "--nonsense"], 2, "arguments: --nonsense (see --help)"),
+        (["-p", "x", "--traget-lang", "de"], 2, "--traget-lang de (is --target-lang meant?)"),
         (["-p", "x", "--model", "t5-11b"], 1, "python convert.py --model t5-11b"),
         (["-p", "x", "--model", "org/t5-x"], 1, "python convert.py --model org/t5-x"),
         (["-p", "x", "--model", "photos"], 1, "photos is not a converted model"),
@@ -251,7 +252,7 @@ def test_the_histogram_fits_the_encoding(folder):
         (
             ["-p", "x", "--model", "demo-target", "--draft-model", "t5-tiny"],
             1,
-            "no model 't5-tiny'",
+            "no model 't5-tiny'; to convert it: python convert.py --model t5-tiny; on the hub names begin",
         ),
         (["-p", "x", "--draft-model", "demo-draft"], 2, "--draft-model needs --model"),
         (["-p", "x", "--model", ""], 2, "argument --model: the name is empty"),
@@ -268,6 +269,27 @@ def test_a_mistake_is_one_line_and_an_exit_code(folder, arguments, code, message
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()
     assert line.startswith("main.py: ") and message in line
+
+
+def test_a_shell_that_asks_is_told_the_flags(folder, tmp_path):
+    """As argcomplete's hook asks, which bash and zsh call at Tab."""
+    pytest.importorskip("argcomplete")
+    line, found = "main.py --num-", tmp_path / "found"
+    asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line))}
+    asked |= {"_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_STDOUT_FILENAME": str(found)}
+    run(cwd=folder, env=os.environ | asked)
+    told = {word.strip() for word in found.read_text().split("\n")}
+    assert told == {"--num-draft", "--num-draft-tokens", "--num-samples", "--num-beams"}
+    for script in ("main.py", "convert.py", "serve.py", "benchmark.py"):
+        assert "PYTHON_ARGCOMPLETE_OK" in (ROOT / script).read_text()[:1024]  # the hook looks there
+
+
+def test_a_python_without_the_packages_is_one_line(folder):
+    command = [sys.executable, "-S", ROOT / "main.py", "-p", "x"]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert re.fullmatch(r"main.py: No module named '\w+'; is this the environment of .*", line)
 
 
 def test_standard_input_that_is_no_text(folder):

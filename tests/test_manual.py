@@ -15,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
+from helpers.pages import FENCE, blocks_in, read
 from helpers.programs import ANSWER, PROMPT, ROOT
 
 import benchmark
@@ -23,9 +24,7 @@ import main
 import serve
 from checkpoints.quantization import Quantization
 from decoder import Batch
-from speculative.drafting import Drafter
 from speculative.options import MAX_TOKENS, Options
-from speculative.sampling import accept_token
 
 PAGES = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
 MANUAL = ("README.md", "CONTRIBUTING.md", "demo/README.md", *PAGES)
@@ -41,14 +40,9 @@ PARSERS = {
     "serve.py": serve.parse_args,
     "benchmark.py": benchmark.parse_args,
 }
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 OPERATORS = set("();<>|&")  # of the shell
 FOREIGN = {"--python", "--hostfile", "--backend"}  # flags of other programs that the manual names
 CHANGING = {"--json", "--verbose", "--show-draft", "--help"}  # what they print is not compared
-
-
-def read(name: str) -> str:
-    return (ROOT / name).read_text(encoding="utf-8")
 
 
 def spans(text: str) -> list[str]:
@@ -78,10 +72,6 @@ def commands(code: str) -> list[list[str]]:
 def _starts(before: list[str]) -> bool:
     """Whether what stands before a script's name starts it; `git add main.py` does not."""
     return not before or any(re.match(r"python|mlx\.launch", Path(word).name) for word in before)
-
-
-def python_in(name: str) -> list[str]:
-    return [fence[2] for fence in FENCE.finditer(read(name)) if fence[1] == "python"]
 
 
 def blocks(text: str) -> list[tuple[list[list[str]], str | None]]:
@@ -239,6 +229,20 @@ def test_the_defaults_in_the_manual_are_those_of_decoding():
     assert {name: found[name] for name in defaults} == {k: str(v) for k, v in defaults.items()}
 
 
+def test_main_alone_says_what_to_do_in_five_lines(work, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["main.py"])
+    with pytest.raises(SystemExit, match="2"):
+        main.main()
+    said, lines = "", capsys.readouterr().err.splitlines()
+    assert len(lines) == 5
+    for line in lines:
+        for script, *arguments in commands(line) if line.startswith("  ") else ():
+            check(script, arguments, capsys)
+            if script == "main.py":
+                said += output_of(arguments, work, monkeypatch, capsys)
+    assert said.startswith(f"{ANSWER}\n")
+
+
 @pytest.mark.parametrize("script", PARSERS)
 def test_the_commands_in_a_scripts_first_lines_are_ones_that_it_takes(script, capsys):
     """There, what a command does may stand beside it, two spaces away."""
@@ -254,7 +258,7 @@ def test_the_commands_in_a_scripts_first_lines_are_ones_that_it_takes(script, ca
 def test_python_in_the_manual_runs(name, work, monkeypatch):
     """A page's blocks in their order, as one program, with the embedded pair for the models they name."""
     monkeypatch.syspath_prepend(str(ROOT))
-    found = python_in(name)
+    found = blocks_in(name, "python")
     assert found
     models = dict.fromkeys(re.findall(r"mlx_models/([\w.-]+)", "".join(found)))
     for i, model in enumerate(models):
@@ -268,21 +272,9 @@ def test_python_in_the_manual_runs(name, work, monkeypatch):
 
 
 def test_the_step_in_the_manual_is_the_step():
-    (shown,) = python_in("docs/design.md")
+    (shown,) = blocks_in("docs/design.md", "python")
     _, _, body = inspect.getsource(Batch.step).split('"""')
     assert shown == textwrap.dedent(body.removeprefix("\n"))
-
-
-def test_what_is_to_be_written_for_a_contribution_has_the_names_of_what_is_there():
-    known: dict = {}
-    for code in python_in("CONTRIBUTING.md"):
-        exec(compile(code, "CONTRIBUTING.md", "exec"), known)
-    for name, method in vars(known["MyDrafter"]).items():
-        if callable(method):
-            theirs = inspect.signature(getattr(Drafter, name)).parameters
-            assert list(inspect.signature(method).parameters) == list(theirs)
-    *theirs, _ = inspect.signature(accept_token).parameters  # the last one is delta
-    assert list(inspect.signature(known["accept_mine"]).parameters) == theirs
 
 
 def parts() -> dict[str, list[Path]]:

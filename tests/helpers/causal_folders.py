@@ -47,15 +47,16 @@ def write(folder: Path, name: str = "llama", bits: int = 0, **changes) -> nn.Mod
     mx.eval(model.parameters())
     folder.mkdir(parents=True, exist_ok=True)
     save_model(folder, model)
-    files = {
-        "config.json": config,
-        "generation_config.json": {"eos_token_id": [1, 5]},
-        "tokenizer_config.json": dict(
-            tokenizer_class="PreTrainedTokenizerFast", eos_token="<eos>", pad_token="<pad>"
-        )
-        | {"chat_template": TEMPLATE},
-    }
-    for file, content in files.items():
+    settings = {"config.json": config, "generation_config.json": {"eos_token_id": [1, 5]}}
+    for file, content in settings.items():
         (folder / file).write_text(json.dumps(content))
-    tokenizer().save(str(folder / "tokenizer.json"))
+    write_tokenizer(folder)
     return model
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Write the tokenizer's files."""
+    names = dict(tokenizer_class="PreTrainedTokenizerFast", eos_token="<eos>", pad_token="<pad>")
+    config = names | {"chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer().save(str(folder / "tokenizer.json"))

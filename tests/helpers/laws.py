@@ -1,11 +1,13 @@
-"""Models whose distribution is a table, and whether what was drawn has its law."""
+"""Distributions that are tables, models that have them, and whether what was drawn has their law."""
 
+import itertools
 from types import SimpleNamespace
 
 import mlx.core as mx
 import numpy as np
 
 from speculative.cache import CrossCache
+from speculative.sampling import Draft, _padded_q, probabilities
 
 V = 4
 LIMIT = 4.5  # deviation; one in 300,000 by chance
@@ -24,6 +26,48 @@ def deviation(counts: np.ndarray, law: np.ndarray) -> float:
     statistic = ((counts - expected) ** 2 / expected).sum()
     spread = 2 / (9 * freedom)
     return ((statistic / freedom) ** (1 / 3) - (1 - spread)) / spread**0.5
+
+
+def tables(seed: int, temp: float = 1.0, **filters) -> tuple[np.ndarray, np.ndarray]:
+    """The next-token distributions [V, V] of a target and of a draft, by the last token."""
+    logits = np.random.default_rng(seed).normal(0, 1.0, (2, V, V)).astype(np.float32)
+    p, q = (np.array(probabilities(mx.array(x), temp, **filters)) for x in logits)
+    return p, q
+
+
+def joint_law(p: np.ndarray, length: int) -> np.ndarray:
+    """The law of the first `length` tokens after token 0: [V ** length]."""
+    law = []
+    for tokens in itertools.product(range(V), repeat=length):
+        steps = zip((0, *tokens), tokens, strict=False)
+        law.append(np.prod([p[last, token] for last, token in steps]))
+    return np.array(law)
+
+
+def draw(rng: np.random.Generator, p: np.ndarray) -> np.ndarray:
+    """One token per row of p [B, V]."""
+    return (p.cumsum(axis=1) < rng.random((len(p), 1)) * p.sum(axis=1, keepdims=True)).sum(axis=1)
+
+
+def counts_of_one_step(accept, p: np.ndarray, q: np.ndarray, k: int, draws: int, propose=draw):
+    """How often each sequence of k + 1 tokens comes out of a step, [V ** (k + 1)], where what follows the
+    step's own tokens is drawn from the target; and how many drafted tokens a step accepts, on average."""
+    rng = np.random.default_rng(k)
+    tokens = np.zeros((draws, k + 2), int)  # column 0: the token before
+    for i in range(k):
+        tokens[:, i + 1] = propose(rng, q[tokens[:, i]])
+    p_at = mx.array(p[tokens[:, : k + 1]])
+    lengths = np.full(draws, k)
+    draft = Draft(mx.array(tokens[:, 1 : k + 1]), mx.array(q[tokens[:, :k]]))
+    u = mx.array(rng.random((draws, k), np.float32))
+    n, residual = accept(p_at, _padded_q(draft, lengths, V), draft.tokens, lengths, u)
+    n, residual = np.array(n), np.array(residual)
+    following = draw(rng, residual)
+    for i in range(1, k + 2):
+        own = draw(rng, p[tokens[:, i - 1]])
+        tokens[:, i] = np.where(i <= n, tokens[:, i], np.where(i == n + 1, following, own))
+    index = tokens[:, 1:] @ V ** np.arange(k, -1, -1)
+    return np.bincount(index, minlength=V ** (k + 1)), n.mean()
 
 
 class LastToken:

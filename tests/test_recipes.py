@@ -1,0 +1,126 @@
+"""The worked examples of docs/new_drafter.md, docs/new_rule.md and docs/new_family.md do what they say,
+and pass the tests that the pages send them to."""
+
+import itertools
+import re
+import sys
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from helpers.decoding import decode_with, finish, new_batch, new_rows, ragged_prompts, total
+from helpers.laws import LIMIT, TableModel, V, deviation, joint_law
+from helpers.pages import blocks_in
+from helpers.scripted import START, agreeing, plain
+
+import families
+from decoder import SpeculativeDecoder
+from speculative.drafting import ModelDrafter
+from speculative.options import Options
+from speculative.sampling import probabilities
+
+DRAFTER, RULE, FAMILY = (f"docs/new_{name}.md" for name in ("drafter", "rule", "family"))
+
+
+def run(page: str) -> dict:
+    """What a page's blocks define, run in their order as one program, with a tenth of a million draws."""
+    known: dict = {"__name__": page}
+    for code in blocks_in(page, "python"):
+        exec(compile(code.replace("1_000_000", "100_000"), page, "exec"), known)
+    return known
+
+
+@pytest.fixture
+def at_home(demo_folders, monkeypatch):
+    """Where mlx_models/ has the embedded pair."""
+    monkeypatch.chdir(demo_folders)
+
+
+def test_the_drafter_drafts_and_the_text_stays(at_home, capsys):
+    known = run(DRAFTER)
+    assert capsys.readouterr().out == blocks_in(DRAFTER)[0]
+    assert known["stats"].accepted > 20
+
+
+def test_the_drafter_serves_rows_that_come_and_go():
+    known: dict = {}
+    exec(blocks_in(DRAFTER, "python")[0], known)
+    target, _ = agreeing(ends=0.03, copies=0.6)
+    prompts = ragged_prompts(18, 50, 60)
+    expected = [plain(target, prompt, 60) for prompt in prompts]
+    followed = known["remembered"]([START, *text] for text in expected)
+    for num_draft, batch_size in ((4, 1), (1, 3), (4, 8), ("auto", 8)):
+        drafter = known["Memory"](followed)
+        rows = decode_with(target, drafter, prompts, batch_size, num_draft=num_draft, max_tokens=60)
+        assert [row.generated for row in rows] == expected
+        lengths = total(rows).accepted_lengths
+        assert num_draft == "auto" or (lengths[0] > 20 and lengths[num_draft] > 20)
+
+
+def test_the_rule_keeps_the_law_and_prints_what_the_page_says(at_home, capsys):
+    run(RULE)
+    assert capsys.readouterr().out == blocks_in(RULE)[0]
+
+
+def test_the_pages_test_sees_a_wrong_rule():
+    (rule, law, _), known = blocks_in(RULE, "python"), {}
+    exec(re.sub(r"return n, .*", "return n, following", rule), known)
+    with pytest.raises(AssertionError):
+        exec(law.replace("1_000_000", "100_000"), known)
+
+
+def test_a_function_is_the_rule(demo_pair, tmp_path, monkeypatch):
+    """And nothing that is kept by its name (what steps cost, what `auto` learned) trips over it."""
+
+    def nothing_passes(p, q, tokens, lengths, u):
+        return mx.zeros(len(p), mx.int32), p[:, 0]
+
+    monkeypatch.setenv("SPECULATIVE_CACHE", str(tmp_path))
+    target, tokenizer, draft = demo_pair
+    decoder = SpeculativeDecoder(target, tokenizer, draft)
+    prompt, stats = "translate English to French: The king sees two red doors.", {}
+    for rule, num_draft in itertools.product(("token", nothing_passes), (3, "auto")):
+        options = dict(temp=1.0, acceptance=rule, num_draft=num_draft, max_tokens=20)
+        *_, last = decoder.stream_generate(prompt, **options)
+        stats[rule, num_draft] = last.stats
+    assert stats["token", 3].accepted > 5
+    assert all(
+        stats[nothing_passes, n].accepted == 0 < stats[nothing_passes, n].drafted
+        for n in (3, "auto")
+    )
+
+
+@pytest.mark.slow
+def test_decoded_rows_have_the_targets_law_under_a_rule_of_ones_own():
+    """Through `acceptance`, with several steps per row."""
+    known: dict = {}
+    exec(blocks_in(RULE, "python")[0], known)
+    target, count = TableModel(0), 30_000
+    options = Options(num_draft=3, max_tokens=4, temp=0.7, acceptance=known["independent"])
+    batch = new_batch(target, ModelDrafter(TableModel(1)), options)
+    batch.admit(new_rows([[b % 3, b % 2] for b in range(count)], options))
+    rows = finish(batch)
+    tokens = np.array([row.tokens[1:] for row in rows])
+    p = np.array(probabilities(mx.array(target.logits), 0.7))
+    counts = np.bincount(tokens @ V ** np.arange(3, -1, -1), minlength=V**4)
+    assert deviation(counts, joint_law(p, 4)) < LIMIT
+    lengths = total(rows[:1000]).accepted_lengths
+    assert lengths[0] > 0 and lengths[1] > 0
+
+
+@pytest.mark.slow
+def test_the_family_is_taken_and_passes_its_tests(tmp_path, monkeypatch):
+    """As the page has it: the module saved beside the others, the line added, the tests run."""
+    module, tests = blocks_in(FAMILY, "python")
+    (tmp_path / "gpt_neo.py").write_text(module)
+    monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
+    monkeypatch.setitem(sys.modules, "families.gpt_neo", None)  # and gone again at the end
+    del sys.modules["families.gpt_neo"]
+    added = eval(f"{{{blocks_in(FAMILY)[0]}}}")
+    monkeypatch.setattr(families, "_MODULES", families._MODULES | added)
+    known: dict = {"__name__": "test_gpt_neo"}
+    exec(compile(tests, FAMILY, "exec"), known)
+    found = [name for name in known if name.startswith("test_")]
+    assert len(found) == 2
+    for name in found:
+        known[name](tmp_path / name)
