@@ -2,7 +2,7 @@
 
 Proved once per level: here with scripted models, which see every slip of either cache, and with every
 family's variants against an oracle that has no cache; in test_generate.py with the embedded pair against
-transformers; in test_sampling.py for what is sampled.
+transformers; in test_sampling.py and test_laws.py for what is sampled.
 """
 
 import itertools
