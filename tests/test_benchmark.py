@@ -68,7 +68,7 @@ def test_speed_of_the_users_models_as_table_and_json(demo_folders, tmp_path):
     ],
 )
 def test_mistakes_are_one_line(demo_folders, arguments, message):
-    result = run(demo_folders, *arguments)
+    result = programs.call(*arguments, cwd=demo_folders, script="benchmark.py")
     assert result.returncode in (1, 2)
     (line,) = result.stderr.splitlines()
     assert line.startswith("benchmark.py: ") and message in line

@@ -355,11 +355,11 @@ def test_a_config_that_cannot_be_is_refused_when_converted_and_when_loaded(
         (output, lambda: load(output)),
     ):
         checkpoints.edit(place, **changes)
-        started = time.perf_counter()
+        started = time.process_time()
         with pytest.raises(InputError, match=message) as caught:
             use()
         assert str(place) in str(caught.value)
-        assert time.perf_counter() - started < 5
+        assert time.process_time() - started < 5
     assert not (tmp_path / "no").exists()
 
 
