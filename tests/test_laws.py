@@ -140,11 +140,8 @@ MORE_LAWS = [
     ("block", "model", 3, {}),  # sees noise that is used again for a position drafted again
     ("coupled", "model", 3, {}),
     ("token", "model", 0, {}),
-    ("token", "lookup", 3, {}),
-    ("token", "model", 4, FILTERS),
-    ("block", "lookup", 3, {}),
-    ("block", "both", 3, {}),
-    ("block", "model", 4, FILTERS),
+    ("token", "lookup", 4, FILTERS),
+    ("block", "both", 4, FILTERS),
     ("block", "model", "auto", {}),
 ]
 

@@ -63,22 +63,22 @@ V11 = partial(random_model, "v1.1")
     ],
 )
 def test_coupled_text_is_plain_text(kind, make):
-    """Over prompts, seeds, good and useless draft models, numbers of drafted tokens and batches."""
+    """Over prompts, seeds, numbers of drafted tokens and batches, each with a good and a useless draft model."""
     model, prompts = make(), ragged_prompts(8, 61)
     with_eos(model, 7)
+    drafts = disturbed(model, 0.05), disturbed(model, 2)
     texts, partial = set(), 0
-    for seed, noise in itertools.product(range(2), (0.05, 2)):
+    for seed in range(2):
         options = dict(temp=0.6, top_p=0.95, seed=seed, max_tokens=12, acceptance="coupled")
         plain = [sampled(model, None, [prompt], 1, **options)[0] for prompt in prompts]
         texts |= {tuple(tokens) for tokens in plain}
-        draft = disturbed(model, noise)
-        for num_draft, batch_size in ((1, 3), (3, 8), (5, 1), (7, 3), ("auto", 8)):
-            options["num_draft"] = num_draft
+        for i, (num_draft, batch_size) in enumerate(((1, 3), (3, 8), (5, 1), (7, 3), ("auto", 8))):
+            options["num_draft"], draft = num_draft, drafts[(i + seed) % 2]
             rows = decode_with(model, drafters(draft)[kind], prompts, batch_size, **options)
             assert [row.tokens for row in rows] == plain
             partial += 0 if num_draft == "auto" else partial_steps(rows, num_draft)
     assert len(texts) > 12  # the seeds and the prompts do make a difference
-    assert partial > 50 or kind == "lookup"  # random texts repeat little of their prompts
+    assert partial > 25 or kind == "lookup"  # random texts repeat little of their prompts
 
 
 @pytest.mark.parametrize(

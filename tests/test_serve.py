@@ -308,6 +308,7 @@ def test_slow_readers_hold_nobody_up(server):
     assert server.post({"prompt": PROMPT})[1]["choices"][0]["text"] == ANSWER
     server.until(finished, before + 4)  # though nothing was read
     connections[0].settimeout(30)
+    connections[0].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
     received = b""
     while b"[DONE]" not in received[-100:]:
         part = connections[0].recv(1 << 20)

@@ -1,6 +1,7 @@
 """The programs as a user starts them, and what the embedded pair answers."""
 
 import io
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -22,28 +23,32 @@ def run(*arguments, cwd: Path, script: str = "main.py", **kwargs) -> subprocess.
 
 
 def call(
-    *arguments, cwd: Path, script: str = "main.py", input: str = "", encoding: str = "utf-8"
+    *arguments,
+    cwd: Path,
+    script: str = "main.py",
+    input: str = "",
+    encoding: str = "utf-8",
+    terminal: int | None = None,
 ) -> subprocess.CompletedProcess:
-    """The same in this process, without the second that starting one takes: for what is not about that."""
+    """The same in this process, which has all the modules already: for what is not about the process.
+
+    terminal: the file that stderr is, whose text is then not in the result.
+    """
     program, argv = import_module(script.removesuffix(".py")), [script, *map(str, arguments)]
-    streams = {
-        name: io.TextIOWrapper(io.BytesIO(content), encoding)
-        for name, content in (("stdin", input.encode()), ("stdout", b""), ("stderr", b""))
-    }
+    stdin, stdout, stderr = (
+        io.TextIOWrapper(io.BytesIO(content), encoding) for content in (input.encode(), b"", b"")
+    )
+    shown = stderr if terminal is None else os.fdopen(os.dup(terminal), "w")
+    code = 0
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(cwd)
-        patch.setattr(sys, "argv", argv)
-        for name, stream in streams.items():
-            patch.setattr(sys, name, stream)
+        for name, value in dict(argv=argv, stdin=stdin, stdout=stdout, stderr=shown).items():
+            patch.setattr(sys, name, value)
         try:
             cli.run(program.main)
         except SystemExit as stopped:
             code = stopped.code
-        else:
-            code = 0
-    for stream in streams.values():
-        stream.flush()
-    stdout, stderr = (
-        streams[name].buffer.getvalue().decode(encoding) for name in ("stdout", "stderr")
-    )
-    return subprocess.CompletedProcess(argv, code, stdout, stderr)
+    shown.flush()
+    stdout.flush()
+    printed, errors = (stream.buffer.getvalue().decode(encoding) for stream in (stdout, stderr))
+    return subprocess.CompletedProcess(argv, code, printed, errors)
