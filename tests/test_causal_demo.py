@@ -6,6 +6,7 @@ import pty
 import random
 import struct
 import termios
+from functools import partial
 
 import mlx.core as mx
 import pytest
@@ -16,11 +17,12 @@ from helpers import programs
 from helpers.decoding import decode_with, drafters, partial_steps, total
 from helpers.programs import ANSWER, DEMO, PROMPT
 
+from benchmarks import causal, tables
 from benchmarks.causal import MlxLm, in_template, sampled_by_mlx_lm, widened_causal_pair
 from benchmarks.measure import examples
 from decoder import SpeculativeDecoder
 from demo.tasks import KINDS, held_out_example, training_example
-from speculative.options import RULES
+from speculative.options import RULES, Options
 
 pytestmark = pytest.mark.slow
 
@@ -187,9 +189,14 @@ def test_a_long_prompt_shows_how_far_it_is_read(tmp_path):
     assert "reading" not in programs.call(*asked, cwd=tmp_path).stderr
 
 
-def test_the_table_beside_mlx_lm_is_printed(tmp_path):
+def test_the_table_beside_mlx_lm_is_printed(tmp_path, monkeypatch):
+    """Of a few tokens each."""
+    monkeypatch.setattr(causal, "MAX_TOKENS", 6)
+    monkeypatch.setattr(causal, "MlxLm", partial(MlxLm, max_tokens=6))
+    monkeypatch.setattr(tables, "Options", lambda **of: Options(**of | {"max_tokens": 6}))
+    monkeypatch.setattr(causal, "sampled_by_mlx_lm", lambda *pair: lambda temp: 1.0)
     small = ["--sizes", "demo", "demo", "--examples", "1"]
-    result = programs.run("causal", *small, cwd=tmp_path, script="benchmark.py")
+    result = programs.call("causal", *small, cwd=tmp_path, script="benchmark.py")
     assert result.returncode == 0, result.stderr
     rows = [line for line in result.stdout.splitlines() if line.startswith("|")]
     speeds, rules = rows[2:14], rows[16:]

@@ -188,7 +188,7 @@ def texts_are_generates(reference, model, draft, prompts, eos: list[int], names,
     `ways` for each in turn."""
     compared = partial = changed = 0
     plain = reference_texts(reference, prompts, LIMIT_TOKENS, eos)
-    for name, of_setting in zip(names, itertools.cycle(ways)):  # noqa: B905 (a cycle has no end)
+    for name, of_setting in zip(names, itertools.cycle(ways)):
         asked = meant_for(SETTINGS[name], plain)
         options = asked | dict(max_tokens=LIMIT_TOKENS)
         expected = reference_texts(reference, prompts, LIMIT_TOKENS, eos, **in_transformers(asked))
