@@ -190,7 +190,8 @@ def test_a_long_prompt_shows_how_far_it_is_read(tmp_path):
 
 
 def test_the_table_beside_mlx_lm_is_printed(tmp_path, monkeypatch):
-    """Of a few tokens each."""
+    """Of a few prompts and tokens."""
+    monkeypatch.setattr(tables, "examples", lambda per_kind: examples(1))
     monkeypatch.setattr(causal, "MAX_TOKENS", 6)
     monkeypatch.setattr(causal, "MlxLm", partial(MlxLm, max_tokens=6))
     monkeypatch.setattr(tables, "Options", lambda **of: Options(**of | {"max_tokens": 6}))
