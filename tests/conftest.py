@@ -12,9 +12,9 @@ os.environ["SPECULATIVE_CACHE"] = "0"  # nothing is kept in the user's folder
 # float32 products to 10 bits (TF32), while the tests compare float32 with float32.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 # Before torch and MLX are imported: the models are so small that threads only wait for each other.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-import blas  # noqa: F401 (before MLX)
+for _library in ("OMP", "OPENBLAS", "BLIS"):
+    os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
+import blas  # noqa: E402, F401 (before MLX)
 
 # Started in the background, a shell has interrupts ignored, and what is started from here as well.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -274,8 +274,8 @@ def test_responses_are_the_best_texts_and_their_scores(demo):
 
 
 @pytest.mark.slow
-def test_200_prompts_of_the_embedded_pair(demo):
-    prompts = examples(70)
+def test_100_prompts_of_the_embedded_pair(demo):
+    prompts = examples(35)
     ways = [(2, 1.0, False), (4, 2.0, True), (4, 0.5, "never"), (5, -0.5, False), (5, 1.0, True)]
     for i, (beams, penalty, early) in enumerate(ways):
         how = dict(num_beams=beams, length_penalty=penalty, early_stopping=early)

@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
@@ -15,10 +16,11 @@ from helpers import programs
 from helpers.models import random_model
 from mlx.utils import tree_flatten
 
-from benchmarks import limits, measure
+from benchmarks import limits, measure, tables
 from demo.tasks import held_out_example
 from model import T5
 from speculative.drafting import ModelDrafter
+from speculative.options import Options
 
 
 def run(folder: Path, *arguments) -> subprocess.CompletedProcess:
@@ -30,13 +32,13 @@ def test_speed_of_the_users_models_as_table_and_json(demo_folders, tmp_path):
     prompts = [held_out_example(random.Random(i), "repair").prompt for i in range(3)]
     (tmp_path / "prompts.txt").write_text("\n".join(prompts))
     models = ["--model", "demo-target", "--draft-model", "demo-draft"]
-    options = ["--num-draft", "1", "4", "auto", "--drafter", "model", "lookup", "both"]
+    options = ["--num-draft", "4", "auto", "--drafter", "model", "lookup", "both"]
     batches = ["--batch-size", "1", "2", "--prompt-file", tmp_path / "prompts.txt"]
     result = run(demo_folders, *models, *options, *batches)
     assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout.splitlines()[-1])
     names = [found["decoding"] for found in report["runs"]]
-    assert len(names) == 2 * (1 + 3 * 3)
+    assert len(names) == 2 * (1 + 3 * 2)
     assert all(f"| {name} " in result.stdout for name in names)
     assert report["oracle"] > 0 and set(report["share_of_limits"]) == {
         "read",
@@ -73,7 +75,7 @@ def test_speed_of_the_users_models_as_table_and_json(demo_folders, tmp_path):
     ],
 )
 def test_mistakes_are_one_line(demo_folders, arguments, message):
-    result = run(demo_folders, *arguments)
+    result = programs.call(*arguments, cwd=demo_folders, script="benchmark.py")
     assert result.returncode in (1, 2)
     (line,) = result.stderr.splitlines()
     assert line.startswith("benchmark.py: ") and message in line
@@ -247,8 +249,12 @@ def test_a_table_for_each_kind_in_a_file_to_send(demo_folders, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["rules", "batches", "lengths"])
-def test_tables_are_printed(demo_folders, what):
-    result = run(demo_folders, what, "--sizes", "demo", "demo", "--examples", "1")
+def test_tables_are_printed(demo_folders, monkeypatch, what):
+    """Of a few tokens each."""
+    monkeypatch.setattr(tables, "decoder", partial(measure.decoder, max_tokens=6))
+    monkeypatch.setattr(tables, "Options", lambda **of: Options(**of | {"max_tokens": 6}))
+    asked = [what, "--sizes", "demo", "demo", "--examples", "1"]
+    result = programs.call(*asked, cwd=demo_folders, script="benchmark.py")
     assert result.returncode == 0, result.stderr
     lines = [line for line in result.stdout.splitlines() if line.startswith("|")]
     assert len(lines) > 5 and len({line.count("|") for line in lines}) == 1

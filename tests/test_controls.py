@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.models import reference_texts
-from helpers.programs import DEMO, PROMPT, run
+from helpers.programs import DEMO, PROMPT, call
 from transformers import T5ForConditionalGeneration
 
 from benchmarks.measure import examples
@@ -214,14 +214,14 @@ def test_what_is_taken_is_told(tmp_path):
     convert(str(checkpoint(tmp_path / "hub", False)), tmp_path / "ours", dtype="float32")
     prompt = "repair: The kign sees the the old house near the river in summer."
     asked = ("--model", "ours", "--prompt", prompt, "--verbose", "--no-repeat-ngram-size", "0")
-    ran = run(*asked, cwd=tmp_path)
+    ran = call(*asked, cwd=tmp_path)
     assert ran.returncode == 0
     first, second, third, *_ = ran.stderr.splitlines()
     assert first == "the checkpoint's generation settings not applied: num_beams 4"
     assert second.startswith("the checkpoint's generation settings: ")
     assert "repetition_penalty 1.3" in second and "no_repeat_ngram_size" not in second
     assert third == "the checkpoint's max_length 11 has cut the text; see --max-tokens"
-    ran = run("--model", "ours", "--prompt", prompt, "--num-beams", "3", cwd=tmp_path)
+    ran = call("--model", "ours", "--prompt", prompt, "--num-beams", "3", cwd=tmp_path)
     assert ran.returncode == 0 and "not applied" not in ran.stderr
 
 

@@ -2,7 +2,7 @@
 
 Proved once per level: here with scripted models, which see every slip of either cache, and with every
 family's variants against an oracle that has no cache; in test_generate.py with the embedded pair against
-transformers; in test_sampling.py for what is sampled.
+transformers; in test_sampling.py and test_laws.py for what is sampled.
 """
 
 import itertools
@@ -203,11 +203,12 @@ QUICK = ("v1.1", "umt5")  # a head of its own, a bias per layer
     "variant", [v if v in QUICK else pytest.param(v, marks=pytest.mark.slow) for v in MODELS]
 )
 def test_tokens_are_the_oracles_in_every_variant(events, variant):
-    """Any seven variants in a row see each way with each of seven numbers of drafted tokens."""
+    """Every other way, with the other ones in the next variant; any fourteen in a row see each way with each
+    of seven numbers of drafted tokens."""
     model, partly = MODELS[variant](), 0
     prompts, expected = oracles(model)
     shift = list(MODELS).index(variant)
-    runs = [(*way, 1 + (i + shift) % 7) for i, way in enumerate(WAYS)]
+    runs = [(*way, 1 + (i + shift) % 7) for i, way in enumerate(WAYS) if (i + shift) % 2]
     for kind, noise, batch_size, num_draft in [
         *runs,
         ("model", 2, 8, 0),
@@ -222,7 +223,7 @@ def test_tokens_are_the_oracles_in_every_variant(events, variant):
         assert found == expected[:count], (kind, noise, batch_size, num_draft)
         if num_draft != "auto":
             partly += partial_steps(rows, num_draft)
-    assert partly > 50
+    assert partly > 25
     assert all(events.values())
 
 

@@ -128,8 +128,9 @@ def passes_and_fails(result: tuple) -> bool:
     [
         (2, {"8": list(WAYS), "12": ["draft"], "16": ["draft"], "affine": ["draft"], "mxfp8": []}),
         (2, {"float16": [], "bfloat16": []}),
-        (2, {"bart": list(WAYS), "t5gemma": list(WAYS), "t5gemma2": ["draft"]}),
-        (4, {"8": ["draft"], "12": ["short"], "16": ["short"], "affine": []}),
+        # What ranks do in each way, they do for any model: families differ in how they are split.
+        (2, {"bart": ["draft", "coupled"], "t5gemma": ["draft", "beams"], "t5gemma2": ["draft"]}),
+        (4, {"8": ["short"], "12": ["short"], "16": [], "affine": []}),
     ],
 )
 def test_ranks_write_what_one_process_writes(models, tmp_path, ranks, ways):
@@ -175,6 +176,7 @@ def folder(demo_folders, tmp_path) -> Path:
 
 
 MAIN = ROOT / "main.py"
+FIVE = "translate number to German: 5"
 
 
 def test_embedded_pair_is_converted_once_and_one_rank_prints(tmp_path):
@@ -189,7 +191,7 @@ def test_embedded_pair_is_converted_once_and_one_rank_prints(tmp_path):
 def test_rank_0_reads_the_prompt_file_for_all(folder, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(folder / "mlx_models", elsewhere / "mlx_models")
-    (folder / "prompts.txt").write_text(f"{PROMPT}\n\ntranslate number to German: 5\n")
+    (folder / "prompts.txt").write_text(f"{PROMPT}\n\n{FIVE}\n")
     command = [MAIN, "--prompt-file", "prompts.txt", "--num-draft", "2"]
     with by_hand([command] * 2, [folder, elsewhere], tmp_path / "hosts") as ranks:
         (code, stdout, stderr), (other, *silent) = ends(ranks)
@@ -210,7 +212,6 @@ def test_one_rank_alone_is_no_group(folder):
     [
         (2, [], 2, "give a text with --prompt, or many with --prompt-file"),
         (2, ["-p", "x", "--model", "t5-11b"], 1, "no model 't5-11b'"),
-        (2, ["-p", "x", "--delta", "2"], 1, "delta is 2.0"),
         (2, ["-p", "-"], 1, "under mlx.launch standard input has no end"),
         (2, ["--prompt-file", "none.txt"], 1, "No such file or directory: 'none.txt'"),
         (
@@ -270,13 +271,13 @@ def test_ranks_that_differ_say_so_and_end(folder, tmp_path, change, arguments, m
 @pytest.mark.parametrize("count", [2, 4])
 def test_when_a_rank_is_killed_the_others_end_and_nothing_wrong_is_printed(folder, tmp_path, count):
     """MLX alone may wait for ever, or go on with wrong sums."""
-    (folder / "prompts.txt").write_text(f"{PROMPT}\n" * 5000)
+    (folder / "prompts.txt").write_text(f"{FIVE}\n" * 5000)
     command = [MAIN, "--prompt-file", "prompts.txt", "--batch-size", "2", "--num-draft", "3"]
     with by_hand([command] * count, [folder] * count, tmp_path / "hosts") as ranks:
-        assert ranks[0].stdout.readline() == f"{ANSWER}\n"
+        assert ranks[0].stdout.readline() == "fünf\n"
         ranks[count // 2].kill()
         (code, stdout, stderr), *others = ends(ranks)
-    assert set(stdout.splitlines()) <= {ANSWER}
+    assert set(stdout.splitlines()) <= {"fünf"}
     del others[count // 2 - 1]
     for end, _, errors in [(code, stdout, stderr), *others]:
         assert end == 1
@@ -293,13 +294,13 @@ runpy.run_path({str(MAIN)!r}, run_name="__main__")
 """
 
 
-@pytest.mark.parametrize(("count", "killed"), [(2, 0), (2, 1), (4, 2)])
+@pytest.mark.parametrize(("count", "killed"), [(2, 0), (4, 2)])
 def test_when_a_rank_is_killed_under_mlx_launch_a_line_of_ours_says_so(folder, count, killed):
     """mlx.launch ends the others by SIGTERM within a tenth of a second."""
-    (folder / "prompts.txt").write_text(f"{PROMPT}\n" * 5000)
+    (folder / "prompts.txt").write_text(f"{FIVE}\n" * 5000)
     command = ["-c", NAMED, "--prompt-file", "prompts.txt", "--batch-size", "2"]
     with launched(count, *command, cwd=folder) as started:
-        assert started.stdout.readline() == f"{ANSWER}\n"
+        assert started.stdout.readline() == "fünf\n"
         os.kill(int((folder / f"{killed}.pid").read_text()), signal.SIGKILL)
         _, stderr = started.communicate(timeout=LIMIT)
     lines = [line for line in stderr.splitlines() if line.startswith("main.py: ")]
@@ -313,10 +314,10 @@ def test_a_mistake_under_mlx_launch_is_one_line_of_ours(folder):
 
 
 def test_a_rank_can_be_terminated(folder, tmp_path):
-    (folder / "prompts.txt").write_text(f"{PROMPT}\n" * 5000)
+    (folder / "prompts.txt").write_text(f"{FIVE}\n" * 5000)
     command = [MAIN, "--prompt-file", "prompts.txt", "--batch-size", "2"]
     with by_hand([command] * 2, [folder] * 2, tmp_path / "hosts") as ranks:
-        assert ranks[0].stdout.readline() == f"{ANSWER}\n"
+        assert ranks[0].stdout.readline() == "fünf\n"
         ranks[1].terminate()
         (code, _, stderr), (other, *silent) = ends(ranks)
     assert (other, silent) == (128 + signal.SIGTERM, ["", ""])

@@ -41,7 +41,7 @@ from families.t5 import write_tokenizer
 
 pytestmark = pytest.mark.slow
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", 300))
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", 200))
 
 
 def saved(**options) -> bytes:

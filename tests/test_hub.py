@@ -52,18 +52,23 @@ def cache(hub, tmp_path, monkeypatch) -> Path:
         ENDPOINT=hub.url,
         HUGGINGFACE_CO_URL_TEMPLATE=template,
         HF_HUB_CACHE=str(tmp_path / "cache"),
-        HF_HUB_ETAG_TIMEOUT=1,
-        HF_HUB_DOWNLOAD_TIMEOUT=1,
         DOWNLOAD_CHUNK_SIZE=100_000,
     )
     for name, value in changes.items():
         monkeypatch.setattr(constants, name, value)
+    wait(monkeypatch, 60)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     # Its second between two attempts.
     clock = SimpleNamespace(sleep=lambda seconds: None, time=time.time)
     monkeypatch.setattr(huggingface_hub.file_download, "time", clock)
     huggingface_hub.close_session()
     return tmp_path / "cache"
+
+
+def wait(monkeypatch, seconds: int) -> None:
+    """How long the client waits for an answer: not long where none comes, but a busy machine may be slow."""
+    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", seconds)
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", seconds)
 
 
 def run(hub: Hub, home: Path, *options, **environment) -> subprocess.Popen:
@@ -164,12 +169,13 @@ def test_what_is_no_family_of_ours_is_told_by_its_config_alone(hub, cache, tmp_p
     assert hub.fetched() == ["config.json"]
 
 
-def test_what_is_cached_needs_no_server(hub, cache):
+def test_what_is_cached_needs_no_server(hub, cache, monkeypatch):
     folder = fetch(MODEL)
     hub.requests.clear()
     assert fetch(MODEL) == folder
     assert hub.fetched() == []  # one look whether it has changed
     assert len(hub.requests) == 1
+    wait(monkeypatch, 1)
     for fault in (refuse(503), stall()):
         hub.faults = {"/api/": fault}
         assert fetch(MODEL) == folder
@@ -213,7 +219,8 @@ def test_the_client_resumes_at_once_when_the_connection_breaks(hub, cache):
 
 
 @pytest.mark.slow
-def test_a_stalled_download_goes_on(hub, cache):
+def test_a_stalled_download_goes_on(hub, cache, monkeypatch):
+    wait(monkeypatch, 2)
     hub.faults = {"GET .*safetensors": stall(300_000, times=1)}
     assert (fetch(MODEL) / SAFE).read_bytes() == WEIGHTS
     assert hub.ranges() == ["bytes=300000-"]
@@ -387,8 +394,12 @@ WEIGHTS_ONLY = "GET .*safetensors"
         (NO_INDEX, {}, ": model.safetensors.index.json: not a JSON object"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(hub, cache, tmp_path, files, faults, message):
+def test_what_is_wrong_is_said_in_one_line(
+    hub, cache, tmp_path, monkeypatch, files, faults, message
+):
     hub.add(MODEL, files)
+    if message == UNREACHABLE:
+        wait(monkeypatch, 1)
     hub.faults = faults
     with pytest.raises(InputError) as caught:
         convert(MODEL, tmp_path / "out")

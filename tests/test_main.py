@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.programs import ANSWER, PROMPT, ROOT, run
+from helpers.programs import ANSWER, PROMPT, ROOT, call, run
 
 from checkpoints.tokenizer import byte_tokenizer
 from convert import convert
@@ -72,7 +72,7 @@ def test_embedded_pair_is_converted_on_first_use(tmp_path):
     ],
 )
 def test_every_way_to_decode_gives_the_text(folder, arguments):
-    result = run("-p", PROMPT, *arguments, cwd=folder)
+    result = call("-p", PROMPT, *arguments, cwd=folder)
     assert (result.returncode, result.stdout, result.stderr) == (0, f"{ANSWER}\n", "")
 
 
@@ -82,7 +82,7 @@ def test_prompt_from_standard_input(folder):
 
 @pytest.mark.parametrize("output", [[], ["--json"]])
 def test_a_text_that_max_tokens_cuts_says_so(folder, output):
-    result = run("-p", PROMPT, "-m", "2", *output, cwd=folder)
+    result = call("-p", PROMPT, "-m", "2", *output, cwd=folder)
     text = json.loads(result.stdout)["text"] if output else result.stdout.strip()
     assert text and text != ANSWER and ANSWER.startswith(text)
     assert result.returncode == 0
@@ -91,7 +91,7 @@ def test_a_text_that_max_tokens_cuts_says_so(folder, output):
 
 def test_texts_that_max_tokens_cuts_are_counted(folder):
     (folder / "p.txt").write_text(f"{PROMPT}\ntranslate number to German: 5\n{PROMPT}\n")
-    result = run("--prompt-file", "p.txt", "-m", "4", cwd=folder)
+    result = call("--prompt-file", "p.txt", "-m", "4", cwd=folder)
     assert result.returncode == 0
     assert result.stderr == "--max-tokens 4 has cut 2 of 3 texts; raise it for the rest\n"
 
@@ -100,7 +100,7 @@ def test_texts_that_max_tokens_cuts_are_counted(folder):
 def test_a_prompt_may_be_cut_by_the_default_which_is_512(folder):
     """T5's usual bound. The prompt is one that the embedded pair repeats itself on for ever."""
     assert MAX_TOKENS == 512
-    result = run("-p", "aaaaaaaaaaaaaaaa", cwd=folder)
+    result = call("-p", "aaaaaaaaaaaaaaaa", cwd=folder)
     assert result.stderr == "--max-tokens 512 has cut the text; raise it for the rest\n"
 
 
@@ -135,7 +135,7 @@ BEAMS = ("length-penalty", "early-stopping")
     ],
 )
 def test_a_flag_without_effect_is_told(folder, arguments, notes):
-    result = run("-p", PROMPT, *arguments, cwd=folder)
+    result = call("-p", PROMPT, *arguments, cwd=folder)
     assert (result.returncode, result.stdout) == (0, f"{ANSWER}\n")
     assert result.stderr.splitlines() == notes
 
@@ -183,7 +183,7 @@ def test_an_ignored_interrupt_stays_ignored(folder):
 @pytest.mark.slow
 def test_a_seed_is_a_text(folder):
     def text(*arguments):
-        return run("-p", PROMPT, "--temp", "3", *arguments, cwd=folder).stdout
+        return call("-p", PROMPT, "--temp", "3", *arguments, cwd=folder).stdout
 
     assert text() == text("--seed", "0") != text("--seed", "1") == text("--seed", "1")
     coupled = ["--acceptance", "coupled"]
@@ -191,7 +191,7 @@ def test_a_seed_is_a_text(folder):
 
 
 def test_verbose_ends_with_a_summary(folder):
-    result = run("-p", PROMPT, "--verbose", "--num-draft", "4", cwd=folder)
+    result = call("-p", PROMPT, "--verbose", "--num-draft", "4", cwd=folder)
     assert result.stdout == f"{ANSWER}\n"
     rates, draft, split = result.stderr.splitlines()
     assert re.fullmatch(
@@ -205,14 +205,13 @@ def test_verbose_ends_with_a_summary(folder):
     assert re.sub(r" \d+%", "", split).startswith(
         "time: reading prompts, the draft model reading, decoding, elsewhere; peak memory "
     )
-    plain = run("-p", PROMPT, "--verbose", "--num-draft", "0", cwd=folder).stderr
+    plain = call("-p", PROMPT, "--verbose", "--num-draft", "0", cwd=folder).stderr
     assert "1.00 tokens per target call" in plain and "draft:" not in plain
 
 
 def test_the_histogram_fits_the_encoding(folder):
-    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     arguments = ("-p", PROMPT, "--verbose", "--num-draft", "4")
-    result = run(*arguments, cwd=folder, env=environment)
+    result = call(*arguments, cwd=folder, encoding="ascii")
     assert "0 |@-  -| 4" in result.stderr and result.stderr.isascii()
 
 
@@ -264,7 +263,7 @@ def test_the_histogram_fits_the_encoding(folder):
     ],
 )
 def test_a_mistake_is_one_line_and_an_exit_code(folder, arguments, code, message):
-    result = run(*arguments, cwd=folder, stdin=subprocess.DEVNULL)
+    result = call(*arguments, cwd=folder)
     assert result.returncode == code
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()
@@ -386,7 +385,7 @@ def test_a_closed_pipe_is_no_traceback(folder):
     ],
 )
 def test_mistakes_in_converting_are_one_line_too(folder, arguments, code, message):
-    result = run(*arguments, cwd=folder, script="convert.py")
+    result = call(*arguments, cwd=folder, script="convert.py")
     assert (result.returncode, result.stdout) == (code, "")
     (line,) = result.stderr.splitlines()
     assert line.startswith("convert.py: ") and message in line

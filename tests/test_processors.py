@@ -184,21 +184,22 @@ def meant_for(settings: dict, texts: list[list[int]]) -> dict:
 
 
 def texts_are_generates(reference, model, draft, prompts, eos: list[int], names, ways) -> int:
-    """How many texts were compared, of every setting in every way to draft, with transformers'."""
+    """How many texts were compared with transformers', of every setting in some ways to draft: one list of
+    `ways` for each in turn."""
     compared = partial = changed = 0
     plain = reference_texts(reference, prompts, LIMIT_TOKENS, eos)
-    for name in names:
+    for name, of_setting in zip(names, itertools.cycle(ways)):
         asked = meant_for(SETTINGS[name], plain)
         options = asked | dict(max_tokens=LIMIT_TOKENS)
         expected = reference_texts(reference, prompts, LIMIT_TOKENS, eos, **in_transformers(asked))
         changed += expected != plain
-        for kind, num_draft, batch_size in ways:
+        for kind, num_draft, batch_size in of_setting:
             drafter = drafters(draft)[kind]
             rows = decode_with(model, drafter, prompts, batch_size, num_draft=num_draft, **options)
             assert [row.generated for row in rows] == expected, (name, kind, num_draft, batch_size)
             compared += len(rows)
             partial += partial_steps(rows, num_draft)
-    assert partial > 10 * len(names) and changed > len(names) // 2
+    assert partial > 10 * len(names) and 2 * changed >= len(names)
     return compared
 
 
@@ -223,18 +224,21 @@ def test_texts_are_those_of_generate(tmp_path):
     reference, model = small_pair(tmp_path, "v1.1")
     prompts, draft = ragged_prompts(8, 61), disturbed(model, 0.1)
     some = ["penalty", "words", "all"]
-    assert texts_are_generates(reference, model, draft, prompts, [1], some, WAYS) == 8 * 3 * 2
+    assert texts_are_generates(reference, model, draft, prompts, [1], some, [WAYS]) == 8 * 3 * 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", checkpoints.VARIANTS)
 def test_texts_of_every_variant_are_those_of_generate(tmp_path, variant):
+    """All settings at once with every variant; each alone, and every way to draft, with some of them."""
     reference, model = small_pair(tmp_path, variant)
     with_eos(model, EOS)
     prompts, draft = ragged_prompts(6, 61), disturbed(model, 0.1)
-    assert texts_are_generates(reference, model, draft, prompts, [EOS], ["all"], MORE_WAYS) > 70
-    every = list(SETTINGS)
-    assert texts_are_generates(reference, model, draft, prompts, [EOS], every, WAYS) > 140
+    turn = list(checkpoints.VARIANTS).index(variant)
+    ways = [*WAYS, *MORE_WAYS[turn::7]]
+    assert texts_are_generates(reference, model, draft, prompts, [EOS], ["all"], [ways]) > 15
+    some = list(SETTINGS)[turn::4]
+    assert texts_are_generates(reference, model, draft, prompts, [EOS], some, [WAYS]) > 20
 
 
 @pytest.mark.slow
@@ -242,8 +246,9 @@ def test_texts_of_the_pair_are_those_of_generate(demo_pair):
     target, tokenizer, draft = demo_pair
     reference = T5ForConditionalGeneration.from_pretrained(DEMO / "target", dtype=torch.float32)
     prompts = [tokenizer.encode(example.prompt).ids for example in examples(3)]
-    ways = [("model", 4, 8), ("lookup", 6, 3), ("both", 3, 1)]
-    assert texts_are_generates(reference, target, draft, prompts, [1], SETTINGS, ways) > 300
+    model, lookup, both = ("model", 4, 8), ("lookup", 6, 3), ("both", 3, 1)
+    ways = [(model, lookup), (lookup, both), (both, model)]
+    assert texts_are_generates(reference, target, draft, prompts, [1], SETTINGS, ways) > 200
 
 
 # ---------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-"""The law of what is sampled is the target's, whatever the drafter: by chi-square tests on small
-vocabularies, and text for text where a rule promises that."""
+"""Sampling: text for text where a rule promises that, in batches and alone; the distribution and its filters;
+the edges of the rules. That the law of what is sampled is the target's is in test_laws.py."""
 
 import itertools
 from functools import partial
@@ -15,21 +15,11 @@ from helpers.decoding import (
     drafters,
     finish,
     new_batch,
-    new_rows,
     partial_steps,
     ragged_prompts,
     total,
 )
-from helpers.laws import (
-    LIMIT,
-    LastToken,
-    TableModel,
-    V,
-    counts_of_one_step,
-    deviation,
-    joint_law,
-    tables,
-)
+from helpers.laws import LastToken
 from helpers.models import random_model
 from helpers.oracle import disturbed, endless, with_eos
 from helpers.oracle import greedy as oracle_greedy
@@ -45,112 +35,6 @@ from speculative.sampling import (
     accept_token,
     probabilities,
 )
-
-DRAWS = 1_000_000
-FILTERS = [{}, {"top_k": 3, "top_p": 0.9, "min_p": 0.1}]
-
-
-@pytest.mark.parametrize(
-    ("k", "filters"),
-    [
-        (2, {}),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in ((1, {}), (3, FILTERS[1]), (4, {}))
-        ),
-    ],
-)
-def test_rules_keep_the_targets_law(k, filters):
-    """A million draws per rule. Block verification never accepts fewer tokens."""
-    p, q = tables(k, **filters)
-    law = joint_law(p, k + 1)
-    accepted = {}
-    for accept in (accept_token, accept_block):
-        counts, accepted[accept] = counts_of_one_step(accept, p, q, k, DRAWS)
-        assert deviation(counts, law) < LIMIT
-    assert accepted[accept_block] > accepted[accept_token] - 0.004  # which is the means' noise
-
-
-@pytest.mark.slow
-def test_a_certain_drafter_keeps_the_law_too():
-    """Copied tokens have no distribution: all their mass is on themselves."""
-    p, q = tables(5)
-
-    def accept_with(rule):
-        def accept(p_at, _, tokens, lengths, u):
-            return rule(p_at, _padded_q(Draft(tokens), lengths, V), tokens, lengths, u)
-
-        return accept
-
-    def always_the_best(rng, q):
-        return q.argmax(axis=1)
-
-    for rule in (accept_token, accept_block):
-        counts, _ = counts_of_one_step(accept_with(rule), p, q, 3, DRAWS, always_the_best)
-        assert deviation(counts, joint_law(p, 4)) < LIMIT
-
-
-def test_the_test_sees_wrong_rules():
-    """The ancestor's ratio test on argmax drafts, and a residual drawn from the target itself."""
-    p, q = tables(2)
-    law = joint_law(p, 3)
-
-    def always_the_best(rng, q):
-        return q.argmax(axis=1)
-
-    counts, _ = counts_of_one_step(accept_token, p, q, 2, DRAWS // 10, always_the_best)
-    assert deviation(counts, law) > 10 * LIMIT
-
-    def without_residual(p_at, q_at, tokens, lengths, u):
-        n, _ = accept_token(p_at, q_at, tokens, lengths, u)
-        return n, mx.take_along_axis(p_at, n[:, None, None], axis=1)[:, 0]
-
-    counts, _ = counts_of_one_step(without_residual, p, q, 2, DRAWS // 10)
-    assert deviation(counts, law) > 10 * LIMIT
-
-
-# ---------------------------------------------------------------------------------------------
-# The whole step: noise, caches, batches
-
-
-# What is not here is the same: without drafts the rules are one, and the text of `coupled` is that of plain
-# decoding whatever drafts (below).
-LAWS = [
-    ("token", "both", 3, {}),
-]
-MORE_LAWS = [
-    ("block", "model", 3, {}),  # sees noise that is used again for a position drafted again
-    ("coupled", "model", 3, {}),
-    ("token", "model", 0, {}),
-    ("token", "lookup", 3, {}),
-    ("token", "model", 4, FILTERS[1]),
-    ("block", "lookup", 3, {}),
-    ("block", "both", 3, {}),
-    ("block", "model", 4, FILTERS[1]),
-    ("block", "model", "auto", {}),
-]
-
-
-@pytest.mark.parametrize(
-    ("rule", "kind", "num_draft", "filters"),
-    [*LAWS, *(pytest.param(*law, marks=pytest.mark.slow) for law in MORE_LAWS)],
-)
-def test_decoded_rows_have_the_targets_law(rule, kind, num_draft, filters):
-    """Several steps per row, redrafted positions included; 30,000 rows side by side."""
-    target, drafter, count = TableModel(0), drafters(TableModel(1))[kind], 30_000
-    options = Options(
-        num_draft=num_draft, max_tokens=4, temp=0.7, acceptance=rule, seed=len(kind), **filters
-    )
-    batch = new_batch(target, drafter, options)
-    batch.admit(new_rows([[b % 3, b % 2] for b in range(count)], options))
-    rows = finish(batch)
-    tokens = np.array([row.tokens[1:] for row in rows])
-    p = np.array(probabilities(mx.array(target.logits), 0.7, **filters))
-    counts = np.bincount(tokens @ V ** np.arange(3, -1, -1), minlength=V**4)
-    assert deviation(counts, joint_law(p, 4)) < LIMIT
-    if num_draft:
-        lengths = total(rows[:1000]).accepted_lengths
-        assert lengths[0] > 0 and lengths[1] > 0
 
 
 def sampled(model, draft_model, prompts, batch_size, **options) -> list[list[int]]:
@@ -179,22 +63,22 @@ V11 = partial(random_model, "v1.1")
     ],
 )
 def test_coupled_text_is_plain_text(kind, make):
-    """Over prompts, seeds, good and useless draft models, numbers of drafted tokens and batches."""
+    """Over prompts, seeds, numbers of drafted tokens and batches, each with a good and a useless draft model."""
     model, prompts = make(), ragged_prompts(8, 61)
     with_eos(model, 7)
+    drafts = disturbed(model, 0.05), disturbed(model, 2)
     texts, partial = set(), 0
-    for seed, noise in itertools.product(range(2), (0.05, 2)):
+    for seed in range(2):
         options = dict(temp=0.6, top_p=0.95, seed=seed, max_tokens=12, acceptance="coupled")
         plain = [sampled(model, None, [prompt], 1, **options)[0] for prompt in prompts]
         texts |= {tuple(tokens) for tokens in plain}
-        draft = disturbed(model, noise)
-        for num_draft, batch_size in ((1, 3), (3, 8), (5, 1), (7, 3), ("auto", 8)):
-            options["num_draft"] = num_draft
+        for i, (num_draft, batch_size) in enumerate(((1, 3), (3, 8), (5, 1), (7, 3), ("auto", 8))):
+            options["num_draft"], draft = num_draft, drafts[(i + seed) % 2]
             rows = decode_with(model, drafters(draft)[kind], prompts, batch_size, **options)
             assert [row.tokens for row in rows] == plain
             partial += 0 if num_draft == "auto" else partial_steps(rows, num_draft)
     assert len(texts) > 12  # the seeds and the prompts do make a difference
-    assert partial > 50 or kind == "lookup"  # random texts repeat little of their prompts
+    assert partial > 25 or kind == "lookup"  # random texts repeat little of their prompts
 
 
 @pytest.mark.parametrize(
@@ -353,7 +237,7 @@ def test_the_distribution_is_finite_for_any_logits(temp):
             {"top_k": 10**20},
             {"top_p": 0.5},
             {"min_p": 0.3},
-            FILTERS[1],
+            {"top_k": 3, "top_p": 0.9, "min_p": 0.1},
         ):
             p = np.array(probabilities(logits.astype(dtype), temp, **filters))
             assert p.dtype == np.float32 and np.isfinite(p).all()
@@ -421,21 +305,6 @@ def test_delta_eases_greedy_acceptance_by_the_ratio_of_probabilities():
     for delta, accepted in [(0.0, 0), (0.39, 0), (0.41, 1), (1.0, 1)]:
         n, token = Greedy(delta=delta).accept(logits, draft, np.array([1]))
         assert (n.item(), token.item()) == (accepted, 0)
-
-
-@pytest.mark.slow
-def test_delta_adds_to_the_acceptance_probability():
-    p, q = tables(3)
-    means = []
-    for delta in (0.0, 0.2, 1.0):
-
-        def accept(p_at, q_at, tokens, lengths, u, delta=delta):
-            return accept_token(p_at, q_at, tokens, lengths, u, delta)
-
-        means.append(counts_of_one_step(accept, p, q, 1, DRAWS)[1])
-    ratio = np.minimum(1, p[0] / q[0])
-    eased = np.minimum(1, p[0] / q[0] + 0.2)
-    assert np.abs(np.array(means) - [ratio @ q[0], eased @ q[0], 1]).max() < 2e-3
 
 
 def test_delta_zero_is_exact_on_ties():

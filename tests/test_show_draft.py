@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from helpers.decoding import decode_with, ragged_prompts
-from helpers.programs import ANSWER, PROMPT, ROOT, run
+from helpers.programs import ANSWER, PROMPT, ROOT, call
 from helpers.scripted import EOS, START, agreeing
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -225,13 +225,13 @@ def test_a_prompt_file_is_coloured_too(work):
 
 @pytest.mark.parametrize("arguments", [["-p", REPAIR], ["--prompt-file", "p.txt"]])
 def test_a_pipe_gets_the_text_alone(work, arguments):
-    with_flag = run(*arguments, "--show-draft", cwd=work)
-    without = run(*arguments, cwd=work)
+    with_flag = call(*arguments, "--show-draft", cwd=work)
+    without = call(*arguments, cwd=work)
     assert (with_flag.stdout, with_flag.stderr) == (without.stdout, "")
     assert with_flag.stdout.startswith("The king sees the house.\n")
 
 
 def test_with_json_it_is_a_mistake(work):
-    result = run("-p", REPAIR, "--json", "--show-draft", cwd=work)
+    result = call("-p", REPAIR, "--json", "--show-draft", cwd=work)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("main.py: --show-draft colours text; with --json see the field")

@@ -7,12 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-LIMIT = 100  # seconds; whatever takes longer hangs
+LIMIT = 300  # seconds; whatever takes longer hangs, on a busy machine as well
 
 
 def free_ports(count: int) -> int:
@@ -37,6 +38,10 @@ def process(command: list, **kwargs):
         yield started
     finally:
         try:
+            end = time.monotonic() + 10  # what has ended may take a while to be gone
+            while time.monotonic() < end:
+                os.killpg(started.pid, 0)
+                time.sleep(0.02)
             os.killpg(started.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass

@@ -1,0 +1,124 @@
+"""The law of what is sampled is the target's, whatever drafts: by chi-square tests on small vocabularies."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from helpers.decoding import drafters, finish, new_batch, new_rows, total
+from helpers.laws import LIMIT, TableModel, V, counts_of_one_step, deviation, joint_law, tables
+
+from speculative.options import Options
+from speculative.sampling import Draft, _padded_q, accept_block, accept_token, probabilities
+
+DRAWS = 1_000_000
+FILTERS = {"top_k": 3, "top_p": 0.9, "min_p": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("k", "filters"),
+    [
+        (2, {}),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, {}), (3, FILTERS), (4, {}))),
+    ],
+)
+def test_rules_keep_the_targets_law(k, filters):
+    """A million draws per rule. Block verification never accepts fewer tokens."""
+    p, q = tables(k, **filters)
+    law = joint_law(p, k + 1)
+    accepted = {}
+    for accept in (accept_token, accept_block):
+        counts, accepted[accept] = counts_of_one_step(accept, p, q, k, DRAWS)
+        assert deviation(counts, law) < LIMIT
+    assert accepted[accept_block] > accepted[accept_token] - 0.004  # which is the means' noise
+
+
+@pytest.mark.slow
+def test_a_certain_drafter_keeps_the_law_too():
+    """Copied tokens have no distribution: all their mass is on themselves."""
+    p, q = tables(5)
+
+    def accept_with(rule):
+        def accept(p_at, _, tokens, lengths, u):
+            return rule(p_at, _padded_q(Draft(tokens), lengths, V), tokens, lengths, u)
+
+        return accept
+
+    def always_the_best(rng, q):
+        return q.argmax(axis=1)
+
+    for rule in (accept_token, accept_block):
+        counts, _ = counts_of_one_step(accept_with(rule), p, q, 3, DRAWS, always_the_best)
+        assert deviation(counts, joint_law(p, 4)) < LIMIT
+
+
+def test_the_test_sees_wrong_rules():
+    """The ancestor's ratio test on argmax drafts, and a residual drawn from the target itself."""
+    p, q = tables(2)
+    law = joint_law(p, 3)
+
+    def always_the_best(rng, q):
+        return q.argmax(axis=1)
+
+    counts, _ = counts_of_one_step(accept_token, p, q, 2, DRAWS // 10, always_the_best)
+    assert deviation(counts, law) > 10 * LIMIT
+
+    def without_residual(p_at, q_at, tokens, lengths, u):
+        n, _ = accept_token(p_at, q_at, tokens, lengths, u)
+        return n, mx.take_along_axis(p_at, n[:, None, None], axis=1)[:, 0]
+
+    counts, _ = counts_of_one_step(without_residual, p, q, 2, DRAWS // 10)
+    assert deviation(counts, law) > 10 * LIMIT
+
+
+@pytest.mark.slow
+def test_delta_adds_to_the_acceptance_probability():
+    p, q = tables(3)
+    means = []
+    for delta in (0.0, 0.2, 1.0):
+
+        def accept(p_at, q_at, tokens, lengths, u, delta=delta):
+            return accept_token(p_at, q_at, tokens, lengths, u, delta)
+
+        means.append(counts_of_one_step(accept, p, q, 1, DRAWS)[1])
+    ratio = np.minimum(1, p[0] / q[0])
+    eased = np.minimum(1, p[0] / q[0] + 0.2)
+    assert np.abs(np.array(means) - [ratio @ q[0], eased @ q[0], 1]).max() < 2e-3
+
+
+# ---------------------------------------------------------------------------------------------
+# The whole step: noise, caches, batches
+
+# What is not here is the same: without drafts the rules are one, and the text of `coupled` is that of plain
+# decoding whatever drafts (test_sampling.py).
+LAWS = [
+    ("token", "both", 3, {}),
+]
+MORE_LAWS = [
+    ("block", "model", 3, {}),  # sees noise that is used again for a position drafted again
+    ("coupled", "model", 3, {}),
+    ("token", "model", 0, {}),
+    ("token", "lookup", 4, FILTERS),
+    ("block", "both", 4, FILTERS),
+    ("block", "model", "auto", {}),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "kind", "num_draft", "filters"),
+    [*LAWS, *(pytest.param(*law, marks=pytest.mark.slow) for law in MORE_LAWS)],
+)
+def test_decoded_rows_have_the_targets_law(rule, kind, num_draft, filters):
+    """Several steps per row, redrafted positions included; 30,000 rows side by side."""
+    target, drafter, count = TableModel(0), drafters(TableModel(1))[kind], 30_000
+    options = Options(
+        num_draft=num_draft, max_tokens=4, temp=0.7, acceptance=rule, seed=len(kind), **filters
+    )
+    batch = new_batch(target, drafter, options)
+    batch.admit(new_rows([[b % 3, b % 2] for b in range(count)], options))
+    rows = finish(batch)
+    tokens = np.array([row.tokens[1:] for row in rows])
+    p = np.array(probabilities(mx.array(target.logits), 0.7, **filters))
+    counts = np.bincount(tokens @ V ** np.arange(3, -1, -1), minlength=V**4)
+    assert deviation(counts, joint_law(p, 4)) < LIMIT
+    if num_draft:
+        lengths = total(rows[:1000]).accepted_lengths
+        assert lengths[0] > 0 and lengths[1] > 0
