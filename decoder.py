@@ -70,12 +70,13 @@ class Batch(RowBatch):
         rows = [[] if row.finish_reason else row.tokens for row in self.rows]
         plan = self.schedule.plan(self.drafter.candidates(rows), self.room())
         draft = self.drafter.draft(rows, plan, self.sampler)  # d_1 .. d_k ~ q
+        plan = plan.as_drafted(draft.lengths, draft.confidence)  # shorter, where it is unsure
         logits = self.target(rows, draft.tokens, plan.lengths)  # p_1 .. p_k+1, in one call
         logits = self.sampler.process(logits, [draft.tokens])  # penalties, bans
         # The first n pass; the next token ~ max(0, p - q).
         n, token = self.sampler.accept(logits, draft, plan.lengths)
         scores = self.score(logits, n, token, draft.tokens)
-        drafted, n, token = self.broadcast(draft.tokens, n, token)  # the one wait of the host
+        drafted, n, token = self.broadcast(draft.tokens, n, token)  # the one wait for the target
         self.target.keep(n)
         self.drafter.keep(n)
         return plan, self.commit(plan, drafted, n, token, scores)
@@ -234,7 +235,8 @@ class SpeculativeDecoder:
         lookup = PromptLookup(lambda token: self.tokenizer.id_to_token(token) or "", copied)
         if self.draft_model is None:
             return lookup
-        modelling = ModelDrafter(self.draft_model, self._shared)
+        ranks = getattr(self.model, "ranks", ALONE)
+        modelling = ModelDrafter(self.draft_model, self._shared, ranks.broadcast)
         return CombinedDrafter(lookup, modelling) if options.lookup else modelling
 
     def schedule(self, options: Options, drafter: Drafter) -> Schedule:

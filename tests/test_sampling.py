@@ -10,6 +10,7 @@ import pytest
 from helpers import t5gemma_checkpoints as t5gemma
 from helpers.bart_models import lively_model
 from helpers.decoding import (
+    Stopping,
     decode_drafted,
     decode_with,
     drafters,
@@ -62,7 +63,25 @@ def draw(rng: np.random.Generator, p: np.ndarray) -> np.ndarray:
     return (p.cumsum(axis=1) < rng.random((len(p), 1)) * p.sum(axis=1, keepdims=True)).sum(axis=1)
 
 
-def counts_of_one_step(accept, p: np.ndarray, q: np.ndarray, k: int, draws: int, propose=draw):
+def whole(tokens: np.ndarray) -> np.ndarray:
+    """How many of the drafted tokens [draws, k] are meant: all."""
+    return np.full(len(tokens), tokens.shape[1])
+
+
+def up_to_a_two(tokens: np.ndarray) -> np.ndarray:
+    """Drafts end with their first 2: by what has been drafted, that token included."""
+    found = np.pad(tokens == 2, [(0, 0), (0, 1)], constant_values=True).argmax(axis=1)
+    return np.minimum(found + 1, tokens.shape[1])
+
+
+def before_a_two(tokens: np.ndarray) -> np.ndarray:
+    """Drafts drop a token for what it is."""
+    return np.pad(tokens == 2, [(0, 0), (0, 1)], constant_values=True).argmax(axis=1)
+
+
+def counts_of_one_step(
+    accept, p: np.ndarray, q: np.ndarray, k: int, draws: int, propose=draw, meant=whole
+):
     """How often each sequence of k + 1 tokens comes out of a round (what follows the round's own
     tokens is drawn from the target)."""
     rng = np.random.default_rng(k)
@@ -70,7 +89,7 @@ def counts_of_one_step(accept, p: np.ndarray, q: np.ndarray, k: int, draws: int,
     for i in range(k):
         tokens[:, i + 1] = propose(rng, q[tokens[:, i]])
     p_at = mx.array(p[tokens[:, : k + 1]])
-    lengths = np.full(draws, k)
+    lengths = meant(tokens[:, 1 : k + 1])
     draft = Draft(mx.array(tokens[:, 1 : k + 1]), mx.array(q[tokens[:, :k]]))
     u = mx.array(rng.random((draws, k), np.float32))
     n, residual = accept(p_at, _padded_q(draft, lengths, V), draft.tokens, lengths, u)
@@ -102,6 +121,13 @@ def test_rules_keep_the_targets_law(k, filters):
         counts, accepted[accept] = counts_of_one_step(accept, p, q, k, DRAWS)
         assert deviation(counts, law) < LIMIT
     assert accepted[accept_block] > accepted[accept_token] - 0.004  # which is the means' noise
+
+
+@pytest.mark.parametrize("rule", [accept_token, accept_block])
+def test_a_draft_may_stop_by_what_has_been_drafted(rule):
+    p, q = tables(7)
+    counts, _ = counts_of_one_step(rule, p, q, 3, DRAWS // 10, meant=up_to_a_two)
+    assert deviation(counts, joint_law(p, 4)) < LIMIT
 
 
 @pytest.mark.slow
@@ -140,6 +166,10 @@ def test_the_test_sees_wrong_rules():
 
     counts, _ = counts_of_one_step(without_residual, p, q, 2, DRAWS // 10)
     assert deviation(counts, law) > 10 * LIMIT
+
+    for rule in (accept_token, accept_block):
+        counts, _ = counts_of_one_step(rule, p, q, 2, DRAWS // 10, meant=before_a_two)
+        assert deviation(counts, law) > 10 * LIMIT
 
 
 # ---------------------------------------------------------------------------------------------
@@ -184,6 +214,24 @@ def test_decoded_rows_have_the_targets_law(rule, kind, num_draft, filters):
     if num_draft:
         lengths = total(rows[:1000]).accepted_lengths
         assert lengths[0] > 0 and lengths[1] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_rows_whose_drafts_stop_have_the_targets_law(rule):
+    """Each row's after a 2, which is an end to the draft model alone, and all when few are expected to pass."""
+    target, draft, count = TableModel(0), TableModel(1), 30_000
+    draft.config.eos_token_ids = (2,)
+    options = Options(max_tokens=4, temp=0.7, acceptance=rule, seed=5)
+    batch = new_batch(target, ModelDrafter(draft), options, Stopping(4, 0.15 * count))
+    batch.admit(new_rows([[b % 3, b % 2] for b in range(count)], options))
+    rows = finish(batch)
+    p = np.array(probabilities(mx.array(target.logits), 0.7))
+    tokens = np.array([row.tokens[1:] for row in rows])
+    counts = np.bincount(tokens @ V ** np.arange(3, -1, -1), minlength=V**4)
+    assert deviation(counts, joint_law(p, 4)) < LIMIT
+    drafted = {row.stats.drafted / row.stats.target_calls for row in rows}
+    assert len(drafted) > 4  # rows stop on their own
 
 
 def sampled(model, draft_model, prompts, batch_size, **options) -> list[list[int]]:
