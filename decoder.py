@@ -70,6 +70,7 @@ class Batch(RowBatch):
         rows = [[] if row.finish_reason else row.tokens for row in self.rows]
         plan = self.schedule.plan(self.drafter.candidates(rows), self.room())
         draft = self.drafter.draft(rows, plan, self.sampler)  # d_1 .. d_k ~ q
+        plan = plan.as_drafted(draft.lengths, draft.confidence)  # shorter, where it is unsure
         logits = self.target(rows, draft.tokens, plan.lengths)  # p_1 .. p_k+1, in one call
         logits = self.sampler.process(logits, [draft.tokens])  # penalties, bans
         # The first n pass; the next token ~ max(0, p - q).
@@ -77,7 +78,7 @@ class Batch(RowBatch):
         scores = self.score(logits, n, token, draft.tokens)
         found = self.together(draft.tokens, n, token)
         self.run_ahead(plan, rows, token)
-        drafted, n, token = self.broadcast(found)  # the one wait of the host
+        drafted, n, token = self.broadcast(found)  # the one wait for the target
         self.target.keep(n)
         self.drafter.keep(n)
         return plan, self.commit(plan, drafted, n, token, scores)
@@ -216,7 +217,8 @@ class SpeculativeDecoder:
         lookup = PromptLookup(lambda token: self.tokenizer.id_to_token(token) or "", copied)
         if self.draft_model is None:
             return lookup
-        modelling = ModelDrafter(self.draft_model, self._shared)
+        ranks = getattr(self.model, "ranks", ALONE)
+        modelling = ModelDrafter(self.draft_model, self._shared, ranks.broadcast)
         return CombinedDrafter(lookup, modelling) if options.lookup else modelling
 
     def schedule(self, options: Options, drafter: Drafter) -> Schedule:

@@ -59,7 +59,7 @@ class Ranks:
         return mx.distributed.all_sum(mine, group=self.group) if self.size > 1 else x
 
     def broadcast(self, x: mx.array | float) -> Any:
-        """x as rank 0 has it, on the host: integers of up to 32 bits, or one float.
+        """x as rank 0 has it, on the host: numbers of up to 32 bits, or one float.
 
         Raises RankLost where a rank did not take part.
         """
@@ -68,6 +68,8 @@ class Ranks:
         if isinstance(x, float):
             halves = self.broadcast(mx.array(np.array([x]).view(np.int32)))
             return halves.view(np.float64)[0]
+        if x.dtype == mx.float32:
+            return self.broadcast(x.view(mx.int32)).view(np.float32)
         return self._sum(x.astype(mx.int32) * int(self.rank == 0))
 
     def _sum(self, x: mx.array) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Drafters: what proposes the next tokens for the target to check."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -42,7 +42,8 @@ class Drafter:
 
 
 class ModelDrafter(Drafter):
-    """Drafts with a smaller model, token by token, without waiting for any of them.
+    """Drafts with a smaller model, token by token: without waiting for any of them, unless the plan has it
+    stop where it is unsure.
 
     A prompt is read when it is first drafted for: where drafting does not pay, it costs nothing. The kind
     of a candidate tells how the row's last draft fared: texts are easy or hard for a while.
@@ -50,8 +51,15 @@ class ModelDrafter(Drafter):
 
     BEHIND = 8  # tokens: a row that lacks more is brought up to date before the draft
 
-    def __init__(self, model: Model, vocab_size: int | None = None):
-        """vocab_size: ids from here on are never proposed (those that the target does not share)."""
+    def __init__(
+        self,
+        model: Model,
+        vocab_size: int | None = None,
+        broadcast: Callable[[mx.array], np.ndarray] = lambda x: np.array(x),
+    ):
+        """vocab_size: ids from here on are never proposed (those that the target does not share).
+        broadcast: floats on the host, the same for all processes that run the target together."""
+        self._broadcast = broadcast
         self._make = lambda: CachedModel(model)
         self._vocab_size = vocab_size or model.config.vocab_size
         self._model = self._make()
@@ -105,15 +113,21 @@ class ModelDrafter(Drafter):
         ahead = following(rows, lengths)
         logits = self._model(rows, no_draft(len(rows)).tokens, np.zeros_like(lengths))[:, -1]
         drafted, q = list[mx.array](), list[Any]()  # q is None each where tokens are certain
+        doubt = _Doubt(plan, self._model.config.eos_token_ids, self._broadcast)
         for i in range(ahead.shape[1]):
-            token, distribution = sampler.propose(logits[:, : self._vocab_size], drafted)
+            logits = logits[:, : self._vocab_size]
+            token, distribution = sampler.propose(logits, drafted)
             mx.async_eval(token)  # runs while the host prepares the next
             drafted.append(token[:, None])
             q.append(distribution)
-            if i + 1 < ahead.shape[1]:  # the last one need not be read
-                logits = self._model.feed(drafted[-1], ahead[:, i : i + 1])
-        tokens = mx.concatenate(drafted, axis=1)
-        return Draft(tokens, None if q[0] is None else mx.stack(q, axis=1))
+            if i + 1 == ahead.shape[1] or doubt.stops(logits, token):
+                break  # the last one need not be read
+            logits = self._model.feed(drafted[-1], ahead[:, i : i + 1])
+        self._lengths = np.minimum(doubt.lengths, len(drafted))
+        meant = slice(self._lengths.max())
+        tokens = mx.concatenate(drafted[meant], axis=1)
+        drawn = None if q[0] is None else mx.stack(q[meant], axis=1)
+        return Draft(tokens, drawn, lengths=self._lengths, confidence=doubt.confidence)
 
     def _prepare(self, rows: Rows) -> None:
         """Read what the rows to draft for are behind, and wait for that: it is no part of the price of a
@@ -138,6 +152,39 @@ class ModelDrafter(Drafter):
             self._fared[b] = (
                 "none" if n[b] == 0 else "whole" if n[b] == self._lengths[b] else "part"
             )
+
+
+class _Doubt:
+    """How sure a draft model is of what it drafts in a step. Looked at only where the plan asks for it, as the
+    host has to wait."""
+
+    def __init__(self, plan: Plan, ends: Collection[int], broadcast: Callable):
+        self._plan, self._ends, self._broadcast = plan, ends, broadcast
+        # A GPU would have nothing to do meanwhile: there a token later, when the next one is queued.
+        self._late = int(mx.default_device() == mx.gpu)
+        self._coming: list[mx.array] = []
+        self.confidence = np.zeros((len(plan.lengths), 0))  # [B, n], as `Stop` has it
+        self.lengths = plan.lengths  # [B], without what follows an end
+
+    def stops(self, logits: mx.array, token: mx.array) -> bool:
+        """Whether to stop after one more token of each row, [B], of logits [B, V]."""
+        if not self._plan.stop:
+            return False
+        logits = logits.astype(mx.float32)
+        chosen = mx.take_along_axis(logits, token[:, None], axis=1)[:, 0]
+        confidence = mx.exp(chosen - mx.logsumexp(logits, axis=1))
+        for end in self._ends:
+            confidence = mx.where(token == end, -confidence, confidence)
+        mx.async_eval(confidence)
+        self._coming.append(confidence)
+        known = len(self._coming) - self._late
+        if not known:
+            return False
+        last = self._broadcast(self._coming[known - 1])
+        last = np.where(known <= self.lengths, last, 0)
+        self.lengths = np.where(last < 0, known, self.lengths)
+        self.confidence = np.concatenate([self.confidence, last[:, None]], axis=1)
+        return self._plan.stop(self.confidence, len(self._coming))
 
 
 class PromptLookup(Drafter):
@@ -214,12 +261,14 @@ class CombinedDrafter(Drafter):
         modelled = self._model.draft(rows, plan.only(self._asked), sampler)
         if not self._asked.any():
             return copied
-        from_model, width = mx.array(self._asked[:, None]), int(plan.lengths.max())
+        assert modelled.lengths is not None
+        lengths = np.where(self._asked, modelled.lengths, plan.lengths)
+        from_model, width = mx.array(self._asked[:, None]), int(lengths.max())
         tokens = mx.where(
             from_model, _widened(modelled.tokens, width), _widened(copied.tokens, width)
         )
         q = None if modelled.q is None else _widened(modelled.q, width)
-        return Draft(tokens, q, certain=~self._asked)
+        return Draft(tokens, q, ~self._asked, lengths, modelled.confidence)
 
     def keep(self, n: np.ndarray) -> None:
         self._model.keep(np.where(self._asked, n, 0))

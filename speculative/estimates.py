@@ -13,31 +13,39 @@ LENGTHS = np.array([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 32, 48
 GPUs products take a step up behind 5, 10 and 15 rows: 4, 9 and 14 drafted tokens fill what is paid for."""
 
 
-class Acceptance:
-    """The chances of the drafted tokens of one kind of candidate."""
+class Evidence:
+    """How many drafted tokens were tried, all before them having passed, and how many passed, by class."""
 
     FADING = 0.99  # the weight of evidence after a step, of any kind: what failed is tried again
     PRIOR, DOUBT = 0.7, 2.0  # the first guess, worth so many tokens of evidence
-    KIN = 16.0  # so many tokens of its own are worth as much as what its kin, and other places, came to
 
-    def __init__(self):
-        self._tried = np.zeros(LENGTHS[-1])
-        self._passed = np.zeros(LENGTHS[-1])
+    def __init__(self, classes: int):
+        self._tried = np.zeros(classes)
+        self._passed = np.zeros(classes)
 
     def fade(self) -> None:
         self._tried *= self.FADING
         self._passed *= self.FADING
+
+    def overall(self, prior: float = PRIOR, worth: float = DOUBT) -> float:
+        """The chance of a drafted token, of any class."""
+        return (self._passed.sum() + worth * prior) / (self._tried.sum() + worth)
+
+
+class Acceptance(Evidence):
+    """The chances of the drafted tokens of one kind of candidate, by their places in a draft."""
+
+    KIN = 16.0  # so many tokens of its own are worth as much as what its kin, and other places, came to
+
+    def __init__(self):
+        super().__init__(int(LENGTHS[-1]))
 
     def update(self, accepted: int, rejected: bool) -> None:
         """A draft of which `accepted` tokens passed and the next one, if `rejected`, did not."""
         self._tried[: accepted + rejected] += 1
         self._passed[:accepted] += 1
 
-    def overall(self, prior: float = PRIOR, worth: float = DOUBT) -> float:
-        """The chance of a drafted token, wherever in its draft."""
-        return (self._passed.sum() + worth * prior) / (self._tried.sum() + worth)
-
-    def tokens(self, prior: float = PRIOR) -> np.ndarray:
+    def tokens(self, prior: float = Evidence.PRIOR) -> np.ndarray:
         """Expected tokens of a step for 0, 1, 2, ... drafted ones; prior: the chance among its kin."""
         overall = self.overall(prior, self.KIN)
         share = (self._passed + self.KIN * overall) / (self._tried + self.KIN)

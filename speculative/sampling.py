@@ -24,11 +24,14 @@ _TARGET, _DRAFT, _ACCEPT = range(3)
 
 @dataclass(frozen=True)
 class Draft:
-    """What a drafter proposed for B rows; the plan says how many of a row's tokens are meant."""
+    """What a drafter proposed for B rows; the plan says how many of a row's tokens are meant, unless the
+    drafter stopped before."""
 
     tokens: mx.array  # [B, k]
     q: mx.array | None = None  # [B, k, V'], what they were drawn from; None: they were certain
     certain: np.ndarray | None = None  # [B], rows whose tokens were certain whatever q says
+    lengths: np.ndarray | None = None  # [B], how many are meant; None: as planned
+    confidence: np.ndarray | None = None  # [B, n] of the first ones, see `Stop`; None: unknown
 
 
 def no_draft(batch_size: int) -> Draft:

@@ -1,4 +1,4 @@
-"""How many tokens to draft in a step: a fixed number, or the one that pays best.
+"""How many tokens to draft in a step: a fixed number, or as many as pay.
 
 The rule of `AdaptiveSchedule`. A step that drafts k tokens yields 1 + sum_{i=1..k} h_1 h_2 ... h_i tokens
 on average, where h_i is the share of i-th drafted tokens that pass when all before them did; for a
@@ -13,6 +13,9 @@ each other, so in the long run tokens per second are expected tokens over expect
 - the seconds of a step by number of rows and of drafted tokens, draft and target together, between
   the synchronisations that steps have anyway. What has not been measured is interpolated.
 
+That is the length of drafts that are copied, and whether a draft model is asked. One that is asked goes on as long
+as it is sure enough of its tokens for that rate: see speculative/confidence.py.
+
 What a draft model reads before it can draft for a row (its prompt, and what was decoded without it) is
 no part of a step. It is measured apart, and paid only where what drafting saves on the rest of a text,
 as long as texts have been, is more.
@@ -26,6 +29,7 @@ from typing import Protocol
 
 import numpy as np
 
+from speculative.confidence import Calibration, Stop, stop_where_it_pays
 from speculative.estimates import LENGTHS, Acceptance, Reading, Seconds, low_median
 from speculative.lookup import Candidate
 
@@ -48,6 +52,8 @@ class Plan:
     candidates: list[Candidate | None]  # None: nothing is drafted for the row
     lengths: np.ndarray  # [B]
     again: bool = False  # nothing is drafted, and nothing in the next step, as far as can be told
+    stop: Stop | None = None  # None: a draft model drafts all of them
+    confidence: np.ndarray | None = None  # [B, n], of the first drafted tokens; None: unknown
 
     @property
     def longest(self) -> tuple[int, int]:
@@ -63,7 +69,11 @@ class Plan:
     def only(self, rows: np.ndarray) -> "Plan":
         """The plan for the rows where `rows` [B] is true, and nothing for the others."""
         kept = [c if row else None for c, row in zip(self.candidates, rows, strict=True)]
-        return Plan(kept, np.where(rows, self.lengths, 0))
+        return Plan(kept, np.where(rows, self.lengths, 0), stop=self.stop)
+
+    def as_drafted(self, lengths: np.ndarray | None, confidence: np.ndarray | None) -> "Plan":
+        """What has become of it, where the drafter stopped before."""
+        return self if lengths is None else Plan(self.candidates, lengths, confidence=confidence)
 
 
 class Schedule(Protocol):
@@ -105,14 +115,6 @@ def _plan(candidates: Sequence[Candidate | None], room: Sequence[int], most: Seq
     return Plan(meant, np.array(lengths, np.int32))
 
 
-def _sample(candidates: Sequence[Candidate | None], room: Sequence[int], length: int) -> Plan:
-    """So many tokens for one row in SAMPLE, those with the least to read."""
-    known = [(c.unread, b) for b, c in enumerate(candidates) if c]
-    few = {b for _, b in sorted(known)[: -(-len(candidates) // SAMPLE)]}
-    tried = [c if b in few else None for b, c in enumerate(candidates)]
-    return _plan(tried, room, [length] * len(room))
-
-
 @dataclass(frozen=True)
 class Costs:
     """What steps take: seconds by the number of drafted tokens, without and with the draft model, for each
@@ -149,15 +151,16 @@ class OwnLengths:
 
     def plan(self, candidates: Sequence[Sequence[Candidate]], room: Sequence[int]) -> Plan:
         plan = self._schedule.plan(candidates, room)
-        chosen, lengths = list(plan.candidates), plan.lengths.tolist()
+        chosen, lengths, stop = list(plan.candidates), plan.lengths.tolist(), plan.stop
         for b, number in enumerate(self._own()):
             if not isinstance(number, str):
                 chosen[b], lengths[b] = next(iter(candidates[b]), None), number
-        return _plan(chosen, room, lengths)
+                stop = stop and stop.after(number)
+        return replace(_plan(chosen, room, lengths), stop=stop)
 
 
 class AdaptiveSchedule:
-    """The number of tokens that gives the most tokens per second, by what steps have shown so far.
+    """As many tokens as give the most tokens per second, by what steps have shown so far.
     Keep one for a pair of models, a drafter and a distribution."""
 
     learns = True
@@ -166,6 +169,7 @@ class AdaptiveSchedule:
         """costs: what steps took when the same models ran on this machine before."""
         self._vocab_size = vocab_size
         self._acceptance: dict[tuple[bool, str], Acceptance] = defaultdict(Acceptance)
+        self._calibration = Calibration()
         # By rows: of steps without and with the draft model.
         self._seconds: dict[int, tuple[Seconds, Seconds]] = {}
         self._reading = Reading()
@@ -204,7 +208,8 @@ class AdaptiveSchedule:
         if self._explored < len(FIRST) or not self._seconds:
             first = FIRST if rows == 1 else FIRST_OF_MANY
             length = first[self._explored % len(first)]
-            return _sample([of_row[0] if of_row else None for of_row in candidates], room, length)
+            tried = [of_row[0] if of_row else None for of_row in candidates]
+            return self._sample(tried, room, length)
         copying, asking = self._costs(rows)
         tokens = self._tokens(candidates)
 
@@ -235,14 +240,37 @@ class AdaptiveSchedule:
                 rest = [c for c in candidates[b] if not _is_model(c)]
                 chosen[b] = max(rest, key=rate, default=None)
             if dear:
-                s, t, *_ = best_lengths(chosen)
+                s, t, rates, _ = best_lengths(chosen)
         self._retries = t == 0 and self._idle >= self._patience
         if self._retries:
-            return _sample(wanted, room, LENGTHS[min(2, self._longest(rows))])
-        s, t = self._detour(rows, s, t)
-        plan = _plan(chosen, room, [LENGTHS[s if _is_model(c) else t] for c in chosen])
+            return self._sample(wanted, room, LENGTHS[min(2, self._longest(rows))])
+        best, (s, t) = (s, t), self._detour(rows, s, t)
+        stops = s > 0 and (s, t) == best
+        most = self._longest(rows) if stops else s
+        plan = _plan(chosen, room, [LENGTHS[most if _is_model(c) else t] for c in chosen])
+        if stops:
+            return replace(plan, stop=self._stop(plan, copying, asking, rates.max()))
         copies = any(not _is_model(c) for of_row in candidates for c in of_row)
         return replace(plan, again=t == 0 and not copies and self._idle + 1 < self._patience)
+
+    def _sample(
+        self, candidates: Sequence[Candidate | None], room: Sequence[int], length: int
+    ) -> Plan:
+        """So many tokens for one row in SAMPLE, those with the least to read."""
+        known = [(c.unread, b) for b, c in enumerate(candidates) if c]
+        few = {b for _, b in sorted(known)[: -(-len(candidates) // SAMPLE)]}
+        tried = [c if b in few else None for b, c in enumerate(candidates)]
+        at_no_cost = stop_where_it_pays(np.zeros(length + 1), 0.0, self._calibration)
+        return replace(_plan(tried, room, [length] * len(room)), stop=at_no_cost)
+
+    def _stop(self, plan: Plan, copying: np.ndarray, asking: np.ndarray, rate: float) -> Stop:
+        """When the draft model is to stop beside rows that copy."""
+        drafted = np.arange(plan.longest[0] + 1)
+        both = zip(plan.candidates, plan.lengths, strict=True)
+        copied = max((n for c, n in both if not _is_model(c)), default=0)
+        checked = np.interp(np.maximum(drafted, copied), LENGTHS, copying)
+        seconds = np.interp(drafted, LENGTHS, asking) + checked
+        return stop_where_it_pays(seconds, rate, self._calibration)
 
     def _tokens(
         self, candidates: Sequence[Sequence[Candidate]]
@@ -285,10 +313,12 @@ class AdaptiveSchedule:
         return int(np.searchsorted(LENGTHS, limit, side="right")) - 1
 
     def _detour(self, rows: int, s: int, t: int) -> tuple[int, int]:
-        """The indices to use: now and then others than the best, to learn what they give."""
+        """The indices to use: now and then others than the best, to learn what they give. A draft model that
+        stops gives shorter drafts as it is."""
         if t and self._steps % EXPLORE == 0:
             step, last = next(self._detours), self._longest(rows)
-            s, t = (max(0, min(i + step, last)) if i else 0 for i in (s, t))
+            if step != -1 or not s:
+                s, t = (max(0, min(i + step, last)) if i else 0 for i in (s, t))
         return s, t
 
     def _costs(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -315,10 +345,17 @@ class AdaptiveSchedule:
         self._reading.add(plan.unread, preparing, ended)
         for acceptance in self._acceptance.values():
             acceptance.fade()
+        if plan.confidence is not None:
+            self._calibration.fade()
         outcomes = zip(plan.candidates, plan.lengths.tolist(), accepted, strict=True)
-        for candidate, length, passed in outcomes:
+        for b, (candidate, length, passed) in enumerate(outcomes):
+            rejected = passed < length
+            if plan.confidence is not None and _is_model(candidate):
+                confidence = plan.confidence[b, :length]
+                self._calibration.update(abs(confidence), passed)
+                rejected = rejected or (confidence < 0).any()  # what would follow an end
             if candidate:
-                self._acceptance[_kind(candidate)].update(passed, passed < length)
+                self._acceptance[_kind(candidate)].update(passed, rejected)
         self._time(len(plan.candidates), plan.longest, seconds)
 
     def _time(self, rows: int, lengths: tuple[int, int], seconds: float) -> None:

@@ -1,10 +1,11 @@
-"""`auto` against the best fixed length, on texts replayed with scripted costs: from the first prompt on,
-in batches, and with what an earlier run has measured."""
+"""`auto` against the best fixed length and an oracle, on texts replayed with scripted costs: from the first
+prompt on, in batches, and with what an earlier run has measured."""
 
 import numpy as np
 import pytest
 from helpers.replay import KNOWN, Machine, Replay, Text, rate, texts
 
+from benchmarks.limits import least_seconds
 from speculative.schedule import CHECKS, FIRST, AdaptiveSchedule, Costs, FixedSchedule
 
 # By the tokens of a target call, near what docs/benchmarks.md and docs/tried.md have measured.
@@ -33,19 +34,41 @@ def best_fixed(machine: Machine, known: list[str], rows: int = 1) -> float:
     return max(rate(machine, FixedSchedule(k), known, rows) for k in (*range(9), 10, 12, 16, 24))
 
 
+def oracle(machine: Machine, known: list[str]) -> float:
+    """The rate of drafts of which all pass, of the best lengths."""
+    by_length = [machine.step(1, k) for k in range(33)]
+    passes = [np.array([token.isupper() for token in text]) for text in known]
+    return sum(map(len, known)) / sum(least_seconds(of_text, by_length) for of_text in passes)
+
+
 @pytest.mark.parametrize("known_costs", [False, True])
 def test_the_first_twelve_prompts(known_costs):
-    """On average over machines and kinds of text 0.95 of the best fixed length, which knows the texts."""
+    """On average over machines and kinds of text more than the best fixed length, which knows the texts."""
     shares = []
     for machine in MACHINES.values():
         machine = Machine(machine.products, machine.draft)  # what steps alone take
         for kinds in (EVERY, *((kind,) for kind in EVERY)):
-            for seed in range(4):
+            for seed in range(3):
                 known = texts(kinds, 12, seed)
                 costs = measured(machine) if known_costs else None
                 auto = rate(machine, AdaptiveSchedule(32128, costs), known, seed=seed)
                 shares.append(auto / best_fixed(machine, known))
-    assert np.mean(shares) >= 0.95
+    assert np.mean(shares) >= (1.06 if known_costs else 1.03) and min(shares) >= 0.9
+
+
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("name", MACHINES)
+def test_texts_after_the_first_36(name, late):
+    """Drafts that stop where the draft model is unsure, also where that is known a token later, as on a GPU."""
+    machine, of_best, of_oracle = Machine(MACHINES[name].products, MACHINES[name].draft), [], []
+    for seed in range(2):
+        schedule = AdaptiveSchedule(32128)
+        rate(machine, schedule, texts(EVERY, 36, seed), seed=seed, late=late)
+        known = texts(EVERY, 36, seed + 9)
+        auto = rate(machine, schedule, known, seed=seed, late=late)
+        of_best.append(auto / best_fixed(machine, known))
+        of_oracle.append(auto / oracle(machine, known))
+    assert np.mean(of_best) >= 1.08 and np.mean(of_oracle) >= 0.74
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -62,10 +85,19 @@ def test_batches_after_three(name):
     assert np.mean(of_best) >= 0.95 and np.mean(of_plain) >= 0.97
 
 
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_draft_model_that_is_sure_and_wrong(name):
+    """48 texts, one at a time, from the first step on."""
+    machine, known = MACHINES[name], [text.lower() for text in texts(EVERY, 48, 0)]
+    plain = rate(machine, FixedSchedule(0), known)
+    for costs in (None, measured(machine)):
+        assert rate(machine, AdaptiveSchedule(32128, costs), known) >= 0.97 * plain
+
+
 def test_batches_where_drafting_is_in_vain():
     """Six batches of eight with a draft model that is never right, from the first step on."""
     machine = MACHINES["t5-base, t5-small"]
-    known = ["0" * len(text) for text in texts(EVERY, 48, 0)]
+    known = [text.lower() for text in texts(EVERY, 48, 0)]
     plain = rate(machine, FixedSchedule(0), known, 8)
     for costs, share in ((None, 0.95), (measured(machine, 8), 0.97)):
         assert rate(machine, AdaptiveSchedule(32128, costs), known, 8) >= share * plain
@@ -75,7 +107,7 @@ def test_costs_of_another_run_are_used_and_kept():
     """The first steps need not explore, and what is handed on is what was given and measured."""
     machine = MACHINES["t5-base, tiny draft"]
     replay = Replay(machine, AdaptiveSchedule(32128, measured(machine)))
-    replay.admit([Text("1" * 1000)])
+    replay.admit([Text("J" * 1000)])
     lengths = []
     for _ in range(5):
         at = replay.rows[0].at
@@ -95,10 +127,11 @@ def test_costs_that_first_steps_do_not_bear_out_are_forgotten(off):
     for given, forgotten in ((measured(others), True), (measured(machine), False)):
         schedule = AdaptiveSchedule(32128, given)
         replay = Replay(machine, schedule)
-        replay.admit([Text("1" * 100)])
+        replay.admit([Text("J" * 100)])
         for _ in range(CHECKS):
             replay.advance()
         assert (schedule.costs() is None) == forgotten
         for _ in FIRST:
             replay.advance()
-        assert 0 < schedule.costs().steps[1][1][4] < 1.3 * machine.step(1, 4)
+        for length, seconds in schedule.costs().steps[1][1].items():
+            assert seconds < 1.3 * machine.step(1, length)

@@ -6,7 +6,10 @@ import random
 
 import pytest
 from helpers.decoding import (
+    Stopping,
     decode_with,
+    new_batch,
+    new_rows,
     ragged_prompts,
     start,
     total,
@@ -16,6 +19,7 @@ from helpers.scripted import EOS, START, ScriptedModel, agreeing
 from demo.tasks import held_out_example
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 from speculative.lookup import LONG, PromptMatcher
+from speculative.options import Options
 
 # ---------------------------------------------------------------------------------------------
 # What is proposed
@@ -177,3 +181,17 @@ def test_a_row_s_candidates_tell_how_its_last_draft_fared():
         kinds.append(drafter.candidates([batch.rows[0].tokens])[0][0].kind)
         batch.advance()
     assert kinds[:4] == ["model, new", "model, whole", "model, part", "model, none"]
+
+
+def test_a_row_whose_draft_ends_waits_for_others_that_do_not():
+    def next_token(source, prefix):
+        return EOS if source == (5,) and len(prefix) == 2 else 7
+
+    models = ScriptedModel(next_token), ModelDrafter(ScriptedModel(next_token))
+    options = Options(max_tokens=6)
+    batch = new_batch(*models, options, Stopping(5, least=-1.0))
+    batch.admit(new_rows([[5], [6]], options))
+    plan, accepted = batch.step()
+    assert plan.lengths.tolist() == [2, 5] and accepted == [2, 5]
+    assert (plan.confidence[0] > 0).tolist() == [True, False, False, False]  # the end, and nothing
+    assert plan.confidence[0, 1] < 0 and (plan.confidence[1] > 0).all()

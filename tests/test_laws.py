@@ -3,9 +3,20 @@
 import mlx.core as mx
 import numpy as np
 import pytest
-from helpers.decoding import drafters, finish, new_batch, new_rows, total
-from helpers.laws import LIMIT, TableModel, V, counts_of_one_step, deviation, joint_law, tables
+from helpers.decoding import Stopping, drafters, finish, new_batch, new_rows, total
+from helpers.laws import (
+    LIMIT,
+    TableModel,
+    V,
+    before_a_two,
+    counts_of_one_step,
+    deviation,
+    joint_law,
+    tables,
+    up_to_a_two,
+)
 
+from speculative.drafting import ModelDrafter
 from speculative.options import Options
 from speculative.sampling import Draft, _padded_q, accept_block, accept_token, probabilities
 
@@ -29,6 +40,13 @@ def test_rules_keep_the_targets_law(k, filters):
         counts, accepted[accept] = counts_of_one_step(accept, p, q, k, DRAWS)
         assert deviation(counts, law) < LIMIT
     assert accepted[accept_block] > accepted[accept_token] - 0.004  # which is the means' noise
+
+
+@pytest.mark.parametrize("rule", [accept_token, accept_block])
+def test_a_draft_may_stop_by_what_has_been_drafted(rule):
+    p, q = tables(7)
+    counts, _ = counts_of_one_step(rule, p, q, 3, DRAWS // 10, meant=up_to_a_two)
+    assert deviation(counts, joint_law(p, 4)) < LIMIT
 
 
 @pytest.mark.slow
@@ -67,6 +85,10 @@ def test_the_test_sees_wrong_rules():
 
     counts, _ = counts_of_one_step(without_residual, p, q, 2, DRAWS // 10)
     assert deviation(counts, law) > 10 * LIMIT
+
+    for rule in (accept_token, accept_block):
+        counts, _ = counts_of_one_step(rule, p, q, 2, DRAWS // 10, meant=before_a_two)
+        assert deviation(counts, law) > 10 * LIMIT
 
 
 @pytest.mark.slow
@@ -122,3 +144,21 @@ def test_decoded_rows_have_the_targets_law(rule, kind, num_draft, filters):
     if num_draft:
         lengths = total(rows[:1000]).accepted_lengths
         assert lengths[0] > 0 and lengths[1] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_rows_whose_drafts_stop_have_the_targets_law(rule):
+    """Each row's after a 2, which is an end to the draft model alone, and all when few are expected to pass."""
+    target, draft, count = TableModel(0), TableModel(1), 30_000
+    draft.config.eos_token_ids = (2,)
+    options = Options(max_tokens=4, temp=0.7, acceptance=rule, seed=5)
+    batch = new_batch(target, ModelDrafter(draft), options, Stopping(4, 0.15 * count))
+    batch.admit(new_rows([[b % 3, b % 2] for b in range(count)], options))
+    rows = finish(batch)
+    p = np.array(probabilities(mx.array(target.logits), 0.7))
+    tokens = np.array([row.tokens[1:] for row in rows])
+    counts = np.bincount(tokens @ V ** np.arange(3, -1, -1), minlength=V**4)
+    assert deviation(counts, joint_law(p, 4)) < LIMIT
+    drafted = {row.stats.drafted / row.stats.target_calls for row in rows}
+    assert len(drafted) > 4  # rows stop on their own

@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 import pytest
+from helpers.replay import drafted
 
 from speculative.lookup import UNBOUNDED, Candidate
 from speculative.schedule import (
@@ -52,7 +53,7 @@ class Simulation:
         """Tokens per second over so many steps."""
         tokens = seconds = 0.0
         for _ in range(steps):
-            plan = self.schedule.plan([[self.candidate]], [1000])
+            plan = drafted(self.schedule.plan([[self.candidate]], [1000]), lambda b, i: 0.6)
             k = int(plan.lengths[0])
             took = k * self.draft_cost + verify_cost(self.machine, k + 1)
             accepted = 0
@@ -236,3 +237,13 @@ def test_rows_of_their_own_numbers_do_not_keep_a_schedule_from_beginning():
         plan = own.plan(candidates, [20, 20])
         assert plan.lengths.tolist() == [2, 6]
         own.observe(plan, [1, 3], 0.01)
+
+
+def test_a_row_of_its_own_number_gets_it_where_others_stop():
+    schedule = AdaptiveSchedule(100)
+    own = OwnLengths(schedule, lambda: ["auto", 12])
+    candidates = [[Candidate("model", UNBOUNDED)]] * 2
+    for _ in range(30):
+        plan = drafted(own.plan(candidates, [20, 20]), lambda b, i: 0.01)
+        assert plan.lengths[1] == 12
+        own.observe(plan, [0, 0], 0.01 + 0.001 * plan.lengths.max())

@@ -1,14 +1,29 @@
 """Decoding rows of tokens in tests: with any model and drafter, in batches, without text."""
 
 import random
+from dataclasses import replace
+
+import numpy as np
 
 from decoder import Batch
 from speculative.batch import decode
+from speculative.confidence import Stop
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
 from speculative.options import Options
 from speculative.row import Row, Stats, Waiting
 from speculative.sampling import RowSeeds
 from speculative.schedule import AdaptiveSchedule, FixedSchedule
+
+
+class Stopping(FixedSchedule):
+    """Drafts a number of tokens, or fewer: as soon as of fewer rows than `least` all is expected to pass."""
+
+    def __init__(self, num_draft: int, least: float, chance=lambda confidence: confidence):
+        super().__init__(num_draft)
+        self._stop = Stop(np.full(num_draft + 1, least), chance, 0.5)
+
+    def plan(self, candidates, room):
+        return replace(super().plan(candidates, room), stop=self._stop)
 
 
 def new_rows(prompts, options: Options) -> list[Row]:

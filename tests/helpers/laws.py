@@ -49,7 +49,25 @@ def draw(rng: np.random.Generator, p: np.ndarray) -> np.ndarray:
     return (p.cumsum(axis=1) < rng.random((len(p), 1)) * p.sum(axis=1, keepdims=True)).sum(axis=1)
 
 
-def counts_of_one_step(accept, p: np.ndarray, q: np.ndarray, k: int, draws: int, propose=draw):
+def whole(tokens: np.ndarray) -> np.ndarray:
+    """How many of the drafted tokens [draws, k] are meant: all."""
+    return np.full(len(tokens), tokens.shape[1])
+
+
+def up_to_a_two(tokens: np.ndarray) -> np.ndarray:
+    """Drafts end with their first 2: by what has been drafted, that token included."""
+    found = np.pad(tokens == 2, [(0, 0), (0, 1)], constant_values=True).argmax(axis=1)
+    return np.minimum(found + 1, tokens.shape[1])
+
+
+def before_a_two(tokens: np.ndarray) -> np.ndarray:
+    """Drafts drop a token for what it is."""
+    return np.pad(tokens == 2, [(0, 0), (0, 1)], constant_values=True).argmax(axis=1)
+
+
+def counts_of_one_step(
+    accept, p: np.ndarray, q: np.ndarray, k: int, draws: int, propose=draw, meant=whole
+):
     """How often each sequence of k + 1 tokens comes out of a step, [V ** (k + 1)], where what follows the
     step's own tokens is drawn from the target; and how many drafted tokens a step accepts, on average."""
     rng = np.random.default_rng(k)
@@ -57,7 +75,7 @@ def counts_of_one_step(accept, p: np.ndarray, q: np.ndarray, k: int, draws: int,
     for i in range(k):
         tokens[:, i + 1] = propose(rng, q[tokens[:, i]])
     p_at = mx.array(p[tokens[:, : k + 1]])
-    lengths = np.full(draws, k)
+    lengths = meant(tokens[:, 1 : k + 1])
     draft = Draft(mx.array(tokens[:, 1 : k + 1]), mx.array(q[tokens[:, :k]]))
     u = mx.array(rng.random((draws, k), np.float32))
     n, residual = accept(p_at, _padded_q(draft, lengths, V), draft.tokens, lengths, u)

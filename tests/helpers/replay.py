@@ -1,7 +1,7 @@
 """Texts replayed: what of them the draft model knew, with scripted costs in the place of models."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,33 +9,34 @@ import numpy as np
 from speculative.batch import decode
 from speculative.lookup import UNBOUNDED, Candidate
 from speculative.row import Waiting
-from speculative.schedule import Schedule
+from speculative.schedule import Plan, Schedule
 
-# For each of 24 held-out texts of a kind, decoded greedily by the embedded pair's target: 1 where the draft
-# model's most probable next token is the text's. A draft from a place passes up to the next 0.
+# For each of 24 held-out texts of a kind, decoded greedily by the embedded pair's target: a letter for each
+# token. A capital where the draft model's most probable next token is the text's; which letter, by the
+# probability that the draft model gives it: SURE. A draft from a place passes up to the next small letter.
 KNOWN = {
     "number": """
-101001 011101101 1001100 01010101 110111011101 011100111 010110111 01001 101001 011111110111 01
-11111111 10110111 101111110111 111111 00110110111101 0111010101 011 01110111 1101110 01 001101
-0111 01
+CaGaaJ bICGcBJcJ AbcCJba aEcGaJbJ DFbJAIaIAJbJ aCIGbaJBJ bJcDBbJCJ aFbbG EaEbaJ eJJDBDBJbGCJ eF CCCIJBDD
+EdBJbIBJ BdCJEJIFbJFJ DCIJDI cbJEdJBdCICGcJ bEEIcJbJdG bCE aECJaFBJ DFaECIa cC baGBaJ dIFJ dD
 """.split(),
     "sentence": """
-11111011101111111111111 111111111111111111111111 111111111111111111111 1111111111111111111111
-1111111011111 11111111111111111 1111111111111111111111 1111111111111111111111111
-111111111111111111 11111111111111 1111111111111111111 1111111111111111111111 1111111111111111111
-11111111111111111111111 1111111111111111 11111111110111111111 11111111111111111111
-111111111111111 111111111011111111 11111111111111111111111111 11111111111111
-111111111111111111111 11111111111111111 111111111111111111111
+JIJJGEIIcFFGJ HIJJJdIIIbHJFHGCGIJJJJJ JJJJJJIIJJAJJIJEJAGJIGJJ GEIIJEIGCJCHJJHJJIJJJ JIIJHFJFIGGDGCHIJIIGJJ
+IEIHGFBcIJJJJ IFEGEFIJEHJJJJJJJ JHGIHJGJCHFIJJJJJJJJJJ JJJJJJJHGJCGJIIFEGJJJIJFJ JFGEIFJJFGGBIJJGJJ
+HGGIIIEGDCIJJJ HHGFJIEJJDEJFJJIGJJ HJEIHJGIGJEGGJJJIJHIJJ GHJIGJGGEHFFJIJJHJJ JJJIIJIFIIJIJFECEJJHHGJ
+JFIIEGFHFBJIJJJJ EGIHIIHJHHcJJJGJJIJJ JJJIJJJFJGGFBEDJJHJJ JJHHGIFEJEGFIJJ GCJCJFIHEaIIJIJJJJ
+JJIJFBJIJJJIJGCEJJJHJJJIJJ GIHHJGCJJJJJJJ JIJIHJHJGEIJJJJIIIIJJ JHGIEJFCEGEJJJHJJ
 """.split(),
     "repair": """
-11001011101101001111111 111111100111 111111111111 1111011111111 10011110111111 11111111111
-0010000100111011111 1111011011111101110101 111110111111 111011100011111111111
-100101111110111111111 110111111111111001111011111 11011111100111110100000101 111111111111
-1101111011111 11111111111 1101111111111100111111 111000111111100111111111
-1111111111110101111011111 110011011111111110011011011111 11110100011111111011111
-111100111001000111101111 1110101111111100010111111 1111111111111
+FDDccEDeIJJJFceFEBCJIJJ JIaBHDcCCFJJJIDbCEcFBcCJ GFEdJDHdfcCHJGbGDHEFbJIJJ JDBGGIJJJJJ FcIIGGAIJJJJ
+JCIFCCGIecACJHIIDEcDGCCbCJJFJG FAeHbaCJJIJJDbbBEGCBEJGJJ JIHCIIFcIJIJJ IFJJEGFJJJJJ JJccIeCDBcJJcAcbCAEJJJG
+JJEEGGIebFIF JEIIHEFFJJJJ JEFGgICFIJJJJ IdbFJGGeFIJJJJ IGGIFFFIJIJ ddIbedeGedGFCbFJHJI JBCDbEDaEJIJFCaEBBcBcJ
+JIEHGbGGEGJJ GJBfHJCcecJJJJCCICEFI BbeCbGJJJFBcEBBDEJIJI ICbBFDFDDIJJJJDdbDDEHdEJGJJ JEdCCHJGDccHJHJJfFbcbbbBfI
+IEFGFDJJJIJJ JJcGHGDaGJJJJ
 """.split(),
 }
+SURE = dict(
+    zip("abcdefghij", (0.2, 0.4, 0.6, 0.75, 0.85, 0.93, 0.965, 0.985, 0.994, 0.9985), strict=True)
+)
 
 
 def texts(kinds: Sequence[str], number: int, seed: int) -> list[str]:
@@ -62,6 +63,24 @@ class Machine:
         return self.call(rows * (1 + drafted)) + drafted * self.draft * self.call(rows)
 
 
+def drafted(plan: Plan, confidence: Callable[[int, int], float], late: int = 0) -> Plan:
+    """What a draft model makes of a plan whose confidence in the i-th token of row b is confidence(b, i), known
+    when so many tokens more have been drafted. Once it has strayed it is as sure as it would be otherwise."""
+    if not plan.stop:
+        return plan
+    lengths, known = plan.lengths, np.zeros((len(plan.lengths), 0))
+    most = drafted = int(lengths.max())
+    for i in range(1, most):
+        if i > late:
+            last = [confidence(b, i - late - 1) * (i - late <= n) for b, n in enumerate(lengths)]
+            known = np.column_stack([known, last])
+            lengths = np.where(known[:, -1] < 0, i - late, lengths)
+            if plan.stop(known, i):
+                drafted = i
+                break
+    return plan.as_drafted(np.minimum(lengths, drafted), known)
+
+
 @dataclass(eq=False)
 class Text:
     """A row: how far it is, and what `decode` wants to know of it."""
@@ -72,15 +91,24 @@ class Text:
     unread: int = 20
     finish_reason: str | None = None
 
+    def sure(self, at: int) -> float:
+        """The draft model's confidence in its next token; negative where that rightly ends the text."""
+        if at >= len(self.known):
+            return 0.5
+        sure = SURE[self.known[at].lower()]
+        return -sure if at == len(self.known) - 1 and self.known[at].isupper() else sure
+
 
 class Replay:
     """A batch of texts, for `decode`. `seconds` is what it took."""
 
     PROMPT = 20  # tokens
 
-    def __init__(self, machine: Machine, schedule: Schedule, seed: int = 0):
+    def __init__(self, machine: Machine, schedule: Schedule, seed: int = 0, late: int = 0):
+        """late: as for `drafted`."""
         self.machine, self.schedule, self.rows = machine, schedule, []
         self.seconds, self._noise = 0.0, random.Random(seed)
+        self.late = late
 
     def admit(self, fresh: Sequence[Text]) -> None:
         free = [b for b, row in enumerate(self.rows) if row.finish_reason]
@@ -106,6 +134,7 @@ class Replay:
         plan = self.schedule.plan(
             candidates, [-1 if row.finish_reason else 100 for row in self.rows]
         )
+        plan = drafted(plan, lambda b, i: self.rows[b].sure(self.rows[b].at + i), self.late)
         lengths = plan.lengths.tolist()
         accepted = [self._decode(row, k) for row, k in zip(self.rows, lengths, strict=True)]
         done = [row for row in live if row.finish_reason]
@@ -122,7 +151,7 @@ class Replay:
         if row.finish_reason:
             return 0
         passed = 0
-        while row.known[row.at + passed : row.at + passed + 1] == "1" and passed < drafted:
+        while row.known[row.at + passed : row.at + passed + 1].isupper() and passed < drafted:
             passed += 1
         row.at += passed + 1
         if drafted:
@@ -134,9 +163,14 @@ class Replay:
 
 
 def rate(
-    machine: Machine, schedule: Schedule, known: Sequence[str], rows: int = 1, seed: int = 0
+    machine: Machine,
+    schedule: Schedule,
+    known: Sequence[str],
+    rows: int = 1,
+    seed: int = 0,
+    late: int = 0,
 ) -> float:
     """Tokens per second, so many side by side."""
-    replay = Replay(machine, schedule, seed)
+    replay = Replay(machine, schedule, seed, late)
     list(decode(replay, Waiting([Text(text) for text in known]), rows))
     return sum(map(len, known)) / replay.seconds
