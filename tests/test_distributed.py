@@ -210,7 +210,7 @@ def test_one_rank_alone_is_no_group(folder):
 @pytest.mark.parametrize(
     ("ranks", "arguments", "code", "message"),
     [
-        (2, [], 2, "give a text with --prompt, or many with --prompt-file"),
+        (2, ["--verbose"], 2, "give a text with --prompt, or many with --prompt-file"),
         (2, ["-p", "x", "--model", "t5-11b"], 1, "no model 't5-11b'"),
         (2, ["-p", "-"], 1, "under mlx.launch standard input has no end"),
         (2, ["--prompt-file", "none.txt"], 1, "No such file or directory: 'none.txt'"),

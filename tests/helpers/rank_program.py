@@ -7,6 +7,10 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+import blas  # noqa: F401 (before MLX)
+
+# isort: split
 import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
@@ -66,7 +70,6 @@ def tamper(target, draft) -> None:
 
 
 def main() -> None:
-    sys.path.insert(0, str(Path(__file__).parents[2]))
     from distributed.ranks import session
 
     jobs, output = json.loads(sys.argv[1]), sys.argv[2]
