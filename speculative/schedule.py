@@ -51,9 +51,9 @@ class Plan:
 
     candidates: list[Candidate | None]  # None: nothing is drafted for the row
     lengths: np.ndarray  # [B]
-    again: bool = False  # nothing is drafted, and nothing in the next step, as far as can be told
     stop: Stop | None = None  # None: a draft model drafts all of them
     confidence: np.ndarray | None = None  # [B, n], of the first drafted tokens; None: unknown
+    again: bool = False  # nothing is drafted, and nothing in the next step, as far as can be told
 
     @property
     def longest(self) -> tuple[int, int]:

@@ -294,7 +294,7 @@ runpy.run_path({str(MAIN)!r}, run_name="__main__")
 """
 
 
-@pytest.mark.parametrize(("count", "killed"), [(2, 0), (4, 2)])
+@pytest.mark.parametrize(("count", "killed"), [(2, 0), (2, 1)])
 def test_when_a_rank_is_killed_under_mlx_launch_a_line_of_ours_says_so(folder, count, killed):
     """mlx.launch ends the others by SIGTERM within a tenth of a second."""
     (folder / "prompts.txt").write_text(f"{FIVE}\n" * 5000)
