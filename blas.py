@@ -75,8 +75,8 @@ def load() -> tuple[str, str]:
     threads = os.environ.get("OPENBLAS_NUM_THREADS") or str(physical_cores())
     for variable in ("OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(variable, threads)
-    blis = _blis()
-    if blis and not choice:
+    blis = None if choice else _blis()
+    if blis:
         # Threads of OpenBLAS look 2^20 cycles for a next product, not 2^26: those of BLIS want the cores.
         os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "20")
     try:
@@ -85,7 +85,7 @@ def load() -> tuple[str, str]:
             name_globally(_functions(library, blis))
     except (OSError, AttributeError, KeyError) as error:
         return "", f"{path} cannot be loaded: {error}"
-    return path.name + (f" and {blis.name}" if blis and not choice else ""), ""
+    return path.name + (f" and {blis.name}" if blis else ""), ""
 
 
 def _wanted() -> bool:

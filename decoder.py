@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 
 import machine
 from checkpoints.tokenizer import TextStream, shared_vocabulary, translation
-from distributed.ranks import ALONE
+from distributed.ranks import ALONE, Ranks
 from errors import InputError
 from families.languages import frame
 from families.loading import load
@@ -58,7 +58,7 @@ class Batch(RowBatch):
     """Rows decoded side by side, a step at a time. Tokens in, tokens out."""
 
     def __init__(self, model: Any, drafter: Drafter, options: Options, schedule: Schedule):
-        super().__init__(model, getattr(model, "ranks", ALONE))
+        super().__init__(model, _ranks(model))
         self.drafter, self.schedule, self._options = drafter, schedule, options
 
     def step(self) -> tuple[Plan, list[int]]:
@@ -217,8 +217,7 @@ class SpeculativeDecoder:
         lookup = PromptLookup(lambda token: self.tokenizer.id_to_token(token) or "", copied)
         if self.draft_model is None:
             return lookup
-        ranks = getattr(self.model, "ranks", ALONE)
-        modelling = ModelDrafter(self.draft_model, self._shared, ranks.broadcast)
+        modelling = ModelDrafter(self.draft_model, self._shared, _ranks(self.model).broadcast)
         return CombinedDrafter(lookup, modelling) if options.lookup else modelling
 
     def schedule(self, options: Options, drafter: Drafter) -> Schedule:
@@ -250,7 +249,7 @@ class SpeculativeDecoder:
     def batch(self, options: Options) -> RowBatch:
         """An empty batch; see `decode`."""
         if options.num_beams > 1:
-            return BeamBatch(self.model, getattr(self.model, "ranks", ALONE), options.num_beams)
+            return BeamBatch(self.model, _ranks(self.model), options.num_beams)
         drafter = self.drafter(options)
         return Batch(self.model, drafter, options, self.schedule(options, drafter))
 
@@ -350,6 +349,11 @@ class SpeculativeDecoder:
         config = self.model.config
         hidden = {config.pad_token_id, *config.eos_token_ids, *getattr(self.model, "hidden", ())}
         return TextStream(self.tokenizer, hidden, stops)
+
+
+def _ranks(model: Any) -> Ranks:
+    """The processes that run a model together."""
+    return getattr(model, "ranks", ALONE)
 
 
 def _expected(name: str, value: object, what: str) -> str:
