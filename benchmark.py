@@ -17,18 +17,19 @@ import blas  # noqa: F401 (before mlx)
 # isort: split
 import argparse
 import contextlib
+import functools
 import io
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
-
-from tokenizers import Tokenizer
 
 import machine
 from benchmarks import causal
 from benchmarks.limits import Costs, oracle_rate
 from benchmarks.measure import (
+    Way,
     decoder,
     examples,
     synchronisations_per_step,
@@ -52,9 +53,10 @@ from decoder import SpeculativeDecoder, load
 from demo.tasks import KINDS
 from demo.widen import CAUSAL_SHAPES, SHAPES
 from errors import InputError
-from model import T5
 from speculative.drafting import Drafter
 from speculative.options import Options
+from speculative.row import Row
+from speculative.sampling import RowSeeds
 from terminal import cli
 from terminal.flags import check_models, draft_number
 from terminal.prompt_files import PromptFile
@@ -84,6 +86,8 @@ def parse_args(argv: list[str] | None = None):
         "--model", help="a converted target (default: the embedded pair, widened to --sizes)"
     )
     parser.add_argument("--draft-model", help="a converted draft model for it")
+    for flag in ("--source-lang", "--target-lang"):
+        parser.add_argument(flag, metavar="CODE", help="for a model of several languages")
     parser.add_argument(
         "--sizes",
         nargs=2,
@@ -162,19 +166,16 @@ def check(args, parser: cli.Parser) -> None:
         Options(num_draft=num_draft)  # or InputError
 
 
-def models(args) -> tuple[T5, T5 | None, Tokenizer]:
+def pair(args) -> SpeculativeDecoder:
+    """The models, and what makes prompts theirs."""
     if args.model is None:
         target, draft = widened_pair(args.sizes)
-        return target, draft, target.tokenizer
+        return SpeculativeDecoder(target, target.tokenizer, draft)
     target, tokenizer = load(args.model)
     draft = load(args.draft_model)[0] if args.draft_model else None
-    for name, model in ((args.model, target), (args.draft_model, draft)):
-        if not isinstance(model, T5 | None):  # limits.py knows what T5's steps read, and no other's
-            raise InputError(
-                f"{name} is not a T5-type model, and only these are measured here; main.py --verbose "
-                "says what drafting gave with others"
-            )
-    return target, draft, tokenizer
+    in_template = functools.partial(causal.in_template, target)
+    encode = in_template if getattr(target, "chat", None) else None
+    return SpeculativeDecoder(target, tokenizer, draft, encode)
 
 
 def texts(args) -> dict[str, list[str]]:
@@ -184,18 +185,18 @@ def texts(args) -> dict[str, list[str]]:
         if not found:
             raise InputError(f"{args.prompt_file}: no prompts")
         return {"": found}
-    asked = examples(args.examples or 6)
     if not args.kinds:
-        return {"": [example.prompt for example in asked]}
+        return {"": [example.prompt for example in examples(args.examples or 6)]}
+    asked = examples(args.examples or 6, KINDS)
     return {kind: [e.prompt for e in asked if e.kind == kind] for kind in args.kinds}
 
 
-def drafters(target: T5, draft: T5 | None, tokenizer: Tokenizer) -> dict[str, Drafter]:
-    alone, pair = (SpeculativeDecoder(target, tokenizer, model) for model in (None, draft))
+def drafters(models: SpeculativeDecoder) -> dict[str, Drafter]:
+    alone = SpeculativeDecoder(models.model, models.tokenizer)
     known = {"": Drafter(), "lookup": alone.drafter(Options(lookup=True))}
-    if draft:
+    if models.draft_model:
         for name, lookup in (("model", False), ("both", True)):
-            known[name] = pair.drafter(Options(lookup=lookup))
+            known[name] = models.drafter(Options(lookup=lookup))
     return known
 
 
@@ -209,8 +210,7 @@ def settings(args) -> list[Setting]:
 
 def speed(args) -> dict:
     """Print the table of ways to decode and what limits them, for each kind of text; all of it as data."""
-    target, draft, tokenizer = models(args)
-    reports = {}
+    models, reports = pair(args), {}
     with contextlib.ExitStack() as stack:
         theirs: dict = {}
         if args.baselines:
@@ -219,33 +219,44 @@ def speed(args) -> dict:
             theirs = stack.enter_context(baselines(args.sizes, args.max_tokens, args.batch_size))
         for kind, prompts in texts(args).items():
             print(f"\n## {kind}\n" if kind else "", end="")
-            encoded = [tokenizer.encode(prompt).ids for prompt in prompts]
-            reports[kind] = compare(args, target, draft, tokenizer, encoded, theirs)
+            reports[kind] = compare(args, models, prompts, theirs)
     return reports.get("") or {"kinds": reports}
 
 
 def compare(
-    args, target: T5, draft: T5 | None, tokenizer: Tokenizer, prompts: list[list[int]], theirs: dict
+    args, models: SpeculativeDecoder, prompts: list[str], theirs: Mapping[str, Way]
 ) -> dict:
     """One table, of our ways and theirs."""
-    report = machine.describe() | description(target, draft, prompts)
+    target, draft = models.model, models.draft_model
+    asked = {name: getattr(args, name) for name in ("max_tokens", "source_lang", "target_lang")}
+
+    def row(prompt: str, options: Options) -> Row:
+        return models.row(prompt, options, RowSeeds(0))
+
+    rows = {prompt: row(prompt, Options(**asked)) for prompt in prompts}
+    report = machine.describe() | description(target, draft, [r.prompt for r in rows.values()])
     print("\n".join(f"{key}: {value}" for key, value in report.items()), end="\n\n", flush=True)
 
-    costs = Costs(target, draft, prompts[0], WIDTHS + (MORE_WIDTHS if args.report else ()))
-    known = drafters(target, draft, tokenizer)
+    first = rows[prompts[0]]
+    costs = Costs(target, draft, first.prompt, WIDTHS + (MORE_WIDTHS if args.report else ()))
+    known = drafters(models)
     chosen = settings(args)
 
-    def way(s: Setting):
+    def way(s: Setting) -> Way:
         drafter, kept = known[s.drafter] if s.drafter else None, None
         if s.num_draft == "auto":
             drafts = draft if s.drafter != "lookup" else None
             kept = machine.KeptCosts(target, drafts, Options(lookup=s.drafter != "model"))
-        return decoder(target, drafter, s.num_draft, s.batch_size, kept, max_tokens=args.max_tokens)
+        return decoder(target, drafter, s.num_draft, s.batch_size, kept, row, **asked)
+
+    def of_tokens(way: Way) -> Way:
+        return lambda prompts: way([rows[prompt].prompt for prompt in prompts])
 
     ways: dict = {setting: way(setting) for setting in chosen}
+    theirs = {name: of_tokens(way) for name, way in theirs.items()}
     per_turn = args.per_turn or max(args.batch_size)
     runs = take_turns(ways | theirs, prompts, per_turn, costs.measure)
-    report |= limits(target, costs, draft is not None)
+    report |= limits(costs, draft is not None)
     explain(report)
     found: dict[object, dict[str, float]] = {}
     plain = runs[chosen[0]]
@@ -266,7 +277,10 @@ def compare(
     print(f"\nTexts other than those of {chosen[0]}: {report['other texts'] or 'none'}.")
     if "model" in args.drafter:
         report["synchronisations"] = {
-            k: synchronisations_per_step(target, known["model"], prompts[0], k) for k in (0, 5)
+            k: synchronisations_per_step(
+                target, known["model"], row(prompts[0], Options(**asked)), k
+            )
+            for k in (0, 5)
         }
         print(f"Waits of the host per step, by num_draft: {report['synchronisations']}.")
     return report

@@ -33,12 +33,10 @@ def widened_causal_pair(sizes: Sequence[str]) -> tuple[CausalModel, CausalModel]
     return pair[0], pair[1]
 
 
-def in_template(model: CausalModel, texts: Sequence[str]) -> list[list[int]]:
-    """The tokens of prompts in the model's chat template."""
-    framed = [format_prompt(model.chat, text) for text in texts]
-    return [
-        model.tokenizer.encode(text, add_special_tokens=special).ids for text, special in framed
-    ]
+def in_template(model: CausalModel, text: str) -> list[int]:
+    """The tokens of a prompt in the model's chat template."""
+    framed, special = format_prompt(model.chat, text)
+    return model.tokenizer.encode(framed, add_special_tokens=special).ids
 
 
 # ---------------------------------------------------------------------------------------------

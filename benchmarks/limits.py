@@ -1,5 +1,6 @@
 """What this machine allows, and what models cost on it."""
 
+import contextlib
 import functools
 import statistics
 import time
@@ -7,6 +8,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
+from unittest import mock
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -14,29 +17,14 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from machine import cores
-from model import T5
+from speculative.cached_model import CachedModel, Model
 from speculative.drafting import ModelDrafter
 from speculative.options import Options
 from speculative.row import Row
 from speculative.sampling import Greedy
 from speculative.schedule import Plan
 
-
-def step_bytes(model: T5) -> int:
-    """Bytes of weights that decoding one token reads: the decoder's and the head's, without what
-    projects the prompt, once per prompt."""
-    weights = dict(tree_flatten(model.parameters()))
-    head = "embedding." if model.config.tied_head else "head."
-    read = [
-        weight.nbytes
-        for name, weight in weights.items()
-        if name.startswith(head)
-        or (
-            (name.startswith("decoder.") and ".cross_attention.key" not in name)
-            and ".cross_attention.value" not in name
-        )
-    ]
-    return sum(read)
+TOKEN = 7  # of texts in which only the time matters
 
 
 class Costs:
@@ -49,20 +37,21 @@ class Costs:
 
     EARLY, LATE = 50, 500  # tokens into a text, to see what its length costs
 
-    def __init__(self, target: T5, draft: T5 | None, prompt: list[int], widths: Sequence[int]):
+    def __init__(
+        self, target: Model, draft: Model | None, prompt: Sequence[int], widths: Sequence[int]
+    ):
         """widths: the numbers of tokens whose check is timed, 1 first."""
         self.widths = tuple(widths)
-        read, of_step = Read(), products(target)
+        read, of_step = Read(), products(target, prompt)
         most = max(product.bytes for product in of_step)
         largest = [product for product in of_step if product.bytes == most]
-        step_reads = step_bytes(target)
+        self.step_bytes = sum(product.bytes for product in of_step)
         self._bytes: dict[object, int] = {"read": read.bytes, "largest": most * len(largest)}
-        self._bytes |= {"products": step_reads, 1: step_reads}
-        dtype = target.decoder.norm.weight.dtype
+        self._bytes |= {"products": self.step_bytes, 1: self.step_bytes}
         self._turn: list[tuple[object, Callable[[], float]]] = [
             ("read", read),
-            ("largest", chain(largest, dtype)),
-            ("products", chain(of_step, dtype)),
+            ("largest", chain(largest)),
+            ("products", chain(of_step)),
         ]
         at = target_calls(target, prompt, 16)
         step, *checks = [functools.partial(at, width) for width in widths]
@@ -116,33 +105,53 @@ class Read:
 
 @dataclass(frozen=True)
 class Product:
-    """A product of a row [1, width] with a matrix of the model."""
+    """A product of rows [1, width] of this type with a matrix of the model."""
 
     multiply: Callable[[mx.array], mx.array]
     width: int
-    bytes: int
+    dtype: mx.Dtype
+    bytes: int  # of the matrix, and what else its layer reads
 
 
-def products(model: T5) -> list[Product]:
-    """The matrix-vector products over the weights that a step reads, the head's last."""
-    matrices = []
-    for layer in model.decoder.layers:
-        for block in (layer.attention, layer.cross_attention, layer.feed_forward):
-            unread = ("key", "value") if block is layer.cross_attention else ()
-            matrices += [m for name, m in block.children().items() if name not in unread]
-    found = [Product(m, _input_width(m), _bytes(m)) for m in matrices]
-    c, embedding = model.config, model.embedding
-    head = (embedding.as_linear, embedding) if c.tied_head else (model.head, model.head)
-    return [*found, Product(head[0], c.d_model, _bytes(head[1]))]
+# The layers that multiply by a matrix, and what they are called by.
+_MULTIPLIES = (
+    (nn.Linear, "__call__"),
+    (nn.QuantizedLinear, "__call__"),
+    (nn.Embedding, "as_linear"),
+    (nn.QuantizedEmbedding, "as_linear"),
+)
 
 
-def chain(products: Sequence[Product], dtype: mx.Dtype) -> Callable[[], float]:
+def products(model: Model, prompt: Sequence[int]) -> list[Product]:
+    """The matrix-vector products of decoding one token, in their order, as the model's layers are called for
+    it: what else a step reads is little, but for mixtures of experts, whose experts are not among them."""
+    cache, found = model.start(mx.array([prompt])), []
+
+    def recorded(kind: type, name: str) -> Any:
+        multiply = getattr(kind, name)
+
+        def record(layer: nn.Module, x: mx.array) -> mx.array:
+            size = sum(w.nbytes for w in dict(tree_flatten(layer.parameters())).values())
+            of_layer = functools.partial(multiply, layer)
+            found.append(Product(of_layer, x.shape[-1], x.dtype, size))
+            return of_layer(x)
+
+        return mock.patch.object(kind, name, record)
+
+    with contextlib.ExitStack() as stack:
+        for kind, name in _MULTIPLIES:
+            stack.enter_context(recorded(kind, name))
+        model.decode(mx.array([[TOKEN]]), np.array([cache.lengths], np.int32), cache)
+    return found
+
+
+def chain(products: Sequence[Product]) -> Callable[[], float]:
     """What takes the seconds of these products, each waiting for the one before, and nothing else."""
 
     def multiply() -> float:
-        began, one = time.perf_counter(), mx.ones((1, 1), dtype)
+        began, one = time.perf_counter(), mx.ones((1, 1))
         for product in products:
-            row = mx.broadcast_to(one, (1, product.width))
+            row = mx.broadcast_to(one.astype(product.dtype), (1, product.width))
             one = mx.clip(product.multiply(row)[:, :1], -1, 1)
         mx.eval(one)
         return time.perf_counter() - began
@@ -150,15 +159,11 @@ def chain(products: Sequence[Product], dtype: mx.Dtype) -> Callable[[], float]:
     return multiply
 
 
-def _bytes(module: nn.Module) -> int:
-    return sum(weight.nbytes for weight in dict(tree_flatten(module.parameters())).values())
-
-
 # ---------------------------------------------------------------------------------------------
 # What drafting could reach
 
 
-def oracle_rate(plain: Sequence[Row], draft: T5, costs: Costs) -> float:
+def oracle_rate(plain: Sequence[Row], draft: Model, costs: Costs) -> float:
     """Tokens per second of texts that were decoded plainly, had an oracle known beforehand how many drafted
     tokens will pass, and drafted in every step as many as is best and no more; at the same costs, the
     reading of prompts included."""
@@ -177,18 +182,17 @@ def oracle_rate(plain: Sequence[Row], draft: T5, costs: Costs) -> float:
     return sum(row.stats.tokens for row in plain) / seconds
 
 
-def known_to_draft(draft: T5, row: Row) -> tuple[np.ndarray, float]:
+def known_to_draft(draft: Model, row: Row) -> tuple[np.ndarray, float]:
     """For each token of a text whether the draft model would draft it after those before, which is all it
     takes to know how many pass from anywhere; and the seconds that reading the prompt takes."""
+    model, text = CachedModel(draft), np.array([row.generated], np.int32)
     began = time.perf_counter()
-    cache = draft.start(mx.array([row.prompt]))
-    cache.wait()
+    model.admit(1, [0], [row.prompt])
+    model.wait()
     reading = time.perf_counter() - began
-    tokens = np.array(row.tokens, np.int32)
-    positions = np.arange(len(tokens) - 1, dtype=np.int32)
-    logits = draft.decode(mx.array(tokens[None, :-1]), positions[None], cache)
-    drafted = np.array(mx.argmax(logits, axis=-1))[0]
-    return drafted[row.prefix_size - 1 :] == tokens[row.prefix_size :], reading
+    read = np.minimum(text[:, :-1], draft.config.vocab_size - 1)
+    logits = model([row.tokens[: row.prefix_size]], mx.array(read), np.array([read.shape[1]]))
+    return (np.array(mx.argmax(logits, axis=-1)) == text)[0], reading
 
 
 def least_seconds(known: np.ndarray, by_length: Sequence[float]) -> float:
@@ -202,24 +206,21 @@ def least_seconds(known: np.ndarray, by_length: Sequence[float]) -> float:
     return least[0]
 
 
-def _input_width(linear) -> int:
-    if isinstance(linear, nn.QuantizedLinear):
-        return linear.scales.shape[1] * linear.group_size
-    return linear.weight.shape[1]
-
-
-def target_calls(model: T5, prompt: list[int], context: int) -> Callable[[int], float]:
+def target_calls(model: Model, prompt: Sequence[int], context: int) -> Callable[[int], float]:
     """What takes the seconds of a decoder call on so many tokens after `context` others, as a step
     makes it: one call, and the wait for it."""
     cache = model.start(mx.array([prompt]))
-    fill = np.arange(context, dtype=np.int32)[None]
-    model.decode(mx.full((1, context), 7), fill, cache)
+
+    def decode(tokens: int) -> mx.array:
+        positions = cache.lengths[:, None] + np.arange(tokens)
+        return model.decode(mx.full((1, tokens), TOKEN), positions.astype(np.int32), cache)
+
+    decode(context)
     cache.keep(np.array([context]))
 
     def call(width: int) -> float:
         began = time.perf_counter()
-        positions = np.arange(context, context + width, dtype=np.int32)[None]
-        logits = model.decode(mx.full((1, width), 7), positions, cache)
+        logits = decode(width)
         mx.eval(mx.argmax(logits, axis=-1))
         cache.keep(np.array([0]))
         return time.perf_counter() - began
@@ -227,14 +228,14 @@ def target_calls(model: T5, prompt: list[int], context: int) -> Callable[[int], 
     return call
 
 
-def draft_tokens(draft: T5, prompt: list[int], length: int = 5) -> Callable[[], float]:
+def draft_tokens(draft: Model, prompt: Sequence[int], length: int = 5) -> Callable[[], float]:
     """What takes the seconds that the draft model needs for a token, one after the other."""
-    drafter, row = ModelDrafter(draft), Row(prompt, Options(max_tokens=1 << 30))
+    drafter, row = ModelDrafter(draft), Row(list(prompt), Options(max_tokens=1 << 30))
     row.begin(draft.prefix(prompt), draft.config)
     drafter.admit([row], [0])
 
     def chain() -> float:
-        row.tokens.append(9)
+        row.tokens.append(TOKEN)
         plan = Plan([drafter.candidates([row.tokens])[0][0]], np.array([length]))
         began, prepared = time.perf_counter(), drafter.preparing_seconds
         mx.eval(drafter.draft([row.tokens], plan, Greedy()).tokens)

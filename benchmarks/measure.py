@@ -14,11 +14,12 @@ import numpy as np
 
 from decoder import Batch, load
 from demo.pair import demo_model
-from demo.tasks import KINDS, Example, held_out_example
+from demo.tasks import SHORT_KINDS, Example, held_out_example
 from demo.widen import widen
 from machine import KeptCosts, wired_memory
 from model import T5
 from speculative.batch import decode
+from speculative.cached_model import Model
 from speculative.drafting import Drafter
 from speculative.options import Options
 from speculative.row import Row, Stats, Waiting
@@ -28,10 +29,10 @@ from speculative.schedule import AdaptiveSchedule, FixedSchedule, Schedule
 # What is decoded
 
 
-def examples(per_kind: int) -> list[Example]:
+def examples(per_kind: int, kinds: Sequence[str] = SHORT_KINDS) -> list[Example]:
     """Held-out examples, as many of each kind."""
     rng = random.Random(0)
-    return [held_out_example(rng, kind) for kind in KINDS for _ in range(per_kind)]
+    return [held_out_example(rng, kind) for kind in kinds for _ in range(per_kind)]
 
 
 def widened_pair(sizes: Sequence[str]) -> tuple[T5, T5]:
@@ -45,7 +46,7 @@ def widened_pair(sizes: Sequence[str]) -> tuple[T5, T5]:
 # ---------------------------------------------------------------------------------------------
 # Taking turns
 
-Way = Callable[[Sequence[list[int]]], list]
+Way = Callable[[Sequence[Any]], list]
 
 
 @dataclass
@@ -73,7 +74,7 @@ class Run:
 
 def take_turns(
     ways: Mapping[Any, Way],
-    prompts: Sequence[list[int]],
+    prompts: Sequence[Any],
     per_turn: int = 1,
     beside: Callable[[], None] = lambda: None,
 ) -> dict[Any, Run]:
@@ -108,17 +109,19 @@ def decoder(
     num_draft: int | str,
     batch_size: int = 1,
     kept: KeptCosts | None = None,
+    make: Callable[[Any, Options], Row] = Row,
     **options,
 ) -> Way:
-    """A way to decode, which keeps what it measures for `auto`; kept: from run to run."""
+    """A way to decode, which keeps what it measures for `auto`; kept: from run to run; make: a row for a
+    prompt."""
     settings = Options(num_draft=num_draft, **options)
     adaptive = AdaptiveSchedule(target.config.vocab_size, kept.load() if kept else None)
     schedule: Schedule = adaptive
     if not drafter or num_draft != "auto":
         schedule = FixedSchedule(int(num_draft) if drafter else 0)
 
-    def run(prompts: Sequence[list[int]]) -> list[Row]:
-        rows = [Row(prompt, settings) for prompt in prompts]
+    def run(prompts: Sequence[Any]) -> list[Row]:
+        rows = [make(prompt, settings) for prompt in prompts]
         batch = Batch(target, drafter or Drafter(), settings, schedule)
         with wired_memory():
             list(decode(batch, Waiting(rows), batch_size))
@@ -154,13 +157,9 @@ def counted_synchronisations():
         np.array, mx.eval = array, evaluate
 
 
-def synchronisations_per_step(
-    target: T5, drafter: Drafter, prompt: list[int], num_draft: int
-) -> float:
+def synchronisations_per_step(target: Model, drafter: Drafter, row: Row, num_draft: int) -> float:
     """Waits of the host in a row's steps. Reading the prompt, once per model, is not counted."""
-    options = Options(num_draft=num_draft)
-    row = Row(prompt, options)
-    batch = Batch(target, drafter, options, FixedSchedule(num_draft))
+    batch = Batch(target, drafter, row.options, FixedSchedule(num_draft))
     batch.admit([row])
     batch.advance()  # the first step reads the prompt for the draft model
     with counted_synchronisations() as count:

@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from mlx.utils import tree_flatten
 
-from benchmarks.limits import Costs, step_bytes
+from benchmarks.limits import Costs
 from benchmarks.measure import Run, tokens_of, total
 from decoder import Stats
-from model import T5
+from speculative.cached_model import Model
 
 LIMITS = {
     "read": "A plain read of the memory by all cores",
@@ -31,14 +32,13 @@ class Setting:
         return name if self.batch_size == 1 else f"{name}, batch {self.batch_size}"
 
 
-def description(target: T5, draft: T5 | None, prompts: Sequence[list[int]]) -> dict:
-    def size(model: T5) -> str:
+def description(target: Model, draft: Model | None, prompts: Sequence[list[int]]) -> dict:
+    def size(model: Any) -> str:
         weights = dict(tree_flatten(model.parameters())).values()
-        c = model.config
+        types = sorted({str(weight.dtype).removeprefix("mlx.core.") for weight in weights})
         return (
-            f"{sum(w.size for w in weights) / 1e6:.0f}M weights in {sum(w.nbytes for w in weights) / 1e9:.2f} GB, "
-            f"d_model {c.d_model}, d_ff {c.d_ff}, {c.num_layers}+{c.num_decoder_layers} layers, "
-            f"{str(model.embedding.weight.dtype).removeprefix('mlx.core.')}"
+            f"{sum(w.size for w in weights) / 1e6:.0f}M weights in "
+            f"{sum(w.nbytes for w in weights) / 1e9:.2f} GB, {', '.join(types)}"
         )
 
     tokens = sum(map(len, prompts)) / len(prompts)
@@ -46,12 +46,12 @@ def description(target: T5, draft: T5 | None, prompts: Sequence[list[int]]) -> d
     return about | ({"draft": size(draft)} if draft else {})
 
 
-def limits(target: T5, costs: Costs, has_draft: bool) -> dict:
+def limits(costs: Costs, has_draft: bool) -> dict:
     """What the machine allows, and what the models cost on it."""
     step = costs.gb_per_second(1)
     speeds = {name: costs.gb_per_second(name) for name in LIMITS}
     found = {
-        "step_gb": step_bytes(target) / 1e9,
+        "step_gb": costs.step_bytes / 1e9,
         "step_ms": 1e3 * costs[1],
         "step_gb_s": step,
         "limits_gb_s": speeds,

@@ -218,7 +218,7 @@ def compare_causal(per_kind: int, sizes: Sequence[str]) -> None:
     are, on more prompts."""
 
     def asked(model: Any, per_kind: int) -> list[list[int]]:
-        prompts = causal.in_template(model, [example.prompt for example in examples(per_kind)])
+        prompts = [causal.in_template(model, example.prompt) for example in examples(per_kind)]
         tokens = sum(map(len, prompts)) / len(prompts)
         print(f"{len(prompts)} held-out prompts of {tokens:.0f} tokens\n", flush=True)
         return prompts

@@ -4,6 +4,8 @@
     translate English to French: The king ... -> Le roi ...
     repair: The kign sees the the house.      -> The king sees the house.
 
+and paragraphs: several sentences to translate or to repair at once.
+
 `training_example` and `held_out_example` draw from disjoint sets of numbers and sentences (split by
 a hash of the text), so accuracy on the second is accuracy on inputs never trained on.
 """
@@ -15,8 +17,10 @@ from dataclasses import dataclass
 from demo import spelling
 
 SENTENCE_LANGUAGES = ("German", "French", "Spanish")
-KINDS = ("number", "sentence", "repair")
-KIND_WEIGHTS = (0.3, 0.45, 0.25)
+SHORT_KINDS = ("number", "sentence", "repair")
+KINDS = (*SHORT_KINDS, "paragraph")
+SHORT_WEIGHTS = (0.3, 0.45, 0.25)
+PARAGRAPH_SENTENCES = (2, 6)
 
 
 @dataclass(frozen=True)
@@ -330,12 +334,12 @@ def _damage(text: str, rng: random.Random) -> str:
 # ---------------------------------------------------------------------------------------------
 
 
-def _held_out(text: str) -> bool:
+def _is_held_out(text: str) -> bool:
     return zlib.crc32(text.encode()) % 20 == 0
 
 
 def _draw(kind: str, rng: random.Random) -> tuple[str, Example]:
-    """One example and the text that decides on which side of the split it falls."""
+    """One short example and the text that decides on which side of the split it falls."""
     if kind == "number":
         n = rng.randrange(10 ** rng.choice((2, 3, 4, 5, 6, 6, 6)))
         language = rng.choice(spelling.NUMBER_LANGUAGES)
@@ -352,25 +356,52 @@ def _draw(kind: str, rng: random.Random) -> tuple[str, Example]:
     key = text
     if rng.random() < 0.5:
         text = f"{text} {_sentence(rng).text('English')}"
+    return key, Example(kind, f"repair: {_damaged(text, rng)}", text)
+
+
+def _damaged(text: str, rng: random.Random) -> str:
+    """`text` with at least one error."""
     damaged = text
     while damaged == text:
         damaged = _damage(text, rng)
-    return key, Example(kind, f"repair: {damaged}", text)
+    return damaged
+
+
+def _paragraph(rng: random.Random, held_out: bool) -> Example:
+    """Sentences that are all of the same side of the split."""
+    sentences: list[_Sentence] = []
+    count = rng.randint(*PARAGRAPH_SENTENCES)
+    while len(sentences) < count:
+        sentence = _sentence(rng)
+        if _is_held_out(sentence.text("English")) == held_out:
+            sentences.append(sentence)
+    english = [sentence.text("English") for sentence in sentences]
+    if rng.random() < 0.5:
+        damaged = [_damaged(text, rng) for text in english]
+        return Example("paragraph", f"repair: {' '.join(damaged)}", " ".join(english))
+    language = rng.choice(SENTENCE_LANGUAGES)
+    return Example(
+        "paragraph",
+        f"translate English to {language}: {' '.join(english)}",
+        " ".join(sentence.text(language) for sentence in sentences),
+    )
 
 
 def _example(rng: random.Random, kind: str | None, held_out: bool) -> Example:
-    kind = kind or rng.choices(KINDS, KIND_WEIGHTS)[0]
+    kind = kind or rng.choices(SHORT_KINDS, SHORT_WEIGHTS)[0]
+    if kind == "paragraph":
+        return _paragraph(rng, held_out)
     while True:
         key, example = _draw(kind, rng)
-        if _held_out(key) == held_out:
+        if _is_held_out(key) == held_out:
             return example
 
 
 def training_example(rng: random.Random, kind: str | None = None) -> Example:
-    """A random example of `kind` (of a random kind when None) from the training side."""
+    """A random example of `kind` (of a random short kind when None) from the training side."""
     return _example(rng, kind, held_out=False)
 
 
 def held_out_example(rng: random.Random, kind: str | None = None) -> Example:
-    """A random example of `kind` (of a random kind when None) never used in training."""
+    """A random example of `kind` (of a random short kind when None) never used in training."""
     return _example(rng, kind, held_out=True)

@@ -4,6 +4,7 @@ Both take rows of tokens: prompts, and answers that end in EOS.
 """
 
 import copy
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
+from demo.tasks import KINDS, SHORT_KINDS
+
 PAD, EOS = 0, 1
 PIECES = 1024
 USER, ASSISTANT = PIECES, PIECES + 1  # what the chat template has before a prompt and an answer
-MOST_TOKENS = 80  # of an answer
+MOST_TOKENS = 160  # of an answer
 
 Rows = list[list[int]]
 
@@ -28,7 +31,7 @@ def pad(rows: Rows, fill: int = PAD, left: bool = False) -> torch.Tensor:
 class EncoderDecoder:
     """T5."""
 
-    tokens = PIECES
+    tokens, kinds = PIECES, KINDS
 
     def __init__(self, shape: dict):
         config = T5Config(  # type: ignore[call-arg]
@@ -39,6 +42,7 @@ class EncoderDecoder:
             pad_token_id=PAD,
             eos_token_id=EOS,
             decoder_start_token_id=PAD,
+            attn_implementation="eager",  # for texts as short as these
         )
         self.network = T5ForConditionalGeneration(config)
 
@@ -48,7 +52,7 @@ class EncoderDecoder:
         return len(answer), len(prompt)
 
     def optimizers(self, learning_rate: float) -> list[torch.optim.Optimizer]:
-        return [adam(self.network.parameters(), learning_rate)]
+        return optimizers(self.network, r"\.block\.", learning_rate)
 
     def loss(self, prompts: Rows, answers: Rows) -> torch.Tensor:
         tokens = pad([[*prompt, EOS] for prompt in prompts])
@@ -65,7 +69,7 @@ class EncoderDecoder:
 class DecoderOnly:
     """Llama: a prompt and its answer are one text, of which the answer is learned."""
 
-    tokens = PIECES + 2
+    tokens, kinds = PIECES + 2, SHORT_KINDS
 
     def __init__(self, shape: dict):
         config = LlamaConfig(  # type: ignore[call-arg]
@@ -86,12 +90,7 @@ class DecoderOnly:
         return len(prompt) + len(answer)
 
     def optimizers(self, learning_rate: float) -> list[torch.optim.Optimizer]:
-        matrices = [p for p in self.network.model.layers.parameters() if p.ndim == 2]
-        rest = [p for p in self.network.parameters() if all(p is not m for m in matrices)]
-        muon = torch.optim.Muon(
-            matrices, learning_rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
-        )
-        return [muon, adam(rest, learning_rate)]
+        return optimizers(self.network, r"\.layers\.", learning_rate)
 
     def loss(self, prompts: Rows, answers: Rows) -> torch.Tensor:
         before = [[USER, *prompt, ASSISTANT] for prompt in prompts]
@@ -109,8 +108,18 @@ class DecoderOnly:
         return greedy(self.network, tokens)[:, tokens.shape[1] :].tolist()
 
 
-def adam(parameters, learning_rate: float) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+def optimizers(network, layers: str, learning_rate: float) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the `layers` (a pattern of their names), AdamW for the rest."""
+    parts: dict[bool, list] = {True: [], False: []}
+    for name, parameter in network.named_parameters():
+        in_layer = re.search(layers, name) and "relative_attention_bias" not in name
+        parts[bool(in_layer) and parameter.ndim == 2].append(parameter)
+    return [
+        torch.optim.Muon(
+            parts[True], learning_rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
+        ),
+        torch.optim.AdamW(parts[False], learning_rate, betas=(0.9, 0.98), weight_decay=0.01),
+    ]
 
 
 def greedy(network, tokens: torch.Tensor) -> torch.Tensor:

@@ -23,11 +23,12 @@ import sentencepiece
 import torch
 
 from checkpoints.tokenizer_files import from_transformers
-from demo.tasks import KINDS, held_out_example, training_example
+from demo.tasks import held_out_example, training_example
 from demo.torch_models import EOS, PAD, PIECES, DecoderOnly, EncoderDecoder, save
 
 HERE = Path(__file__).parent
-BATCH_SIZE = 64
+MOST_ROWS, MOST_TOKENS = 64, 2048  # of a batch
+PARAGRAPHS = 0.3  # of an encoder-decoder's examples
 
 # What differs between the models: kind, shape, schedule. As in real models there are more rows than
 # pieces, and not the same number in target and draft.
@@ -35,8 +36,8 @@ MODELS = {
     "target": dict(
         kind=EncoderDecoder,
         shape=dict(vocab_size=1056, d_model=160, d_kv=32, num_heads=4, d_ff=640, num_layers=3),
-        steps=22_000,
-        learning_rate=1e-3,
+        steps=7_000,
+        learning_rate=2e-3,
     ),
     "draft": dict(
         kind=EncoderDecoder,
@@ -126,15 +127,23 @@ def chat_tokenizer() -> str:
     return json.dumps(state, ensure_ascii=False) + "\n"
 
 
-def batches(pieces: sentencepiece.SentencePieceProcessor, length, seed: int):
-    """Endless (prompts, answers), rows of tokens: rows of similar `length` share a batch."""
+def batches(pieces: sentencepiece.SentencePieceProcessor, model, seed: int):
+    """Endless (prompts, answers), rows of tokens: rows of similar length share a batch."""
     rng = random.Random(seed)
     while True:
-        examples = [training_example(rng) for _ in range(BATCH_SIZE * 32)]
+        kinds = [
+            "paragraph" if rng.random() < PARAGRAPHS * ("paragraph" in model.kinds) else None
+            for _ in range(MOST_ROWS * 32)
+        ]
+        examples = [training_example(rng, kind) for kind in kinds]
         prompts = pieces.encode([e.prompt for e in examples])
         answers = pieces.encode([e.answer for e in examples], add_eos=True)
-        pairs = sorted(zip(prompts, answers, strict=True), key=lambda pair: length(*pair))
-        groups = [pairs[i : i + BATCH_SIZE] for i in range(0, len(pairs), BATCH_SIZE)]
+        groups: list[list] = [[]]
+        for pair in sorted(zip(prompts, answers, strict=True), key=lambda p: model.length(*p)):
+            longest = max(map(len, pair))
+            if len(groups[-1]) >= min(MOST_ROWS, MOST_TOKENS // longest):
+                groups.append([])
+            groups[-1].append(pair)
         rng.shuffle(groups)
         for group in groups:
             yield [prompt for prompt, _ in group], [answer for _, answer in group]
@@ -159,7 +168,7 @@ def exact_match(model, pieces, kind: str, count: int, seed: int) -> float:
 
 def evaluate(model, pieces, count: int, seed: int = 1) -> dict[str, float]:
     model.network.eval()
-    scores = {kind: exact_match(model, pieces, kind, count, seed) for kind in KINDS}
+    scores = {kind: exact_match(model, pieces, kind, count, seed) for kind in model.kinds}
     model.network.train()
     return scores
 
@@ -178,7 +187,7 @@ def train(name: str, seed: int, steps: int) -> None:
         for optimizer in optimizers
     ]
     started = time.time()
-    for step, (prompts, answers) in enumerate(batches(pieces, model.length, seed), start=1):
+    for step, (prompts, answers) in enumerate(batches(pieces, model, seed), start=1):
         with torch.autocast("cpu", torch.bfloat16):
             loss = model.loss(prompts, answers)
         loss.backward()

@@ -21,7 +21,7 @@ from benchmarks.baselines import in_transformers
 from checkpoints.folder import open_checkpoint
 from checkpoints.tensors import to_mlx
 from decoder import SpeculativeDecoder, Stats
-from demo.tasks import KINDS, held_out_example
+from demo.tasks import SHORT_KINDS, held_out_example
 from distributed.ranks import ALONE
 from errors import InputError
 from families.bart import FAMILY
@@ -234,7 +234,7 @@ def test_where_nothing_may_be_written_the_text_is_empty(models):
 
 def examples(count: int) -> list[str]:
     rng = random.Random(8)
-    return [held_out_example(rng, kind).prompt for kind in KINDS for _ in range(count)]
+    return [held_out_example(rng, kind).prompt for kind in SHORT_KINDS for _ in range(count)]
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import subprocess
 from collections import Counter
 from functools import partial
@@ -13,14 +14,17 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from helpers import programs
+from helpers.bart_tokenizers import checkpoint
 from helpers.models import random_model
 from mlx.utils import tree_flatten
 
 from benchmarks import limits, measure, tables
+from convert import convert
 from demo.tasks import held_out_example
 from model import T5
 from speculative.drafting import ModelDrafter
 from speculative.options import Options
+from speculative.row import Row
 
 
 def run(folder: Path, *arguments) -> subprocess.CompletedProcess:
@@ -50,6 +54,28 @@ def test_speed_of_the_users_models_as_table_and_json(demo_folders, tmp_path):
     assert all(found["tokens/s"] > 0 for found in report["runs"])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["decoder-only", "nllb"])
+def test_models_of_other_families_are_measured(bart_folders, tmp_path, family):
+    """With their chat template or languages, and what a step multiplies by: NLLB's decoder, not its encoder."""
+    if family == "nllb":
+        checkpoint(tmp_path / "hub", bart_folders["nllb"], "nllb")
+        target = draft = convert(str(tmp_path / "hub"), tmp_path / "out", dtype="float32")
+        options = ["--target-lang", "fra_Latn", "--max-tokens", "8"]
+    else:
+        target, draft = (programs.DEMO / f"causal-{role}" for role in ("target", "draft"))
+        options = ["--drafter", "model", "lookup"]
+    models = ["--model", target, "--draft-model", draft]
+    result = run(tmp_path, *models, *options, "--num-draft", "3", "--examples", "1")
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout.splitlines()[-1])
+    assert report["other texts"] == {} and report["oracle"] > 0
+    of_step = 1e9 * report["step_gb"]
+    size = max(file.stat().st_size for file in target.iterdir())  # the weights
+    assert 0.2 * size < of_step <= size
+    assert (of_step > 0.9 * size) == (family == "decoder-only")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -57,13 +83,13 @@ def test_speed_of_the_users_models_as_table_and_json(demo_folders, tmp_path):
         (["--model", "demo-target", "--drafter", "both"], "need --draft-model"),
         (["--model", "demo-target", "--baselines"], "--baselines is for the embedded pair"),
         (["--model", "none-such"], "no model 'none-such'"),
-        pytest.param(
-            ["--model", programs.DEMO / "causal-target"],
-            "is not a T5-type model, and only these",
-            marks=pytest.mark.slow,
-        ),
         (["--num-draft", "many"], "'many' is neither a number nor auto"),
         (["--model", "demo-target", "--prompt-file", "none"], "none"),
+        pytest.param(
+            ["--model", programs.DEMO / "causal-target", "--target-lang", "fra_Latn"],
+            "are not for prompts in a chat template",
+            marks=pytest.mark.slow,
+        ),
         (["--kinds", "number", "--prompt-file", "x"], "--kinds are the demo's"),
         (["rules", "--report"], "the table rules has no use for --report"),
         (["--batch-size", "0"], "0 is not 1 or more"),
@@ -81,9 +107,11 @@ def test_mistakes_are_one_line(demo_folders, arguments, message):
     assert line.startswith("benchmark.py: ") and message in line
 
 
-def test_the_bytes_of_a_step_are_those_of_the_weights_that_matter():
-    """Those whose change is seen in a step after the source has been encoded and projected."""
-    model = random_model("v1.1")
+@pytest.mark.parametrize("variant", ["v1.1", "t5"])
+def test_the_bytes_of_a_step_are_those_of_the_weights_that_matter(variant):
+    """Those whose change is seen in a step after the source has been encoded and projected, but for norms
+    and position bias, of which no product is made."""
+    model = random_model(variant)
     source, positions = mx.array([[5, 6]]), np.array([[0, 1]], np.int32)
 
     def logits(cache) -> mx.array:
@@ -93,35 +121,27 @@ def test_the_bytes_of_a_step_are_those_of_the_weights_that_matter():
     for name, weight in tree_flatten(model.parameters()):
         cache = model.start(source)
         model.load_weights([(name, weight * 1.5)], strict=False)
-        if not mx.array_equal(logits(cache), expected) and "relative_bias" not in name:
+        if not mx.array_equal(logits(cache), expected) and not re.search("norm|bias", name):
             read += weight.nbytes
         model.load_weights([(name, weight)], strict=False)
-    bias = sum(
-        w.nbytes
-        for n, w in tree_flatten(model.parameters())
-        if n.startswith("decoder.relative_bias")
-    )
-    assert limits.step_bytes(model) == read + bias
+    assert sum(product.bytes for product in limits.products(model, [5, 6])) == read
 
 
 @pytest.mark.parametrize("bits", [None, 8])
-def test_the_limit_is_that_of_the_products_of_a_step(bits):
-    """All of its weights but those of norms and position bias, of which no product is made."""
+def test_the_products_of_a_step_can_be_made_alone(bits):
     model = random_model("v1.1", d_model=64, d_ff=64, d_kv=32)
+    whole = sum(product.bytes for product in limits.products(model, [5, 6]))
     if bits:
 
         def divides(name: str, module: nn.Module) -> bool:
             return hasattr(module, "to_quantized") and "relative_bias" not in name
 
         nn.quantize(model, group_size=32, bits=bits, class_predicate=divides)
-    of_step = limits.products(model)
-    others = [
-        w.nbytes
-        for n, w in tree_flatten(model.parameters())
-        if n.startswith("decoder.") and ("norm" in n or "relative_bias" in n)
-    ]
-    assert sum(product.bytes for product in of_step) + sum(others) == limits.step_bytes(model)
-    assert limits.chain(of_step, mx.float32)() > 0  # they fit
+    of_step = limits.products(model, [5, 6])
+    # Quantized: a byte a weight, and a scale and a bias of float32 for 32 of them.
+    share = (8 + 2 * 32 / 32) / 32 if bits else 1
+    assert sum(product.bytes for product in of_step) == share * whole
+    assert limits.chain(of_step)() > 0  # they fit
 
 
 @pytest.mark.skipif(mx.default_device() == mx.gpu, reason="a GPU reads in one piece")
@@ -185,7 +205,7 @@ def test_every_way_takes_its_turn_at_every_source():
 def test_synchronisations_are_seen():
     model = random_model()
     drafter = ModelDrafter(model)
-    assert measure.synchronisations_per_step(model, drafter, [5, 6, 7], 3) == 1
+    assert measure.synchronisations_per_step(model, drafter, Row([5, 6, 7]), 3) == 1
     waiting = T5(model.config)
     waiting.load_weights(tree_flatten(model.parameters()))
     decode = waiting.decode
@@ -196,7 +216,7 @@ def test_synchronisations_are_seen():
         return logits
 
     waiting.decode = decode_and_wait
-    assert measure.synchronisations_per_step(waiting, drafter, [5, 6, 7], 3) == 2
+    assert measure.synchronisations_per_step(waiting, drafter, Row([5, 6, 7]), 3) == 2
 
 
 @pytest.mark.slow

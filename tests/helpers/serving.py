@@ -13,7 +13,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-from demo.tasks import KINDS, held_out_example
+from demo.tasks import SHORT_KINDS, held_out_example
 from helpers.programs import ROOT
 from serving.protocol import parse
 from speculative.options import Options
@@ -96,7 +96,7 @@ def mixed(count: int, seed: int = 0) -> list[dict[str, Any]]:
     chance = random.Random(seed)
     return [
         {
-            "prompt": held_out_example(chance, chance.choice(KINDS)).prompt,
+            "prompt": held_out_example(chance, chance.choice(SHORT_KINDS)).prompt,
             "seed": chance.randrange(10**6),
             **SETTINGS[i % len(SETTINGS)],
         }
