@@ -30,6 +30,8 @@ class Parser(argparse.ArgumentParser):
         flags = [word.partition("=")[0] for word in words if word.startswith("--")]
         meant = [m for flag in flags for m in get_close_matches(flag, known, 1, 0.75)]
         hint = f"is {meant[0]} meant?" if meant else "see --help"
+        if words and not flags and "--prompt" in known:
+            hint = "a text goes behind --prompt"
         self.exit(USAGE_ERROR, f"{self.prog}: {message} ({hint})\n")
 
     def print_help(self, file=None) -> None:
@@ -108,4 +110,6 @@ def _message(error: Exception) -> str | None:
         isinstance(error, RuntimeError) and "allocate" in str(error)
     ):
         return f"too little memory for so long a text, or so many side by side: {error}"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error) if isinstance(error, (InputError, OSError)) else None
