@@ -35,6 +35,7 @@ from speculative.lookup import Candidate
 
 FIRST = (4, 0, 4)  # lengths of the first steps; two points tell the most about the others
 FIRST_OF_MANY = (0, 2, 0)  # of rows side by side, where a step that drafts in vain is dear
+FAR = 4  # times as many rows, and what steps cost tells nothing
 SAMPLE = 4  # one row in so many is drafted for where that is only tried
 EXPLORE = 24  # steps after which one is spent on another length, to measure it
 RETRY = (16, 256)  # steps of plain decoding, least and most, until drafting is tried once more
@@ -175,7 +176,7 @@ class AdaptiveSchedule:
         self._reading = Reading()
         if costs:
             self._take_over(costs)
-        self._explored = len(FIRST) if costs else 0  # of the first steps
+        self._first: list[int] = []  # lengths to be tried before anything is chosen
         self._unchecked = CHECKS if costs else 0  # steps still to compare with what was given
         self._ratios: list[float] = []
         self._steps = 0
@@ -188,7 +189,7 @@ class AdaptiveSchedule:
 
     def costs(self) -> Costs | None:
         """What steps took, to be given to a schedule of the same models in another run; None: unknown."""
-        if self._explored < len(FIRST):
+        if self._first or not self._seconds:
             return None
         steps = {
             rows: (without.known(), with_model.known())
@@ -205,11 +206,11 @@ class AdaptiveSchedule:
         """Where a row has several candidates, of the one that gives the most."""
         rows = len(candidates)
         candidates = [c if r > 0 else [] for c, r in zip(candidates, room, strict=True)]
-        if self._explored < len(FIRST) or not self._seconds:
-            first = FIRST if rows == 1 else FIRST_OF_MANY
-            length = first[self._explored % len(first)]
+        if not self._first and self._nearest(rows) is None:
+            self._explore(rows)
+        if self._first:
             tried = [of_row[0] if of_row else None for of_row in candidates]
-            return self._sample(tried, room, length)
+            return self._sample(tried, room, self._first[0])
         copying, asking = self._costs(rows)
         tokens = self._tokens(candidates)
 
@@ -252,6 +253,14 @@ class AdaptiveSchedule:
             return replace(plan, stop=self._stop(plan, copying, asking, rates.max()))
         copies = any(not _is_model(c) for of_row in candidates for c in of_row)
         return replace(plan, again=t == 0 and not copies and self._idle + 1 < self._patience)
+
+    def _explore(self, rows: int) -> None:
+        self._first = list(FIRST if rows == 1 else FIRST_OF_MANY)
+
+    def _nearest(self, rows: int) -> int | None:
+        """The number of rows closest to this one of which it is known what steps cost; None: it is far."""
+        found = min(self._seconds, key=lambda known: abs(np.log(known / rows)), default=None)
+        return found if found and 1 / FAR < found / rows < FAR else None
 
     def _sample(
         self, candidates: Sequence[Candidate | None], room: Sequence[int], length: int
@@ -324,8 +333,7 @@ class AdaptiveSchedule:
     def _costs(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
         """Seconds for each of LENGTHS: of a step, and of asking the draft model besides."""
         if rows not in self._seconds:
-            nearest = min(self._seconds, key=lambda known: abs(np.log(known / rows)))
-            without, with_model = self._seconds[nearest]
+            without, with_model = self._seconds[self._nearest(rows) or rows]
             self._seconds[rows] = Seconds(without.known()), Seconds(with_model.known())
         without, with_model = self._seconds[rows]
         if not with_model.drafted:
@@ -336,7 +344,7 @@ class AdaptiveSchedule:
         return copying, np.maximum(modelling - copying, 0)
 
     def observe(self, plan, accepted, seconds, preparing=0.0, ended=()) -> None:
-        self._steps, self._explored = self._steps + 1, self._explored + 1
+        self._steps, self._first = self._steps + 1, self._first[1:]
         self._idle = 0 if plan.lengths.any() else self._idle + 1
         if self._retries:
             self._patience = min(2 * self._patience, RETRY[1])
@@ -368,15 +376,16 @@ class AdaptiveSchedule:
         if modelled or not longest:
             with_model.add(longest, seconds)
         if self._unchecked:
-            self._check(without if not modelled else with_model, longest, seconds)
+            self._check(rows, without if not modelled else with_model, longest, seconds)
 
-    def _check(self, given: Seconds, length: int, seconds: float) -> None:
+    def _check(self, rows: int, given: Seconds, length: int, seconds: float) -> None:
         """Forget what was given where the first steps take another time than that."""
         self._unchecked -= 1
         self._ratios.append(given.ratio(length, seconds))
         if not self._unchecked and not 1 / AGREE <= low_median(self._ratios) <= AGREE:
-            for rows, both in list(self._seconds.items()):
-                measured = [known.forget_guess() for known in both]
+            for known, both in list(self._seconds.items()):
+                measured = [seconds.forget_guess() for seconds in both]
                 if not any(measured):
-                    del self._seconds[rows]
-            self._reading, self._explored = Reading(), 0
+                    del self._seconds[known]
+            self._reading = Reading()
+            self._explore(rows)

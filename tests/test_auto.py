@@ -86,6 +86,20 @@ def test_batches_after_three(name):
 
 
 @pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("alone", ["a text before", "costs"])
+def test_what_one_row_has_shown_is_not_taken_for_what_eight_cost(name, alone):
+    """Six batches of eight, after one text alone or with the costs of one row at a time."""
+    machine, shares = MACHINES[name], []
+    for seed in range(4):
+        schedule = AdaptiveSchedule(32128, measured(machine) if alone == "costs" else None)
+        if alone != "costs":
+            rate(machine, schedule, texts(EVERY, 1, seed + 50), 1, seed)
+        known = texts(EVERY, 48, seed)
+        shares.append(rate(machine, schedule, known, 8, seed) / best_fixed(machine, known, 8))
+    assert np.mean(shares) >= 0.96
+
+
+@pytest.mark.parametrize("name", MACHINES)
 def test_a_draft_model_that_is_sure_and_wrong(name):
     """48 texts, one at a time, from the first step on."""
     machine, known = MACHINES[name], [text.lower() for text in texts(EVERY, 48, 0)]
