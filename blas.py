@@ -12,6 +12,7 @@ Nothing is done on macOS, with MLX's CUDA backend, or where another BLAS has bee
 imported already it is too late, and a warning says so.
 """
 
+import contextlib
 import ctypes
 import importlib.metadata
 import importlib.util
@@ -75,17 +76,17 @@ def load() -> tuple[str, str]:
     threads = os.environ.get("OPENBLAS_NUM_THREADS") or str(physical_cores())
     for variable in ("OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(variable, threads)
-    blis = None if choice else _blis()
+    blis, few_rows = ("", b"") if choice else _blis()
     if blis:
         # Threads of OpenBLAS look 2^20 cycles for a next product, not 2^26: those of BLIS want the cores.
         os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "20")
     try:
         library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
         if not choice:
-            name_globally(_functions(library, blis))
+            name_globally(_functions(library, few_rows))
     except (OSError, AttributeError, KeyError) as error:
         return "", f"{path} cannot be loaded: {error}"
-    return path.name + (f" and {blis.name}" if blis else ""), ""
+    return path.name + (f" and {blis}" if blis else ""), ""
 
 
 def _wanted() -> bool:
@@ -109,16 +110,19 @@ def _openblas() -> Path | None:
     )
 
 
-def _blis() -> Path | None:
-    found = (path for pattern in _BLIS for path in sorted(Path("/").glob(pattern[1:])))
-    return next(found, None) if platform.machine() == "x86_64" else None
+def _blis() -> tuple[str, bytes]:
+    """The file's name and the address of its sgemm; nothing where there is none that can be loaded."""
+    if platform.machine() == "x86_64":
+        for path in (path for pattern in _BLIS for path in sorted(Path("/").glob(pattern[1:]))):
+            with contextlib.suppress(OSError, AttributeError):
+                return path.name, _address(ctypes.CDLL(str(path)), "cblas_sgemm")
+    return "", b""
 
 
-def _functions(openblas: ctypes.CDLL, blis: Path | None) -> dict[str, bytes]:
-    """The machine code of each function that libmlx asks for."""
+def _functions(openblas: ctypes.CDLL, few_rows: bytes) -> dict[str, bytes]:
+    """The machine code of each function that libmlx asks for; few_rows: the address of BLIS's sgemm, if any."""
     codes = {name: jump(_address(openblas, f"scipy_{name}")) for name in NAMES}
     if platform.machine() == "x86_64":
-        few_rows = _address(ctypes.CDLL(str(blis)), "cblas_sgemm") if blis else b""
         cases = special_cases(_address(openblas, "scipy_cblas_sgemv"), few_rows)
         codes["cblas_sgemm"] = cases + codes["cblas_sgemm"]
     return codes

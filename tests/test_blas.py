@@ -79,6 +79,13 @@ def test_what_is_loaded_instead(environment, first, printed):
     assert output.startswith(printed) and bool(output) == bool(printed)
 
 
+@LINUX_CPU
+def test_a_blis_that_cannot_be_loaded_is_passed_over(tmp_path, monkeypatch):
+    (tmp_path / "libblis.so.4").write_bytes(b"no library")
+    monkeypatch.setattr(blas, "_BLIS", (f"{tmp_path}/*",))
+    assert blas._blis() == ("", b"")
+
+
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_the_library_is_one_for_the_machine(machine):
     image = blas.shared_library({"a": bytes(16), "bcd": bytes(90)}, machine)

@@ -264,7 +264,11 @@ def test_json_has_the_fields_of_a_response(work):
     ("arguments", "code", "message"),
     [
         (["--prompt-file", "none.txt"], 1, "none.txt: No such file or directory"),
-        (["--model", "none", "--prompt-file", "none.txt"], 1, "none.txt: No such file or directory"),
+        (
+            ["--model", "none", "--prompt-file", "none.txt"],
+            1,
+            "none.txt: No such file or directory",
+        ),
         (["--prompt-file", "."], 1, "Is a directory"),
         (["--prompt-file", "p.txt", "-p", "x"], 2, "give a text with --prompt, or many with"),
         (["--prompt-file", "p.txt", "--batch-size", "0"], 1, "batch_size is 0, not a whole"),
