@@ -13,7 +13,6 @@ if __name__ == "__main__":
 import argparse
 import functools
 import json
-import os
 import sys
 import time
 import zlib
@@ -315,7 +314,7 @@ def answer(args, ranks: Ranks) -> None:
     if ranks.size > 1:
         check_ranks(args, ranks)
     elif args.prompt_file not in (None, "-"):
-        os.stat(args.prompt_file)  # where it is missing, said before models are loaded
+        Path(args.prompt_file).stat()  # where it is missing, said before models are loaded
     if args.model is None:
         args.model = ranks.in_turn(lambda: demo_model("target"))
         args.draft_model = ranks.in_turn(lambda: demo_model("draft"))
