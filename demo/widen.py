@@ -1,7 +1,8 @@
 """The embedded pairs at a real model's cost: wider and deeper, and still the same function.
 
 New feed-forward units, heads and layers have output weights of zero; a larger d_model is padded with
-zeros. So the widened model writes the same text with the same acceptance, at the price of its size.
+zeros. T5's gets the rows of the real vocabulary, whose logits are 0 and never the largest. So the widened model
+writes the same text with the same acceptance, at the price of its size.
 """
 
 import dataclasses
@@ -14,16 +15,16 @@ from mlx.utils import tree_flatten
 from families.loading import weight_shapes
 from model import T5
 
-# The shapes of real models (the vocabulary stays the demo's), and the embedded model as it is: for a
-# draft of t5-large's size, about as cheap as t5-small is for t5-11b.
+# The shapes of real models, and the embedded model as it is: for a draft of t5-large's size, about as
+# cheap as t5-small is for t5-11b.
 SHAPES: dict[str, dict[str, Any]] = {
     "demo": {},
-    "t5-small": dict(d_model=512, num_heads=8, d_ff=2048, num_layers=6),
-    "t5-base": dict(d_model=768, num_heads=12, d_ff=3072, num_layers=12),
-    "t5-large": dict(d_model=1024, num_heads=16, d_ff=4096, num_layers=24),
-    "t5-3b": dict(d_model=1024, num_heads=32, d_ff=16384, num_layers=24),
+    "t5-small": dict(d_model=512, num_heads=8, d_ff=2048, num_layers=6, vocab_size=32_128),
+    "t5-base": dict(d_model=768, num_heads=12, d_ff=3072, num_layers=12, vocab_size=32_128),
+    "t5-large": dict(d_model=1024, num_heads=16, d_ff=4096, num_layers=24, vocab_size=32_128),
+    "t5-3b": dict(d_model=1024, num_heads=32, d_ff=16384, num_layers=24, vocab_size=32_128),
 }
-# Of the decoder-only pair, whose heads stay as wide as they are.
+# Of the decoder-only pair, whose heads stay as wide, and whose vocabulary as small, as they are.
 CAUSAL_SHAPES: dict[str, dict[str, Any]] = {
     "demo": {},
     "llama-60m": dict(hidden_size=512, intermediate_size=1536, num_hidden_layers=20),
@@ -32,7 +33,7 @@ CAUSAL_SHAPES: dict[str, dict[str, Any]] = {
 
 
 def widen(model: T5, shape: str, d_kv: int = 64) -> T5:
-    """`model` in one of SHAPES. Logits are equal up to rounding."""
+    """`model` in one of SHAPES. Logits are equal up to rounding, and 0 for what is not in its vocabulary."""
     if not SHAPES[shape]:
         return model
     config = dataclasses.replace(
