@@ -42,7 +42,7 @@ MODELS = {
     "draft": dict(
         kind=EncoderDecoder,
         shape=dict(vocab_size=1040, d_model=64, d_kv=16, num_heads=4, d_ff=192, num_layers=1),
-        steps=7_000,
+        steps=3_000,
         learning_rate=4e-3,
     ),
     "causal-target": dict(
