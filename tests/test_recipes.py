@@ -83,7 +83,7 @@ def test_a_function_is_the_rule(demo_pair, tmp_path, monkeypatch):
         options = dict(temp=1.0, acceptance=rule, num_draft=num_draft, max_tokens=20)
         *_, last = decoder.stream_generate(prompt, **options)
         stats[rule, num_draft] = last.stats
-    assert stats["token", 3].accepted > 5
+    assert stats["token", 3].accepted > 3
     assert all(
         stats[nothing_passes, n].accepted == 0 < stats[nothing_passes, n].drafted
         for n in (3, "auto")
