@@ -196,10 +196,10 @@ def test_verbose_ends_with_a_summary(folder):
     rates, draft, split = result.stderr.splitlines()
     assert re.fullmatch(
         r"1 text: 17 prompt tokens, 10 tokens in [\d.]+ s, [\d.]+ tokens/s, "
-        r"2\.00 tokens per target call",
+        r"2\.50 tokens per target call",
         rates,
     )
-    assert draft == ("draft: 5 of 20 tokens accepted (25%), steps by tokens accepted: 0 |█▃  ▃| 4")
+    assert draft == ("draft: 7 of 16 tokens accepted (44%), steps by tokens accepted: 0 |███ █| 4")
     percents = [int(n) for n in re.findall(r"(\d+)%", split)]
     assert len(percents) == 4 and 98 <= sum(percents) <= 102
     assert re.sub(r" \d+%", "", split).startswith(
@@ -212,7 +212,7 @@ def test_verbose_ends_with_a_summary(folder):
 def test_the_histogram_fits_the_encoding(folder):
     arguments = ("-p", PROMPT, "--verbose", "--num-draft", "4")
     result = call(*arguments, cwd=folder, encoding="ascii")
-    assert "0 |@-  -| 4" in result.stderr and result.stderr.isascii()
+    assert "0 |@@@ @| 4" in result.stderr and result.stderr.isascii()
 
 
 @pytest.mark.parametrize(
