@@ -53,6 +53,7 @@ from decoder import SpeculativeDecoder, load
 from demo.tasks import KINDS
 from demo.widen import CAUSAL_SHAPES, SHAPES
 from errors import InputError
+from families.causal_loading import encode_prompt
 from speculative.drafting import Drafter
 from speculative.options import Options
 from speculative.row import Row
@@ -173,8 +174,8 @@ def pair(args) -> SpeculativeDecoder:
         return SpeculativeDecoder(target, target.tokenizer, draft)
     target, tokenizer = load(args.model)
     draft = load(args.draft_model)[0] if args.draft_model else None
-    in_template = functools.partial(causal.in_template, target)
-    encode = in_template if getattr(target, "chat", None) else None
+    has_chat = getattr(target, "chat", None) is not None
+    encode = functools.partial(encode_prompt, target) if has_chat else None
     return SpeculativeDecoder(target, tokenizer, draft, encode)
 
 
@@ -229,11 +230,12 @@ def compare(
     """One table, of our ways and theirs."""
     target, draft = models.model, models.draft_model
     asked = {name: getattr(args, name) for name in ("max_tokens", "source_lang", "target_lang")}
+    options = Options(**asked)
 
     def row(prompt: str, options: Options) -> Row:
         return models.row(prompt, options, RowSeeds(0))
 
-    rows = {prompt: row(prompt, Options(**asked)) for prompt in prompts}
+    rows = {prompt: row(prompt, options) for prompt in prompts}
     report = machine.describe() | description(target, draft, [r.prompt for r in rows.values()])
     print("\n".join(f"{key}: {value}" for key, value in report.items()), end="\n\n", flush=True)
 
@@ -277,9 +279,7 @@ def compare(
     print(f"\nTexts other than those of {chosen[0]}: {report['other texts'] or 'none'}.")
     if "model" in args.drafter:
         report["synchronisations"] = {
-            k: synchronisations_per_step(
-                target, known["model"], row(prompts[0], Options(**asked)), k
-            )
+            k: synchronisations_per_step(target, known["model"], row(prompts[0], options), k)
             for k in (0, 5)
         }
         print(f"Waits of the host per step, by num_draft: {report['synchronisations']}.")

@@ -127,18 +127,18 @@ def as_json(index: int, response: Response) -> str:
 
 def in_template(args, model) -> Callable[[str], list[int]] | None:
     """What makes a prompt's tokens for a model with a chat template, as mlx-lm does; None: for another."""
-    chat = getattr(model, "chat", None)
-    if chat is None:
+    if getattr(model, "chat", None) is None:
         if args.system_prompt is not None or args.ignore_chat_template:
             raise InputError("this model has no chat template")
         return None
-    from families.causal_loading import format_prompt
+    from families.causal_loading import encode_prompt
 
-    def encode(text: str) -> list[int]:
-        text, special = format_prompt(chat, text, args.system_prompt, args.ignore_chat_template)
-        return model.tokenizer.encode(text, add_special_tokens=special).ids
-
-    return encode
+    return functools.partial(
+        encode_prompt,
+        model,
+        system_prompt=args.system_prompt,
+        ignore_chat_template=args.ignore_chat_template,
+    )
 
 
 def show_draft(args, write: Callable[..., None]) -> Callable[[Response], str]:

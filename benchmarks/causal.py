@@ -10,7 +10,6 @@ from decoder import load
 from demo.pair import DEMO
 from demo.widen import widen_llama
 from families.causal import CausalModel
-from families.causal_loading import format_prompt
 from speculative.drafting import ModelDrafter
 
 SIZES = ("llama-700m", "llama-60m")
@@ -31,12 +30,6 @@ def widened_causal_pair(sizes: Sequence[str]) -> tuple[CausalModel, CausalModel]
         wide.tokenizer, wide.chat = tokenizer, small.chat
         pair.append(wide)
     return pair[0], pair[1]
-
-
-def in_template(model: CausalModel, text: str) -> list[int]:
-    """The tokens of a prompt in the model's chat template."""
-    framed, special = format_prompt(model.chat, text)
-    return model.tokenizer.encode(framed, add_special_tokens=special).ids
 
 
 # ---------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from benchmarks.measure import (
 from decoder import Batch, load
 from demo.pair import demo_model
 from demo.widen import widen
+from families.causal_loading import encode_prompt
 from model import T5, T5Cache
 from speculative.batch import decode
 from speculative.cache import MASKED
@@ -218,7 +219,7 @@ def compare_causal(per_kind: int, sizes: Sequence[str]) -> None:
     are, on more prompts."""
 
     def asked(model: Any, per_kind: int) -> list[list[int]]:
-        prompts = [causal.in_template(model, example.prompt) for example in examples(per_kind)]
+        prompts = [encode_prompt(model, example.prompt) for example in examples(per_kind)]
         tokens = sum(map(len, prompts)) / len(prompts)
         print(f"{len(prompts)} held-out prompts of {tokens:.0f} tokens\n", flush=True)
         return prompts

@@ -220,6 +220,14 @@ def format_prompt(
     return chat.apply_chat_template(messages, tokenize=False, add_generation_prompt=True), False
 
 
+def encode_prompt(
+    model: Any, prompt: str, system_prompt: str | None = None, ignore_chat_template: bool = False
+) -> list[int]:
+    """The tokens of a prompt for a model with a `chat`: see `format_prompt`."""
+    text, special = format_prompt(model.chat, prompt, system_prompt, ignore_chat_template)
+    return model.tokenizer.encode(text, add_special_tokens=special).ids
+
+
 def convert_with_mlx_lm(
     model: str,
     output: Path,

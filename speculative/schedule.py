@@ -333,7 +333,9 @@ class AdaptiveSchedule:
     def _costs(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
         """Seconds for each of LENGTHS: of a step, and of asking the draft model besides."""
         if rows not in self._seconds:
-            without, with_model = self._seconds[self._nearest(rows) or rows]
+            nearest = self._nearest(rows)
+            assert nearest  # or `plan` would have explored
+            without, with_model = self._seconds[nearest]
             self._seconds[rows] = Seconds(without.known()), Seconds(with_model.known())
         without, with_model = self._seconds[rows]
         if not with_model.drafted:

@@ -18,10 +18,11 @@ from helpers.decoding import decode_with, drafters, partial_steps, total
 from helpers.programs import ANSWER, DEMO, PROMPT
 
 from benchmarks import causal, tables
-from benchmarks.causal import MlxLm, in_template, sampled_by_mlx_lm, widened_causal_pair
+from benchmarks.causal import MlxLm, sampled_by_mlx_lm, widened_causal_pair
 from benchmarks.measure import examples
 from decoder import SpeculativeDecoder
 from demo.tasks import SHORT_KINDS, held_out_example, training_example
+from families.causal_loading import encode_prompt
 from speculative.options import RULES, Options
 
 pytestmark = pytest.mark.slow
@@ -37,7 +38,7 @@ def pair():
 
 @pytest.fixture(scope="module")
 def prompts(pair):
-    return [in_template(pair[0], example.prompt) for example in examples(4)]
+    return [encode_prompt(pair[0], example.prompt) for example in examples(4)]
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,7 @@ def test_text_is_that_of_mlx_lms_generate(pair):
     texts = [example.prompt for example in examples(2)]
 
     def encode(text: str) -> list[int]:
-        return in_template(target, text)
+        return encode_prompt(target, text)
 
     decoder = SpeculativeDecoder(target, target.tokenizer, draft, encode)
     found = decoder.batch_generate(texts, batch_size=4, num_draft=3)
@@ -119,7 +120,7 @@ def test_tokens_are_those_of_sentencepiece(pair):
     user, assistant = map(target.tokenizer.token_to_id, ("<|user|>", "<|assistant|>"))
     found = [training_example(random.Random(i)) for i in range(300)]
     for example in found:
-        tokens = in_template(target, example.prompt)
+        tokens = encode_prompt(target, example.prompt)
         assert tokens == [user, *pieces.encode(example.prompt), assistant]
         answer = pieces.encode(example.answer)
         assert target.tokenizer.encode(example.answer).ids == answer
@@ -133,7 +134,7 @@ def test_the_pair_has_more_rows_than_tokens_as_real_models_do(pair):
     assert tokens < draft.config.vocab_size < target.config.vocab_size
     rng = random.Random(0)
     for example in (held_out_example(rng, kind) for kind in SHORT_KINDS * 5):
-        prompt = in_template(target, example.prompt)
+        prompt = encode_prompt(target, example.prompt)
         answer = target.tokenizer.encode(example.answer).ids
         for model in pair:
             logits = model.model(mx.array([prompt + answer]))[:, len(prompt) - 1 :]
