@@ -93,6 +93,11 @@ class Seconds:
         return bool(self._measured)
 
     @property
+    def guessed(self) -> bool:
+        """Whether there is a guess to compare measurements with."""
+        return bool(self._guess)
+
+    @property
     def drafted(self) -> bool:
         """Whether anything is known of a step that drafts."""
         return any(self._measured) or any(self._guess)

@@ -39,10 +39,8 @@ FAR = 4  # times as many rows, and what steps cost tells nothing
 SAMPLE = 4  # one row in so many is drafted for where that is only tried
 EXPLORE = 24  # steps after which one is spent on another length, to measure it
 RETRY = (16, 256)  # steps of plain decoding, least and most, until drafting is tried once more
-CHECKS, AGREE = (
-    3,
-    1.3,
-)  # first steps to compare with what is known of costs, and how far they may be off
+CHECKS = 3  # first steps to compare with what is known of costs
+AGREE = 1.3  # how far they may be off
 LOGITS = 1 << 26  # logits of one verification at most: 256 MB in float32
 
 
@@ -177,7 +175,9 @@ class AdaptiveSchedule:
         if costs:
             self._take_over(costs)
         self._first: list[int] = []  # lengths to be tried before anything is chosen
-        self._unchecked = CHECKS if costs else 0  # steps still to compare with what was given
+        self._explored = 0  # the number of rows that these are for
+        self._given = set(costs.steps if costs else ())  # numbers of rows of which costs were given
+        self._unchecked = CHECKS if costs else 0  # steps still to compare with these
         self._ratios: list[float] = []
         self._steps = 0
         self._detours = cycle((-1, 1, -len(LENGTHS)))  # in LENGTHS: one shorter, one longer, none
@@ -189,13 +189,12 @@ class AdaptiveSchedule:
 
     def costs(self) -> Costs | None:
         """What steps took, to be given to a schedule of the same models in another run; None: unknown."""
-        if self._first or not self._seconds:
-            return None
         steps = {
             rows: (without.known(), with_model.known())
             for rows, (without, with_model) in self._seconds.items()
+            if not (self._first and rows == self._explored)
         }
-        return Costs(steps, self._reading.seconds)
+        return Costs(steps, self._reading.seconds) if steps else None
 
     def _take_over(self, costs: Costs) -> None:
         for rows, (without, with_model) in costs.steps.items():
@@ -255,6 +254,7 @@ class AdaptiveSchedule:
         return replace(plan, again=t == 0 and not copies and self._idle + 1 < self._patience)
 
     def _explore(self, rows: int) -> None:
+        self._explored = rows
         self._first = list(FIRST if rows == 1 else FIRST_OF_MANY)
 
     def _nearest(self, rows: int) -> int | None:
@@ -377,8 +377,9 @@ class AdaptiveSchedule:
             without.add(longest, seconds)
         if modelled or not longest:
             with_model.add(longest, seconds)
-        if self._unchecked:
-            self._check(rows, without if not modelled else with_model, longest, seconds)
+        given = with_model if modelled else without
+        if self._unchecked and rows in self._given and given.guessed:
+            self._check(rows, given, longest, seconds)
 
     def _check(self, rows: int, given: Seconds, length: int, seconds: float) -> None:
         """Forget what was given where the first steps take another time than that."""

@@ -149,3 +149,34 @@ def test_costs_that_first_steps_do_not_bear_out_are_forgotten(off):
             replay.advance()
         for length, seconds in schedule.costs().steps[1][1].items():
             assert seconds < 1.3 * machine.step(1, length)
+
+
+def advance(machine: Machine, schedule: AdaptiveSchedule, rows: int, steps: int) -> None:
+    replay = Replay(machine, schedule)
+    replay.admit([Text("J" * 200) for _ in range(rows)])
+    for _ in range(steps):
+        replay.advance()
+
+
+def test_costs_are_checked_by_steps_of_as_many_rows():
+    """Costs of one row that are wrong are forgotten though eight rows come first, of which nothing is known;
+    costs of two, from which those of three are guessed, are not forgotten for what three take."""
+    machine = MACHINES["t5-large, t5-small"]
+    slower = Machine([(n, 3 * cost) for n, cost in machine.products], machine.draft)
+    schedule = AdaptiveSchedule(32128, measured(slower))
+    advance(machine, schedule, 8, 2 * CHECKS)
+    assert schedule.costs().steps[1][0][0] == slower.step(1, 0)
+    advance(machine, schedule, 1, CHECKS + len(FIRST))
+    assert schedule.costs().steps[1][0][0] < 1.3 * machine.step(1, 0)
+
+    machine = Machine([(n, n) for n in range(1, 200)], 0.1)
+    schedule = AdaptiveSchedule(32128, measured(machine, 2))
+    advance(machine, schedule, 3, CHECKS)
+    assert 2 in schedule.costs().steps
+
+
+def test_costs_are_kept_while_another_number_of_rows_is_explored():
+    machine = MACHINES["t5-base, tiny draft"]
+    schedule = AdaptiveSchedule(32128, measured(machine))
+    advance(machine, schedule, 8, 1)
+    assert schedule.costs() == measured(machine)
