@@ -148,7 +148,9 @@ class CrossCache(SlotCache):
 
     def __init__(self, cross: Sequence[tuple[mx.array, mx.array]], mask: np.ndarray):
         super().__init__(len(mask), len(cross))
-        self.cross, self.mask = [list(pair) for pair in cross], mask
+        # A head's keys side by side: MLX's processor backend would copy others in every step.
+        self.cross = [[mx.contiguous(x) for x in pair] for pair in cross]
+        self.mask = mask
         self._set_cross_mask()
 
     def _set_cross_mask(self) -> None:
