@@ -170,9 +170,10 @@ class _Doubt:
         """Whether to stop after one more token of each row, [B], of logits [B, V]."""
         if not self._plan.stop:
             return False
-        logits = logits.astype(mx.float32)
-        chosen = mx.take_along_axis(logits, token[:, None], axis=1)[:, 0]
-        confidence = mx.exp(chosen - mx.logsumexp(logits, axis=1))
+        logits, index = logits.astype(mx.float32), token[:, None]
+        others = mx.put_along_axis(logits, index, mx.array(-mx.inf), axis=1)
+        ahead = mx.take_along_axis(logits, index, axis=1)[:, 0] - others.max(axis=1)
+        confidence = mx.sigmoid(ahead)
         for end in self._ends:
             confidence = mx.where(token == end, -confidence, confidence)
         mx.async_eval(confidence)
