@@ -113,7 +113,7 @@ def parse_args(argv: list[str] | None = None):
         "--drafter",
         nargs="+",
         choices=["model", "lookup", "both"],
-        help="what drafts (default: the draft model; without one, lookup)",
+        help="what drafts (default: the draft model, and both with auto; without one, lookup)",
     )
     parser.add_argument("--batch-size", nargs="+", type=positive, default=[1], metavar="B")
     parser.add_argument(
@@ -155,9 +155,12 @@ def check(args, parser: cli.Parser) -> None:
     if not set(args.sizes) <= set(known):
         parser.error(f"--sizes of this pair are {', '.join(known)}")
     has_draft = bool(args.draft_model or not args.model)
-    args.drafter = args.drafter or (["model"] if has_draft else ["lookup"])
+    drafters = args.drafter or (["model"] if has_draft else ["lookup"])
+    args.ways = [(d, k) for d in drafters for k in args.num_draft]
+    if has_draft and not args.drafter:  # `auto` as main.py has it
+        args.ways += [("both", k) for k in args.num_draft if k == "auto"]
     check_models(args, parser)
-    if not has_draft and {"model", "both"} & set(args.drafter):
+    if not has_draft and {"model", "both"} & set(drafters):
         parser.error("--drafter model and both need --draft-model")
     if args.baselines and args.model:
         parser.error("--baselines is for the embedded pair")
@@ -205,7 +208,7 @@ def settings(args) -> list[Setting]:
     found = []
     for batch_size in args.batch_size:
         found.append(Setting("", 0, batch_size))
-        found += [Setting(d, k, batch_size) for d in args.drafter for k in args.num_draft]
+        found += [Setting(d, k, batch_size) for d, k in args.ways]
     return found
 
 
@@ -277,7 +280,7 @@ def compare(
     report["runs"] = [{"decoding": str(name)} | found[name] for name in runs]
     report["other texts"] = different_texts(runs)
     print(f"\nTexts other than those of {chosen[0]}: {report['other texts'] or 'none'}.")
-    if "model" in args.drafter:
+    if ("model", args.num_draft[0]) in args.ways:
         report["synchronisations"] = {
             k: synchronisations_per_step(target, known["model"], row(prompts[0], options), k)
             for k in (0, 5)

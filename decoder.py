@@ -210,7 +210,8 @@ class SpeculativeDecoder:
 
     def drafter(self, options: Options) -> Drafter:
         """What drafts, by the options num_draft and lookup: a new one for each batch. A subclass may bring its own."""
-        if options.num_draft == 0 or (self.draft_model is None and not options.lookup):
+        copies = options.copies(self.draft_model is not None)
+        if options.num_draft == 0 or (self.draft_model is None and not copies):
             return Drafter()
         source = getattr(self.model, "source_tokenizer", None)
         copied = translation(source, self.tokenizer) if source else None
@@ -218,7 +219,7 @@ class SpeculativeDecoder:
         if self.draft_model is None:
             return lookup
         modelling = ModelDrafter(self.draft_model, self._shared, _ranks(self.model).broadcast)
-        return CombinedDrafter(lookup, modelling) if options.lookup else modelling
+        return CombinedDrafter(lookup, modelling) if copies else modelling
 
     def schedule(self, options: Options, drafter: Drafter) -> Schedule:
         """How much is drafted. What `auto` has learned is kept by what it depends on, and what steps cost
@@ -229,6 +230,7 @@ class SpeculativeDecoder:
             return FixedSchedule(int(options.num_draft))
         penalties = options.repetition_penalty, options.no_repeat_ngram_size
         law = (*options.distribution.values(), *penalties)
+        options = replace(options, lookup=options.copies(self.draft_model is not None))
         key = (options.lookup, options.rule, options.delta, *law)
         if key not in self._learned:
             kept = machine.KeptCosts(self.model, self.draft_model, options)

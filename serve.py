@@ -140,7 +140,7 @@ def main() -> None:
         template=template,
         about={
             "draft_model": Path(names["draft"]).name if draft_model else None,
-            "lookup": options.lookup,
+            "lookup": options.copies(draft_model is not None),
             "chat": template is not None,
         },
         max_prompt_tokens=args.max_prompt_tokens,

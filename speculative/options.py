@@ -23,7 +23,7 @@ class Options:
     place of their defaults. A value out of range raises InputError."""
 
     num_draft: int | str = "auto"  # tokens drafted per step; 0: plain decoding; see schedule.py
-    lookup: bool = False  # draft by copying from the source, before the draft model if there is one
+    lookup: bool | None = None  # draft by copying from the source; None: see `copies`
     max_tokens: int | None = (
         None  # tokens generated at most, end of sequence included; see `filled`
     )
@@ -62,7 +62,7 @@ class Options:
         if self.num_draft != "auto":
             what = "a whole number of 0 or more, or auto"
             self._check("num_draft", Integral, what, lambda n: n >= 0)
-        if not isinstance(self.lookup, bool):
+        if not isinstance(self.lookup, (bool, NoneType)):
             raise InputError(f"lookup is {self.lookup!r}, neither True nor False")
         self._check("max_tokens", Integral, _FROM_1, lambda n: n >= 1, optional=True)
         self._check("temp", Real, "a number of 0 or more", lambda x: 0 <= x < math.inf)
@@ -143,6 +143,13 @@ class Options:
     def stops(self) -> tuple[str, ...]:
         """The texts that end a text."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def copies(self, has_draft_model: bool) -> bool:
+        """Whether drafts are copied, too. Where it is not said: beside a draft model, as often as that is
+        measured to pay, which `auto` does; and not where delta would let copied tokens into the text."""
+        if self.lookup is None:
+            return has_draft_model and self.num_draft == "auto" and not self.delta
+        return self.lookup
 
     def filled(self, defaults: Mapping[str, Any]) -> "Options":
         """With `defaults` for what is None."""

@@ -88,8 +88,9 @@ def add_decoding_options(parser: cli.Parser) -> None:
     )
     option(
         "--lookup",
-        action="store_true",
-        help="draft by copying from the source; with --draft-model where there is nothing to copy",
+        action=argparse.BooleanOptionalAction,
+        help="draft by copying from the source; a draft model is asked where there is nothing to copy "
+        "(default: with a draft model and --num-draft auto)",
     )
     option("--source-lang", metavar="CODE", help="the text's language, for a model of several")
     option("--target-lang", metavar="CODE", help="the language to write, for a model of several")

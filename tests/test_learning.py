@@ -13,7 +13,7 @@ from helpers.scripted import EOS, ScriptedModel, scripted_next
 from decoder import SpeculativeDecoder
 from distributed.ranks import Ranks
 from speculative import batch, drafting
-from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
+from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
 from speculative.lookup import UNBOUNDED, Candidate
 from speculative.options import Options
 from speculative.schedule import EXPLORE, FIRST, AdaptiveSchedule, FixedSchedule
@@ -169,17 +169,32 @@ def test_what_is_learned_belongs_to_a_decoder_and_to_a_distribution(demo_pair):
         settings = Options(**options)
         return of.schedule(settings, of.drafter(settings))
 
-    kinds = [dict(), dict(temp=1.0), dict(temp=1.0, top_k=5), dict(lookup=True), dict(delta=0.5)]
+    kinds = [dict(), dict(temp=1.0), dict(temp=1.0, top_k=5), dict(lookup=False)]
+    kinds += [dict(lookup=False, delta=0.5), dict(lookup=True, delta=0.5)]
     found = [schedule(ours, **kind) for kind in kinds]
     for a, b in itertools.combinations(found, 2):
         assert a is not b
     assert [schedule(ours, **kind) for kind in kinds] == found  # kept from call to call
     assert schedule(another) is not found[0]
     assert schedule(ours, seed=5, max_tokens=3) is found[0]
+    assert schedule(ours, lookup=True) is found[0]
     forgotten = weakref.ref(found[0])
     del ours, found
     gc.collect()
     assert forgotten() is None
+
+
+def test_auto_copies_beside_a_draft_model(demo_pair):
+    alone, pair = SpeculativeDecoder(*demo_pair[:2]), SpeculativeDecoder(*demo_pair)
+
+    def drafter(of, **options):
+        return type(of.drafter(Options(**options)))
+
+    assert drafter(pair) is drafter(pair, lookup=True, num_draft=3) is CombinedDrafter
+    for options in (dict(lookup=False), dict(num_draft=3), dict(delta=0.5)):
+        assert drafter(pair, **options) is ModelDrafter
+    assert drafter(alone) is drafter(pair, num_draft=0) is Drafter
+    assert drafter(alone, lookup=True) is PromptLookup
 
 
 def test_a_draft_of_a_row_never_waits_for_a_row_that_has_not_been_read():

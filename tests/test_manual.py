@@ -223,7 +223,8 @@ def test_the_defaults_in_the_manual_are_those_of_decoding():
     defaults |= dict.fromkeys(("stop", "logprobs", "logit_bias"), "none")
     defaults |= {"max_tokens": f"the checkpoint's, or {MAX_TOKENS}"}
     defaults |= {"repetition_context_size": "all"}
-    defaults |= {"lookup": "", "acceptance": "coupled, or token with `--delta`"}
+    defaults |= {"lookup": "with `--draft-model` and `auto`"}
+    defaults |= {"acceptance": "coupled, or token with `--delta`"}
     defaults |= {"batch_size": main.BATCH_SIZE}
     defaults |= {"source_lang": "the tokenizer's", "target_lang": "the model's"}
     assert {name: found[name] for name in defaults} == {k: str(v) for k, v in defaults.items()}
