@@ -155,7 +155,8 @@ class Batch(RowBatch):
             if plan.unread:  # else nothing was prepared
                 preparing = float(self.ranks.broadcast(preparing))
             ended = [row.stats.tokens for row in done]
-            self.schedule.observe(plan, accepted, seconds, preparing, ended)
+            hindsight = self.drafter.hindsight([row.tokens for row in self.rows], plan)
+            self.schedule.observe(plan, accepted, seconds, preparing, ended, hindsight)
 
     def read(self, new: Sequence[int]) -> None:
         self.target.admit(len(self.rows), new, [self.rows[b].prompt for b in new])

@@ -40,6 +40,11 @@ class Drafter:
     def keep(self, n: np.ndarray) -> None:
         """n [B]: how many of its last proposals each row kept."""
 
+    def hindsight(self, rows: Rows, plan: Plan) -> list[tuple[Candidate, int, bool]]:
+        """After a step, which gave the rows their tokens: for candidates that were not drafted, how many of
+        their tokens came, and whether another did after these. For those of which it can be told."""
+        return []
+
 
 class ModelDrafter(Drafter):
     """Drafts with a smaller model, token by token: without waiting for any of them, unless the plan has it
@@ -201,6 +206,7 @@ class PromptLookup(Drafter):
         self._piece, self._copied = piece, copied or (lambda token: token)
         self._matchers: list[PromptMatcher] = []
         self._prefixes: list[int] = []
+        self._offered: list[list[Candidate]] = []
 
     def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
         matchers = {
@@ -219,6 +225,7 @@ class PromptLookup(Drafter):
         for matcher, row, prefix in zip(self._matchers, rows, self._prefixes, strict=True):
             matcher.extend(row[prefix + matcher.output_size :])
             found.append(matcher.candidates() if row else [])
+        self._offered = found
         return found
 
     def draft(self, rows: Rows, plan: Plan, sampler: Greedy | Sampler) -> Draft:
@@ -228,6 +235,19 @@ class PromptLookup(Drafter):
                 length = int(plan.lengths[b])
                 tokens[b, :length] = self._matchers[b].copy(candidate.position, length)
         return Draft(mx.array(tokens))
+
+    def hindsight(self, rows: Rows, plan: Plan) -> list[tuple[Candidate, int, bool]]:
+        found = []
+        for b, offered in enumerate(self._offered):
+            matcher = self._matchers[b]
+            came = rows[b][self._prefixes[b] + matcher.output_size :]
+            for candidate in offered:
+                if candidate is not plan.candidates[b] and candidate.position is not None:
+                    copied = matcher.copy(candidate.position, min(len(came), candidate.most))
+                    same = [a == b for a, b in zip(copied, came, strict=False)]
+                    passed = (*same, False).index(False)
+                    found.append((candidate, passed, passed < len(copied)))
+        return found
 
 
 class CombinedDrafter(Drafter):
@@ -270,6 +290,9 @@ class CombinedDrafter(Drafter):
         )
         q = None if modelled.q is None else _widened(modelled.q, width)
         return Draft(tokens, q, ~self._asked, lengths, modelled.confidence)
+
+    def hindsight(self, rows: Rows, plan: Plan) -> list[tuple[Candidate, int, bool]]:
+        return self._lookup.hindsight(rows, plan)
 
     def keep(self, n: np.ndarray) -> None:
         self._model.keep(np.where(self._asked, n, 0))

@@ -92,10 +92,12 @@ class Schedule(Protocol):
         seconds: float,
         preparing: float = 0.0,
         ended: Sequence[int] = (),
+        hindsight: Sequence[tuple[Candidate, int, bool]] = (),
     ) -> None:
         """What came of a plan: how many drafted tokens of each row are in its text (what follows its
         end is not, and was drafted in vain), how long the step took, and before it the draft model to
-        read what it lacked, and the lengths of the texts that ended."""
+        read what it lacked, the lengths of the texts that ended, and what would have come of other
+        candidates: see `Drafter.hindsight`."""
         ...
 
 
@@ -136,7 +138,7 @@ class FixedSchedule:
         plan = _plan(first, room, [self._num_draft] * len(first))
         return replace(plan, again=self._num_draft == 0)
 
-    def observe(self, plan, accepted, seconds, preparing=0.0, ended=()) -> None:
+    def observe(self, plan, accepted, seconds, preparing=0.0, ended=(), hindsight=()) -> None:
         pass
 
 
@@ -345,7 +347,7 @@ class AdaptiveSchedule:
         copying = without.expected() if without.drafted else modelling
         return copying, np.maximum(modelling - copying, 0)
 
-    def observe(self, plan, accepted, seconds, preparing=0.0, ended=()) -> None:
+    def observe(self, plan, accepted, seconds, preparing=0.0, ended=(), hindsight=()) -> None:
         self._steps, self._first = self._steps + 1, self._first[1:]
         self._idle = 0 if plan.lengths.any() else self._idle + 1
         if self._retries:
@@ -366,6 +368,8 @@ class AdaptiveSchedule:
                 rejected = rejected or (confidence < 0).any()  # what would follow an end
             if candidate:
                 self._acceptance[_kind(candidate)].update(passed, rejected)
+        for candidate, passed, rejected in hindsight:
+            self._acceptance[_kind(candidate)].update(passed, rejected)
         self._time(len(plan.candidates), plan.longest, seconds)
 
     def _time(self, rows: int, lengths: tuple[int, int], seconds: float) -> None:

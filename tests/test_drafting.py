@@ -20,6 +20,8 @@ from demo.tasks import held_out_example
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 from speculative.lookup import LONG, PromptMatcher
 from speculative.options import Options
+from speculative.row import Row
+from speculative.schedule import FixedSchedule
 
 # ---------------------------------------------------------------------------------------------
 # What is proposed
@@ -125,6 +127,31 @@ def test_target_calls_grow_with_the_corrections_and_not_with_the_text():
             assert row.tokens[1:] == text
             calls.append(row.stats.target_calls)
         assert sum(calls) / len(calls) <= 1 + length // 65 + 2.2 * edits
+
+
+@pytest.mark.parametrize(
+    ("source", "came", "passed", "other"),
+    [
+        ([5, 6, 7], [5, 6, 9], 2, True),
+        ([5, 6, 7], [9], 0, True),
+        ([5, 6, 7], [5, 6], 2, False),  # of the third it cannot be told
+        ([5, 6], [5, 6, EOS], 2, False),  # there was no third
+    ],
+)
+def test_what_a_copy_would_have_given_is_seen_in_the_text(source, came, passed, other):
+    lookup = PromptLookup()
+    lookup.admit([Row(source, prefix_size=1), Row(source, prefix_size=1)], [0, 1])
+    (first,), nothing = lookup.candidates([[START], []])
+    assert nothing == []
+    rows = [[START, *came], [START, 8]]
+    undrafted = FixedSchedule(0).plan([[first], []], [100, -1])
+    assert lookup.hindsight(rows, undrafted) == [(first, passed, other)]
+    drafted = FixedSchedule(2).plan([[first], []], [100, -1])
+    assert lookup.hindsight(rows, drafted) == []
+    second = lookup.candidates([rows[0], []])[0]
+    rows[0] = rows[0] + [8]
+    plan = FixedSchedule(0).plan([second, []], [100, -1])
+    assert [c for c, _, _ in lookup.hindsight(rows, plan)] == second
 
 
 # ---------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ class Scripted(FixedSchedule):
         self._num_draft = next(self._lengths)
         return super().plan(candidates, room)
 
-    def observe(self, plan, accepted, seconds, preparing=0.0, ended=()):
+    def observe(self, plan, accepted, seconds, preparing=0.0, ended=(), hindsight=()):
         self.seen.append((int(plan.lengths.max()), plan.unread, seconds, preparing, list(ended)))
 
 

@@ -247,3 +247,22 @@ def test_a_row_of_its_own_number_gets_it_where_others_stop():
         plan = drafted(own.plan(candidates, [20, 20]), lambda b, i: 0.01)
         assert plan.lengths[1] == 12
         own.observe(plan, [0, 0], 0.01 + 0.001 * plan.lengths.max())
+
+
+def test_copying_that_failed_at_first_is_taken_up_where_it_would_have_passed():
+    """Copies of which all but the first two pass whole, beside a draft model that is right nine times in ten:
+    what would have passed is seen while the draft model is asked."""
+    copy, model = Candidate("match 4+", UNBOUNDED, 7), Candidate("model, part", UNBOUNDED)
+    rng, schedule, copied = random.Random(0), AdaptiveSchedule(32128), []
+    for step in range(60):
+        plan = drafted(schedule.plan([[copy, model]], [1000]), lambda b, i: 0.9)
+        (chosen,), k = plan.candidates, int(plan.lengths[0])
+        asked = chosen is not None and chosen.modelled
+        passed = k if chosen is copy and len(copied) > 1 else 0
+        while asked and passed < k and rng.random() < 0.9:
+            passed += 1
+        copied += [step] if chosen is copy else []
+        seen = [(copy, passed + 1, False)] if asked else []
+        seconds = verify_cost("M3 Ultra", k + 1) + 0.1 * k * asked
+        schedule.observe(plan, [passed], seconds, hindsight=seen)
+    assert len([step for step in copied if step >= 30]) >= 25
