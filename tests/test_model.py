@@ -132,6 +132,15 @@ def test_rejected_and_dead_slots_are_not_seen():
         assert np.abs(logits[b, 0] - expected).max() < 1e-4 * np.abs(expected).max()
 
 
+def test_what_cross_attention_reads_lies_side_by_side():
+    """Else MLX's processor backend copies it in every step."""
+    cache = random_model().start(mx.array([[5, 6, 7, 1], [8, 9, 1, 1]]))
+    for of_layer in cache.cross:
+        mx.eval(of_layer)
+        assert all(memoryview(x).c_contiguous for x in of_layer)
+
+
+
 def test_fillers_leave_no_trace():
     model, rng = random_model(), np.random.default_rng(2)
     source, tokens = rng.integers(3, 61, (1, S)), rng.integers(3, 61, (1, 8))
