@@ -140,7 +140,6 @@ def test_what_cross_attention_reads_lies_side_by_side():
         assert all(memoryview(x).c_contiguous for x in of_layer)
 
 
-
 def test_fillers_leave_no_trace():
     model, rng = random_model(), np.random.default_rng(2)
     source, tokens = rng.integers(3, 61, (1, S)), rng.integers(3, 61, (1, 8))
