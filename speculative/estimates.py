@@ -62,6 +62,8 @@ class Seconds:
 
     KEPT = 5  # measurements of a length
     SLOPE = 0.2  # the first guess: a drafted token costs so much of a plain step
+    LINE = 3.0  # the line's weight; that of n measurements is n squared
+    OFF = 1.5  # how far it may draw
 
     def __init__(self, guess: Mapping[int, float] | None = None):
         """guess: seconds by length, of steps that are alike up to their speed: of another number of rows,
@@ -108,20 +110,34 @@ class Seconds:
         return max(8, 2 * max([*self._measured, *self._guess], default=0))
 
     def expected(self) -> np.ndarray:
-        """Seconds for each of LENGTHS: known, between two known ones, or beyond them."""
-        return self._line(self.known(), LENGTHS)
+        """Seconds for each of LENGTHS: known, between two known ones, or beyond them. As any measurement may be
+        off, what is known by few is drawn to the straight line through all."""
+        lengths, seconds = _never_shorter(self.known())
+        if len(lengths) > 2:
+            times = np.array([self._times(length) for length in lengths])
+            slope, start = np.polyfit(lengths, seconds, 1, w=np.sqrt(times))
+            line = np.clip(start + slope * lengths, seconds / self.OFF, seconds * self.OFF)
+            seconds = (times**2 * seconds + self.LINE * line) / (times**2 + self.LINE)
+        return self._line(dict(zip(lengths.tolist(), seconds.tolist(), strict=True)), LENGTHS)
+
+    def _times(self, length: int) -> int:
+        return (length in self._guess) + len(self._measured.get(length, ()))
 
     def _line(self, known: Mapping[int, float], at: np.ndarray) -> np.ndarray:
-        lengths = sorted(known)
-        seconds = np.array([known[length] for length in lengths])
-        # One measurement may be off; checking fewer tokens never takes longer.
-        seconds = np.minimum.accumulate(seconds[::-1])[::-1]
+        lengths, seconds = _never_shorter(known)
         slope = self.SLOPE * seconds[0] / (1 + self.SLOPE * lengths[0])
         if len(lengths) > 1:
             slope = (seconds[-1] - seconds[0]) / (lengths[-1] - lengths[0])
         beyond = np.maximum(at - lengths[-1], 0) * slope
         before = np.maximum(lengths[0] - at, 0) * slope
         return np.interp(at, lengths, seconds) + beyond - before
+
+
+def _never_shorter(known: Mapping[int, float]) -> tuple[np.ndarray, np.ndarray]:
+    """Lengths and seconds, in order. One measurement may be off; checking fewer tokens never takes longer."""
+    lengths = np.array(sorted(known))
+    seconds = np.array([known[length] for length in lengths.tolist()])
+    return lengths, np.minimum.accumulate(seconds[::-1])[::-1]
 
 
 def low_median(values: Sequence[float]) -> float:
