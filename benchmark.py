@@ -280,7 +280,7 @@ def compare(
     report["runs"] = [{"decoding": str(name)} | found[name] for name in runs]
     report["other texts"] = different_texts(runs)
     print(f"\nTexts other than those of {chosen[0]}: {report['other texts'] or 'none'}.")
-    if ("model", args.num_draft[0]) in args.ways:
+    if any(drafter == "model" for drafter, _ in args.ways):
         report["synchronisations"] = {
             k: synchronisations_per_step(target, known["model"], row(prompts[0], options), k)
             for k in (0, 5)

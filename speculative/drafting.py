@@ -244,7 +244,7 @@ class PromptLookup(Drafter):
             for candidate in offered:
                 if candidate is not plan.candidates[b] and candidate.position is not None:
                     copied = matcher.copy(candidate.position, min(len(came), candidate.most))
-                    same = [a == b for a, b in zip(copied, came, strict=False)]
+                    same = [ours == theirs for ours, theirs in zip(copied, came, strict=False)]
                     passed = (*same, False).index(False)
                     found.append((candidate, passed, passed < len(copied)))
         return found
