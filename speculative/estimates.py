@@ -115,8 +115,10 @@ class Seconds:
         lengths, seconds = _never_shorter(self.known())
         if len(lengths) > 2:
             times = np.array([self._times(length) for length in lengths])
-            slope, start = np.polyfit(lengths, seconds, 1, w=np.sqrt(times))
-            line = np.clip(start + slope * lengths, seconds / self.OFF, seconds * self.OFF)
+            ahead = lengths - (times @ lengths) / times.sum()
+            slope = (times * ahead) @ seconds / ((times * ahead) @ ahead)
+            line = (times @ seconds) / times.sum() + slope * ahead  # of least squares
+            line = np.clip(line, seconds / self.OFF, seconds * self.OFF)
             seconds = (times**2 * seconds + self.LINE * line) / (times**2 + self.LINE)
         return self._line(dict(zip(lengths.tolist(), seconds.tolist(), strict=True)), LENGTHS)
 

@@ -143,6 +143,24 @@ def test_a_draft_that_passed_whole_says_nothing_of_the_next_token():
     assert acceptance.tokens()[10] > 9
 
 
+def test_seconds_are_interpolated_between_two_lengths_and_beyond():
+    seconds = Seconds()
+    for length, value in [(0, 1.0), (8, 4.0)]:
+        seconds.add(length, value)
+    expected = dict(zip(LENGTHS.tolist(), seconds.expected(), strict=True))
+    assert expected[0] == 1 and expected[4] == 2.5 and expected[8] == 4
+    assert expected[16] == pytest.approx(4 + 8 * 3 / 8)
+
+
+def test_a_shorter_draft_is_not_believed_to_take_longer():
+    """A 9.0 at 2 is what a 3.0 would be, with 3.0 at 4."""
+    both = Seconds(), Seconds()
+    for seconds, off in zip(both, (9.0, 3.0), strict=True):
+        for length, value in [(0, 1.0), (4, 3.0), (2, off), (8, 4.0)]:
+            seconds.add(length, value)
+    assert (both[0].expected() == both[1].expected()).all()
+
+
 def test_seconds_are_interpolated_and_monotone():
     seconds = Seconds()
     for length, value in [(0, 1.0), (4, 3.0), (2, 9.0), (8, 4.0)]:
