@@ -6,7 +6,7 @@ and two others by name, and the dynamic linker takes the first of a name in the 
 library that is loaded there before mlx is the one that is used. requirements.txt has OpenBLAS as a wheel
 of 8 MB, whose functions are called scipy_cblas_sgemm and so on; they get their usual names here. Where
 the system has BLIS (libblis4-openmp of Debian and Ubuntu, blis-openmp of Fedora), which is faster for 2 to
-15 rows, those products go to it.
+30 rows, those products go to it.
 
 Nothing is done on macOS, with MLX's CUDA backend, or where another BLAS has been preloaded. Where mlx has been
 imported already it is too late, and a warning says so.
@@ -21,7 +21,7 @@ import platform
 import struct
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 SWITCH = "SPECULATIVE_BLAS"  # 0: load none; a path: load that library
@@ -47,10 +47,10 @@ _ONE_ROW = bytes.fromhex(
     "4889442418 c744242001000000"  # mov [rsp + 24], rax; mov dword [rsp + 32], 1: C, step 1
     "ff2500000000"  # jmp [rip]
 )
-# The same product of up to 15 rows, which is what checking drafts is, with 2^18 weights or more: fewer are not
-# worth a second thread.
+# The same product of up to 30 rows, which is what checking drafts is and reading a sentence, with 2^18 weights or
+# more: fewer are not worth a second thread.
 _FEW_ROWS = bytes.fromhex(
-    "83f90f 7726"  # cmp ecx, 15; ja behind the address: M
+    "83f91e 7726"  # cmp ecx, 30; ja behind the address: M
     "83fe6f 7521 83fa70 751c"  # as above
     "4489c0 410fafc1"  # mov eax, r8d; imul eax, r9d: N K
     "3d00000400 720e"  # cmp eax, 2^18; jb
@@ -73,19 +73,23 @@ def load() -> tuple[str, str]:
     path = Path(choice) if choice else _openblas()
     if path is None:
         return "", "scipy-openblas32 is not installed: pip install -r requirements.txt"
-    threads = os.environ.get("OPENBLAS_NUM_THREADS") or str(physical_cores())
+    cores = physical_cores()
+    threads = os.environ.get("OPENBLAS_NUM_THREADS") or str(len(cores))
     for variable in ("OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(variable, threads)
-    blis, few_rows = ("", b"") if choice else _blis()
+    if threads == "1" or threads != str(len(cores)) or not _may_bind():
+        cores = []  # to bind threads to
+    blis, few_rows = ("", b"") if choice else _blis(cores)
     if blis:
         # Threads of OpenBLAS look 2^20 cycles for a next product, not 2^26: those of BLIS want the cores.
         os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "20")
     try:
-        library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        library = _library(path, cores, ctypes.RTLD_GLOBAL)
         if not choice:
             name_globally(_functions(library, few_rows))
     except (OSError, AttributeError, KeyError) as error:
         return "", f"{path} cannot be loaded: {error}"
+    _begin_computing(cores)
     return path.name + (f" and {blis}" if blis else ""), ""
 
 
@@ -110,13 +114,66 @@ def _openblas() -> Path | None:
     )
 
 
-def _blis() -> tuple[str, bytes]:
+def _blis(cores: Sequence[int] = ()) -> tuple[str, bytes]:
     """The file's name and the address of its sgemm; nothing where there is none that can be loaded."""
     if platform.machine() == "x86_64":
         for path in (path for pattern in _BLIS for path in sorted(Path("/").glob(pattern[1:]))):
             with contextlib.suppress(OSError, AttributeError):
-                return path.name, _address(ctypes.CDLL(str(path)), "cblas_sgemm")
+                return path.name, _address(_library(path, cores), "cblas_sgemm")
     return "", b""
+
+
+# Threads on cores of their own. MLX's thread takes part in every product, with those of a BLAS. Without this the
+# scheduler has two of them on one core now and then, when Python's wakes, and for dozens of products both wait
+# for each other.
+
+_BINDING = "GOMP_CPU_AFFINITY"  # cores for OpenMP's threads, read when its library is loaded
+
+
+def _may_bind() -> bool:
+    """Not where the user says how OpenMP's threads are bound, where its library has been loaded already, or where
+    the system does not allow it."""
+    if any(name in os.environ for name in (_BINDING, "OMP_PROC_BIND", "OMP_PLACES")):
+        return False
+    try:
+        os.sched_setaffinity(0, os.sched_getaffinity(0))
+    except OSError:
+        return False
+    try:
+        ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD)
+    except OSError:
+        return True
+    return False
+
+
+def _library(path: Path, cores: Sequence[int], mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
+    """Load a library, its threads bound to `cores` from the second on (none: not bound)."""
+    if not cores:
+        return ctypes.CDLL(str(path), mode=mode)
+    anywhere, before = os.sched_getaffinity(0), _threads()
+    os.environ[_BINDING] = " ".join(map(str, cores))
+    try:
+        return ctypes.CDLL(str(path), mode=mode)
+    finally:
+        del os.environ[_BINDING]
+        os.sched_setaffinity(0, anywhere)  # OpenMP has bound this thread as well
+        for thread, core in zip(sorted(_threads() - before), cores[1:], strict=False):
+            os.sched_setaffinity(thread, {core})
+
+
+def _begin_computing(cores: Sequence[int]) -> None:
+    """Have MLX begin the thread that computes what the calling thread asks for, on the first of `cores`."""
+    if cores:
+        import mlx.core as mx
+
+        anywhere = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {cores[0]})  # and what begins here
+        mx.eval(mx.zeros(1))
+        os.sched_setaffinity(0, anywhere)
+
+
+def _threads() -> set[int]:
+    return {int(thread.name) for thread in Path("/proc/self/task").iterdir()}
 
 
 def _functions(openblas: ctypes.CDLL, few_rows: bytes) -> dict[str, bytes]:
@@ -143,13 +200,16 @@ def jump(address: bytes) -> bytes:
     return _JUMPS[platform.machine()][1] + address
 
 
-def physical_cores() -> int:
-    """Cores that this process may use, the threads of one counted once."""
-    cores = set()
-    for cpu in os.sched_getaffinity(0):
+def physical_cores() -> list[int]:
+    """The cores that this process may use, each by the number of one of its threads; where processes run side by
+    side, not with the same one first."""
+    cores: dict[object, int] = {}
+    for cpu in sorted(os.sched_getaffinity(0)):
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-        cores.add(siblings.read_text() if siblings.exists() else cpu)
-    return len(cores)
+        cores.setdefault(siblings.read_text() if siblings.exists() else cpu, cpu)
+    numbers = list(cores.values())
+    first = os.getpid() % len(numbers)
+    return numbers[first:] + numbers[:first]
 
 
 def name_globally(codes: Mapping[str, bytes]) -> None:

@@ -1,10 +1,13 @@
 """A fast BLAS is the one that MLX computes with, without a flag; each in a process of its own."""
 
+import ast
 import ctypes
 import os
 import platform
 import subprocess
 import sys
+from collections import Counter
+from ctypes.util import find_library
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +22,8 @@ LINUX_CPU = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere MLX ha
 
 
 def run(code: str, **environment: str) -> str:
-    without = (blas.SWITCH, "OPENBLAS_NUM_THREADS")  # which the tests set
+    threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS")
+    without = (blas.SWITCH, *threads)  # which the tests set
     environment = {k: v for k, v in os.environ.items() if k not in without} | environment
     command = [sys.executable, "-c", code]
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -54,7 +58,7 @@ import mlx.core as mx
 import numpy as np
 a, b = mx.random.normal((8, 300)), mx.random.normal((300, 50))
 assert np.allclose(np.array(a @ b), np.array(a) @ np.array(b), atol=1e-4)
-print(blas.loaded.split()[0], blas.problem, os.environ["OPENBLAS_NUM_THREADS"] == str(blas.physical_cores()))
+print(blas.loaded.split()[0], blas.problem, os.environ["OPENBLAS_NUM_THREADS"] == str(len(blas.physical_cores())))
 """
     assert run(code) == "libscipy_openblas.so  True"
 
@@ -77,6 +81,47 @@ print(blas.loaded.split()[0], blas.problem, os.environ["OPENBLAS_NUM_THREADS"] =
 def test_what_is_loaded_instead(environment, first, printed):
     output = run(f"{first}\nimport blas; print(blas.loaded + blas.problem)", **environment)
     assert output.startswith(printed) and bool(output) == bool(printed)
+
+
+# Products that go to each library, and then where each thread may run, this one first.
+THREADS = """
+import os, blas
+import mlx.core as mx
+for rows in (1, 2, 100):
+    mx.eval(mx.ones((rows, 512)) @ mx.ones((1024, 512)).T)
+print([sorted(os.sched_getaffinity(int(t))) for t in sorted(os.listdir("/proc/self/task"), key=int)])
+"""
+CORES = len(blas.physical_cores()) if sys.platform == "linux" else 1
+SEVERAL = pytest.mark.skipif(CORES < 2, reason="one core")
+
+
+@LINUX_CPU
+@SEVERAL
+def test_threads_that_compute_have_a_core_each():
+    own, *others = ast.literal_eval(run(THREADS))
+    assert own == sorted(os.sched_getaffinity(0))
+    assert all(len(cores) == 1 for cores in others)
+    # MLX's thread is alone on its core; on the others is one of OpenBLAS, and of BLIS where that is.
+    threads = Counter(core for cores in others for core in cores)
+    libraries = 1 + bool(blas._blis()[0])
+    assert sorted(threads.values()) == [1] + [libraries] * (CORES - 1)
+
+
+@LINUX_CPU
+@SEVERAL
+@pytest.mark.parametrize(
+    ("environment", "first"),
+    [
+        ({"OPENBLAS_NUM_THREADS": "1"}, ""),
+        ({"OMP_PROC_BIND": "false"}, ""),
+        ({}, "import ctypes; ctypes.CDLL('libgomp.so.1')"),
+    ],
+)
+def test_threads_are_left_alone_where_they_may_be_fewer_or_are_bound_otherwise(environment, first):
+    if first and not find_library("gomp"):
+        pytest.skip("no OpenMP")
+    anywhere = sorted(os.sched_getaffinity(0))
+    assert all(cores == anywhere for cores in ast.literal_eval(run(first + THREADS, **environment)))
 
 
 @LINUX_CPU
@@ -125,9 +170,9 @@ def recorded():
         (AS_IS, TRANSPOSED, 1, 768, 768, "gemv"),
         (AS_IS, TRANSPOSED, 1, 9, 64, "gemv"),
         (AS_IS, TRANSPOSED, 2, 768, 768, "few"),
-        (AS_IS, TRANSPOSED, 15, 512, 512, "few"),
+        (AS_IS, TRANSPOSED, 30, 512, 512, "few"),
         (AS_IS, TRANSPOSED, 2, 511, 512, "many"),
-        (AS_IS, TRANSPOSED, 16, 768, 768, "many"),
+        (AS_IS, TRANSPOSED, 31, 768, 768, "many"),
         (AS_IS, AS_IS, 1, 768, 768, "many"),
         (AS_IS, AS_IS, 2, 768, 768, "many"),
         (TRANSPOSED, TRANSPOSED, 1, 768, 768, "many"),
