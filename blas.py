@@ -80,9 +80,6 @@ def load() -> tuple[str, str]:
     if threads == "1" or threads != str(len(cores)) or not _may_bind():
         cores = []  # to bind threads to
     blis, few_rows = ("", b"") if choice else _blis(cores)
-    if blis:
-        # Threads of OpenBLAS look 2^20 cycles for a next product, not 2^26: those of BLIS want the cores.
-        os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "20")
     try:
         library = _library(path, cores, ctypes.RTLD_GLOBAL)
         if not choice:
@@ -123,11 +120,14 @@ def _blis(cores: Sequence[int] = ()) -> tuple[str, bytes]:
     return "", b""
 
 
-# Threads on cores of their own. MLX's thread takes part in every product, with those of a BLAS. Without this the
-# scheduler has two of them on one core now and then, when Python's wakes, and for dozens of products both wait
-# for each other.
+# Threads that compute have a core each. MLX's thread takes part in every product, with those of a BLAS: else the
+# scheduler has two of them on one core now and then, when Python's wakes, and for dozens of products both wait for
+# each other.
 
 _BINDING = "GOMP_CPU_AFFINITY"  # cores for OpenMP's threads, read when its library is loaded
+# How long threads look for a next product before they sleep: 2^20 cycles in OpenBLAS, about as long with OpenMP.
+# By default it is so long that two processes on the same cores decode at a seventh of the speed.
+_LOOKING = {"OPENBLAS_THREAD_TIMEOUT": "20", "GOMP_SPINCOUNT": "30000"}
 
 
 def _may_bind() -> bool:
@@ -148,15 +148,17 @@ def _may_bind() -> bool:
 
 def _library(path: Path, cores: Sequence[int], mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
     """Load a library, its threads bound to `cores` from the second on (none: not bound)."""
-    if not cores:
-        return ctypes.CDLL(str(path), mode=mode)
+    settings = _LOOKING | ({_BINDING: " ".join(map(str, cores))} if cores else {})
+    ours = {name: value for name, value in settings.items() if name not in os.environ}
     anywhere, before = os.sched_getaffinity(0), _threads()
-    os.environ[_BINDING] = " ".join(map(str, cores))
+    os.environ.update(ours)
     try:
         return ctypes.CDLL(str(path), mode=mode)
     finally:
-        del os.environ[_BINDING]
-        os.sched_setaffinity(0, anywhere)  # OpenMP has bound this thread as well
+        for name in ours:
+            del os.environ[name]
+        if cores:
+            os.sched_setaffinity(0, anywhere)  # OpenMP has bound this thread as well
         for thread, core in zip(sorted(_threads() - before), cores[1:], strict=False):
             os.sched_setaffinity(thread, {core})
 

@@ -87,6 +87,7 @@ def test_what_is_loaded_instead(environment, first, printed):
 THREADS = """
 import os, blas
 import mlx.core as mx
+assert not any(name in os.environ for name in ("GOMP_CPU_AFFINITY", "GOMP_SPINCOUNT"))
 for rows in (1, 2, 100):
     mx.eval(mx.ones((rows, 512)) @ mx.ones((1024, 512)).T)
 print([sorted(os.sched_getaffinity(int(t))) for t in sorted(os.listdir("/proc/self/task"), key=int)])
