@@ -6,7 +6,8 @@ and two others by name, and the dynamic linker takes the first of a name in the 
 library that is loaded there before mlx is the one that is used. requirements.txt has OpenBLAS as a wheel
 of 8 MB, whose functions are called scipy_cblas_sgemm and so on; they get their usual names here. Where
 the system has BLIS (libblis4-openmp of Debian and Ubuntu, blis-openmp of Fedora), which is faster for 2 to
-30 rows, those products go to it.
+30 rows, those products go to it. Threads that compute get a core each, unless OPENBLAS_NUM_THREADS asks for
+fewer than there are or OpenMP's variables say where they run.
 
 Nothing is done on macOS, with MLX's CUDA backend, or where another BLAS has been preloaded. Where mlx has been
 imported already it is too late, and a warning says so.
