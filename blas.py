@@ -138,6 +138,7 @@ def _may_bind() -> bool:
         return False
     try:
         os.sched_setaffinity(0, os.sched_getaffinity(0))
+        _threads()
     except OSError:
         return False
     try:
@@ -151,7 +152,7 @@ def _library(path: Path, cores: Sequence[int], mode: int = ctypes.DEFAULT_MODE) 
     """Load a library, its threads bound to `cores` from the second on (none: not bound)."""
     settings = _LOOKING | ({_BINDING: " ".join(map(str, cores))} if cores else {})
     ours = {name: value for name, value in settings.items() if name not in os.environ}
-    anywhere, before = os.sched_getaffinity(0), _threads()
+    anywhere, before = os.sched_getaffinity(0), _threads() if cores else set()
     os.environ.update(ours)
     try:
         return ctypes.CDLL(str(path), mode=mode)
@@ -160,8 +161,8 @@ def _library(path: Path, cores: Sequence[int], mode: int = ctypes.DEFAULT_MODE) 
             del os.environ[name]
         if cores:
             os.sched_setaffinity(0, anywhere)  # OpenMP has bound this thread as well
-        for thread, core in zip(sorted(_threads() - before), cores[1:], strict=False):
-            os.sched_setaffinity(thread, {core})
+            for thread, core in zip(sorted(_threads() - before), cores[1:], strict=False):
+                os.sched_setaffinity(thread, {core})
 
 
 def _begin_computing(cores: Sequence[int]) -> None:
@@ -171,7 +172,7 @@ def _begin_computing(cores: Sequence[int]) -> None:
 
         anywhere = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {cores[0]})  # and what begins here
-        mx.eval(mx.zeros(1))
+        mx.eval(mx.zeros(1, stream=mx.cpu))
         os.sched_setaffinity(0, anywhere)
 
 
