@@ -38,7 +38,8 @@ FIRST_OF_MANY = (0, 2, 0)  # of rows side by side, where a step that drafts in v
 FAR = 4  # times as many rows, and what steps cost tells nothing
 SAMPLE = 4  # one row in so many is drafted for where that is only tried
 EXPLORE = 24  # steps after which one is spent on another length, to measure it
-RETRY = (16, 256)  # steps of plain decoding, least and most, until drafting is tried once more
+# Steps of plain decoding until drafting is tried once more: at first, of rows side by side, and most, as they double.
+RETRY, RETRY_OF_MANY, RETRY_AT_MOST = 16, 64, 256
 CHECKS = 3  # first steps to compare with what is known of costs
 AGREE = 1.3  # how far they may be off
 LOGITS = 1 << 26  # logits of one verification at most: 256 MB in float32
@@ -183,10 +184,8 @@ class AdaptiveSchedule:
         self._ratios: list[float] = []
         self._steps = 0
         self._detours = cycle((-1, 1, -len(LENGTHS)))  # in LENGTHS: one shorter, one longer, none
-        self._idle, self._patience = (
-            0,
-            RETRY[0],
-        )  # steps without drafts, and how many of them to wait
+        self._idle = 0  # steps without drafts
+        self._vain = 0  # tries after such since drafting paid
         self._retries = False  # whether this step drafts though it does not seem to pay
 
     def costs(self) -> Costs | None:
@@ -243,7 +242,8 @@ class AdaptiveSchedule:
                 chosen[b] = max(rest, key=rate, default=None)
             if dear:
                 s, t, rates, _ = best_lengths(chosen)
-        self._retries = t == 0 and self._idle >= self._patience
+        patience = min((RETRY if rows == 1 else RETRY_OF_MANY) << self._vain, RETRY_AT_MOST)
+        self._retries = t == 0 and self._idle >= patience
         if self._retries:
             return self._sample(wanted, room, LENGTHS[min(2, self._longest(rows))])
         best, (s, t) = (s, t), self._detour(rows, s, t)
@@ -253,7 +253,7 @@ class AdaptiveSchedule:
         if stops:
             return replace(plan, stop=self._stop(plan, copying, asking, rates.max()))
         copies = any(not _is_model(c) for of_row in candidates for c in of_row)
-        return replace(plan, again=t == 0 and not copies and self._idle + 1 < self._patience)
+        return replace(plan, again=t == 0 and not copies and self._idle + 1 < patience)
 
     def _explore(self, rows: int) -> None:
         self._explored = rows
@@ -351,9 +351,9 @@ class AdaptiveSchedule:
         self._steps, self._first = self._steps + 1, self._first[1:]
         self._idle = 0 if plan.lengths.any() else self._idle + 1
         if self._retries:
-            self._patience = min(2 * self._patience, RETRY[1])
+            self._vain += 1
         elif plan.lengths.any():
-            self._patience = RETRY[0]
+            self._vain = 0
         self._reading.add(plan.unread, preparing, ended)
         for acceptance in self._acceptance.values():
             acceptance.fade()

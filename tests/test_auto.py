@@ -108,12 +108,12 @@ def test_a_draft_model_that_is_sure_and_wrong(name):
         assert rate(machine, AdaptiveSchedule(32128, costs), known) >= 0.97 * plain
 
 
-def test_batches_where_drafting_is_in_vain():
-    """Six batches of eight with a draft model that is never right, from the first step on."""
-    machine = MACHINES["t5-base, t5-small"]
-    known = [text.lower() for text in texts(EVERY, 48, 0)]
+@pytest.mark.parametrize("name", MACHINES)
+def test_batches_where_drafting_is_in_vain(name):
+    """Three batches of eight with a draft model that is never right, from the first step on."""
+    machine, known = MACHINES[name], [text.lower() for text in texts(EVERY, 24, 0)]
     plain = rate(machine, FixedSchedule(0), known, 8)
-    for costs, share in ((None, 0.95), (measured(machine, 8), 0.97)):
+    for costs, share in ((None, 0.96), (measured(machine, 8), 0.97)):
         assert rate(machine, AdaptiveSchedule(32128, costs), known, 8) >= share * plain
 
 

@@ -11,7 +11,7 @@ from speculative.schedule import (
     FIRST,
     LENGTHS,
     LOGITS,
-    RETRY,
+    RETRY_AT_MOST,
     Acceptance,
     AdaptiveSchedule,
     FixedSchedule,
@@ -101,7 +101,7 @@ def test_it_backs_off_and_tries_again():
     useless = _lengths(simulation, 400, 0.0)
     assert useless.count(0) >= 0.98 * len(useless)
     assert sum(useless) > 0
-    simulation.run(RETRY[1], 0.95)
+    simulation.run(RETRY_AT_MOST, 0.95)
     assert np.median(_lengths(simulation, 40, 0.95)) >= 4
 
 
