@@ -105,7 +105,7 @@ def test_threads_that_compute_have_a_core_each():
     # MLX's thread is alone on its core; on the others is one of OpenBLAS, and of BLIS where that is.
     threads = Counter(core for cores in others for core in cores)
     libraries = 1 + bool(blas._blis()[0])
-    assert sorted(threads.values()) == [1] + [libraries] * (CORES - 1)
+    assert len(threads) == CORES and 1 in threads.values() and max(threads.values()) == libraries
 
 
 @LINUX_CPU
