@@ -321,4 +321,5 @@ def test_a_rank_can_be_terminated(folder, tmp_path):
         ranks[1].terminate()
         (code, _, stderr), (other, *silent) = ends(ranks)
     assert (other, silent) == (128 + signal.SIGTERM, ["", ""])
-    assert (code, stderr.splitlines()[-1]) == (1, f"main.py: {LOST}")
+    ours = [line for line in stderr.splitlines() if line.startswith("main.py: ")]  # MLX's may follow
+    assert (code, ours) == (1, [f"main.py: {LOST}"])
