@@ -321,5 +321,6 @@ def test_a_rank_can_be_terminated(folder, tmp_path):
         ranks[1].terminate()
         (code, _, stderr), (other, *silent) = ends(ranks)
     assert (other, silent) == (128 + signal.SIGTERM, ["", ""])
-    ours = [line for line in stderr.splitlines() if line.startswith("main.py: ")]  # MLX's may follow
+    # MLX's lines may follow.
+    ours = [line for line in stderr.splitlines() if line.startswith("main.py: ")]
     assert (code, ours) == (1, [f"main.py: {LOST}"])
