@@ -268,6 +268,14 @@ def test_ranks_that_differ_say_so_and_end(folder, tmp_path, change, arguments, m
     assert message in line
 
 
+def lost(errors: str) -> int:
+    """How often it is said that a rank was lost, and no more by us. MLX's threads say in pieces what
+    they see, before, behind and within each other's lines."""
+    assert errors.count("main.py: ") == errors.count(f"main.py: {LOST}\n")
+    assert "Traceback" not in errors
+    return errors.count(LOST)
+
+
 @pytest.mark.parametrize("count", [2, 4])
 def test_when_a_rank_is_killed_the_others_end_and_nothing_wrong_is_printed(folder, tmp_path, count):
     """MLX alone may wait for ever, or go on with wrong sums."""
@@ -281,9 +289,7 @@ def test_when_a_rank_is_killed_the_others_end_and_nothing_wrong_is_printed(folde
     del others[count // 2 - 1]
     for end, _, errors in [(code, stdout, stderr), *others]:
         assert end == 1
-        others = ("[ring]", "prompts.txt: answered up to line ")
-        lines = [line for line in errors.splitlines() if not line.startswith(others)]
-        assert lines == [f"main.py: {LOST}"]
+        assert lost(errors) == 1
 
 
 NAMED = f"""
@@ -303,8 +309,7 @@ def test_when_a_rank_is_killed_under_mlx_launch_a_line_of_ours_says_so(folder, c
         assert started.stdout.readline() == "fünf\n"
         os.kill(int((folder / f"{killed}.pid").read_text()), signal.SIGKILL)
         _, stderr = started.communicate(timeout=LIMIT)
-    lines = [line for line in stderr.splitlines() if line.startswith("main.py: ")]
-    assert 1 <= len(lines) < count and set(lines) == {f"main.py: {LOST}"}
+    assert 1 <= lost(stderr) < count
 
 
 def test_a_mistake_under_mlx_launch_is_one_line_of_ours(folder):
@@ -321,6 +326,4 @@ def test_a_rank_can_be_terminated(folder, tmp_path):
         ranks[1].terminate()
         (code, _, stderr), (other, *silent) = ends(ranks)
     assert (other, silent) == (128 + signal.SIGTERM, ["", ""])
-    # MLX's lines may follow.
-    ours = [line for line in stderr.splitlines() if line.startswith("main.py: ")]
-    assert (code, ours) == (1, [f"main.py: {LOST}"])
+    assert (code, lost(stderr)) == (1, 1)
