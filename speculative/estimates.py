@@ -58,9 +58,11 @@ class Acceptance(Evidence):
 
 
 class Seconds:
-    """How long a step takes by number of drafted tokens."""
+    """How long a step takes by number of drafted tokens: as long as the fastest of the last ones. What disturbs a
+    step only makes it longer, for a step or a while, and what was measured in such a while would not be chosen, so
+    not be measured again."""
 
-    KEPT = 5  # measurements of a length
+    KEPT = 15  # measurements of a length
     SLOPE = 0.2  # the first guess: a drafted token costs so much of a plain step
     LINE = 3.0  # the line's weight; that of n measurements is n squared
     OFF = 1.5  # how far it may draw
@@ -75,15 +77,14 @@ class Seconds:
         self._measured.setdefault(length, deque(maxlen=self.KEPT)).append(seconds)
 
     def known(self) -> dict[int, float]:
-        """Seconds by length: measured, or guessed and brought to the speed of what has been measured. A
-        guess is worth a measurement."""
-        measured = {length: low_median(seconds) for length, seconds in self._measured.items()}
+        """Seconds by length: measured, or guessed and brought to the speed of what has been measured. One
+        measurement alone does not outweigh a guess."""
+        measured = {length: min(seconds) for length, seconds in self._measured.items()}
         ratios = [self.ratio(length, seconds) for length, seconds in measured.items()]
         speed = low_median(ratios) if self._guess and ratios else 1.0
         guess = {length: speed * seconds for length, seconds in self._guess.items()}
-        both = guess.keys() & measured.keys()
-        outweighed = {k: low_median([guess[k], *self._measured[k]]) for k in both}
-        return guess | measured | outweighed
+        once = [k for k in guess.keys() & measured.keys() if len(self._measured[k]) == 1]
+        return guess | measured | {k: min(guess[k], measured[k]) for k in once}
 
     def ratio(self, length: int, seconds: float) -> float:
         """Of these seconds to the guess for this length."""

@@ -39,7 +39,11 @@ FAR = 4  # times as many rows, and what steps cost tells nothing
 SAMPLE = 4  # one row in so many is drafted for where that is only tried
 EXPLORE = 24  # steps after which one is spent on another length, to measure it
 # Steps of plain decoding until drafting is tried once more: at first, of rows side by side, and most, as they double.
-RETRY, RETRY_OF_MANY, RETRY_AT_MOST = 16, 64, 256
+RETRY, RETRY_OF_MANY, RETRY_AT_MOST = 16, 128, 256
+# So many times what plain decoding gives have drafts to promise for rows side by side. The best of many estimates
+# promises too much (Smith and Winkler 2006, "The optimizer's curse"); one row's drafts, which stop where the draft
+# model is unsure, give more than lengths alone promise.
+MARGIN = 1.1
 CHECKS = 3  # first steps to compare with what is known of costs
 AGREE = 1.3  # how far they may be off
 LOGITS = 1 << 26  # logits of one verification at most: 256 MB in float32
@@ -314,7 +318,8 @@ class AdaptiveSchedule:
             s, t = np.triu_indices(len(LENGTHS))
         rates = (live + modelled[s] + copied[t]) / (asking[s] + copying[t])
         rates = np.where(t <= self._longest(rows), rates, 0)
-        best = int(np.argmax(rates))
+        margin = MARGIN if rows > 1 else 1.0
+        best = int(np.argmax(np.where(t > 0, rates / margin, rates)))
         return int(s[best]), int(t[best]), rates, s == 0
 
     def _longest(self, rows: int) -> int:

@@ -14,6 +14,7 @@ from speculative.schedule import (
     RETRY_AT_MOST,
     Acceptance,
     AdaptiveSchedule,
+    Costs,
     FixedSchedule,
     OwnLengths,
     Seconds,
@@ -175,6 +176,37 @@ def test_seconds_are_interpolated_and_monotone():
     assert expected[2] == pytest.approx(3, rel=0.05) == expected[4]  # the 9.0 was off
     assert expected[6] == pytest.approx(3.5, rel=0.05)
     assert expected[16] == pytest.approx(4 + 8 * 3 / 8, rel=0.05)
+
+
+def test_a_length_takes_as_long_as_the_fastest_of_its_last_steps():
+    seconds = Seconds()
+    for value in (1.6, 1.0, 1.7, 1.5):
+        seconds.add(0, value)
+    assert seconds.expected()[0] == 1
+    for _ in range(Seconds.KEPT):
+        seconds.add(0, 2.0)  # the machine has become slower
+    assert seconds.expected()[0] == 2
+
+
+def test_a_guess_for_a_length_is_outweighed_by_two_measurements():
+    seconds = Seconds({0: 1.0, 4: 1.0})
+    seconds.add(0, 1.0)
+    seconds.add(4, 3.0)
+    assert seconds.known() == {0: 1.0, 4: 1.0}
+    seconds.add(4, 3.0)
+    assert seconds.known() == {0: 1.0, 4: 3.0}
+
+
+def test_side_by_side_drafts_have_to_promise_more_than_a_little():
+    """A twentieth more than plain decoding, from one drafted token that always passes, is not enough for two rows."""
+    for promised, drafts in ((1.05, False), (1.2, True)):
+        for rows in (1, 2):
+            costs = Costs({rows: ({0: 1.0}, {0: 1.0, 1: 2 / promised})})
+            schedule = AdaptiveSchedule(32128, costs)
+            for _ in range(300):
+                schedule._acceptance[True, "model"].update(1, rejected=False)
+            plan = schedule.plan([[Candidate("model", 1)]] * rows, [1000] * rows)
+            assert plan.lengths.any() == (drafts or rows == 1)
 
 
 def test_one_measurement_that_is_off_moves_little():
