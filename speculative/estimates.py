@@ -58,28 +58,32 @@ class Acceptance(Evidence):
 
 
 class Seconds:
-    """How long a step takes by number of drafted tokens: as long as the fastest of the last ones. What disturbs a
-    step only makes it longer, for a step or a while, and what was measured in such a while would not be chosen, so
-    not be measured again."""
+    """How long a step takes by number of drafted tokens.
 
-    KEPT = 15  # measurements of a length
+    One row's: the median of the last ones. Of rows side by side, where a choice lasts longer: the fastest. What
+    disturbs a step only makes it longer, for a step or a while, and what was measured in such a while would not be
+    chosen, so not be measured again."""
+
+    KEPT, KEPT_OF_MANY = 5, 15  # measurements of a length
     SLOPE = 0.2  # the first guess: a drafted token costs so much of a plain step
     LINE = 3.0  # the line's weight; that of n measurements is n squared
     OFF = 1.5  # how far it may draw
 
-    def __init__(self, guess: Mapping[int, float] | None = None):
+    def __init__(self, guess: Mapping[int, float] | None = None, rows: int = 1):
         """guess: seconds by length, of steps that are alike up to their speed: of another number of rows,
         or of another run."""
         self._guess = dict(guess or {})
+        self._kept = self.KEPT if rows == 1 else self.KEPT_OF_MANY
+        self._typical = low_median if rows == 1 else min
         self._measured: dict[int, deque[float]] = {}
 
     def add(self, length: int, seconds: float) -> None:
-        self._measured.setdefault(length, deque(maxlen=self.KEPT)).append(seconds)
+        self._measured.setdefault(length, deque(maxlen=self._kept)).append(seconds)
 
     def known(self) -> dict[int, float]:
         """Seconds by length: measured, or guessed and brought to the speed of what has been measured. One
         measurement alone does not outweigh a guess."""
-        measured = {length: min(seconds) for length, seconds in self._measured.items()}
+        measured = {length: self._typical(seconds) for length, seconds in self._measured.items()}
         ratios = [self.ratio(length, seconds) for length, seconds in measured.items()]
         speed = low_median(ratios) if self._guess and ratios else 1.0
         guess = {length: speed * seconds for length, seconds in self._guess.items()}

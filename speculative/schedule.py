@@ -203,7 +203,7 @@ class AdaptiveSchedule:
 
     def _take_over(self, costs: Costs) -> None:
         for rows, (without, with_model) in costs.steps.items():
-            self._seconds[rows] = Seconds(without), Seconds(with_model)
+            self._seconds[rows] = Seconds(without, rows), Seconds(with_model, rows)
         self._reading = Reading(costs.reading)
 
     def plan(self, candidates: Sequence[Sequence[Candidate]], room: Sequence[int]) -> Plan:
@@ -343,7 +343,8 @@ class AdaptiveSchedule:
             nearest = self._nearest(rows)
             assert nearest  # or `plan` would have explored
             without, with_model = self._seconds[nearest]
-            self._seconds[rows] = Seconds(without.known()), Seconds(with_model.known())
+            guesses = without.known(), with_model.known()
+            self._seconds[rows] = Seconds(guesses[0], rows), Seconds(guesses[1], rows)
         without, with_model = self._seconds[rows]
         if not with_model.drafted:
             copying = without.expected()
@@ -381,7 +382,8 @@ class AdaptiveSchedule:
         modelled, longest = lengths
         if 0 < modelled < longest:
             return  # the sum of two costs that it does not tell apart
-        without, with_model = self._seconds.setdefault(rows, (Seconds(), Seconds()))
+        new = Seconds(rows=rows), Seconds(rows=rows)
+        without, with_model = self._seconds.setdefault(rows, new)
         if not modelled:
             without.add(longest, seconds)
         if modelled or not longest:

@@ -178,12 +178,14 @@ def test_seconds_are_interpolated_and_monotone():
     assert expected[16] == pytest.approx(4 + 8 * 3 / 8, rel=0.05)
 
 
-def test_a_length_takes_as_long_as_the_fastest_of_its_last_steps():
-    seconds = Seconds()
+def test_side_by_side_a_length_takes_as_long_as_the_fastest_of_its_last_steps():
+    """Alone, as the median."""
+    alone, seconds = Seconds(), Seconds(rows=8)
     for value in (1.6, 1.0, 1.7, 1.5):
+        alone.add(0, value)
         seconds.add(0, value)
-    assert seconds.expected()[0] == 1
-    for _ in range(Seconds.KEPT):
+    assert alone.expected()[0] == 1.5 and seconds.expected()[0] == 1
+    for _ in range(Seconds.KEPT_OF_MANY):
         seconds.add(0, 2.0)  # the machine has become slower
     assert seconds.expected()[0] == 2
 
