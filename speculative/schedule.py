@@ -343,8 +343,7 @@ class AdaptiveSchedule:
             nearest = self._nearest(rows)
             assert nearest  # or `plan` would have explored
             without, with_model = self._seconds[nearest]
-            guesses = without.known(), with_model.known()
-            self._seconds[rows] = Seconds(guesses[0], rows), Seconds(guesses[1], rows)
+            self._seconds[rows] = Seconds(without.known(), rows), Seconds(with_model.known(), rows)
         without, with_model = self._seconds[rows]
         if not with_model.drafted:
             copying = without.expected()

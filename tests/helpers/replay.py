@@ -104,10 +104,17 @@ class Replay:
 
     PROMPT = 20  # tokens
 
-    def __init__(self, machine: Machine, schedule: Schedule, seed: int = 0, late: int = 0):
-        """late: as for `drafted`."""
+    def __init__(
+        self,
+        machine: Machine,
+        schedule: Schedule,
+        seed: int = 0,
+        late: int = 0,
+        noise: random.Random | None = None,
+    ):
+        """late: as for `drafted`. noise: of measurements, by default one from `seed`."""
         self.machine, self.schedule, self.rows = machine, schedule, []
-        self.seconds, self._noise = 0.0, random.Random(seed)
+        self.seconds, self._noise = 0.0, noise or random.Random(seed)
         self.late = late
 
     def admit(self, fresh: Sequence[Text]) -> None:
@@ -169,8 +176,9 @@ def rate(
     rows: int = 1,
     seed: int = 0,
     late: int = 0,
+    noise: random.Random | None = None,
 ) -> float:
     """Tokens per second, so many side by side."""
-    replay = Replay(machine, schedule, seed, late)
+    replay = Replay(machine, schedule, seed, late, noise)
     list(decode(replay, Waiting([Text(text) for text in known]), rows))
     return sum(map(len, known)) / replay.seconds
