@@ -212,8 +212,10 @@ def _connect() -> tuple[mx.distributed.Group, list[socket.socket]]:
         raise InputError(f"the ranks found no connection: {error}") from None
     sockets = []
     for number in _open_files() - before:
-        with suppress(OSError):  # no socket
-            sockets.append(socket.socket(fileno=os.dup(number)))
+        with suppress(OSError):  # no socket, or left open by MLX when the neighbour was not there yet
+            connection = socket.socket(fileno=os.dup(number))
+            connection.getpeername()
+            sockets.append(connection)
     return group, sockets
 
 

@@ -24,7 +24,7 @@ from helpers.ranks import LIMIT, by_hand, ends, launch, launched
 from checkpoints.npz import map_npz
 from checkpoints.quantization import Quantization
 from convert import convert
-from distributed.ranks import LOST
+from distributed.ranks import _GRACE, LOST
 
 PROGRAM = Path(__file__).parent / "helpers" / "rank_program.py"
 
@@ -274,6 +274,24 @@ def lost(errors: str) -> int:
     assert errors.count("main.py: ") == errors.count(f"main.py: {LOST}\n")
     assert "Traceback" not in errors
     return errors.count(LOST)
+
+
+LATE = f"""
+import os, sys, time
+sys.path.insert(0, {str(ROOT)!r})
+import decoder
+from distributed.ranks import session
+time.sleep(1.5 * (os.environ["MLX_RANK"] == "0"))
+with session():
+    time.sleep({_GRACE + 1})
+    print("done")
+"""
+
+
+def test_a_rank_that_begins_late_is_not_taken_for_lost(tmp_path):
+    """MLX leaves open what it could not connect at first."""
+    with by_hand([["-c", LATE]] * 2, [tmp_path] * 2, tmp_path / "hosts") as ranks:
+        assert ends(ranks) == [(0, "done\n", ""), (0, "", "")]
 
 
 @pytest.mark.parametrize("count", [2, 4])
