@@ -212,7 +212,8 @@ def _connect() -> tuple[mx.distributed.Group, list[socket.socket]]:
         raise InputError(f"the ranks found no connection: {error}") from None
     sockets = []
     for number in _open_files() - before:
-        with suppress(OSError):  # no socket, or left open by MLX when the neighbour was not there yet
+        # Not what is no socket, nor one that MLX left open when the neighbour was not there yet.
+        with suppress(OSError):
             connection = socket.socket(fileno=os.dup(number))
             connection.getpeername()
             sockets.append(connection)
