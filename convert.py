@@ -28,9 +28,9 @@ from errors import InputError, naming
 from families import architecture_of, family_of
 from families.causal_loading import convert_with_mlx_lm, is_causal, is_decoder_only
 from families.folders import WEIGHTS, converted_path
-from families.generation import FILE as GENERATION
 from families.loading import build, read_tokenizers, weight_shapes
 from terminal import cli
+from text.generation import FILE as GENERATION
 
 
 def read_config(folder: Path) -> dict:

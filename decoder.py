@@ -22,12 +22,9 @@ import numpy as np
 from tokenizers import Tokenizer
 
 import machine
-from checkpoints.tokenizer import TextStream, shared_vocabulary, translation
 from distributed.ranks import ALONE, Ranks
 from errors import InputError
-from families.languages import frame
 from families.loading import load
-from families.prompts import Prompts, check_prompt
 from speculative.batch import RowBatch, decode, with_others
 from speculative.beams import BeamBatch
 from speculative.cached_model import Model, Rows
@@ -37,6 +34,10 @@ from speculative.response import Response, respond
 from speculative.row import Row, Stats
 from speculative.sampling import RowSeeds, log_probabilities, sampler
 from speculative.schedule import AdaptiveSchedule, FixedSchedule, Plan, Schedule
+from text.languages import frame
+from text.prompts import Prompts, check_prompt
+from text.stream import TextStream
+from text.tokenizer import shared_vocabulary, translation
 
 __all__ = [
     "Options",

@@ -24,11 +24,11 @@ from decoder import BATCH_SIZE, Options, Response, SpeculativeDecoder, load
 from demo.pair import demo_model
 from distributed.ranks import Ranks, session
 from errors import InputError
-from families.prompts import check_prompt
 from speculative.options import MAX_TOKENS
 from terminal import cli
 from terminal.flags import add_decoding_options, add_models, check_models, options_of
 from terminal.summary import Summary, bars_for
+from text.prompts import check_prompt
 
 LARGE = 200 << 20  # bytes of weights
 DRAFTING = ("num_draft", "lookup", "delta")  # what beams do not

@@ -9,6 +9,20 @@ from checkpoints.tensors import Tensor
 from checkpoints.torch_files import read_torch
 from errors import InputError
 
+TOKENIZER_FILES = (  # of a checkpoint, those that say something about its tokenizer
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "source.spm",
+    "target.spm",
+    "vocab.json",
+    "target_vocab.json",
+    "merges.txt",
+)
+
 
 def read_json(path: Path) -> dict:
     """The object in the JSON file `path`; InputError where it is missing or no such thing."""

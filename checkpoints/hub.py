@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from checkpoints.folder import weight_files
-from checkpoints.tokenizer_files import SOURCES as TOKENIZER_FILES
+from checkpoints.folder import TOKENIZER_FILES, weight_files
 from errors import InputError
 
 CONFIG = "config.json"

@@ -22,9 +22,9 @@ from pathlib import Path
 import sentencepiece
 import torch
 
-from checkpoints.tokenizer_files import from_transformers
 from demo.tasks import held_out_example, training_example
 from demo.torch_models import EOS, PAD, PIECES, DecoderOnly, EncoderDecoder, save
+from text.tokenizer_files import from_transformers
 
 HERE = Path(__file__).parent
 MOST_ROWS, MOST_TOKENS = 64, 2048  # of a batch

@@ -24,11 +24,11 @@ from tokenizers import (
 )
 
 from checkpoints.folder import read_json
-from checkpoints.tokenizer import FILE as TOKENIZER
-from checkpoints.tokenizer import SOURCE_FILE
-from checkpoints.tokenizer_files import copy_sources, from_transformers, save
 from errors import InputError
-from families.languages import Languages
+from text.languages import Languages
+from text.tokenizer import FILE as TOKENIZER
+from text.tokenizer import SOURCE_FILE
+from text.tokenizer_files import copy_sources, from_transformers, save
 
 UNKNOWN, END, PADDING = "<unk>", "</s>", "<pad>"
 _LANGUAGE = re.compile(r"[a-z]{2,3}_([A-Z]{2}|[A-Z][a-z]{3})")  # en_XX, eng_Latn

@@ -25,7 +25,7 @@ from errors import InputError
 from families import architecture_of, is_ours
 from families.causal import CausalModel, check_cache
 from families.folders import WEIGHTS, converted_path
-from families.generation import Generation
+from text.generation import Generation
 
 T = TypeVar("T")
 

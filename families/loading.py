@@ -18,16 +18,16 @@ from checkpoints.folder import read_json
 from checkpoints.npz import map_npz
 from checkpoints.quantization import Quantization
 from checkpoints.tensors import to_mlx
-from checkpoints.tokenizer import FILE as TOKENIZER
-from checkpoints.tokenizer import SOURCE_FILE as SOURCE_TOKENIZER
-from checkpoints.tokenizer import check_rows, load_tokenizer
 from distributed import sharding
 from distributed.ranks import Ranks
 from errors import InputError, naming
 from families import Family, family_of
 from families.folders import WEIGHTS, converted, find_model
-from families.generation import Generation
-from families.languages import Languages
+from text.generation import Generation
+from text.languages import Languages
+from text.tokenizer import FILE as TOKENIZER
+from text.tokenizer import SOURCE_FILE as SOURCE_TOKENIZER
+from text.tokenizer import check_rows, load_tokenizer
 
 
 def build(

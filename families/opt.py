@@ -15,12 +15,12 @@ import numpy as np
 from checkpoints import names
 from checkpoints.config import BaseConfig, token_ids
 from checkpoints.tensors import Tensor
-from checkpoints.tokenizer_files import copy_sources, from_transformers, save
 from distributed.ranks import ALONE
 from errors import InputError
 from families import Family
 from families.causal import Progress, most_prompt_tokens, prefill
 from speculative.cache import SlotCache
+from text.tokenizer_files import copy_sources, from_transformers, save
 
 _ACTIVATIONS = {"relu": nn.relu, "gelu": nn.gelu, "gelu_new": nn.gelu_approx, "silu": nn.silu}
 _FIRST = 2  # the row of the position table that is position 0's

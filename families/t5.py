@@ -8,12 +8,12 @@ from checkpoints import names
 from checkpoints.config import Config
 from checkpoints.folder import read_json
 from checkpoints.tensors import Tensor
-from checkpoints.tokenizer import FILE as TOKENIZER
-from checkpoints.tokenizer import byte_tokenizer, like_sentencepiece, readable
-from checkpoints.tokenizer_files import copy_sources, from_transformers, save
 from errors import InputError
 from families import Family
 from model import T5
+from text.tokenizer import FILE as TOKENIZER
+from text.tokenizer import byte_tokenizer, like_sentencepiece, readable
+from text.tokenizer_files import copy_sources, from_transformers, save
 
 
 def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -10,9 +10,9 @@ from typing import ClassVar
 from checkpoints import names
 from checkpoints.config import BaseConfig, token_ids
 from checkpoints.tensors import Tensor
-from checkpoints.tokenizer import FILE as TOKENIZER
-from checkpoints.tokenizer_files import copy_sources, from_transformers, save
 from errors import InputError
+from text.tokenizer import FILE as TOKENIZER
+from text.tokenizer_files import copy_sources, from_transformers, save
 
 _WINDOWED = {"sliding_attention": True, "full_attention": False}
 _STACKS = ("encoder", "decoder")

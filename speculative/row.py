@@ -67,7 +67,7 @@ class Stats:
 
 
 class Text(Protocol):
-    """A row's text as it grows; see checkpoints.tokenizer.TextStream."""
+    """A row's text as it grows; see text.stream.TextStream."""
 
     stopped: bool  # by a stop text
 

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from distributed.ranks import ALONE, Ranks
 from errors import InputError
-from families.prompts import check_prompt
+from text.prompts import check_prompt
 
 
 class PromptFile:

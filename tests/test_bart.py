@@ -19,7 +19,6 @@ from checkpoints.quantization import Quantization
 from decoder import Batch
 from errors import InputError
 from families.bart import Config, Model
-from families.generation import Generation
 from speculative.batch import decode as decode_rows
 from speculative.cache import MASKED
 from speculative.cached_model import padded
@@ -27,6 +26,7 @@ from speculative.drafting import Drafter, ModelDrafter
 from speculative.options import Options
 from speculative.row import Row, Waiting
 from speculative.schedule import FixedSchedule
+from text.generation import Generation
 
 pytestmark = pytest.mark.slow
 

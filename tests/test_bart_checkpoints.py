@@ -16,14 +16,14 @@ from helpers.oracle import disturbed, flat_weights, greedy
 
 from checkpoints.folder import open_checkpoint
 from checkpoints.quantization import Quantization
-from checkpoints.tokenizer import load_tokenizer
 from convert import convert
 from decoder import Options, SpeculativeDecoder
 from distributed.sharding import check_ranks
 from errors import InputError
 from families.bart import FAMILY, Config, Model
-from families.languages import frame
 from families.loading import load
+from text.languages import frame
+from text.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.slow
 

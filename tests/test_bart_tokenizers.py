@@ -9,10 +9,11 @@ import transformers
 from helpers import bart_tokenizers as folders
 from helpers.bart_tokenizers import EDGES, FAMILIES, ODD, SENTENCES, assert_same, reader
 
-from checkpoints.tokenizer import TextStream, load_tokenizer, shared_vocabulary
 from errors import InputError
 from families.bart_tokenizers import write_tokenizer
-from families.languages import Languages
+from text.languages import Languages
+from text.stream import TextStream
+from text.tokenizer import load_tokenizer, shared_vocabulary
 
 pytestmark = pytest.mark.slow
 

@@ -25,12 +25,12 @@ from demo.tasks import SHORT_KINDS, held_out_example
 from distributed.ranks import ALONE
 from errors import InputError
 from families.bart import FAMILY
-from families.generation import Generation
 from speculative.batch import decode
 from speculative.beams import BeamBatch, Search
 from speculative.cache import SlotCache
 from speculative.options import Options
 from speculative.row import Waiting
+from text.generation import Generation
 
 ENDS = (1, 5)
 VOCAB = 61

@@ -12,12 +12,12 @@ from helpers.programs import DEMO, PROMPT, call
 from transformers import T5ForConditionalGeneration
 
 from benchmarks.measure import examples
-from checkpoints.tokenizer import TextStream
 from convert import convert
 from decoder import batch_generate, generate, load, stream_generate
 from errors import InputError
-from families.generation import Generation
 from speculative.options import Options
+from text.generation import Generation
+from text.stream import TextStream
 
 WAYS = [  # lookup, num_draft, batch size
     (False, 0, 8),

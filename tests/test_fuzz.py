@@ -34,10 +34,10 @@ from tokenizers import (
 from checkpoints.folder import open_checkpoint
 from checkpoints.npz import map_npz, write_npz_member
 from checkpoints.safetensors_files import read_safetensors
-from checkpoints.tokenizer import check_rows, load_tokenizer
 from checkpoints.torch_files import read_torch
 from errors import InputError
 from families.t5 import write_tokenizer
+from text.tokenizer import check_rows, load_tokenizer
 
 pytestmark = pytest.mark.slow
 

@@ -11,11 +11,11 @@ from helpers.oracle import flat_weights
 from helpers.programs import DEMO
 from transformers import T5ForConditionalGeneration
 
-from checkpoints.tokenizer import byte_tokenizer
 from decoder import Stats, batch_generate, generate, stream_generate
 from demo.tasks import SHORT_KINDS, held_out_example
 from errors import InputError
 from model import T5
+from text.tokenizer import byte_tokenizer
 
 
 def examples(count: int, kind: str | None = None) -> list:

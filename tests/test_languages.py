@@ -12,8 +12,8 @@ import main
 from convert import convert
 from decoder import SpeculativeDecoder, batch_generate
 from errors import InputError
-from families.languages import Languages, frame
 from families.loading import load
+from text.languages import Languages, frame
 
 pytestmark = pytest.mark.slow
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from helpers.programs import ANSWER, PROMPT, ROOT, call, run
 
-from checkpoints.tokenizer import byte_tokenizer
 from convert import convert
 from decoder import load
 from errors import InputError
 from speculative.options import MAX_TOKENS
 from terminal import cli
+from text.tokenizer import byte_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -16,13 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.measure import examples
-from checkpoints.tokenizer import TextStream, byte_tokenizer
 from decoder import stream_batch, stream_generate
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 from speculative.options import Options
 from speculative.response import respond
 from speculative.row import ORIGINS, Row
 from terminal.colours import _BRACKETS, _COLOURS, painted
+from text.stream import TextStream
+from text.tokenizer import byte_tokenizer
 
 REPAIR = "repair: The kign sees the the house."
 ESCAPES = re.compile(r"\033\[[0-9;]*m")

@@ -7,9 +7,9 @@ import pytest
 import main
 from benchmarks.measure import examples
 from decoder import Options, stream_batch
-from families.generation import Generation
 from speculative.schedule import FixedSchedule
 from terminal.summary import ASCII_BARS, BARS, Summary, bars_for, sparkline
+from text.generation import Generation
 
 
 @pytest.mark.parametrize(

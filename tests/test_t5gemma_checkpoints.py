@@ -16,12 +16,12 @@ from transformers import AutoTokenizer
 
 from checkpoints.folder import open_checkpoint, read_json
 from checkpoints.quantization import Quantization
-from checkpoints.tokenizer import load_tokenizer
 from convert import convert, converted_size, read_config
 from decoder import SpeculativeDecoder, generate, load
 from errors import InputError
 from families import family_of
 from families.t5gemma import FAMILY, Config, T5Gemma
+from text.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.slow
 

@@ -15,11 +15,12 @@ from helpers.texts import AWKWARD, SHARED, assert_same_tokenizer, needs_shared, 
 from tokenizers import Tokenizer, decoders, models
 from transformers import AutoTokenizer, ByT5Tokenizer, T5Tokenizer
 
-from checkpoints.tokenizer import TextStream, byte_tokenizer, load_tokenizer, shared_vocabulary
 from demo.tasks import held_out_example
 from errors import InputError
 from families.loading import without_text
 from families.t5 import FAMILY, write_tokenizer
+from text.stream import TextStream
+from text.tokenizer import byte_tokenizer, load_tokenizer, shared_vocabulary
 
 EMBEDDED = DEMO / "draft"
 
@@ -137,7 +138,7 @@ def test_running_needs_the_tokenizers_package_only(trained, tmp_path):
     code = (
         "import sys; from pathlib import Path;"
         "sys.modules |= dict.fromkeys(['transformers', 'sentencepiece', 'google.protobuf', 'torch']);"
-        "from checkpoints.tokenizer import load_tokenizer;"
+        "from text.tokenizer import load_tokenizer;"
         "print(*load_tokenizer(Path(sys.argv[1])).encode('<2de> two').tokens[:2])"
     )
     command = [sys.executable, "-c", code, tmp_path]

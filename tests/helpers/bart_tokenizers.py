@@ -10,11 +10,11 @@ import transformers
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
 
-from checkpoints.tokenizer import FILE, SOURCE_FILE, load_tokenizer
 from demo.tasks import training_example
 from families.bart_tokenizers import write_tokenizer
 from helpers import bart_checkpoints, checkpoints
 from helpers.programs import ROOT
+from text.tokenizer import FILE, SOURCE_FILE, load_tokenizer
 
 MULTILINGUAL = ["mbart", "mbart-50", "nllb", "m2m", "marian, codes"]
 FAMILIES = ["bart", *MULTILINGUAL, "marian", "marian, two", "pegasus"]

@@ -5,8 +5,8 @@ import json
 import pytest
 from tokenizers import Tokenizer
 
-from checkpoints.tokenizer import TextStream
 from helpers.programs import ROOT
+from text.stream import TextStream
 
 SHARED = ROOT.parent / "shared"
 needs_shared = pytest.mark.skipif(

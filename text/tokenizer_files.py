@@ -6,29 +6,16 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from checkpoints.folder import read_json
-from checkpoints.tokenizer import FILE, load_tokenizer, readable
+from checkpoints.folder import TOKENIZER_FILES, read_json
 from errors import InputError
+from text.tokenizer import FILE, load_tokenizer, readable
 
-SOURCES = (  # of a checkpoint, those that say something about its tokenizer
-    FILE,
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "source.spm",
-    "target.spm",
-    "vocab.json",
-    "target_vocab.json",
-    "merges.txt",
-)
 _MOST_SENTINELS = 10_000  # T5 has 100; transformers' time for them grows with the square
 
 
 def copy_sources(folder: Path, output: Path) -> list[str]:
     """Copy the tokenizer's files that there are; their names."""
-    found = [name for name in SOURCES if (folder / name).exists()]
+    found = [name for name in TOKENIZER_FILES if (folder / name).exists()]
     for name in found:
         shutil.copyfile(folder / name, output / name)
     return found
@@ -39,7 +26,7 @@ def from_transformers(kind: str, folder: Path) -> Tokenizer:
 
     InputError, which names the file, where one is damaged.
     """
-    found = [name for name in SOURCES if (folder / name).exists()]
+    found = [name for name in TOKENIZER_FILES if (folder / name).exists()]
     for name in found:
         _check_file(folder / name)
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no PyTorch

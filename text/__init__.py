@@ -1,0 +1,1 @@
+"""What stands between text and tokens: tokenizers, streams, prompts, languages, generation settings."""

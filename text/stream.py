@@ -1,0 +1,67 @@
+"""Text from tokens as they come."""
+
+from collections.abc import Container, Sequence
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+
+class TextStream:
+    """Turns tokens into text as they come, without decoding what was decoded before.
+
+    `hidden` tokens (padding, end of sequence) have no text. Sentinels (`<extra_id_0>`) do. The text ends before
+    the first of the texts `stops` to be complete: what may be the beginning of one waits until that is known.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, hidden: Container[int], stops: Sequence[str] = ()):
+        self._tokenizer, self._hidden, self._stops = tokenizer, hidden, stops
+        self._stream = DecodeStream(skip_special_tokens=False)
+        self._tokens: list[int] = []
+        self.text = ""  # of all tokens
+        self._waiting = ""  # the end of `text`
+        self.stopped = False
+
+    def push(self, tokens: list[int]) -> str:
+        """The text that `tokens` add. A character whose bytes are incomplete waits for them."""
+        before = len(self.text)
+        for token in tokens:
+            if token not in self._hidden:
+                self._tokens.append(token)
+                self.text += self._step(token)
+        return self._shown(self.text[before:])
+
+    def finish(self) -> str:
+        """What was still waiting when the tokens ended."""
+        rest = self._rest()
+        self.text += rest
+        shown, waiting = self._shown(rest), self._waiting
+        self._waiting = ""
+        return shown + waiting
+
+    def _step(self, token: int) -> str:
+        try:
+            return self._stream.step(self._tokenizer, token) or ""
+        except Exception:  # of no class: bytes that make no character have unmade some that did
+            self._stream = DecodeStream(skip_special_tokens=False)
+            self._stream.step(self._tokenizer, token)
+            return self._rest()
+
+    def _rest(self) -> str:
+        """What the text of all tokens has more."""
+        return self._tokenizer.decode(self._tokens, skip_special_tokens=False)[len(self.text) :]
+
+    def _shown(self, text: str) -> str:
+        """What may be shown when the text has grown by `text`."""
+        if self.stopped:
+            return ""
+        text = self._waiting + text
+        found = [(i + len(stop), i) for stop in self._stops if (i := text.find(stop)) >= 0]
+        if found:
+            self.stopped, self._waiting = True, ""
+            return text[: min(found)[1]]
+        begun = range(max(0, len(text) - max(map(len, self._stops), default=1) + 1), len(text))
+        end = next(
+            (i for i in begun if any(stop.startswith(text[i:]) for stop in self._stops)), len(text)
+        )
+        self._waiting = text[end:]
+        return text[:end]
