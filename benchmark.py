@@ -59,7 +59,7 @@ from speculative.options import Options
 from speculative.row import Row
 from speculative.sampling import RowSeeds
 from terminal import cli
-from terminal.flags import check_models, draft_number
+from terminal.flags import check_models, reading
 from terminal.prompt_files import PromptFile
 
 SIZES = ("t5-large", "t5-small")
@@ -104,7 +104,7 @@ def parse_args(argv: list[str] | None = None):
     parser.add_argument(
         "--num-draft",
         nargs="+",
-        type=draft_number,
+        type=reading("num_draft")["type"],
         default=[1, 2, 3, 4, 5, 6, 7, 8, "auto"],
         metavar="N",
         help="(default: 1 to 8, and auto)",

@@ -30,6 +30,7 @@ from speculative.beams import BeamBatch
 from speculative.cached_model import Model, Rows
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
 from speculative.options import Options
+from speculative.processors import try_out
 from speculative.response import Response, respond
 from speculative.row import Row, Stats
 from speculative.sampling import RowSeeds, log_probabilities, sampler
@@ -258,8 +259,8 @@ class SpeculativeDecoder:
         return Batch(self.model, drafter, options, self.schedule(options, drafter))
 
     def row(self, prompt: str, options: Options, seed: RowSeeds) -> Row:
-        """A row that is to be decoded; InputError for a prompt that is empty or too long, or a language
-        that is unknown."""
+        """A row that is to be decoded; InputError for a prompt that is empty or too long, a language that
+        is unknown, tokens that the model has not, and processors that fail."""
         text = check_prompt(prompt)
         languages = options.source_lang, options.target_lang
         if self._encode and any(languages):
@@ -277,7 +278,11 @@ class SpeculativeDecoder:
             prefix = prefix[:-1]
         if generation := getattr(self.model, "generation", None):
             options = generation.fill(options, len(prefix))
-        return Row(tokens, options, seed(tokens), prefix, self._text_stream(options.stops))
+        row = Row(tokens, options, seed(tokens), prefix, self._text_stream(options.stops))
+        row.begin(prefix, self.model.config)
+        # Now, so that what a row's own processors raise does not end the texts beside it.
+        try_out(row.processors, prefix, self.model.config.vocab_size, T=1 + bool(options.num_draft))
+        return row
 
     def check(self, prompt: str, options: Options) -> None:
         """InputError for a prompt that cannot be decoded: see `row`."""

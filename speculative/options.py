@@ -1,11 +1,16 @@
-"""How to decode: the options of every way to generate, and their defaults."""
+"""How to decode: every option, declared once.
 
-import functools
+A field of `Options` says here what its values may be, what it means, and what it is called on a command line and in
+a request. Flags (terminal/flags.py), fields of requests (serving/protocol.py), messages and the tables in docs/ follow
+from that.
+"""
+
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from numbers import Integral, Real
-from types import NoneType
+from types import MappingProxyType
 from typing import Any
 
 from errors import InputError
@@ -14,106 +19,250 @@ from speculative.processors import Processor
 RULES = ("token", "block", "coupled")  # of sampling.py
 DEFAULT_RULE = "coupled"  # the text does not depend on what is drafted, nor on how much
 MAX_TOKENS = 512  # where neither the caller nor the checkpoint says
-_FROM_0, _FROM_1 = "a whole number of 0 or more", "a whole number of 1 or more"
+MOST = 10**9  # of what counts tokens: below 2^31, where MLX's integers end
+
+
+# ---------------------------------------------------------------------------------------------
+# What values may be
+
+
+@dataclass(frozen=True)
+class Values:
+    """What an option may be. `what` ends the sentence "temp is -1, not ..."."""
+
+    kind: type  # int, float, str, bool, list or dict: how a flag and JSON give it
+    what: str
+    accepts: Callable[[Any], bool]
+    metavar: str | None = None
+    choices: tuple[str, ...] = ()
+    most: int | None = None  # of a whole number
+
+
+def whole(least: int, most: int = MOST) -> Values:
+    """A whole number."""
+    accepts = lambda n: _is_whole(n) and n >= least  # noqa: E731
+    return Values(int, f"a whole number of {least} or more", accepts, "N", most=most)
+
+
+def number(what: str, accepts: Callable[[float], bool]) -> Values:
+    """A finite number."""
+    return Values(float, what, lambda x: _is_number(x) and accepts(x), "X")
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond all floats
+        return False
+
+
+def is_text(value: Any) -> bool:
+    """Whether it is a text, in valid Unicode."""
+    return isinstance(value, str) and not any("\ud800" <= c <= "\udfff" for c in value)
+
+
+def _is_token(value: Any) -> bool:
+    return _is_whole(value) and 0 <= value <= MOST
+
+
+def _is_bias(value: Any) -> bool:
+    """Whether it is a number, or minus infinity, which bans."""
+    return isinstance(value, Real) and not isinstance(value, bool) and value < math.inf
+
+
+def _are(entry: Callable[[Any], bool], values: Any) -> bool:
+    """Whether it is a list of such."""
+    return isinstance(values, Sequence) and not isinstance(values, str) and all(map(entry, values))
+
+
+def _is_word(value: Any) -> bool:
+    return _are(_is_token, value) and 0 < len(value) <= 256
+
+
+SWITCH = Values(bool, "True or False", lambda v: isinstance(v, bool))
+ANY = Values(int, "a whole number", _is_whole, "N")
+COUNT, SIZE = whole(0), whole(1)
+DRAFT = Values(
+    int, f"{COUNT.what}, or auto", lambda v: v == "auto" or COUNT.accepts(v), "N", ("auto",), MOST
+)
+FINITE = number("a number", lambda x: True)
+POSITIVE = number("a number of 0 or more", lambda x: x >= 0)
+ABOVE_0 = number("a number above 0", lambda x: x > 0)
+SHARE = number("a number above 0, up to 1", lambda x: 0 < x <= 1)
+PART = number("a number from 0 to 1", lambda x: 0 <= x <= 1)
+CODE = Values(str, "a language's code", is_text, "CODE")
+TEXTS = Values(
+    list,
+    "a text or a list of texts",
+    lambda v: _are(lambda text: text and is_text(text), [v] if isinstance(v, str) else v),
+    "TEXT",
+)
+RULE = Values(str, f"one of {', '.join(RULES)}", lambda v: callable(v) or v in RULES, choices=RULES)
+EARLY = Values(
+    str, "True, False or never", lambda v: isinstance(v, bool) or v == "never", None, ("never",)
+)
+TOKEN = Values(int, "a token's id, or -1", lambda v: v == -1 or _is_token(v), "ID")
+TOKENS = Values(list, "a list of ids", partial(_are, _is_token), "JSON")
+WORDS = Values(list, "a list of lists of ids", partial(_are, _is_word), "JSON")
+BIASES = Values(
+    dict,
+    "tokens' ids with a number each",
+    lambda v: isinstance(v, Mapping) and all(map(_is_token, v)) and all(map(_is_bias, v.values())),
+    "JSON",
+)
+FUNCTIONS = Values(
+    list, "a list of functions", lambda v: isinstance(v, Iterable) and all(map(callable, v))
+)
+
+
+# ---------------------------------------------------------------------------------------------
+# Declarations
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What is said of an option.
+
+    help:    what it does, in a line; N, X and the like stand for the value
+    default: what it is where nothing is said, in words; "": the value itself
+    flags:   further names on the command line, besides --name-of-the-field; None: it has no flag
+    request: its name in a request; "": the field's own; None: requests cannot have it
+    served:  what requests may ask for at most, where that is less: of a number, or of a list's entries
+    group:   of flags
+    """
+
+    values: Values
+    help: str
+    default: str = ""
+    flags: tuple[str, ...] | None = ()
+    request: str | None = ""
+    served: int | None = None
+    group: str = "sampling"
+
+
+def option(default: Any, values: Values, help: str, words: str = "", **about: Any) -> Any:
+    """A field of `Options`. words: its default in words, where the value does not say it."""
+    metadata = MappingProxyType({"declared": Declared(values, help, words, **about)})
+    return field(default=default, metadata=metadata)
+
+
+_drafting = partial(option, group="drafting")
+_control = partial(option, group="controls")
+_beams = partial(option, group="beams", request=None)
+CHECKPOINT = "the checkpoint's"
 
 
 @dataclass(frozen=True)
 class Options:
-    """The keyword arguments of `generate`, `stream_generate` and `batch_generate`, and the one
-    place of their defaults. A value out of range raises InputError."""
+    """The keyword arguments of `generate`, `stream_generate` and `batch_generate`. None leaves a value to the
+    checkpoint's generation_config.json, or to what the other options imply. Raises InputError for a value
+    that cannot be."""
 
-    num_draft: int | str = "auto"  # tokens drafted per step; 0: plain decoding; see schedule.py
-    lookup: bool | None = None  # draft by copying from the source; None: see `copies`
-    max_tokens: int | None = (
-        None  # tokens generated at most, end of sequence included; see `filled`
+    num_draft: int | str = _drafting(
+        "auto",
+        DRAFT,
+        "tokens to draft per step; 0: plain decoding; auto: the fastest length, which may be zero",
+        flags=("--num-draft-tokens",),
+        served=64,
     )
-    temp: float = 0.0  # temperature; 0: greedy
-    top_k: int = 0  # keep the top_k most probable tokens; 0: all
-    top_p: float = 1.0  # keep the fewest tokens that hold this much probability
-    min_p: float = 0.0  # keep tokens with this share of the best token's probability
-    seed: int = 0  # the same seed gives the same text
-    acceptance: str | Callable | None = None  # one of RULES, or a function; None: see `rule`
-    source_lang: str | None = None  # of a model of several languages; None: the tokenizer's own
-    target_lang: str | None = None  # None: the model's own
-    delta: float = 0.0  # lenience: above 0 lossy, up to 1: accept everything
+    lookup: bool | None = _drafting(
+        None,
+        SWITCH,
+        "draft by copying from the source and from the text so far",
+        "with a draft model and --num-draft auto",
+        request=None,
+    )
+    max_tokens: int | None = option(
+        None, SIZE, "tokens to generate at most", f"{CHECKPOINT}, or {MAX_TOKENS}", flags=("-m",)
+    )
+    temp: float = option(0.0, POSITIVE, "temperature; 0: greedy", request="temperature")
+    top_k: int = option(0, COUNT, "sample from the N most probable tokens; 0: from all")
+    top_p: float = option(1.0, SHARE, "sample from the fewest tokens of probability X together")
+    min_p: float = option(0.0, PART, "sample from tokens at least X times as probable as the best")
+    seed: int = option(0, ANY, "the same seed gives the same text")
+    acceptance: str | Callable | None = option(  # noqa: RUF009
+        None,
+        RULE,
+        "how to accept drafts when sampling; all keep the target's distribution",
+        f"{DEFAULT_RULE}, or token with --delta",
+        request=None,
+    )
+    delta: float = option(
+        0.0, PART, "lossy: 0 is exact, 1 accepts every drafted token", request=None
+    )
+    source_lang: str | None = option(
+        None, CODE, "the source's language, for a multilingual model", "the tokenizer's"
+    )
+    target_lang: str | None = option(
+        None, CODE, "the language to write, for a multilingual model", "the model's"
+    )
 
-    # Of processors.py. None: as the checkpoint's generation_config.json has it, or else without.
-    repetition_penalty: float | None = None  # 1: none
-    repetition_context_size: int | None = None  # how many of the last tokens it looks at; None: all
-    no_repeat_ngram_size: int | None = None  # no sequence of so many tokens twice; 0: any
-    min_tokens: int | None = None  # tokens before the end of sequence
-    logit_bias: Mapping[int, float] | None = None  # by token
-    bad_words_ids: Sequence[Sequence[int]] | None = None  # sequences of tokens not to write
-    suppress_tokens: Sequence[int] | None = None  # tokens not to write
-    forced_bos_token_id: int | None = None  # the text's first token; -1: any
-    forced_eos_token_id: int | None = None  # the last one that there is room for; -1: any
-    processors: Sequence[Processor] = ()  # one's own, after these
+    repetition_penalty: float | None = _control(
+        None, ABOVE_0, "penalise tokens already used (1: off)", CHECKPOINT
+    )
+    repetition_context_size: int | None = _control(None, SIZE, "... among the last N", "all")
+    no_repeat_ngram_size: int | None = _control(
+        None, whole(0, 1024), "never write the same N tokens twice (0: off)", CHECKPOINT, served=64
+    )
+    min_tokens: int | None = _control(None, COUNT, "tokens before the text may end", CHECKPOINT)
+    logit_bias: Mapping[int, float] | None = _control(
+        None, BIASES, 'add to tokens\' logits: {"1234": -5.0, "42": 2}', "none", served=1024
+    )
+    bad_words_ids: Sequence[Sequence[int]] | None = _control(
+        None, WORDS, "sequences of tokens not to write: [[5], [6, 7]]", CHECKPOINT, served=256
+    )
+    suppress_tokens: Sequence[int] | None = _control(
+        None, TOKENS, "tokens not to write: [5, 6]", CHECKPOINT
+    )
+    forced_bos_token_id: int | None = _control(
+        None, TOKEN, "the text's first token; -1: any", CHECKPOINT
+    )
+    forced_eos_token_id: int | None = _control(
+        None, TOKEN, "the last token of a text that is cut; -1: any", CHECKPOINT
+    )
+    processors: Sequence[Processor] = option(
+        (), FUNCTIONS, "logits processors of your own, after these", flags=None, request=None
+    )
+    stop: str | Sequence[str] = _control(
+        (), TEXTS, "end before TEXT; may be repeated", "none", served=16
+    )
+    logprobs: int | None = _control(
+        None, COUNT, "with --json: tokens' log-probabilities, and the N best", "none", request=None
+    )
+    num_samples: int = _control(
+        1, whole(1, 1024), "texts of each prompt; needs --temp, or beams", request="n", served=64
+    )
 
-    stop: str | Sequence[str] = ()  # the text ends before any of these
-    logprobs: int | None = None  # tell tokens' log-probabilities, and those of so many of the best
-    num_samples: int = 1  # texts of a prompt
-
-    # Of beams.py; as above, None is what the checkpoint has, or else 1 and False.
-    num_beams: int = 1  # above 1, the text of the highest score that so many beams find, undrafted
-    length_penalty: float | None = None  # the score: log-probability / length ** length_penalty
-    early_stopping: bool | str | None = None  # end with num_beams texts; "never": with the best
+    num_beams: int = _beams(1, whole(1, 1024), "above 1: beam search, which drafts nothing")
+    length_penalty: float | None = _beams(
+        None, FINITE, "score: log-probability / length ** X", f"{CHECKPOINT}, or 1"
+    )
+    early_stopping: bool | str | None = _beams(
+        None, EARLY, "end with N texts; never: when no better one can come", f"{CHECKPOINT}, or no"
+    )
 
     def __post_init__(self):
-        if self.num_draft != "auto":
-            what = "a whole number of 0 or more, or auto"
-            self._check("num_draft", Integral, what, lambda n: n >= 0)
-        if not isinstance(self.lookup, (bool, NoneType)):
-            raise InputError(f"lookup is {self.lookup!r}, neither True nor False")
-        self._check("max_tokens", Integral, _FROM_1, lambda n: n >= 1, optional=True)
-        self._check("temp", Real, "a number of 0 or more", lambda x: 0 <= x < math.inf)
-        self._check("top_k", Integral, _FROM_0, lambda n: n >= 0)
-        self._check("top_p", Real, "a number above 0, up to 1", lambda x: 0 < x <= 1)
-        self._check("min_p", Real, "a number from 0 to 1", lambda x: 0 <= x <= 1)
-        self._check("seed", Integral, "a whole number", lambda n: True)
-        self._check("delta", Real, "a number from 0 to 1", lambda x: 0 <= x <= 1)
-        for name in ("source_lang", "target_lang"):
-            if not isinstance(getattr(self, name), (str, NoneType)):
-                raise InputError(f"{name} is {getattr(self, name)!r}, not a language's code")
-        if self.acceptance not in (None, *RULES) and not callable(self.acceptance):
-            raise InputError(f"acceptance is {self.acceptance!r}, not one of {', '.join(RULES)}")
-        self._check_controls()
+        for name, declared in DECLARED.items():
+            value, values = getattr(self, name), declared.values
+            if value is None and DEFAULTS[name] is None:
+                continue
+            if not values.accepts(value):
+                raise InputError(f"{name} is {shown(value)}, not {values.what}")
+            if values.most and _is_whole(value) and value > values.most:
+                raise InputError(f"{name} is {shown(value)}; {values.most} at most")
         if self.delta and self.temp and self.rule != "token":
             raise InputError(
                 f"delta has no meaning for the acceptance rule {self.rule}, only token"
             )
-
-    def _check_controls(self) -> None:
-        check = functools.partial(self._check, optional=True)
-        check("repetition_penalty", Real, "a number above 0", lambda x: 0 < x < math.inf)
-        check("repetition_context_size", Integral, _FROM_1, lambda n: n >= 1)
-        for name in ("no_repeat_ngram_size", "min_tokens", "logprobs"):
-            check(name, Integral, _FROM_0, lambda n: n >= 0)
-        for name in ("forced_bos_token_id", "forced_eos_token_id"):
-            check(name, Integral, "a token's id, or -1", lambda n: n >= -1)
-        self._check("num_samples", Integral, _FROM_1, lambda n: n >= 1)
-        bias, words = self.logit_bias, self.bad_words_ids
-        if bias is not None and not (
-            isinstance(bias, Mapping) and all(map(_is_token, bias)) and _all(bias.values(), Real)
-        ):
-            raise InputError(f"logit_bias is {bias!r}, not tokens' ids with a number each")
-        if self.suppress_tokens is not None and not _are_tokens(self.suppress_tokens):
-            raise InputError(f"suppress_tokens is {self.suppress_tokens!r}, not a list of ids")
-        if words is not None and not (
-            _all(words, Sequence) and all(map(_are_tokens, words)) and all(words)
-        ):
-            raise InputError(f"bad_words_ids is {words!r}, not a list of lists of ids")
-        if not _all(self.processors, Callable):
-            raise InputError(f"processors is {self.processors!r}, not a list of functions")
-        if not (isinstance(self.stop, str) or _all(self.stop, str)) or "" in self.stops:
-            raise InputError(f"stop is {self.stop!r}, not a text or a list of texts")
         self._check_beams()
 
     def _check_beams(self) -> None:
-        self._check("num_beams", Integral, _FROM_1, lambda n: n >= 1)
-        self._check("length_penalty", Real, "a number", math.isfinite, optional=True)
-        early = self.early_stopping
-        if not isinstance(early, (bool, NoneType)) and early != "never":
-            raise InputError(f"early_stopping is {early!r}, not True, False or never")
         if self.num_beams == 1:
             if self.num_samples > 1 and self.temp == 0:
                 raise InputError(
@@ -129,15 +278,6 @@ class Options:
         for name, value in (("stop", self.stops), ("logprobs", self.logprobs is not None)):
             if value:
                 raise InputError(f"{name} has no meaning with num_beams above 1")
-
-    def _check(
-        self, name: str, kind: type, what: str, accepts: Callable, optional: bool = False
-    ) -> None:
-        value = getattr(self, name)
-        if optional and value is None:
-            return
-        if not isinstance(value, kind) or isinstance(value, bool) or not accepts(value):
-            raise InputError(f"{name} is {value!r}, not {what}")
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -167,14 +307,11 @@ class Options:
         return dict(temp=self.temp, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p)
 
 
-def _all(values: object, kind: Any) -> bool:
-    """Whether it is a list of such."""
-    return isinstance(values, Iterable) and all(isinstance(value, kind) for value in values)
+DECLARED: dict[str, Declared] = {f.name: f.metadata["declared"] for f in fields(Options)}
+DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(Options)}
 
 
-def _is_token(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0
-
-
-def _are_tokens(values: object) -> bool:
-    return isinstance(values, Sequence) and all(map(_is_token, values))
+def shown(value: object) -> str:
+    """A value for a message; the beginning of one that is long."""
+    text = repr(value)
+    return text if len(text) <= 100 else text[:97] + "..."

@@ -225,6 +225,24 @@ def processors_for(options: Any, config: Any) -> tuple[Processor, ...]:
     return (*found, *options.processors)
 
 
+def try_out(processors: Sequence[Processor], tokens: Sequence[int], V: int, T: int) -> None:
+    """Call the processors of a row once, after its first tokens, on logits [1, T, V] of no meaning, before it
+    joins others: InputError for one that raises, or returns something else than such logits."""
+    history = mx.array([[*tokens, *[0] * (T - 1)]], mx.int32)
+    prefixes = Prefixes(history, np.zeros(1, int), np.full(1, T))
+    for processor in processors:
+        name = getattr(processor, "__name__", type(processor).__name__)
+        try:
+            found = processor(mx.zeros((1, T, V)), prefixes)
+            shape = getattr(found, "shape", type(found).__name__)
+            if shape == (1, T, V):
+                mx.eval(found)
+        except Exception as error:
+            raise InputError(f"processor {name}: {type(error).__name__}: {error}") from error
+        if shape != (1, T, V):
+            raise InputError(f"processor {name}: returned {shape}, not logits {(1, T, V)}")
+
+
 def _sorted(biases: Mapping[Any, float]) -> tuple[tuple[tuple[int, ...], float], ...]:
     return tuple(sorted((sequence, float(bias)) for sequence, bias in biases.items()))
 

@@ -149,12 +149,15 @@ def _of_rows(rows: Sequence[Row]) -> dict[str, Numbers]:
     return found
 
 
+BANNED = -9999.0  # the log-probability of a token that cannot be, as OpenAI has it
+
+
 def log_probabilities(
     logits: mx.array, n: mx.array, token: mx.array, drafted: mx.array, best: int
 ) -> tuple[mx.array, mx.array, mx.array]:
     """The log-probabilities [B, k + 1] of the drafted tokens [B, k], and of the target's own in place n;
     and in each place the ids and log-probabilities of the best tokens, [B, k + 1, best]. All under the
-    target's logits [B, k + 1, V] as they are, without temperature and filters."""
+    target's logits [B, k + 1, V] as they are, without temperature and filters; BANNED at least."""
     logits = logits.astype(mx.float32)
     B, places, V = logits.shape
     tokens = mx.concatenate([drafted, mx.zeros((B, 1), drafted.dtype)], axis=1)
@@ -168,6 +171,8 @@ def log_probabilities(
     values = mx.take_along_axis(logits, ids, axis=-1) - total
     order = mx.argsort(-values, axis=-1)
     ids, values = (mx.take_along_axis(x, order, axis=-1) for x in (ids, values))
+    # A banned token has minus infinity, which JSON has not; where all are banned, that minus itself.
+    chosen, values = (mx.where(x > BANNED, x, BANNED) for x in (chosen, values))
     return chosen[..., 0], ids, values
 
 

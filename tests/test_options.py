@@ -1,9 +1,13 @@
 """Options of decoding: what is out of range is named, and what follows from them."""
 
+import mlx.core as mx
+import numpy as np
 import pytest
+from helpers.option_tables import PAGE, with_tables
 
 from errors import InputError
-from speculative.options import Options
+from speculative.options import DECLARED, MOST, Options
+from speculative.processors import Prefixes, RepetitionPenalty
 from speculative.row import Row
 from speculative.sampling import Greedy, Sampler, sampler
 
@@ -47,6 +51,10 @@ def test_options_out_of_range_are_named(option, value):
         ({"stop": 3}, "stop is 3, not a text or a list of texts"),
         ({"logprobs": -1}, "logprobs is -1"),
         ({"num_samples": 2}, "num_samples above 1 needs temp above 0"),
+        ({"logit_bias": {3: float("inf")}}, "logit_bias is"),
+        ({"target_lang": "de\ud800"}, r"target_lang is 'de\\ud800', not a language's code"),
+        ({"stop": "\ud800"}, "stop is"),
+        ({"temp": 10**400}, "temp is 1000"),
         ({"num_beams": 0}, "num_beams is 0, not a whole number of 1 or more"),
         ({"num_beams": 2.0}, "num_beams is 2.0"),
         ({"length_penalty": "1"}, "length_penalty is '1', not a number"),
@@ -70,6 +78,31 @@ def test_options_out_of_range_are_named(option, value):
 def test_sampling_options_out_of_range_are_named(options, message):
     with pytest.raises(InputError, match=message):
         Options(**options)
+
+
+@pytest.mark.parametrize("name", [n for n, d in DECLARED.items() if d.values.most])
+def test_whole_numbers_end_below_what_mlx_can_count(name):
+    most = DECLARED[name].values.most
+    assert most < 2**31 - 2**20
+    for value in (most + 1, 2**31 - 1, 2**31, 2**63, 10**30):
+        with pytest.raises(InputError, match=rf"{name} is \d+; {most} at most"):
+            Options(**{"temp": 1.0, name: value})
+
+
+def test_a_penalty_looks_as_far_back_as_an_option_may_say():
+    """Beyond, the step overflowed, and every text of a batch ended."""
+    prefixes = Prefixes(mx.array([[3, 4, 5]]), np.array([3]), np.array([5]))
+    logits = mx.ones((1, 1, 8))
+    found = RepetitionPenalty(2.0, MOST)(logits, prefixes)
+    assert found.tolist() == RepetitionPenalty(2.0)(logits, prefixes).tolist()
+
+
+def test_the_manual_has_every_option_as_it_is_declared():
+    """PYTHONPATH=.:tests python -m helpers.option_tables writes them."""
+    page = PAGE.read_text()
+    assert with_tables(page) == page
+    groups = {declared.group for declared in DECLARED.values()}
+    assert all(f"<!-- options: {group} -->" in page for group in groups)
 
 
 def test_the_default_rule_gives_way_to_delta():
