@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from num2words import num2words
 
-from demo import tasks
-from demo.spelling import spell
-from demo.tasks import KINDS, held_out_example, training_example
+from demo.training import tasks
+from demo.training.spelling import spell
+from demo.training.tasks import KINDS, held_out_example, training_example
 from demo.widen import widen
 
 
