@@ -51,7 +51,8 @@ def positive(text: str) -> int:
 def parse_args(argv: list[str] | None = None):
     parser = cli.Parser(prog="benchmark.py", description="Measure speculative decoding.")
     flag, named = parser.add_argument, ", ".join(SHAPES | CAUSAL_SHAPES)
-    flag("what", nargs="?", default="speed", choices=WHAT, help="(default: %(default)s)")
+    what = "speed, or what acceptance rules give when sampling (default: %(default)s)"
+    flag("what", nargs="?", default="speed", choices=WHAT, help=what)
     flag("--model", help="a converted target (default: the embedded pair, widened to --sizes)")
     flag("--draft-model", help="a converted draft model for it")
     flag("--source-lang", metavar="CODE", help="for a model of several languages")
@@ -188,9 +189,8 @@ def acceptance(args) -> None:
     others = {}
     if args.sizes[0] in CAUSAL_SHAPES and args.baselines:
         tokens = list(tokens_of_prompts(target, prompts, {}).values())
-        others["mlx-lm"] = causal.MlxLm(target, draft, args.max_tokens).sampled(
-            tokens, rules.NUM_DRAFT
-        )
+        theirs = causal.MlxLm(target, draft, args.max_tokens)
+        others["mlx-lm"] = theirs.sampled(tokens, rules.NUM_DRAFT)
     rules.compare_rules(target, draft, prompts, others, args.max_tokens)
 
 

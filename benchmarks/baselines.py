@@ -28,32 +28,19 @@ from model import T5
 from speculative.cached_model import padded
 
 Prompts = Sequence[list[int]]
-SAME = (  # fields of both configs
-    "d_model",
-    "d_kv",
-    "d_ff",
-    "num_heads",
-    "num_layers",
-    "num_decoder_layers",
-    "relative_attention_num_buckets",
-    "relative_attention_max_distance",
-    "layer_norm_epsilon",
-    "pad_token_id",
-    "decoder_start_token_id",
-)
 
 
 def in_transformers(model: T5, vocab_size: int | None = None) -> T5ForConditionalGeneration:
     """The same model, in float32; with the first `vocab_size` rows of its vocabulary only."""
     c = model.config
     rows = vocab_size or c.vocab_size
-    config = T5Config(
-        **{name: getattr(c, name) for name in SAME},
+    different = dict(
         vocab_size=rows,
         feed_forward_proj=f"gated-{c.activation}" if c.gated else c.activation,
         tie_word_embeddings=c.scale_decoder_outputs,  # which is what the flag means there
         eos_token_id=list(c.eos_token_ids),
     )
+    config = T5Config(**c.to_dict() | different)  # most names are theirs; others it does not mind
     with torch.device("meta"):
         theirs = T5ForConditionalGeneration(config)
     weights = dict(tree_flatten(model.parameters()))
@@ -80,7 +67,7 @@ def with_transformers(sizes: Sequence[str], max_tokens: int) -> Callable[..., li
     def generate(prompts: Prompts, assisted: bool = False, lookup: int | None = None):
         how = {"assistant_model": draft} if assisted else {}
         how |= {"prompt_lookup_num_tokens": lookup} if lookup else {}
-        tokens, mask = (torch.from_numpy(a) for a in padded(prompts, target.config.pad_token_id))
+        tokens, mask = map(torch.from_numpy, padded(prompts, target.config.pad_token_id))
         how |= dict(attention_mask=mask, max_new_tokens=max_tokens, do_sample=False)
         with torch.inference_mode():
             found = target.generate(tokens.long(), **how)

@@ -23,10 +23,9 @@ class Setting:
         return name if self.batch_size == 1 else f"{name}, batch {self.batch_size}"
 
     def way(self, target: Any, draft: Any | None, **options) -> Way:
+        options |= dict(num_draft=self.num_draft, lookup=self.drafter in ("lookup", "both"))
         drafting = draft if self.drafter in ("model", "both") else None
-        copies = self.drafter in ("lookup", "both")
-        how = dict(num_draft=self.num_draft, lookup=copies, **options)
-        return decoding(target, drafting, self.batch_size, **how)
+        return decoding(target, drafting, self.batch_size, **options)
 
 
 def sizes(target: Any, draft: Any | None, tokens: Mapping[str, Sequence[int]]) -> dict[str, str]:
@@ -43,17 +42,11 @@ def _size(model: Any) -> str:
     return f"{count / 1e6:.0f}M weights in {size / 1e9:.2f} GB, {', '.join(types)}"
 
 
-# The columns and their decimal places. "low" and "high" are the quartiles of the turns; "ratio" is to plain
-# decoding in the first batch size, and so is "steps", which leaves out reading prompts; "of oracle" is the
-# share of what an oracle would reach (see `oracle_rate`).
-COLUMNS = {
-    "tokens/s": 1,
-    "low": 1,
-    "high": 1,
-    "ratio": 2,
-    "steps": 2,
-    "predicted": 2,
-} | dict.fromkeys(("of oracle", "acceptance", "tokens per call", "reading, s", "steps, s"), 2)
+# "low" and "high" are the quartiles of the turns; "ratio" is to plain decoding in the first batch size, and so
+# is "steps", which leaves out reading prompts; "of oracle" is the share of what an oracle would reach.
+RATES = ("tokens/s", "low", "high")
+SHARES = ("ratio", "steps", "predicted", "of oracle", "acceptance")
+COLUMNS = (*RATES, *SHARES, "tokens per call", "reading (s)", "steps (s)")
 
 
 def compare(runs: Mapping[Any, Run], costs: Costs, found: dict[str, Any]) -> dict[str, Any]:
@@ -99,8 +92,8 @@ def figures(
     stats, model = run.stats, name.drafter == "model"
     line |= {
         "tokens per call": stats.tokens_per_call,
-        "reading, s": stats.encoding_seconds + stats.preparing_seconds,
-        "steps, s": stats.seconds,
+        "reading (s)": stats.encoding_seconds + stats.preparing_seconds,
+        "steps (s)": stats.seconds,
     }
     if name.drafter:
         line["acceptance"] = stats.acceptance
@@ -113,4 +106,4 @@ def figures(
 
 
 def cell(line: dict[str, float]) -> Callable[[str], str]:
-    return lambda key: f"{line[key]:.{COLUMNS[key]}f}" if key in line else ""
+    return lambda key: f"{line[key]:.{1 if key in RATES else 2}f}" if key in line else ""

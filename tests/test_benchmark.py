@@ -43,25 +43,18 @@ def test_speed_of_the_users_models_as_table_and_json(demo_folders, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["decoder-only", "nllb"])
-def test_models_of_other_families_are_measured(bart_folders, tmp_path, family):
-    """With their chat template or languages, and what a step multiplies by: NLLB's decoder, not its encoder."""
-    if family == "nllb":
-        checkpoint(tmp_path / "hub", bart_folders["nllb"], "nllb")
-        target = draft = convert(str(tmp_path / "hub"), tmp_path / "out", dtype="float32")
-        options = ["--target-lang", "fra_Latn", "--max-tokens", "8"]
-    else:
-        target, draft = (programs.DEMO / f"causal-{role}" for role in ("target", "draft"))
-        options = ["--drafter", "model", "lookup"]
-    models = ["--model", target, "--draft-model", draft]
-    result = run(tmp_path, *models, *options, "--num-draft", "3", "--examples", "1")
+def test_models_of_other_families_are_measured(bart_folders, tmp_path):
+    """With their languages, and what a step multiplies by: NLLB's decoder, not its encoder."""
+    checkpoint(tmp_path / "hub", bart_folders["nllb"], "nllb")
+    target = convert(str(tmp_path / "hub"), tmp_path / "out", dtype="float32")
+    models = ["--model", target, "--draft-model", target, "--target-lang", "fra_Latn"]
+    asked = ["--num-draft", "3", "--examples", "1", "--max-tokens", "8"]
+    result = run(tmp_path, *models, *asked)
     assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout.splitlines()[-1])
     assert report["other texts"] == {} and report["oracle"] > 0
-    of_step = 1e9 * report["step_gb"]
     size = max(file.stat().st_size for file in target.iterdir())  # the weights
-    assert 0.2 * size < of_step <= size
-    assert (of_step > 0.9 * size) == (family == "decoder-only")
+    assert 0.2 * size < 1e9 * report["step_gb"] < 0.9 * size
 
 
 @pytest.mark.parametrize(
@@ -80,12 +73,8 @@ def test_models_of_other_families_are_measured(bart_folders, tmp_path, family):
         ),
         (["--kinds", "number", "--prompt-file", "x"], "--kinds are the demo's"),
         (["--sizes", "t5-large", "llama-60m"], "--sizes are both of T5 or both of Llama"),
-        (["--sizes", "t5-11b", "t5-small"], "invalid choice: 't5-11b'"),
         (["--batch-size", "0"], "0 is not 1 or more"),
-        (
-            ["--examples", "145", "--sizes", "demo", "demo"],
-            "has 144 examples of each kind, not 145",
-        ),
+        (["--examples", "145"], "has 144 examples of each kind, not 145"),
         (["--num-draft", "2", "-1"], "num_draft is -1, not a whole number of 0 or more"),
         (["--model", "demo-target", "--prompt-file", "/dev/null"], "/dev/null: no prompts"),
         (["rules", "--model", "demo-target"], "the table rules has no use for --model"),
