@@ -242,7 +242,7 @@ class SpeculativeDecoder:
         return self._learned[key][0]
 
     @contextmanager
-    def _running(self, options: Options) -> Iterator[RowBatch]:
+    def running(self, options: Options) -> Iterator[RowBatch]:
         """An empty batch. Meanwhile memory is wired; at the end it is kept what steps cost."""
         try:
             with machine.wired_memory():
@@ -299,7 +299,7 @@ class SpeculativeDecoder:
         if settings.num_samples > 1:
             raise InputError("num_samples above 1 is for batch_generate and stream_batch")
         row = self.row(prompt, settings, RowSeeds(settings.seed))
-        with self._running(settings) as batch:
+        with self.running(settings) as batch:
             batch.admit([row])
             while not row.finish_reason:
                 first = len(row.origins)
@@ -339,7 +339,7 @@ class SpeculativeDecoder:
             return rows[:1]
 
         source = Prompts(prompts, make, _WINDOW * int(batch_size))
-        with self._running(settings) as batch:
+        with self.running(settings) as batch:
             for row in decode(batch, source, int(batch_size)):
                 index, sample = source.index.pop(row)
                 for i, each in enumerate(with_others([row])):

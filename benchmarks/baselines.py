@@ -10,7 +10,9 @@ import multiprocessing
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import mlx.core as mx
 import numpy as np
@@ -25,26 +27,20 @@ from demo.pair import DEMO
 from model import T5
 from speculative.cached_model import padded
 
+Prompts = Sequence[list[int]]
+
 
 def in_transformers(model: T5, vocab_size: int | None = None) -> T5ForConditionalGeneration:
     """The same model, in float32; with the first `vocab_size` rows of its vocabulary only."""
     c = model.config
     rows = vocab_size or c.vocab_size
-    shape = {key: getattr(c, key) for key in ("d_model", "d_kv", "d_ff", "num_heads")}
-    config = T5Config(
+    different = dict(
         vocab_size=rows,
-        **shape,
-        num_layers=c.num_layers,
-        num_decoder_layers=c.num_decoder_layers,
         feed_forward_proj=f"gated-{c.activation}" if c.gated else c.activation,
-        relative_attention_num_buckets=c.relative_attention_num_buckets,
-        relative_attention_max_distance=c.relative_attention_max_distance,
-        layer_norm_epsilon=c.layer_norm_epsilon,
         tie_word_embeddings=c.scale_decoder_outputs,  # which is what the flag means there
-        pad_token_id=c.pad_token_id,
         eos_token_id=list(c.eos_token_ids),
-        decoder_start_token_id=c.decoder_start_token_id,
     )
+    config = T5Config(**c.to_dict() | different)  # most names are theirs; others it does not mind
     with torch.device("meta"):
         theirs = T5ForConditionalGeneration(config)
     weights = dict(tree_flatten(model.parameters()))
@@ -60,9 +56,6 @@ def in_transformers(model: T5, vocab_size: int | None = None) -> T5ForConditiona
     return theirs.eval()
 
 
-Prompts = Sequence[list[int]]
-
-
 def with_transformers(sizes: Sequence[str], max_tokens: int) -> Callable[..., list[list[int]]]:
     """A function that decodes prompts side by side, greedily: plainly, `assisted` by the draft model,
     or by prompt lookup of so many tokens."""
@@ -73,17 +66,11 @@ def with_transformers(sizes: Sequence[str], max_tokens: int) -> Callable[..., li
 
     def generate(prompts: Prompts, assisted: bool = False, lookup: int | None = None):
         how = {"assistant_model": draft} if assisted else {}
-        if lookup:
-            how["prompt_lookup_num_tokens"] = lookup
-        tokens, mask = padded(prompts, target.config.pad_token_id)
+        how |= {"prompt_lookup_num_tokens": lookup} if lookup else {}
+        tokens, mask = map(torch.from_numpy, padded(prompts, target.config.pad_token_id))
+        how |= dict(attention_mask=mask, max_new_tokens=max_tokens, do_sample=False)
         with torch.inference_mode():
-            found = target.generate(
-                torch.from_numpy(tokens).long(),
-                attention_mask=torch.from_numpy(mask),
-                max_new_tokens=max_tokens,
-                do_sample=False,
-                **how,
-            )
+            found = target.generate(tokens.long(), **how)
         return [_until_end(row[1:], ends) for row in found.tolist()]
 
     return generate
@@ -124,70 +111,56 @@ def with_ctranslate2(sizes: Sequence[str], max_tokens: int) -> Callable[..., lis
     return generate
 
 
-class Baseline:
-    """A process that decodes, and takes turns with ours."""
-
-    def __init__(self, make: Callable[..., Callable], sizes: Sequence[str], max_tokens: int):
-        spawn = multiprocessing.get_context("spawn")
-        self._connection, theirs = spawn.Pipe()
-        ours = os.environ.get(blas.SWITCH)
-        os.environ[blas.SWITCH] = "0"  # each library with the BLAS of its own
-        self._process = spawn.Process(
-            target=_serve, args=(theirs, make, sizes, max_tokens), daemon=True
-        )
-        self._process.start()
-        del os.environ[blas.SWITCH]
-        if ours is not None:
-            os.environ[blas.SWITCH] = ours
-        theirs.close()
-        self._connection.recv()
-
-    def way(self, batch_size: int = 1, **how) -> Callable[[Prompts], list[list[int]]]:
-        """A way to decode prompts, so many side by side."""
-
-        def decode(prompts: Prompts) -> list[list[int]]:
-            found = []
-            for i in range(0, len(prompts), batch_size):
-                self._connection.send((prompts[i : i + batch_size], how))
-                found += self._connection.recv()
-            return found
-
-        return decode
-
-    def close(self) -> None:
-        self._connection.send(None)
-        self._process.join()
+def baseline(make: Callable[..., Callable], sizes: Sequence[str], most: int) -> Executor:
+    """A process that decodes with the BLAS of its library, and takes turns with ours."""
+    spawn = multiprocessing.get_context("spawn")
+    process = ProcessPoolExecutor(1, spawn, _begin, (make, sizes, most))
+    with mock.patch.dict(os.environ, {blas.SWITCH: "0"}):
+        process.submit(int).result()  # until it has begun
+    return process
 
 
-def _serve(
-    connection, make: Callable[..., Callable], sizes: Sequence[str], max_tokens: int
-) -> None:
-    generate = make(sizes, max_tokens)
-    connection.send("ready")
-    while request := connection.recv():
-        prompts, how = request
-        connection.send(generate(prompts, **how))
+def way(process: Executor, batch_size: int = 1, **how) -> Callable[[Prompts], list[list[int]]]:
+    """A way to decode prompts there, so many side by side."""
+
+    def decode(prompts: Prompts) -> list[list[int]]:
+        found = []
+        for i in range(0, len(prompts), batch_size):
+            found += process.submit(_decode, prompts[i : i + batch_size], how).result()
+        return found
+
+    return decode
+
+
+_generate: Callable  # of a baseline's process
+
+
+def _begin(make: Callable[..., Callable], sizes: Sequence[str], max_tokens: int) -> None:
+    global _generate
+    _generate = make(sizes, max_tokens)
+
+
+def _decode(prompts: Prompts, how: dict) -> list[list[int]]:
+    return _generate(prompts, **how)
 
 
 @contextlib.contextmanager
 def baselines(
-    sizes: Sequence[str], max_tokens: int, batch_sizes: Sequence[int] = (1,)
-) -> Iterator[dict]:
+    sizes: Sequence[str], max_tokens: int, batch_sizes: Sequence[int]
+) -> Iterator[dict[str, Callable]]:
     """The ways of the libraries that are installed, on the embedded pair in these sizes. transformers
     speculates one prompt at a time only."""
-    in_torch = Baseline(with_transformers, sizes, max_tokens)
-    plainly = {"transformers": in_torch}
-    if importlib.util.find_spec("ctranslate2"):
-        plainly["CTranslate2"] = Baseline(with_ctranslate2, sizes, max_tokens)
-    ways = {
-        f"{name}, plain" + (f", batch {size}" if size > 1 else ""): library.way(size)
-        for size in batch_sizes
-        for name, library in plainly.items()
-    }
-    ways["transformers, assisted"] = in_torch.way(assisted=True)
-    ways["transformers, prompt lookup"] = in_torch.way(lookup=10)
-    try:
+    with contextlib.ExitStack() as stack:
+        in_torch = stack.enter_context(baseline(with_transformers, sizes, max_tokens))
+        plainly = {"transformers": in_torch}
+        if importlib.util.find_spec("ctranslate2"):
+            process = baseline(with_ctranslate2, sizes, max_tokens)
+            plainly["CTranslate2"] = stack.enter_context(process)
+        ways = {
+            f"{name}, plain" + (f", batch {size}" if size > 1 else ""): way(process, size)
+            for size in batch_sizes
+            for name, process in plainly.items()
+        }
+        ways["transformers, assisted"] = way(in_torch, assisted=True)
+        ways["transformers, prompt lookup"] = way(in_torch, lookup=10)
         yield ways
-    finally:
-        for library in plainly.values():
-            library.close()

@@ -1,62 +1,72 @@
 """Instruments of benchmark.py: ways of decoding that take turns, so that what slows the machine down slows
 all of them down."""
 
-import random
+import functools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import mlx.core as mx
-import numpy as np
-
-from decoder import Batch, load
-from demo.pair import demo_model
-from demo.tasks import SHORT_KINDS, Example, held_out_example
-from demo.widen import widen
-from machine import KeptCosts, wired_memory
-from model import T5
+from decoder import Options, SpeculativeDecoder, Stats, load
+from demo.pair import DEMO, demo_model
+from demo.widen import CAUSAL_SHAPES, widen, widen_llama
+from families.causal import CausalModel
+from families.causal_loading import encode_prompt
 from speculative.batch import decode
-from speculative.cached_model import Model
-from speculative.drafting import Drafter
-from speculative.options import Options
-from speculative.row import Row, Stats, Waiting
-from speculative.schedule import AdaptiveSchedule, FixedSchedule, Schedule
-
-# ---------------------------------------------------------------------------------------------
-# What is decoded
+from speculative.row import Row, Waiting
+from speculative.sampling import RowSeeds
 
 
-def examples(per_kind: int, kinds: Sequence[str] = SHORT_KINDS) -> list[Example]:
-    """Held-out examples, as many of each kind."""
-    rng = random.Random(0)
-    return [held_out_example(rng, kind) for kind in kinds for _ in range(per_kind)]
-
-
-def widened_pair(sizes: Sequence[str]) -> tuple[T5, T5]:
-    """The embedded pair in these sizes, each with its tokenizer."""
+def widened_pair(sizes: Sequence[str]) -> tuple[Any, Any]:
+    """The embedded pair of these sizes, with what `load` gives a model, in float32."""
+    if sizes[0] in CAUSAL_SHAPES:
+        return _widened_causal("causal-target", sizes[0]), _widened_causal("causal-draft", sizes[1])
     target, draft = (load(demo_model(role))[0] for role in ("target", "draft"))
     wide = widen(target, sizes[0]), widen(draft, sizes[1])
     wide[0].tokenizer, wide[1].tokenizer = target.tokenizer, draft.tokenizer
     return wide
 
 
-# ---------------------------------------------------------------------------------------------
-# Taking turns
+def _widened_causal(role: str, size: str) -> CausalModel:
+    small, tokenizer = load(DEMO / role)
+    c, inner = small.config, widen_llama(small.model, size)
+    wide = CausalModel(inner, c.eos_token_ids, c.pad_token_id, c.max_positions)
+    wide.tokenizer, wide.chat = tokenizer, small.chat
+    return wide
 
-Way = Callable[[Sequence[Any]], list]
+
+Way = Callable[[Sequence[str]], list]
+"""Decodes prompts: a Row for each, or its tokens."""
+
+
+def decoder(target: Any, draft: Any | None = None) -> SpeculativeDecoder:
+    """What decodes with models that `load` has made, in the target's chat template if it has one."""
+    has_chat = getattr(target, "chat", None) is not None
+    encode = functools.partial(encode_prompt, target) if has_chat else None
+    return SpeculativeDecoder(target, target.tokenizer, draft, encode)
+
+
+def decoding(target: Any, draft: Any | None = None, batch_size: int = 1, **options) -> Way:
+    """A way of ours, so many prompts side by side. What it learns for `auto` is its own."""
+    own, settings = decoder(target, draft), Options(**options)
+
+    def run(prompts: Sequence[str]) -> list[Row]:
+        rows = [own.row(prompt, settings, RowSeeds(settings.seed)) for prompt in prompts]
+        with own.running(settings) as batch:
+            list(decode(batch, Waiting(rows), batch_size))
+        return rows
+
+    return run
 
 
 @dataclass
 class Run:
-    """What a way of decoding gave: a Row per prompt, or its tokens; and how fast, turn by turn."""
+    """What a way of decoding gave, and how fast, turn by turn."""
 
     results: list = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    peak_memory: float = 0.0  # GB
 
     @property
     def rate(self) -> float:
@@ -71,10 +81,28 @@ class Run:
         low, _, high = statistics.quantiles(rates, n=4, method="inclusive")
         return low, high
 
+    @property
+    def stats(self) -> Stats:
+        """What decoding all rows took, of a way of ours."""
+        return sum((row.stats for row in self.results), Stats())
+
+    @property
+    def texts(self) -> list[list[int]]:
+        """The tokens of each prompt's text."""
+        return [tokens_of(result) for result in self.results]
+
+    def different(self, other: "Run") -> int:
+        """How many texts are not the other's."""
+        return sum(a != b for a, b in zip(self.texts, other.texts, strict=True))
+
+
+def tokens_of(result: Row | list[int]) -> list[int]:
+    return result.generated if isinstance(result, Row) else result
+
 
 def take_turns(
     ways: Mapping[Any, Way],
-    prompts: Sequence[Any],
+    prompts: Sequence[str],
     per_turn: int = 1,
     beside: Callable[[], None] = lambda: None,
 ) -> dict[Any, Run]:
@@ -88,88 +116,13 @@ def take_turns(
         beside()
         turn = prompts[start : start + per_turn]
         for name in names[i % len(names) :] + names[: i % len(names)]:
-            mx.reset_peak_memory()
             began = time.perf_counter()
             results = ways[name](turn)
             run = runs[name]
             run.seconds.append(time.perf_counter() - began)
             run.tokens.append(sum(len(tokens_of(result)) for result in results))
-            run.peak_memory = max(run.peak_memory, mx.get_peak_memory() / 1e9)
             run.results += results
     return runs
-
-
-def tokens_of(result: Row | list[int]) -> list[int]:
-    return result.generated if isinstance(result, Row) else result
-
-
-def decoder(
-    target: Any,
-    drafter: Drafter | None,
-    num_draft: int | str,
-    batch_size: int = 1,
-    kept: KeptCosts | None = None,
-    make: Callable[[Any, Options], Row] = Row,
-    **options,
-) -> Way:
-    """A way to decode, which keeps what it measures for `auto`; kept: from run to run; make: a row for a
-    prompt."""
-    settings = Options(num_draft=num_draft, **options)
-    adaptive = AdaptiveSchedule(target.config.vocab_size, kept.load() if kept else None)
-    schedule: Schedule = adaptive
-    if not drafter or num_draft != "auto":
-        schedule = FixedSchedule(int(num_draft) if drafter else 0)
-
-    def run(prompts: Sequence[Any]) -> list[Row]:
-        rows = [make(prompt, settings) for prompt in prompts]
-        batch = Batch(target, drafter or Drafter(), settings, schedule)
-        with wired_memory():
-            list(decode(batch, Waiting(rows), batch_size))
-        if kept:
-            kept.save(adaptive.costs())
-        return rows
-
-    return run
-
-
-def total(rows: Sequence[Row]) -> Stats:
-    """What decoding the rows took, added up."""
-    return sum((row.stats for row in rows), Stats())
-
-
-@contextmanager
-def counted_synchronisations():
-    """Counts in [0] how often the host waits for the device while steps go on."""
-    count, array, evaluate = [0], np.array, mx.eval
-
-    def counting_array(x, *args, **kwargs):
-        count[0] += isinstance(x, mx.array)
-        return array(x, *args, **kwargs)
-
-    def counting_eval(*args):
-        count[0] += 1
-        return evaluate(*args)
-
-    np.array, mx.eval = counting_array, counting_eval  # type: ignore[assignment]
-    try:
-        yield count
-    finally:
-        np.array, mx.eval = array, evaluate
-
-
-def synchronisations_per_step(target: Model, drafter: Drafter, row: Row, num_draft: int) -> float:
-    """Waits of the host in a row's steps. Reading the prompt, once per model, is not counted."""
-    batch = Batch(target, drafter, row.options, FixedSchedule(num_draft))
-    batch.admit([row])
-    batch.advance()  # the first step reads the prompt for the draft model
-    with counted_synchronisations() as count:
-        while not row.finish_reason:
-            batch.advance()
-    return count[0] / max(1, row.stats.target_calls - 1)
-
-
-# ---------------------------------------------------------------------------------------------
-# Reports
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -1,1 +1,1 @@
-"""The embedded pair: its tasks, its training, and the same in the sizes of real models."""
+"""The embedded pairs: loaded, made as large as real models, and examples of what they do."""

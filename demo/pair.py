@@ -13,9 +13,8 @@ def demo_model(role: str) -> Path:
     and again when the embedded one is newer."""
     source, output = DEMO / role, MODELS / f"demo-{role}"
     converted = output / WEIGHTS
-    stale = converted.exists() and converted.stat().st_mtime < max(
-        file.stat().st_mtime for file in source.iterdir()
-    )
+    newest = max(file.stat().st_mtime for file in source.iterdir())
+    stale = converted.exists() and converted.stat().st_mtime < newest
     if stale or not converted.exists():
         from convert import convert
 

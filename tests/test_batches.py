@@ -15,7 +15,7 @@ from helpers.texts import SHARED, needs_shared, prompts
 from tokenizers import Tokenizer
 
 from decoder import Options, batch_generate, generate, stream_batch
-from demo.tasks import held_out_example
+from demo.training.tasks import held_out_example
 from errors import InputError
 from speculative.batch import decode
 from speculative.row import Waiting

@@ -21,7 +21,7 @@ from benchmarks.baselines import in_transformers
 from checkpoints.folder import open_checkpoint
 from checkpoints.tensors import to_mlx
 from decoder import SpeculativeDecoder, Stats
-from demo.tasks import SHORT_KINDS, held_out_example
+from demo.training.tasks import SHORT_KINDS, held_out_example
 from distributed.ranks import ALONE
 from errors import InputError
 from families.bart import FAMILY

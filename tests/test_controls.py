@@ -11,9 +11,9 @@ from helpers.models import reference_texts
 from helpers.programs import DEMO, PROMPT, call
 from transformers import T5ForConditionalGeneration
 
-from benchmarks.measure import examples
 from convert import convert
 from decoder import batch_generate, generate, load, stream_generate
+from demo.examples import examples
 from errors import InputError
 from speculative.options import Options
 from text.generation import Generation

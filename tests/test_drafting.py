@@ -16,7 +16,7 @@ from helpers.decoding import (
 )
 from helpers.scripted import EOS, START, ScriptedModel, agreeing
 
-from demo.tasks import held_out_example
+from demo.training.tasks import held_out_example
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 from speculative.lookup import LONG, PromptMatcher
 from speculative.options import Options

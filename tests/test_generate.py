@@ -12,7 +12,7 @@ from helpers.programs import DEMO
 from transformers import T5ForConditionalGeneration
 
 from decoder import Stats, batch_generate, generate, stream_generate
-from demo.tasks import SHORT_KINDS, held_out_example
+from demo.training.tasks import SHORT_KINDS, held_out_example
 from errors import InputError
 from model import T5
 from text.tokenizer import byte_tokenizer

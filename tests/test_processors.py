@@ -24,7 +24,7 @@ from helpers.oracle import disturbed, with_eos
 from helpers.programs import DEMO
 from transformers import GenerationConfig, T5ForConditionalGeneration
 
-from benchmarks.measure import examples
+from demo.examples import examples
 from errors import InputError
 from speculative.options import Options
 from speculative.processors import Controls, CountPenalty, processors_for

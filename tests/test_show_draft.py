@@ -15,8 +15,8 @@ from helpers.scripted import EOS, START, agreeing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.measure import examples
 from decoder import stream_batch, stream_generate
+from demo.examples import examples
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 from speculative.options import Options
 from speculative.response import respond

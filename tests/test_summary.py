@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 import main
-from benchmarks.measure import examples
 from decoder import Options, stream_batch
+from demo.examples import examples
 from speculative.schedule import FixedSchedule
 from terminal.summary import ASCII_BARS, BARS, Summary, bars_for, sparkline
 from text.generation import Generation

@@ -7,30 +7,10 @@ import numpy as np
 import pytest
 from num2words import num2words
 
-from demo import tasks
-from demo.spelling import spell
-from demo.tasks import KINDS, held_out_example, training_example
+from demo import examples
+from demo.training import tasks
+from demo.training.spelling import spell
 from demo.widen import widen
-
-
-@pytest.mark.parametrize(
-    ("n", "language", "words"),
-    [
-        (1284, "English", "one thousand two hundred eighty-four"),
-        (1284, "German", "eintausendzweihundertvierundachtzig"),
-        (1284, "French", "mille deux cent quatre-vingt-quatre"),
-        (1284, "Spanish", "mil doscientos ochenta y cuatro"),
-        (301_867, "German", "dreihunderteintausendachthundertsiebenundsechzig"),
-        (101, "German", "einhunderteins"),
-        (521_621, "Spanish", "quinientos veintiún mil seiscientos veintiuno"),
-        (100_100, "Spanish", "cien mil cien"),
-        (80_080, "French", "quatre-vingt mille quatre-vingts"),
-        (200_200, "French", "deux cent mille deux cents"),
-        (71_091, "French", "soixante et onze mille quatre-vingt-onze"),
-    ],
-)
-def test_known_spellings(n, language, words):
-    assert spell(n, language) == words
 
 
 @pytest.mark.parametrize(
@@ -49,18 +29,12 @@ def test_spellings_are_num2words_but_for_its_errors(language, code):
         assert spell(n, language) == words
 
 
-@pytest.mark.parametrize("n", [-1, 10**6])
-def test_numbers_out_of_range_raise(n):
-    with pytest.raises(ValueError, match=r"not in \[0, 10\*\*6\)"):
-        spell(n, "English")
-
-
-def test_training_and_held_out_examples_share_no_prompt():
-    for kind in KINDS:
-        trained = {training_example(random.Random(i), kind).prompt for i in range(3000)}
-        assert not any(
-            held_out_example(random.Random(i), kind).prompt in trained for i in range(500)
-        )
+def test_held_out_examples_are_none_to_train_on():
+    """The file has what tasks.py would write, of each kind as many."""
+    assert examples.FILE.read_text(encoding="utf-8").splitlines() == tasks.held_out_lines()
+    for kind in examples.KINDS:
+        trained = {tasks.training_example(random.Random(i), kind).prompt for i in range(3000)}
+        assert not trained.intersection(e.prompt for e in examples.examples(144, [kind]))
 
 
 def test_grammar_of_the_sentences():
@@ -98,9 +72,7 @@ def test_the_pair_has_more_rows_than_pieces_as_real_models_do(demo_pair):
     target, tokenizer, draft = demo_pair
     pieces = tokenizer.get_vocab_size()
     assert pieces < draft.config.vocab_size < target.config.vocab_size
-    rng = random.Random(0)
-    for kind in KINDS * 5:
-        example = held_out_example(rng, kind)
+    for example in examples.examples(5, examples.KINDS):
         source = mx.array([tokenizer.encode(example.prompt).ids])
         tokens = mx.array([[0, *tokenizer.encode(example.answer).ids]])
         positions = np.arange(tokens.shape[1])[None]

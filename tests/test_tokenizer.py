@@ -15,7 +15,7 @@ from helpers.texts import AWKWARD, SHARED, assert_same_tokenizer, needs_shared, 
 from tokenizers import Tokenizer, decoders, models
 from transformers import AutoTokenizer, ByT5Tokenizer, T5Tokenizer
 
-from demo.tasks import held_out_example
+from demo.training.tasks import held_out_example
 from errors import InputError
 from families.loading import without_text
 from families.t5 import FAMILY, write_tokenizer

@@ -10,7 +10,7 @@ import transformers
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
 
-from demo.tasks import training_example
+from demo.training.tasks import training_example
 from families.bart_tokenizers import write_tokenizer
 from helpers import bart_checkpoints, checkpoints
 from helpers.programs import ROOT

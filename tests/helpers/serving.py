@@ -13,7 +13,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-from demo.tasks import SHORT_KINDS, held_out_example
+from demo.training.tasks import SHORT_KINDS, held_out_example
 from helpers.programs import ROOT
 from serving.protocol import parse
 from speculative.options import Options

@@ -1,10 +1,10 @@
 """Train the embedded pairs: one SentencePiece vocabulary, and of each kind a target and a smaller draft.
 
-    python -m demo.train tokenizer
-    python -m demo.train target
-    python -m demo.train draft
-    python -m demo.train causal-target
-    python -m demo.train causal-draft
+    python -m demo.training.train tokenizer
+    python -m demo.training.train target
+    python -m demo.training.train draft
+    python -m demo.training.train causal-target
+    python -m demo.training.train causal-draft
 
 writes demo/target and so on in Hugging Face format (bfloat16 safetensors). Needs
 requirements-dev.txt; demo/README.md tells what the committed pairs were trained with. The same seed
@@ -22,11 +22,11 @@ from pathlib import Path
 import sentencepiece
 import torch
 
-from demo.tasks import held_out_example, training_example
-from demo.torch_models import EOS, PAD, PIECES, DecoderOnly, EncoderDecoder, save
+from demo.training.tasks import held_out_example, training_example
+from demo.training.torch_models import EOS, PAD, PIECES, DecoderOnly, EncoderDecoder, save
 from text.tokenizer_files import from_transformers
 
-HERE = Path(__file__).parent
+DEMO = Path(__file__).parents[1]
 MOST_ROWS, MOST_TOKENS = 64, 2048  # of a batch
 PARAGRAPHS = 0.3  # of an encoder-decoder's examples
 
@@ -71,7 +71,7 @@ MODELS = {
     ),
 }
 WARMUP_STEPS = 200
-PIECES_FILE = HERE / "target" / "spiece.model"
+PIECES_FILE = DEMO / "target" / "spiece.model"
 MARKS = ("<|user|>", "<|assistant|>")  # the tokens USER and ASSISTANT
 CHAT_TEMPLATE = (
     "<|user|>{{ messages | map(attribute='content') | join(' ') }}"
@@ -107,13 +107,13 @@ def train_tokenizer(seed: int) -> None:
     tokens = dict(pad_token="<pad>", eos_token="</s>", unk_token="<unk>")
     config = dict(tokenizer_class="T5Tokenizer", extra_ids=0) | tokens
     for name in ("target", "draft"):
-        folder = HERE / name
+        folder = DEMO / name
         folder.mkdir(exist_ok=True)
         (folder / "spiece.model").write_bytes(model.getvalue())
         (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
     config = dict(tokenizer_class="PreTrainedTokenizerFast", chat_template=CHAT_TEMPLATE) | tokens
     for name in ("causal-target", "causal-draft"):
-        folder = HERE / name
+        folder = DEMO / name
         folder.mkdir(exist_ok=True)
         (folder / "tokenizer.json").write_text(chat_tokenizer(), encoding="utf-8")
         (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -174,7 +174,7 @@ def evaluate(model, pieces, count: int, seed: int = 1) -> dict[str, float]:
 
 
 def train(name: str, seed: int, steps: int) -> None:
-    folder = HERE / name
+    folder = DEMO / name
     folder.mkdir(exist_ok=True)
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(PIECES_FILE))
     torch.manual_seed(seed)

@@ -8,26 +8,24 @@ and paragraphs: several sentences to translate or to repair at once.
 
 `training_example` and `held_out_example` draw from disjoint sets of numbers and sentences (split by
 a hash of the text), so accuracy on the second is accuracy on inputs never trained on.
+
+    python -m demo.training.tasks
+
+writes held-out examples to demo/examples.jsonl, for the benchmark and the tests.
 """
 
+import json
 import random
 import zlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-from demo import spelling
+from demo.examples import FILE, KINDS, SHORT_KINDS, Example
+from demo.training import spelling
 
 SENTENCE_LANGUAGES = ("German", "French", "Spanish")
-SHORT_KINDS = ("number", "sentence", "repair")
-KINDS = (*SHORT_KINDS, "paragraph")
 SHORT_WEIGHTS = (0.3, 0.45, 0.25)
 PARAGRAPH_SENTENCES = (2, 6)
-
-
-@dataclass(frozen=True)
-class Example:
-    kind: str  # one of KINDS
-    prompt: str
-    answer: str
+BLOCK, BLOCKS = 48, 3  # examples of each kind in turn, how many times over
 
 
 # ---------------------------------------------------------------------------------------------
@@ -405,3 +403,15 @@ def training_example(rng: random.Random, kind: str | None = None) -> Example:
 def held_out_example(rng: random.Random, kind: str | None = None) -> Example:
     """A random example of `kind` (of a random short kind when None) never used in training."""
     return _example(rng, kind, held_out=True)
+
+
+def held_out_lines() -> list[str]:
+    """The lines of demo/examples.jsonl."""
+    rng = random.Random(0)
+    kinds = [kind for kind in KINDS for _ in range(BLOCK)] * BLOCKS
+    examples = [held_out_example(rng, kind) for kind in kinds]
+    return [json.dumps(asdict(example), ensure_ascii=False) for example in examples]
+
+
+if __name__ == "__main__":
+    FILE.write_text("\n".join(held_out_lines()) + "\n", encoding="utf-8")

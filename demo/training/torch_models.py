@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
-from demo.tasks import KINDS, SHORT_KINDS
+from demo.examples import KINDS, SHORT_KINDS
 
 PAD, EOS = 0, 1
 PIECES = 1024

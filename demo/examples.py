@@ -1,0 +1,29 @@
+"""Held-out examples of the embedded pairs' tasks, with their right answers: see demo/training/tasks.py."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from errors import InputError
+
+SHORT_KINDS = ("number", "sentence", "repair")
+KINDS = (*SHORT_KINDS, "paragraph")
+FILE = Path(__file__).parent / "examples.jsonl"
+
+
+@dataclass(frozen=True)
+class Example:
+    kind: str  # one of KINDS
+    prompt: str
+    answer: str
+
+
+def examples(per_kind: int, kinds: Sequence[str] = SHORT_KINDS) -> list[Example]:
+    """The first `per_kind` of each kind. InputError for more than there are."""
+    lines = FILE.read_text(encoding="utf-8").splitlines()
+    known = [Example(**json.loads(line)) for line in lines]
+    found = [[e for e in known if e.kind == kind] for kind in kinds]
+    if per_kind > (most := min(map(len, found))):
+        raise InputError(f"the demo has {most} examples of each kind, not {per_kind}")
+    return [example for of_kind in found for example in of_kind[:per_kind]]

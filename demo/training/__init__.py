@@ -1,0 +1,1 @@
+"""How the embedded pairs were made: their tasks, and what trained them. The product does without."""
