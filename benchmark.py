@@ -61,7 +61,9 @@ def parse_args(argv: list[str] | None = None):
     flag("--sizes", **sizes, help=f"of {named} (default: t5-large t5-small; for rules demo demo)")
     flag("--prompt-file", help="a prompt a line (default: the demo's)")
     flag("--examples", type=positive, help="how many of the demo's prompts, of each task")
-    number: Any = dict(nargs="+", type=reading("num_draft")["type"], metavar="N", default=[*range(1, 9), "auto"])
+    number: Any = dict(
+        nargs="+", type=reading("num_draft")["type"], metavar="N", default=[*range(1, 9), "auto"]
+    )
     flag("--num-draft", **number, help="(default: 1 to 8, and auto)")
     drafts = "what drafts (default: the draft model, and both with auto; without one, lookup)"
     flag("--drafter", nargs="+", choices=["model", "lookup", "both"], help=drafts)

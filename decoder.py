@@ -243,7 +243,7 @@ class SpeculativeDecoder:
 
     @contextmanager
     def running(self, options: Options) -> Iterator[RowBatch]:
-        """An empty batch. Meanwhile memory is wired; at the end it is kept what steps cost."""
+        """An empty batch to decode with (see `decode`); on a Mac memory is wired meanwhile."""
         try:
             with machine.wired_memory():
                 yield self.batch(options)
@@ -315,9 +315,9 @@ class SpeculativeDecoder:
     ) -> Iterator[tuple[int, Response]]:
         """Decode many prompts, `batch_size` side by side; yield (index, Response) as each is finished.
 
-        A finished prompt's place goes to the next one at once. `prompts` is read as needed, and of
-        those read the longest go first, so that prompts side by side are of similar length: memory
-        depends on the batch, not on the list. If `prompts` has a method ready(), which says whether the
+        A finished prompt's place goes to the next one once places have stood idle for a step's work (see
+        `speculative.batch.decode`). `prompts` is read as needed, and of those read the longest go first, so
+        that prompts side by side are of similar length: memory depends on the batch, not on the list. If `prompts` has a method ready(), which says whether the
         next prompt or the end is there, nothing waits for one that is not; it joins when it comes.
 
         Each prompt's tokens are those it gets alone (in float32; narrower types may round otherwise in

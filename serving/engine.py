@@ -11,6 +11,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from decoder import Batch, Options, SpeculativeDecoder
 from serving.metrics import Metrics
@@ -112,22 +113,17 @@ class Engine:
         """Decode what is submitted, until `close`."""
         while True:
             try:
-                for _ in decode(self._batch(), self, self._batch_size, self._watch):
-                    pass
+                with self._decoder.running(self._options) as batch:
+                    assert isinstance(batch, Batch)  # no beams
+                    batch.schedule = OwnLengths(batch.schedule, partial(_own_lengths, batch))
+                    for _ in decode(batch, self, self._batch_size, self._watch):
+                        pass
                 return  # no row runs, and there will be none
             except Exception:
                 # Of one row too many for the memory, or of ours. What was side by side is lost, no more.
                 traceback.print_exc(file=sys.stderr)
                 for job in list(self._running.values()):
                     self._end(job, FAILED)
-
-    def _batch(self) -> Batch:
-        batch = self._decoder.batch(self._options)
-        assert isinstance(batch, Batch)  # no beams
-        batch.schedule = OwnLengths(
-            batch.schedule, lambda: [row.options.num_draft for row in batch.rows]
-        )
-        return batch
 
     def take(self, count: int, wait: bool) -> list[Row]:
         """As `speculative.batch.Source`."""
@@ -155,3 +151,7 @@ class Engine:
         del self._running[job.row]
         self.metrics.add(job.row.stats, finish_reason)
         job.tell(finish_reason)
+
+
+def _own_lengths(batch: Batch) -> list[int | str]:
+    return [row.options.num_draft for row in batch.rows]
