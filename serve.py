@@ -10,6 +10,7 @@ from terminal import interrupts
 if __name__ == "__main__":
     interrupts.expect()  # also while what follows is imported
 
+import ipaddress
 import logging
 import signal
 import socket
@@ -27,7 +28,6 @@ from terminal import cli
 from terminal.flags import add_decoding_options, add_models, check_models, options_of
 
 QUEUE = 256
-LOCAL = ("127.0.0.1", "localhost", "::1")
 GRACE_SECONDS = 10  # for the last answers to be read
 
 
@@ -36,7 +36,7 @@ def parse_args(argv: list[str] | None = None):
     add_models(parser)
     parser.add_argument(
         "--host",
-        default=LOCAL[0],
+        default="127.0.0.1",
         help="the address to listen on; 0.0.0.0: all of this machine's (default: %(default)s)",
     )
     parser.add_argument(
@@ -86,12 +86,25 @@ def parse_args(argv: list[str] | None = None):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    """A socket at the first address that a name stands for, however it is spelt."""
     try:
-        return socket.create_server((host, port), family=family, backlog=1024)
-    except (OSError, OverflowError) as error:
+        if not (name := host.strip("[] ")):
+            raise OSError("the name is empty")
+        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+        family, *_, address = found[0]
+        return socket.create_server(address[:2], family=family, backlog=1024)
+    except (OSError, OverflowError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise InputError(f"cannot listen on port {port} of {host}: {reason}") from None
+        raise InputError(f"cannot listen on port {port} of {host!r}: {reason}") from None
+
+
+def hosts_of(listener: socket.socket) -> tuple[str, ...]:
+    """The names under which the server may be asked. On this machine alone, its own: a page elsewhere could have
+    its name lead here (DNS rebinding). Else any."""
+    address = listener.getsockname()[0]
+    if not ipaddress.ip_address(address).is_loopback:
+        return ("*",)
+    return ("localhost", "127.0.0.1", "[::1]", f"[{address}]" if ":" in address else address)
 
 
 def chat_template(model: Any) -> Callable[[list[dict[str, str]]], str] | None:
@@ -146,7 +159,7 @@ def main() -> None:
         max_prompt_tokens=args.max_prompt_tokens,
         max_tokens=args.max_request_tokens,
         api_key=args.api_key,
-        hosts=(*LOCAL, "[::1]") if args.host in LOCAL else ("*",),
+        hosts=hosts_of(listener),
     )
     logging.basicConfig(format="%(message)s", level=logging.INFO if args.verbose else logging.ERROR)
     server = uvicorn.Server(

@@ -64,7 +64,7 @@ def _joined(content: Any) -> Any:
     """A message's content: a text, or parts of text."""
     if isinstance(content, list):
         parts = [part.get("text") if isinstance(part, dict) else None for part in content]
-        content = "".join(parts) if all(isinstance(part, str) for part in parts) else None
+        content = "".join(map(str, parts)) if all(isinstance(p, str) for p in parts) else None
     if not isinstance(content, str):
         raise ValueError("has to be text here")
     return content
@@ -131,7 +131,7 @@ _FIELDS: dict[str, Any] = {
     **{field: _served(name) for field, name in _NAMES.items()},
     **{field: _only(values) for field, values in _NEUTRAL.items()},
     **{field: _only((), "is the server's: it is set when that starts") for field in _THE_SERVERS},
-    **{field: (Any, None) for field in _OF_NO_MATTER},
+    **dict.fromkeys(_OF_NO_MATTER, (Any, None)),
 }
 _Prompts = Annotated[
     list[str],

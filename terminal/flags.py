@@ -90,8 +90,10 @@ def _json(kind: type) -> Callable[[str], Any]:
     """The type of a flag that takes a list or an object in JSON, whose keys are numbers here."""
 
     def read(text: str) -> Any:
+        value: Any
         try:
-            if isinstance(value := json.loads(text), kind):
+            value = json.loads(text)
+            if isinstance(value, kind):
                 return {int(k): v for k, v in value.items()} if kind is dict else value
         except (ValueError, RecursionError):
             pass
