@@ -90,14 +90,13 @@ def _json(kind: type) -> Callable[[str], Any]:
     """The type of a flag that takes a list or an object in JSON, whose keys are numbers here."""
 
     def read(text: str) -> Any:
-        value: Any
         try:
             value = json.loads(text)
-            if isinstance(value, kind):
-                return {int(k): v for k, v in value.items()} if kind is dict else value
+            if type(value) is not kind:
+                raise ValueError
+            return {int(k): v for k, v in value.items()} if kind is dict else value
         except (ValueError, RecursionError):
-            pass
-        what = 'JSON such as {"1234": -5.0}' if kind is dict else "a list in JSON"
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not {what}")
+            what = 'JSON such as {"1234": -5.0}' if kind is dict else "a list in JSON"
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} is not {what}") from None
 
     return read
