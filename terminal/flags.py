@@ -86,13 +86,13 @@ def _or_a_word(read: Callable[[str], Any], words: tuple[str, ...]) -> Callable[[
     return number_or_word
 
 
-def _json(kind: type) -> Callable[[str], Any]:
+def _json(kind: Any) -> Callable[[str], Any]:
     """The type of a flag that takes a list or an object in JSON, whose keys are numbers here."""
 
     def read(text: str) -> Any:
         try:
             value = json.loads(text)
-            if type(value) is not kind:
+            if not isinstance(value, kind):
                 raise ValueError
             return {int(k): v for k, v in value.items()} if kind is dict else value
         except (ValueError, RecursionError):

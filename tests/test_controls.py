@@ -12,10 +12,11 @@ from helpers.programs import DEMO, PROMPT, call
 from transformers import T5ForConditionalGeneration
 
 from convert import convert
-from decoder import batch_generate, generate, load, stream_generate
+from decoder import SpeculativeDecoder, batch_generate, generate, load, stream_generate
 from demo.examples import examples
 from errors import InputError
 from speculative.options import Options
+from speculative.sampling import BANNED, RowSeeds
 from text.generation import Generation
 from text.stream import TextStream
 
@@ -82,6 +83,43 @@ def test_stops_cut_the_text_of_every_drafter(demo_pair, prompts, lookup, num_dra
 
 # ---------------------------------------------------------------------------------------------
 # Log-probabilities
+
+
+def test_what_is_banned_has_a_log_probability_that_json_can_hold(demo_pair):
+    """It was minus infinity, or no number."""
+    target, tokenizer, draft = demo_pair
+    banned = range(target.config.vocab_size - 1)
+    for options in (dict(forced_bos_token_id=7), dict(suppress_tokens=[*banned])):
+        (response,) = batch_generate(
+            target, tokenizer, [PROMPT], draft, logprobs=3, max_tokens=3, num_draft=2, **options
+        )
+        assert response.logprobs[0] == 0
+        scores = [score for best in response.top_logprobs for _, score in best]
+        assert min(scores) == BANNED
+        json.dumps([response.logprobs, scores], allow_nan=False)
+
+
+def refuses(logits, prefixes):
+    raise KeyError("seven")
+
+
+def cuts(logits, prefixes):
+    return logits[:, :, :5]
+
+
+@pytest.mark.parametrize(
+    ("processor", "message"),
+    [
+        (refuses, "processor refuses: KeyError: 'seven'"),
+        (cuts, r"processor cuts: returned \(1, 2, 5\), not logits \(1, 2, 1056\)"),
+        (lambda logits, prefixes: None, "returned NoneType, not logits"),
+    ],
+)
+def test_a_processor_that_fails_fails_before_its_row_joins_others(demo_pair, processor, message):
+    target, tokenizer, draft = demo_pair
+    decoder = SpeculativeDecoder(target, tokenizer, draft)
+    with pytest.raises(InputError, match=message):
+        decoder.row(PROMPT, Options(processors=[processor]), RowSeeds(0))
 
 
 @pytest.mark.parametrize("settings", [{}, dict(repetition_penalty=1.5, no_repeat_ngram_size=2)])
@@ -228,6 +266,7 @@ def test_what_is_taken_is_told(tmp_path):
 def test_settings_that_cannot_be_are_named(tmp_path):
     for settings, message in [
         ({"no_repeat_ngram_size": "3"}, "no_repeat_ngram_size is '3'"),
+        ({"no_repeat_ngram_size": 2**31 - 1}, "no_repeat_ngram_size is 2147483647; 1024 at most"),
         ({"max_length": -3}, "max_length is -3, not a whole number"),
         ({"bad_words_ids": [5]}, "bad_words_ids is"),
     ]:

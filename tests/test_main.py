@@ -224,6 +224,8 @@ def test_the_histogram_fits_the_encoding(folder):
         (["-p", "-"], 1, "the prompt is empty"),
         (["-p", "x", "--num-draft", "-1"], 1, "num_draft is -1, not a whole number of 0 or more"),
         (["-p", "x", "--num-draft", "two"], 2, "'two' is neither a number nor auto"),
+        (["-p", "x", "--bad-words-ids", "[" * 3000], 2, "is not a list in JSON"),
+        (["-p", "x", "--logit-bias", '{"5":' * 3000], 2, 'is not JSON such as {"1234": -5.0}'),
         (["-p", "x", "--max-tokens", "0"], 1, "max_tokens is 0, not a whole number of 1 or more"),
         (["-p", "x", "--temp", "-1"], 1, "temp is -1.0, not a number of 0 or more"),
         (["-p", "x", "--temp", "hot"], 2, "invalid float value: 'hot'"),
