@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 from distributed.ranks import ALONE, Ranks
 from errors import InputError
+from terminal.cli import one_line
 from text.prompts import check_prompt
 
 
@@ -33,7 +34,7 @@ class PromptFile:
     ):
         """path: "-" for standard input; check: raises InputError for what is no prompt. OSError or
         InputError when it cannot be opened."""
-        self.name = "standard input" if path == "-" else path
+        self.name = "standard input" if path == "-" else one_line(path)
         self._path, self._report, self._check = path, report, check
         self._lines = ranks.lines(self._open)
         self._is_json = path.endswith(".jsonl")
@@ -93,12 +94,9 @@ class PromptFile:
 def _prompt_of(line: bytes, is_json: bool) -> str:
     try:
         text = line.decode("utf-8").rstrip("\r\n")
+        value = json.loads(text) if is_json else {"prompt": text}
     except UnicodeDecodeError:
         raise InputError("not UTF-8 text") from None
-    if not is_json:
-        return text
-    try:
-        value = json.loads(text)
     except json.JSONDecodeError as error:
         raise InputError(f"not JSON: {error}") from None
     except ValueError:  # Python converts no more than 4,300 digits
@@ -116,16 +114,17 @@ class Arriving:
     AHEAD = 1024  # lines that wait here at most
 
     def __init__(self, file: BinaryIO):
-        self._queue: Queue[bytes | OSError | None] = Queue(self.AHEAD)  # None: the end
+        self._queue: Queue[bytes | Exception] = Queue(self.AHEAD)  # an exception: the end
         Thread(target=self._read, args=(file,), daemon=True).start()
 
     def _read(self, file: BinaryIO) -> None:
+        end: Exception = StopIteration()
         try:
             for line in file:
                 self._queue.put(line)
-            self._queue.put(None)
         except OSError as error:
-            self._queue.put(error)
+            end = error
+        self._queue.put(end)
 
     def ready(self) -> bool:
         """Whether the next line, or the end, is there."""
@@ -139,7 +138,7 @@ class Arriving:
         if isinstance(line, bytes):
             return line
         self._queue.put(line)  # the end, again for whoever asks again
-        raise line or StopIteration
+        raise line
 
 
 class InOrder:
@@ -154,5 +153,5 @@ class InOrder:
     def put(self, number: int, text: str) -> None:
         self._waiting[number] = text
         while self.reached in self._waiting:
-            self._write(" ".join(self._waiting.pop(self.reached).splitlines()))
+            self._write(one_line(self._waiting.pop(self.reached)))
             self.reached += 1
