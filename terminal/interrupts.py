@@ -4,6 +4,7 @@ Importing what it needs takes longer than most prompts.
 """
 
 import os
+import signal
 import sys
 
 INTERRUPTED = 130  # the exit code
@@ -14,16 +15,13 @@ def expect() -> None:
 
     No exception is raised, which a module in the midst of being imported would make another of.
     """
-    sys.excepthook = _excepthook  # at once: importing signal takes a while itself
-    import signal
-
+    sys.excepthook = _excepthook
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as by nohup
         signal.signal(signal.SIGINT, _end)
 
 
 def no_more() -> None:
     """Have an interrupt raise KeyboardInterrupt again; a second one ends the process at once."""
-    import signal
 
     def interrupt(*_) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -39,8 +37,6 @@ def _end(*_) -> None:
 
 
 def _excepthook(kind, error, traceback) -> None:
-    if issubclass(kind, KeyboardInterrupt):
-        _end()
     if sys.version_info < (3, 10):  # noqa: UP036 (as macOS's own, which fails at what is newer)
         reason = f"this is Python {sys.version_info[0]}.{sys.version_info[1]}, not 3.10 or later"
     elif issubclass(kind, ModuleNotFoundError):

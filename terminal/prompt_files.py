@@ -6,8 +6,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from queue import Queue
-from threading import Thread
+from select import select
 from typing import BinaryIO
 
 from distributed.ranks import ALONE, Ranks
@@ -43,7 +42,6 @@ class PromptFile:
         self.lines = self.bad_lines = 0
 
     def _open(self) -> "BinaryIO | Arriving":
-        # Standard input by another file: Python cannot end while a thread reads its own.
         path = os.dup(sys.stdin.fileno()) if self._path == "-" else self._path
         file = open(path, "rb")  # noqa: SIM115
         return file if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else Arriving(file)
@@ -109,36 +107,35 @@ def _prompt_of(line: bytes, is_json: bool) -> str:
 
 
 class Arriving:
-    """An iterator of the lines of a pipe or a terminal, which a thread reads as they come."""
-
-    AHEAD = 1024  # lines that wait here at most
+    """An iterator of the lines of a pipe or a terminal, which knows whether the next one has come."""
 
     def __init__(self, file: BinaryIO):
-        self._queue: Queue[bytes | Exception] = Queue(self.AHEAD)  # an exception: the end
-        Thread(target=self._read, args=(file,), daemon=True).start()
-
-    def _read(self, file: BinaryIO) -> None:
-        end: Exception = StopIteration()
-        try:
-            for line in file:
-                self._queue.put(line)
-        except OSError as error:
-            end = error
-        self._queue.put(end)
+        self._file = file
+        self._read, self._ended = b"", False
 
     def ready(self) -> bool:
         """Whether the next line, or the end, is there."""
-        return not self._queue.empty()
+        while not self._has_line() and select([self._file], [], [], 0)[0]:
+            self._read_more()
+        return self._has_line()
 
     def __iter__(self) -> Iterator[bytes]:
         return self
 
     def __next__(self) -> bytes:
-        line = self._queue.get()
-        if isinstance(line, bytes):
-            return line
-        self._queue.put(line)  # the end, again for whoever asks again
-        raise line
+        while not self._has_line():
+            self._read_more()
+        line, newline, self._read = self._read.partition(b"\n")
+        if not line + newline:
+            raise StopIteration
+        return line + newline
+
+    def _has_line(self) -> bool:
+        return self._ended or b"\n" in self._read
+
+    def _read_more(self) -> None:
+        some = os.read(self._file.fileno(), 1 << 16)
+        self._read, self._ended = self._read + some, not some
 
 
 class InOrder:

@@ -211,7 +211,6 @@ def test_one_rank_alone_is_no_group(folder):
     [
         (2, ["--verbose"], 2, "give a text with --prompt, or many with --prompt-file"),
         (2, ["-p", "-"], 1, "under mlx.launch standard input has no end"),
-        (2, ["--prompt-file", "none.txt"], 1, "No such file or directory: 'none.txt'"),
         (
             3,
             ["-p", "x"],

@@ -1,7 +1,6 @@
 """Files of prompts: every kind of line, and output in the order of the lines."""
 
 import fcntl
-import io
 import json
 import os
 import pty
@@ -11,7 +10,6 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 from dataclasses import replace
 from pathlib import Path
 from threading import Timer
@@ -24,7 +22,7 @@ from decoder import Options, SpeculativeDecoder, stream_generate
 from distributed.ranks import ALONE
 from errors import InputError
 from terminal import cli
-from terminal.prompt_files import Arriving, InOrder, PromptFile
+from terminal.prompt_files import InOrder, PromptFile
 
 FRENCH = "translate number to French: 80"
 
@@ -97,30 +95,20 @@ def pipe(monkeypatch):
         yield writer
 
 
-def soon(condition) -> bool:
-    """Whether it holds within a minute."""
-    deadline = time.monotonic() + 60
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
-
-
 def test_a_pipe_is_ready_when_a_prompt_or_the_end_is_there(pipe):
     errors = []
     file = PromptFile("-", lambda line, reason: errors.append((line, reason)))
     assert not file.ready()
     pipe.write(b"one\ntw")
-    assert soon(file.ready) and file.ready() and next(file) == "one"
-    time.sleep(0.05)
+    assert file.ready() and file.ready() and next(file) == "one"
     assert not file.ready()  # half a line
     pipe.write(b"o\n")
-    assert soon(file.ready) and next(file) == "two"
+    assert file.ready() and next(file) == "two"
     pipe.write(b" \n")
-    assert soon(lambda: file.ready() or errors) and not file.ready()
-    assert errors == [(2, "the prompt is empty")]
+    assert not file.ready() and errors == [(2, "the prompt is empty")]
     pipe.write(b"\xff\nfour")
     pipe.close()
-    assert soon(file.ready) and list(file) == ["four"]
+    assert file.ready() and list(file) == ["four"]
     assert file.ready() and list(file) == []
     assert file.lines == 5 and [file.line_of(i) for i in range(3)] == [0, 1, 4]
 
@@ -134,28 +122,6 @@ def test_a_regular_file_is_always_ready(tmp_path, monkeypatch):
     with (tmp_path / "p.txt").open() as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
         assert PromptFile("-", lambda *error: None).ready()
-
-
-def test_no_more_lines_are_read_ahead_than_there_is_room_for():
-    file = io.BytesIO(b"x\n" * 10_000)
-    lines = Arriving(file)
-    room = 2 * (Arriving.AHEAD + 1)  # one line waits for room
-    assert soon(lambda: file.tell() >= room)
-    time.sleep(0.05)
-    assert file.tell() == room
-    assert len(list(lines)) == 10_000
-
-
-def test_a_pipe_that_cannot_be_read_is_an_error_after_its_lines():
-    def fails():
-        yield b"one\n"
-        raise OSError(5, "Input/output error")
-
-    lines = Arriving(fails())
-    assert next(lines) == b"one\n"
-    for _ in range(2):
-        with pytest.raises(OSError, match="Input/output error"):
-            next(lines)
 
 
 # ---------------------------------------------------------------------------------------------
