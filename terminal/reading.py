@@ -12,7 +12,7 @@ class Reading:
         """`done` of so many tokens have been read."""
         if self._bar is None and done < tokens:
             about = dict(desc="reading the prompt", unit="tok", leave=False, disable=None)
-            self._bar = tqdm(total=tokens, **about)
+            self._bar = tqdm(initial=done, total=tokens, **about)
         if self._bar is not None:
             self._bar.update(done - self._bar.n)
             if done == tokens:
