@@ -1,4 +1,4 @@
-"""Which models can be split among how many ranks, and what a process that is alone exchanges: nothing."""
+"""Which models can be split among how many ranks, and what ranks exchange: nothing if there is one."""
 
 from pathlib import Path
 from types import SimpleNamespace
