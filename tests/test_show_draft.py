@@ -15,8 +15,6 @@ from helpers.scripted import EOS, START, agreeing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.measure import examples
-from decoder import stream_batch, stream_generate
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 from speculative.options import Options
 from speculative.response import respond
@@ -72,22 +70,6 @@ def test_copied_tokens_are_told_from_the_draft_models():
     (row,) = decode_with(target, drafter, [[5, 6, 7, 8, 9]], num_draft=2, max_tokens=30)
     copied, drafted = ["copied"] * 2 + ["plain"], ["drafted"] * 2 + ["plain"]
     assert row.origins == copied * 2 + drafted * 3
-
-
-@pytest.mark.slow
-def test_a_batch_tells_the_same_origins_as_one_prompt(demo_pair):
-    target, tokenizer, draft = demo_pair
-    options = dict(draft_model=draft, lookup=True, num_draft=3)
-    prompts = [example.prompt for example in examples(3)]
-    batch = dict(stream_batch(target, tokenizer, prompts, batch_size=4, **options))
-    seen = set()
-    for i, prompt in enumerate(prompts):
-        alone = list(stream_generate(target, tokenizer, prompt, **options))
-        assert [o for r in alone for o in r.origins] == batch[i].origins
-        assert [t for r in alone for t in r.texts] == batch[i].texts
-        assert "".join(batch[i].texts) == batch[i].text
-        seen |= set(batch[i].origins)
-    assert seen == set(ORIGINS)
 
 
 def unmarked(text: str, marks) -> str:
