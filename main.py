@@ -27,7 +27,7 @@ from errors import InputError
 from speculative.options import MAX_TOKENS
 from terminal import cli
 from terminal.flags import add_decoding_options, add_models, check_models, options_of
-from terminal.summary import Summary, bars_for
+from terminal.summary import Summary
 from text.prompts import check_prompt
 
 LARGE = 200 << 20  # bytes of weights
@@ -172,7 +172,7 @@ def print_summary(args, decoder, options: Options, summary: Summary, began: floa
         texts = f"{summary.cut} of {summary.texts} texts" if args.prompt_file else "the text"
         print(cut(texts, summary.longest_cut, decoder.model, options), file=sys.stderr)
     if args.verbose:
-        print("\n".join(summary.lines(seconds, bars_for(sys.stderr.encoding))), file=sys.stderr)
+        print("\n".join(summary.lines(seconds)), file=sys.stderr)
 
 
 def answer_prompt(args, decoder: SpeculativeDecoder, options: Options) -> None:

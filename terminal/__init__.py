@@ -1,1 +1,1 @@
-"""What the commands share: manners, prompt files, colours, the summary."""
+"""What the commands share: command-line helpers, prompt files, colours, the summary."""

@@ -1,4 +1,4 @@
-"""The manners of the command lines: a user's mistake is one line on stderr and an exit code."""
+"""Command-line helpers: a user's mistake is one line on stderr and an exit code."""
 
 import argparse
 import contextlib
@@ -32,10 +32,15 @@ class Parser(argparse.ArgumentParser):
         hint = f"is {meant[0]} meant?" if meant else "see --help"
         if words and not flags and "--prompt" in known:
             hint = "a text goes behind --prompt"
-        self.exit(USAGE_ERROR, f"{self.prog}: {message} ({hint})\n")
+        self.exit(USAGE_ERROR, one_line(f"{self.prog}: {message} ({hint})") + "\n")
 
     def print_help(self, file=None) -> None:
         print(self.format_help(), end="", file=file)  # argparse's own is silent when it cannot
+
+
+def one_line(text: str) -> str:
+    """The text, in which a name of a file, say, may have line breaks, on one line."""
+    return " ".join(text.splitlines())
 
 
 def name(text: str) -> str:
@@ -77,7 +82,7 @@ def run(main: Callable[[], None]) -> None:
     except Exception as error:
         if (message := _message(error)) is None:
             raise
-        print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
+        print(one_line(f"{Path(sys.argv[0]).name}: {message}"), file=sys.stderr)
         sys.exit(INPUT_ERROR)
 
 

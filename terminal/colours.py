@@ -1,10 +1,9 @@
 """--show-draft: text that shows where each of its tokens comes from.
 
-On a terminal with colour, in its own colours; on one without, between brackets; in a pipe or a file
-nothing is added. NO_COLOR (no-color.org) and TERM are heeded.
+On a terminal, in its own colours, or between brackets where TERM or NO_COLOR (no-color.org) says that it
+has none; in a pipe or a file nothing is added.
 """
 
-import curses
 import os
 from collections.abc import Mapping
 from itertools import groupby
@@ -24,28 +23,18 @@ _COLOURS = {
 }
 _BRACKETS = {"copied": ("{", "}"), "drafted": ("[", "]"), "corrected": ("<", ">")}
 _MEANINGS = {
-    "copied": "copied and accepted",
-    "drafted": "drafted and accepted",
-    "corrected": "corrected by the target",
+    "copied": ("magenta", "copied and accepted"),
+    "drafted": ("green", "drafted and accepted"),
+    "corrected": ("red, underlined", "corrected by the target"),
 }
-_NAMES = {"copied": "magenta", "drafted": "green", "corrected": "red, underlined"}
 
 
 def marks_for(stream: TextIO) -> Marks:
     """The marks that can be shown on the stream."""
     if not stream.isatty():
         return {}
-    return _COLOURS if _has_colour(stream) else _BRACKETS
-
-
-def _has_colour(stream: TextIO) -> bool:
-    if os.environ.get("NO_COLOR"):
-        return False
-    try:
-        curses.setupterm(fd=stream.fileno())
-        return curses.tigetnum("colors") >= 8
-    except curses.error:  # TERM is not set, or unknown
-        return False
+    colourless = os.environ.get("TERM", "") in ("", "dumb") or os.environ.get("NO_COLOR")
+    return _BRACKETS if colourless else _COLOURS
 
 
 def painted(response: Response, marks: Marks) -> str:
@@ -68,10 +57,10 @@ def _mark(origin: str, text: str, marks: Marks) -> str:
 
 
 def legend(marks: Marks, stream: TextIO) -> str:
-    """One line on what the marks mean, for the stream: without escape codes unless it is a
-    terminal."""
-    if marks is _COLOURS and not stream.isatty():
-        parts = [f"{_NAMES[origin]}: {meaning}" for origin, meaning in _MEANINGS.items()]
-    else:
-        parts = [_mark(origin, meaning, marks) for origin, meaning in _MEANINGS.items()]
-    return ", ".join(parts) + ", plain: the target's own"
+    """One line on what the marks mean, for the stream: no escape codes unless it is a terminal."""
+    named = marks is _COLOURS and not stream.isatty()
+    parts = [
+        f"{name}: {meaning}" if named else _mark(origin, meaning, marks)
+        for origin, (name, meaning) in _MEANINGS.items()
+    ]
+    return ", ".join([*parts, "plain: the target's own"])

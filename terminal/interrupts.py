@@ -1,7 +1,10 @@
-"""What may happen before a command runs: an interrupt, since importing what it needs takes longer than most
-prompts, and a Python that lacks what it needs."""
+"""Interrupts, while a command begins and once it ends; and a Python that lacks what a command needs.
+
+Importing what it needs takes longer than most prompts.
+"""
 
 import os
+import signal
 import sys
 
 INTERRUPTED = 130  # the exit code
@@ -12,19 +15,20 @@ def expect() -> None:
 
     No exception is raised, which a module in the midst of being imported would make another of.
     """
-    sys.excepthook = _excepthook  # at once: importing signal takes a while itself
-    import signal
-
+    sys.excepthook = _excepthook
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as by nohup
         signal.signal(signal.SIGINT, _end)
 
 
 def no_more() -> None:
-    """Have an interrupt raise KeyboardInterrupt again."""
-    import signal
+    """Have an interrupt raise KeyboardInterrupt again; a second one ends the process at once."""
+
+    def interrupt(*_) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        raise KeyboardInterrupt
 
     if signal.getsignal(signal.SIGINT) is _end:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, interrupt)
 
 
 def _end(*_) -> None:
@@ -33,15 +37,10 @@ def _end(*_) -> None:
 
 
 def _excepthook(kind, error, traceback) -> None:
-    if issubclass(kind, KeyboardInterrupt):
-        _end()
     if sys.version_info < (3, 10):  # noqa: UP036 (as macOS's own, which fails at what is newer)
-        _complain(f"this is Python {sys.version_info[0]}.{sys.version_info[1]}, not 3.10 or later")
+        reason = f"this is Python {sys.version_info[0]}.{sys.version_info[1]}, not 3.10 or later"
     elif issubclass(kind, ModuleNotFoundError):
-        _complain(f"{error}; is this the environment of the README's first command?")
+        reason = f"{error}; is this the environment of the README's first command?"
     else:
-        sys.__excepthook__(kind, error, traceback)
-
-
-def _complain(reason: str) -> None:
+        return sys.__excepthook__(kind, error, traceback)
     os.write(2, f"{os.path.basename(sys.argv[0])}: {reason}\n".encode())  # noqa: PTH119 (not imported)

@@ -6,12 +6,12 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from queue import Queue
-from threading import Thread
+from select import select
 from typing import BinaryIO
 
 from distributed.ranks import ALONE, Ranks
 from errors import InputError
+from terminal.cli import one_line
 from text.prompts import check_prompt
 
 
@@ -33,7 +33,7 @@ class PromptFile:
     ):
         """path: "-" for standard input; check: raises InputError for what is no prompt. OSError or
         InputError when it cannot be opened."""
-        self.name = "standard input" if path == "-" else path
+        self.name = "standard input" if path == "-" else one_line(path)
         self._path, self._report, self._check = path, report, check
         self._lines = ranks.lines(self._open)
         self._is_json = path.endswith(".jsonl")
@@ -42,7 +42,6 @@ class PromptFile:
         self.lines = self.bad_lines = 0
 
     def _open(self) -> "BinaryIO | Arriving":
-        # Standard input by another file: Python cannot end while a thread reads its own.
         path = os.dup(sys.stdin.fileno()) if self._path == "-" else self._path
         file = open(path, "rb")  # noqa: SIM115
         return file if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else Arriving(file)
@@ -93,12 +92,9 @@ class PromptFile:
 def _prompt_of(line: bytes, is_json: bool) -> str:
     try:
         text = line.decode("utf-8").rstrip("\r\n")
+        value = json.loads(text) if is_json else {"prompt": text}
     except UnicodeDecodeError:
         raise InputError("not UTF-8 text") from None
-    if not is_json:
-        return text
-    try:
-        value = json.loads(text)
     except json.JSONDecodeError as error:
         raise InputError(f"not JSON: {error}") from None
     except ValueError:  # Python converts no more than 4,300 digits
@@ -111,35 +107,35 @@ def _prompt_of(line: bytes, is_json: bool) -> str:
 
 
 class Arriving:
-    """An iterator of the lines of a pipe or a terminal, which a thread reads as they come."""
-
-    AHEAD = 1024  # lines that wait here at most
+    """An iterator of the lines of a pipe or a terminal, which knows whether the next one has come."""
 
     def __init__(self, file: BinaryIO):
-        self._queue: Queue[bytes | OSError | None] = Queue(self.AHEAD)  # None: the end
-        Thread(target=self._read, args=(file,), daemon=True).start()
-
-    def _read(self, file: BinaryIO) -> None:
-        try:
-            for line in file:
-                self._queue.put(line)
-            self._queue.put(None)
-        except OSError as error:
-            self._queue.put(error)
+        self._file = file
+        self._read, self._ended = b"", False
 
     def ready(self) -> bool:
         """Whether the next line, or the end, is there."""
-        return not self._queue.empty()
+        while not self._has_line() and select([self._file], [], [], 0)[0]:
+            self._read_more()
+        return self._has_line()
 
     def __iter__(self) -> Iterator[bytes]:
         return self
 
     def __next__(self) -> bytes:
-        line = self._queue.get()
-        if isinstance(line, bytes):
-            return line
-        self._queue.put(line)  # the end, again for whoever asks again
-        raise line or StopIteration
+        while not self._has_line():
+            self._read_more()
+        line, newline, self._read = self._read.partition(b"\n")
+        if not line + newline:
+            raise StopIteration
+        return line + newline
+
+    def _has_line(self) -> bool:
+        return self._ended or b"\n" in self._read
+
+    def _read_more(self) -> None:
+        some = os.read(self._file.fileno(), 1 << 16)
+        self._read, self._ended = self._read + some, not some
 
 
 class InOrder:
@@ -154,5 +150,5 @@ class InOrder:
     def put(self, number: int, text: str) -> None:
         self._waiting[number] = text
         while self.reached in self._waiting:
-            self._write(" ".join(self._waiting.pop(self.reached).splitlines()))
+            self._write(one_line(self._waiting.pop(self.reached)))
             self.reached += 1

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from decoder import Response, Stats
 
 BARS = "▁▂▃▄▅▆▇█"
-ASCII_BARS = ".:-=+*#@"
 
 
 @dataclass
@@ -27,8 +26,8 @@ class Summary:
         self.stats += response.stats
         self.peak_memory = max(self.peak_memory, response.peak_memory)
 
-    def lines(self, seconds: float, bars: str = BARS) -> list[str]:
-        """The summary, for `seconds` of work in all. bars: the characters of the histogram."""
+    def lines(self, seconds: float) -> list[str]:
+        """The summary, for `seconds` of work in all."""
         if not self.texts:
             return ["0 texts"]
         stats = self.stats
@@ -44,31 +43,18 @@ class Summary:
             lines.append(
                 f"draft: {stats.accepted} of {stats.drafted} tokens accepted "
                 f"({stats.acceptance:.0%}), steps by tokens accepted: "
-                f"0 |{sparkline(steps, bars)}| {len(steps) - 1}"
+                f"0 |{sparkline(steps)}| {len(steps) - 1}"
             )
-        return [*lines, f"{self._split(seconds)}; peak memory {self.peak_memory:.2f} GB"]
-
-    def _split(self, seconds: float) -> str:
-        stats = self.stats
         parts = {"reading prompts": stats.encoding_seconds}
         if stats.preparing_seconds:
             parts["the draft model reading"] = stats.preparing_seconds
         parts["decoding"] = stats.seconds
         parts["elsewhere"] = max(0.0, seconds - sum(parts.values()))
         split = ", ".join(f"{name} {part / seconds:.0%}" for name, part in parts.items())
-        return f"time: {split}"
+        return [*lines, f"time: {split}; peak memory {self.peak_memory:.2f} GB"]
 
 
-def sparkline(counts: Sequence[int], bars: str = BARS) -> str:
+def sparkline(counts: Sequence[int]) -> str:
     """A bar per count, the highest for the most; a space for none."""
     most = max(counts)
-    return "".join(bars[-(-count * len(bars) // most) - 1] if count else " " for count in counts)
-
-
-def bars_for(encoding: str | None) -> str:
-    """The bars that text of this encoding can hold."""
-    try:
-        BARS.encode(encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return ASCII_BARS
-    return BARS
+    return "".join(BARS[-(-count * len(BARS) // most) - 1] if count else " " for count in counts)

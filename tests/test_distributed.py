@@ -24,7 +24,6 @@ from helpers.ranks import LIMIT, by_hand, ends, launch, launched
 from checkpoints.npz import map_npz
 from checkpoints.quantization import Quantization
 from convert import convert
-from distributed.ranks import _GRACE, LOST
 
 PROGRAM = Path(__file__).parent / "helpers" / "rank_program.py"
 
@@ -211,9 +210,7 @@ def test_one_rank_alone_is_no_group(folder):
     ("ranks", "arguments", "code", "message"),
     [
         (2, ["--verbose"], 2, "give a text with --prompt, or many with --prompt-file"),
-        (2, ["-p", "x", "--model", "t5-11b"], 1, "no model 't5-11b'"),
         (2, ["-p", "-"], 1, "under mlx.launch standard input has no end"),
-        (2, ["--prompt-file", "none.txt"], 1, "No such file or directory: 'none.txt'"),
         (
             3,
             ["-p", "x"],
@@ -268,48 +265,6 @@ def test_ranks_that_differ_say_so_and_end(folder, tmp_path, change, arguments, m
     assert message in line
 
 
-def lost(errors: str) -> int:
-    """How often it is said that a rank was lost, and no more by us. MLX's threads say in pieces what
-    they see, before, behind and within each other's lines."""
-    assert errors.count("main.py: ") == errors.count(f"main.py: {LOST}\n")
-    assert "Traceback" not in errors
-    return errors.count(LOST)
-
-
-LATE = f"""
-import os, sys, time
-sys.path.insert(0, {str(ROOT)!r})
-import decoder
-from distributed.ranks import session
-time.sleep(1.5 * (os.environ["MLX_RANK"] == "0"))
-with session():
-    time.sleep({_GRACE + 1})
-    print("done")
-"""
-
-
-def test_a_rank_that_begins_late_is_not_taken_for_lost(tmp_path):
-    """MLX leaves open what it could not connect at first."""
-    with by_hand([["-c", LATE]] * 2, [tmp_path] * 2, tmp_path / "hosts") as ranks:
-        assert ends(ranks) == [(0, "done\n", ""), (0, "", "")]
-
-
-@pytest.mark.parametrize("count", [2, 4])
-def test_when_a_rank_is_killed_the_others_end_and_nothing_wrong_is_printed(folder, tmp_path, count):
-    """MLX alone may wait for ever, or go on with wrong sums."""
-    (folder / "prompts.txt").write_text(f"{FIVE}\n" * 5000)
-    command = [MAIN, "--prompt-file", "prompts.txt", "--batch-size", "2", "--num-draft", "3"]
-    with by_hand([command] * count, [folder] * count, tmp_path / "hosts") as ranks:
-        assert ranks[0].stdout.readline() == "fünf\n"
-        ranks[count // 2].kill()
-        (code, stdout, stderr), *others = ends(ranks)
-    assert set(stdout.splitlines()) <= {"fünf"}
-    del others[count // 2 - 1]
-    for end, _, errors in [(code, stdout, stderr), *others]:
-        assert end == 1
-        assert lost(errors) == 1
-
-
 NAMED = f"""
 import os, runpy, sys
 open(f"{{os.environ['MLX_RANK']}}.pid", "w").write(str(os.getpid()))
@@ -318,30 +273,19 @@ runpy.run_path({str(MAIN)!r}, run_name="__main__")
 """
 
 
-@pytest.mark.parametrize(("count", "killed"), [(2, 0), (2, 1)])
-def test_when_a_rank_is_killed_under_mlx_launch_a_line_of_ours_says_so(folder, count, killed):
-    """mlx.launch ends the others by SIGTERM within a tenth of a second."""
+@pytest.mark.parametrize("killed", [0, 1])
+def test_when_a_rank_is_killed_all_end_and_nothing_wrong_is_printed(folder, killed):
     (folder / "prompts.txt").write_text(f"{FIVE}\n" * 5000)
     command = ["-c", NAMED, "--prompt-file", "prompts.txt", "--batch-size", "2"]
-    with launched(count, *command, cwd=folder) as started:
+    with launched(2, *command, cwd=folder) as started:
         assert started.stdout.readline() == "fünf\n"
         os.kill(int((folder / f"{killed}.pid").read_text()), signal.SIGKILL)
-        _, stderr = started.communicate(timeout=LIMIT)
-    assert 1 <= lost(stderr) < count
+        stdout, stderr = started.communicate(timeout=LIMIT)
+    assert set(stdout.splitlines()) <= {"fünf"}
+    assert f"Node with rank {killed} exited" in stderr and "Traceback" not in stderr
 
 
 def test_a_mistake_under_mlx_launch_is_one_line_of_ours(folder):
     _, stderr = launch(2, MAIN, "-p", "x", "--delta", "2", cwd=folder)
     (line,) = [line for line in stderr.splitlines() if "WARN" not in line]
     assert line.startswith("main.py: delta is 2.0")
-
-
-def test_a_rank_can_be_terminated(folder, tmp_path):
-    (folder / "prompts.txt").write_text(f"{FIVE}\n" * 5000)
-    command = [MAIN, "--prompt-file", "prompts.txt", "--batch-size", "2"]
-    with by_hand([command] * 2, [folder] * 2, tmp_path / "hosts") as ranks:
-        assert ranks[0].stdout.readline() == "fünf\n"
-        ranks[1].terminate()
-        (code, _, stderr), (other, *silent) = ends(ranks)
-    assert (other, silent) == (128 + signal.SIGTERM, ["", ""])
-    assert (code, lost(stderr)) == (1, 1)

@@ -209,12 +209,6 @@ def test_verbose_ends_with_a_summary(folder):
     assert "1.00 tokens per target call" in plain and "draft:" not in plain
 
 
-def test_the_histogram_fits_the_encoding(folder):
-    arguments = ("-p", PROMPT, "--verbose", "--num-draft", "4")
-    result = call(*arguments, cwd=folder, encoding="ascii")
-    assert "0 |@@@ @| 4" in result.stderr and result.stderr.isascii()
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

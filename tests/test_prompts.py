@@ -1,18 +1,15 @@
 """Files of prompts: every kind of line, and output in the order of the lines."""
 
 import fcntl
-import io
 import json
 import os
 import pty
 import re
-import select
 import signal
 import struct
 import subprocess
 import sys
 import termios
-import time
 from dataclasses import replace
 from pathlib import Path
 from threading import Timer
@@ -25,7 +22,7 @@ from decoder import Options, SpeculativeDecoder, stream_generate
 from distributed.ranks import ALONE
 from errors import InputError
 from terminal import cli
-from terminal.prompt_files import Arriving, InOrder, PromptFile
+from terminal.prompt_files import InOrder, PromptFile
 
 FRENCH = "translate number to French: 80"
 
@@ -48,44 +45,21 @@ def test_plain_lines(tmp_path):
 
 @pytest.mark.parametrize("name", ["p.jsonl", "p.txt"])
 def test_json_lines(tmp_path, name):
-    lines = [
-        '{"prompt": "one", "more": 1}',
-        "plain",
-        '{"text": "x"}',
-        '{"prompt": ""}',
-        '{"prompt": 3}',
-        "[1]",
-        '{"prompt": "a\\ud800b"}',
-        '{"prompt": "two\\nlines"}',
-    ]
+    bad = {
+        "plain": "not JSON: ",
+        '{"text": "x"}': "no JSON object with a field prompt",
+        '{"prompt": ""}': "the prompt is empty",
+        '{"prompt": 3}': "the prompt is int, not text",
+        "[1]": "no JSON object with a field prompt",
+        '{"prompt": "a\\ud800b"}': "the prompt is not valid Unicode text",
+        "[" * 200_000: "JSON nested too deep",
+        '{"prompt": "x", "id": ' + "9" * 6000 + "}": "a number of too many digits",
+    }
+    lines = ['{"prompt": "one", "more": 1}', *bad, '{"prompt": "two\\nlines"}']
     prompts, errors = read(tmp_path / name, "\n".join(lines).encode())
-    assert prompts == [(0, "one"), (7, "two\nlines")]
-    for error, (line, reason) in zip(
-        errors,
-        [
-            (1, "not JSON"),
-            (2, "no JSON object with a field prompt"),
-            (3, "the prompt is empty"),
-            (4, "the prompt is int, not text"),
-            (5, "no JSON object with a field prompt"),
-            (6, "the prompt is not valid Unicode text"),
-        ],
-        strict=True,
-    ):
+    assert prompts == [(0, "one"), (len(bad) + 1, "two\nlines")]
+    for line, (error, reason) in enumerate(zip(errors, bad.values(), strict=True), 1):
         assert error.startswith(f"{line}: {reason}")
-
-
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ('{"prompt": ' + "[" * 3000 + "]" * 3000 + "}", "JSON nested too deep"),
-        ("[" * 200_000, "JSON nested too deep"),
-        ('{"prompt": "x", "id": ' + "9" * 6000 + "}", "a number of too many digits"),
-    ],
-)
-def test_json_that_python_gives_up_on_is_a_bad_line(tmp_path, line, reason):
-    prompts, errors = read(tmp_path / "p.jsonl", f'{line}\n{{"prompt": "two"}}\n'.encode())
-    assert (prompts, errors) == ([(1, "two")], [f"0: {reason}"])
 
 
 @pytest.mark.parametrize("name", ["p.txt", "p.jsonl"])
@@ -96,14 +70,6 @@ def test_a_byte_order_mark_is_no_text(tmp_path, name, content):
     # Windows writes one at the start of a file, and files may be put together.
     found = read(tmp_path / name, f"{content}\r\n".encode("utf-8-sig") * 2)
     assert found == ([(0, "one"), (1, "one")], [])
-
-
-@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
-def test_utf_16_is_one_error(tmp_path, encoding):
-    path = tmp_path / "p.txt"
-    path.write_bytes("\ufeffone\ntwo\n".encode(encoding))
-    with pytest.raises(InputError, match=r"p\.txt: UTF-16 text; save it as UTF-8$"):
-        list(PromptFile(str(path), lambda line, reason: pytest.fail(reason)))
 
 
 def test_output_in_order_and_as_early_as_it_can_be():
@@ -129,41 +95,22 @@ def pipe(monkeypatch):
         yield writer
 
 
-def soon(condition) -> bool:
-    """Whether it holds within a minute."""
-    deadline = time.monotonic() + 60
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
-
-
 def test_a_pipe_is_ready_when_a_prompt_or_the_end_is_there(pipe):
     errors = []
     file = PromptFile("-", lambda line, reason: errors.append((line, reason)))
     assert not file.ready()
     pipe.write(b"one\ntw")
-    assert soon(file.ready) and file.ready() and next(file) == "one"
-    time.sleep(0.05)
+    assert file.ready() and file.ready() and next(file) == "one"
     assert not file.ready()  # half a line
     pipe.write(b"o\n")
-    assert soon(file.ready) and next(file) == "two"
+    assert file.ready() and next(file) == "two"
     pipe.write(b" \n")
-    assert soon(lambda: file.ready() or errors) and not file.ready()
-    assert errors == [(2, "the prompt is empty")]
+    assert not file.ready() and errors == [(2, "the prompt is empty")]
     pipe.write(b"\xff\nfour")
     pipe.close()
-    assert soon(file.ready) and list(file) == ["four"]
+    assert file.ready() and list(file) == ["four"]
     assert file.ready() and list(file) == []
     assert file.lines == 5 and [file.line_of(i) for i in range(3)] == [0, 1, 4]
-
-
-@pytest.mark.slow
-def test_waiting_for_a_line_takes_no_time_of_the_processor(pipe):
-    file = PromptFile("-", lambda line, reason: None)
-    Timer(0.5, lambda: pipe.write(b"one\n")).start()
-    before = time.process_time()
-    assert next(file) == "one"
-    assert time.process_time() - before < 0.1
 
 
 def test_a_regular_file_is_always_ready(tmp_path, monkeypatch):
@@ -175,28 +122,6 @@ def test_a_regular_file_is_always_ready(tmp_path, monkeypatch):
     with (tmp_path / "p.txt").open() as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
         assert PromptFile("-", lambda *error: None).ready()
-
-
-def test_no_more_lines_are_read_ahead_than_there_is_room_for():
-    file = io.BytesIO(b"x\n" * 10_000)
-    lines = Arriving(file)
-    room = 2 * (Arriving.AHEAD + 1)  # one line waits for room
-    assert soon(lambda: file.tell() >= room)
-    time.sleep(0.05)
-    assert file.tell() == room
-    assert len(list(lines)) == 10_000
-
-
-def test_a_pipe_that_cannot_be_read_is_an_error_after_its_lines():
-    def fails():
-        yield b"one\n"
-        raise OSError(5, "Input/output error")
-
-    lines = Arriving(fails())
-    assert next(lines) == b"one\n"
-    for _ in range(2):
-        with pytest.raises(OSError, match="Input/output error"):
-            next(lines)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -264,11 +189,6 @@ def test_json_has_the_fields_of_a_response(work):
     ("arguments", "code", "message"),
     [
         (["--prompt-file", "none.txt"], 1, "none.txt: No such file or directory"),
-        (
-            ["--model", "none", "--prompt-file", "none.txt"],
-            1,
-            "none.txt: No such file or directory",
-        ),
         (["--prompt-file", "."], 1, "Is a directory"),
         (["--prompt-file", "p.txt", "-p", "x"], 2, "give a text with --prompt, or many with"),
         (["--prompt-file", "p.txt", "--batch-size", "0"], 1, "batch_size is 0, not a whole"),
@@ -290,32 +210,24 @@ for i in itertools.count():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("output", [[], ["--json"]])
-def test_interrupted_after_some_results(work, output):
+def test_interrupted_after_some_results(work):
     """Ctrl-C: what was finished has been written, stderr says how far it came, the exit code is 130."""
     source = subprocess.Popen([sys.executable, "-c", ENDLESS], stdout=subprocess.PIPE)
-    command = [sys.executable, ROOT / "main.py", "--prompt-file", "-", *output]
-    process = subprocess.Popen(
-        command, cwd=work, stdin=source.stdout, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    command = [sys.executable, ROOT / "main.py", "--prompt-file", "-"]
+    pipes = dict(stdin=source.stdout, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(command, cwd=work, **pipes)
     lines = [process.stdout.readline() for _ in range(20)]
     process.send_signal(signal.SIGINT)
     lines += process.stdout.readlines()
     progress, interrupted = process.stderr.read().decode().splitlines()
     source.kill()
     source.wait()
-    assert process.wait(timeout=60) == 130
-    assert interrupted == "interrupted"
+    assert (process.wait(timeout=60), interrupted) == (130, "interrupted")
     match = re.fullmatch(r"standard input: answered up to line (\d+); go on with (\d+)", progress)
     reached = int(match[1])
     assert int(match[2]) == reached + 1
-    if output:
-        found = [json.loads(line) for line in lines]
-        assert all(o["text"] == ANSWER for o in found)
-        assert {o["index"] for o in found}.issuperset(range(reached))
-    else:
-        assert {line.decode() for line in lines} == {f"{ANSWER}\n"}
-        assert len(lines) - reached in (0, 1)  # written, but not yet counted
+    assert {line.decode() for line in lines} == {f"{ANSWER}\n"}
+    assert len(lines) - reached in (0, 1)  # written, but not yet counted
 
 
 @pytest.mark.parametrize("output", ["text", "json"])
@@ -362,46 +274,35 @@ def test_after_an_error_a_user_knows_where_to_go_on(
         assert rest == []
 
 
-def test_an_error_before_the_first_answer_is_one_line(work):
-    (work / "p.txt").write_bytes("\ufeffone\n".encode("utf-16-le"))
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_an_error_before_the_first_answer_is_one_line(work, encoding):
+    (work / "p.txt").write_bytes("\ufeffone\n".encode(encoding))
     result = call("--prompt-file", "p.txt", cwd=work)
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr == "main.py: p.txt: UTF-16 text; save it as UTF-8\n"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("output", [[], ["--json"]])
-def test_standard_input_is_answered_as_lines_come(work, output):
-    command = [sys.executable, ROOT / "main.py", "--prompt-file", "-", *output]
+def test_standard_input_is_answered_as_lines_come(work):
+    command = [sys.executable, ROOT / "main.py", "--prompt-file", "-"]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen(command, cwd=work, bufsize=0, **pipes) as process:
-
-        def line_of(stream) -> str:
-            assert select.select([stream], [], [], 60)[0], "no answer"
-            return stream.readline().decode()
-
-        try:
-            for i, (prompt, answer) in enumerate([(PROMPT, ANSWER), (FRENCH, "quatre-vingts")]):
-                process.stdin.write(f"{prompt}\n\n".encode())
-                line = line_of(process.stdout)
-                if output:
-                    assert (json.loads(line)["index"], json.loads(line)["text"]) == (2 * i, answer)
-                else:
-                    assert line == f"{answer}\n"
-                    assert line_of(process.stdout) == "\n"
-                number = 2 * i + 2
-                expected = f"standard input, line {number}: the prompt is empty\n"
-                assert line_of(process.stderr) == expected
-            process.stdin.close()
-            assert process.wait(timeout=60) == 1
-        finally:
-            process.kill()
+        watchdog = Timer(120, process.kill)
+        watchdog.start()
+        for prompt, answer, number in ((PROMPT, ANSWER, 2), (FRENCH, "quatre-vingts", 4)):
+            process.stdin.write(f"{prompt}\n\n".encode())
+            assert process.stdout.readline().decode() == f"{answer}\n"
+            assert process.stdout.readline() == b"\n"
+            told = f"standard input, line {number}: the prompt is empty\n"
+            assert process.stderr.readline().decode() == told
+        process.stdin.close()
+        assert process.wait(timeout=60) == 1
+        watchdog.cancel()
 
 
 @pytest.mark.slow
 def test_a_reader_that_goes_away_ends_the_work(work):
     command = f"yes '{PROMPT}' | {sys.executable} {ROOT / 'main.py'} --prompt-file - | head -n 1"
-    began = time.perf_counter()
-    result = subprocess.run(command, shell=True, cwd=work, capture_output=True, text=True)
+    how = dict(shell=True, capture_output=True, text=True, timeout=300)
+    result = subprocess.run(command, cwd=work, **how)
     assert (result.stdout, result.stderr) == (f"{ANSWER}\n", "")
-    assert time.perf_counter() - began < 60

@@ -1,6 +1,7 @@
-"""Which models can be split among how many ranks, and what a process that is alone exchanges: nothing."""
+"""Which models can be split among how many ranks, and what ranks exchange: nothing if there is one."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
@@ -8,7 +9,7 @@ from helpers.checkpoints import SMALL
 
 from checkpoints.config import Config
 from checkpoints.quantization import Quantization
-from distributed.ranks import ALONE
+from distributed.ranks import ALONE, LOST, Ranks
 from distributed.sharding import check_ranks
 from errors import InputError
 
@@ -41,6 +42,33 @@ def test_alone_nothing_is_exchanged():
     x = mx.array([[3, 1]])
     assert ALONE.share(x) is x
     assert ALONE.broadcast(0.1) == 0.1 and ALONE.broadcast(x).tolist() == [[3, 1]]
-    assert ALONE.from_first(lambda: {1: object}) == {1: object}
+    assert list(ALONE.lines(lambda: [b"one\n"])) == [b"one\n"]
     with pytest.raises(OSError):
         ALONE.together(lambda: Path("no/such/file").read_text())
+
+
+@pytest.mark.parametrize(
+    "of_other",
+    [
+        lambda x: 0 * x,  # it has ended, and the sum comes without it
+        lambda x: x + (1 << 32),  # it is at another exchange
+        lambda x: x[::-1] + (7 << 32),
+    ],
+)
+def test_a_rank_that_is_lost_or_out_of_step_is_an_error_and_no_wrong_text(monkeypatch, of_other):
+    group = SimpleNamespace(rank=lambda: 0, size=lambda: 2)
+    monkeypatch.setattr(mx.distributed, "all_sum", lambda x, group: x + of_other(x))
+    with pytest.raises(InputError, match=LOST):
+        Ranks(group).broadcast(mx.array([3, -1]))
+    with pytest.raises(InputError, match=LOST):
+        Ranks(group).gather("text")
+
+
+def test_what_rank_0_has_counts(monkeypatch):
+    """The other adds its tag to nothing."""
+    group = SimpleNamespace(rank=lambda: 0, size=lambda: 2)
+    monkeypatch.setattr(mx.distributed, "all_sum", lambda x, group: x + (x >> 32 << 32))
+    ranks = Ranks(group)
+    assert ranks.broadcast(mx.array([3, -1, 2**31 - 1])).tolist() == [3, -1, 2**31 - 1]
+    assert ranks.broadcast(-0.1) == -0.1
+    assert ranks.broadcast(mx.array([0.1, -2.5])).tolist() == mx.array([0.1, -2.5]).tolist()

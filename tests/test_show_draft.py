@@ -15,13 +15,11 @@ from helpers.scripted import EOS, START, agreeing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder import stream_batch, stream_generate
-from demo.examples import examples
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 from speculative.options import Options
 from speculative.response import respond
 from speculative.row import ORIGINS, Row
-from terminal.colours import _BRACKETS, _COLOURS, painted
+from terminal.colours import _BRACKETS, _COLOURS, legend, marks_for, painted
 from text.stream import TextStream
 from text.tokenizer import byte_tokenizer
 
@@ -72,22 +70,6 @@ def test_copied_tokens_are_told_from_the_draft_models():
     (row,) = decode_with(target, drafter, [[5, 6, 7, 8, 9]], num_draft=2, max_tokens=30)
     copied, drafted = ["copied"] * 2 + ["plain"], ["drafted"] * 2 + ["plain"]
     assert row.origins == copied * 2 + drafted * 3
-
-
-@pytest.mark.slow
-def test_a_batch_tells_the_same_origins_as_one_prompt(demo_pair):
-    target, tokenizer, draft = demo_pair
-    options = dict(draft_model=draft, lookup=True, num_draft=3)
-    prompts = [example.prompt for example in examples(3)]
-    batch = dict(stream_batch(target, tokenizer, prompts, batch_size=4, **options))
-    seen = set()
-    for i, prompt in enumerate(prompts):
-        alone = list(stream_generate(target, tokenizer, prompt, **options))
-        assert [o for r in alone for o in r.origins] == batch[i].origins
-        assert [t for r in alone for t in r.texts] == batch[i].texts
-        assert "".join(batch[i].texts) == batch[i].text
-        seen |= set(batch[i].origins)
-    assert seen == set(ORIGINS)
 
 
 def unmarked(text: str, marks) -> str:
@@ -150,6 +132,36 @@ def test_a_space_stays_outside_its_mark(demo_pair):
 # On a terminal
 
 
+@pytest.mark.parametrize(
+    ("environment", "marks"),
+    [
+        ({"TERM": "xterm-256color"}, _COLOURS),
+        ({"TERM": "xterm", "NO_COLOR": ""}, _COLOURS),
+        ({"TERM": "xterm-256color", "NO_COLOR": "1"}, _BRACKETS),
+        ({"TERM": "dumb"}, _BRACKETS),
+        ({}, _BRACKETS),
+    ],
+)
+def test_brackets_where_there_is_no_colour(monkeypatch, environment, marks):
+    for name in ("TERM", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert marks_for(SimpleNamespace(isatty=lambda: True)) is marks
+    assert marks_for(SimpleNamespace(isatty=lambda: False)) == {}
+
+
+def test_the_legend_is_coloured_on_a_terminal_only():
+    terminal, pipe = (SimpleNamespace(isatty=lambda yes=yes: yes) for yes in (True, False))
+    assert "\033[35mcopied and accepted\033[0m, " in legend(_COLOURS, terminal)
+    assert legend(_COLOURS, pipe).startswith("magenta: copied and accepted, green: drafted")
+    for stream in (terminal, pipe):
+        assert legend(_BRACKETS, stream) == (
+            "{copied and accepted}, [drafted and accepted], <corrected by the target>, "
+            "plain: the target's own"
+        )
+
+
 @pytest.fixture
 def work(demo_folders, tmp_path) -> Path:
     (tmp_path / "mlx_models").symlink_to(demo_folders / "mlx_models")
@@ -157,71 +169,22 @@ def work(demo_folders, tmp_path) -> Path:
     return tmp_path
 
 
-def on_terminal(
-    *arguments, cwd: Path, stderr: int = subprocess.PIPE, **environment: str
-) -> tuple[str, str]:
-    """What main.py --show-draft shows on a terminal as stdout, and its stderr, by default a pipe."""
+@pytest.mark.parametrize("given", [["-p", REPAIR], ["--prompt-file", "p.txt"]])
+def test_colour_on_a_terminal(work, given):
     terminal, stdout = pty.openpty()
-    env = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "TERM")} | environment
-    command = [sys.executable, ROOT / "main.py", "--show-draft", *arguments]
-    result = subprocess.run(command, cwd=cwd, stdout=stdout, stderr=stderr, env=env)
+    env = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | {"TERM": "xterm"}
+    arguments = ["--show-draft", *given, "--num-draft", "4", "--lookup"]
+    command = [sys.executable, ROOT / "main.py", *arguments]
+    result = subprocess.run(command, cwd=work, stdout=stdout, stderr=subprocess.PIPE, env=env)
     os.close(stdout)
-    shown = os.read(terminal, 65536).decode().replace("\r\n", "\n")
+    first, *others = os.read(terminal, 65536).decode().splitlines()
     os.close(terminal)
-    assert result.returncode == 0, result.stderr
-    return shown, (result.stderr or b"").decode()
-
-
-FOUR = ["--num-draft", "4", "--lookup"]
-COLOURED = (
-    "\033[35mThe\033[0m \033[4;91mking\033[0m \033[35msees the\033[0m "
-    "\033[4;91mhouse\033[0m\033[35m.\033[0m\n"
-)
-BRACKETED = "{The} <king> {sees the} <house>{.}\n"
-
-
-def test_colour_on_a_terminal(work):
-    shown, errors = on_terminal("-p", REPAIR, *FOUR, cwd=work, TERM="xterm-256color")
-    assert shown == COLOURED
-    assert errors.count("\n") == 1 and "magenta: copied" in errors and "\033" not in errors
-
-
-def test_the_legend_is_coloured_on_a_terminal(work):
-    shown, _ = on_terminal(
-        "-p", REPAIR, *FOUR, cwd=work, stderr=subprocess.STDOUT, TERM="xterm-256color"
+    assert first == (
+        "\033[35mThe\033[0m \033[4;91mking\033[0m \033[35msees the\033[0m "
+        "\033[4;91mhouse\033[0m\033[35m.\033[0m"
     )
-    legend, text = shown.splitlines(keepends=True)
-    assert text == COLOURED
-    assert "\033[35mcopied and accepted\033[0m" in legend and legend.endswith("target's own\n")
-
-
-@pytest.mark.parametrize(
-    "environment",
-    [
-        {"TERM": "xterm-256color", "NO_COLOR": "1"},
-        {"TERM": "dumb"},
-        {"TERM": "vt100"},
-        {"TERM": "no-such-terminal"},
-        {},
-    ],
-)
-def test_brackets_where_there_is_no_colour(work, environment):
-    shown, errors = on_terminal("-p", REPAIR, *FOUR, cwd=work, **environment)
-    assert shown == BRACKETED
-    assert errors.startswith("{copied and accepted}, [drafted and accepted], <corrected by")
-
-
-def test_an_empty_no_color_is_none(work):
-    shown, _ = on_terminal("-p", REPAIR, *FOUR, cwd=work, TERM="xterm", NO_COLOR="")
-    assert shown == COLOURED
-
-
-def test_a_prompt_file_is_coloured_too(work):
-    shown, errors = on_terminal("--prompt-file", "p.txt", *FOUR, cwd=work, TERM="xterm")
-    first, second = shown.splitlines(keepends=True)
-    assert first == COLOURED
-    assert "\033[32m" in second and ESCAPES.sub("", second) == f"{ANSWER}\n"
-    assert errors.count("\n") == 1
+    assert [ESCAPES.sub("", line) for line in others] == [ANSWER] * (given[0] != "-p")
+    assert result.stderr.count(b"\n") == 1 and b"magenta: copied" in result.stderr
 
 
 @pytest.mark.parametrize("arguments", [["-p", REPAIR], ["--prompt-file", "p.txt"]])

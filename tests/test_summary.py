@@ -8,7 +8,7 @@ import main
 from decoder import Options, stream_batch
 from demo.examples import examples
 from speculative.schedule import FixedSchedule
-from terminal.summary import ASCII_BARS, BARS, Summary, bars_for, sparkline
+from terminal.summary import Summary, sparkline
 from text.generation import Generation
 
 
@@ -24,16 +24,6 @@ from text.generation import Generation
 )
 def test_a_bar_is_as_high_as_its_count(counts, bars):
     assert sparkline(counts) == bars
-    ascii_bars = sparkline(counts, ASCII_BARS)
-    assert ascii_bars == bars.translate(dict(zip(map(ord, BARS), ASCII_BARS, strict=True)))
-
-
-@pytest.mark.parametrize(
-    ("encoding", "bars"),
-    [("utf-8", BARS), ("ascii", ASCII_BARS), ("latin-1", ASCII_BARS), (None, ASCII_BARS)],
-)
-def test_bars_for_an_encoding(encoding, bars):
-    assert bars_for(encoding) == bars
 
 
 def summary_of(responses) -> Summary:

@@ -27,7 +27,6 @@ def call(
     cwd: Path,
     script: str = "main.py",
     input: str = "",
-    encoding: str = "utf-8",
     terminal: int | None = None,
 ) -> subprocess.CompletedProcess:
     """The same in this process, which has all the modules already: for what is not about the process.
@@ -36,7 +35,7 @@ def call(
     """
     program, argv = import_module(script.removesuffix(".py")), [script, *map(str, arguments)]
     stdin, stdout, stderr = (
-        io.TextIOWrapper(io.BytesIO(content), encoding) for content in (input.encode(), b"", b"")
+        io.TextIOWrapper(io.BytesIO(content), "utf-8") for content in (input.encode(), b"", b"")
     )
     shown = stderr if terminal is None else os.fdopen(os.dup(terminal), "w")
     code = 0
@@ -50,5 +49,5 @@ def call(
             code = stopped.code
     shown.flush()
     stdout.flush()
-    printed, errors = (stream.buffer.getvalue().decode(encoding) for stream in (stdout, stderr))
+    printed, errors = (stream.buffer.getvalue().decode() for stream in (stdout, stderr))
     return subprocess.CompletedProcess(argv, code, printed, errors)

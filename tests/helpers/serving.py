@@ -13,9 +13,10 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+from serving.protocol import parse
+
 from demo.training.tasks import SHORT_KINDS, held_out_example
 from helpers.programs import ROOT
-from serving.protocol import parse
 from speculative.options import Options
 
 SETTINGS: list[dict[str, Any]] = [
