@@ -25,8 +25,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
-import machine
-from benchmarks import causal
+from benchmarks import causal, machine
 from benchmarks.limits import Costs, oracle_rate
 from benchmarks.measure import (
     Way,
@@ -248,11 +247,8 @@ def compare(
     chosen = settings(args)
 
     def way(s: Setting) -> Way:
-        drafter, kept = known[s.drafter] if s.drafter else None, None
-        if s.num_draft == "auto":
-            drafts = draft if s.drafter != "lookup" else None
-            kept = machine.KeptCosts(target, drafts, Options(lookup=s.drafter != "model"))
-        return decoder(target, drafter, s.num_draft, s.batch_size, kept, row, **asked)
+        drafter = known[s.drafter] if s.drafter else None
+        return decoder(target, drafter, s.num_draft, s.batch_size, row, **asked)
 
     def of_tokens(way: Way) -> Way:
         return lambda prompts: way([rows[prompt].prompt for prompt in prompts])

@@ -12,11 +12,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from decoder import Batch, load
+from decoder import Batch, load, wired_memory
 from demo.pair import demo_model
 from demo.tasks import SHORT_KINDS, Example, held_out_example
 from demo.widen import widen
-from machine import KeptCosts, wired_memory
 from model import T5
 from speculative.batch import decode
 from speculative.cached_model import Model
@@ -108,15 +107,13 @@ def decoder(
     drafter: Drafter | None,
     num_draft: int | str,
     batch_size: int = 1,
-    kept: KeptCosts | None = None,
     make: Callable[[Any, Options], Row] = Row,
     **options,
 ) -> Way:
-    """A way to decode, which keeps what it measures for `auto`; kept: from run to run; make: a row for a
+    """A way to decode, which keeps what it measures for `auto`; make: a row for a
     prompt."""
     settings = Options(num_draft=num_draft, **options)
-    adaptive = AdaptiveSchedule(target.config.vocab_size, kept.load() if kept else None)
-    schedule: Schedule = adaptive
+    schedule: Schedule = AdaptiveSchedule(target.config.vocab_size)
     if not drafter or num_draft != "auto":
         schedule = FixedSchedule(int(num_draft) if drafter else 0)
 
@@ -125,8 +122,6 @@ def decoder(
         batch = Batch(target, drafter or Drafter(), settings, schedule)
         with wired_memory():
             list(decode(batch, Waiting(rows), batch_size))
-        if kept:
-            kept.save(adaptive.costs())
         return rows
 
     return run

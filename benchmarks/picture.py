@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from benchmarks.machine import describe
 from benchmarks.measure import widened_pair
 from decoder import SpeculativeDecoder
-from machine import describe
 from terminal import cli
 
 SIZES = ("t5-large", "t5-small")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from decoder import Batch, Options, SpeculativeDecoder
 from serving.metrics import Metrics
-from speculative.batch import decode
+from speculative.batch import RowBatch, decode
 from speculative.row import Row, Stats
 from speculative.schedule import OwnLengths
 
@@ -112,8 +112,9 @@ class Engine:
         """Decode what is submitted, until `close`."""
         while True:
             try:
-                for _ in decode(self._batch(), self, self._batch_size, self._watch):
-                    pass
+                with self._decoder.running(self._options) as batch:
+                    for _ in decode(self._own(batch), self, self._batch_size, self._watch):
+                        pass
                 return  # no row runs, and there will be none
             except Exception:
                 # Of one row too many for the memory, or of ours. What was side by side is lost, no more.
@@ -121,8 +122,8 @@ class Engine:
                 for job in list(self._running.values()):
                     self._end(job, FAILED)
 
-    def _batch(self) -> Batch:
-        batch = self._decoder.batch(self._options)
+    def _own(self, batch: RowBatch) -> Batch:
+        """The batch, in which a row may have a num_draft of its own."""
         assert isinstance(batch, Batch)  # no beams
         batch.schedule = OwnLengths(
             batch.schedule, lambda: [row.options.num_draft for row in batch.rows]

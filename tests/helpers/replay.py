@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from speculative.batch import decode
-from speculative.lookup import UNBOUNDED, Candidate
+from speculative.draft import Candidate, Plan
+from speculative.lookup import UNBOUNDED
 from speculative.row import Waiting
-from speculative.schedule import Plan, Schedule
+from speculative.schedule import Schedule
 
 # For each of 24 held-out texts of a kind, decoded greedily by the embedded pair's target: a letter for each
 # token. A capital where the draft model's most probable next token is the text's; which letter, by the
