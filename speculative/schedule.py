@@ -73,6 +73,10 @@ def _plan(chosen: Sequence[Candidate | None], room: Sequence[int], most: Sequenc
     return Plan(meant, np.array(limits, np.int32))
 
 
+def _way(candidate: Candidate) -> int:
+    return MODELLED if candidate.modelled else COPIED
+
+
 class FixedSchedule:
     """Always this number of tokens, of each row's first candidate."""
 
@@ -130,38 +134,45 @@ class Share:
 class Costs:
     """What steps of about so many rows take, and which ways they went."""
 
-    def __init__(self) -> None:
+    def __init__(self, like: "Costs | None" = None):
+        """like: what is known of another number of rows."""
+        a, b, d = like.estimate() if like else (1.0, SLOPE, SLOPE)
+        self._guess = b / a, d / a  # in plain steps
         self._steps = [deque[tuple[int, int, float]](maxlen=HISTORY) for _ in range(3)]
-        self._unused, self._patience = [0] * 3, [PATIENCE] * 3
-        self._cold: int | None = None
+        self._patience = [PATIENCE // 2] * 3
+        # A way of which nothing is known is tried at once.
+        self._unused = [0 if like and like._steps[way] else PATIENCE for way in range(3)]
+        self._warm = like is not None
         self.reach = 8  # the longest draft worth a guess: twice the longest that has been tried
 
     def add(self, checked: int, drafted: int, seconds: float, trying: bool) -> None:
         way = MODELLED if drafted else COPIED if checked else PLAIN
         self._unused = [n + 1 for n in self._unused]
         self._unused[way] = 0
-        self._patience[way] = min(2 * self._patience[way], MOST_PATIENT) if trying else PATIENCE
-        if (
-            way == self._cold
-        ):  # the first step warmed up: it counts until there is another of its way
-            self._steps[way].clear()
-            self._cold = None
-        elif not any(self._steps):
-            self._cold = way
-        self._steps[way].append((checked, drafted, seconds))
+        if not trying:
+            self._patience[way] = PATIENCE
+        if not self._warm:  # the first step of all is not counted, but tried again
+            self._warm, self._unused[way] = True, PATIENCE
+            return
+        self._steps[way].append((checked, drafted, max(seconds, 1e-9)))
         self.reach = max(self.reach, 2 * checked)
 
     def due(self, way: int, ahead: int = 0) -> bool:
         """Whether a way is to be tried, so many steps from now."""
-        return not self._steps[way] or self._unused[way] + ahead >= self._patience[way]
+        return self._unused[way] + ahead >= self._patience[way]
+
+    def postpone(self, way: int) -> None:
+        """Try it now, and if in vain not again before twice as many steps."""
+        self._unused[way] = 0
+        self._patience[way] = min(2 * self._patience[way], MOST_PATIENT)
 
     def estimate(self) -> tuple[float, float, float]:
         """Seconds of a plain step, a token more to check, and one more to draft."""
         steps = np.array([step for of_way in self._steps for step in of_way]).reshape(-1, 3)
         if not len(steps):
-            return 1.0, SLOPE, SLOPE
+            return 1.0, *self._guess
         scale = 1 / steps[:, 2]
-        guess = np.array([[-SLOPE, 1, 0], [-SLOPE, 0, 1]]) * scale.mean()
+        guess = np.array([[-self._guess[0], 1, 0], [-self._guess[1], 0, 1]]) * scale.mean()
         x = np.column_stack([np.ones(len(steps)), steps[:, :2]]) * scale[:, None]
         x, y = np.concatenate([x, guess]), np.append(np.ones(len(steps)), [0, 0])
         a, b, d = np.linalg.solve(x.T @ x, x.T @ y).tolist()
@@ -194,66 +205,65 @@ class AdaptiveSchedule:
         self._vocab_size = vocab_size
         self._chances: defaultdict[tuple[bool, str], Share] = defaultdict(Share)
         self._rejections = Share()  # over -log(confidence) of the tokens that were tried
-        self._costs: defaultdict[int, Costs] = defaultdict(Costs)  # by the power of two of rows
+        self._costs: dict[int, Costs] = {}  # by the power of two of rows
         self._reading, self._texts = Share(), Share()  # seconds a token; tokens a text
         self._trying = False  # whether this step is to learn, not to gain
 
     def plan(self, candidates: Sequence[Sequence[Candidate]], room: Sequence[int]) -> Plan:
         candidates = [c if r > 0 else [] for c, r in zip(candidates, room, strict=True)]
         rows, live = len(room), sum(r >= 0 for r in room)
-        costs = self._costs[rows.bit_length()]
-        offered = {PLAIN} | {
-            MODELLED if c.modelled else COPIED for of_row in candidates for c in of_row
-        }
+        costs = self._of(rows)
+        offered = {PLAIN, *(_way(c) for of_row in candidates for c in of_row)}
         due = [way for way in sorted(offered) if costs.due(way)]
         self._trying = bool(due)
         if due:
+            costs.postpone(due[0])
             return self._try(due[0], candidates, room)
         a, b, d = costs.estimate()
         longest = max(0, min(LONGEST, costs.reach, LOGITS // (rows * self._vocab_size) - 1))
-        t = np.arange(longest + 1)
-        best, rate = (0, [None] * rows), live / a
-        for model in sorted({False, MODELLED in offered}):
-            # What each candidate brings, by t, less what the draft model reads for it at the rate so far.
+        t, nothing = np.arange(longest + 1), np.zeros(longest + 1)
+        k, rate, chosen = 0, live / a, list[Candidate | None]([None] * rows)
+        for way in sorted(offered - {PLAIN}):
+            # By t, what each candidate brings, less what its reading costs at the rate so far.
             brought = [
-                [(self._brings(c, r, longest, rate), c) for c in of_row if model >= c.modelled]
+                [
+                    (nothing, None),
+                    *((self._brings(c, r, t, rate), c) for c in of_row if _way(c) <= way),
+                ]
                 for of_row, r in zip(candidates, room, strict=True)
             ]
-            total = sum(
-                (np.maximum.reduce([x for x, _ in of_row]) for of_row in brought if of_row),
-                np.zeros(len(t)),
-            )
-            rates = (live + total) / (a + (b + d * model) * t)
-            k = int(rates.argmax())
-            if rates[k] > rate:
-                chosen = [
-                    max(each, key=lambda e: e[0][k], default=(None, None)) for each in brought
-                ]
-                rate = rates[k]
-                best = k, [c if x is not None and x[k] > 0 else None for x, c in chosen]
-        k, chosen = best
+            best = sum(np.maximum.reduce([tokens for tokens, _ in of_row]) for of_row in brought)
+            rates = (live + best) / (a + (b + d * (way == MODELLED)) * t)
+            if rates.max() > rate:
+                k, rate = int(rates.argmax()), rates.max()
+                chosen = [max(of_row, key=lambda each: each[0][k])[1] for of_row in brought]
         plan = _plan(chosen, room, [longest if c and c.modelled else k for c in chosen])
         if plan.modelled.any():
-            copied = plan.limits[~plan.modelled].max(initial=0)
-            stop = Stop(d * rate, b * rate, copied, self._gamma, self._chance(True))
+            copied = int(plan.limits[~plan.modelled].max(initial=0))
+            stop = Stop(d * rate, b * rate, copied, self._rejections.of(1.0), self._chance(True))
             return replace(plan, stop=stop)
-        again = not k and offered <= {PLAIN, MODELLED} and not any(costs.due(w, 1) for w in offered)
-        return replace(plan, again=again)
+        foreseen = COPIED not in offered and not any(costs.due(way, ahead=1) for way in offered)
+        return replace(plan, again=k == 0 and foreseen)
 
     def _try(self, way: int, candidates: Sequence, room: Sequence[int]) -> Plan:
         """One token, for one row in SAMPLE: those with the least to read."""
-        found = [
-            next((c for c in of_row if way == (MODELLED if c.modelled else COPIED)), None)
-            for of_row in candidates
-        ]
+        found = [next((c for c in of_row if _way(c) == way), None) for of_row in candidates]
         known = sorted((c.unread, b) for b, c in enumerate(found) if c)
         few = {b for _, b in known[: -(-len(room) // SAMPLE)]}
         return _plan([c if b in few else None for b, c in enumerate(found)], room, [1] * len(room))
 
-    def _brings(self, candidate: Candidate, room: int, longest: int, rate: float) -> np.ndarray:
-        """Expected tokens that pass, for drafts of 0 .. longest."""
+    def _of(self, rows: int) -> Costs:
+        """What is known of so many rows; at first what is known of the nearest number."""
+        size = rows.bit_length()
+        if size not in self._costs:
+            nearest = min(self._costs, key=lambda known: abs(known - size), default=size)
+            self._costs[size] = Costs(self._costs.get(nearest))
+        return self._costs[size]
+
+    def _brings(self, candidate: Candidate, room: int, t: np.ndarray, rate: float) -> np.ndarray:
+        """Expected tokens that pass, of drafts of `t` tokens."""
         h = self._chance(candidate.modelled, candidate.kind)
-        k = np.minimum(np.arange(longest + 1), min(candidate.most, room))
+        k = np.minimum(t, min(candidate.most, room))
         tokens = h * (1 - h**k) / (1 - h)
         if not candidate.unread:
             return tokens
@@ -266,10 +276,6 @@ class AdaptiveSchedule:
         kin = [share for (m, _), share in self._chances.items() if m == modelled]
         mean = Share(sum(x.part for x in kin), sum(x.whole for x in kin)).of(CHANCE)
         return mean if kind is None else self._chances[modelled, kind].of(mean)
-
-    @property
-    def _gamma(self) -> float:
-        return self._rejections.of(1.0)
 
     def observe(self, step, seconds, ended=(), hindsight=()) -> None:
         lengths, confidence = step.draft.lengths, step.draft.confidence
@@ -295,5 +301,4 @@ class AdaptiveSchedule:
             self._texts.fade()
             self._texts.add(tokens, 1)
         drafted = int(lengths[step.plan.modelled].max(initial=0))
-        costs = self._costs[len(lengths).bit_length()]
-        costs.add(int(lengths.max()), drafted, seconds, self._trying)
+        self._of(len(lengths)).add(int(lengths.max()), drafted, seconds, self._trying)

@@ -178,3 +178,19 @@ def test_a_draft_of_a_row_never_waits_for_a_row_that_has_not_been_read():
     expected = [decode_with(target, None, [p], max_tokens=m)[0] for p, m in (([5], 1), ([6, 7], 8))]
     assert [row.tokens for row in rows] == [row.tokens for row in expected]
     assert draft.reads[0] == 2
+
+
+def test_memory_is_wired_while_a_batch_is_open(monkeypatch, demo_pair):
+    """As far as the system recommends, where it recommends anything; until a stream is closed, too."""
+    limits, most = [0], {"max_recommended_working_set_size": 1 << 30}
+    monkeypatch.setattr(mx, "device_info", lambda: most)
+    monkeypatch.setattr(mx, "set_wired_limit", lambda limit: limits.append(limit) or limits[-2])
+    decoder = SpeculativeDecoder(*demo_pair)
+    responses = decoder.stream_generate("repair: teh king")
+    next(responses)
+    assert limits == [0, 1 << 30]
+    responses.close()
+    assert limits == [0, 1 << 30, 0]
+    with decoder.running(Options()) as batch:
+        assert not batch.rows and limits[-1] == 1 << 30
+    assert limits[-1] == 0
