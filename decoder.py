@@ -67,9 +67,7 @@ class Batch(RowBatch):
         """Draft, verify, accept, keep (Leviathan et al. 2023, arXiv 2211.17192, algorithm 1), for all rows
         at once. Every unfinished row gains at least one token."""
         rows = [row.context for row in self.rows]
-        room = [
-            row.room - 1 for row in self.rows
-        ]  # the target's own token comes after the drafted ones
+        room = [row.room - 1 for row in self.rows]  # for drafted tokens, before the target's own
         plan = self.schedule.plan(self.drafter.candidates(rows), room)
         draft = self.drafter.draft(rows, plan, self.sampler)  # d_1 .. d_k ~ q
         logits = self.target(rows, draft.tokens, draft.lengths)  # p_1 .. p_k+1, in one call

@@ -221,13 +221,13 @@ class AdaptiveSchedule:
             return self._try(due[0], candidates, room)
         a, b, d = costs.estimate()
         longest = max(0, min(LONGEST, costs.reach, LOGITS // (rows * self._vocab_size) - 1))
-        t, nothing = np.arange(longest + 1), np.zeros(longest + 1)
+        t = np.arange(longest + 1)
         k, rate, chosen = 0, live / a, list[Candidate | None]([None] * rows)
         for way in sorted(offered - {PLAIN}):
             # By t, what each candidate brings, less what its reading costs at the rate so far.
             brought = [
                 [
-                    (nothing, None),
+                    (0.0 * t, None),
                     *((self._brings(c, r, t, rate), c) for c in of_row if _way(c) <= way),
                 ]
                 for of_row, r in zip(candidates, room, strict=True)
@@ -263,13 +263,13 @@ class AdaptiveSchedule:
     def _brings(self, candidate: Candidate, room: int, t: np.ndarray, rate: float) -> np.ndarray:
         """Expected tokens that pass, of drafts of `t` tokens."""
         h = self._chance(candidate.modelled, candidate.kind)
-        k = np.minimum(t, min(candidate.most, room))
-        tokens = h * (1 - h**k) / (1 - h)
+        passing = np.cumprod(np.where(t > 0, h, 1.0))  # of the t-th token and all before
+        tokens = (np.cumsum(passing) - 1)[np.minimum(t, min(candidate.most, room))]
         if not candidate.unread:
             return tokens
         left = min(room, self._texts.of(room, 1.0))
         reading = rate * candidate.unread * self._reading.of(0.0, 1.0) / left
-        return tokens - reading * (1 + tokens) * (k > 0)
+        return tokens - reading * (1 + tokens) * (t > 0)
 
     def _chance(self, modelled: bool, kind: str | None = None) -> float:
         """Of a drafted token of this kind; new kinds are expected to do as the others of their drafter."""

@@ -5,6 +5,7 @@ import gc
 import itertools
 import weakref
 
+import mlx.core as mx
 import pytest
 from helpers.decoding import decode_with, finish, start
 from helpers.scripted import EOS, ScriptedModel, scripted_next
