@@ -21,20 +21,20 @@ import mlx.core as mx
 import numpy as np
 from tokenizers import Tokenizer
 
-import machine
 from distributed.ranks import ALONE, Ranks
 from errors import InputError
 from families.loading import load
 from speculative.batch import RowBatch, decode, with_others
 from speculative.beams import BeamBatch
-from speculative.cached_model import Model, Rows
+from speculative.cached_model import AheadModel, Model
+from speculative.draft import Draft, Plan, Step
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
 from speculative.options import Options
 from speculative.processors import try_out
 from speculative.response import Response, respond
 from speculative.row import Row, Stats
 from speculative.sampling import RowSeeds, log_probabilities, sampler
-from speculative.schedule import AdaptiveSchedule, FixedSchedule, Plan, Schedule
+from speculative.schedule import AdaptiveSchedule, FixedSchedule, Schedule
 from text.languages import frame
 from text.prompts import Prompts, check_prompt
 from text.stream import TextStream
@@ -61,43 +61,32 @@ class Batch(RowBatch):
 
     def __init__(self, model: Any, drafter: Drafter, options: Options, schedule: Schedule):
         super().__init__(model, _ranks(model))
+        self.target: AheadModel = AheadModel(model, self.ranks.share)
         self.drafter, self.schedule, self._options = drafter, schedule, options
 
-    def step(self) -> tuple[Plan, list[int]]:
+    def step(self) -> Step:
         """Draft, verify, accept, keep (Leviathan et al. 2023, arXiv 2211.17192, algorithm 1), for all rows
-        at once. Every unfinished row gains at least one token.
-
-        Returns what was planned, and how many drafted tokens of each row are in its text.
-        """
-        rows = [[] if row.finish_reason else row.tokens for row in self.rows]
-        plan = self.schedule.plan(self.drafter.candidates(rows), self.room())
+        at once. Every unfinished row gains at least one token."""
+        rows = [row.context for row in self.rows]
+        room = [row.room - 1 for row in self.rows]  # for drafted tokens, before the target's own
+        plan = self.schedule.plan(self.drafter.candidates(rows), room)
         draft = self.drafter.draft(rows, plan, self.sampler)  # d_1 .. d_k ~ q
-        plan = plan.as_drafted(draft.lengths, draft.confidence)  # shorter, where it is unsure
-        logits = self.target(rows, draft.tokens, plan.lengths)  # p_1 .. p_k+1, in one call
+        logits = self.target(rows, draft.tokens, draft.lengths)  # p_1 .. p_k+1, in one call
         logits = self.sampler.process(logits, [draft.tokens])  # penalties, bans
-        # The first n pass; the next token ~ max(0, p - q).
-        n, token = self.sampler.accept(logits, draft, plan.lengths)
+        n, token = self.sampler.accept(logits, draft)  # the first n pass; token ~ max(0, p - q)
         scores = self.score(logits, n, token, draft.tokens)
         found = self.together(draft.tokens, n, token)
-        self.run_ahead(plan, rows, token)
+        if plan.again and self.runs_ahead():
+            self.target.run_ahead(rows, token, [left > 0 for left in room])
         drafted, n, token = self.broadcast(found)  # the one wait for the target
         self.target.keep(n)
         self.drafter.keep(n)
-        return plan, self.commit(plan, drafted, n, token, scores)
-
-    def run_ahead(self, plan: Plan, rows: Rows, token: mx.array) -> None:
-        """Begin the target's next call before the host has this one's tokens, where nothing is drafted then."""
-        if plan.again and self.runs_ahead():
-            self.target.run_ahead(rows, token, [room > 0 for room in self.room()])
+        return Step(plan, draft, self.commit(plan, draft, drafted, n, token, scores))
 
     def runs_ahead(self) -> bool:
-        """A GPU has nothing to do while the host takes a step's tokens and describes the next. A processor
-        loses more, by the call that comes after a text's end."""
+        """Whether to begin the next call before the host has this one's tokens, where nothing is drafted then.
+        A GPU has nothing to do meanwhile; a processor loses more, by the call that comes after a text's end."""
         return mx.default_device() == mx.gpu and self.ranks.size == 1
-
-    def room(self) -> list[int]:
-        """How many drafted tokens each row has room for, the target's own after them; -1: finished."""
-        return [-1 if row.finish_reason else row.room - 1 for row in self.rows]
 
     def score(
         self, logits: mx.array, n: mx.array, token: mx.array, drafted: mx.array
@@ -124,6 +113,7 @@ class Batch(RowBatch):
     def commit(
         self,
         plan: Plan,
+        draft: Draft,
         drafted: np.ndarray,
         n: np.ndarray,
         token: np.ndarray,
@@ -133,32 +123,26 @@ class Batch(RowBatch):
         are among them."""
         accepted = [0] * len(self.rows)
         of_tokens = [np.array(x) for x in scores]
+        modelled, ends = plan.modelled, self.target.config.eos_token_ids
         for b, row in enumerate(self.rows):
             if row.finish_reason:
                 continue
-            candidate, length = plan.candidates[b], int(plan.lengths[b])
-            draft = "drafted" if candidate and candidate.modelled else "copied"
+            length = int(draft.lengths[b])
+            origin = "drafted" if modelled[b] else "copied"
             own = "corrected" if n[b] < length else "plain"
-            passed, ends = drafted[b, : n[b]].tolist(), self.target.config.eos_token_ids
-            accepted[b] = row.commit(passed, int(token[b]), (draft, own), ends)
+            passed = drafted[b, : n[b]].tolist()
+            accepted[b] = row.commit(passed, int(token[b]), (origin, own), ends)
             row.stats.drafted += length
             if row.options.logprobs is not None:
                 row.score(*(x[b] for x in of_tokens))
         return accepted
 
-    @property
-    def preparing_seconds(self) -> float:
-        return self.drafter.preparing_seconds
-
-    def observe(self, step: Any, seconds: float, preparing: float, done: Sequence[Row]) -> None:
+    def observe(self, step: Step, seconds: float, done: Sequence[Row]) -> None:
         if self.schedule.learns:
-            plan, accepted = step
             seconds = float(self.ranks.broadcast(seconds))
-            if plan.unread:  # else nothing was prepared
-                preparing = float(self.ranks.broadcast(preparing))
             ended = [row.stats.tokens for row in done]
-            hindsight = self.drafter.hindsight([row.tokens for row in self.rows], plan)
-            self.schedule.observe(plan, accepted, seconds, preparing, ended, hindsight)
+            hindsight = self.drafter.hindsight([row.tokens for row in self.rows], step.plan)
+            self.schedule.observe(step, seconds, ended, hindsight)
 
     def read(self, new: Sequence[int]) -> None:
         self.target.admit(len(self.rows), new, [self.rows[b].prompt for b in new])
@@ -173,6 +157,21 @@ class Batch(RowBatch):
 
     def _set_sampler(self) -> None:
         self.sampler = sampler(self.rows, self._options, self.target.config.vocab_size)
+
+
+@contextmanager
+def wired_memory() -> Iterator[None]:
+    """On a Mac's GPU: as much memory as the system recommends is not paged out meanwhile, as mlx-lm has it."""
+    most = mx.device_info().get("max_recommended_working_set_size")
+    if most is None:
+        yield
+        return
+    before = mx.set_wired_limit(int(most))
+    try:
+        yield
+    finally:
+        mx.synchronize()
+        mx.set_wired_limit(before)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -209,7 +208,7 @@ class SpeculativeDecoder:
             sources = [getattr(each, "source_tokenizer", None) for each in (model, draft_model)]
             if any(sources):
                 shared_vocabulary(sources[0] or tokenizer, sources[1] or theirs)
-        self._learned: dict[tuple, tuple[AdaptiveSchedule, machine.KeptCosts]] = {}
+        self._learned: dict[tuple, AdaptiveSchedule] = {}
 
     def drafter(self, options: Options) -> Drafter:
         """What drafts, by the options num_draft and lookup: a new one for each batch. A subclass may bring its own."""
@@ -225,38 +224,28 @@ class SpeculativeDecoder:
         return CombinedDrafter(lookup, modelling) if copies else modelling
 
     def schedule(self, options: Options, drafter: Drafter) -> Schedule:
-        """How much is drafted. What `auto` has learned is kept by what it depends on, and what steps cost
-        from run to run."""
+        """How much is drafted. What `auto` has learned is kept by what it depends on."""
         if type(drafter) is Drafter:
             return FixedSchedule(0)
         if options.num_draft != "auto":
             return FixedSchedule(int(options.num_draft))
         penalties = options.repetition_penalty, options.no_repeat_ngram_size
         law = (*options.distribution.values(), *penalties)
-        options = replace(options, lookup=options.copies(self.draft_model is not None))
-        key = (options.lookup, options.rule, options.delta, *law)
+        lookup = options.copies(self.draft_model is not None)
+        key = (lookup, options.rule, options.delta, *law)
         if key not in self._learned:
-            kept = machine.KeptCosts(self.model, self.draft_model, options)
-            schedule = AdaptiveSchedule(self.model.config.vocab_size, kept.load())
-            self._learned[key] = schedule, kept
-        return self._learned[key][0]
+            self._learned[key] = AdaptiveSchedule(self.model.config.vocab_size)
+        return self._learned[key]
 
     @contextmanager
     def running(self, options: Options) -> Iterator[RowBatch]:
         """An empty batch to decode with (see `decode`); on a Mac memory is wired meanwhile."""
-        try:
-            with machine.wired_memory():
-                yield self.batch(options)
-        finally:
-            for schedule, kept in self._learned.values():
-                kept.save(schedule.costs())
-
-    def batch(self, options: Options) -> RowBatch:
-        """An empty batch; see `decode`."""
-        if options.num_beams > 1:
-            return BeamBatch(self.model, _ranks(self.model), options.num_beams)
-        drafter = self.drafter(options)
-        return Batch(self.model, drafter, options, self.schedule(options, drafter))
+        with wired_memory():
+            if options.num_beams > 1:
+                yield BeamBatch(self.model, _ranks(self.model), options.num_beams)
+            else:
+                drafter = self.drafter(options)
+                yield Batch(self.model, drafter, options, self.schedule(options, drafter))
 
     def row(self, prompt: str, options: Options, seed: RowSeeds) -> Row:
         """A row that is to be decoded; InputError for a prompt that is empty or too long, a language that

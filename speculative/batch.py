@@ -6,6 +6,7 @@ from itertools import chain
 from typing import Any, Protocol
 
 from speculative.cached_model import CachedModel, Model
+from speculative.draft import Step
 from speculative.row import Row
 
 
@@ -19,21 +20,16 @@ class RowBatch:
         self.rows: list[Row] = []
         self._model = model
 
-    @property
-    def preparing_seconds(self) -> float:
-        """What steps have taken so far until a draft model had read what it lacked."""
-        return 0.0
-
     def read(self, new: Sequence[int]) -> None:
         """Read the prompts of the rows at these indices, which have just begun."""
         raise NotImplementedError
 
-    def step(self) -> Any:
-        """Decode every unfinished row on; what `observe` wants to know of it."""
+    def step(self) -> Step | None:
+        """Decode every unfinished row on; what was drafted, if anything may be."""
         raise NotImplementedError
 
-    def observe(self, step: Any, seconds: float, preparing: float, done: Sequence[Row]) -> None:
-        """Learn from what a step took and which rows it finished."""
+    def observe(self, step: Any, seconds: float, done: Sequence[Row]) -> None:
+        """Learn from what a step took, without what its draft model read before, and which rows it finished."""
 
     def admit(self, fresh: Sequence[Row]) -> None:
         """Read the prompts of new rows, in the place of finished rows or beside those that there are."""
@@ -60,9 +56,9 @@ class RowBatch:
     def advance(self) -> list[Row]:
         """A step, and what it took; the rows that it finished."""
         live = [row for row in self.rows if not row.finish_reason]
-        began, prepared = time.perf_counter(), self.preparing_seconds
+        began = time.perf_counter()
         step = self.step()
-        preparing = self.preparing_seconds - prepared
+        preparing = step.draft.preparing_seconds if step else 0.0
         seconds = time.perf_counter() - began - preparing
         sharing = with_others(live)
         for row in sharing:
@@ -70,7 +66,7 @@ class RowBatch:
             row.stats.seconds += seconds / len(sharing)
             row.stats.preparing_seconds += preparing / len(sharing)
         done = [row for row in live if row.finish_reason]
-        self.observe(step, seconds, preparing, done)
+        self.observe(step, seconds, done)
         return done
 
 

@@ -35,7 +35,7 @@ class BeamBatch(RowBatch):
         """Every beam of an unfinished row goes on with a token, or gives way to one that does twice."""
         beams = [beam for search in self._searches for beam in search.beams]
         nothing = np.zeros(len(beams), np.int32)  # is drafted
-        tokens = [[] if beam.finish_reason else beam.tokens for beam in beams]
+        tokens = [beam.context for beam in beams]
         logits = self.target(tokens, mx.zeros((len(beams), 0), mx.int32), nothing)
         ids, logprobs = self.broadcast(*self.best(logits))  # the one wait of the host
         self.target.keep(nothing)

@@ -34,7 +34,6 @@ class CachedModel:
         self.config, self._model, self._share = model.config, model, share
         self.cache: SlotCache | None = None
         self._lacked = 0  # tokens per row that went before the drafted ones in the last call
-        self._ahead: mx.array | None = None  # logits [B, 1, V] after what `run_ahead` has read
 
     def admit(self, batch_size: int, rows: Sequence[int], prompts: Rows) -> None:
         """Read prompts, one for each of `rows`, into a batch of `batch_size`: in the place of what these
@@ -47,7 +46,6 @@ class CachedModel:
         fresh = self._model.start(mx.array(self._known(tokens, vocab_size)), mask)
         if len(once) < len(order):
             fresh.select(order)
-        self._forget_ahead()
         if self.cache is None:
             place = {row: i for i, row in enumerate(rows)}
             if list(rows) != list(range(batch_size)):
@@ -70,49 +68,36 @@ class CachedModel:
 
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows only."""
-        self._forget_ahead()
         if self.cache:
             self.cache.select(rows)
 
     def reorder(self, rows: Sequence[int]) -> None:
         """Go on with these rows, each in the place of one of the same prompt."""
         assert self.cache
-        self._forget_ahead()
         self.cache.reorder(rows)
 
     def __call__(self, rows: Rows, drafted: mx.array, lengths: np.ndarray) -> mx.array:
         """Logits [B, 1 + k, V] after each row's last token and each of its drafted tokens [B, k], of which
         the first lengths[b] are meant. `keep` follows."""
         lacking, positions = self._lacking(rows)
+        self._lacked = lacking.shape[1]
+        logits = self._read(mx.array(lacking), positions, rows, drafted, lengths)
+        return logits[:, self._lacked - 1 :]
+
+    def _read(
+        self,
+        lacking: mx.array,
+        positions: np.ndarray,
+        rows: Rows,
+        drafted: mx.array,
+        lengths: np.ndarray,
+    ) -> mx.array:
+        """Logits after the tokens [B, P] that the cache lacks and the drafted ones."""
         if drafted.shape[1]:
             drafted = self._share(drafted)
-        block = mx.concatenate([mx.array(lacking), drafted], axis=1)
+        block = mx.concatenate([lacking, drafted], axis=1)
         positions = np.concatenate([positions, following(rows, lengths)], axis=1)
-        ahead, self._ahead = self._ahead, None
-        self._lacked = lacking.shape[1] + (ahead is not None)
-        if ahead is None:
-            return self._model.decode(block, positions, self.cache)[:, self._lacked - 1 :]
-        assert not lacking.shape[1]
-        if not drafted.shape[1]:
-            return ahead
-        return mx.concatenate([ahead, self._model.decode(block, positions, self.cache)], axis=1)
-
-    def run_ahead(self, rows: Rows, tokens: mx.array, live: Sequence[bool]) -> None:
-        """Read the next token [B] of the rows that go on, which the host does not know yet, so that the next
-        call is under way while the host waits for it. In the place of `keep`, after a call without
-        drafted tokens; lost where rows come or go."""
-        if not any(live):
-            return
-        assert self.cache
-        self.cache.keep(np.full(len(rows), self._lacked))
-        positions = following(rows, np.array(live, np.int32))
-        self._ahead = self._model.decode(tokens[:, None], positions, self.cache)
-        mx.async_eval(self._ahead)
-
-    def _forget_ahead(self) -> None:
-        if self._ahead is not None and self.cache:
-            self._ahead = None
-            self.cache.keep(np.zeros(len(self.cache.position), int))
+        return self._model.decode(block, positions, self.cache)
 
     def feed(self, tokens: mx.array, positions: np.ndarray) -> mx.array:
         """Logits [B, V] after one more drafted token of each row, tokens and positions [B, 1]."""
@@ -121,8 +106,7 @@ class CachedModel:
     def keep(self, n: np.ndarray) -> None:
         """Keep n[b] of each row's drafted tokens, or as many as were read; forget the others."""
         assert self.cache
-        if self._ahead is None:
-            self.cache.keep(self._lacked + n)
+        self.cache.keep(self._lacked + n)
 
     def behind(self, rows: Rows) -> np.ndarray:
         """How many tokens of each row the cache lacks: [B]."""
@@ -155,6 +139,52 @@ class CachedModel:
     def _known(self, tokens: np.ndarray, vocab_size: int) -> np.ndarray:
         """Tokens without another model's ids that this one has no row for."""
         return np.where(tokens < vocab_size, tokens, self.config.pad_token_id)
+
+
+class AheadModel(CachedModel):
+    """A cached model whose next call may begin before the host has the tokens that it is for."""
+
+    _ahead: mx.array | None = None  # logits [B, 1, V] of a call that has begun
+
+    def run_ahead(self, rows: Rows, tokens: mx.array, live: Sequence[bool]) -> None:
+        """Read the next token [B] of the rows that go on, which the host does not know yet, so that the next
+        call is under way while the host waits for it. After a call without drafted tokens, of which all is kept;
+        lost where rows come or go."""
+        if not any(live):
+            return
+        self.keep(np.zeros(len(rows), int))
+        positions = following(rows, np.array(live, np.int32))
+        self._ahead = self._model.decode(tokens[:, None], positions, self.cache)
+        mx.async_eval(self._ahead)
+
+    def __call__(self, rows: Rows, drafted: mx.array, lengths: np.ndarray) -> mx.array:
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return super().__call__(rows, drafted, lengths)
+        lacking, positions = self._lacking(rows)
+        assert not lacking.shape[1]
+        self._lacked = 1  # the token that was read ahead
+        if not drafted.shape[1]:
+            return ahead
+        logits = self._read(mx.array(lacking), positions, rows, drafted, lengths)
+        return mx.concatenate([ahead, logits], axis=1)
+
+    def keep(self, n: np.ndarray) -> None:
+        if self._ahead is None:
+            super().keep(n)
+
+    def admit(self, batch_size: int, rows: Sequence[int], prompts: Rows) -> None:
+        self._forget()
+        super().admit(batch_size, rows, prompts)
+
+    def select(self, rows: Sequence[int]) -> None:
+        self._forget()
+        super().select(rows)
+
+    def _forget(self) -> None:
+        if self._ahead is not None and self.cache:
+            self._ahead = None
+            self.cache.keep(np.zeros(len(self.cache.position), int))
 
 
 def following(rows: Rows, lengths: np.ndarray) -> np.ndarray:

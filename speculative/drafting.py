@@ -2,16 +2,17 @@
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from speculative.cached_model import CachedModel, Model, Rows, following
-from speculative.lookup import UNBOUNDED, WEAK, Candidate, PromptMatcher
+from speculative.draft import Candidate, Draft, Plan, no_draft
+from speculative.lookup import UNBOUNDED, WEAK, PromptMatcher
 from speculative.row import Row
-from speculative.sampling import Draft, Greedy, Sampler, no_draft
-from speculative.schedule import Plan
+from speculative.sampling import Greedy, Sampler
 
 
 class Drafter:
@@ -19,8 +20,6 @@ class Drafter:
 
     `rows` holds the tokens decoded so far, the model's prefix first, and none for a finished row.
     """
-
-    preparing_seconds = 0.0  # so far: reading prompts, and what was decoded without the drafter
 
     def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
         """`batch` are all rows from now on; those with the indices `new` have just begun."""
@@ -33,7 +32,7 @@ class Drafter:
         return [[] for _ in rows]
 
     def draft(self, rows: Rows, plan: Plan, sampler: Greedy | Sampler) -> Draft:
-        """Up to plan.lengths [B] proposals for each row, each from the row's candidate in the plan. They
+        """Up to plan.limits [B] proposals for each row, each from the row's candidate in the plan. They
         stay on the device."""
         return no_draft(len(rows))
 
@@ -60,7 +59,7 @@ class ModelDrafter(Drafter):
         self,
         model: Model,
         vocab_size: int | None = None,
-        broadcast: Callable[[mx.array], np.ndarray] = lambda x: np.array(x),
+        broadcast: Callable[[Any], Any] = lambda x: np.array(x),
     ):
         """vocab_size: ids from here on are never proposed (those that the target does not share).
         broadcast: floats on the host, the same for all processes that run the target together."""
@@ -109,14 +108,13 @@ class ModelDrafter(Drafter):
         return behind
 
     def draft(self, rows: Rows, plan: Plan, sampler: Greedy | Sampler) -> Draft:
-        self._lengths = lengths = plan.lengths
-        if not lengths.any():
+        self._lengths = limits = plan.limits
+        if not limits.any():
             return no_draft(len(rows))
-        rows = [row if n else [] for row, n in zip(rows, lengths, strict=True)]
-        if plan.unread:
-            self._prepare(rows)
-        ahead = following(rows, lengths)
-        logits = self._model(rows, no_draft(len(rows)).tokens, np.zeros_like(lengths))[:, -1]
+        rows = [row if n else [] for row, n in zip(rows, limits, strict=True)]
+        preparing = self._prepare(rows) if plan.unread else 0.0
+        ahead = following(rows, limits)
+        logits = self._model(rows, no_draft(len(rows)).tokens, np.zeros_like(limits))[:, -1]
         drafted, q = list[mx.array](), list[Any]()  # q is None each where tokens are certain
         doubt = _Doubt(plan, self._model.config.eos_token_ids, self._broadcast)
         for i in range(ahead.shape[1]):
@@ -130,13 +128,17 @@ class ModelDrafter(Drafter):
             logits = self._model.feed(drafted[-1], ahead[:, i : i + 1])
         self._lengths = np.minimum(doubt.lengths, len(drafted))
         meant = slice(self._lengths.max())
-        tokens = mx.concatenate(drafted[meant], axis=1)
-        drawn = None if q[0] is None else mx.stack(q[meant], axis=1)
-        return Draft(tokens, drawn, lengths=self._lengths, confidence=doubt.confidence)
+        return Draft(
+            mx.concatenate(drafted[meant], axis=1),
+            self._lengths,
+            q=None if q[0] is None else mx.stack(q[meant], axis=1),
+            confidence=doubt.confidence,
+            preparing_seconds=preparing,
+        )
 
-    def _prepare(self, rows: Rows) -> None:
-        """Read what the rows to draft for are behind, and wait for that: it is no part of the price of a
-        step. Once per prompt, and after many tokens that were decoded without drafts."""
+    def _prepare(self, rows: Rows) -> float:
+        """Read what the rows to draft for are behind, and wait for that: the seconds, which are no part of the
+        price of a step. Once per prompt, and after many tokens that were decoded without drafts."""
         asked = [b for b, row in enumerate(rows) if row]
         new = [b for b in asked if b in self._unread]
         began = time.perf_counter()
@@ -146,7 +148,7 @@ class ModelDrafter(Drafter):
         if (self._model.behind(rows) > self.BEHIND).any():
             self._model.catch_up(rows)
         self._model.wait()
-        self.preparing_seconds += time.perf_counter() - began
+        return float(self._broadcast(time.perf_counter() - began))
 
     def keep(self, n: np.ndarray) -> None:
         if not self._lengths.any():
@@ -168,8 +170,8 @@ class _Doubt:
         # A GPU would have nothing to do meanwhile: there a token later, when the next one is queued.
         self._late = int(mx.default_device() == mx.gpu)
         self._coming: list[mx.array] = []
-        self.confidence = np.zeros((len(plan.lengths), 0))  # [B, n], as `Stop` has it
-        self.lengths = plan.lengths  # [B], without what follows an end
+        self.confidence = np.zeros((len(plan.limits), 0))  # [B, n], as `Draft` has it
+        self.lengths = plan.limits  # [B], without what follows an end
 
     def stops(self, logits: mx.array, token: mx.array) -> bool:
         """Whether to stop after one more token of each row, [B], of logits [B, V]."""
@@ -229,12 +231,12 @@ class PromptLookup(Drafter):
         return found
 
     def draft(self, rows: Rows, plan: Plan, sampler: Greedy | Sampler) -> Draft:
-        tokens = np.zeros((len(rows), plan.lengths.max()), np.int32)
+        tokens = np.zeros((len(rows), plan.limits.max()), np.int32)
         for b, candidate in enumerate(plan.candidates):
             if candidate and candidate.position is not None:
-                length = int(plan.lengths[b])
+                length = int(plan.limits[b])
                 tokens[b, :length] = self._matchers[b].copy(candidate.position, length)
-        return Draft(mx.array(tokens))
+        return Draft(mx.array(tokens), plan.limits)
 
     def hindsight(self, rows: Rows, plan: Plan) -> list[tuple[Candidate, int, bool]]:
         found = []
@@ -257,10 +259,6 @@ class CombinedDrafter(Drafter):
         self._lookup, self._model = lookup, model
         self._asked = np.zeros(0, bool)
 
-    @property
-    def preparing_seconds(self) -> float:  # type: ignore[override]
-        return self._model.preparing_seconds
-
     def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
         self._lookup.admit(batch, new)
         self._model.admit(batch, new)
@@ -277,19 +275,20 @@ class CombinedDrafter(Drafter):
         ]
 
     def draft(self, rows: Rows, plan: Plan, sampler: Greedy | Sampler) -> Draft:
-        self._asked = np.array([c is not None and c.modelled for c in plan.candidates])
-        copied = self._lookup.draft(rows, plan.only(~self._asked), sampler)
-        modelled = self._model.draft(rows, plan.only(self._asked), sampler)
-        if not self._asked.any():
+        self._asked = asked = plan.modelled
+        copied = self._lookup.draft(rows, plan.only(~asked), sampler)
+        modelled = self._model.draft(rows, plan.only(asked), sampler)
+        if not asked.any():
             return copied
-        assert modelled.lengths is not None
-        lengths = np.where(self._asked, modelled.lengths, plan.lengths)
-        from_model, width = mx.array(self._asked[:, None]), int(lengths.max())
+        lengths = np.where(asked, modelled.lengths, copied.lengths)
+        width = int(lengths.max())
         tokens = mx.where(
-            from_model, _widened(modelled.tokens, width), _widened(copied.tokens, width)
+            mx.array(asked[:, None]),
+            _widened(modelled.tokens, width),
+            _widened(copied.tokens, width),
         )
         q = None if modelled.q is None else _widened(modelled.q, width)
-        return Draft(tokens, q, ~self._asked, lengths, modelled.confidence)
+        return replace(modelled, tokens=tokens, lengths=lengths, q=q, certain=~asked)
 
     def hindsight(self, rows: Rows, plan: Plan) -> list[tuple[Candidate, int, bool]]:
         return self._lookup.hindsight(rows, plan)

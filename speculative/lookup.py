@@ -8,34 +8,14 @@ described at `PromptMatcher`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+
+from speculative.draft import Candidate
 
 UNBOUNDED = 1 << 30
 NEAR = 8  # tokens ahead in the prompt that a corrected text may have skipped
 LONG = 4  # tokens that do not match by chance
 LOST = 4  # tokens since the text left the prompt, after which its position there is forgotten
 _PREFIX = 16  # tokens within which a task's prefix ("summarize:") ends
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """Tokens that a drafter could propose for a row.
-
-    kind: what acceptance depends on; candidates of a kind are expected to fare alike
-    most: how many tokens there are
-    position: where to copy from; None for a draft model
-    unread: how many tokens the draft model has to read before it can draft
-    """
-
-    kind: str
-    most: int
-    position: int | None = None
-    unread: int = 0
-
-    @property
-    def modelled(self) -> bool:
-        """Whether it is a draft model's: only that costs time before the target's call."""
-        return self.position is None
 
 
 class PromptMatcher:

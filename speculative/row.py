@@ -114,9 +114,14 @@ class Row:
         return self.tokens[self.prefix_size :]
 
     @property
+    def context(self) -> list[int]:
+        """What its next token follows; none where it is finished."""
+        return [] if self.finish_reason else self.tokens
+
+    @property
     def room(self) -> int:
-        """How many tokens the row may still gain."""
-        return self.max_tokens - len(self.origins)
+        """How many tokens the row may still gain; 0: it is finished."""
+        return 0 if self.finish_reason else self.max_tokens - len(self.origins)
 
     def commit(self, accepted: list[int], token: int, origins: tuple, ends: Container[int]) -> int:
         """Append accepted drafted tokens and the target's own, up to the first that ends the text and as

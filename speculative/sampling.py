@@ -9,33 +9,17 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 
+from speculative.draft import Draft
 from speculative.options import Options
 from speculative.processors import Controls
 from speculative.row import Row
 
 # What noise is for: its keys differ, so that no two uses share a number.
 _TARGET, _DRAFT, _ACCEPT = range(3)
-
-
-@dataclass(frozen=True)
-class Draft:
-    """What a drafter proposed for B rows; the plan says how many of a row's tokens are meant, unless the
-    drafter stopped before."""
-
-    tokens: mx.array  # [B, k]
-    q: mx.array | None = None  # [B, k, V'], what they were drawn from; None: they were certain
-    certain: np.ndarray | None = None  # [B], rows whose tokens were certain whatever q says
-    lengths: np.ndarray | None = None  # [B], how many are meant; None: as planned
-    confidence: np.ndarray | None = None  # [B, n] of the first ones, see `Stop`; None: unknown
-
-
-def no_draft(batch_size: int) -> Draft:
-    return Draft(mx.zeros((batch_size, 0), mx.int32))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -57,12 +41,9 @@ class Greedy:
         drafted in this step, [B, 1] each, and the distribution [B, V'] it was drawn from, if it was."""
         return mx.argmax(self.process(logits[:, None], drafted)[:, 0], axis=-1), None
 
-    def accept(
-        self, logits: mx.array, draft: Draft, lengths: np.ndarray
-    ) -> tuple[mx.array, mx.array]:
+    def accept(self, logits: mx.array, draft: Draft) -> tuple[mx.array, mx.array]:
         """n [B], how many of each row's drafted tokens are accepted, and the target's own next token
-        [B]; logits [B, k + 1, V] are the target's, processed, after the last token and each drafted one,
-        of which the first lengths[b] are meant."""
+        [B]; logits [B, k + 1, V] are the target's, processed, after the last token and each drafted one."""
         best = mx.argmax(logits, axis=-1)  # [B, k + 1]
         k = draft.tokens.shape[1]
         if self._delta:
@@ -71,7 +52,7 @@ class Greedy:
             right = chosen >= logits[:, :k].max(axis=-1) + margin
         else:
             right = draft.tokens == best[:, :k]
-        n = _leading(right, lengths)
+        n = _leading(right, draft.lengths)
         return n, _at(best, n)
 
 
@@ -268,10 +249,9 @@ class Sampler:
         draft's is cut from it, never drawn: MLX draws other numbers for another size."""
         return _gumbel(keys, self._vocab_size)
 
-    def accept(
-        self, logits: mx.array, draft: Draft, lengths: np.ndarray
-    ) -> tuple[mx.array, mx.array]:
+    def accept(self, logits: mx.array, draft: Draft) -> tuple[mx.array, mx.array]:
         """As `Greedy.accept`."""
+        lengths = draft.lengths
         p = probabilities(logits, **self._distribution)  # [B, k + 1, V]
         k = p.shape[1] - 1
         positions = self._positions(k + 1)
@@ -283,7 +263,7 @@ class Sampler:
         # Steps start at different positions, so one key per step is enough.
         start = positions[:, :1]
         u = _uniform(self._keys(_ACCEPT, start), k)
-        q = _padded_q(draft, lengths, p.shape[-1])
+        q = _padded_q(draft, p.shape[-1])
         if self._rule == "token":
             n, residual = accept_token(p, q, draft.tokens, lengths, u, self._delta)
         else:
@@ -297,7 +277,7 @@ def _one_hot(tokens: mx.array, vocab_size: int) -> mx.array:
     return (tokens[..., None] == mx.arange(vocab_size)).astype(mx.float32)
 
 
-def _padded_q(draft: Draft, lengths: np.ndarray, vocab_size: int) -> mx.array:
+def _padded_q(draft: Draft, vocab_size: int) -> mx.array:
     """The draft's distributions [B, k + 1, V]: one-hot where the tokens were certain, zero for ids
     that the drafter lacks and beyond each row's length, where only the target speaks."""
     B, k = draft.tokens.shape
@@ -308,7 +288,7 @@ def _padded_q(draft: Draft, lengths: np.ndarray, vocab_size: int) -> mx.array:
         if draft.certain is not None:
             certain = mx.array(draft.certain[:, None, None])
             q = mx.where(certain, _one_hot(draft.tokens, vocab_size), q)
-    meant = np.arange(k) < lengths[:, None]
+    meant = np.arange(k) < draft.lengths[:, None]
     q = mx.where(mx.array(meant[..., None]), q, 0.0)
     return mx.concatenate([q, mx.zeros((B, 1, vocab_size))], axis=1)
 

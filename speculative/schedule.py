@@ -1,83 +1,47 @@
-"""How many tokens to draft in a step: a fixed number, or as many as pay.
+"""How many tokens to draft in a step: a fixed number, or (`AdaptiveSchedule`) the fastest.
 
-The rule of `AdaptiveSchedule`. A step that drafts k tokens yields 1 + sum_{i=1..k} h_1 h_2 ... h_i tokens
-on average, where h_i is the share of i-th drafted tokens that pass when all before them did; for a
-constant h this is the geometric sum of Leviathan et al. 2023 (arXiv 2211.17192, section 3.3), whose
-choice of k assumes that checking k tokens costs what one costs, which few machines do. Steps follow
-each other, so in the long run tokens per second are expected tokens over expected seconds of a step
-(renewal-reward theorem). That quotient is maximised, with both parts measured in this process:
+In the long run tokens per second are the tokens that a step is expected to bring over the seconds that it is
+expected to take (the renewal-reward theorem). `AdaptiveSchedule` estimates both from the steps so far, and takes
+what makes the quotient largest:
 
-- h_i per kind of candidate, by the product-limit estimate (Kaplan and Meier 1958: a draft that passed
-  whole says nothing of the token after it; what is drafted beyond a text's end did not pass), old
-  evidence decayed;
-- the seconds of a step by number of rows and of drafted tokens, draft and target together, between
-  the synchronisations that steps have anyway. What has not been measured is interpolated.
+1. A step takes a + b t + d s seconds, where t is the longest draft to check and s how many tokens the draft model
+   drafts: least squares of relative errors over the last steps of each way (plain, copied only, draft model asked),
+   for each power of two of rows.
+2. A draft of k tokens brings h (1 - h^k) / (1 - h) (Leviathan et al. 2023, arXiv 2211.17192, section 3.3), where h
+   is the share of drafted tokens of its kind that passed, old evidence fading.
+3. The way and t with the most tokens a second are chosen, each row with its best candidate. What a draft model has
+   to read before it can draft for a row is spread over a text's usual length.
+4. A draft model goes on, token by token, while what one more token is expected to bring is worth more than its
+   seconds at the chosen rate r (Dinkelbach 1967, on quotients): (c_1 ... c_k)^gamma h > r (d + b), where c_i is how
+   sure the draft model is of its i-th token and gamma is what that proved to be worth.
+5. What has not been used for long is tried again, ever less often while that is in vain.
 
-That is the length of drafts that are copied, and whether a draft model is asked. One that is asked goes on as long
-as it is sure enough of its tokens for that rate: see speculative/confidence.py.
-
-What a draft model reads before it can draft for a row (its prompt, and what was decoded without it) is
-no part of a step. It is measured apart, and paid only where what drafting saves on the rest of a text,
-as long as texts have been, is more.
+Whether a draft stops depends on its tokens so far alone, never on the next one: so the law of the output does not
+depend on any of this (docs/design.md).
 """
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import cycle
 from typing import Protocol
 
 import numpy as np
 
-from speculative.confidence import Calibration, Stop, stop_where_it_pays
-from speculative.estimates import LENGTHS, Acceptance, Reading, Seconds, low_median
-from speculative.lookup import Candidate
+from speculative.draft import Candidate, Plan, Step
 
-FIRST = (4, 0, 4)  # lengths of the first steps; two points tell the most about the others
-FIRST_OF_MANY = (0, 2, 0)  # of rows side by side, where a step that drafts in vain is dear
-FAR = 4  # times as many rows, and what steps cost tells nothing
+LONGEST = 64  # drafted tokens
+HISTORY = 32  # steps of each way that costs are estimated from
+SLOPE = 0.3  # first guess: what a token more to check, or to draft, adds to a plain step
+CHANCE, WORTH = (
+    0.7,
+    4.0,
+)  # first guess: a drafted token's chance; it counts as so many tokens of evidence
+FADING = 0.99  # the weight of evidence after a step
+PATIENCE, MOST_PATIENT = 128, 16 * 128  # steps until what is not used is tried again; they double
 SAMPLE = 4  # one row in so many is drafted for where that is only tried
-EXPLORE = 24  # steps after which one is spent on another length, to measure it
-# Steps of plain decoding until drafting is tried once more: at first, of rows side by side, and most, as they double.
-RETRY, RETRY_OF_MANY, RETRY_AT_MOST = 16, 128, 256
-# So many times what plain decoding gives have drafts to promise for rows side by side. The best of many estimates
-# promises too much (Smith and Winkler 2006, "The optimizer's curse"); one row's drafts, which stop where the draft
-# model is unsure, give more than lengths alone promise.
-MARGIN = 1.1
-CHECKS = 3  # first steps to compare with what is known of costs
-AGREE = 1.3  # how far they may be off
 LOGITS = 1 << 26  # logits of one verification at most: 256 MB in float32
 
-
-@dataclass(frozen=True)
-class Plan:
-    """What to draft in a step: for each row one of its candidates, and how many tokens of it."""
-
-    candidates: list[Candidate | None]  # None: nothing is drafted for the row
-    lengths: np.ndarray  # [B]
-    stop: Stop | None = None  # None: a draft model drafts all of them
-    confidence: np.ndarray | None = None  # [B, n], of the first drafted tokens; None: unknown
-    again: bool = False  # nothing is drafted, and nothing in the next step, as far as can be told
-
-    @property
-    def longest(self) -> tuple[int, int]:
-        """The longest draft of the draft model, and of all."""
-        modelled = [n for c, n in zip(self.candidates, self.lengths, strict=True) if _is_model(c)]
-        return int(max(modelled, default=0)), int(self.lengths.max())
-
-    @property
-    def unread(self) -> int:
-        """How many tokens the draft model has to read before it can do its part."""
-        return sum(c.unread for c in self.candidates if c is not None)
-
-    def only(self, rows: np.ndarray) -> "Plan":
-        """The plan for the rows where `rows` [B] is true, and nothing for the others."""
-        kept = [c if row else None for c, row in zip(self.candidates, rows, strict=True)]
-        return Plan(kept, np.where(rows, self.lengths, 0), stop=self.stop)
-
-    def as_drafted(self, lengths: np.ndarray | None, confidence: np.ndarray | None) -> "Plan":
-        """What has become of it, where the drafter stopped before."""
-        return self if lengths is None else Plan(self.candidates, lengths, confidence=confidence)
+PLAIN, COPIED, MODELLED = range(3)  # ways of a step
 
 
 class Schedule(Protocol):
@@ -92,42 +56,25 @@ class Schedule(Protocol):
 
     def observe(
         self,
-        plan: Plan,
-        accepted: Sequence[int],
+        step: Step,
         seconds: float,
-        preparing: float = 0.0,
         ended: Sequence[int] = (),
         hindsight: Sequence[tuple[Candidate, int, bool]] = (),
     ) -> None:
-        """What came of a plan: how many drafted tokens of each row are in its text (what follows its
-        end is not, and was drafted in vain), how long the step took, and before it the draft model to
-        read what it lacked, the lengths of the texts that ended, and what would have come of other
-        candidates: see `Drafter.hindsight`."""
+        """What came of a plan, how long the step took without what its draft model read before, the lengths of
+        the texts that ended, and what would have come of other candidates: see `Drafter.hindsight`."""
         ...
 
 
-def _kind(candidate: Candidate) -> tuple[bool, str]:
-    return candidate.modelled, candidate.kind
+def _plan(chosen: Sequence[Candidate | None], room: Sequence[int], most: Sequence[int]) -> Plan:
+    each = zip(chosen, room, most, strict=True)
+    limits = [max(0, min(c.most, r, m)) if c else 0 for c, r, m in each]
+    meant = [c if n > 0 else None for c, n in zip(chosen, limits, strict=True)]
+    return Plan(meant, np.array(limits, np.int32))
 
 
-def _is_model(candidate: Candidate | None) -> bool:
-    return candidate is not None and candidate.modelled
-
-
-def _plan(candidates: Sequence[Candidate | None], room: Sequence[int], most: Sequence[int]) -> Plan:
-    limits = zip(candidates, room, most, strict=True)
-    lengths = [max(0, min(c.most, r, m)) if c else 0 for c, r, m in limits]
-    meant = [c if n > 0 else None for c, n in zip(candidates, lengths, strict=True)]
-    return Plan(meant, np.array(lengths, np.int32))
-
-
-@dataclass(frozen=True)
-class Costs:
-    """What steps take: seconds by the number of drafted tokens, without and with the draft model, for each
-    number of rows; and what the draft model takes to read a token, or None."""
-
-    steps: dict[int, tuple[dict[int, float], dict[int, float]]]
-    reading: float | None = None
+def _way(candidate: Candidate) -> int:
+    return MODELLED if candidate.modelled else COPIED
 
 
 class FixedSchedule:
@@ -139,11 +86,11 @@ class FixedSchedule:
         self._num_draft = num_draft
 
     def plan(self, candidates: Sequence[Sequence[Candidate]], room: Sequence[int]) -> Plan:
-        first = [of_row[0] if of_row else None for of_row in candidates]
+        first = [next(iter(of_row), None) for of_row in candidates]
         plan = _plan(first, room, [self._num_draft] * len(first))
         return replace(plan, again=self._num_draft == 0)
 
-    def observe(self, plan, accepted, seconds, preparing=0.0, ended=(), hindsight=()) -> None:
+    def observe(self, step, seconds, ended=(), hindsight=()) -> None:
         pass
 
 
@@ -157,248 +104,201 @@ class OwnLengths:
 
     def plan(self, candidates: Sequence[Sequence[Candidate]], room: Sequence[int]) -> Plan:
         plan = self._schedule.plan(candidates, room)
-        chosen, lengths, stop = list(plan.candidates), plan.lengths.tolist(), plan.stop
+        chosen, most, least = list(plan.candidates), plan.limits.tolist(), 0
         for b, number in enumerate(self._own()):
             if not isinstance(number, str):
-                chosen[b], lengths[b] = next(iter(candidates[b]), None), number
-                stop = stop and stop.after(number)
-        return replace(_plan(chosen, room, lengths), stop=stop)
+                chosen[b], most[b] = next(iter(candidates[b]), None), number
+                least = max(least, number)
+        stop = plan.stop
+        patient = stop and (lambda known, drafted: drafted >= least and stop(known, drafted))
+        return replace(_plan(chosen, room, most), stop=patient)
+
+
+@dataclass
+class Share:
+    """A share of what was tried, old evidence fading: at first a guess that counts as so much evidence."""
+
+    part: float = 0.0
+    whole: float = 0.0
+
+    def fade(self) -> None:
+        self.part, self.whole = FADING * self.part, FADING * self.whole
+
+    def add(self, part: float, whole: float) -> None:
+        self.part, self.whole = self.part + part, self.whole + whole
+
+    def of(self, guess: float, worth: float = WORTH) -> float:
+        return (self.part + worth * guess) / (self.whole + worth)
+
+
+class Costs:
+    """What steps of about so many rows take, and which ways they went."""
+
+    def __init__(self, like: "Costs | None" = None):
+        """like: what is known of another number of rows."""
+        a, b, d = like.estimate() if like else (1.0, SLOPE, SLOPE)
+        self._guess = b / a, d / a  # in plain steps
+        self._steps = [deque[tuple[int, int, float]](maxlen=HISTORY) for _ in range(3)]
+        self._patience = [PATIENCE // 2] * 3
+        # A way of which nothing is known is tried at once.
+        self._unused = [0 if like and like._steps[way] else PATIENCE for way in range(3)]
+        self._warm = like is not None
+        self.reach = 8  # the longest draft worth a guess: twice the longest that has been tried
+
+    def add(self, checked: int, drafted: int, seconds: float, trying: bool) -> None:
+        way = MODELLED if drafted else COPIED if checked else PLAIN
+        self._unused = [n + 1 for n in self._unused]
+        self._unused[way] = 0
+        if not trying:
+            self._patience[way] = PATIENCE
+        if not self._warm:  # the first step of all is not counted, but tried again
+            self._warm, self._unused[way] = True, PATIENCE
+            return
+        self._steps[way].append((checked, drafted, max(seconds, 1e-9)))
+        self.reach = max(self.reach, 2 * checked)
+
+    def due(self, way: int, ahead: int = 0) -> bool:
+        """Whether a way is to be tried, so many steps from now."""
+        return self._unused[way] + ahead >= self._patience[way]
+
+    def postpone(self, way: int) -> None:
+        """Try it now, and if in vain not again before twice as many steps."""
+        self._unused[way] = 0
+        self._patience[way] = min(2 * self._patience[way], MOST_PATIENT)
+
+    def estimate(self) -> tuple[float, float, float]:
+        """Seconds of a plain step, a token more to check, and one more to draft."""
+        steps = np.array([step for of_way in self._steps for step in of_way]).reshape(-1, 3)
+        if not len(steps):
+            return 1.0, *self._guess
+        scale = 1 / steps[:, 2]
+        guess = np.array([[-self._guess[0], 1, 0], [-self._guess[1], 0, 1]]) * scale.mean()
+        x = np.column_stack([np.ones(len(steps)), steps[:, :2]]) * scale[:, None]
+        x, y = np.concatenate([x, guess]), np.append(np.ones(len(steps)), [0, 0])
+        a, b, d = np.linalg.solve(x.T @ x, x.T @ y).tolist()
+        return max(a, 1e-9), max(b, 0.0), max(d, 0.0)
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Whether the draft model is to stop, for all rows in one step."""
+
+    token: float  # the tokens that a drafted token's seconds are worth
+    check: float  # and those of checking it, where that makes the call wider
+    copied: int  # the width that other rows need
+    gamma: float
+    chance: float  # of a token whose confidence is not known yet
+
+    def __call__(self, confidence: np.ndarray, drafted: int) -> bool:
+        """Confidences [B, n] as `Draft` has them, of the first of so many drafted tokens of each row."""
+        passes = (np.maximum(confidence, 0).prod(axis=1) ** self.gamma).sum()
+        passes *= self.chance ** (drafted + 1 - confidence.shape[1])
+        return bool(passes <= self.token + self.check * (drafted >= self.copied))
 
 
 class AdaptiveSchedule:
-    """As many tokens as give the most tokens per second, by what steps have shown so far.
-    Keep one for a pair of models, a drafter and a distribution."""
+    """The fastest, by what steps have shown so far. Keep one for a pair of models, a drafter and a distribution."""
 
     learns = True
 
-    def __init__(self, vocab_size: int, costs: Costs | None = None):
-        """costs: what steps took when the same models ran on this machine before."""
+    def __init__(self, vocab_size: int):
         self._vocab_size = vocab_size
-        self._acceptance: dict[tuple[bool, str], Acceptance] = defaultdict(Acceptance)
-        self._calibration = Calibration()
-        # By rows: of steps without and with the draft model.
-        self._seconds: dict[int, tuple[Seconds, Seconds]] = {}
-        self._reading = Reading()
-        if costs:
-            self._take_over(costs)
-        self._first: list[int] = []  # lengths to be tried before anything is chosen
-        self._explored = 0  # the number of rows that these are for
-        self._given = set(costs.steps if costs else ())  # numbers of rows of which costs were given
-        self._unchecked = CHECKS if costs else 0  # steps still to compare with these
-        self._ratios: list[float] = []
-        self._steps = 0
-        self._detours = cycle((-1, 1, -len(LENGTHS)))  # in LENGTHS: one shorter, one longer, none
-        self._idle = 0  # steps without drafts
-        self._vain = 0  # tries after such since drafting paid
-        self._retries = False  # whether this step drafts though it does not seem to pay
-
-    def costs(self) -> Costs | None:
-        """What steps took, to be given to a schedule of the same models in another run; None: unknown."""
-        steps = {
-            rows: (without.known(), with_model.known())
-            for rows, (without, with_model) in self._seconds.items()
-            if not (self._first and rows == self._explored)
-        }
-        return Costs(steps, self._reading.seconds) if steps else None
-
-    def _take_over(self, costs: Costs) -> None:
-        for rows, (without, with_model) in costs.steps.items():
-            self._seconds[rows] = Seconds(without, rows), Seconds(with_model, rows)
-        self._reading = Reading(costs.reading)
+        self._chances: defaultdict[tuple[bool, str], Share] = defaultdict(Share)
+        self._rejections = Share()  # over -log(confidence) of the tokens that were tried
+        self._costs: dict[int, Costs] = {}  # by the power of two of rows
+        self._reading, self._texts = Share(), Share()  # seconds a token; tokens a text
+        self._trying = False  # whether this step is to learn, not to gain
 
     def plan(self, candidates: Sequence[Sequence[Candidate]], room: Sequence[int]) -> Plan:
-        """Where a row has several candidates, of the one that gives the most."""
-        rows = len(candidates)
         candidates = [c if r > 0 else [] for c, r in zip(candidates, room, strict=True)]
-        if not self._first and self._nearest(rows) is None:
-            self._explore(rows)
-        if self._first:
-            tried = [of_row[0] if of_row else None for of_row in candidates]
-            return self._sample(tried, room, self._first[0])
-        copying, asking = self._costs(rows)
-        tokens = self._tokens(candidates)
-
-        def rate(candidate: Candidate) -> float:
-            cost = copying + asking if _is_model(candidate) else copying
-            return (tokens[_kind(candidate)][np.minimum(LENGTHS, candidate.most)] / cost).max()
-
-        def best_lengths(chosen: list) -> tuple[int, int, np.ndarray, np.ndarray]:
-            # Drafted tokens that pass, copied and modelled ones.
-            gains = np.zeros((2, len(LENGTHS)))
-            for candidate, most in zip(chosen, room, strict=True):
-                if candidate:
-                    useful = np.minimum(LENGTHS, min(candidate.most, most))
-                    gains[int(_is_model(candidate))] += tokens[_kind(candidate)][useful] - 1
-            return self._best(rows, sum(most >= 0 for most in room), gains, copying, asking)
-
-        wanted = [max(of_row, key=rate, default=None) for of_row in candidates]
-        s, t, rates, without_model = best_lengths(wanted)
-        chosen = list(wanted)
-        if s:
-            saved = 1 / rates[without_model].max() - 1 / rates.max()  # seconds a token
-            dear = [
-                b
-                for b, c in enumerate(chosen)
-                if c and not self._reading.pays(c.unread, saved, room[b])
+        rows, live = len(room), sum(r >= 0 for r in room)
+        costs = self._of(rows)
+        offered = {PLAIN, *(_way(c) for of_row in candidates for c in of_row)}
+        due = [way for way in sorted(offered) if costs.due(way)]
+        self._trying = bool(due)
+        if due:
+            costs.postpone(due[0])
+            return self._try(due[0], candidates, room)
+        a, b, d = costs.estimate()
+        longest = max(0, min(LONGEST, costs.reach, LOGITS // (rows * self._vocab_size) - 1))
+        t = np.arange(longest + 1)
+        k, rate, chosen = 0, live / a, list[Candidate | None]([None] * rows)
+        for way in sorted(offered - {PLAIN}):
+            # By t, what each candidate brings, less what its reading costs at the rate so far.
+            brought = [
+                [
+                    (0.0 * t, None),
+                    *((self._brings(c, r, t, rate), c) for c in of_row if _way(c) <= way),
+                ]
+                for of_row, r in zip(candidates, room, strict=True)
             ]
-            for b in dear:
-                rest = [c for c in candidates[b] if not _is_model(c)]
-                chosen[b] = max(rest, key=rate, default=None)
-            if dear:
-                s, t, rates, _ = best_lengths(chosen)
-        patience = min((RETRY if rows == 1 else RETRY_OF_MANY) << self._vain, RETRY_AT_MOST)
-        self._retries = t == 0 and self._idle >= patience
-        if self._retries:
-            return self._sample(wanted, room, LENGTHS[min(2, self._longest(rows))])
-        best, (s, t) = (s, t), self._detour(rows, s, t)
-        stops = s > 0 and (s, t) == best
-        most = self._longest(rows) if stops else s
-        plan = _plan(chosen, room, [LENGTHS[most if _is_model(c) else t] for c in chosen])
-        if stops:
-            return replace(plan, stop=self._stop(plan, copying, asking, rates.max()))
-        copies = any(not _is_model(c) for of_row in candidates for c in of_row)
-        return replace(plan, again=t == 0 and not copies and self._idle + 1 < patience)
+            best = sum(np.maximum.reduce([tokens for tokens, _ in of_row]) for of_row in brought)
+            rates = (live + best) / (a + (b + d * (way == MODELLED)) * t)
+            if rates.max() > rate:
+                k, rate = int(rates.argmax()), rates.max()
+                chosen = [max(of_row, key=lambda each: each[0][k])[1] for of_row in brought]
+        plan = _plan(chosen, room, [longest if c and c.modelled else k for c in chosen])
+        if plan.modelled.any():
+            copied = int(plan.limits[~plan.modelled].max(initial=0))
+            stop = Stop(d * rate, b * rate, copied, self._rejections.of(1.0), self._chance(True))
+            return replace(plan, stop=stop)
+        foreseen = COPIED not in offered and not any(costs.due(way, ahead=1) for way in offered)
+        return replace(plan, again=k == 0 and foreseen)
 
-    def _explore(self, rows: int) -> None:
-        self._explored = rows
-        self._first = list(FIRST if rows == 1 else FIRST_OF_MANY)
+    def _try(self, way: int, candidates: Sequence, room: Sequence[int]) -> Plan:
+        """One token, for one row in SAMPLE: those with the least to read."""
+        found = [next((c for c in of_row if _way(c) == way), None) for of_row in candidates]
+        known = sorted((c.unread, b) for b, c in enumerate(found) if c)
+        few = {b for _, b in known[: -(-len(room) // SAMPLE)]}
+        return _plan([c if b in few else None for b, c in enumerate(found)], room, [1] * len(room))
 
-    def _nearest(self, rows: int) -> int | None:
-        """The number of rows closest to this one of which it is known what steps cost; None: it is far."""
-        found = min(self._seconds, key=lambda known: abs(np.log(known / rows)), default=None)
-        return found if found and 1 / FAR < found / rows < FAR else None
+    def _of(self, rows: int) -> Costs:
+        """What is known of so many rows; at first what is known of the nearest number."""
+        size = rows.bit_length()
+        if size not in self._costs:
+            nearest = min(self._costs, key=lambda known: abs(known - size), default=size)
+            self._costs[size] = Costs(self._costs.get(nearest))
+        return self._costs[size]
 
-    def _sample(
-        self, candidates: Sequence[Candidate | None], room: Sequence[int], length: int
-    ) -> Plan:
-        """So many tokens for one row in SAMPLE, those with the least to read."""
-        known = [(c.unread, b) for b, c in enumerate(candidates) if c]
-        few = {b for _, b in sorted(known)[: -(-len(candidates) // SAMPLE)]}
-        tried = [c if b in few else None for b, c in enumerate(candidates)]
-        at_no_cost = stop_where_it_pays(np.zeros(length + 1), 0.0, self._calibration)
-        return replace(_plan(tried, room, [length] * len(room)), stop=at_no_cost)
+    def _brings(self, candidate: Candidate, room: int, t: np.ndarray, rate: float) -> np.ndarray:
+        """Expected tokens that pass, of drafts of `t` tokens."""
+        h = self._chance(candidate.modelled, candidate.kind)
+        passing = np.cumprod(np.where(t > 0, h, 1.0))  # of the t-th token and all before
+        tokens = (np.cumsum(passing) - 1)[np.minimum(t, min(candidate.most, room))]
+        if not candidate.unread:
+            return tokens
+        left = min(room, self._texts.of(room, 1.0))
+        reading = rate * candidate.unread * self._reading.of(0.0, 1.0) / left
+        return tokens - reading * (1 + tokens) * (t > 0)
 
-    def _stop(self, plan: Plan, copying: np.ndarray, asking: np.ndarray, rate: float) -> Stop:
-        """When the draft model is to stop beside rows that copy."""
-        drafted = np.arange(plan.longest[0] + 1)
-        both = zip(plan.candidates, plan.lengths, strict=True)
-        copied = max((n for c, n in both if not _is_model(c)), default=0)
-        checked = np.interp(np.maximum(drafted, copied), LENGTHS, copying)
-        seconds = np.interp(drafted, LENGTHS, asking) + checked
-        return stop_where_it_pays(seconds, rate, self._calibration)
+    def _chance(self, modelled: bool, kind: str | None = None) -> float:
+        """Of a drafted token of this kind; new kinds are expected to do as the others of their drafter."""
+        kin = [share for (m, _), share in self._chances.items() if m == modelled]
+        mean = Share(sum(x.part for x in kin), sum(x.whole for x in kin)).of(CHANCE)
+        return mean if kind is None else self._chances[modelled, kind].of(mean)
 
-    def _tokens(
-        self, candidates: Sequence[Sequence[Candidate]]
-    ) -> dict[tuple[bool, str], np.ndarray]:
-        """Expected tokens by kind. A kind that is new is expected to do as the others of its
-        drafter."""
-        priors = [
-            sum(
-                (a for (m, _), a in self._acceptance.items() if m == modelled), Acceptance()
-            ).overall()
-            for modelled in (False, True)
-        ]
-        kinds = {_kind(candidate) for of_row in candidates for candidate in of_row}
-        return {kind: self._acceptance[kind].tokens(priors[kind[0]]) for kind in kinds}
-
-    def _best(
-        self, rows: int, live: int, gains: np.ndarray, copying: np.ndarray, asking: np.ndarray
-    ) -> tuple[int, int, np.ndarray, np.ndarray]:
-        """Indices into LENGTHS: how much of the draft model and how much in all. A step costs
-        asking[s] + copying[t] with s <= t, as rows that copy may use the width that others need.
-
-        And the tokens per second of all choices, and which of them do without the draft model."""
-        copied, modelled = gains
-        every = np.arange(len(LENGTHS))
-        if not modelled.any():
-            s, t = np.zeros_like(every), every
-        elif not copied.any():
-            s, t = every, every
-        else:
-            s, t = np.triu_indices(len(LENGTHS))
-        rates = (live + modelled[s] + copied[t]) / (asking[s] + copying[t])
-        rates = np.where(t <= self._longest(rows), rates, 0)
-        margin = MARGIN if rows > 1 else 1.0
-        best = int(np.argmax(np.where(t > 0, rates / margin, rates)))
-        return int(s[best]), int(t[best]), rates, s == 0
-
-    def _longest(self, rows: int) -> int:
-        """The index of the longest of LENGTHS that is worth a guess and fits into memory."""
-        reach = max(seconds.reach for seconds in self._seconds[rows])
-        limit = min(reach, max(0, LOGITS // (rows * self._vocab_size) - 1))
-        return int(np.searchsorted(LENGTHS, limit, side="right")) - 1
-
-    def _detour(self, rows: int, s: int, t: int) -> tuple[int, int]:
-        """The indices to use: now and then others than the best, to learn what they give. A draft model that
-        stops gives shorter drafts as it is."""
-        if t and self._steps % EXPLORE == 0:
-            step, last = next(self._detours), self._longest(rows)
-            if step != -1 or not s:
-                s, t = (max(0, min(i + step, last)) if i else 0 for i in (s, t))
-        return s, t
-
-    def _costs(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds for each of LENGTHS: of a step, and of asking the draft model besides."""
-        if rows not in self._seconds:
-            nearest = self._nearest(rows)
-            assert nearest  # or `plan` would have explored
-            without, with_model = self._seconds[nearest]
-            self._seconds[rows] = Seconds(without.known(), rows), Seconds(with_model.known(), rows)
-        without, with_model = self._seconds[rows]
-        if not with_model.drafted:
-            copying = without.expected()
-            return copying, 0.5 * Seconds.SLOPE * copying[0] * LENGTHS
-        modelling = with_model.expected()
-        copying = without.expected() if without.drafted else modelling
-        return copying, np.maximum(modelling - copying, 0)
-
-    def observe(self, plan, accepted, seconds, preparing=0.0, ended=(), hindsight=()) -> None:
-        self._steps, self._first = self._steps + 1, self._first[1:]
-        self._idle = 0 if plan.lengths.any() else self._idle + 1
-        if self._retries:
-            self._vain += 1
-        elif plan.lengths.any():
-            self._vain = 0
-        self._reading.add(plan.unread, preparing, ended)
-        for acceptance in self._acceptance.values():
-            acceptance.fade()
-        if plan.confidence is not None:
-            self._calibration.fade()
-        outcomes = zip(plan.candidates, plan.lengths.tolist(), accepted, strict=True)
-        for b, (candidate, length, passed) in enumerate(outcomes):
-            rejected = passed < length
-            if plan.confidence is not None and _is_model(candidate):
-                confidence = plan.confidence[b, :length]
-                self._calibration.update(abs(confidence), passed)
-                rejected = rejected or (confidence < 0).any()  # what would follow an end
-            if candidate:
-                self._acceptance[_kind(candidate)].update(passed, rejected)
+    def observe(self, step, seconds, ended=(), hindsight=()) -> None:
+        lengths, confidence = step.draft.lengths, step.draft.confidence
+        for share in (*self._chances.values(), self._rejections):
+            share.fade()
+        for b, (candidate, length) in enumerate(
+            zip(step.plan.candidates, lengths.tolist(), strict=True)
+        ):
+            if candidate is None:
+                continue
+            passed = step.accepted[b]
+            tried = passed + (passed < length)
+            self._chances[candidate.modelled, candidate.kind].add(passed, tried)
+            if confidence is not None and candidate.modelled:
+                doubt = -np.log(np.maximum(abs(confidence[b, :tried]), 1e-9)).sum()
+                self._rejections.add(passed < min(length, confidence.shape[1]), doubt)
         for candidate, passed, rejected in hindsight:
-            self._acceptance[_kind(candidate)].update(passed, rejected)
-        self._time(len(plan.candidates), plan.longest, seconds)
-
-    def _time(self, rows: int, lengths: tuple[int, int], seconds: float) -> None:
-        modelled, longest = lengths
-        if 0 < modelled < longest:
-            return  # the sum of two costs that it does not tell apart
-        new = Seconds(rows=rows), Seconds(rows=rows)
-        without, with_model = self._seconds.setdefault(rows, new)
-        if not modelled:
-            without.add(longest, seconds)
-        if modelled or not longest:
-            with_model.add(longest, seconds)
-        given = with_model if modelled else without
-        if self._unchecked and rows in self._given and given.guessed:
-            self._check(rows, given, longest, seconds)
-
-    def _check(self, rows: int, given: Seconds, length: int, seconds: float) -> None:
-        """Forget what was given where the first steps take another time than that."""
-        self._unchecked -= 1
-        self._ratios.append(given.ratio(length, seconds))
-        if not self._unchecked and not 1 / AGREE <= low_median(self._ratios) <= AGREE:
-            for known, both in list(self._seconds.items()):
-                measured = [seconds.forget_guess() for seconds in both]
-                if not any(measured):
-                    del self._seconds[known]
-            self._reading = Reading()
-            self._explore(rows)
+            self._chances[candidate.modelled, candidate.kind].add(passed, passed + rejected)
+        if step.plan.unread:
+            self._reading.fade()
+            self._reading.add(step.draft.preparing_seconds, step.plan.unread)
+        for tokens in ended:
+            self._texts.fade()
+            self._texts.add(tokens, 1)
+        drafted = int(lengths[step.plan.modelled].max(initial=0))
+        self._of(len(lengths)).add(int(lengths.max()), drafted, seconds, self._trying)

@@ -11,9 +11,8 @@ from helpers.models import random_model
 from helpers.scripted import ScriptedModel, agreeing, plain
 
 from decoder import Batch
-from speculative.cached_model import CachedModel
-from speculative.lookup import Candidate
-from speculative.schedule import AdaptiveSchedule, FixedSchedule
+from speculative.cached_model import AheadModel
+from speculative.schedule import FixedSchedule
 
 
 @pytest.fixture
@@ -30,9 +29,9 @@ def calls(monkeypatch):
         return noted
 
     monkeypatch.setattr(Batch, "runs_ahead", lambda self: True)
-    ahead, call = CachedModel.run_ahead, CachedModel.__call__
-    monkeypatch.setattr(CachedModel, "run_ahead", noting(ahead, lambda args: "ahead"))
-    monkeypatch.setattr(CachedModel, "__call__", noting(call, lambda args: args[1].shape[1]))
+    ahead, call = AheadModel.run_ahead, AheadModel.__call__
+    monkeypatch.setattr(AheadModel, "run_ahead", noting(ahead, lambda args: "ahead"))
+    monkeypatch.setattr(AheadModel, "__call__", noting(call, lambda args: args[1].shape[1]))
     return found
 
 
@@ -94,22 +93,3 @@ def test_texts_of_a_real_model_are_the_same(monkeypatch, options):
     before = texts()
     monkeypatch.setattr(Batch, "runs_ahead", lambda self: True)
     assert texts() == before
-
-
-def test_auto_says_when_it_goes_on_without_drafts():
-    """Where drafting does not pay, all but the steps that try it again are foreseen."""
-    schedule = AdaptiveSchedule(1000)
-    candidates, foreseen, drafts = [[Candidate("model, none", 99)]], [], []
-    for _ in range(200):
-        plan = schedule.plan(candidates, [500])
-        length = int(plan.lengths[0])
-        schedule.observe(plan, [0], 1.0 + length)
-        foreseen.append(plan.again)
-        drafts.append(length > 0)
-    assert not any(foreseen[i - 1] and drafts[i] for i in range(1, 200))
-    assert sum(foreseen) > 150 and sum(drafts[20:]) >= 2
-    schedule = AdaptiveSchedule(1000)
-    for _ in range(60):  # what may be copied changes with every token
-        plan = schedule.plan([[Candidate("copy", 99, position=0)]], [500])
-        schedule.observe(plan, [0], 1.0 + plan.lengths[0])
-        assert not plan.again

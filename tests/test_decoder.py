@@ -33,11 +33,11 @@ from helpers.oracle import disturbed, endless, greedy, with_eos
 from helpers.scripted import EOS, ScriptedModel, agreeing, plain, scripted_next
 
 from speculative.cache import CrossCache, SlotCache
-from speculative.confidence import Stop
+from speculative.draft import Plan
 from speculative.drafting import ModelDrafter
 from speculative.options import Options
 from speculative.row import DRAFTED
-from speculative.schedule import FixedSchedule, Plan
+from speculative.schedule import FixedSchedule
 
 BATCH_SIZES = (1, 3, 8)
 
@@ -79,11 +79,11 @@ class AnyLength(FixedSchedule):
     def plan(self, candidates, room):
         self._num_draft = self._rng.choice((0, 1, 2, 5, 20))
         plan = super().plan([self._rng.sample(c, len(c)) for c in candidates], room)
-        lengths = [self._rng.randint(0, n) for n in plan.lengths]
+        lengths = [self._rng.randint(0, n) for n in plan.limits]
         chosen = [c if n else None for c, n in zip(plan.candidates, lengths, strict=True)]
-        least = np.array([self._rng.uniform(-1, len(room)) for _ in range(21)])
-        stop = Stop(least, lambda confidence: 0.8 + confidence, 0.8)
-        return Plan(chosen, np.array(lengths, np.int32), self._rng.choice((None, stop)))
+        stops = [self._rng.random() < 0.2 for _ in range(21)]
+        stop = self._rng.choice((None, lambda confidence, drafted: stops[drafted]))
+        return Plan(chosen, np.array(lengths, np.int32), stop)
 
 
 NUM_DRAFTS = {

@@ -218,7 +218,8 @@ def test_a_row_whose_draft_ends_waits_for_others_that_do_not():
     options = Options(max_tokens=6)
     batch = new_batch(*models, options, Stopping(5, least=-1.0))
     batch.admit(new_rows([[5], [6]], options))
-    plan, accepted = batch.step()
-    assert plan.lengths.tolist() == [2, 5] and accepted == [2, 5]
-    assert (plan.confidence[0] > 0).tolist() == [True, False, False, False]  # the end, and nothing
-    assert plan.confidence[0, 1] < 0 and (plan.confidence[1] > 0).all()
+    step = batch.step()
+    assert step.draft.lengths.tolist() == step.accepted == [2, 5]
+    confidence = step.draft.confidence
+    assert (confidence[0] > 0).tolist() == [True, False, False, False]  # the end, and nothing
+    assert confidence[0, 1] < 0 and (confidence[1] > 0).all()

@@ -56,7 +56,7 @@ def test_a_certain_drafter_keeps_the_law_too():
 
     def accept_with(rule):
         def accept(p_at, _, tokens, lengths, u):
-            return rule(p_at, _padded_q(Draft(tokens), lengths, V), tokens, lengths, u)
+            return rule(p_at, _padded_q(Draft(tokens, lengths), V), tokens, lengths, u)
 
         return accept
 

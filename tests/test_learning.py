@@ -5,7 +5,7 @@ import gc
 import itertools
 import weakref
 
-import numpy as np
+import mlx.core as mx
 import pytest
 from helpers.decoding import decode_with, finish, start
 from helpers.scripted import EOS, ScriptedModel, scripted_next
@@ -14,9 +14,8 @@ from decoder import SpeculativeDecoder
 from distributed.ranks import Ranks
 from speculative import batch, drafting
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
-from speculative.lookup import UNBOUNDED, Candidate
 from speculative.options import Options
-from speculative.schedule import EXPLORE, FIRST, AdaptiveSchedule, FixedSchedule
+from speculative.schedule import FixedSchedule
 
 
 class Clock:
@@ -59,8 +58,9 @@ class Scripted(FixedSchedule):
         self._num_draft = next(self._lengths)
         return super().plan(candidates, room)
 
-    def observe(self, plan, accepted, seconds, preparing=0.0, ended=(), hindsight=()):
-        self.seen.append((int(plan.lengths.max()), plan.unread, seconds, preparing, list(ended)))
+    def observe(self, step, seconds, ended=(), hindsight=()):
+        drafted, preparing = int(step.draft.lengths.max()), step.draft.preparing_seconds
+        self.seen.append((drafted, step.plan.unread, seconds, preparing, list(ended)))
 
 
 def next_token(prompt, prefix):
@@ -114,33 +114,6 @@ def test_only_the_rows_to_draft_for_are_read():
     drafter = CombinedDrafter(PromptLookup(), ModelDrafter(draft))
     decode_with(target, drafter, prompts, 2, num_draft=4, max_tokens=60)
     assert 27 not in draft.reads
-
-
-def test_a_draft_model_that_is_dear_to_read_is_not_read():
-    """Reading takes as long as 50 plain steps and texts have 12 tokens: drafting loses, though a step with
-    drafts is twice as fast. Now and then it is tried all the same."""
-    for reading, expected in ((50.0, False), (1.0, True)):
-        schedule, unread, drafted = AdaptiveSchedule(50), 40, []
-        for step in range(200):
-            fresh = step % 6 == 0
-            known = Candidate("model", UNBOUNDED, unread=unread if fresh else 0)
-            plan = schedule.plan([[known]], [30])
-            k = int(plan.lengths[0])
-            ended = [12] if step % 6 == 5 else []
-            schedule.observe(plan, [k], 1 + 0.05 * k, reading if plan.unread else 0.0, ended)
-            if fresh and step > 20 and step % EXPLORE:
-                drafted.append(k > 0)
-        assert np.mean(np.array(drafted) == expected) > 0.9
-
-
-def test_the_first_steps_draft_to_learn():
-    schedule = AdaptiveSchedule(50)
-    plans = []
-    for _ in FIRST:
-        plan = schedule.plan([[Candidate("model", UNBOUNDED)]], [30])
-        schedule.observe(plan, [0], 1.0)
-        plans.append(int(plan.lengths[0]))
-    assert tuple(plans) == FIRST
 
 
 class CountingRanks(Ranks):
@@ -206,3 +179,19 @@ def test_a_draft_of_a_row_never_waits_for_a_row_that_has_not_been_read():
     expected = [decode_with(target, None, [p], max_tokens=m)[0] for p, m in (([5], 1), ([6, 7], 8))]
     assert [row.tokens for row in rows] == [row.tokens for row in expected]
     assert draft.reads[0] == 2
+
+
+def test_memory_is_wired_while_a_batch_is_open(monkeypatch, demo_pair):
+    """As far as the system recommends, where it recommends anything; until a stream is closed, too."""
+    limits, most = [0], {"max_recommended_working_set_size": 1 << 30}
+    monkeypatch.setattr(mx, "device_info", lambda: most)
+    monkeypatch.setattr(mx, "set_wired_limit", lambda limit: limits.append(limit) or limits[-2])
+    decoder = SpeculativeDecoder(*demo_pair)
+    responses = decoder.stream_generate("repair: teh king")
+    next(responses)
+    assert limits == [0, 1 << 30]
+    responses.close()
+    assert limits == [0, 1 << 30, 0]
+    with decoder.running(Options()) as batch:
+        assert not batch.rows and limits[-1] == 1 << 30
+    assert limits[-1] == 0

@@ -69,13 +69,12 @@ def test_the_pages_test_sees_a_wrong_rule():
         exec(law.replace("1_000_000", "100_000"), known)
 
 
-def test_a_function_is_the_rule(demo_pair, tmp_path, monkeypatch):
-    """And nothing that is kept by its name (what steps cost, what `auto` learned) trips over it."""
+def test_a_function_is_the_rule(demo_pair):
+    """And what `auto` has learned, which is kept by its name, does not trip over it."""
 
     def nothing_passes(p, q, tokens, lengths, u):
         return mx.zeros(len(p), mx.int32), p[:, 0]
 
-    monkeypatch.setenv("SPECULATIVE_CACHE", str(tmp_path))
     target, tokenizer, draft = demo_pair
     decoder = SpeculativeDecoder(target, tokenizer, draft)
     prompt, stats = "translate English to French: The king sees two red doors.", {}

@@ -257,7 +257,7 @@ def test_ties_do_not_let_more_than_top_k_through():
 def rule_case(p, q, tokens, u, rule, lengths=None):
     p, q = mx.array(p, mx.float32)[None], mx.array(q, mx.float32)[None]
     lengths = np.array([len(tokens)]) if lengths is None else np.array([lengths])
-    q = _padded_q(Draft(mx.array([tokens]), q), lengths, p.shape[-1])
+    q = _padded_q(Draft(mx.array([tokens]), lengths, q), p.shape[-1])
     n, residual = rule(p, q, mx.array([tokens]), lengths, mx.array([u], mx.float32))
     return n.item(), np.array(residual)[0]
 
@@ -301,14 +301,14 @@ def test_delta_one_accepts_everything():
 
 def test_delta_eases_greedy_acceptance_by_the_ratio_of_probabilities():
     logits = mx.log(mx.array([[[0.5, 0.3, 0.2], [0.5, 0.3, 0.2]]]))
-    draft = Draft(mx.array([[1]]))
+    draft = Draft(mx.array([[1]]), np.array([1]))
     for delta, accepted in [(0.0, 0), (0.39, 0), (0.41, 1), (1.0, 1)]:
-        n, token = Greedy(delta=delta).accept(logits, draft, np.array([1]))
+        n, token = Greedy(delta=delta).accept(logits, draft)
         assert (n.item(), token.item()) == (accepted, 0)
 
 
 def test_delta_zero_is_exact_on_ties():
     """A drafted token as probable as the best one, but not the argmax, is not the target's."""
     logits = mx.array([[[1.0, 1.0], [1.0, 1.0]]])
-    n, token = Greedy().accept(logits, Draft(mx.array([[1]])), np.array([1]))
+    n, token = Greedy().accept(logits, Draft(mx.array([[1]]), np.array([1])))
     assert (n.item(), token.item()) == (0, 0)

@@ -7,7 +7,6 @@ import numpy as np
 
 from decoder import Batch
 from speculative.batch import decode
-from speculative.confidence import Stop
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
 from speculative.options import Options
 from speculative.row import Row, Stats, Waiting
@@ -18,12 +17,15 @@ from speculative.schedule import AdaptiveSchedule, FixedSchedule
 class Stopping(FixedSchedule):
     """Drafts a number of tokens, or fewer: as soon as of fewer rows than `least` all is expected to pass."""
 
-    def __init__(self, num_draft: int, least: float, chance=lambda confidence: confidence):
+    def __init__(self, num_draft: int, least: float):
         super().__init__(num_draft)
-        self._stop = Stop(np.full(num_draft + 1, least), chance, 0.5)
+        self._least = least
 
     def plan(self, candidates, room):
         return replace(super().plan(candidates, room), stop=self._stop)
+
+    def _stop(self, confidence, drafted) -> bool:
+        return bool(np.maximum(confidence, 0).prod(axis=1).sum() <= self._least)
 
 
 def new_rows(prompts, options: Options) -> list[Row]:

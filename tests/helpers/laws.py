@@ -76,9 +76,9 @@ def counts_of_one_step(
         tokens[:, i + 1] = propose(rng, q[tokens[:, i]])
     p_at = mx.array(p[tokens[:, : k + 1]])
     lengths = meant(tokens[:, 1 : k + 1])
-    draft = Draft(mx.array(tokens[:, 1 : k + 1]), mx.array(q[tokens[:, :k]]))
+    draft = Draft(mx.array(tokens[:, 1 : k + 1]), lengths, mx.array(q[tokens[:, :k]]))
     u = mx.array(rng.random((draws, k), np.float32))
-    n, residual = accept(p_at, _padded_q(draft, lengths, V), draft.tokens, lengths, u)
+    n, residual = accept(p_at, _padded_q(draft, V), draft.tokens, lengths, u)
     n, residual = np.array(n), np.array(residual)
     following = draw(rng, residual)
     for i in range(1, k + 2):

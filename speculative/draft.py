@@ -1,0 +1,83 @@
+"""What a step passes on: what could be drafted, what is to be, what was, and what came of it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Tokens that a drafter could propose for a row.
+
+    kind: what acceptance depends on; candidates of a kind are expected to fare alike
+    most: how many tokens there are
+    position: where to copy from; None for a draft model
+    unread: how many tokens the draft model has to read before it can draft
+    """
+
+    kind: str
+    most: int
+    position: int | None = None
+    unread: int = 0
+
+    @property
+    def modelled(self) -> bool:
+        """Whether it is a draft model's: only that costs time before the target's call."""
+        return self.position is None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to draft in a step: for each row one of its candidates, and at most so many tokens of it."""
+
+    candidates: list[Candidate | None]  # None: nothing is drafted for the row
+    limits: np.ndarray  # [B]
+    # Whether to stop, given the confidences [B, n] of the first drafted tokens and how many of each row have
+    # been drafted; None: a draft model drafts all of them.
+    stop: Callable[[np.ndarray, int], bool] | None = None
+    again: bool = False  # nothing is drafted, and nothing in the next step, as far as can be told
+
+    @property
+    def modelled(self) -> np.ndarray:
+        """The rows [B] that a draft model drafts for."""
+        return np.array([c is not None and c.modelled for c in self.candidates], bool)
+
+    @property
+    def unread(self) -> int:
+        """How many tokens the draft model has to read before it can do its part."""
+        return sum(c.unread for c in self.candidates if c is not None)
+
+    def only(self, rows: np.ndarray) -> "Plan":
+        """The plan for the rows where `rows` [B] is true, and nothing for the others."""
+        kept = [c if row else None for c, row in zip(self.candidates, rows, strict=True)]
+        return Plan(kept, np.where(rows, self.limits, 0), stop=self.stop)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What a drafter proposed for B rows."""
+
+    tokens: mx.array  # [B, k]
+    lengths: np.ndarray  # [B], how many of a row's tokens are meant
+    q: mx.array | None = None  # [B, k, V'], what they were drawn from; None: they were certain
+    certain: np.ndarray | None = None  # [B], rows whose tokens were certain whatever q says
+    # [B, n]: how sure a draft model is of the first ones, p / (p + the best other token's p); negative where a
+    # token ends the text, 0 where a row has none; None: unknown.
+    confidence: np.ndarray | None = None
+    preparing_seconds: float = 0.0  # until the draft model had read what it lacked
+
+
+def no_draft(batch_size: int) -> Draft:
+    return Draft(mx.zeros((batch_size, 0), mx.int32), np.zeros(batch_size, np.int32))
+
+
+@dataclass(frozen=True)
+class Step:
+    """What was planned, what was drafted, and how many drafted tokens of each row are in its text: what
+    follows a text's end is not, and was drafted in vain."""
+
+    plan: Plan
+    draft: Draft
+    accepted: list[int]
