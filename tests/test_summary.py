@@ -54,7 +54,11 @@ def test_rows_share_the_time_of_their_steps(demo_pair, monkeypatch):
     prompts = [example.prompt for example in examples(2)]
     steps = []
     monkeypatch.setattr(FixedSchedule, "learns", True)
-    monkeypatch.setattr(FixedSchedule, "observe", lambda self, *args: steps.append(args[2:4]))
+    monkeypatch.setattr(
+        FixedSchedule,
+        "observe",
+        lambda self, step, *args: steps.append((args[0], step.draft.preparing_seconds)),
+    )
     options = dict(draft_model=draft, num_draft=3)
     found = [r for _, r in stream_batch(target, tokenizer, prompts, batch_size=4, **options)]
     summary = summary_of(found)
