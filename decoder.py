@@ -242,8 +242,8 @@ class SpeculativeDecoder:
         return self._learned[key][0]
 
     @contextmanager
-    def _running(self, options: Options) -> Iterator[RowBatch]:
-        """An empty batch. Meanwhile memory is wired; at the end it is kept what steps cost."""
+    def running(self, options: Options) -> Iterator[RowBatch]:
+        """An empty batch to decode with (see `decode`); on a Mac memory is wired meanwhile."""
         try:
             with machine.wired_memory():
                 yield self.batch(options)
@@ -299,7 +299,7 @@ class SpeculativeDecoder:
         if settings.num_samples > 1:
             raise InputError("num_samples above 1 is for batch_generate and stream_batch")
         row = self.row(prompt, settings, RowSeeds(settings.seed))
-        with self._running(settings) as batch:
+        with self.running(settings) as batch:
             batch.admit([row])
             while not row.finish_reason:
                 first = len(row.origins)
@@ -315,9 +315,9 @@ class SpeculativeDecoder:
     ) -> Iterator[tuple[int, Response]]:
         """Decode many prompts, `batch_size` side by side; yield (index, Response) as each is finished.
 
-        A finished prompt's place goes to the next one at once. `prompts` is read as needed, and of
-        those read the longest go first, so that prompts side by side are of similar length: memory
-        depends on the batch, not on the list. If `prompts` has a method ready(), which says whether the
+        A finished prompt's place goes to the next one once places have stood idle for a step's work (see
+        `speculative.batch.decode`). `prompts` is read as needed, and of those read the longest go first, so
+        that prompts side by side are of similar length: memory depends on the batch, not on the list. If `prompts` has a method ready(), which says whether the
         next prompt or the end is there, nothing waits for one that is not; it joins when it comes.
 
         Each prompt's tokens are those it gets alone (in float32; narrower types may round otherwise in
@@ -339,7 +339,7 @@ class SpeculativeDecoder:
             return rows[:1]
 
         source = Prompts(prompts, make, _WINDOW * int(batch_size))
-        with self._running(settings) as batch:
+        with self.running(settings) as batch:
             for row in decode(batch, source, int(batch_size)):
                 index, sample = source.index.pop(row)
                 for i, each in enumerate(with_others([row])):
