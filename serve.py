@@ -10,12 +10,13 @@ from terminal import interrupts
 if __name__ == "__main__":
     interrupts.expect()  # also while what follows is imported
 
+import ipaddress
 import logging
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from terminal import cli
 from terminal.flags import add_decoding_options, add_models, check_models, options_of
 
 QUEUE = 256
-LOCAL = ("127.0.0.1", "localhost", "::1")
+LOCAL = ("127.0.0.1", "localhost", "[::1]")  # names of this machine, for a browser
 GRACE_SECONDS = 10  # for the last answers to be read
 
 
@@ -36,6 +37,7 @@ def parse_args(argv: list[str] | None = None):
     add_models(parser)
     parser.add_argument(
         "--host",
+        type=cli.name,
         default=LOCAL[0],
         help="the address to listen on; 0.0.0.0: all of this machine's (default: %(default)s)",
     )
@@ -86,12 +88,21 @@ def parse_args(argv: list[str] | None = None):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=1024)
-    except (OSError, OverflowError) as error:
+        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
+        family, *_, address = min(found, key=lambda each: each[0])  # IPv4 first
+        return socket.create_server((str(address[0]), port), family=family, backlog=1024)
+    except (OSError, OverflowError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"cannot listen on port {port} of {host}: {reason}") from None
+
+
+def allowed_hosts(host: str, address: str) -> Sequence[str]:
+    """The names under which a server that listens on this address may be asked. On loopback only those of this
+    machine: a page elsewhere may have its own name lead there (DNS rebinding)."""
+    if not ipaddress.ip_address(address).is_loopback:
+        return ("*",)
+    return (*LOCAL, host.lower(), f"[{address}]" if ":" in address else address)
 
 
 def chat_template(model: Any) -> Callable[[list[dict[str, str]]], str] | None:
@@ -146,7 +157,7 @@ def main() -> None:
         max_prompt_tokens=args.max_prompt_tokens,
         max_tokens=args.max_request_tokens,
         api_key=args.api_key,
-        hosts=(*LOCAL, "[::1]") if args.host in LOCAL else ("*",),
+        hosts=allowed_hosts(args.host, listener.getsockname()[0]),
     )
     logging.basicConfig(format="%(message)s", level=logging.INFO if args.verbose else logging.ERROR)
     server = uvicorn.Server(

@@ -23,10 +23,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from decoder import Options, SpeculativeDecoder
 from errors import InputError
-from serving import protocol
+from serving import answers
+from serving.answers import Writer
 from serving.engine import CANCELLED, FAILED, REFUSED, START, Closed, Engine, Full, Job, Progress
 from serving.metrics import CONTENT_TYPE, Metrics
-from serving.protocol import Asked, Writer
+from serving.requests import Asked, parse
 from speculative.row import Row
 from speculative.sampling import RowSeeds
 
@@ -121,7 +122,7 @@ class Counted:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def counting(message: Message) -> None:
             if message["type"] == "http.response.start" and scope["method"] == "POST":
-                self._requests[message["status"]] += 1
+                self._requests.labels(message["status"]).inc()
             await send(message)
 
         await self._app(scope, receive, counting)
@@ -133,7 +134,7 @@ class Api:
     def __init__(self, served: Served, engine: Engine):
         self._served, self._engine = served, engine
         decoder = served.decoder
-        self._piece = protocol.pieces(decoder.tokenizer)
+        self._piece = answers.pieces(decoder.tokenizer)
         # A template has the special tokens.
         self._of_chats = SpeculativeDecoder(
             decoder.model,
@@ -177,8 +178,7 @@ class Api:
     async def _answer(self, request: Request, chat: bool) -> Response:
         self._authorize(request)
         try:
-            fields = protocol.read_json(await _body(request))
-            asked = protocol.parse(fields, self._served.options, chat)
+            asked = parse(await _body(request), self._served.options, chat)
             self._check_model(asked.model)
             rows = await run_in_threadpool(self._rows, asked)
             return await self._decode(request, asked, rows)
@@ -226,7 +226,6 @@ class Api:
                     raise InputError(
                         f"the prompt has {len(row.prompt)} tokens; {served.max_prompt_tokens} at most"
                     )
-                row.begin(row.tokens, decoder.model.config)
                 rows.append(row)
         return rows
 
@@ -284,12 +283,13 @@ def make_app(served: Served, engine: Engine) -> Starlette:
 
 
 def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    return JSONResponse(protocol.error(status, message[:500]), status, headers)
+    return JSONResponse(answers.error(status, message[:500]), status, headers)
 
 
 async def _body(request: Request) -> bytes:
     # Another kind could come from any page of the browser's, which asks nobody first.
-    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
         raise HTTPException(415, "the body has to be of the type application/json")
     body = bytearray()
     try:
@@ -335,7 +335,7 @@ async def _bodies(
                 break
             new = await steps.next()
     except HTTPException as error:
-        yield protocol.error(error.status_code, error.detail)
+        yield answers.error(error.status_code, error.detail)
         return
     for body in writer.end(steps.seen):
         yield body

@@ -11,6 +11,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from decoder import Batch, Options, SpeculativeDecoder
 from serving.metrics import Metrics
@@ -112,8 +113,11 @@ class Engine:
         """Decode what is submitted, until `close`."""
         while True:
             try:
-                for _ in decode(self._batch(), self, self._batch_size, self._watch):
-                    pass
+                with self._decoder.running(self._options) as batch:
+                    assert isinstance(batch, Batch)  # no beams
+                    batch.schedule = OwnLengths(batch.schedule, partial(_own_lengths, batch))
+                    for _ in decode(batch, self, self._batch_size, self._watch):
+                        pass
                 return  # no row runs, and there will be none
             except Exception:
                 # Of one row too many for the memory, or of ours. What was side by side is lost, no more.
@@ -121,22 +125,27 @@ class Engine:
                 for job in list(self._running.values()):
                     self._end(job, FAILED)
 
-    def _batch(self) -> Batch:
-        batch = self._decoder.batch(self._options)
-        assert isinstance(batch, Batch)  # no beams
-        batch.schedule = OwnLengths(
-            batch.schedule, lambda: [row.options.num_draft for row in batch.rows]
-        )
-        return batch
-
     def take(self, count: int, wait: bool) -> list[Row]:
         """As `speculative.batch.Source`."""
-        with self._changed:
-            while wait and not self._waiting and not self.closed:
-                self._changed.wait()
-            jobs = [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
-            self._running |= {job.row: job for job in jobs}
-        return [job.row for job in jobs]
+        while True:
+            with self._changed:
+                while wait and not self._waiting and not self.closed:
+                    self._changed.wait()
+                jobs = [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
+                self._running |= {job.row: job for job in jobs}
+            rows = [job.row for job in jobs if self._begins(job)]
+            if rows or not jobs or not wait:
+                return rows
+
+    def _begins(self, job: Job) -> bool:
+        """Whether a row can begin: what fails in it here ends no other text."""
+        try:
+            job.row.begin(job.row.tokens, self._decoder.model.config)
+        except Exception:
+            traceback.print_exc(file=sys.stderr)
+            self._end(job, FAILED)
+            return False
+        return True
 
     def _watch(self, rows: Sequence[Row]) -> None:
         """Tell what rows have gained, and end those that nobody waits for."""
@@ -155,3 +164,7 @@ class Engine:
         del self._running[job.row]
         self.metrics.add(job.row.stats, finish_reason)
         job.tell(finish_reason)
+
+
+def _own_lengths(batch: Batch) -> list[int | str]:
+    return [row.options.num_draft for row in batch.rows]

@@ -1,13 +1,15 @@
 """The engine: rows that come and go and want different things have the texts that they have alone; one that is
 not wanted any more leaves at once; what fails takes what is beside it along, and nobody else."""
 
+import json
+
 import pytest
 from helpers.programs import ANSWER, PROMPT
 from helpers.serving import alone, mixed
 
 from decoder import Options, SpeculativeDecoder
 from serving.engine import CANCELLED, FAILED, REFUSED, Closed, Engine, Full, Job
-from serving.protocol import parse
+from serving.requests import parse
 from speculative.row import Row
 from speculative.sampling import RowSeeds
 
@@ -19,7 +21,7 @@ def decoder(demo_pair):
 
 
 def rows_for(decoder, fields) -> list[Row]:
-    asked = parse(fields, Options(), chat=False)
+    asked = parse(json.dumps(fields).encode(), Options(), chat=False)
     seed = RowSeeds(asked.options.seed)
     return [
         decoder.row(prompt, asked.options, seed)
