@@ -1,7 +1,7 @@
 """How to decode: every option, declared once.
 
 A field of `Options` says here what its values may be, what it means, and what it is called on a command line and in
-a request. Flags (terminal/flags.py), fields of requests (serving/protocol.py), messages and the tables in docs/ follow
+a request. Flags (terminal/flags.py), fields of requests (serving/requests.py), messages and the tables in docs/ follow
 from that.
 """
 

@@ -110,15 +110,12 @@ def test_garbage_is_no_request(body):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("number", ["1e999", "-1e999", "9" * 19, "NaN", "-Infinity"])
-def test_numbers_that_no_option_could_hold_are_refused(number):
-    for field in ("seed", "temperature", "repetition_context_size"):
-        if (field, number) != ("temperature", "9" * 19):
-            with pytest.raises(InputError, match=f"{field}|not JSON"):
-                requests.parse(f'{{"prompt": "x", "{field}": {number}}}'.encode(), Options(), False)
-    with pytest.raises(InputError, match="logit_bias|not JSON"):
-        body = f'{{"prompt": "x", "logit_bias": {{"{"5" * len(number)}": {number}}}}}'
-        requests.parse(body.encode(), Options(), False)
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "9" * 5000, "NaN", "-Infinity"])
+@pytest.mark.parametrize("field", ["seed", "temperature", "logit_bias", "presence_penalty"])
+def test_numbers_that_no_option_could_hold_are_refused(field, number):
+    value = f'{{"5": {number}}}' if field == "logit_bias" else number
+    with pytest.raises(InputError, match=f"{field}|not JSON"):
+        requests.parse(f'{{"prompt": "x", "{field}": {value}}}'.encode(), Options(), chat=False)
 
 
 @pytest.mark.parametrize("name", [name for name in DECLARED if DECLARED[name].served])
