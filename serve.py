@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,84 +27,60 @@ from main import report_generation, report_slow
 from terminal import cli
 from terminal.flags import add_decoding_options, add_models, check_models, options_of
 
-QUEUE = 256
+COUNTS = {  # flags: their defaults, and what they count
+    "batch-size": (BATCH_SIZE, "texts to decode side by side"),
+    "queue": (256, "texts that may wait beside them; more are refused"),
+    "max-prompt-tokens": (4096, "tokens that a prompt may have"),
+    "max-request-tokens": (4096, "the most that a request may ask for as its max_tokens"),
+}
+LOCAL = ("127.0.0.1", "localhost", "[::1]")  # names of this machine, for a browser
 GRACE_SECONDS = 10  # for the last answers to be read
 
 
 def parse_args(argv: list[str] | None = None):
     parser = cli.Parser(prog="serve.py", description="Speculative decoding over HTTP.")
     add_models(parser)
-    parser.add_argument(
+    flag = parser.add_argument
+    flag(
         "--host",
-        default="127.0.0.1",
+        type=cli.name,
+        default=LOCAL[0],
         help="the address to listen on; 0.0.0.0: all of this machine's (default: %(default)s)",
     )
-    parser.add_argument(
-        "--port", type=cli.count, default=8080, help="0: any that is free (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--api-key", metavar="KEY", help="answer only who sends it (default: answer everybody)"
-    )
-    parser.add_argument(
-        "--batch-size",
-        type=cli.count,
-        default=BATCH_SIZE,
-        help="texts to decode side by side (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--queue",
-        type=cli.count,
-        default=QUEUE,
-        metavar="N",
-        help="texts that may wait beside them; more are refused (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--max-prompt-tokens",
-        type=cli.count,
-        default=4096,
-        metavar="N",
-        help="tokens that a prompt may have (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--max-request-tokens",
-        type=cli.count,
-        default=4096,
-        metavar="N",
-        help="the most that a request may ask for as its max_tokens (default: %(default)s)",
-    )
-    parser.add_argument("--verbose", action="store_true", help="log requests on stderr")
+    flag("--port", type=cli.count, default=8080, help="0: any that is free (default: %(default)s)")
+    flag("--api-key", metavar="KEY", help="answer only who sends it (default: answer everybody)")
+    for name, (default, text) in COUNTS.items():
+        text = f"{text} (default: %(default)s)"
+        flag(f"--{name}", type=cli.count, default=default, metavar="N", help=text)
+    flag("--verbose", action="store_true", help="log requests on stderr")
     parser.epilog = "The options of decoding are those of requests that do not say otherwise."
     add_decoding_options(parser)
     args = parser.parse_args(argv)
     check_models(args, parser)
-    for name in ("batch_size", "queue", "max_prompt_tokens", "max_request_tokens"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} is not 1 or more")
+    for name in COUNTS:
+        if getattr(args, name.replace("-", "_")) < 1:
+            parser.error(f"--{name} is not 1 or more")
     if args.api_key == "":
         parser.error("--api-key is empty")
     return args
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket at the first address that a name stands for, however it is spelt."""
     try:
-        if not (name := host.strip("[] ")):
-            raise OSError("the name is empty")
-        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
-        family, *_, address = found[0]
-        return socket.create_server(address[:2], family=family, backlog=1024)
+        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
+        family, *_, address = min(found, key=lambda each: each[0])  # IPv4 first
+        return socket.create_server((str(address[0]), port), family=family, backlog=1024)
     except (OSError, OverflowError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise InputError(f"cannot listen on port {port} of {host!r}: {reason}") from None
+        raise InputError(f"cannot listen on port {port} of {host}: {reason}") from None
 
 
-def hosts_of(listener: socket.socket) -> tuple[str, ...]:
-    """The names under which the server may be asked. On this machine alone, its own: a page elsewhere could have
-    its name lead here (DNS rebinding). Else any."""
-    address = listener.getsockname()[0]
+def allowed_hosts(host: str, address: str) -> Sequence[str]:
+    """The names under which a server that listens on this address may be asked. On loopback only those of this
+    machine: a page elsewhere may have its own name lead there (DNS rebinding)."""
     if not ipaddress.ip_address(address).is_loopback:
         return ("*",)
-    return ("localhost", "127.0.0.1", "[::1]", f"[{address}]" if ":" in address else address)
+    return (*LOCAL, host.lower(), f"[{address}]" if ":" in address else address)
 
 
 def chat_template(model: Any) -> Callable[[list[dict[str, str]]], str] | None:
@@ -159,7 +135,7 @@ def main() -> None:
         max_prompt_tokens=args.max_prompt_tokens,
         max_tokens=args.max_request_tokens,
         api_key=args.api_key,
-        hosts=hosts_of(listener),
+        hosts=allowed_hosts(args.host, listener.getsockname()[0]),
     )
     logging.basicConfig(format="%(message)s", level=logging.INFO if args.verbose else logging.ERROR)
     server = uvicorn.Server(

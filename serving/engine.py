@@ -127,12 +127,25 @@ class Engine:
 
     def take(self, count: int, wait: bool) -> list[Row]:
         """As `speculative.batch.Source`."""
-        with self._changed:
-            while wait and not self._waiting and not self.closed:
-                self._changed.wait()
-            jobs = [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
-            self._running |= {job.row: job for job in jobs}
-        return [job.row for job in jobs]
+        while True:
+            with self._changed:
+                while wait and not self._waiting and not self.closed:
+                    self._changed.wait()
+                jobs = [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
+                self._running |= {job.row: job for job in jobs}
+            rows = [job.row for job in jobs if self._begins(job)]
+            if rows or not jobs or not wait:
+                return rows
+
+    def _begins(self, job: Job) -> bool:
+        """Whether a row can begin: what fails in it here ends no other text."""
+        try:
+            job.row.begin(job.row.tokens, self._decoder.model.config)
+        except Exception:
+            traceback.print_exc(file=sys.stderr)
+            self._end(job, FAILED)
+            return False
+        return True
 
     def _watch(self, rows: Sequence[Row]) -> None:
         """Tell what rows have gained, and end those that nobody waits for."""

@@ -4,6 +4,7 @@ The fields of decoding are those that speculative/options.py declares. What woul
 here is refused by name; so is what is unknown. A value that is null is as good as none.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from pydantic import (
     ValidationError,
     create_model,
 )
+from pydantic_core import from_json
 
 from errors import InputError
 from speculative.options import DECLARED, Options
@@ -64,10 +66,19 @@ def _joined(content: Any) -> Any:
     """A message's content: a text, or parts of text."""
     if isinstance(content, list):
         parts = [part.get("text") if isinstance(part, dict) else None for part in content]
-        content = "".join(map(str, parts)) if all(isinstance(p, str) for p in parts) else None
+        content = "".join(parts) if all(isinstance(part, str) for part in parts) else None
     if not isinstance(content, str):
         raise ValueError("has to be text here")
     return content
+
+
+def _texts(prompt: Any) -> Any:
+    prompts = [prompt] if isinstance(prompt, str) else prompt
+    if not isinstance(prompts, list) or not prompts:
+        raise ValueError("is not a text or a list of texts")
+    if not all(isinstance(text, str) for text in prompts):
+        raise ValueError("has to be text here, not tokens")
+    return prompts
 
 
 def _only(values: tuple, why: str = "is not supported here") -> Any:
@@ -84,8 +95,8 @@ def _at_most(most: int | None) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
         size = _entries(value) if isinstance(value, (list, dict)) else value
         if most is not None and isinstance(size, int) and size > most:
-            many = " entries" if isinstance(value, (list, dict)) else ""
-            raise ValueError(f"is {size}{many}; {most} at most")
+            found = f"is {size}" if size is value else f"has {size} entries"
+            raise ValueError(f"{found}; {most} at most")
         return value
 
     return check
@@ -133,11 +144,7 @@ _FIELDS: dict[str, Any] = {
     **{field: _only((), "is the server's: it is set when that starts") for field in _THE_SERVERS},
     **dict.fromkeys(_OF_NO_MATTER, (Any, None)),
 }
-_Prompts = Annotated[
-    list[str],
-    BeforeValidator(lambda prompt: [prompt] if isinstance(prompt, str) else prompt),
-    Field(min_length=1, max_length=_MOST_PROMPTS),
-]
+_Prompts = Annotated[list[str], BeforeValidator(_texts), AfterValidator(_at_most(_MOST_PROMPTS))]
 Completion = create_model(
     "Completion", __base__=_Request, prompt=(_Prompts, ...), logprobs=_served("logprobs"), **_FIELDS
 )
@@ -159,7 +166,7 @@ Chat = create_model(
 def parse(body: bytes, defaults: Options, chat: bool) -> Asked:
     """What a request's body asks for; InputError for what cannot be had, and for what is no such request."""
     try:
-        request = (Chat if chat else Completion).model_validate_json(body)
+        request = (Chat if chat else Completion).model_validate(_json(body))
     except ValidationError as error:
         raise InputError(_said(error)) from None
     given = request.model_dump(exclude_none=True)
@@ -174,12 +181,17 @@ def parse(body: bytes, defaults: Options, chat: bool) -> Asked:
     )
 
 
+def _json(body: bytes) -> Any:
+    try:
+        return from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise InputError(f"the body is not JSON: {error}") from None
+
+
 def _said(error: ValidationError) -> str:
     """The first thing that is wrong, in a line."""
     first = error.errors(include_url=False, include_input=False)[0]
     where, kind, what = ".".join(map(str, first["loc"])), first["type"], first["msg"]
-    if kind == "json_invalid":
-        return f"the body is not JSON: {what.removeprefix('Invalid JSON: ')}"
     if kind == "extra_forbidden":
         return f"there is no field {where[:50]!r}"
     if not where:
@@ -213,8 +225,10 @@ def _options(given: Mapping[str, Any], defaults: Options, chat: bool) -> Options
 
 
 def _biases(value: Any) -> Any:
-    """JSON's keys are texts."""
+    """JSON's keys are texts; its numbers may be too large for a float."""
     try:
-        return {int(token): bias for token, bias in value.items()}
-    except (ValueError, AttributeError):
+        if all(map(math.isfinite, value.values())):
+            return {int(token): bias for token, bias in value.items()}
+        raise ValueError
+    except (ValueError, OverflowError, TypeError, AttributeError):
         raise InputError("logit_bias is not an object of tokens' ids with a number each") from None

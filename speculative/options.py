@@ -1,7 +1,7 @@
 """How to decode: every option, declared once.
 
 A field of `Options` says here what its values may be, what it means, and what it is called on a command line and in
-a request. Flags (terminal/flags.py), fields of requests (serving/protocol.py), messages and the tables in docs/ follow
+a request. Flags (terminal/flags.py), fields of requests (serving/requests.py), messages and the tables in docs/ follow
 from that.
 """
 
@@ -185,7 +185,7 @@ class Options:
     top_k: int = option(0, COUNT, "sample from the N most probable tokens; 0: from all")
     top_p: float = option(1.0, SHARE, "sample from the fewest tokens of probability X together")
     min_p: float = option(0.0, PART, "sample from tokens at least X times as probable as the best")
-    seed: int = option(0, ANY, "the same seed gives the same text")
+    seed: int = option(0, ANY, "the same seed gives the same text", served=10**18)
     acceptance: str | Callable | None = option(  # noqa: RUF009
         None,
         RULE,
@@ -233,7 +233,12 @@ class Options:
         (), TEXTS, "end before TEXT; may be repeated", "none", served=16
     )
     logprobs: int | None = _control(
-        None, COUNT, "with --json: tokens' log-probabilities, and the N best", "none", request=None
+        None,
+        COUNT,
+        "with --json: tokens' log-probabilities, and the N best",
+        "none",
+        request=None,
+        served=20,
     )
     num_samples: int = _control(
         1, whole(1, 1024), "texts of each prompt; needs --temp, or beams", request="n", served=64

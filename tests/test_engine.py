@@ -1,13 +1,17 @@
 """The engine: rows that come and go and want different things have the texts that they have alone; one that is
 not wanted any more leaves at once; what fails takes what is beside it along, and nobody else."""
 
+import json
+from contextlib import contextmanager
+
 import pytest
 from helpers.programs import ANSWER, PROMPT
 from helpers.serving import alone, mixed
 
 from decoder import Options, SpeculativeDecoder
+from errors import InputError
 from serving.engine import CANCELLED, FAILED, REFUSED, Closed, Engine, Full, Job
-from serving.protocol import parse
+from serving.requests import parse
 from speculative.row import Row
 from speculative.sampling import RowSeeds
 
@@ -19,7 +23,7 @@ def decoder(demo_pair):
 
 
 def rows_for(decoder, fields) -> list[Row]:
-    asked = parse(fields, Options(), chat=False)
+    asked = parse(json.dumps(fields).encode(), Options(), chat=False)
     seed = RowSeeds(asked.options.seed)
     return [
         decoder.row(prompt, asked.options, seed)
@@ -152,6 +156,68 @@ def test_aborting_finishes_nothing(decoder):
     assert reasons == [CANCELLED, CANCELLED, REFUSED] or reasons == [None, CANCELLED, REFUSED]
 
 
+def test_a_row_that_cannot_begin_ends_no_other_text(decoder, monkeypatch, capsys):
+    begin = Row.begin
+
+    def fails(row, *arguments):
+        if row.options.seed == 13:
+            raise RuntimeError("cannot begin")
+        begin(row, *arguments)
+
+    requests = mixed(8, seed=3)
+    running = Running(decoder)
+    jobs = [running.submit(*rows_for(decoder, fields)) for fields in requests]
+    bad = running.submit(*(row_for(decoder, seed=13) for _ in range(2)))
+    running.engine._waiting.rotate(5)  # among the others
+    monkeypatch.setattr(Row, "begin", fails)
+    running.run()
+    assert ended(bad) == [("", FAILED)] * 2 and "cannot begin" in capsys.readouterr().err
+    for fields, of_request in zip(requests, jobs, strict=True):
+        assert ended(of_request) == alone(decoder, fields), fields
+
+
+def test_a_processor_that_fails_is_refused_before_its_row_joins(decoder):
+    def fails(logits, prefixes):
+        raise ValueError("not mine")
+
+    with pytest.raises(InputError, match="not mine"):
+        row_for(decoder, processors=[fails])
+
+
+def test_a_processor_that_fails_later_ends_its_batch_and_nobody_else(decoder, capsys):
+    calls = []
+
+    def fails_later(logits, prefixes):
+        calls.append(1)
+        if len(calls) > 3:
+            raise ValueError("not mine")
+        return logits
+
+    running = Running(decoder, batch_size=2)
+    jobs = running.submit(row_for(decoder, processors=[fails_later]), row_for(decoder))
+    jobs += running.submit(row_for(decoder))
+    running.run()
+    assert [job.progress.finish_reason for job in jobs] == [FAILED, FAILED, "stop"]
+    assert ended(jobs[2:]) == [(ANSWER, "stop")] and "not mine" in capsys.readouterr().err
+
+
+def test_the_engine_decodes_within_the_decoders_own_door(decoder, monkeypatch):
+    opened, running_of = [], SpeculativeDecoder.running
+
+    @contextmanager
+    def door(self, options):
+        opened.append("begun")
+        with running_of(self, options) as batch:
+            yield batch
+        opened.append("ended")
+
+    monkeypatch.setattr(SpeculativeDecoder, "running", door)
+    running = Running(decoder)
+    running.submit(row_for(decoder))
+    running.run()
+    assert opened == ["begun", "ended"]
+
+
 def test_what_fails_takes_its_batch_along_and_nobody_else(decoder, monkeypatch, capsys):
     running = Running(decoder, batch_size=2)
     bad, beside, later = running.submit(*(row_for(decoder) for _ in range(3)))
@@ -170,15 +236,15 @@ def test_metrics_add_up(decoder):
     running = Running(decoder)
     jobs = running.submit(*(row_for(decoder, num_draft=2) for _ in range(3)))
     running.run()
-    lines = dict(
-        line.rsplit(" ", 1)
-        for line in running.engine.metrics.text().splitlines()
-        if "#" not in line
-    )
+    lines = running.engine.metrics.text().splitlines()
+    found = {
+        name.removeprefix("speculative_"): float(value)
+        for name, value in (line.rsplit(" ", 1) for line in lines if "#" not in line)
+    }
     stats = [job.progress.stats for job in jobs]
-    assert lines['speculative_texts_total{finish_reason="stop"}'] == "3"
-    assert int(lines["speculative_generated_tokens_total"]) == sum(s.tokens for s in stats)
-    assert int(lines["speculative_accepted_tokens_total"]) == sum(s.accepted for s in stats) > 0
-    assert lines["speculative_time_to_first_token_seconds_count"] == "3"
-    assert lines['speculative_time_to_first_token_seconds_bucket{le="+Inf"}'] == "3"
-    assert lines["speculative_texts_running"] == lines["speculative_texts_waiting"] == "0"
+    assert found['texts_total{finish_reason="stop"}'] == 3
+    assert found["generated_tokens_total"] == sum(s.tokens for s in stats)
+    assert found["accepted_tokens_total"] == sum(s.accepted for s in stats) > 0
+    assert found["time_to_first_token_seconds_count"] == 3
+    assert found['time_to_first_token_seconds_bucket{le="+Inf"}'] == 3
+    assert found["texts_running"] == found["texts_waiting"] == 0

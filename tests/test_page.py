@@ -1,19 +1,19 @@
-"""The page in a real browser: by keyboard, in both themes, with nothing from outside."""
+"""The page in a real browser: by keyboard, in both themes, with nothing from outside. With Playwright, where that and
+a Chromium are installed."""
 
 import re
+import shutil
 
 import pytest
-from helpers.chromium import PROGRAM, Page
 from helpers.programs import ANSWER, PROMPT, ROOT
 from helpers.serving import Server
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(PROGRAM is None, reason="there is no Chromium here"),
-]
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 REPAIR = "repair: Seven old queens sell three small keys behind the chuurch."
 REPAIRED = "Seven old queens sell three small keys behind the church."
-DONE = "document.getElementById('stop').disabled && document.querySelector('.state')?.textContent == 'done'"
+DONE = """document.getElementById('stop').disabled && document.querySelector('.state')
+    && [...document.querySelectorAll('.state')].every(state => state.textContent == 'done')"""
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -22,24 +22,38 @@ def server(demo_folders):
         yield server
 
 
+@pytest.fixture(scope="module")
+def browser():
+    driver = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium here")
+    with driver.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
 @pytest.fixture
-def page(server, tmp_path):
-    with Page(f"{server.url}/", tmp_path) as page:
-        page.wait("!document.getElementById('examples').hidden")
-        yield page
-        assert page.errors == []
+def page(server, browser):
+    page, errors = browser.new_page(), []
+    page.on("pageerror", lambda error: errors.append(error))
+    page.goto(f"{server.url}/")
+    page.wait_for_function("!document.getElementById('examples').hidden")
+    yield page
+    page.close()
+    assert errors == []
 
 
-def write(page, text: str, shift: bool = False) -> None:
+def write(page, text: str, keys: str = "Control+Enter", until: str = DONE) -> None:
     """By keyboard alone, in the field that has the focus at the start."""
-    page.value("document.activeElement.select()")
-    page.type(text)
-    page.press("Enter", 13, modifiers=2 + 8 * shift)
-    page.wait(DONE)
+    page.keyboard.press("Control+A")
+    page.keyboard.insert_text(text)
+    page.keyboard.press(keys)
+    page.wait_for_function(until)
 
 
 def panes(page) -> list[dict]:
-    return page.value("""[...document.querySelectorAll('.pane')].map(pane => ({
+    return page.evaluate("""[...document.querySelectorAll('.pane')].map(pane => ({
         title: pane.querySelector('h2').textContent,
         text: pane.querySelector('.text').textContent,
         origins: [...pane.querySelectorAll('.text i')].map(token => [token.textContent, token.className]),
@@ -66,10 +80,7 @@ def test_a_text_is_written_by_keyboard_and_coloured(page):
 
 
 def test_plain_and_speculative_are_side_by_side(page):
-    write(page, REPAIR, shift=True)
-    page.wait(
-        "[...document.querySelectorAll('.state')].every(state => state.textContent == 'done')"
-    )
+    write(page, REPAIR, "Control+Shift+Enter")
     plain, speculative = panes(page)
     assert plain["text"] == speculative["text"] == REPAIRED
     assert {origin for _, origin in plain["origins"]} == {"plain"}
@@ -78,35 +89,34 @@ def test_plain_and_speculative_are_side_by_side(page):
 
 
 def test_what_is_wrong_is_said(page):
-    page.value("document.getElementById('most').value = 99999")
-    page.value("document.getElementById('prompt').focus()")
-    page.type("x")
-    page.press("Enter", 13, modifiers=2)
-    page.wait("!document.getElementById('error').hidden")
-    assert "4096 at most" in page.value("document.getElementById('error').textContent")
+    page.evaluate("document.getElementById('most').value = 99999")
+    write(page, "x", until="!document.getElementById('error').hidden")
+    assert "4096 at most" in page.text_content("#error")
 
 
 def test_escape_stops(page, server):
-    page.value("document.getElementById('prompt').focus()")
     cancelled = 'texts_total{finish_reason="cancelled"}'
     before = server.metric(cancelled)
-    # A text that does not end by itself before the key is pressed.
-    page.value("""window.fetch = (fetch => (url, how) => fetch(url, how && how.body ? {...how,
-        body: JSON.stringify({...JSON.parse(how.body), min_tokens: 3000, max_tokens: 3000})} : how))(window.fetch)""")
-    page.press("Enter", 13, modifiers=2)
-    page.wait("document.querySelectorAll('.text i').length > 3")
-    page.press("Escape", 27)
-    page.wait("document.querySelector('.state').textContent == 'stopped'")
+
+    def long(route) -> None:
+        """A text that does not end by itself before the key is pressed."""
+        asked = route.request.post_data_json
+        route.continue_(post_data={**asked, "min_tokens": 3000, "max_tokens": 3000})
+
+    page.route("**/v1/completions", long)
+    write(page, REPAIR, until="document.querySelectorAll('.text i').length > 3")
+    page.keyboard.press("Escape")
+    page.wait_for_function("document.querySelector('.state').textContent == 'stopped'")
     server.until(cancelled, before + 1)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_text_is_legible_in_both_themes(page, theme):
     """A contrast of 4.5 at least (WCAG 2, 1.4.3), of each colour of text."""
-    page.theme(theme)
+    page.emulate_media(color_scheme=theme)
     write(page, PROMPT)
     assert panes(page)[0]["text"] == ANSWER
-    colours = page.value("""(() => {
+    colours = page.evaluate("""(() => {
         const pane = document.querySelector('.pane'), text = pane.querySelector('.text')
         const seen = (element) => {
             const canvas = document.createElement('canvas').getContext('2d')

@@ -9,14 +9,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from errors import InputError
-from serving import protocol
+from serving import requests
+from serving.answers import Writer
 from serving.engine import Progress
-from serving.protocol import parse, read_json
-from speculative.options import Options
+from speculative.options import DECLARED, Options
 from speculative.processors import CountPenalty
 from speculative.row import Row, Stats
 
-FIELDS = {  # of a request -> of Options, where the value is the same
+FIELDS = {  # of a request -> an option's value
     "max_tokens": 7,
     "temperature": 0.5,
     "top_p": 0.9,
@@ -39,9 +39,16 @@ FIELDS = {  # of a request -> of Options, where the value is the same
 }
 
 
+CHAT = {"messages": [{"role": "user", "content": "x"}]}
+
+
+def parse(fields, chat=False, defaults=Options()) -> requests.Asked:  # noqa: B008
+    given = CHAT if chat else {"prompt": "x"}
+    return requests.parse(json.dumps({**given, **fields}).encode(), defaults, chat)
+
+
 def options_of(fields, defaults=Options(), chat=False) -> Options:  # noqa: B008
-    given = {"messages": [{"role": "user", "content": "x"}]} if chat else {"prompt": "x"}
-    return parse({**given, **fields}, defaults, chat).options
+    return parse(fields, chat, defaults).options
 
 
 def test_each_field_is_an_option():
@@ -60,7 +67,7 @@ def test_each_field_is_an_option():
 def test_what_is_not_said_is_the_servers():
     defaults = Options(temp=0.7, seed=5, stop=("x",), lookup=True, num_draft=3, max_tokens=9)
     assert options_of({}, defaults) == defaults
-    assert options_of(read_json(b'{"temperature": null, "seed": null}'), defaults) == defaults
+    assert options_of({"temperature": None, "seed": None}, defaults) == defaults
     assert options_of({"user": "me", "metadata": {}, "best_of": 1, "echo": False}) == Options()
 
 
@@ -69,11 +76,11 @@ def test_a_chats_parts_are_its_text():
         {"role": "system", "content": "a"},
         {"role": "user", "content": [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]},
     ]
-    asked = parse({"messages": messages}, Options(), chat=True)
+    asked = parse({"messages": messages}, chat=True)
     assert [message["content"] for message in asked.messages] == ["a", "bc"]
     picture = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
     with pytest.raises(InputError, match="has to be text"):
-        parse({"messages": picture}, Options(), chat=True)
+        parse({"messages": picture}, chat=True)
 
 
 VALUES = st.recursive(
@@ -83,27 +90,14 @@ VALUES = st.recursive(
     ),
     max_leaves=8,
 )
-NAMES = sorted(
-    {
-        *FIELDS,
-        *protocol._NEUTRAL,
-        *protocol._OURS,
-        "n",
-        "logit_bias",
-        "prompt",
-        "messages",
-        "top_logprobs",
-    }
-)
+NAMES = sorted({*requests.Completion.model_fields, *requests.Chat.model_fields})
 
 
 @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(fields=st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=4), chat=st.booleans())
 def test_no_body_raises_anything_else(fields, chat):
-    filled = {"prompt": "x", "messages": [{"role": "user", "content": "x"}], **fields}
-    del filled["prompt" if chat else "messages"]
     try:
-        parse(read_json(json.dumps(filled).encode()), Options(), chat)
+        parse(fields, chat)
     except InputError as error:
         assert "\n" not in str(error)
 
@@ -111,16 +105,30 @@ def test_no_body_raises_anything_else(fields, chat):
 @settings(deadline=None, max_examples=100)
 @given(body=st.binary(max_size=60) | VALUES.map(lambda value: json.dumps(value).encode()))
 def test_garbage_is_no_request(body):
-    try:
-        assert isinstance(read_json(body), dict)
-    except InputError as error:
-        assert "\n" not in str(error)
+    with pytest.raises(InputError) as refused:
+        requests.parse(body, Options(), chat=False)
+    assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("number", ["1e999", "-1e999", "9" * 19, "NaN", "Infinity"])
-def test_numbers_that_no_option_could_hold_are_refused(number):
-    with pytest.raises(InputError, match=r"number|NaN|Infinity"):
-        read_json(f'{{"logit_bias": {{"5": {number}}}}}'.encode())
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "9" * 5000, "NaN", "-Infinity"])
+@pytest.mark.parametrize("field", ["seed", "temperature", "logit_bias", "presence_penalty"])
+def test_numbers_that_no_option_could_hold_are_refused(field, number):
+    value = f'{{"5": {number}}}' if field == "logit_bias" else number
+    with pytest.raises(InputError, match=f"{field}|not JSON"):
+        requests.parse(f'{{"prompt": "x", "{field}": {value}}}'.encode(), Options(), chat=False)
+
+
+@pytest.mark.parametrize("name", [name for name in DECLARED if DECLARED[name].served])
+def test_what_a_request_may_ask_for_is_declared(name):
+    declared = DECLARED[name]
+    field, most = declared.request or name, declared.served
+    if declared.values.kind is int:
+        more = most + 1
+    else:
+        entries = range(most + 1)
+        more = {str(i): 1 for i in entries} if name == "logit_bias" else [[i] for i in entries]
+    with pytest.raises(InputError, match=rf"^{field} (is|has) .*{most} at most"):
+        parse({field: more})
 
 
 # ---------------------------------------------------------------------------------------------
@@ -131,17 +139,13 @@ def rows(count: int, **options) -> list[Row]:
     made = [Row([5, 6, 7], Options(**options)) for _ in range(count)]
     for row in made:
         row.texts, row.origins = [" one", "", " two"], ["plain", "drafted", "drafted"]
-        row.logprobs, row.best = (
-            [-0.5, -1.0, float("nan")],
-            [[(3, -0.5)], [(4, -1.0)], [(5, -2.0)]],
-        )
+        row.logprobs = [-0.5, -1.0, -2.0]
+        row.best = [[(3, -0.5)], [(4, -1.0)], [(5, -2.0)]]
     return made
 
 
-def writer(fields, of_rows, chat=False) -> protocol.Writer:
-    given = {"messages": [{"role": "user", "content": "x"}]} if chat else {"prompt": "x"}
-    asked = parse({**given, **fields}, Options(), chat)
-    return protocol.Writer(asked, of_rows, "model", lambda token: f"t{token}")
+def writer(fields, of_rows, chat=False) -> Writer:
+    return Writer(parse(fields, chat), of_rows, "model", lambda token: f"t{token}")
 
 
 HALF = Progress(1, None, Stats(tokens=1))
@@ -157,7 +161,6 @@ def test_a_chats_answers():
     scored = choice["logprobs"]["content"]
     assert [token["token"] for token in scored] == [" one", "", " two"]
     assert scored[0]["top_logprobs"] == [{"token": "t3", "logprob": -0.5, "bytes": [116, 51]}]
-    assert scored[2]["logprob"] == -9999.0
     json.dumps(whole, allow_nan=False)
     usage = whole["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (3, 3)

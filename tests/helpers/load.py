@@ -1,14 +1,12 @@
-"""A server under load, from the repository's root:
+"""Texts a second at 1, 8 and 32 clients, and one by one; from the repository's root:
 
-PYTHONPATH=.:tests python -m helpers.load texts    500 requests of mixed settings, 32 at once: each its own text
-PYTHONPATH=.:tests python -m helpers.load speed    texts a second at 1, 8 and 32 clients, and one by one
-PYTHONPATH=.:tests python -m helpers.load memory   what 5,000 requests leave behind
+PYTHONPATH=.:tests python -m helpers.load [requests]
 """
 
-import argparse
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +16,7 @@ from pathlib import Path
 from convert import convert
 from decoder import SpeculativeDecoder, load
 from helpers.programs import DEMO
-from helpers.serving import Server, alone, mixed, texts
+from helpers.serving import Server, alone, mixed
 
 
 def first_token(server: Server, fields: dict) -> tuple[float, int]:
@@ -40,20 +38,6 @@ def busy(server: Server) -> float:
     """Seconds of processors that the server has used: what else runs on the machine counts for less in them."""
     fields = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def check_texts(decoder: SpeculativeDecoder, folder: Path, requests: int, clients: int) -> None:
-    asked = mixed(requests, seed=2)
-    with Server(folder, "--batch-size", "32") as server, ThreadPoolExecutor(clients) as pool:
-        began = time.perf_counter()
-        answers = list(pool.map(server.post, asked))
-        seconds = time.perf_counter() - began
-    expected = [alone(decoder, fields) for fields in asked]
-    lost = sum(status != 200 for status, _ in answers)
-    other = sum(
-        texts(answer) != of_one for (_, answer), of_one in zip(answers, expected, strict=True)
-    )
-    print(f"{requests} requests, {clients} at once, {seconds:.1f} s: {lost} lost, {other} differ")
 
 
 def measure_speed(decoder: SpeculativeDecoder, folder: Path, requests: int) -> None:
@@ -89,35 +73,15 @@ def measure_speed(decoder: SpeculativeDecoder, folder: Path, requests: int) -> N
                 )
 
 
-def measure_memory(folder: Path, requests: int, clients: int) -> None:
-    with Server(folder, "--batch-size", "32") as server, ThreadPoolExecutor(clients) as pool:
-        status = Path(f"/proc/{server.process.pid}/status")
-        for done in range(0, requests, 500):
-            answers = list(pool.map(server.post, mixed(500, seed=done)))
-            assert all(code == 200 for code, _ in answers)
-            rss = next(line for line in status.read_text().splitlines() if "VmRSS" in line)
-            print(f"{done + 500} requests: {int(rss.split()[1]) / 1024:.0f} MB", flush=True)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["texts", "speed", "memory"])
-    parser.add_argument("--requests", type=int)
-    parser.add_argument("--clients", type=int, default=32)
-    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder, pair = Path(name), []
         for role in ("target", "draft"):
             convert(str(DEMO / role), folder / "mlx_models" / f"demo-{role}", dtype="float32")
             pair.append(load(folder / "mlx_models" / f"demo-{role}"))
         (target, tokenizer), (draft, _) = pair
-        decoder = SpeculativeDecoder(target, tokenizer, draft)
-        if args.what == "texts":
-            check_texts(decoder, folder, args.requests or 500, args.clients)
-        elif args.what == "speed":
-            measure_speed(decoder, folder, args.requests or 256)
-        else:
-            measure_memory(folder, args.requests or 5000, args.clients)
+        requests = int(sys.argv[1]) if sys.argv[1:] else 96
+        measure_speed(SpeculativeDecoder(target, tokenizer, draft), folder, requests)
 
 
 if __name__ == "__main__":

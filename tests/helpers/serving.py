@@ -13,10 +13,9 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-from serving.protocol import parse
-
 from demo.training.tasks import SHORT_KINDS, held_out_example
 from helpers.programs import ROOT
+from serving.requests import parse
 from speculative.options import Options
 
 SETTINGS: list[dict[str, Any]] = [
@@ -107,7 +106,7 @@ def mixed(count: int, seed: int = 0) -> list[dict[str, Any]]:
 
 def alone(decoder, fields: dict[str, Any]) -> list[tuple[str, str]]:
     """The texts that a request asks for, and what ends them, decoded with nothing beside them."""
-    asked = parse(fields, Options(), chat=False)
+    asked = parse(json.dumps(fields).encode(), Options(), chat=False)
     options = vars(asked.options)
     responses = decoder.batch_generate(asked.prompts, batch_size=1, **options)
     return [(response.text, response.finish_reason) for response in responses]
