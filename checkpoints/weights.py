@@ -11,7 +11,7 @@ import numpy as np
 
 from checkpoints.npz import write_npz_member
 from checkpoints.quantization import Quantization, is_matrix
-from checkpoints.tensors import BFLOAT16, Tensor, is_finite, to_mlx, to_numpy
+from checkpoints.tensors import BFLOAT16, Tensor, to_mlx, to_numpy
 from errors import InputError
 
 DTYPES: dict[str, np.dtype] = {
@@ -76,11 +76,11 @@ def write_weights(
     with progress, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for name, tensor in tensors.items():
             stored = stored_dtype(name, dtype, float32)
-            blocks = _watched(_cast(tensor, stored), name, wrong, progress)
+            blocks = _cast(tensor, stored, name, wrong, progress)
             if quantization and quantization.covers(name, tensor.shape):
                 _write_quantized(archive, name, tensor.shape, blocks, quantization)
             else:
-                write_npz_member(archive, name, stored, tensor.shape, blocks)
+                write_npz_member(archive, name, stored, tensor.shape, map(to_numpy, blocks))
     if wrong:
         print(f"warning: NaN or infinite as {dtype}: {', '.join(wrong)}", file=sys.stderr)
 
@@ -96,28 +96,24 @@ def _check_groups(shapes: dict[str, tuple[int, ...]], quantization: Quantization
         print(f"{left} of {len(matrices)} matrices are not quantized: {reason}", file=sys.stderr)
 
 
-def _cast(tensor: Tensor, dtype: np.dtype) -> Iterator[np.ndarray]:
+def _cast(
+    tensor: Tensor, dtype: np.dtype, name: str, wrong: dict[str, None], progress
+) -> Iterator[mx.array]:
+    """The tensor's blocks in their new type; `name` joins `wrong` if one is not finite."""
     to = {np.dtype("<f4"): mx.float32, np.dtype("<f2"): mx.float16, BFLOAT16: mx.bfloat16}[dtype]
     for block in tensor.blocks():
-        yield block if tensor.dtype == dtype else to_numpy(to_mlx(block).astype(to))
-
-
-def _watched(
-    blocks: Iterator[np.ndarray], name: str, wrong: dict[str, None], progress
-) -> Iterator[np.ndarray]:
-    """The blocks; `name` joins `wrong` if one is not finite."""
-    for block in blocks:
-        if not is_finite(block):
+        cast = to_mlx(block).astype(to)
+        if not mx.isfinite(cast).all():
             wrong[name] = None
-        yield block
-        progress.update(block.nbytes)
+        yield cast
+        progress.update(cast.nbytes)
 
 
 def _write_quantized(
     archive: zipfile.ZipFile,
     name: str,
     shape: tuple[int, ...],
-    blocks: Iterator[np.ndarray],
+    blocks: Iterator[mx.array],
     quantization: Quantization,
 ) -> None:
     """Write the packed weight as it comes, and then its scales and offsets, which are small."""
@@ -125,7 +121,7 @@ def _write_quantized(
 
     def packed() -> Iterator[np.ndarray]:
         for block in blocks:
-            weight, *rest = mx.quantize(to_mlx(block), **quantization.to_dict())
+            weight, *rest = mx.quantize(block, **quantization.to_dict())
             beside.append([to_numpy(x) for x in rest])
             yield to_numpy(weight)
 
