@@ -16,11 +16,11 @@ def stored_members(path: Path) -> dict[str, tuple[int, int]]:
                 name, size = member.filename, member.file_size
                 if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1:
                     raise InputError(f"{name} is compressed or encrypted")
-                file.seek(min(member.header_offset, archive.start_dir))
+                start, end = member.header_offset, archive.start_dir
+                file.seek(start if 0 <= start < end else end)  # where no member is
                 # The local header's extra field may be longer than the directory's: it aligns the data.
                 signature, *lengths = struct.unpack("<4s22xHH", file.read(30))
-                offset = member.header_offset + 30 + sum(lengths)
-                end = archive.start_dir
+                offset = start + 30 + sum(lengths)
                 if signature != b"PK\3\4" or member.compress_size != size or offset + size > end:
                     raise InputError(f"{name} is not where, or not as large as, the directory says")
                 places[name] = offset, size
