@@ -80,7 +80,7 @@ def write_weights(
             if quantization and quantization.covers(name, tensor.shape):
                 _write_quantized(archive, name, tensor.shape, blocks, quantization)
             else:
-                write_npz_member(archive, name, stored, tensor.shape, map(to_numpy, blocks))
+                write_npz_member(archive, name, stored, tensor.shape, blocks)
     if wrong:
         print(f"warning: NaN or infinite as {dtype}: {', '.join(wrong)}", file=sys.stderr)
 
@@ -98,22 +98,35 @@ def _check_groups(shapes: dict[str, tuple[int, ...]], quantization: Quantization
 
 def _cast(
     tensor: Tensor, dtype: np.dtype, name: str, wrong: dict[str, None], progress
-) -> Iterator[mx.array]:
+) -> Iterator[np.ndarray]:
     """The tensor's blocks in their new type; `name` joins `wrong` if one is not finite."""
     to = {np.dtype("<f4"): mx.float32, np.dtype("<f2"): mx.float16, BFLOAT16: mx.bfloat16}[dtype]
     for block in tensor.blocks():
-        cast = to_mlx(block).astype(to)
-        if not mx.isfinite(cast).all():
+        if tensor.dtype != dtype:
+            block = to_numpy(to_mlx(block).astype(to))
+        if not _is_finite(block):
             wrong[name] = None
-        yield cast
-        progress.update(cast.nbytes)
+        yield block
+        progress.update(block.nbytes)
+
+
+_INFINITY = {np.dtype("<f4"): 0x7F800000, np.dtype("<f2"): 0x7C00, BFLOAT16: 0x7F80}
+
+
+def _is_finite(block: np.ndarray) -> bool:
+    """Neither infinities nor NaN: taken as integers, their bits are the largest of either sign."""
+    infinity, size = _INFINITY[block.dtype], block.dtype.itemsize
+    negative = infinity | 1 << (8 * size - 1)
+    return bool(
+        block.view(f"<i{size}").max() < infinity and block.view(f"<u{size}").max() < negative
+    )
 
 
 def _write_quantized(
     archive: zipfile.ZipFile,
     name: str,
     shape: tuple[int, ...],
-    blocks: Iterator[mx.array],
+    blocks: Iterator[np.ndarray],
     quantization: Quantization,
 ) -> None:
     """Write the packed weight as it comes, and then its scales and offsets, which are small."""
@@ -121,7 +134,7 @@ def _write_quantized(
 
     def packed() -> Iterator[np.ndarray]:
         for block in blocks:
-            weight, *rest = mx.quantize(block, **quantization.to_dict())
+            weight, *rest = mx.quantize(to_mlx(block), **quantization.to_dict())
             beside.append([to_numpy(x) for x in rest])
             yield to_numpy(weight)
 
