@@ -59,13 +59,13 @@ def converted_size(folder: Path, dtype: str, quantization: Quantization | None =
 
 
 @contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Hold the file lock `path`, or wait for it; the system frees it when a process dies."""
-    with open(path, "w") as file:
+def _lock(output: Path) -> Iterator[None]:
+    """Hold the file lock beside `output`, or wait for it; the system frees it when a process dies."""
+    with open(output.parent / f".{output.name}.lock", "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"waiting for another conversion to {path.stem}", file=sys.stderr)
+            print(InputError(f"waiting for another conversion to {output}"), file=sys.stderr)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -87,10 +87,9 @@ def convert(
     """
     output = output or converted_path(model)
     output.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(output.parent / f".{output.name}.lock"):
-        partial = output.parent / f".{output.name}.partial"
+    with _lock(output):
+        partial, old = (output.parent / f".{output.name}.{kind}" for kind in ("partial", "old"))
         shutil.rmtree(partial, ignore_errors=True)  # which a crash left
-        old = _earlier(output)
         if old.exists() and not output.exists():  # killed while replacing it
             old.rename(output)
         if output.exists() and exist_ok:
@@ -103,7 +102,11 @@ def convert(
                 _write(source, partial, dtype, quantization, model)
             else:
                 convert_with_mlx_lm(model, partial, dtype, quantization, revision)
-            _publish(partial, output)
+            shutil.rmtree(old, ignore_errors=True)
+            if output.exists():
+                output.rename(old)
+            partial.rename(output)
+            shutil.rmtree(old, ignore_errors=True)
         except OSError as error:
             written = error.filename2 or error.filename
             if written is None or str(partial) in str(written):  # a full disk names no file
@@ -173,21 +176,6 @@ def _write(
         shutil.copyfile(source / GENERATION, output / GENERATION)
 
 
-def _earlier(output: Path) -> Path:
-    """Where an earlier conversion waits while its successor takes its place."""
-    return output.parent / f".{output.name}.old"
-
-
-def _publish(partial: Path, output: Path) -> None:
-    """Rename `partial` to `output`, over an earlier one."""
-    old = _earlier(output)
-    shutil.rmtree(old, ignore_errors=True)
-    if output.exists():
-        output.rename(old)
-    partial.rename(output)
-    shutil.rmtree(old, ignore_errors=True)
-
-
 def parse_args(argv: list[str] | None = None):
     parser = cli.Parser(
         prog="convert.py",
@@ -227,20 +215,10 @@ def parse_args(argv: list[str] | None = None):
 
 def main() -> None:
     args = parse_args()
-    quantization = None
-    if args.quantize:
-        quantization = Quantization(
-            args.q_mode or "affine", args.q_bits or 0, args.q_group_size or 0
-        )
-    output = convert(
-        args.model,
-        args.mlx_path,
-        args.dtype,
-        args.revision,
-        args.force,
-        quantization=quantization,
-    )
-    print(output)
+    wanted = (args.q_mode or "affine", args.q_bits or 0, args.q_group_size or 0)
+    quantization = Quantization(*wanted) if args.quantize else None
+    how = dict(revision=args.revision, force=args.force, quantization=quantization)
+    print(convert(args.model, args.mlx_path, args.dtype, **how))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from checkpoints.folder import TOKENIZER_FILES, weight_files
 from errors import InputError
@@ -73,32 +73,30 @@ def _reason(error: BaseException, revision: str | None) -> str | None:
     """What a failure means to the user; None: nothing that has to do with the hub."""
     from huggingface_hub import constants, errors
 
-    if isinstance(error, errors.GatedRepoError):
-        return "is gated: accept its terms on the hub, then `hf auth login`"
-    if isinstance(error, (errors.RepositoryNotFoundError, errors.HFValidationError)):
-        return (
-            "is neither a folder here nor a repository on the Hugging Face hub "
-            "(a private one needs `hf auth login`)"
-        )
-    if isinstance(error, errors.RevisionNotFoundError):
-        return f"has no revision {revision} on the Hugging Face hub"
-    if isinstance(error, errors.HfHubHTTPError):
-        status = error.response.status_code
-        hint = "is the token right?" if status in (401, 403) else "try again later"
-        answer = f"{status} {error.response.reason_phrase}"
-        return f"cannot be fetched: the Hugging Face hub answers {answer}; {hint}"
-    if isinstance(error, errors.OfflineModeIsEnabled):
-        return (
-            f"is no folder here and not whole in the cache, {constants.HF_HUB_CACHE}, "
-            "and HF_HUB_OFFLINE forbids to fetch it"
-        )
-    if isinstance(error, (errors.LocalEntryNotFoundError, errors.HTTPError)):
-        return "is no folder here, and the Hugging Face hub cannot be reached to fetch it"
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return (
-            f"fills the disk of {constants.HF_HUB_CACHE}: make room and run the same command again "
-            "to go on (HF_HOME moves the cache)"
-        )
+    cache = constants.HF_HUB_CACHE
+    match error:
+        case errors.GatedRepoError():
+            return "is gated: accept its terms on the hub, then `hf auth login`"
+        case errors.RepositoryNotFoundError() | errors.HFValidationError():
+            return (
+                "is neither a folder here nor a repository on the Hugging Face hub "
+                "(a private one needs `hf auth login`)"
+            )
+        case errors.RevisionNotFoundError():
+            return f"has no revision {revision} on the Hugging Face hub"
+        case errors.HfHubHTTPError(response=response):
+            status = response.status_code
+            hint = "is the token right?" if status in (401, 403) else "try again later"
+            answer = f"{status} {response.reason_phrase}"
+            return f"cannot be fetched: the Hugging Face hub answers {answer}; {hint}"
+        case errors.OfflineModeIsEnabled():
+            not_here = f"is no folder here and not whole in the cache, {cache}, "
+            return f"{not_here}and HF_HUB_OFFLINE forbids to fetch it"
+        case errors.LocalEntryNotFoundError() | errors.HTTPError():
+            return "is no folder here, and the Hugging Face hub cannot be reached to fetch it"
+        case OSError(errno=errno.ENOSPC):
+            again = "make room and run the same command again to go on"
+            return f"fills the disk of {cache}: {again} (HF_HOME moves the cache)"
     return None
 
 
@@ -169,31 +167,19 @@ def _remaining(blobs: Path, file) -> int:
 
 def _check_room(model: str, cache: Path, download: int, output: Path, converted: int) -> None:
     cache, output = _existing(cache), _existing(output)
-    if cache.stat().st_dev == output.stat().st_dev:
-        _check_free(
-            f"{model} takes {_gb(download)} to download and {_gb(converted)} converted",
-            download + converted,
-            cache,
-            "HF_HOME moves the cache, --mlx-path the result",
-        )
-    else:
-        _check_free(
-            f"{model} takes {_gb(download)} to download", download, cache, "HF_HOME moves the cache"
-        )
-        _check_free(
-            f"{model} takes {_gb(converted)} converted", converted, output, "--mlx-path moves it"
-        )
+    together = cache.stat().st_dev == output.stat().st_dev
+    for folder, needed in ((cache, download + converted * together), (output, converted)):
+        if needed > (free := shutil.disk_usage(folder).free):
+            takes = f"{_gb(download)} to download and {_gb(converted)} converted"
+            raise InputError(
+                f"{model} takes {takes}, but {folder} has {_gb(free)} free "
+                "(HF_HOME moves the cache, --mlx-path the result)"
+            )
 
 
 def _existing(path: Path) -> Path:
     path = path.absolute()
     return next(folder for folder in (path, *path.parents) if folder.exists())
-
-
-def _check_free(what: str, needed: int, folder: Path, hint: str) -> None:
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise InputError(f"{what}, but {folder} has {_gb(free)} free ({hint})")
 
 
 def _gb(size: int) -> str:
@@ -202,32 +188,14 @@ def _gb(size: int) -> str:
 
 def _fetch_blob(model: str, name: str, url: str, blob: Path, size: int) -> None:
     """Download `url` to the cache's `blob`, named by its SHA-256, from where an earlier run stopped."""
-    from huggingface_hub import errors
-    from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers
-
     partial = _partial(blob)
     blob.parent.mkdir(parents=True, exist_ok=True)
-    with open(partial, "ab") as file:
+    with open(partial, "ab+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # against another process that fetches the same file
         if not blob.exists():
-            headers = build_hf_headers() | {"Accept-Encoding": "identity"}
-            start = file.seek(0, 2)
-            progress: dict[str, Any] = dict(expected_size=size, displayed_filename=name)
-            try:
-                http_get(url, file, resume_size=start, headers=headers, **progress)
-            except errors.HfHubHTTPError:
-                raise
-            except errors.HTTPError:
-                raise InputError(
-                    f"{model}: the connection broke off after {_gb(file.seek(0, 2))} of {_gb(size)} "
-                    f"of {name}; the same command again goes on from there"
-                ) from None
-            except OSError as error:
-                if error.errno is not None:
-                    raise
-            file.flush()
-            if partial.stat().st_size != size or _sha256(partial) != blob.name:
+            _resume(model, name, url, file, size)
+            file.seek(0)
+            if hashlib.file_digest(file, "sha256").hexdigest() != blob.name:
                 partial.unlink()
                 raise InputError(
                     f"{model}: {name} arrived damaged; the same command again fetches it anew"
@@ -236,12 +204,26 @@ def _fetch_blob(model: str, name: str, url: str, blob: Path, size: int) -> None:
     partial.unlink(missing_ok=True)
 
 
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+def _resume(model: str, name: str, url: str, file: BinaryIO, size: int) -> None:
+    from huggingface_hub import errors
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers
+
+    headers = build_hf_headers() | {"Accept-Encoding": "identity"}
+    progress: dict[str, Any] = dict(expected_size=size, displayed_filename=name)
+    try:
+        http_get(url, file, resume_size=file.seek(0, 2), headers=headers, **progress)
+    except errors.HfHubHTTPError:
+        raise
+    except errors.HTTPError:
+        raise InputError(
+            f"{model}: the connection broke off after {_gb(file.seek(0, 2))} of {_gb(size)} "
+            f"of {name}; the same command again goes on from there"
+        ) from None
+    except OSError as error:
+        if error.errno is not None:  # None: another size than was promised
+            raise
+    file.flush()
 
 
 def _remember(folder: Path, revision: str | None) -> None:

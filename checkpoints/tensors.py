@@ -17,7 +17,7 @@ from errors import InputError
 
 BFLOAT16 = np.dtype("V2")
 BLOCK_BYTES = 16 << 20
-# What a file may take to describe its tensors; the largest T5 checkpoints take 0.2 MB.
+# Bytes that a file may take to describe its tensors; the largest T5 checkpoints take 0.2 MB.
 MAX_HEADER = 4 << 20
 
 
@@ -25,41 +25,28 @@ MAX_HEADER = 4 << 20
 class Tensor:
     """A little-endian tensor in a file, `offset` bytes from its start.
 
-    `strides` count elements, as torch's do. None: C order, nothing in between.
+    `strides` count elements, as torch's do; () stands for C order.
     """
 
     path: Path
     offset: int
     dtype: np.dtype
     shape: tuple[int, ...]
-    strides: tuple[int, ...] | None = None
+    strides: tuple[int, ...] = ()
 
     def blocks(self) -> Iterator[np.ndarray]:
         """The tensor in order along its first axis, about BLOCK_BYTES at a time."""
         if 0 in self.shape:
             return
-        if not self.shape:
-            yield self._read(0, 1).reshape(())
-            return
-        rows, row = self.shape[0], prod(self.shape[1:])
-        step = max(1, BLOCK_BYTES // (row * self.dtype.itemsize))
+        rows, *rest = self.shape or (1,)
+        strides = self.strides or tuple(prod(rest[i:]) for i in range(len(rest) + 1))
+        step = max(1, BLOCK_BYTES // (prod(rest) * self.dtype.itemsize))
         for start in range(0, rows, step):
-            count = min(step, rows - start)
-            if self.strides is None:
-                yield self._read(start * row, count * row).reshape(count, *self.shape[1:])
-            else:
-                yield self._gather(start, count, self.strides)
+            block = self._read(start * strides[0], (min(step, rows - start), *rest), strides)
+            yield block if self.shape else block.reshape(())
 
-    def _read(self, first: int, count: int) -> np.ndarray:
-        where = self.offset + first * self.dtype.itemsize
-        block = np.fromfile(self.path, self.dtype, count, offset=where)
-        if block.size != count:
-            raise InputError(f"{self.path}: the file ends inside a tensor")
-        return block
-
-    def _gather(self, start: int, count: int, strides: tuple[int, ...]) -> np.ndarray:
-        """Rows from `start` on, through a map of the file: only the copy takes memory."""
-        first, shape = start * strides[0], (count, *self.shape[1:])
+    def _read(self, first: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
+        """A block from the element `first` on, through a map of the file: only the copy takes memory."""
         where = self.offset + first * self.dtype.itemsize
         try:
             mapped = np.memmap(self.path, self.dtype, "r", where, span(shape, strides))
@@ -98,19 +85,3 @@ def to_numpy(array: mx.array) -> np.ndarray:
     if array.dtype == mx.bfloat16:
         return np.asarray(array.view(mx.uint16)).view(BFLOAT16)
     return np.asarray(array)
-
-
-_INFINITY = {np.dtype("<f4"): 0x7F800000, np.dtype("<f2"): 0x7C00, BFLOAT16: 0x7F80}
-
-
-def is_finite(block: np.ndarray) -> bool:
-    """Whether a block of float32, float16 or V2 has neither infinities nor NaN.
-
-    Taken as integers, the bits of those are the largest of either sign.
-    """
-    if block.size == 0:
-        return True
-    infinity, size = _INFINITY[block.dtype], block.dtype.itemsize
-    negative = infinity | 1 << (8 * size - 1)
-    signed, unsigned = block.view(f"<i{size}"), block.view(f"<u{size}")
-    return bool(signed.max() < infinity and unsigned.max() < negative)

@@ -11,7 +11,7 @@ import numpy as np
 
 from checkpoints.npz import write_npz_member
 from checkpoints.quantization import Quantization, is_matrix
-from checkpoints.tensors import BFLOAT16, Tensor, is_finite, to_mlx, to_numpy
+from checkpoints.tensors import BFLOAT16, Tensor, to_mlx, to_numpy
 from errors import InputError
 
 DTYPES: dict[str, np.dtype] = {
@@ -76,7 +76,7 @@ def write_weights(
     with progress, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for name, tensor in tensors.items():
             stored = stored_dtype(name, dtype, float32)
-            blocks = _watched(_cast(tensor, stored), name, wrong, progress)
+            blocks = _cast(tensor, stored, name, wrong, progress)
             if quantization and quantization.covers(name, tensor.shape):
                 _write_quantized(archive, name, tensor.shape, blocks, quantization)
             else:
@@ -96,21 +96,30 @@ def _check_groups(shapes: dict[str, tuple[int, ...]], quantization: Quantization
         print(f"{left} of {len(matrices)} matrices are not quantized: {reason}", file=sys.stderr)
 
 
-def _cast(tensor: Tensor, dtype: np.dtype) -> Iterator[np.ndarray]:
+def _cast(
+    tensor: Tensor, dtype: np.dtype, name: str, wrong: dict[str, None], progress
+) -> Iterator[np.ndarray]:
+    """The tensor's blocks in their new type; `name` joins `wrong` if one is not finite."""
     to = {np.dtype("<f4"): mx.float32, np.dtype("<f2"): mx.float16, BFLOAT16: mx.bfloat16}[dtype]
     for block in tensor.blocks():
-        yield block if tensor.dtype == dtype else to_numpy(to_mlx(block).astype(to))
-
-
-def _watched(
-    blocks: Iterator[np.ndarray], name: str, wrong: dict[str, None], progress
-) -> Iterator[np.ndarray]:
-    """The blocks; `name` joins `wrong` if one is not finite."""
-    for block in blocks:
-        if not is_finite(block):
+        if tensor.dtype != dtype:
+            block = to_numpy(to_mlx(block).astype(to))
+        if not _is_finite(block):
             wrong[name] = None
         yield block
         progress.update(block.nbytes)
+
+
+_INFINITY = {np.dtype("<f4"): 0x7F800000, np.dtype("<f2"): 0x7C00, BFLOAT16: 0x7F80}
+
+
+def _is_finite(block: np.ndarray) -> bool:
+    """Neither infinities nor NaN: taken as integers, their bits are the largest of either sign."""
+    infinity, size = _INFINITY[block.dtype], block.dtype.itemsize
+    negative = infinity | 1 << (8 * size - 1)
+    return bool(
+        block.view(f"<i{size}").max() < infinity and block.view(f"<u{size}").max() < negative
+    )
 
 
 def _write_quantized(

@@ -18,14 +18,14 @@ from types import SimpleNamespace
 import huggingface_hub
 import pytest
 from helpers import checkpoints
-from helpers.hub_server import COMMIT, Hub, cut, refuse, replace, sha256, stall
+from helpers.hub_server import Hub, cut, refuse, replace, stall
 from helpers.programs import ROOT
 from huggingface_hub import constants
 
 import families
 from checkpoints.folder import weight_files
 from checkpoints.hub import fetch
-from convert import convert, converted_size
+from convert import convert
 from decoder import load
 from errors import InputError
 
@@ -185,17 +185,6 @@ def test_what_is_cached_needs_no_server(hub, cache, monkeypatch):
         fetch("org/other")
 
 
-def test_an_interrupted_download_is_not_taken_for_a_cached_one(hub, cache):
-    hub.add(MODEL, SMALL | {SAFE_INDEX: index("a.safetensors", "b.safetensors")})
-    hub.repos[MODEL][COMMIT] |= {"a.safetensors": WEIGHTS, "b.safetensors": WEIGHTS[::-1]}
-    hub.faults = {"GET .*b.safetensors": cut(1000)}
-    with pytest.raises(InputError, match="broke off"):
-        fetch(MODEL)
-    hub.__exit__()
-    with pytest.raises(InputError, match="cannot be reached"):
-        fetch(MODEL)
-
-
 @pytest.mark.parametrize("revision", ["v1", "feature/x", "a" * 40])
 def test_revisions_are_branches_tags_and_commits(hub, cache, revision):
     hub.refs |= {"v1": "b" * 40, "feature/x": "d" * 40}
@@ -211,21 +200,6 @@ def test_revisions_are_branches_tags_and_commits(hub, cache, revision):
         fetch(MODEL, "main")
 
 
-def test_the_client_resumes_at_once_when_the_connection_breaks(hub, cache):
-    hub.faults = {"GET .*safetensors": cut(300_000, times=2)}
-    assert (fetch(MODEL) / SAFE).read_bytes() == WEIGHTS
-    assert hub.ranges() == ["bytes=300000-", "bytes=300000-"]
-    assert hub.sent[SAFE] == len(WEIGHTS)
-
-
-@pytest.mark.slow
-def test_a_stalled_download_goes_on(hub, cache, monkeypatch):
-    wait(monkeypatch, 2)
-    hub.faults = {"GET .*safetensors": stall(300_000, times=1)}
-    assert (fetch(MODEL) / SAFE).read_bytes() == WEIGHTS
-    assert hub.ranges() == ["bytes=300000-"]
-
-
 def test_an_interrupted_download_is_resumed_by_the_next_run(hub, cache):
     hub.faults = {"GET .*safetensors": cut(700_000)}
     with pytest.raises(InputError) as caught:
@@ -234,6 +208,9 @@ def test_an_interrupted_download_is_resumed_by_the_next_run(hub, cache):
         f"{MODEL}: the connection broke off after 0.00 GB of 0.00 GB of {SAFE}; "
         "the same command again goes on from there"
     )
+    hub.faults = {"": refuse(500)}
+    with pytest.raises(InputError, match="500"):  # what is not whole is not taken from the cache
+        fetch(MODEL)
     hub.faults.clear()
     hub.requests.clear()
     assert (fetch(MODEL) / SAFE).read_bytes() == WEIGHTS
@@ -287,16 +264,6 @@ def test_damage_on_the_way_is_seen_and_not_kept(hub, cache, change):
     assert (fetch(MODEL) / SAFE).read_bytes() == WEIGHTS
 
 
-def test_what_an_earlier_run_left_damaged_is_fetched_anew(hub, cache):
-    folder = fetch(MODEL)
-    blob = (folder / SAFE).resolve()
-    blob.with_name(f"{blob.name}.incomplete").write_bytes(bytes(1000))
-    blob.unlink()
-    with pytest.raises(InputError, match="arrived damaged"):
-        fetch(MODEL)
-    assert (fetch(MODEL) / SAFE).read_bytes() == WEIGHTS
-
-
 def usage(monkeypatch, free: int) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
 
@@ -328,15 +295,6 @@ def test_room_is_what_is_still_missing(hub, cache, tmp_path, monkeypatch):
         fetch(MODEL, None, tmp_path, lambda folder: 10**12)
 
 
-def test_the_size_that_is_asked_for_is_that_of_the_result(tmp_path):
-    for variant in ("t5", "v1.1", "umt5"):
-        source = checkpoints.make_folder(tmp_path / variant, variant)
-        for dtype in ("float32", "bfloat16"):
-            output = convert(str(source), tmp_path / f"{variant}-{dtype}", dtype)
-            written = (output / "weights.npz").stat().st_size
-            assert 0.8 < converted_size(source, dtype) / written < 1
-
-
 def test_a_disk_that_fills_up_on_the_way(hub, cache, monkeypatch):
     def fill(url, file, **kwargs):
         file.write(b"x" * 1000)
@@ -358,15 +316,15 @@ def without(name: str) -> dict[str, bytes]:
 NOT_T5 = SINGLE | {"config.json": b'{"model_type": "bert", "architectures": ["BertModel"]}'}
 ENCODER = SINGLE | {"config.json": b'{"model_type": "t5", "architectures": ["T5EncoderModel"]}'}
 SHAPE = json.loads(CONFIG)
-LAYERS = SINGLE | {"config.json": json.dumps(SHAPE | {"num_layers": 10**9}).encode()}
-HUGE = SINGLE | {"config.json": json.dumps(SHAPE | {"d_model": 10**40}).encode()}
-NO_START = SINGLE | {"config.json": json.dumps(SHAPE | {"decoder_start_token_id": 9}).encode()}
 NO_SHAPE = SINGLE | {"config.json": b'{"model_type": "t5"}'}
 FLAX = without(SAFE) | {"tf_model.h5": b"", "flax_model.msgpack": b""}
 NO_MAP = without(SAFE) | {SAFE_INDEX: b'{"weight_map": ["a"]}', "a.safetensors": b""}
-NO_INDEX = without(SAFE) | {SAFE_INDEX: b"[]"}
 NO_WEIGHTS = " has no complete safetensors or pytorch_model.bin weights, only "
 ANSWERS = " cannot be fetched: the Hugging Face hub answers "
+NOT_THERE = (
+    " is neither a folder here nor a repository on the Hugging Face hub "
+    "(a private one needs `hf auth login`)"
+)
 UNREACHABLE = " is no folder here, and the Hugging Face hub cannot be reached to fetch it"
 GATED = " is gated: accept its terms on the hub, then `hf auth login`"
 WEIGHTS_ONLY = "GET .*safetensors"
@@ -384,14 +342,10 @@ WEIGHTS_ONLY = "GET .*safetensors"
         (NOT_T5, {}, f": a bert model; there are {', '.join(families._MODULES)}"),
         (ENCODER, {}, ": T5EncoderModel, an encoder without a decoder"),
         (NO_SHAPE, {}, ": config.json has no vocab_size: not a T5-type model"),
-        (LAYERS, {}, ": config.json: num_layers is 1000000000, not a whole number from 1 to 1024"),
-        (HUGE, {}, f": config.json: d_model is 1{'0' * 40}, not a whole number from 1 to 1048576"),
-        (NO_START, {}, ": config.json: decoder_start_token_id is 9, but vocab_size only 9"),
         (without("config.json"), {}, " has no config.json: not a model of Hugging Face's"),
         (FLAX, {}, f"{NO_WEIGHTS}tf_model.h5, flax_model.msgpack"),
         (NO_MAP, {}, ": model.safetensors.index.json: no weight_map"),
         (without(SAFE), {}, f"{NO_WEIGHTS}other files"),
-        (NO_INDEX, {}, ": model.safetensors.index.json: not a JSON object"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(
@@ -408,29 +362,15 @@ def test_what_is_wrong_is_said_in_one_line(
     assert {p.name for p in tmp_path.iterdir()} <= {"cache", ".out.lock"}
 
 
-@pytest.mark.parametrize("name", ["org/none", "a--b/c..d"])
-def test_a_repository_that_is_not_there_is_named(hub, cache, name):
+@pytest.mark.parametrize(
+    ("name", "revision", "message"),
+    [
+        ("org/none", None, NOT_THERE),
+        ("a--b/c..d", None, NOT_THERE),
+        (MODEL, "v9", " has no revision v9 on the Hugging Face hub"),
+    ],
+)
+def test_names_and_revisions_that_are_not_there_are_named(hub, cache, name, revision, message):
     with pytest.raises(InputError) as caught:
-        fetch(name)
-    assert str(caught.value) == (
-        f"{name} is neither a folder here nor a repository on the Hugging Face hub "
-        "(a private one needs `hf auth login`)"
-    )
-
-
-def test_a_revision_that_is_not_there_is_named(hub, cache):
-    with pytest.raises(InputError) as caught:
-        fetch(MODEL, "v9")
-    assert str(caught.value) == f"{MODEL} has no revision v9 on the Hugging Face hub"
-
-
-def test_blobs_are_where_the_client_looks_for_them(hub, cache):
-    """Weights that hf_hub_download finds in the cache without asking for their content again."""
-    blob = (fetch(MODEL) / SAFE).resolve()
-    assert blob.name == sha256(WEIGHTS)
-    hub.requests.clear()
-    huggingface_hub.snapshot_download(
-        MODEL, revision=COMMIT, allow_patterns=SAFE, local_files_only=True
-    )
-    huggingface_hub.hf_hub_download(MODEL, SAFE)
-    assert hub.fetched() == []
+        fetch(name, revision)
+    assert str(caught.value) == name + message
