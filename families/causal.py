@@ -221,7 +221,7 @@ def _name(model: nn.Module) -> str:
     return getattr(model, "model_type", None) or type(model).__module__.rpartition(".")[2]
 
 
-def _own_cache(model: nn.Module) -> list:
+def own_cache(model: nn.Module) -> list:
     """What mlx-lm would decode the model with."""
     if hasattr(model, "make_cache"):
         return model.make_cache()
@@ -236,7 +236,7 @@ def check_cache(model: nn.Module) -> list[int | None]:
     if name in _ELSEWHERE:
         raise InputError(f"{name} cannot be decoded here: {_ELSEWHERE[name]}")
     windows: list[int | None] = []
-    for cache in _own_cache(model):
+    for cache in own_cache(model):
         kind = type(cache).__name__
         if kind == "KVCache":
             windows.append(None)
@@ -293,7 +293,7 @@ def _distance(model: CausalModel) -> tuple[float, int]:
     second = model.decode(mx.array([a[7:], b[3:]]), np.array([[7, 8], [3, 4]], np.int32), cache)
     distances = []
     for row, calls in ((a, [first[0, :2], second[0]]), (b, [first[1, 1:3], second[1]])):
-        alone = model.model(mx.array([row]), cache=_own_cache(model.model))[0, -4:]
+        alone = model.model(mx.array([row]), cache=own_cache(model.model))[0, -4:]
         distances += [
             _differences(calls[0], alone[:2]).min(),
             _differences(calls[1], alone[2:]).min(),
