@@ -121,7 +121,8 @@ def _config(folder: Path, load_config: Callable[[Path], dict]) -> dict:
     are more layers than in the weights: each takes memory and time before it has any."""
     raw = lifted(load_config(folder))
     text = {**raw, **(raw.get("text_config") or {})}
-    counts = [text.get(key) for key in ("num_hidden_layers", "num_layers", "n_layer", "n_layers")]
+    named = r"num_(hidden_|transformer_)?layers|n_layers?"
+    counts = [value for key, value in text.items() if re.fullmatch(named, key)]
     said = max((count for count in counts if type(count) is int), default=0)
     names = [name for file in folder.glob("model*.safetensors") for name in mx.load(str(file))]
     found = {match[0] for name in names if (match := re.match(r".*?\.\d+\.", name))}
