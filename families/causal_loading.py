@@ -24,7 +24,7 @@ from distributed.ranks import Ranks
 from errors import InputError
 from families import architecture_of, is_ours
 from families.causal import CausalModel, check_cache
-from families.causal_positions import lifted, max_positions, set_positions
+from families.causal_positions import lifted, max_positions, set_positions, text_of
 from families.folders import WEIGHTS, converted_path
 from text.generation import Generation
 
@@ -120,11 +120,11 @@ def _config(folder: Path, load_config: Callable[[Path], dict]) -> dict:
     """What mlx-lm is to read: config.json with positions where it looks for them. InputError where there
     are more layers than in the weights: each takes memory and time before it has any."""
     raw = lifted(load_config(folder))
-    text = {**raw, **(raw.get("text_config") or {})}
     named = r"num_(hidden_|transformer_)?layers|n_layers?"
-    counts = [value for key, value in text.items() if re.fullmatch(named, key)]
+    counts = [count for key, count in text_of(raw).items() if re.fullmatch(named, key)]
     said = max((count for count in counts if type(count) is int), default=0)
-    names = [name for file in folder.glob("model*.safetensors") for name in mx.load(str(file))]
+    files: list[Any] = [mx.load(str(file)) for file in folder.glob("model*.safetensors")]
+    names = [name for weights in files for name in weights]
     found = {match[0] for name in names if (match := re.match(r".*?\.\d+\.", name))}
     if said > len(found):
         raise InputError(f"{folder}: config.json has {said} layers, the weights {len(found)}")
@@ -184,19 +184,14 @@ def _fast(chat: Any, folder: Path) -> Tokenizer:
 
 
 def _fingerprints(folder: Path) -> dict[str, str]:
-    """What tells a model's files from others of the same names; weights by their headers."""
+    """What tells a model's files from others of the same names; weights by their sizes."""
     from importlib.metadata import version
 
-    def head(path: Path) -> bytes:
-        with open(path, "rb") as file:
-            return file.read(int.from_bytes(file.read(8), "little"))
-
-    weights = sorted(folder.glob("model*.safetensors"))
-    headers = [(path.name, path.stat().st_size, zlib.crc32(head(path))) for path in weights]
+    files = sorted(folder.glob("model*.safetensors"))
     parts = {
         "config.json": (folder / "config.json").read_text(encoding="utf-8"),
         "generation_config.json": str(Generation.load(folder)),
-        "weights": str(headers),
+        "weights": str([(file.name, file.stat().st_size) for file in files]),
         "version of MLX": version("mlx"),
         "version of mlx-lm": version("mlx-lm"),
     }

@@ -15,19 +15,11 @@ import numpy as np
 from errors import InputError
 from families.causal import own_cache
 
-# ---------------------------------------------------------------------------------------------
-# Rope types. The parameters, and how many positions each pair of dimensions takes for a radian [D / 2]:
-# these scaled, and the factor of queries and keys.
-
 Scaled = tuple[np.ndarray, float]
 
-
-def _unscaled(p: Mapping, periods: np.ndarray) -> Scaled:
-    return periods, 1.0
-
-
-def _linear(p: Mapping, periods: np.ndarray) -> Scaled:
-    return periods * p["factor"], 1.0
+# ---------------------------------------------------------------------------------------------
+# Rope types: of the parameters p, and of how many positions each pair of dimensions takes for a radian,
+# [D / 2], these scaled and the factor of queries and keys.
 
 
 def _llama3(p: Mapping, periods: np.ndarray) -> Scaled:
@@ -49,9 +41,8 @@ def _yarn(p: Mapping, periods: np.ndarray) -> Scaled:
     if p.get("truncate", True):
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, D - 1)
-    ramp = (np.arange(D // 2) - first) / (last - first or 0.001)
-    scaled = np.clip(ramp, 0, 1)
-    a, b = (p.get(key) for key in ("mscale", "mscale_all_dim"))
+    scaled = np.clip((np.arange(D // 2) - first) / (last - first or 0.001), 0, 1)
+    a, b = p.get("mscale"), p.get("mscale_all_dim")
     sizes = [1 + 0.1 * m * math.log(max(factor, 1)) for m in ((a, b) if a and b else (1, 0))]
     own = p.get("attention_factor") or sizes[0] / sizes[1]
     return periods / (1 - scaled + scaled / factor), own
@@ -65,9 +56,9 @@ def _longrope(p: Mapping, periods: np.ndarray) -> Scaled:
 
 
 _TYPES: dict[str, Callable[[Mapping, np.ndarray], Scaled] | None] = {
-    "default": _unscaled,
-    "linear": _linear,
-    "dynamic": _unscaled,  # scaled beyond max_position_embeddings only, where texts end
+    "default": lambda p, periods: (periods, 1.0),
+    "dynamic": lambda p, periods: (periods, 1.0),  # as long as texts may be here
+    "linear": lambda p, periods: (periods * p["factor"], 1.0),
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
@@ -87,22 +78,15 @@ class Rope(nn.Module):
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
         if self._factor != 1:
             x = x.at[..., : self.dims].multiply(self._factor)
-        return mx.fast.rope(
-            x,
-            self.dims,
-            traditional=self._traditional,
-            base=None,
-            scale=1.0,
-            offset=offset,
-            freqs=self._periods,
-        )
+        settings: dict[str, Any] = dict(traditional=self._traditional, base=None, scale=1.0)
+        return mx.fast.rope(x, self.dims, **settings, offset=offset, freqs=self._periods)
 
 
 # ---------------------------------------------------------------------------------------------
 # What config.json says
 
 
-def _text(raw: Mapping) -> dict:
+def text_of(raw: Mapping) -> dict:
     return {**raw, **(raw.get("text_config") or {})}
 
 
@@ -140,21 +124,17 @@ def lifted(raw: Mapping) -> dict:
     if not raw.get("rope_parameters"):
         return found
     p = ropes.get("full_attention") or next(iter(ropes.values()))
-    theta, part, kind = p["rope_theta"], p["partial_rotary_factor"], p["rope_type"]
-    values = {
-        "rope_theta": theta,
-        "rotary_emb_base": theta,  # GPT-NeoX's names
-        "rotary_pct": part,
-        "partial_rotary_factor": part,
-        "rope_local_base_freq": ropes.get("sliding_attention", {}).get("rope_theta"),
-    }
+    kind, local = p["rope_type"], ropes.get("sliding_attention", {}).get("rope_theta")
+    theta, part = p["rope_theta"], p["partial_rotary_factor"]
+    values = dict(rope_theta=theta, partial_rotary_factor=part, rope_local_base_freq=local)
+    values |= dict(rotary_emb_base=theta, rotary_pct=part)  # GPT-NeoX's names
     found |= {key: value for key, value in values.items() if value is not None}
     return found | {"rope_scaling": None if kind == "default" else p | {"type": kind}}
 
 
 def max_positions(raw: Mapping) -> int | None:
     """How many tokens a text may have, by config.json; None: it does not say."""
-    text = _text(raw)
+    text = text_of(raw)
     keys = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "model_max_length")
     stated = next((text[key] for key in keys if type(text.get(key)) is int), None)
     for p in _parameters(text).values():
@@ -172,25 +152,32 @@ def max_positions(raw: Mapping) -> int | None:
 
 def set_positions(model: nn.Module, raw: Mapping) -> None:
     """Give a model's layers the rotary positions and windows of its config.json where they have others."""
-    text = _text(raw)
+    text = text_of(raw)
     _set_ropes(model, text)
-    for layer, cache, window in zip(model.layers, own_cache(model), _windows(model, text)):
-        if window and not getattr(cache, "max_size", None) and "self_attn" in layer:
+    types, kind = text.get("layer_types"), text.get("model_type")
+    if not types and kind in (*_SLIDE, "gemma2"):
+        second = "full_attention" if kind == "gemma2" else "sliding_attention"
+        types = ["sliding_attention", second] * len(model.layers)
+    window: Any = text.get("sliding_window")
+    for layer, cache, layer_type in zip(model.layers, own_cache(model), types or (), strict=False):
+        slides = window and layer_type == "sliding_attention"
+        if slides and not getattr(cache, "max_size", None) and "self_attn" in layer:
             layer.self_attn = Windowed(layer.self_attn, window)
 
 
+_SLIDE = ("mistral", "mixtral", "phi3", "phimoe", "starcoder2")  # in all layers
 _ROPES = ("RoPE", "Llama3RoPE", "YarnRoPE", "SuScaledRoPE", "DynamicNTKScalingRoPE")
 
 
 def _set_ropes(model: nn.Module, text: Mapping) -> None:
-    ropes, places = _parameters(text), []
+    ropes = _parameters(text)
+    places: list[tuple[nn.Module, str, Any, dict]] = []
     head = text.get("head_dim") or text.get("hidden_size", 0) // text.get("num_attention_heads", 1)
     for i, layer in enumerate(model.layers):
-        p = ropes.get("") or ropes.get((text.get("layer_types") or {i: ""})[i])
-        for module in layer.modules():
-            for key, rope in module.items():
-                if type(rope).__name__ in _ROPES and p:
-                    places.append((module, key, rope, p))
+        own = ropes.get("") or ropes.get((text.get("layer_types") or {i: ""})[i]) or {}
+        for module in layer.modules() if own else ():
+            found = [(key, rope) for key, rope in module.items() if type(rope).__name__ in _ROPES]
+            places += [(module, key, rope, own) for key, rope in found]
     if "" in ropes:  # in layers that mlx-lm scales, or, where it knows no rope types, in all
         scales = [place for place in places if getattr(place[2], "scale", None) != 1]
         places = scales or places
@@ -200,22 +187,11 @@ def _set_ropes(model: nn.Module, text: Mapping) -> None:
             dims = int(dims * (p["partial_rotary_factor"] or 1))
         theta = getattr(rope, "base", None) if "" in ropes else None
         p = p | {"rope_theta": theta or p["rope_theta"] or 10000.0}
-        plain = [getattr(rope, name, None) for name in ("dims", "base", "scale")]
-        scaled = _TYPES[p["rope_type"]]
-        if scaled and (scaled is not _unscaled or plain != [dims, p["rope_theta"], 1]):
+        here = [getattr(rope, name, None) for name in ("dims", "base", "scale")]
+        scaled, default = _TYPES[p["rope_type"]], p["rope_type"] == "default"
+        if scaled and not (default and here == [dims, p["rope_theta"], 1]):
             periods = p["rope_theta"] ** (np.arange(0, dims, 2) / dims)
             module[key] = Rope(dims, getattr(rope, "traditional", False), *scaled(p, periods))
-
-
-_SLIDE = ("mistral", "mixtral", "phi3", "phimoe", "starcoder2")  # in all layers
-
-
-def _windows(model: nn.Module, text: Mapping) -> list[int | None]:
-    """Each layer's window, by config.json; [] where it says nothing."""
-    types, kind, slides = text.get("layer_types"), text.get("model_type"), "sliding_attention"
-    if not types and kind in (*_SLIDE, "gemma2"):
-        types = [slides, "full_attention" if kind == "gemma2" else slides] * len(model.layers)
-    return [text.get("sliding_window") if each == slides else None for each in types or ()]
 
 
 class Windowed(nn.Module):
