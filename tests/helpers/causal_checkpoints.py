@@ -37,9 +37,7 @@ MORE: dict[str, dict] = {
     ),
 }
 _OLD = dict(original_max_position_embeddings=ORIGINAL)
-_YARN = _OLD | dict(
-    rope_type="yarn", factor=4.0, rope_theta=300.0, beta_fast=1.3, beta_slow=0.3
-)
+_YARN = _OLD | dict(rope_type="yarn", factor=4.0, rope_theta=300.0, beta_fast=1.3, beta_slow=0.3)
 ROPES: dict[str, dict] = {
     "default": dict(rope_type="default", rope_theta=500.0),
     "linear": dict(rope_type="linear", factor=4.0, rope_theta=700.0),
