@@ -33,12 +33,8 @@ class CausalConfig:
 
     @property
     def max_prompt_tokens(self) -> int | None:
-        return most_prompt_tokens(self.max_positions)
-
-
-def most_prompt_tokens(max_positions: int | None) -> int | None:
-    """How long a prompt may be where it and its text share so many positions: one token is text."""
-    return None if max_positions is None else max_positions - 1
+        """One less than there are positions: a token is text."""
+        return None if self.max_positions is None else self.max_positions - 1
 
 
 # ---------------------------------------------------------------------------------------------
@@ -235,19 +231,15 @@ def check_cache(model: nn.Module) -> list[int | None]:
     name = _name(model)
     if name in _ELSEWHERE:
         raise InputError(f"{name} cannot be decoded here: {_ELSEWHERE[name]}")
-    windows: list[int | None] = []
-    for cache in own_cache(model):
+    caches = own_cache(model)
+    for cache in caches:
         kind = type(cache).__name__
-        if kind == "KVCache":
-            windows.append(None)
-        elif kind == "RotatingKVCache" and not cache.keep:
-            windows.append(cache.max_size)
-        else:
+        if kind != "KVCache" and (kind != "RotatingKVCache" or cache.keep):
             raise InputError(
                 f"{name} cannot be decoded here: a layer keeps its state in {kind}, from which this step cannot take "
                 "a rejected token back"
             )
-    return windows
+    return [getattr(cache, "max_size", None) for cache in caches]
 
 
 def _check(model: CausalModel) -> tuple[int, int]:

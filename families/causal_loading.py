@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from checkpoints.folder import read_json, weight_files
 from checkpoints.quantization import Quantization
 from distributed.ranks import Ranks
-from errors import InputError
+from errors import InputError, naming
 from families import architecture_of, is_ours
 from families.causal import CausalModel, check_cache
 from families.causal_positions import lifted, max_positions, set_positions, text_of
@@ -119,14 +119,15 @@ def _with_mlx_lm(name: object, what: str, step: Callable[[Any], T]) -> T:
 def _config(folder: Path, load_config: Callable[[Path], dict]) -> dict:
     """What mlx-lm is to read: config.json with positions where it looks for them. InputError where there
     are more layers than in the weights: each takes memory and time before it has any."""
-    raw = lifted(load_config(folder))
+    with naming(folder):
+        raw = lifted(load_config(folder))
     named = r"num_(hidden_|transformer_)?layers|n_layers?"
     counts = [count for key, count in text_of(raw).items() if re.fullmatch(named, key)]
     said = max((count for count in counts if type(count) is int), default=0)
     files: list[Any] = [mx.load(str(file)) for file in folder.glob("model*.safetensors")]
     names = [name for weights in files for name in weights]
     found = {match[0] for name in names if (match := re.match(r".*?\.\d+\.", name))}
-    if said > len(found):
+    if files and said > len(found):
         raise InputError(f"{folder}: config.json has {said} layers, the weights {len(found)}")
     return raw
 

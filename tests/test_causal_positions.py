@@ -91,7 +91,7 @@ def test_what_cannot_be_read_rightly_is_refused(change, why, tmp_path):
     save(tmp_path / "hub", "llama", "default")
     config = tmp_path / "hub" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | change))
-    with pytest.raises(InputError, match=why):
+    with pytest.raises(InputError, match=f"hub: {why}"):
         causal_loading.load(tmp_path / "hub")
     with pytest.raises(InputError, match=why):
         convert.convert(str(tmp_path / "hub"), tmp_path / "out")
