@@ -183,7 +183,9 @@ def _set_ropes(model: nn.Module, text: Mapping) -> None:
         places = scales or places
     for module, key, rope, p in places:
         dims = rope.dim if hasattr(rope, "dim") else rope.dims
-        if dims == head:  # GLM's file forgets that only a part is rotated
+        if (
+            dims == head and text.get("model_type") == "glm"
+        ):  # whose file forgets that only a part is rotated
             dims = int(dims * (p["partial_rotary_factor"] or 1))
         theta = getattr(rope, "base", None) if "" in ropes else None
         p = p | {"rope_theta": theta or p["rope_theta"] or 10000.0}
