@@ -183,10 +183,8 @@ def _set_ropes(model: nn.Module, text: Mapping) -> None:
         places = scales or places
     for module, key, rope, p in places:
         dims = rope.dim if hasattr(rope, "dim") else rope.dims
-        if (
-            dims == head and text.get("model_type") == "glm"
-        ):  # whose file forgets that only a part is rotated
-            dims = int(dims * (p["partial_rotary_factor"] or 1))
+        if dims == head and text.get("model_type") == "glm":
+            dims = int(dims * (p["partial_rotary_factor"] or 1))  # its file rotates all
         theta = getattr(rope, "base", None) if "" in ropes else None
         p = p | {"rope_theta": theta or p["rope_theta"] or 10000.0}
         here = [getattr(rope, name, None) for name in ("dims", "base", "scale")]
