@@ -33,12 +33,8 @@ class CausalConfig:
 
     @property
     def max_prompt_tokens(self) -> int | None:
-        return most_prompt_tokens(self.max_positions)
-
-
-def most_prompt_tokens(max_positions: int | None) -> int | None:
-    """How long a prompt may be where it and its text share so many positions: one token is text."""
-    return None if max_positions is None else max_positions - 1
+        """One less than there are positions: a token is text."""
+        return None if self.max_positions is None else self.max_positions - 1
 
 
 # ---------------------------------------------------------------------------------------------
@@ -221,7 +217,7 @@ def _name(model: nn.Module) -> str:
     return getattr(model, "model_type", None) or type(model).__module__.rpartition(".")[2]
 
 
-def _own_cache(model: nn.Module) -> list:
+def own_cache(model: nn.Module) -> list:
     """What mlx-lm would decode the model with."""
     if hasattr(model, "make_cache"):
         return model.make_cache()
@@ -235,19 +231,15 @@ def check_cache(model: nn.Module) -> list[int | None]:
     name = _name(model)
     if name in _ELSEWHERE:
         raise InputError(f"{name} cannot be decoded here: {_ELSEWHERE[name]}")
-    windows: list[int | None] = []
-    for cache in _own_cache(model):
+    caches = own_cache(model)
+    for cache in caches:
         kind = type(cache).__name__
-        if kind == "KVCache":
-            windows.append(None)
-        elif kind == "RotatingKVCache" and not cache.keep:
-            windows.append(cache.max_size)
-        else:
+        if kind != "KVCache" and (kind != "RotatingKVCache" or cache.keep):
             raise InputError(
                 f"{name} cannot be decoded here: a layer keeps its state in {kind}, from which this step cannot take "
                 "a rejected token back"
             )
-    return windows
+    return [getattr(cache, "max_size", None) for cache in caches]
 
 
 def _check(model: CausalModel) -> tuple[int, int]:
@@ -293,7 +285,7 @@ def _distance(model: CausalModel) -> tuple[float, int]:
     second = model.decode(mx.array([a[7:], b[3:]]), np.array([[7, 8], [3, 4]], np.int32), cache)
     distances = []
     for row, calls in ((a, [first[0, :2], second[0]]), (b, [first[1, 1:3], second[1]])):
-        alone = model.model(mx.array([row]), cache=_own_cache(model.model))[0, -4:]
+        alone = model.model(mx.array([row]), cache=own_cache(model.model))[0, -4:]
         distances += [
             _differences(calls[0], alone[:2]).min(),
             _differences(calls[1], alone[2:]).min(),

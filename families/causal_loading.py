@@ -21,9 +21,10 @@ from tokenizers import Tokenizer
 from checkpoints.folder import read_json, weight_files
 from checkpoints.quantization import Quantization
 from distributed.ranks import Ranks
-from errors import InputError
+from errors import InputError, naming
 from families import architecture_of, is_ours
 from families.causal import CausalModel, check_cache
+from families.causal_positions import lifted, max_positions, set_positions, text_of
 from families.folders import WEIGHTS, converted_path
 from text.generation import Generation
 
@@ -52,7 +53,8 @@ def is_decoder_only(raw: Mapping) -> bool:
         return False
     spec, kind = importlib.util.find_spec("mlx_lm"), raw.get("model_type")
     if spec and spec.origin and isinstance(kind, str):
-        return (Path(spec.origin).parent / "models" / f"{kind}.py").exists()
+        file = _mlx_lm().MODEL_REMAPPING.get(kind, kind)
+        return (Path(spec.origin).parent / "models" / f"{file}.py").exists()
     return architecture_of(raw).endswith(("ForCausalLM", "LMHeadModel"))
 
 
@@ -100,6 +102,8 @@ def _with_mlx_lm(name: object, what: str, step: Callable[[Any], T]) -> T:
     """step(mlx_lm.utils), whose progress goes to stderr. InputError in one line for whatever it raises:
     it has no class of its own for what is wrong with a folder."""
     utils = _mlx_lm()
+    load_config = utils.load_config
+    utils.load_config = lambda folder: _config(folder, load_config)
     try:
         with redirect_stdout(sys.stderr):
             return step(utils)
@@ -108,6 +112,24 @@ def _with_mlx_lm(name: object, what: str, step: Callable[[Any], T]) -> T:
     except (Exception, SystemExit) as error:  # one of its architectures ends the process
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(f"{name}: mlx-lm cannot {what} it: {reason}") from None
+    finally:
+        utils.load_config = load_config
+
+
+def _config(folder: Path, load_config: Callable[[Path], dict]) -> dict:
+    """What mlx-lm is to read: config.json with positions where it looks for them. InputError where there
+    are more layers than in the weights: each takes memory and time before it has any."""
+    with naming(folder):
+        raw = lifted(load_config(folder))
+    named = r"num_(hidden_|transformer_)?layers|n_layers?"
+    counts = [count for key, count in text_of(raw).items() if re.fullmatch(named, key)]
+    said = max((count for count in counts if type(count) is int), default=0)
+    files: list[Any] = [mx.load(str(file)) for file in folder.glob("model*.safetensors")]
+    names = [name for weights in files for name in weights]
+    found = {match[0] for name in names if (match := re.match(r".*?\.\d+\.", name))}
+    if files and said > len(found):
+        raise InputError(f"{folder}: config.json has {said} layers, the weights {len(found)}")
+    return raw
 
 
 def load(
@@ -129,6 +151,7 @@ def load(
         model, raw = utils.load_model(folder, lazy=sharded)
         if sharded:
             _shard(model, raw, group)
+        set_positions(model, raw)
         return model, raw, utils.load_tokenizer(folder, eos_token_ids=raw.get("eos_token_id"))
 
     model, raw, chat = ranks.together(lambda: _with_mlx_lm(folder, "load", read))
@@ -161,32 +184,15 @@ def _fast(chat: Any, folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def max_positions(raw: Mapping) -> int | None:
-    """How many tokens the model was made for, by its config.json; None: it does not say."""
-    text = {**raw, **(raw.get("text_config") or {})}
-    keys = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "model_max_length")
-    stated = next((text[key] for key in keys if type(text.get(key)) is int), None)
-    scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
-    original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
-    if stated and original and factor:  # some state what it was before the scaling
-        stated = max(stated, int(original * factor))
-    return stated
-
-
 def _fingerprints(folder: Path) -> dict[str, str]:
-    """What tells a model's files from others of the same names; weights by their headers."""
+    """What tells a model's files from others of the same names; weights by their sizes."""
     from importlib.metadata import version
 
-    def head(path: Path) -> bytes:
-        with open(path, "rb") as file:
-            return file.read(int.from_bytes(file.read(8), "little"))
-
-    weights = sorted(folder.glob("model*.safetensors"))
-    headers = [(path.name, path.stat().st_size, zlib.crc32(head(path))) for path in weights]
+    files = sorted(folder.glob("model*.safetensors"))
     parts = {
         "config.json": (folder / "config.json").read_text(encoding="utf-8"),
         "generation_config.json": str(Generation.load(folder)),
-        "weights": str(headers),
+        "weights": str([(file.name, file.stat().st_size) for file in files]),
         "version of MLX": version("mlx"),
         "version of mlx-lm": version("mlx-lm"),
     }

@@ -18,7 +18,7 @@ from checkpoints.tensors import Tensor
 from distributed.ranks import ALONE
 from errors import InputError
 from families import Family
-from families.causal import Progress, most_prompt_tokens, prefill
+from families.causal import Progress, prefill
 from speculative.cache import SlotCache
 from text.tokenizer_files import copy_sources, from_transformers, save
 
@@ -48,8 +48,8 @@ class Config(BaseConfig):
     tied_head: bool  # the output projection is the embedding
 
     @property
-    def max_prompt_tokens(self) -> int | None:
-        return most_prompt_tokens(self.max_positions)
+    def max_prompt_tokens(self) -> int:
+        return self.max_positions - 1
 
     @property
     def d_kv(self) -> int:

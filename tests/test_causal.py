@@ -1,5 +1,6 @@
 """mlx-lm's models behind the contract: their text is mlx-lm's own alone, and what cannot be so is refused."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import mlx.core as mx
@@ -55,23 +56,6 @@ def test_texts_are_mlx_lms_own(name):
     assert (WINDOW in model._windows) == (name in [*SLIDING, "gemma3n"])
 
 
-def test_another_architecture_drafts(llama):
-    model, other = CausalModel(llama), CausalModel(build("gpt2", seed=3))
-    prompted = prompts(4, 20)
-    rows = decode_with(model, ModelDrafter(other), prompted, 3, num_draft=3, max_tokens=10)
-    assert [row.generated for row in rows] == [alone(llama, prompt, 10) for prompt in prompted]
-
-
-def test_quantized_models():
-    import mlx.nn as nn
-
-    lm = build("qwen3", num_hidden_layers=2, intermediate_size=64)
-    nn.quantize(lm, group_size=32, bits=4)
-    model, prompted = CausalModel(lm), prompts(4, 20)
-    rows = decode_with(model, PromptLookup(), prompted, 3, num_draft=3, max_tokens=8)
-    assert [row.generated for row in rows] == [alone(lm, prompt, 8) for prompt in prompted]
-
-
 def offset_of_the_first_row(self):
     offset = self._slots.offset
     return offset if isinstance(offset, int) else mx.full(offset.shape, offset[0])
@@ -110,22 +94,13 @@ MUTANTS = {
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_what_is_wrong_on_purpose_is_seen(mutant, monkeypatch):
     lm = build("gemma3_text", num_hidden_layers=2)
-    model, noised = (
-        CausalModel(lm),
-        CausalModel(build("gemma3_text", noise=0.2, num_hidden_layers=2)),
-    )
-    prompted = prompts(5, 25)
+    model, noised = CausalModel(lm), build("gemma3_text", noise=0.2, num_hidden_layers=2)
+    drafter, prompted, found = ModelDrafter(CausalModel(noised)), prompts(5, 25), []
     expected = [alone(lm, prompt, 10) for prompt in prompted]
     monkeypatch.setattr(*MUTANTS[mutant])
-    try:
-        found = [
-            row.generated
-            for row in decode_with(
-                model, ModelDrafter(noised), prompted, 3, num_draft=3, max_tokens=10
-            )
-        ]
-    except ValueError:  # a cache that holds more than there is
-        found = []
+    with suppress(ValueError):  # from a cache that holds more than there is
+        rows = decode_with(model, drafter, prompted, 3, num_draft=3, max_tokens=10)
+        found = [row.generated for row in rows]
     if mutant != "offset without fillers":  # which a target's blocks have on the right only
         assert found != expected
     with pytest.raises(InputError, match="gemma3_text cannot be decoded here"):
@@ -237,21 +212,10 @@ def test_what_would_be_wrong_is_refused_by_name(name, why):
         CausalModel(build(name))
 
 
-def test_positions_that_depend_on_the_texts_length_are_refused():
-    """The config decides, not the architecture."""
-    scaling = dict(rope_type="dynamic", factor=2.0)
-    with pytest.raises(
-        InputError, match="llama cannot be decoded here: a batch of rows of unequal"
-    ):
-        CausalModel(build("llama", rope_scaling=scaling, num_hidden_layers=1))
-
-
 def test_logits_refuse_what_types_let_pass(monkeypatch):
     """afm7 is known by name as well, for half precision."""
     monkeypatch.setattr(causal, "_ELSEWHERE", {})
-    with pytest.raises(
-        InputError, match=r"afm7 cannot be decoded here: .*its logits are not those"
-    ):
+    with pytest.raises(InputError, match=r"afm7 cannot .*its logits are not those"):
         CausalModel(build("afm7"))
 
 

@@ -25,6 +25,7 @@ from speculative.drafting import PromptLookup
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
+LONG = dict(factor=4.0, original_max_position_embeddings=32768)
 
 
 def test_a_folder_of_mlx_communitys(tmp_path):
@@ -43,16 +44,6 @@ def test_a_folder_of_mlx_communitys(tmp_path):
         text = alone(lm, prompt, 8)
         ends = [i for i, token in enumerate(text) if token in (1, 5)]
         assert row.generated == (text[: ends[0] + 1] if ends else text)
-
-
-def test_a_quantized_folder(tmp_path):
-    causal_folders.write(tmp_path / "q", "qwen3", bits=4, intermediate_size=64)
-    model, _ = causal_loading.load(tmp_path / "q")
-    assert "scales" in model.model.model.layers[0].mlp.down_proj
-    prompted = prompts(3, 12)
-    rows = decode_with(model, None, prompted, 3, num_draft=0, max_tokens=5)
-    expected = [alone(model.model, prompt, 5) for prompt in prompted]
-    assert [row.generated for row in rows] == expected
 
 
 def test_chat_templates_are_applied_as_mlx_lm_does(tmp_path):
@@ -99,6 +90,7 @@ def test_models_in_the_hubs_cache(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
+        ({}, "mlx-lm cannot load it"),  # and a damaged file
         (dict(model_type="no_such"), "no_such not supported"),
         (dict(model_type="mamba"), "mlx-lm cannot load it"),
         (dict(hidden_size=48), "mlx-lm cannot load it"),
@@ -107,20 +99,14 @@ def test_models_in_the_hubs_cache(tmp_path, monkeypatch):
 )
 def test_what_mlx_lm_cannot_load_is_one_line(change, why, tmp_path, capsys):
     causal_folders.write(tmp_path)
-    config = tmp_path / "config.json"
+    config, weights = tmp_path / "config.json", tmp_path / "model.safetensors"
     config.write_text(json.dumps(json.loads(config.read_text()) | change))
+    if not change:
+        weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(InputError, match=why) as raised:
         causal_loading.load(tmp_path)
     assert "\n" not in str(raised.value) and str(tmp_path) in str(raised.value)
     assert capsys.readouterr().out == ""
-
-
-def test_a_damaged_file_is_one_line(tmp_path):
-    causal_folders.write(tmp_path)
-    weights = tmp_path / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(InputError, match="mlx-lm cannot load it"):
-        causal_loading.load(tmp_path)
 
 
 def test_without_mlx_lm_the_error_says_what_to_install(tmp_path, monkeypatch):
@@ -153,15 +139,8 @@ assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
         (dict(text_config=dict(max_position_embeddings=8192)), 8192),
         (dict(n_positions=1024), 1024),
         (dict(vocab_size=3), None),
-        (
-            dict(
-                max_position_embeddings=40960,
-                rope_scaling=dict(
-                    rope_type="yarn", factor=4.0, original_max_position_embeddings=32768
-                ),
-            ),
-            131072,
-        ),
+        (dict(max_position_embeddings=40960, rope_scaling=dict(LONG, type="yarn")), 131072),
+        (dict(max_position_embeddings=131072, rope_parameters=dict(LONG, type="su")), 32768),
     ],
 )
 def test_context_limits(raw, most):
@@ -177,6 +156,9 @@ def test_conversion_goes_through_mlx_lm(tmp_path, capsys):
     assert capsys.readouterr().out == ""
     model, tokenizer = causal_loading.load(output)
     assert model.model.model.layers[0].mlp.up_proj.bits == 8
+    prompted = prompts(3, 12)
+    rows = decode_with(model, PromptLookup(), prompted, 3, num_draft=3, max_tokens=5)
+    assert [row.generated for row in rows] == [alone(model.model, p, 5) for p in prompted]
     assert model.config.eos_token_ids == (1, 5) and tokenizer.get_vocab_size() <= 320
 
 

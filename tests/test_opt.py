@@ -159,23 +159,3 @@ def test_positions_end(pair):
     cache = model.start(mx.array([[5] * 64]))
     beyond = model.decode(mx.array([[7, 8]]), np.array([[64, 65]], np.int32), cache)
     assert np.isfinite(np.array(beyond)).all()
-
-
-def test_ranks_can_split_it(pair):
-    from distributed.sharding import check_ranks
-
-    config = pair[1].config
-    check_ranks(config, None, 4)
-    with pytest.raises(InputError, match="cannot be split among 3 ranks"):
-        check_ranks(config, None, 3)
-
-
-def test_positions_are_not_quantized(tmp_path):
-    from checkpoints.quantization import Quantization
-
-    raw = VARIANTS["opt-125m"] | dict(hidden_size=64, word_embed_proj_dim=64, ffn_dim=128)
-    folder = save(tmp_path / "hub", raw, layouts(torch_model(raw))["model.decoder"])
-    write_bpe(folder)
-    convert(str(folder), tmp_path / "q", quantization=Quantization(bits=8))
-    model, _ = load(tmp_path / "q")
-    assert "scales" in model.layers[0].query and "scales" not in model.positions

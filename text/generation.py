@@ -77,6 +77,8 @@ class Generation:
         if not self.settings:
             return options
         defaults = {k: self.settings[k] for k in _same_names(options) if k in self.settings}
+        if prefix_size > 1:  # transformers forces it after a single token only
+            defaults.pop("forced_bos_token_id", None)
         for (new, whole), name in _LENGTHS.items():
             if new in self.settings:
                 defaults[name] = self.settings[new]

@@ -32,9 +32,14 @@ A model works if its greedy text equals mlx-lm's own alone: {texts} prompts of 1
 three rows side by side, without drafts and with three tokens drafted by a disturbed copy. Sliding windows
 have {window} tokens, so texts outgrow them. Another is refused when it is loaded, by name, with the reason.
 
-Of models of text and images the text is decoded. The config decides, too: a model of a name that
-works is refused where its positions depend on the text's length (`rope_type` dynamic). What needs a kernel
-of Metal's was tried without Metal, and is tried again where it is loaded.
+Of models of text and images the text is decoded. What needs a kernel of Metal's was tried without Metal, and is
+tried again where it is loaded.
+
+Loaded from files, rotary positions and sliding windows are those that transformers reads from config.json,
+also where mlx-lm's file reads less of it: `rope_parameters`; the rope types default, linear, llama3, yarn; dynamic
+and longrope up to the positions they were trained with (`max_position_embeddings`;
+`original_max_position_embeddings`, 4,096 for Phi-3), where texts end; and the windows of Gemma 2, Mistral, Mixtral,
+Phi-3 and Starcoder 2. Types that only mlx-lm knows are left to it; another is refused by name.
 
 The name is that of the file; config.json's `model_type` is the same or one of these: {aliases}.
 """

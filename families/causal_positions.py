@@ -1,0 +1,207 @@
+"""Positions and windows of a decoder-only model as transformers reads them from config.json.
+
+mlx-lm's model files read less of it: few know `rope_parameters`, as transformers 5 writes it, or every rope
+type, and some forget sliding windows.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from errors import InputError
+from families.causal import own_cache
+
+Scaled = tuple[np.ndarray, float]
+
+# ---------------------------------------------------------------------------------------------
+# Rope types: of the parameters p, and of how many positions each pair of dimensions takes for a radian,
+# [D / 2], these scaled and the factor of queries and keys.
+
+
+def _llama3(p: Mapping, periods: np.ndarray) -> Scaled:
+    """Grattafiori et al. 2024, arXiv 2407.21783."""
+    turns = p["original_max_position_embeddings"] / (2 * np.pi * periods)
+    low, high = p["low_freq_factor"], p["high_freq_factor"]
+    kept = np.clip((turns - low) / (high - low), 0, 1)
+    return periods / (kept + (1 - kept) / p["factor"]), 1.0
+
+
+def _yarn(p: Mapping, periods: np.ndarray) -> Scaled:
+    """Peng et al. 2023, arXiv 2309.00071."""
+    D, original, factor = 2 * len(periods), p["original_max_position_embeddings"], p["factor"]
+
+    def dimension(turns: float) -> float:
+        return D * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(p["rope_theta"]))
+
+    first, last = dimension(p.get("beta_fast") or 32), dimension(p.get("beta_slow") or 1)
+    if p.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, D - 1)
+    scaled = np.clip((np.arange(D // 2) - first) / (last - first or 0.001), 0, 1)
+    a, b = p.get("mscale"), p.get("mscale_all_dim")
+    sizes = [1 + 0.1 * m * math.log(max(factor, 1)) for m in ((a, b) if a and b else (1, 0))]
+    own = p.get("attention_factor") or sizes[0] / sizes[1]
+    return periods / (1 - scaled + scaled / factor), own
+
+
+def _longrope(p: Mapping, periods: np.ndarray) -> Scaled:
+    """Ding et al. 2024, arXiv 2402.13753: up to the original length, where `max_positions` ends texts."""
+    size = math.log(max(p["factor"], 1)) / math.log(p["original_max_position_embeddings"])
+    own = p.get("short_mscale") or p.get("attention_factor") or math.sqrt(1 + size)
+    return periods * np.array(p["short_factor"]), own
+
+
+_TYPES: dict[str, Callable[[Mapping, np.ndarray], Scaled] | None] = {
+    "default": lambda p, periods: (periods, 1.0),
+    "dynamic": lambda p, periods: (periods, 1.0),  # as long as texts may be here
+    "linear": lambda p, periods: (periods * p["factor"], 1.0),
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "su": _longrope,
+    **dict.fromkeys(("proportional", "mrope", "deepseek_yarn", "telechat3-yarn")),  # mlx-lm's own
+}
+
+
+class Rope(nn.Module):
+    """Rotary positions with the periods of a rope type."""
+
+    def __init__(self, dims: int, traditional: bool, periods: np.ndarray, factor: float):
+        super().__init__()
+        self.dims, self._traditional, self._factor = dims, traditional, factor
+        self._periods = mx.array(periods.astype(np.float32))
+
+    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
+        if self._factor != 1:
+            x = x.at[..., : self.dims].multiply(self._factor)
+        settings: dict[str, Any] = dict(traditional=self._traditional, base=None, scale=1.0)
+        return mx.fast.rope(x, self.dims, **settings, offset=offset, freqs=self._periods)
+
+
+# ---------------------------------------------------------------------------------------------
+# What config.json says
+
+
+def text_of(raw: Mapping) -> dict:
+    return {**raw, **(raw.get("text_config") or {})}
+
+
+def _parameters(text: Mapping) -> dict[str, dict]:
+    """Rope parameters by type of layer, or under "" for all layers. InputError for an unknown rope type."""
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    nested = any(isinstance(value, Mapping) for value in rope.values())
+    most, found = text.get("max_position_embeddings") or 0, {}
+    for layer_type, given in rope.items() if nested else [("", rope)]:
+        if not isinstance(given, Mapping):
+            continue
+        p = {key: value for key, value in given.items() if value is not None}
+        if nested:
+            p.pop("truncate", None)  # transformers looks for it beside the types only
+        p["rope_type"] = kind = p.get("rope_type") or p.get("type") or "default"
+        if kind not in _TYPES:
+            raise InputError(f"rope type {kind} is unknown; there are {', '.join(_TYPES)}")
+        original = text.get("original_max_position_embeddings") or most
+        original = p.setdefault("original_max_position_embeddings", original)
+        p["factor"] = float(p.get("factor") or (most / original if original else 1))
+        for key in ("rope_theta", "partial_rotary_factor"):
+            p.setdefault(key, text.get(key))
+        found[layer_type] = p
+    return found
+
+
+def lifted(raw: Mapping) -> dict:
+    """A config.json in which what `rope_parameters` says is also where mlx-lm reads it."""
+    found = dict(raw)
+    if isinstance(raw.get("text_config"), Mapping):
+        found["text_config"] = lifted(raw["text_config"])
+    if "full_attention" in (types := raw.get("layer_types") or []):
+        found.setdefault("sliding_window_pattern", types.index("full_attention") + 1)
+    ropes = _parameters(raw)
+    if not raw.get("rope_parameters"):
+        return found
+    p = ropes.get("full_attention") or next(iter(ropes.values()))
+    kind, local = p["rope_type"], ropes.get("sliding_attention", {}).get("rope_theta")
+    theta, part = p["rope_theta"], p["partial_rotary_factor"]
+    values = dict(rope_theta=theta, partial_rotary_factor=part, rope_local_base_freq=local)
+    values |= dict(rotary_emb_base=theta, rotary_pct=part)  # GPT-NeoX's names
+    found |= {key: value for key, value in values.items() if value is not None}
+    return found | {"rope_scaling": None if kind == "default" else p | {"type": kind}}
+
+
+def max_positions(raw: Mapping) -> int | None:
+    """How many tokens a text may have, by config.json; None: it does not say."""
+    text = text_of(raw)
+    keys = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "model_max_length")
+    stated = next((text[key] for key in keys if type(text.get(key)) is int), None)
+    for p in _parameters(text).values():
+        original = p["original_max_position_embeddings"]
+        if stated and _TYPES[p["rope_type"]] is _longrope:
+            stated = min(stated, original)
+        elif stated and p["rope_type"] == "yarn":  # some state what it was before the scaling
+            stated = max(stated, int(original * p["factor"]))
+    return stated
+
+
+# ---------------------------------------------------------------------------------------------
+# What the model does
+
+
+def set_positions(model: nn.Module, raw: Mapping) -> None:
+    """Give a model's layers the rotary positions and windows of its config.json where they have others."""
+    text = text_of(raw)
+    _set_ropes(model, text)
+    types, kind = text.get("layer_types"), text.get("model_type")
+    if not types and kind in (*_SLIDE, "gemma2"):
+        second = "full_attention" if kind == "gemma2" else "sliding_attention"
+        types = ["sliding_attention", second] * len(model.layers)
+    window: Any = text.get("sliding_window")
+    for layer, cache, layer_type in zip(model.layers, own_cache(model), types or (), strict=False):
+        slides = window and layer_type == "sliding_attention"
+        if slides and not getattr(cache, "max_size", None) and "self_attn" in layer:
+            layer.self_attn = Windowed(layer.self_attn, window)
+
+
+_SLIDE = ("mistral", "mixtral", "phi3", "phimoe", "starcoder2")  # in all layers
+_ROPES = ("RoPE", "Llama3RoPE", "YarnRoPE", "SuScaledRoPE", "DynamicNTKScalingRoPE")
+
+
+def _set_ropes(model: nn.Module, text: Mapping) -> None:
+    ropes = _parameters(text)
+    places: list[tuple[nn.Module, str, Any, dict]] = []
+    head = text.get("head_dim") or text.get("hidden_size", 0) // text.get("num_attention_heads", 1)
+    for i, layer in enumerate(model.layers):
+        own = ropes.get("") or ropes.get((text.get("layer_types") or {i: ""})[i]) or {}
+        for module in layer.modules() if own else ():
+            found = [(key, rope) for key, rope in module.items() if type(rope).__name__ in _ROPES]
+            places += [(module, key, rope, own) for key, rope in found]
+    if "" in ropes:  # in layers that mlx-lm scales, or, where it knows no rope types, in all
+        scales = [place for place in places if getattr(place[2], "scale", None) != 1]
+        places = scales or places
+    for module, key, rope, p in places:
+        dims = rope.dim if hasattr(rope, "dim") else rope.dims
+        if dims == head and text.get("model_type") == "glm":
+            dims = int(dims * (p["partial_rotary_factor"] or 1))  # its file rotates all
+        theta = getattr(rope, "base", None) if "" in ropes else None
+        p = p | {"rope_theta": theta or p["rope_theta"] or 10000.0}
+        here = [getattr(rope, name, None) for name in ("dims", "base", "scale")]
+        scaled, default = _TYPES[p["rope_type"]], p["rope_type"] == "default"
+        if scaled and not (default and here == [dims, p["rope_theta"], 1]):
+            periods = p["rope_theta"] ** (np.arange(0, dims, 2) / dims)
+            module[key] = Rope(dims, getattr(rope, "traditional", False), *scaled(p, periods))
+
+
+class Windowed(nn.Module):
+    """Attention in a window that mlx-lm's file does not know."""
+
+    def __init__(self, attention: nn.Module, window: int):
+        super().__init__()
+        self.attention, self._window = attention, window
+
+    def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+        as_array = isinstance(mask, mx.array)
+        mask = cache.make_mask(x.shape[1], return_array=as_array, window_size=self._window)
+        return self.attention(x, mask, cache)
