@@ -18,11 +18,11 @@ from helpers.programs import ROOT
 from safetensors.torch import load_file, save_file
 
 from checkpoints import tensors, weights
-from checkpoints.names import T5, our_name
 from checkpoints.npz import map_npz
 from convert import convert
 from decoder import load
 from errors import InputError
+from families.t5 import NAMES
 
 
 @pytest.fixture
@@ -129,12 +129,12 @@ def test_the_unused_bias_of_old_checkpoints_is_dropped(folder, tmp_path):
 
 
 def test_names_never_heard_of_raise():
-    assert our_name("encoder.block.3.layer.1.layer_norm.weight", T5, "T5") == (
+    assert NAMES.ours("encoder.block.3.layer.1.layer_norm.weight") == (
         "encoder.layers.3.feed_forward_norm.weight"
     )
     for name in ("decoder.block.0.layer.0.SelfAttention.q.bias", "transformer.h.0.weight", ""):
         with pytest.raises(InputError, match="unknown tensor"):
-            our_name(name, T5, "T5")
+            NAMES.ours(name)
 
 
 def test_generation_config_decides_the_token_ids(folder, tmp_path):

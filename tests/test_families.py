@@ -6,14 +6,12 @@ import re
 import pytest
 from helpers.programs import ROOT
 
-from checkpoints.config import Config
-from checkpoints.names import T5 as NAMES
-from checkpoints.names import our_name
 from checkpoints.quantization import Quantization
 from convert import converted_size, read_config
 from errors import InputError
 from families import family_of
 from families.loading import weight_shapes
+from families.t5 import NAMES, Config
 from model import T5
 
 GELU, SILU, RELU = "gated-gelu", "gated-silu", "relu"
@@ -109,7 +107,7 @@ def weights(name: str) -> list[str]:
             names += [f"{layer}.{j}.layer_norm.weight" for j in range(sublayers)]
             if i == 0 or name.startswith(("umt5", "pile")):
                 names.append(f"{layer}.0.SelfAttention.relative_attention_bias.weight")
-    return ["embedding.weight", *(our_name(n, NAMES, "T5") for n in names)]
+    return ["embedding.weight", *(NAMES.ours(n) for n in names)]
 
 
 @pytest.mark.parametrize("name", MEMBERS)

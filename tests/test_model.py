@@ -21,11 +21,10 @@ from helpers.oracle import flat_weights
 from helpers.programs import DEMO
 from transformers import T5ForConditionalGeneration
 
-from checkpoints.config import Config
 from convert import convert
 from errors import InputError
 from families.loading import build, load
-from families.t5 import FAMILY
+from families.t5 import FAMILY, Config
 from model import T5
 from speculative.cache import MASKED
 
