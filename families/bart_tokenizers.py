@@ -250,17 +250,24 @@ def _marian(folder: Path, model: str, vocabulary: str) -> tuple[Tokenizer, Langu
 def _m2m(folder: Path) -> tuple[Tokenizer, Languages]:
     from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES
 
-    settings = _settings(folder)
+    settings, said = _settings(folder), folder / "tokenizer_config.json"
     ids = _read_vocabulary(folder / "vocab.json")
     if sorted(ids.values()) != list(range(len(ids))):
         raise InputError(
             f"{folder / 'vocab.json'}: its ids leave gaps, the languages' come behind them"
         )
-    names = FAIRSEQ_LANGUAGE_CODES[settings.get("language_codes") or "m2m100"]
+    kind = str(settings.get("language_codes") or "m2m100")
+    if kind not in FAIRSEQ_LANGUAGE_CODES:
+        kinds = ", ".join(FAIRSEQ_LANGUAGE_CODES)
+        raise InputError(f"{said}: language_codes is {kind:.50}, not one of {kinds}")
+    names = FAIRSEQ_LANGUAGE_CODES[kind]
     codes = {name: len(ids) + i for i, name in enumerate(names)}
-    tokens = [f"__{name}__" for name in names]
+    languages = Languages(codes, ["source", "text", ids[END]], ["start", "target"])
+    own = str(settings.get("src_lang") or "en")
+    if own not in codes:
+        raise InputError(f"{said}: src_lang: no language {own!r:.50}; {languages.like(own)}")
     proto = _read_model(folder / "sentencepiece.bpe.model")
-    tokenizer = _from_sentencepiece(proto, ids, ["<s>", PADDING, END, *tokens])
-    own = f"__{settings.get('src_lang') or 'en'}__"
-    tokenizer.post_processor = _template(tokenizer, f"{own} $A {END}")
-    return tokenizer, Languages(codes, ["source", "text", ids[END]], ["start", "target"])
+    special = ["<s>", PADDING, END, *(f"__{name}__" for name in names)]
+    tokenizer = _from_sentencepiece(proto, ids, special)
+    tokenizer.post_processor = _template(tokenizer, f"__{own}__ $A {END}")
+    return tokenizer, languages

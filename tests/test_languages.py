@@ -23,7 +23,6 @@ def multilingual(request, bart_folders, tmp_path):
     name = request.param
     checkpoint(tmp_path / "hub", bart_folders[name], name)
     model, tokenizer = load(convert(str(tmp_path / "hub"), tmp_path / "out", dtype="float32"))
-    model.languages = Languages.load(tmp_path / "out")
     return name, transformers.AutoTokenizer.from_pretrained(bart_folders[name][0]), model, tokenizer
 
 
@@ -75,7 +74,6 @@ def test_a_wrong_language_lists_what_there_is(multilingual):
 def test_models_of_one_language_refuse_codes(bart_folders, tmp_path):
     checkpoint(tmp_path / "hub", bart_folders["marian"], "marian")
     model, tokenizer = load(convert(str(tmp_path / "hub"), tmp_path / "out", dtype="float32"))
-    model.languages = Languages.load(tmp_path / "out")
     assert model.languages is None
     with pytest.raises(InputError, match="this model has no languages to choose from"):
         frame(model, tokenizer, "good day", target_lang="fr")
@@ -96,7 +94,7 @@ def test_what_has_its_language_elsewhere_says_where(demo_pair):
 def test_a_foreign_languages_file_is_refused(tmp_path):
     (tmp_path / "languages.json").write_text('{"codes": {}}')
     with pytest.raises(InputError, match="not a table of languages: convert the model again"):
-        Languages.load(tmp_path)
+        Languages.load(tmp_path, 100)
 
 
 @pytest.mark.parametrize("name", ["nllb", "mbart-50", "m2m", "marian, codes"])
