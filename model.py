@@ -20,6 +20,10 @@ from checkpoints.config import BaseConfig
 from errors import InputError
 from speculative.cache import CrossCache
 
+Mask = mx.array | None
+"""What a layer's queries see: boolean, or added to the scores in their type; broadcast to [B, H, T, N];
+None: everything."""
+
 _ACTIVATIONS = {
     "relu": nn.relu,
     "gelu": nn.gelu,  # by the error function, here and in transformers
@@ -79,22 +83,14 @@ class Attention(nn.Module):
         """Keys and values of x [B, T, d_model]: [B, H, T, D] each."""
         return self._split(self.key(x)), self._split(self.value(x))
 
-    def attend(
-        self, queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None
-    ) -> mx.array:
+    def attend(self, queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
         return mx.fast.scaled_dot_product_attention(
             queries, keys, values, scale=self._scale, mask=mask
         )
 
     def __call__(
-        self,
-        x: mx.array,
-        keys: mx.array,
-        values: mx.array,
-        mask: mx.array | None,
-        *positions: mx.array,
+        self, x: mx.array, keys: mx.array, values: mx.array, mask: Mask, *positions: mx.array
     ) -> mx.array:
-        """mask: boolean, or added to the scores in x's type; broadcast to [B, H, T, N]."""
         B, T, _ = x.shape
         heads = self.attend(self.queries(x, *positions), keys, values, mask)
         out = self.out(heads.transpose(0, 2, 1, 3).reshape(B, T, -1))
@@ -136,12 +132,7 @@ class Layer(nn.Module):
         return self.cross_attention
 
     def attend(
-        self,
-        x: mx.array,
-        mask: mx.array | None,
-        cache: CrossCache | None,
-        index: int,
-        *positions: mx.array,
+        self, x: mx.array, mask: Mask, cache: CrossCache | None, index: int, *positions: mx.array
     ) -> mx.array:
         keys, values = self.attention.project(x, *positions)
         if cache is not None:
@@ -149,15 +140,9 @@ class Layer(nn.Module):
         return self.attention(x, keys, values, mask, *positions)
 
     def __call__(
-        self,
-        x: mx.array,
-        mask: mx.array | None,
-        cache: CrossCache | None,
-        index: int,
-        *positions: mx.array,
+        self, x: mx.array, mask: Mask, cache: CrossCache | None, index: int, *positions: mx.array
     ) -> mx.array:
         """cache: of a decoder, whose layer `index` this is."""
-
         x = self.residual(x, "attention", lambda y: self.attend(y, mask, cache, index, *positions))
         if cache is not None and "cross_attention" in self:
             cross, cross_mask = cache.cross[index], cache.cross_mask
@@ -173,7 +158,7 @@ class Stack(nn.Module):
     def __call__(
         self,
         x: mx.array,
-        masks: Sequence[mx.array | None],
+        masks: Sequence[Mask],
         cache: CrossCache | None = None,
         *positions: mx.array,
     ) -> mx.array:

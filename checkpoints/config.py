@@ -122,6 +122,13 @@ def token_id(raw: Mapping, key: str, default: Any) -> Any:
     return default if value in (None, []) else token_ids(value, 0)[0]
 
 
+def checked(raw: Mapping, name: str, default: Any, kind: Any = int) -> Any:
+    """A value of config.json that no field is made of as it is; InputError as a field's."""
+    value = raw.get(name, default)
+    _check(name, kind, value)
+    return value
+
+
 def required(raw: Mapping, keys: Iterable[str], family: str) -> dict[str, Any]:
     """What config.json has under these keys; InputError where one is missing."""
     if missing := [key for key in keys if key not in raw]:

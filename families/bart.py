@@ -21,50 +21,34 @@ from families.bart_tokenizers import write_tokenizer
 from model import Attention, EncoderDecoder, activation
 from speculative.cache import CrossCache, known_positions, padding_mask
 
-# ---------------------------------------------------------------------------------------------
-# Positions
-
-
-class LearnedPositions(nn.Module):
-    """A table whose first two rows are no positions."""
-
-    OFFSET = 2
-
-    def __init__(self, num_positions: int, dims: int):
-        super().__init__()
-        self.weight = mx.zeros((num_positions + self.OFFSET, dims))
-
-    def __call__(self, positions: np.ndarray) -> mx.array:
-        return self.weight[mx.array(positions + self.OFFSET)]
+_FIRST = 2  # the row of a learned table that is position 0's
 
 
 class Sinusoids:
     """Vaswani et al. 2017 (arXiv 1706.03762) with the sines first and then the cosines, in a table that
-    grows. `make(positions [n]) -> [n, dims]`."""
+    grows. first: the row of position 0, in fairseq's table, whose rates are others; None: in no such."""
 
-    def __init__(self, make: Callable[[np.ndarray], np.ndarray]):
-        self._make, self._table = make, mx.array(make(np.arange(512)))
+    def __init__(self, dims: int, first: int | None):
+        self._dims, self._first = dims, first
+        self._table = self._make(512)
+
+    def _make(self, count: int) -> mx.array:
+        dims, rows = self._dims, np.arange(count)[:, None]
+        if self._first is None:
+            angles = rows * 10000.0 ** (-2 * (np.arange(dims) // 2) / dims)  # [n, dims]
+            waves = [np.sin(angles[:, 0::2]), np.cos(angles[:, 1::2])]
+        else:  # float32 in this order of operations, as the reference: an angle's last bits are far
+            half = dims // 2
+            step = np.float32(-np.log(10000.0) / max(half - 1, 1))
+            rates = np.exp(np.arange(half, dtype=np.float32) * step)
+            angles = (rows + self._first).astype(np.float32) * rates
+            waves = [np.sin(angles), np.cos(angles), np.zeros((count, dims % 2), np.float32)]
+        return mx.array(np.concatenate(waves, axis=1).astype(np.float32))
 
     def __call__(self, positions: np.ndarray) -> mx.array:
         if (needed := int(positions.max()) + 1) > len(self._table):
-            self._table = mx.array(self._make(np.arange(2 * needed)))
+            self._table = self._make(2 * needed)
         return self._table[mx.array(positions)]
-
-
-def _sinusoids(positions: np.ndarray, dims: int) -> np.ndarray:
-    angles = positions[:, None] * 10000.0 ** (-2 * (np.arange(dims) // 2) / dims)  # [n, dims]
-    waves = [np.sin(angles[:, 0::2]), np.cos(angles[:, 1::2])]
-    return np.concatenate(waves, axis=1).astype(np.float32)
-
-
-def _fairseq_sinusoids(rows: np.ndarray, dims: int) -> np.ndarray:
-    """float32 in this order of operations, as the reference: an angle's last bits are far."""
-    half = dims // 2
-    step = np.float32(-np.log(10000.0) / max(half - 1, 1))
-    rates = np.exp(np.arange(half, dtype=np.float32) * step)
-    angles = rows[:, None].astype(np.float32) * rates
-    waves = [np.sin(angles), np.cos(angles), np.zeros((len(rows), dims % 2), np.float32)]
-    return np.concatenate(waves, axis=1)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -108,12 +92,10 @@ class Stack(model.Stack):
         c = self._config = config
         if c.positions == "learned":
             assert c.max_positions is not None
-            self.positions: Any = LearnedPositions(c.max_positions, c.d_model)
-        elif c.positions == "sinusoidal":
-            self.positions = Sinusoids(lambda positions: _sinusoids(positions, c.d_model))
-        else:  # the first position is the row behind padding's
-            first = c.pad_token_id + 1
-            self.positions = Sinusoids(lambda n: _fairseq_sinusoids(n + first, c.d_model))
+            self.positions: Any = nn.Embedding(c.max_positions + _FIRST, c.d_model)
+        else:  # fairseq counts from the row behind padding's
+            first = c.pad_token_id + 1 if c.positions == "counted" else None
+            self.positions = Sinusoids(c.d_model, first)
         if c.norm_embedding:
             self.embedding_norm = nn.LayerNorm(c.d_model)
         self.layers = layers
@@ -125,7 +107,9 @@ class Stack(model.Stack):
         c, x = self._config, embedding(tokens)
         if c.scale_embedding:
             x = x * c.d_model**0.5
-        beside = self.positions(positions).astype(x.dtype)
+        learned = c.positions == "learned"
+        beside = self.positions(mx.array(positions + _FIRST) if learned else positions)
+        beside = beside.astype(x.dtype)
         if c.positions == "counted":
             beside = mx.where((tokens == c.pad_token_id)[..., None], 0, beside)
         x = x + beside

@@ -16,6 +16,7 @@ import numpy as np
 import model
 from families import Family
 from families.t5gemma_checkpoint import NAMES, Config, StackConfig
+from model import Mask
 from speculative.cache import CrossCache, known_positions, padding_mask
 
 
@@ -81,9 +82,7 @@ class Attention(model.Attention):
         keys = self._turned(self.key(x), self.get("key_norm"), *positions)
         return keys, self._split(self.value(x))
 
-    def attend(
-        self, queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None
-    ) -> mx.array:
+    def attend(self, queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
         cap = self._config.attn_logit_softcapping
         if cap is None:
             return super().attend(queries, keys, values, mask)
@@ -183,7 +182,7 @@ class T5Gemma(model.EncoderDecoder):
         at = mx.array(known_positions(positions))
         return self.logits(self.decoder(embed(self.embedding, tokens), masks, cache, at))
 
-    def decoder_mask(self, cache: CrossCache, window: int) -> mx.array | None:
+    def decoder_mask(self, cache: CrossCache, window: int) -> Mask:
         """What a layer of this window sees, for its attention to the text so far."""
         return cache.self_mask(window)
 
@@ -192,7 +191,7 @@ class T5Gemma(model.EncoderDecoder):
         return logits if cap is None else _soft_cap(logits, mx.array(cap, logits.dtype))
 
 
-def encoder_masks(mask: np.ndarray, reaches: Sequence[tuple[int, int]]) -> list[mx.array | None]:
+def encoder_masks(mask: np.ndarray, reaches: Sequence[tuple[int, int]]) -> list[Mask]:
     """Per layer what sources with the mask [B, S] see of themselves: so many tokens behind and ahead.
     Boolean, broadcast to [B, 1, S, S]; None where it is everything."""
     S = mask.shape[1]
@@ -200,7 +199,7 @@ def encoder_masks(mask: np.ndarray, reaches: Sequence[tuple[int, int]]) -> list[
     index = mx.arange(S)
     distance = index[:, None] - index  # [S, S], query - key
 
-    def within(reach: tuple[int, int]) -> mx.array | None:
+    def within(reach: tuple[int, int]) -> Mask:
         behind, ahead = reach
         if min(reach) >= S - 1:
             return token

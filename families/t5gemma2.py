@@ -13,47 +13,40 @@ from typing import Any, ClassVar
 import mlx.core as mx
 import mlx.nn as nn
 
+from checkpoints.config import checked
 from checkpoints.names import Names, equal
 from checkpoints.tensors import Tensor
 from errors import InputError
 from families import Family, t5gemma_checkpoint
 from families.t5gemma import Attention, Layer, T5Gemma
+from families.t5gemma_checkpoint import FULL, SLIDING
+from model import Mask
 from speculative.cache import CrossCache
 
-_THETA = {"sliding_attention": ("rope_local_base_freq", 1e4), "full_attention": ("rope_theta", 1e6)}
+_THETA = {SLIDING: ("rope_local_base_freq", 1e4), FULL: ("rope_theta", 1e6)}
 
 
 @dataclass(frozen=True)
 class StackConfig(t5gemma_checkpoint.StackConfig):
+    max_position_embeddings: int = 131072
+    final_logit_softcapping: float | None = None
+    head_norms: bool = True
     rope_thetas: tuple[float, ...] = ()  # of each layer
     rope_scales: tuple[float, ...] = ()
 
+    family: ClassVar[str] = "T5Gemma 2"
+    pieces: ClassVar[int] = 262208
+
     @classmethod
-    def from_raw(cls, raw: object) -> "StackConfig":
-        if not isinstance(raw, Mapping):
-            raise InputError("config.json has no encoder and decoder: not a T5Gemma 2 model")
-        given = {
-            "vocab_size": 262208,
-            "max_position_embeddings": 131072,
-            "final_logit_softcapping": None,
-            **raw,
-            "attn_logit_softcapping": None,  # which transformers does not apply
-            "rope_parameters": None,
-            "rope_scaling": None,
-        }
-        if raw.get("layer_types") is None:
-            pattern, count = raw.get("sliding_window_pattern", 6), raw.get("num_hidden_layers", 26)
-            if type(pattern) is not int or pattern < 1:
-                raise InputError(
-                    f"config.json: sliding_window_pattern is {pattern!r}, not a number"
-                )
-            layers = range(1, 1 + count) if type(count) is int and count <= 1024 else ()
-            given["layer_types"] = [list(_THETA)[i % pattern == 0] for i in layers]
-        plain = t5gemma_checkpoint.StackConfig.from_raw(given)  # checks the layers' types
+    def full_every(cls, raw: Mapping) -> int:
+        return checked(raw, "sliding_window_pattern", 6)
+
+    @classmethod
+    def from_layers(cls, raw: Mapping, types: list[str]) -> dict[str, Any]:
         ropes = {kind: _rope(raw, kind) for kind in _THETA}
-        values = {name: getattr(plain, name) for name in plain.__dataclass_fields__}
-        thetas, scales = zip(*(ropes[kind] for kind in given["layer_types"]), strict=True)
-        return cls(**values | dict(head_norms=True, rope_thetas=thetas, rope_scales=scales))
+        thetas, scales = zip(*(ropes[kind] for kind in types), strict=True)
+        # transformers does not cap attention's scores.
+        return dict(rope_thetas=thetas, rope_scales=scales, attn_logit_softcapping=None)
 
     def of_layer(self, index: int) -> "StackConfig":
         return replace(self, rope_theta=self.rope_thetas[index], rope_scale=self.rope_scales[index])
@@ -63,7 +56,7 @@ def _rope(raw: Mapping, kind: str) -> tuple[float, float]:
     """The base, and the scale of positions, of layers of a kind."""
     both = raw.get("rope_parameters") or {}
     given = both.get(kind) or {} if isinstance(both, Mapping) else both
-    if kind == "full_attention":
+    if kind == FULL:
         given = given or raw.get("rope_scaling") or {}
     name = given.get("rope_type", "default") if isinstance(given, Mapping) else given
     if name not in ("default", "linear"):
@@ -143,12 +136,7 @@ class DecoderLayer(Layer):
         return self.attention
 
     def attend(
-        self,
-        x: mx.array,
-        mask: mx.array | None,
-        cache: CrossCache | None,
-        index: int,
-        *positions: mx.array,
+        self, x: mx.array, mask: Mask, cache: CrossCache | None, index: int, *positions: mx.array
     ) -> mx.array:
         assert cache is not None
         own = cache.append(index, *self.attention.project(x, *positions))
@@ -176,7 +164,7 @@ class T5Gemma2(T5Gemma):
             for w in self.config.encoder.windows
         ]
 
-    def decoder_mask(self, cache: CrossCache, window: int) -> mx.array | None:
+    def decoder_mask(self, cache: CrossCache, window: int) -> Mask:
         """Own slots, and then the source: boolean [B, 1, T, N + S]."""
         own, cross = cache.self_mask(window), cache.cross_mask
         if own is None and cross is None:

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import gcd
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from checkpoints.config import BaseConfig, token_id, token_ids
+from checkpoints.config import BaseConfig, checked, token_id, token_ids
 from checkpoints.names import Names
 from errors import InputError
 
-_WINDOWED = {"sliding_attention": True, "full_attention": False}
+SLIDING, FULL = LAYER_TYPES = ("sliding_attention", "full_attention")
 _STACKS = ("encoder", "decoder")
 
 
@@ -35,6 +35,9 @@ class StackConfig(BaseConfig):
     attn_logit_softcapping: float | None = 50.0
     final_logit_softcapping: float | None = 30.0
 
+    family: ClassVar[str] = "T5Gemma"
+    pieces: ClassVar[int] = 256000
+
     def faults(self) -> Iterator[str]:
         if self.num_attention_heads % self.num_key_value_heads:
             yield (
@@ -56,42 +59,41 @@ class StackConfig(BaseConfig):
     @classmethod
     def from_raw(cls, raw: object) -> "StackConfig":
         if not isinstance(raw, Mapping):
-            raise InputError("config.json has no encoder and decoder: not a T5Gemma model")
+            raise InputError(f"config.json has no encoder and decoder: not a {cls.family} model")
+        count, types = checked(raw, "num_hidden_layers", 26), raw.get("layer_types")
+        window = checked(raw, "sliding_window", 4096)
+        everywhere = checked(raw, "max_position_embeddings", cls.max_position_embeddings)
+        if types is None:
+            every = cls.full_every(raw)
+            types = [LAYER_TYPES[i % every == 0] for i in range(1, count + 1)]
+        listed = isinstance(types, list) and all(kind in LAYER_TYPES for kind in types)
+        if not listed or len(types) != count:
+            raise InputError(f"config.json: layer_types is not {count} of {', '.join(LAYER_TYPES)}")
+        given = {key: raw[key] for key in cls.__dataclass_fields__ if key in raw}
+        given |= {
+            "vocab_size": raw.get("vocab_size", cls.pieces),
+            "pad_token_id": token_id(raw, "pad_token_id", 0),
+            "eos_token_ids": token_ids(raw.get("eos_token_id"), 1),
+            "windows": tuple(window if kind == SLIDING else everywhere for kind in types),
+        }
+        return cls(**given | cls.from_layers(raw, types))
+
+    @classmethod
+    def full_every(cls, raw: Mapping) -> int:
+        """Of how many layers one sees everything, where config.json does not list them."""
+        return 2
+
+    @classmethod
+    def from_layers(cls, raw: Mapping, types: list[str]) -> dict[str, Any]:
+        """Fields that depend on the layers' types: here those of rotary positions, of which there is one."""
         rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
         kind = rope.get("rope_type", "default") if isinstance(rope, Mapping) else rope
         if kind != "default":
             raise InputError(
                 f"config.json: rotary positions of type {kind!r}; T5Gemma has plain ones"
             )
-        given = {key: raw[key] for key in cls.__dataclass_fields__ if key in raw}
-        if theta := rope.get("rope_theta"):
-            given["rope_theta"] = theta
-        return cls(
-            **given
-            | {
-                "vocab_size": raw.get("vocab_size", 256000),
-                "pad_token_id": token_id(raw, "pad_token_id", 0),
-                "eos_token_ids": token_ids(raw.get("eos_token_id"), 1),
-                "windows": _windows(raw),
-            }
-        )
-
-
-def _windows(raw: Mapping) -> tuple[int, ...]:
-    """How far each layer looks; without layer_types every other one, from the first, is windowed."""
-    count, types = raw.get("num_hidden_layers", 26), raw.get("layer_types")
-    window = raw.get("sliding_window", 4096)
-    if type(count) is not int or not 1 <= count <= 1024:
-        raise InputError(f"config.json: num_hidden_layers is {count!r}, not a number of layers")
-    everywhere = raw.get("max_position_embeddings", 8192)
-    for name, value in (("sliding_window", window), ("max_position_embeddings", everywhere)):
-        if type(value) is not int or value < 1:
-            raise InputError(f"config.json: {name} is {value!r}, not a number of tokens")
-    if types is None:
-        types = [list(_WINDOWED)[i % 2] for i in range(count)]
-    if not isinstance(types, list) or len(types) != count or not {*types} <= _WINDOWED.keys():
-        raise InputError(f"config.json: layer_types is not {count} of {', '.join(_WINDOWED)}")
-    return tuple(window if _WINDOWED[kind] else everywhere for kind in types)
+        theta = rope.get("rope_theta")
+        return {"rope_theta": theta} if theta else {}
 
 
 @dataclass(frozen=True)

@@ -172,7 +172,7 @@ def test_defaults_are_those_of_transformers():
         ({"head_dim": 7}, "head_dim is 7, not even"),
         ({"hidden_activation": "relu"}, "unknown activation 'relu'"),
         ({"attn_logit_softcapping": 0.0}, "attn_logit_softcapping is 0.0, not above 0"),
-        ({"sliding_window": None}, "sliding_window is None, not a number of tokens"),
+        ({"sliding_window": None}, "sliding_window is None, not a whole number"),
         (
             {"rope_parameters": {"rope_type": "yarn", "factor": 2}},
             "rotary positions of type 'yarn'",
