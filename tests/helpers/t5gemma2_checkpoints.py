@@ -73,11 +73,14 @@ VARIANTS = {
 }
 
 
+def torch_config(raw: dict) -> transformers.T5Gemma2Config:
+    return transformers.T5Gemma2Config(**raw)
+
+
 def torch_model(raw: dict, seed: int = 0) -> torch.nn.Module:
     """A transformers model of the raw config with random weights, every one of the text's in play."""
     torch.manual_seed(seed)
-    config = transformers.T5Gemma2Config(**raw)
-    model = transformers.T5Gemma2ForConditionalGeneration(config).eval()
+    model = transformers.T5Gemma2ForConditionalGeneration(torch_config(raw)).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "norm" in name or name.endswith("bias"):

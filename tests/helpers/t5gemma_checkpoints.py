@@ -82,11 +82,14 @@ VARIANTS = {
 }
 
 
+def torch_config(raw: dict) -> transformers.T5GemmaConfig:
+    return transformers.T5GemmaConfig(**raw)
+
+
 def torch_model(raw: dict, seed: int = 0) -> torch.nn.Module:
     """A transformers model of the raw config with random weights, every one of them in play."""
     torch.manual_seed(seed)
-    config = transformers.T5GemmaConfig(**raw)
-    model = transformers.T5GemmaForConditionalGeneration(config).eval()
+    model = transformers.T5GemmaForConditionalGeneration(torch_config(raw)).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "norm" in name or name.endswith("bias"):
