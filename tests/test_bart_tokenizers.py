@@ -221,3 +221,12 @@ def test_what_cannot_be_right_is_refused(bart_folders, tmp_path):
     gaps = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 9}
     files = {"vocab.json": gaps, "sentencepiece.bpe.model": model}
     refused(folders._folder(tmp_path / "gaps", "m2m_100", files), "its ids leave gaps")
+    ids = json.loads((bart_folders["m2m"][0] / "vocab.json").read_text())
+    files = {"vocab.json": ids, "sentencepiece.bpe.model": model}
+    for settings, message in (
+        (dict(src_lang="auto"), "src_lang: no language 'auto'; there are af, "),
+        (dict(src_lang=["fr"]), "src_lang: no language .* there are af, "),
+        (dict(language_codes=["x"]), "language_codes is .*, not one of m2m100, wmt21"),
+    ):
+        folder = tmp_path / str(settings)
+        refused(folders._folder(folder, "m2m_100", files, **settings), message)

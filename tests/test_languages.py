@@ -1,5 +1,7 @@
 """Languages of multilingual models: how they are framed, what a wrong one is answered, the options."""
 
+import json
+import re
 import sys
 
 import pytest
@@ -91,10 +93,27 @@ def test_what_has_its_language_elsewhere_says_where(demo_pair):
         decoder.generate("good day", target_lang="de")
 
 
-def test_a_foreign_languages_file_is_refused(tmp_path):
-    (tmp_path / "languages.json").write_text('{"codes": {}}')
-    with pytest.raises(InputError, match="not a table of languages: convert the model again"):
-        Languages.load(tmp_path, 100)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"codes": None}, "not a table of languages: convert the model again"),
+        ({"codes": ["fr"]}, "not a table of languages"),
+        ({"source": 3}, "not a table of languages"),
+        *(
+            ({"codes": {"fr": token}}, re.escape(f"{token!r} is none of the model's 61 tokens"))
+            for token in (-5, 61, 10**6, 2**31, "x", [3], True)
+        ),
+        ({"source": ["text", 61]}, "61 is none of the model's 61 tokens"),
+        ({"prefix": ["begin"]}, "'begin' is none of the model's 61 tokens"),
+    ],
+)
+def test_a_foreign_languages_file_is_refused(tmp_path, change, message):
+    right = {"codes": {"fr": 60}, "source": ["source", "text", 2], "prefix": ["start", "target"]}
+    (tmp_path / "languages.json").write_text(json.dumps(right))
+    assert Languages.load(tmp_path, 61) == Languages(**right)
+    (tmp_path / "languages.json").write_text(json.dumps(right | change))
+    with pytest.raises(InputError, match=message):
+        Languages.load(tmp_path, 61)
 
 
 @pytest.mark.parametrize("name", ["nllb", "mbart-50", "m2m", "marian, codes"])
