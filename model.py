@@ -225,15 +225,15 @@ class Config(BaseConfig):
     num_heads: int
     num_layers: int
     num_decoder_layers: int
-    relative_attention_num_buckets: int
-    relative_attention_max_distance: int
-    layer_norm_epsilon: float
     activation: str
     gated: bool
     tied_head: bool  # the output projection is the embedding
     bias_per_layer: bool  # umT5
     scale_decoder_outputs: bool
     decoder_start_token_id: int
+    relative_attention_num_buckets: int = 32
+    relative_attention_max_distance: int = 128
+    layer_norm_epsilon: float = 1e-6
 
     max_positions: ClassVar[int | None] = None  # positions are relative
 

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -49,6 +49,16 @@ class BaseConfig:
         """From Hugging Face's config.json, with the token ids of its generation_config.json, and the
         names of the checkpoint's weights under our scheme; None: they are not here yet."""
         raise NotImplementedError
+
+    @classmethod
+    def read(cls: type[_Self], raw: Mapping, family: str, **others: Any) -> _Self:
+        """The fields that Hugging Face's config.json has under their own names, and `others`; where a
+        field has a default, that is transformers'. InputError for one that is missing."""
+        given = {f.name: raw[f.name] for f in fields(cls) if f.name in raw} | others
+        for field in fields(cls):
+            if field.name not in given and field.default is MISSING:
+                raise InputError(f"config.json has no {field.name}: not a {family}-type model")
+        return cls(**given)
 
     @classmethod
     def from_dict(cls: type[_Self], values: Mapping) -> _Self:
@@ -127,10 +137,3 @@ def checked(raw: Mapping, name: str, default: Any, kind: Any = int) -> Any:
     value = raw.get(name, default)
     _check(name, kind, value)
     return value
-
-
-def required(raw: Mapping, keys: Iterable[str], family: str) -> dict[str, Any]:
-    """What config.json has under these keys; InputError where one is missing."""
-    if missing := [key for key in keys if key not in raw]:
-        raise InputError(f"config.json has no {missing[0]}: not a {family}-type model")
-    return {key: raw[key] for key in keys}

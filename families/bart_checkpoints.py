@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import gcd, prod
 
-from checkpoints.config import BaseConfig, required, token_id, token_ids
+from checkpoints.config import BaseConfig, token_id, token_ids
 from checkpoints.names import Names, equal
 from checkpoints.tensors import Tensor
 from errors import InputError
@@ -25,11 +25,6 @@ class Kind:
     scale_embedding: bool = False
 
 
-_SIZES = [
-    f"{stack}_{size}"
-    for stack in ("encoder", "decoder")
-    for size in ("layers", "attention_heads", "ffn_dim")
-]
 KINDS = {
     "bart": Kind(False, "learned", True, 1, 0, 2, 2),
     "mbart": Kind(True, "learned", True, 1, 0, 2, None),
@@ -100,25 +95,24 @@ class Config(BaseConfig):
             present = set(weights)
             shared = "source_embedding.weight" not in present
             tied, bias = "head.weight" not in present, "logits_bias" in present
-        sizes = required(raw, ("vocab_size", "d_model", *_SIZES), "BART")
-        source_vocab_size = sizes.pop("vocab_size")
+        vocab_size = raw.get("vocab_size")
         own = None if shared else raw.get("decoder_vocab_size")
         bos = token_id(raw, "bos_token_id", kind.bos)
         # A start token that is null is bos; one that is missing, the kind's own.
         start = bos if "decoder_start_token_id" in raw or kind.start is None else kind.start
         forced = bos if raw.get("force_bos_token_to_be_generated") else None  # its name in 2020
         most = raw.get("max_position_embeddings", 1024)
-        return cls(
-            vocab_size=own or source_vocab_size,
+        return cls.read(
+            {"scale_embedding": kind.scale_embedding, **raw},
+            "BART",
+            **{"vocab_size": own} if own else {},
             pad_token_id=token_id(raw, "pad_token_id", kind.pad),
             eos_token_ids=token_ids(raw.get("eos_token_id"), kind.eos),
-            source_vocab_size=source_vocab_size,
-            **sizes,
+            source_vocab_size=vocab_size,
             max_positions=None if kind.positions == "counted" else most,
             positions=kind.positions,
             norm_first=kind.norm_first,
             norm_embedding=kind.norm_embedding,
-            scale_embedding=raw.get("scale_embedding", kind.scale_embedding),
             activation=raw.get("activation_function", kind.activation),
             shared_embedding=shared,
             tied_head=tied,

@@ -7,7 +7,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 import model
-from checkpoints.config import required, token_id, token_ids
+from checkpoints.config import token_id, token_ids
 from checkpoints.folder import read_json
 from checkpoints.names import Names
 from errors import InputError
@@ -27,19 +27,15 @@ class Config(model.Config):
         stacks = {name.partition(".")[0] for name in weights}
         if "encoder" in stacks and "decoder" not in stacks:
             raise InputError("an encoder without a decoder, which writes no text")
-        sizes = ("vocab_size", "d_model", "d_kv", "d_ff", "num_heads", "num_layers")
-        shape = required(raw, sizes, "T5")
         gated = "decoder.layers.0.feed_forward.gate.weight" in weights
         activation = str(raw.get("feed_forward_proj", "relu")).removeprefix("gated-")
         if gated and activation == "gelu":
             activation = "gelu_new"  # what every gated-gelu checkpoint was trained with
         pad = token_id(raw, "pad_token_id", 0)
-        return cls(
-            **shape,
-            num_decoder_layers=raw.get("num_decoder_layers") or shape["num_layers"],
-            relative_attention_num_buckets=raw.get("relative_attention_num_buckets", 32),
-            relative_attention_max_distance=raw.get("relative_attention_max_distance", 128),
-            layer_norm_epsilon=raw.get("layer_norm_epsilon", 1e-6),
+        return cls.read(
+            raw,
+            "T5",
+            num_decoder_layers=raw.get("num_decoder_layers") or raw.get("num_layers"),
             activation=activation,
             gated=gated,
             tied_head="head.weight" not in weights,

@@ -69,14 +69,14 @@ class StackConfig(BaseConfig):
         listed = isinstance(types, list) and all(kind in LAYER_TYPES for kind in types)
         if not listed or len(types) != count:
             raise InputError(f"config.json: layer_types is not {count} of {', '.join(LAYER_TYPES)}")
-        given = {key: raw[key] for key in cls.__dataclass_fields__ if key in raw}
-        given |= {
-            "vocab_size": raw.get("vocab_size", cls.pieces),
-            "pad_token_id": token_id(raw, "pad_token_id", 0),
-            "eos_token_ids": token_ids(raw.get("eos_token_id"), 1),
-            "windows": tuple(window if kind == SLIDING else everywhere for kind in types),
-        }
-        return cls(**given | cls.from_layers(raw, types))
+        return cls.read(
+            {"vocab_size": cls.pieces, **raw},
+            cls.family,
+            pad_token_id=token_id(raw, "pad_token_id", 0),
+            eos_token_ids=token_ids(raw.get("eos_token_id"), 1),
+            windows=tuple(window if kind == SLIDING else everywhere for kind in types),
+            **cls.from_layers(raw, types),
+        )
 
     @classmethod
     def full_every(cls, raw: Mapping) -> int:
