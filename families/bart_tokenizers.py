@@ -82,13 +82,10 @@ def _within(tokenizer: Tokenizer, rows: Any) -> Tokenizer:
 def _mended(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
     """With SentencePiece's normalization, where transformers leaves some of it out: a space that ends
     the text would be a piece, and mBART's would not know ligatures."""
-    state = json.loads(tokenizer.to_str())
-    if "Metaspace" not in json.dumps(
-        state["pre_tokenizer"]
-    ):  # bytes, which SentencePiece never saw
+    if "Metaspace" not in str(tokenizer.pre_tokenizer):  # bytes, which SentencePiece never saw
         return tokenizer
     steps = [tokenizer.normalizer] if tokenizer.normalizer else []
-    if "Precompiled" not in json.dumps(state["normalizer"]) and (charsmap := _charsmap(folder)):
+    if "Precompiled" not in str(tokenizer.normalizer) and (charsmap := _charsmap(folder)):
         steps.insert(0, normalizers.Precompiled(charsmap))
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Strip()])
     return tokenizer
@@ -98,8 +95,7 @@ def _charsmap(folder: Path) -> bytes:
     for name in ("sentencepiece.bpe.model", "spiece.model"):
         if (folder / name).exists():
             return _read_model(folder / name).normalizer_spec.precompiled_charsmap
-    file = Tokenizer.from_file(str(folder / TOKENIZER))
-    state = json.loads(file.to_str())["normalizer"] or {}
+    state = read_json(folder / TOKENIZER).get("normalizer") or {}
     for step in [state, *state.get("normalizers", [])]:
         if step.get("type") == "Precompiled":
             return base64.b64decode(step["precompiled_charsmap"])
@@ -108,14 +104,11 @@ def _charsmap(folder: Path) -> bytes:
 
 def _languages(tokenizer: Tokenizer, kind: str | None) -> Languages | None:
     """What the special tokens and the frame around a text tell."""
-    state = json.loads(tokenizer.to_str())
-    special = {token["content"]: token["id"] for token in state["added_tokens"]}
+    special = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}
     codes = {code: i for code, i in special.items() if _LANGUAGE.fullmatch(code)}
-    single = (state["post_processor"] or {}).get("single")
-    if single is None:
-        return None
+    frame = json.loads(tokenizer.to_str())["post_processor"] or {}
     source: list[int | str] = []
-    for part in single:
+    for part in frame.get("single", []):
         token = part.get("SpecialToken", {}).get("id")
         if token is None:
             source.append("text")
