@@ -112,14 +112,13 @@ def _languages(tokenizer: Tokenizer, kind: str | None) -> Languages | None:
         token = part.get("SpecialToken", {}).get("id")
         if token is None:
             source.append("text")
-        elif not _LANGUAGE.fullmatch(token):
-            source.append(special[token])
         elif token in codes:
             source.append("source")
+        elif token in special:
+            source.append(special[token])
         else:
-            raise InputError(
-                f"the tokenizer has no token for the language {token}: its {TOKENIZER} is needed"
-            )
+            hint = Languages(codes, [], []).like(token) if codes else f"its {TOKENIZER} is needed"
+            raise InputError(f"the tokenizer has no token for the language {token}: {hint}")
     if "source" not in source:
         return None
     # The first mBART's decoder begins with the language, the others' with it in second place.

@@ -230,3 +230,7 @@ def test_what_cannot_be_right_is_refused(bart_folders, tmp_path):
     ):
         folder = tmp_path / str(settings)
         refused(folders._folder(folder, "m2m_100", files, **settings), message)
+    files = {p.name: p.read_bytes() for p in bart_folders["nllb"][0].iterdir()}
+    settings = json.loads(files.pop("tokenizer_config.json")) | dict(src_lang="auto")
+    folder = folders._folder(tmp_path / "auto", "m2m_100", files, **settings)
+    refused(folder, "no token for the language auto: there are ace_Arab, ")
