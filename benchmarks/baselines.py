@@ -22,8 +22,8 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 import blas
 from benchmarks.measure import widened_pair
-from checkpoints import names
 from demo.pair import DEMO
+from families.t5 import NAMES
 from model import T5
 from speculative.cached_model import padded
 
@@ -47,7 +47,7 @@ def in_transformers(model: T5, vocab_size: int | None = None) -> T5ForConditiona
     state = {}
     for name in theirs.state_dict():
         tied = "embed_tokens" in name or (name == "lm_head.weight" and c.tied_head)
-        ours = "embedding.weight" if tied else names.our_name(name, names.T5, "T5")
+        ours = "embedding.weight" if tied else NAMES.ours(name)
         # A view of our memory: the weights are there once.
         weight = np.asarray(weights[ours].astype(mx.float32))
         vocabulary = ours in ("embedding.weight", "head.weight")

@@ -5,6 +5,7 @@ Norms, embeddings and the head are whole on every rank.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -12,7 +13,6 @@ import numpy as np
 from mlx.nn.layers.distributed import shard_inplace, shard_linear
 from mlx.utils import tree_flatten, tree_map_with_path
 
-from checkpoints.config import Config
 from checkpoints.quantization import Quantization
 from checkpoints.tensors import to_mlx
 from errors import InputError
@@ -64,7 +64,7 @@ def _part(array: np.ndarray, shape: tuple[int, ...], rank: int) -> np.ndarray:
     return np.ascontiguousarray(array[tuple(index)])  # MLX keeps two copies of what is not
 
 
-def check_ranks(config: Config, quantization: Quantization | None, size: int) -> None:
+def check_ranks(config: Any, quantization: Quantization | None, size: int) -> None:
     """InputError where the model cannot be split among so many ranks."""
     if _divides(config, quantization, size):
         return
@@ -75,7 +75,7 @@ def check_ranks(config: Config, quantization: Quantization | None, size: int) ->
     raise InputError(f"{parts}{groups} cannot be split among {size} ranks; {listed} ranks can")
 
 
-def _divides(config: Config, quantization: Quantization | None, size: int) -> bool:
+def _divides(config: Any, quantization: Quantization | None, size: int) -> bool:
     if config.num_heads % size or config.d_ff % size:
         return False
     if quantization is None:

@@ -10,13 +10,14 @@ What the speculative step needs from a model, T5's (model.py) as any other's:
     model.start(tokens, mask)        tokens [B, S], mask [B, S] true on tokens (None: no padding): encodes
                                      and projects, or prefills all but the last token -> a cache
     model.decode(tokens, positions, cache)
-                                     appends tokens [B, T] at positions [B, T] (np.int32; MASKED: a filler,
-                                     whose logits mean nothing) to the cache -> logits [B, T, V]
+                                     appends tokens [B, T] at positions [B, T] (np.int32; MASKED: a filler)
+                                     to the cache -> logits [B, T, V]
 
 One that reads prompts in chunks has an attribute `progress`, which it calls after each with how many tokens
 have been read, and of how many; None: nobody is told.
 
-The cache is one of speculative/cache.py, or a subclass that adds what an architecture needs besides.
+The cache is one of speculative/cache.py, which says what sees what, or a subclass that adds what an
+architecture needs besides. `model.ranks` are set where several processes share a model's layers.
 
 A new architecture is a module here with FAMILY, a `Family`, and a line in _MODULES. Conversion and loading
 are the same for all. They go by the names of weights: layers called query, key, value, out, gate, up and
@@ -34,6 +35,8 @@ import mlx.nn as nn
 from checkpoints.config import BaseConfig
 from checkpoints.tensors import Tensor
 from errors import InputError
+from text.tokenizer import FILE as TOKENIZER
+from text.tokenizer_files import copy_sources, from_transformers, save
 
 _MODULES = {  # model_type in config.json -> module
     "t5": "families.t5",  # byT5, UL2, FLAN, MADLAD-400 and others say t5 or mt5
@@ -62,6 +65,13 @@ _NOT_TAKEN = {  # close to one of these, and what is missing
 }
 
 
+def write_tokenizer(folder: Path, output: Path) -> None:
+    """Copy the tokenizer's files, and write the tokenizer.json that transformers makes of them."""
+    if not copy_sources(folder, output):
+        raise InputError(f"{folder}: no tokenizer: it has no {TOKENIZER}")
+    save(from_transformers("AutoTokenizer", folder), output)
+
+
 @dataclass(frozen=True)
 class Family:
     """What conversion and loading need to know of an architecture."""
@@ -73,7 +83,7 @@ class Family:
     rename: Callable[[dict[str, Tensor]], dict[str, Tensor]]
     # (checkpoint's folder, converted folder): writes a tokenizer.json that the `tokenizers` package alone
     # reads, and reads right; and copies what it was made from.
-    write_tokenizer: Callable[[Path, Path], None]
+    write_tokenizer: Callable[[Path, Path], None] = write_tokenizer
     # Ends of the names of weights that stay float32 in a float16 model, where products outgrow float16.
     float32: tuple[str, ...] = ()
     shows_special: bool = False  # in the text, special tokens: T5's sentinels are for the reader

@@ -1,13 +1,11 @@
 """What a checkpoint of BART's family says: its config.json, and its tensors' names."""
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import gcd, prod
-from typing import Any
 
-from checkpoints import names
-from checkpoints.config import BaseConfig, token_ids
+from checkpoints.config import BaseConfig, token_id, token_ids
+from checkpoints.names import Names, equal
 from checkpoints.tensors import Tensor
 from errors import InputError
 
@@ -65,18 +63,17 @@ class Config(BaseConfig):
     def max_prompt_tokens(self) -> int | None:
         return self.max_positions
 
-    def __post_init__(self):
-        super().__post_init__()
+    def faults(self) -> Iterator[str]:
         for heads in (self.encoder_attention_heads, self.decoder_attention_heads):
             if self.d_model % heads:
-                raise InputError(f"config.json: d_model {self.d_model} is not for {heads} heads")
+                yield f"d_model {self.d_model} is not for {heads} heads"
         if self.positions not in {kind.positions for kind in KINDS.values()}:
-            raise InputError(f"config.json: unknown positions {self.positions!r}")
+            yield f"unknown positions {self.positions!r}"
         if self.positions != "counted" and self.max_positions is None:
-            raise InputError("config.json: max_positions is None, but positions come from a table")
+            yield "max_positions is None, but positions come from a table"
         if self.pad_token_id >= self.source_vocab_size:
-            raise InputError(
-                f"config.json: pad_token_id is {self.pad_token_id}, but the encoder's vocabulary "
+            yield (
+                f"pad_token_id is {self.pad_token_id}, but the encoder's vocabulary "
                 f"has only {self.source_vocab_size} pieces"
             )
 
@@ -98,118 +95,82 @@ class Config(BaseConfig):
             present = set(weights)
             shared = "source_embedding.weight" not in present
             tied, bias = "head.weight" not in present, "logits_bias" in present
-        sizes = _sizes(raw)
+        vocab_size = raw.get("vocab_size")
         own = None if shared else raw.get("decoder_vocab_size")
-        start, forced = _first_tokens(raw, kind)
+        bos = token_id(raw, "bos_token_id", kind.bos)
+        # A start token that is null is bos; one that is missing, the kind's own.
+        start = bos if "decoder_start_token_id" in raw or kind.start is None else kind.start
+        forced = bos if raw.get("force_bos_token_to_be_generated") else None  # its name in 2020
         most = raw.get("max_position_embeddings", 1024)
-        return cls(
-            vocab_size=own or raw["vocab_size"],
-            pad_token_id=_first_id(raw, "pad_token_id", kind.pad),
+        return cls.read(
+            {"scale_embedding": kind.scale_embedding, **raw},
+            "BART",
+            **{"vocab_size": own} if own else {},
+            pad_token_id=token_id(raw, "pad_token_id", kind.pad),
             eos_token_ids=token_ids(raw.get("eos_token_id"), kind.eos),
-            source_vocab_size=raw["vocab_size"],
-            **sizes,
+            source_vocab_size=vocab_size,
             max_positions=None if kind.positions == "counted" else most,
             positions=kind.positions,
             norm_first=kind.norm_first,
             norm_embedding=kind.norm_embedding,
-            scale_embedding=raw.get("scale_embedding", kind.scale_embedding),
             activation=raw.get("activation_function", kind.activation),
             shared_embedding=shared,
             tied_head=tied,
             logits_bias=bias,
             bans_padding=raw["model_type"] == "marian",
-            decoder_start_token_id=start,
-            forced_bos_token_id=forced,
+            decoder_start_token_id=token_id(raw, "decoder_start_token_id", start),
+            forced_bos_token_id=token_id(raw, "forced_bos_token_id", forced),
         )
-
-
-def _sizes(raw: Mapping) -> dict[str, Any]:
-    keys = ("layers", "attention_heads", "ffn_dim")
-    stacks = [f"{stack}_{key}" for stack in ("encoder", "decoder") for key in keys]
-    if missing := [key for key in ("vocab_size", "d_model", *stacks) if key not in raw]:
-        raise InputError(f"config.json has no {missing[0]}: not a BART-type model")
-    return {key: raw[key] for key in ("d_model", *stacks)}
-
-
-def _first_tokens(raw: Mapping, kind: Kind) -> tuple[Any, Any]:
-    """The decoder's start token, and the one that is forced behind it, or None."""
-    bos = _first_id(raw, "bos_token_id", kind.bos)
-    start = kind.start
-    if "decoder_start_token_id" in raw:
-        start = _first_id(raw, "decoder_start_token_id", None)
-    forced = _first_id(raw, "forced_bos_token_id", None)
-    if forced is None and raw.get("force_bos_token_to_be_generated"):  # its name in 2020
-        forced = bos
-    return bos if start is None else start, forced
-
-
-def _first_id(raw: Mapping, key: str, default: int | None) -> Any:
-    value = raw.get(key)
-    return default if value is None else token_ids(value, 0)[0]
 
 
 # ---------------------------------------------------------------------------------------------
 # Names
 
-_PARTS = {
-    "self_attn": "attention",
-    "encoder_attn": "cross_attention",
-    "final": "feed_forward",
-    "q": "query",
-    "k": "key",
-    "v": "value",
-    "out": "out",
-    "fc1": "up",
-    "fc2": "down",
-}
-_LAYER = r"(encoder|decoder)\.layers\.(\d+)\."
-
-
-def _layer(match: re.Match, part: str) -> str:
-    return f"{match[1]}.layers.{match[2]}.{part}.{match[match.re.groups]}"
-
-
-_NAMES: list[names.Rule] = [
-    (r"shared\.weight", lambda m: "embedding.weight"),
-    (r"encoder\.embed_tokens\.weight", lambda m: "source_embedding.weight"),
-    (r"lm_head\.weight", lambda m: "head.weight"),
-    (r"final_logits_bias", lambda m: "logits_bias"),
-    (r"(encoder|decoder)\.embed_positions\.weight", lambda m: f"{m[1]}.positions.weight"),
-    (r"(encoder|decoder)\.layernorm_embedding\.(.+)", lambda m: f"{m[1]}.embedding_norm.{m[2]}"),
-    (r"(encoder|decoder)\.layer_norm\.(.+)", lambda m: f"{m[1]}.norm.{m[2]}"),
-    (
-        _LAYER + r"(self_attn|encoder_attn)\.(q|k|v|out)_proj\.(.+)",
-        lambda m: _layer(m, f"{_PARTS[m[3]]}.{_PARTS[m[4]]}"),
-    ),
-    (_LAYER + r"(fc[12])\.(.+)", lambda m: _layer(m, _PARTS[m[3]])),
-    (
-        _LAYER + r"(self_attn|encoder_attn|final)_layer_norm\.(.+)",
-        lambda m: _layer(m, f"{_PARTS[m[3]]}_norm"),
-    ),
-    # Fairseq's marks, and sinusoids, which are made anew.
-    (r"(encoder|decoder)\.version", None),
-    (r"(encoder|decoder)\.embed_positions\.(weights|_float_tensor)", None),
-]
 _SHARED, _ENCODER, _DECODER, _HEAD = (
     "shared.weight",
     "encoder.embed_tokens.weight",
     "decoder.embed_tokens.weight",
     "lm_head.weight",
 )
+_LAYER = r"(encoder|decoder)\.layers\.(\d+)\."
+NAMES = Names(
+    family="BART",
+    rules=[
+        (r"shared\.weight", "embedding.weight"),
+        (r"encoder\.embed_tokens\.weight", "source_embedding.weight"),
+        (r"lm_head\.weight", "head.weight"),
+        (r"final_logits_bias", "logits_bias"),
+        (r"(encoder|decoder)\.embed_positions\.weight", "{}.positions.weight"),
+        (r"(encoder|decoder)\.layernorm_embedding\.(.+)", "{}.embedding_norm.{}"),
+        (r"(encoder|decoder)\.layer_norm\.(.+)", "{}.norm.{}"),
+        (
+            _LAYER + r"(self_attn|encoder_attn)\.(q|k|v|out)_proj\.(.+)",
+            "{}.layers.{}.{}.{}.{}",
+        ),
+        (_LAYER + r"(fc[12])\.(.+)", "{}.layers.{}.{}.{}"),
+        (_LAYER + r"(self_attn|encoder_attn|final)_layer_norm\.(.+)", "{}.layers.{}.{}_norm.{}"),
+        # Fairseq's marks, and sinusoids, which are made anew.
+        (r"(encoder|decoder)\.version", None),
+        (r"(encoder|decoder)\.embed_positions\.(weights|_float_tensor)", None),
+    ],
+    words={"self_attn": "attention", "encoder_attn": "cross_attention", "final": "feed_forward"}
+    | {"q": "query", "k": "key", "v": "value", "fc1": "up", "fc2": "down"},
+    embedding=(_SHARED, _DECODER, _ENCODER, _HEAD),
+    prefix="model.",
+)
 
 
 def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The checkpoint's tensors under our names. The one embedding has up to four in a file, and where
     the encoder's is its own (some Marian, and what is trained untied), the rest has up to two."""
-    bare = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
-    own = {}
-    if {_ENCODER, _DECODER} <= bare.keys() and not names.equal(bare[_ENCODER], bare[_DECODER]):
+    bare, own = NAMES.bare(tensors), {}
+    if {_ENCODER, _DECODER} <= bare.keys() and not equal(bare[_ENCODER], bare[_DECODER]):
         own = {_ENCODER: bare.pop(_ENCODER)}
         bare.pop(_SHARED, None)  # then neither stack reads it
-    single = names.one_embedding(bare, (_SHARED, _DECODER, _ENCODER, _HEAD), _HEAD, "BART") | own
+    single = NAMES.one_embedding(bare) | own
     if not any(".layernorm_embedding." in name for name in single):  # then they are sinusoids
         single = {n: t for n, t in single.items() if not n.endswith("embed_positions.weight")}
-    ours = names.renamed(single, _NAMES, "BART")
+    ours = NAMES.renamed(single)
     if bias := ours.get("logits_bias"):
         ours["logits_bias"] = replace(bias, shape=(prod(bias.shape),))  # [1, V] in the file
     return ours

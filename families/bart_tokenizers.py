@@ -82,13 +82,10 @@ def _within(tokenizer: Tokenizer, rows: Any) -> Tokenizer:
 def _mended(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
     """With SentencePiece's normalization, where transformers leaves some of it out: a space that ends
     the text would be a piece, and mBART's would not know ligatures."""
-    state = json.loads(tokenizer.to_str())
-    if "Metaspace" not in json.dumps(
-        state["pre_tokenizer"]
-    ):  # bytes, which SentencePiece never saw
+    if "Metaspace" not in str(tokenizer.pre_tokenizer):  # bytes, which SentencePiece never saw
         return tokenizer
     steps = [tokenizer.normalizer] if tokenizer.normalizer else []
-    if "Precompiled" not in json.dumps(state["normalizer"]) and (charsmap := _charsmap(folder)):
+    if "Precompiled" not in str(tokenizer.normalizer) and (charsmap := _charsmap(folder)):
         steps.insert(0, normalizers.Precompiled(charsmap))
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Strip()])
     return tokenizer
@@ -98,8 +95,7 @@ def _charsmap(folder: Path) -> bytes:
     for name in ("sentencepiece.bpe.model", "spiece.model"):
         if (folder / name).exists():
             return _read_model(folder / name).normalizer_spec.precompiled_charsmap
-    file = Tokenizer.from_file(str(folder / TOKENIZER))
-    state = json.loads(file.to_str())["normalizer"] or {}
+    state = read_json(folder / TOKENIZER).get("normalizer") or {}
     for step in [state, *state.get("normalizers", [])]:
         if step.get("type") == "Precompiled":
             return base64.b64decode(step["precompiled_charsmap"])
@@ -108,25 +104,21 @@ def _charsmap(folder: Path) -> bytes:
 
 def _languages(tokenizer: Tokenizer, kind: str | None) -> Languages | None:
     """What the special tokens and the frame around a text tell."""
-    state = json.loads(tokenizer.to_str())
-    special = {token["content"]: token["id"] for token in state["added_tokens"]}
+    special = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}
     codes = {code: i for code, i in special.items() if _LANGUAGE.fullmatch(code)}
-    single = (state["post_processor"] or {}).get("single")
-    if single is None:
-        return None
+    frame = json.loads(tokenizer.to_str())["post_processor"] or {}
     source: list[int | str] = []
-    for part in single:
+    for part in frame.get("single", []):
         token = part.get("SpecialToken", {}).get("id")
         if token is None:
             source.append("text")
-        elif not _LANGUAGE.fullmatch(token):
-            source.append(special[token])
         elif token in codes:
             source.append("source")
+        elif token in special:
+            source.append(special[token])
         else:
-            raise InputError(
-                f"the tokenizer has no token for the language {token}: its {TOKENIZER} is needed"
-            )
+            hint = Languages(codes, [], []).like(token) if codes else f"its {TOKENIZER} is needed"
+            raise InputError(f"the tokenizer has no token for the language {token}: {hint}")
     if "source" not in source:
         return None
     # The first mBART's decoder begins with the language, the others' with it in second place.
@@ -250,17 +242,24 @@ def _marian(folder: Path, model: str, vocabulary: str) -> tuple[Tokenizer, Langu
 def _m2m(folder: Path) -> tuple[Tokenizer, Languages]:
     from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES
 
-    settings = _settings(folder)
+    settings, said = _settings(folder), folder / "tokenizer_config.json"
     ids = _read_vocabulary(folder / "vocab.json")
     if sorted(ids.values()) != list(range(len(ids))):
         raise InputError(
             f"{folder / 'vocab.json'}: its ids leave gaps, the languages' come behind them"
         )
-    names = FAIRSEQ_LANGUAGE_CODES[settings.get("language_codes") or "m2m100"]
+    kind = str(settings.get("language_codes") or "m2m100")
+    if kind not in FAIRSEQ_LANGUAGE_CODES:
+        kinds = ", ".join(FAIRSEQ_LANGUAGE_CODES)
+        raise InputError(f"{said}: language_codes is {kind:.50}, not one of {kinds}")
+    names = FAIRSEQ_LANGUAGE_CODES[kind]
     codes = {name: len(ids) + i for i, name in enumerate(names)}
-    tokens = [f"__{name}__" for name in names]
+    languages = Languages(codes, ["source", "text", ids[END]], ["start", "target"])
+    own = str(settings.get("src_lang") or "en")
+    if own not in codes:
+        raise InputError(f"{said}: src_lang: no language {own!r:.50}; {languages.like(own)}")
     proto = _read_model(folder / "sentencepiece.bpe.model")
-    tokenizer = _from_sentencepiece(proto, ids, ["<s>", PADDING, END, *tokens])
-    own = f"__{settings.get('src_lang') or 'en'}__"
-    tokenizer.post_processor = _template(tokenizer, f"{own} $A {END}")
-    return tokenizer, Languages(codes, ["source", "text", ids[END]], ["start", "target"])
+    special = ["<s>", PADDING, END, *(f"__{name}__" for name in names)]
+    tokenizer = _from_sentencepiece(proto, ids, special)
+    tokenizer.post_processor = _template(tokenizer, f"__{own}__ $A {END}")
+    return tokenizer, languages

@@ -12,9 +12,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from checkpoints import names
 from checkpoints.config import BaseConfig, token_ids
-from checkpoints.tensors import Tensor
+from checkpoints.names import Names
 from distributed.ranks import ALONE
 from errors import InputError
 from families import Family
@@ -90,37 +89,28 @@ class Config(BaseConfig):
             raise InputError(f"config.json: unknown activation {self.activation!r}")
 
 
-_PROJECTIONS = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "out"}
-_PARTS = {
-    "self_attn_layer_norm": "attention_norm",
-    "final_layer_norm": "feed_forward_norm",
-    "fc1": "up",
-    "fc2": "down",
-}
 _DECODER = r"(?:model\.)?decoder\."  # some checkpoints are of the model without its head
 _LAYER = _DECODER + r"layers\.(\d+)\."
-_NAMES: list[names.Rule] = [
-    (_DECODER + r"embed_tokens\.weight", lambda m: "embedding.weight"),
-    (r"lm_head\.weight", lambda m: "head.weight"),
-    (_DECODER + r"embed_positions\.weight", lambda m: "positions.weight"),
-    (_DECODER + r"(project_in|project_out)\.weight", lambda m: f"{m[1]}.weight"),
-    (_DECODER + r"final_layer_norm\.(weight|bias)", lambda m: f"norm.{m[1]}"),
-    (
-        _LAYER + rf"self_attn\.({'|'.join(_PROJECTIONS)})\.(weight|bias)",
-        lambda m: f"layers.{m[1]}.{_PROJECTIONS[m[2]]}.{m[3]}",
+NAMES = Names(
+    family="OPT",
+    rules=[
+        (_DECODER + r"embed_tokens\.weight", "embedding.weight"),
+        (r"lm_head\.weight", "head.weight"),
+        (_DECODER + r"embed_positions\.weight", "positions.weight"),
+        (_DECODER + r"(project_in|project_out)\.weight", "{}.weight"),
+        (_DECODER + r"final_layer_norm\.(weight|bias)", "norm.{}"),
+        (_LAYER + r"self_attn\.(q|k|v|out)_proj\.(weight|bias)", "layers.{}.{}.{}"),
+        (_LAYER + r"(self_attn|final)_layer_norm\.(weight|bias)", "layers.{}.{}_norm.{}"),
+        (_LAYER + r"(fc[12])\.(weight|bias)", "layers.{}.{}.{}"),
+    ],
+    words={"self_attn": "attention", "final": "feed_forward", "fc1": "up", "fc2": "down"}
+    | {"q": "query", "k": "key", "v": "value"},
+    embedding=(
+        "model.decoder.embed_tokens.weight",
+        "decoder.embed_tokens.weight",
+        "lm_head.weight",
     ),
-    (
-        _LAYER + rf"({'|'.join(_PARTS)})\.(weight|bias)",
-        lambda m: f"layers.{m[1]}.{_PARTS[m[2]]}.{m[3]}",
-    ),
-]
-_EMBEDDINGS = ("model.decoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
-
-
-def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The checkpoint's tensors under our names, each once: a head that is the embedding is dropped."""
-    single = names.one_embedding(tensors, _EMBEDDINGS, "lm_head.weight", "OPT")
-    return names.renamed(single, _NAMES, "OPT")
+)
 
 
 def write_tokenizer(folder: Path, output: Path) -> None:
@@ -220,4 +210,4 @@ class OPT(nn.Module):
         return self.embedding.as_linear(x) if c.tied_head else self.head(x)
 
 
-FAMILY = Family("OPT", Config, OPT, rename, write_tokenizer)
+FAMILY = Family("OPT", Config, OPT, NAMES.rename, write_tokenizer)

@@ -1,25 +1,115 @@
 """T5 and its kin (v1.1, FLAN, mT5, byT5, umT5, UL2, MADLAD-400, Aya): model.py, from and to files."""
 
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from checkpoints import names
-from checkpoints.config import Config
+import model
+from checkpoints.config import token_id, token_ids
 from checkpoints.folder import read_json
-from checkpoints.tensors import Tensor
+from checkpoints.names import Names
 from errors import InputError
 from families import Family
-from model import T5
 from text.tokenizer import FILE as TOKENIZER
 from text.tokenizer import byte_tokenizer, like_sentencepiece, readable
 from text.tokenizer_files import copy_sources, from_transformers, save
 
 
-def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The checkpoint's tensors under our names, each once: aliases of the embedding are dropped."""
-    single = names.one_embedding(tensors, names.T5_EMBEDDINGS, "lm_head.weight", "T5")
-    return names.renamed(single, names.T5, "T5")
+class Config(model.Config):
+    @classmethod
+    def from_hub(cls, raw: Mapping, weights: Iterable[str] | None) -> "Config":
+        """As all configs. The file says too little and sometimes the wrong thing, so the weights decide what they
+        can: whether the feed-forward layers are gated, the head is tied, every layer has a bias.
+        """
+        weights = set(_likely(raw) if weights is None else weights)
+        stacks = {name.partition(".")[0] for name in weights}
+        if "encoder" in stacks and "decoder" not in stacks:
+            raise InputError("an encoder without a decoder, which writes no text")
+        gated = "decoder.layers.0.feed_forward.gate.weight" in weights
+        activation = str(raw.get("feed_forward_proj", "relu")).removeprefix("gated-")
+        if gated and activation == "gelu":
+            activation = "gelu_new"  # what every gated-gelu checkpoint was trained with
+        pad = token_id(raw, "pad_token_id", 0)
+        return cls.read(
+            raw,
+            "T5",
+            num_decoder_layers=raw.get("num_decoder_layers") or raw.get("num_layers"),
+            activation=activation,
+            gated=gated,
+            tied_head="head.weight" not in weights,
+            bias_per_layer=any(re.search(r"relative_bias\.[1-9]", name) for name in weights),
+            scale_decoder_outputs=_scales_outputs(raw),
+            pad_token_id=pad,
+            eos_token_ids=token_ids(raw.get("eos_token_id"), 1),
+            decoder_start_token_id=token_id(raw, "decoder_start_token_id", pad),
+        )
+
+
+def _likely(raw: Mapping) -> list[str]:
+    """Names of weights that a checkpoint has if config.json is right, as far as they tell variants apart."""
+    gated = str(raw.get("feed_forward_proj", "relu")).startswith("gated-")
+    names = [f"decoder.layers.0.feed_forward.{'gate' if gated else 'up'}.weight"]
+    if raw.get("tie_word_embeddings") is False:
+        names.append("head.weight")
+    if raw.get("model_type") == "umt5":
+        names.append("decoder.relative_bias.1.weight")
+    return names
+
+
+def _scales_outputs(raw: Mapping) -> bool:
+    """Whether the decoder's output is multiplied by d_model**-0.5 before the head.
+
+    `tie_word_embeddings: false` in a T5-type config.json has always meant "do not scale", whatever
+    the head. transformers 5 writes the meaning under its own name. mT5 never scales.
+    """
+    if raw.get("model_type") == "mt5":
+        return False
+    if "scale_decoder_outputs" in raw:
+        return raw["scale_decoder_outputs"]
+    return raw.get("tie_word_embeddings") is not False
+
+
+_BIAS = r"relative_attention_bias\.weight"
+_ATTENTION, _FEED_FORWARD = r"([qkvo])\.weight", r"DenseReluDense\.(wi|wi_0|wi_1|wo)\.weight"
+_SUBLAYERS = [  # by their place: what is in them, and our name
+    (r"(encoder)\.block\.(\d+)\.layer\.0\.", r"SelfAttention\." + _ATTENTION, "attention"),
+    (r"(encoder)\.block\.(\d+)\.layer\.1\.", _FEED_FORWARD, "feed_forward"),
+    (r"(decoder)\.block\.(\d+)\.layer\.0\.", r"SelfAttention\." + _ATTENTION, "attention"),
+    (r"(decoder)\.block\.(\d+)\.layer\.1\.", r"EncDecAttention\." + _ATTENTION, "cross_attention"),
+    (r"(decoder)\.block\.(\d+)\.layer\.2\.", _FEED_FORWARD, "feed_forward"),
+]
+NAMES = Names(
+    family="T5",
+    rules=[
+        (r"shared\.weight", "embedding.weight"),
+        (r"lm_head\.weight", "head.weight"),
+        (r"(encoder|decoder)\.final_layer_norm\.weight", "{}.norm.weight"),
+        # In every old checkpoint, and never used by the model.
+        (r"decoder\.block\.\d+\.layer\.1\.EncDecAttention\." + _BIAS, None),
+        (
+            r"(encoder|decoder)\.block\.(\d+)\.layer\.0\.SelfAttention\." + _BIAS,
+            "{}.relative_bias.{}.weight",
+        ),
+        *(
+            rule
+            for place, weights, ours in _SUBLAYERS
+            for rule in (
+                (place + weights, f"{{}}.layers.{{}}.{ours}.{{}}.weight"),
+                (place + r"layer_norm\.weight", f"{{}}.layers.{{}}.{ours}_norm.weight"),
+            )
+        ),
+    ],
+    words={"q": "query", "k": "key", "v": "value", "o": "out"}
+    | {"wi": "up", "wi_0": "gate", "wi_1": "up", "wo": "down"},
+    embedding=(
+        "shared.weight",
+        "encoder.embed_tokens.weight",
+        "decoder.embed_tokens.weight",
+        "lm_head.weight",
+    ),
+)
 
 
 def write_tokenizer(folder: Path, output: Path) -> None:
@@ -43,8 +133,8 @@ def _tokenizer(folder: Path, found: list[str]) -> Tokenizer:
 FAMILY = Family(
     name="T5",
     config=Config,
-    model=T5,
-    rename=rename,
+    model=model.T5,
+    rename=NAMES.rename,
     write_tokenizer=write_tokenizer,
     float32=("feed_forward.down.weight",),
     shows_special=True,

@@ -8,17 +8,16 @@ of queries and H_kv of keys and values, D head width, V the decoder's vocabulary
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from distributed.ranks import ALONE
+import model
 from families import Family
-from families.t5gemma_checkpoint import Config, StackConfig, rename, write_tokenizer
-from model import source_mask
-from speculative.cache import MASKED, CrossCache
+from families.t5gemma_checkpoint import NAMES, Config, StackConfig
+from model import Mask
+from speculative.cache import CrossCache, known_positions, padding_mask
 
 
 @partial(mx.compile, shapeless=True)
@@ -39,72 +38,57 @@ class Norm(nn.Module):
         return mx.fast.rms_norm(x, factor, self._eps).astype(self.weight.dtype)
 
 
-class Attention(nn.Module):
-    """Grouped-query attention. Keys and values are made from vectors of `width`, those of the
+class Attention(model.Attention):
+    """Grouped-query attention. Keys and values are made from vectors of `source_dims`, those of the
     encoder's output in cross-attention; positions, where given, turn queries and keys."""
 
-    def __init__(self, config: StackConfig, width: int):
-        super().__init__()
-        c, bias = config, config.attention_bias
-        self._config = config
-        self.query = nn.Linear(c.hidden_size, c.num_attention_heads * c.head_dim, bias)
-        self.key = nn.Linear(width, c.num_key_value_heads * c.head_dim, bias)
-        self.value = nn.Linear(width, c.num_key_value_heads * c.head_dim, bias)
-        self.out = nn.Linear(c.num_attention_heads * c.head_dim, c.hidden_size, bias)
+    def __init__(self, config: StackConfig, source_dims: int):
+        c = self._config = config
+        super().__init__(
+            c.hidden_size,
+            c.num_attention_heads,
+            c.head_dim,
+            scale=c.query_pre_attn_scalar**-0.5,
+            bias=c.attention_bias,
+            key_heads=c.num_key_value_heads,
+            source_dims=source_dims,
+        )
         if c.head_norms:
             self.query_norm = Norm(c.head_dim, c.rms_norm_eps)
             self.key_norm = Norm(c.head_dim, c.rms_norm_eps)
 
-    def _split(
-        self, x: mx.array, positions: mx.array | None = None, norm: nn.Module | None = None
-    ) -> mx.array:
-        B, T, _ = x.shape
-        D, c = self._config.head_dim, self._config
-        x = x.reshape(B * T, -1, 1, D)
+    def _turned(self, x: mx.array, norm: Norm | None, *positions: mx.array) -> mx.array:
+        """x [B, T, H * D] as heads [B, H, T, D], normed and turned by their positions [B, T]."""
+        (B, T, _), c = x.shape, self._config
+        x = x.reshape(B * T, -1, 1, c.head_dim)
         if norm:
             x = norm(x)
-        if positions is not None:
+        for at in positions:
             # The kernel knows one offset per row, so each token is a row of its own.
-            offset = positions.reshape(-1)
             x = mx.fast.rope(
-                x, D, traditional=False, base=c.rope_theta, scale=c.rope_scale, offset=offset
+                x,
+                c.head_dim,
+                traditional=False,
+                base=c.rope_theta,
+                scale=c.rope_scale,
+                offset=at.reshape(-1),
             )
-        return x.reshape(B, T, -1, D).transpose(0, 2, 1, 3)  # [B, H, T, D]
+        return self._split(x.reshape(B, T, -1))
 
-    def project(self, x: mx.array, positions: mx.array | None = None) -> tuple[mx.array, mx.array]:
-        """Keys and values of x [B, T, width], at positions [B, T]: [B, H_kv, T, D] each."""
-        keys = self._split(self.key(x), positions, self.get("key_norm"))
+    def queries(self, x: mx.array, *positions: mx.array) -> mx.array:
+        return self._turned(self.query(x), self.get("query_norm"), *positions)
+
+    def project(self, x: mx.array, *positions: mx.array) -> tuple[mx.array, mx.array]:
+        keys = self._turned(self.key(x), self.get("key_norm"), *positions)
         return keys, self._split(self.value(x))
 
-    def __call__(
-        self,
-        x: mx.array,
-        keys: mx.array,
-        values: mx.array,
-        mask: mx.array | None,
-        positions: mx.array | None = None,
-    ) -> mx.array:
-        """mask: boolean, broadcast to [B, 1, T, N]."""
-        B, T, _ = x.shape
-        queries = self._split(self.query(x), positions, self.get("query_norm"))
-        heads = self._attend(queries, keys, values, mask)
-        out = self.out(heads.transpose(0, 2, 1, 3).reshape(B, T, -1))
-        if out.dtype == mx.float16:  # the norm that follows would make NaN of an infinity
-            out = mx.clip(out, -65504, 65504)
-        return out
-
-    def _attend(
-        self, queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None
-    ) -> mx.array:
-        """Queries [B, H, T, D] over keys and values [B, H_kv, N, D]: [B, H, T, D]."""
-        scale, cap = self._config.query_pre_attn_scalar**-0.5, self._config.attn_logit_softcapping
+    def attend(self, queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
+        cap = self._config.attn_logit_softcapping
         if cap is None:
-            return mx.fast.scaled_dot_product_attention(
-                queries, keys, values, scale=scale, mask=mask
-            )
+            return super().attend(queries, keys, values, mask)
         (B, H, T, D), (_, H_kv, N, _) = queries.shape, keys.shape
         # The queries that share keys go side by side: [B, H_kv, H / H_kv * T, D]
-        scores = (queries * scale).reshape(B, H_kv, -1, D) @ keys.swapaxes(2, 3)
+        scores = (queries * self._scale).reshape(B, H_kv, -1, D) @ keys.swapaxes(2, 3)
         scores = _soft_cap(scores.astype(mx.float32), mx.array(cap))
         if mask is not None:  # after the cap, which would let masked keys in again
             scores = mx.where(mask, scores.reshape(B, H, T, N), -mx.inf).reshape(scores.shape)
@@ -112,157 +96,110 @@ class Attention(nn.Module):
         return (weights @ values).reshape(B, H, T, D)
 
 
-class FeedForward(nn.Module):
-    def __init__(self, config: StackConfig):
-        super().__init__()
-        self.gate = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-
+class FeedForward(model.FeedForward):
     def __call__(self, x: mx.array) -> mx.array:
         gate, up = self.gate(x), self.up(x)
         if x.dtype == mx.float16:  # their product outgrows it; conversion keeps `down` in float32
             gate, up = gate.astype(mx.float32), up.astype(mx.float32)
-        return self.down(nn.gelu_approx(gate) * up)
+        return self.down(self._activation(gate) * up)
 
 
-class EncoderLayer(nn.Module):
-    def __init__(self, config: StackConfig):
+class Layer(model.Layer):
+    """Norms are before and after each sub-layer. source_dims: of the encoder's output, where there is
+    cross-attention to it."""
+
+    def __init__(self, config: StackConfig, source_dims: int | None = None):
         super().__init__()
-        self.attention = Attention(config, config.hidden_size)
-        self.feed_forward = FeedForward(config)
-        self._add_norms("attention", config)
-        self._add_norms("feed_forward", config)
+        c = config
+        self.attention = Attention(c, c.hidden_size)
+        self.feed_forward = FeedForward(
+            c.hidden_size, c.intermediate_size, c.hidden_activation, gated=True
+        )
+        sublayers = ["attention", "feed_forward"]
+        if source_dims:
+            self.cross_attention = Attention(c, source_dims)
+            sublayers.append("cross_attention")
+        for name in sublayers:
+            self[f"pre_{name}_norm"] = Norm(c.hidden_size, c.rms_norm_eps)
+            self[f"post_{name}_norm"] = Norm(c.hidden_size, c.rms_norm_eps)
 
-    def _add_norms(self, sublayer: str, config: StackConfig) -> None:
-        for side in ("pre", "post"):
-            self[f"{side}_{sublayer}_norm"] = Norm(config.hidden_size, config.rms_norm_eps)
-
-    def _fed_forward(self, x: mx.array) -> mx.array:
-        y = self.feed_forward(self.pre_feed_forward_norm(x))
-        return x + self.post_feed_forward_norm(y)
-
-    def __call__(self, x: mx.array, positions: mx.array, mask: mx.array | None) -> mx.array:
-        y = self.pre_attention_norm(x)
-        keys, values = self.attention.project(y, positions)
-        y = self.attention(y, keys, values, mask, positions)
-        return self._fed_forward(x + self.post_attention_norm(y))
-
-
-class DecoderLayer(EncoderLayer):
-    def __init__(self, config: StackConfig, source_width: int):
-        super().__init__(config)
-        self.cross_attention = Attention(config, source_width)
-        self._add_norms("cross_attention", config)
-
-    def __call__(  # type: ignore[override]
-        self,
-        x: mx.array,
-        positions: mx.array,
-        mask: mx.array | None,
-        cache: CrossCache,
-        index: int,
+    def residual(
+        self, x: mx.array, name: str, sublayer: Callable[[mx.array], mx.array]
     ) -> mx.array:
-        y = self.pre_attention_norm(x)
-        keys, values = cache.append(index, *self.attention.project(y, positions))
-        y = self.attention(y, keys, values, mask, positions)
-        x = x + self.post_attention_norm(y)
-        y = self.pre_cross_attention_norm(x)
-        keys, values = cache.cross[index]
-        y = self.cross_attention(y, keys, values, cache.cross_mask)
-        return self._fed_forward(x + self.post_cross_attention_norm(y))
+        return x + self[f"post_{name}_norm"](sublayer(self[f"pre_{name}_norm"](x)))
 
 
-class Stack(nn.Module):
-    """The encoder or the decoder: its embedding, layers and last norm."""
+class Stack(model.Stack):
+    """With its embedding."""
 
-    def __init__(self, config: StackConfig, layers: list[Any]):
+    def __init__(self, config: StackConfig, layers: Sequence[Layer]):
         super().__init__()
-        self._width = config.hidden_size
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = layers
+        self.layers = list(layers)
         self.norm = Norm(config.hidden_size, config.rms_norm_eps)
 
-    def embed(self, tokens: mx.array) -> mx.array:
-        x = self.embedding(tokens)
-        # Rounded to the model's type, as it was trained.
-        scale = mx.array(self._width**0.5, x.dtype)
-        # The residual stream of a float16 model outgrows float16.
-        return (x.astype(mx.float32) if x.dtype == mx.float16 else x) * scale
+
+def embed(embedding: nn.Embedding, tokens: mx.array) -> mx.array:
+    x = embedding(tokens)
+    # Rounded to the model's type, as it was trained.
+    scale = mx.array(x.shape[-1] ** 0.5, x.dtype)
+    # The residual stream of a float16 model outgrows float16.
+    return (x.astype(mx.float32) if x.dtype == mx.float16 else x) * scale
 
 
-class T5Gemma(nn.Module):
-    ranks = ALONE  # the processes that share the model's layers
-
+class T5Gemma(model.EncoderDecoder):
     def __init__(self, config: Config):
         super().__init__()
         self.config = config
         e, d = config.encoder, config.decoder
-        self.encoder = Stack(e, [EncoderLayer(e) for _ in e.windows])
-        self.decoder = Stack(d, [DecoderLayer(d, e.hidden_size) for _ in d.windows])
+        self.encoder = Stack(e, [Layer(e.of_layer(i)) for i in range(len(e.windows))])
+        self.decoder = Stack(d, [self.decoder_layer(i) for i in range(len(d.windows))])
         if not config.tied_head:
             self.head = nn.Linear(d.hidden_size, d.vocab_size, bias=False)
 
-    def encode(self, tokens: mx.array, mask: np.ndarray) -> mx.array:
-        """The encoder's output for tokens [B, S] with mask [B, S], true on tokens: [B, S, hidden_size].
+    def decoder_layer(self, index: int) -> Layer:
+        return Layer(self.config.decoder.of_layer(index), self.config.encoder.hidden_size)
 
-        The output on padding is meaningless, and finite.
-        """
-        B, S = tokens.shape
-        masks = encoder_masks(mask, self.reaches())
-        positions = mx.broadcast_to(mx.arange(S), (B, S))
-        x = self.encoder.embed(tokens)
-        for layer, layer_mask in zip(self.encoder.layers, masks, strict=True):
-            x = layer(x, positions, layer_mask)
-        return self.encoder.norm(x)
+    @property
+    def embedding(self) -> nn.Embedding:
+        """Of the text's tokens."""
+        return self.decoder.embedding
+
+    def encode(self, tokens: mx.array, mask: np.ndarray) -> mx.array:
+        x = embed(self.encoder.embedding, tokens)
+        positions = mx.broadcast_to(mx.arange(tokens.shape[1]), tokens.shape)
+        return self.encoder(x, encoder_masks(mask, self.reaches()), None, positions)
 
     def reaches(self) -> list[tuple[int, int]]:
         """How many tokens behind and ahead each layer of the encoder sees."""
         return [(window, window) for window in self.config.encoder.windows]
 
-    def prefix(self, prompt: Sequence[int]) -> list[int]:
-        """What the tokens of a row begin with."""
-        return [self.config.decoder_start_token_id]
-
-    def start(self, tokens: mx.array, mask: np.ndarray | None = None) -> CrossCache:
-        """Encode the sources, tokens [B, S] with mask [B, S] (true on tokens; None: no padding),
-        and project their keys and values for every decoder layer.
-
-        Raises InputError for a source without a token, or with more than the encoder knows."""
-        mask = source_mask(tokens, mask, self.config.max_prompt_tokens)
-        memory = self.encode(tokens, mask)
-        cross = [layer.cross_attention.project(memory) for layer in self.decoder.layers]
-        return CrossCache(cross, mask)
-
     def decode(self, tokens: mx.array, positions: np.ndarray, cache: CrossCache) -> mx.array:
-        """Append tokens [B, T] at positions [B, T] to the cache; their logits [B, T, V].
+        """Append tokens [B, T] at positions [B, T] to the cache; their logits [B, T, V]."""
+        cache.reserve(positions)
+        windows = self.config.decoder.windows
+        masks = _each_once(lambda window: self.decoder_mask(cache, window), windows)
+        at = mx.array(known_positions(positions))
+        return self.logits(self.decoder(embed(self.embedding, tokens), masks, cache, at))
 
-        A token at position MASKED is a filler: its logits mean nothing and no other token sees it.
-        """
-        masks = decoder_masks(positions, cache.reserve(positions), self.config.decoder.windows)
-        at = mx.array(np.where(positions == MASKED, 0, positions))
-        x = self.decoder.embed(tokens)
-        for i, (layer, mask) in enumerate(zip(self.decoder.layers, masks, strict=True)):
-            x = layer(x, at, mask, cache, i)
-        x = self.decoder.norm(x)
-        return self.capped(
-            self.decoder.embedding.as_linear(x) if self.config.tied_head else self.head(x)
-        )
+    def decoder_mask(self, cache: CrossCache, window: int) -> Mask:
+        """What a layer of this window sees, for its attention to the text so far."""
+        return cache.self_mask(window)
 
-    def capped(self, logits: mx.array) -> mx.array:
-        cap = self.config.decoder.final_logit_softcapping
+    def logits(self, x: mx.array) -> mx.array:
+        logits, cap = super().logits(x), self.config.decoder.final_logit_softcapping
         return logits if cap is None else _soft_cap(logits, mx.array(cap, logits.dtype))
 
 
-def encoder_masks(mask: np.ndarray, reaches: Sequence[tuple[int, int]]) -> list[mx.array | None]:
+def encoder_masks(mask: np.ndarray, reaches: Sequence[tuple[int, int]]) -> list[Mask]:
     """Per layer what sources with the mask [B, S] see of themselves: so many tokens behind and ahead.
     Boolean, broadcast to [B, 1, S, S]; None where it is everything."""
     S = mask.shape[1]
-    token = None if mask.all() else mx.array(mask[:, None, None, :])
+    token = padding_mask(mask)
     index = mx.arange(S)
     distance = index[:, None] - index  # [S, S], query - key
 
-    def within(reach: tuple[int, int]) -> mx.array | None:
+    def within(reach: tuple[int, int]) -> Mask:
         behind, ahead = reach
         if min(reach) >= S - 1:
             return token
@@ -271,21 +208,6 @@ def encoder_masks(mask: np.ndarray, reaches: Sequence[tuple[int, int]]) -> list[
         return near if token is None else (near & token) | (distance == 0)
 
     return _each_once(within, reaches)
-
-
-def decoder_masks(
-    positions: np.ndarray, slots: np.ndarray, windows: Sequence[int]
-) -> list[mx.array | None]:
-    """Per layer which slots, at positions `slots` [B, N], tokens at `positions` [B, T] see: themselves
-    and the `window - 1` before. Boolean [B, 1, T, N], None where it is everything."""
-    distance = positions[:, :, None] - slots[:, None, :]  # [B, T, N]
-    longest = slots[slots != MASKED].max(initial=0)
-
-    def within(window: int) -> mx.array | None:
-        seen = (distance >= 0) & (distance < window)
-        return None if seen.all() else mx.array(seen[:, None])
-
-    return _each_once(within, [min(window, longest + 1) for window in windows])
 
 
 def _each_once(function: Callable, arguments: Sequence) -> list:
@@ -298,7 +220,6 @@ FAMILY = Family(
     name="T5Gemma",
     config=Config,
     model=T5Gemma,
-    rename=rename,
-    write_tokenizer=write_tokenizer,
+    rename=NAMES.rename,
     float32=("feed_forward.down.weight",),
 )

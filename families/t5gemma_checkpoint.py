@@ -1,20 +1,15 @@
-"""T5Gemma's checkpoints: their config.json, the names of their tensors, their tokenizer."""
+"""T5Gemma's checkpoints: their config.json, and the names of their tensors."""
 
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import gcd
-from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from checkpoints import names
-from checkpoints.config import BaseConfig, token_ids
-from checkpoints.tensors import Tensor
+from checkpoints.config import BaseConfig, checked, token_id, token_ids
+from checkpoints.names import Names
 from errors import InputError
-from text.tokenizer import FILE as TOKENIZER
-from text.tokenizer_files import copy_sources, from_transformers, save
 
-_WINDOWED = {"sliding_attention": True, "full_attention": False}
+SLIDING, FULL = LAYER_TYPES = ("sliding_attention", "full_attention")
 _STACKS = ("encoder", "decoder")
 
 
@@ -40,60 +35,65 @@ class StackConfig(BaseConfig):
     attn_logit_softcapping: float | None = 50.0
     final_logit_softcapping: float | None = 30.0
 
-    def __post_init__(self):
-        super().__post_init__()
+    family: ClassVar[str] = "T5Gemma"
+    pieces: ClassVar[int] = 256000
+
+    def faults(self) -> Iterator[str]:
         if self.num_attention_heads % self.num_key_value_heads:
-            raise InputError(
-                f"config.json: {self.num_attention_heads} attention heads cannot share "
+            yield (
+                f"{self.num_attention_heads} attention heads cannot share "
                 f"{self.num_key_value_heads} key and value heads"
             )
         if self.head_dim % 2:
-            raise InputError(f"config.json: head_dim is {self.head_dim}, not even")
+            yield f"head_dim is {self.head_dim}, not even"
         if self.hidden_activation not in ("gelu_pytorch_tanh", "gelu_new"):
-            raise InputError(f"config.json: unknown activation {self.hidden_activation!r}")
+            yield f"unknown activation {self.hidden_activation!r}"
         for name in ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"):
             if (value := getattr(self, name)) is not None and value <= 0:
-                raise InputError(f"config.json: {name} is {value}, not above 0")
+                yield f"{name} is {value}, not above 0"
+
+    def of_layer(self, index: int) -> "StackConfig":
+        """With what differs between layers."""
+        return self
 
     @classmethod
     def from_raw(cls, raw: object) -> "StackConfig":
         if not isinstance(raw, Mapping):
-            raise InputError("config.json has no encoder and decoder: not a T5Gemma model")
+            raise InputError(f"config.json has no encoder and decoder: not a {cls.family} model")
+        count, types = checked(raw, "num_hidden_layers", 26), raw.get("layer_types")
+        window = checked(raw, "sliding_window", 4096)
+        everywhere = checked(raw, "max_position_embeddings", cls.max_position_embeddings)
+        if types is None:
+            every = cls.full_every(raw)
+            types = [LAYER_TYPES[i % every == 0] for i in range(1, count + 1)]
+        listed = isinstance(types, list) and all(kind in LAYER_TYPES for kind in types)
+        if not listed or len(types) != count:
+            raise InputError(f"config.json: layer_types is not {count} of {', '.join(LAYER_TYPES)}")
+        return cls.read(
+            {"vocab_size": cls.pieces, **raw},
+            cls.family,
+            pad_token_id=token_id(raw, "pad_token_id", 0),
+            eos_token_ids=token_ids(raw.get("eos_token_id"), 1),
+            windows=tuple(window if kind == SLIDING else everywhere for kind in types),
+            **cls.from_layers(raw, types),
+        )
+
+    @classmethod
+    def full_every(cls, raw: Mapping) -> int:
+        """Of how many layers one sees everything, where config.json does not list them."""
+        return 2
+
+    @classmethod
+    def from_layers(cls, raw: Mapping, types: list[str]) -> dict[str, Any]:
+        """Fields that depend on the layers' types: here those of rotary positions, of which there is one."""
         rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
         kind = rope.get("rope_type", "default") if isinstance(rope, Mapping) else rope
         if kind != "default":
             raise InputError(
                 f"config.json: rotary positions of type {kind!r}; T5Gemma has plain ones"
             )
-        given = {key: raw[key] for key in cls.__dataclass_fields__ if key in raw}
-        if theta := rope.get("rope_theta"):
-            given["rope_theta"] = theta
-        return cls(
-            **given
-            | {
-                "vocab_size": raw.get("vocab_size", 256000),
-                "pad_token_id": token_ids(raw.get("pad_token_id"), 0)[0],
-                "eos_token_ids": token_ids(raw.get("eos_token_id"), 1),
-                "windows": _windows(raw),
-            }
-        )
-
-
-def _windows(raw: Mapping) -> tuple[int, ...]:
-    """How far each layer looks; without layer_types every other one, from the first, is windowed."""
-    count, types = raw.get("num_hidden_layers", 26), raw.get("layer_types")
-    window = raw.get("sliding_window", 4096)
-    if type(count) is not int or not 1 <= count <= 1024:
-        raise InputError(f"config.json: num_hidden_layers is {count!r}, not a number of layers")
-    everywhere = raw.get("max_position_embeddings", 8192)
-    for name, value in (("sliding_window", window), ("max_position_embeddings", everywhere)):
-        if type(value) is not int or value < 1:
-            raise InputError(f"config.json: {name} is {value!r}, not a number of tokens")
-    if types is None:
-        types = [list(_WINDOWED)[i % 2] for i in range(count)]
-    if not isinstance(types, list) or len(types) != count or not {*types} <= _WINDOWED.keys():
-        raise InputError(f"config.json: layer_types is not {count} of {', '.join(_WINDOWED)}")
-    return tuple(window if _WINDOWED[kind] else everywhere for kind in types)
+        theta = rope.get("rope_theta")
+        return {"rope_theta": theta} if theta else {}
 
 
 @dataclass(frozen=True)
@@ -132,16 +132,16 @@ class Config(BaseConfig):
         """
         encoder, decoder = (cls.stack.from_raw(raw.get(name)) for name in _STACKS)
         tied = raw.get("tie_word_embeddings") is not False
-        bos = token_ids(raw.get("bos_token_id"), raw["decoder"].get("bos_token_id", 2))[0]
+        bos = token_id(raw, "bos_token_id", raw["decoder"].get("bos_token_id", 2))
         return cls(
             vocab_size=decoder.vocab_size,
-            pad_token_id=token_ids(raw.get("pad_token_id"), decoder.pad_token_id)[0],
+            pad_token_id=token_id(raw, "pad_token_id", decoder.pad_token_id),
             eos_token_ids=token_ids(raw.get("eos_token_id") or list(decoder.eos_token_ids), 1),
             encoder=encoder,
             decoder=decoder,
             tied_head=tied if weights is None else "head.weight" not in set(weights),
             max_positions=decoder.max_position_embeddings,
-            decoder_start_token_id=token_ids(raw.get("decoder_start_token_id"), bos)[0],
+            decoder_start_token_id=token_id(raw, "decoder_start_token_id", bos),
         )
 
     @classmethod
@@ -149,56 +149,30 @@ class Config(BaseConfig):
         stacks = {n: cls.stack.from_dict(values[n]) for n in _STACKS if n in values}
         return super().from_dict({**values, **stacks})
 
-    def check_layers(self, weights: Iterable[str]) -> None:
-        """InputError where a stack has more layers than its weights, by the names of these."""
-        weights = list(weights)
-        for name, stack in zip(_STACKS, (self.encoder, self.decoder), strict=True):
-            layer = re.compile(rf"{name}\.layers\.\d+\.")
-            found = {match[0] for weight in weights if (match := layer.match(weight))}
-            if len(stack.windows) > len(found):
-                raise InputError(
-                    f"config.json has {len(stack.windows)} layers in the {name}, "
-                    f"the weights {len(found)}"
-                )
+    @property
+    def layers(self) -> int:
+        return len(self.encoder.windows) + len(self.decoder.windows)
 
 
-_PARTS = {"q": "query", "k": "key", "v": "value", "o": "out"}
-_SUBLAYERS = {
-    "self_attn": "attention",
-    "cross_attn": "cross_attention",
-    "feedforward": "feed_forward",
-}
 _LAYER = r"(encoder|decoder)\.layers\.(\d+)\."
-NAMES: list[names.Rule] = [
-    (r"lm_head\.out_proj\.weight", lambda m: "head.weight"),
-    (r"(encoder|decoder)\.embed_tokens\.weight", lambda m: f"{m[1]}.embedding.weight"),
-    (r"(encoder|decoder)\.norm\.weight", lambda m: m[0]),
-    (
-        _LAYER + r"(self_attn|cross_attn)\.([qkvo])_proj\.(weight|bias)",
-        lambda m: f"{m[1]}.layers.{m[2]}.{_SUBLAYERS[m[3]]}.{_PARTS[m[4]]}.{m[5]}",
-    ),
-    (
-        _LAYER + r"mlp\.(gate|up|down)_proj\.weight",
-        lambda m: f"{m[1]}.layers.{m[2]}.feed_forward.{m[3]}.weight",
-    ),
-    (
-        _LAYER + r"(pre|post)_(self_attn|cross_attn|feedforward)_layernorm\.weight",
-        lambda m: f"{m[1]}.layers.{m[2]}.{m[3]}_{_SUBLAYERS[m[4]]}_norm.weight",
-    ),
-]
-_HEAD = "lm_head.out_proj.weight"  # where it is stored, mostly an alias
-
-
-def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The checkpoint's tensors under our names; a head that is the decoder's embedding is dropped."""
-    bare = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
-    aliases = ("decoder.embed_tokens.weight", _HEAD)
-    single = names.one_embedding(bare, aliases, _HEAD, "T5Gemma")
-    return names.renamed(single, NAMES, "T5Gemma")
-
-
-def write_tokenizer(folder: Path, output: Path) -> None:
-    """Copy the tokenizer's files, and write the tokenizer.json that transformers makes of them."""
-    if TOKENIZER not in copy_sources(folder, output):
-        raise InputError(f"{folder}: no tokenizer: it has no {TOKENIZER}")
-    save(from_transformers("AutoTokenizer", folder), output)
+NAMES = Names(
+    family="T5Gemma",
+    rules=[
+        (r"lm_head\.out_proj\.weight", "head.weight"),
+        (r"(encoder|decoder)\.embed_tokens\.weight", "{}.embedding.weight"),
+        (r"(encoder|decoder)\.norm\.weight", "{}.norm.weight"),
+        (
+            _LAYER + r"(self_attn|cross_attn)\.([qkvo])_proj\.(weight|bias)",
+            "{}.layers.{}.{}.{}.{}",
+        ),
+        (_LAYER + r"mlp\.(gate|up|down)_proj\.weight", "{}.layers.{}.feed_forward.{}.weight"),
+        (
+            _LAYER + r"(pre|post)_(self_attn|cross_attn|feedforward)_layernorm\.weight",
+            "{}.layers.{}.{}_{}_norm.weight",
+        ),
+    ],
+    words={"self_attn": "attention", "cross_attn": "cross_attention", "feedforward": "feed_forward"}
+    | {"q": "query", "k": "key", "v": "value", "o": "out"},
+    embedding=("decoder.embed_tokens.weight", "lm_head.out_proj.weight"),
+    prefix="model.",
+)

@@ -13,8 +13,17 @@ import mlx.core as mx
 import numpy as np
 
 MASKED = 1 << 30
-"""The position of a slot that no query sees, and of a token that only fills a ragged block. Clip it
-before it is an index: MLX reads beyond a table's end without an error."""
+"""The position of a slot that no query sees, and of a token that only fills a ragged block."""
+
+
+def known_positions(positions: np.ndarray) -> np.ndarray:
+    """Positions that may index a table, where MLX reads beyond the end without an error: 0 for MASKED."""
+    return np.where(positions == MASKED, 0, positions)
+
+
+def padding_mask(mask: np.ndarray) -> mx.array | None:
+    """Which source tokens anyone sees, boolean [B, 1, 1, S], by the mask [B, S]; None: all of them."""
+    return None if mask.all() else mx.array(mask[:, None, None, :])
 
 
 class SlotCache:
@@ -25,7 +34,8 @@ class SlotCache:
     position:     [B, capacity] int32 on the host; MASKED where no query may look
 
     A query at position i sees the slots whose position is <= i. That one comparison is causality,
-    padding, rejected tokens and finished rows.
+    padding, rejected tokens and finished rows. A query at MASKED is a filler: it sees its own
+    slot at least, its logits mean nothing, and only fillers see it.
     """
 
     STEP = 128  # slots added at a time
@@ -55,7 +65,23 @@ class SlotCache:
         self.cursor += T
         self._make_room(self.cursor)
         self.position[:, self.cursor - T : self.cursor] = positions
+        self._queries = positions
         return self.position[:, : self.cursor]
+
+    @property
+    def distance(self) -> np.ndarray:
+        """How many positions each token last reserved lies behind each slot's: [B, T, N]; below 0 the
+        slot is not seen."""
+        return self._queries[:, :, None] - self.position[:, None, : self.cursor]
+
+    def self_mask(self, window: int | None = None) -> mx.array | None:
+        """Which slots the tokens last reserved see, boolean [B, 1, T, N]; None: all of them.
+
+        window: how many positions a token sees, its own included; None: all up to its own.
+        """
+        distance = self.distance
+        seen = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+        return None if seen.all() else mx.array(seen[:, None])
 
     def _make_room(self, slots: int) -> None:
         B, capacity = self.position.shape
@@ -151,11 +177,7 @@ class CrossCache(SlotCache):
         # A head's keys side by side: MLX's processor backend would copy others in every step.
         self.cross = [[mx.contiguous(x) for x in pair] for pair in cross]
         self.mask = mask
-        self._set_cross_mask()
-
-    def _set_cross_mask(self) -> None:
-        whole = self.mask.all()
-        self.cross_mask = None if whole else mx.array(self.mask[:, None, None, :])
+        self.cross_mask = padding_mask(mask)
 
     def wait(self) -> None:
         super().wait()
@@ -173,7 +195,7 @@ class CrossCache(SlotCache):
         self.mask[rows] = False
         self.mask[rows, :width] = fresh.mask
         self._narrow()
-        self._set_cross_mask()
+        self.cross_mask = padding_mask(self.mask)
 
     def _widen(self, width: int) -> None:
         """Make room for sources of `width` tokens."""
@@ -196,7 +218,7 @@ class CrossCache(SlotCache):
         index = mx.array(list(rows))
         self.mask = self.mask[list(rows)]
         self.cross = [[x[index] for x in pair] for pair in self.cross]
-        self._set_cross_mask()
+        self.cross_mask = padding_mask(self.mask)
 
 
 def _in_steps(slots: int) -> int:

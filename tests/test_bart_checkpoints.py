@@ -9,10 +9,11 @@ import torch
 import transformers
 from helpers import bart_checkpoints, checkpoints
 from helpers.bart_checkpoints import VARIANTS
-from helpers.bart_models import KINDS, T, both, inputs, known
+from helpers.bart_models import KINDS
 from helpers.bart_tokenizers import FAMILIES, SENTENCES, assert_same, checkpoint
-from helpers.models import assert_close, cached_logits, mlx_model, reference_logits
+from helpers.models import T, assert_close, cached_logits, mlx_model, reference_logits
 from helpers.oracle import disturbed, flat_weights, greedy
+from helpers.pairs import inputs, known
 
 from checkpoints.folder import open_checkpoint
 from checkpoints.quantization import Quantization
@@ -28,56 +29,34 @@ from text.tokenizer import load_tokenizer
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("form", ["old", "bare"])
-@pytest.mark.parametrize("name", KINDS)
-def test_other_checkpoints_names_are_known(tmp_path, name, form):
-    raw = VARIANTS[name]
-    reference, model = both(tmp_path / "new", raw)
+OWN = VARIANTS["marian, own vocabularies"] | dict(vocab_size=40)  # of one size, to mix up
+UNTIED = VARIANTS["bart"] | dict(
+    tie_word_embeddings=False
+)  # has four tables, the shared one nobody's
+
+
+@pytest.mark.parametrize(
+    ("raw", "form"),
+    [
+        *((VARIANTS[name], form) for name in KINDS for form in ("old", "bare")),
+        (OWN, "new"),
+        (OWN, "old"),
+        (UNTIED, "old"),
+        (VARIANTS["bart"], "own head"),
+    ],
+)
+def test_names_in_checkpoints_old_and_new_are_known(tmp_path, raw, form):
+    reference = bart_checkpoints.torch_model(raw)
     state = bart_checkpoints.state_dict(reference, form)
-    other = mlx_model(checkpoints.save(tmp_path / form, raw, state, kind="legacy"), raw)
-    assert other.config == model.config
-    ours, theirs = dict(flat_weights(model)), dict(flat_weights(other))
-    assert ours.keys() == theirs.keys()
-    assert all(mx.array_equal(weight, theirs[name]) for name, weight in ours.items())
-
-
-def test_own_vocabularies_are_told_by_their_weights(tmp_path):
-    raw = VARIANTS["marian, own vocabularies"] | dict(vocab_size=40)  # of one size, to mix up
-    reference, model = both(tmp_path / "new", raw)
-    state = bart_checkpoints.state_dict(reference, "old")
-    other = mlx_model(checkpoints.save(tmp_path / "old", raw, state), raw)
-    given = inputs(model.config)
+    if form == "own head":
+        state["lm_head.weight"] = torch.randn(61, 24)
+        reference.lm_head.weight = torch.nn.Parameter(state["lm_head.weight"])
+    model = mlx_model(checkpoints.save(tmp_path, raw, state, kind="legacy"), raw)
+    c, given = model.config, inputs(model.config)
+    assert c.shared_embedding == (raw not in (OWN, UNTIED))
+    assert c.tied_head == (form != "own head" and raw is not UNTIED)
     expected = reference_logits(reference, *given)
-    for found in (model, other):
-        assert not found.config.shared_embedding and found.config.tied_head
-        assert_close(
-            known(cached_logits(found, *given, T), found.config), known(expected, found.config)
-        )
-
-
-def test_an_untied_head_is_kept(tmp_path):
-    raw = VARIANTS["bart"]
-    reference = bart_checkpoints.torch_model(raw)
-    state = bart_checkpoints.state_dict(reference)
-    state["lm_head.weight"] = torch.randn(61, 24)
-    model = mlx_model(checkpoints.save(tmp_path, raw, state), raw)
-    reference.lm_head.weight = torch.nn.Parameter(state["lm_head.weight"])
-    given = inputs(model.config)
-    expected = reference_logits(reference, *given)
-    assert_close(cached_logits(model, *given, T), expected)
-
-
-def test_what_transformers_trains_untied_has_four_tables(tmp_path):
-    """The shared one is then nobody's."""
-    raw = VARIANTS["bart"] | dict(tie_word_embeddings=False)
-    reference = bart_checkpoints.torch_model(raw)
-    state = bart_checkpoints.state_dict(reference, "old")
-    assert (
-        len({float(tensor.sum()) for name, tensor in state.items() if tensor.shape[0] == 61}) == 4
-    )
-    model = mlx_model(checkpoints.save(tmp_path, raw, state), raw)
-    given = inputs(model.config)
-    assert_close(cached_logits(model, *given, T), reference_logits(reference, *given))
+    assert_close(known(cached_logits(model, *given, T), c), known(expected, c))
 
 
 def test_unknown_tensors_and_configs_are_refused(tmp_path):
@@ -137,17 +116,13 @@ def test_rows_begin_as_in_transformers(tmp_path, name, changes, prefix):
     assert generated[0, : len(prefix)].tolist() == prefix
 
 
-def test_a_missing_start_token_is_the_kinds_own():
-    """Unlike one that is null."""
+def test_ids_that_are_missing_or_several():
+    """A start token that is missing is the kind's own, unlike one that is null."""
     for name, start in (("bart", 2), ("mbart", 0), ("m2m", 2), ("pegasus", 0)):
         raw = {k: v for k, v in VARIANTS[name].items() if k != "decoder_start_token_id"}
         assert Config.from_hub(raw, None).decoder_start_token_id == start
-
-
-def test_ends_of_sequence_are_those_of_the_config():
-    raw = VARIANTS["marian"]
-    assert Config.from_hub(raw | dict(eos_token_id=[59, 2]), None).eos_token_ids == (59, 2)
-    assert Config.from_hub(raw | dict(eos_token_id=43), None).eos_token_ids == (43,)
+    ends = VARIANTS["marian"] | dict(eos_token_id=[59, 2])
+    assert Config.from_hub(ends, None).eos_token_ids == (59, 2)
 
 
 def test_ranks_split_the_heads_and_units_of_both_stacks():
@@ -189,18 +164,16 @@ def test_converted_checkpoints_write_transformers_texts(bart_folders, tmp_path, 
     assert stream.push(ids) + stream.finish() == expected
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "marian, codes"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("name", "dtype"), [("bart", "float32"), ("marian, two", "bfloat16")])
 def test_quantized_models_are_close_and_keep_their_positions(bart_folders, tmp_path, name, dtype):
     sizes = dict(d_model=64, encoder_ffn_dim=64, decoder_ffn_dim=128)
     reference, tokens = checkpoint(tmp_path / "hub", bart_folders[name], name, **sizes)
     quantization = Quantization(bits=8, group_size=64)
     out = convert(str(tmp_path / "hub"), tmp_path / "out", dtype, quantization=quantization)
     model, _ = load(out)
-    weights = dict(flat_weights(model))
+    weights, state = dict(flat_weights(model)), reference.state_dict()
     assert weights["encoder.layers.0.attention.query.weight"].dtype == mx.uint32
-    state = reference.state_dict()
-    if (name, dtype) == ("bart", "float32"):
+    if name == "bart":
         table = state["model.encoder.embed_positions.weight"].numpy()
         assert np.array_equal(weights["encoder.positions.weight"], table)
         assert np.array_equal(weights["logits_bias"], state["final_logits_bias"].numpy()[0])

@@ -175,7 +175,7 @@ def test_text_is_decoded_as_transformers_does(bart_folders, name):
         ids = (
             reference(text_target=text).input_ids if "marian" in name else reference(text).input_ids
         )
-        languages = Languages.load(output)
+        languages = Languages.load(output, 1000)
         special = {*reference.all_special_ids, *(languages.codes.values() if languages else ())}
         ids = [i for i in ids if i not in special]
         expected = reference.decode(
@@ -221,3 +221,16 @@ def test_what_cannot_be_right_is_refused(bart_folders, tmp_path):
     gaps = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 9}
     files = {"vocab.json": gaps, "sentencepiece.bpe.model": model}
     refused(folders._folder(tmp_path / "gaps", "m2m_100", files), "its ids leave gaps")
+    ids = json.loads((bart_folders["m2m"][0] / "vocab.json").read_text())
+    files = {"vocab.json": ids, "sentencepiece.bpe.model": model}
+    for settings, message in (
+        (dict(src_lang="auto"), "src_lang: no language 'auto'; there are af, "),
+        (dict(src_lang=["fr"]), "src_lang: no language .* there are af, "),
+        (dict(language_codes=["x"]), "language_codes is .*, not one of m2m100, wmt21"),
+    ):
+        folder = tmp_path / str(settings)
+        refused(folders._folder(folder, "m2m_100", files, **settings), message)
+    files = {p.name: p.read_bytes() for p in bart_folders["nllb"][0].iterdir()}
+    settings = json.loads(files.pop("tokenizer_config.json")) | dict(src_lang="auto")
+    folder = folders._folder(tmp_path / "auto", "m2m_100", files, **settings)
+    refused(folder, "no token for the language auto: there are ace_Arab, ")

@@ -1,5 +1,7 @@
 """Languages of multilingual models: how they are framed, what a wrong one is answered, the options."""
 
+import json
+import re
 import sys
 
 import pytest
@@ -23,7 +25,6 @@ def multilingual(request, bart_folders, tmp_path):
     name = request.param
     checkpoint(tmp_path / "hub", bart_folders[name], name)
     model, tokenizer = load(convert(str(tmp_path / "hub"), tmp_path / "out", dtype="float32"))
-    model.languages = Languages.load(tmp_path / "out")
     return name, transformers.AutoTokenizer.from_pretrained(bart_folders[name][0]), model, tokenizer
 
 
@@ -75,7 +76,6 @@ def test_a_wrong_language_lists_what_there_is(multilingual):
 def test_models_of_one_language_refuse_codes(bart_folders, tmp_path):
     checkpoint(tmp_path / "hub", bart_folders["marian"], "marian")
     model, tokenizer = load(convert(str(tmp_path / "hub"), tmp_path / "out", dtype="float32"))
-    model.languages = Languages.load(tmp_path / "out")
     assert model.languages is None
     with pytest.raises(InputError, match="this model has no languages to choose from"):
         frame(model, tokenizer, "good day", target_lang="fr")
@@ -93,10 +93,27 @@ def test_what_has_its_language_elsewhere_says_where(demo_pair):
         decoder.generate("good day", target_lang="de")
 
 
-def test_a_foreign_languages_file_is_refused(tmp_path):
-    (tmp_path / "languages.json").write_text('{"codes": {}}')
-    with pytest.raises(InputError, match="not a table of languages: convert the model again"):
-        Languages.load(tmp_path)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"codes": None}, "not a table of languages: convert the model again"),
+        ({"codes": ["fr"]}, "not a table of languages"),
+        ({"source": 3}, "not a table of languages"),
+        *(
+            ({"codes": {"fr": token}}, re.escape(f"{token!r} is none of the model's 61 tokens"))
+            for token in (-5, 61, 10**6, 2**31, "x", [3], True)
+        ),
+        ({"source": ["text", 61]}, "61 is none of the model's 61 tokens"),
+        ({"prefix": ["begin"]}, "'begin' is none of the model's 61 tokens"),
+    ],
+)
+def test_a_foreign_languages_file_is_refused(tmp_path, change, message):
+    right = {"codes": {"fr": 60}, "source": ["source", "text", 2], "prefix": ["start", "target"]}
+    (tmp_path / "languages.json").write_text(json.dumps(right))
+    assert Languages.load(tmp_path, 61) == Languages(**right)
+    (tmp_path / "languages.json").write_text(json.dumps(right | change))
+    with pytest.raises(InputError, match=message):
+        Languages.load(tmp_path, 61)
 
 
 @pytest.mark.parametrize("name", ["nllb", "mbart-50", "m2m", "marian, codes"])

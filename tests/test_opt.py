@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from convert import convert
 from errors import InputError
 from families.loading import load
-from families.opt import rename
+from families.opt import NAMES
 from speculative.cache import MASKED
 from speculative.drafting import ModelDrafter, PromptLookup
 
@@ -147,7 +147,7 @@ def test_both_layouts_of_the_hub_are_read(tmp_path):
 
 def test_a_checkpoint_without_an_embedding_is_refused():
     with pytest.raises(InputError, match="not a OPT-type model"):
-        rename({})
+        NAMES.rename({})
 
 
 def test_positions_end(pair):

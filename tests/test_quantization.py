@@ -10,13 +10,13 @@ from helpers.models import cached_logits, padded_inputs
 from mlx.utils import tree_flatten
 
 from checkpoints import tensors
-from checkpoints.config import Config
 from checkpoints.npz import map_npz
 from checkpoints.quantization import MODES, Quantization, is_matrix
 from checkpoints.tensors import to_mlx
 from convert import convert, converted_size
 from decoder import generate, load
 from errors import InputError
+from families.t5 import Config
 from model import T5
 
 EVERY = [Quantization(m, b, g) for m, (bits, groups) in MODES.items() for b in bits for g in groups]

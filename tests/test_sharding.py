@@ -7,11 +7,11 @@ import mlx.core as mx
 import pytest
 from helpers.checkpoints import SMALL
 
-from checkpoints.config import Config
 from checkpoints.quantization import Quantization
 from distributed.ranks import ALONE, LOST, Ranks
 from distributed.sharding import check_ranks
 from errors import InputError
+from families.t5 import Config
 
 
 def config(num_heads: int, d_ff: int, d_kv: int = 64) -> Config:

@@ -1,110 +1,38 @@
-"""T5Gemma: logits and texts against transformers, on small random models."""
+"""T5Gemma and T5Gemma 2: conversion, config.json, tokenizers, and what narrow types would lose."""
 
-import copy
-import dataclasses
-import itertools
+import json
 
 import mlx.core as mx
 import numpy as np
 import pytest
 import torch
+from helpers import checkpoints
+from helpers import t5gemma2_checkpoints as t5gemma2
 from helpers import t5gemma_checkpoints as t5gemma
-from helpers.decoding import decode_with, ragged_prompts
 from helpers.models import (
-    B,
-    S,
-    T,
+    assert_close,
     cached_logits,
+    mlx_model,
     padded_inputs,
     reference_logits,
-    reference_texts,
-    until,
 )
 from helpers.oracle import flat_weights
-from helpers.t5gemma_checkpoints import SLIDING, VARIANTS, mlx_model, random_model, raw_config
+from helpers.pairs import RAW, both, in_dtype
+from helpers.t5gemma_checkpoints import FULL, SLIDING, VARIANTS, raw_config
+from helpers.texts import AWKWARD, assert_same_tokenizer, needs_shared, prompts
+from transformers import AutoTokenizer
 
+from checkpoints.folder import open_checkpoint, read_json
+from checkpoints.quantization import Quantization
+from convert import convert, converted_size, read_config
+from decoder import SpeculativeDecoder, load
 from errors import InputError
-from families.t5gemma import FAMILY, Norm, T5Gemma
-from speculative.cache import MASKED
+from families import family_of
+from families.t5gemma import FAMILY, Config, Norm, T5Gemma, embed
+from families.t5gemma2 import Config as Config2
+from text.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", params=VARIANTS)
-def pair(request):
-    """(torch model, MLX model) with the same weights."""
-    raw = VARIANTS[request.param]
-    reference = t5gemma.torch_model(raw)
-    return reference, mlx_model(reference, raw)
-
-
-def in_dtype(model: T5Gemma, dtype: mx.Dtype) -> T5Gemma:
-    """As conversion would write it."""
-    other = T5Gemma(model.config)
-    exact = FAMILY.float32 if dtype == mx.float16 else ()
-    weights = [
-        (n, w.astype(mx.float32 if n.endswith(exact) else dtype)) for n, w in flat_weights(model)
-    ]
-    other.load_weights(weights)
-    return other
-
-
-def tokens_and_positions(first: int, tokens) -> tuple[mx.array, np.ndarray]:
-    tokens = np.asarray(tokens)
-    positions = np.arange(first, first + tokens.shape[1], dtype=np.int32)
-    return mx.array(tokens), np.tile(positions, (len(tokens), 1))
-
-
-# ---------------------------------------------------------------------------------------------
-# Logits
-
-
-@pytest.mark.parametrize("block", [T, 1, 7])
-def test_logits_are_those_of_transformers(pair, block):
-    reference, model = pair
-    inputs = padded_inputs(61)
-    expected = reference_logits(reference, *inputs)
-    logits = cached_logits(model, *inputs, block)
-    assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max()
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_is_about_as_close_as_that_of_transformers(pair, dtype):
-    reference, model = pair
-    inputs = padded_inputs(61)
-    expected = reference_logits(reference, *inputs)
-    theirs = reference_logits(copy.deepcopy(reference).to(getattr(torch, dtype)), *inputs)
-    ours = cached_logits(in_dtype(model, getattr(mx, dtype)), *inputs, 7)
-    assert np.isfinite(ours).all()
-    assert np.abs(ours - expected).mean() <= 1.5 * np.abs(theirs - expected).mean()
-
-
-@pytest.mark.parametrize(
-    "factors",
-    [
-        {"embed_tokens": 6e5},  # the residual stream
-        {"gate_proj": 3e3, "up_proj": 3e3},  # the product that goes into the last projection
-        {"v_proj": 500, "o_proj": 5000},  # what attention returns
-        {"q_proj": 1e3, "k_proj": 1e3},  # scores, before the cap
-    ],
-)
-def test_float16_stays_finite_where_values_outgrow_it(factors):
-    reference = t5gemma.torch_model(VARIANTS["t5gemma"])
-    with torch.no_grad():
-        for name, weight in reference.named_parameters():
-            for part, factor in factors.items():
-                if part in name:
-                    weight *= factor
-    model = in_dtype(mlx_model(reference, VARIANTS["t5gemma"]), mx.float16)
-    assert np.isfinite(cached_logits(model, *padded_inputs(61), 7)).all()
-
-
-def test_padding_does_not_reach_the_logits():
-    """Large scores under a low cap: a cap after the mask would let padding in again."""
-    model, (source, mask, target) = random_model(), padded_inputs(61)
-    expected = cached_logits(model, source, mask, target, 5)
-    changed = np.where(mask, source, 60 - source)
-    assert np.array_equal(cached_logits(model, changed, mask, target, 5), expected)
 
 
 def test_small_norm_weights_are_not_lost_in_bfloat16():
@@ -121,154 +49,266 @@ def test_small_norm_weights_are_not_lost_in_bfloat16():
 
 def test_embeddings_are_scaled_by_a_number_of_the_models_type():
     """The root of 24 is 4.899, and 4.906 in bfloat16."""
-    reference = t5gemma.torch_model(VARIANTS["t5gemma"])
-    model = in_dtype(mlx_model(reference, VARIANTS["t5gemma"]), mx.bfloat16)
+    reference, model = both(VARIANTS["t5gemma"])
+    embedding = in_dtype(model, VARIANTS["t5gemma"], mx.bfloat16).encoder.embedding
     table = reference.to(torch.bfloat16).model.encoder.embed_tokens.weight
     expected = (table * torch.tensor(24**0.5, dtype=torch.bfloat16)).float().detach().numpy()
-    embedded = model.encoder.embed(mx.arange(61))
+    embedded = embed(embedding, mx.arange(61))
     assert embedded.dtype == mx.bfloat16
     assert np.array_equal(np.array(embedded.astype(mx.float32)), expected)
 
 
-def test_the_sources_keys_have_no_positions(monkeypatch):
-    """Cross-attention sees a set: what the encoder gives, in another order, gives the same logits."""
-    model, rng = random_model(), np.random.default_rng(3)
-    source, target = rng.integers(3, 61, (2, 9)), rng.integers(3, 61, (2, 6))
-    memory, order = model.encode(mx.array(source), np.ones((2, 9), bool)), rng.permutation(9)
-    expected = model.decode(*tokens_and_positions(0, target), model.start(mx.array(source)))
-    monkeypatch.setattr(model, "encode", lambda *_: memory[:, mx.array(order)])
-    logits = model.decode(*tokens_and_positions(0, target), model.start(mx.array(source)))
-    assert np.abs(np.array(logits - expected)).max() < 1e-5
+# ---------------------------------------------------------------------------------------------
+# Conversion
+
+
+PLAIN, PLAIN2 = (module.raw_config(vocab_size=704) for module in (t5gemma, t5gemma2))
+OWN_HEAD = raw_config(final_logit_softcapping=3.0, vocab_size=704) | {"tie_word_embeddings": False}
+BIASED = raw_config(
+    {"num_key_value_heads": 6}, {"num_key_value_heads": 4}, attention_bias=True, vocab_size=704
+)
+WIDE = raw_config(
+    {"hidden_size": 96, "intermediate_size": 128},
+    {"hidden_size": 64, "intermediate_size": 160},
+    vocab_size=704,
+    num_attention_heads=4,
+    head_dim=16,
+)
+SQUARE = dict(hidden_size=64, intermediate_size=64, num_attention_heads=4, head_dim=16)
+WIDE2 = t5gemma2.raw_config(SQUARE, vocab_size=704, **SQUARE)
+
+
+@pytest.mark.parametrize(
+    ("module", "raw", "kind"),
+    [
+        (t5gemma, OWN_HEAD, "safetensors"),
+        (t5gemma, BIASED, "zip"),
+        (t5gemma, PLAIN, "saved"),
+        (t5gemma2, PLAIN2, "saved"),
+        (t5gemma2, PLAIN2, "zip"),
+    ],
+)
+def test_converted_models_agree_with_transformers(tmp_path, module, raw, kind):
+    """Which leaves defaults out of config.json, and the head out of the weights."""
+    hub, reference = tmp_path / "hub", module.torch_model(raw)
+    t5gemma.save_tokenizer(hub)
+    if kind == "saved":
+        reference.save_pretrained(hub, max_shard_size="40KB")
+    else:
+        state = reference.state_dict() if kind == "zip" else module.state_dict(reference)
+        checkpoints.save(hub, raw, dict(state), 3, kind)
+    saved = read_config(hub)
+    family = family_of(saved)
+    assert family_of({k: v for k, v in saved.items() if k != "model_type"}) is family
+    assert family.config.from_hub(saved, None) == family.config.from_hub(raw, None)
+    model, tokenizer = load(convert(str(hub), tmp_path / "out", dtype="float32"))
+    inputs = padded_inputs(704)
+    assert_close(cached_logits(model, *inputs, 7), reference_logits(reference, *inputs))
+    assert tokenizer.encode("The house").ids[0] == 2
+    stream = SpeculativeDecoder(model, tokenizer)._text_stream(())
+    assert stream.push([2, 5, 300, 3, 301, 6, 1]) == tokenizer.decode([300, 301])  # no special one
+    values = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert family.config.from_dict(values) == model.config
+
+
+@pytest.mark.parametrize(
+    ("module", "raw", "dtype"),
+    [(t5gemma, WIDE, "bfloat16"), (t5gemma, WIDE, "float16"), (t5gemma2, WIDE2, "bfloat16")],
+)
+def test_quantized_models_are_close(tmp_path, module, raw, dtype):
+    reference, how = module.torch_model(raw), Quantization("affine", 8, 32)
+    t5gemma.save_tokenizer(tmp_path / "hub")
+    source = checkpoints.save(tmp_path / "hub", raw, module.state_dict(reference))
+    model, _ = load(convert(str(source), tmp_path / "out", dtype, quantization=how))
+    quantized = {name for name, _ in flat_weights(model) if name.endswith(".scales")}
+    matrices = {n for n, w in flat_weights(type(model)(model.config)) if w.ndim == 2}
+    assert {name.removesuffix("scales") + "weight" for name in quantized} == matrices
+    assert sum(w.nbytes for _, w in flat_weights(model)) == converted_size(source, dtype, how)
+    inputs = padded_inputs(704)
+    expected = reference_logits(reference, *inputs)
+    error = np.abs(cached_logits(model, *inputs, 7) - expected).mean() / np.abs(expected).mean()
+    assert error < 0.25
+
+
+def test_heads_and_embeddings_under_any_of_their_names(tmp_path):
+    raw = VARIANTS["t5gemma"]
+    state = t5gemma.state_dict(t5gemma.torch_model(raw))
+    head, embedding = "lm_head.out_proj.weight", "model.decoder.embed_tokens.weight"
+    stored = {
+        "alias": state | {head: state[embedding].clone()},
+        "head only": {k: v for k, v in state.items() if k != embedding} | {head: state[embedding]},
+        "bare": {k.removeprefix("model."): v for k, v in state.items()},
+        "own": state | {head: state[embedding] + 1},
+    }
+    for name, tensors in stored.items():
+        found = FAMILY.rename(open_checkpoint(checkpoints.save(tmp_path / name, raw, tensors)))
+        assert ("head.weight" in found) == (name == "own")
+        expected = {n for n, _ in flat_weights(T5Gemma(Config.from_hub(raw, found)))}
+        assert found.keys() == expected
+    with pytest.raises(InputError, match=r"unknown tensor encoder.layers.0.mlp.q_proj.weight"):
+        FAMILY.rename({"model.encoder.layers.0.mlp.q_proj.weight": None, embedding: None})
+
+
+def test_t5gemma_2s_own_head_is_kept_and_an_embedding_for_each_stack_refused(tmp_path):
+    raw = RAW["t5gemma2"]
+    reference = t5gemma2.torch_model(raw)
+    state = t5gemma2.state_dict(reference)
+    own = {"lm_head.out_proj.weight": torch.randn(61, 24)}
+    model = mlx_model(checkpoints.save(tmp_path / "head", raw, state | own), raw)
+    reference.lm_head.out_proj.weight = torch.nn.Parameter(own["lm_head.out_proj.weight"])
+    inputs = padded_inputs(61)
+    assert_close(cached_logits(model, *inputs, 7), reference_logits(reference, *inputs))
+    other = {"model.decoder.embed_tokens.weight": torch.randn(61, 24)}
+    with pytest.raises(InputError, match="an embedding for each stack, which T5Gemma 2 has not"):
+        mlx_model(checkpoints.save(tmp_path / "two", raw, state | other), raw)
 
 
 # ---------------------------------------------------------------------------------------------
-# Windows
+# config.json
 
 
-def one_windowed_layer(window: int) -> T5Gemma:
-    """One layer each, windowed; the decoder does not look at the source."""
-    raw = raw_config(num_hidden_layers=1, sliding_window=window, layer_types=[SLIDING])
-    model = mlx_model(t5gemma.torch_model(raw), raw)
-    out = model.decoder.layers[0].cross_attention.out
-    out.weight = mx.zeros(out.weight.shape)
-    return model
+def test_ids_are_those_that_generate_would_use():
+    """The top level's (where generation_config.json's are put) before the decoder's; the start is
+    the beginning of sequence unless it is given."""
+    raw = VARIANTS["t5gemma"]
+    for changes in (
+        {},
+        {"eos_token_id": [1, 7]},
+        {"eos_token_id": [7], "bos_token_id": 9, "pad_token_id": 4},
+        {"decoder_start_token_id": 6},
+        {"decoder": raw["decoder"] | {"bos_token_id": 8, "eos_token_id": [3, 5]}},
+    ):
+        reference = t5gemma.torch_model(raw | changes)
+        settings = reference.generation_config
+        config = Config.from_hub(raw | changes, [])
+        eos = settings.eos_token_id
+        assert list(config.eos_token_ids) == (eos if isinstance(eos, list) else [eos])
+        assert config.pad_token_id == settings.pad_token_id
+        prefix = reference.generate(torch.tensor([[5, 6]]), max_new_tokens=1)[0, 0].item()
+        assert [prefix] == T5Gemma(config).prefix([5, 6]), changes
 
 
-def moved(before: mx.array, after: mx.array) -> list[int]:
-    """The positions at which [1, T, D] differ."""
-    return np.flatnonzero(np.abs(np.array(before - after))[0].max(axis=-1) > 1e-6).tolist()
+def test_config_survives_its_file():
+    for raw in VARIANTS.values():
+        config = Config.from_hub(raw, [])
+        assert Config.from_dict(raw | json.loads(json.dumps(config.to_dict()))) == config
 
 
-def test_the_encoders_window_is_inclusive_on_both_sides():
-    model, source = one_windowed_layer(3), np.arange(5, 25)[None]
-    changed = np.where(np.arange(20) == 9, 40, source)
-    whole = np.ones((1, 20), bool)
-    before, after = (model.encode(mx.array(tokens), whole) for tokens in (source, changed))
-    assert moved(before, after) == [6, 7, 8, 9, 10, 11, 12]
+@pytest.mark.parametrize("module", [t5gemma, t5gemma2])
+def test_defaults_are_those_of_transformers(module):
+    nothing = {"text_config": {}} if module is t5gemma2 else {}
+    raw = {
+        "model_type": module.__name__.split(".")[1].split("_")[0],
+        "encoder": nothing,
+        "decoder": {},
+    }
+    config = family_of(raw).config.from_hub(raw, None)
+    reference = module.torch_config(raw)
+    for ours, theirs in (
+        (config.encoder, getattr(reference.encoder, "text_config", reference.encoder)),
+        (config.decoder, reference.decoder),
+    ):
+        for name, value in theirs.to_dict().items():
+            if hasattr(ours, name):
+                assert getattr(ours, name) == value, name
+        kinds = theirs.layer_types
+        assert [w == 4096 for w in ours.windows] == [kind == SLIDING for kind in kinds]
+        rope = theirs.rope_parameters
+        bases = [rope.get(kind, rope)["rope_theta"] for kind in kinds]
+        layers = range(len(kinds))
+        assert [ours.of_layer(i).rope_theta for i in layers] == bases
+    assert (config.tied_head, config.decoder_start_token_id) == (True, 2)
+    assert config.max_positions == config.decoder.max_position_embeddings
 
 
-@pytest.mark.parametrize("block", [20, 1, 3])
-def test_the_decoders_window_counts_the_token_itself(block):
-    model, target = one_windowed_layer(3), np.arange(5, 25)[None]
-    changed = np.where(np.arange(20) == 9, 40, target)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"decoder": None}, "no encoder and decoder: not a T5Gemma model"),
+        ({"layer_types": [FULL]}, "layer_types is not"),
+        ({"num_hidden_layers": "3"}, "num_hidden_layers is '3', not"),
+        ({"num_key_value_heads": 4}, "6 attention heads cannot share 4 key and value heads"),
+        ({"head_dim": 7}, "head_dim is 7, not even"),
+        ({"hidden_activation": "relu"}, "unknown activation 'relu'"),
+        ({"attn_logit_softcapping": 0.0}, "attn_logit_softcapping is 0.0, not above 0"),
+        ({"sliding_window": None}, "sliding_window is None, not a whole number"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 2}},
+            "rotary positions of type 'yarn'",
+        ),
+        ({"rope_parameters": [1]}, r"rotary positions of type \[1\]"),
+        ({"hidden_size": 0}, "hidden_size is 0, not a whole number"),
+        ({"pad_token_id": 61}, "pad_token_id is 61, but vocab_size only 61"),
+    ],
+)
+def test_configs_that_cannot_be_are_named(changes, message):
+    raw = raw_config(**changes) if "decoder" not in changes else raw_config() | changes
+    with pytest.raises(InputError, match=message):
+        Config.from_hub(raw, None)
 
-    def logits(tokens: np.ndarray) -> mx.array:
-        cache = model.start(mx.array([[7, 8]]))
-        starts = range(0, 20, block)
-        parts = [tokens_and_positions(at, tokens[:, at : at + block]) for at in starts]
-        return mx.concatenate([model.decode(*part, cache) for part in parts], axis=1)
 
-    assert moved(logits(target), logits(changed)) == [9, 10, 11]
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"encoder": {}}, "no encoder and decoder: not a T5Gemma 2 model"),
+        ({"encoder": 3}, "no encoder and decoder: not a T5Gemma 2 model"),
+        (
+            t5gemma2.raw_config({"hidden_size": 30}),
+            "hidden_size is 24 in the encoder, 30 in the decoder",
+        ),
+        (
+            t5gemma2.raw_config({"vocab_size": 60}),
+            "vocab_size is 61 in the encoder, 60 in the decoder",
+        ),
+        (t5gemma2.raw_config(rope_parameters=[1]), r"rotary positions of type \[1\]"),
+        (
+            t5gemma2.raw_config(
+                rope_parameters={"full_attention": {"rope_type": "linear", "factor": 0}}
+            ),
+            "the factor of rotary positions is 0, not 1 or more",
+        ),
+        (
+            t5gemma2.raw_config(layer_types=None, sliding_window_pattern=0),
+            "sliding_window_pattern is 0, not",
+        ),
+        (t5gemma2.raw_config(layer_types=["full_attention"]), "layer_types is not 3 of"),
+    ],
+)
+def test_configs_of_t5gemma_2_that_cannot_be_are_named(changes, message):
+    with pytest.raises(InputError, match=message):
+        Config2.from_hub(t5gemma2.raw_config() | changes, None)
 
 
-def test_the_decoders_window_counts_positions_not_slots():
-    """Between a token and those that see it lie slots of rejected ones."""
-    model, tokens = one_windowed_layer(3), np.arange(5, 12)[None]
-    straight = model.start(mx.array([[7, 8]]))
-    expected = model.decode(*tokens_and_positions(0, tokens), straight)[:, -1]
-    cache = model.start(mx.array([[7, 8], [9, 10]]))
-    for at in range(6):  # the second row keeps all that is drafted, the first one of four tokens
-        block = np.array([[tokens[0, at], 50, 51, 52], [20, 21, 22, 23]])
-        positions = np.array([[at], [4 * at]]) + np.arange(4)
-        model.decode(mx.array(block), positions.astype(np.int32), cache)
-        cache.keep(np.array([1, 4]))
-    assert cache.cursor == 24
-    last = np.array([[6], [24]], np.int32)
-    logits = model.decode(mx.array([[int(tokens[0, 6])], [30]]), last, cache)[0, -1]
-    assert np.abs(np.array(logits - expected[0])).max() < 1e-5
+def test_more_layers_than_weights_are_refused(tmp_path):
+    source = t5gemma.make_folder(tmp_path / "source", WIDE)
+    raw = read_json(source / "config.json")
+    raw["decoder"]["num_hidden_layers"] = 900
+    (source / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(InputError, match=r"config.json has 903 layers, the weights 7"):
+        convert(str(source), tmp_path / "out")
 
 
 # ---------------------------------------------------------------------------------------------
-# The cache
+# The tokenizer, of a small vocabulary: there is no real one without a download
 
 
-def test_rejected_and_masked_slots_are_not_seen():
-    """Ragged blocks, some of whose tokens are rejected or mere fillers, leave the logits of rows that
-    were decoded alone and straight; windows are exceeded."""
-    model, rng = random_model(), np.random.default_rng(1)
-    source, rows = rng.integers(3, 61, (B, S)), rng.integers(3, 61, (B, 200))
-    cache, lengths, partial = model.start(mx.array(source)), np.zeros(B, int), 0
-    while lengths.min() < 60:
-        k = rng.integers(1, 8)
-        first, last = rng.integers(0, k, B), rng.integers(1, k + 1, B)  # [first, last) is no filler
-        keeps = rng.integers(0, k + 1, B)
-        tokens, positions = rng.integers(3, 61, (B, k)), np.full((B, k), MASKED, np.int32)
-        for b in range(B):
-            real = np.arange(first[b], last[b])
-            positions[b, real] = lengths[b] + np.arange(len(real))
-            right = real[real < keeps[b]]
-            tokens[b, right] = rows[b, lengths[b] : lengths[b] + len(right)]
-        logits = model.decode(mx.array(tokens), positions, cache)
-        assert np.isfinite(np.array(logits)).all()
-        cache.keep(keeps)
-        kept = np.array([max(0, min(keeps[b], last[b]) - first[b]) for b in range(B)])
-        partial += ((kept > 0) & (kept < last - first)).sum()
-        lengths += kept
-        assert (cache.lengths == lengths).all()
-    assert partial > 10 and cache.cursor > lengths.max()
-    next_tokens = mx.array(rows[np.arange(B), lengths][:, None])
-    logits = model.decode(next_tokens, lengths[:, None].astype(np.int32), cache)
-    for b in range(B):
-        alone = model.start(mx.array(source[b : b + 1]))
-        tokens = rows[b : b + 1, : lengths[b] + 1]
-        expected = model.decode(*tokens_and_positions(0, tokens), alone)[0, -1]
-        assert np.abs(logits[b, 0] - expected).max() < 1e-4 * np.abs(expected).max()
+@needs_shared
+@pytest.mark.parametrize("framed", [True, False])
+def test_tokens_are_those_of_transformers(tmp_path, framed):
+    source, out = tmp_path / "source", tmp_path / "out"
+    source.mkdir()
+    out.mkdir()
+    (source / "config.json").write_text(json.dumps({"model_type": "t5gemma"}))
+    t5gemma.save_tokenizer(source, framed)
+    reference = AutoTokenizer.from_pretrained(source)
+    assert type(reference).__name__ == "GemmaTokenizer"
+    FAMILY.write_tokenizer(source, out)
+    ours = load_tokenizer(out)
+    assert (ours.encode("a").ids[0] == 2) == framed
+    chat = "<start_of_turn>user\nHello<end_of_turn>\n<start_of_turn>model\n"
+    assert_same_tokenizer(ours, reference, [*AWKWARD, chat, *prompts()])
 
 
-def test_a_source_is_as_long_as_the_model_knows_and_no_longer():
-    model = random_model()
-    assert model.config.max_positions == 500
-    cache = model.start(mx.full((1, 64), 5))
-    assert np.isfinite(np.array(cache.cross[0][0])).all()
-    with pytest.raises(InputError, match="a source of 65 tokens; the model reads 64 at most"):
-        model.start(mx.full((1, 65), 5))
-    with pytest.raises(InputError, match="without a token"):
-        model.start(mx.array([[3], [0]]), np.array([[True], [False]]))
-
-
-# ---------------------------------------------------------------------------------------------
-# Texts
-
-TEXTS, LENGTH = 12, 16
-
-
-def sources_and_texts(reference, model) -> tuple[list[list[int]], list[list[int]]]:
-    """Sources, and transformers' texts for them; the model's ends of sequence become two tokens of
-    these, such that texts are of many lengths."""
-    sources = ragged_prompts(TEXTS, 61)
-    free = reference_texts(reference, sources, LENGTH, [10**6])  # which never comes
-    pairs = itertools.combinations(sorted({token for text in free for token in text}), 2)
-    eos = max(
-        (list(pair) for pair in pairs), key=lambda pair: len({len(until(pair, t)) for t in free})
-    )
-    model.config = dataclasses.replace(model.config, eos_token_ids=tuple(eos))
-    expected = [until(eos, text) for text in free]
-    assert len({len(text) for text in expected}) > 3
-    return sources, expected
-
-
-def test_texts_are_those_of_transformers(pair):
-    reference, model = pair
-    sources, expected = sources_and_texts(reference, model)
-    rows = decode_with(model, None, sources, 7, max_tokens=LENGTH, num_draft=0)
-    assert [row.generated for row in rows] == expected
+def test_a_checkpoint_without_a_tokenizer_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"no tokenizer: it has no tokenizer.json"):
+        FAMILY.write_tokenizer(tmp_path, tmp_path)

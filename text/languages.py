@@ -14,6 +14,12 @@ from errors import InputError
 
 FILE = "languages.json"
 SHOWN = 8  # codes in a message
+_NAMED = (
+    "text",
+    "source",
+    "target",
+    "start",
+)  # parts of what is read or written that are no tokens
 
 
 @dataclass(frozen=True)
@@ -31,13 +37,20 @@ class Languages:
     prefix: Sequence[str]
 
     @classmethod
-    def load(cls, folder: Path) -> "Languages | None":
-        """A converted folder's; None where its model has none, or one."""
-        if not (folder / FILE).exists():
+    def load(cls, folder: Path, rows: int) -> "Languages | None":
+        """A converted folder's; None where its model has none, or one. InputError for what is no row of
+        the model's `rows`."""
+        path = folder / FILE
+        if not path.exists():
             return None
-        values = read_json(folder / FILE)
-        if values.keys() != {"codes", "source", "prefix"} or not isinstance(values["codes"], dict):
-            raise InputError(f"{folder / FILE}: not a table of languages: convert the model again")
+        values = read_json(path)
+        kinds = {"codes": dict, "source": list, "prefix": list}
+        if {key: type(value) for key, value in values.items()} != kinds:
+            raise InputError(f"{path}: not a table of languages: convert the model again")
+        parts = [part for part in (*values["source"], *values["prefix"]) if part not in _NAMED]
+        for token in (*values["codes"].values(), *parts):
+            if type(token) is not int or not 0 <= token < rows:
+                raise InputError(f"{path}: {token!r:.50} is none of the model's {rows} tokens")
         return cls(**values)
 
     def save(self, folder: Path) -> None:
@@ -52,10 +65,11 @@ class Languages:
         if part not in (*self.source, *self.prefix):
             raise InputError(f"{option}: this model is not told its {part} language")
         if code not in self.codes:
-            raise InputError(f"{option}: no language {code!r}; {self._like(code)}")
+            raise InputError(f"{option}: no language {code!r}; {self.like(code)}")
         return [self.codes[code]]
 
-    def _like(self, code: str) -> str:
+    def like(self, code: str) -> str:
+        """Which codes there are, those like this one first."""
         known = sorted(self.codes)
         alike = [k for k in known if k[:2] == code[:2].lower()] or get_close_matches(code, known)
         shown = [*alike, *(k for k in known if k not in alike)][:SHOWN]

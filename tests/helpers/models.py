@@ -6,11 +6,11 @@ import mlx.core as mx
 import numpy as np
 import torch
 
-from checkpoints.config import Config
 from checkpoints.folder import open_checkpoint
 from checkpoints.tensors import to_mlx
 from families import family_of
 from families.loading import build
+from families.t5 import Config
 from helpers import checkpoints
 from helpers.oracle import flat_weights
 from model import T5

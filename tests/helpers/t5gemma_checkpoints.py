@@ -1,7 +1,6 @@
 """Small random T5Gemma checkpoints in the hub's layout, and their torch models."""
 
 import json
-import tempfile
 from pathlib import Path
 
 import torch
@@ -9,8 +8,7 @@ import transformers
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors, trainers
 from tokenizers.models import BPE
 
-from families.t5gemma import T5Gemma
-from helpers import checkpoints, models
+from helpers import checkpoints
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -82,11 +80,14 @@ VARIANTS = {
 }
 
 
+def torch_config(raw: dict) -> transformers.T5GemmaConfig:
+    return transformers.T5GemmaConfig(**raw)
+
+
 def torch_model(raw: dict, seed: int = 0) -> torch.nn.Module:
     """A transformers model of the raw config with random weights, every one of them in play."""
     torch.manual_seed(seed)
-    config = transformers.T5GemmaConfig(**raw)
-    model = transformers.T5GemmaForConditionalGeneration(config).eval()
+    model = transformers.T5GemmaForConditionalGeneration(torch_config(raw)).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "norm" in name or name.endswith("bias"):
@@ -100,14 +101,10 @@ def torch_model(raw: dict, seed: int = 0) -> torch.nn.Module:
     return model
 
 
-def mlx_model(reference: torch.nn.Module, raw: dict) -> T5Gemma:
-    """Ours with a torch model's weights; every one of them is used, and there is no other."""
-    with tempfile.TemporaryDirectory() as folder:
-        return models.mlx_model(checkpoints.save(Path(folder), raw, state_dict(reference)), raw)
+def random_model(variant: str = "t5gemma"):
+    from helpers.pairs import both
 
-
-def random_model(variant: str = "t5gemma", seed: int = 0) -> T5Gemma:
-    return mlx_model(torch_model(VARIANTS[variant], seed), VARIANTS[variant])
+    return both(VARIANTS[variant])[1]
 
 
 def state_dict(model: torch.nn.Module) -> dict[str, torch.Tensor]:
