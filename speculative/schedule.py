@@ -36,6 +36,7 @@ CHANCE, WORTH = (
     0.7,
     4.0,
 )  # first guess: a drafted token's chance; it counts as so many tokens of evidence
+TEXT = 32  # first guess: tokens of a text
 FADING = 0.99  # the weight of evidence after a step
 PATIENCE, MOST_PATIENT = 128, 16 * 128  # steps until what is not used is tried again; they double
 SAMPLE = 4  # one row in so many is drafted for where that is only tried
@@ -267,7 +268,7 @@ class AdaptiveSchedule:
         tokens = (np.cumsum(passing) - 1)[np.minimum(t, min(candidate.most, room))]
         if not candidate.unread:
             return tokens
-        left = min(room, self._texts.of(room, 1.0))
+        left = min(room, self._texts.of(TEXT, 1.0))
         reading = rate * candidate.unread * self._reading.of(0.0, 1.0) / left
         return tokens - reading * (1 + tokens) * (t > 0)
 
