@@ -32,10 +32,8 @@ from speculative.draft import Candidate, Plan, Step
 LONGEST = 64  # drafted tokens
 HISTORY = 32  # steps of each way that costs are estimated from
 SLOPE = 0.3  # first guess: what a token more to check, or to draft, adds to a plain step
-CHANCE, WORTH = (
-    0.7,
-    4.0,
-)  # first guess: a drafted token's chance; it counts as so many tokens of evidence
+CHANCE = 0.7  # first guess: a drafted token's chance
+WORTH = 4.0  # so many tokens of evidence it is worth
 TEXT = 32  # first guess: tokens of a text
 FADING = 0.99  # the weight of evidence after a step
 PATIENCE, MOST_PATIENT = 128, 16 * 128  # steps until what is not used is tried again; they double
