@@ -32,10 +32,9 @@ from speculative.draft import Candidate, Plan, Step
 LONGEST = 64  # drafted tokens
 HISTORY = 32  # steps of each way that costs are estimated from
 SLOPE = 0.3  # first guess: what a token more to check, or to draft, adds to a plain step
-CHANCE, WORTH = (
-    0.7,
-    4.0,
-)  # first guess: a drafted token's chance; it counts as so many tokens of evidence
+CHANCE = 0.7  # first guess: a drafted token's chance
+WORTH = 4.0  # so many tokens of evidence it is worth
+TEXT = 32  # first guess: tokens of a text
 FADING = 0.99  # the weight of evidence after a step
 PATIENCE, MOST_PATIENT = 128, 16 * 128  # steps until what is not used is tried again; they double
 SAMPLE = 4  # one row in so many is drafted for where that is only tried
@@ -267,7 +266,7 @@ class AdaptiveSchedule:
         tokens = (np.cumsum(passing) - 1)[np.minimum(t, min(candidate.most, room))]
         if not candidate.unread:
             return tokens
-        left = min(room, self._texts.of(room, 1.0))
+        left = min(room, self._texts.of(TEXT, 1.0))
         reading = rate * candidate.unread * self._reading.of(0.0, 1.0) / left
         return tokens - reading * (1 + tokens) * (t > 0)
 
