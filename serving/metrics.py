@@ -1,6 +1,7 @@
 """What a server has done, as text that Prometheus reads."""
 
 from collections.abc import Callable
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client import disable_created_metrics as without_times_of_creation
@@ -25,7 +26,7 @@ class Metrics:
     def __init__(self, running: Callable[[], int], waiting: Callable[[], int]):
         """running, waiting: how many rows are in the batch and in the queue."""
         self._registry, self._stats = CollectorRegistry(), Stats()
-        about = dict(namespace="speculative", registry=self._registry)
+        about: dict[str, Any] = dict(namespace="speculative", registry=self._registry)
         self.requests = Counter("requests", "Requests answered, by status.", ["status"], **about)
         self._texts = Counter(
             "texts", "Texts ended, by what ended them.", ["finish_reason"], **about

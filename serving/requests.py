@@ -66,7 +66,8 @@ def _joined(content: Any) -> Any:
     """A message's content: a text, or parts of text."""
     if isinstance(content, list):
         parts = [part.get("text") if isinstance(part, dict) else None for part in content]
-        content = "".join(parts) if all(isinstance(part, str) for part in parts) else None
+        texts = [part for part in parts if isinstance(part, str)]
+        content = "".join(texts) if len(texts) == len(parts) else None
     if not isinstance(content, str):
         raise ValueError("has to be text here")
     return content
