@@ -27,7 +27,7 @@ from serving import answers
 from serving.answers import Writer
 from serving.engine import CANCELLED, FAILED, REFUSED, START, Closed, Engine, Full, Job, Progress
 from serving.metrics import CONTENT_TYPE, Metrics
-from serving.requests import Asked, parse
+from serving.requests import Asked, Chat, Completion, parse
 from speculative.row import Row
 from speculative.sampling import RowSeeds
 
@@ -62,33 +62,23 @@ class Served:
     hosts: Sequence[str] = ("*",)  # names under which the server is asked
 
 
-class Steps:
-    """What the rows of a request gain, as it comes; what came while nobody looked is one."""
+Gained = tuple[int, Progress, Progress]  # a row: which, what was seen of it before, and now
 
-    def __init__(self, jobs: Sequence[Job], event: asyncio.Event):
-        """event: set whenever there is progress."""
-        self._jobs, self._event = jobs, event
-        self.seen = [START] * len(jobs)
 
-    @property
-    def over(self) -> bool:
-        return all(progress.finish_reason for progress in self.seen)
-
-    async def next(self) -> list[tuple[int, Progress, Progress]]:
-        """Which rows have gained something: what was seen of each, and what there is. HTTPException for a row
-        that will not be finished."""
-        await self._event.wait()
-        self._event.clear()
-        new = []
-        for i, job in enumerate(self._jobs):
-            before, now = self.seen[i], job.progress
-            if now is before:
-                continue
-            if now.finish_reason in _FAILURES:
-                raise HTTPException(*_FAILURES[now.finish_reason], headers=RETRY_AFTER)
-            self.seen[i] = now
-            new.append((i, before, now))
-        return new
+async def _steps(jobs: Sequence[Job], event: asyncio.Event) -> AsyncIterator[list[Gained]]:
+    """What the rows of a request gain, as it comes, until all have ended; what came while nobody looked is one.
+    HTTPException for a row that will not be finished. event: set whenever there is progress."""
+    seen = [START] * len(jobs)
+    while not all(progress.finish_reason for progress in seen):
+        await event.wait()
+        event.clear()
+        now = [job.progress for job in jobs]
+        for progress in now:
+            if progress.finish_reason in _FAILURES:
+                raise HTTPException(*_FAILURES[progress.finish_reason], headers=RETRY_AFTER)
+        steps = zip(range(len(jobs)), seen, now, strict=True)
+        yield [(i, before, after) for i, before, after in steps if after is not before]
+        seen = now
 
 
 class Events(StreamingResponse):
@@ -170,15 +160,15 @@ class Api:
         return {**model, "owned_by": "local", **self._served.about}
 
     async def completions(self, request: Request) -> Response:
-        return await self._answer(request, chat=False)
+        return await self._answer(request, Completion)
 
     async def chat_completions(self, request: Request) -> Response:
-        return await self._answer(request, chat=True)
+        return await self._answer(request, Chat)
 
-    async def _answer(self, request: Request, chat: bool) -> Response:
+    async def _answer(self, request: Request, kind: type[Asked]) -> Response:
         self._authorize(request)
         try:
-            asked = parse(await _body(request), self._served.options, chat)
+            asked = parse(await _body(request), kind)
             self._check_model(asked.model)
             rows = await run_in_threadpool(self._rows, asked)
             return await self._decode(request, asked, rows)
@@ -194,30 +184,35 @@ class Api:
                 self._engine.cancel(jobs)
 
         writer = Writer(asked, rows, self._served.name, self._piece)
-        steps = Steps(jobs, event)
+        steps = _steps(jobs, event)
         try:
             # A status can only be told before a stream begins.
-            first = await _unless_gone(request, steps.next())
+            first = await _unless_gone(request, anext(steps))
             if asked.stream:
-                return Events(_bodies(writer, steps, first), over)
-            while not steps.over:
-                await _unless_gone(request, steps.next())
+                return Events(_bodies(writer, jobs, first, steps), over)
+            await _unless_gone(request, _exhaust(steps))
         except BaseException:
             over()
             raise
-        return JSONResponse(writer.whole(steps.seen))
+        return JSONResponse(writer.whole([job.progress for job in jobs]))
 
     def _rows(self, asked: Asked) -> list[Row]:
         """The rows of a request, InputError for what the model cannot take: it is the one to be told, and not
         those that the row would be decoded with."""
-        options, served = asked.options, self._served
+        served = self._served
+        options = asked.options(served.options)
         if options.max_tokens is not None and options.max_tokens > served.max_tokens:
             raise InputError(f"max_tokens is {options.max_tokens}; {served.max_tokens} at most")
-        decoder, prompts = served.decoder, asked.prompts
-        if asked.messages:
+        decoder = served.decoder
+        if isinstance(asked, Completion):
+            prompts = asked.prompt
+        else:
             if served.template is None:
                 raise InputError("this model has no chat template: ask /v1/completions")
-            decoder, prompts = self._of_chats, [served.template(asked.messages)]
+            decoder, prompts = (
+                self._of_chats,
+                [served.template([message.model_dump() for message in asked.messages])],
+            )
         seed, rows = RowSeeds(options.seed), []
         for prompt in prompts:
             for _ in range(options.num_samples):
@@ -321,22 +316,26 @@ async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
             task.cancel()
 
 
+async def _exhaust(steps: AsyncIterator[Any]) -> None:
+    async for _ in steps:
+        pass
+
+
 async def _bodies(
-    writer: Writer, steps: Steps, new: list[tuple[int, Progress, Progress]]
+    writer: Writer, jobs: Sequence[Job], gained: list[Gained], steps: AsyncIterator[list[Gained]]
 ) -> AsyncIterator[dict[str, Any] | None]:
-    """A stream, of which `new` is there already."""
+    """A stream, of which the first step is there already."""
     for body in writer.begin():
         yield body
     try:
-        while True:
-            for index, before, now in new:
-                yield writer.part(index, before, now)
-            if steps.over:
-                break
-            new = await steps.next()
+        for step in gained:
+            yield writer.part(*step)
+        async for gained in steps:
+            for step in gained:
+                yield writer.part(*step)
     except HTTPException as error:
         yield answers.error(error.status_code, error.detail)
         return
-    for body in writer.end(steps.seen):
+    for body in writer.end([job.progress for job in jobs]):
         yield body
     yield None

@@ -11,7 +11,7 @@ from helpers.serving import alone, mixed
 from decoder import Options, SpeculativeDecoder
 from errors import InputError
 from serving.engine import CANCELLED, FAILED, REFUSED, Closed, Engine, Full, Job
-from serving.requests import parse
+from serving.requests import Completion, parse
 from speculative.row import Row
 from speculative.sampling import RowSeeds
 
@@ -23,13 +23,10 @@ def decoder(demo_pair):
 
 
 def rows_for(decoder, fields) -> list[Row]:
-    asked = parse(json.dumps(fields).encode(), Options(), chat=False)
-    seed = RowSeeds(asked.options.seed)
-    return [
-        decoder.row(prompt, asked.options, seed)
-        for prompt in asked.prompts
-        for _ in range(asked.options.num_samples)
-    ]
+    asked = parse(json.dumps(fields).encode(), Completion)
+    options = asked.options(Options())
+    seed, count = RowSeeds(options.seed), options.num_samples
+    return [decoder.row(text, options, seed) for text in asked.prompt for _ in range(count)]
 
 
 def row_for(decoder, prompt=PROMPT, **options) -> Row:
