@@ -25,7 +25,7 @@ from decoder import Options, SpeculativeDecoder
 from errors import InputError
 from serving import answers
 from serving.answers import Writer
-from serving.engine import CANCELLED, FAILED, REFUSED, START, Closed, Engine, Full, Job, Progress
+from serving.engine import CANCELLED, FAILED, REFUSED, START, Engine, Job, Progress, Refused
 from serving.metrics import CONTENT_TYPE, Metrics
 from serving.requests import Asked, Chat, Completion, parse
 from speculative.row import Row
@@ -62,10 +62,12 @@ class Served:
     hosts: Sequence[str] = ("*",)  # names under which the server is asked
 
 
-Gained = tuple[int, Progress, Progress]  # a row: which, what was seen of it before, and now
+Steps = list[
+    tuple[int, Progress, Progress]
+]  # rows: which, what was seen of each, and what there is
 
 
-async def _steps(jobs: Sequence[Job], event: asyncio.Event) -> AsyncIterator[list[Gained]]:
+async def _steps(jobs: Sequence[Job], event: asyncio.Event) -> AsyncIterator[Steps]:
     """What the rows of a request gain, as it comes, until all have ended; what came while nobody looked is one.
     HTTPException for a row that will not be finished. event: set whenever there is progress."""
     seen = [START] * len(jobs)
@@ -190,7 +192,8 @@ class Api:
             first = await _unless_gone(request, anext(steps))
             if asked.stream:
                 return Events(_bodies(writer, jobs, first, steps), over)
-            await _unless_gone(request, _exhaust(steps))
+            while await _unless_gone(request, anext(steps, None)) is not None:
+                pass
         except BaseException:
             over()
             raise
@@ -203,16 +206,13 @@ class Api:
         options = asked.options(served.options)
         if options.max_tokens is not None and options.max_tokens > served.max_tokens:
             raise InputError(f"max_tokens is {options.max_tokens}; {served.max_tokens} at most")
-        decoder = served.decoder
         if isinstance(asked, Completion):
-            prompts = asked.prompt
+            decoder, prompts = served.decoder, asked.prompt
+        elif served.template is None:
+            raise InputError("this model has no chat template: ask /v1/completions")
         else:
-            if served.template is None:
-                raise InputError("this model has no chat template: ask /v1/completions")
-            decoder, prompts = (
-                self._of_chats,
-                [served.template([message.model_dump() for message in asked.messages])],
-            )
+            messages = [message.model_dump() for message in asked.messages]
+            decoder, prompts = self._of_chats, [served.template(messages)]
         seed, rows = RowSeeds(options.seed), []
         for prompt in prompts:
             for _ in range(options.num_samples):
@@ -231,13 +231,7 @@ class Api:
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(event.set)
 
-        try:
-            return self._engine.submit(rows, wake), event
-        except Full:
-            message = "too many texts are waiting; try again later"
-        except Closed:
-            message = "the server is shutting down"
-        raise HTTPException(503, message, headers=RETRY_AFTER)
+        return self._engine.submit(rows, wake), event
 
     def _authorize(self, request: Request) -> None:
         key = self._served.api_key
@@ -271,6 +265,7 @@ def make_app(served: Served, engine: Engine) -> Starlette:
             HTTPException: lambda request, error: _error(
                 error.status_code, error.detail, error.headers
             ),
+            Refused: lambda request, error: _error(503, str(error), RETRY_AFTER),
             InputError: lambda request, error: _error(400, str(error)),
             Exception: lambda request, error: _error(500, "an error of the server's"),
         },
@@ -316,23 +311,17 @@ async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
             task.cancel()
 
 
-async def _exhaust(steps: AsyncIterator[Any]) -> None:
-    async for _ in steps:
-        pass
-
-
 async def _bodies(
-    writer: Writer, jobs: Sequence[Job], gained: list[Gained], steps: AsyncIterator[list[Gained]]
+    writer: Writer, jobs: Sequence[Job], gained: Steps | None, steps: AsyncIterator[Steps]
 ) -> AsyncIterator[dict[str, Any] | None]:
     """A stream, of which the first step is there already."""
     for body in writer.begin():
         yield body
     try:
-        for step in gained:
-            yield writer.part(*step)
-        async for gained in steps:
+        while gained is not None:
             for step in gained:
                 yield writer.part(*step)
+            gained = await anext(steps, None)
     except HTTPException as error:
         yield answers.error(error.status_code, error.detail)
         return
