@@ -86,16 +86,9 @@ async def _steps(jobs: Sequence[Job], event: asyncio.Event) -> AsyncIterator[Ste
 class Events(StreamingResponse):
     """Server-sent events, with what is to be done when they are over, however that comes."""
 
-    def __init__(self, bodies: AsyncIterator[dict[str, Any] | None], over: Callable[[], object]):
-        """bodies: None stands for the end of OpenAI's streams."""
-
-        async def lines() -> AsyncIterator[str]:
-            async for body in bodies:
-                text = "[DONE]" if body is None else json.dumps(body, ensure_ascii=False)
-                yield f"data: {text}\n\n"
-
-        super().__init__(lines(), media_type="text/event-stream")
-        self.headers["cache-control"] = "no-store"
+    def __init__(self, events: AsyncIterator[str], over: Callable[[], object]):
+        headers = {"cache-control": "no-store"}
+        super().__init__(events, media_type="text/event-stream", headers=headers)
         self._over = over
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -191,7 +184,7 @@ class Api:
             # A status can only be told before a stream begins.
             first = await _unless_gone(request, anext(steps))
             if asked.stream:
-                return Events(_bodies(writer, jobs, first, steps), over)
+                return Events(_events(writer, jobs, first, steps), over)
             while await _unless_gone(request, anext(steps, None)) is not None:
                 pass
         except BaseException:
@@ -311,20 +304,24 @@ async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
             task.cancel()
 
 
-async def _bodies(
+async def _events(
     writer: Writer, jobs: Sequence[Job], gained: Steps | None, steps: AsyncIterator[Steps]
-) -> AsyncIterator[dict[str, Any] | None]:
+) -> AsyncIterator[str]:
     """A stream, of which the first step is there already."""
     for body in writer.begin():
-        yield body
+        yield _event(body)
     try:
         while gained is not None:
             for step in gained:
-                yield writer.part(*step)
+                yield _event(writer.part(*step))
             gained = await anext(steps, None)
     except HTTPException as error:
-        yield answers.error(error.status_code, error.detail)
+        yield _event(answers.error(error.status_code, error.detail))
         return
     for body in writer.end([job.progress for job in jobs]):
-        yield body
-    yield None
+        yield _event(body)
+    yield "data: [DONE]\n\n"
+
+
+def _event(body: dict[str, Any]) -> str:
+    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"

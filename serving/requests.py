@@ -199,7 +199,8 @@ def parse(body: bytes, kind: type[Asked]) -> Asked:
 def _said(error: ValidationError) -> str:
     """The first thing that is wrong, in a line."""
     first = error.errors(include_url=False, include_input=False)[0]
-    where, kind, what = ".".join(map(str, first["loc"])), first["type"], first["msg"]
+    path = first["loc"][:1] if "logit_bias" in first["loc"] else first["loc"]  # not the user's keys
+    where, kind, what = ".".join(map(str, path)), first["type"], first["msg"]
     if kind == "extra_forbidden":
         return f"there is no field {where[:50]!r}"
     if not where:

@@ -8,7 +8,6 @@ from helpers.programs import ANSWER, PROMPT
 from helpers.serving import alone, mixed
 
 from decoder import Options, SpeculativeDecoder
-from errors import InputError
 from serving.engine import CANCELLED, FAILED, REFUSED, Engine, Job, Refused
 from serving.requests import Completion, parse
 from speculative.row import Row
@@ -170,14 +169,6 @@ def test_a_row_that_cannot_begin_ends_no_other_text(decoder, monkeypatch, capsys
     assert ended(bad) == [("", FAILED)] * 2 and "cannot begin" in capsys.readouterr().err
     for fields, of_request in zip(requests, jobs, strict=True):
         assert ended(of_request) == alone(decoder, fields), fields
-
-
-def test_a_processor_that_fails_is_refused_before_its_row_joins(decoder):
-    def fails(logits, prefixes):
-        raise ValueError("not mine")
-
-    with pytest.raises(InputError, match="not mine"):
-        row_for(decoder, processors=[fails])
 
 
 def test_what_fails_takes_its_batch_along_and_nobody_else(decoder, monkeypatch, capsys):

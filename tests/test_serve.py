@@ -184,6 +184,7 @@ WRONG = [
     ({"prompt": "x", "max_tokens": 10**9}, 400, "max_tokens"),
     ({"prompt": "x", "n": 3}, 400, "n above 1 needs temperature"),
     ({"prompt": "x", "logit_bias": {"99999": 1}}, 400, "no token 99999"),
+    ({"prompt": "x", "logit_bias": {"a\nb": 1}}, 400, "logit_bias: "),
     ({"prompt": "x", "stop": [""]}, 400, "stop"),
     ({"prompt": "x", "stream": "yes"}, 400, "stream: input should be a valid boolean"),
     ({"prompt": "x", "echo": True}, 400, "echo is not supported"),
