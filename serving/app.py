@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -154,13 +155,7 @@ class Api:
         model = {"id": self._served.name, "object": "model", "created": self._began}
         return {**model, "owned_by": "local", **self._served.about}
 
-    async def completions(self, request: Request) -> Response:
-        return await self._answer(request, Completion)
-
-    async def chat_completions(self, request: Request) -> Response:
-        return await self._answer(request, Chat)
-
-    async def _answer(self, request: Request, kind: type[Asked]) -> Response:
+    async def answer(self, request: Request, kind: type[Asked]) -> Response:
         self._authorize(request)
         try:
             asked = parse(await _body(request), kind)
@@ -246,8 +241,8 @@ def make_app(served: Served, engine: Engine) -> Starlette:
             Route("/metrics", api.metrics),
             Route("/v1/models", api.models),
             Route("/v1/models/{name:path}", api.model),
-            Route("/v1/completions", api.completions, methods=["POST"]),
-            Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
+            Route("/v1/completions", partial(api.answer, kind=Completion), methods=["POST"]),
+            Route("/v1/chat/completions", partial(api.answer, kind=Chat), methods=["POST"]),
         ],
         middleware=[
             Middleware(Counted, metrics=engine.metrics),
