@@ -4,12 +4,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from serving.engine import START, Progress
-from serving.requests import Asked
+from serving.requests import Asked, Chat
 from speculative.row import Row, Stats
 
 
@@ -19,13 +20,11 @@ class Writer:
     def __init__(self, asked: Asked, rows: Sequence[Row], model: str, piece: Callable[[int], str]):
         """piece: the text of a token."""
         self._asked, self._rows, self._piece = asked, rows, piece
-        self._chat = bool(asked.messages)
-        kind = (
-            ("chat.completion.chunk" if asked.stream else "chat.completion") if self._chat else ""
-        )
+        self._chat = isinstance(asked, Chat)
+        kind, name = ("chat.completion", "chatcmpl") if self._chat else ("text_completion", "cmpl")
         self._head = {
-            "id": ("chatcmpl-" if self._chat else "cmpl-") + uuid.uuid4().hex,
-            "object": kind or "text_completion",
+            "id": f"{name}-{uuid.uuid4().hex}",
+            "object": f"{kind}.chunk" if self._chat and asked.stream else kind,
             "created": int(time.time()),
             "model": model,
         }
@@ -69,7 +68,8 @@ class Writer:
         choice["finish_reason"] = now.finish_reason
         if self._asked.origins:
             choice["origins"] = [list(pair) for pair in zip(texts, row.origins[new], strict=True)]
-            choice["stats"] = _counts(now.stats)
+            counts = ("tokens", "target_calls", "drafted", "accepted")
+            choice["stats"] = {name: getattr(now.stats, name) for name in counts}
         return choice
 
     def _scored(self, row: Row, new: slice) -> dict[str, Any] | None:
@@ -78,28 +78,23 @@ class Writer:
         scores = list(zip(row.texts[new], row.logprobs[new], row.best[new], strict=True))
         if self._chat:
             content = [
-                {
-                    **_token(text, score),
-                    "top_logprobs": [_token(self._piece(t), s) for t, s in best],
-                }
+                _token(text, score)
+                | {"top_logprobs": [_token(self._piece(token), s) for token, s in best]}
                 for text, score, best in scores
             ]
             return {"content": content, "refusal": None}
-        offset, offsets = len("".join(row.texts[: new.start])), []
-        for text, _, _ in scores:
-            offsets.append(offset)
-            offset += len(text)
+        lengths = [len(text) for text in row.texts[: new.stop]]
         return {
             "tokens": [text for text, _, _ in scores],
             "token_logprobs": [score for _, score, _ in scores],
             "top_logprobs": [
                 {self._piece(token): of_token for token, of_token in best} for _, _, best in scores
             ],
-            "text_offset": offsets,
+            "text_offset": list(accumulate(lengths, initial=0))[new.start : new.stop],
         }
 
     def _usage(self, ends: Sequence[Progress]) -> dict[str, Any]:
-        read = sum(len(row.prompt) for row in self._rows[:: self._asked.options.num_samples])
+        read = sum(len(row.prompt) for row in self._rows[:: self._rows[0].options.num_samples])
         stats = sum((end.stats for end in ends), Stats())
         return {
             "prompt_tokens": read,
@@ -110,15 +105,6 @@ class Writer:
                 "rejected_prediction_tokens": stats.drafted - stats.accepted,
             },
         }
-
-
-def _counts(stats: Stats) -> dict[str, int]:
-    return {
-        "tokens": stats.tokens,
-        "target_calls": stats.target_calls,
-        "drafted": stats.drafted,
-        "accepted": stats.accepted,
-    }
 
 
 def _token(text: str, score: float) -> dict[str, Any]:

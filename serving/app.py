@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,9 +26,9 @@ from decoder import Options, SpeculativeDecoder
 from errors import InputError
 from serving import answers
 from serving.answers import Writer
-from serving.engine import CANCELLED, FAILED, REFUSED, START, Closed, Engine, Full, Job, Progress
+from serving.engine import CANCELLED, FAILED, REFUSED, START, Engine, Job, Progress, Refused
 from serving.metrics import CONTENT_TYPE, Metrics
-from serving.requests import Asked, parse
+from serving.requests import Asked, Chat, Completion, parse
 from speculative.row import Row
 from speculative.sampling import RowSeeds
 
@@ -62,48 +63,33 @@ class Served:
     hosts: Sequence[str] = ("*",)  # names under which the server is asked
 
 
-class Steps:
-    """What the rows of a request gain, as it comes; what came while nobody looked is one."""
+Steps = list[
+    tuple[int, Progress, Progress]
+]  # rows: which, what was seen of each, and what there is
 
-    def __init__(self, jobs: Sequence[Job], event: asyncio.Event):
-        """event: set whenever there is progress."""
-        self._jobs, self._event = jobs, event
-        self.seen = [START] * len(jobs)
 
-    @property
-    def over(self) -> bool:
-        return all(progress.finish_reason for progress in self.seen)
-
-    async def next(self) -> list[tuple[int, Progress, Progress]]:
-        """Which rows have gained something: what was seen of each, and what there is. HTTPException for a row
-        that will not be finished."""
-        await self._event.wait()
-        self._event.clear()
-        new = []
-        for i, job in enumerate(self._jobs):
-            before, now = self.seen[i], job.progress
-            if now is before:
-                continue
-            if now.finish_reason in _FAILURES:
-                raise HTTPException(*_FAILURES[now.finish_reason], headers=RETRY_AFTER)
-            self.seen[i] = now
-            new.append((i, before, now))
-        return new
+async def _steps(jobs: Sequence[Job], event: asyncio.Event) -> AsyncIterator[Steps]:
+    """What the rows of a request gain, as it comes, until all have ended; what came while nobody looked is one.
+    HTTPException for a row that will not be finished. event: set whenever there is progress."""
+    seen = [START] * len(jobs)
+    while not all(progress.finish_reason for progress in seen):
+        await event.wait()
+        event.clear()
+        now = [job.progress for job in jobs]
+        for progress in now:
+            if progress.finish_reason in _FAILURES:
+                raise HTTPException(*_FAILURES[progress.finish_reason], headers=RETRY_AFTER)
+        steps = zip(range(len(jobs)), seen, now, strict=True)
+        yield [(i, before, after) for i, before, after in steps if after is not before]
+        seen = now
 
 
 class Events(StreamingResponse):
     """Server-sent events, with what is to be done when they are over, however that comes."""
 
-    def __init__(self, bodies: AsyncIterator[dict[str, Any] | None], over: Callable[[], object]):
-        """bodies: None stands for the end of OpenAI's streams."""
-
-        async def lines() -> AsyncIterator[str]:
-            async for body in bodies:
-                text = "[DONE]" if body is None else json.dumps(body, ensure_ascii=False)
-                yield f"data: {text}\n\n"
-
-        super().__init__(lines(), media_type="text/event-stream")
-        self.headers["cache-control"] = "no-store"
+    def __init__(self, events: AsyncIterator[str], over: Callable[[], object]):
+        headers = {"cache-control": "no-store"}
+        super().__init__(events, media_type="text/event-stream", headers=headers)
         self._over = over
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -169,16 +155,10 @@ class Api:
         model = {"id": self._served.name, "object": "model", "created": self._began}
         return {**model, "owned_by": "local", **self._served.about}
 
-    async def completions(self, request: Request) -> Response:
-        return await self._answer(request, chat=False)
-
-    async def chat_completions(self, request: Request) -> Response:
-        return await self._answer(request, chat=True)
-
-    async def _answer(self, request: Request, chat: bool) -> Response:
+    async def answer(self, request: Request, kind: type[Asked]) -> Response:
         self._authorize(request)
         try:
-            asked = parse(await _body(request), self._served.options, chat)
+            asked = parse(await _body(request), kind)
             self._check_model(asked.model)
             rows = await run_in_threadpool(self._rows, asked)
             return await self._decode(request, asked, rows)
@@ -194,30 +174,33 @@ class Api:
                 self._engine.cancel(jobs)
 
         writer = Writer(asked, rows, self._served.name, self._piece)
-        steps = Steps(jobs, event)
+        steps = _steps(jobs, event)
         try:
             # A status can only be told before a stream begins.
-            first = await _unless_gone(request, steps.next())
+            first = await _unless_gone(request, anext(steps))
             if asked.stream:
-                return Events(_bodies(writer, steps, first), over)
-            while not steps.over:
-                await _unless_gone(request, steps.next())
+                return Events(_events(writer, jobs, first, steps), over)
+            while await _unless_gone(request, anext(steps, None)) is not None:
+                pass
         except BaseException:
             over()
             raise
-        return JSONResponse(writer.whole(steps.seen))
+        return JSONResponse(writer.whole([job.progress for job in jobs]))
 
     def _rows(self, asked: Asked) -> list[Row]:
         """The rows of a request, InputError for what the model cannot take: it is the one to be told, and not
         those that the row would be decoded with."""
-        options, served = asked.options, self._served
+        served = self._served
+        options = asked.options(served.options)
         if options.max_tokens is not None and options.max_tokens > served.max_tokens:
             raise InputError(f"max_tokens is {options.max_tokens}; {served.max_tokens} at most")
-        decoder, prompts = served.decoder, asked.prompts
-        if asked.messages:
-            if served.template is None:
-                raise InputError("this model has no chat template: ask /v1/completions")
-            decoder, prompts = self._of_chats, [served.template(asked.messages)]
+        if isinstance(asked, Completion):
+            decoder, prompts = served.decoder, asked.prompt
+        elif served.template is None:
+            raise InputError("this model has no chat template: ask /v1/completions")
+        else:
+            messages = [message.model_dump() for message in asked.messages]
+            decoder, prompts = self._of_chats, [served.template(messages)]
         seed, rows = RowSeeds(options.seed), []
         for prompt in prompts:
             for _ in range(options.num_samples):
@@ -236,13 +219,7 @@ class Api:
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(event.set)
 
-        try:
-            return self._engine.submit(rows, wake), event
-        except Full:
-            message = "too many texts are waiting; try again later"
-        except Closed:
-            message = "the server is shutting down"
-        raise HTTPException(503, message, headers=RETRY_AFTER)
+        return self._engine.submit(rows, wake), event
 
     def _authorize(self, request: Request) -> None:
         key = self._served.api_key
@@ -264,8 +241,8 @@ def make_app(served: Served, engine: Engine) -> Starlette:
             Route("/metrics", api.metrics),
             Route("/v1/models", api.models),
             Route("/v1/models/{name:path}", api.model),
-            Route("/v1/completions", api.completions, methods=["POST"]),
-            Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
+            Route("/v1/completions", partial(api.answer, kind=Completion), methods=["POST"]),
+            Route("/v1/chat/completions", partial(api.answer, kind=Chat), methods=["POST"]),
         ],
         middleware=[
             Middleware(Counted, metrics=engine.metrics),
@@ -276,6 +253,7 @@ def make_app(served: Served, engine: Engine) -> Starlette:
             HTTPException: lambda request, error: _error(
                 error.status_code, error.detail, error.headers
             ),
+            Refused: lambda request, error: _error(503, str(error), RETRY_AFTER),
             InputError: lambda request, error: _error(400, str(error)),
             Exception: lambda request, error: _error(500, "an error of the server's"),
         },
@@ -321,22 +299,24 @@ async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
             task.cancel()
 
 
-async def _bodies(
-    writer: Writer, steps: Steps, new: list[tuple[int, Progress, Progress]]
-) -> AsyncIterator[dict[str, Any] | None]:
-    """A stream, of which `new` is there already."""
+async def _events(
+    writer: Writer, jobs: Sequence[Job], gained: Steps | None, steps: AsyncIterator[Steps]
+) -> AsyncIterator[str]:
+    """A stream, of which the first step is there already."""
     for body in writer.begin():
-        yield body
+        yield _event(body)
     try:
-        while True:
-            for index, before, now in new:
-                yield writer.part(index, before, now)
-            if steps.over:
-                break
-            new = await steps.next()
+        while gained is not None:
+            for step in gained:
+                yield _event(writer.part(*step))
+            gained = await anext(steps, None)
     except HTTPException as error:
-        yield answers.error(error.status_code, error.detail)
+        yield _event(answers.error(error.status_code, error.detail))
         return
-    for body in writer.end(steps.seen):
-        yield body
-    yield None
+    for body in writer.end([job.progress for job in jobs]):
+        yield _event(body)
+    yield "data: [DONE]\n\n"
+
+
+def _event(body: dict[str, Any]) -> str:
+    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"

@@ -23,12 +23,8 @@ from speculative.schedule import OwnLengths
 CANCELLED, REFUSED, FAILED = "cancelled", "refused", "failed"
 
 
-class Full(Exception):
-    """As many rows wait as may."""
-
-
-class Closed(Exception):
-    """No more rows are taken."""
+class Refused(Exception):
+    """These rows are not taken; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +73,13 @@ class Engine:
         self.metrics = Metrics(lambda: len(self._running), lambda: len(self._waiting))
 
     def submit(self, rows: Sequence[Row], wake: Callable[[], object]) -> list[Job]:
-        """Have rows decoded, all of them or none: Full, Closed."""
+        """Have rows decoded, all of them or none: Refused."""
         jobs = [Job(row, wake) for row in rows]
         with self._changed:
             if self.closed:
-                raise Closed
+                raise Refused("the server is shutting down")
             if len(self._waiting) + len(jobs) > self._queue_size:
-                raise Full
+                raise Refused("too many texts are waiting; try again later")
             self._waiting.extend(jobs)
             self._changed.notify()
         return jobs

@@ -4,10 +4,8 @@ The fields of decoding are those that speculative/options.py declares. What woul
 here is refused by name; so is what is unknown. A value that is null is as good as none.
 """
 
-import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import (
@@ -16,6 +14,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    Strict,
     ValidationError,
     create_model,
 )
@@ -45,19 +44,6 @@ _NAMES = {d.request or name: name for name, d in DECLARED.items() if d.request i
 _MOST_PROMPTS = 256
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What a request asks for."""
-
-    model: str | None
-    prompts: list[str]  # of a completion
-    messages: list[dict[str, str]]  # of a chat: role and content
-    options: Options
-    stream: bool
-    include_usage: bool  # at a stream's end
-    origins: bool
-
-
 # ---------------------------------------------------------------------------------------------
 # Fields
 
@@ -65,9 +51,10 @@ class Asked:
 def _joined(content: Any) -> Any:
     """A message's content: a text, or parts of text."""
     if isinstance(content, list):
-        parts = [part.get("text") if isinstance(part, dict) else None for part in content]
-        texts = [part for part in parts if isinstance(part, str)]
-        content = "".join(texts) if len(texts) == len(parts) else None
+        parts: list[Any] = [
+            part.get("text") if isinstance(part, dict) else None for part in content
+        ]
+        content = "".join(parts) if all(isinstance(part, str) for part in parts) else None
     if not isinstance(content, str):
         raise ValueError("has to be text here")
     return content
@@ -79,28 +66,19 @@ def _texts(prompt: Any) -> Any:
         raise ValueError("is not a text or a list of texts")
     if not all(isinstance(text, str) for text in prompts):
         raise ValueError("has to be text here, not tokens")
+    if len(prompts) > _MOST_PROMPTS:
+        raise ValueError(f"has {len(prompts)} entries; {_MOST_PROMPTS} at most")
     return prompts
 
 
 def _only(values: tuple, why: str = "is not supported here") -> Any:
     """A field that may be one of these values."""
 
-    def check(value: Any) -> Any:
+    def check(value: Any) -> None:
         if value is not None and value not in values:
             raise ValueError(why)
 
     return Annotated[Any, AfterValidator(check)], None
-
-
-def _at_most(most: int | None) -> Callable[[Any], Any]:
-    def check(value: Any) -> Any:
-        size = _entries(value) if isinstance(value, (list, dict)) else value
-        if most is not None and isinstance(size, int) and size > most:
-            found = f"is {size}" if size is value else f"has {size} entries"
-            raise ValueError(f"{found}; {most} at most")
-        return value
-
-    return check
 
 
 def _entries(values: Any) -> int:
@@ -108,9 +86,18 @@ def _entries(values: Any) -> int:
     return sum(_entries(v) if isinstance(v, list) else 1 for v in values)
 
 
-def _served(name: str) -> Any:
-    """A field that has an option's value, which `Options` checks, within what requests may ask for."""
-    return Annotated[Any, AfterValidator(_at_most(DECLARED[name].served))], None
+def _most(name: str) -> AfterValidator:
+    """What requests may ask for as an option; `Options` checks all else of its value."""
+
+    def check(value: Any) -> Any:
+        size = _entries(value) if isinstance(value, (list, dict)) else value
+        if most is not None and isinstance(size, int) and size > most:
+            found = f"is {size}" if size is value else f"has {size} entries"
+            raise ValueError(f"{found}; {most} at most")
+        return value
+
+    most = DECLARED[name].served
+    return AfterValidator(check)
 
 
 class _StreamOptions(BaseModel):
@@ -125,10 +112,17 @@ class _Message(BaseModel):
 
 
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
+_FIELDS: dict[str, Any] = {
+    **{field: (Annotated[Any, _most(name)], None) for field, name in _NAMES.items()},
+    **{field: _only(values) for field, values in _NEUTRAL.items()},
+    **{field: _only((), "is the server's: it is set when that starts") for field in _THE_SERVERS},
+    **dict.fromkeys(_OF_NO_MATTER, (Any, None)),
+}
+_Fields: Any = create_model("_Fields", **_FIELDS)
 
 
-class _Request(BaseModel):
-    """What completions and chats have both, besides the options."""
+class Asked(_Fields):
+    """What a request asks for: what completions and chats have both."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
     model: str | None = None
@@ -137,54 +131,67 @@ class _Request(BaseModel):
     origins: bool | None = None
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
+    # JSON's keys are texts.
+    logit_bias: Annotated[
+        dict[Annotated[int, Strict(False)], float] | None, _most("logit_bias")
+    ] = None
+
+    @property
+    def include_usage(self) -> bool:
+        """At a stream's end."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def options(self, defaults: Options) -> Options:
+        """Those of its rows; InputError for what cannot be had."""
+        asked = {name: getattr(self, field) for field, name in _NAMES.items()} | self._own()
+        asked = {name: value for name, value in asked.items() if value is not None}
+        penalties = (self.presence_penalty or 0.0, self.frequency_penalty or 0.0)
+        if any(penalties):
+            asked["processors"] = (*defaults.processors, CountPenalty(*penalties))
+        try:
+            return replace(defaults, **asked)
+        except InputError as error:
+            fields = {name: field for field, name in _NAMES.items() if field != name}
+            pattern = rf"\b({'|'.join(fields)})\b"
+            raise InputError(re.sub(pattern, lambda found: fields[found[0]], str(error))) from None
+
+    def _own(self) -> dict[str, Any]:
+        """The options that completions and chats spell differently."""
+        raise NotImplementedError
 
 
-_FIELDS: dict[str, Any] = {
-    **{field: _served(name) for field, name in _NAMES.items()},
-    **{field: _only(values) for field, values in _NEUTRAL.items()},
-    **{field: _only((), "is the server's: it is set when that starts") for field in _THE_SERVERS},
-    **dict.fromkeys(_OF_NO_MATTER, (Any, None)),
-}
-_Prompts = Annotated[list[str], BeforeValidator(_texts), AfterValidator(_at_most(_MOST_PROMPTS))]
-Completion = create_model(
-    "Completion", __base__=_Request, prompt=(_Prompts, ...), logprobs=_served("logprobs"), **_FIELDS
-)
-Chat = create_model(
-    "Chat",
-    __base__=_Request,
-    messages=(Annotated[list[_Message], Field(min_length=1)], ...),
-    logprobs=(bool | None, None),
-    top_logprobs=_served("logprobs"),
-    max_completion_tokens=_served("max_tokens"),
-    **_FIELDS,
-)
+class Completion(Asked):
+    prompt: Annotated[list[str], BeforeValidator(_texts)]
+    logprobs: Annotated[Any, _most("logprobs")] = None
+
+    def _own(self) -> dict[str, Any]:
+        return {"logprobs": self.logprobs}
+
+
+class Chat(Asked):
+    messages: Annotated[list[_Message], Field(min_length=1)]
+    logprobs: bool | None = None
+    top_logprobs: Annotated[Any, _most("logprobs")] = None
+    max_completion_tokens: Annotated[Any, _most("max_tokens")] = None
+
+    def _own(self) -> dict[str, Any]:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InputError("top_logprobs needs logprobs: true")
+        best = self.top_logprobs or 0 if self.logprobs else None
+        tokens = self.max_completion_tokens
+        return {"logprobs": best, "max_tokens": self.max_tokens if tokens is None else tokens}
 
 
 # ---------------------------------------------------------------------------------------------
 # Reading
 
 
-def parse(body: bytes, defaults: Options, chat: bool) -> Asked:
-    """What a request's body asks for; InputError for what cannot be had, and for what is no such request."""
+def parse(body: bytes, kind: type[Asked]) -> Asked:
+    """What a request's body asks for; InputError for what is no such request."""
     try:
-        request = (Chat if chat else Completion).model_validate(_json(body))
+        return kind.model_validate(from_json(body, allow_inf_nan=False))
     except ValidationError as error:
         raise InputError(_said(error)) from None
-    given = request.model_dump(exclude_none=True)
-    return Asked(
-        model=given.get("model"),
-        prompts=given.get("prompt", []),
-        messages=given.get("messages", []),
-        options=_options(given, defaults, chat),
-        stream=given.get("stream", False),
-        include_usage=given.get("stream_options", {}).get("include_usage", False),
-        origins=given.get("origins", False),
-    )
-
-
-def _json(body: bytes) -> Any:
-    try:
-        return from_json(body, allow_inf_nan=False)
     except ValueError as error:
         raise InputError(f"the body is not JSON: {error}") from None
 
@@ -192,7 +199,8 @@ def _json(body: bytes) -> Any:
 def _said(error: ValidationError) -> str:
     """The first thing that is wrong, in a line."""
     first = error.errors(include_url=False, include_input=False)[0]
-    where, kind, what = ".".join(map(str, first["loc"])), first["type"], first["msg"]
+    path = first["loc"][:1] if "logit_bias" in first["loc"] else first["loc"]  # not the user's keys
+    where, kind, what = ".".join(map(str, path)), first["type"], first["msg"]
     if kind == "extra_forbidden":
         return f"there is no field {where[:50]!r}"
     if not where:
@@ -200,36 +208,3 @@ def _said(error: ValidationError) -> str:
     if kind == "value_error":
         return f"{where} {first['ctx']['error']}"
     return f"{where}: {what[0].lower()}{what[1:]}"
-
-
-def _options(given: Mapping[str, Any], defaults: Options, chat: bool) -> Options:
-    asked = {name: given[field] for field, name in _NAMES.items() if field in given}
-    if "max_completion_tokens" in given:
-        asked["max_tokens"] = given["max_completion_tokens"]
-    if "logit_bias" in asked:
-        asked["logit_bias"] = _biases(asked["logit_bias"])
-    if chat and "top_logprobs" in given and not given.get("logprobs"):
-        raise InputError("top_logprobs needs logprobs: true")
-    if not chat and "logprobs" in given:
-        asked["logprobs"] = given["logprobs"]
-    elif chat and given.get("logprobs"):
-        asked["logprobs"] = given.get("top_logprobs", 0)
-    penalties = [given.get(f"{kind}_penalty", 0.0) for kind in ("presence", "frequency")]
-    if any(penalties):
-        asked["processors"] = (*defaults.processors, CountPenalty(*penalties))
-    try:
-        return replace(defaults, **asked)
-    except InputError as error:
-        fields = {name: field for field, name in _NAMES.items() if field != name}
-        pattern = rf"\b({'|'.join(fields)})\b"
-        raise InputError(re.sub(pattern, lambda found: fields[found[0]], str(error))) from None
-
-
-def _biases(value: Any) -> Any:
-    """JSON's keys are texts; its numbers may be too large for a float."""
-    try:
-        if all(map(math.isfinite, value.values())):
-            return {int(token): bias for token, bias in value.items()}
-        raise ValueError
-    except (ValueError, OverflowError, TypeError, AttributeError):
-        raise InputError("logit_bias is not an object of tokens' ids with a number each") from None

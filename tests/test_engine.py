@@ -2,16 +2,14 @@
 not wanted any more leaves at once; what fails takes what is beside it along, and nobody else."""
 
 import json
-from contextlib import contextmanager
 
 import pytest
 from helpers.programs import ANSWER, PROMPT
 from helpers.serving import alone, mixed
 
 from decoder import Options, SpeculativeDecoder
-from errors import InputError
-from serving.engine import CANCELLED, FAILED, REFUSED, Closed, Engine, Full, Job
-from serving.requests import parse
+from serving.engine import CANCELLED, FAILED, REFUSED, Engine, Job, Refused
+from serving.requests import Completion, parse
 from speculative.row import Row
 from speculative.sampling import RowSeeds
 
@@ -23,13 +21,10 @@ def decoder(demo_pair):
 
 
 def rows_for(decoder, fields) -> list[Row]:
-    asked = parse(json.dumps(fields).encode(), Options(), chat=False)
-    seed = RowSeeds(asked.options.seed)
-    return [
-        decoder.row(prompt, asked.options, seed)
-        for prompt in asked.prompts
-        for _ in range(asked.options.num_samples)
-    ]
+    asked = parse(json.dumps(fields).encode(), Completion)
+    options = asked.options(Options())
+    seed, count = RowSeeds(options.seed), options.num_samples
+    return [decoder.row(text, options, seed) for text in asked.prompt for _ in range(count)]
 
 
 def row_for(decoder, prompt=PROMPT, **options) -> Row:
@@ -130,7 +125,7 @@ def test_all_rows_may_leave_at_once(decoder):
 def test_a_full_queue_takes_all_rows_of_a_request_or_none(decoder):
     running = Running(decoder, queue_size=3)
     running.submit(row_for(decoder), row_for(decoder))
-    with pytest.raises(Full):
+    with pytest.raises(Refused, match="too many"):
         running.engine.submit([row_for(decoder), row_for(decoder)], print)
     running.submit(row_for(decoder))
     running.run()
@@ -143,7 +138,7 @@ def test_closing_finishes_what_runs_and_refuses_what_waits(decoder):
     running.at = lambda: running.engine.closed or running.engine.close()
     running.run()
     assert ended(jobs) == [(ANSWER, "stop")] * 2 + [("", REFUSED)]
-    with pytest.raises(Closed):
+    with pytest.raises(Refused, match="shutting down"):
         running.submit(row_for(decoder))
 
 
@@ -174,48 +169,6 @@ def test_a_row_that_cannot_begin_ends_no_other_text(decoder, monkeypatch, capsys
     assert ended(bad) == [("", FAILED)] * 2 and "cannot begin" in capsys.readouterr().err
     for fields, of_request in zip(requests, jobs, strict=True):
         assert ended(of_request) == alone(decoder, fields), fields
-
-
-def test_a_processor_that_fails_is_refused_before_its_row_joins(decoder):
-    def fails(logits, prefixes):
-        raise ValueError("not mine")
-
-    with pytest.raises(InputError, match="not mine"):
-        row_for(decoder, processors=[fails])
-
-
-def test_a_processor_that_fails_later_ends_its_batch_and_nobody_else(decoder, capsys):
-    calls = []
-
-    def fails_later(logits, prefixes):
-        calls.append(1)
-        if len(calls) > 3:
-            raise ValueError("not mine")
-        return logits
-
-    running = Running(decoder, batch_size=2)
-    jobs = running.submit(row_for(decoder, processors=[fails_later]), row_for(decoder))
-    jobs += running.submit(row_for(decoder))
-    running.run()
-    assert [job.progress.finish_reason for job in jobs] == [FAILED, FAILED, "stop"]
-    assert ended(jobs[2:]) == [(ANSWER, "stop")] and "not mine" in capsys.readouterr().err
-
-
-def test_the_engine_decodes_within_the_decoders_own_door(decoder, monkeypatch):
-    opened, running_of = [], SpeculativeDecoder.running
-
-    @contextmanager
-    def door(self, options):
-        opened.append("begun")
-        with running_of(self, options) as batch:
-            yield batch
-        opened.append("ended")
-
-    monkeypatch.setattr(SpeculativeDecoder, "running", door)
-    running = Running(decoder)
-    running.submit(row_for(decoder))
-    running.run()
-    assert opened == ["begun", "ended"]
 
 
 def test_what_fails_takes_its_batch_along_and_nobody_else(decoder, monkeypatch, capsys):

@@ -12,6 +12,7 @@ from errors import InputError
 from serving import requests
 from serving.answers import Writer
 from serving.engine import Progress
+from serving.requests import Asked, Chat, Completion
 from speculative.options import DECLARED, Options
 from speculative.processors import CountPenalty
 from speculative.row import Row, Stats
@@ -37,18 +38,16 @@ FIELDS = {  # of a request -> an option's value
     "source_lang": "eng_Latn",
     "target_lang": "deu_Latn",
 }
-
-
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
 
 
-def parse(fields, chat=False, defaults=Options()) -> requests.Asked:  # noqa: B008
-    given = CHAT if chat else {"prompt": "x"}
-    return requests.parse(json.dumps({**given, **fields}).encode(), defaults, chat)
+def parse(fields, kind=Completion) -> Asked:
+    given = CHAT if kind is Chat else {"prompt": "x"}
+    return requests.parse(json.dumps({**given, **fields}).encode(), kind)
 
 
-def options_of(fields, defaults=Options(), chat=False) -> Options:  # noqa: B008
-    return parse(fields, chat, defaults).options
+def options_of(fields, kind=Completion, defaults=Options()) -> Options:  # noqa: B008
+    return parse(fields, kind).options(defaults)
 
 
 def test_each_field_is_an_option():
@@ -59,15 +58,15 @@ def test_each_field_is_an_option():
     assert (more.num_samples, more.logit_bias) == (2, {5: 1.5})
     penalties = options_of({"presence_penalty": 0.5, "frequency_penalty": -1})
     assert penalties.processors == (CountPenalty(0.5, -1.0),)
-    chat = options_of({"max_completion_tokens": 5, "logprobs": True, "top_logprobs": 4}, chat=True)
+    chat = options_of({"max_completion_tokens": 5, "logprobs": True, "top_logprobs": 4}, Chat)
     assert (chat.max_tokens, chat.logprobs) == (5, 4)
-    assert options_of({"logprobs": True}, chat=True).logprobs == 0
+    assert options_of({"logprobs": True}, Chat).logprobs == 0
 
 
 def test_what_is_not_said_is_the_servers():
     defaults = Options(temp=0.7, seed=5, stop=("x",), lookup=True, num_draft=3, max_tokens=9)
-    assert options_of({}, defaults) == defaults
-    assert options_of({"temperature": None, "seed": None}, defaults) == defaults
+    assert options_of({}, defaults=defaults) == defaults
+    assert options_of({"temperature": None, "seed": None}, defaults=defaults) == defaults
     assert options_of({"user": "me", "metadata": {}, "best_of": 1, "echo": False}) == Options()
 
 
@@ -76,11 +75,11 @@ def test_a_chats_parts_are_its_text():
         {"role": "system", "content": "a"},
         {"role": "user", "content": [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]},
     ]
-    asked = parse({"messages": messages}, chat=True)
-    assert [message["content"] for message in asked.messages] == ["a", "bc"]
+    asked = parse({"messages": messages}, Chat)
+    assert [message.content for message in asked.messages] == ["a", "bc"]
     picture = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
     with pytest.raises(InputError, match="has to be text"):
-        parse({"messages": picture}, chat=True)
+        parse({"messages": picture}, Chat)
 
 
 VALUES = st.recursive(
@@ -90,14 +89,17 @@ VALUES = st.recursive(
     ),
     max_leaves=8,
 )
-NAMES = sorted({*requests.Completion.model_fields, *requests.Chat.model_fields})
+NAMES = sorted({*Completion.model_fields, *Chat.model_fields})
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
-@given(fields=st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=4), chat=st.booleans())
-def test_no_body_raises_anything_else(fields, chat):
+@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    fields=st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=4),
+    kind=st.sampled_from([Completion, Chat]),
+)
+def test_no_body_raises_anything_else(fields, kind):
     try:
-        parse(fields, chat)
+        options_of(fields, kind)
     except InputError as error:
         assert "\n" not in str(error)
 
@@ -106,7 +108,7 @@ def test_no_body_raises_anything_else(fields, chat):
 @given(body=st.binary(max_size=60) | VALUES.map(lambda value: json.dumps(value).encode()))
 def test_garbage_is_no_request(body):
     with pytest.raises(InputError) as refused:
-        requests.parse(body, Options(), chat=False)
+        requests.parse(body, Completion)
     assert "\n" not in str(refused.value)
 
 
@@ -115,7 +117,8 @@ def test_garbage_is_no_request(body):
 def test_numbers_that_no_option_could_hold_are_refused(field, number):
     value = f'{{"5": {number}}}' if field == "logit_bias" else number
     with pytest.raises(InputError, match=f"{field}|not JSON"):
-        requests.parse(f'{{"prompt": "x", "{field}": {value}}}'.encode(), Options(), chat=False)
+        body = f'{{"prompt": "x", "{field}": {value}}}'.encode()
+        requests.parse(body, Completion).options(Options())
 
 
 @pytest.mark.parametrize("name", [name for name in DECLARED if DECLARED[name].served])
@@ -144,8 +147,8 @@ def rows(count: int, **options) -> list[Row]:
     return made
 
 
-def writer(fields, of_rows, chat=False) -> Writer:
-    return Writer(parse(fields, chat), of_rows, "model", lambda token: f"t{token}")
+def writer(fields, of_rows, kind=Completion) -> Writer:
+    return Writer(parse(fields, kind), of_rows, "model", lambda token: f"t{token}")
 
 
 HALF = Progress(1, None, Stats(tokens=1))
@@ -154,7 +157,7 @@ END = Progress(3, "stop", Stats(tokens=3, drafted=4, accepted_lengths=Counter({0
 
 def test_a_chats_answers():
     fields = {"logprobs": True, "top_logprobs": 1}
-    whole = writer(fields, rows(1, logprobs=1), chat=True).whole([END])
+    whole = writer(fields, rows(1, logprobs=1), Chat).whole([END])
     (choice,) = whole["choices"]
     assert whole["object"] == "chat.completion" and choice["finish_reason"] == "stop"
     assert choice["message"] == {"role": "assistant", "content": " one two", "refusal": None}
@@ -172,7 +175,7 @@ def test_a_chats_answers():
 
 def test_a_chats_stream():
     stream = {"stream": True, "stream_options": {"include_usage": True}}
-    written = writer(stream, rows(1), chat=True)
+    written = writer(stream, rows(1), Chat)
     first, *_ = written.begin()
     assert first["object"] == "chat.completion.chunk" and first["usage"] is None
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
@@ -184,5 +187,6 @@ def test_a_chats_stream():
 
 
 def test_a_prompt_is_counted_once():
-    usage = writer({"n": 2, "temperature": 1}, rows(2)).whole([END, END])["usage"]
+    of_rows = rows(2, num_samples=2, temp=1)
+    usage = writer({"n": 2, "temperature": 1}, of_rows).whole([END, END])["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (3, 6)

@@ -5,7 +5,6 @@ import json
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from http.client import HTTPConnection
 
 import pytest
 from helpers.programs import ANSWER, PROMPT, call, run
@@ -156,26 +155,6 @@ def test_a_chat_is_decoded_in_the_models_template(tmp_path):
 # Many at once
 
 
-def test_no_answer_depends_on_what_is_beside_it(server, decoder):
-    requests = mixed(60, seed=1)
-    with ThreadPoolExecutor(32) as clients:
-        answers = list(clients.map(server.post, requests))
-    for fields, (status, answer) in zip(requests, answers, strict=True):
-        assert status == 200
-        assert texts(answer) == alone(decoder, fields), fields
-
-
-def test_two_hundred_connections_at_once(server):
-    fields = json.dumps({"prompt": PROMPT}).encode()
-    connections = [HTTPConnection("127.0.0.1", server.port, timeout=120) for _ in range(200)]
-    for connection in connections:
-        connection.request("POST", "/v1/completions", fields, {"content-type": "application/json"})
-    for connection in connections:
-        answer = json.loads(connection.getresponse().read())
-        assert answer["choices"][0]["text"] == ANSWER
-        connection.close()
-
-
 def test_a_full_queue_says_when_to_come_back(demo_folders):
     arguments = (demo_folders, "--batch-size", "1", "--queue", "2")
     with Server(*arguments) as server, ThreadPoolExecutor(2) as clients:
@@ -192,13 +171,10 @@ def test_a_full_queue_says_when_to_come_back(demo_folders):
 # What is wrong
 
 WRONG = [
-    (b"", 400, "not JSON"),
     (b"\xff\xfe{", 400, "not JSON"),
     (b"[1, 2]", 400, "not a JSON object"),
     (b'{"prompt": ' + b"[" * 100_000, 400, "not JSON"),
-    (b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}", 400, "out of range"),
     ({"prompt": "\ud800"}, 400, "not JSON"),
-    ({"prompt": "x", "target_lang": "\ud800"}, 400, "not JSON"),
     ({}, 400, "prompt: field required"),
     ({"prompt": " "}, 400, "the prompt is empty"),
     ({"prompt": [5, 6]}, 400, "not tokens"),
@@ -207,20 +183,14 @@ WRONG = [
     ({"prompt": "x", "temperature": -1}, 400, "temperature is -1"),
     ({"prompt": "x", "max_tokens": 10**9}, 400, "max_tokens"),
     ({"prompt": "x", "n": 3}, 400, "n above 1 needs temperature"),
-    ({"prompt": "x", "n": 1000, "temperature": 1}, 400, "64 at most"),
     ({"prompt": "x", "logit_bias": {"99999": 1}}, 400, "no token 99999"),
-    ({"prompt": "x", "logit_bias": {"a": 1}}, 400, "logit_bias"),
+    ({"prompt": "x", "logit_bias": {"a\nb": 1}}, 400, "logit_bias: "),
     ({"prompt": "x", "stop": [""]}, 400, "stop"),
     ({"prompt": "x", "stream": "yes"}, 400, "stream: input should be a valid boolean"),
     ({"prompt": "x", "echo": True}, 400, "echo is not supported"),
     ({"prompt": "x", "temprature": 1}, 400, "no field 'temprature'"),
     ({"prompt": "x", "lookup": True}, 400, "the server's"),
     ({"prompt": "x", "presence_penalty": 3}, 400, "presence_penalty"),
-    (
-        {"prompt": "x", "repetition_penalty": 1.3, "repetition_context_size": 2**31},
-        400,
-        "repetition_context_size",
-    ),
     ({"prompt": "x", "model": "gpt-9"}, 404, "demo-target"),
 ]
 
@@ -333,29 +303,20 @@ def test_a_client_that_goes_away_frees_its_row(server, stream):
     assert server.post({"prompt": PROMPT})[1]["choices"][0]["text"] == ANSWER
 
 
-def test_a_bad_request_changes_no_other_answer(server, decoder):
-    """It once raised inside the step, and everybody's texts ended with 500."""
+def test_no_answer_depends_on_what_is_beside_it(server, decoder):
+    """Others, requests that are refused, and clients that go away."""
+    requests = mixed(60, seed=1)
     bad = {"prompt": PROMPT, "repetition_penalty": 1.3, "repetition_context_size": 2**31}
-    requests = mixed(24, seed=5)
-    with ThreadPoolExecutor(12) as clients:
+    with ThreadPoolExecutor(32) as clients:
         posted = [clients.submit(server.post, fields) for fields in requests]
         refused = [clients.submit(server.post, bad) for _ in range(12)]
-        answers = [one.result() for one in posted]
-    assert {one.result()[0] for one in refused} == {400}
-    for fields, (status, answer) in zip(requests, answers, strict=True):
-        assert status == 200 and texts(answer) == alone(decoder, fields), fields
-
-
-def test_who_goes_away_changes_no_other_answer(server, decoder):
-    requests = mixed(24, seed=4)
-    with ThreadPoolExecutor(12) as clients:
-        posted = [clients.submit(server.post, fields) for fields in requests]
         for number in range(40):
             connection = begin(server, {**long(200), "stream": bool(number % 2)})
             if number % 2:
                 connection.recv(200)
             connection.close()
         answers = [one.result() for one in posted]
+    assert {one.result()[0] for one in refused} == {400}
     for fields, (status, answer) in zip(requests, answers, strict=True):
         assert status == 200 and texts(answer) == alone(decoder, fields), fields
 
@@ -381,15 +342,8 @@ def test_slow_readers_hold_nobody_up(server):
 
 def test_bodies_that_do_not_come_hold_nobody_up(server):
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    connections = []
-    for start in (
-        b"",
-        b"POST",
-        head,
-        head + b"content-length: 99\r\n\r\n{",
-        b"\x16\x03\x01\x00",
-        b"\r\n" * 9,
-    ):
+    body, connections = b"content-length: 99\r\n\r\n{", []
+    for start in (b"", b"POST", head, head + body, b"\x16\x03\x01\x00", b"\r\n" * 9):
         connection = socket.create_connection(("127.0.0.1", server.port))
         connection.sendall(start)
         connections.append(connection)

@@ -4,12 +4,12 @@ PYTHONPATH=.:tests python -m helpers.load [requests]
 """
 
 import json
-import os
 import statistics
 import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -19,25 +19,16 @@ from helpers.programs import DEMO
 from helpers.serving import Server, alone, mixed
 
 
-def first_token(server: Server, fields: dict) -> tuple[float, int]:
-    """Seconds until a stream's first token, and how many tokens it has."""
+def first_token(server: Server, fields: dict) -> float:
+    """Seconds until a stream's first token."""
     connection = HTTPConnection("127.0.0.1", server.port, timeout=600)
-    body = json.dumps({**fields, "stream": True, "stream_options": {"include_usage": True}})
-    began, first, tokens = time.perf_counter(), 0.0, 0
+    body = json.dumps({**fields, "stream": True})
+    began, first = time.perf_counter(), 0.0
     connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
-    for line in connection.getresponse():
+    for _ in connection.getresponse():
         first = first or time.perf_counter() - began
-        if b'"usage": {' in line:
-            tokens = json.loads(line.removeprefix(b"data: "))["usage"]["completion_tokens"]
     connection.close()
-    assert tokens
-    return first, tokens
-
-
-def busy(server: Server) -> float:
-    """Seconds of processors that the server has used: what else runs on the machine counts for less in them."""
-    fields = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return first
 
 
 def measure_speed(decoder: SpeculativeDecoder, folder: Path, requests: int) -> None:
@@ -48,26 +39,21 @@ def measure_speed(decoder: SpeculativeDecoder, folder: Path, requests: int) -> N
         ]
         for fields in plain[:8]:
             alone(decoder, fields)
-        began, used = time.perf_counter(), time.process_time()
+        began = time.perf_counter()
         for fields in plain:
             alone(decoder, fields)
-        seconds, used = time.perf_counter() - began, time.process_time() - used
-        print(
-            f"num_draft {num_draft}: one by one {requests / seconds:.1f} texts/s, "
-            f"{requests / used:.1f} per second of a core"
-        )
+        speed = requests / (time.perf_counter() - began)
+        print(f"num_draft {num_draft}: one by one {speed:.1f} texts/s")
         with Server(folder, "--batch-size", "32") as server:
             for clients in (1, 8, 32):
                 with ThreadPoolExecutor(clients) as pool:
-                    list(pool.map(lambda f: first_token(server, f), plain[:64]))
-                    began, used = time.perf_counter(), busy(server)
-                    found = list(pool.map(lambda f: first_token(server, f), plain))
-                    seconds, used = time.perf_counter() - began, busy(server) - used
-                firsts = sorted(first for first, _ in found)
+                    ask = partial(first_token, server)
+                    list(pool.map(ask, plain[:64]))
+                    began = time.perf_counter()
+                    firsts = sorted(pool.map(ask, plain))
+                    speed = requests / (time.perf_counter() - began)
                 print(
-                    f"  {clients} clients: {requests / seconds:.1f} texts/s, "
-                    f"{requests / used:.1f} per second of a core, "
-                    f"{sum(n for _, n in found) / seconds:.0f} tokens/s, first token "
+                    f"  {clients} clients: {speed:.1f} texts/s, first token "
                     f"{1e3 * statistics.median(firsts):.0f} ms, 95 %: "
                     f"{1e3 * firsts[int(0.95 * len(firsts))]:.0f} ms"
                 )

@@ -15,7 +15,7 @@ from typing import Any
 
 from demo.training.tasks import SHORT_KINDS, held_out_example
 from helpers.programs import ROOT
-from serving.requests import parse
+from serving.requests import Completion, parse
 from speculative.options import Options
 
 SETTINGS: list[dict[str, Any]] = [
@@ -106,9 +106,8 @@ def mixed(count: int, seed: int = 0) -> list[dict[str, Any]]:
 
 def alone(decoder, fields: dict[str, Any]) -> list[tuple[str, str]]:
     """The texts that a request asks for, and what ends them, decoded with nothing beside them."""
-    asked = parse(json.dumps(fields).encode(), Options(), chat=False)
-    options = vars(asked.options)
-    responses = decoder.batch_generate(asked.prompts, batch_size=1, **options)
+    asked = parse(json.dumps(fields).encode(), Completion)
+    responses = decoder.batch_generate(asked.prompt, batch_size=1, **vars(asked.options(Options())))
     return [(response.text, response.finish_reason) for response in responses]
 
 
