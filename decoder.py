@@ -306,8 +306,9 @@ class SpeculativeDecoder:
 
         A finished prompt's place goes to the next one once places have stood idle for a step's work (see
         `speculative.batch.decode`). `prompts` is read as needed, and of those read the longest go first, so
-        that prompts side by side are of similar length: memory depends on the batch, not on the list. If `prompts` has a method ready(), which says whether the
-        next prompt or the end is there, nothing waits for one that is not; it joins when it comes.
+        that prompts side by side are of similar length: memory depends on the batch, not on the list.
+        If `prompts` has a method ready(), which says whether the next prompt or the end is there,
+        nothing waits for one that is not; it joins when it comes.
 
         Each prompt's tokens are those it gets alone (in float32; narrower types may round otherwise in
         a batch); a prompt that the list has had before draws other random numbers. Errors: as

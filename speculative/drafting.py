@@ -156,9 +156,8 @@ class ModelDrafter(Drafter):
         # The last proposal was never read: `SlotCache.keep` keeps at most what was written.
         self._model.keep(n)
         for b in np.flatnonzero(self._lengths):
-            self._fared[b] = (
-                "none" if n[b] == 0 else "whole" if n[b] == self._lengths[b] else "part"
-            )
+            whole = n[b] == self._lengths[b]
+            self._fared[b] = "none" if n[b] == 0 else "whole" if whole else "part"
 
 
 class _Doubt:
@@ -270,9 +269,7 @@ class CombinedDrafter(Drafter):
     def candidates(self, rows: Rows) -> list[list[Candidate]]:
         both = zip(self._lookup.candidates(rows), self._model.candidates(rows), strict=True)
         # What may match by chance comes after the model.
-        return [
-            sorted(copied + modelled, key=lambda c: c.kind in WEAK) for copied, modelled in both
-        ]
+        return [sorted(copied + own, key=lambda c: c.kind in WEAK) for copied, own in both]
 
     def draft(self, rows: Rows, plan: Plan, sampler: Greedy | Sampler) -> Draft:
         self._asked = asked = plan.modelled
@@ -282,11 +279,8 @@ class CombinedDrafter(Drafter):
             return copied
         lengths = np.where(asked, modelled.lengths, copied.lengths)
         width = int(lengths.max())
-        tokens = mx.where(
-            mx.array(asked[:, None]),
-            _widened(modelled.tokens, width),
-            _widened(copied.tokens, width),
-        )
+        pair = (_widened(draft.tokens, width) for draft in (modelled, copied))
+        tokens = mx.where(mx.array(asked[:, None]), *pair)
         q = None if modelled.q is None else _widened(modelled.q, width)
         return replace(modelled, tokens=tokens, lengths=lengths, q=q, certain=~asked)
 

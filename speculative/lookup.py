@@ -40,9 +40,8 @@ class PromptMatcher:
         self._positions: dict[int, list[int]] = {}
         for position, token in enumerate(prompt):
             self._positions.setdefault(token, []).append(position)
-        self._matches: dict[
-            int, int
-        ] = {}  # position: how many tokens up to it are the output's last
+        # By position: how many tokens up to it are the output's last.
+        self._matches: dict[int, int] = {}
         self._next = self._after_prefix()  # the position in the prompt that the output has reached
         self._lost = 0  # output tokens since it was there
 
@@ -60,17 +59,13 @@ class PromptMatcher:
         """Take note of new output tokens."""
         for token in tokens:
             positions = self._positions.setdefault(token, [])
-            self._matches = {
-                position: self._matches.get(position - 1, 0) + 1 for position in positions
-            }
+            self._matches = {at: self._matches.get(at - 1, 0) + 1 for at in positions}
             self._follow(token)
             positions.append(len(self.text))
             self.text.append(token)
 
     def _follow(self, token: int) -> None:
-        position = self._best(
-            position for position in self._matches if position < self._prompt_size
-        )
+        position = self._best(at for at in self._matches if at < self._prompt_size)
         if position is not None and (self._is_near(position) or self._matches[position] >= LONG):
             self._next, self._lost = position + 1, 0
             return
@@ -120,11 +115,8 @@ class PromptMatcher:
         return [Candidate(kind, left, position)] if left > 0 else []
 
     def _from_output(self, kind: str, position: int) -> list[Candidate]:
-        return (
-            [Candidate(kind, UNBOUNDED, position)]
-            if self._prompt_size < position < len(self.text)
-            else []
-        )
+        there = self._prompt_size < position < len(self.text)
+        return [Candidate(kind, UNBOUNDED, position)] if there else []
 
     def copy(self, position: int, count: int) -> list[int]:
         """`count` tokens from `position` on; at the end of the output, its last part over again."""

@@ -224,13 +224,11 @@ class AdaptiveSchedule:
         k, rate, chosen = 0, live / a, list[Candidate | None]([None] * rows)
         for way in sorted(offered - {PLAIN}):
             # By t, what each candidate brings, less what its reading costs at the rate so far.
-            brought = [
-                [
-                    (0.0 * t, None),
-                    *((self._brings(c, r, t, rate), c) for c in of_row if _way(c) <= way),
-                ]
-                for of_row, r in zip(candidates, room, strict=True)
-            ]
+            brought = []
+            for of_row, r in zip(candidates, room, strict=True):
+                usable = [c for c in of_row if _way(c) <= way]
+                none = (0.0 * t, None)
+                brought.append([none, *((self._brings(c, r, t, rate), c) for c in usable)])
             best = sum(np.maximum.reduce([tokens for tokens, _ in of_row]) for of_row in brought)
             rates = (live + best) / (a + (b + d * (way == MODELLED)) * t)
             if rates.max() > rate:
@@ -280,12 +278,10 @@ class AdaptiveSchedule:
         lengths, confidence = step.draft.lengths, step.draft.confidence
         for share in (*self._chances.values(), self._rejections):
             share.fade()
-        for b, (candidate, length) in enumerate(
-            zip(step.plan.candidates, lengths.tolist(), strict=True)
-        ):
+        each = zip(step.plan.candidates, lengths.tolist(), step.accepted, strict=True)
+        for b, (candidate, length, passed) in enumerate(each):
             if candidate is None:
                 continue
-            passed = step.accepted[b]
             tried = passed + (passed < length)
             self._chances[candidate.modelled, candidate.kind].add(passed, tried)
             if confidence is not None and candidate.modelled:

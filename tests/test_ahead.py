@@ -46,21 +46,13 @@ class RashSchedule(FixedSchedule):
         return replace(super().plan(candidates, room), again=self._num_draft == 0)
 
 
-@pytest.mark.parametrize("kind", ["model", "lookup", "both"])
-@pytest.mark.parametrize("batch_size", [1, 3, 8])
+@pytest.mark.parametrize(("kind", "batch_size"), [("model", 1), ("lookup", 8), ("both", 3)])
 def test_rows_that_come_and_go_are_plain_rows(calls, kind, batch_size):
     target, draft = agreeing(ends=0.05, copies=0.5)
     prompts = ragged_prompts(14, 50, 30)
     expected = [plain(target, prompt, 40) for prompt in prompts]
-    rows = decode_with(
-        target,
-        drafters(draft)[kind],
-        prompts,
-        batch_size,
-        RashSchedule(),
-        num_draft="auto",
-        max_tokens=40,
-    )
+    schedule, options = RashSchedule(), dict(num_draft="auto", max_tokens=40)
+    rows = decode_with(target, drafters(draft)[kind], prompts, batch_size, schedule, **options)
     assert [row.generated for row in rows] == expected
     calls = [what for model, what in calls if model is target]
     after = {after for one, after in pairwise(calls) if one == "ahead"}

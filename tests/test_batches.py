@@ -9,31 +9,13 @@ import sys
 import pytest
 from helpers.decoding import new_batch, new_rows
 from helpers.models import random_model
-from helpers.oracle import disturbed
 from helpers.scripted import EOS, ScriptedModel
-from helpers.texts import SHARED, needs_shared, prompts
-from tokenizers import Tokenizer
 
 from decoder import Options, batch_generate, generate, stream_batch
 from demo.training.tasks import held_out_example
 from errors import InputError
 from speculative.batch import decode
 from speculative.row import Waiting
-
-
-@pytest.mark.slow
-@needs_shared
-def test_real_prompts_in_batches_are_the_prompts_alone():
-    """16 prompts of 12 to 777 tokens."""
-    tokenizer = Tokenizer.from_file(str(SHARED / "t5_tokenizer" / "tokenizer.json"))
-    asked = prompts()[::15]
-    model = random_model(vocab_size=32128, num_decoder_layers=1)
-    alone = [generate(model, tokenizer, prompt, max_tokens=6) for prompt in asked]
-    assert len(set(alone)) > 8
-    draft = disturbed(model, 0.05)
-    draft.tokenizer = tokenizer
-    responses = batch_generate(model, tokenizer, asked, draft, 8, max_tokens=6, num_draft=3)
-    assert [response.text for response in responses] == alone
 
 
 def test_results_come_as_they_are_ready_and_prompts_are_read_as_needed(demo_pair):

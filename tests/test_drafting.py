@@ -12,11 +12,9 @@ from helpers.decoding import (
     new_rows,
     ragged_prompts,
     start,
-    total,
 )
 from helpers.scripted import EOS, START, ScriptedModel, agreeing
 
-from demo.training.tasks import held_out_example
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 from speculative.lookup import LONG, PromptMatcher
 from speculative.options import Options
@@ -152,24 +150,6 @@ def test_what_a_copy_would_have_given_is_seen_in_the_text(source, came, passed, 
     rows[0] = rows[0] + [8]
     plan = FixedSchedule(0).plan([second, []], [100, -1])
     assert [c for c, _, _ in lookup.hindsight(rows, plan)] == second
-
-
-# ---------------------------------------------------------------------------------------------
-# On the embedded pair
-
-
-@pytest.mark.slow
-def test_the_demo_repairs_the_same_text_with_few_target_calls(demo_pair):
-    """At most one target call for four tokens."""
-    target, tokenizer, _ = demo_pair
-    rng = random.Random(1)
-    drafter = PromptLookup(tokenizer.id_to_token)
-    sources = [tokenizer.encode(held_out_example(rng, "repair").prompt).ids for _ in range(20)]
-    expected = decode_with(target, None, sources, 20, num_draft=0)
-    rows = decode_with(target, drafter, sources, 1, num_draft=16)
-    assert [row.tokens for row in rows] == [row.tokens for row in expected]
-    calls = sum(row.stats.target_calls for row in rows)
-    assert calls <= 0.25 * total(rows).tokens
 
 
 # ---------------------------------------------------------------------------------------------

@@ -79,13 +79,8 @@ def test_reading_the_prompt_for_the_draft_model_is_no_part_of_a_step(pair):
     (row,) = decode_with(target, ModelDrafter(draft), [prompt], 1, schedule, max_tokens=9)
     assert schedule.seen == [
         (0, 0, 100, 0, []),
-        (
-            3,
-            40,
-            400 + 2 + 2,
-            40,
-            [],
-        ),  # the draft model reads two tokens, drafts, and reads two of three
+        # The draft model reads two tokens, drafts, and reads two of three.
+        (3, 40, 400 + 2 + 2, 40, []),
         (3, 0, 400 + 2 + 2, 0, [9]),
     ]
     assert row.stats.preparing_seconds == 40
@@ -105,12 +100,11 @@ def test_catching_up_is_no_part_of_a_step(pair):
 def test_only_the_rows_to_draft_for_are_read():
     """A row that copies needs nothing of the draft model."""
     prompts = [list(range(3, 30)), [40, 41, 42]]
-    target = ScriptedModel(
-        lambda prompt, prefix: (
-            prompt[min(len(prefix), len(prompt)) - 1] if len(prefix) < 25 else EOS
-        )
-    )
-    draft = ScriptedModel(next_token)
+
+    def copying(prompt, prefix):
+        return prompt[min(len(prefix), len(prompt)) - 1] if len(prefix) < 25 else EOS
+
+    target, draft = ScriptedModel(copying), ScriptedModel(next_token)
     drafter = CombinedDrafter(PromptLookup(), ModelDrafter(draft))
     decode_with(target, drafter, prompts, 2, num_draft=4, max_tokens=60)
     assert 27 not in draft.reads
