@@ -3,7 +3,6 @@
 python benchmark.py                  the embedded pair, widened to the size of t5-large and t5-small
 python benchmark.py --model flan-t5-xl --draft-model flan-t5-small
 python benchmark.py --baselines      beside transformers and CTranslate2
-python benchmark.py rules            acceptance when sampling
 """
 
 # PYTHON_ARGCOMPLETE_OK
@@ -21,7 +20,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from benchmarks import causal, report, rules
+from benchmarks import causal, report
 from benchmarks.limits import Costs, oracle_rate
 from benchmarks.machine import describe
 from benchmarks.measure import Way, decoder, take_turns, widened_pair
@@ -36,9 +35,6 @@ from terminal.flags import check_models, reading
 from terminal.prompt_files import PromptFile
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17)  # numbers of tokens whose check is timed
-# What is printed: the usual --sizes, and --examples of each task.
-WHAT = {"speed": (("t5-large", "t5-small"), 6), "rules": (("demo", "demo"), 144)}
-OF_RULES = ("what", "sizes", "examples", "max_tokens", "baselines")
 
 
 def positive(text: str) -> int:
@@ -51,16 +47,16 @@ def positive(text: str) -> int:
 def parse_args(argv: list[str] | None = None):
     parser = cli.Parser(prog="benchmark.py", description="Measure speculative decoding.")
     flag, named = parser.add_argument, ", ".join(SHAPES | CAUSAL_SHAPES)
-    what = "speed, or what acceptance rules give when sampling (default: %(default)s)"
-    flag("what", nargs="?", default="speed", choices=WHAT, help=what)
     flag("--model", help="a converted target (default: the embedded pair, widened to --sizes)")
     flag("--draft-model", help="a converted draft model for it")
     flag("--source-lang", metavar="CODE", help="for a model of several languages")
     flag("--target-lang", metavar="CODE", help="for a model of several languages")
     sizes: Any = dict(nargs=2, choices=[*SHAPES, *CAUSAL_SHAPES], metavar=("TARGET", "DRAFT"))
-    flag("--sizes", **sizes, help=f"of {named} (default: t5-large t5-small; for rules demo demo)")
+    usual = ("t5-large", "t5-small")
+    flag("--sizes", **sizes, default=usual, help=f"of {named} (default: {' '.join(usual)})")
     flag("--prompt-file", help="a prompt a line (default: the demo's)")
-    flag("--examples", type=positive, help="how many of the demo's prompts, of each task")
+    few = "how many of the demo's prompts, of each task (default: %(default)s)"
+    flag("--examples", type=positive, default=6, help=few)
     number: Any = dict(
         nargs="+", type=reading("num_draft")["type"], metavar="N", default=[*range(1, 9), "auto"]
     )
@@ -81,12 +77,6 @@ def parse_args(argv: list[str] | None = None):
 
 def check(args, parser: cli.Parser) -> None:
     """Find the mistakes of a command line before anything is measured, and say what drafts."""
-    changed = [name for name, value in vars(args).items() if value != parser.get_default(name)]
-    ignored = [name for name in changed if name not in OF_RULES]
-    if args.what == "rules" and ignored:
-        parser.error(f"the table rules has no use for --{ignored[0].replace('_', '-')}")
-    sizes, few = WHAT[args.what]
-    args.sizes, args.examples = args.sizes or sizes, args.examples or few
     if len({size in CAUSAL_SHAPES for size in args.sizes}) > 1:
         parser.error("--sizes are both of T5 or both of Llama")
     has_draft = bool(args.draft_model or not args.model)
@@ -184,24 +174,8 @@ def tokens_of_prompts(target: Any, prompts: list[str], options: dict) -> dict[st
     return {prompt: rows.row(prompt, settings, seed).prompt for prompt in prompts}
 
 
-def acceptance(args) -> None:
-    """Print the table of acceptance rules."""
-    prompts = [example.prompt for example in examples(args.examples)]
-    target, draft = widened_pair(args.sizes)
-    others = {}
-    if args.sizes[0] in CAUSAL_SHAPES and args.baselines:
-        tokens = list(tokens_of_prompts(target, prompts, {}).values())
-        theirs = causal.MlxLm(target, draft, args.max_tokens)
-        others["mlx-lm"] = theirs.sampled(tokens, rules.NUM_DRAFT)
-    rules.compare_rules(target, draft, prompts, others, args.max_tokens)
-
-
 def main() -> None:
-    args = parse_args()
-    if args.what == "rules":
-        acceptance(args)
-    else:
-        print(f"\n{json.dumps(speed(args))}")
+    print(f"\n{json.dumps(speed(parse_args()))}")
 
 
 if __name__ == "__main__":

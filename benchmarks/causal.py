@@ -22,7 +22,7 @@ class MlxLm:
         found: dict[str, Callable] = {"mlx-lm, generate_step": self.plain}
         for k in numbers:
             name = f"mlx-lm, speculative_generate_step, {k} drafted"
-            found[name] = lambda prompts, k=k: [self.speculative(p, k)[0] for p in prompts]
+            found[name] = lambda prompts, k=k: [self.speculative(p, k) for p in prompts]
         for size in batch_sizes:
             if size > 1:
                 name = f"mlx-lm, batch_generate, batch {size}"
@@ -35,14 +35,10 @@ class MlxLm:
         def steps(prompt: list[int]) -> Iterator[tuple]:
             return generate_step(mx.array(prompt), self._target, max_tokens=self._most)
 
-        return [self._until_end(steps(prompt))[0] for prompt in prompts]
+        return [self._until_end(steps(prompt)) for prompt in prompts]
 
-    def speculative(
-        self, prompt: list[int], num_draft: int, temp: float = 0.0
-    ) -> tuple[list[int], int]:
-        """Tokens, and calls of the target."""
+    def speculative(self, prompt: list[int], num_draft: int) -> list[int]:
         from mlx_lm.generate import speculative_generate_step
-        from mlx_lm.sample_utils import make_sampler
 
         steps = speculative_generate_step(
             mx.array(prompt),
@@ -50,7 +46,6 @@ class MlxLm:
             self._draft,
             num_draft_tokens=num_draft,
             max_tokens=self._most,
-            sampler=make_sampler(temp=temp),
         )
         return self._until_end(steps)
 
@@ -65,23 +60,11 @@ class MlxLm:
             for tokens in found.token_ids or []
         ]
 
-    def sampled(self, prompts: Prompts, num_draft: int) -> Callable[[float], float]:
-        """Tokens per target call of its speculative sampling, by temperature."""
-
-        def tokens_per_call(temp: float) -> float:
-            mx.random.seed(0)
-            found = [self.speculative(prompt, num_draft, temp) for prompt in prompts]
-            return sum(len(tokens) for tokens, _ in found) / sum(calls for _, calls in found)
-
-        return tokens_per_call
-
-    def _until_end(self, steps: Iterator[tuple]) -> tuple[list[int], int]:
-        """What its steps write, the end included, and in how many calls of the target."""
-        tokens, calls, waiting = [], 0, False
-        for token, _, *drafted in steps:
+    def _until_end(self, steps: Iterator[tuple]) -> list[int]:
+        """What its steps write, the end included."""
+        tokens = []
+        for token, *_ in steps:
             tokens.append(int(token))
-            waiting = bool(drafted and drafted[0])  # for the call's own token
-            calls += not waiting
             if tokens[-1] in self._ends:
                 break
-        return tokens, calls + waiting
+        return tokens

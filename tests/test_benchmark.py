@@ -77,7 +77,6 @@ def test_models_of_other_families_are_measured(bart_folders, tmp_path):
         (["--examples", "145"], "has 144 examples of each kind, not 145"),
         (["--num-draft", "2", "-1"], "num_draft is -1, not a whole number of 0 or more"),
         (["--model", "demo-target", "--prompt-file", "/dev/null"], "/dev/null: no prompts"),
-        (["rules", "--model", "demo-target"], "the table rules has no use for --model"),
     ],
 )
 def test_mistakes_are_one_line(demo_folders, arguments, message):
@@ -208,15 +207,6 @@ def test_a_table_for_each_kind(demo_folders):
     prompts = [report["prompts"] for report in kinds.values()]
     assert prompts[0] != prompts[1] and all(found.startswith("2 of") for found in prompts)
     assert all(f"## {kind}" in result.stdout for kind in kinds)
-
-
-@pytest.mark.slow
-def test_rules_are_compared(demo_folders):
-    asked = ["rules", "--examples", "1", "--max-tokens", "6"]
-    result = programs.call(*asked, cwd=demo_folders, script="benchmark.py")
-    assert result.returncode == 0, result.stderr
-    lines = [line for line in result.stdout.splitlines() if line.startswith("|")]
-    assert len(lines) == 5 and len({line.count("|") for line in lines}) == 1
 
 
 def test_the_picture_shows_every_token_where_it_stands(demo_pair):
