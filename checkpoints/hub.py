@@ -18,6 +18,7 @@ from checkpoints.folder import TOKENIZER_FILES, weight_files
 from errors import InputError
 
 CONFIG = "config.json"
+_WEIGHTS_OF_OTHERS = (".safetensors", ".bin", ".h5", ".msgpack", ".onnx", ".gguf", ".pt", ".ckpt")
 
 
 def fetch(
@@ -133,7 +134,11 @@ def _download(
     except InputError as error:
         raise InputError(f"{model}: {str(error).removeprefix(f'{folder}').lstrip(':/ ')}") from None
     if not weights:
-        raise InputError(f"{model} has no complete safetensors or pytorch_model.bin weights")
+        others = [name for name in files if name.endswith(_WEIGHTS_OF_OTHERS)]
+        raise InputError(
+            f"{model} has no complete safetensors or pytorch_model.bin weights, "
+            f"only {', '.join(others) or 'other files'}"
+        )
     small = [name for name in ("generation_config.json", *TOKENIZER_FILES) if name in files]
     missing = [files[name] for name in (*small, *weights) if not (folder / name).exists()]
     blobs = folder.parents[1] / "blobs"

@@ -317,8 +317,9 @@ NOT_T5 = SINGLE | {"config.json": b'{"model_type": "bert", "architectures": ["Be
 ENCODER = SINGLE | {"config.json": b'{"model_type": "t5", "architectures": ["T5EncoderModel"]}'}
 SHAPE = json.loads(CONFIG)
 NO_SHAPE = SINGLE | {"config.json": b'{"model_type": "t5"}'}
+FLAX = without(SAFE) | {"tf_model.h5": b""}
 NO_MAP = without(SAFE) | {SAFE_INDEX: b'{"weight_map": ["a"]}', "a.safetensors": b""}
-NO_WEIGHTS = " has no complete safetensors or pytorch_model.bin weights"
+NO_WEIGHTS = " has no complete safetensors or pytorch_model.bin weights, only "
 ANSWERS = " cannot be fetched: the Hugging Face hub answers "
 NOT_THERE = (
     " is neither a folder here nor a repository on the Hugging Face hub "
@@ -343,7 +344,7 @@ WEIGHTS_ONLY = "GET .*safetensors"
         (NO_SHAPE, {}, ": config.json has no vocab_size: not a T5-type model"),
         (without("config.json"), {}, " has no config.json: not a model of Hugging Face's"),
         (NO_MAP, {}, ": model.safetensors.index.json: no weight_map"),
-        (without(SAFE), {}, NO_WEIGHTS),
+        (FLAX, {}, f"{NO_WEIGHTS}tf_model.h5"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(
