@@ -1,4 +1,4 @@
-"""Damaged files of every kind end in an InputError, or in tensors that can be read.
+"""Damaged weight files end in an InputError, or in tensors that can be read.
 
 FUZZ_EXAMPLES sets how many are tried of each kind.
 """
