@@ -94,8 +94,10 @@ def convert(
             old.rename(output)
         if output.exists() and exist_ok:
             return output
-        _check_output(output, force)
-
+        if output.exists() and not force:
+            raise InputError(f"{output} exists already; --force replaces it")
+        if output.exists() and not (output / WEIGHTS).exists() and not is_causal(output):
+            raise InputError(f"{output} is not a converted model; --force does not replace it")
         try:
             if source := _fetch(model, revision, output, dtype, quantization):
                 partial.mkdir()
@@ -141,15 +143,6 @@ def _fetch(
 def _for_mlx_lm(folder: Path) -> bool:
     config = folder / "config.json"
     return config.exists() and is_decoder_only(read_json(config))
-
-
-def _check_output(output: Path, force: bool) -> None:
-    if not output.exists():
-        return
-    if not force:
-        raise InputError(f"{output} exists already; --force replaces it")
-    if not (output / WEIGHTS).exists() and not is_causal(output):
-        raise InputError(f"{output} is not a converted model; --force does not replace it")
 
 
 def _write(

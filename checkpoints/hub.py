@@ -85,9 +85,10 @@ def _reason(error: BaseException, revision: str | None) -> str | None:
         case errors.RevisionNotFoundError():
             return f"has no revision {revision} on the Hugging Face hub"
         case errors.HfHubHTTPError(response=response):
-            status = response.status_code
-            hint = "is the token right?" if status in (401, 403) else "try again later"
-            answer = f"{status} {response.reason_phrase}"
+            hint = (
+                "is the token right?" if response.status_code in (401, 403) else "try again later"
+            )
+            answer = f"{response.status_code} {response.reason_phrase}"
             return f"cannot be fetched: the Hugging Face hub answers {answer}; {hint}"
         case errors.OfflineModeIsEnabled():
             not_here = f"is no folder here and not whole in the cache, {cache}, "
@@ -110,8 +111,7 @@ def _cached(model: str, revision: str | None) -> Path | None:
     folder = Path(config).parent
     names = {path.name for path in folder.iterdir() if path.exists()}
     with contextlib.suppress(InputError):  # shards are missing
-        if weight_files(names, folder.joinpath):
-            return folder
+        return folder if weight_files(names, folder.joinpath) else None
     return None
 
 
@@ -153,20 +153,18 @@ def _download(
     return folder
 
 
-def _partial(blob: Path) -> Path:
-    return blob.with_name(f"{blob.name}.incomplete")
-
-
 def _remaining(blobs: Path, file) -> int:
     """The bytes of a repository's file that the cache does not have."""
-    blob = blobs / (file.lfs.sha256 if file.lfs else file.blob_id)
-    if blob.exists():
-        return 0
-    return file.size - (_partial(blob).stat().st_size if _partial(blob).exists() else 0)
+    name = file.lfs.sha256 if file.lfs else file.blob_id
+    found = [path for path in (blobs / name, blobs / f"{name}.incomplete") if path.exists()]
+    return file.size - (found[0].stat().st_size if found else 0)
 
 
 def _check_room(model: str, cache: Path, download: int, output: Path, converted: int) -> None:
-    cache, output = _existing(cache), _existing(output)
+    cache, output = (
+        next(folder for folder in (path, *path.parents) if folder.exists())
+        for path in (cache.absolute(), output.absolute())
+    )
     together = cache.stat().st_dev == output.stat().st_dev
     for folder, needed in ((cache, download + converted * together), (output, converted)):
         if needed > (free := shutil.disk_usage(folder).free):
@@ -177,18 +175,13 @@ def _check_room(model: str, cache: Path, download: int, output: Path, converted:
             )
 
 
-def _existing(path: Path) -> Path:
-    path = path.absolute()
-    return next(folder for folder in (path, *path.parents) if folder.exists())
-
-
 def _gb(size: int) -> str:
     return f"{size / 1e9:.2f} GB"
 
 
 def _fetch_blob(model: str, name: str, url: str, blob: Path, size: int) -> None:
     """Download `url` to the cache's `blob`, named by its SHA-256, from where an earlier run stopped."""
-    partial = _partial(blob)
+    partial = blob.with_name(f"{blob.name}.incomplete")
     blob.parent.mkdir(parents=True, exist_ok=True)
     with open(partial, "ab+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # against another process that fetches the same file

@@ -18,8 +18,8 @@ from checkpoints.tensors import BFLOAT16, are_sizes
 from errors import InputError
 
 _NPY_HEADER = re.compile(
-    rb"\{'descr': '([<|](?:[fiu][248]|[iu]1|V2))', 'fortran_order': False, "
-    rb"'shape': \(((?:\d+, ?)*\d*)\), \}\s*"
+    rb"(?s)\x93NUMPY\x01\x00..\{'descr': '([<|](?:[fiu][248]|[iu]1|V2))', 'fortran_order': False, "
+    rb"'shape': \(((?:\d+, ?)*\d*)\), \} *\n"
 )
 
 
@@ -54,13 +54,10 @@ def map_npz(path: Path) -> dict[str, np.ndarray]:
 
 
 def _map_member(mapped: mmap.mmap, name: str, offset: int, size: int) -> np.ndarray:
-    if mapped[offset : offset + 8] != b"\x93NUMPY\1\0":
-        raise ValueError(f"{name} is not version 1.0 of the npy format")
-    start = offset + 10
-    end = start + int.from_bytes(mapped[start - 2 : start], "little")
-    header = _NPY_HEADER.fullmatch(mapped, start, end)
+    header = _NPY_HEADER.match(mapped, offset, offset + size)
     if header is None:
         raise ValueError(f"{name} is not an array that convert.py writes")
+    end = header.end()
     dtype, shape = np.dtype(header[1].decode()), tuple(map(int, re.findall(rb"\d+", header[2])))
     if not are_sizes(shape) or end + prod(shape) * dtype.itemsize != offset + size:
         raise ValueError(f"{name} has {offset + size - end} bytes for the shape {list(shape)}")

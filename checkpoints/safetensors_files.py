@@ -43,13 +43,13 @@ def _safetensor(path: Path, name: str, entry: dict, start: int, size: int) -> Te
     try:
         dtype, shape = entry["dtype"], tuple(entry["shape"])
         begin, end = entry["data_offsets"]
-        sane = are_sizes((begin, end, *shape)) and type(dtype) is str
+        known = dtype in _DTYPES
     except (TypeError, KeyError, ValueError):
-        sane = False
-    if not sane:
-        raise InputError(f"{path}: {name} has a malformed header entry")
-    if dtype not in _DTYPES:
+        raise InputError(f"{path}: {name} has a malformed header entry") from None
+    if not known:
         raise InputError(f"{path}: {name} is {dtype}, not a floating-point type")
+    if not are_sizes((begin, end, *shape)):
+        raise InputError(f"{path}: {name} has an impossible shape")
     tensor = Tensor(path, start + begin, _DTYPES[dtype], shape)
     if end - begin != prod(shape) * tensor.dtype.itemsize:
         raise InputError(f"{path}: {name} has {end - begin} bytes for the shape {list(shape)}")

@@ -64,15 +64,11 @@ def read_torch(path: Path) -> dict[str, Tensor]:
     """
     try:
         with open(path, "rb") as file:
-            head = file.read(512)
-            if head.startswith(b"PK\3\4"):
+            head = file.read(4)
+            if head == b"PK\3\4":
                 return _read_zip(path, file)
             if head.startswith(b"\x80"):
                 return _read_legacy(path, file)
-        if head[257:262] == b"ustar":
-            raise InputError(
-                "torch's first format, a tar file: load and save it with a torch of today"
-            )
         raise InputError("not a file of torch's: neither a zip file nor a pickle")
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
@@ -80,23 +76,17 @@ def read_torch(path: Path) -> dict[str, Tensor]:
 
 def _read_zip(path: Path, file: BinaryIO) -> dict[str, Tensor]:
     members = stored_members(path)
-
-    def content(name: str) -> bytes:
-        offset, size = members.get(name, (0, 0))
-        if size > MAX_HEADER:
-            raise InputError(f"the pickle is too large for a state dict: {size} bytes")
-        file.seek(offset)
-        return file.read(size)
-
-    pickles = [n for n in members if n.endswith("/data.pkl") and n.count("/") == 1]
+    pickles = [name for name in members if name.endswith("/data.pkl") and name.count("/") == 1]
     if len(pickles) != 1:
         raise InputError("a zip file, but not of torch's: no data.pkl")
     root = pickles[0].removesuffix("data.pkl")
-    if f"{root}constants.pkl" in members:
-        raise InputError("a TorchScript archive, not a state dict")
-    if content(f"{root}byteorder").strip() not in (b"", b"little"):
+    offset, size = members.get(f"{root}byteorder", (0, 0))
+    file.seek(offset)
+    if file.read(min(size, 3)) == b"big":
         raise InputError("big-endian: save it again on a little-endian machine")
-    unpickler = _Unpickler(io.BytesIO(content(pickles[0])))
+    offset, size = members[pickles[0]]
+    file.seek(offset)
+    unpickler = _Unpickler(io.BytesIO(file.read(min(size, MAX_HEADER))))
     state, places = unpickler.load(), {}
     for key, (kind, numel) in unpickler.storages.items():
         if f"{root}data/{key}" not in members:
@@ -110,16 +100,14 @@ def _read_zip(path: Path, file: BinaryIO) -> dict[str, Tensor]:
 def _read_legacy(path: Path, file: BinaryIO) -> dict[str, Tensor]:
     file.seek(0)
     pickles = io.BytesIO(file.read(MAX_HEADER))
-    if _Unpickler(pickles).load() != _MAGIC:
+    if _Unpickler(pickles).load() != _MAGIC or _Unpickler(pickles).load() != _PROTOCOL:
         raise InputError("not a file of torch's: a pickle of something else")
-    if _Unpickler(pickles).load() != _PROTOCOL:
-        raise InputError("an unknown version of torch's legacy format")
     system = _Unpickler(pickles).load()
     if not isinstance(system, dict) or system.get("little_endian") is not True:
         raise InputError("big-endian: save it again on a little-endian machine")
     unpickler = _Unpickler(pickles)
     state, keys = unpickler.load(), _Unpickler(pickles).load()
-    if type(keys) is not list or not all(type(key) is str for key in keys):
+    if not isinstance(keys, list) or not all(type(key) is str for key in keys):
         raise InputError("no list of storages")
     if sorted(keys) != sorted(unpickler.storages):
         raise InputError("the list of storages is not that of the tensors")
@@ -127,13 +115,11 @@ def _read_legacy(path: Path, file: BinaryIO) -> dict[str, Tensor]:
     for key in keys:
         kind, numel = unpickler.storages[key]
         file.seek(at)
-        found = int.from_bytes(file.read(8), "little", signed=True)
+        found = int.from_bytes(file.read(8), "little")
         places[key] = at + 8
         at += 8 + numel * _STORAGES[kind].itemsize
-        if at > size:
-            raise InputError(f"truncated: storage {key} lies beyond the end of the file")
-        if found != numel:
-            raise InputError(f"storage {key} has {found} elements, its tensors say {numel}")
+        if at > size or found != numel:
+            raise InputError(f"truncated or damaged: storage {key} has not {numel} elements")
     return _tensors(path, state, places)
 
 
@@ -146,9 +132,7 @@ def _tensors(path: Path, state: object, places: dict[str, int]) -> dict[str, Ten
 
 
 def _tensor(path: Path, name: object, view: object, places: dict[str, int]) -> Tensor:
-    if type(name) is not str:
-        raise InputError(f"not a state dict: it has the number {name} for a name")
-    if not isinstance(view, _View):
+    if type(name) is not str or not isinstance(view, _View):
         raise InputError(f"not a state dict: {name} is no tensor but {type(view).__name__}")
     storage, dtype = view.storage, _STORAGES[view.storage.kind]
     if dtype.kind not in "fV":
@@ -210,13 +194,8 @@ class _Unpickler(pickle._Unpickler):
         return _CALLABLE[module, name]
 
     def persistent_load(self, pid) -> _Storage:
-        tag, kind, key, _, numel, *rest = pid
-        if (
-            tag != "storage"
-            or type(kind) is not str
-            or kind not in _STORAGES
-            or type(key) is not str
-        ):
+        _, kind, key, _, numel, *rest = pid
+        if type(kind) is not str or kind not in _STORAGES or type(key) is not str:
             raise TypeError("a malformed storage")
         _, start, size = (rest and rest[0]) or (key, 0, numel)
         if not are_sizes((numel, start, size)) or start + size > numel:
@@ -226,15 +205,11 @@ class _Unpickler(pickle._Unpickler):
         return _Storage(key, kind, start, start + size)
 
 
-def _rebuild_tensor(
-    storage, offset, shape, strides, requires_grad=False, hooks=None, metadata=None
-) -> _View:
+def _rebuild_tensor(storage, offset, shape, strides, *unused) -> _View:
     if not isinstance(storage, _Storage) or type(shape) is not tuple or type(strides) is not tuple:
         raise TypeError("a malformed tensor")
     if not are_sizes((offset, *shape, *strides)) or len(shape) != len(strides):
         raise InputError("a tensor has an impossible shape")
-    if metadata:
-        raise TypeError("a tensor with a conjugate or negative bit")
     return _View(storage, offset, shape, strides)
 
 

@@ -102,24 +102,11 @@ def _cast(
     """The tensor's blocks in their new type; `name` joins `wrong` if one is not finite."""
     to = {np.dtype("<f4"): mx.float32, np.dtype("<f2"): mx.float16, BFLOAT16: mx.bfloat16}[dtype]
     for block in tensor.blocks():
-        if tensor.dtype != dtype:
-            block = to_numpy(to_mlx(block).astype(to))
-        if not _is_finite(block):
+        array = to_mlx(block).astype(to)
+        if not mx.isfinite(array).all():
             wrong[name] = None
-        yield block
-        progress.update(block.nbytes)
-
-
-_INFINITY = {np.dtype("<f4"): 0x7F800000, np.dtype("<f2"): 0x7C00, BFLOAT16: 0x7F80}
-
-
-def _is_finite(block: np.ndarray) -> bool:
-    """Neither infinities nor NaN: taken as integers, their bits are the largest of either sign."""
-    infinity, size = _INFINITY[block.dtype], block.dtype.itemsize
-    negative = infinity | 1 << (8 * size - 1)
-    return bool(
-        block.view(f"<i{size}").max() < infinity and block.view(f"<u{size}").max() < negative
-    )
+        yield to_numpy(array)
+        progress.update(array.nbytes)
 
 
 def _write_quantized(

@@ -32,9 +32,13 @@ def folder(tmp_path) -> Path:
     return checkpoints.make_folder(tmp_path / "checkpoint", "t5")
 
 
-@pytest.mark.parametrize("variant", checkpoints.VARIANTS)
-@pytest.mark.parametrize("kind", checkpoints.FORMATS)
-@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize(
+    ("variant", "kind", "shards"),
+    [
+        *((variant, "safetensors", 1) for variant in checkpoints.VARIANTS),
+        *(("v1.1", kind, 3) for kind in checkpoints.FORMATS),
+    ],
+)
 def test_converted_models_load_and_agree_with_transformers(tmp_path, variant, kind, shards):
     source = checkpoints.make_folder(tmp_path / "source", variant, shards, kind)
     output = convert(str(source), tmp_path / "out", dtype="float32")
@@ -61,27 +65,13 @@ def test_dtype_is_that_of_every_weight(folder, tmp_path, dtype):
     assert json.loads((output / "config.json").read_text())["dtype"] == dtype
 
 
-def test_aliases_of_the_embedding_are_written_once(folder, tmp_path):
-    state = load_file(folder / "model.safetensors")
-    shared = state.pop("shared.weight")
-    copies = ("lm_head.weight", "decoder.embed_tokens.weight", "encoder.embed_tokens.weight")
-    save_file(state | {name: shared.clone() for name in copies}, folder / "model.safetensors")
-    output = convert(str(folder), tmp_path / "out", dtype="float32")
-    arrays = map_npz(output / "weights.npz")
-    assert (arrays["embedding.weight"] == shared.numpy()).all()
-    assert "head.weight" not in arrays
-
-
-@pytest.mark.parametrize("kind", ["zip", "legacy"])
-def test_a_tied_embedding_of_torch_files_is_read_and_written_once(
-    folder, tmp_path, monkeypatch, kind
-):
+def test_a_tied_embedding_of_torch_files_is_read_and_written_once(folder, tmp_path, monkeypatch):
     state = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     shared = state["shared.weight"]
     names = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
     raw = json.loads((folder / "config.json").read_text())
-    checkpoints.save(folder, raw, state | dict.fromkeys(names, shared), kind=kind)
+    checkpoints.save(folder, raw, state | dict.fromkeys(names, shared), kind="legacy")
     read = []
     blocks = tensors.Tensor.blocks
     monkeypatch.setattr(tensors.Tensor, "blocks", lambda t: read.append(t) or blocks(t))
@@ -311,17 +301,13 @@ BEYOND = [  # what config.json may say that MLX would read outside of a table fo
         dict(decoder_start_token_id=10**6),
         "decoder_start_token_id is 1000000, but vocab_size only 1024",
     ),
-    (dict(decoder_start_token_id=1024), "decoder_start_token_id is 1024, but vocab_size only 1024"),
-    (dict(pad_token_id=10**8), "pad_token_id is 100000000, but vocab_size only 1024"),
     (
         dict(relative_attention_max_distance=6),
         "relative_attention_max_distance is 6, not more than half of 12",
     ),
-    (dict(relative_attention_num_buckets=2), "relative_attention_num_buckets is 2, not 4 or more"),
     (dict(num_layers=20_000), "num_layers is 20000, not a whole number from 1 to 1024"),
-    (dict(num_layers=10**9), "num_layers is 1000000000, not a whole number from 1 to 1024"),
     (dict(num_layers=1000, num_decoder_layers=1000), "config.json has 2000 layers, the weights 4"),
-    *((dict(d_ff=10**power), "d_ff is 10+, not a whole number") for power in (12, 20, 40)),
+    (dict(d_ff=10**40), "d_ff is 10+, not a whole number"),
 ]
 
 
@@ -343,18 +329,6 @@ def test_a_config_that_cannot_be_is_refused_when_converted_and_when_loaded(
     assert not (tmp_path / "no").exists()
 
 
-def test_an_id_beyond_the_vocabulary_ends_in_one_line_and_not_in_a_crash(folder, tmp_path):
-    output = convert(str(folder), tmp_path / "out")
-    checkpoints.edit(output, decoder_start_token_id=1_000_000)
-    command = [sys.executable, ROOT / "main.py", "--model", output, "-p", "The house", "-m", "3"]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr.startswith(
-        f"main.py: {output}: config.json: decoder_start_token_id is 1000000"
-    )
-    assert result.stderr.count("\n") == 1
-
-
 def test_more_pieces_than_rows_are_refused_when_converted_and_when_loaded(folder, tmp_path):
     output = convert(str(folder), tmp_path / "out")  # as many pieces as rows
     few = checkpoints.make_folder(tmp_path / "few", "t5", vocab_size=1023)
@@ -373,7 +347,6 @@ def test_more_pieces_than_rows_are_refused_when_converted_and_when_loaded(folder
             load(output)
 
 
-@pytest.mark.parametrize("kind", checkpoints.FORMATS)
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [
@@ -384,12 +357,11 @@ def test_more_pieces_than_rows_are_refused_when_converted_and_when_loaded(folder
         ("transformer.bias", (24,), "unknown tensor transformer.bias: not a T5-type checkpoint"),
     ],
 )
-def test_wrong_weights_are_named(folder, tmp_path, kind, name, shape, message):
+def test_wrong_weights_are_named(folder, tmp_path, name, shape, message):
     state = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
     state.pop(name, None)
     state |= {name: torch.zeros(shape)} if shape else {}
-    checkpoints.save(folder, json.loads((folder / "config.json").read_text()), state, kind=kind)
+    save_file(state, folder / "model.safetensors")
     with pytest.raises(InputError, match=message) as caught:
         convert(str(folder), tmp_path / "out")
     assert str(folder) in str(caught.value) and "\n" not in str(caught.value)

@@ -317,7 +317,7 @@ NOT_T5 = SINGLE | {"config.json": b'{"model_type": "bert", "architectures": ["Be
 ENCODER = SINGLE | {"config.json": b'{"model_type": "t5", "architectures": ["T5EncoderModel"]}'}
 SHAPE = json.loads(CONFIG)
 NO_SHAPE = SINGLE | {"config.json": b'{"model_type": "t5"}'}
-FLAX = without(SAFE) | {"tf_model.h5": b"", "flax_model.msgpack": b""}
+FLAX = without(SAFE) | {"tf_model.h5": b""}
 NO_MAP = without(SAFE) | {SAFE_INDEX: b'{"weight_map": ["a"]}', "a.safetensors": b""}
 NO_WEIGHTS = " has no complete safetensors or pytorch_model.bin weights, only "
 ANSWERS = " cannot be fetched: the Hugging Face hub answers "
@@ -343,9 +343,8 @@ WEIGHTS_ONLY = "GET .*safetensors"
         (ENCODER, {}, ": T5EncoderModel, an encoder without a decoder"),
         (NO_SHAPE, {}, ": config.json has no vocab_size: not a T5-type model"),
         (without("config.json"), {}, " has no config.json: not a model of Hugging Face's"),
-        (FLAX, {}, f"{NO_WEIGHTS}tf_model.h5, flax_model.msgpack"),
         (NO_MAP, {}, ": model.safetensors.index.json: no weight_map"),
-        (without(SAFE), {}, f"{NO_WEIGHTS}other files"),
+        (FLAX, {}, f"{NO_WEIGHTS}tf_model.h5"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(

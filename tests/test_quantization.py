@@ -55,7 +55,7 @@ def _marked(quantization):
 
 
 @pytest.mark.parametrize(
-    "quantization", map(_marked, EVERY), ids=lambda q: f"{q.mode}-{q.bits}-{q.group_size}"
+    "quantization", [*map(_marked, EVERY)], ids=lambda q: f"{q.mode}-{q.bits}-{q.group_size}"
 )
 def test_logits_are_those_of_the_weights_that_the_quantized_stand_for(
     folder, tmp_path, quantization

@@ -221,11 +221,11 @@ JSON_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        *((name, content) for name in JSON_FILES for content in (b"null", b"[]", b"{", NESTED)),
-        *(("tokenizer.json", content) for content in (b"{}", b"null", b"[]", b"", NESTED)),
-        *(("spiece.model", content) for content in (b"", b"{}", b"\0" * 99, b"<html>")),
+        *((name, b"{") for name in JSON_FILES),
+        *(("tokenizer_config.json", content) for content in (b"[]", NESTED)),
+        *(("tokenizer.json", content) for content in (b"{}", b"", NESTED)),
+        *(("spiece.model", content) for content in (b"", b"<html>")),
         ("tokenizer_config.json", spoilt(extra_ids="many")),
-        ("tokenizer_config.json", spoilt(extra_ids=3_000_000)),
         ("tokenizer_config.json", spoilt(eos_token=3)),
         ("tokenizer_config.json", spoilt(added_tokens_decoder={"5": 3})),
         (

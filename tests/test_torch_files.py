@@ -1,10 +1,7 @@
 """Torch's two formats: what torch wrote is read exactly, and every way a file can be wrong."""
 
-import io
-import json
 import os
 import struct
-import tarfile
 import zipfile
 from collections import OrderedDict
 
@@ -104,15 +101,6 @@ def test_shards_are_found_through_the_index_whatever_their_names(tmp_path, kind)
     assert all(whole(found[name]) == payload(state[name]) for name in state)
 
 
-def test_shards_may_be_links_as_in_the_hub_cache(tmp_path):
-    blobs, folder = tmp_path / "blobs", tmp_path / "snapshots" / "main"
-    checkpoints.save(blobs, {}, {name: torch.randn(3) for name in "abc"}, shards=2, kind="zip")
-    folder.mkdir(parents=True)
-    for path in blobs.iterdir():
-        (folder / path.name).symlink_to(path)
-    assert open_checkpoint(folder).keys() == set("abc")
-
-
 def test_safetensors_come_first(tmp_path):
     for kind, value in (("safetensors", 1.0), ("zip", 2.0)):
         checkpoints.save(tmp_path, {}, {"w": torch.full((2,), value)}, kind=kind)
@@ -135,13 +123,6 @@ def test_torch_files_cut_anywhere_are_errors(tmp_path, kind):
 # Files made by hand
 
 
-def tar() -> bytes:
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as archive:
-        archive.addfile(tarfile.TarInfo("storages"))
-    return stream.getvalue()
-
-
 def lying(content: bytes, size: int) -> bytes:
     """The zip file with another size of m/data/0 in its directory."""
     at = content.rindex(b"PK\1\2", 0, content.rindex(b"m/data/0"))
@@ -159,44 +140,32 @@ MALFORMED = "truncated or malformed pickle"
 # What the pickle says, and the error, in both formats.
 WRONG_PICKLES = {
     "code": (Call((EVIL, ("echo pwned",))), "the pickle asks for posix.system, which"),
-    "eval": (Call((Global("builtins eval"), ("1/0",))), "asks for builtins.eval, which"),
     "a global alone": ({"w": EVIL}, "asks for posix.system"),
     "a class of torch's": ({"w": Global("torch.nn Linear")}, "asks for torch.nn.Linear"),
-    "a storage of another module": ({"w": Global("os FloatStorage")}, "asks for os.FloatStorage"),
     "wrong arguments": (Call((Global("torch._utils _rebuild_tensor_v2"), (1, 2))), MALFORMED),
-    "arguments that are none": (Call((Global("torch._utils _rebuild_tensor_v2"), 3)), MALFORMED),
-    "a call of data": (Call(("torch", ())), MALFORMED),
-    "an object": (b")\x81", MALFORMED),
     "a list": ([tensor()], "a list, not a state dict"),
     "no tensor": ({"w": tensor(), "step": 3}, "step is no tensor but int"),
-    "a nested dict": ({"model": {"w": tensor()}}, "model is no tensor but Dict"),
-    "a number for a name": ({3: tensor()}, "the number 3 for a name"),
+    "a number for a name": ({3: tensor()}, "not a state dict: 3 is"),
     "integers": (
         {"w": tensor(kind="IntStorage")},
         "w is in a IntStorage, not a floating-point type",
     ),
     "too many elements": ({"w": tensor(shape=(2, 3), strides=(3, 1))}, "beyond its storage"),
-    "an offset": ({"w": tensor(offset=1)}, "w reaches beyond its storage"),
     "large strides": ({"w": tensor(strides=(4, 1))}, "w reaches beyond its storage"),
     "an expanded tensor": ({"w": tensor(shape=(9**9, 9), strides=(0, 0))}, "beyond its storage"),
     "an absurd shape": ({"w": tensor(shape=(2**62, 2))}, "an impossible shape"),
-    "many dimensions": ({"w": tensor(shape=(1,) * 99, strides=(1,) * 99)}, "an impossible shape"),
     "a negative shape": ({"w": tensor(shape=(-2, 2))}, "an impossible shape"),
-    "a negative offset": ({"w": tensor(offset=-1)}, "an impossible shape"),
-    "fractions": ({"w": tensor(shape=(2.0, 2))}, "an impossible shape"),
     "shapes that differ": ({"w": tensor(strides=(2, 1, 1))}, "an impossible shape"),
-    "another size": ({"w": tensor(numel=5)}, "storage 0 (has|lies)"),
+    "another size": ({"w": tensor(numel=5)}, "storage 0 has"),
     "a negative size": ({"w": tensor(numel=-4)}, "an impossible size"),
     "two descriptions": ({"w": tensor(), "v": tensor(kind="HalfStorage")}, "in two ways"),
     "a view outside": ({"w": tensor(view=[("1", 2, 3)])}, "a view beyond it"),
     "a missing storage": ({"w": tensor(key="../1")}, "missing|not that of the tensors"),
     "a memo bomb": (b"]r\xff\xff\xff\x7fh\x00", MALFORMED),
     "a deep key": (b"}" + nested(10**5) + b"Ns", MALFORMED),
-    "a deep storage": (nested(10**5) + b"Q", MALFORMED),
     "a doubling key": (b"})" + b"q\0h\0\x86" * 99 + b"Ns", MALFORMED),
     "a giant string": (b"X\xff\xff\xff\x7f", MALFORMED),
-    "a giant number": (b"\x8b\xff\xff\xff\x7f", MALFORMED),
-    "a giant pickle": ("x" * (5 << 20), "too large|malformed"),
+    "a giant pickle": ("x" * (5 << 20), MALFORMED),
     "nothing": (b"", MALFORMED),
 }
 
@@ -211,25 +180,18 @@ def test_wrong_pickles_are_named(tmp_path, case, make):
 GOOD = {"w": tensor()}
 WRONG_FILES = {
     "empty": (b"", "neither a zip file nor a pickle"),
-    "a pointer": (b"version https://git-lfs.github.com/spec/v1\n", "neither a zip file nor"),
-    "a tar file": (tar(), "torch's first format"),
     "another zip file": (zipped(GOOD, **{"data.pkl": None}), "no data.pkl"),
-    "TorchScript": (zipped(GOOD, **{"constants.pkl": b""}), "a TorchScript archive"),
     "big-endian zip": (zipped(GOOD, byteorder=b"big"), "big-endian"),
     "big-endian legacy": (legacy(GOOD, little=False), "big-endian"),
     "deflated": (zipped(GOOD, compression=zipfile.ZIP_DEFLATED), "compressed"),
     "a size that lies": (lying(zipped(GOOD), 4000), "not where, or not as large as"),
     "a smaller size": (lying(zipped(GOOD), 12), "storage 0 has 12 bytes for 4 elements"),
     "zip, missing storage": (zipped(GOOD, storages=()), "storage 0 is missing"),
-    "legacy, missing storage": (legacy(GOOD, keys=()), "not that of the tensors"),
     "legacy, an extra storage": (legacy(GOOD, keys=("0", "1")), "not that of the tensors"),
-    "legacy, a storage twice": (legacy(GOOD, keys=("0", "0")), "not that of the tensors"),
     "legacy, keys of other types": (legacy(GOOD, keys=(0,)), "no list of storages"),
-    "legacy, another count": (legacy(GOOD, numel=3), "storage 0 has 3 elements, its tensors say 4"),
-    "legacy, a negative count": (legacy(GOOD, numel=-4), "storage 0 has -4 elements"),
-    "legacy, too short": (legacy(GOOD, data=DATA[:-1]), "truncated: storage 0"),
+    "legacy, another count": (legacy(GOOD, numel=3), "storage 0 has not 4 elements"),
+    "legacy, too short": (legacy(GOOD, data=DATA[:-1]), "truncated or damaged: storage 0"),
     "another pickle": (legacy(GOOD, magic=7), "a pickle of something else"),
-    "another version": (legacy(GOOD, version=1002), "an unknown version"),
     "a zip file cut": (zipped(GOOD)[:-9], "truncated or damaged zip file"),
 }
 
@@ -260,26 +222,3 @@ def test_views_of_legacy_storages_are_read(tmp_path):
     view = tensor(view=[("9", 1, 2)], shape=(2,), strides=(1,))
     (tmp_path / "m.bin").write_bytes(legacy({"w": view}))
     assert whole(read_torch(tmp_path / "m.bin")["w"]) == DATA[4:12]
-
-
-@pytest.mark.parametrize(
-    ("file", "message"),
-    [
-        ("../other.bin", "names no file beside it"),
-        ("/etc/hostname", "names no file beside it"),
-        ("..", "names .., which is missing"),
-        ("", "names , which is missing"),
-        ("x" * 999, "which is missing"),
-        ("a\0b", r"names a\\x00b, which is missing"),
-        (["m.bin"], "names no file beside it"),
-    ],
-)
-def test_indexes_that_lead_astray_are_named(tmp_path, file, message):
-    (tmp_path / "other.bin").write_bytes(zipped(GOOD))
-    folder = tmp_path / "model"
-    folder.mkdir()
-    index = folder / "pytorch_model.bin.index.json"
-    index.write_text(json.dumps({"weight_map": {"w": file}}))
-    with pytest.raises(InputError, match=message) as caught:
-        open_checkpoint(folder)
-    assert str(index) in str(caught.value)
