@@ -240,8 +240,6 @@ class Config(BaseConfig):
     def faults(self) -> Iterator[str]:
         # The encoder keeps a quarter of the buckets for single distances, the decoder half of them.
         buckets, limit = self.relative_attention_num_buckets, self.relative_attention_max_distance
-        if buckets < 4:
-            yield f"relative_attention_num_buckets is {buckets}, not 4 or more"
         if limit <= buckets // 2:
             yield (
                 f"relative_attention_max_distance is {limit}, not more than half of "

@@ -80,7 +80,7 @@ class BaseConfig:
 
     @property
     def layers(self) -> int:
-        """How many the model has, of all stacks."""
+        """How many the model has in all stacks."""
         return sum(getattr(self, f.name) for f in fields(self) if f.name.endswith("_layers"))
 
     def check_layers(self, weights: Iterable[str]) -> None:

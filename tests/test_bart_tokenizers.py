@@ -191,46 +191,33 @@ def test_text_is_decoded_as_transformers_does(bart_folders, name):
 
 
 def test_what_cannot_be_right_is_refused(bart_folders, tmp_path):
-    def refused(folder: Path, message: str):
-        (tmp_path / "out").mkdir(exist_ok=True)
-        with pytest.raises(InputError, match=message):
-            write_tokenizer(folder, tmp_path / "out")
-
-    model = (bart_folders["nllb"][0] / "sentencepiece.bpe.model").read_bytes()
-    # Without tokenizer.json NLLB has no language codes, and transformers says nothing.
-    alone = folders._folder(
-        tmp_path / "nllb",
-        "m2m_100",
-        {"sentencepiece.bpe.model": model},
-        tokenizer_class="NllbTokenizer",
-    )
-    refused(alone, "no token for the language eng_Latn: its tokenizer.json is needed")
-    vocabulary = {"<unk>": 0, "</s>": 1, "<pad>": 2}
+    bpe = (bart_folders["nllb"][0] / "sentencepiece.bpe.model").read_bytes()
     english = (bart_folders["marian"][0] / "source.spm").read_bytes()
-    one = {"vocab.json": vocabulary, "source.spm": english}
-    two = folders._folder(tmp_path / "two", "marian", one, separate_vocabs=True)
-    refused(two, "target_vocab.json: no such file")
-    broken = {"vocab.json": vocabulary, "source.spm": b"\xff\xff"}
-    refused(folders._folder(tmp_path / "broken", "marian", broken), "not a model of SentencePiece")
-    absent = folders._folder(tmp_path / "absent", "marian", {"vocab.json": vocabulary})
-    refused(absent, "source.spm: no such file")
-    for i, (ids, message) in enumerate(
-        [({"a": "b"}, "not token ids"), ({"</s>": 0, "<pad>": 1}, "no <unk>")]
+    m2m = (bart_folders["m2m"][0] / "vocab.json").read_bytes()
+    ids = {"<unk>": 0, "</s>": 1, "<pad>": 2}
+    for i, (kind, files, settings, message) in enumerate(
+        [
+            # Without tokenizer.json NLLB has no language codes, and transformers says nothing.
+            (
+                "m2m_100",
+                {},
+                dict(tokenizer_class="NllbTokenizer"),
+                "for the language eng_Latn: its",
+            ),
+            ("m2m_100", {"vocab.json": m2m}, dict(src_lang="auto"), "not a tokenizer"),
+            (
+                "marian",
+                {"source.spm": english},
+                dict(separate_vocabs=True),
+                "target_vocab.json: no",
+            ),
+            ("marian", {"source.spm": b"\xff\xff"}, {}, "source.spm: not a tokenizer"),
+            ("marian", {}, {}, "source.spm: no such file"),
+            ("marian", {"source.spm": english, "vocab.json": {"a": 0}}, {}, "not a tokenizer"),
+        ]
     ):
-        refused(folders._folder(tmp_path / f"ids{i}", "marian", {"vocab.json": ids}), message)
-    gaps = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 9}
-    files = {"vocab.json": gaps, "sentencepiece.bpe.model": model}
-    refused(folders._folder(tmp_path / "gaps", "m2m_100", files), "its ids leave gaps")
-    ids = json.loads((bart_folders["m2m"][0] / "vocab.json").read_text())
-    files = {"vocab.json": ids, "sentencepiece.bpe.model": model}
-    for settings, message in (
-        (dict(src_lang="auto"), "src_lang: no language 'auto'; there are af, "),
-        (dict(src_lang=["fr"]), "src_lang: no language .* there are af, "),
-        (dict(language_codes=["x"]), "language_codes is .*, not one of m2m100, wmt21"),
-    ):
-        folder = tmp_path / str(settings)
-        refused(folders._folder(folder, "m2m_100", files, **settings), message)
-    files = {p.name: p.read_bytes() for p in bart_folders["nllb"][0].iterdir()}
-    settings = json.loads(files.pop("tokenizer_config.json")) | dict(src_lang="auto")
-    folder = folders._folder(tmp_path / "auto", "m2m_100", files, **settings)
-    refused(folder, "no token for the language auto: there are ace_Arab, ")
+        base = {"sentencepiece.bpe.model": bpe} if kind == "m2m_100" else {"vocab.json": ids}
+        folder = folders._folder(tmp_path / str(i), kind, base | files, **settings)
+        (tmp_path / f"{i}-out").mkdir()
+        with pytest.raises(InputError, match=message):
+            write_tokenizer(folder, tmp_path / f"{i}-out")

@@ -317,7 +317,6 @@ BEYOND = [  # what config.json may say that MLX would read outside of a table fo
         dict(relative_attention_max_distance=6),
         "relative_attention_max_distance is 6, not more than half of 12",
     ),
-    (dict(relative_attention_num_buckets=2), "relative_attention_num_buckets is 2, not 4 or more"),
     (dict(num_layers=20_000), "num_layers is 20000, not a whole number from 1 to 1024"),
     (dict(num_layers=10**9), "num_layers is 1000000000, not a whole number from 1 to 1024"),
     (dict(num_layers=1000, num_decoder_layers=1000), "config.json has 2000 layers, the weights 4"),

@@ -14,12 +14,6 @@ from errors import InputError
 
 FILE = "languages.json"
 SHOWN = 8  # codes in a message
-_NAMED = (
-    "text",
-    "source",
-    "target",
-    "start",
-)  # parts of what is read or written that are no tokens
 
 
 @dataclass(frozen=True)
@@ -47,10 +41,8 @@ class Languages:
         kinds = {"codes": dict, "source": list, "prefix": list}
         if {key: type(value) for key, value in values.items()} != kinds:
             raise InputError(f"{path}: not a table of languages: convert the model again")
-        parts = [part for part in (*values["source"], *values["prefix"]) if part not in _NAMED]
-        for token in (*values["codes"].values(), *parts):
-            if type(token) is not int or not 0 <= token < rows:
-                raise InputError(f"{path}: {token!r:.50} is none of the model's {rows} tokens")
+        if (token := max(values["codes"].values(), default=0)) >= rows:
+            raise InputError(f"{path}: {token} is none of the model's {rows} tokens")
         return cls(**values)
 
     def save(self, folder: Path) -> None:
