@@ -17,8 +17,6 @@ from text.tokenizer import load_tokenizer, shared_vocabulary
 
 pytestmark = pytest.mark.slow
 
-PROMPTS = Path(__file__).parents[2] / "shared" / "prompts.jsonl"
-
 
 @pytest.fixture(params=FAMILIES)
 def pair(request, bart_folders):
@@ -33,17 +31,6 @@ def test_ids_are_those_of_transformers(pair):
     odd = ODD if name != "mbart" else ODD[3:]  # whose ligatures transformers does not know
     assert_same(reference, ours, [*SENTENCES.values(), *odd])
     assert ours.encode("hello").ids != ours.encode("good").ids
-
-
-@pytest.mark.skipif(not PROMPTS.exists(), reason="no shared prompts here")
-def test_prompts_ids_are_those_of_transformers(pair):
-    name, reference, ours = pair
-    prompts = [json.loads(line)["prompt"] for line in PROMPTS.read_text().splitlines()]
-    assert len(prompts) == 240
-    if name == "mbart":  # two of them have an ellipsis, which it takes for unknown
-        prompts = [prompt for prompt in prompts if "\u2026" not in prompt]
-        assert len(prompts) >= 230
-    assert_same(reference, ours, prompts)
 
 
 # The SentencePiece model, and how many tokens are before and behind the text.
@@ -117,50 +104,45 @@ def test_unknown_characters_are_marians(bart_folders):
     assert unknown not in ours.encode(texts[0]).ids and unknown in ours.encode(texts[3]).ids
 
 
-def test_the_targets_pieces_are_not_cut_out_of_a_source(bart_folders, tmp_path):
+def marian_of(bart_folders, path: Path, ids: dict):
+    """transformers' tokenizer and ours, Marian's with other ids."""
+    folder, _ = bart_folders["marian"]
+    files = {name: (folder / name).read_bytes() for name in ("source.spm", "target.spm")}
+    changed = folders._folder(path / "changed", "marian", files | {"vocab.json": ids})
+    (path / "out").mkdir()
+    write_tokenizer(changed, path / "out")
+    return transformers.AutoTokenizer.from_pretrained(changed), load_tokenizer(path / "out")
+
+
+@pytest.fixture
+def marian_ids(bart_folders) -> dict[str, int]:
+    return json.loads((bart_folders["marian"][0] / "vocab.json").read_text())
+
+
+def test_the_targets_pieces_are_not_cut_out_of_a_source(bart_folders, tmp_path, marian_ids):
     """Not even where the source's model does not know a character of them."""
-    folder, _ = bart_folders["marian"]
-    ids = json.loads((folder / "vocab.json").read_text())
-    assert "fé" not in ids and "é" in ids
-    ids["fé"] = len(ids)
-    files = {n: (folder / n).read_bytes() for n in ("source.spm", "target.spm")}
-    changed = folders._folder(tmp_path / "changed", "marian", files | {"vocab.json": ids})
-    (tmp_path / "out").mkdir()
-    write_tokenizer(changed, tmp_path / "out")
-    reference, ours = (
-        transformers.AutoTokenizer.from_pretrained(changed),
-        load_tokenizer(tmp_path / "out"),
-    )
+    assert "fé" not in marian_ids and "é" in marian_ids
+    new = len(marian_ids)
+    reference, ours = marian_of(bart_folders, tmp_path, marian_ids | {"fé": new})
     assert_same(reference, ours, ["café", "fé"])
-    assert ours.decode([ids["fé"]]) == "fé"
+    assert ours.decode([new]) == "fé"
 
 
-def test_a_piece_without_a_number_is_not_cut_out(bart_folders, tmp_path):
+def test_a_piece_without_a_number_is_not_cut_out(bart_folders, tmp_path, marian_ids):
     """transformers would take it for unknown."""
-    folder, _ = bart_folders["marian"]
-    ids = json.loads((folder / "vocab.json").read_text())
     whole = load_tokenizer(bart_folders["marian"][1]).encode("the").tokens
     assert whole == ["▁the", "</s>"]
-    ids["▁nothing like it"] = ids.pop("▁the")
-    changed = tmp_path / "changed"
-    files = {n: (folder / n).read_bytes() for n in ("source.spm", "target.spm")}
-    folders._folder(changed, "marian", files | {"vocab.json": ids})
-    (tmp_path / "out").mkdir()
-    write_tokenizer(changed, tmp_path / "out")
-    tokens = load_tokenizer(tmp_path / "out").encode("the").tokens
+    marian_ids["▁nothing like it"] = marian_ids.pop("▁the")
+    tokens = marian_of(bart_folders, tmp_path, marian_ids)[1].encode("the").tokens
     assert "".join(tokens) == "▁the</s>" and len(tokens) > 2
 
 
-def test_vocabularies_of_one_size_are_told_apart(bart_folders, spm_models, tmp_path):
+def test_vocabularies_of_one_size_are_told_apart(bart_folders, tmp_path, marian_ids):
     """No two OPUS-MT models share one, and many are of the same size."""
-    folder = folders.marian(tmp_path / "other", spm_models["others"], spm_models["english"])
-    ids = json.loads((folder / "vocab.json").read_text())
-    first, second = list(ids)[50:52]
-    ids[first], ids[second] = ids[second], ids[first]
-    (folder / "vocab.json").write_text(json.dumps(ids))
-    (tmp_path / "out").mkdir()
-    write_tokenizer(folder, tmp_path / "out")
-    ours, other = load_tokenizer(bart_folders["marian"][1]), load_tokenizer(tmp_path / "out")
+    first, second = list(marian_ids)[50:52]
+    swapped = {first: marian_ids[second], second: marian_ids[first]}
+    ours = load_tokenizer(bart_folders["marian"][1])
+    other = marian_of(bart_folders, tmp_path, marian_ids | swapped)[1]
     assert ours.get_vocab_size() == other.get_vocab_size()
     with pytest.raises(InputError, match="another vocabulary than the model"):
         shared_vocabulary(ours, other)
