@@ -5,7 +5,7 @@ projections, without positions. Queries and keys have norms, local and global la
 their own, encoder and decoder one embedding. What is for images is left out.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -68,12 +68,6 @@ class Config(t5gemma_checkpoint.Config):
         encoder = raw.get("encoder")
         text = encoder.get("text_config") if isinstance(encoder, Mapping) else None
         return super().from_hub({**raw, "encoder": text}, weights)  # type: ignore[return-value]
-
-    def faults(self) -> Iterator[str]:
-        for name in ("hidden_size", "vocab_size"):
-            one, other = getattr(self.encoder, name), getattr(self.decoder, name)
-            if one != other:
-                yield f"{name} is {one} in the encoder, {other} in the decoder"
 
 
 NAMES = Names(

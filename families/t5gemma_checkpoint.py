@@ -133,10 +133,6 @@ class Config(BaseConfig):
         stacks = {n: cls.stack.from_dict(values[n]) for n in _STACKS if n in values}
         return super().from_dict({**values, **stacks})
 
-    @property
-    def layers(self) -> int:
-        return len(self.encoder.windows) + len(self.decoder.windows)
-
 
 _LAYER = r"(encoder|decoder)\.layers\.(\d+)\."
 NAMES = Names(
