@@ -148,6 +148,7 @@ def test_the_size_is_that_of_the_files_on_the_hub(name, gigabytes, tmp_path):
     assert converted_size(tmp_path, "bfloat16") * 2 == converted_size(tmp_path, "float32")
 
 
+@pytest.mark.slow
 def test_the_sizes_in_the_manual(tmp_path):
     """flan-t5-small and -xl have v1.1's shapes."""
     text = (ROOT / "docs" / "conversion.md").read_text(encoding="utf-8")
