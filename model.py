@@ -8,7 +8,7 @@ vocabulary.
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -236,17 +236,6 @@ class Config(BaseConfig):
     layer_norm_epsilon: float = 1e-6
 
     max_positions: ClassVar[int | None] = None  # positions are relative
-
-    def faults(self) -> Iterator[str]:
-        # The encoder keeps a quarter of the buckets for single distances, the decoder half of them.
-        buckets, limit = self.relative_attention_num_buckets, self.relative_attention_max_distance
-        if buckets < 4:
-            yield f"relative_attention_num_buckets is {buckets}, not 4 or more"
-        if limit <= buckets // 2:
-            yield (
-                f"relative_attention_max_distance is {limit}, not more than half of "
-                f"{buckets} buckets"
-            )
 
 
 @functools.cache

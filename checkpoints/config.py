@@ -1,7 +1,6 @@
 """What a model's shape and arithmetic depend on, read from config.json: what is common to all families."""
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from types import UnionType
@@ -77,18 +76,6 @@ class BaseConfig:
     def max_prompt_tokens(self) -> int | None:
         """How many tokens a prompt may have; None: any number."""
         return None
-
-    @property
-    def layers(self) -> int:
-        """How many the model has, of all stacks."""
-        return sum(getattr(self, f.name) for f in fields(self) if f.name.endswith("_layers"))
-
-    def check_layers(self, weights: Iterable[str]) -> None:
-        """InputError where there are more layers than in the weights, by the names of these: a layer
-        takes memory and time before it has any."""
-        found = {match[0] for name in weights if (match := re.match(r".*?layers\.\d+\.", name))}
-        if self.layers > len(found):
-            raise InputError(f"config.json has {self.layers} layers, the weights {len(found)}")
 
 
 def _check(name: str, kind: Any, value: object) -> None:

@@ -27,7 +27,7 @@ from checkpoints.folder import read_json
 from errors import InputError
 from text.languages import Languages
 from text.tokenizer import FILE as TOKENIZER
-from text.tokenizer import SOURCE_FILE
+from text.tokenizer import SOURCE_FILE, readable
 from text.tokenizer_files import copy_sources, from_transformers, save
 
 UNKNOWN, END, PADDING = "<unk>", "</s>", "<pad>"
@@ -44,13 +44,15 @@ def write_tokenizer(folder: Path, output: Path) -> None:
     found, config = copy_sources(folder, output), read_json(folder / "config.json")
     kind, rows = config.get("model_type"), config.get("vocab_size")
     if kind == "marian":
-        tokenizer, languages = _marian(folder, "source.spm", "vocab.json")
-        if _settings(folder).get("separate_vocabs"):
-            save(_within(tokenizer, rows), output, SOURCE_FILE)
-            tokenizer, languages = _marian(folder, "target.spm", "target_vocab.json")[0], None
-            rows = config.get("decoder_vocab_size") or rows
+        with readable(str(folder)):
+            tokenizer, languages = _marian(folder, "source.spm", "vocab.json")
+            if _settings(folder).get("separate_vocabs"):
+                save(_within(tokenizer, rows), output, SOURCE_FILE)
+                tokenizer, languages = _marian(folder, "target.spm", "target_vocab.json")[0], None
+                rows = config.get("decoder_vocab_size") or rows
     elif kind == "m2m_100" and "vocab.json" in found and TOKENIZER not in found:
-        tokenizer, languages = _m2m(folder)
+        with readable(str(folder)):
+            tokenizer, languages = _m2m(folder)
     else:
         tokenizer = _mended(from_transformers("AutoTokenizer", folder), folder)
         languages = _languages(tokenizer, kind)
@@ -116,9 +118,8 @@ def _languages(tokenizer: Tokenizer, kind: str | None) -> Languages | None:
             source.append("source")
         elif token in special:
             source.append(special[token])
-        else:
-            hint = Languages(codes, [], []).like(token) if codes else f"its {TOKENIZER} is needed"
-            raise InputError(f"the tokenizer has no token for the language {token}: {hint}")
+        else:  # NLLB's SentencePiece model knows none
+            raise InputError(f"no token for the language {token}: its {TOKENIZER} is needed")
     if "source" not in source:
         return None
     # The first mBART's decoder begins with the language, the others' with it in second place.
@@ -131,25 +132,13 @@ def _languages(tokenizer: Tokenizer, kind: str | None) -> Languages | None:
 
 
 def _read_model(path: Path) -> Any:
-    from google.protobuf.message import DecodeError
     from sentencepiece import sentencepiece_model_pb2
 
     format: Any = sentencepiece_model_pb2
-    try:
+    if not path.exists():
+        raise InputError(f"{path}: no such file")
+    with readable(str(path)):
         return format.ModelProto.FromString(path.read_bytes())
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except DecodeError:
-        raise InputError(f"{path}: not a model of SentencePiece's") from None
-
-
-def _read_vocabulary(path: Path) -> dict[str, int]:
-    ids = read_json(path)
-    if not all(type(i) is int and 0 <= i < 1 << 20 for i in ids.values()):
-        raise InputError(f"{path}: its ids are not token ids")
-    if missing := [token for token in (UNKNOWN, END, PADDING) if token not in ids]:
-        raise InputError(f"{path}: no {missing[0]}")
-    return ids
 
 
 def _from_sentencepiece(proto: Any, ids: Mapping[str, int], special: list[str]) -> Tokenizer:
@@ -224,7 +213,7 @@ def _settings(folder: Path) -> dict:
 
 def _marian(folder: Path, model: str, vocabulary: str) -> tuple[Tokenizer, Languages | None]:
     """A model of many target languages is told one as >>fra<< at the text's very start."""
-    ids = _read_vocabulary(folder / vocabulary)
+    ids = read_json(folder / vocabulary)
     codes = {t[2:-2]: i for t, i in ids.items() if t.startswith(">>") and t.endswith("<<")}
     pieces = {t: i for t, i in ids.items() if i not in codes.values()}
     pieces |= {f"▁{_CODE}{code}<<": i for code, i in codes.items()}
@@ -242,24 +231,14 @@ def _marian(folder: Path, model: str, vocabulary: str) -> tuple[Tokenizer, Langu
 def _m2m(folder: Path) -> tuple[Tokenizer, Languages]:
     from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES
 
-    settings, said = _settings(folder), folder / "tokenizer_config.json"
-    ids = _read_vocabulary(folder / "vocab.json")
-    if sorted(ids.values()) != list(range(len(ids))):
-        raise InputError(
-            f"{folder / 'vocab.json'}: its ids leave gaps, the languages' come behind them"
-        )
-    kind = str(settings.get("language_codes") or "m2m100")
-    if kind not in FAIRSEQ_LANGUAGE_CODES:
-        kinds = ", ".join(FAIRSEQ_LANGUAGE_CODES)
-        raise InputError(f"{said}: language_codes is {kind:.50}, not one of {kinds}")
-    names = FAIRSEQ_LANGUAGE_CODES[kind]
+    settings, ids = _settings(folder), read_json(folder / "vocab.json")
+    names = FAIRSEQ_LANGUAGE_CODES[settings.get("language_codes") or "m2m100"]
     codes = {name: len(ids) + i for i, name in enumerate(names)}
     languages = Languages(codes, ["source", "text", ids[END]], ["start", "target"])
-    own = str(settings.get("src_lang") or "en")
-    if own not in codes:
-        raise InputError(f"{said}: src_lang: no language {own!r:.50}; {languages.like(own)}")
     proto = _read_model(folder / "sentencepiece.bpe.model")
     special = ["<s>", PADDING, END, *(f"__{name}__" for name in names)]
     tokenizer = _from_sentencepiece(proto, ids, special)
+    own = settings.get("src_lang") or "en"
+    languages.token("source_lang", own)  # that there is one
     tokenizer.post_processor = _template(tokenizer, f"__{own}__ $A {END}")
     return tokenizer, languages

@@ -40,7 +40,6 @@ def build(
 
     Raises InputError, which names the weights that are missing, unknown or mis-shaped.
     """
-    config.check_layers(shapes)
     model = family.model(config)
     if quantization:
         quantize(model, quantization)

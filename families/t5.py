@@ -4,8 +4,6 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 import model
 from checkpoints.config import token_id, token_ids
 from checkpoints.folder import read_json
@@ -114,20 +112,19 @@ NAMES = Names(
 
 def write_tokenizer(folder: Path, output: Path) -> None:
     """Copy the tokenizer's files, and write the tokenizer.json that follows from them."""
-    save(_tokenizer(folder, copy_sources(folder, output)), output)
-
-
-def _tokenizer(folder: Path, found: list[str]) -> Tokenizer:
+    found = copy_sources(folder, output)
     if "spiece.model" not in found and TOKENIZER not in found:
         configs = [read_json(folder / n) for n in ("config.json", *found) if n.endswith(".json")]
         if any(config.get("tokenizer_class") == "ByT5Tokenizer" for config in configs):
-            return byte_tokenizer()
+            save(byte_tokenizer(), output)
+            return
         raise InputError(f"{folder}: no tokenizer: neither {TOKENIZER} nor spiece.model")
     # For umT5 the automatic class reads tokenizer.json only.
     kind = "AutoTokenizer" if TOKENIZER in found else "T5Tokenizer"
     tokenizer = from_transformers(kind, folder)
     with readable(str(folder / found[0])):
-        return like_sentencepiece(tokenizer)
+        tokenizer = like_sentencepiece(tokenizer)
+    save(tokenizer, output)
 
 
 FAMILY = Family(

@@ -25,13 +25,8 @@ def _soft_cap(x: mx.array, cap: mx.array) -> mx.array:
     return mx.tanh(x / cap) * cap
 
 
-class Norm(nn.Module):
-    """Root mean square norm with the factor 1 + weight, in float32; returned in the weight's type."""
-
-    def __init__(self, dims: int, eps: float):
-        super().__init__()
-        self.weight = mx.zeros((dims,))
-        self._eps = eps
+class Norm(model.Norm):
+    """With the factor 1 + weight."""
 
     def __call__(self, x: mx.array) -> mx.array:
         factor = 1 + self.weight.astype(mx.float32)  # in bfloat16 small weights would be lost

@@ -5,21 +5,19 @@ projections, without positions. Queries and keys have norms, local and global la
 their own, encoder and decoder one embedding. What is for images is left out.
 """
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from checkpoints.config import checked
 from checkpoints.names import Names, equal
 from checkpoints.tensors import Tensor
 from errors import InputError
 from families import Family, t5gemma_checkpoint
 from families.t5gemma import Attention, Layer, T5Gemma
-from families.t5gemma_checkpoint import FULL, SLIDING
+from families.t5gemma_checkpoint import FULL, SLIDING, rope
 from model import Mask
 from speculative.cache import CrossCache
 
@@ -36,10 +34,7 @@ class StackConfig(t5gemma_checkpoint.StackConfig):
 
     family: ClassVar[str] = "T5Gemma 2"
     pieces: ClassVar[int] = 262208
-
-    @classmethod
-    def full_every(cls, raw: Mapping) -> int:
-        return checked(raw, "sliding_window_pattern", 6)
+    full_every: ClassVar[int] = 6
 
     @classmethod
     def from_layers(cls, raw: Mapping, types: list[str]) -> dict[str, Any]:
@@ -53,21 +48,13 @@ class StackConfig(t5gemma_checkpoint.StackConfig):
 
 
 def _rope(raw: Mapping, kind: str) -> tuple[float, float]:
-    """The base, and the scale of positions, of layers of a kind."""
+    """The base and the scale of positions in layers of a kind."""
     both = raw.get("rope_parameters") or {}
     given = both.get(kind) or {} if isinstance(both, Mapping) else both
     if kind == FULL:
         given = given or raw.get("rope_scaling") or {}
-    name = given.get("rope_type", "default") if isinstance(given, Mapping) else given
-    if name not in ("default", "linear"):
-        raise InputError(f"config.json: rotary positions of type {name!r}, not default or linear")
     key, theta = _THETA[kind]
-    factor: Any = given.get("factor") if name == "linear" else 1.0
-    if type(factor) not in (int, float) or factor < 1:
-        raise InputError(
-            f"config.json: the factor of rotary positions is {factor!r}, not 1 or more"
-        )
-    return given.get("rope_theta", raw.get(key, theta)), 1 / factor
+    return rope(given, raw.get(key, theta))
 
 
 @dataclass(frozen=True)
@@ -82,12 +69,6 @@ class Config(t5gemma_checkpoint.Config):
         text = encoder.get("text_config") if isinstance(encoder, Mapping) else None
         return super().from_hub({**raw, "encoder": text}, weights)  # type: ignore[return-value]
 
-    def faults(self) -> Iterator[str]:
-        for name in ("hidden_size", "vocab_size"):
-            one, other = getattr(self.encoder, name), getattr(self.decoder, name)
-            if one != other:
-                yield f"{name} is {one} in the encoder, {other} in the decoder"
-
 
 NAMES = Names(
     family="T5Gemma 2",
@@ -101,27 +82,20 @@ NAMES = Names(
         *t5gemma_checkpoint.NAMES.rules,
     ],
     words=t5gemma_checkpoint.NAMES.words,
-    embedding=(
-        "encoder.embed_tokens.weight",
-        "decoder.embed_tokens.weight",
-        "lm_head.out_proj.weight",
-    ),
+    embedding=("encoder.embed_tokens.weight", *t5gemma_checkpoint.NAMES.embedding),
 )
 
 
 def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The checkpoint's tensors under our names, without those for images and aliases of the embedding."""
     bare = {
-        re.sub(r"^(model\.)?(encoder\.text_model\.)?", _shorter, n): t for n, t in tensors.items()
+        name.removeprefix("model.").replace("encoder.text_model.", "encoder.", 1): tensor
+        for name, tensor in tensors.items()
     }
     tables = [bare[name] for name in NAMES.embedding[:2] if name in bare]
     if len(tables) == 2 and not equal(*tables):
         raise InputError("an embedding for each stack, which T5Gemma 2 has not")
     return NAMES.rename(bare)
-
-
-def _shorter(match: re.Match) -> str:
-    return "encoder." if match[2] else ""
 
 
 # ---------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """T5Gemma's checkpoints: their config.json, and the names of their tensors."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import gcd
 from typing import Any, ClassVar
@@ -37,20 +37,9 @@ class StackConfig(BaseConfig):
 
     family: ClassVar[str] = "T5Gemma"
     pieces: ClassVar[int] = 256000
-
-    def faults(self) -> Iterator[str]:
-        if self.num_attention_heads % self.num_key_value_heads:
-            yield (
-                f"{self.num_attention_heads} attention heads cannot share "
-                f"{self.num_key_value_heads} key and value heads"
-            )
-        if self.head_dim % 2:
-            yield f"head_dim is {self.head_dim}, not even"
-        if self.hidden_activation not in ("gelu_pytorch_tanh", "gelu_new"):
-            yield f"unknown activation {self.hidden_activation!r}"
-        for name in ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"):
-            if (value := getattr(self, name)) is not None and value <= 0:
-                yield f"{name} is {value}, not above 0"
+    full_every: ClassVar[int] = (
+        2  # of how many layers one sees everything, unless the file lists them
+    )
 
     def of_layer(self, index: int) -> "StackConfig":
         """With what differs between layers."""
@@ -64,7 +53,7 @@ class StackConfig(BaseConfig):
         window = checked(raw, "sliding_window", 4096)
         everywhere = checked(raw, "max_position_embeddings", cls.max_position_embeddings)
         if types is None:
-            every = cls.full_every(raw)
+            every = checked(raw, "sliding_window_pattern", cls.full_every)
             types = [LAYER_TYPES[i % every == 0] for i in range(1, count + 1)]
         listed = isinstance(types, list) and all(kind in LAYER_TYPES for kind in types)
         if not listed or len(types) != count:
@@ -79,21 +68,20 @@ class StackConfig(BaseConfig):
         )
 
     @classmethod
-    def full_every(cls, raw: Mapping) -> int:
-        """Of how many layers one sees everything, where config.json does not list them."""
-        return 2
-
-    @classmethod
     def from_layers(cls, raw: Mapping, types: list[str]) -> dict[str, Any]:
         """Fields that depend on the layers' types: here those of rotary positions, of which there is one."""
-        rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-        kind = rope.get("rope_type", "default") if isinstance(rope, Mapping) else rope
-        if kind != "default":
-            raise InputError(
-                f"config.json: rotary positions of type {kind!r}; T5Gemma has plain ones"
-            )
-        theta = rope.get("rope_theta")
-        return {"rope_theta": theta} if theta else {}
+        given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+        theta, scale = rope(given, raw.get("rope_theta", cls.rope_theta))
+        return {"rope_theta": theta, "rope_scale": scale}
+
+
+def rope(given: Any, theta: float) -> tuple[float, float]:
+    """The base of rotary positions, `theta` where it is not given, and their scale."""
+    kind = given.get("rope_type", "default") if isinstance(given, Mapping) else given
+    if kind not in ("default", "linear"):
+        raise InputError(f"config.json: rotary positions of type {kind!r}, not default or linear")
+    factor = checked(given, "factor", None, float) if kind == "linear" else 1
+    return given.get("rope_theta") or theta, 1 / (factor or 1)
 
 
 @dataclass(frozen=True)
@@ -124,12 +112,8 @@ class Config(BaseConfig):
 
     @classmethod
     def from_hub(cls, raw: Mapping, weights: Iterable[str] | None) -> "Config":
-        """From a raw Hugging Face config.json, with generation_config.json's ids over it, and the
-        checkpoint's names under our scheme; None: they are not here yet.
-
-        Ids that the file's top level lacks are the decoder's, as in transformers' generate, and the
-        decoder starts with the beginning of sequence where no start is given.
-        """
+        """As all configs. Ids that the file's top level lacks are the decoder's, as in transformers'
+        generate; the decoder starts with the beginning of sequence where no start is given."""
         encoder, decoder = (cls.stack.from_raw(raw.get(name)) for name in _STACKS)
         tied = raw.get("tie_word_embeddings") is not False
         bos = token_id(raw, "bos_token_id", raw["decoder"].get("bos_token_id", 2))
@@ -149,10 +133,6 @@ class Config(BaseConfig):
         stacks = {n: cls.stack.from_dict(values[n]) for n in _STACKS if n in values}
         return super().from_dict({**values, **stacks})
 
-    @property
-    def layers(self) -> int:
-        return len(self.encoder.windows) + len(self.decoder.windows)
-
 
 _LAYER = r"(encoder|decoder)\.layers\.(\d+)\."
 NAMES = Names(
@@ -161,10 +141,7 @@ NAMES = Names(
         (r"lm_head\.out_proj\.weight", "head.weight"),
         (r"(encoder|decoder)\.embed_tokens\.weight", "{}.embedding.weight"),
         (r"(encoder|decoder)\.norm\.weight", "{}.norm.weight"),
-        (
-            _LAYER + r"(self_attn|cross_attn)\.([qkvo])_proj\.(weight|bias)",
-            "{}.layers.{}.{}.{}.{}",
-        ),
+        (_LAYER + r"(self_attn|cross_attn)\.([qkvo])_proj\.(weight|bias)", "{}.layers.{}.{}.{}.{}"),
         (_LAYER + r"mlp\.(gate|up|down)_proj\.weight", "{}.layers.{}.feed_forward.{}.weight"),
         (
             _LAYER + r"(pre|post)_(self_attn|cross_attn|feedforward)_layernorm\.weight",

@@ -16,7 +16,6 @@ from helpers.oracle import disturbed, flat_weights
 from helpers.pairs import both, inputs, known
 from transformers import GenerationConfig
 
-from checkpoints.quantization import Quantization
 from decoder import Batch
 from errors import InputError
 from families.bart import Config, Model
@@ -96,17 +95,6 @@ def test_positions_end_where_the_table_does(name):
         cached_logits(model, source, mask, np.tile(target, 2), [64, 1])
 
 
-@pytest.mark.parametrize("name", ["bart", "marian, own vocabularies"])
-def test_no_table_of_what_is_added_is_quantized(name):
-    sizes = dict(d_model=32, encoder_ffn_dim=64, decoder_ffn_dim=32)
-    model = Model(Config.from_hub(VARIANTS[name] | sizes, None))
-    quantization = Quantization(bits=4, group_size=32)
-    covered = {n for n, w in flat_weights(model) if quantization.covers(n, w.shape)}
-    kinds = {n.split(".")[-2] for n in covered}
-    embeddings = {"embedding"} | ({"source_embedding"} if "own" in name else set())
-    assert kinds == {"query", "key", "value", "out", "up", "down"} | embeddings
-
-
 def prompts(config: Config, count: int) -> list[list[int]]:
     rng = np.random.default_rng(3)
     right = [i for i in range(3, config.source_vocab_size) if i != config.pad_token_id]
@@ -147,7 +135,7 @@ def test_texts_under_a_checkpoints_own_settings(tmp_path, name):
         row = reference.generate(torch.tensor([source]), num_beams=1)[0].tolist()
         expected.append(row[len(model.prefix(source)) :])
     assert len(set(map(tuple, expected))) > 6
-    for num_draft in (0, 2, 5):
+    for num_draft in (0, 3):
         rows = [
             Row(source, generation.fill(Options(), len(prefix)), tokens=prefix)
             for source in sources

@@ -68,11 +68,8 @@ def test_unknown_tensors_and_configs_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"unknown tensor classification_head.dense.bias"):
         FAMILY.rename(open_checkpoint(folder))
     for change, message in (
-        (dict(model_type="led"), "a led model, not one of bart, mbart, m2m_100, marian, pegasus"),
-        (dict(d_model=25), "d_model 25 is not for 2 heads"),
         (dict(activation_function="sine"), "unknown activation 'sine'"),
         (dict(pad_token_id=61), "pad_token_id is 61, but vocab_size only 61"),
-        (dict(max_position_embeddings=None), "positions come from a table"),
     ):
         with pytest.raises(InputError, match=message):
             Model(Config.from_hub(raw | change, None))
@@ -81,14 +78,6 @@ def test_unknown_tensors_and_configs_are_refused(tmp_path):
     small = VARIANTS["marian, own vocabularies"] | dict(vocab_size=30)
     with pytest.raises(InputError, match="the encoder's vocabulary has only 30 pieces"):
         Config.from_hub(small, None)
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_a_config_survives_its_file_and_follows_from_config_json_alone(name):
-    config = Config.from_hub(VARIANTS[name], None)
-    assert Config.from_dict(VARIANTS[name] | config.to_dict()) == config
-    tensors = dict(flat_weights(Model(config)))
-    assert Config.from_hub(VARIANTS[name], tensors) == config
 
 
 @pytest.mark.parametrize(
@@ -229,23 +218,15 @@ def test_what_is_copied_from_a_source_is_in_the_texts_vocabulary(two_vocabularie
     expected = [piece if piece in known else "<unk>" for piece in pieces]
     assert [tokenizer.id_to_token(token) for token in copied] == expected
     assert len({*expected}) > 5
-    options = dict(max_tokens=12)
-    (plain,) = decoder.batch_generate([prompt], num_draft=0, **options)
-    draft = disturbed(model, 0.05)
-    draft.tokenizer, draft.source_tokenizer = tokenizer, source
-    for lookup in (False, True):
-        speculative = SpeculativeDecoder(model, tokenizer, draft)
-        (found,) = speculative.batch_generate([prompt], num_draft=3, lookup=lookup, **options)
-        assert found.tokens == plain.tokens
+    (plain,) = decoder.batch_generate([prompt], num_draft=0, max_tokens=12)
+    (found,) = decoder.batch_generate([prompt], num_draft=3, lookup=True, max_tokens=12)
+    assert found.tokens == plain.tokens
 
 
 def test_a_draft_model_of_another_source_vocabulary_is_refused(two_vocabularies, bart_folders):
     model, tokenizer = two_vocabularies
     draft = disturbed(model, 0)
     draft.tokenizer, draft.source_tokenizer = tokenizer, load_tokenizer(bart_folders["marian"][1])
-    with pytest.raises(InputError, match="another vocabulary than the model"):
-        SpeculativeDecoder(model, tokenizer, draft)
-    draft.source_tokenizer = None
     with pytest.raises(InputError, match="another vocabulary than the model"):
         SpeculativeDecoder(model, tokenizer, draft)
 

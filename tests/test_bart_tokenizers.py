@@ -17,8 +17,6 @@ from text.tokenizer import load_tokenizer, shared_vocabulary
 
 pytestmark = pytest.mark.slow
 
-PROMPTS = Path(__file__).parents[2] / "shared" / "prompts.jsonl"
-
 
 @pytest.fixture(params=FAMILIES)
 def pair(request, bart_folders):
@@ -33,17 +31,6 @@ def test_ids_are_those_of_transformers(pair):
     odd = ODD if name != "mbart" else ODD[3:]  # whose ligatures transformers does not know
     assert_same(reference, ours, [*SENTENCES.values(), *odd])
     assert ours.encode("hello").ids != ours.encode("good").ids
-
-
-@pytest.mark.skipif(not PROMPTS.exists(), reason="no shared prompts here")
-def test_prompts_ids_are_those_of_transformers(pair):
-    name, reference, ours = pair
-    prompts = [json.loads(line)["prompt"] for line in PROMPTS.read_text().splitlines()]
-    assert len(prompts) == 240
-    if name == "mbart":  # two of them have an ellipsis, which it takes for unknown
-        prompts = [prompt for prompt in prompts if "\u2026" not in prompt]
-        assert len(prompts) >= 230
-    assert_same(reference, ours, prompts)
 
 
 # The SentencePiece model, and how many tokens are before and behind the text.
@@ -117,50 +104,45 @@ def test_unknown_characters_are_marians(bart_folders):
     assert unknown not in ours.encode(texts[0]).ids and unknown in ours.encode(texts[3]).ids
 
 
-def test_the_targets_pieces_are_not_cut_out_of_a_source(bart_folders, tmp_path):
+def marian_of(bart_folders, path: Path, ids: dict):
+    """transformers' tokenizer and ours, Marian's with other ids."""
+    folder, _ = bart_folders["marian"]
+    files = {name: (folder / name).read_bytes() for name in ("source.spm", "target.spm")}
+    changed = folders._folder(path / "changed", "marian", files | {"vocab.json": ids})
+    (path / "out").mkdir()
+    write_tokenizer(changed, path / "out")
+    return transformers.AutoTokenizer.from_pretrained(changed), load_tokenizer(path / "out")
+
+
+@pytest.fixture
+def marian_ids(bart_folders) -> dict[str, int]:
+    return json.loads((bart_folders["marian"][0] / "vocab.json").read_text())
+
+
+def test_the_targets_pieces_are_not_cut_out_of_a_source(bart_folders, tmp_path, marian_ids):
     """Not even where the source's model does not know a character of them."""
-    folder, _ = bart_folders["marian"]
-    ids = json.loads((folder / "vocab.json").read_text())
-    assert "fé" not in ids and "é" in ids
-    ids["fé"] = len(ids)
-    files = {n: (folder / n).read_bytes() for n in ("source.spm", "target.spm")}
-    changed = folders._folder(tmp_path / "changed", "marian", files | {"vocab.json": ids})
-    (tmp_path / "out").mkdir()
-    write_tokenizer(changed, tmp_path / "out")
-    reference, ours = (
-        transformers.AutoTokenizer.from_pretrained(changed),
-        load_tokenizer(tmp_path / "out"),
-    )
+    assert "fé" not in marian_ids and "é" in marian_ids
+    new = len(marian_ids)
+    reference, ours = marian_of(bart_folders, tmp_path, marian_ids | {"fé": new})
     assert_same(reference, ours, ["café", "fé"])
-    assert ours.decode([ids["fé"]]) == "fé"
+    assert ours.decode([new]) == "fé"
 
 
-def test_a_piece_without_a_number_is_not_cut_out(bart_folders, tmp_path):
+def test_a_piece_without_a_number_is_not_cut_out(bart_folders, tmp_path, marian_ids):
     """transformers would take it for unknown."""
-    folder, _ = bart_folders["marian"]
-    ids = json.loads((folder / "vocab.json").read_text())
     whole = load_tokenizer(bart_folders["marian"][1]).encode("the").tokens
     assert whole == ["▁the", "</s>"]
-    ids["▁nothing like it"] = ids.pop("▁the")
-    changed = tmp_path / "changed"
-    files = {n: (folder / n).read_bytes() for n in ("source.spm", "target.spm")}
-    folders._folder(changed, "marian", files | {"vocab.json": ids})
-    (tmp_path / "out").mkdir()
-    write_tokenizer(changed, tmp_path / "out")
-    tokens = load_tokenizer(tmp_path / "out").encode("the").tokens
+    marian_ids["▁nothing like it"] = marian_ids.pop("▁the")
+    tokens = marian_of(bart_folders, tmp_path, marian_ids)[1].encode("the").tokens
     assert "".join(tokens) == "▁the</s>" and len(tokens) > 2
 
 
-def test_vocabularies_of_one_size_are_told_apart(bart_folders, spm_models, tmp_path):
+def test_vocabularies_of_one_size_are_told_apart(bart_folders, tmp_path, marian_ids):
     """No two OPUS-MT models share one, and many are of the same size."""
-    folder = folders.marian(tmp_path / "other", spm_models["others"], spm_models["english"])
-    ids = json.loads((folder / "vocab.json").read_text())
-    first, second = list(ids)[50:52]
-    ids[first], ids[second] = ids[second], ids[first]
-    (folder / "vocab.json").write_text(json.dumps(ids))
-    (tmp_path / "out").mkdir()
-    write_tokenizer(folder, tmp_path / "out")
-    ours, other = load_tokenizer(bart_folders["marian"][1]), load_tokenizer(tmp_path / "out")
+    first, second = list(marian_ids)[50:52]
+    swapped = {first: marian_ids[second], second: marian_ids[first]}
+    ours = load_tokenizer(bart_folders["marian"][1])
+    other = marian_of(bart_folders, tmp_path, marian_ids | swapped)[1]
     assert ours.get_vocab_size() == other.get_vocab_size()
     with pytest.raises(InputError, match="another vocabulary than the model"):
         shared_vocabulary(ours, other)
@@ -191,46 +173,33 @@ def test_text_is_decoded_as_transformers_does(bart_folders, name):
 
 
 def test_what_cannot_be_right_is_refused(bart_folders, tmp_path):
-    def refused(folder: Path, message: str):
-        (tmp_path / "out").mkdir(exist_ok=True)
-        with pytest.raises(InputError, match=message):
-            write_tokenizer(folder, tmp_path / "out")
-
-    model = (bart_folders["nllb"][0] / "sentencepiece.bpe.model").read_bytes()
-    # Without tokenizer.json NLLB has no language codes, and transformers says nothing.
-    alone = folders._folder(
-        tmp_path / "nllb",
-        "m2m_100",
-        {"sentencepiece.bpe.model": model},
-        tokenizer_class="NllbTokenizer",
-    )
-    refused(alone, "no token for the language eng_Latn: its tokenizer.json is needed")
-    vocabulary = {"<unk>": 0, "</s>": 1, "<pad>": 2}
+    bpe = (bart_folders["nllb"][0] / "sentencepiece.bpe.model").read_bytes()
     english = (bart_folders["marian"][0] / "source.spm").read_bytes()
-    one = {"vocab.json": vocabulary, "source.spm": english}
-    two = folders._folder(tmp_path / "two", "marian", one, separate_vocabs=True)
-    refused(two, "target_vocab.json: no such file")
-    broken = {"vocab.json": vocabulary, "source.spm": b"\xff\xff"}
-    refused(folders._folder(tmp_path / "broken", "marian", broken), "not a model of SentencePiece")
-    absent = folders._folder(tmp_path / "absent", "marian", {"vocab.json": vocabulary})
-    refused(absent, "source.spm: no such file")
-    for i, (ids, message) in enumerate(
-        [({"a": "b"}, "not token ids"), ({"</s>": 0, "<pad>": 1}, "no <unk>")]
+    m2m = (bart_folders["m2m"][0] / "vocab.json").read_bytes()
+    ids = {"<unk>": 0, "</s>": 1, "<pad>": 2}
+    for i, (kind, files, settings, message) in enumerate(
+        [
+            # Without tokenizer.json NLLB has no language codes, and transformers says nothing.
+            (
+                "m2m_100",
+                {},
+                dict(tokenizer_class="NllbTokenizer"),
+                "for the language eng_Latn: its",
+            ),
+            ("m2m_100", {"vocab.json": m2m}, dict(src_lang="auto"), "no language 'auto'; there"),
+            (
+                "marian",
+                {"source.spm": english},
+                dict(separate_vocabs=True),
+                "target_vocab.json: no",
+            ),
+            ("marian", {"source.spm": b"\xff\xff"}, {}, "source.spm: not a tokenizer"),
+            ("marian", {}, {}, "source.spm: no such file"),
+            ("marian", {"source.spm": english, "vocab.json": {"a": 0}}, {}, "not a tokenizer"),
+        ]
     ):
-        refused(folders._folder(tmp_path / f"ids{i}", "marian", {"vocab.json": ids}), message)
-    gaps = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 9}
-    files = {"vocab.json": gaps, "sentencepiece.bpe.model": model}
-    refused(folders._folder(tmp_path / "gaps", "m2m_100", files), "its ids leave gaps")
-    ids = json.loads((bart_folders["m2m"][0] / "vocab.json").read_text())
-    files = {"vocab.json": ids, "sentencepiece.bpe.model": model}
-    for settings, message in (
-        (dict(src_lang="auto"), "src_lang: no language 'auto'; there are af, "),
-        (dict(src_lang=["fr"]), "src_lang: no language .* there are af, "),
-        (dict(language_codes=["x"]), "language_codes is .*, not one of m2m100, wmt21"),
-    ):
-        folder = tmp_path / str(settings)
-        refused(folders._folder(folder, "m2m_100", files, **settings), message)
-    files = {p.name: p.read_bytes() for p in bart_folders["nllb"][0].iterdir()}
-    settings = json.loads(files.pop("tokenizer_config.json")) | dict(src_lang="auto")
-    folder = folders._folder(tmp_path / "auto", "m2m_100", files, **settings)
-    refused(folder, "no token for the language auto: there are ace_Arab, ")
+        base = {"sentencepiece.bpe.model": bpe} if kind == "m2m_100" else {"vocab.json": ids}
+        folder = folders._folder(tmp_path / str(i), kind, base | files, **settings)
+        (tmp_path / f"{i}-out").mkdir()
+        with pytest.raises(InputError, match=message):
+            write_tokenizer(folder, tmp_path / f"{i}-out")

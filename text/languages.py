@@ -14,12 +14,7 @@ from errors import InputError
 
 FILE = "languages.json"
 SHOWN = 8  # codes in a message
-_NAMED = (
-    "text",
-    "source",
-    "target",
-    "start",
-)  # parts of what is read or written that are no tokens
+_NAMED = ("text", "source", "target", "start")  # what stands for tokens in source and prefix
 
 
 @dataclass(frozen=True)
@@ -47,9 +42,8 @@ class Languages:
         kinds = {"codes": dict, "source": list, "prefix": list}
         if {key: type(value) for key, value in values.items()} != kinds:
             raise InputError(f"{path}: not a table of languages: convert the model again")
-        parts = [part for part in (*values["source"], *values["prefix"]) if part not in _NAMED]
-        for token in (*values["codes"].values(), *parts):
-            if type(token) is not int or not 0 <= token < rows:
+        for token in (*values["codes"].values(), *values["source"], *values["prefix"]):
+            if token not in _NAMED and not (type(token) is int and 0 <= token < rows):
                 raise InputError(f"{path}: {token!r:.50} is none of the model's {rows} tokens")
         return cls(**values)
 

@@ -26,9 +26,8 @@ class Prompts:
         self._ready = getattr(prompts, "ready", lambda: True)
         self._waiting: list[Row] = []  # the shortest first
         self._ended = False
-        self.index: dict[
-            Row, tuple[int, int]
-        ] = {}  # of rows not done: their prompt's, theirs of it
+        # Of rows not done: their prompt's, theirs of it.
+        self.index: dict[Row, tuple[int, int]] = {}
 
     def take(self, count: int, wait: bool) -> list[Row]:
         if len(self._waiting) < count:

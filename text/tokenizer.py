@@ -27,7 +27,8 @@ def readable(what: str) -> Iterator[None]:
         with _muted():
             yield
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        panic = type(error).__name__ == "PanicException"
+        if isinstance(error, InputError) or not (panic or isinstance(error, Exception)):
             raise
         kind = "" if type(error) is Exception else f"{type(error).__name__}: "
         reason = shorten(kind + str(error), 200, placeholder=" ...")

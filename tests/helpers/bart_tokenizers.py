@@ -93,16 +93,21 @@ def train_models() -> dict[str, bytes]:
 def build(root: Path, models: dict[str, bytes]) -> dict[str, tuple[Path, Path]]:
     """By family: the hub's folder, and a folder with what is written for it."""
     two = models["english"], models["others"]
+    unigram = {"sentencepiece.bpe.model": models["unigram"]}
+    pegasus = {"spiece.model": models["pegasus"]}
+    as_class = [
+        dict(tokenizer_class=f"{kind}Tokenizer") for kind in ("MBart", "MBart50", "Pegasus")
+    ]
     made = {
         "bart": bart(root / "bart", [*SENTENCES.values()] * 3),
-        "mbart": mbart(root / "mbart", models["unigram"]),
-        "mbart-50": mbart50(root / "mbart50", models["unigram"]),
+        "mbart": _folder(root / "mbart", "mbart", unigram, **as_class[0]),
+        "mbart-50": _folder(root / "mbart50", "mbart", unigram, src_lang="fr_XX", **as_class[1]),
         "nllb": nllb(root / "nllb", models["bpe"]),
         "m2m": m2m(root / "m2m", models["bpe"]),
         "marian": marian(root / "marian", *two),
         "marian, codes": marian(root / "codes", *two, (">>fra<<", ">>deu<<")),
         "marian, two": marian(root / "two", *two, separate=True),
-        "pegasus": pegasus(root / "pegasus", models["pegasus"]),
+        "pegasus": _folder(root / "pegasus", "pegasus", pegasus, **as_class[2]),
     }
     outputs = {}
     for name, folder in made.items():
@@ -132,22 +137,7 @@ def bart(path: Path, texts: list[str]) -> Path:
     return path
 
 
-def mbart(path: Path, model: bytes) -> Path:
-    return _folder(
-        path, "mbart", {"sentencepiece.bpe.model": model}, tokenizer_class="MBartTokenizer"
-    )
-
-
-def mbart50(path: Path, model: bytes) -> Path:
-    files = {"sentencepiece.bpe.model": model}
-    return _folder(path, "mbart", files, tokenizer_class="MBart50Tokenizer", src_lang="fr_XX")
-
-
 PEGASUS_IDS = dict(pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
-
-
-def pegasus(path: Path, model: bytes) -> Path:
-    return _folder(path, "pegasus", {"spiece.model": model}, tokenizer_class="PegasusTokenizer")
 
 
 def nllb(path: Path, model: bytes) -> Path:

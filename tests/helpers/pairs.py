@@ -18,10 +18,12 @@ from helpers.oracle import flat_weights
 _SLOW = {
     "bart": bart_checkpoints,
     "t5gemma": t5gemma_checkpoints,
-    "t5gemma2": t5gemma2_checkpoints,
+    "t5gemma2": t5gemma_checkpoints,
 }
-RAW: dict[str, dict] = checkpoints.VARIANTS | {
-    name: raw for module in _SLOW.values() for name, raw in module.VARIANTS.items()
+RAW: dict[str, dict] = {
+    name: raw
+    for module in (checkpoints, *_SLOW.values(), t5gemma2_checkpoints)
+    for name, raw in module.VARIANTS.items()
 }
 VARIANTS = [
     name if name in checkpoints.VARIANTS else pytest.param(name, marks=pytest.mark.slow)

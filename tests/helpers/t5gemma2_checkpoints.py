@@ -1,7 +1,4 @@
-"""Small random T5Gemma 2 checkpoints, vision and all, and their torch models."""
-
-import torch
-import transformers
+"""Config.json contents of T5Gemma 2, vision and all; their torch models: t5gemma_checkpoints."""
 
 from helpers.t5gemma_checkpoints import FULL, SLIDING
 
@@ -68,35 +65,7 @@ VARIANTS = {
 }
 
 
-def torch_config(raw: dict) -> transformers.T5Gemma2Config:
-    return transformers.T5Gemma2Config(**raw)
-
-
-def torch_model(raw: dict, seed: int = 0) -> torch.nn.Module:
-    """A transformers model of the raw config with random weights, every one of the text's in play."""
-    torch.manual_seed(seed)
-    model = transformers.T5Gemma2ForConditionalGeneration(torch_config(raw)).eval()
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "norm" in name or name.endswith("bias"):
-                weight.normal_(0, 0.3)
-            elif "embed_tokens.weight" in name:  # small beside what layers add
-                weight.normal_(0, 0.1 * weight.shape[1] ** -0.5)
-            elif "out_proj" in name:
-                weight.normal_(0, weight.shape[1] ** -0.5)
-            elif weight.dim() == 2:
-                weight.normal_(0, 2 * weight.shape[1] ** -0.5)
-    return model
-
-
 def random_model():
     from helpers.pairs import both
 
     return both(VARIANTS["t5gemma2"])[1]
-
-
-def state_dict(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The tensors under the names that save_pretrained gives them: no aliases."""
-    aliases = ("lm_head.", "model.decoder.embed_tokens.")
-    state = model.state_dict().items()
-    return {name: tensor.contiguous() for name, tensor in state if not name.startswith(aliases)}

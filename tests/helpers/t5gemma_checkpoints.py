@@ -80,24 +80,27 @@ VARIANTS = {
 }
 
 
-def torch_config(raw: dict) -> transformers.T5GemmaConfig:
-    return transformers.T5GemmaConfig(**raw)
+def torch_config(raw: dict) -> transformers.PretrainedConfig:
+    return transformers.AutoConfig.for_model(**raw)
 
 
 def torch_model(raw: dict, seed: int = 0) -> torch.nn.Module:
-    """A transformers model of the raw config with random weights, every one of them in play."""
+    """A transformers model of the raw config, T5Gemma 2's as well, with random weights, every one of them
+    in play."""
     torch.manual_seed(seed)
-    model = transformers.T5GemmaForConditionalGeneration(torch_config(raw)).eval()
+    model = getattr(transformers, raw["architectures"][0])(torch_config(raw)).eval()
+    large = ("q_proj", "k_proj") if raw["model_type"] == "t5gemma" else ("_proj",)  # scores
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "norm" in name or name.endswith("bias"):
                 weight.normal_(0, 0.3)
-            elif "q_proj" in name or "k_proj" in name:
-                weight.normal_(0, 2 * weight.shape[1] ** -0.5)  # large scores
-            elif "embed_tokens" in name:  # small beside what layers add, or texts repeat one token
+            elif (
+                "embed_tokens.weight" in name
+            ):  # small beside what layers add, or texts repeat a token
                 weight.normal_(0, 0.1 * weight.shape[1] ** -0.5)
-            else:
-                weight.normal_(0, weight.shape[1] ** -0.5)
+            elif weight.dim() == 2:
+                scale = 2 if any(part in name for part in large) and "out_proj" not in name else 1
+                weight.normal_(0, scale * weight.shape[1] ** -0.5)
     return model
 
 
@@ -108,11 +111,12 @@ def random_model(variant: str = "t5gemma"):
 
 
 def state_dict(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The tensors under the names that save_pretrained gives them: no alias of a tied head."""
-    state = model.state_dict()
-    if model.config.tie_word_embeddings:
-        del state["lm_head.out_proj.weight"]
-    return {name: tensor.contiguous() for name, tensor in state.items()}
+    """The tensors under the names that save_pretrained gives them: no aliases."""
+    second = model.config.model_type == "t5gemma2"
+    aliases = ("lm_head.",) if model.config.tie_word_embeddings else ()
+    aliases += ("model.decoder.embed_tokens.",) if second else ()
+    state = model.state_dict().items()
+    return {name: tensor.contiguous() for name, tensor in state if not name.startswith(aliases)}
 
 
 _SPECIALS = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<start_of_turn>", "<end_of_turn>"]
