@@ -1,0 +1,242 @@
+"""A translation memory: earlier pairs of prompt and text, and for a new prompt the text of the closest one."""
+
+import codecs
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+
+from errors import InputError
+
+CLOSE = 0.7  # the least similarity of two prompts; translators' tools begin at 0.7 or 0.75
+_SCORED = 16  # earlier prompts that share the rarest words: these are compared in full
+_LOOKED_UP = 4000  # places of words in the index; rare words come first
+# Words; single characters where words are not written apart.
+_UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"  # Thai to Han
+_WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
+_TASK = re.compile(r"\s*(?:<2(\w+)>|>>(\w+)<<|([^:\n]{1,40}:(?=\s)))\s*")
+
+Report = Callable[[int, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A prompt and the text that was written for it. None: a language that is not known."""
+
+    prompt: str
+    text: str
+    source_lang: str | None = None
+    target_lang: str | None = None
+
+
+class Memory:
+    """Pairs, with an index of the words of their prompts.
+
+    A prompt's closest pair is the one whose prompt is most similar, from `CLOSE` on, by the share of characters
+    that need not be deleted or inserted (rapidfuzz's ratio). It must be of the same languages, as far as they
+    are known, and of the same task, where both prompts begin with one: "<2de>", ">>deu<<", "summarize:".
+    """
+
+    def __init__(self, pairs: Iterable[Pair]):
+        self.pairs = list(dict.fromkeys(pairs))
+        self._same: dict[str, list[int]] = {}
+        self._words: dict[str, int] = {}
+        words, counts = list[int](), list[int]()
+        for i, pair in enumerate(self.pairs):
+            self._same.setdefault(pair.prompt, []).append(i)
+            found = {self._words.setdefault(w, len(self._words)) for w in _words_of(pair.prompt)}
+            words.extend(found)
+            counts.append(len(found))
+        of_words = np.array(words, np.int32)
+        order = np.argsort(of_words, kind="stable")
+        # Of word w the pairs are _places[_starts[w] : _starts[w + 1]].
+        self._places = np.repeat(np.arange(len(counts), dtype=np.int32), counts)[order]
+        self._starts = np.searchsorted(of_words[order], np.arange(len(self._words) + 1))
+
+    def reference(
+        self, prompt: str, source_lang: str | None = None, target_lang: str | None = None
+    ) -> str | None:
+        """The text of the closest pair; the latest of equally close ones. None: nothing is close."""
+        from rapidfuzz import fuzz
+
+        task, rest = _split(prompt)
+        target_lang = target_lang or _language(task)
+        best, text = 100 * CLOSE, None
+        for i in self._same.get(prompt, []) or self._alike(prompt):
+            pair = self.pairs[i]
+            theirs = _split(pair.prompt)[0]
+            if task and theirs and task != theirs:
+                continue
+            if not (_fit(source_lang, pair.source_lang) and _fit(target_lang, pair.target_lang)):
+                continue
+            score = fuzz.ratio(prompt, pair.prompt, score_cutoff=best)
+            if task and not theirs:
+                score = max(score, fuzz.ratio(rest, pair.prompt, score_cutoff=best))
+            if score >= best:
+                best, text = score, pair.text
+        return text
+
+    def _alike(self, prompt: str) -> list[int]:
+        """Pairs that share many of the prompt's rarest words, in their order."""
+        known = [self._words[w] for w in set(_words_of(prompt)) if w in self._words]
+        known.sort(key=lambda w: self._starts[w + 1] - self._starts[w])
+        found, total = list[np.ndarray](), 0
+        for w in known:
+            places = self._places[self._starts[w] : self._starts[w + 1]]
+            if found and total + len(places) > _LOOKED_UP:
+                break
+            found.append(places[-_LOOKED_UP:])
+            total += len(places)
+        if not found:
+            return []
+        pairs, shared = np.unique(np.concatenate(found), return_counts=True)
+        return sorted(pairs[np.argsort(-shared, kind="stable")[:_SCORED]].tolist())
+
+
+def _words_of(text: str) -> list[str]:
+    return _WORD.findall(text.lower())
+
+
+def _split(prompt: str) -> tuple[str, str]:
+    """What a prompt begins with where that names a task, and the rest."""
+    task = _TASK.match(prompt)
+    return (task[0].strip(), prompt[task.end() :]) if task else ("", prompt)
+
+
+def _language(task: str) -> str | None:
+    """The language that a task's tag names."""
+    tag = _TASK.match(task)
+    return (tag[1] or tag[2]) if tag else None
+
+
+def _fit(one: str | None, other: str | None) -> bool:
+    """Whether two codes, such as fra_Latn and fr-CA, name one language, as far as can be told."""
+    if one is None or other is None or one == other:
+        return True
+    import langcodes
+
+    try:
+        return langcodes.tag_distance(one.replace("_", "-"), other.replace("_", "-")) < 10
+    except ValueError:  # no language's code
+        return False
+
+
+# ---------------------------------------------------------------------------------------------
+# Files
+
+
+def load_memory(path: Path, report: Report) -> Memory:
+    """The memory in a file: TMX (.tmx), tab-separated (.tsv, .txt) or JSON lines (any other name).
+
+    `report(line, reason)` is called for lines, counted from 1, that are passed over. OSError or InputError
+    for a file that cannot be read at all.
+    """
+    with open(path, "rb") as file:
+        if path.suffix.lower() == ".tmx":
+            return Memory(_tmx_pairs(file, report))
+        read = _tab_separated if path.suffix.lower() in (".tsv", ".txt") else _json_object
+        return Memory(_line_pairs(file, read, report))
+
+
+def _line_pairs(
+    file: Iterable[bytes], read: Callable[[str], Pair], report: Report
+) -> Iterator[Pair]:
+    for number, line in enumerate(file, 1):
+        try:
+            text = line.removeprefix(codecs.BOM_UTF8).decode("utf-8").rstrip("\r\n")
+            if text.strip():
+                yield read(text)
+        except (ValueError, RecursionError) as error:
+            report(number, str(error) if isinstance(error, InputError) else "neither text nor JSON")
+
+
+def _tab_separated(line: str) -> Pair:
+    source, tab, text = line.partition("\t")
+    if not (tab and source.strip() and text.strip()):
+        raise InputError("not two texts with a tab between them")
+    return Pair(source, text)
+
+
+def _json_object(line: str) -> Pair:
+    value = json.loads(line)
+    names = ("prompt", "text", "source_lang", "target_lang")
+    fields = [value.get(name) for name in names] if isinstance(value, dict) else [None]
+    of_text = all(isinstance(x, str) for x in fields[:2])
+    if not of_text or not all(x is None or isinstance(x, str) for x in fields):
+        raise InputError('not an object with the texts "prompt" and "text"')
+    return Pair(*fields)
+
+
+def _tmx_pairs(file, report: Report) -> list[Pair]:
+    """All pairs of two languages of each unit of a TMX 1.4 file, in both directions."""
+    from xml.parsers import expat
+
+    pairs = list[Pair]()
+    unit = list[tuple[str, str]]()  # (language, text) of each variant
+    open_elements, segment = list[str](), list[str]()
+    language = ""
+
+    def start(name: str, attributes: dict[str, str]) -> None:
+        nonlocal language
+        open_elements.append(name)
+        if name == "tu":
+            unit.clear()
+        elif name == "tuv":
+            language = attributes.get("xml:lang") or attributes.get("lang") or ""
+            segment.clear()
+
+    def data(text: str) -> None:
+        # Text stands in <seg> and within it in <hi>; other elements hold formatting codes.
+        if "seg" in open_elements and open_elements[-1] in ("seg", "hi"):
+            segment.append(text)
+
+    def end(name: str) -> None:
+        open_elements.pop()
+        if name == "tuv" and (text := "".join(segment).strip()):
+            unit.append((language, text))
+        elif name == "tu":
+            for (of_one, one), (of_other, other) in permutations(unit, 2):
+                if of_one != of_other:
+                    pairs.append(Pair(one, other, of_one or None, of_other or None))
+
+    def refuse(*_) -> None:
+        raise InputError("it declares entities, which TMX does not need")  # a billion laughs
+
+    parser = expat.ParserCreate()
+    parser.StartElementHandler, parser.EndElementHandler = start, end
+    parser.CharacterDataHandler, parser.EntityDeclHandler = data, refuse
+    parser.buffer_text = True
+    try:
+        parser.ParseFile(file)
+    except expat.ExpatError as error:
+        report(error.lineno, f"not XML from here on: {expat.ErrorString(error.code)}")
+    return pairs
+
+
+class MemoryFile:
+    """A JSON-lines memory that grows: each pair is one write to the file's end, whole or, after a crash, one
+    damaged line. Several processes may add to one file."""
+
+    def __init__(self, path: Path):
+        """InputError for a file that is not of JSON lines; it is made where there is none."""
+        if path.suffix.lower() in (".tmx", ".tsv", ".txt"):
+            raise InputError(f"{path}: pairs are added to files of JSON lines (.jsonl) only")
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+
+    def append(self, pair: Pair) -> None:
+        fields = {name: value for name, value in asdict(pair).items() if value is not None}
+        line = json.dumps(fields, ensure_ascii=False).encode() + b"\n"
+        size = os.fstat(self._file).st_size
+        if size and os.pread(self._file, 1, size - 1) != b"\n":  # a crash has cut the last line
+            line = b"\n" + line
+        os.write(self._file, line)
+
+    def close(self) -> None:
+        """Have all of it on the disk."""
+        os.fsync(self._file)
+        os.close(self._file)
