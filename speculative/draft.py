@@ -1,6 +1,6 @@
 """What a step passes on: what could be drafted, what is to be, what was, and what came of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -11,21 +11,22 @@ import numpy as np
 class Candidate:
     """Tokens that a drafter could propose for a row.
 
-    kind: what acceptance depends on; candidates of a kind are expected to fare alike
+    kind: what acceptance depends on; candidates of a kind fare alike, and at first like those whose kind has the
+        same beginning, up to a comma
     most: how many tokens there are
-    position: where to copy from; None for a draft model
+    copy: the first n of them; None for a draft model
     unread: how many tokens the draft model has to read before it can draft
     """
 
     kind: str
     most: int
-    position: int | None = None
+    copy: Callable[[int], Sequence[int]] | None = None
     unread: int = 0
 
     @property
     def modelled(self) -> bool:
         """Whether it is a draft model's: only that costs time before the target's call."""
-        return self.position is None
+        return self.copy is None
 
 
 @dataclass(frozen=True)

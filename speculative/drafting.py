@@ -10,7 +10,7 @@ import numpy as np
 
 from speculative.cached_model import CachedModel, Model, Rows, following
 from speculative.draft import Candidate, Draft, Plan, no_draft
-from speculative.lookup import UNBOUNDED, WEAK, PromptMatcher
+from speculative.lookup import UNBOUNDED, WEAK, PromptMatcher, ReferenceMatcher
 from speculative.row import Row
 from speculative.sampling import Greedy, Sampler
 
@@ -205,17 +205,20 @@ class PromptLookup(Drafter):
         """piece: the text of a token as the vocabulary has it; by default each token is a word.
         copied: a prompt's token as the text would have it, where they have different vocabularies."""
         self._piece, self._copied = piece, copied or (lambda token: token)
-        self._matchers: list[PromptMatcher] = []
+        self._matchers: list[list[PromptMatcher]] = []  # by row: what to copy from
         self._prefixes: list[int] = []
         self._offered: list[list[Candidate]] = []
 
     def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
-        matchers = {
-            row: PromptMatcher(list(map(self._copied, batch[row].prompt)), self._piece)
-            for row in new
-        }
+        matchers = {row: self._matchers_for(batch[row]) for row in new}
         self._matchers = [matchers.get(row) or self._matchers[row] for row in range(len(batch))]
         self._prefixes = [row.prefix_size for row in batch]
+
+    def _matchers_for(self, row: Row) -> list[PromptMatcher]:
+        prompt = PromptMatcher(list(map(self._copied, row.prompt)), self._piece)
+        if not row.reference:
+            return [prompt]
+        return [ReferenceMatcher(row.reference, self._piece), prompt]
 
     def select(self, rows: Sequence[int]) -> None:
         self._matchers = [self._matchers[row] for row in rows]
@@ -223,28 +226,28 @@ class PromptLookup(Drafter):
 
     def candidates(self, rows: Rows) -> list[list[Candidate]]:
         found = []
-        for matcher, row, prefix in zip(self._matchers, rows, self._prefixes, strict=True):
-            matcher.extend(row[prefix + matcher.output_size :])
-            found.append(matcher.candidates() if row else [])
+        for matchers, row, prefix in zip(self._matchers, rows, self._prefixes, strict=True):
+            for matcher in matchers:
+                matcher.extend(row[prefix + matcher.output_size :])
+            found.append([c for matcher in matchers for c in matcher.candidates()] if row else [])
         self._offered = found
         return found
 
     def draft(self, rows: Rows, plan: Plan, sampler: Greedy | Sampler) -> Draft:
         tokens = np.zeros((len(rows), plan.limits.max()), np.int32)
         for b, candidate in enumerate(plan.candidates):
-            if candidate and candidate.position is not None:
+            if candidate and candidate.copy:
                 length = int(plan.limits[b])
-                tokens[b, :length] = self._matchers[b].copy(candidate.position, length)
+                tokens[b, :length] = candidate.copy(length)
         return Draft(mx.array(tokens), plan.limits)
 
     def hindsight(self, rows: Rows, plan: Plan) -> list[tuple[Candidate, int, bool]]:
         found = []
         for b, offered in enumerate(self._offered):
-            matcher = self._matchers[b]
-            came = rows[b][self._prefixes[b] + matcher.output_size :]
+            came = rows[b][self._prefixes[b] + self._matchers[b][0].output_size :]
             for candidate in offered:
-                if candidate is not plan.candidates[b] and candidate.position is not None:
-                    copied = matcher.copy(candidate.position, min(len(came), candidate.most))
+                if candidate is not plan.candidates[b] and candidate.copy:
+                    copied = candidate.copy(min(len(came), candidate.most))
                     same = [ours == theirs for ours, theirs in zip(copied, came, strict=False)]
                     passed = (*same, False).index(False)
                     found.append((candidate, passed, passed < len(copied)))

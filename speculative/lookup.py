@@ -8,6 +8,7 @@ described at `PromptMatcher`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from speculative.draft import Candidate
 
@@ -32,6 +33,8 @@ class PromptMatcher:
     last token matches a few tokens ahead; where words were put in, a token later it matches here.
     """
 
+    source = "copy"  # what its candidates' kinds begin with
+
     def __init__(self, prompt: Sequence[int], piece: Callable[[int], str]):
         """piece: the text of a token as the vocabulary has it, with its mark of a word's start."""
         self.text = list(prompt)
@@ -42,14 +45,14 @@ class PromptMatcher:
             self._positions.setdefault(token, []).append(position)
         # By position: how many tokens up to it are the output's last.
         self._matches: dict[int, int] = {}
-        self._next = self._after_prefix()  # the position in the prompt that the output has reached
+        self._next = self._begins()  # the position in the prompt that the output has reached
         self._lost = 0  # output tokens since it was there
 
     @property
     def output_size(self) -> int:
         return len(self.text) - self._prompt_size
 
-    def _after_prefix(self) -> int:
+    def _begins(self) -> int:
         """Where copying begins: after the first colon, where tasks are named, else at the start."""
         first = range(min(_PREFIX, self._prompt_size))
         colons = (i for i in first if self._piece(self.text[i]).endswith(":"))
@@ -112,11 +115,14 @@ class PromptMatcher:
 
     def _from_prompt(self, kind: str, position: int) -> list[Candidate]:
         left = self._prompt_size - position
-        return [Candidate(kind, left, position)] if left > 0 else []
+        return [self._candidate(kind, left, position)] if left > 0 else []
 
     def _from_output(self, kind: str, position: int) -> list[Candidate]:
         there = self._prompt_size < position < len(self.text)
-        return [Candidate(kind, UNBOUNDED, position)] if there else []
+        return [self._candidate(kind, UNBOUNDED, position)] if there else []
+
+    def _candidate(self, kind: str, most: int, position: int) -> Candidate:
+        return Candidate(f"{self.source}, {kind}", most, partial(self.copy, position))
 
     def copy(self, position: int, count: int) -> list[int]:
         """`count` tokens from `position` on; at the end of the output, its last part over again."""
@@ -126,10 +132,27 @@ class PromptMatcher:
         return found
 
 
+class ReferenceMatcher(PromptMatcher):
+    """Finds what to copy from a text that the output will resemble. What the output repeats is left to the
+    prompt's matcher."""
+
+    source = "reference"
+
+    def _begins(self) -> int:
+        return 0
+
+    def _from_output(self, kind: str, position: int) -> list[Candidate]:
+        return []
+
+
 def _bucket(length: int) -> str:
     """Lengths of matches that are worth about the same."""
     return "1" if length == 1 else f"2-{LONG - 1}" if length < LONG else f"{LONG}+"
 
 
-WEAK = tuple(f"repetition {_bucket(length)}" for length in (1, 2))
+WEAK = tuple(
+    f"{matcher.source}, repetition {_bucket(length)}"
+    for matcher in (PromptMatcher, ReferenceMatcher)
+    for length in (1, 2)
+)
 """Kinds of candidates that may be there by chance."""

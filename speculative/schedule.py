@@ -72,6 +72,11 @@ def _plan(chosen: Sequence[Candidate | None], room: Sequence[int], most: Sequenc
     return Plan(meant, np.array(limits, np.int32))
 
 
+def _drafter(kind: str) -> str:
+    """What proposes candidates of this kind."""
+    return kind.partition(",")[0]
+
+
 def _way(candidate: Candidate) -> int:
     return MODELLED if candidate.modelled else COPIED
 
@@ -202,7 +207,7 @@ class AdaptiveSchedule:
 
     def __init__(self, vocab_size: int):
         self._vocab_size = vocab_size
-        self._chances: defaultdict[tuple[bool, str], Share] = defaultdict(Share)
+        self._chances: defaultdict[str, Share] = defaultdict(Share)
         self._rejections = Share()  # over -log(confidence) of the tokens that were tried
         self._costs: dict[int, Costs] = {}  # by the power of two of rows
         self._reading, self._texts = Share(), Share()  # seconds a token; tokens a text
@@ -237,7 +242,8 @@ class AdaptiveSchedule:
         plan = _plan(chosen, room, [longest if c and c.modelled else k for c in chosen])
         if plan.modelled.any():
             copied = int(plan.limits[~plan.modelled].max(initial=0))
-            stop = Stop(d * rate, b * rate, copied, self._rejections.of(1.0), self._chance(True))
+            mean = self._mean(next(c for c in plan.candidates if c and c.modelled))
+            stop = Stop(d * rate, b * rate, copied, self._rejections.of(1.0), mean)
             return replace(plan, stop=stop)
         foreseen = COPIED not in offered and not any(costs.due(way, ahead=1) for way in offered)
         return replace(plan, again=k == 0 and foreseen)
@@ -259,7 +265,7 @@ class AdaptiveSchedule:
 
     def _brings(self, candidate: Candidate, room: int, t: np.ndarray, rate: float) -> np.ndarray:
         """Expected tokens that pass, of drafts of `t` tokens."""
-        h = self._chance(candidate.modelled, candidate.kind)
+        h = self._chances[candidate.kind].of(self._mean(candidate))
         passing = np.cumprod(np.where(t > 0, h, 1.0))  # of the t-th token and all before
         tokens = (np.cumsum(passing) - 1)[np.minimum(t, min(candidate.most, room))]
         if not candidate.unread:
@@ -268,11 +274,14 @@ class AdaptiveSchedule:
         reading = rate * candidate.unread * self._reading.of(0.0, 1.0) / left
         return tokens - reading * (1 + tokens) * (t > 0)
 
-    def _chance(self, modelled: bool, kind: str | None = None) -> float:
-        """Of a drafted token of this kind; new kinds are expected to do as the others of their drafter."""
-        kin = [share for (m, _), share in self._chances.items() if m == modelled]
-        mean = Share(sum(x.part for x in kin), sum(x.whole for x in kin)).of(CHANCE)
-        return mean if kind is None else self._chances[modelled, kind].of(mean)
+    def _mean(self, candidate: Candidate) -> float:
+        """Of a drafted token of all kinds of its drafter."""
+        kin = [
+            share
+            for kind, share in self._chances.items()
+            if _drafter(kind) == _drafter(candidate.kind)
+        ]
+        return Share(sum(x.part for x in kin), sum(x.whole for x in kin)).of(CHANCE)
 
     def observe(self, step, seconds, ended=(), hindsight=()) -> None:
         lengths, confidence = step.draft.lengths, step.draft.confidence
@@ -283,12 +292,12 @@ class AdaptiveSchedule:
             if candidate is None:
                 continue
             tried = passed + (passed < length)
-            self._chances[candidate.modelled, candidate.kind].add(passed, tried)
+            self._chances[candidate.kind].add(passed, tried)
             if confidence is not None and candidate.modelled:
                 doubt = -np.log(np.maximum(abs(confidence[b, :tried]), 1e-9)).sum()
                 self._rejections.add(passed < min(length, confidence.shape[1]), doubt)
         for candidate, passed, rejected in hindsight:
-            self._chances[candidate.modelled, candidate.kind].add(passed, passed + rejected)
+            self._chances[candidate.kind].add(passed, passed + rejected)
         if step.plan.unread:
             self._reading.fade()
             self._reading.add(step.draft.preparing_seconds, step.plan.unread)

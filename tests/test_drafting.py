@@ -45,10 +45,7 @@ class Words:
         """The texts proposed after `output`, the likeliest first."""
         matcher = PromptMatcher(self.ids(source), self.piece)
         matcher.extend(self.ids(output))
-        texts = [
-            matcher.copy(candidate.position, min(candidate.most, 8))
-            for candidate in matcher.candidates()
-        ]
+        texts = [candidate.copy(min(candidate.most, 8)) for candidate in matcher.candidates()]
         return [" ".join(self.words[token] for token in text) for text in texts]
 
 
@@ -91,9 +88,9 @@ def test_a_match_ends_where_the_text_departs():
     words = Words()
     matcher = PromptMatcher(words.ids("a b c d e f"), words.piece)
     matcher.extend(words.ids("a b c d"))
-    assert matcher.candidates()[0].kind == f"match {LONG}+"
+    assert matcher.candidates()[0].kind == f"copy, match {LONG}+"
     matcher.extend(words.ids("X"))
-    assert matcher.candidates()[0].kind == "correction"
+    assert matcher.candidates()[0].kind == "copy, correction"
     matcher.extend(words.ids("f"))
     assert matcher.candidates() == []  # the source is used up
 

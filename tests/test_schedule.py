@@ -10,7 +10,7 @@ from speculative.draft import Candidate, Draft, Step
 from speculative.lookup import UNBOUNDED
 from speculative.schedule import LOGITS, PATIENCE, AdaptiveSchedule, FixedSchedule, OwnLengths, Stop
 
-COPY, MODEL = Candidate("match 4+", UNBOUNDED, 7), Candidate("model", UNBOUNDED)
+COPY, MODEL = Candidate("copy, match 4+", UNBOUNDED, list), Candidate("model", UNBOUNDED)
 
 # What checking T tokens costs in units of one, by (T, cost) points: a 4-bit product on an M4 Pro and
 # on an M3 Ultra as published, a machine with free checks.
@@ -145,7 +145,7 @@ def test_a_draft_model_that_is_dear_to_read_is_not_read():
 
 
 def test_rows_without_a_candidate_or_room_get_nothing():
-    short = Candidate("match 1", 2, 7)
+    short = Candidate("copy, match 1", 2, list)
     for schedule in (FixedSchedule(5), AdaptiveSchedule(32128)):
         for _ in range(20):
             plan = schedule.plan([[], [MODEL], [MODEL], [short]], [-1, 1, 30, 30])
@@ -160,7 +160,7 @@ def test_any_order_of_steps_can_be_planned_for():
         rng, schedule = random.Random(seed), AdaptiveSchedule(32128)
         for _ in range(12):
             room = [rng.choice((-1, 0, 1, 3, 50)) for _ in range(rng.choice((1, 2, 3, 9)))]
-            known = [MODEL, Candidate("match 1", rng.choice((1, 3, 20)), 5)]
+            known = [MODEL, Candidate("copy, match 1", rng.choice((1, 3, 20)), list)]
             candidates = [rng.sample(known, rng.randint(0, 2)) if r > 0 else [] for r in room]
             plan = schedule.plan(candidates, room)
             each = zip(candidates, plan.candidates, plan.limits, room, strict=True)
@@ -203,7 +203,7 @@ def test_steps_without_drafts_are_foreseen_unless_something_may_be_copied():
 
 
 def test_a_row_may_ask_for_a_number_of_its_own():
-    copied = Candidate("copied", 9, position=3)
+    copied = Candidate("copied", 9, list)
     schedule = OwnLengths(FixedSchedule(4), lambda: ["auto", 2, 0, 8, 8, 5])
     candidates = [[MODEL], [copied, MODEL], [MODEL], [copied], [], [MODEL]]
     plan = schedule.plan(candidates, [20, 20, 20, 6, 20, -1])
