@@ -84,9 +84,7 @@ class Row:
     options: Options = field(default_factory=Options)
     seed: bytes = b""  # the root of the row's noise; greedy decoding has none
     tokens: list[int] = field(default_factory=list)  # the prefix first; none: the model's own
-        default_factory=list
     text: Text | None = None  # None: nobody wants to know, and no text stops it
-        default_factory=list
     reference: list[int] = field(default_factory=list)  # what the text will probably resemble
     prefix_size: int = 0
     max_tokens: int = 0  # of the text
