@@ -36,7 +36,8 @@ from speculative.row import Row, Stats
 from speculative.sampling import RowSeeds, log_probabilities, sampler
 from speculative.schedule import AdaptiveSchedule, FixedSchedule, Schedule
 from text.languages import frame
-from text.prompts import Prompts, check_prompt
+from text.memory import Memory
+from text.prompts import Prompt, Prompts, check_prompt
 from text.stream import TextStream
 from text.tokenizer import shared_vocabulary, translation
 
@@ -182,7 +183,7 @@ class SpeculativeDecoder:
     """A target, a draft model for it or none, and what was learned about them: keep one for many calls.
 
     encode: what the model reads for a prompt, as token ids; None: what the tokenizer makes of it, with
-    the languages of the options. Raises InputError for what is no model or tokenizer, and for a draft
+    the languages of the options. memory: earlier texts, to copy from those of similar prompts. Raises InputError for what is no model or tokenizer, and for a draft
     model of another vocabulary.
     """
 
@@ -192,12 +193,13 @@ class SpeculativeDecoder:
         tokenizer: Tokenizer,
         draft_model: Model | None = None,
         encode: Callable[[str], list[int]] | None = None,
+        memory: Memory | None = None,
     ):
         _check_model("model", model)
         if not isinstance(tokenizer, Tokenizer):
             raise InputError(_expected("tokenizer", tokenizer, "tokenizer"))
         self.model, self.tokenizer, self.draft_model = model, tokenizer, draft_model
-        self._encode = encode
+        self._encode, self._memory = encode, memory
         self._shared = 0  # ids, from 0 on, that target and draft share
         if draft_model is not None:
             _check_model("draft_model", draft_model)
@@ -212,16 +214,17 @@ class SpeculativeDecoder:
 
     def drafter(self, options: Options) -> Drafter:
         """What drafts, by the options num_draft and lookup: a new one for each batch. A subclass may bring its own."""
-        copies = options.copies(self.draft_model is not None)
-        if options.num_draft == 0 or (self.draft_model is None and not copies):
+        if options.num_draft == 0:
             return Drafter()
-        source = getattr(self.model, "source_tokenizer", None)
-        copied = translation(source, self.tokenizer) if source else None
+        copied = None
+        if options.copies(self.draft_model is not None):
+            source = getattr(self.model, "source_tokenizer", None)
+            copied = translation(source, self.tokenizer) if source else int
         lookup = PromptLookup(lambda token: self.tokenizer.id_to_token(token) or "", copied)
         if self.draft_model is None:
             return lookup
         modelling = ModelDrafter(self.draft_model, self._shared, _ranks(self.model).broadcast)
-        return CombinedDrafter(lookup, modelling) if copies else modelling
+        return CombinedDrafter(lookup, modelling)
 
     def schedule(self, options: Options, drafter: Drafter) -> Schedule:
         """How much is drafted. What `auto` has learned is kept by what it depends on."""
@@ -247,10 +250,11 @@ class SpeculativeDecoder:
                 drafter = self.drafter(options)
                 yield Batch(self.model, drafter, options, self.schedule(options, drafter))
 
-    def row(self, prompt: str, options: Options, seed: RowSeeds) -> Row:
+    def row(self, prompt: str | Prompt, options: Options, seed: RowSeeds) -> Row:
         """A row that is to be decoded; InputError for a prompt that is empty or too long, a language that
         is unknown, tokens that the model has not, and processors that fail."""
-        text = check_prompt(prompt)
+        own_reference = prompt.reference if isinstance(prompt, Prompt) else None
+        text = check_prompt(prompt.text if isinstance(prompt, Prompt) else prompt)
         languages = options.source_lang, options.target_lang
         if self._encode and any(languages):
             raise InputError("source_lang and target_lang are not for prompts in a chat template")
@@ -269,15 +273,23 @@ class SpeculativeDecoder:
             options = generation.fill(options, len(prefix))
         row = Row(tokens, options, seed(tokens), prefix, self._text_stream(options.stops))
         row.begin(prefix, self.model.config)
+        row.prompt_text = text
+        reference = own_reference or options.reference
+        if not reference and self._memory:
+            reference = self._memory.reference(text, *languages)
+        if reference and options.num_beams == 1:
+            ends = self.model.config.eos_token_ids[:1]
+            known = self.tokenizer.encode(reference, add_special_tokens=False).ids
+            row.reference = [*known[: row.max_tokens], *ends]
         # Now, so that what a row's own processors raise does not end the texts beside it.
         try_out(row.processors, prefix, self.model.config.vocab_size, T=1 + bool(options.num_draft))
         return row
 
-    def check(self, prompt: str, options: Options) -> None:
+    def check(self, prompt: str | Prompt, options: Options) -> None:
         """InputError for a prompt that cannot be decoded: see `row`."""
         self.row(prompt, options, RowSeeds(0))
 
-    def stream_generate(self, prompt: str, **options) -> Iterator[Response]:
+    def stream_generate(self, prompt: str | Prompt, **options) -> Iterator[Response]:
         """Decode one prompt; yield a Response per step, with the text that the step added.
 
         options: the fields of `Options`. Without a draft model and `lookup` this is plain decoding; with
@@ -295,12 +307,12 @@ class SpeculativeDecoder:
                 if batch.advance() or len(row.origins) > first:  # a beam search has no text before
                     yield respond(row, first)
 
-    def generate(self, prompt: str, **options) -> str:
+    def generate(self, prompt: str | Prompt, **options) -> str:
         """The text for one prompt. Arguments and errors: as `stream_generate`."""
         return "".join(response.text for response in self.stream_generate(prompt, **options))
 
     def stream_batch(
-        self, prompts: Iterable[str], batch_size: int = BATCH_SIZE, **options
+        self, prompts: Iterable[str | Prompt], batch_size: int = BATCH_SIZE, **options
     ) -> Iterator[tuple[int, Response]]:
         """Decode many prompts, `batch_size` side by side; yield (index, Response) as each is finished.
 
@@ -321,7 +333,7 @@ class SpeculativeDecoder:
             raise InputError(_expected("prompts", prompts, "list of texts"))
         seed = RowSeeds(settings.seed)
 
-        def make(prompt: str) -> list[Row]:
+        def make(prompt: str | Prompt) -> list[Row]:
             rows = [self.row(prompt, settings, seed) for _ in range(settings.num_samples)]
             if settings.num_beams == 1:
                 return rows
@@ -336,7 +348,7 @@ class SpeculativeDecoder:
                     yield index, replace(respond(each), sample=sample + i)
 
     def batch_generate(
-        self, prompts: Iterable[str], batch_size: int = BATCH_SIZE, **options
+        self, prompts: Iterable[str | Prompt], batch_size: int = BATCH_SIZE, **options
     ) -> list[Response]:
         """A Response for each of many prompts, in their order, or num_samples of them for each one after
         the other. Arguments: as `stream_batch`."""

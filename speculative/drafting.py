@@ -195,30 +195,35 @@ class _Doubt:
 
 
 class PromptLookup(Drafter):
-    """Drafts by copying from the prompt and from the text so far."""
+    """Drafts by copying: from a row's reference, its prompt and its text so far."""
 
     def __init__(
         self,
         piece: Callable[[int], str] = lambda token: "▁",
-        copied: Callable[[int], int] | None = None,
+        copied: Callable[[int], int] | None = int,
     ):
         """piece: the text of a token as the vocabulary has it; by default each token is a word.
-        copied: a prompt's token as the text would have it, where they have different vocabularies."""
-        self._piece, self._copied = piece, copied or (lambda token: token)
+        copied: a prompt's token as the text would have it; None: only references are copied from."""
+        self._piece, self._copied = piece, copied
         self._matchers: list[list[PromptMatcher]] = []  # by row: what to copy from
         self._prefixes: list[int] = []
         self._offered: list[list[Candidate]] = []
+        self._known: list[int] = []  # tokens of each row when that was offered
 
     def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
         matchers = {row: self._matchers_for(batch[row]) for row in new}
-        self._matchers = [matchers.get(row) or self._matchers[row] for row in range(len(batch))]
+        self._matchers = [
+            matchers[row] if row in matchers else self._matchers[row] for row in range(len(batch))
+        ]
         self._prefixes = [row.prefix_size for row in batch]
 
     def _matchers_for(self, row: Row) -> list[PromptMatcher]:
-        prompt = PromptMatcher(list(map(self._copied, row.prompt)), self._piece)
-        if not row.reference:
-            return [prompt]
-        return [ReferenceMatcher(row.reference, self._piece), prompt]
+        found: list[PromptMatcher] = []
+        if row.reference:
+            found.append(ReferenceMatcher(row.reference, self._piece))
+        if self._copied:
+            found.append(PromptMatcher(list(map(self._copied, row.prompt)), self._piece))
+        return found
 
     def select(self, rows: Sequence[int]) -> None:
         self._matchers = [self._matchers[row] for row in rows]
@@ -230,7 +235,7 @@ class PromptLookup(Drafter):
             for matcher in matchers:
                 matcher.extend(row[prefix + matcher.output_size :])
             found.append([c for matcher in matchers for c in matcher.candidates()] if row else [])
-        self._offered = found
+        self._offered, self._known = found, list(map(len, rows))
         return found
 
     def draft(self, rows: Rows, plan: Plan, sampler: Greedy | Sampler) -> Draft:
@@ -244,7 +249,7 @@ class PromptLookup(Drafter):
     def hindsight(self, rows: Rows, plan: Plan) -> list[tuple[Candidate, int, bool]]:
         found = []
         for b, offered in enumerate(self._offered):
-            came = rows[b][self._prefixes[b] + self._matchers[b][0].output_size :]
+            came = rows[b][self._known[b] :]
             for candidate in offered:
                 if candidate is not plan.candidates[b] and candidate.copy:
                     copied = candidate.copy(min(len(came), candidate.most))

@@ -96,6 +96,7 @@ POSITIVE = number("a number of 0 or more", lambda x: x >= 0)
 ABOVE_0 = number("a number above 0", lambda x: x > 0)
 SHARE = number("a number above 0, up to 1", lambda x: 0 < x <= 1)
 PART = number("a number from 0 to 1", lambda x: 0 <= x <= 1)
+REFERENCE = Values(str, "a text", is_text, "TEXT|@FILE")
 CODE = Values(str, "a language's code", is_text, "CODE")
 TEXTS = Values(
     list,
@@ -177,6 +178,9 @@ class Options:
         "draft by copying from the source and from the text so far",
         "with a draft model and --num-draft auto",
         request=None,
+    )
+    reference: str | None = _drafting(
+        None, REFERENCE, "a text the answer will resemble, to copy from", "none", request=None
     )
     max_tokens: int | None = option(
         None, SIZE, "tokens to generate at most", f"{CHECKPOINT}, or {MAX_TOKENS}", flags=("-m",)

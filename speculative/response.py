@@ -27,6 +27,7 @@ class Response:
     top_logprobs: list[list[tuple[int, float]]] | None = None  # per token: ids, the likeliest first
     sample: int = 0  # which of the prompt's num_samples texts
     score: float | None = None  # of a beam search: what it looks for the highest of
+    prompt: str = ""
 
     @property
     def mean_logprob(self) -> float | None:
@@ -57,4 +58,5 @@ def respond(row: Row, first: int = 0) -> Response:
         logprobs=row.logprobs[first:] if scored else None,
         top_logprobs=row.best[first:] if scored else None,
         score=row.text_score,
+        prompt=row.prompt_text,
     )

@@ -85,6 +85,7 @@ class Row:
     seed: bytes = b""  # the root of the row's noise; greedy decoding has none
     tokens: list[int] = field(default_factory=list)  # the prefix first; none: the model's own
     text: Text | None = None  # None: nobody wants to know, and no text stops it
+    prompt_text: str = ""
     reference: list[int] = field(default_factory=list)  # what the text will probably resemble
     prefix_size: int = 0
     max_tokens: int = 0  # of the text

@@ -92,7 +92,7 @@ class FixedSchedule:
     def plan(self, candidates: Sequence[Sequence[Candidate]], room: Sequence[int]) -> Plan:
         first = [next(iter(of_row), None) for of_row in candidates]
         plan = _plan(first, room, [self._num_draft] * len(first))
-        return replace(plan, again=self._num_draft == 0)
+        return replace(plan, again=not (self._num_draft and any(first)))
 
     def observe(self, step, seconds, ended=(), hindsight=()) -> None:
         pass
@@ -216,6 +216,8 @@ class AdaptiveSchedule:
     def plan(self, candidates: Sequence[Sequence[Candidate]], room: Sequence[int]) -> Plan:
         candidates = [c if r > 0 else [] for c, r in zip(candidates, room, strict=True)]
         rows, live = len(room), sum(r >= 0 for r in room)
+        if not any(candidates):
+            return replace(_plan([None] * rows, room, [0] * rows), again=True)
         costs = self._of(rows)
         offered = {PLAIN, *(_way(c) for of_row in candidates for c in of_row)}
         due = [way for way in sorted(offered) if costs.due(way)]

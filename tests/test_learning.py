@@ -13,7 +13,7 @@ from helpers.scripted import EOS, ScriptedModel, scripted_next
 from decoder import SpeculativeDecoder
 from distributed.ranks import Ranks
 from speculative import batch, drafting
-from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
+from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 from speculative.options import Options
 from speculative.schedule import FixedSchedule
 
@@ -151,17 +151,11 @@ def test_what_is_learned_belongs_to_a_decoder_and_to_a_distribution(demo_pair):
     assert forgotten() is None
 
 
-def test_auto_copies_beside_a_draft_model(demo_pair):
-    alone, pair = SpeculativeDecoder(*demo_pair[:2]), SpeculativeDecoder(*demo_pair)
-
-    def drafter(of, **options):
-        return type(of.drafter(Options(**options)))
-
-    assert drafter(pair) is drafter(pair, lookup=True, num_draft=3) is CombinedDrafter
+def test_auto_copies_beside_a_draft_model():
+    assert Options().copies(True) and Options(lookup=True, num_draft=3).copies(True)
     for options in (dict(lookup=False), dict(num_draft=3), dict(delta=0.5)):
-        assert drafter(pair, **options) is ModelDrafter
-    assert drafter(alone) is drafter(pair, num_draft=0) is Drafter
-    assert drafter(alone, lookup=True) is PromptLookup
+        assert not Options(**options).copies(True)
+    assert not Options().copies(False) and Options(lookup=True).copies(False)
 
 
 def test_a_draft_of_a_row_never_waits_for_a_row_that_has_not_been_read():

@@ -1,9 +1,19 @@
 """Prompts on their way to be rows."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
 
 from errors import InputError
 from speculative.row import Row
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt, and a text that the answer will probably resemble: drafts are copied from it."""
+
+    text: str
+    reference: str | None = None
 
 
 def check_prompt(prompt: str) -> str:
@@ -20,7 +30,7 @@ def check_prompt(prompt: str) -> str:
 class Prompts:
     """Rows for prompts: those that are there, up to `window` of them, the longest first."""
 
-    def __init__(self, prompts: Iterable[str], make: Callable[[str], list[Row]], window: int):
+    def __init__(self, prompts: Iterable, make: Callable[[Any], list[Row]], window: int):
         """make: the rows of a prompt."""
         self._prompts, self._make, self._window = enumerate(prompts), make, window
         self._ready = getattr(prompts, "ready", lambda: True)

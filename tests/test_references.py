@@ -1,0 +1,131 @@
+"""References: texts that are nearly there are copied from, and never change what is written."""
+
+import json
+import random
+
+import pytest
+from helpers.decoding import decode_with, drafters, new_batch, new_rows, ragged_prompts, total
+from helpers.scripted import agreeing, plain
+
+from decoder import Options, SpeculativeDecoder, batch_generate, generate
+from speculative.batch import decode
+from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
+from speculative.row import Waiting
+from text.memory import Memory, Pair
+from text.prompts import Prompt
+
+PROMPT = "translate English to French: The old king sees two red doors behind the church."
+
+
+def changed(tokens: list[int], share: float, rng: random.Random) -> list[int]:
+    """A text of which about this share is replaced, left out or new."""
+    found = []
+    for token in tokens:
+        if rng.random() >= share:
+            found.append(token)
+        elif rng.random() < 0.7:
+            found += [rng.randrange(3, 50) for _ in range(rng.randint(1, 2))]
+    return found
+
+
+@pytest.mark.parametrize("num_draft", [1, 5, "auto"])
+@pytest.mark.parametrize("kind", ["lookup", "references alone", "both"])
+def test_rows_with_references_are_plain_rows(kind, num_draft):
+    """Right, half right and wrong ones, longer than the text, and none, side by side."""
+    target, draft = agreeing(ends=0.03, copies=0.3)
+    rng, prompts = random.Random(1), ragged_prompts(20, 50, 30)
+    expected = [plain(target, prompt, 60) for prompt in prompts]
+    drafter = drafters(draft).get(kind) or PromptLookup(copied=None)
+    options = Options(num_draft=num_draft, max_tokens=60)
+    rows = new_rows(prompts, options)
+    for row, text, share in zip(rows, expected, (0, 0.1, 0.5, 1, 0) * 4, strict=True):
+        row.reference = changed([*text, 9, 9, 9], share, rng) if row is not rows[4] else []
+    batch = new_batch(target, drafter, options)
+    list(decode(batch, Waiting(rows), 3))
+    assert [row.generated for row in rows] == expected
+    right = total(rows[::5])
+    assert right.accepted > right.drafted / 2 > 0
+
+
+def test_a_right_reference_is_copied_to_the_end_and_goes_on_after_a_change():
+    target, _ = agreeing(ends=0.01, copies=0.0)
+    prompt = next(p for p in ragged_prompts(50, 50) if len(plain(target, p, 60)) > 30)
+    text = plain(target, prompt, 60)
+
+    def calls(reference: list[int]) -> int:
+        options = Options(num_draft=10, max_tokens=60)
+        (row,) = rows = new_rows([prompt], options)
+        row.reference = reference
+        list(decode(new_batch(target, PromptLookup(copied=None), options), Waiting(rows), 1))
+        assert row.generated == text
+        return row.stats.target_calls
+
+    size = len(text)
+    assert calls(text) == -(-size // 11)
+    for wrong in ([], [48], [48, 47]):  # a word left out, replaced, put in
+        assert calls([*text[:15], *wrong, *text[16:]]) <= -(-size // 11) + 4
+    assert calls([48, 47, 46]) == size
+
+
+def test_auto_stops_copying_from_a_bad_reference_and_keeps_to_a_good_one():
+    target, draft = agreeing(ends=0.0, copies=0.0)
+    prompts, rng = ragged_prompts(12, 50), random.Random(0)
+    drafter = CombinedDrafter(PromptLookup(), ModelDrafter(draft))
+    found = {}
+    for name in ("good", "bad"):
+        options = Options(max_tokens=50)
+        rows = new_rows(prompts, options)
+        for row in rows:
+            text = plain(target, row.prompt, 50)
+            row.reference = text if name == "good" else changed(text, 1, rng)
+        list(decode(new_batch(target, drafter, options), Waiting(rows), 1))
+        found[name] = total(rows)
+    assert found["good"].tokens_per_call > 5
+    copied = decode_with(target, drafters(draft)["both"], prompts, 1, max_tokens=50)
+    assert found["bad"].drafted - found["bad"].accepted < 1.5 * (total(copied).drafted + 20)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, dict(temp=1.0, seed=3), dict(num_draft=4), dict(lookup=False)]
+)
+def test_texts_are_those_without_a_reference(demo_pair, options):
+    model, tokenizer, draft = demo_pair
+    plain_text = generate(model, tokenizer, PROMPT, **options | dict(num_draft=0))
+    references = [plain_text, plain_text[:20], "quite another text", "老房子", " ", plain_text * 9]
+    prompts = [Prompt(PROMPT, reference) for reference in references]
+    for draft_model in (None, draft):
+        found = batch_generate(model, tokenizer, prompts, draft_model, **options)
+        # A prompt that the list has had before draws other random numbers.
+        same = found[:1] if options.get("temp") else found
+        assert all(response.text == plain_text for response in same)
+    alone = generate(model, tokenizer, PROMPT, reference=plain_text, **options)
+    assert alone == plain_text
+
+
+def test_a_reference_is_counted_as_copied_and_saves_calls(demo_pair):
+    model, tokenizer, _ = demo_pair
+    decoder = SpeculativeDecoder(model, tokenizer)
+    (plain_one,) = decoder.batch_generate([PROMPT])
+    (found,) = decoder.batch_generate([PROMPT], reference=plain_one.text, num_draft=8)
+    assert found.tokens == plain_one.tokens
+    assert found.stats.target_calls <= 0.4 * plain_one.stats.target_calls
+    assert found.origins.count("copied") == found.stats.accepted > 8
+    assert "copied" not in plain_one.origins
+
+
+def test_a_memory_gives_the_references(demo_pair):
+    model, tokenizer, _ = demo_pair
+    (earlier,) = batch_generate(model, tokenizer, [PROMPT])
+    memory = Memory([Pair(PROMPT.replace("red", "green"), earlier.text), Pair("other", "text")])
+    decoder = SpeculativeDecoder(model, tokenizer, memory=memory)
+    (found,) = decoder.batch_generate([PROMPT], num_draft=8)
+    assert found.tokens == earlier.tokens
+    assert found.stats.target_calls <= 0.4 * earlier.stats.target_calls
+    # A reference of one's own comes first.
+    (found,) = decoder.batch_generate([Prompt(PROMPT, "quite another")], num_draft=8)
+    assert found.tokens == earlier.tokens and found.stats.accepted < 3
+
+
+def test_json_lines_are_memories(demo_pair):
+    (response,) = batch_generate(*demo_pair[:2], [PROMPT])
+    assert json.loads(json.dumps(vars(response), default=vars))["prompt"] == PROMPT
