@@ -255,12 +255,12 @@ def test_what_is_taken_is_told(tmp_path):
     ran = call(*asked, cwd=tmp_path)
     assert ran.returncode == 0
     first, second, third, *_ = ran.stderr.splitlines()
-    assert first == "the checkpoint's generation settings not applied: num_beams 4"
-    assert second.startswith("the checkpoint's generation settings: ")
-    assert "repetition_penalty 1.3" in second and "no_repeat_ngram_size" not in second
+    assert first == "ignored from generation_config.json: num_beams=4 (use --num-beams 4)"
+    assert second.startswith("taken from generation_config.json: ")
+    assert "repetition_penalty=1.3" in second and "no_repeat_ngram_size" not in second
     assert third == "the checkpoint's max_length 11 has cut the text; see --max-tokens"
     ran = call("--model", "ours", "--prompt", prompt, "--num-beams", "3", cwd=tmp_path)
-    assert ran.returncode == 0 and "not applied" not in ran.stderr
+    assert ran.returncode == 0 and "ignored" not in ran.stderr
 
 
 def test_settings_that_cannot_be_are_named(tmp_path):
