@@ -44,16 +44,14 @@ class Ranks:
         mine = x * int(self.rank == 0)
         return mx.distributed.all_sum(mine, group=self.group) if self.size > 1 else x
 
-    def broadcast(self, x: mx.array | float) -> Any:
-        """x as rank 0 has it, on the host: numbers of up to 32 bits, or one float.
+    def broadcast(self, x: mx.array | float) -> np.ndarray:
+        """x as rank 0 has it, on the host: numbers of up to 32 bits.
 
         InputError where a rank did not take part: what the ranks computed since is wrong.
         """
         if self.size == 1:
             return np.array(x)
-        if isinstance(x, float):
-            halves = self.broadcast(mx.array(np.array([x]).view(np.int32)))
-            return halves.view(np.float64)[0]
+        x = mx.array(x)
         if x.dtype == mx.float32:
             return self.broadcast(x.view(mx.int32)).view(np.float32)
         return self._sum(x.astype(mx.int32) * int(self.rank == 0))
@@ -100,26 +98,17 @@ class Ranks:
             raise InputError(error if errors == [error] * self.size else f"rank {rank}: {error}")
         return result
 
-    def in_turn(self, step: Callable[[], T]) -> T:
-        """This rank's step(), when the ranks before it have done theirs. Errors: as `together`."""
-        results: list[Any] = [
-            self.together(step if rank == self.rank else lambda: None) for rank in range(self.size)
-        ]
-        return results[self.rank]
-
     def lines(self, file: Callable[[], Iterable[bytes]]) -> Iterator[bytes]:
         """The lines of the file that rank 0 opens by file(), read as they are needed."""
         if self.size == 1:
             return iter(file())
         lines = self.together(lambda: iter(file()) if self.rank == 0 else iter(()))
 
-        def read() -> list[str]:
-            return [line.decode("latin-1") for line in islice(lines, _LINES)]
+        def next_lines() -> list[str]:
+            mine = self.together(lambda: [line.decode("latin-1") for line in islice(lines, _LINES)])
+            return json.loads(self.gather(json.dumps(mine))[0])
 
-        def share_chunk() -> list[str]:
-            return json.loads(self.gather(json.dumps(self.together(read)))[0])
-
-        return (line.encode("latin-1") for chunk in iter(share_chunk, []) for line in chunk)
+        return (line.encode("latin-1") for chunk in iter(next_lines, []) for line in chunk)
 
     def check_same(self, **values: str) -> None:
         """InputError, which names the first, where a rank has another value than rank 0."""

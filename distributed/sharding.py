@@ -17,16 +17,8 @@ from checkpoints.quantization import Quantization
 from checkpoints.tensors import to_mlx
 from errors import InputError
 
-# By the last part of a layer's name. The bias is [buckets, heads].
-_SHARDING = {
-    "query": "all-to-sharded",
-    "key": "all-to-sharded",
-    "value": "all-to-sharded",
-    "out": "sharded-to-all",
-    "gate": "all-to-sharded",
-    "up": "all-to-sharded",
-    "down": "sharded-to-all",
-}
+# What is split of a layer, by the last part of its name; the bias is [buckets, heads].
+_OUTPUTS, _INPUTS = ("query", "key", "value", "gate", "up"), ("out", "down")
 
 
 def shard(model: nn.Module, group: mx.distributed.Group) -> None:
@@ -36,8 +28,10 @@ def shard(model: nn.Module, group: mx.distributed.Group) -> None:
         if "relative_bias" in name:
             shard_inplace(layer, lambda path, weight: 1, group=group)
             return layer
-        sharding = _SHARDING.get(name.rpartition(".")[2])
-        return shard_linear(layer, sharding, group=group) if sharding else layer
+        last = name.rpartition(".")[2]
+        if last in _OUTPUTS:
+            return shard_linear(layer, "all-to-sharded", group=group)
+        return shard_linear(layer, "sharded-to-all", group=group) if last in _INPUTS else layer
 
     layers = tree_map_with_path(shard_layer, model.leaf_modules(), is_leaf=nn.Module.is_module)
     model.update_modules(layers)

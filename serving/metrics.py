@@ -26,6 +26,7 @@ class Metrics:
     def __init__(self, running: Callable[[], int], waiting: Callable[[], int]):
         """running, waiting: how many rows are in the batch and in the queue."""
         self._registry, self._stats = CollectorRegistry(), Stats()
+        acceptance = lambda: self._stats.acceptance  # noqa: E731
         about: dict[str, Any] = dict(namespace="speculative", registry=self._registry)
         self.requests = Counter("requests", "Requests answered, by status.", ["status"], **about)
         self._texts = Counter(
@@ -35,14 +36,11 @@ class Metrics:
         for name, text, value in (
             ("texts_running", "Texts in the batch.", running),
             ("texts_waiting", "Texts in the queue.", waiting),
-            ("acceptance", "The share of proposed tokens that were accepted.", self._acceptance),
+            ("acceptance", "The share of proposed tokens that were accepted.", acceptance),
         ):
             Gauge(name, text, **about).set_function(value)
         name, text = "time_to_first_token_seconds", "From a text's request to its first token."
         self.first_token = Histogram(name, text, buckets=SECONDS, **about)
-
-    def _acceptance(self) -> float:
-        return self._stats.acceptance
 
     def add(self, stats: Stats, finish_reason: str) -> None:
         """A row that has ended."""

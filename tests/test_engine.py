@@ -151,26 +151,6 @@ def test_aborting_finishes_nothing(decoder):
     assert reasons == [CANCELLED, CANCELLED, REFUSED] or reasons == [None, CANCELLED, REFUSED]
 
 
-def test_a_row_that_cannot_begin_ends_no_other_text(decoder, monkeypatch, capsys):
-    begin = Row.begin
-
-    def fails(row, *arguments):
-        if row.options.seed == 13:
-            raise RuntimeError("cannot begin")
-        begin(row, *arguments)
-
-    requests = mixed(8, seed=3)
-    running = Running(decoder)
-    jobs = [running.submit(*rows_for(decoder, fields)) for fields in requests]
-    bad = running.submit(*(row_for(decoder, seed=13) for _ in range(2)))
-    running.engine._waiting.rotate(5)  # among the others
-    monkeypatch.setattr(Row, "begin", fails)
-    running.run()
-    assert ended(bad) == [("", FAILED)] * 2 and "cannot begin" in capsys.readouterr().err
-    for fields, of_request in zip(requests, jobs, strict=True):
-        assert ended(of_request) == alone(decoder, fields), fields
-
-
 def test_what_fails_takes_its_batch_along_and_nobody_else(decoder, monkeypatch, capsys):
     running = Running(decoder, batch_size=2)
     bad, beside, later = running.submit(*(row_for(decoder) for _ in range(3)))

@@ -177,7 +177,7 @@ WRONG = [
     ({"prompt": "\ud800"}, 400, "not JSON"),
     ({}, 400, "prompt: field required"),
     ({"prompt": " "}, 400, "the prompt is empty"),
-    ({"prompt": [5, 6]}, 400, "not tokens"),
+    ({"prompt": [5, 6]}, 400, "prompt.0: input should be a valid string"),
     ({"prompt": "x " * 5000}, 400, "4096 at most"),
     ({"prompt": "x" * (1 << 20)}, 413, "too large"),
     ({"prompt": "x", "temperature": -1}, 400, "temperature is -1"),
