@@ -122,7 +122,10 @@ class Engine:
     def _wait(self) -> bool:
         """Until a row waits (True) or the engine is closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self.closed)
+            while not self._waiting and not self.closed:
+                self._changed.wait(
+                    1
+                )  # Python may miss a signal that comes just before a longer one
             return bool(self._waiting)
 
     def _decode(self) -> None:
