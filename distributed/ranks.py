@@ -98,6 +98,13 @@ class Ranks:
             raise InputError(error if errors == [error] * self.size else f"rank {rank}: {error}")
         return result
 
+    def in_turn(self, step: Callable[[], T]) -> T:
+        """This rank's step(), when the ranks before it have done theirs. Errors: as `together`."""
+        results: list[Any] = [
+            self.together(step if rank == self.rank else lambda: None) for rank in range(self.size)
+        ]
+        return results[self.rank]
+
     def lines(self, file: Callable[[], Iterable[bytes]]) -> Iterator[bytes]:
         """The lines of the file that rank 0 opens by file(), read as they are needed."""
         if self.size == 1:

@@ -122,10 +122,9 @@ class Engine:
     def _wait(self) -> bool:
         """Until a row waits (True) or the engine is closed."""
         with self._changed:
+            # In turns of a second: Python may miss a signal that comes just before a wait.
             while not self._waiting and not self.closed:
-                self._changed.wait(
-                    1
-                )  # Python may miss a signal that comes just before a longer one
+                self._changed.wait(1)
             return bool(self._waiting)
 
     def _decode(self) -> None:

@@ -70,5 +70,6 @@ def test_what_rank_0_has_counts(monkeypatch):
     monkeypatch.setattr(mx.distributed, "all_sum", lambda x, group: x + (x >> 32 << 32))
     ranks = Ranks(group)
     assert ranks.broadcast(mx.array([3, -1, 2**31 - 1])).tolist() == [3, -1, 2**31 - 1]
-    assert ranks.broadcast(-0.1) == -0.1
-    assert ranks.broadcast(mx.array([0.1, -2.5])).tolist() == mx.array([0.1, -2.5]).tolist()
+    for x in (0.5, [0.1, -2.5]):
+        assert ranks.broadcast(mx.array(x)).tolist() == mx.array(x).tolist()
+    assert ranks.broadcast(-0.5) == -0.5
