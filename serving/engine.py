@@ -1,8 +1,5 @@
-"""One loop that decodes for everybody who asks: what they ask for are rows of one batch.
-
-The loop runs in one thread, the only one that touches a model. Other threads submit rows and read how far they are; a
-row is its own buffer, so a slow reader holds nobody up.
-"""
+"""One loop that decodes for everybody who asks, as rows of one batch. Its thread is the only one that touches a model.
+Others submit rows and read how far they are; a row is its own buffer, so a slow reader holds nobody up."""
 
 import sys
 import threading
@@ -56,8 +53,7 @@ class Job:
 
 
 class Engine:
-    """The loop, and its source of rows. `run` is the loop's thread's, which holds a lock at times; `submit`, `cancel`,
-    `close` and `abort` are for the other threads."""
+    """The loop, and its source of rows. One thread calls `run`; the others `submit`, `cancel`, `close` and `abort`."""
 
     def __init__(
         self, decoder: SpeculativeDecoder, options: Options, batch_size: int, queue_size: int

@@ -43,11 +43,6 @@ def _joined(content: Any) -> str:
         raise ValueError("has to be text here") from None
 
 
-class _StreamOptions(BaseModel):
-    model_config = ConfigDict(strict=True)
-    include_usage: bool | None = None
-
-
 class _Message(BaseModel):
     model_config = ConfigDict(strict=True)
     role: str
@@ -63,7 +58,7 @@ class Asked(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
     model: str | None = None
     stream: bool | None = None
-    stream_options: _StreamOptions | None = None
+    stream_options: dict[str, bool | None] | None = None
     origins: bool | None = None
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
@@ -72,7 +67,7 @@ class Asked(BaseModel):
     @property
     def include_usage(self) -> bool:
         """At a stream's end."""
-        return bool(self.stream_options and self.stream_options.include_usage)
+        return bool((self.stream_options or {}).get("include_usage"))
 
     def options(self, defaults: Options) -> Options:
         """Those of its rows; InputError for what cannot be had."""
