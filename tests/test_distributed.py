@@ -151,10 +151,6 @@ def test_rank_0_decides_where_ranks_differ_in_drafts_logits_and_clocks(models, t
         assert texts(first, way) == texts(alone, way)
 
 
-# ---------------------------------------------------------------------------------------------
-# The command line
-
-
 @pytest.fixture
 def folder(demo_folders, tmp_path) -> Path:
     """A working folder with the converted pair."""
@@ -269,9 +265,3 @@ def test_when_a_rank_is_killed_all_end_and_nothing_wrong_is_printed(folder, kill
         stdout, stderr = started.communicate(timeout=LIMIT)
     assert set(stdout.splitlines()) <= {"fünf"}
     assert f"Node with rank {killed} exited" in stderr and "Traceback" not in stderr
-
-
-def test_a_mistake_under_mlx_launch_is_one_line_of_ours(folder):
-    _, stderr = launch(2, MAIN, "-p", "x", "--delta", "2", cwd=folder)
-    (line,) = [line for line in stderr.splitlines() if "WARN" not in line]
-    assert line.startswith("main.py: delta is 2.0")

@@ -7,7 +7,7 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from helpers.programs import ANSWER, PROMPT, call, run
+from helpers.programs import ANSWER, PROMPT, call
 from helpers.serving import Server, alone, mixed, texts
 
 import serve
@@ -145,22 +145,6 @@ def test_a_chat_is_decoded_in_the_models_template(tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------
-# Many at once
-
-
-def test_a_full_queue_says_when_to_come_back(demo_folders):
-    arguments = (demo_folders, "--batch-size", "1", "--queue", "2")
-    with Server(*arguments) as server, ThreadPoolExecutor(2) as clients:
-        running = begin(server, long(4000))
-        server.until("texts_running", 1)
-        waiting = [clients.submit(server.post, long(5)) for _ in range(2)]
-        server.until("texts_waiting", 2)
-        assert server.post(long(5))[0] == 503
-        running.close()
-        assert [one.result()[0] for one in waiting] == [200] * 2
-
-
-# ---------------------------------------------------------------------------------------------
 # What is wrong
 
 WRONG = [
@@ -199,13 +183,9 @@ def test_what_is_wrong_is_refused_in_one_line(server, body, status, reason):
 def test_openai_s_client_knows_the_errors(client):
     import openai
 
-    with pytest.raises(openai.BadRequestError, match="temperature"):
-        client.completions.create(model="demo-target", prompt="x", temperature=-1)
-    with pytest.raises(openai.NotFoundError, match="demo-target"):
-        client.completions.create(model="gpt-9", prompt="x")
-    messages = [{"role": "user", "content": "x"}]
+    chat = dict(model="demo-target", messages=[{"role": "user", "content": "x"}])
     with pytest.raises(openai.BadRequestError, match="no chat template"):
-        client.chat.completions.create(model="demo-target", messages=messages)
+        client.chat.completions.create(**chat)
 
 
 def test_other_pages_of_a_browser_cannot_ask(server):
@@ -230,13 +210,6 @@ def test_every_spelling_of_loopback_has_the_host_check(host):
         assert hosts == ("*",)
     else:
         assert "*" not in hosts and {"localhost", serve.in_url(address)} <= {*hosts}
-
-
-@pytest.mark.parametrize("host", ["ü" * 70, "[]", "no such host"])
-def test_an_address_that_cannot_be_is_one_line(host):
-    with pytest.raises(InputError, match="cannot listen on port") as refused:
-        serve.listen(host, 0)
-    assert "\n" not in str(refused.value)
 
 
 def test_a_key_is_asked_for(demo_folders):
@@ -312,14 +285,9 @@ def test_slow_readers_hold_nobody_up(server):
     connections = [begin(server, slow) for _ in range(4)]
     assert server.post({"prompt": PROMPT})[1]["choices"][0]["text"] == ANSWER
     server.until(finished, before + 4)  # though nothing was read
-    connections[0].settimeout(30)
-    connections[0].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
-    received = b""
-    while b"[DONE]" not in received[-100:]:
-        part = connections[0].recv(1 << 20)
-        assert part
-        received += part
-    assert received.count(b'"finish_reason": "length"') == 1
+    with connections[0].makefile("rb") as stream:
+        received = list(iter(stream.readline, b"data: [DONE]\n"))
+    assert sum(b'"finish_reason": "length"' in line for line in received) == 1
     for connection in connections:
         connection.close()
 
@@ -371,10 +339,11 @@ def test_a_second_signal_ends_at_once(demo_folders):
 # The command
 
 
-def test_a_port_that_is_taken_is_one_line(server, demo_folders):
-    done = run("--port", str(server.port), cwd=demo_folders, script="serve.py")
-    assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert done.stderr.startswith("serve.py: cannot listen on port")
+@pytest.mark.parametrize("host", ["127.0.0.1", "ü" * 70, "[]", "no such host"])
+def test_an_address_that_cannot_be_is_one_line(server, host):
+    with pytest.raises(InputError, match="cannot listen on port") as refused:
+        serve.listen(host, server.port)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
