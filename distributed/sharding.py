@@ -1,8 +1,5 @@
-"""Tensor parallelism (Shoeybi et al. 2019, arXiv 1909.08053): each rank has some of the attention
-heads and of the feed-forward units, and one sum over the ranks ends each block.
-
-Norms, embeddings and the head are whole on every rank.
-"""
+"""Tensor parallelism (Shoeybi et al. 2019, arXiv 1909.08053): each rank has some of the attention heads and of the
+feed-forward units, and one sum over the ranks ends each block. All else is whole on every rank."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -178,13 +178,11 @@ class Api:
 
     def _in_template(self, asked: Chat) -> str:
         """The text that the model reads for the messages."""
-        if self._chat is None:
+        chat, messages = self._chat, [message.model_dump() for message in asked.messages]
+        if chat is None:
             raise InputError("this model has no chat template: ask /v1/completions")
-        messages = [message.model_dump() for message in asked.messages]
         try:
-            return self._chat.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
-            )
+            return chat.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # a template's own, of any class
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise InputError(f"the chat template refuses these messages: {reason}") from None

@@ -1,8 +1,5 @@
-"""OpenAI's requests: a body to the options of its rows.
-
-The fields of decoding are those that speculative/options.py declares. What would change a text and is not done
-here is refused by name; so is what is unknown. A value that is null is as good as none.
-"""
+"""OpenAI's requests: a body to the options of its rows, which speculative/options.py declares. What would change a
+text and is not done here is refused by name; so is what is unknown. A value that is null is as good as none."""
 
 import re
 from dataclasses import replace
@@ -49,9 +46,6 @@ class _Message(BaseModel):
     content: Annotated[str, BeforeValidator(_joined)]
 
 
-_Penalty = Annotated[float, Field(ge=-2, le=2)]
-
-
 class Asked(BaseModel):
     """What a request asks for: what completions and chats have both, and in `model_extra` most options."""
 
@@ -60,8 +54,8 @@ class Asked(BaseModel):
     stream: bool | None = None
     stream_options: dict[str, bool | None] | None = None
     origins: bool | None = None
-    presence_penalty: _Penalty | None = None
-    frequency_penalty: _Penalty | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: dict[Annotated[int, Strict(False)], float] | None = None  # JSON's keys are texts
 
     @property
