@@ -88,7 +88,7 @@ class Api:
                 Route("/health", self.health),
                 Route("/metrics", self.metrics),
                 Route("/v1/models", self.models),
-                Route("/v1/models/{name:path}", self.model),
+                Route("/v1/models/{name:path}", self.models),
                 answer("/v1/completions", partial(self.answer, kind=Completion)),
                 answer("/v1/chat/completions", partial(self.answer, kind=Chat)),
             ],
@@ -121,12 +121,10 @@ class Api:
 
     async def models(self, request: Request) -> Response:
         self._authorize(request)
+        if name := request.path_params.get("name"):
+            self._check_model(name)
+            return JSONResponse(self._listed)
         return JSONResponse({"object": "list", "data": [self._listed]})
-
-    async def model(self, request: Request) -> Response:
-        self._authorize(request)
-        self._check_model(request.path_params["name"])
-        return JSONResponse(self._listed)
 
     async def answer(self, request: Request, kind: type[Completion] | type[Chat]) -> Response:
         self._authorize(request)

@@ -100,22 +100,6 @@ def test_a_row_that_is_not_wanted_any_more_leaves_at_once(decoder):
     assert any(side_by_side)  # its place was taken at once
 
 
-def test_all_rows_may_leave_at_once(decoder):
-    running = Running(decoder)
-    first, later = running.put(*rows(decoder, 3)), []
-
-    def leave():
-        if not later:
-            running.cancel(first)
-            later.extend(running.put(*rows(decoder)))
-
-    running.at = leave
-    running.run()
-    reasons = [reason for _, reason in ended(first)]
-    assert reasons.count(CANCELLED) >= 2  # one may have been told of already
-    assert ended(later) == [(ANSWER, "stop")]
-
-
 def test_a_full_queue_takes_all_rows_of_a_request_or_none(decoder):
     running = Running(decoder, queue_size=3)
     running.put(*rows(decoder, 2))
