@@ -1,7 +1,6 @@
 """What the machine allows, what models cost on it, and what drafting could reach at these costs."""
 
 import contextlib
-import functools
 import os
 import statistics
 import time
@@ -19,6 +18,7 @@ from speculative.cached_model import Model
 from speculative.row import Row, Stats
 
 TOKEN = 7  # of texts in which only the time matters
+WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17)  # numbers of tokens whose check is timed
 CONTEXT = 16  # tokens of a text before those that are timed
 DRAFTED = 5  # tokens of a draft whose time is taken
 READ = 1 << 30  # bytes, far more than caches hold
@@ -32,34 +32,30 @@ class Costs:
     model drafts when the target has: what the one left in the caches is gone.
     """
 
-    def __init__(
-        self, target: Model, draft: Model | None, prompt: Sequence[int], widths: Sequence[int]
-    ):
-        """widths: the numbers of tokens whose check is timed, 1 first."""
-        self.widths, self.step_bytes = tuple(widths), step_bytes(target, prompt)
-        of_target = calls(target, prompt)
-        drafting = {"draft": functools.partial(calls(draft, prompt), 1, DRAFTED)} if draft else {}
-        # Name and probe; the first step follows the read, and does not count.
-        self._turn: list[tuple[object, Callable[[], float]]] = [("read", plain_read(READ))]
-        self._turn += [(name, functools.partial(of_target, 1)) for name in (None, 1)]
-        for width in widths[1:]:
-            self._turn += [*drafting.items(), (width, functools.partial(of_target, width))]
+    def __init__(self, target: Model, draft: Model | None, prompt: Sequence[int]):
+        self.step_bytes, self._read = step_bytes(target, prompt), plain_read(READ)
+        self._target = calls(target, prompt)
+        self._draft = calls(draft, prompt) if draft else None
         self._seconds: dict[object, list[float]] = defaultdict(list)
         self.measure()  # warms up
         self._seconds.clear()
 
     def measure(self) -> None:
-        for name, probe in self._turn:
-            self._seconds[name].append(probe())
+        self._seconds["read"].append(self._read())
+        self._target(1)  # follows the read, and does not count
+        self._seconds[1].append(self._target(1))
+        for width in WIDTHS[1:]:
+            if self._draft:
+                self._seconds["draft"].append(self._draft(1, DRAFTED))
+            self._seconds[width].append(self._target(width))
 
     def __getitem__(self, name: object) -> float:
-        """The median of the seconds of a target call by its number of tokens, of a "draft" token, and of a
-        plain "read"."""
+        """The median seconds of a target call by its number of tokens, of a "draft" token, or a "read"."""
         return statistics.median(self._seconds[name])
 
     def seconds(self, drafted: float, drafts: bool = True) -> float:
         """Of a step that checks so many drafted tokens; drafts: and a draft model has drafted them."""
-        checking = np.interp(drafted + 1, self.widths, [self[width] for width in self.widths])
+        checking = np.interp(drafted + 1, WIDTHS, [self[width] for width in WIDTHS])
         return float(checking) + (drafted * self["draft"] if drafts and drafted else 0.0)
 
     def report(self) -> dict:
@@ -71,7 +67,7 @@ class Costs:
             "step_gb_s": step,
             "read_gb_s": read,
             "share_of_read": step / read,
-            "verify_cost": {width: self[width] / self[1] for width in self.widths},
+            "verify_cost": {width: self[width] / self[1] for width in WIDTHS},
         }
         return found | ({"draft_cost": self["draft"] / self[1]} if "draft" in self._seconds else {})
 
@@ -86,28 +82,25 @@ def plain_read(size: int) -> Callable[[], float]:
     if mx.default_device() == mx.gpu:
         array = mx.ones(size // 4)
         mx.eval(array)
-        return _timed(lambda: mx.eval(mx.max(array)))
+        return lambda: _seconds(lambda: mx.eval(mx.max(array)))
     cores = os.cpu_count() or 1
     threads, parts = ThreadPoolExecutor(cores), np.array_split(np.ones(size // 4, np.int32), cores)
-    return _timed(lambda: list(threads.map(np.max, parts)))
+    return lambda: _seconds(lambda: list(threads.map(np.max, parts)))
 
 
-def _timed(work: Callable[[], object]) -> Callable[[], float]:
-    def probe() -> float:
-        began = time.perf_counter()
-        work()
-        return time.perf_counter() - began
-
-    return probe
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
 
 
-# The layers that multiply by a matrix, and what they are called by.
-_MULTIPLIES = (
-    (nn.Linear, "__call__"),
-    (nn.QuantizedLinear, "__call__"),
-    (nn.Embedding, "as_linear"),
-    (nn.QuantizedEmbedding, "as_linear"),
-)
+# What layers that multiply by a matrix are called by.
+_MULTIPLIES = {
+    nn.Linear: "__call__",
+    nn.QuantizedLinear: "__call__",
+    nn.Embedding: "as_linear",
+    nn.QuantizedEmbedding: "as_linear",
+}
 
 
 def step_bytes(model: Model, prompt: Sequence[int]) -> int:
@@ -124,7 +117,7 @@ def step_bytes(model: Model, prompt: Sequence[int]) -> int:
         return record
 
     with contextlib.ExitStack() as stack:
-        for kind, name in _MULTIPLIES:
+        for kind, name in _MULTIPLIES.items():
             stack.enter_context(mock.patch.object(kind, name, recorded(getattr(kind, name))))
         model.decode(mx.array([[TOKEN]]), np.array([cache.lengths], np.int32), cache)
     return sum(found)
@@ -153,15 +146,11 @@ def calls(model: Model, prompt: Sequence[int]) -> Callable[..., float]:
     return call
 
 
-# ---------------------------------------------------------------------------------------------
-# What drafting could reach
-
-
 def oracle_rate(plain: Sequence[Row], draft: Model, costs: Costs) -> float:
     """Tokens per second of texts that were decoded plainly, had an oracle known beforehand how many drafted
     tokens will pass, and drafted in every step as many as is best and no more; at the same costs, the
     reading of prompts included."""
-    by_length = [costs.seconds(drafted) for drafted in range(max(costs.widths))]
+    by_length = [costs.seconds(drafted) for drafted in range(max(WIDTHS))]
     seconds = 0.0
     for row in plain:
         known, reading = known_to_draft(draft, row)

@@ -3,24 +3,17 @@
     python -m benchmarks.picture docs/speculation.svg
 
 decodes with the embedded pair in the sizes of t5-large and t5-small, once to warm up and once to record, and
-writes an animated SVG without scripts. Nothing in it is drawn by hand: what is copied, drafted, corrected and
-when it appears are the run's.
+writes an animated SVG without scripts.
 """
 
-import blas  # noqa: F401 (before mlx)
-
-# isort: split
-import sys
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from html import escape
-from itertools import groupby
-from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.machine import describe
 from benchmarks.measure import decoder, widened_pair
+from benchmarks.report import describe
 from decoder import SpeculativeDecoder
 from terminal import cli
 
@@ -45,9 +38,8 @@ COLOURS = {  # and meanings
 }
 SVG = """\
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" \
-aria-labelledby="title said" font-family="ui-monospace, SFMono-Regular, Menlo, Consolas, monospace" font-size="15">
-<title id="title">One text, decoded plainly and speculatively</title>
-<desc id="said">{said}</desc>
+aria-label="One text, decoded plainly and speculatively" \
+font-family="ui-monospace, SFMono-Regular, Menlo, Consolas, monospace" font-size="15">
 <rect width="100%" height="100%" rx="10" fill="#0d1117"/>
 {inside}
 </svg>
@@ -72,88 +64,67 @@ def record(models: SpeculativeDecoder, **options) -> list[Token]:
     return tokens
 
 
-def appearing(seconds: float, until: float, total: float) -> str:
-    """An animation that shows an element from `seconds` to `until`, over and over."""
-    times = [0.0, seconds / total, min(until / total, 1.0), 1.0]
-    values = "0;1;0;0" if until < total else "0;1;1;1"
-    keys = ";".join(f"{t:.4f}" for t in times)
+def appearing(seconds: float, total: float) -> str:
+    """An animation that shows an element from `seconds` on, over and over."""
     return (
-        f'<animate attributeName="opacity" values="{values}" keyTimes="{keys}" calcMode="discrete" '
-        f'dur="{total:.2f}s" repeatCount="indefinite"/>'
+        f'<animate attributeName="opacity" values="0;1;1" keyTimes="0;{seconds / total:.4f};1" '
+        f'calcMode="discrete" dur="{total:.2f}s" repeatCount="indefinite"/>'
     )
 
 
-def counts(tokens: Sequence[Token], top: int, total: float) -> list[str]:
-    """How many tokens after each call, each line until the next one. The last is there without the
-    animation, too."""
-    calls = [list(of_call) for _, of_call in groupby(tokens, key=lambda token: token.call)]
-    found, count = [], 0
-    for i, of_call in enumerate(calls):
-        count += len(of_call)
-        call, seconds, last = of_call[0].call, of_call[0].seconds, i + 1 == len(calls)
-        words = f"{count} token{'s' * (count > 1)}, {call} target call{'s' * (call > 1)}"
-        words += f", {seconds:.1f} s" if last else ""
-        shown = appearing(seconds, total if last else calls[i + 1][0].seconds, total)
-        hidden = "" if last else ' opacity="0"'
-        found.append(f'<text x="{MARGIN + 130}" y="{top}" {GREY}{hidden}>{words}{shown}</text>')
-    return found
-
-
 def words(tokens: Sequence[Token], top: int, total: float) -> tuple[list[str], int]:
-    """The tokens in their places, in lines whose words are not broken; and how many lines."""
+    """The tokens in their places, in lines whose words are not broken; and the last line's height."""
     whole = "".join(token.text for token in tokens)
     laid = "\n".join(textwrap.wrap(whole, COLUMNS, break_on_hyphens=False))
-    found, at = [], 0
+    found, end = [], 0
     for token in tokens:
         text = token.text.lstrip(" ")
-        begin = at + len(token.text) - len(text)
-        at += len(token.text)
-        x = MARGIN + (begin - laid.rfind("\n", 0, begin) - 1) * CHARACTER
-        y = top + (laid.count("\n", 0, begin) + 1) * LINE + 6
-        colour, _ = COLOURS[token.origin]
+        end += len(token.text)
+        before = laid[: end - len(text)]
+        x = MARGIN + (len(before) - before.rfind("\n") - 1) * CHARACTER
+        y = top + before.count("\n") * LINE
         width = f'textLength="{len(text) * CHARACTER:.1f}" lengthAdjust="spacingAndGlyphs"'
         under = ' text-decoration="underline"' if token.origin == "corrected" else ""
-        shown = escape(text) + appearing(token.seconds, total, total)
-        if text:
-            found.append(f'<text x="{x:.1f}" y="{y}" fill="{colour}"{under} {width}>{shown}</text>')
-    return found, laid.count("\n") + 1
+        style = f'fill="{COLOURS[token.origin][0]}"{under} {width}'
+        shown = escape(text) + appearing(token.seconds, total)
+        found.append(f'<text x="{x:.1f}" y="{y}" {style}>{shown}</text>' if text else "")
+    return found, top + laid.count("\n") * LINE
 
 
 def svg(runs: Mapping[str, Sequence[Token]]) -> str:
     """The picture. Its text is there without the animation, too."""
     total = max(tokens[-1].seconds for tokens in runs.values()) + PAUSE
-    parts, top, said = [], MARGIN + 12, [PROMPT]
+    parts, top = [], MARGIN + 12
     for line in textwrap.wrap(PROMPT, COLUMNS):
         parts.append(f'<text x="{MARGIN}" y="{top}" {GREY}>{escape(line)}</text>')
         top += LINE
     for name, tokens in runs.items():
         top += LINE // 2
-        placed, lines = words(tokens, top, total)
+        last = tokens[-1]
+        took = f"{len(tokens)} tokens, {last.call} target calls, {last.seconds:.1f} s"
         parts.append(f'<text x="{MARGIN}" y="{top}" {GREY} font-weight="bold">{name}</text>')
-        parts += counts(tokens, top, total) + placed
-        top += (lines + 1) * LINE + 6
-        text, last = "".join(token.text for token in tokens), tokens[-1]
-        said.append(f"{name}: {text} ({last.call} target calls, {last.seconds:.1f} s);")
+        parts.append(f'<text x="{MARGIN + 130}" y="{top}" {GREY}>{took}</text>')
+        placed, top = words(tokens, top + LINE + 6, total)
+        parts += placed
+        top += LINE
     top += LINE // 2
-    x, seen = float(MARGIN), {token.origin for tokens in runs.values() for token in tokens}
-    for origin in (origin for origin in COLOURS if origin in seen):
-        colour, meaning = COLOURS[origin]
+    x = float(MARGIN)
+    for colour, meaning in COLOURS.values():
         parts.append(f'<text x="{x:.0f}" y="{top}" fill="{colour}">{meaning}</text>')
         x += (len(meaning) + 2) * CHARACTER
-    width, spoken = int(2 * MARGIN + COLUMNS * CHARACTER), escape(" ".join(said).rstrip(";"))
-    inside = "\n".join(parts)
-    return SVG.format(width=width, height=top + MARGIN, said=spoken, inside=inside)
+    width = int(2 * MARGIN + COLUMNS * CHARACTER)
+    return SVG.format(width=width, height=top + MARGIN, inside="\n".join(parts))
 
 
 def main() -> None:
-    if len(sys.argv) != 2:
-        print("usage: python -m benchmarks.picture FILE.svg", file=sys.stderr)
-        sys.exit(cli.USAGE_ERROR)
+    parser = cli.Parser(prog="python -m benchmarks.picture")
+    parser.add_argument("file", type=cli.path, help="the SVG to write")
+    file = parser.parse_args().file
     models, runs = decoder(*widened_pair(("t5-large", "t5-small"))), {}
     for name, options in WAYS.items():
         record(models, **options)
         runs[name] = record(models, **options)
-    Path(sys.argv[1]).write_text(svg(runs), encoding="utf-8")
+    file.write_text(svg(runs), encoding="utf-8")
     for name, tokens in runs.items():
         rate = len(tokens) / tokens[-1].seconds
         print(f"{name}: {len(tokens)} tokens, {tokens[-1].call} target calls, {rate:.1f} tokens/s")

@@ -1,17 +1,23 @@
-"""What `benchmark.py` reports: the models, the machine's limits in words, and the figures of each way."""
+"""What `benchmark.py` reports: the machine, the models, the limits in words, and the figures of each way."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import mlx.core as mx
 from mlx.utils import tree_flatten
 
+import blas
 from benchmarks.limits import Costs
-from benchmarks.measure import Run, Way, decoding, table
+from benchmarks.measure import Run
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """A way of ours to decode."""
 
     drafter: str  # "": plain decoding
@@ -22,10 +28,26 @@ class Setting:
         name = f"{self.drafter}, num_draft {self.num_draft}" if self.drafter else "plain"
         return name if self.batch_size == 1 else f"{name}, batch {self.batch_size}"
 
-    def way(self, target: Any, draft: Any | None, **options) -> Way:
-        options |= dict(num_draft=self.num_draft, lookup=self.drafter in ("lookup", "both"))
-        drafting = draft if self.drafter in ("model", "both") else None
-        return decoding(target, drafting, self.batch_size, **options)
+
+def describe() -> dict[str, str | int]:
+    """The hardware and software that a figure depends on."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count() or 1,
+        "system": f"{platform.system()} {platform.machine()}",
+        "device": str(mx.default_device()),
+        "mlx": version("mlx"),
+        "blas": blas.loaded or Path(os.environ.get("LD_PRELOAD", "")).name or "of MLX",
+        "threads": os.environ.get("OPENBLAS_NUM_THREADS", "default"),
+    }
+
+
+def _processor() -> str:
+    if platform.system() == "Darwin":
+        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    found = re.search("model name.*: (.*)", Path("/proc/cpuinfo").read_text())
+    return found[1] if found else platform.machine()
 
 
 def sizes(target: Any, draft: Any | None, tokens: Mapping[str, Sequence[int]]) -> dict[str, str]:
@@ -54,16 +76,18 @@ def compare(runs: Mapping[Any, Run], costs: Costs, found: dict[str, Any]) -> dic
     as data."""
     explain(found)
     (first, plain), *_ = runs.items()
-    of_ways = {str(name): figures(name, run, plain, costs, found) for name, run in runs.items()}
-    lines = dict(of_ways)
+    lines = {str(name): figures(name, run, plain, costs, found) for name, run in runs.items()}
+    data = [{"decoding": name} | line for name, line in lines.items()]
     if "oracle" in found:
         rate = found["oracle"]
         lines = {"an oracle, one by one": {"tokens/s": rate, "ratio": rate / plain.rate}} | lines
-    table(["decoding", *COLUMNS], [[name, *map(cell(of), COLUMNS)] for name, of in lines.items()])
-    different = {str(name): run.different(plain) for name, run in runs.items()}
-    different = {name: count for name, count in different.items() if count}
+    table(lines)
+    different = {
+        str(name): sum(a != b for a, b in zip(run.texts, plain.texts, strict=True))
+        for name, run in runs.items()
+        if run.texts != plain.texts
+    }
     print(f"\nTexts other than those of {first}: {different or 'none'}.")
-    data = [{"decoding": name} | of_way for name, of_way in of_ways.items()]
     return {"runs": data, "other texts": different}
 
 
@@ -85,7 +109,7 @@ def figures(
     name: Setting | str, run: Run, plain: Run, costs: Costs, found: dict[str, Any]
 ) -> dict[str, float]:
     """The figures of a way, by COLUMNS; those of steps for ways of ours."""
-    low, high = run.spread()
+    low, high = run.quartiles
     line = {"tokens/s": run.rate, "low": low, "high": high, "ratio": run.rate / plain.rate}
     if isinstance(name, str):
         return line
@@ -105,5 +129,12 @@ def figures(
     return line
 
 
-def cell(line: dict[str, float]) -> Callable[[str], str]:
-    return lambda key: f"{line[key]:.{1 if key in RATES else 2}f}" if key in line else ""
+def table(lines: Mapping[str, Mapping[str, float]]) -> None:
+    """Print a Markdown table of ways and their figures."""
+    places = dict.fromkeys(COLUMNS, 2) | dict.fromkeys(RATES, 1)
+    rows = [["decoding", *COLUMNS]]
+    for name, line in lines.items():
+        rows.append([name, *(f"{line[c]:.{places[c]}f}" if c in line else "" for c in COLUMNS)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in (rows[0], ["-" * width for width in widths], *rows[1:]):
+        print("| " + " | ".join(map(str.ljust, row, widths)) + " |")

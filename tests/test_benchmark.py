@@ -153,7 +153,8 @@ def test_every_way_takes_its_turn_at_every_source():
     def way(name):
         return lambda sources: calls.append((name, sources)) or [[1, 2] for _ in sources]
 
-    runs = measure.take_turns({n: way(n) for n in "ab"}, [[1], [2], [3]], per_turn=2)
+    ways = {name: way(name) for name in "ab"}
+    runs = measure.take_turns(ways, [[1], [2], [3]], 2, lambda: None)
     assert calls[:2] == [("a", [[1]]), ("b", [[1]])]  # warming up
     assert calls[2:] == [
         ("a", [[1], [2]]),
@@ -161,7 +162,7 @@ def test_every_way_takes_its_turn_at_every_source():
         ("b", [[3]]),
         ("a", [[3]]),
     ]
-    assert runs["a"].tokens == [4, 2] and len(runs["b"].results) == 3
+    assert runs["a"].tokens == [4, 2] and len(runs["b"].texts) == 3
 
 
 @pytest.mark.slow
@@ -180,7 +181,7 @@ def test_baselines_write_the_same_text(demo_pair, monkeypatch):
         assert [generate([source], **how)[0] for source in sources[::3]] == ours[::3]
 
 
-def _which_blas(sizes, max_tokens):
+def _which_blas():
     """In the place of a library: whether our BLAS is in its process."""
     import blas
 
@@ -193,8 +194,9 @@ def test_baselines_have_the_blas_of_their_own(monkeypatch):
     from benchmarks import baselines
 
     monkeypatch.delenv("SPECULATIVE_BLAS", raising=False)
-    with baselines.baseline(_which_blas, (), 0) as library:
-        assert baselines.way(library)([[5]]) == [[0]] and "SPECULATIVE_BLAS" not in os.environ
+    with baselines.process() as library:
+        assert baselines.way(library, (_which_blas,))([[5]]) == [[0]]
+        assert "SPECULATIVE_BLAS" not in os.environ
 
 
 @pytest.mark.slow
@@ -215,7 +217,7 @@ def test_the_picture_shows_every_token_where_it_stands(demo_pair):
     runs = {name: picture.record(models, **how) for name, how in picture.WAYS.items()}
     shown = picture.svg(runs)
     texts = {"".join(token.text for token in tokens) for tokens in runs.values()}
-    assert texts == {models.generate(picture.PROMPT)} and all(text in shown for text in texts)
+    assert texts == {models.generate(picture.PROMPT)}
     drawn = re.findall(
         r'<text x="([\d.]+)" y="(\d+)" fill="#\w+"[^>]*textLength[^>]*>([^<]+)', shown
     )
