@@ -153,7 +153,7 @@ def compare(
     found |= costs.report()
     if draft and args.batch_size[0] == 1:
         found["oracle"] = oracle_rate(next(iter(runs.values())).rows, draft, costs)
-    return found | report.compare(runs, costs, found)
+    return found | report.compare(runs, costs, found.get("oracle"))
 
 
 def main() -> None:

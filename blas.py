@@ -38,6 +38,7 @@ _SGEMM = bytes.fromhex(
     "ff250e000000"  # jmp [few rows]
     "ff2510000000"  # others: jmp [others]
 )
+_THREADS = Path("/proc/self/task")
 # BLIS's build with OpenMP, in Debian and Ubuntu, and in Fedora. That with pthreads makes threads for each product.
 _BLIS = ("usr/lib/*/blis-openmp/libblis.so.*", "usr/lib64/libbliso.so.*")
 # How long idle threads look for work. By default so long that two processes decode at a seventh of the speed.
@@ -57,7 +58,7 @@ def load() -> tuple[str, str]:
     if package is None or package.origin is None:
         return "", "scipy-openblas32 is not installed: pip install -r requirements.txt"
     path = Path(package.origin).parent / "lib/libscipy_openblas.so"
-    cores, threads, given = physical_cores(), _threads(), dict(os.environ)
+    cores, threads, given = physical_cores(), set(_THREADS.iterdir()), dict(os.environ)
     numbers = dict.fromkeys(("OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS"), str(len(cores)))
     os.environ.update(numbers | _LOOKING | given)  # read while the libraries are loaded
     try:
@@ -124,18 +125,15 @@ def physical_cores() -> list[int]:
     return list(cores.values())
 
 
-def _threads() -> set[int]:
-    return {int(thread.name) for thread in Path("/proc/self/task").iterdir()}
-
-
-def _bind(before: set[int], cores: list[int]) -> None:
+def _bind(before: set[Path], cores: list[int]) -> None:
     """Give each thread that computes a core, worth an eighth. They begin in this order: OpenBLAS's, one less than
     cores, when it is loaded; MLX's; BLIS's, as many as OpenBLAS's."""
     import mlx.core as mx
 
     mx.eval(mx.ones((2, 512)) @ mx.ones((512, 512)).T)
+    new = sorted(int(thread.name) for thread in set(_THREADS.iterdir()) - before)
     with contextlib.suppress(OSError):  # where the system does not allow it
-        for thread, core in zip(sorted(_threads() - before), cores[1:] + cores, strict=False):
+        for thread, core in zip(new, cores[1:] + cores, strict=False):
             os.sched_setaffinity(thread, {core})
 
 

@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 from unittest import mock
 
 import mlx.core as mx
@@ -19,18 +20,13 @@ from speculative.row import Row, Stats
 
 TOKEN = 7  # of texts in which only the time matters
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17)  # numbers of tokens whose check is timed
-CONTEXT = 16  # tokens of a text before those that are timed
 DRAFTED = 5  # tokens of a draft whose time is taken
 READ = 1 << 30  # bytes, far more than caches hold
 
 
 class Costs:
-    """What the models cost, and a plain read of the memory: in seconds, measured again and again while
-    other things are.
-
-    As in a step, the target checks several tokens when the draft model has just run, and the draft
-    model drafts when the target has: what the one left in the caches is gone.
-    """
+    """The seconds of model calls and of a plain read of the memory. As in a step, target and draft model
+    take turns, so that neither finds the caches as it left them."""
 
     def __init__(self, target: Model, draft: Model | None, prompt: Sequence[int]):
         self.step_bytes, self._read = step_bytes(target, prompt), plain_read(READ)
@@ -59,17 +55,27 @@ class Costs:
         return float(checking) + (drafted * self["draft"] if drafts and drafted else 0.0)
 
     def report(self) -> dict:
-        """All of it: GB/s, and costs in plain steps."""
-        step, read = self.step_bytes / self[1] / 1e9, READ / self["read"] / 1e9
-        found = {
-            "step_gb": self.step_bytes / 1e9,
-            "step_ms": 1e3 * self[1],
-            "step_gb_s": step,
+        """All of it, printed and as data: GB/s, and costs in plain steps."""
+        size, step, read = self.step_bytes / 1e9, self[1], READ / self["read"] / 1e9
+        found: dict[str, Any] = {
+            "step_gb": size,
+            "step_ms": 1e3 * step,
+            "step_gb_s": size / step,
             "read_gb_s": read,
-            "share_of_read": step / read,
-            "verify_cost": {width: self[width] / self[1] for width in WIDTHS},
+            "share_of_read": size / step / read,
+            "verify_cost": {width: self[width] / step for width in WIDTHS},
         }
-        return found | ({"draft_cost": self["draft"] / self[1]} if "draft" in self._seconds else {})
+        print(
+            f"A step reads {size:.2f} GB of weights in {1e3 * step:.1f} ms: {size / step:.1f} GB/s, "
+            f"{size / step / read:.0%} of the {read:.1f} of a plain read of the memory."
+        )
+        verify = ", ".join(f"{n}: {cost:.2f}" for n, cost in found["verify_cost"].items())
+        print(f"A target call by number of tokens, in steps: {verify}.")
+        if self._draft:
+            found["draft_cost"] = self["draft"] / step
+            print(f"A token of the draft model costs {found['draft_cost']:.3f} steps.")
+        print()
+        return found
 
     def predicted(self, stats: Stats, drafts: bool) -> float:
         """The speed-up of steps that follows from the tokens per call and the costs."""
@@ -132,9 +138,6 @@ def calls(model: Model, prompt: Sequence[int]) -> Callable[..., float]:
         positions = cache.lengths[:, None] + after + np.arange(tokens.shape[1])
         return mx.argmax(model.decode(tokens, positions.astype(np.int32), cache), axis=-1)
 
-    decode(mx.full((1, CONTEXT), TOKEN), 0)
-    cache.keep(np.array([CONTEXT]))
-
     def call(width: int, chained: int = 1) -> float:
         began, tokens = time.perf_counter(), mx.full((1, width), TOKEN)
         for i in range(chained):
@@ -147,9 +150,8 @@ def calls(model: Model, prompt: Sequence[int]) -> Callable[..., float]:
 
 
 def oracle_rate(plain: Sequence[Row], draft: Model, costs: Costs) -> float:
-    """Tokens per second of texts that were decoded plainly, had an oracle known beforehand how many drafted
-    tokens will pass, and drafted in every step as many as is best and no more; at the same costs, the
-    reading of prompts included."""
+    """Tokens per second of texts that were decoded plainly, had an oracle that knows how many drafted tokens
+    will pass drafted as many as is best in every step; at the same costs, the reading of prompts included."""
     by_length = [costs.seconds(drafted) for drafted in range(max(WIDTHS))]
     seconds = 0.0
     for row in plain:
@@ -160,8 +162,8 @@ def oracle_rate(plain: Sequence[Row], draft: Model, costs: Costs) -> float:
 
 
 def known_to_draft(draft: Model, row: Row) -> tuple[np.ndarray, float]:
-    """For each token of a text whether the draft model would draft it after those before, which is all it
-    takes to know how many pass from anywhere; and the seconds that reading the prompt takes."""
+    """For each token of a text whether the draft model would draft it after those before; and the seconds
+    that reading the prompt takes."""
     began = time.perf_counter()
     cache = draft.start(mx.array([row.prompt]))
     cache.wait()

@@ -27,9 +27,8 @@ WAYS: dict[str, dict] = {
     "copying": dict(num_draft=5, lookup=True),
 }
 PAUSE = 2.5  # seconds between the end of the slowest one and the next turn
-COLUMNS, CHARACTER, LINE = 72, 9.0, 24  # of the text, in characters and pixels
-MARGIN = 24
-GREY = 'fill="#9198a1"'
+COLUMNS = 72  # of the text, in characters
+WIDTH, LINE, MARGIN = 700, 24, 24  # in pixels
 COLOURS = {  # and meanings
     "copied": ("#e58fff", "copied"),
     "drafted": ("#7ee787", "drafted"),
@@ -39,7 +38,7 @@ COLOURS = {  # and meanings
 SVG = """\
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" \
 aria-label="One text, decoded plainly and speculatively" \
-font-family="ui-monospace, SFMono-Regular, Menlo, Consolas, monospace" font-size="15">
+font-family="ui-monospace, SFMono-Regular, Menlo, Consolas, monospace" font-size="15" fill="#9198a1">
 <rect width="100%" height="100%" rx="10" fill="#0d1117"/>
 {inside}
 </svg>
@@ -64,56 +63,44 @@ def record(models: SpeculativeDecoder, **options) -> list[Token]:
     return tokens
 
 
-def appearing(seconds: float, total: float) -> str:
-    """An animation that shows an element from `seconds` on, over and over."""
-    return (
-        f'<animate attributeName="opacity" values="0;1;1" keyTimes="0;{seconds / total:.4f};1" '
-        f'calcMode="discrete" dur="{total:.2f}s" repeatCount="indefinite"/>'
-    )
-
-
-def words(tokens: Sequence[Token], top: int, total: float) -> tuple[list[str], int]:
-    """The tokens in their places, in lines whose words are not broken; and the last line's height."""
+def lines_of(tokens: Sequence[Token], total: float) -> list[str]:
+    """The tokens in lines whose words are not broken. Each appears when it came, over and over."""
     whole = "".join(token.text for token in tokens)
     laid = "\n".join(textwrap.wrap(whole, COLUMNS, break_on_hyphens=False))
-    found, end = [], 0
+    lines, end = [""] * (laid.count("\n") + 1), 0
     for token in tokens:
-        text = token.text.lstrip(" ")
+        text, (colour, _) = token.text.lstrip(" "), COLOURS[token.origin]
         end += len(token.text)
-        before = laid[: end - len(text)]
-        x = MARGIN + (len(before) - before.rfind("\n") - 1) * CHARACTER
-        y = top + before.count("\n") * LINE
-        width = f'textLength="{len(text) * CHARACTER:.1f}" lengthAdjust="spacingAndGlyphs"'
-        under = ' text-decoration="underline"' if token.origin == "corrected" else ""
-        style = f'fill="{COLOURS[token.origin][0]}"{under} {width}'
-        shown = escape(text) + appearing(token.seconds, total)
-        found.append(f'<text x="{x:.1f}" y="{y}" {style}>{shown}</text>' if text else "")
-    return found, top + laid.count("\n") * LINE
+        style = f'fill="{colour}"'
+        style += ' text-decoration="underline"' if token.origin == "corrected" else ""
+        shown = (
+            f'<animate attributeName="fill-opacity" values="0;1" calcMode="discrete" '
+            f'keyTimes="0;{token.seconds / total:.4f}" dur="{total:.2f}s" repeatCount="indefinite"/>'
+        )
+        spaces = " " * (len(token.text) - len(text))
+        line = laid.count("\n", 0, end - len(text))
+        lines[line] += f"{spaces}<tspan {style}>{escape(text)}{shown}</tspan>"
+    return lines
 
 
 def svg(runs: Mapping[str, Sequence[Token]]) -> str:
     """The picture. Its text is there without the animation, too."""
     total = max(tokens[-1].seconds for tokens in runs.values()) + PAUSE
-    parts, top = [], MARGIN + 12
-    for line in textwrap.wrap(PROMPT, COLUMNS):
-        parts.append(f'<text x="{MARGIN}" y="{top}" {GREY}>{escape(line)}</text>')
-        top += LINE
+    blocks = [[escape(line) for line in textwrap.wrap(PROMPT, COLUMNS)]]
     for name, tokens in runs.items():
-        top += LINE // 2
         last = tokens[-1]
         took = f"{len(tokens)} tokens, {last.call} target calls, {last.seconds:.1f} s"
-        parts.append(f'<text x="{MARGIN}" y="{top}" {GREY} font-weight="bold">{name}</text>')
-        parts.append(f'<text x="{MARGIN + 130}" y="{top}" {GREY}>{took}</text>')
-        placed, top = words(tokens, top + LINE + 6, total)
-        parts += placed
-        top += LINE
-    top += LINE // 2
-    x = float(MARGIN)
-    for colour, meaning in COLOURS.values():
-        parts.append(f'<text x="{x:.0f}" y="{top}" fill="{colour}">{meaning}</text>')
-        x += (len(meaning) + 2) * CHARACTER
-    width = int(2 * MARGIN + COLUMNS * CHARACTER)
-    return SVG.format(width=width, height=top + MARGIN, inside="\n".join(parts))
+        blocks.append([f'<tspan font-weight="bold">{name}</tspan>: {took}'])
+        blocks[-1] += lines_of(tokens, total)
+    meanings = [f'<tspan fill="{colour}">{meaning}</tspan>' for colour, meaning in COLOURS.values()]
+    blocks.append([", ".join(meanings)])
+    parts, top = [], MARGIN + LINE // 2
+    for block in blocks:
+        for line in block:
+            parts.append(f'<text x="{MARGIN}" y="{top}">{line}</text>')
+            top += LINE
+        top += LINE // 2
+    return SVG.format(width=WIDTH, height=top, inside="\n".join(parts))
 
 
 def main() -> None:

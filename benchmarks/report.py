@@ -53,15 +53,14 @@ def _processor() -> str:
 def sizes(target: Any, draft: Any | None, tokens: Mapping[str, Sequence[int]]) -> dict[str, str]:
     """What is decoded, and with what; tokens: of each prompt."""
     length = sum(map(len, tokens.values())) / len(tokens)
-    about = {"prompts": f"{len(tokens)} of {length:.0f} tokens", "target": _size(target)}
-    return about | ({"draft": _size(draft)} if draft else {})
-
-
-def _size(model: Any) -> str:
-    weights = dict(tree_flatten(model.parameters())).values()
-    types = sorted({str(weight.dtype).removeprefix("mlx.core.") for weight in weights})
-    count, size = sum(w.size for w in weights), sum(w.nbytes for w in weights)
-    return f"{count / 1e6:.0f}M weights in {size / 1e9:.2f} GB, {', '.join(types)}"
+    about = {"prompts": f"{len(tokens)} of {length:.0f} tokens"}
+    for role, model in {"target": target, "draft": draft}.items():
+        if model:
+            weights = dict(tree_flatten(model.parameters())).values()
+            count, size = sum(w.size for w in weights), sum(w.nbytes for w in weights)
+            types = ", ".join(sorted({str(w.dtype).removeprefix("mlx.core.") for w in weights}))
+            about[role] = f"{count / 1e6:.0f}M weights in {size / 1e9:.2f} GB, {types}"
+    return about
 
 
 # "low" and "high" are the quartiles of the turns; "ratio" is to plain decoding in the first batch size, and so
@@ -71,16 +70,14 @@ SHARES = ("ratio", "steps", "predicted", "of oracle", "acceptance")
 COLUMNS = (*RATES, *SHARES, "tokens per call", "reading (s)", "steps (s)")
 
 
-def compare(runs: Mapping[Any, Run], costs: Costs, found: dict[str, Any]) -> dict[str, Any]:
-    """Print the costs that were found and the table of all ways, the first of them plain; the figures
-    as data."""
-    explain(found)
+def compare(runs: Mapping[Any, Run], costs: Costs, oracle: float | None) -> dict[str, Any]:
+    """Print the table of all ways, the first of them plain; the figures as data."""
     (first, plain), *_ = runs.items()
-    lines = {str(name): figures(name, run, plain, costs, found) for name, run in runs.items()}
+    lines = {str(name): figures(name, run, plain, costs, oracle) for name, run in runs.items()}
     data = [{"decoding": name} | line for name, line in lines.items()]
-    if "oracle" in found:
-        rate = found["oracle"]
-        lines = {"an oracle, one by one": {"tokens/s": rate, "ratio": rate / plain.rate}} | lines
+    if oracle:
+        best = {"tokens/s": oracle, "ratio": oracle / plain.rate}
+        lines = {"an oracle, one by one": best} | lines
     table(lines)
     different = {
         str(name): sum(a != b for a, b in zip(run.texts, plain.texts, strict=True))
@@ -91,22 +88,8 @@ def compare(runs: Mapping[Any, Run], costs: Costs, found: dict[str, Any]) -> dic
     return {"runs": data, "other texts": different}
 
 
-def explain(found: dict[str, Any]) -> None:
-    """Print the limits in words."""
-    print(
-        f"A step reads {found['step_gb']:.2f} GB of weights in {found['step_ms']:.1f} ms: "
-        f"{found['step_gb_s']:.1f} GB/s, {found['share_of_read']:.0%} of the "
-        f"{found['read_gb_s']:.1f} of a plain read of the memory."
-    )
-    verify = ", ".join(f"{n}: {cost:.2f}" for n, cost in found["verify_cost"].items())
-    print(f"A target call by number of tokens, in steps: {verify}.")
-    if "draft_cost" in found:
-        print(f"A token of the draft model costs {found['draft_cost']:.3f} steps.")
-    print()
-
-
 def figures(
-    name: Setting | str, run: Run, plain: Run, costs: Costs, found: dict[str, Any]
+    name: Setting | str, run: Run, plain: Run, costs: Costs, oracle: float | None
 ) -> dict[str, float]:
     """The figures of a way, by COLUMNS; those of steps for ways of ours."""
     low, high = run.quartiles
@@ -124,8 +107,8 @@ def figures(
     if name.batch_size == 1 and name.drafter in ("model", "lookup"):
         line["steps"] = stats.tokens_per_second / plain.stats.tokens_per_second
         line["predicted"] = costs.predicted(stats, model)
-    if name.batch_size == 1 and model and "oracle" in found:
-        line["of oracle"] = run.rate / found["oracle"]
+    if name.batch_size == 1 and model and oracle:
+        line["of oracle"] = run.rate / oracle
     return line
 
 

@@ -81,12 +81,6 @@ def test_threads_that_compute_have_a_core_each_unless_the_user_says_where_they_r
     assert sorted(bound) == sorted([core] for core in ([] if given else expected))
 
 
-def test_a_blis_that_cannot_be_loaded_is_passed_over(tmp_path, monkeypatch):
-    (tmp_path / "libblis.so.4").write_bytes(b"no library")
-    monkeypatch.setattr(blas, "_BLIS", (f"{tmp_path}/*"[1:],))
-    assert blas._blis() == ("", 0)
-
-
 ROW, AS_IS, TRANSPOSED = 101, 111, 112  # cblas.h
 
 
