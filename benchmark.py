@@ -16,12 +16,11 @@ import blas  # noqa: F401 (before mlx)
 # isort: split
 import argparse
 import json
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks import causal, report
 from benchmarks.limits import Costs, oracle_rate
-from benchmarks.measure import Way, decoder, decoding, take_turns, widened_pair
+from benchmarks.measure import OtherWay, Way, decoder, decoding, take_turns, widened_pair
 from benchmarks.report import Setting
 from decoder import Options, load
 from demo.examples import KINDS, SHORT_KINDS, examples
@@ -100,7 +99,7 @@ def texts(args) -> dict[str, list[str]]:
     return {name: [e.prompt for e in examples(args.examples, of)] for name, of in tables.items()}
 
 
-def others(args, target: Any, draft: Any) -> dict[str, Callable]:
+def others(args, target: Any, draft: Any) -> dict[str, OtherWay]:
     """The ways of other libraries to decode tokens."""
     if not args.baselines:
         return {}
@@ -127,7 +126,7 @@ def speed(args) -> dict:
 
 
 def compare(
-    args, target: Any, draft: Any | None, prompts: list[str], theirs: Mapping[str, Callable]
+    args, target: Any, draft: Any | None, prompts: list[str], theirs: dict[str, OtherWay]
 ) -> dict:
     """One table, of our ways and theirs."""
     options = {name: getattr(args, name) for name in ("max_tokens", "source_lang", "target_lang")}
@@ -145,7 +144,7 @@ def compare(
             way = decoding(target, drafting, batch_size, **how)
             ways[Setting(drafter, num_draft, batch_size)] = way
 
-    def of_tokens(way: Callable) -> Way:
+    def of_tokens(way: OtherWay) -> Way:
         return lambda prompts: way([tokens[prompt] for prompt in prompts])
 
     ways |= {name: of_tokens(way) for name, way in theirs.items()}

@@ -21,7 +21,7 @@ from mlx.utils import tree_flatten
 from transformers import T5Config, T5ForConditionalGeneration
 
 import blas
-from benchmarks.measure import until_end, widened_pair
+from benchmarks.measure import OtherWay, until_end, widened_pair
 from demo.pair import DEMO
 from families.t5 import NAMES
 from model import T5
@@ -122,7 +122,7 @@ def _decode(made: tuple, prompts: Prompts, how: dict) -> list[list[int]]:
     return _made(*made)(prompts, **how)
 
 
-def way(there: Executor, made: tuple, batch_size: int = 1, **how) -> Callable:
+def way(there: Executor, made: tuple, batch_size: int = 1, **how) -> OtherWay:
     """A way to decode prompts in that process, so many side by side; made: a function above and what it is
     called with."""
 
@@ -133,11 +133,8 @@ def way(there: Executor, made: tuple, batch_size: int = 1, **how) -> Callable:
     return decode
 
 
-def ways(
-    sizes: Sequence[str], max_tokens: int, batch_sizes: Sequence[int]
-) -> dict[str, Callable[[Prompts], list[list[int]]]]:
-    """Those of the libraries that are installed, on the embedded pair in these sizes. transformers
-    speculates one prompt at a time only."""
+def ways(sizes: Sequence[str], max_tokens: int, batch_sizes: Sequence[int]) -> dict[str, OtherWay]:
+    """Those of the libraries that are installed. transformers speculates one prompt at a time only."""
     in_torch = process(), (with_transformers, tuple(sizes), max_tokens)
     plainly = {"transformers": in_torch}
     if importlib.util.find_spec("ctranslate2"):

@@ -6,7 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from benchmarks.measure import until_end
+from benchmarks.measure import OtherWay, until_end
 from families.causal import CausalModel
 
 Prompts = Sequence[list[int]]
@@ -18,7 +18,7 @@ def ways(
     max_tokens: int,
     batch_sizes: Sequence[int],
     numbers: Sequence[int],
-) -> dict[str, Callable[[Prompts], list[list[int]]]]:
+) -> dict[str, OtherWay]:
     """What mlx-lm has for a pair of its models, by name; numbers: of drafted tokens."""
     from mlx_lm.generate import batch_generate, generate_step, speculative_generate_step
 
@@ -40,7 +40,7 @@ def ways(
             for tokens in found.token_ids or []
         ]
 
-    found: dict[str, Callable] = {"mlx-lm, generate_step": partial(one_by_one, step=generate_step)}
+    found: dict[str, OtherWay] = {"mlx-lm, generate_step": partial(one_by_one, step=generate_step)}
     drafting = partial(one_by_one, step=speculative_generate_step, draft_model=draft.model)
     for k in numbers:
         name = f"mlx-lm, speculative_generate_step, {k} drafted"
