@@ -15,7 +15,7 @@ from helpers import programs
 from helpers.decoding import decode_with, drafters, partial_steps
 from helpers.programs import ANSWER, DEMO, PROMPT
 
-from benchmarks.causal import MlxLm
+from benchmarks import causal
 from benchmarks.measure import decoder, widened_pair
 from demo.examples import examples
 from families.causal_loading import encode_prompt
@@ -39,7 +39,7 @@ def prompts(pair):
 @pytest.fixture(scope="module")
 def expected(pair, prompts):
     """mlx-lm's own greedy tokens."""
-    return MlxLm(*pair, 64).plain(prompts)
+    return causal.ways(*pair, 64, [], [])["mlx-lm, generate_step"](prompts)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ def test_texts_are_mlx_lms_own(pair, prompts, expected, i, j, name, batch_size):
 
 def test_mlx_lms_other_ways_write_the_same(pair, prompts, expected):
     """What the benchmark compares with."""
-    for way in MlxLm(*pair, 64).ways([1, 8], [3]).values():
+    for way in causal.ways(*pair, 64, [1, 8], [3]).values():
         assert way(prompts) == expected
 
 
