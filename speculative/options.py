@@ -239,7 +239,8 @@ class Options:
     def __post_init__(self):
         for name, declared in DECLARED.items():
             value, values = getattr(self, name), declared.values
-            if not (value is None and DEFAULTS[name] is None or values.accepts(value)):
+            unsaid = value is None and DEFAULTS[name] is None
+            if not unsaid and not values.accepts(value):
                 shown = repr(value)
                 shown = shown if len(shown) <= 100 else shown[:97] + "..."
                 raise InputError(f"{name} is {shown}, not {values.what}")

@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 
+import mlx.core as mx
 import numpy as np
 import pytest
 import torch
@@ -15,6 +16,7 @@ from convert import convert
 from decoder import SpeculativeDecoder, batch_generate, generate, load, stream_generate
 from demo.examples import examples
 from errors import InputError
+from speculative.batch import decode
 from speculative.options import Options
 from speculative.sampling import BANNED, RowSeeds
 from text.generation import Generation
@@ -107,19 +109,49 @@ def cuts(logits, prefixes):
     return logits[:, :, :5]
 
 
+def adds_to_the_targets(logits, prefixes):
+    return logits + mx.zeros(1056)  # of which the draft model shares 1024
+
+
+class Joining:
+    """Two rows, and while they are decoded one more, which is refused."""
+
+    def __init__(self, rows, join):
+        self._rows, self._join, self.refused = rows, join, None
+
+    def take(self, count, wait):
+        if self._rows:
+            rows, self._rows = self._rows, []
+            return rows
+        if self.refused is None:
+            with pytest.raises(InputError) as error:
+                self._join()
+            self.refused = str(error.value)
+        return []
+
+
 @pytest.mark.parametrize(
     ("processor", "message"),
     [
         (refuses, "processor refuses: KeyError: 'seven'"),
-        (cuts, r"processor cuts: returned \(1, 2, 5\), not logits \(1, 2, 1056\)"),
-        (lambda logits, prefixes: None, "returned NoneType, not logits"),
+        (cuts, "processor cuts: returned (1, 2, 5), not logits (1, 2, 1056)"),
+        (lambda logits, _: None, "processor <lambda>: returned NoneType, not logits (1, 2, 1056)"),
+        (adds_to_the_targets, "processor adds_to_the_targets: ValueError: "),
     ],
 )
-def test_a_processor_that_fails_fails_before_its_row_joins_others(demo_pair, processor, message):
+def test_a_row_whose_processor_fails_is_refused_and_ends_no_other(
+    demo_pair, prompts, processor, message
+):
     target, tokenizer, draft = demo_pair
-    decoder = SpeculativeDecoder(target, tokenizer, draft)
-    with pytest.raises(InputError, match=message):
-        decoder.row(PROMPT, Options(processors=[processor]), RowSeeds(0))
+    decoder, options, seed = SpeculativeDecoder(target, tokenizer, draft), Options(), RowSeeds(0)
+    failing = Options(processors=[processor])
+    rows = [decoder.row(prompt, options, seed) for prompt in prompts[:2]]
+    source = Joining(list(rows), lambda: decoder.row(PROMPT, failing, seed))
+    with decoder.running(options) as batch:
+        assert len(list(decode(batch, source, 3))) == 2
+    assert source.refused.startswith(message)
+    alone = batch_generate(target, tokenizer, prompts[:2])
+    assert ["".join(row.texts) for row in rows] == [response.text for response in alone]
 
 
 @pytest.mark.parametrize("settings", [{}, dict(repetition_penalty=1.5, no_repeat_ngram_size=2)])
