@@ -9,6 +9,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -18,8 +19,9 @@ from speculative.options import Options
 from speculative.processors import Controls
 from speculative.row import Row
 
-# What noise is for: its keys differ, so that no two uses share a number.
-_TARGET, _DRAFT, _ACCEPT = range(3)
+Numbers = float | np.ndarray  # one for all rows, or [B, 1, 1]
+_TARGET, _DRAFT, _ACCEPT = range(3)  # what noise is for: no two uses share a number
+BANNED = -9999.0  # the log-probability of a token that cannot be, as OpenAI has it
 
 
 # ---------------------------------------------------------------------------------------------
@@ -34,11 +36,9 @@ class Greedy:
         self.process = Controls(rows)
         self._delta = delta
 
-    def propose(
-        self, logits: mx.array, drafted: Sequence[mx.array]
-    ) -> tuple[mx.array, mx.array | None]:
+    def propose(self, logits: mx.array, drafted: Sequence[mx.array]) -> tuple[mx.array, Any]:
         """The draft model's next token [B] from its logits [B, V'] after the tokens that it has
-        drafted in this step, [B, 1] each, and the distribution [B, V'] it was drawn from, if it was."""
+        drafted in this step, [B, 1] each; and the distribution [B, V'] it was drawn from, if it was."""
         return mx.argmax(self.process(logits[:, None], drafted)[:, 0], axis=-1), None
 
     def accept(self, logits: mx.array, draft: Draft) -> tuple[mx.array, mx.array]:
@@ -75,10 +75,6 @@ def _at(x: mx.array, n: mx.array) -> mx.array:
 # The distribution
 
 
-Numbers = float | np.ndarray
-"""One for all rows, or [B, 1, 1]."""
-
-
 def probabilities(
     logits: mx.array, temp: Numbers, top_k: Numbers = 0, top_p: Numbers = 1.0, min_p: Numbers = 0.0
 ) -> mx.array:
@@ -91,46 +87,28 @@ def probabilities(
     """
     V = logits.shape[-1]
     logits = mx.clip(logits.astype(mx.float32), -3e38, 3e38)  # infinities would make NaN
-    greedy = np.asarray(temp) == 0
-    best = mx.argmax(logits, axis=-1, keepdims=True) if greedy.any() else None
-    temp = np.maximum(temp, 1e-30)  # smaller ones are 0 in float32
-    logits = (logits - logits.max(axis=-1, keepdims=True)) / _on_device(temp)
+    best = mx.argmax(logits, axis=-1, keepdims=True)
+    logits = logits - logits.max(axis=-1, keepdims=True)
+    logits = logits / _on_device(np.maximum(temp, 1e-30))  # smaller ones are 0 in float32
     if np.any(top_k) or np.any(np.less(top_p, 1)):
         order = mx.argsort(-logits, axis=-1)
         ranked = mx.take_along_axis(logits, order, axis=-1)
         rank = mx.arange(V)
         keep = rank < _on_device(np.where(np.equal(top_k, 0), V, np.minimum(np.float64(top_k), V)))
-        if np.any(np.less(top_p, 1)):
-            p = mx.softmax(mx.where(keep, ranked, -mx.inf), axis=-1)
-            # Sums of float32 may pass 1 before the last token.
-            most = _on_device(np.where(np.less(top_p, 1), top_p, np.inf))
-            keep = keep & ((mx.cumsum(p, axis=-1) - p < most) | (rank == 0))
-        ranked = mx.where(keep, ranked, -mx.inf)
-        logits = mx.put_along_axis(logits, order, ranked, axis=-1)
-    if np.any(min_p):
-        # The best token's logit is 0 here.
-        with np.errstate(divide="ignore"):
-            logits = mx.where(logits >= _on_device(np.log(min_p)), logits, -mx.inf)
-    p = mx.softmax(logits, axis=-1)
-    return p if best is None else mx.where(mx.array(greedy), (mx.arange(V) == best) * 1.0, p)
+        p = mx.softmax(mx.where(keep, ranked, -mx.inf), axis=-1)
+        # Sums of float32 may pass 1 before the last token.
+        most = _on_device(np.where(np.less(top_p, 1), top_p, np.inf))
+        keep = keep & ((mx.cumsum(p, axis=-1) - p < most) | (rank == 0))
+        logits = mx.put_along_axis(logits, order, mx.where(keep, ranked, -mx.inf), axis=-1)
+    if np.any(min_p):  # the best token's logit is 0 here
+        least = _on_device(np.log(np.maximum(min_p, 1e-300)))
+        logits = mx.where(logits >= least, logits, -mx.inf)
+    p, greedy = mx.softmax(logits, axis=-1), np.equal(temp, 0)
+    return mx.where(mx.array(greedy), mx.arange(V) == best, p) if greedy.any() else p
 
 
 def _on_device(x: Numbers) -> mx.array:
     return mx.array(np.asarray(x, np.float32))
-
-
-def _of_rows(rows: Sequence[Row]) -> dict[str, Numbers]:
-    """The arguments of `probabilities` that rows ask for; arrays where they differ."""
-    asked = [row.options.distribution for row in rows]
-    found: dict[str, Numbers] = {}
-    for name in asked[0]:
-        values = [of_row[name] for of_row in asked]
-        same = len(set(values)) == 1
-        found[name] = values[0] if same else np.array(values)[:, None, None]
-    return found
-
-
-BANNED = -9999.0  # the log-probability of a token that cannot be, as OpenAI has it
 
 
 def log_probabilities(
@@ -140,21 +118,15 @@ def log_probabilities(
     and in each place the ids and log-probabilities of the best tokens, [B, k + 1, best]. All under the
     target's logits [B, k + 1, V] as they are, without temperature and filters; BANNED at least."""
     logits = logits.astype(mx.float32)
-    B, places, V = logits.shape
-    tokens = mx.concatenate([drafted, mx.zeros((B, 1), drafted.dtype)], axis=1)
-    tokens = mx.where(mx.arange(places) == n[:, None], token[:, None], tokens)
-    total = mx.logsumexp(logits, axis=-1, keepdims=True)
-    chosen = mx.take_along_axis(logits, tokens[..., None], axis=-1) - total
-    best = min(best, V)
-    ids = mx.zeros((B, places, 0), mx.uint32)
-    if best:
-        ids = mx.argpartition(-logits, best - 1, axis=-1)[..., :best]
-    values = mx.take_along_axis(logits, ids, axis=-1) - total
-    order = mx.argsort(-values, axis=-1)
-    ids, values = (mx.take_along_axis(x, order, axis=-1) for x in (ids, values))
+    tokens = mx.concatenate([drafted, token[:, None]], axis=1)
+    tokens = mx.where(mx.arange(tokens.shape[1]) == n[:, None], token[:, None], tokens)
+    logits = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    ids = mx.argsort(-logits, axis=-1)[..., :best]
+    chosen = mx.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
+    values = mx.take_along_axis(logits, ids, axis=-1)
     # A banned token has minus infinity, which JSON has not; where all are banned, that minus itself.
     chosen, values = (mx.where(x > BANNED, x, BANNED) for x in (chosen, values))
-    return chosen[..., 0], ids, values
+    return chosen, ids, values
 
 
 # ---------------------------------------------------------------------------------------------
@@ -175,27 +147,6 @@ class RowSeeds:
         root = hashlib.blake2b(text.encode(), digest_size=16).digest()
         self._seen[root] += 1
         return hashlib.blake2b(root, key=str(self._seen[root]).encode(), digest_size=16).digest()
-
-
-def _keys(row_seeds: list[bytes], purpose: int, positions: np.ndarray) -> mx.array:
-    """A random key for each of the positions [B, T]: [B, T, 2]."""
-    keys = [
-        hashlib.blake2b(f"{purpose}|{position}".encode(), digest_size=8, key=seed).digest()
-        for seed, row in zip(row_seeds, positions.tolist(), strict=True)
-        for position in row
-    ]
-    return mx.array(np.frombuffer(b"".join(keys), np.uint32).reshape(*positions.shape, 2))
-
-
-def _gumbel(keys: mx.array, size: int) -> mx.array:
-    """Gumbel noise [B, T, size] of keys [B, T, 2]."""
-    draw = mx.vmap(lambda key: mx.random.gumbel((size,), key=key))
-    return draw(keys.reshape(-1, 2)).reshape(*keys.shape[:2], size)
-
-
-def _uniform(keys: mx.array, size: int) -> mx.array:
-    """Uniform noise in [0, 1): [B, size] of keys [B, 1, 2]."""
-    return mx.vmap(lambda key: mx.random.uniform(shape=(size,), key=key))(keys[:, 0])
 
 
 # ---------------------------------------------------------------------------------------------
@@ -221,56 +172,64 @@ class Sampler:
         self.process = Controls(rows)
         self._rows, self._rule, self._delta = rows, rule, delta
         self._vocab_size = vocab_size
-        self._distribution = _of_rows(rows)  # target and draft share it
+        asked = [row.options.distribution for row in rows]  # target and draft share it
+        columns = {name: np.array([of_row[name] for of_row in asked]) for name in asked[0]}
+        self._distribution = {name: column[:, None, None] for name, column in columns.items()}
 
     def _positions(self, count: int) -> np.ndarray:
         """The positions [B, count] of the next `count` tokens of each row."""
         return np.array([len(row.tokens) for row in self._rows])[:, None] + np.arange(count)
 
     def _keys(self, purpose: int, positions: np.ndarray) -> mx.array:
-        return _keys([row.seed for row in self._rows], purpose, positions)
+        """A random key for each of the positions [B, T]: [B, T, 2]. It depends on the seed, the row's prompt,
+        the purpose and the position, so that a row draws the same whatever else is in its batch."""
+        keys = [
+            hashlib.blake2b(f"{purpose}|{position}".encode(), digest_size=8, key=row.seed).digest()
+            for row, of_row in zip(self._rows, positions.tolist(), strict=True)
+            for position in of_row
+        ]
+        return mx.array(np.frombuffer(b"".join(keys), np.uint32).reshape(*positions.shape, 2))
 
-    def propose(self, logits: mx.array, drafted: Sequence[mx.array]) -> tuple[mx.array, mx.array]:
+    def _noise(self, purpose: int, positions: np.ndarray) -> mx.array:
+        """Gumbel noise [B, T, V] of the positions [B, T]: a column for each row of the target's vocabulary. The
+        draft's is cut from it, never drawn: MLX draws other numbers for another size."""
+        draw = mx.vmap(lambda key: mx.random.gumbel((self._vocab_size,), key=key))
+        keys = self._keys(purpose, positions)
+        return draw(keys.reshape(-1, 2)).reshape(*positions.shape, -1)
+
+    def propose(self, logits: mx.array, drafted: Sequence[mx.array]) -> tuple[mx.array, Any]:
         """As `Greedy.propose`."""
-        logits = self.process(logits[:, None], drafted)
-        q = probabilities(logits, **self._distribution)[:, 0]
+        q = probabilities(self.process(logits[:, None], drafted), **self._distribution)[:, 0]
         i = len(drafted)
         if self._rule == "coupled":
-            keys = self._keys(_TARGET, self._positions(i + 1)[:, i:])
+            noise = self._noise(_TARGET, self._positions(i + 1)[:, i:])
         else:
             # Not by position alone: a position drafted again after a rejection needs new noise,
             # since rule block has looked at the tokens that it rejected.
-            keys = self._keys(_DRAFT, self._positions(1) * 2**32 + i)
-        noise = self._noise(keys)[:, 0, : q.shape[-1]]
-        return mx.argmax(mx.log(q) + noise, axis=-1), q
-
-    def _noise(self, keys: mx.array) -> mx.array:
-        """Gumbel noise [B, T, V] of keys [B, T, 2]: a column for each row of the target's vocabulary. The
-        draft's is cut from it, never drawn: MLX draws other numbers for another size."""
-        return _gumbel(keys, self._vocab_size)
+            noise = self._noise(_DRAFT, self._positions(1) * 2**32 + i)
+        return mx.argmax(mx.log(q) + noise[:, 0, : q.shape[-1]], axis=-1), q
 
     def accept(self, logits: mx.array, draft: Draft) -> tuple[mx.array, mx.array]:
         """As `Greedy.accept`."""
-        lengths = draft.lengths
+        tokens, lengths = draft.tokens, draft.lengths
         p = probabilities(logits, **self._distribution)  # [B, k + 1, V]
-        k = p.shape[1] - 1
+        k = tokens.shape[1]
         positions = self._positions(k + 1)
         if self._rule == "coupled" or k == 0:  # without drafts the rules are one
-            noise = self._noise(self._keys(_TARGET, positions))
-            drawn = mx.argmax(mx.log(p) + noise, axis=-1)  # [B, k + 1]
-            n = _leading(draft.tokens == drawn[:, :k], lengths)
+            drawn = mx.argmax(mx.log(p) + self._noise(_TARGET, positions), axis=-1)  # [B, k + 1]
+            n = _leading(tokens == drawn[:, :k], lengths)
             return n, _at(drawn, n)
         # Steps start at different positions, so one key per step is enough.
         start = positions[:, :1]
-        u = _uniform(self._keys(_ACCEPT, start), k)
+        draw = mx.vmap(lambda key: mx.random.uniform(shape=(k,), key=key))
+        u = draw(self._keys(_ACCEPT, start)[:, 0])  # [B, k]
         q = _padded_q(draft, p.shape[-1])
         if self._rule == "token":
-            n, residual = accept_token(p, q, draft.tokens, lengths, u, self._delta)
+            n, residual = accept_token(p, q, tokens, lengths, u, self._delta)
         else:
             accept = self._rule if callable(self._rule) else accept_block
-            n, residual = accept(p, q, draft.tokens, lengths, u)
-        noise = self._noise(self._keys(_TARGET, start))[:, 0]
-        return n, mx.argmax(mx.log(residual) + noise, axis=-1)
+            n, residual = accept(p, q, tokens, lengths, u)
+        return n, mx.argmax(mx.log(residual) + self._noise(_TARGET, start)[:, 0], axis=-1)
 
 
 def _one_hot(tokens: mx.array, vocab_size: int) -> mx.array:
@@ -304,12 +263,7 @@ def _or_else(residual: mx.array, p: mx.array) -> mx.array:
 
 
 def accept_token(
-    p: mx.array,
-    q: mx.array,
-    tokens: mx.array,
-    lengths: np.ndarray,
-    u: mx.array,
-    delta: float = 0.0,
+    p: mx.array, q: mx.array, tokens: mx.array, lengths: np.ndarray, u: mx.array, delta: float = 0.0
 ) -> tuple[mx.array, mx.array]:
     """Accept a drafted token with probability min(1, p / q + delta), else draw from max(p - q, 0).
 
