@@ -122,7 +122,7 @@ class Engine:
                     self._end(job, FAILED)
 
     def take(self, count: int, wait: bool) -> list[Row]:
-        """As `speculative.batch.Source`."""
+        """As `speculative.batch.decode` has it."""
         while True:
             with self._changed:
                 while wait and not self._waiting and not self.closed:

@@ -85,10 +85,8 @@ DRAFT = replace(
     accepts=lambda v: v == "auto" or COUNT.accepts(v),
     choices=("auto",),
 )
-SHARE = Values(
-    float, "a number above 0, up to 1", lambda x: _is_number(x) and 0 < x <= 1, metavar="X"
-)
 PART = number(0, 1)
+SHARE = replace(PART, what="a number above 0, up to 1", accepts=lambda x: x and PART.accepts(x))
 CODE = Values(str, "a language's code", _is_text, "CODE")
 TEXTS = Values(
     list,
@@ -96,9 +94,9 @@ TEXTS = Values(
     lambda v: _are(lambda text: text and _is_text(text), [v] if isinstance(v, str) else v),
     "TEXT",
 )
-RULE = Values(str, f"one of {', '.join(RULES)}", lambda v: callable(v) or v in RULES, choices=RULES)
+RULE = Values(str, f"one of {', '.join(RULES)}", lambda v: callable(v) or v in RULES, None, RULES)
 EARLY = Values(
-    str, "True, False or never", lambda v: isinstance(v, bool) or v == "never", choices=("never",)
+    str, "True, False or never", lambda v: isinstance(v, bool) or v == "never", None, ("never",)
 )
 TOKEN = Values(int, "a token's id, or -1", lambda v: v == -1 or _is_token(v), "ID")
 TOKENS = Values(list, "a list of ids", partial(_are, _is_token), "JSON")
@@ -144,9 +142,8 @@ CHECKPOINT = "the checkpoint's"
 
 @dataclass(frozen=True)
 class Options:
-    """The keyword arguments of `generate`, `stream_generate` and `batch_generate`. None leaves a value to the
-    checkpoint's generation_config.json, or to what the other options imply. Raises InputError for a value
-    that cannot be."""
+    """The keyword arguments of `generate` and its like. None leaves a value to the checkpoint's
+    generation_config.json, or to what the other options imply. Raises InputError for a value that cannot be."""
 
     num_draft: int | str = _drafting(
         "auto",
@@ -248,21 +245,16 @@ class Options:
             raise InputError(
                 f"delta has no meaning for the acceptance rule {self.rule}, only token"
             )
-        if self.num_beams > 1:
-            self._check_beams()
-        elif self.num_samples > 1 and self.temp == 0:
+        N, beams = self.num_samples, self.num_beams
+        if N > 1 and beams == 1 and self.temp == 0:
             raise InputError(
                 "num_samples above 1 needs temp above 0: greedy texts are all the same; or num_beams"
             )
-
-    def _check_beams(self) -> None:
-        if self.temp:
+        if N > beams > 1:
+            raise InputError(f"num_samples is {N}; {beams} beams find as many texts at most")
+        if beams > 1 and self.temp:
             raise InputError("num_beams above 1 needs temp 0: a beam search does not sample")
-        if self.num_samples > self.num_beams:
-            raise InputError(
-                f"num_samples is {self.num_samples}; {self.num_beams} beams find as many texts at most"
-            )
-        if self.stops or self.logprobs is not None:
+        if beams > 1 and (self.stops or self.logprobs is not None):
             name = "stop" if self.stops else "logprobs"
             raise InputError(f"{name} has no meaning with num_beams above 1")
 
@@ -272,11 +264,10 @@ class Options:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     def copies(self, has_draft_model: bool) -> bool:
-        """Whether drafts are copied, too. Where it is not said: beside a draft model, as often as that is
-        measured to pay, which `auto` does; and not where delta would let copied tokens into the text."""
-        if self.lookup is None:
-            return has_draft_model and self.num_draft == "auto" and not self.delta
-        return self.lookup
+        """Whether drafts are copied, too. Where it is not said: beside a draft model, if `auto` measures how often
+        that pays; and not where delta would let copied tokens into the text."""
+        default = has_draft_model and self.num_draft == "auto" and not self.delta
+        return default if self.lookup is None else self.lookup
 
     def filled(self, defaults: Mapping[str, Any]) -> "Options":
         """With `defaults` for what is None."""
@@ -289,7 +280,7 @@ class Options:
 
     @property
     def distribution(self) -> dict[str, float]:
-        """What the tokens' distribution depends on: the arguments of `sampling.probabilities`."""
+        """The arguments of `sampling.probabilities`."""
         return dict(temp=self.temp, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p)
 
 

@@ -1,10 +1,7 @@
 """Logits processors: what is asked of a text besides the model, at every position of a step at once.
 
-A processor is a function (logits, prefixes) -> logits over all rows and positions of a call, drafted tokens
-included in what stands before each position; nothing waits for the device. Target and draft model
-go through the same ones, so p and q are what is left after them, and every rule of sampling.py keeps its law.
-
-Meanings and order are those of transformers' `generate`.
+Target and draft model go through the same ones, so p and q are what is left after them, and every rule of sampling.py
+keeps its law. Nothing waits for the device. Meanings and order are those of transformers' `generate`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,9 +34,9 @@ class Prefixes:
         return self.tokens.shape[1] - T + 1 + mx.arange(T)[:, None]
 
 
+# (logits [B, T, V] float32, prefixes) -> logits [B, T, V]. V is the draft model's when it drafts: an id from V on is
+# none of its tokens. Processors of one's own are hashable, and equal ones do the same.
 Processor = Callable[[mx.array, Prefixes], mx.array]
-"""(logits [B, T, V] float32, prefixes) -> logits [B, T, V]. V is the draft model's when it drafts: an id from V
-on is none of its tokens. Processors of one's own are hashable, and equal ones do the same."""
 
 
 def _counts(tokens: mx.array, where: mx.array, vocab_size: int) -> mx.array:
@@ -85,8 +82,8 @@ class SequenceBias:
 
 @dataclass(frozen=True)
 class RepetitionPenalty:
-    """Divides the positive logits of tokens that stand before by the penalty, and multiplies the negative ones
-    (Keskar et al. 2019, arXiv 1909.05858). context_size: how many of the last tokens count; 0: all."""
+    """Divides positive logits of the last `context_size` tokens (0: all) by the penalty, and multiplies negative
+    ones (Keskar et al. 2019, arXiv 1909.05858)."""
 
     penalty: float
     context_size: int = 0
@@ -167,10 +164,6 @@ class Forced:
         return mx.where(mx.array(here)[..., None], mx.array(forced), logits)
 
 
-# ---------------------------------------------------------------------------------------------
-# Of a row, and of a batch
-
-
 def processors_for(options: Any, config: Any) -> tuple[Processor, ...]:
     """The processors that `options` (options.Options) ask for, in transformers' order.
 
@@ -227,10 +220,10 @@ def try_out(processors: Sequence[Processor], tokens: Sequence[int], T: int, V: i
 
 
 class Controls:
-    """The processors of a batch's rows. Rows with equal ones are processed together."""
+    """The processors of a batch's rows (row.Row), which are read at each call. Rows with equal ones are processed
+    together."""
 
     def __init__(self, rows: Sequence[Any]):
-        """rows: row.Row objects; what they hold is read at each call."""
         self._rows = list(rows)
         self._groups: dict[tuple[Processor, ...], list[int]] = {}
         for b, row in enumerate(self._rows):
@@ -239,8 +232,8 @@ class Controls:
         self._lengths: list[int] = []  # of the rows, when `_tokens` was made of them
 
     def __call__(self, logits: mx.array, drafted: Sequence[mx.array]) -> mx.array:
-        """What the processors make of logits [B, T, V]. Of the drafted tokens [B, k], in any number of parts,
-        T - 1 stand between these positions and the others before them."""
+        """What the processors make of logits [B, T, V], where drafted tokens [B, k], in any number of parts, stand
+        before the last position."""
         if not self.any:
             return logits
         logits = logits.astype(mx.float32)

@@ -24,10 +24,6 @@ _TARGET, _DRAFT, _ACCEPT = range(3)  # what noise is for: no two uses share a nu
 BANNED = -9999.0  # the log-probability of a token that cannot be, as OpenAI has it
 
 
-# ---------------------------------------------------------------------------------------------
-# Greedy
-
-
 class Greedy:
     """Temperature 0: the argmax, exactly. With delta > 0 lossy: a drafted token passes when the
     target gives it at least (1 - delta) times its best token's probability."""
@@ -47,9 +43,8 @@ class Greedy:
         best = mx.argmax(logits, axis=-1)  # [B, k + 1]
         k = draft.tokens.shape[1]
         if self._delta:
-            chosen = mx.take_along_axis(logits[:, :k], draft.tokens[..., None], axis=-1)[..., 0]
             margin = math.log1p(-self._delta) if self._delta < 1 else -math.inf
-            right = chosen >= logits[:, :k].max(axis=-1) + margin
+            right = _of_drafted(logits, draft.tokens) >= logits[:, :k].max(axis=-1) + margin
         else:
             right = draft.tokens == best[:, :k]
         n = _leading(right, draft.lengths)
@@ -78,13 +73,9 @@ def _at(x: mx.array, n: mx.array) -> mx.array:
 def probabilities(
     logits: mx.array, temp: Numbers, top_k: Numbers = 0, top_p: Numbers = 1.0, min_p: Numbers = 0.0
 ) -> mx.array:
-    """The float32 distribution that tokens are drawn from, for logits [..., V], or [B, T, V] where rows
-    differ in what they want.
-
-    Temperature first (0: all to the best token); then of the most probable tokens the `top_k` first (0:
-    all); of these the fewest that hold `top_p` of the probability; of these all with at least `min_p`
-    times the best one's. The order and the meanings are those of transformers. One token always stays.
-    """
+    """The float32 distribution that tokens are drawn from, for logits [..., V], or [B, T, V] where rows differ
+    in what they want. Temperature first (0: all to the best token), then top_k (0: all), top_p and min_p, in the
+    order and with the meanings of transformers. One token always stays."""
     V = logits.shape[-1]
     logits = mx.clip(logits.astype(mx.float32), -3e38, 3e38)  # infinities would make NaN
     best = mx.argmax(logits, axis=-1, keepdims=True)
@@ -114,9 +105,9 @@ def _on_device(x: Numbers) -> mx.array:
 def log_probabilities(
     logits: mx.array, n: mx.array, token: mx.array, drafted: mx.array, best: int
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """The log-probabilities [B, k + 1] of the drafted tokens [B, k], and of the target's own in place n;
-    and in each place the ids and log-probabilities of the best tokens, [B, k + 1, best]. All under the
-    target's logits [B, k + 1, V] as they are, without temperature and filters; BANNED at least."""
+    """Under the target's logits [B, k + 1, V], without temperature and filters: the log-probabilities [B, k + 1]
+    of the drafted tokens [B, k], and of the target's own in place n; and in each place the ids and
+    log-probabilities of the best tokens, [B, k + 1, best]. BANNED at least."""
     logits = logits.astype(mx.float32)
     tokens = mx.concatenate([drafted, token[:, None]], axis=1)
     tokens = mx.where(mx.arange(tokens.shape[1]) == n[:, None], token[:, None], tokens)
@@ -127,11 +118,6 @@ def log_probabilities(
     # A banned token has minus infinity, which JSON has not; where all are banned, that minus itself.
     chosen, values = (mx.where(x > BANNED, x, BANNED) for x in (chosen, values))
     return chosen, ids, values
-
-
-# ---------------------------------------------------------------------------------------------
-# Noise. A number depends on the seed, the row's prompt, what it is for and the position, so that a
-# row draws the same whatever else is in its batch.
 
 
 class RowSeeds:
@@ -154,8 +140,7 @@ class RowSeeds:
 
 
 class Sampler:
-    """Draws from the target's distribution by one of three rules, each with its law exactly, or by the
-    caller's own.
+    """Draws from exactly the target's distribution by one of three rules, or by the caller's own.
 
     token:   Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318)
     block:   Sun et al. 2024 (arXiv 2403.10444); never accepts fewer tokens than `token`
@@ -232,24 +217,17 @@ class Sampler:
         return n, mx.argmax(mx.log(residual) + self._noise(_TARGET, start)[:, 0], axis=-1)
 
 
-def _one_hot(tokens: mx.array, vocab_size: int) -> mx.array:
-    return (tokens[..., None] == mx.arange(vocab_size)).astype(mx.float32)
-
-
 def _padded_q(draft: Draft, vocab_size: int) -> mx.array:
     """The draft's distributions [B, k + 1, V]: one-hot where the tokens were certain, zero for ids
     that the drafter lacks and beyond each row's length, where only the target speaks."""
-    B, k = draft.tokens.shape
-    if draft.q is None:
-        q = _one_hot(draft.tokens, vocab_size)
-    else:
-        q = mx.pad(draft.q, [(0, 0), (0, 0), (0, vocab_size - draft.q.shape[-1])])
-        if draft.certain is not None:
-            certain = mx.array(draft.certain[:, None, None])
-            q = mx.where(certain, _one_hot(draft.tokens, vocab_size), q)
-    meant = np.arange(k) < draft.lengths[:, None]
+    q = (draft.tokens[..., None] == mx.arange(vocab_size)).astype(mx.float32)
+    if draft.q is not None:
+        drawn = mx.pad(draft.q, [(0, 0), (0, 0), (0, vocab_size - draft.q.shape[-1])])
+        certain = np.array(False) if draft.certain is None else draft.certain[:, None, None]
+        q = mx.where(mx.array(certain), q, drawn)
+    meant = np.arange(q.shape[1]) < draft.lengths[:, None]
     q = mx.where(mx.array(meant[..., None]), q, 0.0)
-    return mx.concatenate([q, mx.zeros((B, 1, vocab_size))], axis=1)
+    return mx.pad(q, [(0, 0), (0, 1), (0, 0)])
 
 
 def _of_drafted(x: mx.array, tokens: mx.array) -> mx.array:
@@ -303,8 +281,8 @@ def accept_block(
 
 
 def sampler(rows: Sequence[Row], options: Options, vocab_size: int) -> Greedy | Sampler:
-    """What draws the tokens of rows. Temperature, filters and processors are each row's own; the rule and
-    delta are those of `options`. vocab_size: the target's."""
+    """What draws the tokens of rows: temperature, filters and processors are each row's own, the rule and delta
+    those of `options`."""
     if all(row.options.temp == 0 for row in rows):
         return Greedy(rows, options.delta)
     return Sampler(rows, options.rule, vocab_size, options.delta)
