@@ -84,11 +84,9 @@ def decode(
 
     Reading one prompt takes almost as long as reading several, about a step. So new rows join once finished
     ones have stood idle for a step's work between them, or at once where there is room beside the batch (the
-    reasoning of the economic order quantity, Harris 1913). Where none comes, the batch shrinks as soon as
-    a quarter of it is finished: finished rows take time, and so does copying what the caches hold.
-    source: its `take(count, wait)` gives up to `count` rows that are there; with `wait` at least one, unless
-    there will be none.
-    watch: is shown the batch's rows after each step, and may end some by a finish_reason.
+    economic order quantity, Harris 1913). Where none comes, the batch shrinks as soon as a quarter is finished.
+    source: `take(count, wait)` gives up to `count` rows; with `wait` at least one, unless there will be none
+    watch: is shown the batch's rows after each step, and may end some by a finish_reason
     """
     idle = 0  # steps of finished rows, since rows came last
     while True:

@@ -33,7 +33,7 @@ class BeamBatch(RowBatch):
         nothing = np.zeros(len(beams), np.int32)  # is drafted
         tokens = [beam.context for beam in beams]
         logits = self.target(tokens, mx.zeros((len(beams), 0), mx.int32), nothing)
-        ids, logprobs = self.broadcast(*self.best(logits))  # the one wait of the host
+        ids, logprobs = self.broadcast(*self.best(logits))  # the one wait for the target
         self.target.keep(nothing)
         N, order = self._num_beams, np.arange(len(beams))
         for b, search in enumerate(self._searches):
@@ -44,9 +44,8 @@ class BeamBatch(RowBatch):
             self.target.reorder(order.tolist())
 
     def best(self, logits: mx.array) -> tuple[mx.array, mx.array]:
-        """The ids and log-probabilities [B * N, K] of the best tokens, of logits [B * N, 1, V]: as many of
-        each beam as the row's best may all come from. As in transformers, processors see log-probabilities.
-        """
+        """The ids and log-probabilities [B * N, K] of the best tokens, of logits [B * N, 1, V]: of each beam so
+        many that the row's best may all come from it. As in transformers, processors see log-probabilities."""
         logits = logits.astype(mx.float32)
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         logprobs = self._process(logprobs, [])[:, 0]
@@ -61,10 +60,11 @@ class BeamBatch(RowBatch):
         return ids, np.ascontiguousarray(bits).view(np.float32)
 
     def read(self, new: Sequence[int]) -> None:
+        N = self._num_beams
         for b in new:
-            self._searches[b : b + 1] = [Search(self.rows[b], self._num_beams, self.target.config)]
-        prompts = [self.rows[b].prompt for b in new for _ in range(self._num_beams)]
-        self.target.admit(len(self.rows) * self._num_beams, self._of_target(new), prompts)
+            self._searches[b : b + 1] = [Search(self.rows[b], N, self.target.config)]
+        prompts = [self.rows[b].prompt for b in new for _ in range(N)]
+        self.target.admit(len(self.rows) * N, self._of_target(new), prompts)
         self._set_controls()
 
     def select(self, indices: Sequence[int]) -> None:
@@ -101,10 +101,8 @@ class Search:
         self._early = row.options.early_stopping or False
 
     def step(self, ids: np.ndarray, logprobs: np.ndarray) -> np.ndarray:
-        """Go on with the best of the tokens [N, K] that are likeliest after each beam.
-
-        Returns which beam each of them goes on from, [N]; where the search ends, the row gets its text.
-        """
+        """Go on with the best of the tokens [N, K] that are likeliest after each beam; which beam each of them
+        follows, [N]. Where the search ends, the row gets its text."""
         N, K = ids.shape
         length, is_last = len(self.beams[0].origins) + 1, self.beams[0].room == 1
         sums = (self.sums[:, None] + logprobs).reshape(-1)
@@ -134,14 +132,12 @@ class Search:
     def _is_over(self, best: np.float32, length: int) -> bool:
         """Whether the search ends with texts of so many tokens; best: the sum of the best beam."""
         is_full = len(self.ended) == len(self.beams)
-        if is_full and self._early is True:
-            return True
+        worst = self.ended[-1][0] if is_full else NOTHING
         if self._early == "never" and self._penalty > 0:
             length = self.row.max_tokens  # the best that the beam's score may become
-        return not self._score(best, length) > (self.ended[-1][0] if is_full else NOTHING)
+        return (is_full and self._early is True) or not self._score(best, length) > worst
 
     def _finish(self) -> None:
-        """Give the best texts to the row and those beside it."""
         rows = with_others([self.row])
         found = [*self.ended, *[(NOTHING, [])] * len(rows)]
         for row, (score, tokens) in zip(rows, found, strict=False):

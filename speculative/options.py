@@ -20,10 +20,6 @@ MAX_TOKENS = 512  # where neither the caller nor the checkpoint says
 MOST = 10**9  # below 2^31, where MLX's integers end; and logits times as much stay finite
 
 
-# ---------------------------------------------------------------------------------------------
-# What values may be
-
-
 @dataclass(frozen=True)
 class Values:
     """What an option may be. `what` ends the sentence "temp is -1, not ..."."""
@@ -36,7 +32,6 @@ class Values:
 
 
 def whole(least: int, most: int = MOST) -> Values:
-    """A whole number."""
     what = f"a whole number from {least} to {most}"
     return Values(int, what, lambda n: _is_whole(n) and least <= n <= most, "N")
 
@@ -54,8 +49,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def _is_text(value: Any) -> bool:
-    """Whether it is a text, in valid Unicode."""
+def _is_text(value: Any) -> bool:  # in valid Unicode
     return isinstance(value, str) and not any("\ud800" <= c <= "\udfff" for c in value)
 
 
@@ -68,7 +62,6 @@ def _is_bias(value: Any) -> bool:
 
 
 def _are(entry: Callable[[Any], bool], values: Any) -> bool:
-    """Whether it is a list of such."""
     return isinstance(values, Sequence) and not isinstance(values, str) and all(map(entry, values))
 
 
@@ -110,10 +103,6 @@ BIASES = Values(
 FUNCTIONS = Values(
     list, "a list of functions", lambda v: isinstance(v, Iterable) and all(map(callable, v))
 )
-
-
-# ---------------------------------------------------------------------------------------------
-# Declarations
 
 
 @dataclass(frozen=True)

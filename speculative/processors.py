@@ -51,12 +51,10 @@ def _counts(tokens: mx.array, where: mx.array, vocab_size: int) -> mx.array:
 
 def _follows(prefixes: Prefixes, T: int, sequence: Sequence[int]) -> mx.array:
     """Whether what stands before each of T positions ends with the sequence: [B, T]."""
-    size = len(sequence)
-    tokens = mx.pad(prefixes.tokens, [(0, 0), (size, 0)], constant_values=-1)
-    first = tokens.shape[1] - T + 1 - size
-    found = mx.ones((tokens.shape[0], T), mx.bool_)
-    for i, token in enumerate(sequence):
-        found = found & (tokens[:, first + i : first + i + T] == token)
+    tokens = mx.pad(prefixes.tokens, [(0, 0), (len(sequence), 0)], constant_values=-1)
+    found, first = mx.array(True), prefixes.tokens.shape[1] - T + 1
+    for i, token in enumerate(sequence, first):
+        found = found & (tokens[:, i : i + T] == token)
     return found
 
 
@@ -69,12 +67,11 @@ class SequenceBias:
     def __call__(self, logits: mx.array, prefixes: Prefixes) -> mx.array:
         T, V = logits.shape[1:]
         known = [(sequence, bias) for sequence, bias in self.biases if sequence[-1] < V]
-        for sequence, bias in known:
-            if len(sequence) > 1:
-                follows = _follows(prefixes, T, sequence[:-1])
-                logits = logits.at[:, :, sequence[-1]].add(mx.where(follows, bias, 0.0))
-        single = [(sequence[0], bias) for sequence, bias in known if len(sequence) == 1]
-        if single:
+        for (*before, last), bias in known:
+            if before:
+                follows = _follows(prefixes, T, before)
+                logits = logits.at[:, :, last].add(mx.where(follows, bias, 0.0))
+        if single := [(sequence[0], bias) for sequence, bias in known if len(sequence) == 1]:
             index, bias = (mx.array(column) for column in zip(*single, strict=True))
             logits = logits.at[:, :, index].add(bias)
         return logits
@@ -91,9 +88,7 @@ class RepetitionPenalty:
     def __call__(self, logits: mx.array, prefixes: Prefixes) -> mx.array:
         T, V = logits.shape[1:]
         column, sizes = mx.arange(prefixes.tokens.shape[1]), prefixes.sizes(T)
-        inside = column < sizes
-        if self.context_size:
-            inside = inside & (column >= sizes - self.context_size)
+        inside = (column < sizes) & (column >= sizes - (self.context_size or sizes))
         penalised = mx.where(logits < 0, logits * self.penalty, logits / self.penalty)
         return mx.where(_counts(prefixes.tokens, inside[None], V) > 0, penalised, logits)
 
@@ -157,9 +152,8 @@ class Forced:
 
     def __call__(self, logits: mx.array, prefixes: Prefixes) -> mx.array:
         T, V = logits.shape[1:]
-        ahead = np.arange(T)
-        last, first = prefixes.room[:, None] - ahead == 1, prefixes.generated[:, None] + ahead == 0
-        here = last if self.at_end else first
+        first, last = -prefixes.generated, prefixes.room - 1  # of the row's positions, from here
+        here = (last if self.at_end else first)[:, None] == np.arange(T)
         forced = np.where(np.arange(V) == self.token, 0.0, -np.inf).astype(np.float32)
         return mx.where(mx.array(here)[..., None], mx.array(forced), logits)
 
@@ -232,29 +226,22 @@ class Controls:
         self._lengths: list[int] = []  # of the rows, when `_tokens` was made of them
 
     def __call__(self, logits: mx.array, drafted: Sequence[mx.array]) -> mx.array:
-        """What the processors make of logits [B, T, V], where drafted tokens [B, k], in any number of parts, stand
-        before the last position."""
+        """What the processors make of logits [B, T, V]. Of the drafted tokens [B, k], in any number of parts,
+        T - 1 stand between these positions and the others before them."""
         if not self.any:
             return logits
-        logits = logits.astype(mx.float32)
-        history = self._history()
+        logits, history = logits.astype(mx.float32), self._history()
         tokens = mx.concatenate([history, *drafted], axis=1)
         ahead = tokens.shape[1] - history.shape[1] - (logits.shape[1] - 1)
         generated = np.array([len(row.origins) for row in self._rows]) + ahead
         room = np.array([row.room for row in self._rows]) - ahead
-        parts = []
         for processors, rows in self._groups.items():
-            whole = len(rows) == len(self._rows)
-            index = mx.array(rows)
-            part = logits if whole else logits[index]
-            prefixes = Prefixes(tokens if whole else tokens[index], generated[rows], room[rows])
+            index = slice(None) if len(rows) == len(self._rows) else mx.array(rows)
+            part, prefixes = logits[index], Prefixes(tokens[index], generated[rows], room[rows])
             for processor in processors:
                 part = processor(part, prefixes)
-            parts.append(part)
-        if len(parts) == 1:
-            return parts[0]
-        order = np.argsort([b for rows in self._groups.values() for b in rows])
-        return mx.concatenate(parts)[mx.array(order)]
+            logits[index] = part
+        return logits
 
     def _history(self) -> mx.array:
         """The rows' tokens, right-aligned after -1: [B, L]."""

@@ -18,8 +18,7 @@ DRAFTED = ORIGINS[:2]
 
 @dataclass
 class Stats:
-    """What decoding took: of one row, or added up. Rows decoded side by side share the seconds of what
-    they did together, so that sums are the time that passed."""
+    """What decoding took. Rows side by side share the seconds of what they did together: sums are what passed."""
 
     prompt_tokens: int = 0
     tokens: int = 0  # generated
@@ -66,13 +65,14 @@ class Stats:
 
 @dataclass(eq=False)
 class Row:
-    """A prompt in a batch, and what is asked of it. Its tokens begin with the model's prefix, which is
-    not part of the text."""
+    """A prompt in a batch, and what is asked of it."""
 
     prompt: list[int]
     options: Options = field(default_factory=Options)
     seed: bytes = b""  # the root of the row's noise; greedy decoding has none
-    tokens: list[int] = field(default_factory=list)  # the prefix first; none: the model's own
+    tokens: list[int] = field(
+        default_factory=list
+    )  # the prefix first, which is no part of the text
     text: Any = None  # its text.stream.TextStream; None: nobody wants to know, and no text stops it
     prefix_size: int = 0
     max_tokens: int = 0  # of the text
@@ -107,12 +107,12 @@ class Row:
 
     @property
     def room(self) -> int:
-        """How many tokens the row may still gain; 0: it is finished."""
+        """How many tokens it may still gain; 0: it is finished."""
         return 0 if self.finish_reason else self.max_tokens - len(self.origins)
 
     def commit(self, accepted: list[int], token: int, origins: tuple, ends: Container[int]) -> int:
-        """Append accepted drafted tokens and the target's own, up to the first that ends the text and as
-        far as there is room; how many drafted ones are among them. origins: theirs, the target's."""
+        """Append accepted drafted tokens and the target's own, up to the first that ends the text and as far as
+        there is room; how many drafted ones are among them. origins: theirs, the target's."""
         new = [*accepted, token][: self.room]
         end = next((i for i, t in enumerate(new) if self._stops(t) or t in ends), None)
         new = new if end is None else new[: end + 1]
@@ -131,7 +131,7 @@ class Row:
         return kept
 
     def score(self, logprobs: np.ndarray, ids: np.ndarray, best: np.ndarray) -> None:
-        """Take the log-probabilities [T] of the tokens committed last, and of the best, ids and values [T, N]."""
+        """Take log-probabilities [T] of the tokens committed last, and the best ids and theirs [T, N]."""
         new, N = len(self.origins) - len(self.logprobs), self.options.logprobs
         self.logprobs += logprobs[:new].tolist()
         pairs = zip(ids[:new, :N].tolist(), best[:new, :N].tolist(), strict=True)

@@ -1,14 +1,13 @@
-"""From logits to tokens: the distribution a token is drawn from, the noise that draws it, and the
-rules by which the target accepts what a drafter proposed.
+"""From logits to tokens: the distribution a token is drawn from, the noise that draws it, and the rules by which the
+target accepts what a drafter proposed, on the device, without a loop over drafted tokens.
 
-Shapes: B rows, k drafted tokens, V vocabulary. Everything stays on the device, without a loop over
-drafted tokens; the host only derives the keys of the noise.
+Shapes: B rows, k drafted tokens, V vocabulary.
 """
 
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -149,13 +148,10 @@ class Sampler:
     delta > 0 (rule token only) is lossy: a drafted token is accepted with probability p/q + delta.
     """
 
-    def __init__(
-        self, rows: Sequence[Row], rule: str | Callable, vocab_size: int, delta: float = 0.0
-    ):
-        """rule: a name, or a function as `accept_block`
-        vocab_size: rows of the target's vocabulary; the draft may have fewer, the first ones"""
+    def __init__(self, rows: Sequence[Row], options: Options, vocab_size: int):
+        """vocab_size: rows of the target's vocabulary; the draft may have fewer, the first ones"""
         self.process = Controls(rows)
-        self._rows, self._rule, self._delta = rows, rule, delta
+        self._rows, self._rule, self._delta = rows, options.rule, options.delta
         self._vocab_size = vocab_size
         asked = [row.options.distribution for row in rows]  # target and draft share it
         columns = {name: np.array([of_row[name] for of_row in asked]) for name in asked[0]}
@@ -235,9 +231,10 @@ def _of_drafted(x: mx.array, tokens: mx.array) -> mx.array:
     return mx.take_along_axis(x[:, : tokens.shape[1]], tokens[..., None], axis=-1)[..., 0]
 
 
-def _or_else(residual: mx.array, p: mx.array) -> mx.array:
-    """The residual [B, V], and p where it is all zero (p and q are equal there)."""
-    return mx.where(residual.sum(axis=-1, keepdims=True) > 0, residual, p)
+def _residual(r: mx.array, p: mx.array, n: mx.array) -> mx.array:
+    """r [B, k + 1, V] after n tokens, or p where that is all zero (p and q are equal there): [B, V]."""
+    r, p = _at(r, n), _at(p, n)
+    return mx.where(r.sum(axis=-1, keepdims=True) > 0, r, p)
 
 
 def accept_token(
@@ -245,14 +242,11 @@ def accept_token(
 ) -> tuple[mx.array, mx.array]:
     """Accept a drafted token with probability min(1, p / q + delta), else draw from max(p - q, 0).
 
-    p, q [B, k + 1, V], q zero beyond a row's drafted tokens; tokens [B, k], of which the first
-    lengths[b] are meant; u [B, k] uniform in [0, 1); delta: lenience
-    Returns n [B] and what the next token is to be drawn from [B, V], not normalised.
+    p, q [B, k + 1, V], q zero beyond a row's drafted tokens; tokens [B, k], of which the first lengths[b] are
+    meant; u [B, k] uniform in [0, 1). Returns n [B] and what the next token is to be drawn from [B, V], not normalised.
     """
-    p_drafted, q_drafted = _of_drafted(p, tokens), _of_drafted(q, tokens)
-    n = _leading((u - delta) * q_drafted < p_drafted, lengths)
-    p, q = _at(p, n), _at(q, n)
-    return n, _or_else(mx.maximum(p - q, 0), p)
+    n = _leading((u - delta) * _of_drafted(q, tokens) < _of_drafted(p, tokens), lengths)
+    return n, _residual(mx.maximum(p - q, 0), p, n)
 
 
 def accept_block(
@@ -277,7 +271,7 @@ def accept_block(
     i = mx.arange(1, k + 1)
     passed = (u < h) & (i <= mx.array(lengths)[:, None])
     n = mx.concatenate([mx.zeros((B, 1), i.dtype), mx.where(passed, i, 0)], axis=1).max(axis=1)
-    return n, _or_else(_at(r, n), _at(p, n))
+    return n, _residual(r, p, n)
 
 
 def sampler(rows: Sequence[Row], options: Options, vocab_size: int) -> Greedy | Sampler:
@@ -285,4 +279,4 @@ def sampler(rows: Sequence[Row], options: Options, vocab_size: int) -> Greedy | 
     those of `options`."""
     if all(row.options.temp == 0 for row in rows):
         return Greedy(rows, options.delta)
-    return Sampler(rows, options.rule, vocab_size, options.delta)
+    return Sampler(rows, options, vocab_size)
