@@ -30,7 +30,6 @@ from speculative.beams import BeamBatch, Search
 from speculative.cache import SlotCache
 from speculative.options import Options
 from speculative.row import Waiting
-from text.generation import Generation
 
 ENDS = (1, 5)
 VOCAB = 61
@@ -280,20 +279,6 @@ def test_100_prompts_of_the_embedded_pair(demo):
     for i, (beams, penalty, early) in enumerate(ways):
         how = dict(num_beams=beams, length_penalty=penalty, early_stopping=early)
         compare_texts(demo, prompts[i :: len(ways)], 16, num_samples=2, max_tokens=32, **how)
-
-
-# ---------------------------------------------------------------------------------------------
-# What is asked for
-
-
-def test_a_checkpoints_settings_of_beams_count_where_beams_are_asked_for():
-    generation = Generation(dict(length_penalty=2.0, early_stopping=True))
-    with_beams, own = Options(num_beams=4), Options(num_beams=4, length_penalty=0.5)
-    assert generation.fill(Options(), 1) == Options() and generation.taken(Options()) == {}
-    filled = generation.fill(with_beams, 1)
-    assert (filled.length_penalty, filled.early_stopping) == (2.0, True)
-    assert generation.fill(own, 1).length_penalty == 0.5
-    assert generation.taken(own) == dict(early_stopping=True)
 
 
 # ---------------------------------------------------------------------------------------------
