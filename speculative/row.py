@@ -49,10 +49,6 @@ class Stats:
         return self.tokens / max(1, self.target_calls)
 
     @property
-    def drafted_per_call(self) -> float:
-        return self.drafted / max(1, self.target_calls)
-
-    @property
     def tokens_per_second(self) -> float:
         """Of the steps alone."""
         return self.tokens / self.seconds if self.seconds else 0.0

@@ -65,10 +65,6 @@ def _at(x: mx.array, n: mx.array) -> mx.array:
     return mx.take_along_axis(x, index, axis=1)[:, 0]
 
 
-# ---------------------------------------------------------------------------------------------
-# The distribution
-
-
 def probabilities(
     logits: mx.array, temp: Numbers, top_k: Numbers = 0, top_p: Numbers = 1.0, min_p: Numbers = 0.0
 ) -> mx.array:
@@ -132,10 +128,6 @@ class RowSeeds:
         root = hashlib.blake2b(text.encode(), digest_size=16).digest()
         self._seen[root] += 1
         return hashlib.blake2b(root, key=str(self._seen[root]).encode(), digest_size=16).digest()
-
-
-# ---------------------------------------------------------------------------------------------
-# Rules
 
 
 class Sampler:

@@ -14,10 +14,11 @@ import torch
 from helpers import bart_checkpoints, checkpoints
 from helpers.decoding import new_rows, ragged_prompts
 from helpers.models import cached_logits, mlx_model, padded_inputs, random_model, until
+from helpers.option_tables import in_transformers
 from helpers.programs import DEMO
 from transformers import T5ForConditionalGeneration
 
-from benchmarks.baselines import in_transformers
+from benchmarks import baselines
 from decoder import SpeculativeDecoder, Stats
 from demo.examples import examples
 from demo.training.tasks import SHORT_KINDS, held_out_example
@@ -34,12 +35,6 @@ VOCAB = 61
 SAMPLES = 2
 # With an end that is likelier than a random model has it, texts end at all lengths.
 SOON = dict(max_tokens=14, logit_bias={1: 2.0, 5: 1.0})
-THEIRS = dict(  # our names -> transformers'
-    max_tokens="max_new_tokens",
-    min_tokens="min_new_tokens",
-    logit_bias="sequence_bias",
-    num_samples="num_return_sequences",
-)
 PROCESSORS = dict(
     repetition_penalty=1.4,
     no_repeat_ngram_size=2,
@@ -59,16 +54,13 @@ def theirs(reference, prompts, side="right", **options) -> list[tuple[list[int],
     for b, prompt in enumerate(prompts):
         place = slice(len(prompt)) if side == "right" else slice(width - len(prompt), width)
         tokens[b, place], mask[b, place] = prompt, 1
-    settings = {THEIRS.get(name, name): value for name, value in options.items()}
-    if bias := settings.get("sequence_bias"):
-        settings["sequence_bias"] = {(token,): value for token, value in bias.items()}
     found = reference.generate(
         input_ids=torch.tensor(tokens),
         attention_mask=torch.tensor(mask),
         do_sample=False,
         return_dict_in_generate=True,
         output_scores=True,
-        **settings,
+        **in_transformers(options),
     )
     first = 1 if reference.config.is_encoder_decoder else width
     ends = ends if isinstance(ends, list) else [ends]
@@ -108,7 +100,7 @@ def pair(variant: str, ends=ENDS):
     model = random_model(variant, num_decoder_layers=2, eos_token_id=list(ends))
     spread = cached_logits(model, *padded_inputs(VOCAB), 30).std()
     model.decoder.norm.weight = model.decoder.norm.weight * (3 / spread)
-    return model, in_transformers(model)
+    return model, baselines.in_transformers(model)
 
 
 @pytest.fixture(scope="module")
@@ -133,8 +125,7 @@ def compare(models, batch_size, prompts=PROMPTS, side="right", **options):
 def test_texts_and_scores_are_those_of_transformers(models, beams, penalty, early, batch_size):
     how = dict(num_beams=beams, length_penalty=penalty, early_stopping=early, num_samples=SAMPLES)
     found = compare(models, batch_size, **how, **SOON)
-    lengths = {len(text) for text, _ in found}
-    assert len(lengths) > 2
+    assert len({len(text) for text, _ in found}) > 2
 
 
 @pytest.mark.slow

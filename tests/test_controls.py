@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+from types import SimpleNamespace
 
 import mlx.core as mx
 import numpy as np
@@ -100,23 +101,6 @@ def adds_to_the_targets(logits, prefixes):
     return logits + mx.zeros(1056)  # of which the draft model shares 1024
 
 
-class Joining:
-    """Two rows, and while they are decoded one more, which is refused."""
-
-    def __init__(self, rows, join):
-        self._rows, self._join, self.refused = rows, join, None
-
-    def take(self, count, wait):
-        if self._rows:
-            rows, self._rows = self._rows, []
-            return rows
-        if self.refused is None:
-            with pytest.raises(InputError) as error:
-                self._join()
-            self.refused = str(error.value)
-        return []
-
-
 @pytest.mark.parametrize(
     ("processor", "message"),
     [
@@ -131,12 +115,19 @@ def test_a_row_whose_processor_fails_is_refused_and_ends_no_other(
 ):
     target, tokenizer, draft = demo_pair
     decoder, options, seed = SpeculativeDecoder(target, tokenizer, draft), Options(), RowSeeds(0)
-    failing = Options(processors=[processor])
     rows = [decoder.row(prompt, options, seed) for prompt in prompts[:2]]
-    source = Joining(list(rows), lambda: decoder.row(PROMPT, failing, seed))
+    waiting = list(rows)
+
+    def take(count, wait):
+        if waiting:
+            return [waiting.pop()]
+        with pytest.raises(InputError) as refused:
+            decoder.row(PROMPT, Options(processors=[processor]), seed)
+        assert str(refused.value).startswith(message)
+        return []
+
     with decoder.running(options) as batch:
-        assert len(list(decode(batch, source, 3))) == 2
-    assert source.refused.startswith(message)
+        assert len(list(decode(batch, SimpleNamespace(take=take), 3))) == 2
     alone = batch_generate(target, tokenizer, prompts[:2])
     assert ["".join(row.texts) for row in rows] == [response.text for response in alone]
 

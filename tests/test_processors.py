@@ -11,11 +11,10 @@ from helpers import checkpoints
 from helpers.decoding import decode_with, drafters, partial_steps, ragged_prompts, total
 from helpers.laws import LIMIT, TableModel, V, decoded, deviation_of
 from helpers.models import mlx_model, reference_texts
+from helpers.option_tables import in_transformers
 from helpers.oracle import disturbed, with_eos
-from helpers.programs import DEMO
 from transformers import GenerationConfig, T5ForConditionalGeneration
 
-from demo.examples import examples
 from errors import InputError
 from speculative.options import Options
 from speculative.processors import Controls, CountPenalty, processors_for
@@ -37,15 +36,6 @@ SETTINGS = {
     "last": dict(forced_eos_token_id=EOS),
 }
 SETTINGS["all"] = {k: v for of_one in list(SETTINGS.values())[::-1] for k, v in of_one.items()}
-
-
-def in_transformers(options: dict) -> dict:
-    """The same settings under transformers' names."""
-    names = {"min_tokens": "min_new_tokens"}
-    found = {names.get(k, k): v for k, v in options.items() if k != "logit_bias"}
-    if bias := options.get("logit_bias"):
-        found["sequence_bias"] = [[[token], value] for token, value in bias.items()]
-    return found
 
 
 def their_processors(options: dict, limit: int):
@@ -123,8 +113,8 @@ def test_the_context_of_a_penalty_is_that_of_mlx_lm():
 def test_counted_penalties_are_openais():
     """Of what the text has, drafted tokens included and what it begins with not."""
     rng = np.random.default_rng(0)
-    penalty, plain = CountPenalty(0.5, 0.25), Options()
-    asked = [Options(processors=(penalty,)), plain, Options(processors=(penalty,))]
+    counted, plain = Options(processors=(CountPenalty(0.5, 0.25),)), Options()
+    asked = [counted, plain, counted]
     texts = [[0, *rng.integers(0, 8, n).tolist()] for n in (9, 4, 2)]
     rows = [row_with(text, of_row) for text, of_row in zip(texts, asked, strict=True)]
     drafted = rng.integers(0, 8, (3, 3)).astype(np.int32)
@@ -217,16 +207,6 @@ def test_texts_are_those_of_generate(tmp_path, variant, names):
         assert texts_are_generates(*both, ["all"], [[*WAYS, *MORE_WAYS[turn::7]]]) > 15
         names = list(SETTINGS)[turn::4]
     assert texts_are_generates(*both, names, [WAYS]) == 8 * len(names) * 2
-
-
-@pytest.mark.slow
-def test_texts_of_the_pair_are_those_of_generate(demo_pair):
-    target, tokenizer, draft = demo_pair
-    reference = T5ForConditionalGeneration.from_pretrained(DEMO / "target", dtype=torch.float32)
-    prompts = [tokenizer.encode(example.prompt).ids for example in examples(3)]
-    model, lookup, both = ("model", 4, 8), ("lookup", 6, 3), ("both", 3, 1)
-    ways = [(model, lookup), (lookup, both), (both, model)]
-    assert texts_are_generates(reference, target, draft, prompts, [1], SETTINGS, ways) > 200
 
 
 # ---------------------------------------------------------------------------------------------
