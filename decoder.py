@@ -270,7 +270,11 @@ class SpeculativeDecoder:
         row = Row(tokens, options, seed(tokens), prefix, self._text_stream(options.stops))
         row.begin(prefix, self.model.config)
         # Now, so that what a row's own processors raise does not end the texts beside it.
-        try_out(row.processors, prefix, self.model.config.vocab_size, T=1 + bool(options.num_draft))
+        V, drafts = self.model.config.vocab_size, bool(options.num_draft)
+        try_out(options.processors, prefix, 1 + drafts, V)
+        if self.draft_model and drafts:  # which has fewer tokens, and one position a call
+            V = min(self._shared, self.draft_model.config.vocab_size)
+            try_out(options.processors, prefix, 1, V)
         return row
 
     def check(self, prompt: str, options: Options) -> None:

@@ -79,7 +79,8 @@ class Costs:
 
     def predicted(self, stats: Stats, drafts: bool) -> float:
         """The speed-up of steps that follows from the tokens per call and the costs."""
-        return stats.tokens_per_call * self[1] / self.seconds(stats.drafted_per_call, drafts)
+        drafted = stats.drafted / max(1, stats.target_calls)
+        return stats.tokens_per_call * self[1] / self.seconds(drafted, drafts)
 
 
 def plain_read(size: int) -> Callable[[], float]:

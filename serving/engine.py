@@ -134,7 +134,7 @@ class Engine:
                 pass
 
     def take(self, count: int, wait: bool) -> list[Row]:
-        """As `speculative.batch.Source`. The wait is in `run`, where no memory is wired."""
+        """As `speculative.batch.decode` has it. The wait is in `run`, where no memory is wired."""
         with self._changed:
             jobs = [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
             self._running |= {job.row: job for job in jobs}
