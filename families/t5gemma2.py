@@ -16,7 +16,7 @@ from checkpoints.names import Names, equal
 from checkpoints.tensors import Tensor
 from errors import InputError
 from families import Family, t5gemma_checkpoint
-from families.t5gemma import Attention, Layer, T5Gemma
+from families.t5gemma import Layer, T5Gemma
 from families.t5gemma_checkpoint import FULL, SLIDING, rope
 from model import Mask
 from speculative.cache import CrossCache
@@ -49,12 +49,11 @@ class StackConfig(t5gemma_checkpoint.StackConfig):
 
 def _rope(raw: Mapping, kind: str) -> tuple[float, float]:
     """The base and the scale of positions in layers of a kind."""
-    both = raw.get("rope_parameters") or {}
-    given = both.get(kind) or {} if isinstance(both, Mapping) else both
+    given = (raw.get("rope_parameters") or {}).get(kind)
     if kind == FULL:
-        given = given or raw.get("rope_scaling") or {}
+        given = given or raw.get("rope_scaling")
     key, theta = _THETA[kind]
-    return rope(given, raw.get(key, theta))
+    return rope(given or {}, raw.get(key, theta))
 
 
 @dataclass(frozen=True)
@@ -105,10 +104,6 @@ def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 class DecoderLayer(Layer):
     """With one attention to the text so far and the source."""
 
-    @property
-    def source_attention(self) -> Attention:
-        return self.attention
-
     def attend(
         self, x: mx.array, mask: Mask, cache: CrossCache | None, index: int, *positions: mx.array
     ) -> mx.array:
@@ -131,19 +126,16 @@ class T5Gemma2(T5Gemma):
     def embedding(self) -> nn.Embedding:
         return self.encoder.embedding
 
-    def reaches(self) -> list[tuple[int, int]]:
-        everywhere = self.config.encoder.max_position_embeddings
-        return [
-            (w, w) if w >= everywhere else ((w + 1) // 2 - 1, w // 2)
-            for w in self.config.encoder.windows
-        ]
+    def reach(self, window: int) -> tuple[int, int]:
+        everything = self.config.encoder.max_position_embeddings
+        return (window, window) if window >= everything else ((window + 1) // 2 - 1, window // 2)
 
-    def decoder_mask(self, cache: CrossCache, window: int) -> Mask:
+    def decoder_mask(self, slots: CrossCache, window: int) -> Mask:
         """Own slots, and then the source: boolean [B, 1, T, N + S]."""
-        own, cross = cache.self_mask(window), cache.cross_mask
+        own, cross = slots.self_mask(window), slots.cross_mask
         if own is None and cross is None:
             return None
-        (B, T, N), S = cache.distance.shape, cache.mask.shape[1]
+        (B, T, N), S = slots.distance.shape, slots.mask.shape[1]
         own = mx.broadcast_to(mx.array(True) if own is None else own, (B, 1, T, N))
         cross = mx.broadcast_to(mx.array(True) if cross is None else cross, (B, 1, T, S))
         return mx.concatenate([own, cross], axis=-1)
