@@ -111,7 +111,7 @@ class Config(BaseConfig):
         return cls(
             vocab_size=decoder.vocab_size,
             pad_token_id=token_id(raw, "pad_token_id", decoder.pad_token_id),
-            eos_token_ids=token_ids(raw.get("eos_token_id") or decoder.eos_token_ids, 1),
+            eos_token_ids=token_ids(raw.get("eos_token_id") or [*decoder.eos_token_ids], 1),
             encoder=encoder,
             decoder=decoder,
             tied_head=tied if weights is None else "head.weight" not in set(weights),
