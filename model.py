@@ -20,6 +20,7 @@ from checkpoints.config import BaseConfig
 from errors import InputError
 from speculative.cache import CrossCache, padding_mask
 
+Sublayer = Callable[[mx.array], mx.array]
 Mask = mx.array | None  # boolean, or added to scores: broadcast to [B, H, T, N]; None: all is seen
 
 _ACTIVATIONS = {
@@ -32,7 +33,7 @@ _ACTIVATIONS = {
 }
 
 
-def activation(name: str) -> Callable[[mx.array], mx.array]:
+def activation(name: str) -> Sublayer:
     """The function that config.json calls `name`."""
     if name not in _ACTIVATIONS:
         raise InputError(f"config.json: unknown activation {name!r}")
@@ -112,9 +113,7 @@ class FeedForward(nn.Module):
 class Layer(nn.Module):
     """`attention`, in a decoder `cross_attention`, and `feed_forward`, each with a norm."""
 
-    def residual(
-        self, x: mx.array, name: str, sublayer: Callable[[mx.array], mx.array]
-    ) -> mx.array:
+    def residual(self, x: mx.array, name: str, sublayer: Sublayer) -> mx.array:
         """The residual stream x after the sub-layer `name`."""
         return x + sublayer(self[f"{name}_norm"](x))
 
@@ -132,10 +131,8 @@ class Layer(nn.Module):
         """cache: in the decoder, whose layer `index` this is."""
         x = self.residual(x, "attention", lambda y: self.attend(y, mask, cache, index, *positions))
         if cache is not None and "cross_attention" in self:
-            cross, cross_mask = cache.cross[index], cache.cross_mask
-            x = self.residual(
-                x, "cross_attention", lambda y: self.cross_attention(y, *cross, cross_mask)
-            )
+            source = (*cache.cross[index], cache.cross_mask)
+            x = self.residual(x, "cross_attention", lambda y: self.cross_attention(y, *source))
         return self.residual(x, "feed_forward", self.feed_forward)
 
 
@@ -156,15 +153,13 @@ class Stack(nn.Module):
 
 
 class EncoderDecoder(nn.Module):
-    """The part of the contract (families/__init__.py) that these models share. A family adds `encode` and
-    `decode`, and has `encoder`, `decoder`, `embedding` and, unless that is the head as well, `head`."""
+    """The part of the contract (families/__init__.py) that these models share.
+
+    A family adds `encode`, of tokens [B, S] with mask [B, S] to [B, S, d_model], finite on padding too, and
+    `decode`; it has `encoder`, `decoder`, `embedding` and, unless that is the head as well, `head`.
+    """
 
     config: Any
-
-    def encode(self, tokens: mx.array, mask: np.ndarray) -> mx.array:
-        """The encoder's output [B, S, d_model] for tokens [B, S] with mask [B, S], true on tokens; on
-        padding it is meaningless, and finite."""
-        raise NotImplementedError
 
     def prefix(self, prompt: Sequence[int]) -> list[int]:
         """What the tokens of a row begin with."""

@@ -72,7 +72,6 @@ def write_tokenizer(folder: Path, output: Path) -> None:
 class Family:
     """What conversion and loading need to know of an architecture."""
 
-    name: str  # for messages
     config: type[BaseConfig]
     model: Callable[..., nn.Module]  # model(config): keeps the contract above
     # A checkpoint's tensors under our names, without those not needed; InputError for unknown names.
@@ -80,8 +79,8 @@ class Family:
     # (checkpoint's folder, converted folder): copies the tokenizer's files and writes a tokenizer.json for
     # the `tokenizers` package.
     write_tokenizer: Callable[[Path, Path], None] = write_tokenizer
-    # Suffixes of weights that stay float32 in a float16 model, because products outgrow float16.
-    float32: tuple[str, ...] = ()
+    # Suffixes of weights that stay float32 in a float16 model: see model.FeedForward.
+    float32: tuple[str, ...] = ("feed_forward.down.weight",)
     shows_special: bool = False  # in the text, special tokens: T5's sentinels are for the reader
 
 

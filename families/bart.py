@@ -6,7 +6,7 @@ Shapes: B rows, S source tokens, T new tokens, V vocabulary.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -17,7 +17,7 @@ from errors import InputError
 from families import Family
 from families.bart_checkpoints import Config, rename
 from families.bart_tokenizers import write_tokenizer
-from model import Attention, EncoderDecoder, activation
+from model import Attention, EncoderDecoder, Sublayer, activation
 from speculative.cache import CrossCache, known_positions, padding_mask
 
 _FIRST = 2  # the row of a learned table that is position 0's
@@ -61,9 +61,7 @@ class Layer(model.Layer):
         self.down = nn.Linear(ffn_dim, c.d_model)
         self.feed_forward_norm = nn.LayerNorm(c.d_model)
 
-    def residual(
-        self, x: mx.array, name: str, sublayer: Callable[[mx.array], mx.array]
-    ) -> mx.array:
+    def residual(self, x: mx.array, name: str, sublayer: Sublayer) -> mx.array:
         norm = self[f"{name}_norm"]
         return _plus(x, sublayer(norm(x))) if self._norm_first else norm(_plus(x, sublayer(x)))
 
@@ -149,4 +147,4 @@ class Model(EncoderDecoder):
         return logits
 
 
-FAMILY = Family("BART", Config, Model, rename, write_tokenizer)
+FAMILY = Family(Config, Model, rename, write_tokenizer)

@@ -58,10 +58,7 @@ class Config(BaseConfig):
     decoder_start_token_id: int
     forced_bos_token_id: int | None  # the first token of every text
 
-    @property
-    def max_prompt_tokens(self) -> int | None:
-        return self.max_positions
-
+    max_prompt_tokens = property(lambda c: c.max_positions)
     # What distributed/sharding.py splits: what divides both stacks.
     num_heads = property(lambda c: gcd(c.encoder_attention_heads, c.decoder_attention_heads))
     d_ff = property(lambda c: gcd(c.encoder_ffn_dim, c.decoder_ffn_dim))

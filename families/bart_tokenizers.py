@@ -41,19 +41,18 @@ def write_tokenizer(folder: Path, output: Path) -> None:
     """Copy the tokenizer's files, write tokenizer.json and, for a model of several languages, languages.json."""
     found, config = copy_sources(folder, output), read_json(folder / "config.json")
     kind, rows = config.get("model_type"), config.get("vocab_size")
-    if kind == "marian":
-        with readable(str(folder)):
+    with readable(str(folder)):
+        if kind == "marian":
             tokenizer, languages = _marian(folder, "source.spm", "vocab.json")
             if _settings(folder).get("separate_vocabs"):
                 save(_within(tokenizer, rows), output, SOURCE_FILE)
                 tokenizer, languages = _marian(folder, "target.spm", "target_vocab.json")[0], None
                 rows = config.get("decoder_vocab_size") or rows
-    elif kind == "m2m_100" and "vocab.json" in found and TOKENIZER not in found:
-        with readable(str(folder)):
+        elif kind == "m2m_100" and "vocab.json" in found and TOKENIZER not in found:
             tokenizer, languages = _m2m(folder)
-    else:
-        tokenizer = _mended(from_transformers("AutoTokenizer", folder), folder)
-        languages = _languages(tokenizer, kind)
+        else:
+            tokenizer = _mended(from_transformers("AutoTokenizer", folder), folder)
+            languages = _languages(tokenizer, kind)
     save(_within(tokenizer, rows), output)
     if languages:
         languages.save(output)
@@ -69,10 +68,6 @@ def _within(tokenizer: Tokenizer, rows: Any) -> Tokenizer:
     state["added_tokens"] = [token for token in added if token["content"] not in beyond]
     model["vocab"] = {piece: i for piece, i in model["vocab"].items() if piece not in beyond}
     return Tokenizer.from_str(json.dumps(state))
-
-
-# ---------------------------------------------------------------------------------------------
-# From transformers
 
 
 def _mended(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
@@ -110,10 +105,6 @@ def _languages(tokenizer: Tokenizer, kind: str | None) -> Languages | None:
     # The first mBART's decoder begins with the language; in the others it comes second.
     first = kind == "mbart" and source[-1] == "source"
     return Languages(codes, source, ["target"] if first else ["start", "target"])
-
-
-# ---------------------------------------------------------------------------------------------
-# From SentencePiece's models
 
 
 def _read_model(path: Path) -> Any:

@@ -62,6 +62,11 @@ def _scales_outputs(raw: Mapping) -> bool:
     return raw.get("model_type") != "mt5" and raw.get("scale_decoder_outputs", tied)
 
 
+def _norm(stack: str, sublayer: int) -> str:
+    return rf"({stack})\.block\.(\d+)\.layer\.{sublayer}\.layer_norm\.weight"
+
+
+_STACKS, _HEAD = ("encoder", "decoder"), "lm_head.weight"
 _LAYER = r"(encoder|decoder)\.block\.(\d+)\.layer\.\d\."
 _BIAS = r"relative_attention_bias\.weight"
 NAMES = Names(
@@ -76,28 +81,15 @@ NAMES = Names(
             _LAYER + r"(SelfAttention|EncDecAttention|DenseReluDense)\.([qkvo]|w[io]\w*)\.weight",
             "{}.layers.{}.{}.{}.weight",
         ),
-        *(
-            (
-                rf"({stack})\.block\.(\d+)\.layer\.{i}\.layer_norm\.weight",
-                f"{{}}.layers.{{}}.{norm}",
-            )
-            for stack, i, norm in (
-                ("encoder|decoder", 0, "attention_norm.weight"),
-                ("encoder", 1, "feed_forward_norm.weight"),
-                ("decoder", 1, "cross_attention_norm.weight"),
-                ("decoder", 2, "feed_forward_norm.weight"),
-            )
-        ),
+        (_norm("encoder|decoder", 0), "{}.layers.{}.attention_norm.weight"),
+        (_norm("encoder", 1), "{}.layers.{}.feed_forward_norm.weight"),
+        (_norm("decoder", 1), "{}.layers.{}.cross_attention_norm.weight"),
+        (_norm("decoder", 2), "{}.layers.{}.feed_forward_norm.weight"),
     ],
     words={"SelfAttention": "attention", "EncDecAttention": "cross_attention"}
     | {"DenseReluDense": "feed_forward", "q": "query", "k": "key", "v": "value", "o": "out"}
     | {"wi": "up", "wi_0": "gate", "wi_1": "up", "wo": "down"},
-    embedding=(
-        "shared.weight",
-        "encoder.embed_tokens.weight",
-        "decoder.embed_tokens.weight",
-        "lm_head.weight",
-    ),
+    embedding=("shared.weight", *(f"{stack}.embed_tokens.weight" for stack in _STACKS), _HEAD),
 )
 
 
@@ -118,12 +110,4 @@ def write_tokenizer(folder: Path, output: Path) -> None:
     save(tokenizer, output)
 
 
-FAMILY = Family(
-    name="T5",
-    config=Config,
-    model=model.T5,
-    rename=NAMES.rename,
-    write_tokenizer=write_tokenizer,
-    float32=("feed_forward.down.weight",),
-    shows_special=True,
-)
+FAMILY = Family(Config, model.T5, NAMES.rename, write_tokenizer, shows_special=True)

@@ -6,7 +6,7 @@ before and after each sub-layer. Shapes: B rows, S source tokens, T new tokens, 
 of queries and H_kv of keys and values, D head width, V the decoder's vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 
 import mlx.core as mx
@@ -16,7 +16,7 @@ import numpy as np
 import model
 from families import Family
 from families.t5gemma_checkpoint import NAMES, Config, StackConfig
-from model import EncoderDecoder, FeedForward, Mask
+from model import EncoderDecoder, FeedForward, Mask, Sublayer
 from speculative.cache import CrossCache, known_positions, padding_mask
 
 
@@ -38,15 +38,9 @@ class Attention(model.Attention):
 
     def __init__(self, config: StackConfig, source_dims: int):
         c = self._config = config
-        super().__init__(
-            c.hidden_size,
-            c.num_attention_heads,
-            c.head_dim,
-            scale=c.query_pre_attn_scalar**-0.5,
-            bias=c.attention_bias,
-            key_heads=c.num_key_value_heads,
-            source_dims=source_dims,
-        )
+        scale, bias = c.query_pre_attn_scalar**-0.5, c.attention_bias
+        heads, key_heads = c.num_attention_heads, c.num_key_value_heads
+        super().__init__(c.hidden_size, heads, c.head_dim, scale, bias, key_heads, source_dims)
         if c.head_norms:
             self.query_norm = Norm(c.head_dim, c.rms_norm_eps)
             self.key_norm = Norm(c.head_dim, c.rms_norm_eps)
@@ -83,26 +77,21 @@ class Attention(model.Attention):
 
 
 class Layer(model.Layer):
-    """With norms before and after each sub-layer. source_dims: the width of the encoder's output, if there
-    is cross-attention to it."""
+    """With norms before and after each sub-layer. source_dims: the encoder's width, for cross-attention."""
 
     def __init__(self, c: StackConfig, source_dims: int | None = None):
         super().__init__()
         self.attention = Attention(c, c.hidden_size)
-        self.feed_forward = FeedForward(
-            c.hidden_size, c.intermediate_size, c.hidden_activation, gated=True
-        )
-        sublayers = ["attention", "feed_forward"]
         if source_dims:
             self.cross_attention = Attention(c, source_dims)
-            sublayers.append("cross_attention")
-        for name in sublayers:
-            self[f"pre_{name}_norm"] = Norm(c.hidden_size, c.rms_norm_eps)
-            self[f"post_{name}_norm"] = Norm(c.hidden_size, c.rms_norm_eps)
+        sizes = c.hidden_size, c.intermediate_size
+        self.feed_forward = FeedForward(*sizes, c.hidden_activation, gated=True)
+        for name in ("attention", "cross_attention", "feed_forward"):
+            if name in self:
+                self[f"pre_{name}_norm"] = Norm(c.hidden_size, c.rms_norm_eps)
+                self[f"post_{name}_norm"] = Norm(c.hidden_size, c.rms_norm_eps)
 
-    def residual(
-        self, x: mx.array, name: str, sublayer: Callable[[mx.array], mx.array]
-    ) -> mx.array:
+    def residual(self, x: mx.array, name: str, sublayer: Sublayer) -> mx.array:
         return x + self[f"post_{name}_norm"](sublayer(self[f"pre_{name}_norm"](x)))
 
 
@@ -178,10 +167,4 @@ class T5Gemma(EncoderDecoder):
         return logits if cap is None else _soft_cap(logits, mx.array(cap, logits.dtype))
 
 
-FAMILY = Family(
-    name="T5Gemma",
-    config=Config,
-    model=T5Gemma,
-    rename=NAMES.rename,
-    float32=("feed_forward.down.weight",),
-)
+FAMILY = Family(Config, T5Gemma, NAMES.rename)

@@ -90,10 +90,7 @@ class Config(BaseConfig):
 
     stack: ClassVar[type[StackConfig]] = StackConfig
 
-    @property
-    def max_prompt_tokens(self) -> int | None:
-        return self.encoder.max_position_embeddings
-
+    max_prompt_tokens = property(lambda c: c.encoder.max_position_embeddings)
     # What distributed/sharding.py splits: what divides both stacks.
     num_heads = property(lambda c: gcd(*(s.num_key_value_heads for s in c._stacks)))
     d_ff = property(lambda c: gcd(*(s.intermediate_size for s in c._stacks)))
@@ -125,14 +122,16 @@ class Config(BaseConfig):
         return super().from_dict({**values, **stacks})
 
 
-_LAYER = r"(encoder|decoder)\.layers\.(\d+)\."
+_STACK = r"(encoder|decoder)\.(?:text_model\.)?"
+_LAYER = _STACK + r"layers\.(\d+)\."
 NAMES = Names(
     family="T5Gemma",
     rules=[
         (r"lm_head\.out_proj\.weight", "head.weight"),
-        (r"(encoder|decoder)\.embed_tokens\.weight", "{}.embedding.weight"),
-        (r"(encoder|decoder)\.norm\.weight", "{}.norm.weight"),
+        (_STACK + r"embed_tokens\.weight", "{}.embedding.weight"),
+        (_STACK + r"norm\.weight", "{}.norm.weight"),
         (_LAYER + r"(self_attn|cross_attn)\.([qkvo])_proj\.(weight|bias)", "{}.layers.{}.{}.{}.{}"),
+        (_LAYER + r"self_attn\.(q|k)_norm\.weight", "{}.layers.{}.attention.{}_norm.weight"),
         (_LAYER + r"mlp\.(gate|up|down)_proj\.weight", "{}.layers.{}.feed_forward.{}.weight"),
         (
             _LAYER + r"(pre|post)_(self_attn|cross_attn|feedforward)_layernorm\.weight",

@@ -13,7 +13,6 @@ from checkpoints.folder import read_json
 from errors import InputError
 
 FILE = "languages.json"
-SHOWN = 8  # codes in a message
 _NAMED = ("text", "source", "target", "start")  # placeholders in source and prefix
 
 
@@ -50,7 +49,7 @@ class Languages:
         (folder / FILE).write_text(text + "\n", encoding="utf-8")
 
     def token(self, option: str, code: str | None) -> list[int] | None:
-        """The token of a language, None for None; InputError, with codes that there are, for a wrong code."""
+        """The token of a language, None for None; InputError lists codes if there is no such language."""
         if code is None:
             return None
         part = option.removesuffix("_lang")
@@ -58,9 +57,10 @@ class Languages:
             raise InputError(f"{option}: this model is not told its {part} language")
         if code not in self.codes:
             known = sorted(self.codes, key=lambda k: (k[:2] != code[:2].lower(), k))
-            more = f" and {len(known) - SHOWN} more" if len(known) > SHOWN else ""
-            listed = ", ".join(known[:SHOWN])
-            raise InputError(f"{option}: no language {code!r}; there are {listed}{more}")
+            more = f" and {len(known) - 8} more" if len(known) > 8 else ""
+            raise InputError(
+                f"{option}: no language {code!r}; there are {', '.join(known[:8])}{more}"
+            )
         return [self.codes[code]]
 
 
