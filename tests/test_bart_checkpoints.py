@@ -168,13 +168,6 @@ def test_a_mask_without_a_row_is_left_out(bart_folders, tmp_path):
     assert max(tokenizer.encode("a <mask> b").ids) < size - 1
 
 
-def test_the_forced_first_token_is_generation_configs(bart_folders, tmp_path):
-    checkpoint(tmp_path / "hub", bart_folders["bart"], "bart", forced_bos_token_id=5)
-    (tmp_path / "hub" / "generation_config.json").write_text(json.dumps({"forced_bos_token_id": 0}))
-    model, _ = load(convert(str(tmp_path / "hub"), tmp_path / "out", dtype="float32"))
-    assert model.prefix([]) == [2, 0]
-
-
 @pytest.fixture
 def two_vocabularies(bart_folders, tmp_path):
     checkpoint(tmp_path / "hub", bart_folders["marian, two"], "marian, two")

@@ -13,7 +13,7 @@ from errors import InputError
 from families.bart_tokenizers import write_tokenizer
 from text.languages import Languages
 from text.stream import TextStream
-from text.tokenizer import load_tokenizer, shared_vocabulary
+from text.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -134,17 +134,6 @@ def test_a_piece_without_a_number_is_not_cut_out(bart_folders, tmp_path, marian_
     marian_ids["▁nothing like it"] = marian_ids.pop("▁the")
     tokens = marian_of(bart_folders, tmp_path, marian_ids)[1].encode("the").tokens
     assert "".join(tokens) == "▁the</s>" and len(tokens) > 2
-
-
-def test_vocabularies_of_one_size_are_told_apart(bart_folders, tmp_path, marian_ids):
-    """No two OPUS-MT models share one, and many are of the same size."""
-    first, second = list(marian_ids)[50:52]
-    swapped = {first: marian_ids[second], second: marian_ids[first]}
-    ours = load_tokenizer(bart_folders["marian"][1])
-    other = marian_of(bart_folders, tmp_path, marian_ids | swapped)[1]
-    assert ours.get_vocab_size() == other.get_vocab_size()
-    with pytest.raises(InputError, match="another vocabulary than the model"):
-        shared_vocabulary(ours, other)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -77,7 +77,7 @@ def convert_others(folder: Path, bart_tokenizer: Path) -> None:
     files = list((folder / "gemma").iterdir())
     for name, made in (("t5gemma", t5gemma), ("t5gemma2", t5gemma2)):
         raw = made.raw_config(vocab_size=704, max_position_embeddings=200)
-        state = made.state_dict(made.torch_model(raw))
+        state = t5gemma.state_dict(t5gemma.torch_model(raw))
         convert_pair(folder / name, raw, state, files, dtype="float32")
 
 

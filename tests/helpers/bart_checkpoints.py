@@ -67,12 +67,10 @@ VARIANTS = {
     "nllb, other padding": M2M | dict(pad_token_id=5, activation_function="swish"),
     "m2m, unscaled": M2M | dict(scale_embedding=False, d_model=28),
     "marian": MARIAN,
-    "marian, eos last but one": MARIAN | dict(eos_token_id=59, activation_function="relu"),
     "marian, own vocabularies": MARIAN
     | dict(vocab_size=45, decoder_vocab_size=40, share_encoder_decoder_embeddings=False)
     | dict(pad_token_id=39, decoder_start_token_id=39, bad_words_ids=[[39]]),
     "pegasus": PEGASUS,
-    "pegasus, unscaled": PEGASUS | dict(scale_embedding=False, activation_function="gelu"),
 }
 
 
