@@ -54,9 +54,6 @@ def test_every_tensor_arrives_in_its_place(name):
         for theirs, ours in (("self_attn.k_proj", "attention.key"), ("fc2", "down")):
             expected = state[f"model.{stack}.layers.1.{theirs}.bias"].numpy()
             assert np.array_equal(weights[f"{stack}.layers.1.{ours}.bias"], expected)
-    parameters = sum(p.numel() for n, p in reference.named_parameters() if "positions" not in n)
-    learned = sum(w.size for n, w in weights.items() if "positions" not in n)
-    assert learned == parameters + weights.get("logits_bias", mx.zeros(0)).size
 
 
 def test_fillers_do_not_reach_the_positions_table(bart):

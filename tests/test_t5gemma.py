@@ -24,7 +24,7 @@ from transformers import AutoTokenizer
 
 from checkpoints.folder import open_checkpoint
 from checkpoints.quantization import Quantization
-from convert import convert, converted_size, read_config
+from convert import convert, read_config
 from decoder import SpeculativeDecoder, load
 from errors import InputError
 from families import family_of
@@ -36,14 +36,12 @@ pytestmark = pytest.mark.slow
 
 def test_small_norm_weights_are_not_lost_in_bfloat16():
     """1 + 0.003 is 1 in bfloat16, where numbers above 1 are 0.008 apart."""
-    norm = Norm(4096, 1e-6)
+    norm, key = Norm(4096, 1e-6), mx.random.key(0)
     norm.weight = mx.full((4096,), 0.003, mx.bfloat16)
-    x = mx.random.normal((64, 4096), key=mx.random.key(0)).astype(mx.bfloat16)
-    y = norm(x)
+    x = mx.random.normal((64, 4096), key=key).astype(mx.bfloat16)
+    y, plain = norm(x), mx.fast.rms_norm(x.astype(mx.float32), None, 1e-6)
     assert y.dtype == mx.bfloat16
-    x, y = np.array(x.astype(mx.float32)), np.array(y.astype(mx.float32))
-    plain = x / np.sqrt((x**2).mean(axis=1, keepdims=True))
-    assert abs((y * plain).sum() / (plain**2).sum() - 1.003) < 0.0005
+    assert abs(((y * plain).sum() / (plain**2).sum()).item() - 1.003) < 0.0005
 
 
 def test_embeddings_are_scaled_by_a_number_of_the_models_type():
@@ -62,15 +60,8 @@ OWN_HEAD = raw_config(final_logit_softcapping=3.0, vocab_size=704) | {"tie_word_
 BIASED = raw_config(
     {"num_key_value_heads": 6}, {"num_key_value_heads": 4}, attention_bias=True, vocab_size=704
 )
-WIDE = raw_config(
-    {"hidden_size": 96, "intermediate_size": 128},
-    {"hidden_size": 64, "intermediate_size": 160},
-    vocab_size=704,
-    num_attention_heads=4,
-    head_dim=16,
-)
 SQUARE = dict(hidden_size=64, intermediate_size=64, num_attention_heads=4, head_dim=16)
-WIDE2 = t5gemma2.raw_config(SQUARE, vocab_size=704, **SQUARE)
+WIDE, WIDE2 = (made.raw_config(SQUARE, vocab_size=704, **SQUARE) for made in (t5gemma, t5gemma2))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +103,6 @@ def test_quantized_models_are_close(tmp_path, raw, dtype):
     quantized = {name for name, _ in flat_weights(model) if name.endswith(".scales")}
     matrices = {n for n, w in flat_weights(type(model)(model.config)) if w.ndim == 2}
     assert {name.removesuffix("scales") + "weight" for name in quantized} == matrices
-    assert sum(w.nbytes for _, w in flat_weights(model)) == converted_size(source, dtype, how)
     inputs = padded_inputs(704)
     expected = reference_logits(reference, *inputs)
     error = np.abs(cached_logits(model, *inputs, 7) - expected).mean() / np.abs(expected).mean()
