@@ -191,16 +191,16 @@ def test_what_cross_attention_reads_lies_side_by_side():
     assert all(memoryview(x).c_contiguous for pair in cache.cross for x in pair)
 
 
+T5_KIND, UNSCALED = {"model_type": "t5"}, {"tie_word_embeddings": False}
+
+
 @pytest.mark.parametrize(
     ("raw", "scaled"),
     [
-        ({"model_type": "t5"}, True),
-        ({"model_type": "t5", "tie_word_embeddings": True}, True),
-        ({"model_type": "t5", "tie_word_embeddings": False}, False),
-        ({"model_type": "umt5", "tie_word_embeddings": False}, False),
+        *((T5_KIND, True), (T5_KIND | UNSCALED, False), ({"model_type": "umt5"} | UNSCALED, False)),
         ({"model_type": "mt5", "tie_word_embeddings": True}, False),
         # As transformers 5 writes a v1.1 model.
-        ({"model_type": "t5", "tie_word_embeddings": True, "scale_decoder_outputs": False}, False),
+        (T5_KIND | {"tie_word_embeddings": True, "scale_decoder_outputs": False}, False),
     ],
 )
 def test_output_scaling_follows_the_config(raw, scaled):

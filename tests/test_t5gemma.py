@@ -12,12 +12,11 @@ from helpers import t5gemma_checkpoints as t5gemma
 from helpers.models import (
     assert_close,
     cached_logits,
-    mlx_model,
     padded_inputs,
     reference_logits,
 )
 from helpers.oracle import flat_weights
-from helpers.pairs import RAW, both, in_dtype
+from helpers.pairs import both, in_dtype
 from helpers.t5gemma_checkpoints import SLIDING, VARIANTS, raw_config
 from helpers.texts import AWKWARD, assert_same_tokenizer, needs_shared, prompts
 from transformers import AutoTokenizer
@@ -57,19 +56,13 @@ def test_embeddings_are_scaled_by_a_number_of_the_models_type():
 
 PLAIN, PLAIN2 = (module.raw_config(vocab_size=704) for module in (t5gemma, t5gemma2))
 OWN_HEAD = raw_config(final_logit_softcapping=3.0, vocab_size=704) | {"tie_word_embeddings": False}
-BIASED = raw_config(
-    {"num_key_value_heads": 6}, {"num_key_value_heads": 4}, attention_bias=True, vocab_size=704
-)
 SQUARE = dict(hidden_size=64, intermediate_size=64, num_attention_heads=4, head_dim=16)
 WIDE, WIDE2 = (made.raw_config(SQUARE, vocab_size=704, **SQUARE) for made in (t5gemma, t5gemma2))
 
 
 @pytest.mark.parametrize(
     ("raw", "kind"),
-    [
-        *((OWN_HEAD, "safetensors"), (BIASED, "zip"), (PLAIN, "saved")),
-        *((PLAIN2, "saved"), (PLAIN2, "zip")),
-    ],
+    [(OWN_HEAD, "safetensors"), (PLAIN, "saved"), (PLAIN2, "saved"), (PLAIN2, "zip")],
 )
 def test_converted_models_agree_with_transformers(tmp_path, raw, kind):
     """Which leaves defaults out of config.json, and the head out of the weights."""
@@ -128,22 +121,10 @@ def test_heads_and_embeddings_under_any_of_their_names(tmp_path):
         FAMILY.rename({"model.encoder.layers.0.mlp.q_proj.weight": None, embedding: None})
 
 
-def test_t5gemma_2s_own_head_is_kept(tmp_path):
-    raw = RAW["t5gemma2"]
-    reference = t5gemma.torch_model(raw)
-    own = {"lm_head.out_proj.weight": torch.randn(61, 24)}
-    model = mlx_model(checkpoints.save(tmp_path, raw, t5gemma.state_dict(reference) | own), raw)
-    reference.lm_head.out_proj.weight = torch.nn.Parameter(own["lm_head.out_proj.weight"])
-    inputs = padded_inputs(61)
-    assert_close(cached_logits(model, *inputs, 7), reference_logits(reference, *inputs))
-
-
 def test_ids_are_those_that_generate_would_use():
     """The top level's, then the decoder's; the start is the beginning of sequence unless it is given."""
     raw = VARIANTS["t5gemma"]
     for changes in (
-        {},
-        {"eos_token_id": [1, 7]},
         {"eos_token_id": [7], "bos_token_id": 9, "pad_token_id": 4},
         {"decoder_start_token_id": 6},
         {"decoder": raw["decoder"] | {"bos_token_id": 8, "eos_token_id": [3, 5]}},
@@ -181,9 +162,7 @@ def test_defaults_are_those_of_transformers(kind, encoder):
     ("raw", "message"),
     [
         (raw_config() | {"decoder": None}, "no encoder and decoder: not a T5Gemma model"),
-        (raw_config(sliding_window=None), "sliding_window is None, not a whole number"),
         (raw_config(rope_parameters={"rope_type": "yarn"}), "rotary positions of type 'yarn'"),
-        (raw_config(pad_token_id=61), "pad_token_id is 61, but vocab_size only 61"),
         (PLAIN2 | {"encoder": {}}, "no encoder and decoder: not a T5Gemma 2 model"),
     ],
 )
