@@ -15,7 +15,6 @@ from helpers.pairs import inputs, known
 from checkpoints.quantization import Quantization
 from convert import convert
 from decoder import Options, SpeculativeDecoder
-from distributed.sharding import check_ranks
 from errors import InputError
 from families.bart import FAMILY, Config, Model
 from families.loading import load
@@ -98,13 +97,6 @@ def test_ids_that_are_missing_or_several():
         assert Config.from_hub(raw, None).decoder_start_token_id == start
     ends = VARIANTS["marian"] | dict(eos_token_id=[59, 2])
     assert Config.from_hub(ends, None).eos_token_ids == (59, 2)
-
-
-def test_ranks_split_the_heads_and_units_of_both_stacks():
-    config = Config.from_hub(VARIANTS["bart"], None)  # 2 and 4 heads, 40 and 36 units
-    check_ranks(config, None, 2)
-    with pytest.raises(InputError, match="cannot be split among 4 ranks; 2 ranks can"):
-        check_ranks(config, None, 4)
 
 
 FORMS = [("new", "safetensors"), ("old", "legacy"), ("bare", "zip")]

@@ -1,7 +1,6 @@
 """Tokenizers of BART's family against transformers and SentencePiece."""
 
 import json
-from pathlib import Path
 
 import pytest
 import sentencepiece
@@ -79,36 +78,22 @@ def test_unknown_characters_are_marians(bart_folders):
     assert unknown not in ours.encode(texts[0]).ids and unknown in ours.encode(texts[3]).ids
 
 
-def marian_of(bart_folders, path: Path, ids: dict):
-    """transformers' tokenizer and ours, Marian's with other ids."""
-    folder, _ = bart_folders["marian"]
+def test_only_numbered_pieces_of_the_sources_model_are_cut_out(bart_folders, tmp_path):
+    """Not the target's, even where the source's model knows no character of them; and transformers
+    would take a piece without a number for unknown."""
+    folder, output = bart_folders["marian"]
     files = {name: (folder / name).read_bytes() for name in ("source.spm", "target.spm")}
-    changed = folders._folder(path / "changed", "marian", files | {"vocab.json": ids})
-    (path / "out").mkdir()
-    write_tokenizer(changed, path / "out")
-    return transformers.AutoTokenizer.from_pretrained(changed), load_tokenizer(path / "out")
-
-
-@pytest.fixture
-def marian_ids(bart_folders) -> dict[str, int]:
-    return json.loads((bart_folders["marian"][0] / "vocab.json").read_text())
-
-
-def test_the_targets_pieces_are_not_cut_out_of_a_source(bart_folders, tmp_path, marian_ids):
-    """Not even where the source's model does not know a character of them."""
-    assert "fé" not in marian_ids and "é" in marian_ids
-    new = len(marian_ids)
-    reference, ours = marian_of(bart_folders, tmp_path, marian_ids | {"fé": new})
-    assert_same(reference, ours, ["café", "fé"])
-    assert ours.decode([new]) == "fé"
-
-
-def test_a_piece_without_a_number_is_not_cut_out(bart_folders, tmp_path, marian_ids):
-    """transformers would take it for unknown."""
-    whole = load_tokenizer(bart_folders["marian"][1]).encode("the").tokens
-    assert whole == ["▁the", "</s>"]
-    marian_ids["▁nothing like it"] = marian_ids.pop("▁the")
-    tokens = marian_of(bart_folders, tmp_path, marian_ids)[1].encode("the").tokens
+    ids = json.loads((folder / "vocab.json").read_text())
+    assert "fé" not in ids and "é" in ids
+    assert load_tokenizer(output).encode("the").tokens == ["▁the", "</s>"]
+    ids |= {"▁nothing like it": ids.pop("▁the"), "fé": len(ids) + 1}
+    changed = folders._folder(tmp_path / "changed", "marian", files | {"vocab.json": ids})
+    (tmp_path / "out").mkdir()
+    write_tokenizer(changed, tmp_path / "out")
+    ours = load_tokenizer(tmp_path / "out")
+    assert_same(transformers.AutoTokenizer.from_pretrained(changed), ours, ["café", "fé"])
+    assert ours.decode([ids["fé"]]) == "fé"
+    tokens = ours.encode("the").tokens
     assert "".join(tokens) == "▁the</s>" and len(tokens) > 2
 
 

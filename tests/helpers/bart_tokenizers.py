@@ -136,12 +136,9 @@ def nllb(path: Path, model: bytes) -> Path:
     path = _folder(path, "m2m_100", {"sentencepiece.bpe.model": model})
     parts = SentencePieceExtractor(str(path / "sentencepiece.bpe.model")).extract(None)
     names = ["<s>", "<pad>", "</s>", "<unk>", *pieces(model)[3:], *FAIRSEQ_LANGUAGE_CODES, "<mask>"]
-    vocab = {name: i for i, name in enumerate(names)}
-    charsmap = parts["_spm_precompiled_charsmap"]
-    tokenizer = transformers.NllbTokenizer(
-        vocab, parts["merges"], _spm_precompiled_charsmap=charsmap
-    )
-    tokenizer.save_pretrained(path)
+    vocab, charsmap = {name: i for i, name in enumerate(names)}, parts["_spm_precompiled_charsmap"]
+    made = transformers.NllbTokenizer(vocab, parts["merges"], _spm_precompiled_charsmap=charsmap)
+    made.save_pretrained(path)
     return path
 
 
