@@ -1,7 +1,7 @@
 """What a model's shape and arithmetic depend on, read from config.json: what is common to all families."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin
@@ -36,12 +36,6 @@ class BaseConfig:
             if (largest := max(ids, default=0)) >= self.vocab_size:
                 fault = f"{field.name} is {largest}, but vocab_size only {self.vocab_size}"
                 raise InputError(f"config.json: {fault}")
-        for fault in self.faults():
-            raise InputError(f"config.json: {fault}")
-
-    def faults(self) -> Iterator[str]:
-        """What cannot be though every field is of its type: sizes that do not go together, for example."""
-        yield from ()
 
     @classmethod
     def from_hub(cls: type[_Self], raw: Mapping, weights: Iterable[str] | None) -> _Self:

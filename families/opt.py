@@ -210,4 +210,4 @@ class OPT(nn.Module):
         return self.embedding.as_linear(x) if c.tied_head else self.head(x)
 
 
-FAMILY = Family("OPT", Config, OPT, NAMES.rename, write_tokenizer)
+FAMILY = Family(Config, OPT, NAMES.rename, write_tokenizer)

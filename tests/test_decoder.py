@@ -13,8 +13,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from helpers import checkpoints
-from helpers import t5gemma2_checkpoints as t5gemma2
-from helpers import t5gemma_checkpoints as t5gemma
 from helpers.bart_models import KINDS, lively_model
 from helpers.decoding import (
     Stopping,
@@ -30,6 +28,7 @@ from helpers.decoding import (
 )
 from helpers.models import random_model, until
 from helpers.oracle import disturbed, endless, greedy, with_eos
+from helpers.pairs import ours
 from helpers.scripted import EOS, ScriptedModel, agreeing, plain, scripted_next
 
 from speculative.cache import CrossCache, SlotCache
@@ -212,8 +211,7 @@ WAYS = [
 MODELS = (
     {variant: partial(random_model, variant) for variant in checkpoints.VARIANTS}
     | {name: partial(lively_model, name) for name in (*KINDS, "marian, own vocabularies")}
-    | {"t5gemma2": t5gemma2.random_model}
-    | {name: partial(t5gemma.random_model, name) for name in ("t5gemma", "full first")}
+    | {name: partial(ours, name) for name in ("t5gemma2", "t5gemma", "full first")}
 )
 
 

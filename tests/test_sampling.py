@@ -7,7 +7,6 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 import pytest
-from helpers import t5gemma_checkpoints as t5gemma
 from helpers.bart_models import lively_model
 from helpers.decoding import (
     decode_drafted,
@@ -23,6 +22,7 @@ from helpers.laws import LastToken
 from helpers.models import random_model
 from helpers.oracle import disturbed, with_eos
 from helpers.oracle import greedy as oracle_greedy
+from helpers.pairs import ours
 
 from speculative.drafting import ModelDrafter
 from speculative.options import RULES, Options
@@ -44,7 +44,7 @@ def sampled(model, draft_model, prompts, batch_size, **options) -> list[list[int
 
 def of_other_families(*values) -> list:
     """Each value with models beyond T5: one that bans a token, one with windows and capped logits."""
-    makers = {"marian": partial(lively_model, "marian"), "t5gemma": t5gemma.random_model}
+    makers = {"marian": partial(lively_model, "marian"), "t5gemma": partial(ours, "t5gemma")}
     return [
         pytest.param(value, make, id=f"{value}, {name}", marks=pytest.mark.slow)
         for value, (name, make) in itertools.product(values, makers.items())
