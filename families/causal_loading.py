@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import mlx.core as mx
 from tokenizers import Tokenizer
@@ -24,8 +24,6 @@ from families.causal import CausalModel, check_cache, first_line
 from families.causal_positions import lifted, max_positions, set_positions
 from families.folders import WEIGHTS, converted_path
 from text.generation import Generation
-
-T = TypeVar("T")
 
 
 def is_causal(folder: Path) -> bool:
@@ -79,7 +77,7 @@ def _mlx_lm() -> Any:
     return mlx_lm.utils
 
 
-def _with_mlx_lm(name: object, what: str, step: Callable[[Any], T]) -> T:
+def _with_mlx_lm(name: object, what: str, step: Callable[[Any], Any]) -> Any:
     """step(mlx_lm.utils), which reads positions where transformers has them, and whose progress goes to
     stderr. InputError in one line for whatever it raises: it has no class of its own for a wrong folder."""
     utils = _mlx_lm()

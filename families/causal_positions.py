@@ -90,6 +90,8 @@ def _parameters(text: Mapping) -> dict[str, dict]:
         if not isinstance(given, Mapping):
             continue
         p = {key: value for key, value in given.items() if value is not None}
+        if nested:
+            p.pop("truncate", None)  # transformers looks for it beside the types only
         p["rope_type"] = kind = p.get("rope_type") or p.get("type") or "default"
         if kind not in _TYPES:
             raise InputError(f"rope type {kind} is unknown; there are {', '.join(_TYPES)}")

@@ -42,10 +42,6 @@ def expected(pair, prompts):
     return MlxLm(*pair, 64).plain(prompts)
 
 
-# ---------------------------------------------------------------------------------------------
-# Texts
-
-
 @pytest.mark.parametrize(("i", "batch_size"), [(0, 1), (1, 3), (2, 8)])
 @pytest.mark.parametrize(("j", "name"), [(0, "model"), (1, "lookup"), (2, "both")])
 def test_texts_are_mlx_lms_own(pair, prompts, expected, i, j, name, batch_size):
@@ -81,38 +77,6 @@ def test_texts_are_those_of_mlx_lms_generate_and_the_right_answers(pair):
     assert right >= len(asked) - 1
 
 
-# ---------------------------------------------------------------------------------------------
-# What the pair is
-
-
-def test_tokens_are_those_of_sentencepiece(pair):
-    from sentencepiece import SentencePieceProcessor
-
-    target, draft = pair
-    assert target.tokenizer.to_str() == draft.tokenizer.to_str()
-    pieces = SentencePieceProcessor(model_file=str(DEMO / "target" / "spiece.model"))
-    user, assistant = map(target.tokenizer.token_to_id, ("<|user|>", "<|assistant|>"))
-    for example in examples(100):
-        tokens = encode_prompt(target, example.prompt)
-        assert tokens == [user, *pieces.encode(example.prompt), assistant]
-        answer = pieces.encode(example.answer)
-        assert target.tokenizer.encode(example.answer).ids == answer
-        assert target.tokenizer.decode(answer) == example.answer
-
-
-def test_the_pair_has_more_rows_than_tokens_as_real_models_do(pair):
-    """And not the same number; none of the rows beyond comes near the likeliest token's."""
-    target, draft = pair
-    tokens = target.tokenizer.get_vocab_size()
-    assert tokens < draft.config.vocab_size < target.config.vocab_size
-    for example in examples(5):
-        prompt = encode_prompt(target, example.prompt)
-        answer = target.tokenizer.encode(example.answer).ids
-        for model in pair:
-            logits = model.model(mx.array([prompt + answer]))[:, len(prompt) - 1 :]
-            assert (logits[..., tokens:].max(axis=-1) < logits.max(axis=-1) - 5).all()
-
-
 def test_a_widened_model_is_the_same_function(pair):
     wide = widened_pair(("llama-60m", "llama-60m"))
     tokens = mx.array([[1024, 36, 40, 80, 1025, 7, 9]])
@@ -120,10 +84,6 @@ def test_a_widened_model_is_the_same_function(pair):
         assert large.model.args.hidden_size == 512 and len(large.model.layers) == 20
         a, b = small.model(tokens), large.model(tokens)
         assert mx.abs(a - b).max() < 2e-5 * mx.abs(a).max()
-
-
-# ---------------------------------------------------------------------------------------------
-# The programs
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,9 @@ from speculative.drafting import PromptLookup
 
 pytestmark = pytest.mark.slow
 
-KINDS = ["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text"]
-CHECKPOINTS = [(kind, rope) for kind in KINDS for rope in ROPES]
+CHECKPOINTS = [(kind, rope) for kind in ("llama", "gemma3_text") for rope in ROPES]
+for kind in ("qwen2", "qwen3", "mistral", "gemma2"):
+    CHECKPOINTS += [(kind, rope) for rope in ("default", "linear", "llama3", "yarn")]
 CHECKPOINTS += [("phi3", "default"), ("phi3", "longrope"), ("glm", "default")]
 
 
@@ -80,18 +81,13 @@ def test_model_types_that_mlx_lm_renames():
     assert all(is_decoder_only(dict(model_type=kind)) for kind in MODEL_REMAPPING)
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (dict(rope_parameters=dict(rope_type="axial")), "rope type axial is unknown; there are"),
-        (dict(num_hidden_layers=10**6), "config.json has 1000000 layers, the weights 3"),
-    ],
-)
-def test_what_cannot_be_read_rightly_is_refused(change, why, tmp_path):
+def test_an_unknown_rope_type_is_refused(tmp_path):
     save(tmp_path / "hub", "llama", "default")
     config = tmp_path / "hub" / "config.json"
+    change = dict(rope_parameters=dict(rope_type="axial"))
     config.write_text(json.dumps(json.loads(config.read_text()) | change))
-    with pytest.raises(InputError, match=f"hub: {why}"):
+    why = "hub: rope type axial is unknown; there are"
+    with pytest.raises(InputError, match=why):
         causal_loading.load(tmp_path / "hub")
     with pytest.raises(InputError, match=why):
         convert.convert(str(tmp_path / "hub"), tmp_path / "out")

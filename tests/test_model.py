@@ -177,11 +177,10 @@ def test_ids_in_generation_config_may_be_lists_or_missing(tmp_path):
 @pytest.mark.parametrize(
     ("key", "values", "what"),
     [
-        ("d_model", (None, 0, "512", 1.5, True), "a whole number from 1 to 1048576"),
-        ("num_decoder_layers", (-1, 1025), "a whole number from 1 to 1024"),
+        ("d_model", (None, 0, "512", 1.5, True), "a whole number"),
         ("pad_token_id", (-1, "0"), "a token id"),
         ("eos_token_id", ("1", [1, None]), "token ids"),
-        ("layer_norm_epsilon", ("tiny", 1), "a small number"),
+        ("layer_norm_epsilon", ("tiny",), "float"),
         ("scale_decoder_outputs", ("yes",), "bool"),
     ],
 )

@@ -1,86 +1,55 @@
 """Arguments of small models, for each of mlx-lm's architectures."""
 
+from ast import literal_eval
+from typing import Any
+
 VOCAB, LAYERS, WINDOW = 61, 4, 6
 SLIDING = ["sliding_attention", "full_attention"] * (LAYERS // 2)
 
-# By field of a model's ModelArgs, for every architecture that has it. All small, few of them equal.
-COMMON = dict(
-    vocab_size=VOCAB,
-    num_vocab=VOCAB,
-    embedding_size=VOCAB,
-    vocab_size_per_layer_input=VOCAB,
-    max_position_embeddings=256,
-    n_positions=256,
-    n_ctx=256,
-    max_seq_len=256,
-    model_max_length=256,
-    original_max_position_embeddings=256,
-    rope_theta=10000.0,
-    rms_norm_eps=1e-5,
-    layer_norm_eps=1e-5,
-    layernorm_epsilon=1e-5,
-    layer_norm_epsilon=1e-5,
-    norm_epsilon=1e-5,
-    norm_eps=1e-5,
-    hc_eps=1e-5,
-    **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers"), LAYERS),
-    num_transformer_layers=LAYERS,
-    **dict.fromkeys(("hidden_size", "hidden_dim", "d_model", "n_embd", "model_dim"), 32),
-    **dict.fromkeys(("num_attention_heads", "num_heads", "n_head", "n_heads"), 4),
-    **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "n_kv_heads"), 2),
-    **dict.fromkeys(("head_dim", "kv_channels", "hidden_size_per_head"), 8),
-    **dict.fromkeys(
-        ("intermediate_size", "n_inner", "ffn_hidden_size", "ff_intermediate_size"), 48
-    ),
-    **dict.fromkeys(("moe_intermediate_size", "expert_ffn_hidden_size"), 24),
-    **dict.fromkeys(("shared_expert_intermediate_size", "shared_intermediate_size"), 40),
-    **dict.fromkeys(("intermediate_size_mlp", "block_ff_dim", "block_dim"), 32),
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
-    moe_num_experts=4,
-    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k"), 2),
-    moe_top_k=2,
-    **dict.fromkeys(("num_shared_experts", "num_shared_expert", "n_shared_experts"), 1),
-    moe_num_shared_experts=1,
-    **dict.fromkeys(("n_group", "topk_group", "num_expert_group", "n_groups"), 1),
-    **dict.fromkeys(("first_k_dense_replace", "num_dense_layers"), 1),
-    **dict.fromkeys(("moe_layer_freq", "decoder_sparse_step", "moe_layer_interval"), 1),
-    routed_scaling_factor=1.0,
-    norm_topk_prob=True,
-    **dict.fromkeys(("kv_lora_rank", "q_lora_rank"), 12),
-    **dict.fromkeys(("qk_nope_head_dim", "linear_key_head_dim", "linear_value_head_dim"), 8),
-    **dict.fromkeys(("qk_rope_head_dim", "rotary_dim"), 4),
-    v_head_dim=10,
-    query_pre_attn_scalar=8,
-    **dict.fromkeys(("sliding_window", "sliding_window_size", "window_size"), WINDOW),
-    **dict.fromkeys(("attention_window_size", "loop_window_size"), WINDOW),
-    sliding_window_pattern=2,
-    **dict.fromkeys(("attention_bias", "mlp_bias", "use_bias", "tie_word_embeddings"), False),
-    **dict.fromkeys(("use_qkv_bias", "use_conv_bias", "conv_bias", "mamba_proj_bias"), True),
-    **dict.fromkeys(("use_qk_norm", "qk_norm", "post_norm"), True),
-    **dict.fromkeys(("attention_multiplier", "embedding_multiplier"), 1.0),
-    **dict.fromkeys(("residual_multiplier", "logits_scaling", "logit_scale"), 1.0),
-    partial_rotary_factor=0.5,
-    rotary_pct=0.5,
-    rotary_emb_base=10000,
-    **dict.fromkeys(("scale_depth", "scale_emb", "dim_model_base"), 1.0),
-    mlp_only_layers=[],
-    scoring_func="sigmoid",
-    **dict.fromkeys(("state_size", "ssm_state_size", "mamba_d_state", "time_step_rank"), 8),
-    **dict.fromkeys(("mamba_head_dim", "mamba_d_head"), 8),
-    **dict.fromkeys(("mamba_num_heads", "mamba_n_heads"), 8),
-    mamba_d_ssm=64,
-    mamba_n_groups=1,
-    **dict.fromkeys(("conv_kernel", "mamba_d_conv", "conv_L_cache", "conv1d_width"), 3),
-    **dict.fromkeys(("linear_conv_kernel_dim", "short_conv_kernel_size"), 3),
-    mamba_expand=2,
-    mamba_conv_bias=True,
-    **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 4),
-    time_step_limit=(0.0, 100.0),
-    **dict.fromkeys(("index_n_heads", "index_head_dim"), 8),
-    index_topk=16,
-    layer_group_size=2,
-    group_norm_size=1,
-)
+# Values, and the fields of models' ModelArgs that have them. All small, few of them equal.
+_FIELDS = f"""
+{VOCAB} vocab_size num_vocab embedding_size vocab_size_per_layer_input
+256 max_position_embeddings n_positions n_ctx max_seq_len model_max_length
+256 original_max_position_embeddings
+1e-05 rms_norm_eps layer_norm_eps layernorm_epsilon layer_norm_epsilon norm_epsilon norm_eps hc_eps
+{LAYERS} num_hidden_layers num_layers n_layer n_layers num_transformer_layers
+4 num_attention_heads num_heads n_head n_heads num_experts num_local_experts n_routed_experts
+4 moe_num_experts qk_rope_head_dim rotary_dim linear_num_key_heads linear_num_value_heads
+32 hidden_size hidden_dim d_model n_embd model_dim intermediate_size_mlp block_ff_dim block_dim
+2 num_key_value_heads num_kv_heads n_kv_heads num_experts_per_tok num_experts_per_token moe_topk
+2 moe_k moe_top_k sliding_window_pattern mamba_expand layer_group_size
+8 head_dim kv_channels hidden_size_per_head qk_nope_head_dim linear_key_head_dim
+8 linear_value_head_dim query_pre_attn_scalar state_size ssm_state_size mamba_d_state time_step_rank
+8 mamba_head_dim mamba_d_head mamba_num_heads mamba_n_heads index_n_heads index_head_dim
+48 intermediate_size n_inner ffn_hidden_size ff_intermediate_size
+24 moe_intermediate_size expert_ffn_hidden_size
+40 shared_expert_intermediate_size shared_intermediate_size
+1 num_shared_experts num_shared_expert n_shared_experts moe_num_shared_experts n_group topk_group
+1 num_expert_group n_groups first_k_dense_replace num_dense_layers moe_layer_freq
+1 decoder_sparse_step moe_layer_interval mamba_n_groups group_norm_size
+1.0 routed_scaling_factor attention_multiplier embedding_multiplier residual_multiplier
+1.0 logits_scaling logit_scale scale_depth scale_emb dim_model_base
+True norm_topk_prob use_qkv_bias use_conv_bias conv_bias mamba_proj_bias use_qk_norm qk_norm
+True post_norm mamba_conv_bias
+12 kv_lora_rank q_lora_rank
+{WINDOW} sliding_window sliding_window_size window_size attention_window_size loop_window_size
+False attention_bias mlp_bias use_bias tie_word_embeddings
+0.5 partial_rotary_factor rotary_pct
+3 conv_kernel mamba_d_conv conv_L_cache conv1d_width linear_conv_kernel_dim short_conv_kernel_size
+10 v_head_dim
+16 index_topk
+64 mamba_d_ssm
+10000 rotary_emb_base
+10000.0 rope_theta
+[] mlp_only_layers
+'sigmoid' scoring_func
+(0.0,100.0) time_step_limit
+"""
+COMMON: dict[str, Any] = {
+    name: literal_eval(value)
+    for value, *names in map(str.split, _FIELDS.strip().splitlines())
+    for name in names
+}
 
 _YARN = dict(rope_type="yarn", type="yarn", factor=2.0, original_max_position_embeddings=128)
 _LLAMA4 = dict(rope_type="default", rope_theta=10000.0, llama_4_scaling_beta=0.1)
@@ -183,7 +152,6 @@ MORE: dict[str, dict] = {
     ),
     "phi3small": dict(dense_attention_every_n_layers=2, gegelu_limit=20.0, vocab_size=100352),
     "plamo": dict(n_shared_head=2),
-    "prism_hadamard_qwen35": dict(),
     "recurrent_gemma": dict(logits_soft_cap=30.0, block_types=["recurrent", "attention"]),
     "rwkv7": dict(a_low_rank_dim=8, v_low_rank_dim=8, gate_low_rank_dim=8, decay_low_rank_dim=8),
     "spark2_5": dict(rope_parameters=_BY_TYPE, layer_types=SLIDING),
