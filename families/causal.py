@@ -38,10 +38,6 @@ class CausalConfig:
         return None if self.max_positions is None else self.max_positions - 1
 
 
-# ---------------------------------------------------------------------------------------------
-# The cache
-
-
 class CausalCache(SlotCache):
     """Slots, as each layer of an mlx-lm model wants to see them.
 
@@ -109,14 +105,9 @@ class LayerCache:
         return self._slots.mask(self._window or window_size, return_array)
 
 
-# ---------------------------------------------------------------------------------------------
-# The model
-
-
 class DecoderOnly(nn.Module):
     """What decoder-only models share of the contract; `decode` is a subclass's own."""
 
-    decode: Callable[..., mx.array]
     ranks = ALONE  # the processes that share the model's layers
     progress: Callable[[int, int], None] | None = (
         None  # told how many prompt tokens are read, of how many
@@ -170,10 +161,8 @@ class CausalModel(DecoderOnly):
         self._mask_axes, vocab_size = _check(self)
         eos = tuple(sorted(i for i in eos_token_ids if i < vocab_size))
         # Padding has no text, so it may not be a token that has.
-        pad = eos[0] if eos else 0
-        if pad_token_id is not None and pad_token_id < vocab_size:
-            pad = pad_token_id
-        self.config = CausalConfig(vocab_size, eos, pad, min(limits, default=None))
+        pads = [i for i in (pad_token_id, *eos, 0) if i is not None and i < vocab_size]
+        self.config = CausalConfig(vocab_size, eos, pads[0], min(limits, default=None))
 
     def new_cache(self, batch_size: int) -> CausalCache:
         return CausalCache(batch_size, self._windows, self._mask_axes)

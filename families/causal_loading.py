@@ -71,9 +71,8 @@ def _mlx_lm() -> Any:
     try:
         import mlx_lm.utils
     except ImportError as error:
-        raise InputError(
-            f"a decoder-only model needs mlx-lm ({error}): pip install -r requirements-lm.txt"
-        ) from None
+        hint = "pip install -r requirements-lm.txt"
+        raise InputError(f"a decoder-only model needs mlx-lm ({error}): {hint}") from None
     return mlx_lm.utils
 
 
@@ -118,9 +117,8 @@ def load(
 
     model, raw, chat = ranks.together(lambda: _with_mlx_lm(folder, "load", read))
     tokenizer = _fast(chat, folder)
-    causal = CausalModel(  # checks the model, which takes all ranks
-        model, chat.eos_token_ids, chat.pad_token_id, max_positions(raw)
-    )
+    # Checks the model, which takes all ranks.
+    causal = CausalModel(model, chat.eos_token_ids, chat.pad_token_id, max_positions(raw))
     causal.chat, causal.tokenizer = chat, tokenizer
     causal.begins = chat.bos_token or ""
     causal.generation = Generation.load(folder)

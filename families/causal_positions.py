@@ -43,8 +43,8 @@ def _yarn(p: Mapping, periods: np.ndarray) -> Scaled:  # Peng et al. 2023, arXiv
     return periods / (1 - scaled + scaled / factor), own
 
 
-def _longrope(p: Mapping, periods: np.ndarray) -> Scaled:
-    """Ding et al. 2024, arXiv 2402.13753: up to the original length, where `max_positions` ends texts."""
+def _longrope(p: Mapping, periods: np.ndarray) -> Scaled:  # Ding et al. 2024, arXiv 2402.13753
+    # Up to the original length, where `max_positions` ends texts: beyond it, all positions change.
     size = math.log(max(p["factor"], 1)) / math.log(p["original_max_position_embeddings"])
     own = p.get("short_mscale") or p.get("attention_factor") or math.sqrt(1 + size)
     return periods * np.array(p["short_factor"]), own
@@ -167,8 +167,7 @@ def _set_ropes(model: nn.Module, text: Mapping) -> None:
     if "" in ropes:  # in layers that mlx-lm scales, or, where it knows no rope types, in all
         scaled = [place for place in found if getattr(place[0][place[1]], "scale", None) != 1]
         found = scaled or found
-    heads = text.get("num_attention_heads", 1)
-    head = text.get("head_dim") or text.get("hidden_size", 0) // heads
+    head = text.get("head_dim") or text.get("hidden_size", 0) // text.get("num_attention_heads", 1)
     for module, key, p in found:
         rope: Any = module[key]
         dims, base = getattr(rope, "dim", None) or rope.dims, getattr(rope, "base", None)

@@ -70,32 +70,24 @@ class Config(BaseConfig):
         )
 
 
-_DECODER = r"(?:model\.)?decoder\."  # some checkpoints are of the model without its head
-_LAYER = _DECODER + r"layers\.(\d+)\."
+_LAYER = r"decoder\.layers\.(\d+)\."
 NAMES = Names(
     family="OPT",
     rules=[
-        (_DECODER + r"embed_tokens\.weight", "embedding.weight"),
+        (r"decoder\.embed_tokens\.weight", "embedding.weight"),
         (r"lm_head\.weight", "head.weight"),
-        (_DECODER + r"embed_positions\.weight", "positions.weight"),
-        (_DECODER + r"(project_in|project_out)\.weight", "{}.weight"),
-        (_DECODER + r"final_layer_norm\.(weight|bias)", "norm.{}"),
+        (r"decoder\.embed_positions\.weight", "positions.weight"),
+        (r"decoder\.(project_in|project_out)\.weight", "{}.weight"),
+        (r"decoder\.final_layer_norm\.(weight|bias)", "norm.{}"),
         (_LAYER + r"self_attn\.(q|k|v|out)_proj\.(weight|bias)", "layers.{}.{}.{}"),
         (_LAYER + r"(self_attn|final)_layer_norm\.(weight|bias)", "layers.{}.{}_norm.{}"),
         (_LAYER + r"(fc[12])\.(weight|bias)", "layers.{}.{}.{}"),
     ],
     words={"self_attn": "attention", "final": "feed_forward", "fc1": "up", "fc2": "down"}
     | {"q": "query", "k": "key", "v": "value"},
-    embedding=(
-        "model.decoder.embed_tokens.weight",
-        "decoder.embed_tokens.weight",
-        "lm_head.weight",
-    ),
+    embedding=("decoder.embed_tokens.weight", "lm_head.weight"),
+    prefix="model.",  # but where the checkpoint is of the model without its head
 )
-
-
-# ---------------------------------------------------------------------------------------------
-# The model
 
 
 class Layer(Attention):
