@@ -84,14 +84,10 @@ def test_model_types_that_mlx_lm_renames():
 def test_an_unknown_rope_type_is_refused(tmp_path):
     save(tmp_path / "hub", "llama", "default")
     config = tmp_path / "hub" / "config.json"
-    change = dict(rope_parameters=dict(rope_type="axial"))
-    config.write_text(json.dumps(json.loads(config.read_text()) | change))
-    why = "hub: rope type axial is unknown; there are"
-    with pytest.raises(InputError, match=why):
-        causal_loading.load(tmp_path / "hub")
-    with pytest.raises(InputError, match=why):
-        convert.convert(str(tmp_path / "hub"), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    config.write_text(config.read_text().replace('"default"', '"axial"'))
+    for use in (causal_loading.load, lambda folder: convert.convert(str(folder), tmp_path / "out")):
+        with pytest.raises(InputError, match="hub: rope type axial is unknown; there are"):
+            use(tmp_path / "hub")
 
 
 def test_a_forced_first_token_is_for_prompts_of_one_token(tmp_path):

@@ -38,11 +38,9 @@ def torch_model(raw: dict) -> torch.nn.Module:
     torch.manual_seed(0)
     model = transformers.OPTForCausalLM(transformers.OPTConfig(**raw)).eval()
     with torch.no_grad():
-        for name, weight in model.named_parameters():
+        for name, weight in model.named_parameters():  # a head of its own among them
             scale = 0.3 if weight.dim() == 1 or "embed" in name else weight.shape[1] ** -0.5
             weight.normal_(1.0 if "norm.weight" in name else 0.0, scale)
-        if not raw.get("tie_word_embeddings", True):
-            model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
     return model
 
 
@@ -50,9 +48,9 @@ def write_bpe(folder) -> None:
     """OPT's tokenizer files: GPT-2's kind, with </s> put first."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    specials, letters = ["<s>", "<pad>", "</s>", "<unk>"], pre_tokenizers.ByteLevel.alphabet()
+    how = dict(initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
     trainer = trainers.BpeTrainer(
-        vocab_size=290, special_tokens=specials, initial_alphabet=letters, show_progress=False
+        vocab_size=290, special_tokens=["<s>", "<pad>", "</s>", "<unk>"], **how
     )
     bpe.train_from_iterator(["the cat sat on the mat, and the dog saw the cat"] * 5, trainer)
     bpe.model.save(str(folder))
