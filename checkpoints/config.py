@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args, get_origin
 from errors import InputError
 
 # A product of a size and of a number of heads stays below 2^31, as MLX's shapes have to.
-_MOST, _MOST_LAYERS = 1 << 20, 1 << 10
+_MOST, MOST_LAYERS = 1 << 20, 1 << 10
 _IDS = ("_id", "_ids")
 _Self = TypeVar("_Self", bound="BaseConfig")
 
@@ -80,7 +80,7 @@ def _check(name: str, kind: Any, value: object) -> None:
     elif name.endswith("_epsilon"):
         limits, what = (0, 1), "a small number"
     elif kind is int or int in get_args(kind):
-        limits = (1, _MOST_LAYERS if name.endswith(("_layers", "_heads")) else _MOST)
+        limits = (1, MOST_LAYERS if name.endswith(("_layers", "_heads")) else _MOST)
         what = f"a whole number from 1 to {limits[1]}"
     if not _fits(kind, value, *limits):
         raise InputError(f"config.json: {name} is {repr(value)[:50]}, not {what}")
