@@ -65,8 +65,8 @@ class ModelDrafter(Drafter):
         broadcast: floats on the host, the same for all processes that run the target together."""
         self._broadcast = broadcast
         self._make = lambda: CachedModel(model)
-        self._vocab_size = vocab_size or model.config.vocab_size
         self._model = self._make()
+        self._vocab_size = vocab_size or model.config.vocab_size
         self._batch: list[Row] = []
         self._unread: set[int] = set()  # rows whose prompt has not been read
         self._fared: list[str] = []
@@ -201,7 +201,7 @@ class PromptLookup(Drafter):
         copied: a prompt's token as the text would have it, where they have different vocabularies."""
         self._piece, self._copied = piece, copied or (lambda token: token)
         self._matchers: list[PromptMatcher] = []
-        self._prefixes: list[int] = []
+        self._prefixes: list[int] = []  # tokens of each row before its output
         self._offered: list[list[Candidate]] = []
 
     def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:

@@ -85,7 +85,6 @@ class OwnLengths(Schedule):
     def __init__(self, schedule: Schedule, own: Callable[[], Sequence[int | str]]):
         """own: what each row asks for, a number or "auto"."""
         self._schedule, self._own, self.learns = schedule, own, schedule.learns
-        self.observe = schedule.observe  # type: ignore[method-assign]
 
     def plan(self, candidates: Sequence[Sequence[Candidate]], room: Sequence[int]) -> Plan:
         plan = self._schedule.plan(candidates, room)
@@ -97,6 +96,9 @@ class OwnLengths(Schedule):
         stop = plan.stop
         patient = stop and (lambda known, drafted: drafted >= least and stop(known, drafted))
         return replace(_plan(chosen, room, most), stop=patient)
+
+    def observe(self, step: Step, seconds: float, ended=(), hindsight=()) -> None:
+        self._schedule.observe(step, seconds, ended, hindsight)
 
 
 @dataclass
