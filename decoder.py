@@ -354,15 +354,26 @@ def generate(
 
 
 def stream_batch(
-    model: Model, tokenizer: Tokenizer, prompts: Iterable[str], draft_model=None, *size, **options
+    model: Model,
+    tokenizer: Tokenizer,
+    prompts: Iterable[str],
+    draft_model: Model | None = None,
+    batch_size: int = BATCH_SIZE,
+    **options,
 ) -> Iterator[tuple[int, Response]]:
     """As `SpeculativeDecoder.stream_batch`."""
-    return SpeculativeDecoder(model, tokenizer, draft_model).stream_batch(prompts, *size, **options)
+    decoder = SpeculativeDecoder(model, tokenizer, draft_model)
+    return decoder.stream_batch(prompts, batch_size, **options)
 
 
 def batch_generate(
-    model: Model, tokenizer: Tokenizer, prompts: Iterable[str], draft_model=None, *size, **options
+    model: Model,
+    tokenizer: Tokenizer,
+    prompts: Iterable[str],
+    draft_model: Model | None = None,
+    batch_size: int = BATCH_SIZE,
+    **options,
 ) -> list[Response]:
     """As `SpeculativeDecoder.batch_generate`."""
     decoder = SpeculativeDecoder(model, tokenizer, draft_model)
-    return decoder.batch_generate(prompts, *size, **options)
+    return decoder.batch_generate(prompts, batch_size, **options)
