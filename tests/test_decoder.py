@@ -91,7 +91,7 @@ NUM_DRAFTS = {
     "lookup": [1, 7, 20, "auto", "any"],
     "both": [1, 3, 20, "auto", "any", "any, late"],
 }
-NUM_DRAFTS_QUICK = [("lookup", 7), ("both", "any")]
+NUM_DRAFTS_QUICK = [("model", 7), ("lookup", 7), ("both", "any")]
 
 
 def either(cases, quick):
