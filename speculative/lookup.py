@@ -1,10 +1,8 @@
 """Drafting without a second model: what follows, in the prompt or in the text so far, the position that
 the last tokens match.
 
-For an encoder-decoder model the prompt is what to copy from: correction, simplification and
-rewriting repeat most of it. The idea is that of input-guided (aggressive) decoding, Ge et al. 2022
-(arXiv 2205.10350), and of prompt lookup; matching and taking up again after a corrected word are
-described at `PromptMatcher`.
+Correction, simplification and rewriting repeat most of the prompt. The idea is that of input-guided (aggressive)
+decoding, Ge et al. 2022 (arXiv 2205.10350), and of prompt lookup.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,15 +19,14 @@ _PREFIX = 16  # tokens within which a task's prefix ("summarize:") ends
 class PromptMatcher:
     """Finds what to copy for one row.
 
-    `text` is the prompt and then the output. Every position in it where the last output token occurs is
-    known with the length of the match that ends there; one more token extends or ends each match, so
-    that a step costs as much as the token has occurrences.
+    `text` is the prompt and then the output. For every position where the last output token occurs the
+    length of the match that ends there is known; one more token extends or ends each match.
 
-    The longest match is followed; of equal ones that in the prompt which comes soonest after the
-    position copied last. A match further on in the prompt moves that position only when it is LONG: words
-    recur. When the last token matches nothing there, it is taken for a correction: the word at the
-    present position has been replaced, and the next word follows. Where words were left out instead, the
-    last token matches a few tokens ahead; where words were put in, a token later it matches here.
+    The longest match is followed; of equal ones the one in the prompt soonest after the position copied
+    last. A match further on moves that position only when it is LONG: words recur. A last token that
+    matches nothing there is taken for a correction: the word at the present position has been replaced,
+    and the next word follows. If words were left out instead, the last token matches a few tokens ahead;
+    if words were put in, a token later it matches here.
     """
 
     def __init__(self, prompt: Sequence[int], piece: Callable[[int], str]):
@@ -96,25 +93,24 @@ class PromptMatcher:
     def candidates(self) -> list[Candidate]:
         """What could be copied now, the likeliest first."""
         if not self.output_size:
-            return self._from_prompt("start", self._next)
+            return self._from("start", self._next)
         position, length, in_order = self._best(self._matches), 0, []
         if self._lost == 0:
             length = self._matches[self._next - 1]
-            in_order = self._from_prompt(f"match {_bucket(length)}", self._next)
+            in_order = self._from(f"match {_bucket(length)}", self._next)
         elif self._lost <= LOST:
-            in_order = self._from_prompt("correction", self._next_word(self._next))
+            in_order = self._from("correction", self._next_word(self._next))
         if position is None or position == self._next - 1:
             return in_order
         kind = f"repetition {_bucket(self._matches[position])}"
-        elsewhere = self._from_prompt(kind, position + 1) or self._from_output(kind, position + 1)
+        elsewhere = self._from(kind, position + 1)
         longer = self._matches[position] >= max(LONG, length + 1)
         return elsewhere + in_order if longer else in_order + elsewhere
 
-    def _from_prompt(self, kind: str, position: int) -> list[Candidate]:
-        left = self._prompt_size - position
-        return [Candidate(kind, left, position)] if left > 0 else []
-
-    def _from_output(self, kind: str, position: int) -> list[Candidate]:
+    def _from(self, kind: str, position: int) -> list[Candidate]:
+        """What follows in the prompt, or without end in the output."""
+        if position < self._prompt_size:
+            return [Candidate(kind, self._prompt_size - position, position)]
         there = self._prompt_size < position < len(self.text)
         return [Candidate(kind, UNBOUNDED, position)] if there else []
 
