@@ -65,9 +65,8 @@ def entry(dtype="F32", shape=(2, 2), offsets=(0, 16)) -> dict:
     [
         (b"", "truncated, or not a safetensors file"),
         ((10**9).to_bytes(8, "little") + b"{}", "truncated, or not a safetensors file"),
-        (safetensors_bytes(b"{]"), "the header is not JSON"),
-        (safetensors_bytes([1]), "the header is not a JSON object"),
-        (safetensors_bytes({"w": {"dtype": "F32"}}), "w has a malformed header entry"),
+        (safetensors_bytes(b"{]"), "the header is malformed"),
+        (safetensors_bytes({"w": {"dtype": "F32"}}), "the header is malformed"),
         (safetensors_bytes(entry(offsets=(-16, 0))), "w has an impossible shape"),
         (
             safetensors_bytes(entry(dtype="I8", offsets=(0, 4))),
@@ -112,7 +111,7 @@ def test_wrong_index_files_are_named(tmp_path, index, message):
 @pytest.mark.parametrize(
     ("file", "message"),
     [
-        ("pytorch_model.bin", "neither a zip file nor a pickle"),
+        ("pytorch_model.bin", "truncated or malformed"),
         ("tf_model.h5", "no weights: neither"),
     ],
 )

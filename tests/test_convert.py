@@ -373,7 +373,7 @@ def test_wrong_weights_are_named(folder, tmp_path, name, shape, message):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nobody/nothing", "not whole in the cache, .*, and HF_HUB_OFFLINE forbids"),
+        ("nobody/nothing", "not whole in the cache, .*, and HF_HUB_OFFLINE is set"),
         ("./no/such/folder", "neither a folder nor a name on the Hugging Face hub"),
         (__file__, "neither a folder nor a name on the Hugging Face hub"),
     ],
