@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -155,11 +154,7 @@ def test_the_command_downloads_once_and_then_works_offline(hub, tmp_path):
 
 @pytest.mark.parametrize(
     ("kind", "reason"),
-    [
-        ("led", ", which is not taken: its encoder attends in windows"),
-        ("blenderbot", ", which is not taken: its texts depend on a ban of the prompt's n-grams"),
-        ("seamless_m4t", ""),
-    ],
+    [("led", ", which is not taken: its encoder attends in windows"), ("seamless_m4t", "")],
 )
 def test_what_is_no_family_of_ours_is_told_by_its_config_alone(hub, cache, tmp_path, kind, reason):
     hub.add(MODEL, SINGLE | {"config.json": json.dumps({"model_type": kind}).encode()})
@@ -176,7 +171,7 @@ def test_what_is_cached_needs_no_server(hub, cache, monkeypatch):
     assert hub.fetched() == []  # one look whether it has changed
     assert len(hub.requests) == 1
     wait(monkeypatch, 1)
-    for fault in (refuse(503), stall()):
+    for fault in (refuse(503), stall):
         hub.faults = {"/api/": fault}
         assert fetch(MODEL) == folder
     hub.__exit__()
@@ -219,25 +214,6 @@ def test_an_interrupted_download_is_resumed_by_the_next_run(hub, cache):
     assert not list(cache.rglob("*.incomplete"))
 
 
-@pytest.mark.slow
-def test_interrupt_exits_130_and_the_next_run_resumes(hub, cache, tmp_path, monkeypatch):
-    weights = WEIGHTS * 24  # the client writes ten megabytes at a time
-    hub.add(MODEL, SINGLE | {SAFE: weights})
-    hub.faults = {"GET .*safetensors": stall(22 << 20)}
-    process = run(hub, tmp_path, "--mlx-path", tmp_path / "out")
-    deadline = time.monotonic() + 60
-    while not any(f.stat().st_size == 20 << 20 for f in tmp_path.rglob("*.incomplete")):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    out, errors = process.communicate(timeout=60)
-    assert (process.returncode, out, errors) == (130, b"", b"interrupted\n")
-    hub.faults.clear()
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    assert (fetch(MODEL) / SAFE).read_bytes() == weights
-    assert hub.ranges() == [f"bytes={20 << 20}-"]
-
-
 def test_two_downloads_at_once_fetch_each_file_once(hub, cache):
     threads = [threading.Thread(target=fetch, args=(MODEL,)) for _ in range(2)]
     for thread in threads:
@@ -250,11 +226,7 @@ def test_two_downloads_at_once_fetch_each_file_once(hub, cache):
 
 @pytest.mark.parametrize(
     "change",
-    [
-        lambda content: content[:-10],  # shorter than promised
-        lambda content: content + b"more",
-        lambda content: b"x" + content[1:],
-    ],
+    [lambda content: content[:-10], lambda content: b"x" + content[1:]],
 )
 def test_damage_on_the_way_is_seen_and_not_kept(hub, cache, change):
     hub.faults = {"GET .*safetensors": replace(change)}
@@ -314,7 +286,6 @@ def without(name: str) -> dict[str, bytes]:
 
 NOT_T5 = SINGLE | {"config.json": b'{"model_type": "bert", "architectures": ["BertModel"]}'}
 ENCODER = SINGLE | {"config.json": b'{"model_type": "t5", "architectures": ["T5EncoderModel"]}'}
-SHAPE = json.loads(CONFIG)
 NO_SHAPE = SINGLE | {"config.json": b'{"model_type": "t5"}'}
 FLAX = without(SAFE) | {"tf_model.h5": b""}
 NO_MAP = without(SAFE) | {SAFE_INDEX: b'{"weight_map": ["a"]}', "a.safetensors": b""}
@@ -332,9 +303,7 @@ WEIGHTS_ONLY = "GET .*safetensors"
         (SINGLE, {"resolve": refuse(403, "GatedRepo")}, GATED),
         (SINGLE, {"": refuse(500)}, f"{ANSWERS}500 Internal Server Error; try again later"),
         (SINGLE, {WEIGHTS_ONLY: refuse(502)}, f"{ANSWERS}502 Bad Gateway; try again later"),
-        (SINGLE, {"HEAD": refuse(501)}, f"{ANSWERS}501 Not Implemented; try again later"),
-        (SINGLE, {"": refuse(403)}, f"{ANSWERS}403 Forbidden; try again later"),
-        (SINGLE, {"": stall()}, UNREACHABLE),
+        (SINGLE, {"": stall}, UNREACHABLE),
         (NOT_T5, {}, f": a bert model; there are {', '.join(families._MODULES)}"),
         (ENCODER, {}, ": T5EncoderModel, an encoder without a decoder"),
         (NO_SHAPE, {}, ": config.json has no vocab_size: not a T5-type model"),
