@@ -68,9 +68,8 @@ def entry(dtype="F32", shape=(2, 2), offsets=(0, 16)) -> dict:
     [
         (b"", "truncated, or not a safetensors file"),
         ((10**9).to_bytes(8, "little") + b"{}", "truncated, or not a safetensors file"),
-        (safetensors_bytes(b"{]"), "the header is not JSON"),
-        (safetensors_bytes([1]), "the header is not a JSON object"),
-        (safetensors_bytes({"w": {"dtype": "F32"}}), "w has a malformed header entry"),
+        (safetensors_bytes(b"{]"), "the header is malformed"),
+        (safetensors_bytes({"w": {"dtype": "F32"}}), "the header is malformed"),
         (safetensors_bytes(entry(offsets=(-16, 0))), "w has an impossible shape"),
         (safetensors_bytes(entry(dtype="I8", offsets=(0, 4))), "w is I8, not a floating-point"),
         (safetensors_bytes(entry(shape=(2, 3))), r"w has 16 bytes for the shape \[2, 3\]"),
@@ -96,7 +95,7 @@ def test_wrong_safetensors_are_named(tmp_path, content, message):
             '{"weight_map": {"w": "../1.safetensors"}}',
             r"names \.\./1\.safetensors, which is",
         ),
-        ("pytorch_model.bin", "", "neither a zip file nor a pickle"),
+        ("pytorch_model.bin", "", "truncated or malformed"),
         ("tf_model.h5", "", "no weights: neither"),
     ],
 )
