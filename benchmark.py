@@ -15,26 +15,21 @@ import blas  # noqa: F401 (before mlx)
 
 # isort: split
 import argparse
-import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from benchmarks import causal, report
 from benchmarks.limits import Costs, oracle_rate
-from benchmarks.machine import describe
-from benchmarks.measure import Way, decoder, take_turns, widened_pair
+from benchmarks.measure import OtherWay, Way, decoder, decoding, take_turns, widened_pair
 from benchmarks.report import Setting
 from decoder import Options, load
-from demo.examples import KINDS, examples
+from demo.examples import KINDS, SHORT_KINDS, examples
 from demo.widen import CAUSAL_SHAPES, SHAPES
 from errors import InputError
 from speculative.sampling import RowSeeds
 from terminal import cli
 from terminal.flags import check_models, reading
 from terminal.prompt_files import PromptFile
-
-WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17)  # numbers of tokens whose check is timed
 
 
 def positive(text: str) -> int:
@@ -57,9 +52,7 @@ def parse_args(argv: list[str] | None = None):
     flag("--prompt-file", help="a prompt a line (default: the demo's)")
     few = "how many of the demo's prompts, of each task (default: %(default)s)"
     flag("--examples", type=positive, default=6, help=few)
-    number: Any = dict(
-        nargs="+", type=reading("num_draft")["type"], metavar="N", default=[*range(1, 9), "auto"]
-    )
+    number: Any = reading("num_draft") | dict(nargs="+", default=[*range(1, 9), "auto"])
     flag("--num-draft", **number, help="(default: 1 to 8, and auto)")
     drafts = "what drafts (default: the draft model, and both with auto; without one, lookup)"
     flag("--drafter", nargs="+", choices=["model", "lookup", "both"], help=drafts)
@@ -95,14 +88,6 @@ def check(args, parser: cli.Parser) -> None:
         Options(num_draft=num_draft)  # or InputError
 
 
-def models(args) -> tuple[Any, Any | None]:
-    """Target and draft model."""
-    if args.model is None:
-        return widened_pair(args.sizes)
-    target, _ = load(args.model)
-    return target, load(args.draft_model)[0] if args.draft_model else None
-
-
 def texts(args) -> dict[str, list[str]]:
     """The prompts of each table."""
     if args.prompt_file is not None:
@@ -110,68 +95,64 @@ def texts(args) -> dict[str, list[str]]:
         if not found:
             raise InputError(f"{args.prompt_file}: no prompts")
         return {"": found}
-    if not args.kinds:
-        return {"": [example.prompt for example in examples(args.examples)]}
-    return {kind: [e.prompt for e in examples(args.examples, [kind])] for kind in args.kinds}
+    tables = {kind: [kind] for kind in args.kinds} if args.kinds else {"": SHORT_KINDS}
+    return {name: [e.prompt for e in examples(args.examples, of)] for name, of in tables.items()}
 
 
-@contextlib.contextmanager
-def baselines(args, target: Any, draft: Any) -> Iterator[Mapping[str, Callable]]:
+def others(args, target: Any, draft: Any) -> dict[str, OtherWay]:
     """The ways of other libraries to decode tokens."""
     if not args.baselines:
-        yield {}
-    elif args.sizes[0] in CAUSAL_SHAPES:
+        return {}
+    if args.sizes[0] in CAUSAL_SHAPES:
         numbers = [k for k in args.num_draft if k != "auto"]
-        yield causal.MlxLm(target, draft, args.max_tokens).ways(args.batch_size, numbers)
-    else:
-        from benchmarks import baselines
+        return causal.ways(target, draft, args.max_tokens, args.batch_size, numbers)
+    from benchmarks import baselines
 
-        with baselines.baselines(args.sizes, args.max_tokens, args.batch_size) as ways:
-            yield ways
+    return baselines.ways(args.sizes, args.max_tokens, args.batch_size)
 
 
 def speed(args) -> dict:
-    """Print the table of ways to decode and what limits them, for each kind of text; all of it as data."""
-    asked, (target, draft), reports = texts(args), models(args), {}
-    with baselines(args, target, draft) as theirs:
-        for kind, prompts in asked.items():
-            print(f"\n## {kind}\n" if kind else "", end="")
-            reports[kind] = compare(args, target, draft, prompts, theirs)
+    """Print a table of ways to decode and what limits them, for each kind of text; all of it as data."""
+    asked, reports = texts(args), {}
+    if args.model:
+        target, draft = (load(name)[0] if name else None for name in (args.model, args.draft_model))
+    else:
+        target, draft = widened_pair(args.sizes)
+    theirs = others(args, target, draft)
+    for kind, prompts in asked.items():
+        print(f"\n## {kind}\n" if kind else "", end="")
+        reports[kind] = compare(args, target, draft, prompts, theirs)
     return reports.get("") or {"kinds": reports}
 
 
 def compare(
-    args, target: Any, draft: Any | None, prompts: list[str], theirs: Mapping[str, Callable]
+    args, target: Any, draft: Any | None, prompts: list[str], theirs: dict[str, OtherWay]
 ) -> dict:
     """One table, of our ways and theirs."""
     options = {name: getattr(args, name) for name in ("max_tokens", "source_lang", "target_lang")}
-    tokens = tokens_of_prompts(target, prompts, options)
-    found: dict[str, Any] = describe() | report.sizes(target, draft, tokens)
+    rows, settings, seed = decoder(target), Options(**options), RowSeeds(0)
+    tokens = {prompt: rows.row(prompt, settings, seed).prompt for prompt in prompts}
+    found: dict[str, Any] = report.describe() | report.sizes(target, draft, tokens)
     print("\n".join(f"{key}: {value}" for key, value in found.items()), end="\n\n", flush=True)
 
-    costs = Costs(target, draft, tokens[prompts[0]], WIDTHS)
+    costs = Costs(target, draft, tokens[prompts[0]])
     ways: dict[Setting | str, Way] = {}
     for batch_size in args.batch_size:
         for drafter, num_draft in [("", 0), *args.ways]:
-            setting = Setting(drafter, num_draft, batch_size)
-            ways[setting] = setting.way(target, draft, **options)
+            drafting = draft if drafter in ("model", "both") else None
+            how = options | dict(num_draft=num_draft, lookup=drafter in ("lookup", "both"))
+            way = decoding(target, drafting, batch_size, **how)
+            ways[Setting(drafter, num_draft, batch_size)] = way
 
-    def of_tokens(way: Callable) -> Way:
+    def of_tokens(way: OtherWay) -> Way:
         return lambda prompts: way([tokens[prompt] for prompt in prompts])
 
     ways |= {name: of_tokens(way) for name, way in theirs.items()}
-    per_turn = args.per_turn or max(args.batch_size)
-    runs = take_turns(ways, prompts, per_turn, costs.measure)
-    plain = next(iter(runs.values()))
+    runs = take_turns(ways, prompts, args.per_turn or max(args.batch_size), costs.measure)
     found |= costs.report()
     if draft and args.batch_size[0] == 1:
-        found["oracle"] = oracle_rate(plain.results, draft, costs)
-    return found | report.compare(runs, costs, found)
-
-
-def tokens_of_prompts(target: Any, prompts: list[str], options: dict) -> dict[str, list[int]]:
-    rows, settings, seed = decoder(target), Options(**options), RowSeeds(0)
-    return {prompt: rows.row(prompt, settings, seed).prompt for prompt in prompts}
+        found["oracle"] = oracle_rate(next(iter(runs.values())).rows, draft, costs)
+    return found | report.compare(runs, costs, found.get("oracle"))
 
 
 def main() -> None:

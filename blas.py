@@ -1,11 +1,9 @@
 """A fast BLAS for MLX's CPU backend on Linux: import this before mlx.
 
-The wheel mlx[cpu] brings the reference BLAS, in which a product of one row takes three times as long as it could and
-one of eight rows eight times as long as one, so that drafting gains nothing. libmlx asks for cblas_sgemm by name, and
-the dynamic linker takes the first in the process's global scope. requirements.txt has OpenBLAS as a wheel, which calls
-it scipy_cblas_sgemm. Where the system has BLIS (libblis4-openmp of Debian and Ubuntu, blis-openmp of Fedora), which is
-faster for 2 to 30 rows, those products go to it. docs/tried.md has the figures. Nothing is done on macOS, with MLX's
-CUDA backend, or where another BLAS has been preloaded (LD_PRELOAD).
+The wheel mlx[cpu] brings the reference BLAS, several times too slow, with which drafting gains nothing: see
+docs/tried.md. libmlx asks for cblas_sgemm by name, and the dynamic linker takes the first in the process's global
+scope. OpenBLAS is a wheel of requirements.txt, which calls it scipy_cblas_sgemm; products of 2 to 30 rows go to BLIS
+where the system has it. Nothing is done on macOS, with MLX's CUDA backend, or where LD_PRELOAD names a BLAS.
 """
 
 import contextlib
@@ -22,10 +20,9 @@ from pathlib import Path
 
 SWITCH = "SPECULATIVE_BLAS"  # 0: keep MLX's own
 
-# OpenBLAS copies W for x W^T even if x is one row; its product of a matrix and a vector reads W twice as fast (on ARM
-# it uses that by itself). So on x86-64 cblas_sgemm(row major, A as it is, B transposed, 1, N, K, ...) becomes
-# cblas_sgemv(row major, B as it is, N, K, ...), whose arguments take the places of sgemm's (System V ABI, AMD64
-# supplement, 3.2.3). Up to 30 rows go to BLIS if there are 2^18 weights: fewer are not worth a second thread.
+# On x86-64 (on ARM OpenBLAS does so itself) a product of one row, cblas_sgemm(row major, A as it is, B transposed, 1, N,
+# K, ...), becomes cblas_sgemv(row major, B as it is, N, K, ...), which reads W twice as fast; its arguments take the
+# places of sgemm's (System V ABI, AMD64 supplement, 3.2.3). Up to 30 rows of 2^18 weights or more go to BLIS.
 _SGEMM = bytes.fromhex(
     "83fe6f 7553 83fa70 754e"  # cmp esi, 111; jne others; cmp edx, 112; jne others
     "83f901 7530"  # cmp ecx, 1; jne few
@@ -41,6 +38,7 @@ _SGEMM = bytes.fromhex(
     "ff250e000000"  # jmp [few rows]
     "ff2510000000"  # others: jmp [others]
 )
+_THREADS = Path("/proc/self/task")
 # BLIS's build with OpenMP, in Debian and Ubuntu, and in Fedora. That with pthreads makes threads for each product.
 _BLIS = ("usr/lib/*/blis-openmp/libblis.so.*", "usr/lib64/libbliso.so.*")
 # How long idle threads look for work. By default so long that two processes decode at a seventh of the speed.
@@ -48,8 +46,8 @@ _LOOKING = {"OPENBLAS_THREAD_TIMEOUT": "20", "GOMP_SPINCOUNT": "30000"}
 
 
 def load() -> tuple[str, str]:
-    """Name a fast cblas_sgemm globally: the files it is from, or "" and why there is none.
-    Two empty texts where none is wanted."""
+    """Name a fast cblas_sgemm globally: the files it is from, and why there is none. Two empty texts where none
+    is wanted."""
     has_cpu = sys.platform == "linux" and any(importlib.metadata.distributions(name="mlx-cpu"))
     preloaded = any(name in os.environ.get("LD_PRELOAD", "") for name in ("blas", "blis", "mkl"))
     if not has_cpu or preloaded or os.environ.get(SWITCH) == "0":
@@ -60,7 +58,7 @@ def load() -> tuple[str, str]:
     if package is None or package.origin is None:
         return "", "scipy-openblas32 is not installed: pip install -r requirements.txt"
     path = Path(package.origin).parent / "lib/libscipy_openblas.so"
-    cores, threads, given = physical_cores(), _threads(), dict(os.environ)
+    cores, threads, given = physical_cores(), set(_THREADS.iterdir()), dict(os.environ)
     numbers = dict.fromkeys(("OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS"), str(len(cores)))
     os.environ.update(numbers | _LOOKING | given)  # read while the libraries are loaded
     try:
@@ -81,11 +79,11 @@ def load() -> tuple[str, str]:
 
 
 def _blis() -> tuple[str, int]:
-    """The file's name and the address of its sgemm; "" and 0 where there is none that can be loaded."""
-    for path in (path for pattern in _BLIS for path in Path("/").glob(pattern)):
-        with contextlib.suppress(OSError, AttributeError):
-            return path.name, _address(ctypes.CDLL(str(path)), "cblas_sgemm")
-    return "", 0
+    """The file's name and the address of its sgemm; "" and 0 where the system has none."""
+    found = [path for pattern in _BLIS for path in Path("/").glob(pattern)]
+    return (
+        (found[0].name, _address(ctypes.CDLL(str(found[0])), "cblas_sgemm")) if found else ("", 0)
+    )
 
 
 def _address(library: ctypes.CDLL, name: str) -> int:
@@ -101,11 +99,8 @@ def sgemm(gemv: int, few_rows: int, others: int) -> int:
 
 
 def name_globally(name: str, address: int) -> None:
-    """Give a function a name in the process's global scope: load a library of that name, made in memory.
-
-    The least that the dynamic linker takes (System V ABI, chapters 4 and 5; ELF, 64 bits): a header, three segments,
-    the table of where things are, an absolute symbol, a hash table of one bucket, and the name.
-    """
+    """Give a function a name in the process's global scope: load a library made in memory, the least that the
+    dynamic linker takes (System V ABI, chapters 4 and 5; ELF, 64 bits)."""
     names = b"\0" + name.encode() + b"\0"
     table = struct.pack("<12Q", 4, 376, 5, 396, 6, 328, 10, len(names), 11, 24, 0, 0)
     symbol = struct.pack("<IBBHQQ", 1, 0x12, 0, 0xFFF1, address, 0)  # a global function
@@ -130,18 +125,15 @@ def physical_cores() -> list[int]:
     return list(cores.values())
 
 
-def _threads() -> set[int]:
-    return {int(thread.name) for thread in Path("/proc/self/task").iterdir()}
-
-
-def _bind(before: set[int], cores: list[int]) -> None:
-    """Give each thread that computes a core, worth an eighth: else two of them share one now and then. They begin
-    in this order: OpenBLAS's when it is loaded, MLX's, then BLIS's, which like OpenBLAS's are one less than cores."""
+def _bind(before: set[Path], cores: list[int]) -> None:
+    """Give each thread that computes a core, worth an eighth. They begin in this order: OpenBLAS's, one less than
+    cores, when it is loaded; MLX's; BLIS's, as many as OpenBLAS's."""
     import mlx.core as mx
 
     mx.eval(mx.ones((2, 512)) @ mx.ones((512, 512)).T)
+    new = sorted(int(thread.name) for thread in set(_THREADS.iterdir()) - before)
     with contextlib.suppress(OSError):  # where the system does not allow it
-        for thread, core in zip(sorted(_threads() - before), cores[1:] + cores, strict=False):
+        for thread, core in zip(new, cores[1:] + cores, strict=False):
             os.sched_setaffinity(thread, {core})
 
 

@@ -170,10 +170,7 @@ def _write(
 
 
 def parse_args(argv: list[str] | None = None):
-    parser = cli.Parser(
-        prog="convert.py",
-        description="Convert a Hugging Face checkpoint to MLX.",
-    )
+    parser = cli.Parser(prog="convert.py", description="Convert a Hugging Face checkpoint to MLX.")
     parser.add_argument(
         "--model", type=cli.name, required=True, help="a name on the Hugging Face hub, or a folder"
     )

@@ -76,66 +76,42 @@ class Batch(RowBatch):
         logits = self.sampler.process(logits, [draft.tokens])  # penalties, bans
         n, token = self.sampler.accept(logits, draft)  # the first n pass; token ~ max(0, p - q)
         scores = self.score(logits, n, token, draft.tokens)
-        found = self.together(draft.tokens, n, token)
+        result = mx.concatenate([draft.tokens, n[:, None], token[:, None]], axis=1)
+        mx.async_eval(result)
         if plan.again and self.runs_ahead():
             self.target.run_ahead(rows, token, [left > 0 for left in room])
-        drafted, n, token = self.broadcast(found)  # the one wait for the target
-        self.target.keep(n)
-        self.drafter.keep(n)
-        return Step(plan, draft, self.commit(plan, draft, drafted, n, token, scores))
+        found = self.ranks.broadcast(result)  # the one wait for the target
+        self.target.keep(found[:, -2])
+        self.drafter.keep(found[:, -2])
+        return Step(plan, draft, self.commit(plan, draft, found, scores))
 
     def runs_ahead(self) -> bool:
-        """Whether to begin the next call before the host has this one's tokens, where nothing is drafted then.
-        A GPU has nothing to do meanwhile; a processor loses more, by the call that comes after a text's end."""
+        """Whether to begin the next call before the host has this one's tokens. A GPU would idle meanwhile; a
+        processor loses more by the call that comes after a text's end."""
         return mx.default_device() == mx.gpu and self.ranks.size == 1
 
-    def score(
-        self, logits: mx.array, n: mx.array, token: mx.array, drafted: mx.array
-    ) -> tuple[mx.array, ...]:
+    def score(self, logits: mx.array, n: mx.array, token: mx.array, drafted: mx.array) -> list:
         """The log-probabilities of a step's tokens, where a row wants them, on their way to the host."""
         asked = [row.options.logprobs for row in self.rows if row.options.logprobs is not None]
-        if not asked:
-            return ()
-        scores = log_probabilities(logits, n, token, drafted, max(asked))
+        scores = log_probabilities(logits, n, token, drafted, max(asked)) if asked else ()
         mx.async_eval(scores)
-        return scores
+        return list(scores)
 
-    def together(self, drafted: mx.array, n: mx.array, token: mx.array) -> mx.array:
-        """Drafted tokens [B, k], n and the next tokens [B], side by side, on their way to the host."""
-        found = mx.concatenate([drafted, n[:, None], token[:, None]], axis=1)
-        mx.async_eval(found)
-        return found
-
-    def broadcast(self, found: mx.array) -> tuple[np.ndarray, ...]:
-        """Drafted tokens [B, k], n and the next tokens [B] as rank 0 has them, on the host."""
-        result = self.ranks.broadcast(found)
-        return result[:, :-2], result[:, -2], result[:, -1]
-
-    def commit(
-        self,
-        plan: Plan,
-        draft: Draft,
-        drafted: np.ndarray,
-        n: np.ndarray,
-        token: np.ndarray,
-        scores: Sequence[mx.array],
-    ) -> list[int]:
+    def commit(self, plan: Plan, draft: Draft, found: np.ndarray, scores: list) -> list[int]:
         """Append to each unfinished row its accepted tokens and the target's own; how many drafted ones
-        are among them."""
+        are among them. found [B, k + 2]: drafted tokens, n, and the target's token."""
         accepted = [0] * len(self.rows)
-        of_tokens = [np.array(x) for x in scores]
-        modelled, ends = plan.modelled, self.target.config.eos_token_ids
+        scores, modelled = [np.array(x) for x in scores], plan.modelled
         for b, row in enumerate(self.rows):
             if row.finish_reason:
                 continue
+            *drafted, n, token = found[b].tolist()
             length = int(draft.lengths[b])
-            origin = "drafted" if modelled[b] else "copied"
-            own = "corrected" if n[b] < length else "plain"
-            passed = drafted[b, : n[b]].tolist()
-            accepted[b] = row.commit(passed, int(token[b]), (origin, own), ends)
+            origins = "drafted" if modelled[b] else "copied", "corrected" if n < length else "plain"
+            accepted[b] = row.commit(drafted[:n], token, origins, self.target.config.eos_token_ids)
             row.stats.drafted += length
             if row.options.logprobs is not None:
-                row.score(*(x[b] for x in of_tokens))
+                row.score(*(x[b] for x in scores))
         return accepted
 
     def observe(self, step: Step, seconds: float, done: Sequence[Row]) -> None:
@@ -162,7 +138,7 @@ class Batch(RowBatch):
 
 @contextmanager
 def wired_memory() -> Iterator[None]:
-    """On a Mac's GPU: as much memory as the system recommends is not paged out meanwhile, as mlx-lm has it."""
+    """On a Mac's GPU, keep as much memory as the system recommends from being paged out, as mlx-lm does."""
     most = mx.device_info().get("max_recommended_working_set_size")
     if most is None:
         yield
@@ -182,9 +158,9 @@ def wired_memory() -> Iterator[None]:
 class SpeculativeDecoder:
     """A target, a draft model for it or none, and what was learned about them: keep one for many calls.
 
-    encode: what the model reads for a prompt, as token ids; None: what the tokenizer makes of it, with
-    the languages of the options. memory: earlier texts, to copy from those of similar prompts. Raises InputError for what is no model or tokenizer, and for a draft
-    model of another vocabulary.
+    encode: turns a prompt into token ids; None: the tokenizer, with the languages of the options.
+    memory: earlier texts; drafts are copied from those of similar prompts. Raises InputError for what is no
+    model or tokenizer, and for a draft model of another vocabulary.
     """
 
     def __init__(
@@ -233,12 +209,10 @@ class SpeculativeDecoder:
         if options.num_draft != "auto":
             return FixedSchedule(int(options.num_draft))
         penalties = options.repetition_penalty, options.no_repeat_ngram_size
-        law = (*options.distribution.values(), *penalties)
         lookup = options.copies(self.draft_model is not None)
-        key = (lookup, options.rule, options.delta, *law)
-        if key not in self._learned:
-            self._learned[key] = AdaptiveSchedule(self.model.config.vocab_size)
-        return self._learned[key]
+        law = options.rule, options.delta, *options.distribution.values(), *penalties
+        new = AdaptiveSchedule(self.model.config.vocab_size)
+        return self._learned.setdefault((lookup, *law), new)
 
     @contextmanager
     def running(self, options: Options) -> Iterator[RowBatch]:
@@ -251,8 +225,8 @@ class SpeculativeDecoder:
                 yield Batch(self.model, drafter, options, self.schedule(options, drafter))
 
     def row(self, prompt: str | Prompt, options: Options, seed: RowSeeds) -> Row:
-        """A row that is to be decoded; InputError for a prompt that is empty or too long, a language that
-        is unknown, tokens that the model has not, and processors that fail."""
+        """A row to decode. Raises InputError for an empty or too long prompt, an unknown language, tokens
+        that the model lacks, and processors that fail."""
         own_reference = prompt.reference if isinstance(prompt, Prompt) else None
         text = check_prompt(prompt.text if isinstance(prompt, Prompt) else prompt)
         languages = options.source_lang, options.target_lang
@@ -282,7 +256,11 @@ class SpeculativeDecoder:
             known = self.tokenizer.encode(reference, add_special_tokens=False).ids
             row.reference = [*known[: row.max_tokens], *ends]
         # Now, so that what a row's own processors raise does not end the texts beside it.
-        try_out(row.processors, prefix, self.model.config.vocab_size, T=1 + bool(options.num_draft))
+        V, drafts = self.model.config.vocab_size, bool(options.num_draft)
+        try_out(options.processors, prefix, 1 + drafts, V)
+        if self.draft_model and drafts:  # which has fewer tokens, and one position a call
+            V = min(self._shared, self.draft_model.config.vocab_size)
+            try_out(options.processors, prefix, 1, V)
         return row
 
     def check(self, prompt: str | Prompt, options: Options) -> None:
@@ -292,9 +270,9 @@ class SpeculativeDecoder:
     def stream_generate(self, prompt: str | Prompt, **options) -> Iterator[Response]:
         """Decode one prompt; yield a Response per step, with the text that the step added.
 
-        options: the fields of `Options`. Without a draft model and `lookup` this is plain decoding; with
-        either the text is the same (greedy, or sampled by the rule `coupled`) or has the same law (sampled
-        by another rule). Raises InputError for an empty prompt and options out of range.
+        options: the fields of `Options`. A draft model and `lookup` change the speed alone: the text is the
+        same (greedy, or sampled by the rule `coupled`) or has the same law (sampled by another rule).
+        Raises InputError for an empty prompt and options out of range.
         """
         settings = Options(**options)
         if settings.num_samples > 1:
@@ -316,15 +294,12 @@ class SpeculativeDecoder:
     ) -> Iterator[tuple[int, Response]]:
         """Decode many prompts, `batch_size` side by side; yield (index, Response) as each is finished.
 
-        A finished prompt's place goes to the next one once places have stood idle for a step's work (see
-        `speculative.batch.decode`). `prompts` is read as needed, and of those read the longest go first, so
-        that prompts side by side are of similar length: memory depends on the batch, not on the list.
-        If `prompts` has a method ready(), which says whether the next prompt or the end is there,
-        nothing waits for one that is not; it joins when it comes.
+        `prompts` is read as needed, and of those read the longest go first, so that prompts side by side
+        are of similar length. If it has a method ready(), which says whether the next prompt or the end
+        is there, nothing waits for one that is not; it joins when it comes.
 
-        Each prompt's tokens are those it gets alone (in float32; narrower types may round otherwise in
-        a batch); a prompt that the list has had before draws other random numbers. Errors: as
-        `stream_generate`.
+        Each prompt's tokens are those it gets alone (in float32; narrower types may round differently in
+        a batch); a repeated prompt draws other random numbers. Errors: as `stream_generate`.
         """
         settings = Options(**options)
         if not isinstance(batch_size, Integral) or isinstance(batch_size, bool) or batch_size < 1:

@@ -27,13 +27,15 @@ from errors import InputError
 from speculative.options import MAX_TOKENS
 from terminal import cli
 from terminal.flags import add_decoding_options, add_models, check_models, options_of
+from terminal.prompt_files import InOrder, PromptFile
+from terminal.reading import Reading
 from terminal.summary import Summary
 from text.prompts import check_prompt
 
 LARGE = 200 << 20  # bytes of weights
-DRAFTING = ("num_draft", "lookup", "delta")  # what beams do not
-BEAMS = ("length_penalty", "early_stopping")  # what only they ask for
-SAMPLING = ("top_k", "top_p", "min_p", "seed", "acceptance")  # what only sampling asks for
+DRAFTING = ("draft_model", "num_draft", "lookup", "delta")  # without effect on beams
+BEAMS = ("length_penalty", "early_stopping")  # without effect on anything else
+SAMPLING = ("top_k", "top_p", "min_p", "seed", "acceptance")  # without effect on greedy texts
 ALONE = """\
 main.py wants a text (--prompt) or many (--prompt-file). With the pair of models in the repository:
   python main.py --prompt "translate number to German: 1284"
@@ -45,44 +47,34 @@ All options: python main.py --help; what they mean: docs/using.md
 
 def parse_args(argv: list[str] | None = None):
     parser = cli.Parser(prog="main.py", description="Speculative decoding on MLX.")
+    flag = parser.add_argument
     add_models(parser)
-    parser.add_argument("--prompt", "-p", help="the text to work on, or - for standard input")
-    parser.add_argument(
+    flag("--prompt", "-p", help="the text to work on, or - for standard input")
+    flag(
         "--prompt-file",
         type=cli.name,
         metavar="FILE",
         help="many texts, - for standard input: one a line, or JSON lines with a field prompt when "
         "the name ends in .jsonl or the first line begins with {",
     )
-    parser.add_argument(
+    flag(
         "--batch-size",
         type=cli.count,
         default=argparse.SUPPRESS,
         help=f"texts of the prompt file to decode side by side (default: {BATCH_SIZE})",
     )
     add_decoding_options(parser)
-    parser.add_argument("--system-prompt", metavar="TEXT", help="for a model with a chat template")
-    parser.add_argument(
-        "--ignore-chat-template",
-        action="store_true",
-        help="give a model with a chat template the text as it is",
+    flag("--system-prompt", metavar="TEXT", help="for a model with a chat template")
+    text = "give a model with a chat template the text as it is"
+    flag("--ignore-chat-template", action="store_true", help=text)
+    text = "print a JSON object per text, as soon as it is ready, instead of the text"
+    flag("--json", action="store_true", help=text)
+    flag("--verbose", action="store_true", help="end with statistics on stderr")
+    text = (
+        "on a terminal, colour the text by where it comes from: copied, drafted, corrected by "
+        "the target or its own; in brackets where there is no colour, nothing in a pipe"
     )
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print a JSON object per text, as soon as it is ready, instead of the text",
-    )
-    parser.add_argument(
-        "--verbose",
-        action="store_true",
-        help="end with statistics on stderr",
-    )
-    parser.add_argument(
-        "--show-draft",
-        action="store_true",
-        help="on a terminal, colour the text by where it comes from: copied, drafted, corrected by "
-        "the target or its own; in brackets where there is no colour, nothing in a pipe",
-    )
+    flag("--show-draft", action="store_true", help=text)
     args = parser.parse_args(argv)
     if not (sys.argv[1:] if argv is None else argv):
         parser.exit(cli.USAGE_ERROR, ALONE)
@@ -105,39 +97,27 @@ def read_prompt(argument: str) -> str:
 
 def as_json(index: int, response: Response) -> str:
     """The response as a JSON object on one line."""
-    stats = response.stats
-    fields = vars(response) | {
-        "from_draft": response.from_draft,
-        "mean_logprob": response.mean_logprob,
-        "stats": {
-            "target_calls": stats.target_calls,
-            "drafted": stats.drafted,
-            "accepted": stats.accepted,
-            "accepted_lengths": stats.histogram(),
-            "seconds": stats.seconds,
-            "preparing_seconds": stats.preparing_seconds,
-        },
-    }
+    names = "target_calls drafted accepted accepted_lengths seconds preparing_seconds".split()
+    stats = {name: getattr(response.stats, name) for name in names}
+    stats["accepted_lengths"] = response.stats.histogram()
+    fields = {"index": index, **vars(response), "stats": stats, "from_draft": response.from_draft}
+    fields["mean_logprob"] = response.mean_logprob
+    left_out = {"score"} if response.score is None else set()
     if response.logprobs is None:
-        fields = {k: v for k, v in fields.items() if "logprob" not in k}
-    if response.score is None:
-        del fields["score"]
-    return json.dumps({"index": index} | fields, ensure_ascii=False)
+        left_out |= {"logprobs", "top_logprobs", "mean_logprob"}
+    return json.dumps({k: v for k, v in fields.items() if k not in left_out}, ensure_ascii=False)
 
 
 def in_template(args, model) -> Callable[[str], list[int]] | None:
-    """What makes a prompt's tokens for a model with a chat template, as mlx-lm does; None: for another."""
+    """What puts a prompt into the model's chat template, as mlx-lm does; None: it has none."""
     if getattr(model, "chat", None) is None:
         if args.system_prompt is not None or args.ignore_chat_template:
             raise InputError("this model has no chat template")
         return None
     from families.causal_loading import encode_prompt
 
-    return functools.partial(
-        encode_prompt,
-        model,
-        system_prompt=args.system_prompt,
-        ignore_chat_template=args.ignore_chat_template,
+    return lambda prompt: encode_prompt(
+        model, prompt, args.system_prompt, args.ignore_chat_template
     )
 
 
@@ -153,26 +133,22 @@ def show_draft(args, write: Callable[..., None]) -> Callable[[Response], str]:
     return lambda response: painted(response, marks)
 
 
-def cut(texts: str, tokens: int, model, options: Options) -> str:
-    """What has cut texts, the longest of them at so many tokens, and what to do."""
-    taken = model.generation.taken(options)
-    for setting in ("max_new_tokens", "max_length"):
-        if setting in taken:
-            return f"the checkpoint's {setting} {taken[setting]} has cut {texts}; see --max-tokens"
-    limit = options.max_tokens or MAX_TOKENS
-    if tokens < limit:
-        return f"{texts} ended where the model's positions do"
-    return f"--max-tokens {limit} has cut {texts}; raise it for the rest"
-
-
 def print_summary(args, decoder, options: Options, summary: Summary, began: float) -> None:
-    """Say on stderr what --max-tokens cut; with --verbose, what decoding took."""
-    seconds = time.perf_counter() - began
+    """Say on stderr what has cut texts; with --verbose, what decoding took."""
     if summary.cut:
         texts = f"{summary.cut} of {summary.texts} texts" if args.prompt_file else "the text"
-        print(cut(texts, summary.longest_cut, decoder.model, options), file=sys.stderr)
+        taken = decoder.model.generation.taken(options)
+        setting = next((name for name in ("max_new_tokens", "max_length") if name in taken), None)
+        limit = options.max_tokens or MAX_TOKENS
+        reason = f"--max-tokens {limit} has cut {texts}; raise it for the rest"
+        if setting:
+            limit = taken[setting]
+            reason = f"the checkpoint's {setting} {limit} has cut {texts}; see --max-tokens"
+        elif summary.longest_cut < limit:
+            reason = f"{texts} ended where the model's positions do"
+        print(reason, file=sys.stderr)
     if args.verbose:
-        print("\n".join(summary.lines(seconds)), file=sys.stderr)
+        print("\n".join(summary.lines(time.perf_counter() - began)), file=sys.stderr)
 
 
 def answer_prompt(args, decoder: SpeculativeDecoder, options: Options) -> None:
@@ -195,8 +171,6 @@ def answer_prompt(args, decoder: SpeculativeDecoder, options: Options) -> None:
 def answer_file(args, decoder: SpeculativeDecoder, options: Options, ranks: Ranks) -> None:
     """Decode the prompts of a file. Lines without a prompt are reported and make the exit code 1."""
     from tqdm import tqdm
-
-    from terminal.prompt_files import InOrder, PromptFile
 
     def write(text: str, file=sys.stdout) -> None:
         with tqdm.external_write_mode(file):  # sets the progress bar aside on a terminal
@@ -237,51 +211,41 @@ def answer_file(args, decoder: SpeculativeDecoder, options: Options, ranks: Rank
 
 def report_unused(given: dict, options: Options) -> None:
     """Say on stderr which of the flags given have no effect."""
-    reasons = {}
-    if given["prompt_file"] is None:
-        reasons["batch_size"] = "without --prompt-file"
-    if options.temp == 0:
-        reasons |= dict.fromkeys(SAMPLING, "at temperature 0; see --temp")
-    if not given["json"]:
-        reasons["logprobs"] = "without --json"
-    if options.num_beams > 1:
-        drafting = DRAFTING if given["draft_model"] is None else ("draft_model", *DRAFTING)
-        reasons |= dict.fromkeys(drafting, "with --num-beams, which drafts nothing")
-    else:
-        reasons |= dict.fromkeys(BEAMS, "without --num-beams")
-    for name, reason in reasons.items():
-        if name in given:
-            print(f"--{name.replace('_', '-')} has no effect {reason}", file=sys.stderr)
+    beams = options.num_beams > 1
+    for names, unused, reason in (
+        (("batch_size",), given["prompt_file"] is None, "without --prompt-file"),
+        (SAMPLING, options.temp == 0, "at temperature 0; see --temp"),
+        (("logprobs",), not given["json"], "without --json"),
+        (DRAFTING, beams, "with --num-beams, which drafts nothing"),
+        (BEAMS, not beams, "without --num-beams"),
+    ):
+        for name in names:
+            if unused and given.get(name) is not None:
+                print(f"--{name.replace('_', '-')} has no effect {reason}", file=sys.stderr)
 
 
 def report_generation(model, options: Options, verbose: bool) -> None:
-    """Say on stderr what the checkpoint asks of its texts in vain and, when `verbose`, what is done."""
-    generation = model.generation
-    not_done = {
-        name: value
-        for name, value in generation.not_done.items()
-        if name != "num_beams" or options.num_beams == 1
-    }
-    if not_done:
-        settings = ", ".join(f"{k} {v}" for k, v in not_done.items())
-        print(f"the checkpoint's generation settings not applied: {settings}", file=sys.stderr)
-    if verbose and (taken := generation.taken(options)):
-        settings = ", ".join(f"{k} {v}" for k, v in taken.items())
-        print(f"the checkpoint's generation settings: {settings}", file=sys.stderr)
+    """Say on stderr which of the checkpoint's generation settings are ignored and, when `verbose`, which count."""
+    ignored = dict(model.generation.not_done)
+    beams = ignored.get("num_beams")
+    if options.num_beams > 1:
+        ignored.pop("num_beams", None)
+    hint = f" (use --num-beams {beams})" if "num_beams" in ignored else ""
+    taken = model.generation.taken(options) if verbose else {}
+    for what, settings, after in (("ignored", ignored, hint), ("taken", taken, "")):
+        if settings:
+            listed = ", ".join(f"{name}={value}" for name, value in settings.items())
+            print(f"{what} from generation_config.json: {listed}{after}", file=sys.stderr)
 
 
 def report_slow(model) -> None:
     """Say on stderr, for a model that is large enough to feel it, that there is no fast BLAS, and why."""
-    if not blas.problem:
-        return
     from mlx.utils import tree_flatten
 
     weights = dict(tree_flatten(model.parameters())).values()
-    if sum(weight.nbytes for weight in weights) > LARGE:
-        print(
-            f"products are slow, up to eight times, without a fast BLAS: {blas.problem}",
-            file=sys.stderr,
-        )
+    if blas.problem and sum(weight.nbytes for weight in weights) > LARGE:
+        slow = "products are slow, up to eight times, without a fast BLAS"
+        print(f"{slow}: {blas.problem}", file=sys.stderr)
 
 
 def check_ranks(args, ranks: Ranks) -> None:
@@ -293,8 +257,7 @@ def check_ranks(args, ranks: Ranks) -> None:
     own = {"model", "draft_model", "prompt_file"}  # paths; what they lead to is compared or shared
     asked = {name: value for name, value in vars(args).items() if name not in own}
     root = Path(__file__).resolve().parent
-    files = sorted([*root.glob("*.py"), *root.glob("*/*.py")])
-    program = b"".join(file.read_bytes() for file in files)
+    program = b"".join(f.read_bytes() for f in sorted([*root.glob("*.py"), *root.glob("*/*.py")]))
     ranks.check_same(
         set_of_arguments=json.dumps(asked, sort_keys=True),
         version_of_this_program=f"{zlib.crc32(program):08x}",
@@ -308,9 +271,8 @@ def main() -> None:
 
 def answer(args, ranks: Ranks) -> None:
     """Do what the command line asks for."""
-    given = vars(args)
     options = options_of(args)
-    report_unused(given, options)
+    report_unused(vars(args), options)
     if ranks.size > 1:
         check_ranks(args, ranks)
     elif args.prompt_file not in (None, "-"):
@@ -325,8 +287,6 @@ def answer(args, ranks: Ranks) -> None:
     report_slow(model)
     report_generation(model, options, args.verbose)
     if hasattr(model, "progress"):
-        from terminal.reading import Reading
-
         model.progress = Reading()
     decoder = SpeculativeDecoder(model, tokenizer, draft_model, in_template(args, model))
     if args.prompt_file is None:

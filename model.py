@@ -18,11 +18,10 @@ import numpy as np
 
 from checkpoints.config import BaseConfig
 from errors import InputError
-from speculative.cache import CrossCache
+from speculative.cache import CrossCache, padding_mask
 
-Mask = mx.array | None
-"""What a layer's queries see: boolean, or added to the scores in their type; broadcast to [B, H, T, N];
-None: everything."""
+Sublayer = Callable[[mx.array], mx.array]
+Mask = mx.array | None  # boolean, or added to scores: broadcast to [B, H, T, N]; None: all is seen
 
 _ACTIVATIONS = {
     "relu": nn.relu,
@@ -34,22 +33,18 @@ _ACTIVATIONS = {
 }
 
 
-def activation(name: str) -> Callable[[mx.array], mx.array]:
+def activation(name: str) -> Sublayer:
     """The function that config.json calls `name`."""
     if name not in _ACTIVATIONS:
         raise InputError(f"config.json: unknown activation {name!r}")
     return _ACTIVATIONS[name]
 
 
-# ---------------------------------------------------------------------------------------------
-# What encoder-decoder models are made of
-
-
 class Attention(nn.Module):
-    """Multi-head attention; T5's is without scaling and without biases.
+    """Multi-head attention; T5's has no scaling and no biases.
 
-    key_heads: where fewer than query heads, which then share them; source_dims: of what keys and values
-    are made from, where it is not as wide as queries.
+    key_heads: None means one for each query head. source_dims: the width of what keys and values are made
+    from; None means that of the queries.
     """
 
     def __init__(
@@ -75,12 +70,11 @@ class Attention(nn.Module):
         return x.reshape(B, T, -1, self._head_width).transpose(0, 2, 1, 3)  # [B, H, T, D]
 
     def queries(self, x: mx.array, *positions: mx.array) -> mx.array:
-        """Queries of x [B, T, d_model]: [B, H, T, D]. positions [B, T]: given where they turn queries
-        and keys."""
+        """[B, H, T, D] from x [B, T, d_model]. positions [B, T]: only given to rotate queries and keys."""
         return self._split(self.query(x))
 
     def project(self, x: mx.array, *positions: mx.array) -> tuple[mx.array, mx.array]:
-        """Keys and values of x [B, T, d_model]: [B, H, T, D] each."""
+        """Keys and values, [B, H, T, D] each, from x [B, T, d_model]."""
         return self._split(self.key(x)), self._split(self.value(x))
 
     def attend(self, queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
@@ -94,9 +88,8 @@ class Attention(nn.Module):
         B, T, _ = x.shape
         heads = self.attend(self.queries(x, *positions), keys, values, mask)
         out = self.out(heads.transpose(0, 2, 1, 3).reshape(B, T, -1))
-        if out.dtype == mx.float16:  # some weights overflow here; transformers clamps T5's as well
-            out = mx.clip(out, -65504, 65504)
-        return out
+        # Some weights overflow float16 here; transformers clamps T5's as well.
+        return mx.clip(out, -65504, 65504) if out.dtype == mx.float16 else out
 
 
 class FeedForward(nn.Module):
@@ -109,27 +102,20 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(inner, dims, bias=False)
 
     def __call__(self, x: mx.array) -> mx.array:
-        if "gate" in self:
-            x = self._activation(self.gate(x)) * self.up(x)
-        else:
-            x = self._activation(self.up(x))
-        return self.down(x)  # in float32 where the rest is float16: conversion keeps its weights so
+        if "gate" not in self:
+            return self.down(self._activation(self.up(x)))
+        gate, up = self.gate(x), self.up(x)
+        if x.dtype == mx.float16:  # their product outgrows it; conversion keeps `down` in float32
+            gate, up = gate.astype(mx.float32), up.astype(mx.float32)
+        return self.down(self._activation(gate) * up)
 
 
 class Layer(nn.Module):
-    """A layer of the encoder or the decoder: `attention`, in the decoder `cross_attention`, and
-    `feed_forward`, each added to the residual stream with its norm."""
+    """`attention`, in a decoder `cross_attention`, and `feed_forward`, each with a norm."""
 
-    def residual(
-        self, x: mx.array, name: str, sublayer: Callable[[mx.array], mx.array]
-    ) -> mx.array:
-        """x with what the sub-layer `name` adds."""
+    def residual(self, x: mx.array, name: str, sublayer: Sublayer) -> mx.array:
+        """The residual stream x after the sub-layer `name`."""
         return x + sublayer(self[f"{name}_norm"](x))
-
-    @property
-    def source_attention(self) -> Attention:
-        """What makes keys and values of the encoder's output."""
-        return self.cross_attention
 
     def attend(
         self, x: mx.array, mask: Mask, cache: CrossCache | None, index: int, *positions: mx.array
@@ -142,18 +128,16 @@ class Layer(nn.Module):
     def __call__(
         self, x: mx.array, mask: Mask, cache: CrossCache | None, index: int, *positions: mx.array
     ) -> mx.array:
-        """cache: of a decoder, whose layer `index` this is."""
+        """cache: in the decoder, whose layer `index` this is."""
         x = self.residual(x, "attention", lambda y: self.attend(y, mask, cache, index, *positions))
         if cache is not None and "cross_attention" in self:
-            cross, cross_mask = cache.cross[index], cache.cross_mask
-            x = self.residual(
-                x, "cross_attention", lambda y: self.cross_attention(y, *cross, cross_mask)
-            )
+            source = (*cache.cross[index], cache.cross_mask)
+            x = self.residual(x, "cross_attention", lambda y: self.cross_attention(y, *source))
         return self.residual(x, "feed_forward", self.feed_forward)
 
 
 class Stack(nn.Module):
-    """The encoder or the decoder: `layers` and, where it has one, a last `norm`."""
+    """The encoder or the decoder: `layers` and, in most families, a last `norm`."""
 
     def __call__(
         self,
@@ -162,33 +146,28 @@ class Stack(nn.Module):
         cache: CrossCache | None = None,
         *positions: mx.array,
     ) -> mx.array:
-        """masks: one a layer. cache: of the decoder."""
+        """masks: one per layer. cache: the decoder's."""
         for i, (layer, mask) in enumerate(zip(self.layers, masks, strict=True)):
             x = layer(x, mask, cache, i, *positions)
         return self.norm(x) if "norm" in self else x
 
 
 class EncoderDecoder(nn.Module):
-    """The part of the contract (families/__init__.py) that such models share; a family adds `encode` and
-    `decode`, and has `encoder`, `decoder`, `embedding` and, unless it is the embedding, `head`."""
+    """The part of the contract (families/__init__.py) that these models share.
+
+    A family adds `encode`, of tokens [B, S] with mask [B, S] to [B, S, d_model], finite on padding too, and
+    `decode`; it has `encoder`, `decoder`, `embedding` and, unless that is the head as well, `head`.
+    """
 
     config: Any
-
-    def encode(self, tokens: mx.array, mask: np.ndarray) -> mx.array:
-        """The encoder's output for tokens [B, S] with mask [B, S], true on tokens: [B, S, d_model].
-
-        The output on padding is meaningless, and finite.
-        """
-        raise NotImplementedError
 
     def prefix(self, prompt: Sequence[int]) -> list[int]:
         """What the tokens of a row begin with."""
         return [self.config.decoder_start_token_id]
 
-    def read(
-        self, tokens: mx.array, mask: np.ndarray | None
-    ) -> tuple[list[tuple[mx.array, mx.array]], np.ndarray]:
-        """Sources as every decoder layer reads them, keys and values; and the mask, made where None.
+    def start(self, tokens: mx.array, mask: np.ndarray | None = None) -> CrossCache:
+        """Encode the sources, tokens [B, S] with mask [B, S] (true on tokens; None: no padding),
+        and project their keys and values for every decoder layer.
 
         InputError for a source without a token, or with more than the model reads.
         """
@@ -199,15 +178,11 @@ class EncoderDecoder(nn.Module):
         if not mask.any(axis=1).all():
             raise InputError("a source without a token cannot be encoded")
         memory = self.encode(tokens, mask)
-        return [layer.source_attention.project(memory) for layer in self.decoder.layers], mask
-
-    def start(self, tokens: mx.array, mask: np.ndarray | None = None) -> CrossCache:
-        """Encode the sources, tokens [B, S] with mask [B, S] (true on tokens; None: no padding),
-        and project their keys and values for every decoder layer. Errors: as `read`."""
-        return CrossCache(*self.read(tokens, mask))
+        readers = [each.get("cross_attention", each.attention) for each in self.decoder.layers]
+        return CrossCache([reader.project(memory) for reader in readers], mask)
 
     def logits(self, x: mx.array) -> mx.array:
-        """Of the decoder's output [B, T, d_model]: [B, T, V]."""
+        """[B, T, V] from the decoder's output [B, T, d_model]."""
         return self.head(x) if "head" in self else self.embedding.as_linear(x)
 
 
@@ -217,7 +192,7 @@ class EncoderDecoder(nn.Module):
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
-    """T5's, under the names of Hugging Face's config.json where it has one."""
+    """T5's, under Hugging Face's names where there are any."""
 
     d_model: int
     d_kv: int
@@ -240,10 +215,8 @@ class Config(BaseConfig):
 
 @functools.cache
 def _buckets(num_buckets: int, max_distance: int) -> np.ndarray:
-    """The bucket of each distance from 0 to `max_distance`: exact up to half the buckets, then logarithmic.
-
-    float32 in this order of operations, as the reference: bucket borders hang on the last bit.
-    """
+    """The bucket of each distance from 0 to `max_distance`: exact up to half the buckets, then logarithmic."""
+    # In float32 and in the reference's order: the borders of buckets hang on the last bit.
     distance, exact = np.arange(max_distance + 1), num_buckets // 2
     ratio = np.maximum(distance, 1).astype(np.float32) / np.float32(exact)
     log_ratio = np.log(ratio) / np.float32(math.log(max_distance / exact))
@@ -264,9 +237,8 @@ class Norm(nn.Module):
 
 
 class T5Layer(Layer):
-    def __init__(self, config: Config, *sublayers: str):
+    def __init__(self, c: Config, *sublayers: str):
         super().__init__()
-        c = config
         for name in sublayers:
             self[f"{name}_norm"] = Norm(c.d_model, c.layer_norm_epsilon)
             self[name] = (
@@ -277,11 +249,10 @@ class T5Layer(Layer):
 
 
 class T5Stack(Stack):
-    """With the bias by relative position: one for all layers, or (umT5) one each."""
+    """With the bias by relative position: one for all layers, or (umT5) one for each."""
 
-    def __init__(self, config: Config, num_layers: int, *sublayers: str):
+    def __init__(self, c: Config, num_layers: int, *sublayers: str):
         super().__init__()
-        c = config
         self.relative_bias = [
             nn.Embedding(c.relative_attention_num_buckets, c.num_heads)
             for _ in range(num_layers if c.bias_per_layer else 1)
@@ -289,28 +260,16 @@ class T5Stack(Stack):
         self.layers = [T5Layer(c, *sublayers) for _ in range(num_layers)]
         self.norm = Norm(c.d_model, c.layer_norm_epsilon)
 
-    def bias_tables(self) -> list[mx.array]:
-        """Per bias: its value by bucket, and in one more column what hides a key: [H, buckets + 1]."""
-        tables = []
-        for bias in self.relative_bias:
-            table = bias.weight.T
-            hidden = mx.full((table.shape[0], 1), mx.finfo(table.dtype).min, table.dtype)
-            tables.append(mx.concatenate([table, hidden], axis=1))
-        return tables
-
-    def biases(self, tables: list[mx.array], bucket: np.ndarray) -> list[mx.array]:
-        """Per layer the bias [B, H, T, N] by the bucket [B, T, N] of each distance."""
-        at = mx.array(bucket)
-        biases = [mx.take(table, at, axis=1).transpose(1, 0, 2, 3) for table in tables]
+    def biases(self, bucket: np.ndarray, seen: mx.array | None) -> list[mx.array]:
+        """Per layer [B, H, T, N]: the bias by the bucket [B, T, N] of each distance, with what is not
+        `seen` [B, 1, T, N] hidden."""
+        at, biases = mx.array(bucket), []
+        for embedding in self.relative_bias:
+            bias = mx.take(embedding.weight.T, at, axis=1).transpose(1, 0, 2, 3)
+            if seen is not None:
+                bias = mx.where(seen, bias, mx.array(mx.finfo(bias.dtype).min, bias.dtype))
+            biases.append(bias)
         return biases if len(biases) > 1 else biases * len(self.layers)
-
-
-class T5Cache(CrossCache):
-    """With the decoder's tables of bias, made once."""
-
-    def __init__(self, cross, mask: np.ndarray, bias_tables: list[mx.array]):
-        super().__init__(cross, mask)
-        self.bias_tables = bias_tables
 
 
 class T5(EncoderDecoder):
@@ -319,9 +278,8 @@ class T5(EncoderDecoder):
         c = self.config = config
         self.embedding = nn.Embedding(c.vocab_size, c.d_model)
         self.encoder = T5Stack(c, c.num_layers, "attention", "feed_forward")
-        self.decoder = T5Stack(
-            c, c.num_decoder_layers, "attention", "cross_attention", "feed_forward"
-        )
+        sublayers = "attention", "cross_attention", "feed_forward"
+        self.decoder = T5Stack(c, c.num_decoder_layers, *sublayers)
         if not c.tied_head:
             self.head = nn.Linear(c.d_model, c.vocab_size, bias=False)
 
@@ -331,31 +289,21 @@ class T5(EncoderDecoder):
         return x.astype(mx.float32) if x.dtype == mx.float16 else x
 
     def _bucket(self, distance: np.ndarray, num_buckets: int) -> np.ndarray:
-        """The bucket of each distance; those beyond the largest are in the last."""
         limit = self.config.relative_attention_max_distance
         return _buckets(num_buckets, limit)[np.clip(distance, 0, limit)]
 
     def encode(self, tokens: mx.array, mask: np.ndarray) -> mx.array:
-        S, num_buckets = tokens.shape[1], self.config.relative_attention_num_buckets
         # Half the buckets for keys before the query, half for keys behind it.
-        distance = (np.arange(S)[None, :] - np.arange(S)[:, None])[None]  # [1, S, S], key - query
-        half = num_buckets // 2
+        index, half = np.arange(tokens.shape[1]), self.config.relative_attention_num_buckets // 2
+        distance = (index[None, :] - index[:, None])[None]  # [1, S, S], key - query
         bucket = self._bucket(np.abs(distance), half) + half * (distance > 0)
-        if not mask.all():
-            bucket = np.where(mask[:, None, :], bucket, num_buckets)  # [B, S, S]
-        biases = self.encoder.biases(self.encoder.bias_tables(), bucket)
-        return self.encoder(self._embed(tokens), biases)
+        return self.encoder(self._embed(tokens), self.encoder.biases(bucket, padding_mask(mask)))
 
-    def start(self, tokens: mx.array, mask: np.ndarray | None = None) -> T5Cache:
-        return T5Cache(*self.read(tokens, mask), self.decoder.bias_tables())
-
-    def decode(self, tokens: mx.array, positions: np.ndarray, cache: T5Cache) -> mx.array:
+    def decode(self, tokens: mx.array, positions: np.ndarray, cache: CrossCache) -> mx.array:
         """Append tokens [B, T] at positions [B, T] to the cache; their logits [B, T, V]."""
+        c = self.config
         cache.reserve(positions)
-        num_buckets, distance = self.config.relative_attention_num_buckets, cache.distance
-        bucket = np.where(distance < 0, num_buckets, self._bucket(distance, num_buckets))
-        biases = self.decoder.biases(cache.bias_tables, bucket)
+        bucket = self._bucket(cache.distance, c.relative_attention_num_buckets)
+        biases = self.decoder.biases(bucket, cache.self_mask())
         x = self.decoder(self._embed(tokens), biases, cache)
-        return self.logits(
-            x * self.config.d_model**-0.5 if self.config.scale_decoder_outputs else x
-        )
+        return self.logits(x * c.d_model**-0.5 if c.scale_decoder_outputs else x)

@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,9 @@ COUNTS = {  # flags: their defaults, and what they count
     "max-request-tokens": (4096, "the most that a request may ask for as its max_tokens"),
 }
 LOCAL = ("127.0.0.1", "localhost", "[::1]")  # names of this machine, for a browser
-GRACE_SECONDS = 10  # for the last answers to be read
+UVICORN: dict[str, Any] = dict(
+    log_config=None, ws="none", server_header=False, timeout_graceful_shutdown=10
+)
 
 
 def parse_args(argv: list[str] | None = None):
@@ -75,28 +77,16 @@ def listen(host: str, port: int) -> socket.socket:
         raise InputError(f"cannot listen on port {port} of {host}: {reason}") from None
 
 
+def in_url(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
 def allowed_hosts(host: str, address: str) -> Sequence[str]:
     """The names under which a server that listens on this address may be asked. On loopback only those of this
     machine: a page elsewhere may have its own name lead there (DNS rebinding)."""
     if not ipaddress.ip_address(address).is_loopback:
         return ("*",)
-    return (*LOCAL, host.lower(), f"[{address}]" if ":" in address else address)
-
-
-def chat_template(model: Any) -> Callable[[list[dict[str, str]]], str] | None:
-    """What makes messages into the text that the model reads; None: it has no template."""
-    chat = getattr(model, "chat", None)
-    if chat is None or not chat.has_chat_template:
-        return None
-
-    def template(messages: list[dict[str, str]]) -> str:
-        try:
-            return chat.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # a template's own, of any class
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise InputError(f"the chat template refuses these messages: {reason}") from None
-
-    return template
+    return (*LOCAL, host.lower(), in_url(address))
 
 
 def main() -> None:
@@ -104,7 +94,7 @@ def main() -> None:
     try:
         import uvicorn
 
-        from serving.app import Served, make_app
+        from serving.app import Api
         from serving.engine import Engine
     except ImportError as error:
         raise InputError(
@@ -112,48 +102,28 @@ def main() -> None:
         ) from None
     options = options_of(args)
     listener = listen(args.host, args.port)
-    names = {"target": args.model, "draft": args.draft_model}
-    if args.model is None:
-        names = {role: str(demo_model(role)) for role in names}
-    model, tokenizer = load(names["target"])
-    draft_model = load(names["draft"])[0] if names["draft"] and options.num_draft else None
+    address, port = listener.getsockname()[:2]
+    target, draft = args.model, args.draft_model
+    if target is None:
+        target, draft = (str(demo_model(role)) for role in ("target", "draft"))
+    model, tokenizer = load(target)
+    draft_model = load(draft)[0] if draft and options.num_draft else None
     report_slow(model)
     report_generation(model, options, args.verbose)
     decoder = SpeculativeDecoder(model, tokenizer, draft_model)
     engine = Engine(decoder, options, args.batch_size, args.queue)
-    template = chat_template(model)
-    served = Served(
-        name=Path(names["target"]).name,
-        decoder=decoder,
-        options=options,
-        template=template,
-        about={
-            "draft_model": Path(names["draft"]).name if draft_model else None,
-            "lookup": options.copies(draft_model is not None),
-            "chat": template is not None,
-        },
+    api = Api(
+        name=Path(target).name,
+        draft_model=Path(draft).name if draft_model else None,
+        engine=engine,
         max_prompt_tokens=args.max_prompt_tokens,
         max_tokens=args.max_request_tokens,
         api_key=args.api_key,
-        hosts=allowed_hosts(args.host, listener.getsockname()[0]),
+        hosts=allowed_hosts(args.host, address),
     )
     logging.basicConfig(format="%(message)s", level=logging.INFO if args.verbose else logging.ERROR)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            make_app(served, engine),
-            log_config=None,
-            access_log=args.verbose,
-            ws="none",
-            server_header=False,
-            timeout_graceful_shutdown=GRACE_SECONDS,
-        )
-    )
-    serve(server, listener, engine, f"{served.name} at {url_of(listener)}")
-
-
-def url_of(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    server = uvicorn.Server(uvicorn.Config(api.app(), access_log=args.verbose, **UVICORN))
+    serve(server, listener, engine, f"{api.name} at http://{in_url(address)}:{port}")
 
 
 def serve(server, listener: socket.socket, engine, what: str) -> None:

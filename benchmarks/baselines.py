@@ -4,12 +4,12 @@ Needs PyTorch. Each runs in a process of its own: two libraries' threads in one 
 other down.
 """
 
-import contextlib
+import functools
 import importlib.util
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from pathlib import Path
 from unittest import mock
@@ -21,7 +21,7 @@ from mlx.utils import tree_flatten
 from transformers import T5Config, T5ForConditionalGeneration
 
 import blas
-from benchmarks.measure import widened_pair
+from benchmarks.measure import OtherWay, until_end, widened_pair
 from demo.pair import DEMO
 from families.t5 import NAMES
 from model import T5
@@ -71,14 +71,9 @@ def with_transformers(sizes: Sequence[str], max_tokens: int) -> Callable[..., li
         how |= dict(attention_mask=mask, max_new_tokens=max_tokens, do_sample=False)
         with torch.inference_mode():
             found = target.generate(tokens.long(), **how)
-        return [_until_end(row[1:], ends) for row in found.tolist()]
+        return [until_end(row[1:], ends) for row in found.tolist()]
 
     return generate
-
-
-def _until_end(tokens: list[int], ends: Sequence[int]) -> list[int]:
-    last = next((i for i, token in enumerate(tokens) if token in ends), len(tokens))
-    return tokens[: last + 1]
 
 
 def with_ctranslate2(sizes: Sequence[str], max_tokens: int) -> Callable[..., list[list[int]]]:
@@ -89,14 +84,13 @@ def with_ctranslate2(sizes: Sequence[str], max_tokens: int) -> Callable[..., lis
     target, _ = widened_pair(sizes)
     tokenizer = AutoTokenizer.from_pretrained(DEMO / "target")
     with tempfile.TemporaryDirectory() as folder:
-        theirs = Path(folder) / "transformers"
+        theirs, converted = Path(folder) / "transformers", f"{folder}/ctranslate2"
         in_transformers(target).save_pretrained(theirs)
         tokenizer.save_pretrained(theirs)
-        converted = Path(folder) / "ctranslate2"
-        ctranslate2.converters.TransformersConverter(str(theirs)).convert(str(converted))
+        ctranslate2.converters.TransformersConverter(str(theirs)).convert(converted)
         threads = torch.get_num_threads()
         translator = ctranslate2.Translator(
-            str(converted), compute_type="float32", inter_threads=1, intra_threads=threads
+            converted, compute_type="float32", inter_threads=1, intra_threads=threads
         )
 
     def generate(prompts: Prompts):
@@ -111,56 +105,45 @@ def with_ctranslate2(sizes: Sequence[str], max_tokens: int) -> Callable[..., lis
     return generate
 
 
-def baseline(make: Callable[..., Callable], sizes: Sequence[str], most: int) -> Executor:
-    """A process that decodes with the BLAS of its library, and takes turns with ours."""
-    spawn = multiprocessing.get_context("spawn")
-    process = ProcessPoolExecutor(1, spawn, _begin, (make, sizes, most))
+def process() -> Executor:
+    """A process that computes with the BLAS of its libraries."""
+    executor = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
     with mock.patch.dict(os.environ, {blas.SWITCH: "0"}):
-        process.submit(int).result()  # until it has begun
-    return process
+        executor.submit(int).result()  # until it has begun
+    return executor
 
 
-def way(process: Executor, batch_size: int = 1, **how) -> Callable[[Prompts], list[list[int]]]:
-    """A way to decode prompts there, so many side by side."""
+@functools.cache  # the models are made once in a process
+def _made(make: Callable[..., Callable], *how) -> Callable[..., list[list[int]]]:
+    return make(*how)
+
+
+def _decode(made: tuple, prompts: Prompts, how: dict) -> list[list[int]]:
+    return _made(*made)(prompts, **how)
+
+
+def way(there: Executor, made: tuple, batch_size: int = 1, **how) -> OtherWay:
+    """A way to decode prompts in that process, so many side by side; made: a function above and what it is
+    called with."""
 
     def decode(prompts: Prompts) -> list[list[int]]:
-        found = []
-        for i in range(0, len(prompts), batch_size):
-            found += process.submit(_decode, prompts[i : i + batch_size], how).result()
-        return found
+        parts = [prompts[i : i + batch_size] for i in range(0, len(prompts), batch_size)]
+        return [text for part in parts for text in there.submit(_decode, made, part, how).result()]
 
     return decode
 
 
-_generate: Callable  # of a baseline's process
-
-
-def _begin(make: Callable[..., Callable], sizes: Sequence[str], max_tokens: int) -> None:
-    global _generate
-    _generate = make(sizes, max_tokens)
-
-
-def _decode(prompts: Prompts, how: dict) -> list[list[int]]:
-    return _generate(prompts, **how)
-
-
-@contextlib.contextmanager
-def baselines(
-    sizes: Sequence[str], max_tokens: int, batch_sizes: Sequence[int]
-) -> Iterator[dict[str, Callable]]:
-    """The ways of the libraries that are installed, on the embedded pair in these sizes. transformers
-    speculates one prompt at a time only."""
-    with contextlib.ExitStack() as stack:
-        in_torch = stack.enter_context(baseline(with_transformers, sizes, max_tokens))
-        plainly = {"transformers": in_torch}
-        if importlib.util.find_spec("ctranslate2"):
-            process = baseline(with_ctranslate2, sizes, max_tokens)
-            plainly["CTranslate2"] = stack.enter_context(process)
-        ways = {
-            f"{name}, plain" + (f", batch {size}" if size > 1 else ""): way(process, size)
-            for size in batch_sizes
-            for name, process in plainly.items()
-        }
-        ways["transformers, assisted"] = way(in_torch, assisted=True)
-        ways["transformers, prompt lookup"] = way(in_torch, lookup=10)
-        yield ways
+def ways(sizes: Sequence[str], max_tokens: int, batch_sizes: Sequence[int]) -> dict[str, OtherWay]:
+    """Those of the libraries that are installed. transformers speculates one prompt at a time only."""
+    in_torch = process(), (with_transformers, tuple(sizes), max_tokens)
+    plainly = {"transformers": in_torch}
+    if importlib.util.find_spec("ctranslate2"):
+        plainly["CTranslate2"] = process(), (with_ctranslate2, tuple(sizes), max_tokens)
+    found = {
+        f"{name}, plain" + (f", batch {size}" if size > 1 else ""): way(*where, size)
+        for size in batch_sizes
+        for name, where in plainly.items()
+    }
+    found["transformers, assisted"] = way(*in_torch, assisted=True)
+    found["transformers, prompt lookup"] = way(*in_torch, lookup=10)
+    return found

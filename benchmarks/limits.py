@@ -1,13 +1,13 @@
 """What the machine allows, what models cost on it, and what drafting could reach at these costs."""
 
 import contextlib
-import functools
 import os
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 from unittest import mock
 
 import mlx.core as mx
@@ -19,65 +19,68 @@ from speculative.cached_model import Model
 from speculative.row import Row, Stats
 
 TOKEN = 7  # of texts in which only the time matters
-CONTEXT = 16  # tokens of a text before those that are timed
+WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17)  # numbers of tokens whose check is timed
 DRAFTED = 5  # tokens of a draft whose time is taken
 READ = 1 << 30  # bytes, far more than caches hold
 
 
 class Costs:
-    """What the models cost, and a plain read of the memory: in seconds, measured again and again while
-    other things are.
+    """The seconds of model calls and of a plain read of the memory. As in a step, target and draft model
+    take turns, so that neither finds the caches as it left them."""
 
-    As in a step, the target checks several tokens when the draft model has just run, and the draft
-    model drafts when the target has: what the one left in the caches is gone.
-    """
-
-    def __init__(
-        self, target: Model, draft: Model | None, prompt: Sequence[int], widths: Sequence[int]
-    ):
-        """widths: the numbers of tokens whose check is timed, 1 first."""
-        self.widths, self.step_bytes = tuple(widths), step_bytes(target, prompt)
-        of_target = calls(target, prompt)
-        drafting = {"draft": functools.partial(calls(draft, prompt), 1, DRAFTED)} if draft else {}
-        # Name and probe; the first step follows the read, and does not count.
-        self._turn: list[tuple[object, Callable[[], float]]] = [("read", plain_read(READ))]
-        self._turn += [(name, functools.partial(of_target, 1)) for name in (None, 1)]
-        for width in widths[1:]:
-            self._turn += [*drafting.items(), (width, functools.partial(of_target, width))]
+    def __init__(self, target: Model, draft: Model | None, prompt: Sequence[int]):
+        self.step_bytes, self._read = step_bytes(target, prompt), plain_read(READ)
+        self._target = calls(target, prompt)
+        self._draft = calls(draft, prompt) if draft else None
         self._seconds: dict[object, list[float]] = defaultdict(list)
         self.measure()  # warms up
         self._seconds.clear()
 
     def measure(self) -> None:
-        for name, probe in self._turn:
-            self._seconds[name].append(probe())
+        self._seconds["read"].append(self._read())
+        self._target(1)  # follows the read, and does not count
+        self._seconds[1].append(self._target(1))
+        for width in WIDTHS[1:]:
+            if self._draft:
+                self._seconds["draft"].append(self._draft(1, DRAFTED))
+            self._seconds[width].append(self._target(width))
 
     def __getitem__(self, name: object) -> float:
-        """The median of the seconds of a target call by its number of tokens, of a "draft" token, and of a
-        plain "read"."""
+        """The median seconds of a target call by its number of tokens, of a "draft" token, or a "read"."""
         return statistics.median(self._seconds[name])
 
     def seconds(self, drafted: float, drafts: bool = True) -> float:
         """Of a step that checks so many drafted tokens; drafts: and a draft model has drafted them."""
-        checking = np.interp(drafted + 1, self.widths, [self[width] for width in self.widths])
+        checking = np.interp(drafted + 1, WIDTHS, [self[width] for width in WIDTHS])
         return float(checking) + (drafted * self["draft"] if drafts and drafted else 0.0)
 
     def report(self) -> dict:
-        """All of it: GB/s, and costs in plain steps."""
-        step, read = self.step_bytes / self[1] / 1e9, READ / self["read"] / 1e9
-        found = {
-            "step_gb": self.step_bytes / 1e9,
-            "step_ms": 1e3 * self[1],
-            "step_gb_s": step,
+        """All of it, printed and as data: GB/s, and costs in plain steps."""
+        size, step, read = self.step_bytes / 1e9, self[1], READ / self["read"] / 1e9
+        found: dict[str, Any] = {
+            "step_gb": size,
+            "step_ms": 1e3 * step,
+            "step_gb_s": size / step,
             "read_gb_s": read,
-            "share_of_read": step / read,
-            "verify_cost": {width: self[width] / self[1] for width in self.widths},
+            "share_of_read": size / step / read,
+            "verify_cost": {width: self[width] / step for width in WIDTHS},
         }
-        return found | ({"draft_cost": self["draft"] / self[1]} if "draft" in self._seconds else {})
+        print(
+            f"A step reads {size:.2f} GB of weights in {1e3 * step:.1f} ms: {size / step:.1f} GB/s, "
+            f"{size / step / read:.0%} of the {read:.1f} of a plain read of the memory."
+        )
+        verify = ", ".join(f"{n}: {cost:.2f}" for n, cost in found["verify_cost"].items())
+        print(f"A target call by number of tokens, in steps: {verify}.")
+        if self._draft:
+            found["draft_cost"] = self["draft"] / step
+            print(f"A token of the draft model costs {found['draft_cost']:.3f} steps.")
+        print()
+        return found
 
     def predicted(self, stats: Stats, drafts: bool) -> float:
         """The speed-up of steps that follows from the tokens per call and the costs."""
-        return stats.tokens_per_call * self[1] / self.seconds(stats.drafted_per_call, drafts)
+        drafted = stats.drafted / max(1, stats.target_calls)
+        return stats.tokens_per_call * self[1] / self.seconds(drafted, drafts)
 
 
 def plain_read(size: int) -> Callable[[], float]:
@@ -86,28 +89,25 @@ def plain_read(size: int) -> Callable[[], float]:
     if mx.default_device() == mx.gpu:
         array = mx.ones(size // 4)
         mx.eval(array)
-        return _timed(lambda: mx.eval(mx.max(array)))
+        return lambda: _seconds(lambda: mx.eval(mx.max(array)))
     cores = os.cpu_count() or 1
     threads, parts = ThreadPoolExecutor(cores), np.array_split(np.ones(size // 4, np.int32), cores)
-    return _timed(lambda: list(threads.map(np.max, parts)))
+    return lambda: _seconds(lambda: list(threads.map(np.max, parts)))
 
 
-def _timed(work: Callable[[], object]) -> Callable[[], float]:
-    def probe() -> float:
-        began = time.perf_counter()
-        work()
-        return time.perf_counter() - began
-
-    return probe
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
 
 
-# The layers that multiply by a matrix, and what they are called by.
-_MULTIPLIES = (
-    (nn.Linear, "__call__"),
-    (nn.QuantizedLinear, "__call__"),
-    (nn.Embedding, "as_linear"),
-    (nn.QuantizedEmbedding, "as_linear"),
-)
+# What layers that multiply by a matrix are called by.
+_MULTIPLIES = {
+    nn.Linear: "__call__",
+    nn.QuantizedLinear: "__call__",
+    nn.Embedding: "as_linear",
+    nn.QuantizedEmbedding: "as_linear",
+}
 
 
 def step_bytes(model: Model, prompt: Sequence[int]) -> int:
@@ -124,7 +124,7 @@ def step_bytes(model: Model, prompt: Sequence[int]) -> int:
         return record
 
     with contextlib.ExitStack() as stack:
-        for kind, name in _MULTIPLIES:
+        for kind, name in _MULTIPLIES.items():
             stack.enter_context(mock.patch.object(kind, name, recorded(getattr(kind, name))))
         model.decode(mx.array([[TOKEN]]), np.array([cache.lengths], np.int32), cache)
     return sum(found)
@@ -139,9 +139,6 @@ def calls(model: Model, prompt: Sequence[int]) -> Callable[..., float]:
         positions = cache.lengths[:, None] + after + np.arange(tokens.shape[1])
         return mx.argmax(model.decode(tokens, positions.astype(np.int32), cache), axis=-1)
 
-    decode(mx.full((1, CONTEXT), TOKEN), 0)
-    cache.keep(np.array([CONTEXT]))
-
     def call(width: int, chained: int = 1) -> float:
         began, tokens = time.perf_counter(), mx.full((1, width), TOKEN)
         for i in range(chained):
@@ -153,15 +150,10 @@ def calls(model: Model, prompt: Sequence[int]) -> Callable[..., float]:
     return call
 
 
-# ---------------------------------------------------------------------------------------------
-# What drafting could reach
-
-
 def oracle_rate(plain: Sequence[Row], draft: Model, costs: Costs) -> float:
-    """Tokens per second of texts that were decoded plainly, had an oracle known beforehand how many drafted
-    tokens will pass, and drafted in every step as many as is best and no more; at the same costs, the
-    reading of prompts included."""
-    by_length = [costs.seconds(drafted) for drafted in range(max(costs.widths))]
+    """Tokens per second of texts that were decoded plainly, had an oracle that knows how many drafted tokens
+    will pass drafted as many as is best in every step; at the same costs, the reading of prompts included."""
+    by_length = [costs.seconds(drafted) for drafted in range(max(WIDTHS))]
     seconds = 0.0
     for row in plain:
         known, reading = known_to_draft(draft, row)
@@ -171,8 +163,8 @@ def oracle_rate(plain: Sequence[Row], draft: Model, costs: Costs) -> float:
 
 
 def known_to_draft(draft: Model, row: Row) -> tuple[np.ndarray, float]:
-    """For each token of a text whether the draft model would draft it after those before, which is all it
-    takes to know how many pass from anywhere; and the seconds that reading the prompt takes."""
+    """For each token of a text whether the draft model would draft it after those before; and the seconds
+    that reading the prompt takes."""
     began = time.perf_counter()
     cache = draft.start(mx.array([row.prompt]))
     cache.wait()

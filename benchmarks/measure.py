@@ -2,11 +2,12 @@
 all of them down."""
 
 import functools
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from decoder import Options, SpeculativeDecoder, Stats, load
 from demo.pair import DEMO, demo_model
@@ -16,6 +17,11 @@ from families.causal_loading import encode_prompt
 from speculative.batch import decode
 from speculative.row import Row, Waiting
 from speculative.sampling import RowSeeds
+
+Way = Callable[[Sequence[str]], list]
+"""Decodes prompts: a Row for each, or its tokens."""
+OtherWay = Callable[[Sequence[list[int]]], list[list[int]]]
+"""Another library's: from the tokens of prompts to those of their texts."""
 
 
 def widened_pair(sizes: Sequence[str]) -> tuple[Any, Any]:
@@ -34,10 +40,6 @@ def _widened_causal(role: str, size: str) -> CausalModel:
     wide = CausalModel(inner, c.eos_token_ids, c.pad_token_id, c.max_positions)
     wide.tokenizer, wide.chat = tokenizer, small.chat
     return wide
-
-
-Way = Callable[[Sequence[str]], list]
-"""Decodes prompts: a Row for each, or its tokens."""
 
 
 def decoder(target: Any, draft: Any | None = None) -> SpeculativeDecoder:
@@ -60,11 +62,22 @@ def decoding(target: Any, draft: Any | None = None, batch_size: int = 1, **optio
     return run
 
 
+def until_end(tokens: Iterable[int], ends: Container[int]) -> list[int]:
+    """The tokens of a text, the end included."""
+    found = []
+    for token in tokens:
+        found.append(token)
+        if token in ends:
+            break
+    return found
+
+
 @dataclass
 class Run:
     """What a way of decoding gave, and how fast, turn by turn."""
 
-    results: list = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)  # of a way of ours
+    texts: list[list[int]] = field(default_factory=list)  # the tokens of each prompt's text
     seconds: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
 
@@ -73,38 +86,19 @@ class Run:
         """Tokens per second."""
         return sum(self.tokens) / sum(self.seconds)
 
-    def spread(self) -> tuple[float, float]:
-        """The quartiles of the turns' tokens per second."""
-        rates = [n / s for n, s in zip(self.tokens, self.seconds, strict=True)]
-        if len(rates) < 2:
-            return rates[0], rates[0]
-        low, _, high = statistics.quantiles(rates, n=4, method="inclusive")
-        return low, high
+    @property
+    def quartiles(self) -> list[float]:
+        """The lower and the upper one of the turns' tokens per second."""
+        return np.quantile(np.divide(self.tokens, self.seconds), (0.25, 0.75)).tolist()
 
     @property
     def stats(self) -> Stats:
-        """What decoding all rows took, of a way of ours."""
-        return sum((row.stats for row in self.results), Stats())
-
-    @property
-    def texts(self) -> list[list[int]]:
-        """The tokens of each prompt's text."""
-        return [tokens_of(result) for result in self.results]
-
-    def different(self, other: "Run") -> int:
-        """How many texts are not the other's."""
-        return sum(a != b for a, b in zip(self.texts, other.texts, strict=True))
-
-
-def tokens_of(result: Row | list[int]) -> list[int]:
-    return result.generated if isinstance(result, Row) else result
+        """What decoding all rows took."""
+        return sum((row.stats for row in self.rows), Stats())
 
 
 def take_turns(
-    ways: Mapping[Any, Way],
-    prompts: Sequence[str],
-    per_turn: int = 1,
-    beside: Callable[[], None] = lambda: None,
+    ways: Mapping[Any, Way], prompts: Sequence[str], per_turn: int, beside: Callable[[], None]
 ) -> dict[Any, Run]:
     """Decode all prompts in each of the ways, `per_turn` of them at a time, one way after the other;
     each is warmed up with the first one. `beside` is called once a turn."""
@@ -114,19 +108,12 @@ def take_turns(
     names = list(ways)
     for i, start in enumerate(range(0, len(prompts), per_turn)):
         beside()
-        turn = prompts[start : start + per_turn]
         for name in names[i % len(names) :] + names[: i % len(names)]:
-            began = time.perf_counter()
-            results = ways[name](turn)
-            run = runs[name]
+            began, run = time.perf_counter(), runs[name]
+            results = ways[name](prompts[start : start + per_turn])
             run.seconds.append(time.perf_counter() - began)
-            run.tokens.append(sum(len(tokens_of(result)) for result in results))
-            run.results += results
+            run.rows += [result for result in results if isinstance(result, Row)]
+            texts = [r.generated if isinstance(r, Row) else r for r in results]
+            run.tokens.append(sum(map(len, texts)))
+            run.texts += texts
     return runs
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a Markdown table."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    for row in (header, ["-" * width for width in widths], *rows):
-        print("| " + " | ".join(map(str.ljust, row, widths)) + " |")

@@ -1,17 +1,23 @@
-"""What `benchmark.py` reports: the models, the machine's limits in words, and the figures of each way."""
+"""What `benchmark.py` reports: the machine, the models, the limits in words, and the figures of each way."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import mlx.core as mx
 from mlx.utils import tree_flatten
 
+import blas
 from benchmarks.limits import Costs
-from benchmarks.measure import Run, Way, decoding, table
+from benchmarks.measure import Run
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """A way of ours to decode."""
 
     drafter: str  # "": plain decoding
@@ -22,24 +28,39 @@ class Setting:
         name = f"{self.drafter}, num_draft {self.num_draft}" if self.drafter else "plain"
         return name if self.batch_size == 1 else f"{name}, batch {self.batch_size}"
 
-    def way(self, target: Any, draft: Any | None, **options) -> Way:
-        options |= dict(num_draft=self.num_draft, lookup=self.drafter in ("lookup", "both"))
-        drafting = draft if self.drafter in ("model", "both") else None
-        return decoding(target, drafting, self.batch_size, **options)
+
+def describe() -> dict[str, str | int]:
+    """The hardware and software that a figure depends on."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count() or 1,
+        "system": f"{platform.system()} {platform.machine()}",
+        "device": str(mx.default_device()),
+        "mlx": version("mlx"),
+        "blas": blas.loaded or Path(os.environ.get("LD_PRELOAD", "")).name or "of MLX",
+        "threads": os.environ.get("OPENBLAS_NUM_THREADS", "default"),
+    }
+
+
+def _processor() -> str:
+    if platform.system() == "Darwin":
+        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    found = re.search("model name.*: (.*)", Path("/proc/cpuinfo").read_text())
+    return found[1] if found else platform.processor()
 
 
 def sizes(target: Any, draft: Any | None, tokens: Mapping[str, Sequence[int]]) -> dict[str, str]:
     """What is decoded, and with what; tokens: of each prompt."""
     length = sum(map(len, tokens.values())) / len(tokens)
-    about = {"prompts": f"{len(tokens)} of {length:.0f} tokens", "target": _size(target)}
-    return about | ({"draft": _size(draft)} if draft else {})
-
-
-def _size(model: Any) -> str:
-    weights = dict(tree_flatten(model.parameters())).values()
-    types = sorted({str(weight.dtype).removeprefix("mlx.core.") for weight in weights})
-    count, size = sum(w.size for w in weights), sum(w.nbytes for w in weights)
-    return f"{count / 1e6:.0f}M weights in {size / 1e9:.2f} GB, {', '.join(types)}"
+    about = {"prompts": f"{len(tokens)} of {length:.0f} tokens"}
+    for role, model in {"target": target, "draft": draft}.items():
+        if model:
+            weights = dict(tree_flatten(model.parameters())).values()
+            count, size = sum(w.size for w in weights), sum(w.nbytes for w in weights)
+            types = ", ".join(sorted({str(w.dtype).removeprefix("mlx.core.") for w in weights}))
+            about[role] = f"{count / 1e6:.0f}M weights in {size / 1e9:.2f} GB, {types}"
+    return about
 
 
 # "low" and "high" are the quartiles of the turns; "ratio" is to plain decoding in the first batch size, and so
@@ -49,43 +70,29 @@ SHARES = ("ratio", "steps", "predicted", "of oracle", "acceptance")
 COLUMNS = (*RATES, *SHARES, "tokens per call", "reading (s)", "steps (s)")
 
 
-def compare(runs: Mapping[Any, Run], costs: Costs, found: dict[str, Any]) -> dict[str, Any]:
-    """Print the costs that were found and the table of all ways, the first of them plain; the figures
-    as data."""
-    explain(found)
+def compare(runs: Mapping[Any, Run], costs: Costs, oracle: float | None) -> dict[str, Any]:
+    """Print the table of all ways, the first of them plain; the figures as data."""
     (first, plain), *_ = runs.items()
-    of_ways = {str(name): figures(name, run, plain, costs, found) for name, run in runs.items()}
-    lines = dict(of_ways)
-    if "oracle" in found:
-        rate = found["oracle"]
-        lines = {"an oracle, one by one": {"tokens/s": rate, "ratio": rate / plain.rate}} | lines
-    table(["decoding", *COLUMNS], [[name, *map(cell(of), COLUMNS)] for name, of in lines.items()])
-    different = {str(name): run.different(plain) for name, run in runs.items()}
-    different = {name: count for name, count in different.items() if count}
+    lines = {str(name): figures(name, run, plain, costs, oracle) for name, run in runs.items()}
+    data = [{"decoding": name} | line for name, line in lines.items()]
+    if oracle:
+        best = {"tokens/s": oracle, "ratio": oracle / plain.rate}
+        lines = {"an oracle, one by one": best} | lines
+    table(lines)
+    different = {
+        str(name): sum(a != b for a, b in zip(run.texts, plain.texts, strict=True))
+        for name, run in runs.items()
+        if run.texts != plain.texts
+    }
     print(f"\nTexts other than those of {first}: {different or 'none'}.")
-    data = [{"decoding": name} | of_way for name, of_way in of_ways.items()]
     return {"runs": data, "other texts": different}
 
 
-def explain(found: dict[str, Any]) -> None:
-    """Print the limits in words."""
-    print(
-        f"A step reads {found['step_gb']:.2f} GB of weights in {found['step_ms']:.1f} ms: "
-        f"{found['step_gb_s']:.1f} GB/s, {found['share_of_read']:.0%} of the "
-        f"{found['read_gb_s']:.1f} of a plain read of the memory."
-    )
-    verify = ", ".join(f"{n}: {cost:.2f}" for n, cost in found["verify_cost"].items())
-    print(f"A target call by number of tokens, in steps: {verify}.")
-    if "draft_cost" in found:
-        print(f"A token of the draft model costs {found['draft_cost']:.3f} steps.")
-    print()
-
-
 def figures(
-    name: Setting | str, run: Run, plain: Run, costs: Costs, found: dict[str, Any]
+    name: Setting | str, run: Run, plain: Run, costs: Costs, oracle: float | None
 ) -> dict[str, float]:
     """The figures of a way, by COLUMNS; those of steps for ways of ours."""
-    low, high = run.spread()
+    low, high = run.quartiles
     line = {"tokens/s": run.rate, "low": low, "high": high, "ratio": run.rate / plain.rate}
     if isinstance(name, str):
         return line
@@ -100,10 +107,17 @@ def figures(
     if name.batch_size == 1 and name.drafter in ("model", "lookup"):
         line["steps"] = stats.tokens_per_second / plain.stats.tokens_per_second
         line["predicted"] = costs.predicted(stats, model)
-    if name.batch_size == 1 and model and "oracle" in found:
-        line["of oracle"] = run.rate / found["oracle"]
+    if name.batch_size == 1 and model and oracle:
+        line["of oracle"] = run.rate / oracle
     return line
 
 
-def cell(line: dict[str, float]) -> Callable[[str], str]:
-    return lambda key: f"{line[key]:.{1 if key in RATES else 2}f}" if key in line else ""
+def table(lines: Mapping[str, Mapping[str, float]]) -> None:
+    """Print a Markdown table of ways and their figures."""
+    places = dict.fromkeys(COLUMNS, 2) | dict.fromkeys(RATES, 1)
+    rows = [["decoding", *COLUMNS]]
+    for name, line in lines.items():
+        rows.append([name, *(f"{line[c]:.{places[c]}f}" if c in line else "" for c in COLUMNS)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in (rows[0], ["-" * width for width in widths], *rows[1:]):
+        print("| " + " | ".join(map(str.ljust, row, widths)) + " |")

@@ -1,7 +1,7 @@
 """What a model's shape and arithmetic depend on, read from config.json: what is common to all families."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin
@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args, get_origin
 from errors import InputError
 
 # A product of a size and of a number of heads stays below 2^31, as MLX's shapes have to.
-_MOST, _MOST_LAYERS = 1 << 20, 1 << 10
+_MOST, MOST_LAYERS = 1 << 20, 1 << 10
 _IDS = ("_id", "_ids")
 _Self = TypeVar("_Self", bound="BaseConfig")
 
@@ -36,12 +36,6 @@ class BaseConfig:
             if (largest := max(ids, default=0)) >= self.vocab_size:
                 fault = f"{field.name} is {largest}, but vocab_size only {self.vocab_size}"
                 raise InputError(f"config.json: {fault}")
-        for fault in self.faults():
-            raise InputError(f"config.json: {fault}")
-
-    def faults(self) -> Iterator[str]:
-        """What cannot be though every field is of its type: sizes that do not go together, for example."""
-        yield from ()
 
     @classmethod
     def from_hub(cls: type[_Self], raw: Mapping, weights: Iterable[str] | None) -> _Self:
@@ -86,7 +80,7 @@ def _check(name: str, kind: Any, value: object) -> None:
     elif name.endswith("_epsilon"):
         limits, what = (0, 1), "a small number"
     elif kind is int or int in get_args(kind):
-        limits = (1, _MOST_LAYERS if name.endswith(("_layers", "_heads")) else _MOST)
+        limits = (1, MOST_LAYERS if name.endswith(("_layers", "_heads")) else _MOST)
         what = f"a whole number from 1 to {limits[1]}"
     if not _fits(kind, value, *limits):
         raise InputError(f"config.json: {name} is {repr(value)[:50]}, not {what}")

@@ -10,15 +10,14 @@ import fcntl
 import hashlib
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from checkpoints.folder import TOKENIZER_FILES, weight_files
 from errors import InputError
 
 CONFIG = "config.json"
-_WEIGHTS_OF_OTHERS = (".safetensors", ".bin", ".h5", ".msgpack", ".onnx", ".gguf", ".pt", ".ckpt")
 
 
 def fetch(
@@ -42,7 +41,7 @@ def fetch(
     from huggingface_hub.utils import logging
 
     logging.set_verbosity_error()  # every retry would be two lines
-    with _one_line_errors(model, revision):
+    try:
         try:
             info = HfApi().model_info(
                 model, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
@@ -53,14 +52,6 @@ def fetch(
                 raise
             return folder
         return _download(model, revision, info, output, converted_size)
-
-
-@contextlib.contextmanager
-def _one_line_errors(model: str, revision: str | None) -> Iterator[None]:
-    from huggingface_hub import errors
-
-    try:
-        yield
     except (errors.HTTPError, errors.HFValidationError, OSError) as error:
         # The client wraps whatever kept it from asking for a file.
         wrapped = isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__
@@ -78,26 +69,18 @@ def _reason(error: BaseException, revision: str | None) -> str | None:
         case errors.GatedRepoError():
             return "is gated: accept its terms on the hub, then `hf auth login`"
         case errors.RepositoryNotFoundError() | errors.HFValidationError():
-            return (
-                "is neither a folder here nor a repository on the Hugging Face hub "
-                "(a private one needs `hf auth login`)"
-            )
+            return "is neither a folder nor on the Hugging Face hub (private: `hf auth login`)"
         case errors.RevisionNotFoundError():
             return f"has no revision {revision} on the Hugging Face hub"
         case errors.HfHubHTTPError(response=response):
-            hint = (
-                "is the token right?" if response.status_code in (401, 403) else "try again later"
-            )
             answer = f"{response.status_code} {response.reason_phrase}"
-            return f"cannot be fetched: the Hugging Face hub answers {answer}; {hint}"
+            return f"cannot be fetched: the Hugging Face hub answers {answer}; try again later"
         case errors.OfflineModeIsEnabled():
-            not_here = f"is no folder here and not whole in the cache, {cache}, "
-            return f"{not_here}and HF_HUB_OFFLINE forbids to fetch it"
+            return f"is no folder and not whole in the cache, {cache}, and HF_HUB_OFFLINE is set"
         case errors.LocalEntryNotFoundError() | errors.HTTPError():
             return "is no folder here, and the Hugging Face hub cannot be reached to fetch it"
         case OSError(errno=errno.ENOSPC):
-            again = "make room and run the same command again to go on"
-            return f"fills the disk of {cache}: {again} (HF_HOME moves the cache)"
+            return f"fills the disk of {cache}: make room (or set HF_HOME) and run it again"
     return None
 
 
@@ -134,22 +117,21 @@ def _download(
     except InputError as error:
         raise InputError(f"{model}: {str(error).removeprefix(f'{folder}').lstrip(':/ ')}") from None
     if not weights:
-        others = [name for name in files if name.endswith(_WEIGHTS_OF_OTHERS)]
-        raise InputError(
-            f"{model} has no complete safetensors or pytorch_model.bin weights, "
-            f"only {', '.join(others) or 'other files'}"
-        )
+        raise InputError(f"{model} has no complete safetensors or pytorch_model.bin weights")
     small = [name for name in ("generation_config.json", *TOKENIZER_FILES) if name in files]
     missing = [files[name] for name in (*small, *weights) if not (folder / name).exists()]
     blobs = folder.parents[1] / "blobs"
-    download = sum(_remaining(blobs, file) for file in missing)
-    _check_room(model, Path(constants.HF_HUB_CACHE), download, output, converted)
+    _check_room(model, sum(_remaining(blobs, file) for file in missing), output, converted)
     for file in missing:
         if file.lfs and file.size <= constants.MAX_HTTP_DOWNLOAD_SIZE:
             url = hf_hub_url(model, file.rfilename, revision=info.sha)
-            _fetch_blob(model, file.rfilename, url, blobs / file.lfs.sha256, file.size)
+            _fetch_blob(f"{model}: {file.rfilename}", url, blobs / file.lfs.sha256, file.size)
         get(file.rfilename)
-    _remember(folder, revision)
+    # Which commit the branch or tag was, for when the hub is out of reach.
+    ref = folder.parents[1] / "refs" / (revision or "main")
+    if not ref.exists() or ref.read_text() != info.sha:
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        ref.write_text(info.sha)
     return folder
 
 
@@ -160,18 +142,16 @@ def _remaining(blobs: Path, file) -> int:
     return file.size - (found[0].stat().st_size if found else 0)
 
 
-def _check_room(model: str, cache: Path, download: int, output: Path, converted: int) -> None:
-    cache, output = (
-        next(folder for folder in (path, *path.parents) if folder.exists())
-        for path in (cache.absolute(), output.absolute())
-    )
+def _check_room(model: str, download: int, output: Path, converted: int) -> None:
+    from huggingface_hub import constants
+
+    cache, output = Path(constants.HF_HUB_CACHE), output.absolute().parent
     together = cache.stat().st_dev == output.stat().st_dev
     for folder, needed in ((cache, download + converted * together), (output, converted)):
         if needed > (free := shutil.disk_usage(folder).free):
-            takes = f"{_gb(download)} to download and {_gb(converted)} converted"
             raise InputError(
-                f"{model} takes {takes}, but {folder} has {_gb(free)} free "
-                "(HF_HOME moves the cache, --mlx-path the result)"
+                f"{model} takes {_gb(download)} to download and {_gb(converted)} converted, but "
+                f"{folder} has {_gb(free)} free (HF_HOME moves the cache, --mlx-path the result)"
             )
 
 
@@ -179,50 +159,45 @@ def _gb(size: int) -> str:
     return f"{size / 1e9:.2f} GB"
 
 
-def _fetch_blob(model: str, name: str, url: str, blob: Path, size: int) -> None:
+def _fetch_blob(what: str, url: str, blob: Path, size: int) -> None:
     """Download `url` to the cache's `blob`, named by its SHA-256, from where an earlier run stopped."""
     partial = blob.with_name(f"{blob.name}.incomplete")
     blob.parent.mkdir(parents=True, exist_ok=True)
     with open(partial, "ab+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # against another process that fetches the same file
         if not blob.exists():
-            _resume(model, name, url, file, size)
+            _resume(what, url, file, size)
             file.seek(0)
             if hashlib.file_digest(file, "sha256").hexdigest() != blob.name:
                 partial.unlink()
-                raise InputError(
-                    f"{model}: {name} arrived damaged; the same command again fetches it anew"
-                )
+                raise InputError(f"{what} arrived damaged; the same command again fetches it anew")
             partial.rename(blob)
     partial.unlink(missing_ok=True)
 
 
-def _resume(model: str, name: str, url: str, file: BinaryIO, size: int) -> None:
+def _resume(what: str, url: str, file: BinaryIO, size: int) -> None:
     from huggingface_hub import errors
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers
 
     headers = build_hf_headers() | {"Accept-Encoding": "identity"}
-    progress: dict[str, Any] = dict(expected_size=size, displayed_filename=name)
     try:
-        http_get(url, file, resume_size=file.seek(0, 2), headers=headers, **progress)
+        http_get(
+            url,
+            file,
+            resume_size=file.seek(0, 2),
+            headers=headers,
+            expected_size=size,
+            displayed_filename=what,
+        )
     except errors.HfHubHTTPError:
         raise
     except errors.HTTPError:
         raise InputError(
-            f"{model}: the connection broke off after {_gb(file.seek(0, 2))} of {_gb(size)} "
-            f"of {name}; the same command again goes on from there"
+            f"{what}: the connection broke off after {_gb(file.seek(0, 2))} of {_gb(size)}; "
+            "the same command again goes on from there"
         ) from None
     except OSError as error:
         if error.errno is not None:  # None: another size than was promised
             raise
     file.flush()
-
-
-def _remember(folder: Path, revision: str | None) -> None:
-    """Note in the cache which commit the branch or tag was, for when the hub is out of reach."""
-    ref = folder.parents[1] / "refs" / (revision or "main")
-    commit = folder.name
-    if revision != commit and not (ref.exists() and ref.read_text() == commit):
-        ref.parent.mkdir(parents=True, exist_ok=True)
-        ref.write_text(commit)

@@ -17,8 +17,6 @@ from errors import InputError
 
 BFLOAT16 = np.dtype("V2")
 BLOCK_BYTES = 16 << 20
-# Bytes that a file may take to describe its tensors; the largest T5 checkpoints take 0.2 MB.
-MAX_HEADER = 4 << 20
 
 
 @dataclass(frozen=True)

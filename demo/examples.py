@@ -21,8 +21,7 @@ class Example:
 
 def examples(per_kind: int, kinds: Sequence[str] = SHORT_KINDS) -> list[Example]:
     """The first `per_kind` of each kind. InputError for more than there are."""
-    lines = FILE.read_text(encoding="utf-8").splitlines()
-    known = [Example(**json.loads(line)) for line in lines]
+    known = [Example(**json.loads(line)) for line in FILE.read_text("utf-8").splitlines()]
     found = [[e for e in known if e.kind == kind] for kind in kinds]
     if per_kind > (most := min(map(len, found))):
         raise InputError(f"the demo has {most} examples of each kind, not {per_kind}")

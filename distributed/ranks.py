@@ -1,9 +1,8 @@
 """Ranks: processes that run one model together, started by mlx.launch, talking by mx.distributed.
 
-What every rank does must follow from what all of them know, or they wait for each other for ever.
-So prompts are read by rank 0 alone, its tokens and its clock count, and a step that fails on one rank
-fails on all. When a rank ends, mlx.launch ends the others; until then MLX's ring (0.32) may give sums
-without it, hence a tag on what ranks exchange.
+What a rank does must follow from what all of them know, or they wait for each other for ever. So rank 0 alone reads
+prompts, its tokens and its clock count, and a step that fails on one rank fails on all. When a rank ends, mlx.launch
+ends the others; until then MLX's ring (0.32) may give sums without it, hence a tag on what ranks exchange.
 """
 
 import json
@@ -44,25 +43,19 @@ class Ranks:
         mine = x * int(self.rank == 0)
         return mx.distributed.all_sum(mine, group=self.group) if self.size > 1 else x
 
-    def broadcast(self, x: mx.array | float) -> Any:
-        """x as rank 0 has it, on the host: numbers of up to 32 bits, or one float.
-
-        InputError where a rank did not take part: what the ranks computed since is wrong.
-        """
+    def broadcast(self, x: mx.array | float) -> np.ndarray:
+        """x as rank 0 has it, on the host: numbers of up to 32 bits. InputError where a rank did not take part: what
+        the ranks computed since is wrong."""
         if self.size == 1:
             return np.array(x)
-        if isinstance(x, float):
-            halves = self.broadcast(mx.array(np.array([x]).view(np.int32)))
-            return halves.view(np.float64)[0]
+        x = mx.array(x)
         if x.dtype == mx.float32:
             return self.broadcast(x.view(mx.int32)).view(np.float32)
         return self._sum(x.astype(mx.int32) * int(self.rank == 0))
 
     def _sum(self, x: mx.array) -> np.ndarray:
-        """The ranks' sum of x, int32, which no more than one of them has other than 0 at a place.
-
-        In the upper half of 64 bits each rank adds the number of this exchange.
-        """
+        """The ranks' sum of x, int32, which no more than one of them has other than 0 at a place. In the upper half
+        of 64 bits each rank adds the number of this exchange."""
         self._exchanges = self._exchanges % 2**20 + 1
         tag = mx.array(self._exchanges << 32, mx.int64)
         low = x.astype(mx.uint32).astype(mx.int64)  # the same bits
@@ -75,14 +68,13 @@ class Ranks:
         """Every rank's text, in the order of ranks."""
         if self.size == 1:
             return [text]
-        data = np.frombuffer(text.encode(), np.uint8)
+        data = np.frombuffer(text.encode() + b"\0", np.uint8)  # at least one
         lengths = np.zeros(self.size, np.int32)
         lengths[self.rank] = len(data)
-        lengths = self._sum(mx.array(lengths))
-        parts = np.zeros((self.size, max(lengths.max(), 1)), np.int32)
+        parts = np.zeros((self.size, self._sum(mx.array(lengths)).max()), np.int32)
         parts[self.rank, : len(data)] = data
         parts = self._sum(mx.array(parts)).astype(np.uint8)
-        return [part[:n].tobytes().decode() for part, n in zip(parts, lengths, strict=True)]
+        return [part.tobytes().rstrip(b"\0").decode() for part in parts]
 
     def together(self, step: Callable[[], T]) -> T:
         """This rank's step(). Where it is InputError or OSError on one rank, all raise InputError."""
@@ -113,13 +105,11 @@ class Ranks:
             return iter(file())
         lines = self.together(lambda: iter(file()) if self.rank == 0 else iter(()))
 
-        def read() -> list[str]:
-            return [line.decode("latin-1") for line in islice(lines, _LINES)]
+        def next_lines() -> list[str]:
+            mine = self.together(lambda: [line.decode("latin-1") for line in islice(lines, _LINES)])
+            return json.loads(self.gather(json.dumps(mine))[0])
 
-        def share_chunk() -> list[str]:
-            return json.loads(self.gather(json.dumps(self.together(read)))[0])
-
-        return (line.encode("latin-1") for chunk in iter(share_chunk, []) for line in chunk)
+        return (line.encode("latin-1") for chunk in iter(next_lines, []) for line in chunk)
 
     def check_same(self, **values: str) -> None:
         """InputError, which names the first, where a rank has another value than rank 0."""
@@ -135,14 +125,10 @@ ALONE = Ranks()
 
 @contextmanager
 def session() -> Iterator[Ranks]:
-    """The ranks of a command that mlx.launch may have started; alone where it has not.
-
-    Only rank 0 prints; all leave together.
-    """
-    hostfile = os.environ.get("MLX_HOSTFILE")
-    # One process alone gets an empty file, which MLX rejects.
-    one = hostfile is not None and not Path(hostfile).read_text().strip()
-    if "MLX_RANK" not in os.environ or one:
+    """The ranks of a command that mlx.launch may have started. Only rank 0 prints; all leave together."""
+    hosts = os.environ.get("MLX_HOSTFILE")
+    # mlx.launch gives one process alone an empty file, which MLX rejects.
+    if "MLX_RANK" not in os.environ or (hosts and not Path(hosts).read_text().strip()):
         yield ALONE
         return
     try:

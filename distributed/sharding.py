@@ -1,8 +1,5 @@
-"""Tensor parallelism (Shoeybi et al. 2019, arXiv 1909.08053): each rank has some of the attention
-heads and of the feed-forward units, and one sum over the ranks ends each block.
-
-Norms, embeddings and the head are whole on every rank.
-"""
+"""Tensor parallelism (Shoeybi et al. 2019, arXiv 1909.08053): each rank has some of the attention heads and of the
+feed-forward units, and one sum over the ranks ends each block. All else is whole on every rank."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,16 +14,8 @@ from checkpoints.quantization import Quantization
 from checkpoints.tensors import to_mlx
 from errors import InputError
 
-# By the last part of a layer's name. The bias is [buckets, heads].
-_SHARDING = {
-    "query": "all-to-sharded",
-    "key": "all-to-sharded",
-    "value": "all-to-sharded",
-    "out": "sharded-to-all",
-    "gate": "all-to-sharded",
-    "up": "all-to-sharded",
-    "down": "sharded-to-all",
-}
+# What is split of a layer, by the last part of its name; the bias is [buckets, heads].
+_OUTPUTS, _INPUTS = ("query", "key", "value", "gate", "up"), ("out", "down")
 
 
 def shard(model: nn.Module, group: mx.distributed.Group) -> None:
@@ -36,8 +25,10 @@ def shard(model: nn.Module, group: mx.distributed.Group) -> None:
         if "relative_bias" in name:
             shard_inplace(layer, lambda path, weight: 1, group=group)
             return layer
-        sharding = _SHARDING.get(name.rpartition(".")[2])
-        return shard_linear(layer, sharding, group=group) if sharding else layer
+        last = name.rpartition(".")[2]
+        if last in _OUTPUTS:
+            return shard_linear(layer, "all-to-sharded", group=group)
+        return shard_linear(layer, "sharded-to-all", group=group) if last in _INPUTS else layer
 
     layers = tree_map_with_path(shard_layer, model.leaf_modules(), is_leaf=nn.Module.is_module)
     model.update_modules(layers)

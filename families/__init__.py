@@ -1,28 +1,24 @@
 """Architectures behind one contract, and the one place that knows which config.json is whose.
 
-What the speculative step needs from a model, T5's (model.py) as any other's:
+What the speculative step needs from a model:
 
-    model.config                     vocab_size, eos_token_ids, pad_token_id; and, None without a limit,
-                                     max_positions: how many tokens a row may have in the decoder, and
-                                     max_prompt_tokens
-    model.prefix(prompt) -> tokens   what a row's tokens begin with, given the prompt's tokens: T5's start
-                                     token; for a decoder-only model the prompt itself
+    model.config                     vocab_size, eos_token_ids, pad_token_id; max_positions, the most tokens
+                                     of a row in the decoder, and max_prompt_tokens, None without a limit
+    model.prefix(prompt) -> tokens   what a row begins with, given the prompt's tokens: T5's start token; a
+                                     decoder-only model's prompt itself
     model.start(tokens, mask)        tokens [B, S], mask [B, S] true on tokens (None: no padding): encodes
                                      and projects, or prefills all but the last token -> a cache
     model.decode(tokens, positions, cache)
                                      appends tokens [B, T] at positions [B, T] (np.int32; MASKED: a filler)
                                      to the cache -> logits [B, T, V]
 
-One that reads prompts in chunks has an attribute `progress`, which it calls after each with how many tokens
-have been read, and of how many; None: nobody is told.
-
-The cache is one of speculative/cache.py, which says what sees what, or a subclass that adds what an
-architecture needs besides. `model.ranks` are set where several processes share a model's layers.
+A model that reads prompts in chunks has an attribute `progress`, None or a function of how many tokens it
+has read, and of how many. The cache is one of speculative/cache.py, which says what sees what, or a subclass.
+`model.ranks` is set when several processes share a model's layers.
 
 A new architecture is a module here with FAMILY, a `Family`, and a line in _MODULES. Conversion and loading
-are the same for all. They go by the names of weights: layers called query, key, value, out, gate, up and
-down are split among ranks (distributed/sharding.py), and matrices are quantized, except tables that
-checkpoints/quantization.py names.
+go by the names of weights: layers called query, key, value, out, gate, up and down are split among ranks
+(distributed/sharding.py), and matrices are quantized, except tables that checkpoints/quantization.py names.
 """
 
 from collections.abc import Callable, Mapping
@@ -51,7 +47,7 @@ _MODULES = {  # model_type in config.json -> module
     "marian": "families.bart",
     "pegasus": "families.bart",
 }
-_NOT_TAKEN = {  # close to one of these, and what is missing
+_NOT_TAKEN = {  # close to one of these, and why not
     "blenderbot": "its texts depend on a ban of the prompt's n-grams",
     "blenderbot-small": "its texts depend on a ban of the prompt's n-grams",
     "nllb-moe": "its layers are mixtures of experts",
@@ -76,31 +72,29 @@ def write_tokenizer(folder: Path, output: Path) -> None:
 class Family:
     """What conversion and loading need to know of an architecture."""
 
-    name: str  # for messages
     config: type[BaseConfig]
     model: Callable[..., nn.Module]  # model(config): keeps the contract above
-    # A checkpoint's tensors under our names; what is not needed is left out, unknown names are an InputError.
+    # A checkpoint's tensors under our names, without those not needed; InputError for unknown names.
     rename: Callable[[dict[str, Tensor]], dict[str, Tensor]]
-    # (checkpoint's folder, converted folder): writes a tokenizer.json that the `tokenizers` package alone
-    # reads, and reads right; and copies what it was made from.
+    # (checkpoint's folder, converted folder): copies the tokenizer's files and writes a tokenizer.json for
+    # the `tokenizers` package.
     write_tokenizer: Callable[[Path, Path], None] = write_tokenizer
-    # Ends of the names of weights that stay float32 in a float16 model, where products outgrow float16.
-    float32: tuple[str, ...] = ()
+    # Suffixes of weights that stay float32 in a float16 model: see model.FeedForward.
+    float32: tuple[str, ...] = ("feed_forward.down.weight",)
     shows_special: bool = False  # in the text, special tokens: T5's sentinels are for the reader
 
 
 def family_of(raw: Mapping) -> Family:
-    """The family of a config.json, by its model_type or, where it has none (some umT5), its architecture.
+    """The family of a config.json, by its model_type or, if it has none (some umT5), its architecture.
 
-    InputError for one that there is no module for. Imports that module, and no other.
+    InputError if there is no module for it. Imports that module only.
     """
-    kind = raw.get("model_type") or _type_by_architecture(raw)
+    kind = str(raw.get("model_type") or _type_by_architecture(raw))
     if not kind:
         raise InputError("config.json has no model_type: not a model of Hugging Face's")
-    if not isinstance(kind, str) or kind not in _MODULES:
-        missing = _NOT_TAKEN.get(kind, "") if isinstance(kind, str) else ""
-        reason = missing and f", which is not taken: {missing}"
-        raise InputError(f"a {str(kind)[:50]} model{reason}; there are {', '.join(_MODULES)}")
+    if kind not in _MODULES:
+        reason = f", which is not taken: {_NOT_TAKEN[kind]}" if kind in _NOT_TAKEN else ""
+        raise InputError(f"a {kind[:50]} model{reason}; there are {', '.join(_MODULES)}")
     return import_module(_MODULES[kind]).FAMILY
 
 
@@ -113,14 +107,14 @@ def is_ours(raw: Mapping) -> bool:
     return True
 
 
-def _type_by_architecture(raw: Mapping) -> str | None:
-    """The longest model type that the class of config.json is called after, such as T5 in T5Model."""
+def _type_by_architecture(raw: Mapping) -> str:
+    """The longest model type that config.json's class is called after, such as T5 in T5Model."""
     architecture = architecture_of(raw)
     kinds = [kind for kind in _MODULES if architecture.lower().startswith(kind.replace("_", ""))]
     return max(kinds, key=len, default=architecture)
 
 
 def architecture_of(raw: Mapping) -> str:
-    """The class that config.json names, such as T5ForConditionalGeneration; "" where it names none."""
+    """The class that config.json names, such as T5ForConditionalGeneration, or ""."""
     listed = raw.get("architectures")
     return str(listed[0]) if isinstance(listed, list) and listed else ""

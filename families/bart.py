@@ -1,13 +1,12 @@
 """BART's family in MLX: BART, mBART and mBART-50, M2M-100 and NLLB-200, Marian (OPUS-MT), Pegasus.
 
-One architecture (Lewis et al. 2019, arXiv 1910.13461) with switches, which config.json decides: where
-the norms are, what the positions are, what is scaled. Positions enter beside the words and nowhere
-else, so keys carry them. Shapes: B rows, S source tokens, T new tokens, N cache slots, H heads, D head
-width, V vocabulary.
+One architecture (Lewis et al. 2019, arXiv 1910.13461); config.json says where the norms are, what the
+positions are and what is scaled. Positions are added to the words' embeddings only, so keys carry them.
+Shapes: B rows, S source tokens, T new tokens, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import functools
+from collections.abc import Sequence
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -18,54 +17,42 @@ from errors import InputError
 from families import Family
 from families.bart_checkpoints import Config, rename
 from families.bart_tokenizers import write_tokenizer
-from model import Attention, EncoderDecoder, activation
+from model import Attention, EncoderDecoder, Sublayer, activation
 from speculative.cache import CrossCache, known_positions, padding_mask
 
 _FIRST = 2  # the row of a learned table that is position 0's
 
 
-class Sinusoids:
-    """Vaswani et al. 2017 (arXiv 1706.03762) with the sines first and then the cosines, in a table that
-    grows. first: the row of position 0, in fairseq's table, whose rates are others; None: in no such."""
+@functools.cache
+def _sinusoids(count: int, dims: int, first: int | None) -> mx.array:
+    """Vaswani et al. 2017 (arXiv 1706.03762) for positions below `count`, [count, dims]: sines, then cosines.
 
-    def __init__(self, dims: int, first: int | None):
-        self._dims, self._first = dims, first
-        self._table = self._make(512)
-
-    def _make(self, count: int) -> mx.array:
-        dims, rows = self._dims, np.arange(count)[:, None]
-        if self._first is None:
-            angles = rows * 10000.0 ** (-2 * (np.arange(dims) // 2) / dims)  # [n, dims]
-            waves = [np.sin(angles[:, 0::2]), np.cos(angles[:, 1::2])]
-        else:  # float32 in this order of operations, as the reference: an angle's last bits are far
-            half = dims // 2
-            step = np.float32(-np.log(10000.0) / max(half - 1, 1))
-            rates = np.exp(np.arange(half, dtype=np.float32) * step)
-            angles = (rows + self._first).astype(np.float32) * rates
-            waves = [np.sin(angles), np.cos(angles), np.zeros((count, dims % 2), np.float32)]
-        return mx.array(np.concatenate(waves, axis=1).astype(np.float32))
-
-    def __call__(self, positions: np.ndarray) -> mx.array:
-        if (needed := int(positions.max()) + 1) > len(self._table):
-            self._table = self._make(2 * needed)
-        return self._table[mx.array(positions)]
-
-
-# ---------------------------------------------------------------------------------------------
-# Layers
+    first: the row of position 0 in fairseq's table, whose rates differ; None: it is not fairseq's.
+    """
+    rows = np.arange(count)[:, None]
+    if first is None:
+        angles = rows * 10000.0 ** (-2 * (np.arange(dims) // 2) / dims)
+        waves = [np.sin(angles[:, 0::2]), np.cos(angles[:, 1::2])]
+    else:  # float32 in the reference's order of operations: errors grow with the angle
+        half = dims // 2
+        step = np.float32(-np.log(10000.0) / max(half - 1, 1))
+        rates = np.exp(np.arange(half, dtype=np.float32) * step)
+        angles = (rows + first).astype(np.float32) * rates
+        waves = [np.sin(angles), np.cos(angles), np.zeros((count, dims % 2), np.float32)]
+    return mx.array(np.concatenate(waves, axis=1).astype(np.float32))
 
 
 def _plus(x: mx.array, y: mx.array) -> mx.array:
-    """x + y, which in float16 may overflow: transformers clips there as well, in the encoder."""
+    """x + y, clipped in float16, where it may overflow: as transformers does in the encoder."""
     if x.dtype != mx.float16:
         return x + y
     return mx.clip(x + y.astype(x.dtype), -64504, 64504)
 
 
 class Layer(model.Layer):
-    def __init__(self, config: Config, num_heads: int, ffn_dim: int, *attentions: str):
+    def __init__(self, c: Config, num_heads: int, ffn_dim: int, *attentions: str):
         super().__init__()
-        c, width = config, config.d_model // num_heads
+        width = c.d_model // num_heads
         self._norm_first, self._activation = c.norm_first, activation(c.activation)
         for name in attentions:
             self[name] = Attention(c.d_model, num_heads, width, scale=width**-0.5, bias=True)
@@ -74,9 +61,7 @@ class Layer(model.Layer):
         self.down = nn.Linear(ffn_dim, c.d_model)
         self.feed_forward_norm = nn.LayerNorm(c.d_model)
 
-    def residual(
-        self, x: mx.array, name: str, sublayer: Callable[[mx.array], mx.array]
-    ) -> mx.array:
+    def residual(self, x: mx.array, name: str, sublayer: Sublayer) -> mx.array:
         norm = self[f"{name}_norm"]
         return _plus(x, sublayer(norm(x))) if self._norm_first else norm(_plus(x, sublayer(x)))
 
@@ -85,17 +70,12 @@ class Layer(model.Layer):
 
 
 class Stack(model.Stack):
-    """With what it adds to the words."""
-
-    def __init__(self, config: Config, layers: list[Layer]):
+    def __init__(self, c: Config, layers: list[Layer]):
         super().__init__()
-        c = self._config = config
+        self._config = c
         if c.positions == "learned":
             assert c.max_positions is not None
-            self.positions: Any = nn.Embedding(c.max_positions + _FIRST, c.d_model)
-        else:  # fairseq counts from the row behind padding's
-            first = c.pad_token_id + 1 if c.positions == "counted" else None
-            self.positions = Sinusoids(c.d_model, first)
+            self.positions = nn.Embedding(c.max_positions + _FIRST, c.d_model)
         if c.norm_embedding:
             self.embedding_norm = nn.LayerNorm(c.d_model)
         self.layers = layers
@@ -103,46 +83,41 @@ class Stack(model.Stack):
             self.norm = nn.LayerNorm(c.d_model)
 
     def begin(self, embedding: nn.Embedding, tokens: mx.array, positions: np.ndarray) -> mx.array:
-        """What goes into the first layer, for tokens [B, T] at positions [B, T] or [T]."""
+        """The first layer's input for tokens [B, T] at positions [B, T] or [T]."""
         c, x = self._config, embedding(tokens)
         if c.scale_embedding:
             x = x * c.d_model**0.5
-        learned = c.positions == "learned"
-        beside = self.positions(mx.array(positions + _FIRST) if learned else positions)
-        beside = beside.astype(x.dtype)
+        if c.positions == "learned":
+            added = self.positions(mx.array(positions + _FIRST))
+        else:  # fairseq counts from the row after padding's
+            first = c.pad_token_id + 1 if c.positions == "counted" else None
+            count = 512 * (int(positions.max()) // 512 + 1)
+            added = _sinusoids(count, c.d_model, first)[mx.array(positions)]
         if c.positions == "counted":
-            beside = mx.where((tokens == c.pad_token_id)[..., None], 0, beside)
-        x = x + beside
+            added = mx.where((tokens == c.pad_token_id)[..., None], 0, added)
+        x = x + added.astype(x.dtype)
         return self.embedding_norm(x) if c.norm_embedding else x
-
-
-# ---------------------------------------------------------------------------------------------
-# The model
 
 
 class Model(EncoderDecoder):
     def __init__(self, config: Config):
         super().__init__()
         c = self.config = config
-        # The decoder's; mostly the encoder's.
         self.embedding = nn.Embedding(c.vocab_size, c.d_model)
         if not c.shared_embedding:
             self.source_embedding = nn.Embedding(c.source_vocab_size, c.d_model)
-        sizes = c.encoder_attention_heads, c.encoder_ffn_dim, "attention"
-        self.encoder = Stack(c, [Layer(c, *sizes) for _ in range(c.encoder_layers)])
-        sizes = c.decoder_attention_heads, c.decoder_ffn_dim, "attention"
-        self.decoder = Stack(
-            c, [Layer(c, *sizes, "cross_attention") for _ in range(c.decoder_layers)]
-        )
+        e = c.encoder_attention_heads, c.encoder_ffn_dim, "attention"
+        self.encoder = Stack(c, [Layer(c, *e) for _ in range(c.encoder_layers)])
+        d = c.decoder_attention_heads, c.decoder_ffn_dim, "attention", "cross_attention"
+        self.decoder = Stack(c, [Layer(c, *d) for _ in range(c.decoder_layers)])
         if not c.tied_head:
             self.head = nn.Linear(c.d_model, c.vocab_size, bias=False)
         if c.logits_bias:
             self.logits_bias = mx.zeros((c.vocab_size,))
 
     def encode(self, tokens: mx.array, mask: np.ndarray) -> mx.array:
-        c = self.config
-        positions = np.arange(tokens.shape[1])
-        if c.positions == "counted":  # from the ids, as the reference: a padding id is no token
+        c, positions = self.config, np.arange(tokens.shape[1])
+        if c.positions == "counted":  # by ids, as the reference does: a padding id is no token
             counted = np.cumsum(np.array(tokens) != c.pad_token_id, axis=1)
             positions = np.maximum(counted - 1, 0)  # [B, S]
         embedding = self.embedding if c.shared_embedding else self.source_embedding
@@ -154,10 +129,7 @@ class Model(EncoderDecoder):
         return super().prefix(prompt) + ([] if forced is None else [forced])
 
     def decode(self, tokens: mx.array, positions: np.ndarray, cache: CrossCache) -> mx.array:
-        """Append tokens [B, T] at positions [B, T] to the cache; their logits [B, T, V].
-
-        InputError for a position that the model does not know.
-        """
+        """InputError for a position beyond the model's last."""
         known = known_positions(positions)
         if (most := self.config.max_positions) and known.max() >= most:
             raise InputError(f"the text is longer than the {most} positions that the model knows")
@@ -175,4 +147,4 @@ class Model(EncoderDecoder):
         return logits
 
 
-FAMILY = Family("BART", Config, Model, rename, write_tokenizer)
+FAMILY = Family(Config, Model, rename, write_tokenizer)

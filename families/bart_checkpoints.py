@@ -1,6 +1,6 @@
 """What a checkpoint of BART's family says: its config.json, and its tensors' names."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import gcd
 
@@ -11,10 +11,10 @@ from checkpoints.tensors import Tensor
 
 @dataclass(frozen=True)
 class Kind:
-    """What a model_type fixes, and transformers' defaults for what old files leave out."""
+    """What a model_type fixes, and transformers' defaults for keys that old files lack."""
 
-    norm_first: bool  # before each sub-layer, and once more after a stack; else after the residual
-    positions: str  # "learned"; "sinusoidal"; "counted": sinusoids of another rate, padding skipped
+    norm_first: bool  # before each sub-layer and after the stack, not after each residual sum
+    positions: str  # "learned"; "sinusoidal"; "counted": fairseq's sinusoids, padding skipped
     norm_embedding: bool
     pad: int
     bos: int | None
@@ -35,7 +35,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
-    """Under the names of Hugging Face's config.json where it has one. vocab_size is the decoder's."""
+    """Under Hugging Face's names where there are any. vocab_size is the decoder's."""
 
     source_vocab_size: int
     d_model: int
@@ -45,7 +45,7 @@ class Config(BaseConfig):
     decoder_layers: int
     decoder_attention_heads: int
     decoder_ffn_dim: int
-    max_positions: int | None  # of a source, and of a row in the decoder
+    max_positions: int | None  # in a source, and in a row of the decoder
     positions: str
     norm_first: bool
     norm_embedding: bool
@@ -54,22 +54,12 @@ class Config(BaseConfig):
     shared_embedding: bool  # the encoder's is the decoder's
     tied_head: bool  # the output projection is the decoder's embedding
     logits_bias: bool
-    bans_padding: bool  # which Marian's decoder starts with, and never writes
+    bans_padding: bool  # Marian's decoder starts with it and never writes it
     decoder_start_token_id: int
     forced_bos_token_id: int | None  # the first token of every text
 
-    @property
-    def max_prompt_tokens(self) -> int | None:
-        return self.max_positions
-
-    def faults(self) -> Iterator[str]:
-        if self.pad_token_id >= self.source_vocab_size:
-            yield (
-                f"pad_token_id is {self.pad_token_id}, but the encoder's vocabulary "
-                f"has only {self.source_vocab_size} pieces"
-            )
-
-    # What ranks divide, under T5's names: of both stacks, what divides one and the other.
+    max_prompt_tokens = property(lambda c: c.max_positions)
+    # What distributed/sharding.py splits: what divides both stacks.
     num_heads = property(lambda c: gcd(c.encoder_attention_heads, c.decoder_attention_heads))
     d_ff = property(lambda c: gcd(c.encoder_ffn_dim, c.decoder_ffn_dim))
     d_kv = property(lambda c: c.d_model // c.num_heads)
@@ -84,8 +74,9 @@ class Config(BaseConfig):
             shared = "source_embedding.weight" not in present
             tied, bias = "head.weight" not in present, "logits_bias" in present
         own = None if shared else raw.get("decoder_vocab_size")
+        limit = raw.get("max_position_embeddings", 1024) if kind.positions != "counted" else None
         bos = token_id(raw, "bos_token_id", kind.bos)
-        # A start token that is null is bos; one that is missing, the kind's own.
+        # A start token that is null is bos; a missing one is the kind's.
         start = bos if "decoder_start_token_id" in raw or kind.start is None else kind.start
         forced = bos if raw.get("force_bos_token_to_be_generated") else None  # its name in 2020
         return cls.read(
@@ -95,9 +86,7 @@ class Config(BaseConfig):
             pad_token_id=token_id(raw, "pad_token_id", kind.pad),
             eos_token_ids=token_ids(raw.get("eos_token_id"), kind.eos),
             source_vocab_size=raw.get("vocab_size"),
-            max_positions=(
-                None if kind.positions == "counted" else raw.get("max_position_embeddings", 1024)
-            ),
+            max_positions=limit,
             positions=kind.positions,
             norm_first=kind.norm_first,
             norm_embedding=kind.norm_embedding,
@@ -110,9 +99,6 @@ class Config(BaseConfig):
             forced_bos_token_id=token_id(raw, "forced_bos_token_id", forced),
         )
 
-
-# ---------------------------------------------------------------------------------------------
-# Names
 
 _SHARED, _HEAD = "shared.weight", "lm_head.weight"
 _ENCODER, _DECODER = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
@@ -130,7 +116,7 @@ NAMES = Names(
         (_LAYER + r"(self_attn|encoder_attn)\.(q|k|v|out)_proj\.(.+)", "{}.layers.{}.{}.{}.{}"),
         (_LAYER + r"(fc[12])\.(.+)", "{}.layers.{}.{}.{}"),
         (_LAYER + r"(self_attn|encoder_attn|final)_layer_norm\.(.+)", "{}.layers.{}.{}_norm.{}"),
-        # Fairseq's marks, and sinusoids, which are made anew.
+        # Fairseq's marks, and sinusoids, which are computed here.
         (r"(encoder|decoder)\.version", None),
         (r"(encoder|decoder)\.embed_positions\.(weights|_float_tensor)", None),
     ],
@@ -142,17 +128,16 @@ NAMES = Names(
 
 
 def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The checkpoint's tensors under our names. The one embedding has up to four in a file, and where
-    the encoder's is its own (some Marian, and what is trained untied), the rest has up to two."""
+    """The checkpoint's tensors under our names. A shared embedding has up to four names in a file; some
+    Marian models, and those trained untied, have another for the encoder."""
     bare, own = NAMES.bare(tensors), {}
     if {_ENCODER, _DECODER} <= bare.keys() and not equal(bare[_ENCODER], bare[_DECODER]):
         own = {_ENCODER: bare.pop(_ENCODER)}
-        bare.pop(_SHARED, None)  # then neither stack reads it
+        bare.pop(_SHARED, None)  # neither stack reads it
     single = NAMES.one_embedding(bare) | own
-    if not any(".layernorm_embedding." in name for name in single):  # then they are sinusoids
+    if not any(".layernorm_embedding." in name for name in single):  # its positions are sinusoids
         single = {n: t for n, t in single.items() if not n.endswith("embed_positions.weight")}
     ours = NAMES.renamed(single)
-    if bias := ours.get("logits_bias"):
-        # [1, V] in the file
+    if bias := ours.get("logits_bias"):  # [1, V] in the file
         ours["logits_bias"] = replace(bias, shape=bias.shape[-1:], strides=bias.strides[-1:])
     return ours

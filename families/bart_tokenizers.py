@@ -1,11 +1,10 @@
 """Tokenizers of BART's family: one tokenizer.json each, with which `tokenizers` alone is right.
 
-BART, mBART, NLLB and Pegasus have one in transformers, which is mended to treat white space and Unicode
-as SentencePiece does, with which the models were trained. Marian and M2M-100 have none: theirs are made
-of their SentencePiece models and of vocab.json, which says what number each piece has.
+Those of BART, mBART, NLLB and Pegasus come from transformers and are mended to treat white space and
+Unicode as SentencePiece does, with which the models were trained. Those of Marian and M2M-100, which
+transformers lacks, are made of their SentencePiece models and of vocab.json, which numbers the pieces.
 """
 
-import base64
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -34,78 +33,59 @@ UNKNOWN, END, PADDING = "<unk>", "</s>", "<pad>"
 _LANGUAGE = re.compile(r"[a-z]{2,3}_([A-Z]{2}|[A-Z][a-z]{3})")  # en_XX, eng_Latn
 _NORMAL, _USER_DEFINED = 1, 4  # kinds of SentencePiece's pieces
 _BPE = 2
-# Characters for private use, which stand before what no text may match.
+# Characters for private use, before what no text may match.
 _CODE, _HIDDEN = "\ue000", "\ue001"
 
 
 def write_tokenizer(folder: Path, output: Path) -> None:
-    """Copy the tokenizer's files, and write the tokenizer.json that follows from them and, for a model of
-    several languages, languages.json."""
+    """Copy the tokenizer's files, write tokenizer.json and, for a model of several languages, languages.json."""
     found, config = copy_sources(folder, output), read_json(folder / "config.json")
     kind, rows = config.get("model_type"), config.get("vocab_size")
-    if kind == "marian":
-        with readable(str(folder)):
+    with readable(str(folder)):
+        if kind == "marian":
             tokenizer, languages = _marian(folder, "source.spm", "vocab.json")
             if _settings(folder).get("separate_vocabs"):
                 save(_within(tokenizer, rows), output, SOURCE_FILE)
                 tokenizer, languages = _marian(folder, "target.spm", "target_vocab.json")[0], None
                 rows = config.get("decoder_vocab_size") or rows
-    elif kind == "m2m_100" and "vocab.json" in found and TOKENIZER not in found:
-        with readable(str(folder)):
+        elif kind == "m2m_100" and "vocab.json" in found and TOKENIZER not in found:
             tokenizer, languages = _m2m(folder)
-    else:
-        tokenizer = _mended(from_transformers("AutoTokenizer", folder), folder)
-        languages = _languages(tokenizer, kind)
+        else:
+            tokenizer = _mended(from_transformers("AutoTokenizer", folder), folder)
+            languages = _languages(tokenizer, kind)
     save(_within(tokenizer, rows), output)
     if languages:
         languages.save(output)
 
 
 def _within(tokenizer: Tokenizer, rows: Any) -> Tokenizer:
-    """Without the special tokens that an embedding of so many rows has none for: in bart-large-cnn and
-    its like, <mask>."""
+    """Without special tokens that have none of the embedding's `rows`: <mask> in bart-large-cnn and its like."""
     state = json.loads(tokenizer.to_str())
     added, model = state["added_tokens"], state["model"]
     beyond = {t["content"] for t in added if isinstance(rows, int) and t["id"] >= rows}
-    if not beyond:
+    if not beyond or model["type"] != "BPE":
         return tokenizer
     state["added_tokens"] = [token for token in added if token["content"] not in beyond]
-    if isinstance(model["vocab"], dict):
-        model["vocab"] = {piece: i for piece, i in model["vocab"].items() if piece not in beyond}
-    else:
-        model["vocab"] = [piece for piece in model["vocab"] if piece[0] not in beyond]
+    model["vocab"] = {piece: i for piece, i in model["vocab"].items() if piece not in beyond}
     return Tokenizer.from_str(json.dumps(state))
 
 
-# ---------------------------------------------------------------------------------------------
-# Those that transformers has
-
-
 def _mended(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
-    """With SentencePiece's normalization, where transformers leaves some of it out: a space that ends
-    the text would be a piece, and mBART's would not know ligatures."""
+    """With SentencePiece's normalization, which transformers leaves out in part: a space at the text's
+    end would be a piece, and mBART's would not know ligatures."""
     if "Metaspace" not in str(tokenizer.pre_tokenizer):  # bytes, which SentencePiece never saw
         return tokenizer
     steps = [tokenizer.normalizer] if tokenizer.normalizer else []
-    if "Precompiled" not in str(tokenizer.normalizer) and (charsmap := _charsmap(folder)):
-        steps.insert(0, normalizers.Precompiled(charsmap))
+    trained = folder / "sentencepiece.bpe.model"
+    if "Precompiled" not in str(tokenizer.normalizer) and trained.exists():
+        charsmap = _read_model(trained).normalizer_spec.precompiled_charsmap
+        steps[:0] = [normalizers.Precompiled(charsmap)] if charsmap else []
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Strip()])
     return tokenizer
 
 
-def _charsmap(folder: Path) -> bytes:
-    for name in ("sentencepiece.bpe.model", "spiece.model"):
-        if (folder / name).exists():
-            return _read_model(folder / name).normalizer_spec.precompiled_charsmap
-    state = read_json(folder / TOKENIZER).get("normalizer") or {}
-    for step in [state, *state.get("normalizers", [])]:
-        if step.get("type") == "Precompiled":
-            return base64.b64decode(step["precompiled_charsmap"])
-    return b""
-
-
 def _languages(tokenizer: Tokenizer, kind: str | None) -> Languages | None:
-    """What the special tokens and the frame around a text tell."""
+    """As the special tokens and the frame around a text tell."""
     special = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}
     codes = {code: i for code, i in special.items() if _LANGUAGE.fullmatch(code)}
     frame = json.loads(tokenizer.to_str())["post_processor"] or {}
@@ -122,30 +102,22 @@ def _languages(tokenizer: Tokenizer, kind: str | None) -> Languages | None:
             raise InputError(f"no token for the language {token}: its {TOKENIZER} is needed")
     if "source" not in source:
         return None
-    # The first mBART's decoder begins with the language, the others' with it in second place.
+    # The first mBART's decoder begins with the language; in the others it comes second.
     first = kind == "mbart" and source[-1] == "source"
     return Languages(codes, source, ["target"] if first else ["start", "target"])
-
-
-# ---------------------------------------------------------------------------------------------
-# Those that are made of SentencePiece's models
 
 
 def _read_model(path: Path) -> Any:
     from sentencepiece import sentencepiece_model_pb2
 
     format: Any = sentencepiece_model_pb2
-    if not path.exists():
-        raise InputError(f"{path}: no such file")
     with readable(str(path)):
         return format.ModelProto.FromString(path.read_bytes())
 
 
 def _from_sentencepiece(proto: Any, ids: Mapping[str, int], special: list[str]) -> Tokenizer:
-    """A tokenizer that cuts as the SentencePiece model does, and numbers pieces by `ids`.
-
-    Pieces without a number are not cut out: there are smaller ones.
-    """
+    """A tokenizer that cuts text as the SentencePiece model does, and numbers pieces by `ids`; it cuts
+    those without a number into smaller ones."""
     pieces = {p.piece: p.score for p in proto.pieces if p.type in (_NORMAL, _USER_DEFINED)}
     scores = {piece: score for piece, score in pieces.items() if piece in ids}
     make = _bpe if proto.trainer_spec.model_type == _BPE else _unigram
@@ -168,8 +140,8 @@ def _from_sentencepiece(proto: Any, ids: Mapping[str, int], special: list[str]) 
 
 
 def _unigram(scores: Mapping[str, float], ids: Mapping[str, int], plain: set[str]) -> Any:
-    """Pieces of the vocabulary that are not the model's, such as the target language's, can be decoded
-    but do not match any text: except single characters, where the model knows nothing better."""
+    """Pieces that are not the model's, such as the target language's, can be decoded but match no text,
+    except single characters, if the model knows nothing better."""
     names = {i: piece for piece, i in ids.items()}
     worst = min(scores.values(), default=0.0) - 10
     vocabulary = []
@@ -185,7 +157,7 @@ def _unigram(scores: Mapping[str, float], ids: Mapping[str, int], plain: set[str
 
 
 def _unknown_runs(pieces: Iterable[str]) -> Any:
-    """SentencePiece takes neighbouring characters that it does not know for one unknown piece."""
+    """SentencePiece takes adjacent unknown characters for one unknown piece."""
     # "<" ends a language's code, whose piece would be lost to a run.
     known = {" ", _CODE, "<", *(piece for piece in pieces if len(piece) == 1)}
     listed = "".join(f"\\x{{{ord(character):x}}}" for character in sorted(known))
@@ -193,7 +165,7 @@ def _unknown_runs(pieces: Iterable[str]) -> Any:
 
 
 def _bpe(scores: Mapping[str, float], ids: Mapping[str, int], plain: set[str]) -> Any:
-    """SentencePiece joins the neighbours whose piece scores best: merges in the order of scores."""
+    """SentencePiece joins the pair whose piece scores best: merges in the order of scores."""
     merges = []
     for piece in sorted(scores, key=lambda piece: -scores[piece]):
         cuts = [(piece[:i], piece[i:]) for i in range(1, len(piece))]
@@ -212,7 +184,7 @@ def _settings(folder: Path) -> dict:
 
 
 def _marian(folder: Path, model: str, vocabulary: str) -> tuple[Tokenizer, Languages | None]:
-    """A model of many target languages is told one as >>fra<< at the text's very start."""
+    """A model of many target languages reads one as >>fra<< at the text's very start."""
     ids = read_json(folder / vocabulary)
     codes = {t[2:-2]: i for t, i in ids.items() if t.startswith(">>") and t.endswith("<<")}
     pieces = {t: i for t, i in ids.items() if i not in codes.values()}
@@ -239,6 +211,6 @@ def _m2m(folder: Path) -> tuple[Tokenizer, Languages]:
     special = ["<s>", PADDING, END, *(f"__{name}__" for name in names)]
     tokenizer = _from_sentencepiece(proto, ids, special)
     own = settings.get("src_lang") or "en"
-    languages.token("source_lang", own)  # that there is one
+    languages.token("source_lang", own)  # raises if it is none
     tokenizer.post_processor = _template(tokenizer, f"__{own}__ $A {END}")
     return tokenizer, languages

@@ -18,8 +18,9 @@ from speculative.cache import MASKED, SlotCache
 
 PREFILL = 512  # prompt tokens in a call
 
-Progress = Callable[[int, int], None]
-"""Told how many prompt tokens are done, and of how many."""
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,6 @@ class CausalConfig:
     def max_prompt_tokens(self) -> int | None:
         """One less than there are positions: a token is text."""
         return None if self.max_positions is None else self.max_positions - 1
-
-
-# ---------------------------------------------------------------------------------------------
-# The cache
 
 
 class CausalCache(SlotCache):
@@ -61,24 +58,22 @@ class CausalCache(SlotCache):
         first = np.take_along_axis(positions, column[:, None], axis=1)[:, 0]
         offset = np.where(real.any(axis=1), first - column, 0).astype(np.int32)
         self.offset: int | mx.array = int(offset[0]) if len(offset) == 1 else mx.array(offset)
-        self._queries = positions
         self._masks: dict[tuple, Any] = {}
         return slots
 
     def mask(self, window: int | None, as_array: bool) -> mx.array | str | None:
         """Which slots the tokens last reserved see. Without `as_array`, "causal" or None where that
         says it: the kernels are faster so."""
-        key = window, as_array
-        if key not in self._masks:
-            self._masks[key] = self._make_mask(window, as_array)
-        return self._masks[key]
+        if (window, as_array) not in self._masks:
+            self._masks[window, as_array] = self._make_mask(window, as_array)
+        return self._masks[window, as_array]
 
     def _make_mask(self, window: int | None, as_array: bool) -> mx.array | str | None:
-        queries, slots = self._queries, self.position[:, : self.cursor]
-        T, N = queries.shape[1], self.cursor
-        if not as_array and (window or N) >= N and (slots == np.arange(N)).all():
+        distance = self.distance
+        _, T, N = distance.shape
+        in_order = (self.position[:, :N] == np.arange(N)).all()
+        if not as_array and (window or N) >= N and in_order:
             return "causal" if T > 1 else None
-        distance = queries[:, :, None] - slots[:, None, :]  # [B, T, N]
         seen = distance >= 0  # of a filler's, its own: a row of scores without one would be NaN
         if window is not None:
             seen &= distance < window
@@ -110,45 +105,47 @@ class LayerCache:
         return self._slots.mask(self._window or window_size, return_array)
 
 
-def prefill(
-    decode: Callable[..., mx.array],
-    cache: SlotCache,
-    tokens: mx.array,
-    mask: np.ndarray | None,
-    progress: Progress | None,
-) -> Any:
-    """The cache, with all but the last of each row's tokens [B, S]; mask [B, S] true on tokens, which
-    are on the left (None: no padding). Logits are never computed: nothing asks for them.
-
-    decode: the model's. Raises InputError for a row without a token.
-    """
-    B, S = tokens.shape
-    lengths = np.full(B, S) if mask is None else np.asarray(mask, bool).sum(axis=1)
-    if not lengths.all():
-        raise InputError("a prompt without a token cannot be continued")
-    ahead = np.arange(S - 1, dtype=np.int32)
-    positions = np.where(ahead < lengths[:, None] - 1, ahead, MASKED).astype(np.int32)
-    for start in range(0, S - 1, PREFILL):
-        end = min(start + PREFILL, S - 1)
-        decode(tokens[:, start:end], positions[:, start:end], cache)
-        cache.wait()
-        mx.clear_cache()  # a chunk's buffers, each larger than the last's, are not used again
-        if progress:
-            progress(end, S - 1)
-    cache.keep(lengths - 1)
-    return cache
-
-
-# ---------------------------------------------------------------------------------------------
-# The model
-
-
-class CausalModel(nn.Module):
-    """An mlx-lm model behind the contract. InputError, which names it and says why, for one whose
-    rows would get other logits in a ragged batch, with tokens taken back, than they get alone."""
+class DecoderOnly(nn.Module):
+    """What decoder-only models share of the contract; `decode` is a subclass's own."""
 
     ranks = ALONE  # the processes that share the model's layers
-    progress: Progress | None = None  # while `start` reads
+    progress: Callable[[int, int], None] | None = (
+        None  # told how many prompt tokens are read, of how many
+    )
+
+    def prefix(self, prompt: Sequence[int]) -> list[int]:
+        return list(prompt)
+
+    def new_cache(self, batch_size: int) -> SlotCache:
+        return SlotCache(batch_size, len(self.layers))
+
+    def start(self, tokens: mx.array, mask: np.ndarray | None = None) -> Any:
+        """A cache with all but the last of each row's tokens [B, S]; mask [B, S] true on tokens, which
+        are on the left (None: no padding). Logits are never computed: nothing asks for them.
+
+        Raises InputError for a row without a token.
+        """
+        B, S = tokens.shape
+        lengths = np.full(B, S) if mask is None else np.asarray(mask, bool).sum(axis=1)
+        if not lengths.all():
+            raise InputError("a prompt without a token cannot be continued")
+        cache = self.new_cache(B)
+        ahead = np.arange(S - 1, dtype=np.int32)
+        positions = np.where(ahead < lengths[:, None] - 1, ahead, MASKED).astype(np.int32)
+        for start in range(0, S - 1, PREFILL):
+            end = min(start + PREFILL, S - 1)
+            self.decode(tokens[:, start:end], positions[:, start:end], cache)
+            cache.wait()
+            mx.clear_cache()  # a chunk's buffers, each larger than the last's, are not used again
+            if self.progress:
+                self.progress(end, S - 1)
+        cache.keep(lengths - 1)
+        return cache
+
+
+class CausalModel(DecoderOnly):
+    """An mlx-lm model behind the contract. InputError, which names it and says why, for one whose
+    rows would get other logits in a ragged batch, with tokens taken back, than they get alone."""
 
     def __init__(
         self,
@@ -164,18 +161,11 @@ class CausalModel(nn.Module):
         self._mask_axes, vocab_size = _check(self)
         eos = tuple(sorted(i for i in eos_token_ids if i < vocab_size))
         # Padding has no text, so it may not be a token that has.
-        pad = eos[0] if eos else 0
-        if pad_token_id is not None and pad_token_id < vocab_size:
-            pad = pad_token_id
-        self.config = CausalConfig(vocab_size, eos, pad, min(limits, default=None))
+        pads = [i for i in (pad_token_id, *eos, 0) if i is not None and i < vocab_size]
+        self.config = CausalConfig(vocab_size, eos, pads[0], min(limits, default=None))
 
-    def prefix(self, prompt: Sequence[int]) -> list[int]:
-        return list(prompt)
-
-    def start(self, tokens: mx.array, mask: np.ndarray | None = None) -> CausalCache:
-        """Prefill all but the last token of each row; see `prefill`."""
-        cache = CausalCache(len(tokens), self._windows, self._mask_axes)
-        return prefill(self.decode, cache, tokens, mask, self.progress)
+    def new_cache(self, batch_size: int) -> CausalCache:
+        return CausalCache(batch_size, self._windows, self._mask_axes)
 
     def decode(self, tokens: mx.array, positions: np.ndarray, cache: CausalCache) -> mx.array:
         """Append tokens [B, T] at positions [B, T], which follow each other within a row, to the cache;
@@ -199,8 +189,7 @@ def _clip_positions(model: nn.Module) -> int | None:
     """Clip learned positions; how many there are, None: they are not learned."""
     for module in model.modules():
         if "wpe" in module:  # as gpt2 has it; no other architecture of mlx-lm's learns positions
-            if not isinstance(module.wpe, ClippedTable):
-                module.wpe = ClippedTable(module.wpe)
+            module.wpe = ClippedTable(module.wpe)
             return len(module.wpe.table.weight)
     return None
 
@@ -210,44 +199,36 @@ def _clip_positions(model: nn.Module) -> int | None:
 
 # How far logits may be off, in units of their spread: in full, and in half precision.
 _TOLERANCE = (0.02, 0.1)
-_ELSEWHERE = {"afm7": "it takes positions from the number of its keys"}  # seen by logits, too
-
-
-def _name(model: nn.Module) -> str:
-    return getattr(model, "model_type", None) or type(model).__module__.rpartition(".")[2]
 
 
 def own_cache(model: nn.Module) -> list:
     """What mlx-lm would decode the model with."""
-    if hasattr(model, "make_cache"):
-        return model.make_cache()
-    from mlx_lm.models.cache import KVCache
+    from mlx_lm.models.cache import make_prompt_cache
 
-    return [KVCache() for _ in model.layers]
+    return make_prompt_cache(model)
+
+
+def _refused(model: nn.Module, reason: str) -> InputError:
+    name = getattr(model, "model_type", None) or type(model).__module__.rpartition(".")[2]
+    return InputError(f"{name} cannot be decoded here: {reason}")
 
 
 def check_cache(model: nn.Module) -> list[int | None]:
     """Each layer's window. InputError for a model that keeps more than keys and values."""
-    name = _name(model)
-    if name in _ELSEWHERE:
-        raise InputError(f"{name} cannot be decoded here: {_ELSEWHERE[name]}")
+    if getattr(model, "model_type", None) == "afm7":  # whose logits may pass in half precision
+        raise _refused(model, "it takes positions from the number of its keys")
     caches = own_cache(model)
     for cache in caches:
         kind = type(cache).__name__
         if kind != "KVCache" and (kind != "RotatingKVCache" or cache.keep):
-            raise InputError(
-                f"{name} cannot be decoded here: a layer keeps its state in {kind}, from which this step cannot take "
-                "a rejected token back"
-            )
+            reason = "from which this step cannot take a rejected token back"
+            raise _refused(model, f"a layer keeps its state in {kind}, {reason}")
     return [getattr(cache, "max_size", None) for cache in caches]
 
 
 def _check(model: CausalModel) -> tuple[int, int]:
-    """How many axes the model wants masks to have, and the size of its vocabulary.
-
-    InputError where its logits are others than alone. Types cannot tell: a model may take positions
-    from the number of slots, or one for all rows.
-    """
+    """How many axes the model wants masks to have, and the size of its vocabulary. InputError where its
+    logits are others than alone: it may take positions from the number of slots, or one for all rows."""
     weights = dict(tree_flatten(model.parameters())).values()
     half = any(weight.dtype in (mx.float16, mx.bfloat16) for weight in weights)
     reasons = []
@@ -255,17 +236,15 @@ def _check(model: CausalModel) -> tuple[int, int]:
         model._mask_axes = mask_axes
         try:
             distance, vocab_size = _distance(model)
-        except InputError as error:
-            reasons.append(str(error))
-            continue
         except Exception as error:  # whatever a model makes of a batch that it was not made for
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            reasons.append(f"a batch of rows of unequal length fails: {reason}")
+            ours = isinstance(error, InputError)
+            batch = "" if ours else "a batch of rows of unequal length fails: "
+            reasons.append(batch + first_line(error))
             continue
         if distance < _TOLERANCE[half]:
             return mask_axes, vocab_size
         reasons.append("in a batch of rows of unequal length its logits are not those alone")
-    raise InputError(f"{_name(model.model)} cannot be decoded here: {reasons[0]}")
+    raise _refused(model.model, reasons[0])
 
 
 def _distance(model: CausalModel) -> tuple[float, int]:
@@ -283,21 +262,18 @@ def _distance(model: CausalModel) -> tuple[float, int]:
     )
     cache.keep(np.array([2, 3]))
     second = model.decode(mx.array([a[7:], b[3:]]), np.array([[7, 8], [3, 4]], np.int32), cache)
-    distances = []
-    for row, calls in ((a, [first[0, :2], second[0]]), (b, [first[1, 1:3], second[1]])):
+    distances: list[float] = []
+    for row, *found in ((a, first[0, :2], second[0]), (b, first[1, 1:3], second[1])):
         alone = model.model(mx.array([row]), cache=own_cache(model.model))[0, -4:]
-        distances += [
-            _differences(calls[0], alone[:2]).min(),
-            _differences(calls[1], alone[2:]).min(),
-        ]
-    return float(max(distances)), alone.shape[-1]
+        distances += map(_difference, found, (alone[:2], alone[2:]))
+    return float(np.max(distances)), alone.shape[-1]
 
 
-def _differences(found: mx.array, expected: mx.array) -> np.ndarray:
-    """How far logits [n, V] are from those expected, in units of these's spread: [n], inf for NaN."""
+def _difference(found: mx.array, expected: mx.array) -> float:
+    """How far the best of logits [n, V] are from those expected, in units of these's spread."""
     a, b = (np.array(x.astype(mx.float32)) for x in (found, expected))
     banned = (a == b) & np.isinf(b)  # ids that a model never writes
     a, b = np.where(banned, 0, a), np.where(banned, 0, b)
     spread = b - b.mean(axis=-1, keepdims=True)
     error = np.linalg.norm(a - b, axis=-1) / (np.linalg.norm(spread, axis=-1) + 1e-9)
-    return np.where(np.isfinite(error), error, np.inf)
+    return error.min()  # NaN, and so refused, where one is

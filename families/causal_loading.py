@@ -1,38 +1,30 @@
-"""Decoder-only models from files, through mlx-lm: which folders are such models, loading and conversion,
-and prompts in a model's chat template.
-
-Importing mlx-lm takes seconds (it imports transformers), so nothing here does before a model needs it.
+"""Decoder-only models from files, through mlx-lm: which folders are such models, loading, prompts in a chat
+template, and conversion. Importing mlx-lm takes seconds, so nothing here does before a model needs it.
 """
 
 import importlib.util
 import os
 import re
-import resource
 import sys
-import zlib
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import mlx.core as mx
 from tokenizers import Tokenizer
 
+from checkpoints.config import MOST_LAYERS
 from checkpoints.folder import read_json, weight_files
 from checkpoints.quantization import Quantization
 from distributed.ranks import Ranks
-from errors import InputError, naming
+from errors import InputError
 from families import architecture_of, is_ours
-from families.causal import CausalModel, check_cache
+from families.causal import CausalModel, check_cache, first_line
 from families.causal_positions import lifted, max_positions, set_positions, text_of
 from families.folders import WEIGHTS, converted_path
 from text.generation import Generation
-
-T = TypeVar("T")
-
-
-# ---------------------------------------------------------------------------------------------
-# Which folders
 
 
 def is_causal(folder: Path) -> bool:
@@ -51,11 +43,11 @@ def is_decoder_only(raw: Mapping) -> bool:
     or, where it is not installed, of a class that says so."""
     if is_ours(raw):
         return False
-    spec, kind = importlib.util.find_spec("mlx_lm"), raw.get("model_type")
-    if spec and spec.origin and isinstance(kind, str):
-        file = _mlx_lm().MODEL_REMAPPING.get(kind, kind)
-        return (Path(spec.origin).parent / "models" / f"{file}.py").exists()
-    return architecture_of(raw).endswith(("ForCausalLM", "LMHeadModel"))
+    if not importlib.util.find_spec("mlx_lm"):
+        return architecture_of(raw).endswith(("ForCausalLM", "LMHeadModel"))
+    utils, kind = _mlx_lm(), str(raw.get("model_type"))
+    file = utils.MODEL_REMAPPING.get(kind, kind)
+    return (Path(utils.__file__).parent / "models" / f"{file}.py").exists()
 
 
 def find_causal(name: str) -> Path | None:
@@ -69,100 +61,79 @@ def find_causal(name: str) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
     config = try_to_load_from_cache(name, "config.json")
-    folder = Path(config).parent if isinstance(config, str) else None
-    return folder if folder and is_causal(folder) else None
-
-
-# ---------------------------------------------------------------------------------------------
-# mlx-lm
+    return (
+        Path(config).parent if isinstance(config, str) and is_causal(Path(config).parent) else None
+    )
 
 
 def _mlx_lm() -> Any:
     """mlx_lm.utils. InputError where it is not installed."""
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no PyTorch
-    # On import it limits the process to 2048 open files, for good: it may raise that, not lower it.
-    set_limit, before = resource.setrlimit, resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit = lambda *limit: None
     try:
         import mlx_lm.utils
     except ImportError as error:
-        raise InputError(
-            f"a decoder-only model needs mlx-lm ({error}): pip install -r requirements-lm.txt"
-        ) from None
-    finally:
-        resource.setrlimit = set_limit
-    few, most = before
-    if few != resource.RLIM_INFINITY and few < 2048:
-        wanted = 2048 if most == resource.RLIM_INFINITY else min(2048, most)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+        hint = "pip install -r requirements-lm.txt"
+        raise InputError(f"a decoder-only model needs mlx-lm ({error}): {hint}") from None
     return mlx_lm.utils
 
 
-def _with_mlx_lm(name: object, what: str, step: Callable[[Any], T]) -> T:
-    """step(mlx_lm.utils), whose progress goes to stderr. InputError in one line for whatever it raises:
-    it has no class of its own for what is wrong with a folder."""
+def _with_mlx_lm(name: object, what: str, step: Callable[[Any], Any]) -> Any:
+    """step(mlx_lm.utils), which reads positions where transformers has them, and whose progress goes to
+    stderr. InputError in one line for whatever it raises: it has no class of its own for a wrong folder."""
     utils = _mlx_lm()
     load_config = utils.load_config
-    utils.load_config = lambda folder: _config(folder, load_config)
+    utils.load_config = lambda folder: _config(load_config(folder))
     try:
         with redirect_stdout(sys.stderr):
             return step(utils)
-    except InputError:
-        raise
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
     except (Exception, SystemExit) as error:  # one of its architectures ends the process
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InputError(f"{name}: mlx-lm cannot {what} it: {reason}") from None
+        raise InputError(f"{name}: mlx-lm cannot {what} it: {first_line(error)}") from None
     finally:
         utils.load_config = load_config
 
 
-def _config(folder: Path, load_config: Callable[[Path], dict]) -> dict:
-    """What mlx-lm is to read: config.json with positions where it looks for them. InputError where there
-    are more layers than in the weights: each takes memory and time before it has any."""
-    with naming(folder):
-        raw = lifted(load_config(folder))
+def _config(raw: dict) -> dict:
+    """What mlx-lm is to read: positions where it looks for them. InputError for more layers than any model
+    has: each takes time and memory before its weights are missed."""
     named = r"num_(hidden_|transformer_)?layers|n_layers?"
-    counts = [count for key, count in text_of(raw).items() if re.fullmatch(named, key)]
-    said = max((count for count in counts if type(count) is int), default=0)
-    files: list[Any] = [mx.load(str(file)) for file in folder.glob("model*.safetensors")]
-    names = [name for weights in files for name in weights]
-    found = {match[0] for name in names if (match := re.match(r".*?\.\d+\.", name))}
-    if files and said > len(found):
-        raise InputError(f"{folder}: config.json has {said} layers, the weights {len(found)}")
-    return raw
+    for key, count in text_of(raw).items():
+        if re.fullmatch(named, key) and isinstance(count, int) and count > MOST_LAYERS:
+            raise InputError(f"config.json: {key} is {count}, more than {MOST_LAYERS}")
+    return lifted(raw)
 
 
 def load(
     folder: Path, group: mx.distributed.Group | None = None, split: bool = True
 ) -> tuple[CausalModel, Tokenizer]:
     """The model and the tokenizer of a folder that `is_causal`. `model.chat` is mlx-lm's tokenizer, which
-    knows the chat template: see `format_prompt`.
+    knows the chat template: see `encode_prompt`.
 
     group: `mx.distributed.init()`, in processes that mlx.launch started; each holds a part of the layers,
     or, without `split`, all of them. Raises InputError for a model that mlx-lm or the step cannot run, with
     the reason, and for ranks that differ.
     """
     ranks = Ranks(group)
+    split = split and ranks.size > 1
     if ranks.size > 1:
         ranks.check_same(**ranks.together(lambda: _fingerprints(folder)))
 
     def read(utils) -> tuple:
-        sharded = split and ranks.size > 1
-        model, raw = utils.load_model(folder, lazy=sharded)
-        if sharded:
+        model, raw = utils.load_model(folder, lazy=split)
+        if split:
             _shard(model, raw, group)
         set_positions(model, raw)
         return model, raw, utils.load_tokenizer(folder, eos_token_ids=raw.get("eos_token_id"))
 
     model, raw, chat = ranks.together(lambda: _with_mlx_lm(folder, "load", read))
     tokenizer = _fast(chat, folder)
-    causal = CausalModel(  # checks the model, which takes all ranks
-        model, chat.eos_token_ids, chat.pad_token_id, max_positions(raw)
-    )
+    # Checks the model, which takes all ranks.
+    causal = CausalModel(model, chat.eos_token_ids, chat.pad_token_id, max_positions(raw))
     causal.chat, causal.tokenizer = chat, tokenizer
     causal.begins = chat.bos_token or ""
     causal.generation = Generation.load(folder)
-    if split and ranks.size > 1:
+    if split:
         causal.ranks = ranks
     return causal, tokenizer
 
@@ -186,78 +157,57 @@ def _fast(chat: Any, folder: Path) -> Tokenizer:
 
 def _fingerprints(folder: Path) -> dict[str, str]:
     """What tells a model's files from others of the same names; weights by their sizes."""
-    from importlib.metadata import version
-
     files = sorted(folder.glob("model*.safetensors"))
-    parts = {
+    return {
         "config.json": (folder / "config.json").read_text(encoding="utf-8"),
         "generation_config.json": str(Generation.load(folder)),
         "weights": str([(file.name, file.stat().st_size) for file in files]),
         "version of MLX": version("mlx"),
         "version of mlx-lm": version("mlx-lm"),
     }
-    return {name: f"{zlib.crc32(text.encode()):08x}" for name, text in parts.items()}
-
-
-# ---------------------------------------------------------------------------------------------
-# Prompts and conversion
-
-_FILES = [
-    "*.json",
-    "model*.safetensors",
-    "*.jinja",
-    "*.model",
-    "*.txt",
-    "*.tiktoken",
-]  # of the hub's
-
-
-def format_prompt(
-    chat: Any, prompt: str, system_prompt: str | None = None, ignore_chat_template: bool = False
-) -> tuple[str, bool]:
-    """A prompt as mlx-lm's command line gives it to the model `chat` (`model.chat`) belongs to: in its chat
-    template, if it has one. And whether special tokens are to be added: a template has them."""
-    if ignore_chat_template or not chat.has_chat_template:
-        if system_prompt is not None:
-            raise InputError("a system prompt needs a chat template, and there is none in use")
-        return prompt, True
-    messages = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
-    messages.append({"role": "user", "content": prompt})
-    return chat.apply_chat_template(messages, tokenize=False, add_generation_prompt=True), False
 
 
 def encode_prompt(
     model: Any, prompt: str, system_prompt: str | None = None, ignore_chat_template: bool = False
 ) -> list[int]:
-    """The tokens of a prompt for a model with a `chat`: see `format_prompt`."""
-    text, special = format_prompt(model.chat, prompt, system_prompt, ignore_chat_template)
-    return model.tokenizer.encode(text, add_special_tokens=special).ids
+    """The tokens of a prompt as mlx-lm's command line makes them: in the chat template, which has the
+    special tokens, where the model has one."""
+    chat = model.chat
+    if ignore_chat_template or not chat.has_chat_template:
+        if system_prompt is not None:
+            raise InputError("a system prompt needs a chat template, and there is none in use")
+        return model.tokenizer.encode(prompt).ids
+    messages = [{"role": "user", "content": prompt}]
+    if system_prompt is not None:
+        messages.insert(0, {"role": "system", "content": system_prompt})
+    text = chat.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return model.tokenizer.encode(text, add_special_tokens=False).ids
+
+
+# Of a model on the hub.
+_FILES = ["*.json", "model*.safetensors", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
 
 
 def convert_with_mlx_lm(
     model: str,
     output: Path,
-    dtype: str | None = None,
+    dtype: str,
     quantization: Quantization | None = None,
     revision: str | None = None,
-) -> Path:
+) -> None:
     """Convert a decoder-only model, a hub id or a folder, by mlx-lm to the folder `output`, which may not
-    exist; dtype None: that of the checkpoint. InputError for one that cannot be decoded here."""
+    exist. InputError for one that cannot be decoded here."""
 
     def run(utils) -> None:
+        from huggingface_hub import snapshot_download
         from mlx_lm.convert import convert
 
         source = Path(model)
         if not source.is_dir():
-            from huggingface_hub import snapshot_download
-
             source = Path(snapshot_download(model, revision=revision, allow_patterns=_FILES))
         check_cache(utils.load_model(source, lazy=True)[0])  # before what takes long
-        how: dict[str, Any] = dict(dtype=dtype)
-        if quantization:
-            values = {f"q_{key}": value for key, value in quantization.to_dict().items()}
-            how |= dict(quantize=True) | values
-        convert(str(source), str(output), **how)
+        how = quantization.to_dict() if quantization else {}
+        named = {f"q_{key}": value for key, value in how.items()}
+        convert(str(source), str(output), quantize=bool(how), dtype=dtype, **named)
 
     _with_mlx_lm(model, "convert", run)
-    return output

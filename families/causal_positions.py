@@ -1,7 +1,5 @@
-"""Positions and windows of a decoder-only model as transformers reads them from config.json.
-
-mlx-lm's model files read less of it: few know `rope_parameters`, as transformers 5 writes it, or every rope
-type, and some forget sliding windows.
+"""Positions and windows of a decoder-only model as transformers reads them from config.json. mlx-lm's model
+files read less of it: few know `rope_parameters` or every rope type, and some forget sliding windows.
 """
 
 import math
@@ -17,21 +15,18 @@ from families.causal import own_cache
 
 Scaled = tuple[np.ndarray, float]
 
-# ---------------------------------------------------------------------------------------------
 # Rope types: of the parameters p, and of how many positions each pair of dimensions takes for a radian,
 # [D / 2], these scaled and the factor of queries and keys.
 
 
-def _llama3(p: Mapping, periods: np.ndarray) -> Scaled:
-    """Grattafiori et al. 2024, arXiv 2407.21783."""
+def _llama3(p: Mapping, periods: np.ndarray) -> Scaled:  # Grattafiori et al. 2024, arXiv 2407.21783
     turns = p["original_max_position_embeddings"] / (2 * np.pi * periods)
     low, high = p["low_freq_factor"], p["high_freq_factor"]
     kept = np.clip((turns - low) / (high - low), 0, 1)
     return periods / (kept + (1 - kept) / p["factor"]), 1.0
 
 
-def _yarn(p: Mapping, periods: np.ndarray) -> Scaled:
-    """Peng et al. 2023, arXiv 2309.00071."""
+def _yarn(p: Mapping, periods: np.ndarray) -> Scaled:  # Peng et al. 2023, arXiv 2309.00071
     D, original, factor = 2 * len(periods), p["original_max_position_embeddings"], p["factor"]
 
     def dimension(turns: float) -> float:
@@ -48,8 +43,8 @@ def _yarn(p: Mapping, periods: np.ndarray) -> Scaled:
     return periods / (1 - scaled + scaled / factor), own
 
 
-def _longrope(p: Mapping, periods: np.ndarray) -> Scaled:
-    """Ding et al. 2024, arXiv 2402.13753: up to the original length, where `max_positions` ends texts."""
+def _longrope(p: Mapping, periods: np.ndarray) -> Scaled:  # Ding et al. 2024, arXiv 2402.13753
+    # Up to the original length, where `max_positions` ends texts: beyond it, all positions change.
     size = math.log(max(p["factor"], 1)) / math.log(p["original_max_position_embeddings"])
     own = p.get("short_mscale") or p.get("attention_factor") or math.sqrt(1 + size)
     return periods * np.array(p["short_factor"]), own
@@ -80,10 +75,6 @@ class Rope(nn.Module):
             x = x.at[..., : self.dims].multiply(self._factor)
         settings: dict[str, Any] = dict(traditional=self._traditional, base=None, scale=1.0)
         return mx.fast.rope(x, self.dims, **settings, offset=offset, freqs=self._periods)
-
-
-# ---------------------------------------------------------------------------------------------
-# What config.json says
 
 
 def text_of(raw: Mapping) -> dict:
@@ -146,10 +137,6 @@ def max_positions(raw: Mapping) -> int | None:
     return stated
 
 
-# ---------------------------------------------------------------------------------------------
-# What the model does
-
-
 def set_positions(model: nn.Module, raw: Mapping) -> None:
     """Give a model's layers the rotary positions and windows of its config.json where they have others."""
     text = text_of(raw)
@@ -170,28 +157,28 @@ _ROPES = ("RoPE", "Llama3RoPE", "YarnRoPE", "SuScaledRoPE", "DynamicNTKScalingRo
 
 
 def _set_ropes(model: nn.Module, text: Mapping) -> None:
-    ropes = _parameters(text)
-    places: list[tuple[nn.Module, str, Any, dict]] = []
-    head = text.get("head_dim") or text.get("hidden_size", 0) // text.get("num_attention_heads", 1)
+    ropes, types = _parameters(text), text.get("layer_types")
+    found = []
     for i, layer in enumerate(model.layers):
-        own = ropes.get("") or ropes.get((text.get("layer_types") or {i: ""})[i]) or {}
-        for module in layer.modules() if own else ():
-            found = [(key, rope) for key, rope in module.items() if type(rope).__name__ in _ROPES]
-            places += [(module, key, rope, own) for key, rope in found]
+        if own := ropes.get("") or (ropes.get(types[i]) if types else None):
+            for module in layer.modules():
+                names = [key for key, rope in module.items() if type(rope).__name__ in _ROPES]
+                found += [(module, key, own) for key in names]
     if "" in ropes:  # in layers that mlx-lm scales, or, where it knows no rope types, in all
-        scales = [place for place in places if getattr(place[2], "scale", None) != 1]
-        places = scales or places
-    for module, key, rope, p in places:
-        dims = rope.dim if hasattr(rope, "dim") else rope.dims
+        scaled = [place for place in found if getattr(place[0][place[1]], "scale", None) != 1]
+        found = scaled or found
+    head = text.get("head_dim") or text.get("hidden_size", 0) // text.get("num_attention_heads", 1)
+    for module, key, p in found:
+        rope: Any = module[key]
+        dims, base = getattr(rope, "dim", None) or rope.dims, getattr(rope, "base", None)
         if dims == head and text.get("model_type") == "glm":
             dims = int(dims * (p["partial_rotary_factor"] or 1))  # its file rotates all
-        theta = getattr(rope, "base", None) if "" in ropes else None
-        p = p | {"rope_theta": theta or p["rope_theta"] or 10000.0}
+        p = p | {"rope_theta": ("" in ropes and base) or p["rope_theta"] or 10000.0}
         here = [getattr(rope, name, None) for name in ("dims", "base", "scale")]
-        scaled, default = _TYPES[p["rope_type"]], p["rope_type"] == "default"
-        if scaled and not (default and here == [dims, p["rope_theta"], 1]):
+        scale, default = _TYPES[p["rope_type"]], p["rope_type"] == "default"
+        if scale and not (default and here == [dims, p["rope_theta"], 1]):
             periods = p["rope_theta"] ** (np.arange(0, dims, 2) / dims)
-            module[key] = Rope(dims, getattr(rope, "traditional", False), *scaled(p, periods))
+            module[key] = Rope(dims, getattr(rope, "traditional", False), *scale(p, periods))
 
 
 class Windowed(nn.Module):

@@ -1,4 +1,4 @@
-"""Models from converted folders: which folder is meant, whose architecture it is, its weights checked."""
+"""Loading models from converted folders."""
 
 import zipfile
 import zlib
@@ -38,27 +38,22 @@ def build(
 ) -> nn.Module:
     """A model to load weights of these names and shapes into; nothing is allocated.
 
-    Raises InputError, which names the weights that are missing, unknown or mis-shaped.
+    InputError names the weights that are missing, unknown or mis-shaped.
     """
     model = family.model(config)
     if quantization:
-        quantize(model, quantization)
+
+        def covered(name: str, module: nn.Module) -> bool:
+            weight = module.get("weight")
+            return weight is not None and quantization.covers(name, weight.shape)
+
+        nn.quantize(model, **quantization.to_dict(), class_predicate=covered)
     try:
         model.load_weights([(name, mx.zeros(shape)) for name, shape in shapes.items()])
     except (ValueError, OverflowError) as error:
         reason = shorten(str(error), 300, placeholder=" ...")
         raise InputError(f"not the weights that config.json says: {reason}") from None
     return model
-
-
-def quantize(model: nn.Module, quantization: Quantization) -> None:
-    """Quantize the weights of a model that a quantization covers, in place."""
-
-    def covered(name: str, module: nn.Module) -> bool:
-        weight = module.get("weight")
-        return weight is not None and quantization.covers(name, weight.shape)
-
-    nn.quantize(model, **quantization.to_dict(), class_predicate=covered)
 
 
 def weight_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -76,11 +71,11 @@ def load(
     group: `mx.distributed.init()`, in processes that mlx.launch started. All load the same model and
     each holds a part of its layers; or, without `split`, all of it.
 
-    What goes with a model's texts is in its attributes: tokenizer; source_tokenizer, None where that is the
-    same; languages, None where there are none to choose; hidden, the tokens that a text does not show.
+    The model's attributes hold what its texts need: tokenizer; source_tokenizer, None if it is the same;
+    languages, None if there are none to choose; hidden, the tokens that a text does not show.
 
-    Raises InputError when there is none, its weights or its tokenizer are not those of its
-    config.json, or the ranks differ; what goes wrong on one rank is raised on all.
+    InputError if there is no such model, its weights or its tokenizer do not fit its config.json, or the
+    ranks differ; what goes wrong on one rank is raised on all.
     """
     ranks = Ranks(group)
     if not converted(str(name)):
@@ -105,8 +100,8 @@ def load(
         languages = model.languages = Languages.load(path, model.config.vocab_size)
         codes = languages.codes.values() if languages else ()
         model.hidden = {*codes, *without_text(family, model.tokenizer)}
-        in_prefix = [name for name in ("forced_bos_token_id",) if hasattr(model.config, name)]
-        model.generation = Generation.load(path, in_prefix)
+        forced = "forced_bos_token_id"
+        model.generation = Generation.load(path, [forced] if hasattr(model.config, forced) else [])
         return model
 
     ranks.together(read)
@@ -114,7 +109,7 @@ def load(
 
 
 def read_tokenizers(folder: Path, config: BaseConfig) -> tuple[Tokenizer, Tokenizer | None]:
-    """A converted folder's tokenizer, and that of its sources where they have a vocabulary of their own.
+    """A converted folder's tokenizer, and that of its sources if they have their own vocabulary.
 
     InputError for tokens that the model has no row for.
     """
@@ -128,7 +123,7 @@ def read_tokenizers(folder: Path, config: BaseConfig) -> tuple[Tokenizer, Tokeni
 
 
 def without_text(family: Family, tokenizer: Tokenizer) -> set[int]:
-    """The special tokens, where the family says that a text does not show them."""
+    """The special tokens, unless the family's texts show them."""
     added = {} if family.shows_special else tokenizer.get_added_tokens_decoder()
     return {token for token, piece in added.items() if piece.special}
 
@@ -136,7 +131,7 @@ def without_text(family: Family, tokenizer: Tokenizer) -> set[int]:
 def _open(
     name: str,
 ) -> tuple[Path, Family, nn.Module, Quantization | None, dict[str, np.ndarray]]:
-    """A model's folder and family, the model without its weights, and these, as views of the file."""
+    """A model's folder and family, the model without its weights, and the weights as views of the file."""
     path = find_model(name)
     raw = read_json(path / "config.json")
     with naming(path):
@@ -152,20 +147,17 @@ def _open(
 def _fingerprints(
     path: Path, config: BaseConfig, quantization: Quantization | None
 ) -> dict[str, str]:
-    """What tells a model's files from others of the same names; weights by the zip's checksums."""
+    """Checksums that tell whether all ranks have the same files."""
     from importlib.metadata import version
 
     with zipfile.ZipFile(path / WEIGHTS) as archive:
         members = [(m.filename, m.file_size, m.CRC) for m in archive.infolist()]
+    tokenizers = (path / TOKENIZER, *path.glob(SOURCE_TOKENIZER))
     parts = {
-        "config.json": str((config, quantization)),
-        "weights.npz": str(members),
-        "tokenizer.json": "".join(
-            file.read_text(encoding="utf-8")
-            for file in (path / TOKENIZER, path / SOURCE_TOKENIZER)
-            if file.exists() or file.name == TOKENIZER
-        ),
-        "generation_config.json": str(Generation.load(path)),
+        "config.json": (config, quantization),
+        "weights.npz": members,
+        "tokenizer.json": [file.read_bytes() for file in tokenizers],
+        "generation_config.json": Generation.load(path),
         "version of MLX": version("mlx"),
     }
-    return {name: f"{zlib.crc32(text.encode()):08x}" for name, text in parts.items()}
+    return {name: f"{zlib.crc32(str(part).encode()):08x}" for name, part in parts.items()}

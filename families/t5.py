@@ -18,13 +18,9 @@ from text.tokenizer_files import copy_sources, from_transformers, save
 class Config(model.Config):
     @classmethod
     def from_hub(cls, raw: Mapping, weights: Iterable[str] | None) -> "Config":
-        """As all configs. The file says too little and sometimes the wrong thing, so the weights decide what they
-        can: whether the feed-forward layers are gated, the head is tied, every layer has a bias.
-        """
+        """The file says too little and sometimes the wrong thing, so the weights decide what they can: whether
+        the feed-forward layers are gated, the head is tied, every layer has a bias."""
         weights = set(_likely(raw) if weights is None else weights)
-        stacks = {name.partition(".")[0] for name in weights}
-        if "encoder" in stacks and "decoder" not in stacks:
-            raise InputError("an encoder without a decoder, which writes no text")
         gated = "decoder.layers.0.feed_forward.gate.weight" in weights
         activation = str(raw.get("feed_forward_proj", "relu")).removeprefix("gated-")
         if gated and activation == "gelu":
@@ -46,7 +42,7 @@ class Config(model.Config):
 
 
 def _likely(raw: Mapping) -> list[str]:
-    """Names of weights that a checkpoint has if config.json is right, as far as they tell variants apart."""
+    """The names by which a checkpoint's weights tell the variants apart, if config.json is right."""
     gated = str(raw.get("feed_forward_proj", "relu")).startswith("gated-")
     names = [f"decoder.layers.0.feed_forward.{'gate' if gated else 'up'}.weight"]
     if raw.get("tie_word_embeddings") is False:
@@ -62,51 +58,38 @@ def _scales_outputs(raw: Mapping) -> bool:
     `tie_word_embeddings: false` in a T5-type config.json has always meant "do not scale", whatever
     the head. transformers 5 writes the meaning under its own name. mT5 never scales.
     """
-    if raw.get("model_type") == "mt5":
-        return False
-    if "scale_decoder_outputs" in raw:
-        return raw["scale_decoder_outputs"]
-    return raw.get("tie_word_embeddings") is not False
+    tied = raw.get("tie_word_embeddings") is not False
+    return raw.get("model_type") != "mt5" and raw.get("scale_decoder_outputs", tied)
 
 
+def _norm(stack: str, sublayer: int) -> str:
+    return rf"({stack})\.block\.(\d+)\.layer\.{sublayer}\.layer_norm\.weight"
+
+
+_STACKS, _HEAD = ("encoder", "decoder"), "lm_head.weight"
+_LAYER = r"(encoder|decoder)\.block\.(\d+)\.layer\.\d\."
 _BIAS = r"relative_attention_bias\.weight"
-_ATTENTION, _FEED_FORWARD = r"([qkvo])\.weight", r"DenseReluDense\.(wi|wi_0|wi_1|wo)\.weight"
-_SUBLAYERS = [  # by their place: what is in them, and our name
-    (r"(encoder)\.block\.(\d+)\.layer\.0\.", r"SelfAttention\." + _ATTENTION, "attention"),
-    (r"(encoder)\.block\.(\d+)\.layer\.1\.", _FEED_FORWARD, "feed_forward"),
-    (r"(decoder)\.block\.(\d+)\.layer\.0\.", r"SelfAttention\." + _ATTENTION, "attention"),
-    (r"(decoder)\.block\.(\d+)\.layer\.1\.", r"EncDecAttention\." + _ATTENTION, "cross_attention"),
-    (r"(decoder)\.block\.(\d+)\.layer\.2\.", _FEED_FORWARD, "feed_forward"),
-]
 NAMES = Names(
     family="T5",
     rules=[
         (r"shared\.weight", "embedding.weight"),
         (r"lm_head\.weight", "head.weight"),
         (r"(encoder|decoder)\.final_layer_norm\.weight", "{}.norm.weight"),
-        # In every old checkpoint, and never used by the model.
-        (r"decoder\.block\.\d+\.layer\.1\.EncDecAttention\." + _BIAS, None),
+        (_LAYER + r"SelfAttention\." + _BIAS, "{}.relative_bias.{}.weight"),
+        (_LAYER + r"EncDecAttention\." + _BIAS, None),  # in every old checkpoint, never used
         (
-            r"(encoder|decoder)\.block\.(\d+)\.layer\.0\.SelfAttention\." + _BIAS,
-            "{}.relative_bias.{}.weight",
+            _LAYER + r"(SelfAttention|EncDecAttention|DenseReluDense)\.([qkvo]|w[io]\w*)\.weight",
+            "{}.layers.{}.{}.{}.weight",
         ),
-        *(
-            rule
-            for place, weights, ours in _SUBLAYERS
-            for rule in (
-                (place + weights, f"{{}}.layers.{{}}.{ours}.{{}}.weight"),
-                (place + r"layer_norm\.weight", f"{{}}.layers.{{}}.{ours}_norm.weight"),
-            )
-        ),
+        (_norm("encoder|decoder", 0), "{}.layers.{}.attention_norm.weight"),
+        (_norm("encoder", 1), "{}.layers.{}.feed_forward_norm.weight"),
+        (_norm("decoder", 1), "{}.layers.{}.cross_attention_norm.weight"),
+        (_norm("decoder", 2), "{}.layers.{}.feed_forward_norm.weight"),
     ],
-    words={"q": "query", "k": "key", "v": "value", "o": "out"}
+    words={"SelfAttention": "attention", "EncDecAttention": "cross_attention"}
+    | {"DenseReluDense": "feed_forward", "q": "query", "k": "key", "v": "value", "o": "out"}
     | {"wi": "up", "wi_0": "gate", "wi_1": "up", "wo": "down"},
-    embedding=(
-        "shared.weight",
-        "encoder.embed_tokens.weight",
-        "decoder.embed_tokens.weight",
-        "lm_head.weight",
-    ),
+    embedding=("shared.weight", *(f"{stack}.embed_tokens.weight" for stack in _STACKS), _HEAD),
 )
 
 
@@ -127,12 +110,4 @@ def write_tokenizer(folder: Path, output: Path) -> None:
     save(tokenizer, output)
 
 
-FAMILY = Family(
-    name="T5",
-    config=Config,
-    model=model.T5,
-    rename=NAMES.rename,
-    write_tokenizer=write_tokenizer,
-    float32=("feed_forward.down.weight",),
-    shows_special=True,
-)
+FAMILY = Family(Config, model.T5, NAMES.rename, write_tokenizer, shows_special=True)

@@ -6,8 +6,8 @@ before and after each sub-layer. Shapes: B rows, S source tokens, T new tokens, 
 of queries and H_kv of keys and values, D head width, V the decoder's vocabulary.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from functools import cache, partial
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -16,7 +16,7 @@ import numpy as np
 import model
 from families import Family
 from families.t5gemma_checkpoint import NAMES, Config, StackConfig
-from model import Mask
+from model import EncoderDecoder, FeedForward, Mask, Sublayer
 from speculative.cache import CrossCache, known_positions, padding_mask
 
 
@@ -34,48 +34,33 @@ class Norm(model.Norm):
 
 
 class Attention(model.Attention):
-    """Grouped-query attention. Keys and values are made from vectors of `source_dims`, those of the
-    encoder's output in cross-attention; positions, where given, turn queries and keys."""
+    """Grouped-query attention with rotary positions, where positions are given, and capped scores."""
 
     def __init__(self, config: StackConfig, source_dims: int):
         c = self._config = config
-        super().__init__(
-            c.hidden_size,
-            c.num_attention_heads,
-            c.head_dim,
-            scale=c.query_pre_attn_scalar**-0.5,
-            bias=c.attention_bias,
-            key_heads=c.num_key_value_heads,
-            source_dims=source_dims,
-        )
+        scale, bias = c.query_pre_attn_scalar**-0.5, c.attention_bias
+        heads, key_heads = c.num_attention_heads, c.num_key_value_heads
+        super().__init__(c.hidden_size, heads, c.head_dim, scale, bias, key_heads, source_dims)
         if c.head_norms:
             self.query_norm = Norm(c.head_dim, c.rms_norm_eps)
             self.key_norm = Norm(c.head_dim, c.rms_norm_eps)
 
-    def _turned(self, x: mx.array, norm: Norm | None, *positions: mx.array) -> mx.array:
-        """x [B, T, H * D] as heads [B, H, T, D], normed and turned by their positions [B, T]."""
+    def _rotated(self, name: str, x: mx.array, *positions: mx.array) -> mx.array:
+        """The heads [B, H, T, D] that the layer `name` makes of x, normed and rotated by positions [B, T]."""
         (B, T, _), c = x.shape, self._config
-        x = x.reshape(B * T, -1, 1, c.head_dim)
-        if norm:
-            x = norm(x)
-        for at in positions:
-            # The kernel knows one offset per row, so each token is a row of its own.
-            x = mx.fast.rope(
-                x,
-                c.head_dim,
-                traditional=False,
-                base=c.rope_theta,
-                scale=c.rope_scale,
-                offset=at.reshape(-1),
-            )
+        x = self[name](x).reshape(B * T, -1, 1, c.head_dim)
+        if c.head_norms:
+            x = self[f"{name}_norm"](x)
+        rotate = partial(mx.fast.rope, dims=c.head_dim, traditional=False, base=c.rope_theta)
+        for at in positions:  # the kernel takes one offset per row, so each token is a row
+            x = rotate(x, scale=c.rope_scale, offset=at.reshape(-1))
         return self._split(x.reshape(B, T, -1))
 
     def queries(self, x: mx.array, *positions: mx.array) -> mx.array:
-        return self._turned(self.query(x), self.get("query_norm"), *positions)
+        return self._rotated("query", x, *positions)
 
     def project(self, x: mx.array, *positions: mx.array) -> tuple[mx.array, mx.array]:
-        keys = self._turned(self.key(x), self.get("key_norm"), *positions)
-        return keys, self._split(self.value(x))
+        return self._rotated("key", x, *positions), self._split(self.value(x))
 
     def attend(self, queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
         cap = self._config.attn_logit_softcapping
@@ -91,36 +76,22 @@ class Attention(model.Attention):
         return (weights @ values).reshape(B, H, T, D)
 
 
-class FeedForward(model.FeedForward):
-    def __call__(self, x: mx.array) -> mx.array:
-        gate, up = self.gate(x), self.up(x)
-        if x.dtype == mx.float16:  # their product outgrows it; conversion keeps `down` in float32
-            gate, up = gate.astype(mx.float32), up.astype(mx.float32)
-        return self.down(self._activation(gate) * up)
-
-
 class Layer(model.Layer):
-    """Norms are before and after each sub-layer. source_dims: of the encoder's output, where there is
-    cross-attention to it."""
+    """With norms before and after each sub-layer. source_dims: the encoder's width, for cross-attention."""
 
-    def __init__(self, config: StackConfig, source_dims: int | None = None):
+    def __init__(self, c: StackConfig, source_dims: int | None = None):
         super().__init__()
-        c = config
         self.attention = Attention(c, c.hidden_size)
-        self.feed_forward = FeedForward(
-            c.hidden_size, c.intermediate_size, c.hidden_activation, gated=True
-        )
-        sublayers = ["attention", "feed_forward"]
         if source_dims:
             self.cross_attention = Attention(c, source_dims)
-            sublayers.append("cross_attention")
-        for name in sublayers:
-            self[f"pre_{name}_norm"] = Norm(c.hidden_size, c.rms_norm_eps)
-            self[f"post_{name}_norm"] = Norm(c.hidden_size, c.rms_norm_eps)
+        sizes = c.hidden_size, c.intermediate_size
+        self.feed_forward = FeedForward(*sizes, c.hidden_activation, gated=True)
+        for name in ("attention", "cross_attention", "feed_forward"):
+            if name in self:
+                self[f"pre_{name}_norm"] = Norm(c.hidden_size, c.rms_norm_eps)
+                self[f"post_{name}_norm"] = Norm(c.hidden_size, c.rms_norm_eps)
 
-    def residual(
-        self, x: mx.array, name: str, sublayer: Callable[[mx.array], mx.array]
-    ) -> mx.array:
+    def residual(self, x: mx.array, name: str, sublayer: Sublayer) -> mx.array:
         return x + self[f"post_{name}_norm"](sublayer(self[f"pre_{name}_norm"](x)))
 
 
@@ -136,13 +107,12 @@ class Stack(model.Stack):
 
 def embed(embedding: nn.Embedding, tokens: mx.array) -> mx.array:
     x = embedding(tokens)
-    # Rounded to the model's type, as it was trained.
-    scale = mx.array(x.shape[-1] ** 0.5, x.dtype)
+    scale = mx.array(x.shape[-1] ** 0.5, x.dtype)  # rounded to the model's type, as in training
     # The residual stream of a float16 model outgrows float16.
     return (x.astype(mx.float32) if x.dtype == mx.float16 else x) * scale
 
 
-class T5Gemma(model.EncoderDecoder):
+class T5Gemma(EncoderDecoder):
     def __init__(self, config: Config):
         super().__init__()
         self.config = config
@@ -157,64 +127,44 @@ class T5Gemma(model.EncoderDecoder):
 
     @property
     def embedding(self) -> nn.Embedding:
-        """Of the text's tokens."""
         return self.decoder.embedding
 
+    def reach(self, window: int) -> tuple[int, int]:
+        """How many tokens behind and ahead an encoder layer of this window sees."""
+        return window, window
+
+    def decoder_mask(self, slots: CrossCache, window: int) -> Mask:
+        """What the self-attention of a decoder layer of this window sees."""
+        return slots.self_mask(window)
+
     def encode(self, tokens: mx.array, mask: np.ndarray) -> mx.array:
+        S, token = tokens.shape[1], padding_mask(mask)
+        index = mx.arange(S)
+        distance = index[:, None] - index  # [S, S], query - key
+
+        @cache
+        def seen(window: int) -> Mask:
+            behind, ahead = self.reach(window)
+            if min(behind, ahead) >= S - 1:
+                return token
+            near = (distance <= behind) & (distance >= -ahead)
+            # Padding far from any token sees itself: what sees nothing is NaN.
+            return near if token is None else (near & token) | (distance == 0)
+
+        masks = [seen(window) for window in self.config.encoder.windows]
         x = embed(self.encoder.embedding, tokens)
-        positions = mx.broadcast_to(mx.arange(tokens.shape[1]), tokens.shape)
-        return self.encoder(x, encoder_masks(mask, self.reaches()), None, positions)
+        return self.encoder(x, masks, None, mx.broadcast_to(index, tokens.shape))
 
-    def reaches(self) -> list[tuple[int, int]]:
-        """How many tokens behind and ahead each layer of the encoder sees."""
-        return [(window, window) for window in self.config.encoder.windows]
-
-    def decode(self, tokens: mx.array, positions: np.ndarray, cache: CrossCache) -> mx.array:
-        """Append tokens [B, T] at positions [B, T] to the cache; their logits [B, T, V]."""
-        cache.reserve(positions)
-        windows = self.config.decoder.windows
-        masks = _each_once(lambda window: self.decoder_mask(cache, window), windows)
+    def decode(self, tokens: mx.array, positions: np.ndarray, slots: CrossCache) -> mx.array:
+        slots.reserve(positions)
+        seen = cache(lambda window: self.decoder_mask(slots, window))
+        masks = [seen(window) for window in self.config.decoder.windows]
         at = mx.array(known_positions(positions))
-        return self.logits(self.decoder(embed(self.embedding, tokens), masks, cache, at))
-
-    def decoder_mask(self, cache: CrossCache, window: int) -> Mask:
-        """What a layer of this window sees, for its attention to the text so far."""
-        return cache.self_mask(window)
+        return self.logits(self.decoder(embed(self.embedding, tokens), masks, slots, at))
 
     def logits(self, x: mx.array) -> mx.array:
         logits, cap = super().logits(x), self.config.decoder.final_logit_softcapping
         return logits if cap is None else _soft_cap(logits, mx.array(cap, logits.dtype))
 
 
-def encoder_masks(mask: np.ndarray, reaches: Sequence[tuple[int, int]]) -> list[Mask]:
-    """Per layer what sources with the mask [B, S] see of themselves: so many tokens behind and ahead.
-    Boolean, broadcast to [B, 1, S, S]; None where it is everything."""
-    S = mask.shape[1]
-    token = padding_mask(mask)
-    index = mx.arange(S)
-    distance = index[:, None] - index  # [S, S], query - key
-
-    def within(reach: tuple[int, int]) -> Mask:
-        behind, ahead = reach
-        if min(reach) >= S - 1:
-            return token
-        near = (distance <= behind) & (distance >= -ahead)
-        # Padding far from any token sees itself: what sees nothing is NaN.
-        return near if token is None else (near & token) | (distance == 0)
-
-    return _each_once(within, reaches)
-
-
-def _each_once(function: Callable, arguments: Sequence) -> list:
-    """The function of each argument, worked out once for those that are equal."""
-    values = {argument: function(argument) for argument in set(arguments)}
-    return [values[argument] for argument in arguments]
-
-
-FAMILY = Family(
-    name="T5Gemma",
-    config=Config,
-    model=T5Gemma,
-    rename=NAMES.rename,
-    float32=("feed_forward.down.weight",),
-)
+FAMILY = Family(Config, T5Gemma, NAMES.rename)

@@ -12,11 +12,8 @@ from typing import Any, ClassVar
 import mlx.core as mx
 import mlx.nn as nn
 
-from checkpoints.names import Names, equal
-from checkpoints.tensors import Tensor
-from errors import InputError
 from families import Family, t5gemma_checkpoint
-from families.t5gemma import Attention, Layer, T5Gemma
+from families.t5gemma import Layer, T5Gemma
 from families.t5gemma_checkpoint import FULL, SLIDING, rope
 from model import Mask
 from speculative.cache import CrossCache
@@ -38,23 +35,17 @@ class StackConfig(t5gemma_checkpoint.StackConfig):
 
     @classmethod
     def from_layers(cls, raw: Mapping, types: list[str]) -> dict[str, Any]:
-        ropes = {kind: _rope(raw, kind) for kind in _THETA}
+        given = raw.get("rope_parameters") or {FULL: raw.get("rope_scaling")}
+        ropes = {
+            kind: rope(given.get(kind) or {}, raw.get(key, theta))
+            for kind, (key, theta) in _THETA.items()
+        }
         thetas, scales = zip(*(ropes[kind] for kind in types), strict=True)
         # transformers does not cap attention's scores.
         return dict(rope_thetas=thetas, rope_scales=scales, attn_logit_softcapping=None)
 
     def of_layer(self, index: int) -> "StackConfig":
         return replace(self, rope_theta=self.rope_thetas[index], rope_scale=self.rope_scales[index])
-
-
-def _rope(raw: Mapping, kind: str) -> tuple[float, float]:
-    """The base and the scale of positions in layers of a kind."""
-    both = raw.get("rope_parameters") or {}
-    given = both.get(kind) or {} if isinstance(both, Mapping) else both
-    if kind == FULL:
-        given = given or raw.get("rope_scaling") or {}
-    key, theta = _THETA[kind]
-    return rope(given, raw.get(key, theta))
 
 
 @dataclass(frozen=True)
@@ -65,49 +56,26 @@ class Config(t5gemma_checkpoint.Config):
 
     @classmethod
     def from_hub(cls, raw: Mapping, weights: Iterable[str] | None) -> "Config":
-        encoder = raw.get("encoder")
-        text = encoder.get("text_config") if isinstance(encoder, Mapping) else None
+        text = (raw.get("encoder") or {}).get("text_config")
         return super().from_hub({**raw, "encoder": text}, weights)  # type: ignore[return-value]
 
 
-NAMES = Names(
+_GEMMA = t5gemma_checkpoint.NAMES
+_ENCODERS = ("encoder.embed_tokens.weight", "encoder.text_model.embed_tokens.weight")
+NAMES = replace(
+    _GEMMA,
     family="T5Gemma 2",
     rules=[
-        (
-            r"(encoder|decoder)\.layers\.(\d+)\.self_attn\.(q|k)_norm\.weight",
-            "{}.layers.{}.attention.{}_norm.weight",
-        ),
         (r"encoder\.(vision_tower|multi_modal_projector)\..+", None),
-        (r"(encoder|decoder)\.embed_tokens\.eoi_embedding", None),
-        *t5gemma_checkpoint.NAMES.rules,
+        (r"(encoder|decoder)\.(text_model\.)?embed_tokens\.eoi_embedding", None),
+        *_GEMMA.rules,
     ],
-    words=t5gemma_checkpoint.NAMES.words,
-    embedding=("encoder.embed_tokens.weight", *t5gemma_checkpoint.NAMES.embedding),
+    embedding=(*_ENCODERS, *_GEMMA.embedding),
 )
-
-
-def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The checkpoint's tensors under our names, without those for images and aliases of the embedding."""
-    bare = {
-        name.removeprefix("model.").replace("encoder.text_model.", "encoder.", 1): tensor
-        for name, tensor in tensors.items()
-    }
-    tables = [bare[name] for name in NAMES.embedding[:2] if name in bare]
-    if len(tables) == 2 and not equal(*tables):
-        raise InputError("an embedding for each stack, which T5Gemma 2 has not")
-    return NAMES.rename(bare)
-
-
-# ---------------------------------------------------------------------------------------------
-# The model
 
 
 class DecoderLayer(Layer):
     """With one attention to the text so far and the source."""
-
-    @property
-    def source_attention(self) -> Attention:
-        return self.attention
 
     def attend(
         self, x: mx.array, mask: Mask, cache: CrossCache | None, index: int, *positions: mx.array
@@ -131,28 +99,19 @@ class T5Gemma2(T5Gemma):
     def embedding(self) -> nn.Embedding:
         return self.encoder.embedding
 
-    def reaches(self) -> list[tuple[int, int]]:
-        everywhere = self.config.encoder.max_position_embeddings
-        return [
-            (w, w) if w >= everywhere else ((w + 1) // 2 - 1, w // 2)
-            for w in self.config.encoder.windows
-        ]
+    def reach(self, window: int) -> tuple[int, int]:
+        everything = self.config.encoder.max_position_embeddings
+        return (window, window) if window >= everything else ((window + 1) // 2 - 1, window // 2)
 
-    def decoder_mask(self, cache: CrossCache, window: int) -> Mask:
+    def decoder_mask(self, slots: CrossCache, window: int) -> Mask:
         """Own slots, and then the source: boolean [B, 1, T, N + S]."""
-        own, cross = cache.self_mask(window), cache.cross_mask
+        own, cross = slots.self_mask(window), slots.cross_mask
         if own is None and cross is None:
             return None
-        (B, T, N), S = cache.distance.shape, cache.mask.shape[1]
+        (B, T, N), S = slots.distance.shape, slots.mask.shape[1]
         own = mx.broadcast_to(mx.array(True) if own is None else own, (B, 1, T, N))
         cross = mx.broadcast_to(mx.array(True) if cross is None else cross, (B, 1, T, S))
         return mx.concatenate([own, cross], axis=-1)
 
 
-FAMILY = Family(
-    name="T5Gemma 2",
-    config=Config,
-    model=T5Gemma2,
-    rename=rename,
-    float32=("feed_forward.down.weight",),
-)
+FAMILY = Family(Config, T5Gemma2, NAMES.rename)

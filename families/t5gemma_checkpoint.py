@@ -1,6 +1,6 @@
 """T5Gemma's checkpoints: their config.json, and the names of their tensors."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import gcd
 from typing import Any, ClassVar
@@ -9,16 +9,16 @@ from checkpoints.config import BaseConfig, checked, token_id, token_ids
 from checkpoints.names import Names
 from errors import InputError
 
-SLIDING, FULL = LAYER_TYPES = ("sliding_attention", "full_attention")
+SLIDING, FULL = ("sliding_attention", "full_attention")
 _STACKS = ("encoder", "decoder")
 
 
 @dataclass(frozen=True)
 class StackConfig(BaseConfig):
-    """The encoder or the decoder, under the names of Hugging Face's config.json where it has one; the
-    defaults are transformers', whose files may leave them out."""
+    """The encoder or the decoder, under Hugging Face's names where there are any; the defaults are
+    transformers', whose files may leave them out."""
 
-    windows: tuple[int, ...]  # of each layer, how far it looks; max_position_embeddings: everywhere
+    windows: tuple[int, ...]  # how far each layer sees; max_position_embeddings: everything
     hidden_size: int = 2304
     intermediate_size: int = 9216
     num_attention_heads: int = 8
@@ -37,51 +37,45 @@ class StackConfig(BaseConfig):
 
     family: ClassVar[str] = "T5Gemma"
     pieces: ClassVar[int] = 256000
-    full_every: ClassVar[int] = (
-        2  # of how many layers one sees everything, unless the file lists them
-    )
+    full_every: ClassVar[int] = 2  # every so many layers sees everything, if the file does not say
 
     def of_layer(self, index: int) -> "StackConfig":
-        """With what differs between layers."""
+        """This config for one layer."""
         return self
 
     @classmethod
     def from_raw(cls, raw: object) -> "StackConfig":
         if not isinstance(raw, Mapping):
             raise InputError(f"config.json has no encoder and decoder: not a {cls.family} model")
-        count, types = checked(raw, "num_hidden_layers", 26), raw.get("layer_types")
-        window = checked(raw, "sliding_window", 4096)
-        everywhere = checked(raw, "max_position_embeddings", cls.max_position_embeddings)
-        if types is None:
-            every = checked(raw, "sliding_window_pattern", cls.full_every)
-            types = [LAYER_TYPES[i % every == 0] for i in range(1, count + 1)]
-        listed = isinstance(types, list) and all(kind in LAYER_TYPES for kind in types)
-        if not listed or len(types) != count:
-            raise InputError(f"config.json: layer_types is not {count} of {', '.join(LAYER_TYPES)}")
+        count, window = checked(raw, "num_hidden_layers", 26), checked(raw, "sliding_window", 4096)
+        everything = checked(raw, "max_position_embeddings", cls.max_position_embeddings)
+        every = raw.get("sliding_window_pattern") or cls.full_every
+        pattern = [FULL if i % every == 0 else SLIDING for i in range(1, count + 1)]
+        types = raw.get("layer_types") or pattern
         return cls.read(
             {"vocab_size": cls.pieces, **raw},
             cls.family,
             pad_token_id=token_id(raw, "pad_token_id", 0),
             eos_token_ids=token_ids(raw.get("eos_token_id"), 1),
-            windows=tuple(window if kind == SLIDING else everywhere for kind in types),
+            windows=tuple(window if kind == SLIDING else everything for kind in types),
             **cls.from_layers(raw, types),
         )
 
     @classmethod
     def from_layers(cls, raw: Mapping, types: list[str]) -> dict[str, Any]:
-        """Fields that depend on the layers' types: here those of rotary positions, of which there is one."""
+        """The fields of rotary positions."""
         given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
         theta, scale = rope(given, raw.get("rope_theta", cls.rope_theta))
         return {"rope_theta": theta, "rope_scale": scale}
 
 
-def rope(given: Any, theta: float) -> tuple[float, float]:
-    """The base of rotary positions, `theta` where it is not given, and their scale."""
-    kind = given.get("rope_type", "default") if isinstance(given, Mapping) else given
+def rope(given: Mapping, theta: float) -> tuple[float, float]:
+    """The base of rotary positions, `theta` if none is given, and their scale."""
+    kind = given.get("rope_type", "default")
     if kind not in ("default", "linear"):
         raise InputError(f"config.json: rotary positions of type {kind!r}, not default or linear")
     factor = checked(given, "factor", None, float) if kind == "linear" else 1
-    return given.get("rope_theta") or theta, 1 / (factor or 1)
+    return given.get("rope_theta") or theta, 1 / factor
 
 
 @dataclass(frozen=True)
@@ -96,31 +90,25 @@ class Config(BaseConfig):
 
     stack: ClassVar[type[StackConfig]] = StackConfig
 
-    @property
-    def max_prompt_tokens(self) -> int | None:
-        return self.encoder.max_position_embeddings
-
-    def _common(self, size: Callable[[StackConfig], int]) -> int:
-        return gcd(size(self.encoder), size(self.decoder))
-
-    # What distributed/sharding.py splits: what both stacks have in common.
-    num_heads = property(lambda c: c._common(lambda s: s.num_key_value_heads))
-    d_ff = property(lambda c: c._common(lambda s: s.intermediate_size))
+    max_prompt_tokens = property(lambda c: c.encoder.max_position_embeddings)
+    # What distributed/sharding.py splits: what divides both stacks.
+    num_heads = property(lambda c: gcd(*(s.num_key_value_heads for s in c._stacks)))
+    d_ff = property(lambda c: gcd(*(s.intermediate_size for s in c._stacks)))
     d_kv = property(
-        lambda c: c._common(lambda s: s.num_attention_heads * s.head_dim) // c.num_heads
+        lambda c: gcd(*(s.num_attention_heads * s.head_dim for s in c._stacks)) // c.num_heads
     )
+    _stacks = property(lambda c: (c.encoder, c.decoder))
 
     @classmethod
     def from_hub(cls, raw: Mapping, weights: Iterable[str] | None) -> "Config":
-        """As all configs. Ids that the file's top level lacks are the decoder's, as in transformers'
-        generate; the decoder starts with the beginning of sequence where no start is given."""
+        """Token ids default to the decoder's, as in transformers' generate, and its start to `bos`."""
         encoder, decoder = (cls.stack.from_raw(raw.get(name)) for name in _STACKS)
         tied = raw.get("tie_word_embeddings") is not False
         bos = token_id(raw, "bos_token_id", raw["decoder"].get("bos_token_id", 2))
         return cls(
             vocab_size=decoder.vocab_size,
             pad_token_id=token_id(raw, "pad_token_id", decoder.pad_token_id),
-            eos_token_ids=token_ids(raw.get("eos_token_id") or list(decoder.eos_token_ids), 1),
+            eos_token_ids=token_ids(raw.get("eos_token_id") or [*decoder.eos_token_ids], 1),
             encoder=encoder,
             decoder=decoder,
             tied_head=tied if weights is None else "head.weight" not in set(weights),
@@ -134,14 +122,16 @@ class Config(BaseConfig):
         return super().from_dict({**values, **stacks})
 
 
-_LAYER = r"(encoder|decoder)\.layers\.(\d+)\."
+_STACK = r"(encoder|decoder)\.(?:text_model\.)?"
+_LAYER = _STACK + r"layers\.(\d+)\."
 NAMES = Names(
     family="T5Gemma",
     rules=[
         (r"lm_head\.out_proj\.weight", "head.weight"),
-        (r"(encoder|decoder)\.embed_tokens\.weight", "{}.embedding.weight"),
-        (r"(encoder|decoder)\.norm\.weight", "{}.norm.weight"),
+        (_STACK + r"embed_tokens\.weight", "{}.embedding.weight"),
+        (_STACK + r"norm\.weight", "{}.norm.weight"),
         (_LAYER + r"(self_attn|cross_attn)\.([qkvo])_proj\.(weight|bias)", "{}.layers.{}.{}.{}.{}"),
+        (_LAYER + r"self_attn\.(q|k)_norm\.weight", "{}.layers.{}.attention.{}_norm.weight"),
         (_LAYER + r"mlp\.(gate|up|down)_proj\.weight", "{}.layers.{}.feed_forward.{}.weight"),
         (
             _LAYER + r"(pre|post)_(self_attn|cross_attn|feedforward)_layernorm\.weight",

@@ -3,7 +3,6 @@
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -20,6 +19,7 @@ class Writer:
     def __init__(self, asked: Asked, rows: Sequence[Row], model: str, piece: Callable[[int], str]):
         """piece: the text of a token."""
         self._asked, self._rows, self._piece = asked, rows, piece
+        self._told = [START] * len(rows)  # in a stream
         self._chat = isinstance(asked, Chat)
         kind, name = ("chat.completion", "chatcmpl") if self._chat else ("text_completion", "cmpl")
         self._head = {
@@ -40,14 +40,17 @@ class Writer:
             delta = {"role": "assistant", "content": ""}
             yield self._chunk({"index": index, "delta": delta, "finish_reason": None})
 
-    def part(self, index: int, before: Progress, now: Progress) -> dict[str, Any]:
-        """What a row has gained, as a chunk of a stream."""
-        return self._chunk(self._choice(index, before, now))
+    def chunks(self, progress: Sequence[Progress]) -> Iterator[dict[str, Any]]:
+        """What the rows have gained, as chunks of a stream."""
+        told, self._told = self._told, list(progress)
+        for index, (before, now) in enumerate(zip(told, progress, strict=True)):
+            if now is not before:
+                yield self._chunk(self._choice(index, before, now))
 
-    def end(self, ends: Sequence[Progress]) -> Iterator[dict[str, Any]]:
+    def end(self) -> Iterator[dict[str, Any]]:
         """What a stream ends with."""
         if self._asked.include_usage:
-            yield {**self._head, "choices": [], "usage": self._usage(ends)}
+            yield {**self._head, "choices": [], "usage": self._usage(self._told)}
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         chunk = {**self._head, "choices": [choice]}
@@ -114,13 +117,8 @@ def _token(text: str, score: float) -> dict[str, Any]:
 def pieces(tokenizer: Tokenizer) -> Callable[[int], str]:
     """What says a token's text, as it is within a text: with the space before it."""
     before = tokenizer.encode("a", add_special_tokens=False).ids
-    known = tokenizer.decode(before, skip_special_tokens=False)
-
-    @lru_cache(maxsize=1 << 16)
-    def piece(token: int) -> str:
-        return tokenizer.decode([*before, token], skip_special_tokens=False)[len(known) :]
-
-    return piece
+    known = len(tokenizer.decode(before, skip_special_tokens=False))
+    return lambda token: tokenizer.decode([*before, token], skip_special_tokens=False)[known:]
 
 
 def error(status: int, message: str) -> dict[str, Any]:

@@ -4,15 +4,16 @@ import asyncio
 import hmac
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import anyio
+from prometheus_client import Counter
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -22,17 +23,15 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from decoder import Options, SpeculativeDecoder
+from decoder import SpeculativeDecoder
 from errors import InputError
 from serving import answers
 from serving.answers import Writer
 from serving.engine import CANCELLED, FAILED, REFUSED, START, Engine, Job, Progress, Refused
-from serving.metrics import CONTENT_TYPE, Metrics
-from serving.requests import Asked, Chat, Completion, parse
+from serving.metrics import CONTENT_TYPE
+from serving.requests import Chat, Completion, parse
 from speculative.row import Row
 from speculative.sampling import RowSeeds
-
-T = TypeVar("T")
 
 MAX_BODY = 1 << 20  # bytes
 BODY_SECONDS = 30.0  # for a body to arrive
@@ -42,222 +41,172 @@ _FAILURES = {
     REFUSED: (503, "the server is shutting down"),
     CANCELLED: (503, "the server is shutting down"),
 }
+_PAGE = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
 _PAGE_MAY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
 
-@dataclass(frozen=True)
-class Served:
-    """What is served, and to whom."""
+@dataclass
+class Api:
+    """What is served, and to whom; and the handlers of the routes."""
 
     name: str  # of the model
-    decoder: SpeculativeDecoder
-    options: Options  # of what a request does not say
-    template: Callable[[list[dict[str, str]]], str] | None = None  # of chats; None: there is none
-    about: Mapping[str, Any] = field(default_factory=dict)  # what else to say of the model
-    max_prompt_tokens: int = 4096
-    max_tokens: int = 4096  # that a request may ask for
-    api_key: str | None = None
-    hosts: Sequence[str] = ("*",)  # names under which the server is asked
+    draft_model: str | None  # its name
+    engine: Engine
+    max_prompt_tokens: int
+    max_tokens: int  # that a request may ask for
+    api_key: str | None
+    hosts: Sequence[str]  # names under which the server is asked
 
-
-Steps = list[
-    tuple[int, Progress, Progress]
-]  # rows: which, what was seen of each, and what there is
-
-
-async def _steps(jobs: Sequence[Job], event: asyncio.Event) -> AsyncIterator[Steps]:
-    """What the rows of a request gain, as it comes, until all have ended; what came while nobody looked is one.
-    HTTPException for a row that will not be finished. event: set whenever there is progress."""
-    seen = [START] * len(jobs)
-    while not all(progress.finish_reason for progress in seen):
-        await event.wait()
-        event.clear()
-        now = [job.progress for job in jobs]
-        for progress in now:
-            if progress.finish_reason in _FAILURES:
-                raise HTTPException(*_FAILURES[progress.finish_reason], headers=RETRY_AFTER)
-        steps = zip(range(len(jobs)), seen, now, strict=True)
-        yield [(i, before, after) for i, before, after in steps if after is not before]
-        seen = now
-
-
-class Events(StreamingResponse):
-    """Server-sent events, with what is to be done when they are over, however that comes."""
-
-    def __init__(self, events: AsyncIterator[str], over: Callable[[], object]):
-        headers = {"cache-control": "no-store"}
-        super().__init__(events, media_type="text/event-stream", headers=headers)
-        self._over = over
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._over()
-
-
-class Counted:
-    """Counts the answers of what is posted, by their status."""
-
-    def __init__(self, app: ASGIApp, metrics: Metrics):
-        self._app, self._requests = app, metrics.requests
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def counting(message: Message) -> None:
-            if message["type"] == "http.response.start" and scope["method"] == "POST":
-                self._requests.labels(message["status"]).inc()
-            await send(message)
-
-        await self._app(scope, receive, counting)
-
-
-class Api:
-    """The handlers of the routes."""
-
-    def __init__(self, served: Served, engine: Engine):
-        self._served, self._engine = served, engine
-        decoder = served.decoder
-        self._piece = answers.pieces(decoder.tokenizer)
-        # A template has the special tokens.
-        self._of_chats = SpeculativeDecoder(
-            decoder.model,
-            decoder.tokenizer,
-            encode=lambda text: decoder.tokenizer.encode(text, add_special_tokens=False).ids,
+    def __post_init__(self):
+        model, tokenizer = self.engine.decoder.model, self.engine.decoder.tokenizer
+        self._piece = answers.pieces(tokenizer)
+        chat = getattr(model, "chat", None)
+        self._chat = chat if chat is not None and chat.has_chat_template else None
+        self._of_chats = SpeculativeDecoder(  # a template has the special tokens
+            model,
+            tokenizer,
+            encode=lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
         )
-        self._page = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
-        self._began = int(time.time())
+        self._listed = {
+            "id": self.name,
+            "object": "model",
+            "created": int(time.time()),
+            "owned_by": "local",
+            "draft_model": self.draft_model,
+            "lookup": self.engine.options.copies(self.draft_model is not None),
+            "chat": self._chat is not None,
+        }
+
+    def app(self) -> Starlette:
+        answer = partial(Route, methods=["POST"])
+        return Starlette(
+            routes=[
+                Route("/", self.page),
+                Route("/health", self.health),
+                Route("/metrics", self.metrics),
+                Route("/v1/models", self.models),
+                Route("/v1/models/{name:path}", self.models),
+                answer("/v1/completions", partial(self.answer, kind=Completion)),
+                answer("/v1/chat/completions", partial(self.answer, kind=Chat)),
+            ],
+            middleware=[
+                Middleware(_counted, requests=self.engine.metrics.requests),
+                # A page elsewhere may have its name lead here.
+                Middleware(TrustedHostMiddleware, allowed_hosts=self.hosts, www_redirect=False),
+            ],
+            exception_handlers={
+                HTTPException: lambda _, e: _error(e.status_code, e.detail, e.headers),
+                Refused: lambda _, error: _error(503, str(error), RETRY_AFTER),
+                InputError: lambda _, error: _error(400, str(error)),
+                # Nobody reads it; the number is nginx's.
+                ClientDisconnect: lambda *_: Response(status_code=499),
+                Exception: lambda *_: _error(500, "an error of the server's"),
+            },
+        )
 
     async def page(self, request: Request) -> Response:
-        return HTMLResponse(self._page, headers={"content-security-policy": _PAGE_MAY})
+        return HTMLResponse(_PAGE, headers={"content-security-policy": _PAGE_MAY})
 
     async def health(self, request: Request) -> Response:
-        if self._engine.closed:
+        if self.engine.closed:
             return JSONResponse({"status": "shutting down"}, 503)
         return JSONResponse({"status": "ok"})
 
     async def metrics(self, request: Request) -> Response:
         self._authorize(request)
-        return Response(self._engine.metrics.text(), media_type=CONTENT_TYPE)
+        return Response(self.engine.metrics.text(), media_type=CONTENT_TYPE)
 
     async def models(self, request: Request) -> Response:
         self._authorize(request)
-        return JSONResponse({"object": "list", "data": [self._model()]})
+        if name := request.path_params.get("name"):
+            self._check_model(name)
+            return JSONResponse(self._listed)
+        return JSONResponse({"object": "list", "data": [self._listed]})
 
-    async def model(self, request: Request) -> Response:
+    async def answer(self, request: Request, kind: type[Completion] | type[Chat]) -> Response:
         self._authorize(request)
-        self._check_model(request.path_params["name"])
-        return JSONResponse(self._model())
-
-    def _model(self) -> dict[str, Any]:
-        model = {"id": self._served.name, "object": "model", "created": self._began}
-        return {**model, "owned_by": "local", **self._served.about}
-
-    async def answer(self, request: Request, kind: type[Asked]) -> Response:
-        self._authorize(request)
+        asked = parse(await _body(request), kind)
+        self._check_model(asked.model)
+        rows = await run_in_threadpool(self._rows, asked)
+        event = asyncio.Event()
+        wake = partial(asyncio.get_running_loop().call_soon_threadsafe, event.set)
+        jobs = self.engine.submit(rows, wake)
+        cancel = partial(self.engine.cancel, jobs)
+        gone = asyncio.create_task(_when_gone(request, cancel))
+        writer, steps = Writer(asked, rows, self.name, self._piece), _steps(jobs, event)
         try:
-            asked = parse(await _body(request), kind)
-            self._check_model(asked.model)
-            rows = await run_in_threadpool(self._rows, asked)
-            return await self._decode(request, asked, rows)
-        except ClientDisconnect:
-            return Response(status_code=499)  # for nobody; nginx's number
-
-    async def _decode(self, request: Request, asked: Asked, rows: list[Row]) -> Response:
-        """The answer to a request, whose rows end with it."""
-        jobs, event = self._submit(rows)
-
-        def over() -> None:
-            if not all(job.progress.finish_reason for job in jobs):
-                self._engine.cancel(jobs)
-
-        writer = Writer(asked, rows, self._served.name, self._piece)
-        steps = _steps(jobs, event)
-        try:
-            # A status can only be told before a stream begins.
-            first = await _unless_gone(request, anext(steps))
+            first = await anext(steps)  # a status can only be told before a stream begins
             if asked.stream:
-                return Events(_events(writer, jobs, first, steps), over)
-            while await _unless_gone(request, anext(steps, None)) is not None:
+                return StreamingResponse(
+                    _events(writer, first, steps),
+                    media_type="text/event-stream",
+                    headers={"cache-control": "no-store"},
+                    background=BackgroundTask(cancel),  # however it has ended
+                )
+            async for _ in steps:
                 pass
-        except BaseException:
-            over()
+            return JSONResponse(writer.whole([job.progress for job in jobs]))
+        except HTTPException:
+            cancel()  # the request's other rows
+            if gone.done():
+                raise ClientDisconnect from None
             raise
-        return JSONResponse(writer.whole([job.progress for job in jobs]))
+        finally:
+            gone.cancel()
 
-    def _rows(self, asked: Asked) -> list[Row]:
+    def _rows(self, asked: Completion | Chat) -> list[Row]:
         """The rows of a request, InputError for what the model cannot take: it is the one to be told, and not
         those that the row would be decoded with."""
-        served = self._served
-        options = asked.options(served.options)
-        if options.max_tokens is not None and options.max_tokens > served.max_tokens:
-            raise InputError(f"max_tokens is {options.max_tokens}; {served.max_tokens} at most")
+        options = asked.options(self.engine.options)
+        if options.max_tokens is not None and options.max_tokens > self.max_tokens:
+            raise InputError(f"max_tokens is {options.max_tokens}; {self.max_tokens} at most")
         if isinstance(asked, Completion):
-            decoder, prompts = served.decoder, asked.prompt
-        elif served.template is None:
-            raise InputError("this model has no chat template: ask /v1/completions")
+            decoder, prompts = self.engine.decoder, asked.prompt
         else:
-            messages = [message.model_dump() for message in asked.messages]
-            decoder, prompts = self._of_chats, [served.template(messages)]
-        seed, rows = RowSeeds(options.seed), []
-        for prompt in prompts:
-            for _ in range(options.num_samples):
-                row = decoder.row(prompt, options, seed)
-                if len(row.prompt) > served.max_prompt_tokens:
-                    raise InputError(
-                        f"the prompt has {len(row.prompt)} tokens; {served.max_prompt_tokens} at most"
-                    )
-                rows.append(row)
+            decoder, prompts = self._of_chats, [self._in_template(asked)]
+        seed, samples = RowSeeds(options.seed), range(options.num_samples)
+        rows = [decoder.row(prompt, options, seed) for prompt in prompts for _ in samples]
+        longest = max(len(row.prompt) for row in rows)
+        if longest > self.max_prompt_tokens:
+            raise InputError(f"the prompt has {longest} tokens; {self.max_prompt_tokens} at most")
         return rows
 
-    def _submit(self, rows: list[Row]) -> tuple[list[Job], asyncio.Event]:
-        event, loop = asyncio.Event(), asyncio.get_running_loop()
-
-        def wake() -> None:
-            with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(event.set)
-
-        return self._engine.submit(rows, wake), event
+    def _in_template(self, asked: Chat) -> str:
+        """The text that the model reads for the messages."""
+        chat, messages = self._chat, [message.model_dump() for message in asked.messages]
+        if chat is None:
+            raise InputError("this model has no chat template: ask /v1/completions")
+        try:
+            return chat.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # a template's own, of any class
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise InputError(f"the chat template refuses these messages: {reason}") from None
 
     def _authorize(self, request: Request) -> None:
-        key = self._served.api_key
         given = request.headers.get("authorization", "").encode("latin-1")  # the bytes as sent
-        if key is not None and not hmac.compare_digest(given, f"Bearer {key}".encode()):
+        if self.api_key and not hmac.compare_digest(given, f"Bearer {self.api_key}".encode()):
             raise HTTPException(401, "no API key, or a wrong one: Authorization: Bearer ...")
 
     def _check_model(self, name: str | None) -> None:
-        if name not in (None, self._served.name):
-            raise HTTPException(404, f"the model here is {self._served.name}")
+        if name not in (None, self.name):
+            raise HTTPException(404, f"the model here is {self.name}")
 
 
-def make_app(served: Served, engine: Engine) -> Starlette:
-    api = Api(served, engine)
-    return Starlette(
-        routes=[
-            Route("/", api.page),
-            Route("/health", api.health),
-            Route("/metrics", api.metrics),
-            Route("/v1/models", api.models),
-            Route("/v1/models/{name:path}", api.model),
-            Route("/v1/completions", partial(api.answer, kind=Completion), methods=["POST"]),
-            Route("/v1/chat/completions", partial(api.answer, kind=Chat), methods=["POST"]),
-        ],
-        middleware=[
-            Middleware(Counted, metrics=engine.metrics),
-            # A page elsewhere may have its name lead here.
-            Middleware(TrustedHostMiddleware, allowed_hosts=served.hosts, www_redirect=False),
-        ],
-        exception_handlers={
-            HTTPException: lambda request, error: _error(
-                error.status_code, error.detail, error.headers
-            ),
-            Refused: lambda request, error: _error(503, str(error), RETRY_AFTER),
-            InputError: lambda request, error: _error(400, str(error)),
-            Exception: lambda request, error: _error(500, "an error of the server's"),
-        },
-    )
+def _counted(app: ASGIApp, requests: Counter) -> ASGIApp:
+    """The app; answers of what is posted are counted by their status."""
+
+    async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+        async def counting(message: Message) -> None:
+            if message["type"] == "http.response.start" and scope["method"] == "POST":
+                requests.labels(message["status"]).inc()
+            await send(message)
+
+        await app(scope, receive, counting)
+
+    return counted
 
 
 def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
@@ -281,39 +230,42 @@ async def _body(request: Request) -> bytes:
     return bytes(body)
 
 
-async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """What work gives; ClientDisconnect, and no more work, as soon as the client is gone."""
+async def _when_gone(request: Request, then: Callable[[], object]) -> None:
+    """Do this when the client has gone away."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    then()
 
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
 
-    tasks = asyncio.ensure_future(work), asyncio.ensure_future(gone())
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not tasks[0].done():
-            raise ClientDisconnect
-        return tasks[0].result()
-    finally:
-        for task in tasks:
-            task.cancel()
+async def _steps(jobs: Sequence[Job], event: asyncio.Event) -> AsyncIterator[list[Progress]]:
+    """How far a request's rows are, whenever that has changed, until all have ended. HTTPException for a row that
+    will not be finished. event: set when there is progress."""
+    progress = [START]
+    while not all(each.finish_reason for each in progress):
+        await event.wait()
+        event.clear()
+        progress = [job.progress for job in jobs]
+        for each in progress:
+            if each.finish_reason in _FAILURES:
+                raise HTTPException(*_FAILURES[each.finish_reason], headers=RETRY_AFTER)
+        yield progress
 
 
 async def _events(
-    writer: Writer, jobs: Sequence[Job], gained: Steps | None, steps: AsyncIterator[Steps]
+    writer: Writer, progress: list[Progress] | None, steps: AsyncIterator[list[Progress]]
 ) -> AsyncIterator[str]:
     """A stream, of which the first step is there already."""
     for body in writer.begin():
         yield _event(body)
     try:
-        while gained is not None:
-            for step in gained:
-                yield _event(writer.part(*step))
-            gained = await anext(steps, None)
+        while progress:
+            for body in writer.chunks(progress):
+                yield _event(body)
+            progress = await anext(steps, None)
     except HTTPException as error:
         yield _event(answers.error(error.status_code, error.detail))
         return
-    for body in writer.end([job.progress for job in jobs]):
+    for body in writer.end():
         yield _event(body)
     yield "data: [DONE]\n\n"
 

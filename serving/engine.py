@@ -1,8 +1,5 @@
-"""One loop that decodes for everybody who asks: what they ask for are rows of a batch that never ends.
-
-The loop runs in one thread, the only one that touches a model. Others submit rows and read how far they are; a row
-is its own buffer, so that a slow reader holds nobody up.
-"""
+"""One loop that decodes for everybody who asks, as rows of one batch. Its thread is the only one that touches a model.
+Others submit rows and read how far they are; a row is its own buffer, so a slow reader holds nobody up."""
 
 import sys
 import threading
@@ -11,7 +8,6 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from decoder import Batch, Options, SpeculativeDecoder
 from serving.metrics import Metrics
@@ -44,7 +40,7 @@ class Job:
     """A row on its way through the engine."""
 
     row: Row
-    wake: Callable[[], object]  # called, in the loop's thread, whenever there is progress
+    wake: Callable[[], object]  # called, in any thread, whenever there is progress
     progress: Progress = START
     cancelled: bool = False
     submitted: float = field(default_factory=time.perf_counter)
@@ -57,15 +53,14 @@ class Job:
 
 
 class Engine:
-    """The loop, and its source of rows. `run` is the loop's thread's, which holds a lock at times; all else is for the
-    other threads."""
+    """The loop, and its source of rows. One thread calls `run`; the others `submit`, `cancel`, `close` and `abort`."""
 
     def __init__(
         self, decoder: SpeculativeDecoder, options: Options, batch_size: int, queue_size: int
     ):
         """options: the acceptance rule, lenience and what drafts, for all rows; all else is a row's own."""
-        self._decoder, self._options, self._batch_size = decoder, options, batch_size
-        self._queue_size = queue_size
+        self.decoder, self.options = decoder, options
+        self._batch_size, self._queue_size = batch_size, queue_size
         self._waiting: deque[Job] = deque()
         self._running: dict[Row, Job] = {}
         self._changed = threading.Condition()
@@ -89,7 +84,11 @@ class Engine:
         with self._changed:
             for job in jobs:
                 job.cancelled = True
-            self._waiting = deque(job for job in self._waiting if not job.cancelled)
+            waiting = list(self._waiting)
+            self._waiting = deque(job for job in waiting if not job.cancelled)
+        for job in waiting:
+            if job.cancelled:
+                job.tell(CANCELLED)
 
     def close(self) -> None:
         """Take no more rows, refuse those that wait, and have `run` return when the others are done."""
@@ -107,41 +106,39 @@ class Engine:
 
     def run(self) -> None:
         """Decode what is submitted, until `close`."""
-        while True:
+        while self._wait():
             try:
-                with self._decoder.running(self._options) as batch:
-                    assert isinstance(batch, Batch)  # no beams
-                    batch.schedule = OwnLengths(batch.schedule, partial(_own_lengths, batch))
-                    for _ in decode(batch, self, self._batch_size, self._watch):
-                        pass
-                return  # no row runs, and there will be none
+                self._decode()
             except Exception:
                 # Of one row too many for the memory, or of ours. What was side by side is lost, no more.
                 traceback.print_exc(file=sys.stderr)
                 for job in list(self._running.values()):
                     self._end(job, FAILED)
 
-    def take(self, count: int, wait: bool) -> list[Row]:
-        """As `speculative.batch.Source`."""
-        while True:
-            with self._changed:
-                while wait and not self._waiting and not self.closed:
-                    self._changed.wait()
-                jobs = [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
-                self._running |= {job.row: job for job in jobs}
-            rows = [job.row for job in jobs if self._begins(job)]
-            if rows or not jobs or not wait:
-                return rows
+    def _wait(self) -> bool:
+        """Until a row waits (True) or the engine is closed."""
+        with self._changed:
+            # In turns of a second: Python may miss a signal that comes just before a wait.
+            while not self._waiting and not self.closed:
+                self._changed.wait(1)
+            return bool(self._waiting)
 
-    def _begins(self, job: Job) -> bool:
-        """Whether a row can begin: what fails in it here ends no other text."""
-        try:
-            job.row.begin(job.row.tokens, self._decoder.model.config)
-        except Exception:
-            traceback.print_exc(file=sys.stderr)
-            self._end(job, FAILED)
-            return False
-        return True
+    def _decode(self) -> None:
+        """Decode until no row is left."""
+        with self.decoder.running(self.options) as batch:
+            assert isinstance(batch, Batch)  # no beams
+            batch.schedule = OwnLengths(
+                batch.schedule, lambda: [row.options.num_draft for row in batch.rows]
+            )
+            for _ in decode(batch, self, self._batch_size, self._watch):
+                pass
+
+    def take(self, count: int, wait: bool) -> list[Row]:
+        """As `speculative.batch.decode` has it. The wait is in `run`, where no memory is wired."""
+        with self._changed:
+            jobs = [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
+            self._running |= {job.row: job for job in jobs}
+        return [job.row for job in jobs]
 
     def _watch(self, rows: Sequence[Row]) -> None:
         """Tell what rows have gained, and end those that nobody waits for."""
@@ -160,7 +157,3 @@ class Engine:
         del self._running[job.row]
         self.metrics.add(job.row.stats, finish_reason)
         job.tell(finish_reason)
-
-
-def _own_lengths(batch: Batch) -> list[int | str]:
-    return [row.options.num_draft for row in batch.rows]

@@ -28,21 +28,15 @@ class Metrics:
         self._registry, self._stats = CollectorRegistry(), Stats()
         about: dict[str, Any] = dict(namespace="speculative", registry=self._registry)
         self.requests = Counter("requests", "Requests answered, by status.", ["status"], **about)
-        self._texts = Counter(
-            "texts", "Texts ended, by what ended them.", ["finish_reason"], **about
-        )
+        ended = "Texts ended, by what ended them."
+        self._texts = Counter("texts", ended, ["finish_reason"], **about)
         self._counted = {of: Counter(*as_what, **about) for of, as_what in _COUNTED.items()}
-        for name, text, value in (
-            ("texts_running", "Texts in the batch.", running),
-            ("texts_waiting", "Texts in the queue.", waiting),
-            ("acceptance", "The share of proposed tokens that were accepted.", self._acceptance),
-        ):
-            Gauge(name, text, **about).set_function(value)
+        Gauge("texts_running", "Texts in the batch.", **about).set_function(running)
+        Gauge("texts_waiting", "Texts in the queue.", **about).set_function(waiting)
+        share = "The share of proposed tokens that were accepted."
+        Gauge("acceptance", share, **about).set_function(lambda: self._stats.acceptance)
         name, text = "time_to_first_token_seconds", "From a text's request to its first token."
         self.first_token = Histogram(name, text, buckets=SECONDS, **about)
-
-    def _acceptance(self) -> float:
-        return self._stats.acceptance
 
     def add(self, stats: Stats, finish_reason: str) -> None:
         """A row that has ended."""

@@ -2,8 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 from speculative.cached_model import CachedModel, Model
 from speculative.draft import Step
@@ -29,13 +28,13 @@ class RowBatch:
         raise NotImplementedError
 
     def observe(self, step: Any, seconds: float, done: Sequence[Row]) -> None:
-        """Learn from what a step took, without what its draft model read before, and which rows it finished."""
+        """Learn from what a step took, without what its draft model read, and which rows it finished."""
 
     def admit(self, fresh: Sequence[Row]) -> None:
         """Read the prompts of new rows, in the place of finished rows or beside those that there are."""
         began = time.perf_counter()
-        free = (b for b, row in enumerate(self.rows) if row.finish_reason)
-        new = [b for b, _ in zip(chain(free, range(len(self.rows), 1 << 30)), fresh, strict=False)]
+        free = [b for b, row in enumerate(self.rows) if row.finish_reason]
+        new = [*free, *range(len(self.rows), len(self.rows) + len(fresh))][: len(fresh)]
         for b, row in zip(new, fresh, strict=True):
             self.rows[b : b + 1] = [row]
         admitted = with_others(fresh)
@@ -75,17 +74,9 @@ def with_others(rows: Iterable[Row]) -> list[Row]:
     return [each for row in rows for each in (row, *row.others)]
 
 
-class Source(Protocol):
-    """Where rows come from: a list of prompts, or whoever sends them."""
-
-    def take(self, count: int, wait: bool) -> list[Row]:
-        """Up to `count` rows that are there; with `wait` at least one, unless there will be none."""
-        ...
-
-
 def decode(
     batch: RowBatch,
-    source: Source,
+    source: Any,
     batch_size: int,
     watch: Callable[[Sequence[Row]], object] = lambda rows: None,
 ) -> Iterator[Row]:
@@ -93,9 +84,9 @@ def decode(
 
     Reading one prompt takes almost as long as reading several, about a step. So new rows join once finished
     ones have stood idle for a step's work between them, or at once where there is room beside the batch (the
-    reasoning of the economic order quantity, Harris 1913). Where none comes, the batch shrinks as soon as
-    a quarter of it is finished: finished rows take time, and so does copying what the caches hold.
-    watch: is shown the batch's rows after each step, and may end some by a finish_reason.
+    economic order quantity, Harris 1913). Where none comes, the batch shrinks as soon as a quarter is finished.
+    source: `take(count, wait)` gives up to `count` rows; with `wait` at least one, unless there will be none
+    watch: is shown the batch's rows after each step, and may end some by a finish_reason
     """
     idle = 0  # steps of finished rows, since rows came last
     while True:

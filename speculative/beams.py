@@ -4,27 +4,23 @@ A row's score is the sum of its tokens' log-probabilities, divided by its length
 penalty. When a search ends, and all else that the text depends on, is as in transformers' `generate`.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from speculative.batch import RowBatch
+from speculative.batch import RowBatch, with_others
 from speculative.cached_model import Model
 from speculative.processors import Controls
 from speculative.row import Row
 
-NOTHING = np.float32(-1e9)
-"""The score of a text that there is not (yet)."""
+NOTHING = np.float32(-1e9)  # the score of a text that there is not (yet)
 
 
 class BeamBatch(RowBatch):
-    """Rows whose texts are searched for side by side, each with N beams, a step at a time. A step has one
-    call of the target and one wait of the host, and drafts nothing.
-
-    Of row b, the beams are the target's rows b * N .. b * N + N - 1.
-    """
+    """Rows whose texts are searched for side by side, each with N beams: of row b, the target's rows
+    b * N .. b * N + N - 1. A step has one call of the target and one wait of the host, and drafts nothing."""
 
     def __init__(self, model: Model, ranks: Any, num_beams: int):
         super().__init__(model, ranks)
@@ -37,26 +33,23 @@ class BeamBatch(RowBatch):
         nothing = np.zeros(len(beams), np.int32)  # is drafted
         tokens = [beam.context for beam in beams]
         logits = self.target(tokens, mx.zeros((len(beams), 0), mx.int32), nothing)
-        ids, logprobs = self.broadcast(*self.best(logits))  # the one wait of the host
+        ids, logprobs = self.broadcast(*self.best(logits))  # the one wait for the target
         self.target.keep(nothing)
         N, order = self._num_beams, np.arange(len(beams))
         for b, search in enumerate(self._searches):
             if not search.row.finish_reason:
                 mine = slice(b * N, (b + 1) * N)
-                parents = search.step(ids[mine], logprobs[mine], self.target.config.eos_token_ids)
-                order[mine] = b * N + parents
+                order[mine] = b * N + search.step(ids[mine], logprobs[mine])
         if (order != np.arange(len(beams))).any():
             self.target.reorder(order.tolist())
 
     def best(self, logits: mx.array) -> tuple[mx.array, mx.array]:
-        """The ids and log-probabilities [B * N, K] of the best tokens, of logits [B * N, 1, V]: as many of
-        each beam as the row's best may all come from. As in transformers, processors see log-probabilities.
-        """
+        """The ids and log-probabilities [B * N, K] of the best tokens, of logits [B * N, 1, V]: of each beam so
+        many that the row's best may all come from it. As in transformers, processors see log-probabilities."""
         logits = logits.astype(mx.float32)
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         logprobs = self._process(logprobs, [])[:, 0]
-        config = self.target.config
-        K = min(candidates(self._num_beams, config.eos_token_ids), logprobs.shape[-1])
+        K = min(self._searches[0].candidates, logprobs.shape[-1])
         ids = mx.argpartition(-logprobs, K - 1, axis=-1)[:, :K]
         return ids, mx.take_along_axis(logprobs, ids, axis=-1)
 
@@ -67,10 +60,11 @@ class BeamBatch(RowBatch):
         return ids, np.ascontiguousarray(bits).view(np.float32)
 
     def read(self, new: Sequence[int]) -> None:
+        N = self._num_beams
         for b in new:
-            self._searches[b : b + 1] = [Search(self.rows[b], self._num_beams, self.target.config)]
-        prompts = [self.rows[b].prompt for b in new for _ in range(self._num_beams)]
-        self.target.admit(len(self.rows) * self._num_beams, self._of_target(new), prompts)
+            self._searches[b : b + 1] = [Search(self.rows[b], N, self.target.config)]
+        prompts = [self.rows[b].prompt for b in new for _ in range(N)]
+        self.target.admit(len(self.rows) * N, self._of_target(new), prompts)
         self._set_controls()
 
     def select(self, indices: Sequence[int]) -> None:
@@ -87,16 +81,14 @@ class BeamBatch(RowBatch):
         self._process = Controls([beam for search in self._searches for beam in search.beams])
 
 
-def candidates(num_beams: int, ends: Collection[int]) -> int:
-    """How many continuations a step looks at: so many that N of them go on, however many end."""
-    return max(2, 1 + len(ends)) * num_beams
-
-
 class Search:
     """The search for one row's text: N beams, and the N best texts that have ended."""
 
     def __init__(self, row: Row, num_beams: int, config: Any):
-        self.row = row
+        self.row, self._ends = row, list(config.eos_token_ids)
+        self.candidates = (
+            max(2, 1 + len(self._ends)) * num_beams
+        )  # so that N go on, however many end
         self.beams = [Row(row.prompt, row.options) for _ in range(num_beams)]
         for beam in self.beams:
             beam.begin(row.tokens, config)
@@ -104,22 +96,19 @@ class Search:
         self.sums = np.full(num_beams, NOTHING)  # of the beams' log-probabilities
         self.sums[0] = 0
         self.ended: list[tuple[np.float32, list[int]]] = []  # scores and tokens, the best first
-        options = row.options
-        self._penalty = 1.0 if options.length_penalty is None else float(options.length_penalty)
-        self._early = options.early_stopping or False
+        penalty = row.options.length_penalty
+        self._penalty = 1.0 if penalty is None else float(penalty)
+        self._early = row.options.early_stopping or False
 
-    def step(self, ids: np.ndarray, logprobs: np.ndarray, ends: Collection[int]) -> np.ndarray:
-        """Go on with the best of the tokens [N, K] that are likeliest after each beam.
-
-        Returns which beam each of them goes on from, [N]; where the search ends, the row gets its text.
-        """
+    def step(self, ids: np.ndarray, logprobs: np.ndarray) -> np.ndarray:
+        """Go on with the best of the tokens [N, K] that are likeliest after each beam; which beam each of them
+        follows, [N]. Where the search ends, the row gets its text."""
         N, K = ids.shape
-        length = len(self.beams[0].origins) + 1
-        is_last = self.beams[0].room == 1
+        length, is_last = len(self.beams[0].origins) + 1, self.beams[0].room == 1
         sums = (self.sums[:, None] + logprobs).reshape(-1)
-        order = np.lexsort((ids.reshape(-1), -sums))[: candidates(N, ends)]
+        order = np.lexsort((ids.reshape(-1), -sums))[: self.candidates]
         beams, tokens, sums = order // K, ids.reshape(-1)[order], sums[order]
-        stops = np.isin(tokens, list(ends)) | is_last
+        stops = np.isin(tokens, self._ends) | is_last
         for i in np.flatnonzero(stops[:N]):  # ends that are not among the N best are none
             score = self._score(sums[i], length)
             if score > NOTHING:
@@ -127,12 +116,12 @@ class Search:
         self.ended = sorted(self.ended, key=lambda text: -text[0])[:N]
         on = np.flatnonzero(~stops)[:N]
         if is_last or self._is_over(sums[on[0]], length):
-            self._finish(ends)
+            self._finish()
             return np.arange(N)
         self.sums = sums[on]
-        before = [self.beams[b].tokens for b in beams[on]]
-        for beam, text, token in zip(self.beams, before, tokens[on].tolist(), strict=True):
-            beam.tokens = [*text, token]
+        texts = [[*self.beams[beams[i]].tokens, int(tokens[i])] for i in on]
+        for beam, text in zip(self.beams, texts, strict=True):
+            beam.tokens = text
             beam.origins.append("plain")
         return beams[on]
 
@@ -143,20 +132,18 @@ class Search:
     def _is_over(self, best: np.float32, length: int) -> bool:
         """Whether the search ends with texts of so many tokens; best: the sum of the best beam."""
         is_full = len(self.ended) == len(self.beams)
-        if is_full and self._early is True:
-            return True
+        worst = self.ended[-1][0] if is_full else NOTHING
         if self._early == "never" and self._penalty > 0:
             length = self.row.max_tokens  # the best that the beam's score may become
-        return not self._score(best, length) > (self.ended[-1][0] if is_full else NOTHING)
+        return (is_full and self._early is True) or not self._score(best, length) > worst
 
-    def _finish(self, ends: Collection[int]) -> None:
-        """Give the best texts to the row and those beside it."""
-        rows = [self.row, *self.row.others]
+    def _finish(self) -> None:
+        rows = with_others([self.row])
         found = [*self.ended, *[(NOTHING, [])] * len(rows)]
         for row, (score, tokens) in zip(rows, found, strict=False):
             row.text_score = float(score)
             for token in tokens:
-                row.commit([], token, ("plain", "plain"), ends)
+                row.commit([], token, ("plain", "plain"), self._ends)
             row.finish_reason = row.finish_reason or "stop"  # nothing could be written
         for beam in self.beams:
             beam.finish_reason = self.row.finish_reason

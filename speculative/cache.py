@@ -17,7 +17,7 @@ MASKED = 1 << 30
 
 
 def known_positions(positions: np.ndarray) -> np.ndarray:
-    """Positions that may index a table, where MLX reads beyond the end without an error: 0 for MASKED."""
+    """Positions that may index a table, which MLX reads beyond its end without an error: 0 for MASKED."""
     return np.where(positions == MASKED, 0, positions)
 
 
@@ -61,10 +61,9 @@ class SlotCache:
 
     def reserve(self, positions: np.ndarray) -> np.ndarray:
         """Take slots for tokens at `positions` [B, T]; the positions of all slots [B, N]."""
-        T = positions.shape[1]
-        self.cursor += T
+        start, self.cursor = self.cursor, self.cursor + positions.shape[1]
         self._make_room(self.cursor)
-        self.position[:, self.cursor - T : self.cursor] = positions
+        self.position[:, start : self.cursor] = positions
         self._queries = positions
         return self.position[:, : self.cursor]
 
@@ -99,12 +98,11 @@ class SlotCache:
         return self.keys[layer][:, :, : self.cursor], self.values[layer][:, :, : self.cursor]
 
     def _grown(self, store: mx.array | None, new: mx.array) -> mx.array:
-        _, H, _, D = new.shape
-        missing = self.position.shape[1] - (0 if store is None else store.shape[2])
-        if store is not None and missing == 0:
-            return store
-        room = mx.zeros((len(self.position), H, missing, D), new.dtype)
-        return room if store is None else mx.concatenate([store, room], axis=2)
+        (B, capacity), (_, H, _, D) = self.position.shape, new.shape
+        if store is None:
+            return mx.zeros((B, H, capacity, D), new.dtype)
+        missing = capacity - store.shape[2]
+        return mx.pad(store, [(0, 0), (0, 0), (0, missing), (0, 0)]) if missing else store
 
     def keep(self, n: np.ndarray) -> None:
         """Row b keeps the first n[b] of the tokens written since the last `keep`, or all of them
@@ -133,14 +131,12 @@ class SlotCache:
     # Rows come and go.
 
     def replace(self, rows: Sequence[int], fresh: "SlotCache") -> None:
-        """Put the rows of `fresh`, one for each of `rows`, in the place of those rows. What they hold
-        already (a prompt) goes to the first slots; nothing of the other rows moves."""
+        """Put the rows of `fresh` in the place of `rows`. What they hold already (a prompt) goes to the
+        first slots; nothing of the other rows moves."""
         self.position[rows] = MASKED
         if not self.lengths.any():
             self.cursor = self._kept = 0
         held = fresh.cursor
-        if held == 0:
-            return
         self._make_room(held)
         self.cursor = self._kept = max(self.cursor, held)
         self.position[rows, :held] = fresh.position[:, :held]

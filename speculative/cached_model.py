@@ -36,12 +36,10 @@ class CachedModel:
         self._lacked = 0  # tokens per row that went before the drafted ones in the last call
 
     def admit(self, batch_size: int, rows: Sequence[int], prompts: Rows) -> None:
-        """Read prompts, one for each of `rows`, into a batch of `batch_size`: in the place of what these
-        rows held, or in new rows at the end."""
+        """Read a prompt for each of `rows` of a batch of `batch_size`, in its place or in a new row at the end."""
         once: dict[tuple[int, ...], int] = {}  # equal prompts are read once
         order = [once.setdefault(tuple(prompt), len(once)) for prompt in prompts]
         tokens, mask = padded(list(once), self.config.pad_token_id)
-        # Of an encoder with a vocabulary of its own, or the decoder's.
         vocab_size = getattr(self.config, "source_vocab_size", self.config.vocab_size)
         fresh = self._model.start(mx.array(self._known(tokens, vocab_size)), mask)
         if len(once) < len(order):
@@ -51,9 +49,9 @@ class CachedModel:
             if list(rows) != list(range(batch_size)):
                 fresh.select([place.get(row, 0) for row in range(batch_size)])
             self.cache = fresh
-            return
-        self.resize(batch_size)
-        self.cache.replace(rows, fresh)
+        else:
+            self.resize(batch_size)
+            self.cache.replace(rows, fresh)
 
     def resize(self, batch_size: int) -> None:
         """Make room for more rows, which are to be admitted before they are decoded."""
@@ -81,23 +79,12 @@ class CachedModel:
         the first lengths[b] are meant. `keep` follows."""
         lacking, positions = self._lacking(rows)
         self._lacked = lacking.shape[1]
-        logits = self._read(mx.array(lacking), positions, rows, drafted, lengths)
-        return logits[:, self._lacked - 1 :]
-
-    def _read(
-        self,
-        lacking: mx.array,
-        positions: np.ndarray,
-        rows: Rows,
-        drafted: mx.array,
-        lengths: np.ndarray,
-    ) -> mx.array:
-        """Logits after the tokens [B, P] that the cache lacks and the drafted ones."""
+        block = mx.array(lacking)
         if drafted.shape[1]:
-            drafted = self._share(drafted)
-        block = mx.concatenate([lacking, drafted], axis=1)
-        positions = np.concatenate([positions, following(rows, lengths)], axis=1)
-        return self._model.decode(block, positions, self.cache)
+            block = mx.concatenate([block, self._share(drafted)], axis=1)
+            positions = np.concatenate([positions, following(rows, lengths)], axis=1)
+        logits = self._model.decode(block, positions, self.cache)
+        return logits[:, max(self._lacked - 1, 0) :]
 
     def feed(self, tokens: mx.array, positions: np.ndarray) -> mx.array:
         """Logits [B, V] after one more drafted token of each row, tokens and positions [B, 1]."""
@@ -147,9 +134,8 @@ class AheadModel(CachedModel):
     _ahead: mx.array | None = None  # logits [B, 1, V] of a call that has begun
 
     def run_ahead(self, rows: Rows, tokens: mx.array, live: Sequence[bool]) -> None:
-        """Read the next token [B] of the rows that go on, which the host does not know yet, so that the next
-        call is under way while the host waits for it. After a call without drafted tokens, of which all is kept;
-        lost where rows come or go."""
+        """After a call without drafted tokens, begin the next one with tokens [B] that the host does not know
+        yet. What it reads is lost where rows come or go."""
         if not any(live):
             return
         self.keep(np.zeros(len(rows), int))
@@ -161,13 +147,10 @@ class AheadModel(CachedModel):
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             return super().__call__(rows, drafted, lengths)
-        lacking, positions = self._lacking(rows)
-        assert not lacking.shape[1]
+        if drafted.shape[1]:  # the cache lacks nothing else
+            ahead = mx.concatenate([ahead, super().__call__(rows, drafted, lengths)], axis=1)
         self._lacked = 1  # the token that was read ahead
-        if not drafted.shape[1]:
-            return ahead
-        logits = self._read(mx.array(lacking), positions, rows, drafted, lengths)
-        return mx.concatenate([ahead, logits], axis=1)
+        return ahead
 
     def keep(self, n: np.ndarray) -> None:
         if self._ahead is None:

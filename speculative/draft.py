@@ -35,8 +35,7 @@ class Plan:
 
     candidates: list[Candidate | None]  # None: nothing is drafted for the row
     limits: np.ndarray  # [B]
-    # Whether to stop, given the confidences [B, n] of the first drafted tokens and how many of each row have
-    # been drafted; None: a draft model drafts all of them.
+    # Whether to stop, by the confidences [B, n] of the first tokens and how many of each row are drafted
     stop: Callable[[np.ndarray, int], bool] | None = None
     again: bool = False  # nothing is drafted, and nothing in the next step, as far as can be told
 
@@ -76,8 +75,7 @@ def no_draft(batch_size: int) -> Draft:
 
 @dataclass(frozen=True)
 class Step:
-    """What was planned, what was drafted, and how many drafted tokens of each row are in its text: what
-    follows a text's end is not, and was drafted in vain."""
+    """What was planned, what was drafted, and how many drafted tokens of each row are in its text."""
 
     plan: Plan
     draft: Draft

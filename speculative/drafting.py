@@ -10,7 +10,7 @@ import numpy as np
 
 from speculative.cached_model import CachedModel, Model, Rows, following
 from speculative.draft import Candidate, Draft, Plan, no_draft
-from speculative.lookup import UNBOUNDED, WEAK, PromptMatcher, ReferenceMatcher
+from speculative.lookup import UNBOUNDED, WEAK, PromptMatcher
 from speculative.row import Row
 from speculative.sampling import Greedy, Sampler
 
@@ -40,17 +40,17 @@ class Drafter:
         """n [B]: how many of its last proposals each row kept."""
 
     def hindsight(self, rows: Rows, plan: Plan) -> list[tuple[Candidate, int, bool]]:
-        """After a step, which gave the rows their tokens: for candidates that were not drafted, how many of
-        their tokens came, and whether another did after these. For those of which it can be told."""
+        """After a step: for candidates that were not drafted, as far as it can be told, how many of their
+        tokens came, and whether another did after these."""
         return []
 
 
 class ModelDrafter(Drafter):
-    """Drafts with a smaller model, token by token: without waiting for any of them, unless the plan has it
-    stop where it is unsure.
+    """Drafts with a smaller model, token by token: without waiting for any of them, unless the plan may
+    stop it where it is unsure.
 
-    A prompt is read when it is first drafted for: where drafting does not pay, it costs nothing. The kind
-    of a candidate tells how the row's last draft fared: texts are easy or hard for a while.
+    A prompt is read when it is first drafted for. The kind of a candidate tells how the row's last draft
+    fared: texts are easy or hard for a while.
     """
 
     BEHIND = 8  # tokens: a row that lacks more is brought up to date before the draft
@@ -61,12 +61,12 @@ class ModelDrafter(Drafter):
         vocab_size: int | None = None,
         broadcast: Callable[[Any], Any] = lambda x: np.array(x),
     ):
-        """vocab_size: ids from here on are never proposed (those that the target does not share).
+        """vocab_size: ids from here on, which the target does not share, are never proposed.
         broadcast: floats on the host, the same for all processes that run the target together."""
         self._broadcast = broadcast
         self._make = lambda: CachedModel(model)
-        self._vocab_size = vocab_size or model.config.vocab_size
         self._model = self._make()
+        self._vocab_size = vocab_size or model.config.vocab_size
         self._batch: list[Row] = []
         self._unread: set[int] = set()  # rows whose prompt has not been read
         self._fared: list[str] = []
@@ -77,10 +77,8 @@ class ModelDrafter(Drafter):
             self._model, self._unread = self._make(), set()
         self._model.resize(len(batch))
         self._batch = list(batch)
-        self._fared += ["new"] * (len(batch) - len(self._fared))
-        del self._fared[len(batch) :]
-        for row in new:
-            self._fared[row] = "new"
+        fared = dict(enumerate(self._fared)) | dict.fromkeys(new, "new")
+        self._fared = [fared[row] for row in range(len(batch))]
         self._unread.update(new)
 
     def select(self, rows: Sequence[int]) -> None:
@@ -91,10 +89,10 @@ class ModelDrafter(Drafter):
 
     def candidates(self, rows: Rows) -> list[list[Candidate]]:
         behind, config, found = self._behind(rows), self._model.config, []
-        for b, (row, fared) in enumerate(zip(rows, self._fared, strict=True)):
+        for b, row in enumerate(rows):
             most = (config.max_positions or UNBOUNDED) - len(row)
             reads = len(self._batch[b].prompt) <= (config.max_prompt_tokens or UNBOUNDED)
-            candidate = Candidate(f"model, {fared}", most, unread=int(behind[b]))
+            candidate = Candidate(f"model, {self._fared[b]}", most, unread=int(behind[b]))
             found.append([candidate] if reads and most > 0 else [])
         return found
 
@@ -138,9 +136,8 @@ class ModelDrafter(Drafter):
 
     def _prepare(self, rows: Rows) -> float:
         """Read what the rows to draft for are behind, and wait for that: the seconds, which are no part of the
-        price of a step. Once per prompt, and after many tokens that were decoded without drafts."""
-        asked = [b for b, row in enumerate(rows) if row]
-        new = [b for b in asked if b in self._unread]
+        price of a step."""
+        new = [b for b, row in enumerate(rows) if row and b in self._unread]
         began = time.perf_counter()
         if new:
             self._model.admit(len(rows), new, [self._batch[b].prompt for b in new])
@@ -161,12 +158,11 @@ class ModelDrafter(Drafter):
 
 
 class _Doubt:
-    """How sure a draft model is of what it drafts in a step. Looked at only where the plan asks for it, as the
-    host has to wait."""
+    """How sure a draft model is of what it drafts, seen only where the plan asks: the host has to wait for it."""
 
     def __init__(self, plan: Plan, ends: Collection[int], broadcast: Callable):
-        self._plan, self._ends, self._broadcast = plan, ends, broadcast
-        # A GPU would have nothing to do meanwhile: there a token later, when the next one is queued.
+        self._stop, self._ends, self._broadcast = plan.stop, ends, broadcast
+        # A GPU would idle meanwhile: there a token later, when the next one is queued.
         self._late = int(mx.default_device() == mx.gpu)
         self._coming: list[mx.array] = []
         self.confidence = np.zeros((len(plan.limits), 0))  # [B, n], as `Draft` has it
@@ -174,7 +170,7 @@ class _Doubt:
 
     def stops(self, logits: mx.array, token: mx.array) -> bool:
         """Whether to stop after one more token of each row, [B], of logits [B, V]."""
-        if not self._plan.stop:
+        if not self._stop:
             return False
         logits, index = logits.astype(mx.float32), token[:, None]
         others = mx.put_along_axis(logits, index, mx.array(-mx.inf), axis=1)
@@ -187,11 +183,10 @@ class _Doubt:
         known = len(self._coming) - self._late
         if not known:
             return False
-        last = self._broadcast(self._coming[known - 1])
-        last = np.where(known <= self.lengths, last, 0)
+        last = np.where(known <= self.lengths, self._broadcast(self._coming[known - 1]), 0)
         self.lengths = np.where(last < 0, known, self.lengths)
         self.confidence = np.concatenate([self.confidence, last[:, None]], axis=1)
-        return self._plan.stop(self.confidence, len(self._coming))
+        return self._stop(self.confidence, len(self._coming))
 
 
 class PromptLookup(Drafter):
@@ -206,21 +201,18 @@ class PromptLookup(Drafter):
         copied: a prompt's token as the text would have it; None: only references are copied from."""
         self._piece, self._copied = piece, copied
         self._matchers: list[list[PromptMatcher]] = []  # by row: what to copy from
-        self._prefixes: list[int] = []
+        self._prefixes: list[int] = []  # tokens of each row before its output
         self._offered: list[list[Candidate]] = []
         self._known: list[int] = []  # tokens of each row when that was offered
 
     def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
-        matchers = {row: self._matchers_for(batch[row]) for row in new}
-        self._matchers = [
-            matchers[row] if row in matchers else self._matchers[row] for row in range(len(batch))
-        ]
+        matchers = dict(enumerate(self._matchers))
+        matchers |= {row: self._matchers_for(batch[row]) for row in new}
+        self._matchers = [matchers[row] for row in range(len(batch))]
         self._prefixes = [row.prefix_size for row in batch]
 
     def _matchers_for(self, row: Row) -> list[PromptMatcher]:
-        found: list[PromptMatcher] = []
-        if row.reference:
-            found.append(ReferenceMatcher(row.reference, self._piece))
+        found = [PromptMatcher(row.reference, self._piece, reference=True)] if row.reference else []
         if self._copied:
             found.append(PromptMatcher(list(map(self._copied, row.prompt)), self._piece))
         return found

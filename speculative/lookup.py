@@ -1,10 +1,8 @@
 """Drafting without a second model: what follows, in the prompt or in the text so far, the position that
 the last tokens match.
 
-For an encoder-decoder model the prompt is what to copy from: correction, simplification and
-rewriting repeat most of it. The idea is that of input-guided (aggressive) decoding, Ge et al. 2022
-(arXiv 2205.10350), and of prompt lookup; matching and taking up again after a corrected word are
-described at `PromptMatcher`.
+Correction, simplification and rewriting repeat most of the prompt. The idea is that of input-guided (aggressive)
+decoding, Ge et al. 2022 (arXiv 2205.10350), and of prompt lookup.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,21 +20,19 @@ _PREFIX = 16  # tokens within which a task's prefix ("summarize:") ends
 class PromptMatcher:
     """Finds what to copy for one row.
 
-    `text` is the prompt and then the output. Every position in it where the last output token occurs is
-    known with the length of the match that ends there; one more token extends or ends each match, so
-    that a step costs as much as the token has occurrences.
+    `text` is the prompt and then the output. For every position where the last output token occurs the
+    length of the match that ends there is known; one more token extends or ends each match.
 
-    The longest match is followed; of equal ones that in the prompt which comes soonest after the
-    position copied last. A match further on in the prompt moves that position only when it is LONG: words
-    recur. When the last token matches nothing there, it is taken for a correction: the word at the
-    present position has been replaced, and the next word follows. Where words were left out instead, the
-    last token matches a few tokens ahead; where words were put in, a token later it matches here.
+    The longest match is followed; of equal ones the one in the prompt soonest after the position copied
+    last. A match further on moves that position only when it is LONG: words recur. A last token that
+    matches nothing there is taken for a correction: the word at the present position has been replaced,
+    and the next word follows. If words were left out instead, the last token matches a few tokens ahead;
+    if words were put in, a token later it matches here.
     """
 
-    source = "copy"  # what its candidates' kinds begin with
-
-    def __init__(self, prompt: Sequence[int], piece: Callable[[int], str]):
-        """piece: the text of a token as the vocabulary has it, with its mark of a word's start."""
+    def __init__(self, prompt: Sequence[int], piece: Callable[[int], str], reference: bool = False):
+        """piece: the text of a token as the vocabulary has it, with its mark of a word's start.
+        reference: `prompt` is a text that the output resembles; what the output repeats is not looked for."""
         self.text = list(prompt)
         self._piece = piece
         self._prompt_size = len(prompt)
@@ -45,14 +41,17 @@ class PromptMatcher:
             self._positions.setdefault(token, []).append(position)
         # By position: how many tokens up to it are the output's last.
         self._matches: dict[int, int] = {}
-        self._next = self._begins()  # the position in the prompt that the output has reached
+        self._reference = reference
+        self._next = (
+            0 if reference else self._after_prefix()
+        )  # the position in the prompt that the output has reached
         self._lost = 0  # output tokens since it was there
 
     @property
     def output_size(self) -> int:
         return len(self.text) - self._prompt_size
 
-    def _begins(self) -> int:
+    def _after_prefix(self) -> int:
         """Where copying begins: after the first colon, where tasks are named, else at the start."""
         first = range(min(_PREFIX, self._prompt_size))
         colons = (i for i in first if self._piece(self.text[i]).endswith(":"))
@@ -64,7 +63,8 @@ class PromptMatcher:
             positions = self._positions.setdefault(token, [])
             self._matches = {at: self._matches.get(at - 1, 0) + 1 for at in positions}
             self._follow(token)
-            positions.append(len(self.text))
+            if not self._reference:
+                positions.append(len(self.text))
             self.text.append(token)
 
     def _follow(self, token: int) -> None:
@@ -99,30 +99,30 @@ class PromptMatcher:
     def candidates(self) -> list[Candidate]:
         """What could be copied now, the likeliest first."""
         if not self.output_size:
-            return self._from_prompt("start", self._next)
+            return self._from("start", self._next)
         position, length, in_order = self._best(self._matches), 0, []
         if self._lost == 0:
             length = self._matches[self._next - 1]
-            in_order = self._from_prompt(f"match {_bucket(length)}", self._next)
+            in_order = self._from(f"match {_bucket(length)}", self._next)
         elif self._lost <= LOST:
-            in_order = self._from_prompt("correction", self._next_word(self._next))
+            in_order = self._from("correction", self._next_word(self._next))
         if position is None or position == self._next - 1:
             return in_order
         kind = f"repetition {_bucket(self._matches[position])}"
-        elsewhere = self._from_prompt(kind, position + 1) or self._from_output(kind, position + 1)
+        elsewhere = self._from(kind, position + 1)
         longer = self._matches[position] >= max(LONG, length + 1)
         return elsewhere + in_order if longer else in_order + elsewhere
 
-    def _from_prompt(self, kind: str, position: int) -> list[Candidate]:
-        left = self._prompt_size - position
-        return [self._candidate(kind, left, position)] if left > 0 else []
-
-    def _from_output(self, kind: str, position: int) -> list[Candidate]:
-        there = self._prompt_size < position < len(self.text)
-        return [self._candidate(kind, UNBOUNDED, position)] if there else []
-
-    def _candidate(self, kind: str, most: int, position: int) -> Candidate:
-        return Candidate(f"{self.source}, {kind}", most, partial(self.copy, position))
+    def _from(self, kind: str, position: int) -> list[Candidate]:
+        """What follows in the prompt, or without end in the output."""
+        kind = f"{'reference' if self._reference else 'copy'}, {kind}"
+        if position < self._prompt_size:
+            most = self._prompt_size - position
+        elif self._prompt_size < position < len(self.text):
+            most = UNBOUNDED
+        else:
+            return []
+        return [Candidate(kind, most, partial(self.copy, position))]
 
     def copy(self, position: int, count: int) -> list[int]:
         """`count` tokens from `position` on; at the end of the output, its last part over again."""
@@ -132,27 +132,14 @@ class PromptMatcher:
         return found
 
 
-class ReferenceMatcher(PromptMatcher):
-    """Finds what to copy from a text that the output will resemble. What the output repeats is left to the
-    prompt's matcher."""
-
-    source = "reference"
-
-    def _begins(self) -> int:
-        return 0
-
-    def _from_output(self, kind: str, position: int) -> list[Candidate]:
-        return []
-
-
 def _bucket(length: int) -> str:
     """Lengths of matches that are worth about the same."""
     return "1" if length == 1 else f"2-{LONG - 1}" if length < LONG else f"{LONG}+"
 
 
 WEAK = tuple(
-    f"{matcher.source}, repetition {_bucket(length)}"
-    for matcher in (PromptMatcher, ReferenceMatcher)
+    f"{source}, repetition {_bucket(length)}"
+    for source in ("copy", "reference")
     for length in (1, 2)
 )
 """Kinds of candidates that may be there by chance."""

@@ -1,8 +1,7 @@
 """How to decode: every option, declared once.
 
-A field of `Options` says here what its values may be, what it means, and what it is called on a command line and in
-a request. Flags (terminal/flags.py), fields of requests (serving/requests.py), messages and the tables in docs/ follow
-from that.
+Flags (terminal/flags.py), fields of requests (serving/requests.py), messages and the tables in docs/ follow from what
+a field of `Options` says here.
 """
 
 import math
@@ -10,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from numbers import Integral, Real
-from types import MappingProxyType
 from typing import Any
 
 from errors import InputError
@@ -19,11 +17,7 @@ from speculative.processors import Processor
 RULES = ("token", "block", "coupled")  # of sampling.py
 DEFAULT_RULE = "coupled"  # the text does not depend on what is drafted, nor on how much
 MAX_TOKENS = 512  # where neither the caller nor the checkpoint says
-MOST = 10**9  # of what counts tokens: below 2^31, where MLX's integers end
-
-
-# ---------------------------------------------------------------------------------------------
-# What values may be
+MOST = 10**9  # below 2^31, where MLX's integers end; and logits times as much stay finite
 
 
 @dataclass(frozen=True)
@@ -35,18 +29,16 @@ class Values:
     accepts: Callable[[Any], bool]
     metavar: str | None = None
     choices: tuple[str, ...] = ()
-    most: int | None = None  # of a whole number
 
 
 def whole(least: int, most: int = MOST) -> Values:
-    """A whole number."""
-    accepts = lambda n: _is_whole(n) and n >= least  # noqa: E731
-    return Values(int, f"a whole number of {least} or more", accepts, "N", most=most)
+    what = f"a whole number from {least} to {most}"
+    return Values(int, what, lambda n: _is_whole(n) and least <= n <= most, "N")
 
 
-def number(what: str, accepts: Callable[[float], bool]) -> Values:
-    """A finite number."""
-    return Values(float, what, lambda x: _is_number(x) and accepts(x), "X")
+def number(least: float, most: float = MOST) -> Values:
+    what = f"a number from {least} to {most}"
+    return Values(float, what, lambda x: _is_number(x) and least <= x <= most, "X")
 
 
 def _is_whole(value: Any) -> bool:
@@ -54,16 +46,10 @@ def _is_whole(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    if not isinstance(value, Real) or isinstance(value, bool):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number beyond all floats
-        return False
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def is_text(value: Any) -> bool:
-    """Whether it is a text, in valid Unicode."""
+def _is_text(value: Any) -> bool:  # in valid Unicode
     return isinstance(value, str) and not any("\ud800" <= c <= "\udfff" for c in value)
 
 
@@ -72,12 +58,10 @@ def _is_token(value: Any) -> bool:
 
 
 def _is_bias(value: Any) -> bool:
-    """Whether it is a number, or minus infinity, which bans."""
-    return isinstance(value, Real) and not isinstance(value, bool) and value < math.inf
+    return _is_number(value) and (value == -math.inf or abs(value) <= MOST)
 
 
 def _are(entry: Callable[[Any], bool], values: Any) -> bool:
-    """Whether it is a list of such."""
     return isinstance(values, Sequence) and not isinstance(values, str) and all(map(entry, values))
 
 
@@ -88,23 +72,23 @@ def _is_word(value: Any) -> bool:
 SWITCH = Values(bool, "True or False", lambda v: isinstance(v, bool))
 ANY = Values(int, "a whole number", _is_whole, "N")
 COUNT, SIZE = whole(0), whole(1)
-DRAFT = Values(
-    int, f"{COUNT.what}, or auto", lambda v: v == "auto" or COUNT.accepts(v), "N", ("auto",), MOST
+DRAFT = replace(
+    COUNT,
+    what=f"{COUNT.what}, or auto",
+    accepts=lambda v: v == "auto" or COUNT.accepts(v),
+    choices=("auto",),
 )
-FINITE = number("a number", lambda x: True)
-POSITIVE = number("a number of 0 or more", lambda x: x >= 0)
-ABOVE_0 = number("a number above 0", lambda x: x > 0)
-SHARE = number("a number above 0, up to 1", lambda x: 0 < x <= 1)
-PART = number("a number from 0 to 1", lambda x: 0 <= x <= 1)
-REFERENCE = Values(str, "a text", is_text, "TEXT|@FILE")
-CODE = Values(str, "a language's code", is_text, "CODE")
+PART = number(0, 1)
+SHARE = replace(PART, what="a number above 0, up to 1", accepts=lambda x: x and PART.accepts(x))
+REFERENCE = Values(str, "a text", _is_text, "TEXT|@FILE")
+CODE = Values(str, "a language's code", _is_text, "CODE")
 TEXTS = Values(
     list,
     "a text or a list of texts",
-    lambda v: _are(lambda text: text and is_text(text), [v] if isinstance(v, str) else v),
+    lambda v: _are(lambda text: text and _is_text(text), [v] if isinstance(v, str) else v),
     "TEXT",
 )
-RULE = Values(str, f"one of {', '.join(RULES)}", lambda v: callable(v) or v in RULES, choices=RULES)
+RULE = Values(str, f"one of {', '.join(RULES)}", lambda v: callable(v) or v in RULES, None, RULES)
 EARLY = Values(
     str, "True, False or never", lambda v: isinstance(v, bool) or v == "never", None, ("never",)
 )
@@ -113,7 +97,7 @@ TOKENS = Values(list, "a list of ids", partial(_are, _is_token), "JSON")
 WORDS = Values(list, "a list of lists of ids", partial(_are, _is_word), "JSON")
 BIASES = Values(
     dict,
-    "tokens' ids with a number each",
+    f"tokens' ids with a number each, from {-MOST} to {MOST} or -inf",
     lambda v: isinstance(v, Mapping) and all(map(_is_token, v)) and all(map(_is_bias, v.values())),
     "JSON",
 )
@@ -122,35 +106,22 @@ FUNCTIONS = Values(
 )
 
 
-# ---------------------------------------------------------------------------------------------
-# Declarations
-
-
 @dataclass(frozen=True)
 class Declared:
-    """What is said of an option.
-
-    help:    what it does, in a line; N, X and the like stand for the value
-    default: what it is where nothing is said, in words; "": the value itself
-    flags:   further names on the command line, besides --name-of-the-field; None: it has no flag
-    request: its name in a request; "": the field's own; None: requests cannot have it
-    served:  what requests may ask for at most, where that is less: of a number, or of a list's entries
-    group:   of flags
-    """
+    """What is said of an option."""
 
     values: Values
-    help: str
-    default: str = ""
-    flags: tuple[str, ...] | None = ()
-    request: str | None = ""
-    served: int | None = None
-    group: str = "sampling"
+    help: str  # N, X and the like stand for the value
+    default: str = ""  # what it is where nothing is said, in words; "": the value itself
+    flags: tuple[str, ...] | None = ()  # besides --name-of-the-field; None: it has no flag
+    request: str | None = ""  # its name in a request; "": the field's own; None: it has none
+    served: int | None = None  # the most a request may ask for: of a number, or of a list's entries
+    group: str = "sampling"  # of flags
 
 
 def option(default: Any, values: Values, help: str, words: str = "", **about: Any) -> Any:
     """A field of `Options`. words: its default in words, where the value does not say it."""
-    metadata = MappingProxyType({"declared": Declared(values, help, words, **about)})
-    return field(default=default, metadata=metadata)
+    return field(default=default, metadata={"declared": Declared(values, help, words, **about)})
 
 
 _drafting = partial(option, group="drafting")
@@ -161,9 +132,8 @@ CHECKPOINT = "the checkpoint's"
 
 @dataclass(frozen=True)
 class Options:
-    """The keyword arguments of `generate`, `stream_generate` and `batch_generate`. None leaves a value to the
-    checkpoint's generation_config.json, or to what the other options imply. Raises InputError for a value
-    that cannot be."""
+    """The keyword arguments of `generate` and its like. None leaves a value to the checkpoint's
+    generation_config.json, or to what the other options imply. Raises InputError for a value that cannot be."""
 
     num_draft: int | str = _drafting(
         "auto",
@@ -185,7 +155,7 @@ class Options:
     max_tokens: int | None = option(
         None, SIZE, "tokens to generate at most", f"{CHECKPOINT}, or {MAX_TOKENS}", flags=("-m",)
     )
-    temp: float = option(0.0, POSITIVE, "temperature; 0: greedy", request="temperature")
+    temp: float = option(0.0, number(0), "temperature; 0: greedy", request="temperature")
     top_k: int = option(0, COUNT, "sample from the N most probable tokens; 0: from all")
     top_p: float = option(1.0, SHARE, "sample from the fewest tokens of probability X together")
     min_p: float = option(0.0, PART, "sample from tokens at least X times as probable as the best")
@@ -208,7 +178,7 @@ class Options:
     )
 
     repetition_penalty: float | None = _control(
-        None, ABOVE_0, "penalise tokens already used (1: off)", CHECKPOINT
+        None, number(1 / MOST), "penalise tokens already used (1: off)", CHECKPOINT
     )
     repetition_context_size: int | None = _control(None, SIZE, "... among the last N", "all")
     no_repeat_ngram_size: int | None = _control(
@@ -248,9 +218,9 @@ class Options:
         1, whole(1, 1024), "texts of each prompt; needs --temp, or beams", request="n", served=64
     )
 
-    num_beams: int = _beams(1, whole(1, 1024), "above 1: beam search, which drafts nothing")
+    num_beams: int = _beams(1, whole(1, 64), "above 1: beam search, which drafts nothing")
     length_penalty: float | None = _beams(
-        None, FINITE, "score: log-probability / length ** X", f"{CHECKPOINT}, or 1"
+        None, number(-MOST), "score: log-probability / length ** X", f"{CHECKPOINT}, or 1"
     )
     early_stopping: bool | str | None = _beams(
         None, EARLY, "end with N texts; never: when no better one can come", f"{CHECKPOINT}, or no"
@@ -259,34 +229,27 @@ class Options:
     def __post_init__(self):
         for name, declared in DECLARED.items():
             value, values = getattr(self, name), declared.values
-            if value is None and DEFAULTS[name] is None:
-                continue
-            if not values.accepts(value):
-                raise InputError(f"{name} is {shown(value)}, not {values.what}")
-            if values.most and _is_whole(value) and value > values.most:
-                raise InputError(f"{name} is {shown(value)}; {values.most} at most")
+            unsaid = value is None and DEFAULTS[name] is None
+            if not unsaid and not values.accepts(value):
+                shown = repr(value)
+                shown = shown if len(shown) <= 100 else shown[:97] + "..."
+                raise InputError(f"{name} is {shown}, not {values.what}")
         if self.delta and self.temp and self.rule != "token":
             raise InputError(
                 f"delta has no meaning for the acceptance rule {self.rule}, only token"
             )
-        self._check_beams()
-
-    def _check_beams(self) -> None:
-        if self.num_beams == 1:
-            if self.num_samples > 1 and self.temp == 0:
-                raise InputError(
-                    "num_samples above 1 needs temp above 0: greedy texts are all the same; or num_beams"
-                )
-            return
-        if self.temp:
-            raise InputError("num_beams above 1 needs temp 0: a beam search does not sample")
-        if self.num_samples > self.num_beams:
+        N, beams = self.num_samples, self.num_beams
+        if N > 1 and beams == 1 and self.temp == 0:
             raise InputError(
-                f"num_samples is {self.num_samples}; {self.num_beams} beams find as many texts at most"
+                "num_samples above 1 needs temp above 0: greedy texts are all the same; or num_beams"
             )
-        for name, value in (("stop", self.stops), ("logprobs", self.logprobs is not None)):
-            if value:
-                raise InputError(f"{name} has no meaning with num_beams above 1")
+        if N > beams > 1:
+            raise InputError(f"num_samples is {N}; {beams} beams find as many texts at most")
+        if beams > 1 and self.temp:
+            raise InputError("num_beams above 1 needs temp 0: a beam search does not sample")
+        if beams > 1 and (self.stops or self.logprobs is not None):
+            name = "stop" if self.stops else "logprobs"
+            raise InputError(f"{name} has no meaning with num_beams above 1")
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -294,16 +257,14 @@ class Options:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     def copies(self, has_draft_model: bool) -> bool:
-        """Whether drafts are copied, too. Where it is not said: beside a draft model, as often as that is
-        measured to pay, which `auto` does; and not where delta would let copied tokens into the text."""
-        if self.lookup is None:
-            return has_draft_model and self.num_draft == "auto" and not self.delta
-        return self.lookup
+        """Whether drafts are copied, too. Where it is not said: beside a draft model, if `auto` measures how often
+        that pays; and not where delta would let copied tokens into the text."""
+        default = has_draft_model and self.num_draft == "auto" and not self.delta
+        return default if self.lookup is None else self.lookup
 
     def filled(self, defaults: Mapping[str, Any]) -> "Options":
         """With `defaults` for what is None."""
-        known = {name: value for name, value in defaults.items() if getattr(self, name) is None}
-        return replace(self, **known) if known else self
+        return replace(self, **{k: v for k, v in defaults.items() if getattr(self, k) is None})
 
     @property
     def rule(self) -> str | Callable:
@@ -312,15 +273,9 @@ class Options:
 
     @property
     def distribution(self) -> dict[str, float]:
-        """What the tokens' distribution depends on: the arguments of `sampling.probabilities`."""
+        """The arguments of `sampling.probabilities`."""
         return dict(temp=self.temp, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p)
 
 
 DECLARED: dict[str, Declared] = {f.name: f.metadata["declared"] for f in fields(Options)}
 DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(Options)}
-
-
-def shown(value: object) -> str:
-    """A value for a message; the beginning of one that is long."""
-    text = repr(value)
-    return text if len(text) <= 100 else text[:97] + "..."

@@ -1,14 +1,12 @@
 """Logits processors: what is asked of a text besides the model, at every position of a step at once.
 
-A processor is a function (logits, prefixes) -> logits over all rows and positions of a call, drafted tokens
-included in what stands before each position; nothing waits for the device. Target and draft model
-go through the same ones, so p and q are what is left after them, and every rule of sampling.py keeps its law.
-
-Meanings and order are those of transformers' `generate`.
+Target and draft model go through the same ones, so p and q are what is left after them, and every rule of sampling.py
+keeps its law. Nothing waits for the device. Meanings and order are those of transformers' `generate`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import mlx.core as mx
@@ -36,30 +34,27 @@ class Prefixes:
         return self.tokens.shape[1] - T + 1 + mx.arange(T)[:, None]
 
 
+# (logits [B, T, V] float32, prefixes) -> logits [B, T, V]. V is the draft model's when it drafts: an id from V on is
+# none of its tokens. Processors of one's own are hashable, and equal ones do the same.
 Processor = Callable[[mx.array, Prefixes], mx.array]
-"""(logits [B, T, V] float32, prefixes) -> logits [B, T, V]. V is the draft model's when it drafts: an id from V
-on is none of its tokens. Processors of one's own are hashable, and equal ones do the same."""
 
 
-def _marked(tokens: mx.array, where: mx.array, vocab_size: int) -> mx.array:
-    """Which of V tokens are among tokens [B, N], where `where` [B or 1, T, N] is true: [B, T, V]."""
+def _counts(tokens: mx.array, where: mx.array, vocab_size: int) -> mx.array:
+    """How often each of V tokens is among tokens [B, N], where `where` [B or 1, T, N] is true: [B, T, V]."""
     known = (tokens >= 0) & (tokens < vocab_size)
-    where = where & known[:, None]
+    where = (where & known[:, None]).astype(mx.float32)
     B, T, _ = where.shape
-    index = mx.where(known, tokens, 0)[:, None]
-    marks = mx.zeros((B, T, vocab_size), mx.int32)
     rows, positions = mx.arange(B)[:, None, None], mx.arange(T)[:, None]
-    return marks.at[rows, positions, index].maximum(where.astype(mx.int32)) > 0
+    index = mx.where(known, tokens, 0)[:, None]
+    return mx.zeros((B, T, vocab_size)).at[rows, positions, index].add(where)
 
 
 def _follows(prefixes: Prefixes, T: int, sequence: Sequence[int]) -> mx.array:
     """Whether what stands before each of T positions ends with the sequence: [B, T]."""
-    size = len(sequence)
-    tokens = mx.pad(prefixes.tokens, [(0, 0), (size, 0)], constant_values=-1)
-    first = tokens.shape[1] - T + 1 - size
-    found = mx.ones((tokens.shape[0], T), mx.bool_)
-    for i, token in enumerate(sequence):
-        found = found & (tokens[:, first + i : first + i + T] == token)
+    tokens = mx.pad(prefixes.tokens, [(0, 0), (len(sequence), 0)], constant_values=-1)
+    found, first = mx.array(True), prefixes.tokens.shape[1] - T + 1
+    for i, token in enumerate(sequence, first):
+        found = found & (tokens[:, i : i + T] == token)
     return found
 
 
@@ -72,12 +67,11 @@ class SequenceBias:
     def __call__(self, logits: mx.array, prefixes: Prefixes) -> mx.array:
         T, V = logits.shape[1:]
         known = [(sequence, bias) for sequence, bias in self.biases if sequence[-1] < V]
-        for sequence, bias in known:
-            if len(sequence) > 1:
-                follows = _follows(prefixes, T, sequence[:-1])
-                logits = logits.at[:, :, sequence[-1]].add(mx.where(follows, bias, 0.0))
-        single = [(sequence[0], bias) for sequence, bias in known if len(sequence) == 1]
-        if single:
+        for (*before, last), bias in known:
+            if before:
+                follows = _follows(prefixes, T, before)
+                logits = logits.at[:, :, last].add(mx.where(follows, bias, 0.0))
+        if single := [(sequence[0], bias) for sequence, bias in known if len(sequence) == 1]:
             index, bias = (mx.array(column) for column in zip(*single, strict=True))
             logits = logits.at[:, :, index].add(bias)
         return logits
@@ -85,8 +79,8 @@ class SequenceBias:
 
 @dataclass(frozen=True)
 class RepetitionPenalty:
-    """Divides the positive logits of tokens that stand before by the penalty, and multiplies the negative ones
-    (Keskar et al. 2019, arXiv 1909.05858). context_size: how many of the last tokens count; 0: all."""
+    """Divides positive logits of the last `context_size` tokens (0: all) by the penalty, and multiplies negative
+    ones (Keskar et al. 2019, arXiv 1909.05858)."""
 
     penalty: float
     context_size: int = 0
@@ -94,12 +88,9 @@ class RepetitionPenalty:
     def __call__(self, logits: mx.array, prefixes: Prefixes) -> mx.array:
         T, V = logits.shape[1:]
         column, sizes = mx.arange(prefixes.tokens.shape[1]), prefixes.sizes(T)
-        inside = column < sizes
-        if self.context_size:
-            inside = inside & (column >= sizes - self.context_size)
-        seen = _marked(prefixes.tokens, inside[None], V)
+        inside = (column < sizes) & (column >= sizes - (self.context_size or sizes))
         penalised = mx.where(logits < 0, logits * self.penalty, logits / self.penalty)
-        return mx.where(seen, penalised, logits)
+        return mx.where(_counts(prefixes.tokens, inside[None], V) > 0, penalised, logits)
 
 
 @dataclass(frozen=True)
@@ -111,15 +102,10 @@ class CountPenalty:
     frequency: float
 
     def __call__(self, logits: mx.array, prefixes: Prefixes) -> mx.array:
-        B, T, V = logits.shape
-        tokens, sizes = prefixes.tokens, prefixes.sizes(T)
-        column = mx.arange(tokens.shape[1])
-        first = tokens.shape[1] - T + 1 - mx.array(prefixes.generated)[:, None]  # [B, 1]
-        counted = (column >= first) & (tokens >= 0) & (tokens < V)
-        where = counted[:, None] & (column < sizes)  # [B, T, N]
-        index = mx.where(counted, tokens, 0)[:, None]
-        rows, positions = mx.arange(B)[:, None, None], mx.arange(T)[:, None]
-        counts = mx.zeros((B, T, V)).at[rows, positions, index].add(where.astype(mx.float32))
+        T, V = logits.shape[1:]
+        column, N = mx.arange(prefixes.tokens.shape[1]), prefixes.tokens.shape[1]
+        first = N - T + 1 - mx.array(prefixes.generated)[:, None, None]  # [B, 1, 1]
+        counts = _counts(prefixes.tokens, (column >= first) & (column < prefixes.sizes(T)), V)
         return logits - self.presence * (counts > 0) - self.frequency * counts
 
 
@@ -140,8 +126,7 @@ class NoRepeatNGrams:
         for i in range(n - 1):
             here = tokens[:, suffix + i : suffix + i + T, None]
             repeats = repeats & (tokens[:, None, 1 + i : 1 + i + N] == here)
-        banned = _marked(tokens[:, n:], repeats, V)
-        return mx.where(banned, -mx.inf, logits)
+        return mx.where(_counts(tokens[:, n:], repeats, V) > 0, -mx.inf, logits)
 
 
 @dataclass(frozen=True)
@@ -155,8 +140,6 @@ class MinTokens:
         T, V = logits.shape[1:]
         early = prefixes.generated[:, None] + np.arange(T) < self.count
         ends = np.isin(np.arange(V), self.ends)
-        if not early.any():
-            return logits
         return mx.where(mx.array(early)[..., None] & mx.array(ends), -mx.inf, logits)
 
 
@@ -169,19 +152,10 @@ class Forced:
 
     def __call__(self, logits: mx.array, prefixes: Prefixes) -> mx.array:
         T, V = logits.shape[1:]
-        ahead = np.arange(T)
-        if self.at_end:
-            here = prefixes.room[:, None] - ahead == 1
-        else:
-            here = prefixes.generated[:, None] + ahead == 0
-        if not here.any():
-            return logits
+        first, last = -prefixes.generated, prefixes.room - 1  # of the row's positions, from here
+        here = (last if self.at_end else first)[:, None] == np.arange(T)
         forced = np.where(np.arange(V) == self.token, 0.0, -np.inf).astype(np.float32)
         return mx.where(mx.array(here)[..., None], mx.array(forced), logits)
-
-
-# ---------------------------------------------------------------------------------------------
-# Of a row, and of a batch
 
 
 def processors_for(options: Any, config: Any) -> tuple[Processor, ...]:
@@ -190,100 +164,84 @@ def processors_for(options: Any, config: Any) -> tuple[Processor, ...]:
     config: the model's, for its end tokens and its vocabulary. InputError for a token that it has not.
     """
     ends = tuple(config.eos_token_ids)
-    bias = {(token,): value for token, value in (options.logit_bias or {}).items()}
-    # As in transformers, the end of sequence alone cannot be banned this way.
-    words = {tuple(word) for word in options.bad_words_ids or ()} - {(end,) for end in ends}
-    banned = {(token,) for token in options.suppress_tokens or ()}
-    forced = [(token,) for token in (options.forced_bos_token_id, options.forced_eos_token_id)]
-    for name, sequences in (
-        ("logit_bias", bias),
-        ("bad_words_ids", words),
-        ("suppress_tokens", banned),
-        ("forced_bos_token_id", forced[:1]),
-        ("forced_eos_token_id", forced[1:]),
-    ):
-        for token in (token for sequence in sequences for token in sequence):
-            if token is not None and token >= config.vocab_size:
+    bias, banned = options.logit_bias or {}, options.suppress_tokens or ()
+    words, forced = options.bad_words_ids or (), ("forced_bos_token_id", "forced_eos_token_id")
+    asked = dict(logit_bias=bias, bad_words_ids=chain(*words), suppress_tokens=banned)
+    for name, tokens in (asked | {name: [getattr(options, name) or -1] for name in forced}).items():
+        for token in tokens:
+            if token >= config.vocab_size:
                 raise InputError(f"{name}: no token {token}; the model has {config.vocab_size}")
     found: list[Processor] = []
     if bias:
-        found.append(SequenceBias(_sorted(bias)))
+        found.append(_biased({(token,): value for token, value in bias.items()}))
     if options.repetition_penalty not in (None, 1):
         context = options.repetition_context_size or 0
         found.append(RepetitionPenalty(float(options.repetition_penalty), context))
     if options.no_repeat_ngram_size:
         found.append(NoRepeatNGrams(options.no_repeat_ngram_size))
-    if words:
-        found.append(SequenceBias(_sorted(dict.fromkeys(words, -np.inf))))
+    # As in transformers, the end of sequence alone cannot be banned this way.
+    if words := {tuple(word) for word in words} - {(end,) for end in ends}:
+        found.append(_biased(dict.fromkeys(words, -np.inf)))
     if options.min_tokens and ends:
         found.append(MinTokens(options.min_tokens, ends))
-    for (token,), at_end in zip(forced, (False, True), strict=True):
-        if token not in (None, -1):
-            found.append(Forced(token, at_end))
+    for name in forced:
+        if (token := getattr(options, name)) not in (None, -1):
+            found.append(Forced(token, at_end=name == "forced_eos_token_id"))
     if banned:
-        found.append(SequenceBias(_sorted(dict.fromkeys(banned, -np.inf))))
+        found.append(_biased({(token,): -np.inf for token in banned}))
     return (*found, *options.processors)
 
 
-def try_out(processors: Sequence[Processor], tokens: Sequence[int], V: int, T: int) -> None:
-    """Call the processors of a row once, after its first tokens, on logits [1, T, V] of no meaning, before it
-    joins others: InputError for one that raises, or returns something else than such logits."""
+def _biased(biases: Mapping[tuple[int, ...], float]) -> SequenceBias:
+    return SequenceBias(tuple(sorted((tokens, float(bias)) for tokens, bias in biases.items())))
+
+
+def try_out(processors: Sequence[Processor], tokens: Sequence[int], T: int, V: int) -> None:
+    """Call a row's own processors once, after its first tokens, on logits [1, T, V] of no meaning: InputError
+    for one that raises, or returns anything but such logits."""
     history = mx.array([[*tokens, *[0] * (T - 1)]], mx.int32)
     prefixes = Prefixes(history, np.zeros(1, int), np.full(1, T))
     for processor in processors:
         name = getattr(processor, "__name__", type(processor).__name__)
         try:
-            found = processor(mx.zeros((1, T, V)), prefixes)
-            shape = getattr(found, "shape", type(found).__name__)
-            if shape == (1, T, V):
-                mx.eval(found)
+            found: Any = processor(mx.zeros((1, T, V)), prefixes)
+            mx.eval(found)
         except Exception as error:
             raise InputError(f"processor {name}: {type(error).__name__}: {error}") from error
+        shape = found.shape if isinstance(found, mx.array) else type(found).__name__
         if shape != (1, T, V):
             raise InputError(f"processor {name}: returned {shape}, not logits {(1, T, V)}")
 
 
-def _sorted(biases: Mapping[Any, float]) -> tuple[tuple[tuple[int, ...], float], ...]:
-    return tuple(sorted((sequence, float(bias)) for sequence, bias in biases.items()))
-
-
 class Controls:
-    """The processors of a batch's rows. Rows with equal ones are processed together."""
+    """The processors of a batch's rows (row.Row), which are read at each call. Rows with equal ones are processed
+    together."""
 
     def __init__(self, rows: Sequence[Any]):
-        """rows: row.Row objects; what they hold is read at each call."""
         self._rows = list(rows)
         self._groups: dict[tuple[Processor, ...], list[int]] = {}
         for b, row in enumerate(self._rows):
             self._groups.setdefault(row.processors, []).append(b)
         self.any = any(self._groups)
         self._lengths: list[int] = []  # of the rows, when `_tokens` was made of them
-        self._tokens = mx.zeros((0, 0))
 
     def __call__(self, logits: mx.array, drafted: Sequence[mx.array]) -> mx.array:
         """What the processors make of logits [B, T, V]. Of the drafted tokens [B, k], in any number of parts,
         T - 1 stand between these positions and the others before them."""
         if not self.any:
             return logits
-        logits = logits.astype(mx.float32)
-        history = self._history()
+        logits, history = logits.astype(mx.float32), self._history()
         tokens = mx.concatenate([history, *drafted], axis=1)
         ahead = tokens.shape[1] - history.shape[1] - (logits.shape[1] - 1)
         generated = np.array([len(row.origins) for row in self._rows]) + ahead
         room = np.array([row.room for row in self._rows]) - ahead
-        parts = []
         for processors, rows in self._groups.items():
-            whole = len(rows) == len(self._rows)
-            index = mx.array(rows)
-            part = logits if whole else logits[index]
-            prefixes = Prefixes(tokens if whole else tokens[index], generated[rows], room[rows])
+            index = slice(None) if len(rows) == len(self._rows) else mx.array(rows)
+            part, prefixes = logits[index], Prefixes(tokens[index], generated[rows], room[rows])
             for processor in processors:
                 part = processor(part, prefixes)
-            parts.append(part)
-        if len(parts) == 1:
-            return parts[0]
-        order = np.argsort([b for rows in self._groups.values() for b in rows])
-        return mx.concatenate(parts)[mx.array(order)]
+            logits[index] = part
+        return logits
 
     def _history(self) -> mx.array:
         """The rows' tokens, right-aligned after -1: [B, L]."""

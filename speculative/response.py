@@ -31,7 +31,6 @@ class Response:
 
     @property
     def mean_logprob(self) -> float | None:
-        """Of the tokens, where logprobs are asked for."""
         return sum(self.logprobs) / len(self.logprobs) if self.logprobs else None
 
     @property

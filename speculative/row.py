@@ -3,24 +3,22 @@
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from speculative.options import MAX_TOKENS, Options
 from speculative.processors import Processor, processors_for
 
+# Where a token comes from: a drafter copied it, or a draft model wrote it, and the target accepted; or it is the
+# target's own, in place of a rejected one, or with none rejected.
 ORIGINS = ("copied", "drafted", "corrected", "plain")
-"""Where a token comes from: a drafter copied it, or a draft model wrote it, and the target accepted;
-or it is the target's own, in place of a rejected one, or with none rejected."""
-
-DRAFTED = ("copied", "drafted")
+DRAFTED = ORIGINS[:2]
 
 
 @dataclass
 class Stats:
-    """What decoding took: of one row, or added up. Rows decoded side by side share the seconds of what
-    they did together, so that sums are the time that passed."""
+    """What decoding took. Rows side by side share the seconds of what they did together: sums are what passed."""
 
     prompt_tokens: int = 0
     tokens: int = 0  # generated
@@ -44,16 +42,11 @@ class Stats:
 
     @property
     def acceptance(self) -> float:
-        """The share of the drafted tokens that are in the text."""
         return self.accepted / max(1, self.drafted)
 
     @property
     def tokens_per_call(self) -> float:
         return self.tokens / max(1, self.target_calls)
-
-    @property
-    def drafted_per_call(self) -> float:
-        return self.drafted / max(1, self.target_calls)
 
     @property
     def tokens_per_second(self) -> float:
@@ -66,25 +59,16 @@ class Stats:
         return [self.accepted_lengths[length] for length in range(most + 1)]
 
 
-class Text(Protocol):
-    """A row's text as it grows; see text.stream.TextStream."""
-
-    stopped: bool  # by a stop text
-
-    def push(self, tokens: list[int]) -> str: ...
-    def finish(self) -> str: ...
-
-
 @dataclass(eq=False)
 class Row:
-    """A prompt in a batch, and what is asked of it. Its tokens begin with the model's prefix, which is
-    not part of the text."""
+    """A prompt in a batch, and what is asked of it."""
 
     prompt: list[int]
     options: Options = field(default_factory=Options)
     seed: bytes = b""  # the root of the row's noise; greedy decoding has none
-    tokens: list[int] = field(default_factory=list)  # the prefix first; none: the model's own
-    text: Text | None = None  # None: nobody wants to know, and no text stops it
+    # The prefix first, which is no part of the text.
+    tokens: list[int] = field(default_factory=list)
+    text: Any = None  # its text.stream.TextStream; None: nobody wants to know, and no text stops it
     prompt_text: str = ""
     reference: list[int] = field(default_factory=list)  # what the text will probably resemble
     prefix_size: int = 0
@@ -94,9 +78,7 @@ class Row:
     texts: list[str] = field(default_factory=list)  # per token: what it adds to the text
     logprobs: list[float] = field(default_factory=list)  # per token, where they are asked for
     best: list[list[tuple[int, float]]] = field(default_factory=list)  # the best tokens and theirs
-    # "stop": end of sequence or a stop text; "length": no room, or but for a forced end; or what whoever
-    # decodes it ended it with
-    finish_reason: str | None = None
+    finish_reason: str | None = None  # "stop", "length", or what whoever decodes it ended it with
     stats: Stats = field(default_factory=Stats)
     started: float = 0.0  # time.perf_counter() when the prompt had been read
     text_score: float | None = None  # of a beam search
@@ -122,22 +104,21 @@ class Row:
 
     @property
     def room(self) -> int:
-        """How many tokens the row may still gain; 0: it is finished."""
+        """How many tokens it may still gain; 0: it is finished."""
         return 0 if self.finish_reason else self.max_tokens - len(self.origins)
 
     def commit(self, accepted: list[int], token: int, origins: tuple, ends: Container[int]) -> int:
-        """Append accepted drafted tokens and the target's own, up to the first that ends the text and as
-        far as there is room; how many drafted ones are among them. origins: theirs, the target's."""
+        """Append accepted drafted tokens and the target's own, up to the first that ends the text and as far as
+        there is room; how many drafted ones are among them. origins: theirs, the target's."""
         new = [*accepted, token][: self.room]
         end = next((i for i, t in enumerate(new) if self._stops(t) or t in ends), None)
-        if end is not None:
-            new = new[: end + 1]
+        new = new if end is None else new[: end + 1]
         kept = min(len(accepted), len(new))
         self.tokens += new
         self.origins += [origins[0]] * kept + [origins[1]] * (len(new) - kept)
         self.stats.tokens += len(new)
         self.stats.accepted_lengths[kept] += 1
-        forced = self.options.forced_eos_token_id not in (None, -1)
+        forced = self.options.forced_eos_token_id not in (None, -1)  # at the last place: no end
         if end is not None and (self.room or not forced):
             self.finish_reason = "stop"
         elif not self.room:
@@ -147,11 +128,11 @@ class Row:
         return kept
 
     def score(self, logprobs: np.ndarray, ids: np.ndarray, best: np.ndarray) -> None:
-        """Take the log-probabilities [T] of the tokens committed last, and of the best, ids and values [T, N]."""
+        """Take log-probabilities [T] of the tokens committed last, and the best ids and theirs [T, N]."""
         new, N = len(self.origins) - len(self.logprobs), self.options.logprobs
         self.logprobs += logprobs[:new].tolist()
-        for of_ids, values in zip(ids[:new, :N].tolist(), best[:new, :N].tolist(), strict=True):
-            self.best.append(list(zip(of_ids, values, strict=True)))
+        pairs = zip(ids[:new, :N].tolist(), best[:new, :N].tolist(), strict=True)
+        self.best += [list(zip(*pair, strict=True)) for pair in pairs]
 
     def _stops(self, token: int) -> bool:
         """Add a token to the text; whether that ends it."""

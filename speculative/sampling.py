@@ -1,14 +1,14 @@
-"""From logits to tokens: the distribution a token is drawn from, the noise that draws it, and the
-rules by which the target accepts what a drafter proposed.
+"""From logits to tokens: the distribution a token is drawn from, the noise that draws it, and the rules by which the
+target accepts what a drafter proposed, on the device, without a loop over drafted tokens.
 
-Shapes: B rows, k drafted tokens, V vocabulary. Everything stays on the device, without a loop over
-drafted tokens; the host only derives the keys of the noise.
+Shapes: B rows, k drafted tokens, V vocabulary.
 """
 
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -18,12 +18,9 @@ from speculative.options import Options
 from speculative.processors import Controls
 from speculative.row import Row
 
-# What noise is for: its keys differ, so that no two uses share a number.
-_TARGET, _DRAFT, _ACCEPT = range(3)
-
-
-# ---------------------------------------------------------------------------------------------
-# Greedy
+Numbers = float | np.ndarray  # one for all rows, or [B, 1, 1]
+_TARGET, _DRAFT, _ACCEPT = range(3)  # what noise is for: no two uses share a number
+BANNED = -9999.0  # the log-probability of a token that cannot be, as OpenAI has it
 
 
 class Greedy:
@@ -34,11 +31,9 @@ class Greedy:
         self.process = Controls(rows)
         self._delta = delta
 
-    def propose(
-        self, logits: mx.array, drafted: Sequence[mx.array]
-    ) -> tuple[mx.array, mx.array | None]:
+    def propose(self, logits: mx.array, drafted: Sequence[mx.array]) -> tuple[mx.array, Any]:
         """The draft model's next token [B] from its logits [B, V'] after the tokens that it has
-        drafted in this step, [B, 1] each, and the distribution [B, V'] it was drawn from, if it was."""
+        drafted in this step, [B, 1] each; and the distribution [B, V'] it was drawn from, if it was."""
         return mx.argmax(self.process(logits[:, None], drafted)[:, 0], axis=-1), None
 
     def accept(self, logits: mx.array, draft: Draft) -> tuple[mx.array, mx.array]:
@@ -47,9 +42,8 @@ class Greedy:
         best = mx.argmax(logits, axis=-1)  # [B, k + 1]
         k = draft.tokens.shape[1]
         if self._delta:
-            chosen = mx.take_along_axis(logits[:, :k], draft.tokens[..., None], axis=-1)[..., 0]
             margin = math.log1p(-self._delta) if self._delta < 1 else -math.inf
-            right = chosen >= logits[:, :k].max(axis=-1) + margin
+            right = _of_drafted(logits, draft.tokens) >= logits[:, :k].max(axis=-1) + margin
         else:
             right = draft.tokens == best[:, :k]
         n = _leading(right, draft.lengths)
@@ -71,95 +65,54 @@ def _at(x: mx.array, n: mx.array) -> mx.array:
     return mx.take_along_axis(x, index, axis=1)[:, 0]
 
 
-# ---------------------------------------------------------------------------------------------
-# The distribution
-
-
-Numbers = float | np.ndarray
-"""One for all rows, or [B, 1, 1]."""
-
-
 def probabilities(
     logits: mx.array, temp: Numbers, top_k: Numbers = 0, top_p: Numbers = 1.0, min_p: Numbers = 0.0
 ) -> mx.array:
-    """The float32 distribution that tokens are drawn from, for logits [..., V], or [B, T, V] where rows
-    differ in what they want.
-
-    Temperature first (0: all to the best token); then of the most probable tokens the `top_k` first (0:
-    all); of these the fewest that hold `top_p` of the probability; of these all with at least `min_p`
-    times the best one's. The order and the meanings are those of transformers. One token always stays.
-    """
+    """The float32 distribution that tokens are drawn from, for logits [..., V], or [B, T, V] where rows differ
+    in what they want. Temperature first (0: all to the best token), then top_k (0: all), top_p and min_p, in the
+    order and with the meanings of transformers. One token always stays."""
     V = logits.shape[-1]
     logits = mx.clip(logits.astype(mx.float32), -3e38, 3e38)  # infinities would make NaN
-    greedy = np.asarray(temp) == 0
-    best = mx.argmax(logits, axis=-1, keepdims=True) if greedy.any() else None
-    temp = np.maximum(temp, 1e-30)  # smaller ones are 0 in float32
-    logits = (logits - logits.max(axis=-1, keepdims=True)) / _on_device(temp)
+    best = mx.argmax(logits, axis=-1, keepdims=True)
+    logits = logits - logits.max(axis=-1, keepdims=True)
+    logits = logits / _on_device(np.maximum(temp, 1e-30))  # smaller ones are 0 in float32
     if np.any(top_k) or np.any(np.less(top_p, 1)):
         order = mx.argsort(-logits, axis=-1)
         ranked = mx.take_along_axis(logits, order, axis=-1)
         rank = mx.arange(V)
         keep = rank < _on_device(np.where(np.equal(top_k, 0), V, np.minimum(np.float64(top_k), V)))
-        if np.any(np.less(top_p, 1)):
-            p = mx.softmax(mx.where(keep, ranked, -mx.inf), axis=-1)
-            # Sums of float32 may pass 1 before the last token.
-            most = _on_device(np.where(np.less(top_p, 1), top_p, np.inf))
-            keep = keep & ((mx.cumsum(p, axis=-1) - p < most) | (rank == 0))
-        ranked = mx.where(keep, ranked, -mx.inf)
-        logits = mx.put_along_axis(logits, order, ranked, axis=-1)
-    if np.any(min_p):
-        # The best token's logit is 0 here.
-        with np.errstate(divide="ignore"):
-            logits = mx.where(logits >= _on_device(np.log(min_p)), logits, -mx.inf)
-    p = mx.softmax(logits, axis=-1)
-    return p if best is None else mx.where(mx.array(greedy), (mx.arange(V) == best) * 1.0, p)
+        p = mx.softmax(mx.where(keep, ranked, -mx.inf), axis=-1)
+        # Sums of float32 may pass 1 before the last token.
+        most = _on_device(np.where(np.less(top_p, 1), top_p, np.inf))
+        keep = keep & ((mx.cumsum(p, axis=-1) - p < most) | (rank == 0))
+        logits = mx.put_along_axis(logits, order, mx.where(keep, ranked, -mx.inf), axis=-1)
+    if np.any(min_p):  # the best token's logit is 0 here
+        least = _on_device(np.log(np.maximum(min_p, 1e-300)))
+        logits = mx.where(logits >= least, logits, -mx.inf)
+    p, greedy = mx.softmax(logits, axis=-1), np.equal(temp, 0)
+    return mx.where(mx.array(greedy), mx.arange(V) == best, p) if greedy.any() else p
 
 
 def _on_device(x: Numbers) -> mx.array:
     return mx.array(np.asarray(x, np.float32))
 
 
-def _of_rows(rows: Sequence[Row]) -> dict[str, Numbers]:
-    """The arguments of `probabilities` that rows ask for; arrays where they differ."""
-    asked = [row.options.distribution for row in rows]
-    found: dict[str, Numbers] = {}
-    for name in asked[0]:
-        values = [of_row[name] for of_row in asked]
-        same = len(set(values)) == 1
-        found[name] = values[0] if same else np.array(values)[:, None, None]
-    return found
-
-
-BANNED = -9999.0  # the log-probability of a token that cannot be, as OpenAI has it
-
-
 def log_probabilities(
     logits: mx.array, n: mx.array, token: mx.array, drafted: mx.array, best: int
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """The log-probabilities [B, k + 1] of the drafted tokens [B, k], and of the target's own in place n;
-    and in each place the ids and log-probabilities of the best tokens, [B, k + 1, best]. All under the
-    target's logits [B, k + 1, V] as they are, without temperature and filters; BANNED at least."""
+    """Under the target's logits [B, k + 1, V], without temperature and filters: the log-probabilities [B, k + 1]
+    of the drafted tokens [B, k], and of the target's own in place n; and in each place the ids and
+    log-probabilities of the best tokens, [B, k + 1, best]. BANNED at least."""
     logits = logits.astype(mx.float32)
-    B, places, V = logits.shape
-    tokens = mx.concatenate([drafted, mx.zeros((B, 1), drafted.dtype)], axis=1)
-    tokens = mx.where(mx.arange(places) == n[:, None], token[:, None], tokens)
-    total = mx.logsumexp(logits, axis=-1, keepdims=True)
-    chosen = mx.take_along_axis(logits, tokens[..., None], axis=-1) - total
-    best = min(best, V)
-    ids = mx.zeros((B, places, 0), mx.uint32)
-    if best:
-        ids = mx.argpartition(-logits, best - 1, axis=-1)[..., :best]
-    values = mx.take_along_axis(logits, ids, axis=-1) - total
-    order = mx.argsort(-values, axis=-1)
-    ids, values = (mx.take_along_axis(x, order, axis=-1) for x in (ids, values))
+    tokens = mx.concatenate([drafted, token[:, None]], axis=1)
+    tokens = mx.where(mx.arange(tokens.shape[1]) == n[:, None], token[:, None], tokens)
+    logits = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    ids = mx.argsort(-logits, axis=-1)[..., :best]
+    chosen = mx.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
+    values = mx.take_along_axis(logits, ids, axis=-1)
     # A banned token has minus infinity, which JSON has not; where all are banned, that minus itself.
     chosen, values = (mx.where(x > BANNED, x, BANNED) for x in (chosen, values))
-    return chosen[..., 0], ids, values
-
-
-# ---------------------------------------------------------------------------------------------
-# Noise. A number depends on the seed, the row's prompt, what it is for and the position, so that a
-# row draws the same whatever else is in its batch.
+    return chosen, ids, values
 
 
 class RowSeeds:
@@ -177,34 +130,8 @@ class RowSeeds:
         return hashlib.blake2b(root, key=str(self._seen[root]).encode(), digest_size=16).digest()
 
 
-def _keys(row_seeds: list[bytes], purpose: int, positions: np.ndarray) -> mx.array:
-    """A random key for each of the positions [B, T]: [B, T, 2]."""
-    keys = [
-        hashlib.blake2b(f"{purpose}|{position}".encode(), digest_size=8, key=seed).digest()
-        for seed, row in zip(row_seeds, positions.tolist(), strict=True)
-        for position in row
-    ]
-    return mx.array(np.frombuffer(b"".join(keys), np.uint32).reshape(*positions.shape, 2))
-
-
-def _gumbel(keys: mx.array, size: int) -> mx.array:
-    """Gumbel noise [B, T, size] of keys [B, T, 2]."""
-    draw = mx.vmap(lambda key: mx.random.gumbel((size,), key=key))
-    return draw(keys.reshape(-1, 2)).reshape(*keys.shape[:2], size)
-
-
-def _uniform(keys: mx.array, size: int) -> mx.array:
-    """Uniform noise in [0, 1): [B, size] of keys [B, 1, 2]."""
-    return mx.vmap(lambda key: mx.random.uniform(shape=(size,), key=key))(keys[:, 0])
-
-
-# ---------------------------------------------------------------------------------------------
-# Rules
-
-
 class Sampler:
-    """Draws from the target's distribution by one of three rules, each with its law exactly, or by the
-    caller's own.
+    """Draws from exactly the target's distribution by one of three rules, or by the caller's own.
 
     token:   Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318)
     block:   Sun et al. 2024 (arXiv 2403.10444); never accepts fewer tokens than `token`
@@ -213,84 +140,82 @@ class Sampler:
     delta > 0 (rule token only) is lossy: a drafted token is accepted with probability p/q + delta.
     """
 
-    def __init__(
-        self, rows: Sequence[Row], rule: str | Callable, vocab_size: int, delta: float = 0.0
-    ):
-        """rule: a name, or a function as `accept_block`
-        vocab_size: rows of the target's vocabulary; the draft may have fewer, the first ones"""
+    def __init__(self, rows: Sequence[Row], options: Options, vocab_size: int):
+        """vocab_size: rows of the target's vocabulary; the draft may have fewer, the first ones"""
         self.process = Controls(rows)
-        self._rows, self._rule, self._delta = rows, rule, delta
+        self._rows, self._rule, self._delta = rows, options.rule, options.delta
         self._vocab_size = vocab_size
-        self._distribution = _of_rows(rows)  # target and draft share it
+        asked = [row.options.distribution for row in rows]  # target and draft share it
+        columns = {name: np.array([of_row[name] for of_row in asked]) for name in asked[0]}
+        self._distribution = {name: column[:, None, None] for name, column in columns.items()}
 
     def _positions(self, count: int) -> np.ndarray:
         """The positions [B, count] of the next `count` tokens of each row."""
         return np.array([len(row.tokens) for row in self._rows])[:, None] + np.arange(count)
 
     def _keys(self, purpose: int, positions: np.ndarray) -> mx.array:
-        return _keys([row.seed for row in self._rows], purpose, positions)
+        """A random key for each of the positions [B, T]: [B, T, 2]. It depends on the seed, the row's prompt,
+        the purpose and the position, so that a row draws the same whatever else is in its batch."""
+        keys = [
+            hashlib.blake2b(f"{purpose}|{position}".encode(), digest_size=8, key=row.seed).digest()
+            for row, of_row in zip(self._rows, positions.tolist(), strict=True)
+            for position in of_row
+        ]
+        return mx.array(np.frombuffer(b"".join(keys), np.uint32).reshape(*positions.shape, 2))
 
-    def propose(self, logits: mx.array, drafted: Sequence[mx.array]) -> tuple[mx.array, mx.array]:
+    def _noise(self, purpose: int, positions: np.ndarray) -> mx.array:
+        """Gumbel noise [B, T, V] of the positions [B, T]: a column for each row of the target's vocabulary. The
+        draft's is cut from it, never drawn: MLX draws other numbers for another size."""
+        draw = mx.vmap(lambda key: mx.random.gumbel((self._vocab_size,), key=key))
+        keys = self._keys(purpose, positions)
+        return draw(keys.reshape(-1, 2)).reshape(*positions.shape, -1)
+
+    def propose(self, logits: mx.array, drafted: Sequence[mx.array]) -> tuple[mx.array, Any]:
         """As `Greedy.propose`."""
-        logits = self.process(logits[:, None], drafted)
-        q = probabilities(logits, **self._distribution)[:, 0]
+        q = probabilities(self.process(logits[:, None], drafted), **self._distribution)[:, 0]
         i = len(drafted)
         if self._rule == "coupled":
-            keys = self._keys(_TARGET, self._positions(i + 1)[:, i:])
+            noise = self._noise(_TARGET, self._positions(i + 1)[:, i:])
         else:
             # Not by position alone: a position drafted again after a rejection needs new noise,
             # since rule block has looked at the tokens that it rejected.
-            keys = self._keys(_DRAFT, self._positions(1) * 2**32 + i)
-        noise = self._noise(keys)[:, 0, : q.shape[-1]]
-        return mx.argmax(mx.log(q) + noise, axis=-1), q
-
-    def _noise(self, keys: mx.array) -> mx.array:
-        """Gumbel noise [B, T, V] of keys [B, T, 2]: a column for each row of the target's vocabulary. The
-        draft's is cut from it, never drawn: MLX draws other numbers for another size."""
-        return _gumbel(keys, self._vocab_size)
+            noise = self._noise(_DRAFT, self._positions(1) * 2**32 + i)
+        return mx.argmax(mx.log(q) + noise[:, 0, : q.shape[-1]], axis=-1), q
 
     def accept(self, logits: mx.array, draft: Draft) -> tuple[mx.array, mx.array]:
         """As `Greedy.accept`."""
-        lengths = draft.lengths
+        tokens, lengths = draft.tokens, draft.lengths
         p = probabilities(logits, **self._distribution)  # [B, k + 1, V]
-        k = p.shape[1] - 1
+        k = tokens.shape[1]
         positions = self._positions(k + 1)
         if self._rule == "coupled" or k == 0:  # without drafts the rules are one
-            noise = self._noise(self._keys(_TARGET, positions))
-            drawn = mx.argmax(mx.log(p) + noise, axis=-1)  # [B, k + 1]
-            n = _leading(draft.tokens == drawn[:, :k], lengths)
+            drawn = mx.argmax(mx.log(p) + self._noise(_TARGET, positions), axis=-1)  # [B, k + 1]
+            n = _leading(tokens == drawn[:, :k], lengths)
             return n, _at(drawn, n)
         # Steps start at different positions, so one key per step is enough.
         start = positions[:, :1]
-        u = _uniform(self._keys(_ACCEPT, start), k)
+        draw = mx.vmap(lambda key: mx.random.uniform(shape=(k,), key=key))
+        u = draw(self._keys(_ACCEPT, start)[:, 0])  # [B, k]
         q = _padded_q(draft, p.shape[-1])
         if self._rule == "token":
-            n, residual = accept_token(p, q, draft.tokens, lengths, u, self._delta)
+            n, residual = accept_token(p, q, tokens, lengths, u, self._delta)
         else:
             accept = self._rule if callable(self._rule) else accept_block
-            n, residual = accept(p, q, draft.tokens, lengths, u)
-        noise = self._noise(self._keys(_TARGET, start))[:, 0]
-        return n, mx.argmax(mx.log(residual) + noise, axis=-1)
-
-
-def _one_hot(tokens: mx.array, vocab_size: int) -> mx.array:
-    return (tokens[..., None] == mx.arange(vocab_size)).astype(mx.float32)
+            n, residual = accept(p, q, tokens, lengths, u)
+        return n, mx.argmax(mx.log(residual) + self._noise(_TARGET, start)[:, 0], axis=-1)
 
 
 def _padded_q(draft: Draft, vocab_size: int) -> mx.array:
     """The draft's distributions [B, k + 1, V]: one-hot where the tokens were certain, zero for ids
     that the drafter lacks and beyond each row's length, where only the target speaks."""
-    B, k = draft.tokens.shape
-    if draft.q is None:
-        q = _one_hot(draft.tokens, vocab_size)
-    else:
-        q = mx.pad(draft.q, [(0, 0), (0, 0), (0, vocab_size - draft.q.shape[-1])])
-        if draft.certain is not None:
-            certain = mx.array(draft.certain[:, None, None])
-            q = mx.where(certain, _one_hot(draft.tokens, vocab_size), q)
-    meant = np.arange(k) < draft.lengths[:, None]
+    q = (draft.tokens[..., None] == mx.arange(vocab_size)).astype(mx.float32)
+    if draft.q is not None:
+        drawn = mx.pad(draft.q, [(0, 0), (0, 0), (0, vocab_size - draft.q.shape[-1])])
+        certain = np.array(False) if draft.certain is None else draft.certain[:, None, None]
+        q = mx.where(mx.array(certain), q, drawn)
+    meant = np.arange(q.shape[1]) < draft.lengths[:, None]
     q = mx.where(mx.array(meant[..., None]), q, 0.0)
-    return mx.concatenate([q, mx.zeros((B, 1, vocab_size))], axis=1)
+    return mx.pad(q, [(0, 0), (0, 1), (0, 0)])
 
 
 def _of_drafted(x: mx.array, tokens: mx.array) -> mx.array:
@@ -298,29 +223,22 @@ def _of_drafted(x: mx.array, tokens: mx.array) -> mx.array:
     return mx.take_along_axis(x[:, : tokens.shape[1]], tokens[..., None], axis=-1)[..., 0]
 
 
-def _or_else(residual: mx.array, p: mx.array) -> mx.array:
-    """The residual [B, V], and p where it is all zero (p and q are equal there)."""
-    return mx.where(residual.sum(axis=-1, keepdims=True) > 0, residual, p)
+def _residual(r: mx.array, p: mx.array, n: mx.array) -> mx.array:
+    """r [B, k + 1, V] after n tokens, or p where that is all zero (p and q are equal there): [B, V]."""
+    r, p = _at(r, n), _at(p, n)
+    return mx.where(r.sum(axis=-1, keepdims=True) > 0, r, p)
 
 
 def accept_token(
-    p: mx.array,
-    q: mx.array,
-    tokens: mx.array,
-    lengths: np.ndarray,
-    u: mx.array,
-    delta: float = 0.0,
+    p: mx.array, q: mx.array, tokens: mx.array, lengths: np.ndarray, u: mx.array, delta: float = 0.0
 ) -> tuple[mx.array, mx.array]:
     """Accept a drafted token with probability min(1, p / q + delta), else draw from max(p - q, 0).
 
-    p, q [B, k + 1, V], q zero beyond a row's drafted tokens; tokens [B, k], of which the first
-    lengths[b] are meant; u [B, k] uniform in [0, 1); delta: lenience
-    Returns n [B] and what the next token is to be drawn from [B, V], not normalised.
+    p, q [B, k + 1, V], q zero beyond a row's drafted tokens; tokens [B, k], of which the first lengths[b] are
+    meant; u [B, k] uniform in [0, 1). Returns n [B] and what the next token is to be drawn from [B, V], not normalised.
     """
-    p_drafted, q_drafted = _of_drafted(p, tokens), _of_drafted(q, tokens)
-    n = _leading((u - delta) * q_drafted < p_drafted, lengths)
-    p, q = _at(p, n), _at(q, n)
-    return n, _or_else(mx.maximum(p - q, 0), p)
+    n = _leading((u - delta) * _of_drafted(q, tokens) < _of_drafted(p, tokens), lengths)
+    return n, _residual(mx.maximum(p - q, 0), p, n)
 
 
 def accept_block(
@@ -345,12 +263,12 @@ def accept_block(
     i = mx.arange(1, k + 1)
     passed = (u < h) & (i <= mx.array(lengths)[:, None])
     n = mx.concatenate([mx.zeros((B, 1), i.dtype), mx.where(passed, i, 0)], axis=1).max(axis=1)
-    return n, _or_else(_at(r, n), _at(p, n))
+    return n, _residual(r, p, n)
 
 
 def sampler(rows: Sequence[Row], options: Options, vocab_size: int) -> Greedy | Sampler:
-    """What draws the tokens of rows. Temperature, filters and processors are each row's own; the rule and
-    delta are those of `options`. vocab_size: the target's."""
+    """What draws the tokens of rows: temperature, filters and processors are each row's own, the rule and delta
+    those of `options`."""
     if all(row.options.temp == 0 for row in rows):
         return Greedy(rows, options.delta)
-    return Sampler(rows, options.rule, vocab_size, options.delta)
+    return Sampler(rows, options, vocab_size)

@@ -1,8 +1,7 @@
 """How many tokens to draft in a step: a fixed number, or (`AdaptiveSchedule`) the fastest.
 
-In the long run tokens per second are the tokens that a step is expected to bring over the seconds that it is
-expected to take (the renewal-reward theorem). `AdaptiveSchedule` estimates both from the steps so far, and takes
-what makes the quotient largest:
+In the long run tokens per second are the tokens a step is expected to bring over the seconds it is expected to
+take (the renewal-reward theorem). `AdaptiveSchedule` estimates both and maximises the quotient:
 
 1. A step takes a + b t + d s seconds, where t is the longest draft to check and s how many tokens the draft model
    drafts: least squares of relative errors over the last steps of each way (plain, copied only, draft model asked),
@@ -10,10 +9,10 @@ what makes the quotient largest:
 2. A draft of k tokens brings h (1 - h^k) / (1 - h) (Leviathan et al. 2023, arXiv 2211.17192, section 3.3), where h
    is the share of drafted tokens of its kind that passed, old evidence fading.
 3. The way and t with the most tokens a second are chosen, each row with its best candidate. What a draft model has
-   to read before it can draft for a row is spread over a text's usual length.
-4. A draft model goes on, token by token, while what one more token is expected to bring is worth more than its
-   seconds at the chosen rate r (Dinkelbach 1967, on quotients): (c_1 ... c_k)^gamma h > r (d + b), where c_i is how
-   sure the draft model is of its i-th token and gamma is what that proved to be worth.
+   to read first is spread over a text's usual length.
+4. A draft model goes on, token by token, while one more token is worth its seconds at the chosen rate r (Dinkelbach
+   1967, on quotients): (c_1 ... c_k)^gamma h > r (d + b), where c_i is how sure it is of its i-th token and gamma
+   what that proved to be worth.
 5. What has not been used for long is tried again, ever less often while that is in vain.
 
 Whether a draft stops depends on its tokens so far alone, never on the next one: so the law of the output does not
@@ -23,7 +22,6 @@ depend on any of this (docs/design.md).
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
@@ -43,26 +41,19 @@ LOGITS = 1 << 26  # logits of one verification at most: 256 MB in float32
 PLAIN, COPIED, MODELLED = range(3)  # ways of a step
 
 
-class Schedule(Protocol):
+class Schedule:
     """What says how much to draft."""
 
-    learns: bool  # whether it wants to be told what came of its plans
+    learns = False  # whether it wants to be told what came of its plans
 
     def plan(self, candidates: Sequence[Sequence[Candidate]], room: Sequence[int]) -> Plan:
         """The plan for rows with these candidates, the likeliest first, and room for so many drafted
         tokens; -1: the row is finished."""
-        ...
+        raise NotImplementedError
 
-    def observe(
-        self,
-        step: Step,
-        seconds: float,
-        ended: Sequence[int] = (),
-        hindsight: Sequence[tuple[Candidate, int, bool]] = (),
-    ) -> None:
-        """What came of a plan, how long the step took without what its draft model read before, the lengths of
-        the texts that ended, and what would have come of other candidates: see `Drafter.hindsight`."""
-        ...
+    def observe(self, step: Step, seconds: float, ended=(), hindsight=()) -> None:
+        """What came of a plan, the step's seconds without what its draft model read before, the lengths of
+        the texts that ended, and what would have come of other candidates (`Drafter.hindsight`)."""
 
 
 def _plan(chosen: Sequence[Candidate | None], room: Sequence[int], most: Sequence[int]) -> Plan:
@@ -81,10 +72,8 @@ def _way(candidate: Candidate) -> int:
     return MODELLED if candidate.modelled else COPIED
 
 
-class FixedSchedule:
+class FixedSchedule(Schedule):
     """Always this number of tokens, of each row's first candidate."""
-
-    learns = False
 
     def __init__(self, num_draft: int):
         self._num_draft = num_draft
@@ -94,17 +83,13 @@ class FixedSchedule:
         plan = _plan(first, room, [self._num_draft] * len(first))
         return replace(plan, again=not (self._num_draft and any(first)))
 
-    def observe(self, step, seconds, ended=(), hindsight=()) -> None:
-        pass
 
-
-class OwnLengths:
+class OwnLengths(Schedule):
     """A schedule, but for rows that ask for a number of their own."""
 
     def __init__(self, schedule: Schedule, own: Callable[[], Sequence[int | str]]):
         """own: what each row asks for, a number or "auto"."""
         self._schedule, self._own, self.learns = schedule, own, schedule.learns
-        self.observe = schedule.observe
 
     def plan(self, candidates: Sequence[Sequence[Candidate]], room: Sequence[int]) -> Plan:
         plan = self._schedule.plan(candidates, room)
@@ -117,6 +102,9 @@ class OwnLengths:
         patient = stop and (lambda known, drafted: drafted >= least and stop(known, drafted))
         return replace(_plan(chosen, room, most), stop=patient)
 
+    def observe(self, step: Step, seconds: float, ended=(), hindsight=()) -> None:
+        self._schedule.observe(step, seconds, ended, hindsight)
+
 
 @dataclass
 class Share:
@@ -125,11 +113,8 @@ class Share:
     part: float = 0.0
     whole: float = 0.0
 
-    def fade(self) -> None:
-        self.part, self.whole = FADING * self.part, FADING * self.whole
-
-    def add(self, part: float, whole: float) -> None:
-        self.part, self.whole = self.part + part, self.whole + whole
+    def add(self, part: float, whole: float, fading: float = 1.0) -> None:
+        self.part, self.whole = fading * self.part + part, fading * self.whole + whole
 
     def of(self, guess: float, worth: float = WORTH) -> float:
         return (self.part + worth * guess) / (self.whole + worth)
@@ -200,7 +185,7 @@ class Stop:
         return bool(passes <= self.token + self.check * (drafted >= self.copied))
 
 
-class AdaptiveSchedule:
+class AdaptiveSchedule(Schedule):
     """The fastest, by what steps have shown so far. Keep one for a pair of models, a drafter and a distribution."""
 
     learns = True
@@ -252,10 +237,12 @@ class AdaptiveSchedule:
 
     def _try(self, way: int, candidates: Sequence, room: Sequence[int]) -> Plan:
         """One token, for one row in SAMPLE: those with the least to read."""
-        found = [next((c for c in of_row if _way(c) == way), None) for of_row in candidates]
-        known = sorted((c.unread, b) for b, c in enumerate(found) if c)
-        few = {b for _, b in known[: -(-len(room) // SAMPLE)]}
-        return _plan([c if b in few else None for b, c in enumerate(found)], room, [1] * len(room))
+        found = {
+            b: c for b, of_row in enumerate(candidates) for c in of_row[::-1] if _way(c) == way
+        }
+        few = sorted(found, key=lambda b: found[b].unread)[: -(-len(room) // SAMPLE)]
+        chosen = [found[b] if b in few else None for b in range(len(room))]
+        return _plan(chosen, room, [1] * len(room))
 
     def _of(self, rows: int) -> Costs:
         """What is known of so many rows; at first what is known of the nearest number."""
@@ -288,7 +275,7 @@ class AdaptiveSchedule:
     def observe(self, step, seconds, ended=(), hindsight=()) -> None:
         lengths, confidence = step.draft.lengths, step.draft.confidence
         for share in (*self._chances.values(), self._rejections):
-            share.fade()
+            share.add(0, 0, FADING)
         each = zip(step.plan.candidates, lengths.tolist(), step.accepted, strict=True)
         for b, (candidate, length, passed) in enumerate(each):
             if candidate is None:
@@ -301,10 +288,8 @@ class AdaptiveSchedule:
         for candidate, passed, rejected in hindsight:
             self._chances[candidate.kind].add(passed, passed + rejected)
         if step.plan.unread:
-            self._reading.fade()
-            self._reading.add(step.draft.preparing_seconds, step.plan.unread)
+            self._reading.add(step.draft.preparing_seconds, step.plan.unread, FADING)
         for tokens in ended:
-            self._texts.fade()
-            self._texts.add(tokens, 1)
+            self._texts.add(tokens, 1, FADING)
         drafted = int(lengths[step.plan.modelled].max(initial=0))
         self._of(len(lengths)).add(int(lengths.max()), drafted, seconds, self._trying)

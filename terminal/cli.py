@@ -54,12 +54,16 @@ def path(text: str) -> Path:
     return Path(name(text))
 
 
-def count(text: str) -> int:
-    """The type of an argument that counts what memory has to hold."""
+def whole(text: str) -> int:
     try:
-        number = int(text)
+        return int(text)
     except ValueError:  # or more digits than Python reads
         raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a whole number") from None
+
+
+def count(text: str) -> int:
+    """The type of an argument that counts what memory has to hold, and is no option of decoding."""
+    number = whole(text)
     if number > _MOST:
         raise argparse.ArgumentTypeError(f"{text[:20]} is more than {_MOST}")
     return number

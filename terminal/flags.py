@@ -68,7 +68,7 @@ def reading(name: str) -> dict[str, Any]:
         return dict(type=_json(values.kind), metavar="JSON")
     if values.kind is str:
         return dict(choices=values.choices or None, metavar=values.metavar)
-    read = float if values.kind is float else cli.count if values.most else int
+    read = float if values.kind is float else cli.whole
     return dict(type=_or_a_word(read, values.choices), metavar=values.metavar)
 
 

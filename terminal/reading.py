@@ -1,17 +1,19 @@
 """How far a long prompt has been read, on a terminal."""
 
-from tqdm import tqdm
+from typing import Any
 
 
 class Reading:
     """A bar on stderr while a prompt of several chunks is read; nothing where stderr is no terminal."""
 
-    _bar: tqdm | None = None
+    _bar: Any = None
 
     def __call__(self, done: int, tokens: int) -> None:
         """`done` of so many tokens have been read."""
         if self._bar is None and done < tokens:
-            about = dict(desc="reading the prompt", unit="tok", leave=False, disable=None)
+            from tqdm import tqdm
+
+            about: Any = dict(desc="reading the prompt", unit="tok", leave=False, disable=None)
             self._bar = tqdm(initial=done, total=tokens, **about)
         if self._bar is not None:
             self._bar.update(done - self._bar.n)

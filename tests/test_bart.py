@@ -11,9 +11,9 @@ import torch
 from helpers.bart_checkpoints import VARIANTS
 from helpers.bart_models import KINDS, LIVELY
 from helpers.decoding import decode_drafted
-from helpers.models import B, T, assert_close, cached_logits, reference_logits
+from helpers.models import B, assert_close, cached_logits, reference_logits
 from helpers.oracle import disturbed, flat_weights
-from helpers.pairs import both, inputs, known
+from helpers.pairs import both, known
 from transformers import GenerationConfig
 
 from decoder import Batch
@@ -36,22 +36,13 @@ def bart():
 
 
 @pytest.mark.parametrize("name", ["m2m", "nllb, other padding"])
-def test_m2m_counts_tokens_and_padding_ids_are_none(name):
+def test_m2m_counts_tokens_without_end_and_padding_ids_are_none(name):
     reference, model = both(VARIANTS[name])
-    source, _, target = inputs(model.config)
+    source, target = (np.random.default_rng(i).integers(6, 58, (B, 100)) for i in range(2))
     source[0, 5] = source[1, 4] = model.config.pad_token_id  # between tokens
     mask = np.ones_like(source, bool)
     expected = reference_logits(reference, source, mask, target)
-    assert_close(cached_logits(model, source, mask, target, T), expected)
-
-
-def test_m2m_has_no_last_position():
-    reference, model = both(VARIANTS["m2m"])
-    source, target = (np.random.default_rng(i).integers(3, 61, (B, 100)) for i in range(2))
-    mask = np.ones_like(source, bool)
-    expected = reference_logits(reference, source, mask, target)
     assert_close(cached_logits(model, source, mask, target, [30, 70]), expected)
-    assert model.config.max_positions is None
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -63,9 +54,6 @@ def test_every_tensor_arrives_in_its_place(name):
         for theirs, ours in (("self_attn.k_proj", "attention.key"), ("fc2", "down")):
             expected = state[f"model.{stack}.layers.1.{theirs}.bias"].numpy()
             assert np.array_equal(weights[f"{stack}.layers.1.{ours}.bias"], expected)
-    parameters = sum(p.numel() for n, p in reference.named_parameters() if "positions" not in n)
-    learned = sum(w.size for n, w in weights.items() if "positions" not in n)
-    assert learned == parameters + weights.get("logits_bias", mx.zeros(0)).size
 
 
 def test_fillers_do_not_reach_the_positions_table(bart):
@@ -89,16 +77,13 @@ def test_positions_end_where_the_table_does(name):
     expected = reference_logits(reference, source, mask, target)
     found = cached_logits(model, source, mask, target, [60, 4])
     assert_close(known(found, model.config), known(expected, model.config))
-    with pytest.raises(InputError, match="a source of 65 tokens; the model reads 64 at most"):
-        model.start(mx.array(np.concatenate([source, source[:, :1]], axis=1)))
     with pytest.raises(InputError, match="longer than the 64 positions that the model knows"):
         cached_logits(model, source, mask, np.tile(target, 2), [64, 1])
 
 
 def prompts(config: Config, count: int) -> list[list[int]]:
-    rng = np.random.default_rng(3)
+    rng, eos = np.random.default_rng(3), config.eos_token_ids[0]
     right = [i for i in range(3, config.source_vocab_size) if i != config.pad_token_id]
-    eos = config.eos_token_ids[0]
     return [[*rng.choice(right, rng.integers(1, 21)).tolist(), eos] for _ in range(count)]
 
 
@@ -147,16 +132,7 @@ def test_texts_under_a_checkpoints_own_settings(tmp_path, name):
         assert [row.generated for row in rows] == expected
 
 
-def test_a_text_ends_where_the_models_positions_do(bart):
-    """With the start token it has as many tokens as there are positions, drafted ones among them."""
-    _, model = bart
-    model.config = dataclasses.replace(model.config, eos_token_ids=(3,))
-    for draft, num_draft in ((None, 0), (model, 5)):
-        (row,) = decode_drafted(model, draft, [[5, 6, 2]], num_draft=num_draft, max_tokens=80)
-        assert len(row.tokens) == 64 and row.finish_reason == "length"
-
-
-def test_a_draft_model_of_fewer_positions_stops_drafting_there(bart):
+def test_texts_end_where_the_positions_do_and_drafts_where_the_draft_models_do(bart):
     _, model = bart
     model.config = dataclasses.replace(model.config, eos_token_ids=(3,))
     short = Model(dataclasses.replace(model.config, max_positions=20))
@@ -165,8 +141,9 @@ def test_a_draft_model_of_fewer_positions_stops_drafting_there(bart):
         weights[f"{name}.positions.weight"] = weights[f"{name}.positions.weight"][:22]
     short.load_weights(list(weights.items()))
     prompts = [[5, 6, 2], list(range(4, 34))]  # the second is too long for it to read
-    rows = decode_drafted(model, short, prompts, num_draft=4, max_tokens=40)
-    plain = decode_drafted(model, None, prompts, max_tokens=40)
+    rows = decode_drafted(model, short, prompts, num_draft=4, max_tokens=80)
+    plain = decode_drafted(model, None, prompts, max_tokens=80)
     assert [row.tokens for row in rows] == [row.tokens for row in plain]
+    assert {(len(row.tokens), row.finish_reason) for row in rows} == {(64, "length")}
     assert rows[0].stats.drafted > 0 and rows[1].stats.drafted == 0
     assert all(origin == "plain" for origin in rows[0].origins[20:])

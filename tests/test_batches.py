@@ -11,9 +11,8 @@ from helpers.decoding import new_batch, new_rows
 from helpers.models import random_model
 from helpers.scripted import EOS, ScriptedModel
 
-from decoder import Options, batch_generate, generate, stream_batch
+from decoder import Options, generate, stream_batch
 from demo.training.tasks import held_out_example
-from errors import InputError
 from speculative.batch import decode
 from speculative.row import Waiting
 
@@ -61,14 +60,6 @@ def test_nothing_waits_for_prompts_that_are_not_there(demo_pair):
         sizes.append(prompts.given)
         prompts.there = min(7, prompts.there + (2 if i < 2 else 3))
     assert sizes[0] == 1 and [found[i] for i in range(7)] == alone
-
-
-def test_a_bad_prompt_in_a_list_is_an_error(demo_pair):
-    target, tokenizer, _ = demo_pair
-    with pytest.raises(InputError, match="the prompt is empty"):
-        batch_generate(target, tokenizer, ["x", " "])
-    with pytest.raises(InputError, match="the prompt is int, not text"):
-        batch_generate(target, tokenizer, [3])
 
 
 @pytest.mark.slow

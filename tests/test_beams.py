@@ -13,36 +13,28 @@ import pytest
 import torch
 from helpers import bart_checkpoints, checkpoints
 from helpers.decoding import new_rows, ragged_prompts
-from helpers.models import cached_logits, padded_inputs, random_model, until
+from helpers.models import cached_logits, mlx_model, padded_inputs, random_model, until
+from helpers.option_tables import in_transformers
 from helpers.programs import DEMO
 from transformers import T5ForConditionalGeneration
 
-from benchmarks.baselines import in_transformers
-from checkpoints.folder import open_checkpoint
-from checkpoints.tensors import to_mlx
+from benchmarks import baselines
 from decoder import SpeculativeDecoder, Stats
+from demo.examples import examples
 from demo.training.tasks import SHORT_KINDS, held_out_example
 from distributed.ranks import ALONE
 from errors import InputError
-from families.bart import FAMILY
 from speculative.batch import decode
 from speculative.beams import BeamBatch, Search
 from speculative.cache import SlotCache
 from speculative.options import Options
 from speculative.row import Waiting
-from text.generation import Generation
 
 ENDS = (1, 5)
 VOCAB = 61
 SAMPLES = 2
 # With an end that is likelier than a random model has it, texts end at all lengths.
 SOON = dict(max_tokens=14, logit_bias={1: 2.0, 5: 1.0})
-THEIRS = dict(  # our names -> transformers'
-    max_tokens="max_new_tokens",
-    min_tokens="min_new_tokens",
-    logit_bias="sequence_bias",
-    num_samples="num_return_sequences",
-)
 PROCESSORS = dict(
     repetition_penalty=1.4,
     no_repeat_ngram_size=2,
@@ -58,21 +50,17 @@ def theirs(reference, prompts, side="right", **options) -> list[tuple[list[int],
     """(tokens, score) of each prompt's texts, from transformers; the end of sequence included."""
     pad, ends = reference.generation_config.pad_token_id, reference.generation_config.eos_token_id
     width = max(map(len, prompts))
-    fill = [[pad] * (width - len(prompt)) for prompt in prompts]
-    holes = [[0] * len(f) for f in fill]
-    ones = [[1] * len(prompt) for prompt in prompts]
-    parts = [(p, f) if side == "right" else (f, p) for p, f in zip(prompts, fill, strict=True)]
-    masks = [(o, h) if side == "right" else (h, o) for o, h in zip(ones, holes, strict=True)]
-    settings = {THEIRS.get(name, name): value for name, value in options.items()}
-    if bias := settings.get("sequence_bias"):
-        settings["sequence_bias"] = {(token,): value for token, value in bias.items()}
+    tokens, mask = np.full((len(prompts), width), pad), np.zeros((len(prompts), width), int)
+    for b, prompt in enumerate(prompts):
+        place = slice(len(prompt)) if side == "right" else slice(width - len(prompt), width)
+        tokens[b, place], mask[b, place] = prompt, 1
     found = reference.generate(
-        input_ids=torch.tensor([a + b for a, b in parts]),
-        attention_mask=torch.tensor([a + b for a, b in masks]),
+        input_ids=torch.tensor(tokens),
+        attention_mask=torch.tensor(mask),
         do_sample=False,
         return_dict_in_generate=True,
         output_scores=True,
-        **settings,
+        **in_transformers(options),
     )
     first = 1 if reference.config.is_encoder_decoder else width
     ends = ends if isinstance(ends, list) else [ends]
@@ -112,7 +100,7 @@ def pair(variant: str, ends=ENDS):
     model = random_model(variant, num_decoder_layers=2, eos_token_id=list(ends))
     spread = cached_logits(model, *padded_inputs(VOCAB), 30).std()
     model.decoder.norm.weight = model.decoder.norm.weight * (3 / spread)
-    return model, in_transformers(model)
+    return model, baselines.in_transformers(model)
 
 
 @pytest.fixture(scope="module")
@@ -137,8 +125,7 @@ def compare(models, batch_size, prompts=PROMPTS, side="right", **options):
 def test_texts_and_scores_are_those_of_transformers(models, beams, penalty, early, batch_size):
     how = dict(num_beams=beams, length_penalty=penalty, early_stopping=early, num_samples=SAMPLES)
     found = compare(models, batch_size, **how, **SOON)
-    lengths = {len(text) for text, _ in found}
-    assert len(lengths) > 2
+    assert len({len(text) for text, _ in found}) > 2
 
 
 @pytest.mark.slow
@@ -158,15 +145,6 @@ def test_processors_see_log_probabilities(models):
     compare(models, 5, num_beams=4, num_samples=SAMPLES, max_tokens=9, **PROCESSORS)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PROCESSORS)
-def test_each_processor(models, name):
-    asked = {name: PROCESSORS[name]}
-    for beams in (2, 5):
-        plain = ours(models[0], PROMPTS, 5, num_beams=beams, **SOON)
-        assert compare(models, 5, num_beams=beams, **SOON, **asked) != plain
-
-
 def reach_of_the_length(self, best, length):
     self._early = False
     return is_over(self, best, length)
@@ -180,10 +158,6 @@ def never_over_early(self, best, length):
 def beams_all_alike(self, *args):
     begin(self, *args)
     self.sums[:] = 0
-
-
-def too_few(num_beams, ends):
-    return num_beams
 
 
 is_over, begin = Search._is_over, Search.__init__
@@ -228,76 +202,47 @@ def test_where_nothing_may_be_written_the_text_is_empty(models):
     assert (row.generated, row.finish_reason, row.text_score) == ([], "stop", -1e9)
 
 
-# ---------------------------------------------------------------------------------------------
-# Text
-
-
-def examples(count: int) -> list[str]:
-    rng = random.Random(8)
-    return [held_out_example(rng, kind).prompt for kind in SHORT_KINDS for _ in range(count)]
-
-
-@pytest.fixture(scope="module")
-def demo(demo_pair):
-    """What decodes with the embedded target, and that in transformers."""
-    reference = T5ForConditionalGeneration.from_pretrained(DEMO / "target", dtype=torch.float32)
-    return SpeculativeDecoder(*demo_pair), reference
-
-
-def compare_texts(demo, prompts, batch_size, **options):
-    decoder, reference = demo
-    responses = decoder.batch_generate(prompts, batch_size, **options)
-    tokens = [decoder.tokenizer.encode(prompt).ids for prompt in prompts]
-    options.setdefault("max_tokens", 512)
-    found = [(r.tokens, r.score) for r in responses]
-    assert differ(found, theirs(reference, tokens, **options)) == []
-    return responses
-
-
-def test_responses_are_the_best_texts_and_their_scores(demo):
-    decoder, _ = demo
-    prompts = examples(1)
-    responses = compare_texts(demo, prompts, 2, num_beams=3, num_samples=2, max_tokens=12)
+def test_responses_are_the_best_texts_and_their_scores(demo_pair):
+    decoder = SpeculativeDecoder(*demo_pair)
+    prompts, how = [example.prompt for example in examples(1)], dict(num_beams=3, max_tokens=12)
+    responses = decoder.batch_generate(prompts, 2, num_samples=2, **how)
     assert [r.sample for r in responses] == [0, 1] * len(prompts)
     best, second, *_ = responses
     assert best.text != second.text and best.score > second.score
     assert "".join(best.texts) == best.text and best.mean_logprob is None
-    (whole,) = decoder.stream_generate(prompts[0], num_beams=3, max_tokens=12)
+    (whole,) = decoder.stream_generate(prompts[0], **how)
     assert (whole.tokens, whole.text) == (best.tokens, best.text)
     assert whole.score == pytest.approx(best.score, abs=1e-5)
-    assert decoder.generate(prompts[0], num_beams=3, max_tokens=12) == best.text
-    assert decoder.generate(prompts[0], max_tokens=12) and responses[0].prompt_tps > 0
+    assert best.prompt_tps > 0
     total = sum((r.stats for r in responses), Stats())
     assert total.tokens == sum(len(r.tokens) for r in responses) and total.drafted == 0
     with pytest.raises(InputError, match="num_samples above 1 is for batch_generate"):
-        next(decoder.stream_generate(prompts[0], num_beams=3, num_samples=2))
+        next(decoder.stream_generate(prompts[0], num_samples=2, **how))
 
 
 @pytest.mark.slow
-def test_100_prompts_of_the_embedded_pair(demo):
-    prompts = examples(35)
+def test_100_prompts_of_the_embedded_pair(demo_pair):
+    target, tokenizer, _ = demo_pair
+    reference = T5ForConditionalGeneration.from_pretrained(DEMO / "target", dtype=torch.float32)
+    rng = random.Random(8)
+    texts = [held_out_example(rng, kind).prompt for kind in SHORT_KINDS for _ in range(35)]
+    prompts = [tokenizer.encode(text).ids for text in texts]
     ways = [(2, 1.0, False), (4, 2.0, True), (4, 0.5, "never"), (5, -0.5, False), (5, 1.0, True)]
     for i, (beams, penalty, early) in enumerate(ways):
-        how = dict(num_beams=beams, length_penalty=penalty, early_stopping=early)
-        compare_texts(demo, prompts[i :: len(ways)], 16, num_samples=2, max_tokens=32, **how)
-
-
-# ---------------------------------------------------------------------------------------------
-# What is asked for
-
-
-def test_a_checkpoints_settings_of_beams_count_where_beams_are_asked_for():
-    generation = Generation(dict(length_penalty=2.0, early_stopping=True))
-    with_beams, own = Options(num_beams=4), Options(num_beams=4, length_penalty=0.5)
-    assert generation.fill(Options(), 1) == Options() and generation.taken(Options()) == {}
-    filled = generation.fill(with_beams, 1)
-    assert (filled.length_penalty, filled.early_stopping) == (2.0, True)
-    assert generation.fill(own, 1).length_penalty == 0.5
-    assert generation.taken(own) == dict(early_stopping=True)
+        how = dict(num_beams=beams, length_penalty=penalty, early_stopping=early, max_tokens=32)
+        compare((target, reference), 16, prompts[i :: len(ways)], num_samples=2, **how)
 
 
 # ---------------------------------------------------------------------------------------------
 # Other families
+
+
+WAYS = [
+    dict(
+        num_beams=beams, length_penalty=penalty, early_stopping=early, max_tokens=12, num_samples=2
+    )
+    for beams, penalty, early in ((2, 0.5, False), (4, 2.0, True), (5, -0.5, "never"))
+]
 
 
 @pytest.mark.slow
@@ -308,20 +253,15 @@ def test_barts_family(name, tmp_path):
     reference = bart_checkpoints.torch_model(raw)
     reference.generation_config.forced_eos_token_id = None  # as its config has it
     checkpoints.save(tmp_path, raw, bart_checkpoints.state_dict(reference))
-    tensors = FAMILY.rename(open_checkpoint(tmp_path))
-    model = FAMILY.model(FAMILY.config.from_hub(raw, tensors))
-    arrays = {name: np.concatenate(list(tensor.blocks())) for name, tensor in tensors.items()}
-    model.load_weights([(name, to_mlx(array)) for name, array in arrays.items()])
+    model = mlx_model(tmp_path, raw)
+    if name == "mbart":  # whose text begins with the last token of its source
+        reference.generation_config.decoder_start_token_id = 9
+        model.prefix = lambda prompt: [9]
     end = raw["eos_token_id"]
     asked = dict(no_repeat_ngram_size=3, min_tokens=3, forced_bos_token_id=7)
-    for beams, penalty, early in [(2, 0.5, False), (4, 2.0, True), (5, -0.5, "never")]:
-        how = dict(num_beams=beams, length_penalty=penalty, early_stopping=early, max_tokens=12)
-        if name == "mbart":  # whose text begins with the last token of its source
-            reference.generation_config.decoder_start_token_id = 9
-            model.prefix = lambda prompt: [9]
-        compare((model, reference), 5, **how, logit_bias={end: 3.0}, num_samples=SAMPLES)
-        asked_too = asked | dict(forced_eos_token_id=end)
-        compare((model, reference), 5, **how, **asked_too, num_samples=SAMPLES)
+    for how in WAYS:
+        compare((model, reference), 5, **how, logit_bias={end: 3.0})
+        compare((model, reference), 5, **how, **asked, forced_eos_token_id=end)
 
 
 @pytest.mark.slow
@@ -343,7 +283,6 @@ def test_a_decoder_only_model_of_mlx_lm():
     weights = {name: torch.tensor(np.array(w)) for name, w in tree_flatten(lm.parameters())}
     reference.load_state_dict(weights)
     model = CausalModel(lm, [1], 0)
-    for beams, penalty, early in [(2, 0.5, False), (4, 2.0, True), (5, -0.5, "never")]:
-        how = dict(num_beams=beams, length_penalty=penalty, early_stopping=early, max_tokens=12)
-        asked = dict(logit_bias={1: 3.0}, no_repeat_ngram_size=2, num_samples=SAMPLES)
+    for how in WAYS:
+        asked = dict(logit_bias={1: 3.0}, no_repeat_ngram_size=2)
         compare((model, reference), 5, side="left", **how, **asked)

@@ -15,7 +15,7 @@ from helpers import programs
 from helpers.decoding import decode_with, drafters, partial_steps
 from helpers.programs import ANSWER, DEMO, PROMPT
 
-from benchmarks.causal import MlxLm
+from benchmarks import causal
 from benchmarks.measure import decoder, widened_pair
 from demo.examples import examples
 from families.causal_loading import encode_prompt
@@ -39,11 +39,7 @@ def prompts(pair):
 @pytest.fixture(scope="module")
 def expected(pair, prompts):
     """mlx-lm's own greedy tokens."""
-    return MlxLm(*pair, 64).plain(prompts)
-
-
-# ---------------------------------------------------------------------------------------------
-# Texts
+    return causal.ways(*pair, 64, [], [])["mlx-lm, generate_step"](prompts)
 
 
 @pytest.mark.parametrize(("i", "batch_size"), [(0, 1), (1, 3), (2, 8)])
@@ -61,56 +57,18 @@ def test_texts_are_mlx_lms_own(pair, prompts, expected, i, j, name, batch_size):
     assert partial
 
 
-def test_mlx_lms_other_ways_write_the_same(pair, prompts, expected):
-    """What the benchmark compares with."""
-    for way in MlxLm(*pair, 64).ways([1, 8], [3]).values():
-        assert way(prompts) == expected
-
-
-def test_texts_are_those_of_mlx_lms_generate_and_the_right_answers(pair):
+def test_texts_are_those_of_mlx_lms_ways_and_the_right_answers(pair, prompts, expected):
     from mlx_lm import generate
 
     target, draft = pair
-    asked, right = examples(4), 0
-    prompts = [example.prompt for example in asked]
-    found = decoder(target, draft).batch_generate(prompts, batch_size=4, num_draft=3)
-    for example, response in zip(asked, found, strict=True):
-        prompt = encode_prompt(target, example.prompt)
-        assert response.text == generate(target.model, target.chat, prompt, max_tokens=64)
-        right += response.text == example.answer
-    assert right >= len(asked) - 1
-
-
-# ---------------------------------------------------------------------------------------------
-# What the pair is
-
-
-def test_tokens_are_those_of_sentencepiece(pair):
-    from sentencepiece import SentencePieceProcessor
-
-    target, draft = pair
-    assert target.tokenizer.to_str() == draft.tokenizer.to_str()
-    pieces = SentencePieceProcessor(model_file=str(DEMO / "target" / "spiece.model"))
-    user, assistant = map(target.tokenizer.token_to_id, ("<|user|>", "<|assistant|>"))
-    for example in examples(100):
-        tokens = encode_prompt(target, example.prompt)
-        assert tokens == [user, *pieces.encode(example.prompt), assistant]
-        answer = pieces.encode(example.answer)
-        assert target.tokenizer.encode(example.answer).ids == answer
-        assert target.tokenizer.decode(answer) == example.answer
-
-
-def test_the_pair_has_more_rows_than_tokens_as_real_models_do(pair):
-    """And not the same number; none of the rows beyond comes near the likeliest token's."""
-    target, draft = pair
-    tokens = target.tokenizer.get_vocab_size()
-    assert tokens < draft.config.vocab_size < target.config.vocab_size
-    for example in examples(5):
-        prompt = encode_prompt(target, example.prompt)
-        answer = target.tokenizer.encode(example.answer).ids
-        for model in pair:
-            logits = model.model(mx.array([prompt + answer]))[:, len(prompt) - 1 :]
-            assert (logits[..., tokens:].max(axis=-1) < logits.max(axis=-1) - 5).all()
+    for way in causal.ways(*pair, 64, [1, 8], [3]).values():  # what the benchmark compares with
+        assert way(prompts) == expected
+    asked = [example.prompt for example in examples(4)]
+    found = decoder(target, draft).batch_generate(asked, batch_size=4, num_draft=3)
+    texts = [generate(target.model, target.chat, prompt, max_tokens=64) for prompt in prompts]
+    assert [response.text for response in found] == texts
+    right = sum(example.answer == text for example, text in zip(examples(4), texts, strict=True))
+    assert right >= len(texts) - 1
 
 
 def test_a_widened_model_is_the_same_function(pair):
@@ -120,10 +78,6 @@ def test_a_widened_model_is_the_same_function(pair):
         assert large.model.args.hidden_size == 512 and len(large.model.layers) == 20
         a, b = small.model(tokens), large.model(tokens)
         assert mx.abs(a - b).max() < 2e-5 * mx.abs(a).max()
-
-
-# ---------------------------------------------------------------------------------------------
-# The programs
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Decoder-only models from files: folders of mlx-community's, chat templates, conversion, ranks."""
 
 import json
-import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +20,7 @@ import main
 from checkpoints.quantization import Quantization
 from errors import InputError
 from families import causal_loading
-from families.causal_loading import convert_with_mlx_lm, find_causal, format_prompt, is_causal
+from families.causal_loading import encode_prompt, find_causal, is_causal
 from speculative.drafting import PromptLookup
 
 pytestmark = pytest.mark.slow
@@ -45,46 +45,39 @@ def test_a_folder_of_mlx_communitys(tmp_path):
         ends = [i for i, token in enumerate(text) if token in (1, 5)]
         assert row.generated == (text[: ends[0] + 1] if ends else text)
 
-
-def test_chat_templates_are_applied_as_mlx_lm_does(tmp_path):
-    causal_folders.write(tmp_path / "m")
-    chat = causal_loading.load(tmp_path / "m")[0].chat
-    assert format_prompt(chat, "hi") == ("<user>hi<end><assistant>", False)
-    assert format_prompt(chat, "hi", "be brief") == (
-        "<system>be brief<end><user>hi<end><assistant>",
-        False,
-    )
-    assert format_prompt(chat, "hi", ignore_chat_template=True) == ("hi", True)
+    for texts, expected in (
+        (["hi"], "<user>hi<end><assistant>"),
+        (["hi", "be brief"], "<system>be brief<end><user>hi<end><assistant>"),
+    ):
+        tokens = encode_prompt(model, *texts)
+        assert model.tokenizer.decode(tokens, skip_special_tokens=False) == expected
     with pytest.raises(InputError, match="a system prompt needs a chat template"):
-        format_prompt(chat, "hi", "be brief", ignore_chat_template=True)
+        encode_prompt(model, "hi", "be brief", ignore_chat_template=True)
 
 
 def test_which_folders_are_meant(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    causal_folders.write(tmp_path / "mlx_models" / "small")
-    assert find_causal("small") == find_causal("org/small") == Path("mlx_models/small")
-    assert find_causal(str(tmp_path / "mlx_models" / "small")) is not None
-    assert find_causal("another") is None
-    config = tmp_path / "mlx_models" / "small" / "config.json"
-    config.write_text(config.read_text().replace('"llama"', '"t5"'))
-    assert find_causal("small") is None
-    config.write_text(config.read_text().replace('"t5"', '"llama"'))
-    (tmp_path / "mlx_models" / "small" / "model.safetensors").unlink()
-    (tmp_path / "mlx_models" / "small" / "model.safetensors.index.json").unlink()
-    assert find_causal("small") is None
-
-
-def test_models_in_the_hubs_cache(tmp_path, monkeypatch):
     from huggingface_hub import constants
 
     monkeypatch.chdir(tmp_path)
+    small = tmp_path / "mlx_models" / "small"
+    causal_folders.write(small)
+    assert find_causal("small") == find_causal("org/small") == Path("mlx_models/small")
+    assert find_causal(str(small)) == small
+    assert find_causal("another") is None
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    repository = tmp_path / "cache" / "models--org--small"
+    repository = tmp_path / "cache" / "models--org--other"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("0" * 40)
-    causal_folders.write(repository / "snapshots" / ("0" * 40))
-    assert find_causal("org/small") == repository / "snapshots" / ("0" * 40)
-    assert find_causal("org/other") is None
+    shutil.copytree(small, repository / "snapshots" / ("0" * 40))
+    assert find_causal("org/other") == repository / "snapshots" / ("0" * 40)
+    assert find_causal("org/none") is None
+    config = small / "config.json"
+    config.write_text(config.read_text().replace('"llama"', '"t5"'))
+    assert find_causal("small") is None
+    config.write_text(config.read_text().replace('"t5"', '"llama"'))
+    for file in small.glob("model.safetensors*"):
+        file.unlink()
+    assert find_causal("small") is None
 
 
 @pytest.mark.parametrize(
@@ -92,7 +85,6 @@ def test_models_in_the_hubs_cache(tmp_path, monkeypatch):
     [
         ({}, "mlx-lm cannot load it"),  # and a damaged file
         (dict(model_type="no_such"), "no_such not supported"),
-        (dict(model_type="mamba"), "mlx-lm cannot load it"),
         (dict(hidden_size=48), "mlx-lm cannot load it"),
         (dict(model_file="x.py"), "mlx-lm cannot load it"),
     ],
@@ -116,19 +108,9 @@ def test_without_mlx_lm_the_error_says_what_to_install(tmp_path, monkeypatch):
         causal_loading.load(tmp_path)
 
 
-def test_the_limit_of_open_files_is_not_lowered_and_nothing_heavy_is_imported():
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # 4096 where a test has imported mlx-lm
-    program = f"""
-import resource, sys
-resource.setrlimit(resource.RLIMIT_NOFILE, ({min(3000, hard)}, {hard}))
-before = resource.getrlimit(resource.RLIMIT_NOFILE)
-from families import causal, causal_loading
-
-assert not {{"mlx_lm", "transformers", "torch", "huggingface_hub"}} & sys.modules.keys()
-causal_loading._mlx_lm()
-assert "mlx_lm" in sys.modules
-assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
-"""
+def test_nothing_heavy_is_imported_before_it_is_needed():
+    heavy = {"mlx_lm", "transformers", "torch", "huggingface_hub"}
+    program = f"import sys; from families import causal, causal_loading; assert not {heavy} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
 
 
@@ -137,7 +119,6 @@ assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
     [
         (dict(max_position_embeddings=4096), 4096),
         (dict(text_config=dict(max_position_embeddings=8192)), 8192),
-        (dict(n_positions=1024), 1024),
         (dict(vocab_size=3), None),
         (dict(max_position_embeddings=40960, rope_scaling=dict(LONG, type="yarn")), 131072),
         (dict(max_position_embeddings=131072, rope_parameters=dict(LONG, type="su")), 32768),
@@ -149,8 +130,9 @@ def test_context_limits(raw, most):
 
 def test_conversion_goes_through_mlx_lm(tmp_path, capsys):
     causal_folders.write(tmp_path / "hub", hidden_size=64)
-    output = convert_with_mlx_lm(
-        str(tmp_path / "hub"), tmp_path / "out", "float32", Quantization(bits=8, group_size=32)
+    quantization = Quantization(bits=8, group_size=32)
+    output = convert.convert(
+        str(tmp_path / "hub"), tmp_path / "out", "float32", quantization=quantization
     )
     assert is_causal(output)
     assert capsys.readouterr().out == ""
@@ -164,8 +146,8 @@ def test_conversion_goes_through_mlx_lm(tmp_path, capsys):
 
 def test_what_cannot_be_decoded_is_not_converted(tmp_path):
     causal_folders.write(tmp_path / "hub", "mamba")
-    with pytest.raises(InputError, match="mamba cannot be decoded here"):
-        convert_with_mlx_lm(str(tmp_path / "hub"), tmp_path / "out")
+    with pytest.raises(InputError, match="hub: mamba cannot be decoded here"):
+        convert.convert(str(tmp_path / "hub"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -205,24 +187,15 @@ def test_the_commands_take_a_decoder_only_pair(tmp_path, monkeypatch, capsys):
         main.main()
         return capsys.readouterr().out
 
-    model, chat = mlx_lm.load("mlx_models/target")
-    texts = {}
-    for prompt, system in (("the cat sat", None), ("on the mat", "be brief")):
-        text, special = format_prompt(chat, prompt, system)
-        tokens = chat.encode(text, add_special_tokens=special)
-        texts[prompt] = mlx_lm.generate(model, chat, tokens, max_tokens=12) + "\n"
-        flags = ["--system-prompt", system] if system else []
-        for how in (["--num-draft", "0"], ["--draft-model", "draft"], ["--lookup"]):
-            assert written("-p", prompt, *flags, *how) == texts[prompt]
-    plain = mlx_lm.generate(model, chat, "the cat sat", max_tokens=12) + "\n"
-    assert written("-p", "the cat sat", "--ignore-chat-template") == plain != texts["the cat sat"]
+    lm, chat = mlx_lm.load("mlx_models/target")
+    model, _ = causal_loading.load(Path("mlx_models/target"))
+    tokens = encode_prompt(model, "the cat sat")
+    expected = mlx_lm.generate(lm, chat, tokens, max_tokens=12) + "\n"
+    for how in (["--num-draft", "0"], ["--draft-model", "draft"], ["--lookup"]):
+        assert written("-p", "the cat sat", *how) == expected
     Path("p.txt").write_text("the cat sat\n" + "the cat " * 300 + "\nthe cat sat\n")
-    monkeypatch.setattr(
-        sys, "argv", ["main.py", "--model", "target", "-m", "12", "--prompt-file", "p.txt"]
-    )
     with pytest.raises(InputError, match="1 of 3 lines have no prompt"):
-        main.main()
+        written("--prompt-file", "p.txt")
     printed, errors = capsys.readouterr()
-    first = texts["the cat sat"]
-    assert printed == f"{first}\n{first}"
+    assert printed == f"{expected}\n{expected}"
     assert "p.txt, line 2: the prompt has" in errors and "tokens; the model reads" in errors

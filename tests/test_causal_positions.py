@@ -22,8 +22,9 @@ from speculative.drafting import PromptLookup
 
 pytestmark = pytest.mark.slow
 
-KINDS = ["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text"]
-CHECKPOINTS = [(kind, rope) for kind in KINDS for rope in ROPES]
+CHECKPOINTS = [(kind, rope) for kind in ("llama", "gemma3_text") for rope in ROPES]
+for kind in ("qwen2", "qwen3", "mistral", "gemma2"):
+    CHECKPOINTS += [(kind, rope) for rope in ("default", "linear", "llama3", "yarn")]
 CHECKPOINTS += [("phi3", "default"), ("phi3", "longrope"), ("glm", "default")]
 
 
@@ -84,18 +85,19 @@ def test_model_types_that_mlx_lm_renames():
     ("change", "why"),
     [
         (dict(rope_parameters=dict(rope_type="axial")), "rope type axial is unknown; there are"),
-        (dict(num_hidden_layers=10**6), "config.json has 1000000 layers, the weights 3"),
+        (
+            dict(num_hidden_layers=10**6),
+            "config.json: num_hidden_layers is 1000000, more than 1024",
+        ),
     ],
 )
 def test_what_cannot_be_read_rightly_is_refused(change, why, tmp_path):
     save(tmp_path / "hub", "llama", "default")
     config = tmp_path / "hub" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | change))
-    with pytest.raises(InputError, match=f"hub: {why}"):
-        causal_loading.load(tmp_path / "hub")
-    with pytest.raises(InputError, match=why):
-        convert.convert(str(tmp_path / "hub"), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    for use in (causal_loading.load, lambda folder: convert.convert(str(folder), tmp_path / "out")):
+        with pytest.raises(InputError, match=f"hub: {why}"):
+            use(tmp_path / "hub")
 
 
 def test_a_forced_first_token_is_for_prompts_of_one_token(tmp_path):

@@ -51,6 +51,9 @@ def test_npz_round_trip(tmp_path, dtype):
     assert mapped["c"].dtype == (BFLOAT16 if dtype == mx.bfloat16 else mapped["c"].dtype)
 
 
+INDEX = "model.safetensors.index.json"
+
+
 def safetensors_bytes(header, data: bytes = bytes(16)) -> bytes:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + data
@@ -65,14 +68,10 @@ def entry(dtype="F32", shape=(2, 2), offsets=(0, 16)) -> dict:
     [
         (b"", "truncated, or not a safetensors file"),
         ((10**9).to_bytes(8, "little") + b"{}", "truncated, or not a safetensors file"),
-        (safetensors_bytes(b"{]"), "the header is not JSON"),
-        (safetensors_bytes([1]), "the header is not a JSON object"),
-        (safetensors_bytes({"w": {"dtype": "F32"}}), "w has a malformed header entry"),
+        (safetensors_bytes(b"{]"), "the header is malformed"),
+        (safetensors_bytes({"w": {"dtype": "F32"}}), "the header is malformed"),
         (safetensors_bytes(entry(offsets=(-16, 0))), "w has an impossible shape"),
-        (
-            safetensors_bytes(entry(dtype="I8", offsets=(0, 4))),
-            "w is I8, not a floating-point type",
-        ),
+        (safetensors_bytes(entry(dtype="I8", offsets=(0, 4))), "w is I8, not a floating-point"),
         (safetensors_bytes(entry(shape=(2, 3))), r"w has 16 bytes for the shape \[2, 3\]"),
         (safetensors_bytes(entry(), bytes(15)), "truncated: w lies beyond the end"),
     ],
@@ -86,55 +85,35 @@ def test_wrong_safetensors_are_named(tmp_path, content, message):
 
 
 @pytest.mark.parametrize(
-    ("index", "message"),
+    ("file", "content", "message"),
     [
-        ("{", "not JSON"),
-        ("[]", "not a JSON object"),
-        ("{}", "no weight_map"),
-        ('{"weight_map": {"w": "../model-1.safetensors"}}', "names no file beside it: ../model-1"),
+        (INDEX, "{", "not JSON"),
+        (INDEX, "[]", "not a JSON object"),
+        (INDEX, "{}", "no weight_map"),
         (
-            '{"weight_map": {"w": "model-9.safetensors"}}',
-            "names model-9.safetensors, which is missing",
+            INDEX,
+            '{"weight_map": {"w": "../1.safetensors"}}',
+            r"names \.\./1\.safetensors, which is",
         ),
-        (
-            '{"weight_map": {"v": "model-1.safetensors"}}',
-            "v is missing, though the index puts it there",
-        ),
+        ("pytorch_model.bin", "", "truncated or malformed"),
+        ("tf_model.h5", "", "no weights: neither"),
     ],
 )
-def test_wrong_index_files_are_named(tmp_path, index, message):
-    (tmp_path / "model-1.safetensors").write_bytes(safetensors_bytes(entry()))
-    (tmp_path / "model.safetensors.index.json").write_text(index)
+def test_folders_without_whole_weights_are_named(tmp_path, file, content, message):
+    (tmp_path / file).write_text(content)
     with pytest.raises(InputError, match=message):
         open_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("file", "message"),
-    [
-        ("pytorch_model.bin", "neither a zip file nor a pickle"),
-        ("tf_model.h5", "no weights: neither"),
-    ],
-)
-def test_folders_without_weights_are_named(tmp_path, file, message):
-    (tmp_path / file).write_bytes(b"")
-    with pytest.raises(InputError, match=message):
-        open_checkpoint(tmp_path)
-
-
-def npz_bytes(path, compression=zipfile.ZIP_STORED, member=None) -> bytes:
-    with zipfile.ZipFile(path, "w", compression) as archive, archive.open("w.npy", "w") as file:
-        if member is None:
-            np.lib.format.write_array(file, np.arange(4.0), version=(1, 0))
-        else:
-            file.write(member)
+def npz_bytes(path, compression=zipfile.ZIP_STORED, member=b"") -> bytes:
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("w.npy", member)
     return path.read_bytes()
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda path: b"", "not a zip file"),
         (lambda path: npz_bytes(path)[:-40], "not a zip file"),
         (lambda path: npz_bytes(path, zipfile.ZIP_DEFLATED), "is compressed"),
         (lambda path: npz_bytes(path, member=b"no npy"), "not an array that"),

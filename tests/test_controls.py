@@ -3,7 +3,9 @@
 import json
 import random
 import shutil
+from types import SimpleNamespace
 
+import mlx.core as mx
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,7 @@ from convert import convert
 from decoder import SpeculativeDecoder, batch_generate, generate, load, stream_generate
 from demo.examples import examples
 from errors import InputError
+from speculative.batch import decode
 from speculative.options import Options
 from speculative.sampling import BANNED, RowSeeds
 from text.generation import Generation
@@ -33,10 +36,6 @@ def prompts() -> list[str]:
     return [example.prompt for example in examples(2)]
 
 
-# ---------------------------------------------------------------------------------------------
-# Stop texts
-
-
 def test_text_ends_before_the_first_stop_however_it_comes(demo_pair):
     """Against the whole text, cut: stops within a token, over several, at the start, of which one begins
     another, and none."""
@@ -48,16 +47,13 @@ def test_text_ends_before_the_first_stop_however_it_comes(demo_pair):
         whole = tokenizer.decode(tokens, skip_special_tokens=False)
         places = [rng.randrange(len(whole) + 1) for _ in range(rng.randint(1, 3))]
         stops = [s for i in places if (s := whole[i : i + rng.randint(1, 6)])] or ["zz"]
-        stream = TextStream(tokenizer, (), stops)
-        pieces = []
-        for token in tokens:
-            pieces.append(stream.push([token]))
-            if stream.stopped:
-                break
-        text = "".join(pieces) + stream.finish()
+        stream, pieces = TextStream(tokenizer, (), stops), []
+        while tokens and not stream.stopped:
+            pieces.append(stream.push([tokens.pop(0)]))
         ends = [(i + len(stop), i) for stop in stops if (i := whole.find(stop)) >= 0]
-        assert text == whole[: min(ends, default=(0, len(whole)))[1]], (whole, stops)
-        stopped += stream.stopped and len(pieces) < len(tokens)
+        end = min(ends, default=(0, len(whole)))[1]
+        assert "".join(pieces) + stream.finish() == whole[:end], (whole, stops)
+        stopped += bool(tokens)
     assert stopped > 100
 
 
@@ -71,18 +67,12 @@ def test_stops_cut_the_text_of_every_drafter(demo_pair, prompts, lookup, num_dra
     responses = batch_generate(target, tokenizer, prompts, batch_size=batch_size, stop=stops, **how)
     for response, plain in zip(responses, whole, strict=True):
         found = [(i + len(stop), i) for stop in stops if (i := plain.text.find(stop)) >= 0]
-        end = min(found)[1]
-        assert (response.text, response.finish_reason) == (plain.text[:end], "stop")
+        assert response.finish_reason == "stop" and response.text == plain.text[: min(found)[1]]
         assert response.tokens == plain.tokens[: len(response.tokens)]
         before = tokenizer.decode(response.tokens[:-1], skip_special_tokens=True)
         assert not any(stop in before for stop in stops)
-        assert len(response.texts) == len(response.origins) == len(response.tokens)
     pieces = stream_generate(target, tokenizer, prompts[0], stop=middle[0], **how)
     assert "".join(r.text for r in pieces) == whole[0].text.partition(middle[0])[0]
-
-
-# ---------------------------------------------------------------------------------------------
-# Log-probabilities
 
 
 def test_what_is_banned_has_a_log_probability_that_json_can_hold(demo_pair):
@@ -107,19 +97,39 @@ def cuts(logits, prefixes):
     return logits[:, :, :5]
 
 
+def adds_to_the_targets(logits, prefixes):
+    return logits + mx.zeros(1056)  # of which the draft model shares 1024
+
+
 @pytest.mark.parametrize(
     ("processor", "message"),
     [
         (refuses, "processor refuses: KeyError: 'seven'"),
-        (cuts, r"processor cuts: returned \(1, 2, 5\), not logits \(1, 2, 1056\)"),
-        (lambda logits, prefixes: None, "returned NoneType, not logits"),
+        (cuts, "processor cuts: returned (1, 2, 5), not logits (1, 2, 1056)"),
+        (lambda logits, _: None, "processor <lambda>: returned NoneType, not logits (1, 2, 1056)"),
+        (adds_to_the_targets, "processor adds_to_the_targets: ValueError: "),
     ],
 )
-def test_a_processor_that_fails_fails_before_its_row_joins_others(demo_pair, processor, message):
+def test_a_row_whose_processor_fails_is_refused_and_ends_no_other(
+    demo_pair, prompts, processor, message
+):
     target, tokenizer, draft = demo_pair
-    decoder = SpeculativeDecoder(target, tokenizer, draft)
-    with pytest.raises(InputError, match=message):
-        decoder.row(PROMPT, Options(processors=[processor]), RowSeeds(0))
+    decoder, options, seed = SpeculativeDecoder(target, tokenizer, draft), Options(), RowSeeds(0)
+    rows = [decoder.row(prompt, options, seed) for prompt in prompts[:2]]
+    waiting = list(rows)
+
+    def take(count, wait):
+        if waiting:
+            return [waiting.pop()]
+        with pytest.raises(InputError) as refused:
+            decoder.row(PROMPT, Options(processors=[processor]), seed)
+        assert str(refused.value).startswith(message)
+        return []
+
+    with decoder.running(options) as batch:
+        assert len(list(decode(batch, SimpleNamespace(take=take), 3))) == 2
+    alone = batch_generate(target, tokenizer, prompts[:2])
+    assert ["".join(row.texts) for row in rows] == [response.text for response in alone]
 
 
 @pytest.mark.parametrize("settings", [{}, dict(repetition_penalty=1.5, no_repeat_ngram_size=2)])
@@ -138,17 +148,9 @@ def test_logprobs_are_transformers_own(demo_pair, prompts, settings):
         for prompt in prompts
     ]
     for lookup, num_draft, batch_size in WAYS:
+        options = dict(lookup=lookup, num_draft=num_draft, max_tokens=12, **settings)
         responses = batch_generate(
-            target,
-            tokenizer,
-            prompts,
-            draft,
-            batch_size,
-            logprobs=3,
-            lookup=lookup,
-            num_draft=num_draft,
-            max_tokens=12,
-            **settings,
+            target, tokenizer, prompts, draft, batch_size, logprobs=3, **options
         )
         for theirs, response in zip(found, responses, strict=True):
             assert response.tokens == theirs.sequences[0, 1:].tolist()
@@ -160,19 +162,9 @@ def test_logprobs_are_transformers_own(demo_pair, prompts, settings):
                 ids, values = zip(*of_token, strict=True)
                 np.testing.assert_allclose(values, np.sort(row)[:-4:-1], atol=1e-4)
                 np.testing.assert_allclose(values, row[list(ids)], atol=1e-4)
-
-
-def test_logprobs_are_for_those_who_ask(demo_pair):
-    target, tokenizer, _ = demo_pair
-    (response,) = batch_generate(target, tokenizer, [PROMPT])
-    assert response.logprobs is response.top_logprobs is response.mean_logprob is None
-    (response,) = batch_generate(target, tokenizer, [PROMPT], logprobs=0)
-    assert len(response.logprobs) == len(response.tokens)
-    assert response.top_logprobs == [[]] * len(response.tokens)
-
-
-# ---------------------------------------------------------------------------------------------
-# Samples
+    for logprobs, best in ((None, None), (0, [[]] * 3)):
+        (response,) = batch_generate(target, tokenizer, [PROMPT], logprobs=logprobs, max_tokens=3)
+        assert response.top_logprobs == best and (response.logprobs is None) == (best is None)
 
 
 def test_samples_share_the_reading_and_are_those_of_a_list(demo_pair, prompts, monkeypatch):
@@ -184,14 +176,10 @@ def test_samples_share_the_reading_and_are_those_of_a_list(demo_pair, prompts, m
     options = dict(temp=4.0, seed=3, max_tokens=20)
     samples = batch_generate(target, tokenizer, [prompts[0]], num_samples=5, **options)
     assert len(read) == 1 and read[0][0] == 1
-    assert [r.sample for r in samples] == list(range(5))
-    assert len({r.text for r in samples}) == 5
-    listed = batch_generate(target, tokenizer, [prompts[0]] * 5, **options)
-    assert [r.text for r in samples] == [r.text for r in listed]
+    assert [r.sample for r in samples] == list(range(5)) and len({r.text for r in samples}) == 5
     several = batch_generate(target, tokenizer, prompts, draft, 4, num_samples=3, **options)
-    expected = batch_generate(
-        target, tokenizer, [p for p in prompts for _ in range(3)], batch_size=2, **options
-    )
+    listed = [prompt for prompt in prompts for _ in range(3)]
+    expected = batch_generate(target, tokenizer, listed, batch_size=2, **options)
     assert [r.text for r in several] == [r.text for r in expected]
     with pytest.raises(InputError, match="num_samples above 1 is for batch_generate"):
         generate(target, tokenizer, "x", temp=1.0, num_samples=2)
@@ -235,14 +223,8 @@ def test_a_checkpoints_settings_are_what_transformers_makes_of_them(tmp_path, pr
     assert [r.tokens for r in responses] == expected
     assert {r.generation_tokens for r in responses} <= {9, 10}
     # What is asked for wins.
-    neutral = dict(
-        no_repeat_ngram_size=0,
-        repetition_penalty=1,
-        min_tokens=0,
-        max_tokens=40,
-        forced_eos_token_id=-1,
-        bad_words_ids=[],
-    )
+    neutral = dict(no_repeat_ngram_size=0, repetition_penalty=1, min_tokens=0, max_tokens=40)
+    neutral |= dict(forced_eos_token_id=-1, bad_words_ids=[])
     plain, tokenizer = load(convert(str(DEMO / "target"), tmp_path / "plain", dtype="float32"))
     unset = [r.text for r in batch_generate(plain, tokenizer, prompts, max_tokens=40)]
     assert [r.text for r in batch_generate(model, tokenizer, prompts, **neutral)] == unset
@@ -255,18 +237,17 @@ def test_what_is_taken_is_told(tmp_path):
     ran = call(*asked, cwd=tmp_path)
     assert ran.returncode == 0
     first, second, third, *_ = ran.stderr.splitlines()
-    assert first == "the checkpoint's generation settings not applied: num_beams 4"
-    assert second.startswith("the checkpoint's generation settings: ")
-    assert "repetition_penalty 1.3" in second and "no_repeat_ngram_size" not in second
+    assert first == "ignored from generation_config.json: num_beams=4 (use --num-beams 4)"
+    assert second.startswith("taken from generation_config.json: ")
+    assert "repetition_penalty=1.3" in second and "no_repeat_ngram_size" not in second
     assert third == "the checkpoint's max_length 11 has cut the text; see --max-tokens"
     ran = call("--model", "ours", "--prompt", prompt, "--num-beams", "3", cwd=tmp_path)
-    assert ran.returncode == 0 and "not applied" not in ran.stderr
+    assert ran.returncode == 0 and "ignored" not in ran.stderr
 
 
 def test_settings_that_cannot_be_are_named(tmp_path):
     for settings, message in [
-        ({"no_repeat_ngram_size": "3"}, "no_repeat_ngram_size is '3'"),
-        ({"no_repeat_ngram_size": 2**31 - 1}, "no_repeat_ngram_size is 2147483647; 1024 at most"),
+        ({"no_repeat_ngram_size": 2**31 - 1}, "no_repeat_ngram_size is 2147483647, not"),
         ({"max_length": -3}, "max_length is -3, not a whole number"),
         ({"bad_words_ids": [5]}, "bad_words_ids is"),
     ]:
@@ -279,6 +260,14 @@ def test_lengths_count_what_a_row_begins_with():
     generation = Generation({"min_length": 10, "max_length": 20, "max_new_tokens": 7})
     filled = generation.fill(Options(), prefix_size=2)
     assert (filled.min_tokens, filled.max_tokens) == (8, 7)
-    assert generation.fill(Options(min_tokens=3, max_tokens=4), 2) == Options(
-        min_tokens=3, max_tokens=4
-    )
+    own = Options(min_tokens=3, max_tokens=4)
+    assert generation.fill(own, prefix_size=2) == own
+
+
+def test_a_checkpoints_settings_of_beams_count_where_beams_are_asked_for():
+    generation = Generation(dict(length_penalty=2.0, early_stopping=True))
+    own = Options(num_beams=4, length_penalty=0.5)
+    assert generation.fill(Options(), 1) == Options() and generation.taken(Options()) == {}
+    filled = generation.fill(own, 1)
+    assert (filled.length_penalty, filled.early_stopping) == (0.5, True)
+    assert generation.taken(own) == dict(early_stopping=True)

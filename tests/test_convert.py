@@ -150,16 +150,6 @@ def test_force_replaces_nothing_but_converted_models(folder, tmp_path):
     assert (precious / "chapter1.txt").read_text() == "It was"
 
 
-def test_a_failed_conversion_leaves_nothing(folder, tmp_path, monkeypatch):
-    def fail(*args):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(weights, "write_npz_member", fail)
-    with pytest.raises(OSError, match="No space left"):
-        convert(str(folder), tmp_path / "out")
-    assert {p.name for p in tmp_path.iterdir()} == {"checkpoint", ".out.lock"}
-
-
 def test_a_failed_replacement_leaves_the_earlier_conversion(folder, tmp_path, monkeypatch):
     output = convert(str(folder), tmp_path / "out")
     monkeypatch.setattr(weights, "write_npz_member", lambda *args: 1 / 0)
@@ -305,11 +295,6 @@ BEYOND = [  # what config.json may say that MLX would read outside of a table fo
         "decoder_start_token_id is 1000000, but vocab_size only 1024",
     ),
     (dict(num_layers=20_000), "num_layers is 20000, not a whole number from 1 to 1024"),
-    (
-        dict(num_layers=1000, num_decoder_layers=1000),
-        "not the weights that config.json says: Missing",
-    ),
-    (dict(d_ff=10**40), "d_ff is 10+, not a whole number"),
 ]
 
 
@@ -373,7 +358,7 @@ def test_wrong_weights_are_named(folder, tmp_path, name, shape, message):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nobody/nothing", "not whole in the cache, .*, and HF_HUB_OFFLINE forbids"),
+        ("nobody/nothing", "not whole in the cache, .*, and HF_HUB_OFFLINE is set"),
         ("./no/such/folder", "neither a folder nor a name on the Hugging Face hub"),
         (__file__, "neither a folder nor a name on the Hugging Face hub"),
     ],

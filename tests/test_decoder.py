@@ -13,8 +13,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from helpers import checkpoints
-from helpers import t5gemma2_checkpoints as t5gemma2
-from helpers import t5gemma_checkpoints as t5gemma
 from helpers.bart_models import KINDS, lively_model
 from helpers.decoding import (
     Stopping,
@@ -30,7 +28,8 @@ from helpers.decoding import (
 )
 from helpers.models import random_model, until
 from helpers.oracle import disturbed, endless, greedy, with_eos
-from helpers.scripted import EOS, ScriptedModel, agreeing, plain, scripted_next
+from helpers.pairs import ours
+from helpers.scripted import EOS, ScriptedModel, agreeing, plain
 
 from speculative.cache import CrossCache, SlotCache
 from speculative.draft import Plan
@@ -91,7 +90,7 @@ NUM_DRAFTS = {
     "lookup": [1, 7, 20, "auto", "any"],
     "both": [1, 3, 20, "auto", "any", "any, late"],
 }
-NUM_DRAFTS_QUICK = [("lookup", 7), ("both", "any")]
+NUM_DRAFTS_QUICK = [("model", 7), ("lookup", 7), ("both", "any")]
 
 
 def either(cases, quick):
@@ -141,8 +140,8 @@ def test_scripted_rows_that_come_and_go_are_plain_rows(monkeypatch, events, kind
             assert origins == alone, batch_size
 
 
-@pytest.mark.parametrize("length", range(1, 12))
-@pytest.mark.parametrize("num_draft", [0, 1, 4, 7])
+@pytest.mark.parametrize("length", range(1, 10))
+@pytest.mark.parametrize("num_draft", [0, 1, 3])
 def test_end_of_sequence_anywhere_in_a_draft_ends_the_row(length, num_draft):
     def next_token(source, prefix):
         return EOS if len(prefix) == length else 3 + len(prefix)
@@ -153,8 +152,8 @@ def test_end_of_sequence_anywhere_in_a_draft_ends_the_row(length, num_draft):
     assert row.finish_reason == "stop"
 
 
-@pytest.mark.parametrize("max_tokens", range(1, 12))
-@pytest.mark.parametrize("num_draft", [0, 1, 4, 7])
+@pytest.mark.parametrize("max_tokens", range(1, 10))
+@pytest.mark.parametrize("num_draft", [0, 1, 3])
 def test_max_tokens_anywhere_in_a_step_is_exact(max_tokens, num_draft):
     def next_token(source, prefix):
         return 3 + len(prefix)
@@ -165,19 +164,6 @@ def test_max_tokens_anywhere_in_a_step_is_exact(max_tokens, num_draft):
     assert row.finish_reason == "length"
     assert target.calls == -(-max_tokens // (num_draft + 1))
     assert row.stats.drafted == max_tokens - target.calls  # nothing that had no room
-
-
-def test_rows_of_different_limits_share_a_batch():
-    """A finished row must not hold up, change or lengthen the others."""
-
-    def next_token(source, prefix):
-        return EOS if len(prefix) == source[0] else scripted_next(source, prefix, 50)
-
-    prompts = [[3], [17], [5], [40]]
-    target, drafter = ScriptedModel(next_token), ModelDrafter(ScriptedModel(next_token))
-    rows = decode_with(target, drafter, prompts, num_draft=3, max_tokens=60)
-    assert [len(row.tokens) - 1 for row in rows] == [3, 17, 5, 40]
-    assert target.calls == 10
 
 
 # ---------------------------------------------------------------------------------------------
@@ -212,8 +198,7 @@ WAYS = [
 MODELS = (
     {variant: partial(random_model, variant) for variant in checkpoints.VARIANTS}
     | {name: partial(lively_model, name) for name in (*KINDS, "marian, own vocabularies")}
-    | {"t5gemma2": t5gemma2.random_model}
-    | {name: partial(t5gemma.random_model, name) for name in ("t5gemma", "full first")}
+    | {name: partial(ours, name) for name in ("t5gemma2", "t5gemma", "full first")}
 )
 
 

@@ -2,6 +2,7 @@
 not wanted any more leaves at once; what fails takes what is beside it along, and nobody else."""
 
 import json
+from contextlib import contextmanager
 
 import pytest
 from helpers.programs import ANSWER, PROMPT
@@ -27,31 +28,28 @@ def rows_for(decoder, fields) -> list[Row]:
     return [decoder.row(text, options, seed) for text in asked.prompt for _ in range(count)]
 
 
-def row_for(decoder, prompt=PROMPT, **options) -> Row:
-    return decoder.row(prompt, Options(**options), RowSeeds(0))
+def rows(decoder, count=1, **options) -> list[Row]:
+    return [decoder.row(PROMPT, Options(**options), RowSeeds(0)) for _ in range(count)]
 
 
-class Running:
-    """An engine that is closed when all that was submitted has ended. `at`: what to do when a job has told of
+class Running(Engine):
+    """An engine that is closed when all that was submitted has ended. `at`: what to do when a row has told of
     its progress."""
 
     def __init__(self, decoder, batch_size=4, queue_size=99, **options):
-        self.engine = Engine(decoder, Options(**options), batch_size, queue_size)
+        super().__init__(decoder, Options(**options), batch_size, queue_size)
         self.jobs: list[Job] = []
         self.at = lambda: None
 
-    def submit(self, *rows: Row) -> list[Job]:
-        jobs = self.engine.submit(rows, self.progress)
+    def put(self, *rows: Row) -> list[Job]:
+        jobs = self.submit(rows, self.progress)
         self.jobs += jobs
         return jobs
 
     def progress(self) -> None:
         self.at()
-        if all(job.progress.finish_reason for job in self.jobs) and not self.engine.closed:
-            self.engine.close()
-
-    def run(self) -> None:
-        self.engine.run()
+        if all(job.progress.finish_reason for job in self.jobs) and not self.closed:
+            self.close()
 
 
 def ended(jobs) -> list[tuple[str, str]]:
@@ -64,7 +62,7 @@ def ended(jobs) -> list[tuple[str, str]]:
 def test_rows_of_all_settings_have_the_texts_they_have_alone(decoder, lookup, count):
     requests = mixed(count, seed=lookup)
     running = Running(decoder, batch_size=7, lookup=lookup)
-    jobs = [running.submit(*rows_for(decoder, fields)) for fields in requests]
+    jobs = [running.put(*rows_for(decoder, fields)) for fields in requests]
     running.run()
     for fields, of_request in zip(requests, jobs, strict=True):
         assert ended(of_request) == alone(decoder, fields), fields
@@ -74,7 +72,7 @@ def test_rows_of_all_settings_have_the_texts_they_have_alone(decoder, lookup, co
 
 def test_a_row_tells_of_each_step(decoder):
     running, told = Running(decoder), []
-    (job,) = running.submit(row_for(decoder, num_draft=2))
+    (job,) = running.put(*rows(decoder, num_draft=2))
     running.at = lambda: told.append((job.progress.tokens, job.progress.finish_reason))
     running.run()
     assert told == sorted(told, key=lambda progress: progress[0])
@@ -86,94 +84,48 @@ def test_a_row_tells_of_each_step(decoder):
 def test_a_row_that_is_not_wanted_any_more_leaves_at_once(decoder):
     running = Running(decoder, batch_size=2)
     length = dict(num_draft=0, min_tokens=30, max_tokens=30)
-    beside, unwanted, waiting, later = running.submit(
-        *(row_for(decoder, **length) for _ in range(4))
-    )
-    running.jobs.remove(waiting)  # it never ends
+    beside, unwanted, waiting, later = running.put(*rows(decoder, 4, **length))
     side_by_side = []
 
     def cancel():
         if unwanted.progress.tokens == 5:
-            running.engine.cancel([unwanted, waiting])
+            running.cancel([unwanted, waiting])
         side_by_side.append(later.progress.tokens > 0 and not beside.progress.finish_reason)
 
     running.at = cancel
     running.run()
-    assert unwanted.progress.finish_reason == CANCELLED and unwanted.progress.tokens <= 6
-    assert not waiting.row.started
+    assert unwanted.progress.finish_reason == waiting.progress.finish_reason == CANCELLED
+    assert unwanted.progress.tokens <= 6 and not waiting.row.started
     assert beside.progress.tokens == later.progress.tokens == 30
     assert any(side_by_side)  # its place was taken at once
 
 
-def test_all_rows_may_leave_at_once(decoder):
-    running = Running(decoder)
-    first, later = running.submit(*(row_for(decoder) for _ in range(3))), []
-
-    def leave():
-        if not later:
-            running.engine.cancel(first)
-            later.extend(running.submit(row_for(decoder)))
-
-    running.at = leave
-    running.run()
-    assert [reason for _, reason in ended(first)].count(
-        CANCELLED
-    ) >= 2  # one may have been told of already
-    assert ended(later) == [(ANSWER, "stop")]
-
-
 def test_a_full_queue_takes_all_rows_of_a_request_or_none(decoder):
     running = Running(decoder, queue_size=3)
-    running.submit(row_for(decoder), row_for(decoder))
+    running.put(*rows(decoder, 2))
     with pytest.raises(Refused, match="too many"):
-        running.engine.submit([row_for(decoder), row_for(decoder)], print)
-    running.submit(row_for(decoder))
+        running.put(*rows(decoder, 2))
+    running.put(*rows(decoder))
     running.run()
     assert ended(running.jobs) == [(ANSWER, "stop")] * 3
 
 
-def test_closing_finishes_what_runs_and_refuses_what_waits(decoder):
+@pytest.mark.parametrize("end, of_what_runs", [("close", "stop"), ("abort", CANCELLED)])
+def test_the_end_refuses_what_waits_and_finishes_what_runs_or_not(decoder, end, of_what_runs):
     running = Running(decoder, batch_size=2)
-    jobs = running.submit(*(row_for(decoder) for _ in range(3)))
-    running.at = lambda: running.engine.closed or running.engine.close()
+    jobs = running.put(*rows(decoder, 3))
+    running.at = lambda: running.closed or getattr(running, end)()
     running.run()
-    assert ended(jobs) == [(ANSWER, "stop")] * 2 + [("", REFUSED)]
+    first, second, waiting = ended(jobs)
+    assert second[1] == of_what_runs and waiting == ("", REFUSED)
+    assert end == "abort" or first == second == (ANSWER, "stop")
     with pytest.raises(Refused, match="shutting down"):
-        running.submit(row_for(decoder))
-
-
-def test_aborting_finishes_nothing(decoder):
-    running = Running(decoder, batch_size=2)
-    jobs = running.submit(*(row_for(decoder) for _ in range(3)))
-    running.at = lambda: running.engine.closed or running.engine.abort()
-    running.run()
-    reasons = [job.progress.finish_reason for job in jobs]
-    assert reasons == [CANCELLED, CANCELLED, REFUSED] or reasons == [None, CANCELLED, REFUSED]
-
-
-def test_a_row_that_cannot_begin_ends_no_other_text(decoder, monkeypatch, capsys):
-    begin = Row.begin
-
-    def fails(row, *arguments):
-        if row.options.seed == 13:
-            raise RuntimeError("cannot begin")
-        begin(row, *arguments)
-
-    requests = mixed(8, seed=3)
-    running = Running(decoder)
-    jobs = [running.submit(*rows_for(decoder, fields)) for fields in requests]
-    bad = running.submit(*(row_for(decoder, seed=13) for _ in range(2)))
-    running.engine._waiting.rotate(5)  # among the others
-    monkeypatch.setattr(Row, "begin", fails)
-    running.run()
-    assert ended(bad) == [("", FAILED)] * 2 and "cannot begin" in capsys.readouterr().err
-    for fields, of_request in zip(requests, jobs, strict=True):
-        assert ended(of_request) == alone(decoder, fields), fields
+        running.put(*rows(decoder))
 
 
 def test_what_fails_takes_its_batch_along_and_nobody_else(decoder, monkeypatch, capsys):
     running = Running(decoder, batch_size=2)
-    bad, beside, later = running.submit(*(row_for(decoder) for _ in range(3)))
+    bad, beside, later = running.put(*rows(decoder, 3))
 
     def fail(*_):
         raise RuntimeError("[malloc] Unable to allocate")
@@ -185,19 +137,33 @@ def test_what_fails_takes_its_batch_along_and_nobody_else(decoder, monkeypatch, 
     assert "Unable to allocate" in capsys.readouterr().err
 
 
+def test_memory_is_wired_while_rows_are_decoded_and_not_while_none_is(decoder, monkeypatch):
+    events, run = [], decoder.running
+
+    @contextmanager
+    def running(options):
+        events.append("begin")
+        with run(options) as batch:
+            yield batch
+        events.append("end")
+
+    monkeypatch.setattr(decoder, "running", running)
+    engine, wait = Running(decoder), Engine._wait
+    monkeypatch.setattr(Engine, "_wait", lambda self: events.append("wait") or wait(self))
+    engine.put(*rows(decoder, 2))
+    engine.run()
+    assert events == ["wait", "begin", "end", "wait"]
+
+
 def test_metrics_add_up(decoder):
     running = Running(decoder)
-    jobs = running.submit(*(row_for(decoder, num_draft=2) for _ in range(3)))
+    jobs = running.put(*rows(decoder, 3, num_draft=2))
     running.run()
-    lines = running.engine.metrics.text().splitlines()
-    found = {
-        name.removeprefix("speculative_"): float(value)
-        for name, value in (line.rsplit(" ", 1) for line in lines if "#" not in line)
-    }
+    lines = [line for line in running.metrics.text().splitlines() if "#" not in line]
+    found = {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
     stats = [job.progress.stats for job in jobs]
-    assert found['texts_total{finish_reason="stop"}'] == 3
-    assert found["generated_tokens_total"] == sum(s.tokens for s in stats)
-    assert found["accepted_tokens_total"] == sum(s.accepted for s in stats) > 0
-    assert found["time_to_first_token_seconds_count"] == 3
-    assert found['time_to_first_token_seconds_bucket{le="+Inf"}'] == 3
-    assert found["texts_running"] == found["texts_waiting"] == 0
+    assert found['speculative_texts_total{finish_reason="stop"}'] == 3
+    assert found["speculative_generated_tokens_total"] == sum(s.tokens for s in stats)
+    assert found["speculative_accepted_tokens_total"] == sum(s.accepted for s in stats) > 0
+    assert found["speculative_time_to_first_token_seconds_count"] == 3
+    assert found["speculative_texts_running"] == found["speculative_texts_waiting"] == 0

@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -147,19 +146,15 @@ def test_the_command_downloads_once_and_then_works_offline(hub, tmp_path):
     out, errors = (text.decode() for text in other.communicate())
     assert (other.returncode, out) == (1, "")
     assert errors == (
-        f"convert.py: {MODEL} is no folder here and not whole in the cache, "
-        f"{tmp_path / 'elsewhere' / 'hub'}, and HF_HUB_OFFLINE forbids to fetch it\n"
+        f"convert.py: {MODEL} is no folder and not whole in the cache, "
+        f"{tmp_path / 'elsewhere' / 'hub'}, and HF_HUB_OFFLINE is set\n"
     )
     assert hub.requests == []
 
 
 @pytest.mark.parametrize(
     ("kind", "reason"),
-    [
-        ("led", ", which is not taken: its encoder attends in windows"),
-        ("blenderbot", ", which is not taken: its texts depend on a ban of the prompt's n-grams"),
-        ("seamless_m4t", ""),
-    ],
+    [("led", ", which is not taken: its encoder attends in windows"), ("seamless_m4t", "")],
 )
 def test_what_is_no_family_of_ours_is_told_by_its_config_alone(hub, cache, tmp_path, kind, reason):
     hub.add(MODEL, SINGLE | {"config.json": json.dumps({"model_type": kind}).encode()})
@@ -176,7 +171,7 @@ def test_what_is_cached_needs_no_server(hub, cache, monkeypatch):
     assert hub.fetched() == []  # one look whether it has changed
     assert len(hub.requests) == 1
     wait(monkeypatch, 1)
-    for fault in (refuse(503), stall()):
+    for fault in (refuse(503), stall):
         hub.faults = {"/api/": fault}
         assert fetch(MODEL) == folder
     hub.__exit__()
@@ -205,7 +200,7 @@ def test_an_interrupted_download_is_resumed_by_the_next_run(hub, cache):
     with pytest.raises(InputError) as caught:
         fetch(MODEL)
     assert str(caught.value) == (
-        f"{MODEL}: the connection broke off after 0.00 GB of 0.00 GB of {SAFE}; "
+        f"{MODEL}: {SAFE}: the connection broke off after 0.00 GB of 0.00 GB; "
         "the same command again goes on from there"
     )
     hub.faults = {"": refuse(500)}
@@ -217,25 +212,6 @@ def test_an_interrupted_download_is_resumed_by_the_next_run(hub, cache):
     assert hub.ranges() == ["bytes=700000-"]
     assert hub.sent[SAFE] == len(WEIGHTS)
     assert not list(cache.rglob("*.incomplete"))
-
-
-@pytest.mark.slow
-def test_interrupt_exits_130_and_the_next_run_resumes(hub, cache, tmp_path, monkeypatch):
-    weights = WEIGHTS * 24  # the client writes ten megabytes at a time
-    hub.add(MODEL, SINGLE | {SAFE: weights})
-    hub.faults = {"GET .*safetensors": stall(22 << 20)}
-    process = run(hub, tmp_path, "--mlx-path", tmp_path / "out")
-    deadline = time.monotonic() + 60
-    while not any(f.stat().st_size == 20 << 20 for f in tmp_path.rglob("*.incomplete")):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    out, errors = process.communicate(timeout=60)
-    assert (process.returncode, out, errors) == (130, b"", b"interrupted\n")
-    hub.faults.clear()
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    assert (fetch(MODEL) / SAFE).read_bytes() == weights
-    assert hub.ranges() == [f"bytes={20 << 20}-"]
 
 
 def test_two_downloads_at_once_fetch_each_file_once(hub, cache):
@@ -250,11 +226,7 @@ def test_two_downloads_at_once_fetch_each_file_once(hub, cache):
 
 @pytest.mark.parametrize(
     "change",
-    [
-        lambda content: content[:-10],  # shorter than promised
-        lambda content: content + b"more",
-        lambda content: b"x" + content[1:],
-    ],
+    [lambda content: content[:-10], lambda content: b"x" + content[1:]],
 )
 def test_damage_on_the_way_is_seen_and_not_kept(hub, cache, change):
     hub.faults = {"GET .*safetensors": replace(change)}
@@ -304,8 +276,7 @@ def test_a_disk_that_fills_up_on_the_way(hub, cache, monkeypatch):
     with pytest.raises(InputError) as caught:
         fetch(MODEL)
     assert str(caught.value) == (
-        f"{MODEL} fills the disk of {cache}: make room and run the same command again to go on "
-        "(HF_HOME moves the cache)"
+        f"{MODEL} fills the disk of {cache}: make room (or set HF_HOME) and run it again"
     )
 
 
@@ -315,16 +286,12 @@ def without(name: str) -> dict[str, bytes]:
 
 NOT_T5 = SINGLE | {"config.json": b'{"model_type": "bert", "architectures": ["BertModel"]}'}
 ENCODER = SINGLE | {"config.json": b'{"model_type": "t5", "architectures": ["T5EncoderModel"]}'}
-SHAPE = json.loads(CONFIG)
 NO_SHAPE = SINGLE | {"config.json": b'{"model_type": "t5"}'}
 FLAX = without(SAFE) | {"tf_model.h5": b""}
 NO_MAP = without(SAFE) | {SAFE_INDEX: b'{"weight_map": ["a"]}', "a.safetensors": b""}
-NO_WEIGHTS = " has no complete safetensors or pytorch_model.bin weights, only "
+NO_WEIGHTS = " has no complete safetensors or pytorch_model.bin weights"
 ANSWERS = " cannot be fetched: the Hugging Face hub answers "
-NOT_THERE = (
-    " is neither a folder here nor a repository on the Hugging Face hub "
-    "(a private one needs `hf auth login`)"
-)
+NOT_THERE = " is neither a folder nor on the Hugging Face hub (private: `hf auth login`)"
 UNREACHABLE = " is no folder here, and the Hugging Face hub cannot be reached to fetch it"
 GATED = " is gated: accept its terms on the hub, then `hf auth login`"
 WEIGHTS_ONLY = "GET .*safetensors"
@@ -336,15 +303,13 @@ WEIGHTS_ONLY = "GET .*safetensors"
         (SINGLE, {"resolve": refuse(403, "GatedRepo")}, GATED),
         (SINGLE, {"": refuse(500)}, f"{ANSWERS}500 Internal Server Error; try again later"),
         (SINGLE, {WEIGHTS_ONLY: refuse(502)}, f"{ANSWERS}502 Bad Gateway; try again later"),
-        (SINGLE, {"HEAD": refuse(501)}, f"{ANSWERS}501 Not Implemented; try again later"),
-        (SINGLE, {"": refuse(403)}, f"{ANSWERS}403 Forbidden; is the token right?"),
-        (SINGLE, {"": stall()}, UNREACHABLE),
+        (SINGLE, {"": stall}, UNREACHABLE),
         (NOT_T5, {}, f": a bert model; there are {', '.join(families._MODULES)}"),
         (ENCODER, {}, ": T5EncoderModel, an encoder without a decoder"),
         (NO_SHAPE, {}, ": config.json has no vocab_size: not a T5-type model"),
         (without("config.json"), {}, " has no config.json: not a model of Hugging Face's"),
         (NO_MAP, {}, ": model.safetensors.index.json: no weight_map"),
-        (FLAX, {}, f"{NO_WEIGHTS}tf_model.h5"),
+        (FLAX, {}, NO_WEIGHTS),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(

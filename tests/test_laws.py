@@ -3,14 +3,16 @@
 import mlx.core as mx
 import numpy as np
 import pytest
-from helpers.decoding import Stopping, drafters, finish, new_batch, new_rows, total
+from helpers.decoding import Stopping, drafters, total
 from helpers.laws import (
     LIMIT,
     TableModel,
     V,
     before_a_two,
     counts_of_one_step,
+    decoded,
     deviation,
+    deviation_of,
     joint_law,
     tables,
     up_to_a_two,
@@ -49,46 +51,41 @@ def test_a_draft_may_stop_by_what_has_been_drafted(rule):
     assert deviation(counts, joint_law(p, 4)) < LIMIT
 
 
+def always_the_best(rng, q):
+    return q.argmax(axis=1)
+
+
 @pytest.mark.slow
 def test_a_certain_drafter_keeps_the_law_too():
     """Copied tokens have no distribution: all their mass is on themselves."""
     p, q = tables(5)
+    for rule in (accept_token, accept_block):
 
-    def accept_with(rule):
-        def accept(p_at, _, tokens, lengths, u):
+        def accept(p_at, _, tokens, lengths, u, rule=rule):
             return rule(p_at, _padded_q(Draft(tokens, lengths), V), tokens, lengths, u)
 
-        return accept
-
-    def always_the_best(rng, q):
-        return q.argmax(axis=1)
-
-    for rule in (accept_token, accept_block):
-        counts, _ = counts_of_one_step(accept_with(rule), p, q, 3, DRAWS, always_the_best)
+        counts, _ = counts_of_one_step(accept, p, q, 3, DRAWS, always_the_best)
         assert deviation(counts, joint_law(p, 4)) < LIMIT
 
 
-def test_the_test_sees_wrong_rules():
-    """The ancestor's ratio test on argmax drafts, and a residual drawn from the target itself."""
+def without_residual(p_at, q_at, tokens, lengths, u):
+    n, _ = accept_token(p_at, q_at, tokens, lengths, u)
+    return n, mx.take_along_axis(p_at, n[:, None, None], axis=1)[:, 0]
+
+
+@pytest.mark.parametrize(
+    ("rule", "wrong"),
+    [
+        (accept_token, dict(propose=always_the_best)),  # the ancestor's ratio test
+        (without_residual, {}),
+        (accept_token, dict(meant=before_a_two)),
+        (accept_block, dict(meant=before_a_two)),
+    ],
+)
+def test_the_test_sees_wrong_rules(rule, wrong):
     p, q = tables(2)
-    law = joint_law(p, 3)
-
-    def always_the_best(rng, q):
-        return q.argmax(axis=1)
-
-    counts, _ = counts_of_one_step(accept_token, p, q, 2, DRAWS // 10, always_the_best)
-    assert deviation(counts, law) > 10 * LIMIT
-
-    def without_residual(p_at, q_at, tokens, lengths, u):
-        n, _ = accept_token(p_at, q_at, tokens, lengths, u)
-        return n, mx.take_along_axis(p_at, n[:, None, None], axis=1)[:, 0]
-
-    counts, _ = counts_of_one_step(without_residual, p, q, 2, DRAWS // 10)
-    assert deviation(counts, law) > 10 * LIMIT
-
-    for rule in (accept_token, accept_block):
-        counts, _ = counts_of_one_step(rule, p, q, 2, DRAWS // 10, meant=before_a_two)
-        assert deviation(counts, law) > 10 * LIMIT
+    counts, _ = counts_of_one_step(rule, p, q, 2, DRAWS // 10, **wrong)
+    assert deviation(counts, joint_law(p, 3)) > 10 * LIMIT
 
 
 @pytest.mark.slow
@@ -106,14 +103,9 @@ def test_delta_adds_to_the_acceptance_probability():
     assert np.abs(np.array(means) - [ratio @ q[0], eased @ q[0], 1]).max() < 2e-3
 
 
-# ---------------------------------------------------------------------------------------------
-# The whole step: noise, caches, batches
-
-# What is not here is the same: without drafts the rules are one, and the text of `coupled` is that of plain
-# decoding whatever drafts (test_sampling.py).
-LAWS = [
-    ("token", "both", 3, {}),
-]
+# The whole step: noise, caches, batches. What is not here is the same: without drafts the rules are one, and the text of
+# `coupled` is that of plain decoding whatever drafts (test_sampling.py).
+LAWS = [("token", "both", 3, {})]
 MORE_LAWS = [
     ("block", "model", 3, {}),  # sees noise that is used again for a position drafted again
     ("coupled", "model", 3, {}),
@@ -124,23 +116,21 @@ MORE_LAWS = [
 ]
 
 
+def law(**filters) -> np.ndarray:
+    p = np.array(probabilities(mx.array(TableModel(0).logits), 0.7, **filters))
+    return joint_law(p, 4)
+
+
 @pytest.mark.parametrize(
     ("rule", "kind", "num_draft", "filters"),
     [*LAWS, *(pytest.param(*law, marks=pytest.mark.slow) for law in MORE_LAWS)],
 )
 def test_decoded_rows_have_the_targets_law(rule, kind, num_draft, filters):
     """Several steps per row, redrafted positions included; 30,000 rows side by side."""
-    target, drafter, count = TableModel(0), drafters(TableModel(1))[kind], 30_000
-    options = Options(
-        num_draft=num_draft, max_tokens=4, temp=0.7, acceptance=rule, seed=len(kind), **filters
-    )
-    batch = new_batch(target, drafter, options)
-    batch.admit(new_rows([[b % 3, b % 2] for b in range(count)], options))
-    rows = finish(batch)
-    tokens = np.array([row.tokens[1:] for row in rows])
-    p = np.array(probabilities(mx.array(target.logits), 0.7, **filters))
-    counts = np.bincount(tokens @ V ** np.arange(3, -1, -1), minlength=V**4)
-    assert deviation(counts, joint_law(p, 4)) < LIMIT
+    how = dict(num_draft=num_draft, acceptance=rule, seed=len(kind))
+    options = Options(max_tokens=4, temp=0.7, **how, **filters)
+    rows = decoded(options, drafters(TableModel(1))[kind])
+    assert deviation_of(rows, law(**filters)) < LIMIT
     if num_draft:
         lengths = total(rows[:1000]).accepted_lengths
         assert lengths[0] > 0 and lengths[1] > 0
@@ -150,15 +140,10 @@ def test_decoded_rows_have_the_targets_law(rule, kind, num_draft, filters):
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_rows_whose_drafts_stop_have_the_targets_law(rule):
     """Each row's after a 2, which is an end to the draft model alone, and all when few are expected to pass."""
-    target, draft, count = TableModel(0), TableModel(1), 30_000
+    draft = TableModel(1)
     draft.config.eos_token_ids = (2,)
     options = Options(max_tokens=4, temp=0.7, acceptance=rule, seed=5)
-    batch = new_batch(target, ModelDrafter(draft), options, Stopping(4, 0.15 * count))
-    batch.admit(new_rows([[b % 3, b % 2] for b in range(count)], options))
-    rows = finish(batch)
-    p = np.array(probabilities(mx.array(target.logits), 0.7))
-    tokens = np.array([row.tokens[1:] for row in rows])
-    counts = np.bincount(tokens @ V ** np.arange(3, -1, -1), minlength=V**4)
-    assert deviation(counts, joint_law(p, 4)) < LIMIT
+    rows = decoded(options, ModelDrafter(draft), Stopping(4, 0.15 * 30_000))
+    assert deviation_of(rows, law()) < LIMIT
     drafted = {row.stats.drafted / row.stats.target_calls for row in rows}
     assert len(drafted) > 4  # rows stop on their own

@@ -30,20 +30,20 @@ class Clock:
         return self.now
 
 
-def timed(model: ScriptedModel, clock: Clock, seconds: float) -> ScriptedModel:
-    """The model, whose every token takes so many seconds of the clock."""
-    start, decode = model.start, model.decode
+class Timed(ScriptedModel):
+    """Every token takes so many seconds of the clock."""
 
-    def start_and_take_time(tokens, mask=None):
-        clock.now += seconds * tokens.shape[1]
-        return start(tokens, mask)
+    def __init__(self, clock: Clock, seconds: float):
+        super().__init__(next_token)
+        self._clock, self._seconds = clock, seconds
 
-    def decode_and_take_time(tokens, positions, cache):
-        clock.now += seconds * tokens.shape[1]
-        return decode(tokens, positions, cache)
+    def start(self, tokens, mask=None):
+        self._clock.now += self._seconds * tokens.shape[1]
+        return super().start(tokens, mask)
 
-    model.start, model.decode = start_and_take_time, decode_and_take_time
-    return model
+    def decode(self, tokens, positions, cache):
+        self._clock.now += self._seconds * tokens.shape[1]
+        return super().decode(tokens, positions, cache)
 
 
 class Scripted(FixedSchedule):
@@ -70,7 +70,7 @@ def next_token(prompt, prefix):
 @pytest.fixture
 def pair(monkeypatch):
     clock = Clock(monkeypatch)
-    return timed(ScriptedModel(next_token), clock, 100), timed(ScriptedModel(next_token), clock, 1)
+    return Timed(clock, 100), Timed(clock, 1)
 
 
 def test_reading_the_prompt_for_the_draft_model_is_no_part_of_a_step(pair):

@@ -44,48 +44,33 @@ MEMBERS = {
     "mt5-small": (250112, 512, 64, 1024, 8, 8, 6, GELU, PAD0),
     "aya-101": (250112, 4096, 64, 10240, 24, 24, 64, GELU, PAD0),
     "byt5-small": (384, 1472, 64, 3584, 12, 4, 6, GELU, PAD0),
-    "byt5-xxl": (384, 4672, 64, 12352, 36, 12, 64, GELU, PAD0),
     "umt5-small": (256384, 512, 64, 1024, 8, 8, 6, GELU, PAD0),
-    "umt5-xxl": (256384, 4096, 64, 10240, 24, 24, 64, GELU, PAD0),
     "flan-ul2": (32128, 4096, 256, 16384, 32, 32, 16, SILU, PAD0),
     "madlad400-3b-mt": (256000, 1024, 128, 8192, 32, 32, 16, GELU, MADLAD),
-    "madlad400-7b-mt-bt": (256000, 2048, 128, 8192, 48, 48, 16, GELU, MADLAD),
     "madlad400-10b-mt": (256000, 2048, 128, 16384, 32, 32, 32, GELU, MADLAD),
     "pile-t5-large": (32128, 1024, 64, 2816, 24, 24, 16, GELU, (0, 2, 0)),
 }
-# Members whose config.json predates these keys, which then mean the defaults.
-OLD = ("num_decoder_layers", "feed_forward_proj", "relative_attention_max_distance")
 NO_MODEL_TYPE = "umt5-small"
 
 
 def raw_config(name: str) -> dict:
     """The config.json as the hub has it."""
     vocab, d_model, d_kv, d_ff, encoder, decoder, heads, proj, (pad, eos, start) = MEMBERS[name]
-    kind = "umt5" if name.startswith(("umt5", "pile")) else "mt5" if "mt5" in name else "t5"
-    raw = dict(
-        architectures=[f"{kind.upper()}ForConditionalGeneration"],
-        vocab_size=vocab,
-        d_model=d_model,
-        d_kv=d_kv,
-        d_ff=d_ff,
-        num_heads=heads,
-        num_layers=encoder,
-        num_decoder_layers=decoder,
-        feed_forward_proj=proj,
-        relative_attention_num_buckets=32,
-        relative_attention_max_distance=128,
-        layer_norm_epsilon=1e-6,
-        pad_token_id=pad,
-        eos_token_id=eos,
-        decoder_start_token_id=start,
-        is_encoder_decoder=True,
+    raw = dict(vocab_size=vocab, d_model=d_model, d_kv=d_kv, d_ff=d_ff, num_heads=heads)
+    raw |= dict(
+        num_layers=encoder, pad_token_id=pad, eos_token_id=eos, decoder_start_token_id=start
     )
+    raw |= dict(relative_attention_num_buckets=32, layer_norm_epsilon=1e-6)
+    if proj == RELU:  # from before other keys, which then mean the defaults
+        return raw | dict(model_type="t5", architectures=["T5WithLMHeadModel"], n_positions=512)
+    raw |= dict(num_decoder_layers=decoder, feed_forward_proj=proj)
+    raw |= dict(relative_attention_max_distance=128)
     if proj == GELU:
-        raw["tie_word_embeddings"] = False
-    if proj == RELU:
-        raw = {k: v for k, v in raw.items() if k not in OLD}
-        raw |= dict(architectures=["T5WithLMHeadModel"], n_positions=512, output_past=True)
-    return raw if name == NO_MODEL_TYPE else raw | {"model_type": kind}
+        raw |= dict(tie_word_embeddings=False)
+    kind = "umt5" if name.startswith(("umt5", "pile")) else "mt5" if "mt5" in name else "t5"
+    if name == NO_MODEL_TYPE:
+        return raw | dict(architectures=[f"{kind.upper()}ForConditionalGeneration"])
+    return raw | dict(model_type=kind)
 
 
 def weights(name: str) -> list[str]:
@@ -110,21 +95,15 @@ def weights(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", MEMBERS)
-def test_every_member_is_understood(name, tmp_path, capsys):
+def test_every_member_is_understood(name, tmp_path):
     vocab, d_model, d_kv, d_ff, encoder, decoder, heads, proj, (pad, eos, start) = MEMBERS[name]
     (tmp_path / "config.json").write_text(json.dumps(raw_config(name)))
     config = Config.from_hub(read_config(tmp_path), weights(name))
+    sizes = dict(vocab_size=vocab, d_model=d_model, d_kv=d_kv, d_ff=d_ff, num_heads=heads)
     assert config == Config(
-        vocab_size=vocab,
-        d_model=d_model,
-        d_kv=d_kv,
-        d_ff=d_ff,
-        num_heads=heads,
+        **sizes,
         num_layers=encoder,
         num_decoder_layers=decoder,
-        relative_attention_num_buckets=32,
-        relative_attention_max_distance=128,
-        layer_norm_epsilon=1e-6,
         activation={GELU: "gelu_new", SILU: "silu", RELU: "relu"}[proj],
         gated=proj != RELU,
         tied_head=proj == RELU,
@@ -135,7 +114,6 @@ def test_every_member_is_understood(name, tmp_path, capsys):
         decoder_start_token_id=start,
     )
     assert weight_shapes(T5(config)).keys() == set(weights(name))
-    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -165,11 +143,11 @@ def test_the_sizes_in_the_manual(tmp_path):
 
 
 def test_ids_in_generation_config_may_be_lists_or_missing(tmp_path):
-    raw = raw_config("madlad400-3b-mt") | {"eos_token_id": None, "decoder_start_token_id": None}
-    ids = {"eos_token_id": [2, 7], "pad_token_id": [1]}
+    raw = raw_config("pile-t5-large") | {"eos_token_id": None, "decoder_start_token_id": None}
     (tmp_path / "config.json").write_text(json.dumps(raw))
+    ids = {"eos_token_id": [2, 7], "pad_token_id": [1]}
     (tmp_path / "generation_config.json").write_text(json.dumps(ids))
-    config = Config.from_hub(read_config(tmp_path), weights("madlad400-3b-mt"))
+    config = Config.from_hub(read_config(tmp_path), None)
     assert (config.pad_token_id, config.eos_token_ids) == (1, (2, 7))
     assert config.decoder_start_token_id == 1  # padding, where nothing else is said
 
@@ -178,9 +156,7 @@ def test_ids_in_generation_config_may_be_lists_or_missing(tmp_path):
     ("key", "values", "what"),
     [
         ("d_model", (None, 0, "512", 1.5, True), "a whole number from 1 to 1048576"),
-        ("num_decoder_layers", (-1, 1025), "a whole number from 1 to 1024"),
         ("pad_token_id", (-1, "0"), "a token id"),
-        ("eos_token_id", ("1", [1, None]), "token ids"),
         ("layer_norm_epsilon", ("tiny", 1), "a small number"),
         ("scale_decoder_outputs", ("yes",), "bool"),
     ],
@@ -191,29 +167,11 @@ def test_values_that_cannot_be_are_named(key, values, what):
             Config.from_hub(raw_config("t5-base") | {key: value}, weights("t5-base"))
 
 
-@pytest.mark.parametrize(
-    ("listed", "found"),
-    [
-        *((["T5Model"], "T5"), (["T5WithLMHeadModel"], "T5")),
-        *((["UMT5ForConditionalGeneration"], "T5"), ("T5Model", None), ([3], None), (None, None)),
-    ],
-)
-def test_the_architecture_decides_where_there_is_no_model_type(listed, found):
-    if found:
-        assert family_of({"architectures": listed}).name == found
-        return
-    with pytest.raises(InputError, match=r"a 3 model; there are t5|has no model_type"):
-        family_of({"architectures": listed})
-
-
-def test_encoders_alone_are_refused(tmp_path):
-    raw = raw_config("t5-v1_1-xxl")
-    encoder = [name for name in weights("t5-v1_1-xxl") if not name.startswith("decoder")]
-    with pytest.raises(InputError, match="an encoder without a decoder, which writes no text"):
-        Config.from_hub(raw, encoder)
-    (tmp_path / "config.json").write_text(json.dumps(raw | {"architectures": ["T5EncoderModel"]}))
-    with pytest.raises(InputError, match="T5EncoderModel, an encoder without a decoder"):
-        read_config(tmp_path)
+@pytest.mark.parametrize("name", ["T5Model", "T5WithLMHeadModel", "UMT5ForConditionalGeneration"])
+def test_the_architecture_decides_where_there_is_no_model_type(name):
+    assert family_of({"architectures": [name]}) is FAMILY
+    with pytest.raises(InputError, match="has no model_type"):
+        family_of({"architectures": None})
 
 
 def test_umt5_with_one_decoder_layer_has_a_bias_in_every_encoder_layer():
@@ -227,21 +185,20 @@ def test_umt5_with_one_decoder_layer_has_a_bias_in_every_encoder_layer():
 def test_what_cross_attention_reads_lies_side_by_side():
     """Else MLX's processor backend copies it in every step."""
     cache = random_model().start(mx.array([[5, 6, 7, 1], [8, 9, 1, 1]]))
-    for of_layer in cache.cross:
-        mx.eval(of_layer)
-        assert all(memoryview(x).c_contiguous for x in of_layer)
+    mx.eval(cache.cross)
+    assert all(memoryview(x).c_contiguous for pair in cache.cross for x in pair)
+
+
+T5_KIND, UNSCALED = {"model_type": "t5"}, {"tie_word_embeddings": False}
 
 
 @pytest.mark.parametrize(
     ("raw", "scaled"),
     [
-        ({"model_type": "t5"}, True),
-        ({"model_type": "t5", "tie_word_embeddings": True}, True),
-        ({"model_type": "t5", "tie_word_embeddings": False}, False),
-        ({"model_type": "umt5", "tie_word_embeddings": False}, False),
+        *((T5_KIND, True), (T5_KIND | UNSCALED, False), ({"model_type": "umt5"} | UNSCALED, False)),
         ({"model_type": "mt5", "tie_word_embeddings": True}, False),
         # As transformers 5 writes a v1.1 model.
-        ({"model_type": "t5", "tie_word_embeddings": True, "scale_decoder_outputs": False}, False),
+        (T5_KIND | {"tie_word_embeddings": True, "scale_decoder_outputs": False}, False),
     ],
 )
 def test_output_scaling_follows_the_config(raw, scaled):
@@ -257,20 +214,20 @@ def test_gated_weights_mean_the_tanh_gelu_whatever_the_config_says():
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("changes", "message"),
     [
-        (lambda w: w.pop("decoder.norm.weight"), "Missing 1 parameters: decoder.norm.weight"),
-        (lambda w: w.update({"stranger": (3,)}), "1 parameters not in model: stranger"),
+        ({"decoder.norm.weight": None}, "Missing 1 parameters: decoder.norm.weight"),
+        ({"stranger": (3,)}, "1 parameters not in model: stranger"),
         (
-            lambda w: w.update({"embedding.weight": (61, 25)}),
-            r"Expected shape \(61, 24\) but received shape \(61, 25\) for parameter embedding.weight",
+            {"embedding.weight": (61, 25)},
+            r"Expected shape \(61, 24\) but received shape \(61, 25\)",
         ),
     ],
 )
-def test_wrong_weights_are_named(change, message):
+def test_wrong_weights_are_named(changes, message):
     model = random_model()
     shapes = {name: weight.shape for name, weight in flat_weights(model)}
     build(FAMILY, model.config, shapes)
-    change(shapes)
+    changed = {name: shape for name, shape in (shapes | changes).items() if shape}
     with pytest.raises(InputError, match=message):
-        build(FAMILY, model.config, shapes)
+        build(FAMILY, model.config, changed)

@@ -6,7 +6,7 @@ import shutil
 import time
 
 import pytest
-from helpers.programs import ANSWER, PROMPT, ROOT
+from helpers.programs import ROOT
 from helpers.serving import Server
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -14,7 +14,7 @@ REPAIR = "repair: Seven old queens sell three small keys behind the chuurch."
 REPAIRED = "Seven old queens sell three small keys behind the church."
 DONE = """document.getElementById('stop').disabled && document.querySelector('.state')
     && [...document.querySelectorAll('.state')].every(state => state.textContent == 'done')"""
-pytestmark = pytest.mark.slow
+PAGE = (ROOT / "serving" / "page.html").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -23,25 +23,19 @@ def server(demo_folders):
         yield server
 
 
-@pytest.fixture(scope="module")
-def browser():
+@pytest.fixture
+def page(server):
     driver = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
     if CHROMIUM is None:
         pytest.skip("there is no Chromium here")
     with driver.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
+        page, errors = browser.new_page(), []
+        page.on("pageerror", lambda error: errors.append(error))
+        page.goto(f"{server.url}/")
+        wait(page, "!document.getElementById('examples').hidden")
+        yield page
         browser.close()
-
-
-@pytest.fixture
-def page(server, browser):
-    page, errors = browser.new_page(), []
-    page.on("pageerror", lambda error: errors.append(error))
-    page.goto(f"{server.url}/")
-    wait(page, "!document.getElementById('examples').hidden")
-    yield page
-    page.close()
     assert errors == []
 
 
@@ -71,38 +65,34 @@ def panes(page) -> list[dict]:
     }))""")
 
 
+@pytest.mark.slow
 def test_a_text_is_written_by_keyboard_and_coloured(page):
     write(page, REPAIR)
     (pane,) = panes(page)
     assert pane["text"] == REPAIRED and pane["title"] == "Speculative"
     kinds = {origin for _, origin in pane["origins"]}
     assert "copied" in kinds and kinds <= {"copied", "drafted", "corrected", "plain"}
-    figures = pane["figures"]
-    assert int(figures["calls"]) == len(pane["calls"]) < int(figures["tokens"])
+    tokens, calls = (int(pane["figures"][name]) for name in ("tokens", "calls"))
+    assert calls == len(pane["calls"]) < tokens
     squares = [kind for call in pane["calls"] for kind in call]
-    assert len(squares) - squares.count("rejected") == int(figures["tokens"])
-    rate = int(figures["tokens"]) / int(figures["calls"])
-    assert float(figures["rate"]) == pytest.approx(rate, abs=0.01)
-    accepted = squares.count("copied") + squares.count("drafted")
-    share = accepted / (accepted + squares.count("rejected"))
-    assert int(figures["accepted"].removesuffix(" %")) == pytest.approx(100 * share, abs=1)
+    assert len(squares) - squares.count("rejected") == tokens
+    assert float(pane["figures"]["rate"]) == pytest.approx(tokens / calls, abs=0.01)
 
-
-def test_plain_and_speculative_are_side_by_side(page):
     write(page, REPAIR, "Control+Shift+Enter")
     plain, speculative = panes(page)
     assert plain["text"] == speculative["text"] == REPAIRED
     assert {origin for _, origin in plain["origins"]} == {"plain"}
-    assert {len(call) for call in plain["calls"]} == {1}
     assert len(speculative["calls"]) < len(plain["calls"])
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_said(page):
     page.evaluate("document.getElementById('most').value = 99999")
     write(page, "x", until="!document.getElementById('error').hidden")
     assert "4096 at most" in page.text_content("#error")
 
 
+@pytest.mark.slow
 def test_escape_stops(page, server):
     cancelled = 'texts_total{finish_reason="cancelled"}'
     before = server.metric(cancelled)
@@ -119,45 +109,29 @@ def test_escape_stops(page, server):
     server.until(cancelled, before + 1)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_text_is_legible_in_both_themes(page, theme):
-    """A contrast of 4.5 at least (WCAG 2, 1.4.3), of each colour of text."""
-    page.emulate_media(color_scheme=theme)
-    write(page, PROMPT)
-    assert panes(page)[0]["text"] == ANSWER
-    colours = page.evaluate("""(() => {
-        const pane = document.querySelector('.pane'), text = pane.querySelector('.text')
-        const seen = (element) => {
-            const canvas = document.createElement('canvas').getContext('2d')
-            const pixel = (...layers) => { for (const layer of layers) { canvas.fillStyle = layer; canvas.fillRect(0, 0, 1, 1) }
-                return [...canvas.getImageData(0, 0, 1, 1).data.slice(0, 3)] }
-            const card = getComputedStyle(pane).backgroundColor, style = getComputedStyle(element)
-            return [pixel(card, style.backgroundColor), pixel(style.color)]
-        }
-        return ['drafted', 'copied', 'corrected', 'plain'].map(kind => {
-            const token = document.createElement('i')
-            token.className = kind
-            text.append(token)
-            return seen(token)
-        }).concat([seen(pane.querySelector('dt'))])
-    })()""")
-    light = [sum(map(_luminance, ground)) > 1.5 for ground, _ in colours]
-    assert all(light) if theme == "light" else not any(light)
-    for ground, ink in colours:
-        assert _contrast(ground, ink) >= 4.5, (ground, ink)
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_text_is_legible(theme):
+    """A contrast of 4.5 at least (WCAG 2, 1.4.3) on a pane, where drafted text has a tint of its own colour."""
+    pairs = re.findall(r"--(\w+): light-dark\(#(\w+), #(\w+)\);", PAGE)
+    shades = {name: shade[theme] for name, *shade in pairs}
+    colours = {name: _channels(shade) for name, shade in shades.items()}
+    for name in ("ink", "soft", "drafted", "copied", "corrected"):
+        tint = 0.12 if f"var(--{name}) 12%" in PAGE else 0.0
+        mixed = zip(colours[name], colours["card"], strict=True)
+        ground = _luminance([tint * ink + (1 - tint) * card for ink, card in mixed])
+        dark, light = sorted([_luminance(colours[name]), ground])
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, name
 
 
-def _luminance(channel: int) -> float:
-    c = channel / 255
-    return c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
+def _channels(shade: str) -> list[float]:
+    digits = shade if len(shade) == 6 else "".join(2 * digit for digit in shade)
+    return [c / 255 for c in bytes.fromhex(digits)]
 
 
-def _contrast(*colours: list[int]) -> float:
-    weights = (0.2126, 0.7152, 0.0722)
-    light = sorted(sum(w * _luminance(c) for w, c in zip(weights, x, strict=True)) for x in colours)
-    return (light[1] + 0.05) / (light[0] + 0.05)
+def _luminance(colour: list[float]) -> float:
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour]
+    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 def test_the_page_asks_nobody_else():
-    text = (ROOT / "serving" / "page.html").read_text(encoding="utf-8")
-    assert not re.search(r"https?://|@import|src=|<link (?!rel=\"icon\" href=\"data:)", text)
+    assert not re.search(r"https?://|@import|src=|<link (?!rel=\"icon\" href=\"data:)", PAGE)

@@ -8,23 +8,13 @@ import numpy as np
 import pytest
 import torch
 from helpers import checkpoints
-from helpers.decoding import (
-    decode_with,
-    drafters,
-    finish,
-    new_batch,
-    new_rows,
-    partial_steps,
-    ragged_prompts,
-    total,
-)
-from helpers.laws import LIMIT, TableModel, V, deviation
+from helpers.decoding import decode_with, drafters, partial_steps, ragged_prompts, total
+from helpers.laws import LIMIT, TableModel, V, decoded, deviation_of
 from helpers.models import mlx_model, reference_texts
+from helpers.option_tables import in_transformers
 from helpers.oracle import disturbed, with_eos
-from helpers.programs import DEMO
 from transformers import GenerationConfig, T5ForConditionalGeneration
 
-from demo.examples import examples
 from errors import InputError
 from speculative.options import Options
 from speculative.processors import Controls, CountPenalty, processors_for
@@ -46,15 +36,6 @@ SETTINGS = {
     "last": dict(forced_eos_token_id=EOS),
 }
 SETTINGS["all"] = {k: v for of_one in list(SETTINGS.values())[::-1] for k, v in of_one.items()}
-
-
-def in_transformers(options: dict) -> dict:
-    """The same settings under transformers' names."""
-    names = {"min_tokens": "min_new_tokens"}
-    found = {names.get(k, k): v for k, v in options.items() if k != "logit_bias"}
-    if bias := options.get("logit_bias"):
-        found["sequence_bias"] = [[[token], value] for token, value in bias.items()]
-    return found
 
 
 def their_processors(options: dict, limit: int):
@@ -132,8 +113,8 @@ def test_the_context_of_a_penalty_is_that_of_mlx_lm():
 def test_counted_penalties_are_openais():
     """Of what the text has, drafted tokens included and what it begins with not."""
     rng = np.random.default_rng(0)
-    penalty, plain = CountPenalty(0.5, 0.25), Options()
-    asked = [Options(processors=(penalty,)), plain, Options(processors=(penalty,))]
+    counted, plain = Options(processors=(CountPenalty(0.5, 0.25),)), Options()
+    asked = [counted, plain, counted]
     texts = [[0, *rng.integers(0, 8, n).tolist()] for n in (9, 4, 2)]
     rows = [row_with(text, of_row) for text, of_row in zip(texts, asked, strict=True)]
     drafted = rng.integers(0, 8, (3, 3)).astype(np.int32)
@@ -151,19 +132,12 @@ def test_nothing_asked_costs_nothing():
     assert Controls(rows)(logits, [mx.zeros((2, 0), mx.int32)]) is logits
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"logit_bias": {31: 1.0}}, "logit_bias: no token 31; the model has 31"),
-        ({"bad_words_ids": [[3, 99]]}, "bad_words_ids: no token 99"),
-        ({"suppress_tokens": [31]}, "suppress_tokens: no token 31"),
-        ({"forced_bos_token_id": 40}, "forced_bos_token_id: no token 40"),
-        ({"forced_eos_token_id": 40}, "forced_eos_token_id: no token 40"),
-    ],
-)
-def test_tokens_that_the_model_has_not_are_named(options, message):
-    with pytest.raises(InputError, match=message):
-        processors_for(Options(**options), Config)
+@pytest.mark.parametrize("name", ["words", "suppressed", "bias", "first", "last"])
+def test_tokens_that_the_model_has_not_are_named(name):
+    (option,) = SETTINGS[name]
+    value = {"words": [[3, 99]], "suppressed": [99], "bias": {99: 1.0}}.get(name, 99)
+    with pytest.raises(InputError, match=f"^{option}: no token 99; the model has 31"):
+        processors_for(Options(**{option: value}), Config)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -211,73 +185,52 @@ MORE_WAYS = [
 ]
 
 
-def small_pair(tmp_path, variant: str):
+@pytest.mark.parametrize(
+    ("variant", "names"),
+    [
+        ("v1.1", ["penalty", "words", "all"]),
+        *(pytest.param(variant, None, marks=pytest.mark.slow) for variant in checkpoints.VARIANTS),
+    ],
+)
+def test_texts_are_those_of_generate(tmp_path, variant, names):
+    """All settings at once with every variant; each alone, and every way to draft, with some of them."""
     raw = checkpoints.VARIANTS[variant]
     reference = checkpoints.torch_model(raw)
     # transformers' 5.23 is too short where the decoder has more layers than the encoder.
     reference.generation_config.use_cache = False
     checkpoints.save(tmp_path, raw, checkpoints.state_dict(reference, raw))
-    return reference, mlx_model(tmp_path, raw)
-
-
-def test_texts_are_those_of_generate(tmp_path):
-    reference, model = small_pair(tmp_path, "v1.1")
-    prompts, draft = ragged_prompts(8, 61), disturbed(model, 0.1)
-    some = ["penalty", "words", "all"]
-    assert texts_are_generates(reference, model, draft, prompts, [1], some, [WAYS]) == 8 * 3 * 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", checkpoints.VARIANTS)
-def test_texts_of_every_variant_are_those_of_generate(tmp_path, variant):
-    """All settings at once with every variant; each alone, and every way to draft, with some of them."""
-    reference, model = small_pair(tmp_path, variant)
+    model = mlx_model(tmp_path, raw)
     with_eos(model, EOS)
-    prompts, draft = ragged_prompts(6, 61), disturbed(model, 0.1)
-    turn = list(checkpoints.VARIANTS).index(variant)
-    ways = [*WAYS, *MORE_WAYS[turn::7]]
-    assert texts_are_generates(reference, model, draft, prompts, [EOS], ["all"], [ways]) > 15
-    some = list(SETTINGS)[turn::4]
-    assert texts_are_generates(reference, model, draft, prompts, [EOS], some, [WAYS]) > 20
-
-
-@pytest.mark.slow
-def test_texts_of_the_pair_are_those_of_generate(demo_pair):
-    target, tokenizer, draft = demo_pair
-    reference = T5ForConditionalGeneration.from_pretrained(DEMO / "target", dtype=torch.float32)
-    prompts = [tokenizer.encode(example.prompt).ids for example in examples(3)]
-    model, lookup, both = ("model", 4, 8), ("lookup", 6, 3), ("both", 3, 1)
-    ways = [(model, lookup), (lookup, both), (both, model)]
-    assert texts_are_generates(reference, target, draft, prompts, [1], SETTINGS, ways) > 200
+    both = (reference, model, disturbed(model, 0.1), ragged_prompts(8, 61), [EOS])
+    if names is None:
+        turn = list(checkpoints.VARIANTS).index(variant)
+        assert texts_are_generates(*both, ["all"], [[*WAYS, *MORE_WAYS[turn::7]]]) > 15
+        names = list(SETTINGS)[turn::4]
+    assert texts_are_generates(*both, names, [WAYS]) == 8 * len(names) * 2
 
 
 # ---------------------------------------------------------------------------------------------
 # Laws
 
-LAW = dict(repetition_penalty=1.6, no_repeat_ngram_size=2, logit_bias={1: 0.7}, max_tokens=4)
+LAW = dict(repetition_penalty=1.6, no_repeat_ngram_size=2, logit_bias={1: 0.7})
 
 
-def law_of(target: TableModel, temp: float) -> np.ndarray:
-    """The law of four tokens, by enumeration with transformers' processors: [V ** 4]."""
-    reference = their_processors({k: v for k, v in LAW.items() if k != "max_tokens"}, 4)
-    p = {}
+def law() -> np.ndarray:
+    """Of four tokens, by enumeration with transformers' processors: [V ** 4]."""
+    reference, p = their_processors(LAW, 4), {}
     for prefix in (p for n in range(4) for p in itertools.product(range(V), repeat=n)):
         tokens = [0, *prefix]
-        scores = torch.tensor(target.logits[tokens[-1]][None])
-        p[prefix] = torch.softmax(reference(torch.tensor([tokens]), scores) / temp, -1)[0].numpy()
+        scores = torch.tensor(TableModel(0).logits[tokens[-1]][None])
+        p[prefix] = torch.softmax(reference(torch.tensor([tokens]), scores) / 0.7, -1)[0].numpy()
     sequences = itertools.product(range(V), repeat=4)
     return np.array([np.prod([p[s[:i]][s[i]] for i in range(4)]) for s in sequences])
 
 
-def drawn(rule: str, kind: str, num_draft: int, count: int = 20_000) -> np.ndarray:
-    """How often each sequence of four tokens was drawn: [V ** 4]."""
-    options = Options(num_draft=num_draft, temp=0.7, acceptance=rule, seed=1, **LAW)
-    batch = new_batch(TableModel(0), drafters(TableModel(1))[kind], options)
-    batch.admit(new_rows([[b % 3, b % 2] for b in range(count)], options))
-    rows = finish(batch)
+def deviation_with(rule: str, kind: str) -> float:
+    options = Options(num_draft=3, temp=0.7, acceptance=rule, seed=1, max_tokens=4, **LAW)
+    rows = decoded(options, drafters(TableModel(1))[kind], count=20_000)
     assert total(rows[:1000]).accepted > 100
-    tokens = np.array([row.tokens[1:] for row in rows])
-    return np.bincount(tokens @ V ** np.arange(3, -1, -1), minlength=V**4)
+    return deviation_of(rows, law())
 
 
 @pytest.mark.slow
@@ -285,7 +238,7 @@ def drawn(rule: str, kind: str, num_draft: int, count: int = 20_000) -> np.ndarr
     ("rule", "kind"), [("coupled", "model"), ("token", "both"), ("block", "model")]
 )
 def test_sampled_rows_have_the_law_of_what_is_processed(rule, kind):
-    assert deviation(drawn(rule, kind, 3), law_of(TableModel(0), 0.7)) < LIMIT
+    assert deviation_with(rule, kind) < LIMIT
 
 
 @pytest.mark.slow
@@ -297,4 +250,4 @@ def test_the_law_sees_prefixes_without_drafted_tokens(monkeypatch):
         return process(self, logits, [mx.full(part.shape, -1) for part in drafted])
 
     monkeypatch.setattr(Controls, "__call__", blind)
-    assert deviation(drawn("token", "model", 3), law_of(TableModel(0), 0.7)) > 3 * LIMIT
+    assert deviation_with("token", "model") > 3 * LIMIT

@@ -9,51 +9,34 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from errors import InputError
-from serving import requests
 from serving.answers import Writer
 from serving.engine import Progress
-from serving.requests import Asked, Chat, Completion
+from serving.requests import _NEUTRAL, _OF_NO_MATTER, _THE_SERVERS, Chat, Completion, parse
 from speculative.options import DECLARED, Options
 from speculative.processors import CountPenalty
 from speculative.row import Row, Stats
 
-FIELDS = {  # of a request -> an option's value
-    "max_tokens": 7,
-    "temperature": 0.5,
-    "top_p": 0.9,
-    "seed": 3,
-    "stop": ["a", "b"],
-    "logprobs": 2,
-    "num_draft": 3,
-    "top_k": 9,
-    "min_p": 0.1,
-    "min_tokens": 2,
-    "repetition_penalty": 1.5,
-    "repetition_context_size": 20,
-    "no_repeat_ngram_size": 3,
-    "bad_words_ids": [[4], [5, 6]],
-    "suppress_tokens": [8],
-    "forced_bos_token_id": 9,
-    "forced_eos_token_id": 1,
-    "source_lang": "eng_Latn",
-    "target_lang": "deu_Latn",
-}
+FIELDS = json.loads("""{
+    "max_tokens": 7, "temperature": 0.5, "top_p": 0.9, "seed": 3, "stop": ["a", "b"], "logprobs": 2, "num_draft": 3,
+    "top_k": 9, "min_p": 0.1, "min_tokens": 2, "repetition_penalty": 1.5, "repetition_context_size": 20,
+    "no_repeat_ngram_size": 3, "bad_words_ids": [[4], [5, 6]], "suppress_tokens": [8], "forced_bos_token_id": 9,
+    "forced_eos_token_id": 1, "source_lang": "eng_Latn", "target_lang": "deu_Latn"
+}""")
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
 
 
-def parse(fields, kind=Completion) -> Asked:
+def asked_for(fields, kind=Completion) -> Completion | Chat:
     given = CHAT if kind is Chat else {"prompt": "x"}
-    return requests.parse(json.dumps({**given, **fields}).encode(), kind)
+    return parse(json.dumps({**given, **fields}).encode(), kind)
 
 
 def options_of(fields, kind=Completion, defaults=Options()) -> Options:  # noqa: B008
-    return parse(fields, kind).options(defaults)
+    return asked_for(fields, kind).options(defaults)
 
 
 def test_each_field_is_an_option():
-    names = {"temperature": "temp"}
-    expected = Options(**{names.get(name, name): value for name, value in FIELDS.items()})
-    assert options_of(FIELDS) == expected
+    expected = {"temp" if name == "temperature" else name: x for name, x in FIELDS.items()}
+    assert options_of(FIELDS) == Options(**expected)
     more = options_of({"n": 2, "temperature": 1, "logit_bias": {"5": 1.5}})
     assert (more.num_samples, more.logit_bias) == (2, {5: 1.5})
     penalties = options_of({"presence_penalty": 0.5, "frequency_penalty": -1})
@@ -71,15 +54,13 @@ def test_what_is_not_said_is_the_servers():
 
 
 def test_a_chats_parts_are_its_text():
-    messages = [
-        {"role": "system", "content": "a"},
-        {"role": "user", "content": [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]},
-    ]
-    asked = parse({"messages": messages}, Chat)
+    parts = [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]
+    messages = [{"role": "system", "content": "a"}, {"role": "user", "content": parts}]
+    asked = asked_for({"messages": messages}, Chat)
     assert [message.content for message in asked.messages] == ["a", "bc"]
-    picture = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
-    with pytest.raises(InputError, match="has to be text"):
-        parse({"messages": picture}, Chat)
+    parts[0] = {"type": "image_url", "image_url": {"url": "x"}}
+    with pytest.raises(InputError, match=r"messages\.1\.content has to be text"):
+        asked_for({"messages": messages}, Chat)
 
 
 VALUES = st.recursive(
@@ -89,26 +70,23 @@ VALUES = st.recursive(
     ),
     max_leaves=8,
 )
-NAMES = sorted({*Completion.model_fields, *Chat.model_fields})
+DECLARED_HERE = {*Completion.model_fields, *Chat.model_fields}
+NAMES = sorted({*DECLARED_HERE, *DECLARED, *_NEUTRAL, *_OF_NO_MATTER, *_THE_SERVERS})
 
 
 @settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(
     fields=st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=4),
     kind=st.sampled_from([Completion, Chat]),
+    garbage=st.binary(max_size=60) | VALUES.map(lambda value: json.dumps(value).encode()),
 )
-def test_no_body_raises_anything_else(fields, kind):
+def test_no_body_raises_anything_else(fields, kind, garbage):
     try:
         options_of(fields, kind)
     except InputError as error:
         assert "\n" not in str(error)
-
-
-@settings(deadline=None, max_examples=100)
-@given(body=st.binary(max_size=60) | VALUES.map(lambda value: json.dumps(value).encode()))
-def test_garbage_is_no_request(body):
     with pytest.raises(InputError) as refused:
-        requests.parse(body, Completion)
+        parse(garbage, Completion)
     assert "\n" not in str(refused.value)
 
 
@@ -118,20 +96,17 @@ def test_numbers_that_no_option_could_hold_are_refused(field, number):
     value = f'{{"5": {number}}}' if field == "logit_bias" else number
     with pytest.raises(InputError, match=f"{field}|not JSON"):
         body = f'{{"prompt": "x", "{field}": {value}}}'.encode()
-        requests.parse(body, Completion).options(Options())
+        parse(body, Completion).options(Options())
 
 
 @pytest.mark.parametrize("name", [name for name in DECLARED if DECLARED[name].served])
 def test_what_a_request_may_ask_for_is_declared(name):
     declared = DECLARED[name]
     field, most = declared.request or name, declared.served
-    if declared.values.kind is int:
-        more = most + 1
-    else:
-        entries = range(most + 1)
-        more = {str(i): 1 for i in entries} if name == "logit_bias" else [[i] for i in entries]
+    entries = [[i] for i in range(most + 1)] if declared.values.kind is not int else []
+    more = dict.fromkeys(range(most + 1), 1) if name == "logit_bias" else entries or most + 1
     with pytest.raises(InputError, match=rf"^{field} (is|has) .*{most} at most"):
-        parse({field: more})
+        options_of({field: more})
 
 
 # ---------------------------------------------------------------------------------------------
@@ -148,7 +123,7 @@ def rows(count: int, **options) -> list[Row]:
 
 
 def writer(fields, of_rows, kind=Completion) -> Writer:
-    return Writer(parse(fields, kind), of_rows, "model", lambda token: f"t{token}")
+    return Writer(asked_for(fields, kind), of_rows, "model", lambda token: f"t{token}")
 
 
 HALF = Progress(1, None, Stats(tokens=1))
@@ -164,13 +139,8 @@ def test_a_chats_answers():
     scored = choice["logprobs"]["content"]
     assert [token["token"] for token in scored] == [" one", "", " two"]
     assert scored[0]["top_logprobs"] == [{"token": "t3", "logprob": -0.5, "bytes": [116, 51]}]
-    json.dumps(whole, allow_nan=False)
-    usage = whole["usage"]
-    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (3, 3)
-    assert usage["completion_tokens_details"] == {
-        "accepted_prediction_tokens": 2,
-        "rejected_prediction_tokens": 2,
-    }
+    details = {"accepted_prediction_tokens": 2, "rejected_prediction_tokens": 2}
+    assert whole["usage"]["completion_tokens_details"] == details
 
 
 def test_a_chats_stream():
@@ -179,10 +149,10 @@ def test_a_chats_stream():
     first, *_ = written.begin()
     assert first["object"] == "chat.completion.chunk" and first["usage"] is None
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-    deltas = [written.part(0, a, b)["choices"][0] for a, b in [(Progress(), HALF), (HALF, END)]]
+    deltas = [chunk["choices"][0] for now in (HALF, HALF, END) for chunk in written.chunks([now])]
     assert [choice["delta"] for choice in deltas] == [{"content": " one"}, {"content": " two"}]
     assert [choice["finish_reason"] for choice in deltas] == [None, "stop"]
-    (last,) = written.end([END])
+    (last,) = written.end()
     assert last["choices"] == [] and last["usage"]["completion_tokens"] == 3
 
 

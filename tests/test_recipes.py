@@ -6,18 +6,13 @@ import re
 import sys
 
 import mlx.core as mx
-import numpy as np
 import pytest
-from helpers.decoding import decode_with, finish, new_batch, new_rows, ragged_prompts, total
-from helpers.laws import LIMIT, TableModel, V, deviation, joint_law
+from helpers.decoding import decode_with, ragged_prompts, total
 from helpers.pages import blocks_in
 from helpers.scripted import START, agreeing, plain
 
 import families
 from decoder import SpeculativeDecoder
-from speculative.drafting import ModelDrafter
-from speculative.options import Options
-from speculative.sampling import probabilities
 
 DRAFTER, RULE, FAMILY = (f"docs/new_{name}.md" for name in ("drafter", "rule", "family"))
 
@@ -87,24 +82,6 @@ def test_a_function_is_the_rule(demo_pair):
         stats[nothing_passes, n].accepted == 0 < stats[nothing_passes, n].drafted
         for n in (3, "auto")
     )
-
-
-@pytest.mark.slow
-def test_decoded_rows_have_the_targets_law_under_a_rule_of_ones_own():
-    """Through `acceptance`, with several steps per row."""
-    known: dict = {}
-    exec(blocks_in(RULE, "python")[0], known)
-    target, count = TableModel(0), 30_000
-    options = Options(num_draft=3, max_tokens=4, temp=0.7, acceptance=known["independent"])
-    batch = new_batch(target, ModelDrafter(TableModel(1)), options)
-    batch.admit(new_rows([[b % 3, b % 2] for b in range(count)], options))
-    rows = finish(batch)
-    tokens = np.array([row.tokens[1:] for row in rows])
-    p = np.array(probabilities(mx.array(target.logits), 0.7))
-    counts = np.bincount(tokens @ V ** np.arange(3, -1, -1), minlength=V**4)
-    assert deviation(counts, joint_law(p, 4)) < LIMIT
-    lengths = total(rows[:1000]).accepted_lengths
-    assert lengths[0] > 0 and lengths[1] > 0
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """How many tokens are drafted, on simulated machines: `auto` drafts where that pays, and not where it does not."""
 
 import random
-from functools import cache
 
 import numpy as np
 import pytest
@@ -12,11 +11,9 @@ from speculative.schedule import LOGITS, PATIENCE, AdaptiveSchedule, FixedSchedu
 
 COPY, MODEL = Candidate("copy, match 4+", UNBOUNDED, list), Candidate("model", UNBOUNDED)
 
-# What checking T tokens costs in units of one, by (T, cost) points: a 4-bit product on an M4 Pro and
-# on an M3 Ultra as published, a machine with free checks.
+# What checking T tokens costs in units of one, by (T, cost) points.
 MACHINES = {
     "M4 Pro": [(1, 1), (4, 1.47), (8, 2.69), (65, 20.1), (520, 160)],
-    "M3 Ultra": [(1, 1), (8, 1.57), (65, 6.1), (520, 48)],
     "free": [(1, 1), (520, 1)],
 }
 
@@ -92,7 +89,7 @@ def test_hopeless_drafts_are_given_up_and_tried_again_ever_less_often(draft_cost
 
 
 def test_drafting_is_taken_up_when_it_has_come_to_pay():
-    simulation = Simulation("M3 Ultra")
+    simulation = Simulation("free")
     simulation.run(200, 0.0)
     simulation.run(4 * PATIENCE, 0.95)
     assert np.median(simulation.lengths(40)) >= 4
@@ -144,16 +141,6 @@ def test_a_draft_model_that_is_dear_to_read_is_not_read():
         assert np.mean(np.array(drafted) == drafts) > 0.9
 
 
-def test_rows_without_a_candidate_or_room_get_nothing():
-    short = Candidate("copy, match 1", 2, list)
-    for schedule in (FixedSchedule(5), AdaptiveSchedule(32128)):
-        for _ in range(20):
-            plan = schedule.plan([[], [MODEL], [MODEL], [short]], [-1, 1, 30, 30])
-            assert plan.limits[0] == 0 and plan.candidates[0] is None
-            assert plan.limits[1] <= 1 and plan.limits[3] <= 2
-            schedule.observe(Step(plan, Draft(None, plan.limits), [0, 0, 1, 0]), 1.0)
-
-
 def test_any_order_of_steps_can_be_planned_for():
     """Batches of changing size, rows of every room, with and without candidates, from the first step on."""
     for seed in range(100):
@@ -175,7 +162,7 @@ def test_any_order_of_steps_can_be_planned_for():
 
 def test_a_large_vocabulary_bounds_the_length():
     schedule = AdaptiveSchedule(250_112)
-    for _ in range(100):
+    for _ in range(40):
         plan = schedule.plan([[COPY]] * 32, [1000] * 32)
         schedule.observe(Step(plan, Draft(None, plan.limits), plan.limits.tolist()), 1.0)
         assert 32 * 250_112 * (plan.limits.max() + 1) <= LOGITS
@@ -236,26 +223,6 @@ def test_rows_are_added_up_and_an_end_ends_its_row():
     assert stop(np.array([[0.9], [0.8]]), 2)  # the second tokens are not known yet
     beside = Stop(token=0.3, check=0.4, copied=3, gamma=1.0, chance=0.5)
     assert not beside(np.array([[0.9]]), 1) and beside(np.array([[0.9, 1, 1]]), 3)
-
-
-@pytest.mark.parametrize("rate", [0.8, 1.2, 1.6])
-def test_the_rule_is_near_the_best_of_all(rate):
-    """Tokens that a step brings beyond `rate` for its seconds, by a rule that knows what is best from any draft
-    on. The draft model is right as often as it thinks; a token costs 0.1."""
-    sure = (0.2, 0.6, 0.93, 0.9985)
-    rule = Stop(token=0.1 * rate, check=0.0, copied=0, gamma=1.0, chance=float(np.mean(sure)))
-
-    @cache
-    def further(counts: tuple[int, ...], stop: Stop | None) -> float:
-        confidence = np.repeat(sure, counts)[None]
-        if sum(counts) == 12 or (stop and stop(confidence, sum(counts))):
-            return 0.0
-        own = confidence.prod() * np.mean(sure) - 0.1 * rate
-        then = [further((*counts[:i], n + 1, *counts[i + 1 :]), stop) for i, n in enumerate(counts)]
-        return own + np.mean(then) if stop else max(0.0, own + np.mean(then))
-
-    none = (0,) * len(sure)
-    assert further(none, rule) >= 0.95 * further(none, None) - 0.01
 
 
 def test_what_confidence_is_worth_is_learned():

@@ -7,7 +7,7 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from helpers.programs import ANSWER, PROMPT, call, run
+from helpers.programs import ANSWER, PROMPT, call
 from helpers.serving import Server, alone, mixed, texts
 
 import serve
@@ -34,10 +34,14 @@ def decoder(demo_pair):
     return SpeculativeDecoder(target, tokenizer, draft)
 
 
+def openai_client(server):
+    openai = pytest.importorskip("openai")
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
 @pytest.fixture(scope="module")
 def client(server):
-    openai = pytest.importorskip("openai")
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+    with openai_client(server) as client:
         yield client
 
 
@@ -60,37 +64,29 @@ def test_the_answer_is_main_pys(client, demo_folders):
 
 
 def test_a_stream_adds_up_to_the_answer(client):
-    asked = dict(
-        model="demo-target", prompt=[PROMPT, "repair: The kign sees the the house."], logprobs=2
-    )
-    whole = client.completions.create(**asked, seed=5, temperature=0.6, n=2)
-    parts = client.completions.create(
-        **asked, seed=5, temperature=0.6, n=2, stream=True, stream_options={"include_usage": True}
-    )
-    found, reasons, offsets, last = [""] * 4, [None] * 4, [[] for _ in range(4)], None
+    prompts = [PROMPT, "repair: The kign sees the the house."]
+    sampled = dict(logprobs=2, seed=5, temperature=0.6, n=2)
+    asked = dict(model="demo-target", prompt=prompts, **sampled)
+    whole = client.completions.create(**asked)
+    parts = client.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    found, last = [["", None, []] for _ in range(4)], None
     for last in parts:
         for choice in last.choices:
-            found[choice.index] += choice.text
-            reasons[choice.index] = choice.finish_reason
-            offsets[choice.index] += choice.logprobs.text_offset
-    assert found == [choice.text for choice in whole.choices]
-    assert reasons == [choice.finish_reason for choice in whole.choices] == ["stop"] * 4
-    assert offsets == [choice.logprobs.text_offset for choice in whole.choices]
-    assert last.usage.completion_tokens == whole.usage.completion_tokens
-    assert last.usage.prompt_tokens == whole.usage.prompt_tokens
+            text, _, offsets = found[choice.index]
+            offsets = offsets + choice.logprobs.text_offset
+            found[choice.index] = [text + choice.text, choice.finish_reason, offsets]
+    assert found == [[c.text, "stop", c.logprobs.text_offset] for c in whole.choices]
+    assert last.usage.total_tokens == whole.usage.total_tokens
 
 
 def test_origins_tell_where_a_text_comes_from(server):
-    fields = {"prompt": PROMPT, "num_draft": 3, "origins": True}
-    _, answer = server.post(fields)
-    choice, usage = answer["choices"][0], answer["usage"]
+    _, answer = server.post({"prompt": PROMPT, "num_draft": 3, "origins": True})
+    choice = answer["choices"][0]
     drafted = [origin for _, origin in choice["origins"]].count("drafted")
     assert "".join(text for text, _ in choice["origins"]) == choice["text"] == ANSWER
     assert choice["stats"]["accepted"] == drafted > 0
-    details = usage["completion_tokens_details"]
-    assert details["accepted_prediction_tokens"] == drafted
-    rejected = details["rejected_prediction_tokens"]
-    assert rejected == choice["stats"]["drafted"] - drafted > 0
+    rejected = choice["stats"]["drafted"] - drafted
+    assert list(answer["usage"]["completion_tokens_details"].values()) == [drafted, rejected]
 
 
 def test_log_probabilities_are_the_models(server):
@@ -119,52 +115,33 @@ def test_the_model_is_listed(client, server):
 
 
 def test_a_chat_is_decoded_in_the_models_template(tmp_path):
-    openai = pytest.importorskip("openai")
     pytest.importorskip("mlx_lm")
     from helpers import causal_folders
 
     causal_folders.write(tmp_path / "target")
     causal_folders.write(tmp_path / "draft", noise=0.05)
     arguments = ["--model", "target", "-m", "12"]
-    printed = call(
-        *arguments, "-p", "the cat sat", "--system-prompt", "be brief", cwd=tmp_path
-    ).stdout
-    raw = call(*arguments, "-p", "the cat sat", "--ignore-chat-template", cwd=tmp_path).stdout
+    prompt = [*arguments, "-p", "the cat sat"]
+    printed = call(*prompt, "--system-prompt", "be brief", cwd=tmp_path).stdout
+    raw = call(*prompt, "--ignore-chat-template", cwd=tmp_path).stdout
     messages = [
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": [{"type": "text", "text": "the cat sat"}]},
     ]
+    asked = dict(model="target", messages=messages, max_completion_tokens=12, logprobs=True)
     with (
         Server(tmp_path, *arguments, "--draft-model", "draft") as server,
-        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+        openai_client(server) as client,
     ):
-        asked = dict(model="target", messages=messages, max_completion_tokens=12, logprobs=True)
         chat = client.chat.completions.create(**asked).choices[0]
         assert chat.message.content + "\n" == printed
         assert "".join(token.token for token in chat.logprobs.content) + "\n" == printed
-        parts = [
-            part.choices[0].delta for part in client.chat.completions.create(**asked, stream=True)
-        ]
+        chunks = client.chat.completions.create(**asked, stream=True)
+        parts = [chunk.choices[0].delta for chunk in chunks]
         assert parts[0].role == "assistant"
         assert "".join(part.content or "" for part in parts) + "\n" == printed
         text = client.completions.create(model="target", prompt="the cat sat").choices[0].text
         assert text + "\n" == raw != printed
-
-
-# ---------------------------------------------------------------------------------------------
-# Many at once
-
-
-def test_a_full_queue_says_when_to_come_back(demo_folders):
-    arguments = (demo_folders, "--batch-size", "1", "--queue", "2")
-    with Server(*arguments) as server, ThreadPoolExecutor(2) as clients:
-        running = begin(server, long(4000))
-        server.until("texts_running", 1)
-        waiting = [clients.submit(server.post, long(5)) for _ in range(2)]
-        server.until("texts_waiting", 2)
-        assert server.post(long(5))[0] == 503
-        running.close()
-        assert [one.result()[0] for one in waiting] == [200] * 2
 
 
 # ---------------------------------------------------------------------------------------------
@@ -177,20 +154,17 @@ WRONG = [
     ({"prompt": "\ud800"}, 400, "not JSON"),
     ({}, 400, "prompt: field required"),
     ({"prompt": " "}, 400, "the prompt is empty"),
-    ({"prompt": [5, 6]}, 400, "not tokens"),
+    ({"prompt": [5, 6]}, 400, "prompt.0: input should be a valid string"),
     ({"prompt": "x " * 5000}, 400, "4096 at most"),
     ({"prompt": "x" * (1 << 20)}, 413, "too large"),
-    ({"prompt": "x", "temperature": -1}, 400, "temperature is -1"),
     ({"prompt": "x", "max_tokens": 10**9}, 400, "max_tokens"),
     ({"prompt": "x", "n": 3}, 400, "n above 1 needs temperature"),
     ({"prompt": "x", "logit_bias": {"99999": 1}}, 400, "no token 99999"),
     ({"prompt": "x", "logit_bias": {"a\nb": 1}}, 400, "logit_bias: "),
-    ({"prompt": "x", "stop": [""]}, 400, "stop"),
     ({"prompt": "x", "stream": "yes"}, 400, "stream: input should be a valid boolean"),
     ({"prompt": "x", "echo": True}, 400, "echo is not supported"),
     ({"prompt": "x", "temprature": 1}, 400, "no field 'temprature'"),
     ({"prompt": "x", "lookup": True}, 400, "the server's"),
-    ({"prompt": "x", "presence_penalty": 3}, 400, "presence_penalty"),
     ({"prompt": "x", "model": "gpt-9"}, 404, "demo-target"),
 ]
 
@@ -209,14 +183,9 @@ def test_what_is_wrong_is_refused_in_one_line(server, body, status, reason):
 def test_openai_s_client_knows_the_errors(client):
     import openai
 
-    with pytest.raises(openai.BadRequestError, match="temperature"):
-        client.completions.create(model="demo-target", prompt="x", temperature=-1)
-    with pytest.raises(openai.NotFoundError, match="demo-target"):
-        client.completions.create(model="gpt-9", prompt="x")
+    chat = dict(model="demo-target", messages=[{"role": "user", "content": "x"}])
     with pytest.raises(openai.BadRequestError, match="no chat template"):
-        client.chat.completions.create(
-            model="demo-target", messages=[{"role": "user", "content": "x"}]
-        )
+        client.chat.completions.create(**chat)
 
 
 def test_other_pages_of_a_browser_cannot_ask(server):
@@ -227,7 +196,7 @@ def test_other_pages_of_a_browser_cannot_ask(server):
     assert server.post({"prompt": "x"}, **{"host": "elsewhere.example"})[0] == 400
 
 
-@pytest.mark.parametrize("host", ["127.1", "127.0.0.2", "LOCALHOST", "::1", "[::1]", "2130706433"])
+@pytest.mark.parametrize("host", ["127.1", "LOCALHOST", "::1", "[::1]", "2130706433", "0.0.0.0"])
 def test_every_spelling_of_loopback_has_the_host_check(host):
     try:
         listener = serve.listen(host, 0)
@@ -237,22 +206,10 @@ def test_every_spelling_of_loopback_has_the_host_check(host):
     with listener:
         address = listener.getsockname()[0]
         hosts = serve.allowed_hosts(host, address)
-    assert "*" not in hosts and "localhost" in hosts
-    assert {address, f"[{address}]"} & set(hosts)
-
-
-def test_all_addresses_answer_to_all_names():
-    with serve.listen("0.0.0.0", 0) as listener:
-        assert serve.allowed_hosts("0.0.0.0", listener.getsockname()[0]) == ("*",)
-
-
-@pytest.mark.parametrize(
-    "host, port", [("ü" * 70, 0), ("[]", 0), ("no such host", 0), ("::", 10**6)]
-)
-def test_an_address_that_cannot_be_is_one_line(host, port):
-    with pytest.raises(InputError, match="cannot listen on port") as refused:
-        serve.listen(host, port)
-    assert "\n" not in str(refused.value)
+    if host == "0.0.0.0":
+        assert hosts == ("*",)
+    else:
+        assert "*" not in hosts and {"localhost", serve.in_url(address)} <= {*hosts}
 
 
 def test_a_key_is_asked_for(demo_folders):
@@ -328,14 +285,9 @@ def test_slow_readers_hold_nobody_up(server):
     connections = [begin(server, slow) for _ in range(4)]
     assert server.post({"prompt": PROMPT})[1]["choices"][0]["text"] == ANSWER
     server.until(finished, before + 4)  # though nothing was read
-    connections[0].settimeout(30)
-    connections[0].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
-    received = b""
-    while b"[DONE]" not in received[-100:]:
-        part = connections[0].recv(1 << 20)
-        assert part
-        received += part
-    assert received.count(b'"finish_reason": "length"') == 1
+    with connections[0].makefile("rb") as stream:
+        received = list(iter(stream.readline, b"data: [DONE]\n"))
+    assert sum(b'"finish_reason": "length"' in line for line in received) == 1
     for connection in connections:
         connection.close()
 
@@ -358,10 +310,7 @@ def test_bodies_that_do_not_come_hold_nobody_up(server):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_finishes_what_runs_and_refuses_the_rest(demo_folders, decoder, number):
-    with (
-        Server(demo_folders, "--batch-size", "4") as server,
-        ThreadPoolExecutor(10) as clients,
-    ):
+    with Server(demo_folders, "--batch-size", "4") as server, ThreadPoolExecutor(10) as clients:
         # Some seconds' work: they have to run until the signal has come.
         posted = [clients.submit(server.post, long(1000)) for _ in range(9)]
         server.until("texts_running", 4)
@@ -390,12 +339,11 @@ def test_a_second_signal_ends_at_once(demo_folders):
 # The command
 
 
-def test_a_port_that_is_taken_is_one_line(server, demo_folders):
-    done = run("--port", str(server.port), cwd=demo_folders, script="serve.py")
-    assert done.returncode == 1
-    assert (
-        done.stderr.startswith("serve.py: cannot listen on port") and done.stderr.count("\n") == 1
-    )
+@pytest.mark.parametrize("host", ["127.0.0.1", "ü" * 70, "[]", "no such host"])
+def test_an_address_that_cannot_be_is_one_line(server, host):
+    with pytest.raises(InputError, match="cannot listen on port") as refused:
+        serve.listen(host, server.port)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -12,19 +12,18 @@ from helpers import t5gemma_checkpoints as t5gemma
 from helpers.models import (
     assert_close,
     cached_logits,
-    mlx_model,
     padded_inputs,
     reference_logits,
 )
 from helpers.oracle import flat_weights
-from helpers.pairs import RAW, both, in_dtype
-from helpers.t5gemma_checkpoints import FULL, SLIDING, VARIANTS, raw_config
+from helpers.pairs import both, in_dtype
+from helpers.t5gemma_checkpoints import SLIDING, VARIANTS, raw_config
 from helpers.texts import AWKWARD, assert_same_tokenizer, needs_shared, prompts
 from transformers import AutoTokenizer
 
 from checkpoints.folder import open_checkpoint
 from checkpoints.quantization import Quantization
-from convert import convert, converted_size, read_config
+from convert import convert, read_config
 from decoder import SpeculativeDecoder, load
 from errors import InputError
 from families import family_of
@@ -36,14 +35,12 @@ pytestmark = pytest.mark.slow
 
 def test_small_norm_weights_are_not_lost_in_bfloat16():
     """1 + 0.003 is 1 in bfloat16, where numbers above 1 are 0.008 apart."""
-    norm = Norm(4096, 1e-6)
+    norm, key = Norm(4096, 1e-6), mx.random.key(0)
     norm.weight = mx.full((4096,), 0.003, mx.bfloat16)
-    x = mx.random.normal((64, 4096), key=mx.random.key(0)).astype(mx.bfloat16)
-    y = norm(x)
+    x = mx.random.normal((64, 4096), key=key).astype(mx.bfloat16)
+    y, plain = norm(x), mx.fast.rms_norm(x.astype(mx.float32), None, 1e-6)
     assert y.dtype == mx.bfloat16
-    x, y = np.array(x.astype(mx.float32)), np.array(y.astype(mx.float32))
-    plain = x / np.sqrt((x**2).mean(axis=1, keepdims=True))
-    assert abs((y * plain).sum() / (plain**2).sum() - 1.003) < 0.0005
+    assert abs(((y * plain).sum() / (plain**2).sum()).item() - 1.003) < 0.0005
 
 
 def test_embeddings_are_scaled_by_a_number_of_the_models_type():
@@ -57,32 +54,15 @@ def test_embeddings_are_scaled_by_a_number_of_the_models_type():
     assert np.array_equal(np.array(embedded.astype(mx.float32)), expected)
 
 
-# ---------------------------------------------------------------------------------------------
-# Conversion
-
-
 PLAIN, PLAIN2 = (module.raw_config(vocab_size=704) for module in (t5gemma, t5gemma2))
 OWN_HEAD = raw_config(final_logit_softcapping=3.0, vocab_size=704) | {"tie_word_embeddings": False}
-BIASED = raw_config(
-    {"num_key_value_heads": 6}, {"num_key_value_heads": 4}, attention_bias=True, vocab_size=704
-)
-WIDE = raw_config(
-    {"hidden_size": 96, "intermediate_size": 128},
-    {"hidden_size": 64, "intermediate_size": 160},
-    vocab_size=704,
-    num_attention_heads=4,
-    head_dim=16,
-)
 SQUARE = dict(hidden_size=64, intermediate_size=64, num_attention_heads=4, head_dim=16)
-WIDE2 = t5gemma2.raw_config(SQUARE, vocab_size=704, **SQUARE)
+WIDE, WIDE2 = (made.raw_config(SQUARE, vocab_size=704, **SQUARE) for made in (t5gemma, t5gemma2))
 
 
 @pytest.mark.parametrize(
     ("raw", "kind"),
-    [
-        *((OWN_HEAD, "safetensors"), (BIASED, "zip"), (PLAIN, "saved")),
-        *((PLAIN2, "saved"), (PLAIN2, "zip")),
-    ],
+    [(OWN_HEAD, "safetensors"), (PLAIN, "saved"), (PLAIN2, "saved"), (PLAIN2, "zip")],
 )
 def test_converted_models_agree_with_transformers(tmp_path, raw, kind):
     """Which leaves defaults out of config.json, and the head out of the weights."""
@@ -107,9 +87,7 @@ def test_converted_models_agree_with_transformers(tmp_path, raw, kind):
     assert family.config.from_dict(values) == model.config
 
 
-@pytest.mark.parametrize(
-    ("raw", "dtype"), [(WIDE, "bfloat16"), (WIDE, "float16"), (WIDE2, "bfloat16")]
-)
+@pytest.mark.parametrize(("raw", "dtype"), [(WIDE, "float16"), (WIDE2, "bfloat16")])
 def test_quantized_models_are_close(tmp_path, raw, dtype):
     reference, how = t5gemma.torch_model(raw), Quantization("affine", 8, 32)
     t5gemma.save_tokenizer(tmp_path / "hub")
@@ -118,7 +96,6 @@ def test_quantized_models_are_close(tmp_path, raw, dtype):
     quantized = {name for name, _ in flat_weights(model) if name.endswith(".scales")}
     matrices = {n for n, w in flat_weights(type(model)(model.config)) if w.ndim == 2}
     assert {name.removesuffix("scales") + "weight" for name in quantized} == matrices
-    assert sum(w.nbytes for _, w in flat_weights(model)) == converted_size(source, dtype, how)
     inputs = padded_inputs(704)
     expected = reference_logits(reference, *inputs)
     error = np.abs(cached_logits(model, *inputs, 7) - expected).mean() / np.abs(expected).mean()
@@ -144,31 +121,10 @@ def test_heads_and_embeddings_under_any_of_their_names(tmp_path):
         FAMILY.rename({"model.encoder.layers.0.mlp.q_proj.weight": None, embedding: None})
 
 
-def test_t5gemma_2s_own_head_is_kept_and_an_embedding_for_each_stack_refused(tmp_path):
-    raw = RAW["t5gemma2"]
-    reference = t5gemma.torch_model(raw)
-    state = t5gemma.state_dict(reference)
-    own = {"lm_head.out_proj.weight": torch.randn(61, 24)}
-    model = mlx_model(checkpoints.save(tmp_path / "head", raw, state | own), raw)
-    reference.lm_head.out_proj.weight = torch.nn.Parameter(own["lm_head.out_proj.weight"])
-    inputs = padded_inputs(61)
-    assert_close(cached_logits(model, *inputs, 7), reference_logits(reference, *inputs))
-    other = {"model.decoder.embed_tokens.weight": torch.randn(61, 24)}
-    with pytest.raises(InputError, match="an embedding for each stack, which T5Gemma 2 has not"):
-        mlx_model(checkpoints.save(tmp_path / "two", raw, state | other), raw)
-
-
-# ---------------------------------------------------------------------------------------------
-# config.json
-
-
 def test_ids_are_those_that_generate_would_use():
-    """The top level's (where generation_config.json's are put) before the decoder's; the start is
-    the beginning of sequence unless it is given."""
+    """The top level's, then the decoder's; the start is the beginning of sequence unless it is given."""
     raw = VARIANTS["t5gemma"]
     for changes in (
-        {},
-        {"eos_token_id": [1, 7]},
         {"eos_token_id": [7], "bos_token_id": 9, "pad_token_id": 4},
         {"decoder_start_token_id": 6},
         {"decoder": raw["decoder"] | {"bos_token_id": 8, "eos_token_id": [3, 5]}},
@@ -188,10 +144,8 @@ def test_defaults_are_those_of_transformers(kind, encoder):
     raw = {"model_type": kind, "encoder": encoder, "decoder": {}}
     config = family_of(raw).config.from_hub(raw, None)
     reference = t5gemma.torch_config(raw)
-    for ours, theirs in (
-        (config.encoder, getattr(reference.encoder, "text_config", reference.encoder)),
-        (config.decoder, reference.decoder),
-    ):
+    encoder = getattr(reference.encoder, "text_config", reference.encoder)
+    for ours, theirs in ((config.encoder, encoder), (config.decoder, reference.decoder)):
         for name, value in theirs.to_dict().items():
             if hasattr(ours, name):
                 assert getattr(ours, name) == value, name
@@ -199,8 +153,7 @@ def test_defaults_are_those_of_transformers(kind, encoder):
         assert [w == 4096 for w in ours.windows] == [kind == SLIDING for kind in kinds]
         rope = theirs.rope_parameters
         bases = [rope.get(kind, rope)["rope_theta"] for kind in kinds]
-        layers = range(len(kinds))
-        assert [ours.of_layer(i).rope_theta for i in layers] == bases
+        assert [ours.of_layer(i).rope_theta for i in range(len(kinds))] == bases
     assert (config.tied_head, config.decoder_start_token_id) == (True, 2)
     assert config.max_positions == config.decoder.max_position_embeddings
 
@@ -209,21 +162,13 @@ def test_defaults_are_those_of_transformers(kind, encoder):
     ("raw", "message"),
     [
         (raw_config() | {"decoder": None}, "no encoder and decoder: not a T5Gemma model"),
-        (raw_config(layer_types=[FULL]), "layer_types is not"),
-        (raw_config(sliding_window=None), "sliding_window is None, not a whole number"),
         (raw_config(rope_parameters={"rope_type": "yarn"}), "rotary positions of type 'yarn'"),
-        (raw_config(pad_token_id=61), "pad_token_id is 61, but vocab_size only 61"),
         (PLAIN2 | {"encoder": {}}, "no encoder and decoder: not a T5Gemma 2 model"),
-        (t5gemma2.raw_config(rope_parameters=[1]), r"rotary positions of type \[1\]"),
     ],
 )
 def test_configs_that_cannot_be_are_named(raw, message):
     with pytest.raises(InputError, match=message):
         family_of(raw).config.from_hub(raw, None)
-
-
-# ---------------------------------------------------------------------------------------------
-# The tokenizer, of a small vocabulary: there is no real one without a download
 
 
 @needs_shared
@@ -241,8 +186,3 @@ def test_tokens_are_those_of_transformers(tmp_path, framed):
     assert (ours.encode("a").ids[0] == 2) == framed
     chat = "<start_of_turn>user\nHello<end_of_turn>\n<start_of_turn>model\n"
     assert_same_tokenizer(ours, reference, [*AWKWARD, chat, *prompts()])
-
-
-def test_a_checkpoint_without_a_tokenizer_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"no tokenizer: it has no tokenizer.json"):
-        FAMILY.write_tokenizer(tmp_path, tmp_path)

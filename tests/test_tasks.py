@@ -1,4 +1,4 @@
-"""The demo's tasks: spellings that are known, and a split that holds."""
+"""The demo: spellings that are known, a split that holds, and a pair that can be widened."""
 
 import random
 
@@ -37,53 +37,10 @@ def test_held_out_examples_are_none_to_train_on():
         assert not trained.intersection(e.prompt for e in examples.examples(144, [kind]))
 
 
-def test_grammar_of_the_sentences():
-    """Word order and agreement of constructions chosen by hand."""
-    the_king = tasks._NounPhrase(tasks._PEOPLE[5], "the", 1, tasks._ADJECTIVES[2], False)
-    doors = tasks._NounPhrase(tasks._THINGS[13], "my", 2, tasks._ADJECTIVES[7], True)
-    buy = tasks._VERBS[1]
-    today, city = tasks._TIMES[0], tasks._PLACES[0]
-    wants = tasks._Sentence(the_king, buy, tasks._AUXILIARIES[0], doors, today, city)
-    assert wants.text("English") == "Today the old king wants to buy my red doors in the city."
-    assert (
-        wants.text("German") == "Heute will der alte König meine roten Türen in der Stadt kaufen."
-    )
-    assert wants.text("French") == (
-        "Aujourd'hui, le vieux roi veut acheter mes portes rouges dans la ville."
-    )
-    assert (
-        wants.text("Spanish") == "Hoy el rey viejo quiere comprar mis puertas rojas en la ciudad."
-    )
-    plain = tasks._Sentence(the_king, buy, None, doors, None, None)
-    assert plain.text("German") == "Der alte König kauft meine roten Türen."
-
-
-@pytest.mark.slow
-def test_a_misspelling_has_one_origin_and_is_no_word():
-    words = tasks._lexicon()
-    for word, wrongs in tasks._MISSPELLINGS.items():
-        for wrong in wrongs:
-            origins = {w for w in words if wrong in tasks._misspellings(w)}
-            assert origins == {word} and wrong not in words
-
-
-def test_the_pair_has_more_rows_than_pieces_as_real_models_do(demo_pair):
-    """And not the same number; none of the rows beyond comes near the likeliest piece's."""
-    target, tokenizer, draft = demo_pair
-    pieces = tokenizer.get_vocab_size()
-    assert pieces < draft.config.vocab_size < target.config.vocab_size
-    for example in examples.examples(5, examples.KINDS):
-        source = mx.array([tokenizer.encode(example.prompt).ids])
-        tokens = mx.array([[0, *tokenizer.encode(example.answer).ids]])
-        positions = np.arange(tokens.shape[1])[None]
-        for model in (target, draft):
-            logits = model.decode(tokens, positions, model.start(source))
-            assert (logits[..., pieces:].max(axis=-1) < logits.max(axis=-1) - 7).all()
-
-
 @pytest.mark.slow
 def test_a_widened_model_is_the_same_function(demo_pair):
     target, tokenizer, draft = demo_pair
+    assert tokenizer.get_vocab_size() < draft.config.vocab_size < target.config.vocab_size
     source = mx.array([tokenizer.encode("repair: The kign sees the the house.").ids])
     tokens, positions = mx.array([[0, 36, 40, 80]]), np.arange(4)[None]
     for model in (target, draft):

@@ -213,26 +213,14 @@ def spoilt_json(**changes) -> bytes:
     return json.dumps(whole | changes).encode()
 
 
-SPLIT = dict(type="Split", behavior="Isolated", invert=False)
-NESTED = b"[" * 100_000
-JSON_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-
-
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        *((name, b"{") for name in JSON_FILES),
-        *(("tokenizer_config.json", content) for content in (b"[]", NESTED)),
-        *(("tokenizer.json", content) for content in (b"{}", b"", NESTED)),
-        *(("spiece.model", content) for content in (b"", b"<html>")),
+        ("tokenizer_config.json", b"{"),
+        ("added_tokens.json", b"[]"),
+        ("tokenizer.json", b"{}"),
+        ("spiece.model", b"<html>"),
         ("tokenizer_config.json", spoilt(extra_ids="many")),
-        ("tokenizer_config.json", spoilt(eos_token=3)),
-        ("tokenizer_config.json", spoilt(added_tokens_decoder={"5": 3})),
-        (
-            "tokenizer.json",
-            spoilt_json(model={"type": "Unigram", "unk_id": 9, "vocab": [["a", 0]]}),
-        ),
-        ("tokenizer.json", spoilt_json(pre_tokenizer=SPLIT | {"pattern": {"Regex": "("}})),
         ("tokenizer.json", spoilt_json(added_tokens=3)),
         # A panic of Rust's, which is no Exception and writes to standard error itself.
         (

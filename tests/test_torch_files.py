@@ -1,7 +1,6 @@
 """Torch's two formats: what torch wrote is read exactly, and every way a file can be wrong."""
 
 import os
-import struct
 import zipfile
 from collections import OrderedDict
 
@@ -123,49 +122,29 @@ def test_torch_files_cut_anywhere_are_errors(tmp_path, kind):
 # Files made by hand
 
 
-def lying(content: bytes, size: int) -> bytes:
-    """The zip file with another size of m/data/0 in its directory."""
-    at = content.rindex(b"PK\1\2", 0, content.rindex(b"m/data/0"))
-    return content[: at + 20] + struct.pack("<II", size, size) + content[at + 28 :]
-
-
-def nested(depth: int) -> bytes:
-    return b")" + b"\x85" * depth
-
-
 EVIL = Global(f"{os.system.__module__} system")
 
-MALFORMED = "truncated or malformed pickle"
+MALFORMED = "truncated or malformed, or not a state dict of torch's"
 
 # What the pickle says, and the error, in both formats.
 WRONG_PICKLES = {
     "code": (Call((EVIL, ("echo pwned",))), "the pickle asks for posix.system, which"),
-    "a global alone": ({"w": EVIL}, "asks for posix.system"),
     "a class of torch's": ({"w": Global("torch.nn Linear")}, "asks for torch.nn.Linear"),
     "wrong arguments": (Call((Global("torch._utils _rebuild_tensor_v2"), (1, 2))), MALFORMED),
-    "a list": ([tensor()], "a list, not a state dict"),
+    "a list": ([tensor()], MALFORMED),
     "no tensor": ({"w": tensor(), "step": 3}, "step is no tensor but int"),
-    "a number for a name": ({3: tensor()}, "not a state dict: 3 is"),
     "integers": (
         {"w": tensor(kind="IntStorage")},
-        "w is in a IntStorage, not a floating-point type",
+        "asks for torch.IntStorage, which no floating-point state dict needs",
     ),
     "too many elements": ({"w": tensor(shape=(2, 3), strides=(3, 1))}, "beyond its storage"),
     "large strides": ({"w": tensor(strides=(4, 1))}, "w reaches beyond its storage"),
     "an expanded tensor": ({"w": tensor(shape=(9**9, 9), strides=(0, 0))}, "beyond its storage"),
     "an absurd shape": ({"w": tensor(shape=(2**62, 2))}, "an impossible shape"),
-    "a negative shape": ({"w": tensor(shape=(-2, 2))}, "an impossible shape"),
-    "shapes that differ": ({"w": tensor(strides=(2, 1, 1))}, "an impossible shape"),
+    "shapes that differ": ({"w": tensor(strides=(2, 1, 1))}, MALFORMED),
     "another size": ({"w": tensor(numel=5)}, "storage 0 has"),
-    "a negative size": ({"w": tensor(numel=-4)}, "an impossible size"),
-    "two descriptions": ({"w": tensor(), "v": tensor(kind="HalfStorage")}, "in two ways"),
-    "a view outside": ({"w": tensor(view=[("1", 2, 3)])}, "a view beyond it"),
-    "a missing storage": ({"w": tensor(key="../1")}, "missing|not that of the tensors"),
-    "a memo bomb": (b"]r\xff\xff\xff\x7fh\x00", MALFORMED),
-    "a deep key": (b"}" + nested(10**5) + b"Ns", MALFORMED),
-    "a doubling key": (b"})" + b"q\0h\0\x86" * 99 + b"Ns", MALFORMED),
+    "a missing storage": ({"w": tensor(key="../1")}, MALFORMED),
     "a giant string": (b"X\xff\xff\xff\x7f", MALFORMED),
-    "a giant pickle": ("x" * (5 << 20), MALFORMED),
     "nothing": (b"", MALFORMED),
 }
 
@@ -179,16 +158,11 @@ def test_wrong_pickles_are_named(tmp_path, case, make):
 
 GOOD = {"w": tensor()}
 WRONG_FILES = {
-    "empty": (b"", "neither a zip file nor a pickle"),
+    "empty": (b"", MALFORMED),
     "another zip file": (zipped(GOOD, **{"data.pkl": None}), "no data.pkl"),
-    "big-endian zip": (zipped(GOOD, byteorder=b"big"), "big-endian"),
-    "big-endian legacy": (legacy(GOOD, little=False), "big-endian"),
     "deflated": (zipped(GOOD, compression=zipfile.ZIP_DEFLATED), "compressed"),
-    "a size that lies": (lying(zipped(GOOD), 4000), "not where, or not as large as"),
-    "a smaller size": (lying(zipped(GOOD), 12), "storage 0 has 12 bytes for 4 elements"),
-    "zip, missing storage": (zipped(GOOD, storages=()), "storage 0 is missing"),
-    "legacy, an extra storage": (legacy(GOOD, keys=("0", "1")), "not that of the tensors"),
-    "legacy, keys of other types": (legacy(GOOD, keys=(0,)), "no list of storages"),
+    "a smaller size": (zipped(GOOD, data=DATA[:12]), "storage 0 has 12 bytes for 4 elements"),
+    "zip, missing storage": (zipped(GOOD, storages=()), MALFORMED),
     "legacy, another count": (legacy(GOOD, numel=3), "storage 0 has not 4 elements"),
     "legacy, too short": (legacy(GOOD, data=DATA[:-1]), "truncated or damaged: storage 0"),
     "another pickle": (legacy(GOOD, magic=7), "a pickle of something else"),

@@ -17,47 +17,21 @@ SMALL = dict(
     dropout=0.1,
     is_encoder_decoder=True,
 )
-BART = SMALL | dict(
-    model_type="bart",
-    architectures=["BartForConditionalGeneration"],
-    activation_function="gelu",
-    scale_embedding=False,
-    pad_token_id=1,
-    bos_token_id=0,
-    eos_token_id=2,
-    decoder_start_token_id=2,
-)
-MBART = BART | dict(
-    model_type="mbart",
-    architectures=["MBartForConditionalGeneration"],
-    scale_embedding=True,
-    decoder_start_token_id=None,
-)
-M2M = BART | dict(
-    model_type="m2m_100",
-    architectures=["M2M100ForConditionalGeneration"],
-    activation_function="relu",
-    scale_embedding=True,
-)
-MARIAN = SMALL | dict(
-    model_type="marian",
-    architectures=["MarianMTModel"],
-    activation_function="swish",
-    scale_embedding=True,
-    pad_token_id=60,
-    eos_token_id=0,
-    decoder_start_token_id=60,
-    bad_words_ids=[[60]],
-)
-PEGASUS = SMALL | dict(
-    model_type="pegasus",
-    architectures=["PegasusForConditionalGeneration"],
-    activation_function="relu",
-    scale_embedding=True,
-    pad_token_id=0,
-    eos_token_id=1,
-    decoder_start_token_id=0,
-)
+_KEYS = ("activation_function", "scale_embedding", "pad_token_id", "bos_token_id", "eos_token_id")
+_KEYS += ("decoder_start_token_id",)
+
+
+def _raw(kind: str, architecture: str, *values) -> dict:
+    named = dict(zip(_KEYS, values, strict=True))
+    return SMALL | dict(model_type=kind, architectures=[architecture]) | named
+
+
+BART = _raw("bart", "BartForConditionalGeneration", "gelu", False, 1, 0, 2, 2)
+MBART = _raw("mbart", "MBartForConditionalGeneration", "gelu", True, 1, 0, 2, None)
+M2M = _raw("m2m_100", "M2M100ForConditionalGeneration", "relu", True, 1, 0, 2, 2)
+MARIAN = _raw("marian", "MarianMTModel", "swish", True, 60, None, 0, 60)
+MARIAN |= dict(bad_words_ids=[[60]])
+PEGASUS = _raw("pegasus", "PegasusForConditionalGeneration", "relu", True, 0, None, 1, 0)
 VARIANTS = {
     "bart": BART,
     "bart, scaled, tanh gelu": BART | dict(scale_embedding=True, activation_function="gelu_new"),
@@ -67,12 +41,10 @@ VARIANTS = {
     "nllb, other padding": M2M | dict(pad_token_id=5, activation_function="swish"),
     "m2m, unscaled": M2M | dict(scale_embedding=False, d_model=28),
     "marian": MARIAN,
-    "marian, eos last but one": MARIAN | dict(eos_token_id=59, activation_function="relu"),
     "marian, own vocabularies": MARIAN
     | dict(vocab_size=45, decoder_vocab_size=40, share_encoder_decoder_embeddings=False)
     | dict(pad_token_id=39, decoder_start_token_id=39, bad_words_ids=[[39]]),
     "pegasus": PEGASUS,
-    "pegasus, unscaled": PEGASUS | dict(scale_embedding=False, activation_function="gelu"),
 }
 
 

@@ -23,10 +23,8 @@ SENTENCES = {
     "en_XX": "The quick brown fox jumps over the lazy dog, doesn't it? Yes: 1,234.5 times.",
     "fr_XX": "L'élève était déjà là, où l'on sert « œufs » et crème brûlée à Noël.",
     "de_DE": "Füchse größer als Bären? Übermäßig schöne Grüße aus Köln.",
-    "ro_RO": "Şeful ONU declară că nu există o soluţie militară în Siria.",
     "ru_RU": "Съешь же ещё этих мягких французских булок, да выпей чаю.",
     "ar_AR": "أهلا بالعالم، كيف حالك اليوم؟",
-    "hi_IN": "नमस्ते दुनिया, आप कैसे हैं?",
     "zh_CN": "你好,世界。今天天气很好!",
     "ja_XX": "こんにちは世界、元気ですか。",
 }
@@ -47,15 +45,9 @@ EDGES = ["trailing ", " leading", "both  ", "line\n", "\n\nline"]
 def sentencepiece_model(texts: list[str], kind: str, size: int = 700, **settings) -> bytes:
     lines = [line for text in texts for line in text.split("\n") if line.strip()]
     model = io.BytesIO()
+    settings |= dict(vocab_size=size, model_type=kind, character_coverage=1.0, minloglevel=2)
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines),
-        model_writer=model,
-        vocab_size=size,
-        model_type=kind,
-        character_coverage=1.0,
-        hard_vocab_limit=False,
-        minloglevel=2,
-        **settings,
+        sentence_iterator=iter(lines), model_writer=model, hard_vocab_limit=False, **settings
     )
     return model.getvalue()
 
@@ -94,20 +86,17 @@ def build(root: Path, models: dict[str, bytes]) -> dict[str, tuple[Path, Path]]:
     """By family: the hub's folder, and a folder with what is written for it."""
     two = models["english"], models["others"]
     unigram = {"sentencepiece.bpe.model": models["unigram"]}
-    pegasus = {"spiece.model": models["pegasus"]}
-    as_class = [
-        dict(tokenizer_class=f"{kind}Tokenizer") for kind in ("MBart", "MBart50", "Pegasus")
-    ]
+    spiece, mbart50 = {"spiece.model": models["pegasus"]}, dict(tokenizer_class="MBart50Tokenizer")
     made = {
         "bart": bart(root / "bart", [*SENTENCES.values()] * 3),
-        "mbart": _folder(root / "mbart", "mbart", unigram, **as_class[0]),
-        "mbart-50": _folder(root / "mbart50", "mbart", unigram, src_lang="fr_XX", **as_class[1]),
+        "mbart": _folder(root / "mbart", "mbart", unigram, tokenizer_class="MBartTokenizer"),
+        "mbart-50": _folder(root / "mbart50", "mbart", unigram, src_lang="fr_XX", **mbart50),
         "nllb": nllb(root / "nllb", models["bpe"]),
         "m2m": m2m(root / "m2m", models["bpe"]),
         "marian": marian(root / "marian", *two),
         "marian, codes": marian(root / "codes", *two, (">>fra<<", ">>deu<<")),
         "marian, two": marian(root / "two", *two, separate=True),
-        "pegasus": _folder(root / "pegasus", "pegasus", pegasus, **as_class[2]),
+        "pegasus": _folder(root / "pegasus", "pegasus", spiece, tokenizer_class="PegasusTokenizer"),
     }
     outputs = {}
     for name, folder in made.items():
@@ -147,12 +136,9 @@ def nllb(path: Path, model: bytes) -> Path:
     path = _folder(path, "m2m_100", {"sentencepiece.bpe.model": model})
     parts = SentencePieceExtractor(str(path / "sentencepiece.bpe.model")).extract(None)
     names = ["<s>", "<pad>", "</s>", "<unk>", *pieces(model)[3:], *FAIRSEQ_LANGUAGE_CODES, "<mask>"]
-    vocab = {name: i for i, name in enumerate(names)}
-    charsmap = parts["_spm_precompiled_charsmap"]
-    tokenizer = transformers.NllbTokenizer(
-        vocab, parts["merges"], _spm_precompiled_charsmap=charsmap
-    )
-    tokenizer.save_pretrained(path)
+    vocab, charsmap = {name: i for i, name in enumerate(names)}, parts["_spm_precompiled_charsmap"]
+    made = transformers.NllbTokenizer(vocab, parts["merges"], _spm_precompiled_charsmap=charsmap)
+    made.save_pretrained(path)
     return path
 
 
@@ -163,13 +149,7 @@ def m2m(path: Path, model: bytes) -> Path:
     return _folder(path, "m2m_100", files, tokenizer_class="M2M100Tokenizer", src_lang="de")
 
 
-def marian(
-    path: Path,
-    source: bytes,
-    target: bytes,
-    codes: tuple[str, ...] = (),
-    separate: bool = False,
-) -> Path:
+def marian(path: Path, source: bytes, target: bytes, codes=(), separate: bool = False) -> Path:
     """Ids in another order than either model's; padding last. `separate`: a vocabulary for each."""
 
     def vocab(*models: bytes) -> dict[str, int]:
@@ -185,9 +165,6 @@ def marian(
     return _folder(path, "marian", files, separate_vocabs=True, **said)
 
 
-# ---------------------------------------------------------------------------------------------
-# With weights
-
 RAW = {"nllb": "m2m", "marian, codes": "marian", "marian, two": "marian, own vocabularies"}
 
 
@@ -195,15 +172,13 @@ def checkpoint(folder: Path, built: tuple, name: str, form="new", kind="safetens
     """A checkpoint with the tokenizer of `built`, in `folder`; its torch model and transformers' tokenizer."""
     tokens, converted = built
     reference = transformers.AutoTokenizer.from_pretrained(tokens)
-    raw = bart_checkpoints.VARIANTS[RAW.get(name, name)]
-    size = load_tokenizer(converted).get_vocab_size()
+    tokenizer = load_tokenizer(converted)
+    raw, size = bart_checkpoints.VARIANTS[RAW.get(name, name)], tokenizer.get_vocab_size()
+    raw = raw | dict(vocab_size=size + 3, max_position_embeddings=200) | changes
     if name == "marian, two":
-        raw = raw | dict(vocab_size=reference.vocab_size, decoder_vocab_size=size)
-    else:
-        raw = raw | dict(vocab_size=size + 3)
-    raw |= dict(max_position_embeddings=200) | changes
+        raw |= dict(vocab_size=reference.vocab_size, decoder_vocab_size=size)
     if "marian" in name:
-        pad = load_tokenizer(converted).token_to_id("<pad>")
+        pad = tokenizer.token_to_id("<pad>")
         raw |= dict(pad_token_id=pad, decoder_start_token_id=pad, bad_words_ids=[[pad]])
     model = bart_checkpoints.torch_model(raw)
     state = bart_checkpoints.state_dict(model, form)

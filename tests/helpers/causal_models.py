@@ -64,13 +64,3 @@ def prompts(count: int, longest: int, seed: int = 0) -> list[list[int]]:
     lengths = np.linspace(1, longest, count).astype(int)
     rng.shuffle(lengths)
     return [rng.integers(3, VOCAB, n).tolist() for n in lengths]
-
-
-def architectures() -> list[str]:
-    """The names of mlx-lm's files that define a model."""
-    from pathlib import Path
-
-    import mlx_lm.models
-
-    files = sorted(Path(mlx_lm.models.__path__[0]).glob("*.py"))
-    return [file.stem for file in files if "class ModelArgs" in file.read_text()]

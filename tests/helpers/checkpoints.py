@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -36,18 +37,13 @@ VARIANTS = {
     "byt5": SMALL | UNSCALED | dict(model_type="t5", num_layers=5, num_decoder_layers=2),
     "madlad": SMALL | UNSCALED | dict(model_type="t5", pad_token_id=1, eos_token_id=2),
 }
-_CLASSES = {
-    "t5": (transformers.T5Config, transformers.T5ForConditionalGeneration),
-    "mt5": (transformers.MT5Config, transformers.MT5ForConditionalGeneration),
-    "umt5": (transformers.UMT5Config, transformers.UMT5ForConditionalGeneration),
-}
 
 
 def torch_model(raw: dict, seed: int = 0) -> torch.nn.Module:
     """A transformers model of the raw config with random weights, every one of them in play."""
-    config_class, model_class = _CLASSES[raw["model_type"]]
+    kind = getattr(transformers, f"{raw['model_type'].upper()}ForConditionalGeneration")
     torch.manual_seed(seed)
-    model = model_class(config_class(**raw)).eval()
+    model = kind(kind.config_class(**raw)).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "relative_attention_bias" in name:
@@ -70,25 +66,16 @@ def state_dict(model: torch.nn.Module, raw: dict) -> dict[str, torch.Tensor]:
     return {name: tensor.contiguous() for name, tensor in state.items()}
 
 
-def _save_legacy(state: dict[str, torch.Tensor], path: Path) -> None:
-    torch.save(state, path, _use_new_zipfile_serialization=False)
-
-
 # How a file is written, and what one file, a shard, and the index of the shards are called.
+_LEGACY = partial(torch.save, _use_new_zipfile_serialization=False)
 FORMATS = {
     "safetensors": (save_file, "model.safetensors", "model-{:05}-of-{:05}.safetensors"),
     "zip": (torch.save, "pytorch_model.bin", "pytorch_model-{:05}-of-{:05}.bin"),
-    "legacy": (_save_legacy, "pytorch_model.bin", "pytorch_model_{:05}-of-{:05}.bin"),
+    "legacy": (_LEGACY, "pytorch_model.bin", "pytorch_model_{:05}-of-{:05}.bin"),
 }
 
 
-def save(
-    folder: Path,
-    raw: dict,
-    state: dict[str, torch.Tensor],
-    shards: int = 1,
-    kind: str = "safetensors",
-) -> Path:
+def save(folder: Path, raw: dict, state: dict, shards: int = 1, kind: str = "safetensors") -> Path:
     """Write a checkpoint folder in the hub's layout (without a tokenizer), in one of FORMATS."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(raw))
@@ -107,9 +94,7 @@ def save(
     return folder
 
 
-def make_folder(
-    path: Path, variant: str, shards: int = 1, kind: str = "safetensors", **changes
-) -> Path:
+def make_folder(path: Path, variant: str, shards=1, kind="safetensors", **changes) -> Path:
     """A random checkpoint that has the demo's tokenizer (and as many rows as that has pieces)."""
     raw = VARIANTS[variant] | {"vocab_size": 1024} | changes
     state = state_dict(torch_model(raw), raw)

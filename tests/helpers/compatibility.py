@@ -18,7 +18,7 @@ from families.causal import CausalModel
 from speculative.drafting import Drafter, ModelDrafter
 
 from .causal_configs import WINDOW
-from .causal_models import alone, architectures, build, prompts
+from .causal_models import alone, build, prompts
 from .decoding import decode_with
 
 TEXTS = prompts(5, 30)
@@ -36,10 +36,10 @@ Of models of text and images the text is decoded. What needs a kernel of Metal's
 tried again where it is loaded.
 
 Loaded from files, rotary positions and sliding windows are those that transformers reads from config.json,
-also where mlx-lm's file reads less of it: `rope_parameters`; the rope types default, linear, llama3, yarn; dynamic
-and longrope up to the positions they were trained with (`max_position_embeddings`;
-`original_max_position_embeddings`, 4,096 for Phi-3), where texts end; and the windows of Gemma 2, Mistral, Mixtral,
-Phi-3 and Starcoder 2. Types that only mlx-lm knows are left to it; another is refused by name.
+also where mlx-lm's file reads less of it: `rope_parameters`; the rope types default, linear, dynamic, llama3, yarn and
+longrope; and the windows of Gemma 2, Mistral, Mixtral, Phi-3 and Starcoder 2. Types that only mlx-lm knows are left to
+it; another is refused by name. Under dynamic and longrope, texts end with the positions of the original training: a
+longrope model (Phi-3 128k, Phi-3.5, Phi-4-mini) takes 4,096 tokens and refuses a longer prompt.
 
 The name is that of the file; config.json's `model_type` is the same or one of these: {aliases}.
 """
@@ -66,10 +66,12 @@ def attempt(name: str) -> tuple[str, str]:
 
 
 def main() -> None:
+    import mlx_lm.models
     from mlx_lm.utils import MODEL_REMAPPING
 
     found: dict[str, dict[str, str]] = {}
-    for name in architectures():
+    files = sorted(Path(mlx_lm.models.__path__[0]).glob("*.py"))
+    for name in [file.stem for file in files if "class ModelArgs" in file.read_text()]:
         outcome, remark = attempt(name)
         found.setdefault(outcome, {})[name] = remark
         print(f"{name}: {outcome} {remark}", file=sys.stderr, flush=True)
@@ -80,11 +82,8 @@ def main() -> None:
     plain = [name for name, remark in found["works"].items() if not remark]
     print(f"## {len(found['works'])} work\n\n{_listed(plain)}\n")
     print(f"With sliding windows:\n\n{_listed(windows)}")
-    for outcome, title in (
-        ("refused", "are refused"),
-        ("differs", "differ"),
-        ("not tried", "untried"),
-    ):
+    titles = {"refused": "are refused", "differs": "differ", "not tried": "untried"}
+    for outcome, title in titles.items():
         if rows := found.get(outcome):
             print(f"\n## {len(rows)} {title}\n")
             print("\n".join(_table(rows)))

@@ -67,34 +67,20 @@ def refuse(status: int, code: str = ""):
     return fault
 
 
-def cut(length: int, times: int = 10**9):
-    """Break the connection off before byte `length` of the file, `times` times."""
-    left = [times]
+def cut(length: int):
+    """Break the connection off before byte `length` of the file."""
 
     def fault(handler, content):
-        if left[0] == 0:
-            return False
-        left[0] -= 1
         handler.answer_file(content, stop=length)
         return True
 
     return fault
 
 
-def stall(length: int = 0, times: int = 10**9):
-    """Say nothing more from byte `length` of the file on."""
-    left = [times]
-
-    def fault(handler, content):
-        if left[0] == 0:
-            return False
-        left[0] -= 1
-        if length:
-            handler.answer_file(content, stop=length)
-        handler.server.released.wait(60)
-        return True
-
-    return fault
+def stall(handler, content):
+    """Say nothing."""
+    handler.server.released.wait(60)
+    return True
 
 
 def replace(change):

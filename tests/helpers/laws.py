@@ -6,7 +6,9 @@ from types import SimpleNamespace
 import mlx.core as mx
 import numpy as np
 
+from helpers.decoding import finish, new_batch, new_rows
 from speculative.cache import CrossCache
+from speculative.options import Options
 from speculative.sampling import Draft, _padded_q, probabilities
 
 V = 4
@@ -37,11 +39,14 @@ def tables(seed: int, temp: float = 1.0, **filters) -> tuple[np.ndarray, np.ndar
 
 def joint_law(p: np.ndarray, length: int) -> np.ndarray:
     """The law of the first `length` tokens after token 0: [V ** length]."""
-    law = []
-    for tokens in itertools.product(range(V), repeat=length):
-        steps = zip((0, *tokens), tokens, strict=False)
-        law.append(np.prod([p[last, token] for last, token in steps]))
-    return np.array(law)
+    sequences = itertools.product(range(V), repeat=length)
+    return np.array([np.prod(p[(0, *tokens[:-1]), tokens]) for tokens in sequences])
+
+
+def frequencies(tokens: np.ndarray) -> np.ndarray:
+    """How often each sequence is among tokens [draws, length]: [V ** length]."""
+    length = tokens.shape[1]
+    return np.bincount(tokens @ V ** np.arange(length - 1, -1, -1), minlength=V**length)
 
 
 def draw(rng: np.random.Generator, p: np.ndarray) -> np.ndarray:
@@ -54,15 +59,14 @@ def whole(tokens: np.ndarray) -> np.ndarray:
     return np.full(len(tokens), tokens.shape[1])
 
 
-def up_to_a_two(tokens: np.ndarray) -> np.ndarray:
-    """Drafts end with their first 2: by what has been drafted, that token included."""
-    found = np.pad(tokens == 2, [(0, 0), (0, 1)], constant_values=True).argmax(axis=1)
-    return np.minimum(found + 1, tokens.shape[1])
-
-
 def before_a_two(tokens: np.ndarray) -> np.ndarray:
     """Drafts drop a token for what it is."""
     return np.pad(tokens == 2, [(0, 0), (0, 1)], constant_values=True).argmax(axis=1)
+
+
+def up_to_a_two(tokens: np.ndarray) -> np.ndarray:
+    """Drafts end with their first 2: by what has been drafted, that token included."""
+    return np.minimum(before_a_two(tokens) + 1, tokens.shape[1])
 
 
 def counts_of_one_step(
@@ -84,20 +88,27 @@ def counts_of_one_step(
     for i in range(1, k + 2):
         own = draw(rng, p[tokens[:, i - 1]])
         tokens[:, i] = np.where(i <= n, tokens[:, i], np.where(i == n + 1, following, own))
-    index = tokens[:, 1:] @ V ** np.arange(k, -1, -1)
-    return np.bincount(index, minlength=V ** (k + 1)), n.mean()
+    return frequencies(tokens[:, 1:]), n.mean()
+
+
+def decoded(options: Options, drafter, schedule=None, count: int = 30_000):
+    """Rows of four tokens, decoded side by side with TableModel(0)."""
+    batch = new_batch(TableModel(0), drafter, options, schedule)
+    batch.admit(new_rows([[b % 3, b % 2] for b in range(count)], options))
+    return finish(batch)
+
+
+def deviation_of(rows, law: np.ndarray) -> float:
+    return deviation(frequencies(np.array([row.tokens[1:] for row in rows])), law)
 
 
 class LastToken:
     """A model of so many tokens whose logits are a function of the last one."""
 
     def __init__(self, vocab_size: int):
+        limits = dict(max_positions=None, max_prompt_tokens=None)
         self.config = SimpleNamespace(
-            vocab_size=vocab_size,
-            pad_token_id=0,
-            eos_token_ids=(),
-            max_positions=None,
-            max_prompt_tokens=None,
+            vocab_size=vocab_size, pad_token_id=0, eos_token_ids=(), **limits
         )
 
     def prefix(self, prompt):

@@ -6,16 +6,14 @@ PYTHONPATH=.:tests python -m helpers.load [requests]
 import json
 import statistics
 import sys
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 
-from convert import convert
 from decoder import SpeculativeDecoder, load
-from helpers.programs import DEMO
+from demo.pair import demo_model
 from helpers.serving import Server, alone, mixed
 
 
@@ -31,12 +29,13 @@ def first_token(server: Server, fields: dict) -> float:
     return first
 
 
-def measure_speed(decoder: SpeculativeDecoder, folder: Path, requests: int) -> None:
+def main() -> None:
+    requests = int(sys.argv[1]) if sys.argv[1:] else 96
+    target, tokenizer = load(demo_model("target"))
+    decoder = SpeculativeDecoder(target, tokenizer, load(demo_model("draft"))[0])
+    asked = [{key: fields[key] for key in ("prompt", "seed")} for fields in mixed(requests, seed=3)]
     for num_draft in (0, 4):
-        plain = [
-            {key: fields[key] for key in ("prompt", "seed")} | {"num_draft": num_draft}
-            for fields in mixed(requests, seed=3)
-        ]
+        plain = [fields | {"num_draft": num_draft} for fields in asked]
         for fields in plain[:8]:
             alone(decoder, fields)
         began = time.perf_counter()
@@ -44,7 +43,7 @@ def measure_speed(decoder: SpeculativeDecoder, folder: Path, requests: int) -> N
             alone(decoder, fields)
         speed = requests / (time.perf_counter() - began)
         print(f"num_draft {num_draft}: one by one {speed:.1f} texts/s")
-        with Server(folder, "--batch-size", "32") as server:
+        with Server(Path.cwd(), "--batch-size", "32") as server:
             for clients in (1, 8, 32):
                 with ThreadPoolExecutor(clients) as pool:
                     ask = partial(first_token, server)
@@ -52,22 +51,9 @@ def measure_speed(decoder: SpeculativeDecoder, folder: Path, requests: int) -> N
                     began = time.perf_counter()
                     firsts = sorted(pool.map(ask, plain))
                     speed = requests / (time.perf_counter() - began)
-                print(
-                    f"  {clients} clients: {speed:.1f} texts/s, first token "
-                    f"{1e3 * statistics.median(firsts):.0f} ms, 95 %: "
-                    f"{1e3 * firsts[int(0.95 * len(firsts))]:.0f} ms"
-                )
-
-
-def main() -> None:
-    with tempfile.TemporaryDirectory() as name:
-        folder, pair = Path(name), []
-        for role in ("target", "draft"):
-            convert(str(DEMO / role), folder / "mlx_models" / f"demo-{role}", dtype="float32")
-            pair.append(load(folder / "mlx_models" / f"demo-{role}"))
-        (target, tokenizer), (draft, _) = pair
-        requests = int(sys.argv[1]) if sys.argv[1:] else 96
-        measure_speed(SpeculativeDecoder(target, tokenizer, draft), folder, requests)
+                middle, late = statistics.median(firsts), firsts[int(0.95 * len(firsts))]
+                print(f"  {clients} clients: {speed:.1f} texts/s, first token", end=" ")
+                print(f"{1e3 * middle:.0f} ms, 95 %: {1e3 * late:.0f} ms")
 
 
 if __name__ == "__main__":

@@ -34,8 +34,8 @@ Changes = Mapping[str, Callable[[torch.Tensor], torch.Tensor]]
 
 def both(raw: dict, seed: int = 0, changes: Changes | None = None) -> tuple[torch.nn.Module, Any]:
     """(torch model, MLX model) with the same weights; `changes` to tensors, by the end of the name."""
-    module = _SLOW.get(raw["model_type"], bart_checkpoints)
-    module = checkpoints if raw["model_type"] in ("t5", "mt5", "umt5") else module
+    t5 = raw["model_type"] in ("t5", "mt5", "umt5")
+    module = checkpoints if t5 else _SLOW.get(raw["model_type"], bart_checkpoints)
     reference = module.torch_model(raw, seed)
     with torch.no_grad():
         for name, tensor in reference.state_dict().items():
@@ -47,6 +47,11 @@ def both(raw: dict, seed: int = 0, changes: Changes | None = None) -> tuple[torc
         return reference, mlx_model(
             checkpoints.save(Path(folder), raw, module.state_dict(*said)), raw
         )
+
+
+def ours(name: str):
+    """The model of one of RAW."""
+    return both(RAW[name])[1]
 
 
 def in_dtype(model, raw: dict, dtype: mx.Dtype):

@@ -17,13 +17,11 @@ def free_ports(count: int) -> int:
     """The first of `count` ports in a row that nobody listens on."""
     while True:
         first = random.SystemRandom().randrange(20_000, 32_000)
-        try:
+        with suppress(OSError):
             for port in range(first, first + count):
                 with socket.socket() as probe:
                     probe.bind(("127.0.0.1", port))
             return first
-        except OSError:
-            pass
 
 
 @contextmanager
@@ -41,10 +39,10 @@ def process(command: list, **kwargs):
 
 def launched(ranks: int, *arguments, cwd: Path):
     """mlx.launch with a Python command, which it starts as so many ranks."""
-    launcher = ["-c", "from mlx._distributed_utils.launch import main; main()"]
+    launcher = "from mlx._distributed_utils.launch import main; main()"
     options = ["-n", ranks, "--backend", "ring", "--starting-port", free_ports(ranks)]
-    command = [sys.executable, *launcher, *options, "--python", sys.executable, "--", *arguments]
-    return process(list(map(str, command)), cwd=cwd)
+    command = ["-c", launcher, *options, "--python", sys.executable, "--", *arguments]
+    return process([sys.executable, *map(str, command)], cwd=cwd)
 
 
 def launch(ranks: int, *arguments, cwd: Path) -> tuple[str, str]:

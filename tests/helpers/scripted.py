@@ -35,8 +35,6 @@ class ScriptedModel:
         self.calls = 0
         self.reads: list[int] = []  # how many tokens each call had, prompts included
 
-    agreed = staticmethod(np.array)
-
     def prefix(self, prompt) -> list[int]:
         return [START]
 

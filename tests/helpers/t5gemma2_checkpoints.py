@@ -1,23 +1,11 @@
 """Config.json contents of T5Gemma 2, vision and all; their torch models: t5gemma_checkpoints."""
 
-from helpers.t5gemma_checkpoints import FULL, SLIDING
+from helpers.t5gemma_checkpoints import ENCODER, FULL, SLIDING
 
 # Windows are shorter than the texts, local and global layers of different rotary positions.
-TEXT = dict(
-    vocab_size=61,
-    hidden_size=24,
-    intermediate_size=40,
-    num_hidden_layers=3,
-    num_attention_heads=6,
-    num_key_value_heads=2,
-    head_dim=10,
-    query_pre_attn_scalar=7,
+TEXT = {k: v for k, v in ENCODER.items() if "softcapping" not in k} | dict(
     sliding_window=5,
     layer_types=[SLIDING, FULL, SLIDING],
-    max_position_embeddings=64,
-    pad_token_id=0,
-    eos_token_id=1,
-    bos_token_id=2,
     rope_parameters={
         FULL: dict(rope_type="linear", factor=8.0, rope_theta=1e4),
         SLIDING: dict(rope_type="default", rope_theta=100.0),
@@ -32,15 +20,8 @@ DECODER = TEXT | dict(
     layer_types=[SLIDING, SLIDING, FULL, SLIDING],
     max_position_embeddings=500,
 )
-VISION = dict(
-    model_type="siglip_vision_model",
-    hidden_size=8,
-    intermediate_size=16,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    image_size=8,
-    patch_size=4,
-)
+VISION = dict(model_type="siglip_vision_model", hidden_size=8, intermediate_size=16)
+VISION |= dict(num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
 
 
 def raw_config(decoder: dict | None = None, **both) -> dict:
@@ -63,9 +44,3 @@ VARIANTS = {
         layer_types=None, sliding_window_pattern=2, rope_parameters=None, attention_bias=True
     ),
 }
-
-
-def random_model():
-    from helpers.pairs import both
-
-    return both(VARIANTS["t5gemma2"])[1]

@@ -8,8 +8,6 @@ import transformers
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors, trainers
 from tokenizers.models import BPE
 
-from helpers import checkpoints
-
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 # Raw config.json contents. Every dimension differs from every other, the encoder's from the decoder's;
@@ -56,10 +54,6 @@ def raw_config(encoder: dict | None = None, decoder: dict | None = None, **both)
 
 VARIANTS = {
     "t5gemma": raw_config(),
-    "uncapped": raw_config(
-        attn_logit_softcapping=None, final_logit_softcapping=None, query_pre_attn_scalar=64
-    ),
-    "real caps": raw_config(attn_logit_softcapping=50.0, final_logit_softcapping=30.0),
     "one key head": raw_config(num_key_value_heads=1),
     "no groups, biases": raw_config(
         {"num_key_value_heads": 6}, {"num_key_value_heads": 4}, attention_bias=True
@@ -67,16 +61,12 @@ VARIANTS = {
     "uncapped, grouped": raw_config(
         attn_logit_softcapping=None, sliding_window=4096, query_pre_attn_scalar=64
     ),
-    "no window": raw_config(sliding_window=4096, rope_theta=100.0),
     "full first": raw_config(
         {"layer_types": [FULL, SLIDING, SLIDING]},
         {"layer_types": [FULL, FULL, SLIDING, FULL]},
         rope_parameters={"rope_type": "default", "rope_theta": 200.0},
     ),
     "own head": raw_config(final_logit_softcapping=3.0) | {"tie_word_embeddings": False},
-    "deep encoder": raw_config(
-        DECODER | {"num_hidden_layers": 5}, ENCODER | {"num_hidden_layers": 1}
-    ),
 }
 
 
@@ -92,22 +82,16 @@ def torch_model(raw: dict, seed: int = 0) -> torch.nn.Module:
     large = ("q_proj", "k_proj") if raw["model_type"] == "t5gemma" else ("_proj",)  # scores
     with torch.no_grad():
         for name, weight in model.named_parameters():
+            scale = 2 if any(part in name for part in large) and "out_proj" not in name else 1
             if "norm" in name or name.endswith("bias"):
                 weight.normal_(0, 0.3)
             elif (
                 "embed_tokens.weight" in name
-            ):  # small beside what layers add, or texts repeat a token
+            ):  # large beside what layers add, a text repeats a token
                 weight.normal_(0, 0.1 * weight.shape[1] ** -0.5)
             elif weight.dim() == 2:
-                scale = 2 if any(part in name for part in large) and "out_proj" not in name else 1
                 weight.normal_(0, scale * weight.shape[1] ** -0.5)
     return model
-
-
-def random_model(variant: str = "t5gemma"):
-    from helpers.pairs import both
-
-    return both(VARIANTS[variant])[1]
 
 
 def state_dict(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -122,29 +106,19 @@ def state_dict(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 _SPECIALS = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<start_of_turn>", "<end_of_turn>"]
 _TEXTS = """The quick brown fox jumps over the lazy dog. Der schnelle braune Fuchs springt über den Hund.
 Write a short story about a house at the end of the street, and what nobody had ever found in there.
-Le renard brun saute par-dessus le chien; what is the answer to the question? Summarize this text: 1234567890
-def function(x):\n    return x + 1\n\n   Three   spaces    and more"""
+Summarize this text: 1234567890   Three   spaces    and more"""
 
 
-def save_tokenizer(folder: Path, framed: bool = True, size: int = 600) -> None:
-    """Write a tokenizer as Gemma's is: pairs of pieces with spaces in them, bytes for what is unknown.
-
-    Its pieces are learned from a few lines here; there is no real one without a download.
-    """
+def save_tokenizer(folder: Path, framed: bool = True) -> None:
+    """Write a tokenizer as Gemma's is: pairs of pieces with spaces in them, bytes for what is unknown."""
     trained = Tokenizer(BPE())
     trained.normalizer = normalizers.Replace(" ", "▁")
     trained.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
-    trained.train_from_iterator(
-        _TEXTS.split("\n") * 4, trainers.BpeTrainer(vocab_size=size - 300, show_progress=False)
-    )
+    trainer = trainers.BpeTrainer(vocab_size=300, show_progress=False)
+    trained.train_from_iterator(_TEXTS.split("\n") * 4, trainer)
     learned = json.loads(trained.to_str())["model"]
-    pieces = [
-        *_SPECIALS,
-        *(f"<0x{byte:02X}>" for byte in range(256)),
-        *learned["vocab"],
-        "\n",
-        "\n\n",
-    ]
+    in_bytes = [f"<0x{byte:02X}>" for byte in range(256)]
+    pieces = [*_SPECIALS, *in_bytes, *learned["vocab"], "\n", "\n\n"]
     merges = [tuple(pair) for pair in learned["merges"]] + [("\n", "\n")]
     vocab = {piece: i for i, piece in enumerate(dict.fromkeys(pieces))}
     tokenizer = Tokenizer(BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
@@ -160,18 +134,6 @@ def save_tokenizer(folder: Path, framed: bool = True, size: int = 600) -> None:
     tokenizer.add_special_tokens(_SPECIALS)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    said = dict(
-        tokenizer_class="GemmaTokenizer",
-        add_bos_token=True,  # transformers goes by tokenizer.json
-        add_eos_token=False,
-        additional_special_tokens=_SPECIALS[5:],
-        **{f"{name}_token": f"<{name}>" for name in ("pad", "eos", "bos", "unk")},
-    )
+    said = dict(tokenizer_class="GemmaTokenizer", additional_special_tokens=_SPECIALS[5:])
+    said |= {f"{name}_token": f"<{name}>" for name in ("pad", "eos", "bos", "unk")}
     (folder / "tokenizer_config.json").write_text(json.dumps(said))
-
-
-def make_folder(folder: Path, raw: dict, shards: int = 1, kind: str = "safetensors") -> Path:
-    """A checkpoint with its tokenizer, as on the hub; the torch model is that of `torch_model`."""
-    state = state_dict(torch_model(raw))
-    save_tokenizer(folder)
-    return checkpoints.save(folder, raw, state, shards, kind)

@@ -39,8 +39,8 @@ def zipped(state, data=DATA, storages=("0",), compression=zipfile.ZIP_STORED, **
     return stream.getvalue()
 
 
-def legacy(state, data=DATA, keys=("0",), numel=4, magic=MAGIC, version=1001, little=True) -> bytes:
-    system = {"protocol_version": 1001, "little_endian": little, "type_sizes": {"int": 4}}
-    pickles = [magic, version, system, state, list(keys)]
+def legacy(state, data=DATA, keys=("0",), numel=4, magic=MAGIC) -> bytes:
+    system = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"int": 4}}
+    pickles = [magic, 1001, system, state, list(keys)]
     storages = b"".join(struct.pack("<q", numel) + data for _ in keys)
     return b"".join(map(dump, pickles)) + storages
