@@ -30,6 +30,7 @@ from speculative.sampling import RowSeeds
 from terminal import cli
 from terminal.flags import check_models, reading
 from terminal.prompt_files import PromptFile
+from text.prompts import check_prompt
 
 
 def positive(text: str) -> int:
@@ -91,7 +92,8 @@ def check(args, parser: cli.Parser) -> None:
 def texts(args) -> dict[str, list[str]]:
     """The prompts of each table."""
     if args.prompt_file is not None:
-        found = list(PromptFile(args.prompt_file, lambda line, reason: None))
+        file = PromptFile(args.prompt_file, lambda line, reason: None)
+        found = [check_prompt(prompt).text for prompt in file]
         if not found:
             raise InputError(f"{args.prompt_file}: no prompts")
         return {"": found}

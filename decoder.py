@@ -227,8 +227,8 @@ class SpeculativeDecoder:
     def row(self, prompt: str | Prompt, options: Options, seed: RowSeeds) -> Row:
         """A row to decode. Raises InputError for an empty or too long prompt, an unknown language, tokens
         that the model lacks, and processors that fail."""
-        own_reference = prompt.reference if isinstance(prompt, Prompt) else None
-        text = check_prompt(prompt.text if isinstance(prompt, Prompt) else prompt)
+        asked = check_prompt(prompt)
+        text, reference = asked.text, asked.reference or options.reference
         languages = options.source_lang, options.target_lang
         if self._encode and any(languages):
             raise InputError("source_lang and target_lang are not for prompts in a chat template")
@@ -248,7 +248,6 @@ class SpeculativeDecoder:
         row = Row(tokens, options, seed(tokens), prefix, self._text_stream(options.stops))
         row.begin(prefix, self.model.config)
         row.prompt_text = text
-        reference = own_reference or options.reference
         if not reference and self._memory:
             reference = self._memory.reference(text, *languages)
         if reference and options.num_beams == 1:

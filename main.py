@@ -17,6 +17,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import blas
@@ -26,14 +27,30 @@ from distributed.ranks import Ranks, session
 from errors import InputError
 from speculative.options import MAX_TOKENS
 from terminal import cli
-from terminal.flags import add_decoding_options, add_models, check_models, options_of
+from terminal.flags import (
+    add_decoding_options,
+    add_memory,
+    add_models,
+    check_models,
+    options_of,
+    read_memory,
+)
 from terminal.prompt_files import InOrder, PromptFile
 from terminal.reading import Reading
 from terminal.summary import Summary
+from text.memory import MemoryFile, Pair
 from text.prompts import check_prompt
 
+Done = Callable[[Response], None]
 LARGE = 200 << 20  # bytes of weights
-DRAFTING = ("draft_model", "num_draft", "lookup", "delta")  # without effect on beams
+DRAFTING = (
+    "draft_model",
+    "num_draft",
+    "lookup",
+    "delta",
+    "reference",
+    "memory",
+)  # without effect on beams
 BEAMS = ("length_penalty", "early_stopping")  # without effect on anything else
 SAMPLING = ("top_k", "top_p", "min_p", "seed", "acceptance")  # without effect on greedy texts
 ALONE = """\
@@ -63,6 +80,8 @@ def parse_args(argv: list[str] | None = None):
         default=argparse.SUPPRESS,
         help=f"texts of the prompt file to decode side by side (default: {BATCH_SIZE})",
     )
+    add_memory(parser)
+    flag("--memory-append", action="store_true", help="add this run's texts to it")
     add_decoding_options(parser)
     flag("--system-prompt", metavar="TEXT", help="for a model with a chat template")
     text = "give a model with a chat template the text as it is"
@@ -81,6 +100,8 @@ def parse_args(argv: list[str] | None = None):
     if (args.prompt is None) == (args.prompt_file is None):
         parser.error("give a text with --prompt, or many with --prompt-file")
     check_models(args, parser)
+    if args.memory_append and not args.memory:
+        parser.error("--memory-append needs --memory")
     if args.show_draft and args.json:
         parser.error("--show-draft colours text; with --json see the field origins")
     return args
@@ -151,7 +172,7 @@ def print_summary(args, decoder, options: Options, summary: Summary, began: floa
         print("\n".join(summary.lines(time.perf_counter() - began)), file=sys.stderr)
 
 
-def answer_prompt(args, decoder: SpeculativeDecoder, options: Options) -> None:
+def answer_prompt(args, decoder: SpeculativeDecoder, options: Options, remember: Done) -> None:
     """Decode the one prompt, streaming its text to stdout."""
     prompt = read_prompt(args.prompt)
     summary, began = Summary(), time.perf_counter()
@@ -160,15 +181,25 @@ def answer_prompt(args, decoder: SpeculativeDecoder, options: Options) -> None:
         for response in decoder.batch_generate([prompt], **vars(options)):
             print(as_json(0, response) if args.json else shown(response))
             summary.add(response)
+            remember(response)
     else:
+        text = ""
         for response in decoder.stream_generate(prompt, **vars(options)):
             print(shown(response), end="", flush=True)
+            text += response.text
         print()
         summary.add(response)
+        remember(replace(response, text=text))
     print_summary(args, decoder, options, summary, began)
 
 
-def answer_file(args, decoder: SpeculativeDecoder, options: Options, ranks: Ranks) -> None:
+def answer_file(
+    args,
+    decoder: SpeculativeDecoder,
+    options: Options,
+    ranks: Ranks,
+    remember: Done = lambda response: None,
+) -> None:
     """Decode the prompts of a file. Lines without a prompt are reported and make the exit code 1."""
     from tqdm import tqdm
 
@@ -199,6 +230,7 @@ def answer_file(args, decoder: SpeculativeDecoder, options: Options, ranks: Rank
                 output.put(line * samples + response.sample, text)
                 progress.update(1 / samples)
                 summary.add(response)
+                remember(response)
         except (Exception, KeyboardInterrupt) as error:
             if output.reached >= samples and not isinstance(error, BrokenPipeError):
                 n = output.reached // samples
@@ -254,11 +286,18 @@ def check_ranks(args, ranks: Ranks) -> None:
         raise InputError(
             "under mlx.launch standard input has no end; use --prompt-file with a file"
         )
-    own = {"model", "draft_model", "prompt_file"}  # paths; what they lead to is compared or shared
+    own = {
+        "model",
+        "draft_model",
+        "prompt_file",
+        "memory",
+    }  # paths; what they lead to is compared or shared
     asked = {name: value for name, value in vars(args).items() if name not in own}
     root = Path(__file__).resolve().parent
     program = b"".join(f.read_bytes() for f in sorted([*root.glob("*.py"), *root.glob("*/*.py")]))
+    memory = args.memory.read_bytes() if args.memory and args.memory.exists() else b""
     ranks.check_same(
+        memory=f"{zlib.crc32(memory):08x}",
         set_of_arguments=json.dumps(asked, sort_keys=True),
         version_of_this_program=f"{zlib.crc32(program):08x}",
     )
@@ -288,11 +327,21 @@ def answer(args, ranks: Ranks) -> None:
     report_generation(model, options, args.verbose)
     if hasattr(model, "progress"):
         model.progress = Reading()
-    decoder = SpeculativeDecoder(model, tokenizer, draft_model, in_template(args, model))
+    growing = MemoryFile(args.memory) if args.memory_append else None  # made where there is none
+    memory = read_memory(args.memory) if args.memory else None
+    decoder = SpeculativeDecoder(model, tokenizer, draft_model, in_template(args, model), memory)
+
+    def remember(response: Response) -> None:
+        """Add a text that was written to its end to the memory."""
+        pair = Pair(response.prompt, response.text, options.source_lang, options.target_lang)
+        whole = response.finish_reason == "stop" and response.sample == ranks.rank == 0
+        if growing and memory and whole and pair not in memory:
+            growing.append(pair)
+
     if args.prompt_file is None:
-        answer_prompt(args, decoder, options)
+        answer_prompt(args, decoder, options, remember)
     else:
-        answer_file(args, decoder, options, ranks)
+        answer_file(args, decoder, options, ranks, remember)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,14 @@ from demo.pair import demo_model
 from errors import InputError
 from main import report_generation, report_slow
 from terminal import cli
-from terminal.flags import add_decoding_options, add_models, check_models, options_of
+from terminal.flags import (
+    add_decoding_options,
+    add_memory,
+    add_models,
+    check_models,
+    options_of,
+    read_memory,
+)
 
 COUNTS = {  # flags: their defaults, and what they count
     "batch-size": (BATCH_SIZE, "texts to decode side by side"),
@@ -56,6 +63,7 @@ def parse_args(argv: list[str] | None = None):
         flag(f"--{name}", type=cli.count, default=default, metavar="N", help=text)
     flag("--verbose", action="store_true", help="log requests on stderr")
     parser.epilog = "The options of decoding are those of requests that do not say otherwise."
+    add_memory(parser)
     add_decoding_options(parser)
     args = parser.parse_args(argv)
     check_models(args, parser)
@@ -110,7 +118,8 @@ def main() -> None:
     draft_model = load(draft)[0] if draft and options.num_draft else None
     report_slow(model)
     report_generation(model, options, args.verbose)
-    decoder = SpeculativeDecoder(model, tokenizer, draft_model)
+    memory = read_memory(args.memory) if args.memory else None
+    decoder = SpeculativeDecoder(model, tokenizer, draft_model, memory=memory)
     engine = Engine(decoder, options, args.batch_size, args.queue)
     api = Api(
         name=Path(target).name,

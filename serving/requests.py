@@ -3,7 +3,7 @@ text and is not done here is refused by name; so is what is unknown. A value tha
 
 import re
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError
 from pydantic_core import from_json
@@ -46,6 +46,14 @@ class _Message(BaseModel):
     content: Annotated[str, BeforeValidator(_joined)]
 
 
+class _Prediction(BaseModel):
+    """A text that the answer will resemble: OpenAI's predicted outputs."""
+
+    model_config = ConfigDict(strict=True)
+    type: Literal["content"]
+    content: Annotated[str, BeforeValidator(_joined)]
+
+
 class Asked(BaseModel):
     """What a request asks for: what completions and chats have both, and in `model_extra` most options."""
 
@@ -54,6 +62,7 @@ class Asked(BaseModel):
     stream: bool | None = None
     stream_options: dict[str, bool | None] | None = None
     origins: bool | None = None
+    prediction: _Prediction | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: dict[Annotated[int, Strict(False)], float] | None = None  # JSON's keys are texts
@@ -83,7 +92,8 @@ class Asked(BaseModel):
 
     def _own(self) -> dict[str, Any]:
         """The options that have fields here."""
-        return {"logit_bias": self.logit_bias}
+        reference = self.prediction.content if self.prediction else None
+        return {"logit_bias": self.logit_bias, "reference": reference}
 
 
 class Completion(Asked):

@@ -80,7 +80,7 @@ DRAFT = replace(
 )
 PART = number(0, 1)
 SHARE = replace(PART, what="a number above 0, up to 1", accepts=lambda x: x and PART.accepts(x))
-REFERENCE = Values(str, "a text", _is_text, "TEXT|@FILE")
+REFERENCE = Values(str, "a text", _is_text, "TEXT/@FILE")
 CODE = Values(str, "a language's code", _is_text, "CODE")
 TEXTS = Values(
     list,

@@ -2,11 +2,16 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from speculative.options import DECLARED, DEFAULTS, Options
 from terminal import cli
+from text.memory import Memory, load_memory
+
+SHOWN = 20  # lines of a memory that are reported one by one
 
 _GROUPS = {  # of options that have a heading of their own
     "controls": "A checkpoint's generation_config.json may have its own defaults.",
@@ -26,6 +31,28 @@ def add_models(parser: cli.Parser) -> None:
         type=cli.name,
         help="a smaller converted model of the same vocabulary (default: none)",
     )
+
+
+def add_memory(parser: cli.Parser) -> None:
+    """--memory."""
+    parser.add_argument(
+        "--memory",
+        type=cli.path,
+        metavar="FILE",
+        help="earlier prompts and their texts, to copy from where a prompt is similar: JSON lines, "
+        "tab-separated (.tsv, .txt) or TMX (default: none)",
+    )
+
+
+def read_memory(path: Path) -> Memory:
+    """The memory in a file. Lines that cannot be used are named on stderr."""
+    passed_over: list[str] = []
+    memory = load_memory(path, lambda line, why: passed_over.append(f"line {line}: {why}"))
+    for said in passed_over[:SHOWN]:
+        print(f"{cli.one_line(str(path))}, {said}", file=sys.stderr)
+    if (more := len(passed_over) - SHOWN) > 0:
+        print(f"{cli.one_line(str(path))}: {more} more such lines", file=sys.stderr)
+    return memory
 
 
 def check_models(args, parser: cli.Parser) -> None:
@@ -66,6 +93,8 @@ def reading(name: str) -> dict[str, Any]:
         return dict(action="append", metavar="TEXT")
     if values.metavar == "JSON":
         return dict(type=_json(values.kind), metavar="JSON")
+    if values.metavar == "TEXT/@FILE":
+        return dict(type=_text_or_file, metavar=values.metavar)
     if values.kind is str:
         return dict(choices=values.choices or None, metavar=values.metavar)
     read = float if values.kind is float else cli.whole
@@ -84,6 +113,17 @@ def _or_a_word(read: Callable[[str], Any], words: tuple[str, ...]) -> Callable[[
             raise argparse.ArgumentTypeError(f"{text[:20]!r} is {what}") from None
 
     return number_or_word
+
+
+def _text_or_file(text: str) -> str:
+    """The type of a flag that takes a text, or with @ before its name the file that has it."""
+    if not text.startswith("@"):
+        return text
+    try:
+        return Path(text[1:]).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise argparse.ArgumentTypeError(f"{text[1:]}: {reason}") from None
 
 
 def _json(kind: Any) -> Callable[[str], Any]:

@@ -12,14 +12,14 @@ from typing import BinaryIO
 from distributed.ranks import ALONE, Ranks
 from errors import InputError
 from terminal.cli import one_line
-from text.prompts import check_prompt
+from text.prompts import Prompt, check_prompt
 
 
 class PromptFile:
     """An iterator of the prompts of a file, read as they are needed; `ready` tells whether the next
     one can be had without waiting.
 
-    Each line is a prompt; or a JSON object with a field `prompt`, when the file's name ends in
+    Each line is a prompt; or a JSON object with a field `prompt` and perhaps `reference`, when the file's name ends in
     .jsonl or its first line begins with an opening brace. A line without a prompt is passed over,
     after `report(number, reason)`. Lines are counted from 0.
     """
@@ -29,7 +29,7 @@ class PromptFile:
         path: str,
         report: Callable[[int, str], None],
         ranks: Ranks = ALONE,
-        check: Callable[[str], object] = check_prompt,
+        check: Callable[[str | Prompt], object] = check_prompt,
     ):
         """path: "-" for standard input; check: raises InputError for what is no prompt. OSError or
         InputError when it cannot be opened."""
@@ -37,7 +37,7 @@ class PromptFile:
         self._path, self._report, self._check = path, report, check
         self._lines = ranks.lines(self._open)
         self._is_json = path.endswith(".jsonl")
-        self._next: str | None = None
+        self._next: str | Prompt | None = None
         self._lines_of: list[int] = []
         self.lines = self.bad_lines = 0
 
@@ -62,16 +62,16 @@ class PromptFile:
             self._next = self._read(line)
         return True
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[str | Prompt]:
         return self
 
-    def __next__(self) -> str:
+    def __next__(self) -> str | Prompt:
         while self._next is None:
             self._next = self._read(next(self._lines))
         prompt, self._next = self._next, None
         return prompt
 
-    def _read(self, line: bytes) -> str | None:
+    def _read(self, line: bytes) -> str | Prompt | None:
         """The prompt of the next line; None, and a report, if there is none."""
         number, self.lines = self.lines, self.lines + 1
         if number == 0 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -89,7 +89,7 @@ class PromptFile:
         return prompt
 
 
-def _prompt_of(line: bytes, is_json: bool) -> str:
+def _prompt_of(line: bytes, is_json: bool) -> str | Prompt:
     try:
         text = line.decode("utf-8").rstrip("\r\n")
         value = json.loads(text) if is_json else {"prompt": text}
@@ -103,7 +103,8 @@ def _prompt_of(line: bytes, is_json: bool) -> str:
         raise InputError("JSON nested too deep") from None
     if not isinstance(value, dict) or "prompt" not in value:
         raise InputError("no JSON object with a field prompt")
-    return value["prompt"]
+    reference = value.get("reference")
+    return value["prompt"] if reference is None else Prompt(value["prompt"], reference)
 
 
 class Arriving:

@@ -133,7 +133,6 @@ def test_a_memory_grows_by_whole_lines_also_after_a_crash(tmp_path):
     for _ in range(2):
         growing = MemoryFile(path)
         growing.append(pair)
-        growing.close()
         with open(path, "ab") as file:
             file.write(b'{"prompt": "cut in the mi')
     reports = []

@@ -2,9 +2,11 @@
 
 import json
 import random
+from operator import itemgetter
 
 import pytest
 from helpers.decoding import decode_with, drafters, new_batch, new_rows, ragged_prompts, total
+from helpers.programs import run
 from helpers.scripted import agreeing, plain
 
 from decoder import Options, SpeculativeDecoder, batch_generate, generate
@@ -129,3 +131,52 @@ def test_a_memory_gives_the_references(demo_pair):
 def test_json_lines_are_memories(demo_pair):
     (response,) = batch_generate(*demo_pair[:2], [PROMPT])
     assert json.loads(json.dumps(vars(response), default=vars))["prompt"] == PROMPT
+
+
+def test_the_command_line_takes_references_and_keeps_a_memory(demo_folders):
+    """A file translated twice: the second run copies from the first, whose texts were added to the memory."""
+    sentences = [f"The old king sees {n} red doors." for n in ("two", "three", "four", "five")]
+    prompts = [f"translate English to French: {sentence}" for sentence in sentences]
+    (demo_folders / "texts.txt").write_text("\n".join(prompts))
+    asked = ("--prompt-file", "texts.txt", "--json", "--no-lookup", "--num-draft", "8")
+    asked += ("--model", "demo-target", "--memory", "m.jsonl", "--memory-append")
+    runs = [run(*asked, cwd=demo_folders) for _ in range(2)]
+    for result in runs:
+        assert (result.returncode, result.stderr) == (0, "")
+    first, second = (
+        sorted(map(json.loads, r.stdout.splitlines()), key=itemgetter("index")) for r in runs
+    )
+    assert [r["text"] for r in first] == [r["text"] for r in second]
+    assert [r["prompt"] for r in first] == prompts
+    calls = [sum(r["stats"]["target_calls"] for r in of_run) for of_run in (first, second)]
+    assert calls[1] < 0.4 * calls[0]
+    pairs = [json.loads(line) for line in (demo_folders / "m.jsonl").read_text().splitlines()]
+    assert {pair["prompt"]: pair["text"] for pair in pairs} == {
+        r["prompt"]: r["text"] for r in first
+    }
+    assert len(pairs) == 4  # none twice
+
+
+def test_json_lines_and_flags_have_references(demo_folders):
+    text = run("-p", PROMPT, cwd=demo_folders).stdout.strip()
+    (demo_folders / "earlier.txt").write_text(text)
+    lines = [{"prompt": PROMPT, "reference": text}, {"prompt": PROMPT, "reference": 3}]
+    (demo_folders / "p.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    alone = ("--model", "demo-target", "--num-draft", "8", "--json")
+    for asked in (("-p", PROMPT, "--reference", "@earlier.txt"), ("--prompt-file", "p.jsonl")):
+        result = run(*alone, *asked, cwd=demo_folders)
+        (answer,) = map(json.loads, result.stdout.splitlines())
+        assert answer["text"] == text and answer["stats"]["target_calls"] <= 4
+    assert "line 2: the reference is int, not text" in result.stderr
+    missing = run("-p", PROMPT, "--reference", "@no.txt", cwd=demo_folders)
+    assert missing.returncode == 2 and "no.txt: No such file or directory" in missing.stderr
+
+
+def test_damaged_lines_of_a_memory_are_named_and_the_rest_is_used(demo_folders):
+    (demo_folders / "m.tsv").write_text("no tab\n" * 23 + "a\tb\n")
+    result = run("-p", PROMPT, "--memory", "m.tsv", cwd=demo_folders)
+    assert result.returncode == 0
+    assert result.stderr.splitlines()[0] == "m.tsv, line 1: not two texts with a tab between them"
+    assert result.stderr.splitlines()[20:] == ["m.tsv: 3 more such lines"]
+    result = run("-p", PROMPT, "--memory", "m.tsv", "--memory-append", cwd=demo_folders)
+    assert result.returncode == 1 and "JSON lines (.jsonl) only" in result.stderr

@@ -79,6 +79,22 @@ def test_a_stream_adds_up_to_the_answer(client):
     assert last.usage.total_tokens == whole.usage.total_tokens
 
 
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_prediction_is_copied_and_changes_nothing(client, wrong):
+    prompt = "translate English to French: The old king sees two red doors behind the church."
+    asked = dict(model="demo-target", prompt=prompt)
+    plain = client.completions.create(**asked, extra_body={"num_draft": 0})
+    text = plain.choices[0].text
+    prediction = {"type": "content", "content": "quite another text" if wrong else text}
+    body = {"prediction": prediction, "num_draft": 8}
+    found = client.completions.create(**asked, extra_body=body)
+    parts = client.completions.create(**asked, extra_body=body, stream=True)
+    assert found.choices[0].text == "".join(part.choices[0].text for part in parts) == text
+    details = found.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens < found.usage.completion_tokens
+    assert wrong or details.accepted_prediction_tokens >= 0.8 * found.usage.completion_tokens
+
+
 def test_origins_tell_where_a_text_comes_from(server):
     _, answer = server.post({"prompt": PROMPT, "num_draft": 3, "origins": True})
     choice = answer["choices"][0]
@@ -140,6 +156,9 @@ def test_a_chat_is_decoded_in_the_models_template(tmp_path):
         parts = [chunk.choices[0].delta for chunk in chunks]
         assert parts[0].role == "assistant"
         assert "".join(part.content or "" for part in parts) + "\n" == printed
+        prediction = {"type": "content", "content": [{"type": "text", "text": printed}]}
+        predicted = client.chat.completions.create(**asked, prediction=prediction)
+        assert predicted.choices[0].message.content + "\n" == printed
         text = client.completions.create(model="target", prompt="the cat sat").choices[0].text
         assert text + "\n" == raw != printed
 

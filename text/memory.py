@@ -58,6 +58,9 @@ class Memory:
         self._places = np.repeat(np.arange(len(counts), dtype=np.int32), counts)[order]
         self._starts = np.searchsorted(of_words[order], np.arange(len(self._words) + 1))
 
+    def __contains__(self, pair: Pair) -> bool:
+        return any(self.pairs[i] == pair for i in self._same.get(pair.prompt, ()))
+
     def reference(
         self, prompt: str, source_lang: str | None = None, target_lang: str | None = None
     ) -> str | None:
@@ -235,8 +238,3 @@ class MemoryFile:
         if size and os.pread(self._file, 1, size - 1) != b"\n":  # a crash has cut the last line
             line = b"\n" + line
         os.write(self._file, line)
-
-    def close(self) -> None:
-        """Have all of it on the disk."""
-        os.fsync(self._file)
-        os.close(self._file)

@@ -16,15 +16,17 @@ class Prompt:
     reference: str | None = None
 
 
-def check_prompt(prompt: str) -> str:
+def check_prompt(prompt: str | Prompt) -> Prompt:
     """The prompt; InputError when there is nothing in it to work on."""
-    if not isinstance(prompt, str):
-        raise InputError(f"the prompt is {type(prompt).__name__}, not text")
-    if not prompt.strip():
+    found = prompt if isinstance(prompt, Prompt) else Prompt(prompt)
+    for name, text in (("prompt", found.text), ("reference", found.reference or "")):
+        if not isinstance(text, str):
+            raise InputError(f"the {name} is {type(text).__name__}, not text")
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise InputError(f"the {name} is not valid Unicode text")
+    if not found.text.strip():
         raise InputError("the prompt is empty")
-    if any("\ud800" <= character <= "\udfff" for character in prompt):
-        raise InputError("the prompt is not valid Unicode text")
-    return prompt
+    return found
 
 
 class Prompts:
