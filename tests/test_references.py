@@ -4,8 +4,11 @@ import json
 import random
 from operator import itemgetter
 
+import mlx.core as mx
+import numpy as np
 import pytest
 from helpers.decoding import decode_with, drafters, new_batch, new_rows, ragged_prompts, total
+from helpers.laws import LIMIT, TableModel, decoded, deviation_of, joint_law
 from helpers.programs import run
 from helpers.scripted import agreeing, plain
 
@@ -13,6 +16,7 @@ from decoder import Options, SpeculativeDecoder, batch_generate, generate
 from speculative.batch import decode
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 from speculative.row import Waiting
+from speculative.sampling import probabilities
 from text.memory import Memory, Pair
 from text.prompts import Prompt
 
@@ -49,6 +53,21 @@ def test_rows_with_references_are_plain_rows(kind, num_draft):
     assert right.accepted > right.drafted / 2 > 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_sampled_rows_with_references_have_the_targets_law(rule):
+    class Referring(PromptLookup):
+        def _matchers_for(self, row):
+            row.reference = [0, 1, 2, 3]
+            return super()._matchers_for(row)
+
+    options = Options(max_tokens=4, temp=0.7, num_draft=4, acceptance=rule, seed=4)
+    rows = decoded(options, Referring())
+    p = np.array(probabilities(mx.array(TableModel(0).logits), 0.7))
+    assert deviation_of(rows, joint_law(p, 4)) < LIMIT
+    assert total(rows).accepted > len(rows) / 2
+
+
 def test_a_right_reference_is_copied_to_the_end_and_goes_on_after_a_change():
     target, _ = agreeing(ends=0.01, copies=0.0)
     prompt = next(p for p in ragged_prompts(50, 50) if len(plain(target, p, 60)) > 30)
@@ -57,7 +76,7 @@ def test_a_right_reference_is_copied_to_the_end_and_goes_on_after_a_change():
     def calls(reference: list[int]) -> int:
         options = Options(num_draft=10, max_tokens=60)
         (row,) = rows = new_rows([prompt], options)
-        row.reference = reference
+        row.reference = [0, 1, 2, 3]
         list(decode(new_batch(target, PromptLookup(copied=None), options), Waiting(rows), 1))
         assert row.generated == text
         return row.stats.target_calls
