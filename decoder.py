@@ -356,40 +356,54 @@ def _check_model(name: str, model: object) -> None:
 
 
 def stream_generate(
-    model: Model, tokenizer: Tokenizer, prompt: str, draft_model: Model | None = None, **options
+    model: Model,
+    tokenizer: Tokenizer,
+    prompt: str | Prompt,
+    draft_model: Model | None = None,
+    memory: Memory | None = None,
+    **options,
 ) -> Iterator[Response]:
     """As `SpeculativeDecoder.stream_generate`."""
-    return SpeculativeDecoder(model, tokenizer, draft_model).stream_generate(prompt, **options)
+    decoder = SpeculativeDecoder(model, tokenizer, draft_model, memory=memory)
+    return decoder.stream_generate(prompt, **options)
 
 
 def generate(
-    model: Model, tokenizer: Tokenizer, prompt: str, draft_model: Model | None = None, **options
+    model: Model,
+    tokenizer: Tokenizer,
+    prompt: str | Prompt,
+    draft_model: Model | None = None,
+    memory: Memory | None = None,
+    **options,
 ) -> str:
     """As `SpeculativeDecoder.generate`."""
-    return SpeculativeDecoder(model, tokenizer, draft_model).generate(prompt, **options)
+    decoder = SpeculativeDecoder(model, tokenizer, draft_model, memory=memory)
+    return decoder.generate(prompt, **options)
 
 
 def stream_batch(
     model: Model,
     tokenizer: Tokenizer,
-    prompts: Iterable[str],
+    prompts: Iterable[str | Prompt],
     draft_model: Model | None = None,
     batch_size: int = BATCH_SIZE,
+    memory: Memory | None = None,
     **options,
 ) -> Iterator[tuple[int, Response]]:
     """As `SpeculativeDecoder.stream_batch`."""
-    decoder = SpeculativeDecoder(model, tokenizer, draft_model)
+    decoder = SpeculativeDecoder(model, tokenizer, draft_model, memory=memory)
     return decoder.stream_batch(prompts, batch_size, **options)
 
 
 def batch_generate(
     model: Model,
     tokenizer: Tokenizer,
-    prompts: Iterable[str],
+    prompts: Iterable[str | Prompt],
     draft_model: Model | None = None,
     batch_size: int = BATCH_SIZE,
+    memory: Memory | None = None,
     **options,
 ) -> list[Response]:
     """As `SpeculativeDecoder.batch_generate`."""
-    decoder = SpeculativeDecoder(model, tokenizer, draft_model)
+    decoder = SpeculativeDecoder(model, tokenizer, draft_model, memory=memory)
     return decoder.batch_generate(prompts, batch_size, **options)

@@ -142,6 +142,7 @@ def test_a_memory_gives_the_references(demo_pair):
     (found,) = decoder.batch_generate([PROMPT], num_draft=8)
     assert found.tokens == earlier.tokens
     assert found.stats.target_calls <= 0.4 * earlier.stats.target_calls
+    assert generate(model, tokenizer, PROMPT, memory=memory) == earlier.text
     # A reference of one's own comes first.
     (found,) = decoder.batch_generate([Prompt(PROMPT, "quite another")], num_draft=8)
     assert found.tokens == earlier.tokens and found.stats.accepted < 3
