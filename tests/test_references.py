@@ -76,7 +76,7 @@ def test_a_right_reference_is_copied_to_the_end_and_goes_on_after_a_change():
     def calls(reference: list[int]) -> int:
         options = Options(num_draft=10, max_tokens=60)
         (row,) = rows = new_rows([prompt], options)
-        row.reference = [0, 1, 2, 3]
+        row.reference = reference
         list(decode(new_batch(target, PromptLookup(copied=None), options), Waiting(rows), 1))
         assert row.generated == text
         return row.stats.target_calls
