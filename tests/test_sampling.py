@@ -86,7 +86,7 @@ def test_coupled_text_is_plain_text(kind, make):
 )
 def test_rows_do_not_depend_on_their_batch(rule, make):
     model = make()
-    draft_model, sources = disturbed(model, 0.05), ragged_prompts(8, 61)
+    draft_model, sources = disturbed(model, 0.3), ragged_prompts(8, 61)
     options = dict(temp=0.5, seed=3, max_tokens=12, acceptance=rule, num_draft=3)
     alone = [sampled(model, draft_model, [source], 1, **options)[0] for source in sources]
     assert sampled(model, draft_model, sources, 3, **options) == alone
@@ -151,7 +151,7 @@ def test_rows_of_different_wishes_share_a_batch(rule):
     prompts = ragged_prompts(len(wishes), 61)
 
     def decoded(chosen: list[int]) -> list[list[int]]:
-        drafter = ModelDrafter(disturbed(model, 0.05))
+        drafter = ModelDrafter(disturbed(model, 0.3))
         batch = new_batch(model, drafter, Options(temp=1.0, acceptance=rule, num_draft=3))
         rows = [Row(prompts[i], wishes[i], bytes([i])) for i in chosen]
         batch.admit(rows)
