@@ -20,9 +20,10 @@ def deviation(counts: np.ndarray, law: np.ndarray) -> float:
     `law` (Wilson and Hilferty 1931). Counts where the law has no mass are infinitely far."""
     if counts[law == 0].any():
         return float("inf")
-    rare = law * counts.sum() < 5  # too rare for the statistic one by one: counted together
+    expected = law * counts.sum()
+    rare = expected < 5  # too rare for the statistic one by one: counted together
     counts = np.append(counts[~rare], counts[rare].sum())
-    expected = np.append(law[~rare], law[rare].sum()) * counts.sum()
+    expected = np.append(expected[~rare], expected[rare].sum())
     counts, expected = counts[expected > 0], expected[expected > 0]
     freedom = len(counts) - 1
     statistic = ((counts - expected) ** 2 / expected).sum()
@@ -82,8 +83,7 @@ def counts_of_one_step(
     lengths = meant(tokens[:, 1 : k + 1])
     draft = Draft(mx.array(tokens[:, 1 : k + 1]), lengths, mx.array(q[tokens[:, :k]]))
     u = mx.array(rng.random((draws, k), np.float32))
-    n, residual = accept(p_at, _padded_q(draft, V), draft.tokens, lengths, u)
-    n, residual = np.array(n), np.array(residual)
+    n, residual = map(np.array, accept(p_at, _padded_q(draft, V), draft.tokens, lengths, u))
     following = draw(rng, residual)
     for i in range(1, k + 2):
         own = draw(rng, p[tokens[:, i - 1]])
@@ -92,7 +92,7 @@ def counts_of_one_step(
 
 
 def decoded(options: Options, drafter, schedule=None, count: int = 30_000):
-    """Rows of four tokens, decoded side by side with TableModel(0)."""
+    """Rows, decoded side by side with TableModel(0)."""
     batch = new_batch(TableModel(0), drafter, options, schedule)
     batch.admit(new_rows([[b % 3, b % 2] for b in range(count)], options))
     return finish(batch)
@@ -106,10 +106,8 @@ class LastToken:
     """A model of so many tokens whose logits are a function of the last one."""
 
     def __init__(self, vocab_size: int):
-        limits = dict(max_positions=None, max_prompt_tokens=None)
-        self.config = SimpleNamespace(
-            vocab_size=vocab_size, pad_token_id=0, eos_token_ids=(), **limits
-        )
+        self.config = SimpleNamespace(vocab_size=vocab_size, pad_token_id=0, eos_token_ids=())
+        self.config.max_positions = self.config.max_prompt_tokens = None
 
     def prefix(self, prompt):
         return [0]
