@@ -151,33 +151,21 @@ def meant_for(settings: dict, texts: list[list[int]]) -> dict:
     return {key: wanted.get(key, value) for key, value in settings.items()}
 
 
-WAYS = [("model", 3, 3), ("both", 5, 8)]
-MORE_WAYS = [
-    *(("model", k, 8) for k in range(8)),
-    *(("lookup", k, 3) for k in (1, 4, 7)),
-    *(("both", k, 1) for k in (2, 6)),
-]
+WAYS = [("model", 3, 3), ("both", 5, 8), ("lookup", 4, 1)]
 
 
 @pytest.mark.parametrize(
-    ("variant", "asked"),
+    ("variant", "names"),
     [
-        ("v1.1", [(name, WAYS) for name in ("penalty", "words", "all")]),
+        ("v1.1", ["penalty", "words", "all"]),
         *(
-            pytest.param(
-                variant,
-                [
-                    ("all", [*WAYS, *MORE_WAYS[turn::7]]),
-                    *((n, WAYS) for n in list(SETTINGS)[turn::4]),
-                ],
-                marks=pytest.mark.slow,
-            )
+            pytest.param(variant, ["all", *list(SETTINGS)[turn::4]], marks=pytest.mark.slow)
             for turn, variant in enumerate(checkpoints.VARIANTS)
         ),
     ],
 )
-def test_texts_are_those_of_generate(tmp_path, variant, asked):
-    """All settings at once with every variant; each alone, and every way to draft, with some of them."""
+def test_texts_are_those_of_generate(tmp_path, variant, names):
+    """All settings at once with every variant, each alone with some of them."""
     raw = checkpoints.VARIANTS[variant]
     reference = checkpoints.torch_model(raw)
     # transformers' 5.23 is too short where the decoder has more layers than the encoder.
@@ -188,17 +176,17 @@ def test_texts_are_those_of_generate(tmp_path, variant, asked):
     draft = disturbed(model, 0.1)
     plain = reference_texts(reference, prompts, LIMIT_TOKENS, [EOS])
     partial = changed = 0
-    for name, ways in asked:
+    for name in names:
         settings = meant_for(SETTINGS[name], plain)
         theirs = in_transformers(settings)
         expected = reference_texts(reference, prompts, LIMIT_TOKENS, [EOS], **theirs)
         changed += expected != plain
-        for kind, num_draft, batch_size in ways:
+        for kind, num_draft, batch_size in WAYS:
             options = settings | dict(num_draft=num_draft, max_tokens=LIMIT_TOKENS)
             rows = decode_with(model, drafters(draft)[kind], prompts, batch_size, **options)
             assert [row.generated for row in rows] == expected, (name, kind, num_draft, batch_size)
             partial += partial_steps(rows, num_draft)
-    assert partial > 10 * len(asked) and 2 * changed >= len(asked)
+    assert partial > 10 * len(names) and 2 * changed >= len(names)
 
 
 # ---------------------------------------------------------------------------------------------

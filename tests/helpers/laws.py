@@ -102,12 +102,13 @@ def deviation_of(rows, law: np.ndarray) -> float:
     return deviation(frequencies(np.array([row.tokens[1:] for row in rows])), law)
 
 
-class LastToken:
-    """A model of so many tokens whose logits are a function of the last one."""
+class TableModel:
+    """A model of `size` tokens whose logits [size, size] are a table's, by the last token."""
 
-    def __init__(self, vocab_size: int):
-        self.config = SimpleNamespace(vocab_size=vocab_size, pad_token_id=0, eos_token_ids=())
+    def __init__(self, seed: int, size: int = V):
+        self.config = SimpleNamespace(vocab_size=size, pad_token_id=0, eos_token_ids=())
         self.config.max_positions = self.config.max_prompt_tokens = None
+        self.logits = np.random.default_rng(seed).normal(0, 1.5, (size, size)).astype(np.float32)
 
     def prefix(self, prompt):
         return [0]
@@ -117,15 +118,4 @@ class LastToken:
 
     def decode(self, tokens, positions, cache):
         cache.reserve(positions)
-        return self.after(tokens)
-
-
-class TableModel(LastToken):
-    """Its logits [V] are a table's."""
-
-    def __init__(self, seed: int):
-        super().__init__(V)
-        self.logits = np.random.default_rng(seed).normal(0, 1.5, (V, V)).astype(np.float32)
-
-    def after(self, tokens):
         return mx.array(self.logits)[tokens]
