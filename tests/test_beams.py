@@ -10,17 +10,17 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from helpers import bart_checkpoints, checkpoints
 from helpers.decoding import new_rows, ragged_prompts
-from helpers.models import cached_logits, mlx_model, padded_inputs, random_model, until
+from helpers.models import cached_logits, padded_inputs, random_model, until
 from helpers.option_tables import in_transformers
+from helpers.pairs import RAW, both
 
 from benchmarks import baselines
 from decoder import SpeculativeDecoder, Stats
 from demo.examples import examples
 from distributed.ranks import ALONE
 from errors import InputError
-from speculative.batch import decode
+from speculative.batch import decode, with_others
 from speculative.beams import BeamBatch, Search
 from speculative.cache import SlotCache
 from speculative.options import Options
@@ -28,16 +28,17 @@ from speculative.row import Waiting
 
 ENDS = (1, 5)
 VOCAB = 61
+PROMPTS = ragged_prompts(12, VOCAB)
 # With an end that is likelier than a random model has it, texts end at all lengths.
 SOON = dict(max_tokens=14, logit_bias={1: 2.0, 5: 1.0})
 
 
-def theirs(reference, prompts, **options) -> list[tuple[list[int], float]]:
+def theirs(reference, **options) -> list[tuple[list[int], float]]:
     """(tokens, score) of each prompt's texts, from transformers; the end of sequence included."""
     pad, ends = reference.generation_config.pad_token_id, reference.generation_config.eos_token_id
-    width, encoder = max(map(len, prompts)), reference.config.is_encoder_decoder
-    tokens, mask = np.full((len(prompts), width), pad), np.zeros((len(prompts), width), int)
-    for b, prompt in enumerate(prompts):
+    width, encoder = max(map(len, PROMPTS)), reference.config.is_encoder_decoder
+    tokens, mask = np.full((len(PROMPTS), width), pad), np.zeros((len(PROMPTS), width), int)
+    for b, prompt in enumerate(PROMPTS):
         place = slice(len(prompt)) if encoder else slice(width - len(prompt), width)
         tokens[b, place], mask[b, place] = prompt, 1
     found = reference.generate(
@@ -53,20 +54,19 @@ def theirs(reference, prompts, **options) -> list[tuple[list[int], float]]:
     return list(zip(texts, found.sequences_scores.tolist(), strict=True))
 
 
-def search(model, prompts, batch_size, **options):
+def search(model, batch_size, **options):
     """The finished rows of our search: each prompt's texts, the best first."""
     settings = Options(**options)
-    rows = new_rows(prompts, settings)
+    rows = new_rows(PROMPTS, settings)
     for row in rows:
         row.others = new_rows([row.prompt] * (settings.num_samples - 1), settings)
     batch = BeamBatch(model, ALONE, settings.num_beams)
     assert len(list(decode(batch, Waiting(rows), batch_size))) == len(rows)
-    return [each for row in rows for each in (row, *row.others)]
+    return with_others(rows)
 
 
-def ours(model, prompts, batch_size, **options) -> list[tuple[list[int], float]]:
-    rows = search(model, prompts, batch_size, **options)
-    return [(row.generated, row.text_score) for row in rows]
+def ours(model, batch_size, **options) -> list[tuple[list[int], float]]:
+    return [(row.generated, row.text_score) for row in search(model, batch_size, **options)]
 
 
 def differ(found, expected) -> list[int]:
@@ -93,13 +93,10 @@ def models():
     return pair("ul2")
 
 
-PROMPTS = ragged_prompts(12, VOCAB)
-
-
 def compare(models, batch_size, **options):
     """Ours, after it has been found to be theirs."""
-    found = ours(models[0], PROMPTS, batch_size, **options)
-    assert differ(found, theirs(models[1], PROMPTS, **options)) == []
+    found = ours(models[0], batch_size, **options)
+    assert differ(found, theirs(models[1], **options)) == []
     return found
 
 
@@ -163,18 +160,18 @@ MUTANTS = {
 def test_what_is_wrong_on_purpose_is_seen(models, mutant, monkeypatch):
     early = "never" if mutant == "never is not never" else True
     how = dict(num_beams=4, length_penalty=2.0, early_stopping=early, num_samples=2)
-    expected = theirs(models[1], PROMPTS, **how, **SOON)
+    expected = theirs(models[1], **how, **SOON)
     monkeypatch.setattr(*MUTANTS[mutant])
-    assert differ(ours(models[0], PROMPTS, 5, **how, **SOON), expected)
+    assert differ(ours(models[0], 5, **how, **SOON), expected)
 
 
 def test_rows_come_and_go_and_a_batch_shrinks(models):
     """As alone, whatever the size of the batch; and the steps are counted."""
     how = dict(num_beams=3, length_penalty=0.2, **SOON)
-    alone = ours(models[0], PROMPTS, 1, **how)
+    alone = ours(models[0], 1, **how)
     for batch_size in (2, 12):
-        assert differ(ours(models[0], PROMPTS, batch_size, **how), alone) == []
-    rows = search(models[0], PROMPTS, 5, **how)
+        assert differ(ours(models[0], batch_size, **how), alone) == []
+    rows = search(models[0], 5, **how)
     for row in rows:
         assert row.stats.tokens == len(row.generated) <= row.stats.target_calls
         assert row.origins == ["plain"] * len(row.generated)
@@ -184,7 +181,7 @@ def test_rows_come_and_go_and_a_batch_shrinks(models):
 
 
 def test_where_nothing_may_be_written_the_text_is_empty(models):
-    row, *_ = search(models[0], PROMPTS[:1], 1, num_beams=2, suppress_tokens=list(range(VOCAB)))
+    row, *_ = search(models[0], 5, num_beams=2, suppress_tokens=list(range(VOCAB)))
     assert (row.generated, row.finish_reason, row.text_score) == ([], "stop", -1e9)
 
 
@@ -219,13 +216,11 @@ WAYS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bart", "mbart", "pegasus"])
-def test_barts_family(name, tmp_path):
+def test_barts_family(name):
     """With what BART's checkpoints ask for: no 3-gram twice, a least length, a forced first and last token."""
-    raw = bart_checkpoints.VARIANTS[name] | dict(decoder_layers=2)
-    reference = bart_checkpoints.torch_model(raw)
+    raw = RAW[name] | dict(decoder_layers=2)
+    reference, model = both(raw)
     reference.generation_config.forced_eos_token_id = None  # as its config has it
-    checkpoints.save(tmp_path, raw, bart_checkpoints.state_dict(reference))
-    model = mlx_model(tmp_path, raw)
     if name == "mbart":  # whose text begins with the last token of its source
         reference.generation_config.decoder_start_token_id = 9
         model.prefix = lambda prompt: [9]

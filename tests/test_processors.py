@@ -10,9 +10,10 @@ import torch
 from helpers import checkpoints
 from helpers.decoding import decode_with, drafters, partial_steps, ragged_prompts, total
 from helpers.laws import LIMIT, TableModel, V, decoded, deviation_of
-from helpers.models import mlx_model, reference_texts
+from helpers.models import reference_texts
 from helpers.option_tables import in_transformers
 from helpers.oracle import disturbed, with_eos
+from helpers.pairs import both
 from transformers import GenerationConfig, T5ForConditionalGeneration
 
 from errors import InputError
@@ -164,22 +165,19 @@ WAYS = [("model", 3, 3), ("both", 5, 8), ("lookup", 4, 1)]
         ),
     ],
 )
-def test_texts_are_those_of_generate(tmp_path, variant, names):
+def test_texts_are_those_of_generate(variant, names):
     """All settings at once with every variant, each alone with some of them."""
-    raw = checkpoints.VARIANTS[variant]
-    reference = checkpoints.torch_model(raw)
+    (reference, model), prompts = both(checkpoints.VARIANTS[variant]), ragged_prompts(8, 61)
     # transformers' 5.23 is too short where the decoder has more layers than the encoder.
     reference.generation_config.use_cache = False
-    checkpoints.save(tmp_path, raw, checkpoints.state_dict(reference, raw))
-    model, prompts = mlx_model(tmp_path, raw), ragged_prompts(8, 61)
     with_eos(model, EOS)
     draft = disturbed(model, 0.1)
     plain = reference_texts(reference, prompts, LIMIT_TOKENS, [EOS])
     partial = changed = 0
     for name in names:
         settings = meant_for(SETTINGS[name], plain)
-        theirs = in_transformers(settings)
-        expected = reference_texts(reference, prompts, LIMIT_TOKENS, [EOS], **theirs)
+        asked = in_transformers(settings)
+        expected = reference_texts(reference, prompts, LIMIT_TOKENS, [EOS], **asked)
         changed += expected != plain
         for kind, num_draft, batch_size in WAYS:
             options = settings | dict(num_draft=num_draft, max_tokens=LIMIT_TOKENS)
