@@ -14,7 +14,6 @@ from helpers.decoding import (
     decode_drafted,
     decode_with,
     drafters,
-    finish,
     new_batch,
     partial_steps,
     ragged_prompts,
@@ -23,12 +22,12 @@ from helpers.decoding import (
 from helpers.laws import TableModel
 from helpers.models import random_model
 from helpers.oracle import disturbed, with_eos
-from helpers.oracle import greedy as oracle_greedy
 from helpers.pairs import ours
 
+from speculative.batch import decode
 from speculative.drafting import ModelDrafter
 from speculative.options import RULES, Options
-from speculative.row import Row
+from speculative.row import Row, Waiting
 from speculative.sampling import (
     Draft,
     Greedy,
@@ -81,27 +80,6 @@ def test_coupled_text_is_plain_text(kind, name):
     assert partial > 25 or kind == "lookup"  # random texts repeat little of their prompts
 
 
-@pytest.mark.parametrize(
-    ("rule", "name"),
-    [
-        ("token", "v1.1"),
-        ("block", "v1.1"),
-        SLOW("token", "marian"),
-        SLOW("block", "t5gemma"),
-    ],
-)
-def test_rows_do_not_depend_on_their_batch(rule, name):
-    model = MODELS[name]()
-    draft_model, sources = disturbed(model, 0.3), ragged_prompts(8, 61)
-    options = dict(temp=0.5, seed=3, max_tokens=12, acceptance=rule, num_draft=3)
-    alone = [sampled(model, draft_model, [source], 1, **options)[0] for source in sources]
-    assert sampled(model, draft_model, sources, 3, **options) == alone
-    assert sampled(model, draft_model, sources, 8, **options) == alone
-    assert sampled(model, draft_model, sources, 8, **options | {"seed": 4}) != alone
-    if name == "marian":
-        assert not any(model.config.pad_token_id in tokens[1:] for tokens in alone)
-
-
 def test_a_model_that_drafts_for_itself_is_accepted():
     """Under `coupled` all of it, whatever the number of rows: drawn for another size, the noise would be
     another, and drafts would be accepted by chance."""
@@ -123,32 +101,35 @@ def test_one_candidate_is_greedy():
         assert sampled(model, draft_model, sources, 5, **options) == greedy
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_rows_of_different_wishes_share_a_batch(rule):
+@pytest.mark.parametrize(
+    ("rule", "name"),
+    [*((rule, "v1.1") for rule in RULES), SLOW("token", "marian"), SLOW("block", "t5gemma")],
+)
+def test_rows_do_not_depend_on_their_batch(rule, name):
     """A greedy row beside sampled ones, other filters, processors and seeds: each as it is alone."""
-    model = random_model("v1.1")
+    model, prompts = MODELS[name](), ragged_prompts(8, 61)
+    drafter = ModelDrafter(disturbed(model, 0.3))
     wishes = [
         Options(max_tokens=12),
         Options(max_tokens=12, temp=0.8, top_k=9),
         Options(max_tokens=15, temp=1.2, top_p=0.9, repetition_penalty=1.5),
         Options(max_tokens=9, temp=0.5, min_p=0.05),
         Options(max_tokens=12, no_repeat_ngram_size=1),
+        *[Options(max_tokens=10, temp=0.5)] * 3,
     ]
-    prompts = ragged_prompts(len(wishes), 61)
 
-    def decoded(chosen: list[int]) -> list[list[int]]:
-        drafter = ModelDrafter(disturbed(model, 0.3))
-        batch = new_batch(model, drafter, Options(temp=1.0, acceptance=rule, num_draft=3))
-        rows = [Row(prompts[i], wishes[i], bytes([i])) for i in chosen]
-        batch.admit(rows)
-        finish(batch)
+    def decoded(batch_size: int) -> list[list[int]]:
+        batch = new_batch(model, drafter, Options(temp=1.0, acceptance=rule, num_draft=7))
+        rows = [Row(prompts[i], wishes[i], bytes([i])) for i in range(8)]
+        assert len(list(decode(batch, Waiting(rows), batch_size))) == 8
         assert total(rows).accepted > 0
         return [row.tokens for row in rows]
 
-    alone = [decoded([i])[0] for i in range(len(wishes))]
-    assert decoded(list(range(len(wishes)))) == alone
-    assert decoded([4, 1, 0]) == [alone[4], alone[1], alone[0]]
-    assert alone[0][1:] == oracle_greedy(model, prompts[0], 12)
+    alone = decoded(1)
+    assert decoded(3) == decoded(8) == alone
+    assert alone[:1] == sampled(model, None, prompts[:1], 1, max_tokens=12)
+    if name == "marian":
+        assert not any(model.config.pad_token_id in tokens[1:] for tokens in alone)
 
 
 # ---------------------------------------------------------------------------------------------
