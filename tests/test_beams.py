@@ -19,7 +19,6 @@ from benchmarks import baselines
 from decoder import SpeculativeDecoder, Stats
 from demo.examples import examples
 from distributed.ranks import ALONE
-from errors import InputError
 from speculative.batch import decode, with_others
 from speculative.beams import BeamBatch, Search
 from speculative.cache import SlotCache
@@ -196,21 +195,18 @@ def test_responses_are_the_best_texts_and_their_scores(demo_pair):
     (whole,) = decoder.stream_generate(prompts[0], **how)
     assert (whole.tokens, whole.text) == (best.tokens, best.text)
     assert whole.score == pytest.approx(best.score, abs=1e-5)
-    assert best.prompt_tps > 0
     total = sum((r.stats for r in responses), Stats())
     assert total.tokens == sum(len(r.tokens) for r in responses) and total.drafted == 0
-    with pytest.raises(InputError, match="num_samples above 1 is for batch_generate"):
-        next(decoder.stream_generate(prompts[0], num_samples=2, **how))
 
 
 # ---------------------------------------------------------------------------------------------
 # Other families
 
 
+SHORT = dict(max_tokens=12, num_samples=2)
 WAYS = [
-    dict(num_beams=2, length_penalty=0.5, early_stopping=False, max_tokens=12, num_samples=2),
-    dict(num_beams=4, length_penalty=2.0, early_stopping=True, max_tokens=12, num_samples=2),
-    dict(num_beams=5, length_penalty=-0.5, early_stopping="never", max_tokens=12, num_samples=2),
+    dict(num_beams=2, length_penalty=0.5, early_stopping=False, **SHORT),
+    dict(num_beams=5, length_penalty=-0.5, early_stopping="never", **SHORT),
 ]
 
 

@@ -62,8 +62,6 @@ def test_stops_cut_the_text_of_every_drafter(demo_pair, prompts, lookup, num_dra
         found = [(i + len(stop), i) for stop in stops if (i := plain.text.find(stop)) >= 0]
         assert response.finish_reason == "stop" and response.text == plain.text[: min(found)[1]]
         assert response.tokens == plain.tokens[: len(response.tokens)]
-        before = tokenizer.decode(response.tokens[:-1], skip_special_tokens=True)
-        assert not any(stop in before for stop in stops)
     pieces = stream_generate(target, tokenizer, prompts[0], stop=middle[0], **how)
     assert "".join(r.text for r in pieces) == whole[0].text.partition(middle[0])[0]
 
@@ -73,9 +71,8 @@ def test_what_is_banned_has_a_log_probability_that_json_can_hold(demo_pair):
     target, tokenizer, draft = demo_pair
     banned = range(target.config.vocab_size - 1)
     for options in (dict(forced_bos_token_id=7), dict(suppress_tokens=[*banned])):
-        (response,) = batch_generate(
-            target, tokenizer, [PROMPT], draft, logprobs=3, max_tokens=3, num_draft=2, **options
-        )
+        options |= dict(logprobs=3, max_tokens=3, num_draft=2)
+        (response,) = batch_generate(target, tokenizer, [PROMPT], draft, **options)
         assert response.logprobs[0] == 0
         scores = [score for best in response.top_logprobs for _, score in best]
         assert min(scores) == BANNED
@@ -95,16 +92,13 @@ def adds_to_the_targets(logits, prefixes):
     [
         (refuses, "processor refuses: KeyError: 'seven'"),
         (
-            lambda logits, _: logits[:, :, :5],
-            r"<lambda>: returned \(1, 2, 5\), not logits \(1, 2, 1056",
+            lambda logits, _: logits[:, 1:],
+            r"processor <lambda>: returned \(1, 1, 1056\), not logits",
         ),
-        (lambda logits, _: None, "processor <lambda>: returned NoneType, not logits"),
         (adds_to_the_targets, "processor adds_to_the_targets: ValueError: "),
     ],
 )
-def test_a_row_whose_processor_fails_is_refused_before_it_joins_others(
-    demo_pair, processor, message
-):
+def test_a_row_whose_processor_fails_does_not_begin(demo_pair, processor, message):
     with pytest.raises(InputError, match=message):
         SpeculativeDecoder(*demo_pair).row(PROMPT, Options(processors=[processor]), RowSeeds(0))
 
@@ -113,22 +107,12 @@ def test_a_row_whose_processor_fails_is_refused_before_it_joins_others(
 def test_logprobs_are_transformers_own(demo_pair, prompts, settings):
     target, tokenizer, draft = demo_pair
     reference = T5ForConditionalGeneration.from_pretrained(DEMO / "target", dtype=torch.float32)
-    found = [
-        reference.generate(
-            input_ids=torch.tensor([tokenizer.encode(prompt).ids]),
-            max_new_tokens=12,
-            do_sample=False,
-            output_scores=True,
-            return_dict_in_generate=True,
-            **settings,
-        )
-        for prompt in prompts
-    ]
+    told = settings | dict(output_scores=True, return_dict_in_generate=True)
+    sources = [torch.tensor([tokenizer.encode(prompt).ids]) for prompt in prompts]
+    found = [reference.generate(source, max_new_tokens=12, **told) for source in sources]
     for lookup, num_draft, batch_size in WAYS:
-        options = dict(lookup=lookup, num_draft=num_draft, max_tokens=12, **settings)
-        responses = batch_generate(
-            target, tokenizer, prompts, draft, batch_size, logprobs=3, **options
-        )
+        options = settings | dict(lookup=lookup, num_draft=num_draft, max_tokens=12, logprobs=3)
+        responses = batch_generate(target, tokenizer, prompts, draft, batch_size, **options)
         for theirs, response in zip(found, responses, strict=True):
             assert response.tokens == theirs.sequences[0, 1:].tolist()
             expected = torch.log_softmax(torch.cat(theirs.scores), -1).numpy()
@@ -210,8 +194,6 @@ def test_what_is_taken_is_told(tmp_path):
     assert second.startswith("taken from generation_config.json: ")
     assert "repetition_penalty=1.3" in second and "no_repeat_ngram_size" not in second
     assert third == "the checkpoint's max_length 11 has cut the text; see --max-tokens"
-    ran = call("--model", "ours", "--prompt", prompt, "--num-beams", "3", cwd=tmp_path)
-    assert ran.returncode == 0 and "ignored" not in ran.stderr
 
 
 def test_settings_that_cannot_be_are_named(tmp_path):
