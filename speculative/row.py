@@ -66,9 +66,7 @@ class Row:
     prompt: list[int]
     options: Options = field(default_factory=Options)
     seed: bytes = b""  # the root of the row's noise; greedy decoding has none
-    tokens: list[int] = field(
-        default_factory=list
-    )  # the prefix first, which is no part of the text
+    tokens: list[int] = field(default_factory=list)  # the text, after a prefix
     text: Any = None  # its text.stream.TextStream; None: nobody wants to know, and no text stops it
     prefix_size: int = 0
     max_tokens: int = 0  # of the text

@@ -205,8 +205,7 @@ def test_settings_that_cannot_be_are_named(tmp_path):
 
 def test_lengths_count_what_a_row_begins_with():
     generation = Generation({"min_length": 10, "max_length": 20, "max_new_tokens": 7})
-    filled = generation.fill(Options(), prefix_size=2)
-    assert (filled.min_tokens, filled.max_tokens) == (8, 7)
+    assert generation.fill(Options(), prefix_size=2) == Options(min_tokens=8, max_tokens=7)
 
 
 def test_a_checkpoints_settings_of_beams_count_where_beams_are_asked_for():

@@ -28,14 +28,7 @@ from speculative.batch import decode
 from speculative.drafting import ModelDrafter
 from speculative.options import RULES, Options
 from speculative.row import Row, Waiting
-from speculative.sampling import (
-    Draft,
-    Greedy,
-    _padded_q,
-    accept_block,
-    accept_token,
-    probabilities,
-)
+from speculative.sampling import Draft, Greedy, _padded_q, accept_block, accept_token, probabilities
 
 
 def sampled(model, draft_model, prompts, batch_size, **options) -> list[list[int]]:
@@ -53,13 +46,7 @@ SLOW = partial(pytest.param, marks=pytest.mark.slow)
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [
-        ("both", "v1.1"),
-        SLOW("model", "v1.1"),
-        SLOW("lookup", "v1.1"),
-        SLOW("both", "marian"),
-        SLOW("both", "t5gemma"),
-    ],
+    [("both", "v1.1"), SLOW("model", "v1.1"), SLOW("lookup", "marian"), SLOW("both", "t5gemma")],
 )
 def test_coupled_text_is_plain_text(kind, name):
     """Over prompts, seeds, numbers of drafted tokens and batches, each with a good and a useless draft model."""
@@ -202,9 +189,6 @@ def test_delta_eases_greedy_acceptance_by_the_ratio_of_probabilities():
     for delta, accepted in [(0.0, 0), (0.39, 0), (0.41, 1), (1.0, 1)]:
         n, token = Greedy(delta=delta).accept(logits, draft)
         assert (n.item(), token.item()) == (accepted, 0)
-
-
-def test_delta_zero_is_exact_on_ties():
-    """A drafted token as probable as the best one, but not the argmax, is not the target's."""
-    n, token = Greedy().accept(mx.ones((1, 2, 2)), Draft(mx.array([[1]]), np.array([1])))
+    # 0 is exact: a drafted token as probable as the best one, but not the argmax, is not the target's.
+    n, token = Greedy().accept(mx.ones((1, 2, 3)), draft)
     assert (n.item(), token.item()) == (0, 0)

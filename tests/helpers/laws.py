@@ -55,13 +55,8 @@ def draw(rng: np.random.Generator, p: np.ndarray) -> np.ndarray:
     return (p.cumsum(axis=1) < rng.random((len(p), 1)) * p.sum(axis=1, keepdims=True)).sum(axis=1)
 
 
-def whole(tokens: np.ndarray) -> np.ndarray:
-    """How many of the drafted tokens [draws, k] are meant: all."""
-    return np.full(len(tokens), tokens.shape[1])
-
-
 def before_a_two(tokens: np.ndarray) -> np.ndarray:
-    """Drafts drop a token for what it is."""
+    """How many of the drafted tokens [draws, k] are meant, where drafts drop a token for what it is."""
     return np.pad(tokens == 2, [(0, 0), (0, 1)], constant_values=True).argmax(axis=1)
 
 
@@ -71,7 +66,7 @@ def up_to_a_two(tokens: np.ndarray) -> np.ndarray:
 
 
 def counts_of_one_step(
-    accept, p: np.ndarray, q: np.ndarray, k: int, draws: int, propose=draw, meant=whole
+    accept, p: np.ndarray, q: np.ndarray, k: int, draws: int, propose=draw, meant=None
 ):
     """How often each sequence of k + 1 tokens comes out of a step, [V ** (k + 1)], where what follows the
     step's own tokens is drawn from the target; and how many drafted tokens a step accepts, on average."""
@@ -80,8 +75,9 @@ def counts_of_one_step(
     for i in range(k):
         tokens[:, i + 1] = propose(rng, q[tokens[:, i]])
     p_at = mx.array(p[tokens[:, : k + 1]])
-    lengths = meant(tokens[:, 1 : k + 1])
-    draft = Draft(mx.array(tokens[:, 1 : k + 1]), lengths, mx.array(q[tokens[:, :k]]))
+    drafted = tokens[:, 1 : k + 1]
+    lengths = meant(drafted) if meant else np.full(draws, k)
+    draft = Draft(mx.array(drafted), lengths, mx.array(q[tokens[:, :k]]))
     u = mx.array(rng.random((draws, k), np.float32))
     n, residual = map(np.array, accept(p_at, _padded_q(draft, V), draft.tokens, lengths, u))
     following = draw(rng, residual)
