@@ -23,7 +23,6 @@ NAN = float("nan")
         ({"logit_bias": {3: 10**400}}, r"logit_bias is .*, from -1000000000 to 1000000000 or -inf"),
         ({"logit_bias": {3: NAN}}, "logit_bias is"),
         ({"bad_words_ids": [[]]}, r"bad_words_ids is \[\[\]\], not a list of lists of ids"),
-        ({"suppress_tokens": [-3]}, "suppress_tokens is"),
         ({"forced_eos_token_id": -2}, "forced_eos_token_id is -2, not a token's id, or -1"),
         ({"processors": [1]}, r"processors is \[1\], not a list of functions"),
         ({"stop": 3}, "stop is 3, not a text or a list of texts"),
