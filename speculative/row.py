@@ -66,8 +66,7 @@ class Row:
     prompt: list[int]
     options: Options = field(default_factory=Options)
     seed: bytes = b""  # the root of the row's noise; greedy decoding has none
-    # The prefix first, which is no part of the text.
-    tokens: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)  # the text, after a prefix
     text: Any = None  # its text.stream.TextStream; None: nobody wants to know, and no text stops it
     prompt_text: str = ""
     reference: list[int] = field(default_factory=list)  # what the text will probably resemble

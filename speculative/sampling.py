@@ -192,10 +192,11 @@ class Sampler:
             drawn = mx.argmax(mx.log(p) + self._noise(_TARGET, positions), axis=-1)  # [B, k + 1]
             n = _leading(tokens == drawn[:, :k], lengths)
             return n, _at(drawn, n)
-        # Steps start at different positions, so one key per step is enough.
+        # A key for each drafted token: MLX draws other numbers for another k, which is the batch's. Steps start
+        # at different positions, so no two share a key.
         start = positions[:, :1]
-        draw = mx.vmap(lambda key: mx.random.uniform(shape=(k,), key=key))
-        u = draw(self._keys(_ACCEPT, start)[:, 0])  # [B, k]
+        keys = self._keys(_ACCEPT, start * 2**32 + np.arange(k))
+        u = mx.vmap(lambda key: mx.random.uniform(key=key))(keys.reshape(-1, 2)).reshape(-1, k)
         q = _padded_q(draft, p.shape[-1])
         if self._rule == "token":
             n, residual = accept_token(p, q, tokens, lengths, u, self._delta)

@@ -3,7 +3,6 @@
 import json
 import random
 import shutil
-from types import SimpleNamespace
 
 import mlx.core as mx
 import numpy as np
@@ -17,18 +16,12 @@ from convert import convert
 from decoder import SpeculativeDecoder, batch_generate, generate, load, stream_generate
 from demo.examples import examples
 from errors import InputError
-from speculative.batch import decode
 from speculative.options import Options
 from speculative.sampling import BANNED, RowSeeds
 from text.generation import Generation
 from text.stream import TextStream
 
-WAYS = [  # lookup, num_draft, batch size
-    (False, 0, 8),
-    (False, 4, 3),
-    (True, 6, 8),
-    (True, "auto", 1),
-]
+WAYS = [(False, 4, 3), (True, 6, 8), (True, "auto", 1)]  # lookup, num_draft, batch size
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +62,6 @@ def test_stops_cut_the_text_of_every_drafter(demo_pair, prompts, lookup, num_dra
         found = [(i + len(stop), i) for stop in stops if (i := plain.text.find(stop)) >= 0]
         assert response.finish_reason == "stop" and response.text == plain.text[: min(found)[1]]
         assert response.tokens == plain.tokens[: len(response.tokens)]
-        before = tokenizer.decode(response.tokens[:-1], skip_special_tokens=True)
-        assert not any(stop in before for stop in stops)
     pieces = stream_generate(target, tokenizer, prompts[0], stop=middle[0], **how)
     assert "".join(r.text for r in pieces) == whole[0].text.partition(middle[0])[0]
 
@@ -80,9 +71,8 @@ def test_what_is_banned_has_a_log_probability_that_json_can_hold(demo_pair):
     target, tokenizer, draft = demo_pair
     banned = range(target.config.vocab_size - 1)
     for options in (dict(forced_bos_token_id=7), dict(suppress_tokens=[*banned])):
-        (response,) = batch_generate(
-            target, tokenizer, [PROMPT], draft, logprobs=3, max_tokens=3, num_draft=2, **options
-        )
+        options |= dict(logprobs=3, max_tokens=3, num_draft=2)
+        (response,) = batch_generate(target, tokenizer, [PROMPT], draft, **options)
         assert response.logprobs[0] == 0
         scores = [score for best in response.top_logprobs for _, score in best]
         assert min(scores) == BANNED
@@ -93,10 +83,6 @@ def refuses(logits, prefixes):
     raise KeyError("seven")
 
 
-def cuts(logits, prefixes):
-    return logits[:, :, :5]
-
-
 def adds_to_the_targets(logits, prefixes):
     return logits + mx.zeros(1056)  # of which the draft model shares 1024
 
@@ -105,53 +91,28 @@ def adds_to_the_targets(logits, prefixes):
     ("processor", "message"),
     [
         (refuses, "processor refuses: KeyError: 'seven'"),
-        (cuts, "processor cuts: returned (1, 2, 5), not logits (1, 2, 1056)"),
-        (lambda logits, _: None, "processor <lambda>: returned NoneType, not logits (1, 2, 1056)"),
+        (
+            lambda logits, _: logits[:, 1:],
+            r"processor <lambda>: returned \(1, 1, 1056\), not logits",
+        ),
         (adds_to_the_targets, "processor adds_to_the_targets: ValueError: "),
     ],
 )
-def test_a_row_whose_processor_fails_is_refused_and_ends_no_other(
-    demo_pair, prompts, processor, message
-):
-    target, tokenizer, draft = demo_pair
-    decoder, options, seed = SpeculativeDecoder(target, tokenizer, draft), Options(), RowSeeds(0)
-    rows = [decoder.row(prompt, options, seed) for prompt in prompts[:2]]
-    waiting = list(rows)
-
-    def take(count, wait):
-        if waiting:
-            return [waiting.pop()]
-        with pytest.raises(InputError) as refused:
-            decoder.row(PROMPT, Options(processors=[processor]), seed)
-        assert str(refused.value).startswith(message)
-        return []
-
-    with decoder.running(options) as batch:
-        assert len(list(decode(batch, SimpleNamespace(take=take), 3))) == 2
-    alone = batch_generate(target, tokenizer, prompts[:2])
-    assert ["".join(row.texts) for row in rows] == [response.text for response in alone]
+def test_a_row_whose_processor_fails_does_not_begin(demo_pair, processor, message):
+    with pytest.raises(InputError, match=message):
+        SpeculativeDecoder(*demo_pair).row(PROMPT, Options(processors=[processor]), RowSeeds(0))
 
 
 @pytest.mark.parametrize("settings", [{}, dict(repetition_penalty=1.5, no_repeat_ngram_size=2)])
 def test_logprobs_are_transformers_own(demo_pair, prompts, settings):
     target, tokenizer, draft = demo_pair
     reference = T5ForConditionalGeneration.from_pretrained(DEMO / "target", dtype=torch.float32)
-    found = [
-        reference.generate(
-            input_ids=torch.tensor([tokenizer.encode(prompt).ids]),
-            max_new_tokens=12,
-            do_sample=False,
-            output_scores=True,
-            return_dict_in_generate=True,
-            **settings,
-        )
-        for prompt in prompts
-    ]
+    told = settings | dict(output_scores=True, return_dict_in_generate=True)
+    sources = [torch.tensor([tokenizer.encode(prompt).ids]) for prompt in prompts]
+    found = [reference.generate(source, max_new_tokens=12, **told) for source in sources]
     for lookup, num_draft, batch_size in WAYS:
-        options = dict(lookup=lookup, num_draft=num_draft, max_tokens=12, **settings)
-        responses = batch_generate(
-            target, tokenizer, prompts, draft, batch_size, logprobs=3, **options
-        )
+        options = settings | dict(lookup=lookup, num_draft=num_draft, max_tokens=12, logprobs=3)
+        responses = batch_generate(target, tokenizer, prompts, draft, batch_size, **options)
         for theirs, response in zip(found, responses, strict=True):
             assert response.tokens == theirs.sequences[0, 1:].tolist()
             expected = torch.log_softmax(torch.cat(theirs.scores), -1).numpy()
@@ -188,16 +149,8 @@ def test_samples_share_the_reading_and_are_those_of_a_list(demo_pair, prompts, m
 # ---------------------------------------------------------------------------------------------
 # A checkpoint's own settings
 
-SETTINGS = dict(
-    no_repeat_ngram_size=2,
-    repetition_penalty=1.3,
-    min_length=9,
-    max_length=11,
-    forced_eos_token_id=1,
-    bad_words_ids=[[24, 9], [5]],
-    num_beams=4,
-    length_penalty=2.0,
-)
+SETTINGS = dict(no_repeat_ngram_size=2, repetition_penalty=1.3, min_length=9, max_length=11)
+SETTINGS |= dict(forced_eos_token_id=1, bad_words_ids=[[24, 9], [5]], num_beams=4)
 
 
 def checkpoint(folder, legacy: bool):
@@ -241,33 +194,23 @@ def test_what_is_taken_is_told(tmp_path):
     assert second.startswith("taken from generation_config.json: ")
     assert "repetition_penalty=1.3" in second and "no_repeat_ngram_size" not in second
     assert third == "the checkpoint's max_length 11 has cut the text; see --max-tokens"
-    ran = call("--model", "ours", "--prompt", prompt, "--num-beams", "3", cwd=tmp_path)
-    assert ran.returncode == 0 and "ignored" not in ran.stderr
 
 
 def test_settings_that_cannot_be_are_named(tmp_path):
-    for settings, message in [
-        ({"no_repeat_ngram_size": 2**31 - 1}, "no_repeat_ngram_size is 2147483647, not"),
-        ({"max_length": -3}, "max_length is -3, not a whole number"),
-        ({"bad_words_ids": [5]}, "bad_words_ids is"),
-    ]:
-        (tmp_path / "generation_config.json").write_text(json.dumps(settings))
-        with pytest.raises(InputError, match=f"generation_config.json: {message}"):
+    for name, value in dict(max_length=-3, bad_words_ids=[5]).items():
+        (tmp_path / "generation_config.json").write_text(json.dumps({name: value}))
+        with pytest.raises(InputError, match=f"generation_config.json: {name} is "):
             Generation.load(tmp_path)
 
 
 def test_lengths_count_what_a_row_begins_with():
     generation = Generation({"min_length": 10, "max_length": 20, "max_new_tokens": 7})
-    filled = generation.fill(Options(), prefix_size=2)
-    assert (filled.min_tokens, filled.max_tokens) == (8, 7)
-    own = Options(min_tokens=3, max_tokens=4)
-    assert generation.fill(own, prefix_size=2) == own
+    assert generation.fill(Options(), prefix_size=2) == Options(min_tokens=8, max_tokens=7)
 
 
 def test_a_checkpoints_settings_of_beams_count_where_beams_are_asked_for():
     generation = Generation(dict(length_penalty=2.0, early_stopping=True))
     own = Options(num_beams=4, length_penalty=0.5)
     assert generation.fill(Options(), 1) == Options() and generation.taken(Options()) == {}
-    filled = generation.fill(own, 1)
-    assert (filled.length_penalty, filled.early_stopping) == (0.5, True)
+    assert generation.fill(own, 1) == Options(num_beams=4, length_penalty=0.5, early_stopping=True)
     assert generation.taken(own) == dict(early_stopping=True)

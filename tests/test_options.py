@@ -1,17 +1,12 @@
 """Options of decoding: what is out of range is named, and what follows from them."""
 
-import mlx.core as mx
-import numpy as np
 import pytest
 from helpers.option_tables import PAGE, with_tables
 
 from errors import InputError
 from speculative.options import DECLARED, MOST, Options
-from speculative.processors import Prefixes, RepetitionPenalty
 from speculative.row import Row
 from speculative.sampling import Greedy, Sampler, sampler
-from terminal import cli
-from terminal.flags import add_decoding_options, options_of
 
 NAN = float("nan")
 
@@ -19,23 +14,17 @@ NAN = float("nan")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_draft": -1}, "num_draft is -1, not a whole number from 0 to 1000000000, or auto"),
         ({"max_tokens": 1.5}, "max_tokens is 1.5, not a whole number from 1 to 1000000000"),
         ({"max_tokens": True}, "max_tokens is True"),
-        ({"temp": -0.1}, "temp is -0.1, not a number from 0 to 1000000000"),
-        ({"top_p": 0.0}, "top_p is 0.0, not a number above 0, up to 1"),
-        ({"min_p": -0.1}, "min_p is -0.1, not a number from 0 to 1"),
         ({"seed": 1.5}, "seed is 1.5, not a whole number"),
-        ({"delta": True}, "delta is True"),
         ({"acceptance": "speculative"}, "acceptance is 'speculative', not one of token, block"),
         ({"repetition_penalty": 0}, "repetition_penalty is 0, not a number from 1e-09 to"),
         ({"logit_bias": [3]}, r"logit_bias is \[3\], not tokens' ids with a number each"),
-        ({"logit_bias": {3: "much"}}, "logit_bias is"),
+        ({"logit_bias": {3: 10**400}}, r"logit_bias is .*, from -1000000000 to 1000000000 or -inf"),
+        ({"logit_bias": {3: NAN}}, "logit_bias is"),
         ({"bad_words_ids": [[]]}, r"bad_words_ids is \[\[\]\], not a list of lists of ids"),
-        ({"suppress_tokens": [-3]}, "suppress_tokens is"),
         ({"forced_eos_token_id": -2}, "forced_eos_token_id is -2, not a token's id, or -1"),
         ({"processors": [1]}, r"processors is \[1\], not a list of functions"),
-        ({"stop": "\ud800"}, "stop is"),
         ({"stop": 3}, "stop is 3, not a text or a list of texts"),
         ({"target_lang": "de\ud800"}, r"target_lang is 'de\\ud800', not a language's code"),
         ({"early_stopping": 1}, "early_stopping is 1, not True, False or never"),
@@ -61,45 +50,16 @@ def test_numbers_end_where_mlx_cannot_count_or_logits_would_be_infinite(name):
             Options(**{"temp": 1.0} | {name: value})
 
 
-@pytest.mark.parametrize("bias", [10**400, 1e39, float("inf"), NAN])
-def test_a_bias_keeps_logits_finite_or_bans(bias):
-    assert Options(logit_bias={5: -float("inf"), 6: -MOST, 7: MOST}).logit_bias[6] == -MOST
-    with pytest.raises(InputError, match=r"^logit_bias is .*, from -1000000000 to 1000000000 or"):
-        Options(logit_bias={5: bias})
-
-
-@pytest.mark.parametrize(
-    ("flag", "value"),
-    [
-        ("--logit-bias", '{"5": 1' + 400 * "0" + "}"),
-        ("--temp", "1e300"),
-        ("--num-draft", "2147483647"),
-        ("--max-tokens", "1" + 30 * "0"),
-        ("--num-beams", "1024"),
-    ],
-)
-def test_the_command_line_says_the_bound_as_it_is_declared(flag, value):
-    parser = cli.Parser()
-    add_decoding_options(parser)
-    name = flag[2:].replace("-", "_")
-    with pytest.raises(InputError, match=f"^{name} is .*, not {DECLARED[name].values.what}$"):
-        options_of(parser.parse_args([flag, value]))
-
-
-def test_a_penalty_looks_as_far_back_as_an_option_may_say():
-    """Beyond, the step overflowed, and every text of a batch ended."""
-    prefixes = Prefixes(mx.array([[3, 4, 5]]), np.array([3]), np.array([5]))
-    logits = mx.ones((1, 1, 8))
-    found = RepetitionPenalty(2.0, MOST)(logits, prefixes)
-    assert found.tolist() == RepetitionPenalty(2.0)(logits, prefixes).tolist()
-
-
 def test_the_manual_has_every_option_as_it_is_declared():
     """PYTHONPATH=.:tests python -m helpers.option_tables writes them."""
     page = PAGE.read_text()
     assert with_tables(page) == page
-    groups = {declared.group for declared in DECLARED.values()}
-    assert all(f"<!-- options: {group} -->" in page for group in groups)
+    for declared in DECLARED.values():
+        assert f"<!-- options: {declared.group} -->" in page
+
+
+def test_a_bias_may_ban():
+    assert Options(logit_bias={5: -float("inf"), 6: -MOST, 7: MOST}).logit_bias[6] == -MOST
 
 
 def test_the_default_rule_gives_way_to_delta():

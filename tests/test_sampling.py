@@ -7,34 +7,28 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 import pytest
+import torch
+import transformers
 from helpers.bart_models import lively_model
 from helpers.decoding import (
     decode_drafted,
     decode_with,
     drafters,
-    finish,
     new_batch,
     partial_steps,
     ragged_prompts,
     total,
 )
-from helpers.laws import LastToken
+from helpers.laws import TableModel
 from helpers.models import random_model
 from helpers.oracle import disturbed, with_eos
-from helpers.oracle import greedy as oracle_greedy
 from helpers.pairs import ours
 
+from speculative.batch import decode
 from speculative.drafting import ModelDrafter
 from speculative.options import RULES, Options
-from speculative.row import Row
-from speculative.sampling import (
-    Draft,
-    Greedy,
-    _padded_q,
-    accept_block,
-    accept_token,
-    probabilities,
-)
+from speculative.row import Row, Waiting
+from speculative.sampling import Draft, Greedy, _padded_q, accept_block, accept_token, probabilities
 
 
 def sampled(model, draft_model, prompts, batch_size, **options) -> list[list[int]]:
@@ -42,29 +36,21 @@ def sampled(model, draft_model, prompts, batch_size, **options) -> list[list[int
     return [row.tokens for row in rows]
 
 
-def of_other_families(*values) -> list:
-    """Each value with models beyond T5: one that bans a token, one with windows and capped logits."""
-    makers = {"marian": partial(lively_model, "marian"), "t5gemma": partial(ours, "t5gemma")}
-    return [
-        pytest.param(value, make, id=f"{value}, {name}", marks=pytest.mark.slow)
-        for value, (name, make) in itertools.product(values, makers.items())
-    ]
-
-
-V11 = partial(random_model, "v1.1")
+MODELS = {
+    "v1.1": partial(random_model, "v1.1"),
+    "marian": partial(lively_model, "marian"),  # bans a token
+    "t5gemma": partial(ours, "t5gemma"),  # windows and capped logits
+}
+SLOW = partial(pytest.param, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(
-    ("kind", "make"),
-    [
-        ("both", V11),
-        *(pytest.param(kind, V11, marks=pytest.mark.slow) for kind in ("model", "lookup")),
-        *of_other_families("both"),
-    ],
+    ("kind", "name"),
+    [("both", "v1.1"), SLOW("model", "v1.1"), SLOW("lookup", "marian"), SLOW("both", "t5gemma")],
 )
-def test_coupled_text_is_plain_text(kind, make):
+def test_coupled_text_is_plain_text(kind, name):
     """Over prompts, seeds, numbers of drafted tokens and batches, each with a good and a useless draft model."""
-    model, prompts = make(), ragged_prompts(8, 61)
+    model, prompts = MODELS[name](), ragged_prompts(8, 61)
     with_eos(model, 7)
     drafts = disturbed(model, 0.05), disturbed(model, 2)
     texts, partial = set(), 0
@@ -81,50 +67,15 @@ def test_coupled_text_is_plain_text(kind, make):
     assert partial > 25 or kind == "lookup"  # random texts repeat little of their prompts
 
 
-@pytest.mark.parametrize(
-    ("rule", "make"), [("token", V11), ("block", V11), *of_other_families("token", "block")]
-)
-def test_rows_do_not_depend_on_their_batch(rule, make):
-    model = make()
-    draft_model, sources = disturbed(model, 0.05), ragged_prompts(8, 61)
-    options = dict(temp=0.5, seed=3, max_tokens=12, acceptance=rule, num_draft=3)
-    alone = [sampled(model, draft_model, [source], 1, **options)[0] for source in sources]
-    assert sampled(model, draft_model, sources, 3, **options) == alone
-    assert sampled(model, draft_model, sources, 8, **options) == alone
-    assert sampled(model, draft_model, sources, 8, **options | {"seed": 4}) != alone
-    if getattr(model.config, "bans_padding", False):
-        assert not any(model.config.pad_token_id in tokens[1:] for tokens in alone)
-
-
-class WideModel(LastToken):
-    """A model of a real vocabulary: its logits are noise of the last token, and rows without a piece never
-    win."""
-
-    def __init__(self, rows: int, pieces: int):
-        super().__init__(rows)
-        self._unused = mx.where(mx.arange(rows) < pieces, 0.0, -60.0)
-        self._draw = mx.vmap(lambda key: mx.random.normal((300_000,), key=key))
-
-    def after(self, tokens):
-        keys = mx.stack([tokens.reshape(-1), tokens.reshape(-1) * 7 + 1], axis=1).astype(mx.uint32)
-        logits = self._draw(keys)[:, : self.config.vocab_size].reshape(*tokens.shape, -1)
-        return 2 * logits + self._unused
-
-
-@pytest.mark.parametrize(
-    ("rows", "draft_rows", "pieces", "filters"),
-    [
-        (32_128, 32_128, 32_100, {}),  # t5, v1.1, flan
-        (32_100, 32_128, 32_100, {"top_p": 0.95}),  # coedit-xxl, flan-t5-small
-        (1_030, 1_072, 1_024, {}),
-    ],
-)
-def test_a_model_that_drafts_for_itself_is_accepted(rows, draft_rows, pieces, filters):
+def test_a_model_that_drafts_for_itself_is_accepted():
     """Under `coupled` all of it, whatever the number of rows: drawn for another size, the noise would be
     another, and drafts would be accepted by chance."""
-    drafter = ModelDrafter(WideModel(draft_rows, pieces), pieces)
-    options = dict(temp=1.0, num_draft=4, max_tokens=16, acceptance="coupled", seed=3, **filters)
-    stats = total(decode_with(WideModel(rows, pieces), drafter, [[5, 6], [7]], **options))
+    target, draft = TableModel(0, 1_030), TableModel(0, 1_072)
+    draft.logits[:1_030, :1_030] = target.logits
+    for model in (target, draft):
+        model.logits[:, 1_024:] = -60  # no pieces: they never win
+    options = dict(temp=1.0, top_p=0.95, num_draft=4, max_tokens=16, acceptance="coupled", seed=3)
+    stats = total(decode_with(target, ModelDrafter(draft, 1_024), [[5, 6], [7]], **options))
     assert stats.drafted > 20 and stats.acceptance == 1.0
 
 
@@ -137,32 +88,35 @@ def test_one_candidate_is_greedy():
         assert sampled(model, draft_model, sources, 5, **options) == greedy
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_rows_of_different_wishes_share_a_batch(rule):
+@pytest.mark.parametrize(
+    ("rule", "name"),
+    [*((rule, "v1.1") for rule in RULES), SLOW("token", "marian"), SLOW("block", "t5gemma")],
+)
+def test_rows_do_not_depend_on_their_batch(rule, name):
     """A greedy row beside sampled ones, other filters, processors and seeds: each as it is alone."""
-    model = random_model("v1.1")
+    model, prompts = MODELS[name](), ragged_prompts(8, 61)
+    drafter = ModelDrafter(disturbed(model, 0.3))
     wishes = [
         Options(max_tokens=12),
         Options(max_tokens=12, temp=0.8, top_k=9),
         Options(max_tokens=15, temp=1.2, top_p=0.9, repetition_penalty=1.5),
         Options(max_tokens=9, temp=0.5, min_p=0.05),
         Options(max_tokens=12, no_repeat_ngram_size=1),
+        *[Options(max_tokens=10, temp=0.5)] * 3,
     ]
-    prompts = ragged_prompts(len(wishes), 61)
 
-    def decoded(chosen: list[int]) -> list[list[int]]:
-        drafter = ModelDrafter(disturbed(model, 0.05))
-        batch = new_batch(model, drafter, Options(temp=1.0, acceptance=rule, num_draft=3))
-        rows = [Row(prompts[i], wishes[i], bytes([i])) for i in chosen]
-        batch.admit(rows)
-        finish(batch)
+    def decoded(batch_size: int) -> list[list[int]]:
+        batch = new_batch(model, drafter, Options(temp=1.0, acceptance=rule, num_draft=7))
+        rows = [Row(prompts[i], wishes[i], bytes([i])) for i in range(8)]
+        assert len(list(decode(batch, Waiting(rows), batch_size))) == 8
         assert total(rows).accepted > 0
         return [row.tokens for row in rows]
 
-    alone = [decoded([i])[0] for i in range(len(wishes))]
-    assert decoded(list(range(len(wishes)))) == alone
-    assert decoded([4, 1, 0]) == [alone[4], alone[1], alone[0]]
-    assert alone[0][1:] == oracle_greedy(model, prompts[0], 12)
+    alone = decoded(1)
+    assert decoded(3) == decoded(8) == alone
+    assert alone[:1] == sampled(model, None, prompts[:1], 1, max_tokens=12)
+    if name == "marian":
+        assert not any(model.config.pad_token_id in tokens[1:] for tokens in alone)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -170,15 +124,6 @@ def test_rows_of_different_wishes_share_a_batch(rule):
 
 
 def test_filters_are_those_of_transformers():
-    import torch
-    from transformers import (
-        LogitsProcessorList,
-        MinPLogitsWarper,
-        TemperatureLogitsWarper,
-        TopKLogitsWarper,
-        TopPLogitsWarper,
-    )
-
     logits = np.random.default_rng(0).normal(0, 3, (50, 200)).astype(np.float32)
     for temp, top_k, top_p, min_p in [
         (0.7, 0, 1.0, 0.0),
@@ -187,11 +132,10 @@ def test_filters_are_those_of_transformers():
         (1.0, 0, 1.0, 0.05),
         (0.9, 30, 0.9, 0.02),
     ]:
-        warpers = [TemperatureLogitsWarper(temp)]
-        warpers += [TopKLogitsWarper(top_k)] if top_k else []
-        warpers += [TopPLogitsWarper(top_p)] if top_p < 1 else []
-        warpers += [MinPLogitsWarper(min_p)] if min_p else []
-        scores = LogitsProcessorList(warpers)(None, torch.tensor(logits))
+        scores = transformers.TemperatureLogitsWarper(temp)(None, torch.tensor(logits))
+        scores = transformers.TopKLogitsWarper(top_k or 200)(None, scores)
+        scores = transformers.TopPLogitsWarper(top_p)(None, scores)
+        scores = transformers.MinPLogitsWarper(min_p)(None, scores)
         expected = scores.softmax(-1).numpy()
         p = np.array(probabilities(mx.array(logits), temp, top_k, top_p, min_p))
         assert ((p > 0) == (expected > 0)).all()
@@ -245,10 +189,6 @@ def test_delta_eases_greedy_acceptance_by_the_ratio_of_probabilities():
     for delta, accepted in [(0.0, 0), (0.39, 0), (0.41, 1), (1.0, 1)]:
         n, token = Greedy(delta=delta).accept(logits, draft)
         assert (n.item(), token.item()) == (accepted, 0)
-
-
-def test_delta_zero_is_exact_on_ties():
-    """A drafted token as probable as the best one, but not the argmax, is not the target's."""
-    logits = mx.array([[[1.0, 1.0], [1.0, 1.0]]])
-    n, token = Greedy().accept(logits, Draft(mx.array([[1]]), np.array([1])))
+    # 0 is exact: a drafted token as probable as the best one, but not the argmax, is not the target's.
+    n, token = Greedy().accept(mx.ones((1, 2, 3)), draft)
     assert (n.item(), token.item()) == (0, 0)

@@ -20,9 +20,10 @@ def deviation(counts: np.ndarray, law: np.ndarray) -> float:
     `law` (Wilson and Hilferty 1931). Counts where the law has no mass are infinitely far."""
     if counts[law == 0].any():
         return float("inf")
-    rare = law * counts.sum() < 5  # too rare for the statistic one by one: counted together
+    expected = law * counts.sum()
+    rare = expected < 5  # too rare for the statistic one by one: counted together
     counts = np.append(counts[~rare], counts[rare].sum())
-    expected = np.append(law[~rare], law[rare].sum()) * counts.sum()
+    expected = np.append(expected[~rare], expected[rare].sum())
     counts, expected = counts[expected > 0], expected[expected > 0]
     freedom = len(counts) - 1
     statistic = ((counts - expected) ** 2 / expected).sum()
@@ -54,13 +55,8 @@ def draw(rng: np.random.Generator, p: np.ndarray) -> np.ndarray:
     return (p.cumsum(axis=1) < rng.random((len(p), 1)) * p.sum(axis=1, keepdims=True)).sum(axis=1)
 
 
-def whole(tokens: np.ndarray) -> np.ndarray:
-    """How many of the drafted tokens [draws, k] are meant: all."""
-    return np.full(len(tokens), tokens.shape[1])
-
-
 def before_a_two(tokens: np.ndarray) -> np.ndarray:
-    """Drafts drop a token for what it is."""
+    """How many of the drafted tokens [draws, k] are meant, where drafts drop a token for what it is."""
     return np.pad(tokens == 2, [(0, 0), (0, 1)], constant_values=True).argmax(axis=1)
 
 
@@ -70,7 +66,7 @@ def up_to_a_two(tokens: np.ndarray) -> np.ndarray:
 
 
 def counts_of_one_step(
-    accept, p: np.ndarray, q: np.ndarray, k: int, draws: int, propose=draw, meant=whole
+    accept, p: np.ndarray, q: np.ndarray, k: int, draws: int, propose=draw, meant=None
 ):
     """How often each sequence of k + 1 tokens comes out of a step, [V ** (k + 1)], where what follows the
     step's own tokens is drawn from the target; and how many drafted tokens a step accepts, on average."""
@@ -79,11 +75,11 @@ def counts_of_one_step(
     for i in range(k):
         tokens[:, i + 1] = propose(rng, q[tokens[:, i]])
     p_at = mx.array(p[tokens[:, : k + 1]])
-    lengths = meant(tokens[:, 1 : k + 1])
-    draft = Draft(mx.array(tokens[:, 1 : k + 1]), lengths, mx.array(q[tokens[:, :k]]))
+    drafted = tokens[:, 1 : k + 1]
+    lengths = meant(drafted) if meant else np.full(draws, k)
+    draft = Draft(mx.array(drafted), lengths, mx.array(q[tokens[:, :k]]))
     u = mx.array(rng.random((draws, k), np.float32))
-    n, residual = accept(p_at, _padded_q(draft, V), draft.tokens, lengths, u)
-    n, residual = np.array(n), np.array(residual)
+    n, residual = map(np.array, accept(p_at, _padded_q(draft, V), draft.tokens, lengths, u))
     following = draw(rng, residual)
     for i in range(1, k + 2):
         own = draw(rng, p[tokens[:, i - 1]])
@@ -92,7 +88,7 @@ def counts_of_one_step(
 
 
 def decoded(options: Options, drafter, schedule=None, count: int = 30_000):
-    """Rows of four tokens, decoded side by side with TableModel(0)."""
+    """Rows, decoded side by side with TableModel(0)."""
     batch = new_batch(TableModel(0), drafter, options, schedule)
     batch.admit(new_rows([[b % 3, b % 2] for b in range(count)], options))
     return finish(batch)
@@ -102,14 +98,13 @@ def deviation_of(rows, law: np.ndarray) -> float:
     return deviation(frequencies(np.array([row.tokens[1:] for row in rows])), law)
 
 
-class LastToken:
-    """A model of so many tokens whose logits are a function of the last one."""
+class TableModel:
+    """A model of `size` tokens whose logits [size, size] are a table's, by the last token."""
 
-    def __init__(self, vocab_size: int):
-        limits = dict(max_positions=None, max_prompt_tokens=None)
-        self.config = SimpleNamespace(
-            vocab_size=vocab_size, pad_token_id=0, eos_token_ids=(), **limits
-        )
+    def __init__(self, seed: int, size: int = V):
+        self.config = SimpleNamespace(vocab_size=size, pad_token_id=0, eos_token_ids=())
+        self.config.max_positions = self.config.max_prompt_tokens = None
+        self.logits = np.random.default_rng(seed).normal(0, 1.5, (size, size)).astype(np.float32)
 
     def prefix(self, prompt):
         return [0]
@@ -119,15 +114,4 @@ class LastToken:
 
     def decode(self, tokens, positions, cache):
         cache.reserve(positions)
-        return self.after(tokens)
-
-
-class TableModel(LastToken):
-    """Its logits [V] are a table's."""
-
-    def __init__(self, seed: int):
-        super().__init__(V)
-        self.logits = np.random.default_rng(seed).normal(0, 1.5, (V, V)).astype(np.float32)
-
-    def after(self, tokens):
         return mx.array(self.logits)[tokens]
