@@ -95,12 +95,8 @@ def _prompt_of(line: bytes, is_json: bool) -> str | Prompt:
         value = json.loads(text) if is_json else {"prompt": text}
     except UnicodeDecodeError:
         raise InputError("not UTF-8 text") from None
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"not JSON: {error}") from None
-    except ValueError:  # Python converts no more than 4,300 digits
-        raise InputError("a number of too many digits") from None
-    except RecursionError:
-        raise InputError("JSON nested too deep") from None
     if not isinstance(value, dict) or "prompt" not in value:
         raise InputError("no JSON object with a field prompt")
     reference = value.get("reference")

@@ -121,13 +121,6 @@ def test_a_character_of_several_tokens_has_one_mark():
     assert painted(mixed, _BRACKETS) == "[aé]"
 
 
-def test_a_space_stays_outside_its_mark(demo_pair):
-    tokenizer = demo_pair[1]
-    tokens = tokenizer.encode("The king").ids[:-1]
-    response = response_of(tokenizer, tokens, ["copied", *["drafted"] * (len(tokens) - 1)])
-    assert painted(response, _BRACKETS) == "{The} [king]"
-
-
 # ---------------------------------------------------------------------------------------------
 # On a terminal
 
@@ -193,9 +186,3 @@ def test_a_pipe_gets_the_text_alone(work, arguments):
     without = call(*arguments, cwd=work)
     assert (with_flag.stdout, with_flag.stderr) == (without.stdout, "")
     assert with_flag.stdout.startswith("The king sees the house.\n")
-
-
-def test_with_json_it_is_a_mistake(work):
-    result = call("-p", REPAIR, "--json", "--show-draft", cwd=work)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith("main.py: --show-draft colours text; with --json see the field")
