@@ -86,9 +86,8 @@ class Search:
 
     def __init__(self, row: Row, num_beams: int, config: Any):
         self.row, self._ends = row, list(config.eos_token_ids)
-        self.candidates = (
-            max(2, 1 + len(self._ends)) * num_beams
-        )  # so that N go on, however many end
+        # So that N go on, however many end.
+        self.candidates = max(2, 1 + len(self._ends)) * num_beams
         self.beams = [Row(row.prompt, row.options) for _ in range(num_beams)]
         for beam in self.beams:
             beam.begin(row.tokens, config)

@@ -1,8 +1,6 @@
 """What a decoder has seen of its rows: a cache that forgets by position.
 
-T5 knows positions only through a bias on (query position - key position), and the keys of other models
-carry their position with them, so a key need not lie at its position: forgetting a token is changing
-a number.
+Attention depends on positions alone, not on where a key lies: forgetting a token is changing a number.
 """
 
 import math
@@ -83,10 +81,8 @@ class SlotCache:
         return None if seen.all() else mx.array(seen[:, None])
 
     def _make_room(self, slots: int) -> None:
-        B, capacity = self.position.shape
-        if slots > capacity:
-            room = np.full((B, _in_steps(slots - capacity)), MASKED, np.int32)
-            self.position = np.concatenate([self.position, room], axis=1)
+        missing = _in_steps(max(0, slots - self.position.shape[1]))
+        self.position = np.pad(self.position, [(0, 0), (0, missing)], constant_values=MASKED)
 
     def append(self, layer: int, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Write a layer's keys and values [B, H, T, D] into the slots last reserved; all of that
@@ -117,10 +113,8 @@ class SlotCache:
         """Move every row's live slots to the front, in one gather."""
         masked = self.position[:, : self.cursor] == MASKED
         self.cursor = self._kept = int(self.lengths.max())
-        order = np.argsort(masked, axis=1, kind="stable")[:, : self.cursor]  # [B, N]
-        live = np.take_along_axis(self.position, order, axis=1)
-        room = np.full((len(live), _in_steps(self.cursor) - self.cursor), MASKED, np.int32)
-        self.position = np.concatenate([live, room], axis=1)
+        order = np.argsort(masked, axis=1, kind="stable")[:, : _in_steps(self.cursor)]
+        self.position = np.take_along_axis(self.position, order, axis=1)
         index = mx.array(order)[:, None, :, None]
         for store in (self.keys, self.values):
             store[:] = [
@@ -131,8 +125,7 @@ class SlotCache:
     # Rows come and go.
 
     def replace(self, rows: Sequence[int], fresh: "SlotCache") -> None:
-        """Put the rows of `fresh` in the place of `rows`. What they hold already (a prompt) goes to the
-        first slots; nothing of the other rows moves."""
+        """Put the rows of `fresh` in the place of `rows`, what they hold already in the first slots."""
         self.position[rows] = MASKED
         if not self.lengths.any():
             self.cursor = self._kept = 0
@@ -184,10 +177,10 @@ class CrossCache(SlotCache):
         super().replace(rows, fresh)
         width = fresh.mask.shape[1]
         self._widen(width)
-        for old, new in zip(self.cross, fresh.cross, strict=True):
-            for i in range(len(old)):
-                for b, row in enumerate(rows):
-                    old[i][row : row + 1, :, :width] = new[i][b : b + 1]
+        index = mx.array(list(rows))
+        for pair, new in zip(self.cross, fresh.cross, strict=True):
+            for x, y in zip(pair, new, strict=True):
+                x[index, :, :width] = y
         self.mask[rows] = False
         self.mask[rows, :width] = fresh.mask
         self._narrow()
@@ -198,8 +191,8 @@ class CrossCache(SlotCache):
         missing = width - self.mask.shape[1]
         if missing <= 0:
             return
-        self.mask = np.pad(self.mask, ((0, 0), (0, missing)))
         pad = [(0, 0), (0, 0), (0, missing), (0, 0)]
+        self.mask = np.pad(self.mask, pad[1:3])
         self.cross = [[mx.pad(x, pad) for x in pair] for pair in self.cross]
 
     def _narrow(self) -> None:

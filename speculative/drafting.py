@@ -64,8 +64,7 @@ class ModelDrafter(Drafter):
         """vocab_size: ids from here on, which the target does not share, are never proposed.
         broadcast: floats on the host, the same for all processes that run the target together."""
         self._broadcast = broadcast
-        self._make = lambda: CachedModel(model)
-        self._model = self._make()
+        self._model = CachedModel(model)
         self._vocab_size = vocab_size or model.config.vocab_size
         self._batch: list[Row] = []
         self._unread: set[int] = set()  # rows whose prompt has not been read
@@ -74,7 +73,7 @@ class ModelDrafter(Drafter):
 
     def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
         if len(new) == len(batch):
-            self._model, self._unread = self._make(), set()
+            self._model.cache, self._unread = None, set()
         self._model.resize(len(batch))
         self._batch = list(batch)
         fared = dict(enumerate(self._fared)) | dict.fromkeys(new, "new")

@@ -42,9 +42,8 @@ class PromptMatcher:
         # By position: how many tokens up to it are the output's last.
         self._matches: dict[int, int] = {}
         self._reference = reference
-        self._next = (
-            0 if reference else self._after_prefix()
-        )  # the position in the prompt that the output has reached
+        # The position in the prompt that the output has reached.
+        self._next = 0 if reference else self._after_prefix()
         self._lost = 0  # output tokens since it was there
 
     @property
