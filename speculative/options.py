@@ -53,8 +53,8 @@ def _is_text(value: Any) -> bool:  # in valid Unicode
     return isinstance(value, str) and not any("\ud800" <= c <= "\udfff" for c in value)
 
 
-def _is_token(value: Any) -> bool:
-    return _is_whole(value) and 0 <= value <= MOST
+def _is_word(value: Any) -> bool:
+    return _are(_is_token, value) and 0 < len(value) <= 256
 
 
 def _is_bias(value: Any) -> bool:
@@ -65,13 +65,10 @@ def _are(entry: Callable[[Any], bool], values: Any) -> bool:
     return isinstance(values, Sequence) and not isinstance(values, str) and all(map(entry, values))
 
 
-def _is_word(value: Any) -> bool:
-    return _are(_is_token, value) and 0 < len(value) <= 256
-
-
 SWITCH = Values(bool, "True or False", lambda v: isinstance(v, bool))
 ANY = Values(int, "a whole number", _is_whole, "N")
 COUNT, SIZE = whole(0), whole(1)
+_is_token = COUNT.accepts
 DRAFT = replace(
     COUNT,
     what=f"{COUNT.what}, or auto",
@@ -125,9 +122,9 @@ def option(default: Any, values: Values, help: str, words: str = "", **about: An
 
 
 _drafting = partial(option, group="drafting")
-_control = partial(option, group="controls")
 _beams = partial(option, group="beams", request=None)
 CHECKPOINT = "the checkpoint's"
+_control = partial(option, None, words=CHECKPOINT, group="controls")
 
 
 @dataclass(frozen=True)
@@ -178,44 +175,44 @@ class Options:
     )
 
     repetition_penalty: float | None = _control(
-        None, number(1 / MOST), "penalise tokens already used (1: off)", CHECKPOINT
+        number(1 / MOST), "penalise tokens already used (1: off)"
     )
-    repetition_context_size: int | None = _control(None, SIZE, "... among the last N", "all")
+    repetition_context_size: int | None = _control(SIZE, "... among the last N", words="all")
     no_repeat_ngram_size: int | None = _control(
-        None, whole(0, 1024), "never write the same N tokens twice (0: off)", CHECKPOINT, served=64
+        whole(0, 1024), "never write the same N tokens twice (0: off)", served=64
     )
-    min_tokens: int | None = _control(None, COUNT, "tokens before the text may end", CHECKPOINT)
+    min_tokens: int | None = _control(COUNT, "tokens before the text may end")
     logit_bias: Mapping[int, float] | None = _control(
-        None, BIASES, 'add to tokens\' logits: {"1234": -5.0, "42": 2}', "none", served=1024
+        BIASES, 'add to tokens\' logits: {"1234": -5.0, "42": 2}', words="none", served=1024
     )
     bad_words_ids: Sequence[Sequence[int]] | None = _control(
-        None, WORDS, "sequences of tokens not to write: [[5], [6, 7]]", CHECKPOINT, served=256
+        WORDS, "sequences of tokens not to write: [[5], [6, 7]]", served=256
     )
-    suppress_tokens: Sequence[int] | None = _control(
-        None, TOKENS, "tokens not to write: [5, 6]", CHECKPOINT
-    )
-    forced_bos_token_id: int | None = _control(
-        None, TOKEN, "the text's first token; -1: any", CHECKPOINT
-    )
+    suppress_tokens: Sequence[int] | None = _control(TOKENS, "tokens not to write: [5, 6]")
+    forced_bos_token_id: int | None = _control(TOKEN, "the text's first token; -1: any")
     forced_eos_token_id: int | None = _control(
-        None, TOKEN, "the last token of a text that is cut; -1: any", CHECKPOINT
+        TOKEN, "the last token of a text that is cut; -1: any"
     )
     processors: Sequence[Processor] = option(
         (), FUNCTIONS, "logits processors of your own, after these", flags=None, request=None
     )
-    stop: str | Sequence[str] = _control(
-        (), TEXTS, "end before TEXT; may be repeated", "none", served=16
+    stop: str | Sequence[str] = option(
+        (), TEXTS, "end before TEXT; may be repeated", "none", served=16, group="controls"
     )
     logprobs: int | None = _control(
-        None,
         COUNT,
         "with --json: tokens' log-probabilities, and the N best",
-        "none",
+        words="none",
         request=None,
         served=20,
     )
-    num_samples: int = _control(
-        1, whole(1, 1024), "texts of each prompt; needs --temp, or beams", request="n", served=64
+    num_samples: int = option(
+        1,
+        whole(1, 1024),
+        "texts of each prompt; needs --temp, or beams",
+        request="n",
+        served=64,
+        group="controls",
     )
 
     num_beams: int = _beams(1, whole(1, 64), "above 1: beam search, which drafts nothing")
@@ -231,18 +228,12 @@ class Options:
             value, values = getattr(self, name), declared.values
             unsaid = value is None and DEFAULTS[name] is None
             if not unsaid and not values.accepts(value):
-                shown = repr(value)
-                shown = shown if len(shown) <= 100 else shown[:97] + "..."
-                raise InputError(f"{name} is {shown}, not {values.what}")
+                raise InputError(f"{name} is {repr(value)[:100]}, not {values.what}")
         if self.delta and self.temp and self.rule != "token":
-            raise InputError(
-                f"delta has no meaning for the acceptance rule {self.rule}, only token"
-            )
+            raise InputError(f"delta has no meaning for the rule {self.rule}, only token")
         N, beams = self.num_samples, self.num_beams
         if N > 1 and beams == 1 and self.temp == 0:
-            raise InputError(
-                "num_samples above 1 needs temp above 0: greedy texts are all the same; or num_beams"
-            )
+            raise InputError("num_samples above 1 needs temp above 0, or num_beams")
         if N > beams > 1:
             raise InputError(f"num_samples is {N}; {beams} beams find as many texts at most")
         if beams > 1 and self.temp:

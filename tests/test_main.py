@@ -211,7 +211,7 @@ def test_verbose_ends_with_a_summary(folder):
         (
             ["-p", "x", "--temp", "1", "--delta", "0.1", "--acceptance", "block"],
             1,
-            "delta has no meaning for the acceptance rule block, only token",
+            "delta has no meaning for the rule block, only token",
         ),
         (["-p", "x", "--max-token", "5", "--nonsense"], 2, "arguments: --nonsense (see --help)"),
         (["translate this"], 2, "translate this (a text goes behind --prompt)"),

@@ -34,7 +34,7 @@ NAN = float("nan")
         ({"num_beams": 2, "num_samples": 3}, "num_samples is 3; 2 beams find as many texts"),
         ({"num_beams": 2, "stop": "x"}, "stop has no meaning with num_beams above 1"),
         ({"num_beams": 2, "logprobs": 0}, "logprobs has no meaning with num_beams above 1"),
-        ({"temp": 1.0, "delta": 0.1, "acceptance": "block"}, "no meaning for the acceptance rule"),
+        ({"temp": 1.0, "delta": 0.1, "acceptance": "block"}, "no meaning for the rule"),
     ],
 )
 def test_options_out_of_range_are_named(options, message):
