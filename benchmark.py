@@ -14,7 +14,6 @@ if __name__ == "__main__":
 import blas  # noqa: F401 (before mlx)
 
 # isort: split
-import argparse
 import json
 from typing import Any
 
@@ -33,13 +32,6 @@ from terminal.prompt_files import PromptFile
 from text.prompts import check_prompt
 
 
-def positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not 1 or more")
-    return number
-
-
 def parse_args(argv: list[str] | None = None):
     parser = cli.Parser(prog="benchmark.py", description="Measure speculative decoding.")
     flag, named = parser.add_argument, ", ".join(SHAPES | CAUSAL_SHAPES)
@@ -52,16 +44,16 @@ def parse_args(argv: list[str] | None = None):
     flag("--sizes", **sizes, default=usual, help=f"of {named} (default: {' '.join(usual)})")
     flag("--prompt-file", help="a prompt a line (default: the demo's)")
     few = "how many of the demo's prompts, of each task (default: %(default)s)"
-    flag("--examples", type=positive, default=6, help=few)
+    flag("--examples", type=cli.positive, default=6, help=few)
     number: Any = reading("num_draft") | dict(nargs="+", default=[*range(1, 9), "auto"])
     flag("--num-draft", **number, help="(default: 1 to 8, and auto)")
     drafts = "what drafts (default: the draft model, and both with auto; without one, lookup)"
     flag("--drafter", nargs="+", choices=["model", "lookup", "both"], help=drafts)
-    flag("--batch-size", nargs="+", type=positive, default=[1], metavar="B")
+    flag("--batch-size", nargs="+", type=cli.positive, default=[1], metavar="B")
     turn = "prompts that one way of decoding has before the next (default: the largest batch)"
-    flag("--per-turn", type=positive, metavar="N", help=turn)
+    flag("--per-turn", type=cli.positive, metavar="N", help=turn)
     flag("--kinds", nargs="+", choices=KINDS, help="of the demo's tasks, each in its own table")
-    flag("--max-tokens", type=positive, default=128, help="(default: %(default)s)")
+    flag("--max-tokens", type=cli.positive, default=128, help="(default: %(default)s)")
     beside = "beside transformers and CTranslate2, or mlx-lm, if installed"
     flag("--baselines", action="store_true", help=beside)
     args = parser.parse_args(argv)

@@ -158,8 +158,8 @@ class SpeculativeDecoder:
     """A target, a draft model for it or none, and what was learned about them: keep one for many calls.
 
     encode: turns a prompt into token ids; None: the tokenizer, with the languages of the options.
-    memory: earlier texts; drafts are copied from those of similar prompts. Raises InputError for what is no
-    model or tokenizer, and for a draft model of another vocabulary.
+    memory: earlier texts; drafts are copied from those of similar prompts.
+    Raises InputError for what is no model or tokenizer, and for a draft model of another vocabulary.
     """
 
     def __init__(
@@ -174,7 +174,8 @@ class SpeculativeDecoder:
         if not isinstance(tokenizer, Tokenizer):
             raise InputError(_expected("tokenizer", tokenizer, "tokenizer"))
         self.model, self.tokenizer, self.draft_model = model, tokenizer, draft_model
-        self._encode, self._memory = encode, memory
+        self._encode, self._memory, config = encode, memory, model.config
+        self._hidden = {config.pad_token_id, *config.eos_token_ids, *getattr(model, "hidden", ())}
         self._shared = 0  # ids, from 0 on, that target and draft share
         if draft_model is not None:
             _check_model("draft_model", draft_model)
@@ -244,7 +245,8 @@ class SpeculativeDecoder:
             prefix = prefix[:-1]
         if generation := getattr(self.model, "generation", None):
             options = generation.fill(options, len(prefix))
-        row = Row(tokens, options, seed(tokens), prefix, self._text_stream(options.stops))
+        text_stream = TextStream(self.tokenizer, self._hidden, options.stops)
+        row = Row(tokens, options, seed(tokens), prefix, text_stream)
         row.begin(prefix, self.model.config)
         row.prompt_text = text
         if not reference and self._memory:
@@ -286,9 +288,8 @@ class SpeculativeDecoder:
     ) -> Iterator[tuple[int, Response]]:
         """Decode many prompts, `batch_size` side by side; yield (index, Response) as each is finished.
 
-        `prompts` is read as needed, and of those read the longest go first, so that prompts side by side
-        are of similar length. If it has a method ready(), which says whether the next prompt or the end
-        is there, nothing waits for one that is not; it joins when it comes.
+        `prompts` is read as needed, and of those read the longest go first. If it has a method ready(), which says
+        whether the next prompt or the end is there, nothing waits for one that is not; it joins when it comes.
 
         Each prompt's tokens are those it gets alone (in float32; narrower types may round differently in
         a batch); a repeated prompt draws other random numbers. Errors: as `stream_generate`.
@@ -320,13 +321,7 @@ class SpeculativeDecoder:
         """A Response for each of many prompts, in their order, or num_samples of them for each one after
         the other. Arguments: as `stream_batch`."""
         found = self.stream_batch(prompts, batch_size, **options)
-        in_order = sorted(found, key=lambda pair: (pair[0], pair[1].sample))
-        return [response for _, response in in_order]
-
-    def _text_stream(self, stops: Sequence[str]) -> TextStream:
-        config = self.model.config
-        hidden = {config.pad_token_id, *config.eos_token_ids, *getattr(self.model, "hidden", ())}
-        return TextStream(self.tokenizer, hidden, stops)
+        return [r for _, r in sorted(found, key=lambda pair: (pair[0], pair[1].sample))]
 
 
 def _ranks(model: Any) -> Ranks:

@@ -60,16 +60,13 @@ def parse_args(argv: list[str] | None = None):
     flag("--api-key", metavar="KEY", help="answer only who sends it (default: answer everybody)")
     for name, (default, text) in COUNTS.items():
         text = f"{text} (default: %(default)s)"
-        flag(f"--{name}", type=cli.count, default=default, metavar="N", help=text)
+        flag(f"--{name}", type=cli.positive, default=default, metavar="N", help=text)
     flag("--verbose", action="store_true", help="log requests on stderr")
     parser.epilog = "The options of decoding are those of requests that do not say otherwise."
     add_memory(parser)
     add_decoding_options(parser)
     args = parser.parse_args(argv)
     check_models(args, parser)
-    for name in COUNTS:
-        if getattr(args, name.replace("-", "_")) < 1:
-            parser.error(f"--{name} is not 1 or more")
     if args.api_key == "":
         parser.error("--api-key is empty")
     return args

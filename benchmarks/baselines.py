@@ -21,13 +21,11 @@ from mlx.utils import tree_flatten
 from transformers import T5Config, T5ForConditionalGeneration
 
 import blas
-from benchmarks.measure import OtherWay, until_end, widened_pair
+from benchmarks.measure import OtherWay, Prompts, until_end, widened_pair
 from demo.pair import DEMO
 from families.t5 import NAMES
 from model import T5
 from speculative.cached_model import padded
-
-Prompts = Sequence[list[int]]
 
 
 def in_transformers(model: T5, vocab_size: int | None = None) -> T5ForConditionalGeneration:

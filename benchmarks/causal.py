@@ -6,10 +6,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from benchmarks.measure import OtherWay, until_end
+from benchmarks.measure import OtherWay, Prompts, until_end
 from families.causal import CausalModel
-
-Prompts = Sequence[list[int]]
 
 
 def ways(

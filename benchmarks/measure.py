@@ -20,7 +20,8 @@ from speculative.sampling import RowSeeds
 
 Way = Callable[[Sequence[str]], list]
 """Decodes prompts: a Row for each, or its tokens."""
-OtherWay = Callable[[Sequence[list[int]]], list[list[int]]]
+Prompts = Sequence[list[int]]
+OtherWay = Callable[[Prompts], list[list[int]]]
 """Another library's: from the tokens of prompts to those of their texts."""
 
 

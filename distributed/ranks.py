@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 import mlx.core as mx
 import numpy as np
@@ -80,24 +80,16 @@ class Ranks:
         """This rank's step(). Where it is InputError or OSError on one rank, all raise InputError."""
         if self.size == 1:
             return step()
-        result: Any = None
-        error = ""
+        result, error = None, ""
         try:
             result = step()
         except (InputError, OSError) as raised:
             error = str(raised) or type(raised).__name__
         errors = self.gather(error)
-        if any(errors):
-            rank, error = next((r, e) for r, e in enumerate(errors) if e)
-            raise InputError(error if errors == [error] * self.size else f"rank {rank}: {error}")
-        return result
-
-    def in_turn(self, step: Callable[[], T]) -> T:
-        """This rank's step(), when the ranks before it have done theirs. Errors: as `together`."""
-        results: list[Any] = [
-            self.together(step if rank == self.rank else lambda: None) for rank in range(self.size)
-        ]
-        return results[self.rank]
+        for rank, error in enumerate(errors):
+            if error:
+                raise InputError(error if len({*errors}) == 1 else f"rank {rank}: {error}")
+        return cast(T, result)
 
     def lines(self, file: Callable[[], Iterable[bytes]]) -> Iterator[bytes]:
         """The lines of the file that rank 0 opens by file(), read as they are needed."""

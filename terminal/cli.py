@@ -69,6 +69,13 @@ def count(text: str) -> int:
     return number
 
 
+def positive(text: str) -> int:
+    number = count(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not 1 or more")
+    return number
+
+
 def run(main: Callable[[], None]) -> None:
     """Run a command's `main` and exit the process: errors of the user's in one line."""
     try:
