@@ -46,8 +46,7 @@ _LOOKING = {"OPENBLAS_THREAD_TIMEOUT": "20", "GOMP_SPINCOUNT": "30000"}
 
 
 def load() -> tuple[str, str]:
-    """Name a fast cblas_sgemm globally: the files it is from, and why there is none. Two empty texts where none
-    is wanted."""
+    """Name a fast cblas_sgemm globally: the files it is from, and why there is none; both "" where none is wanted."""
     has_cpu = sys.platform == "linux" and any(importlib.metadata.distributions(name="mlx-cpu"))
     preloaded = any(name in os.environ.get("LD_PRELOAD", "") for name in ("blas", "blis", "mkl"))
     if not has_cpu or preloaded or os.environ.get(SWITCH) == "0":
@@ -80,10 +79,9 @@ def load() -> tuple[str, str]:
 
 def _blis() -> tuple[str, int]:
     """The file's name and the address of its sgemm; "" and 0 where the system has none."""
-    found = [path for pattern in _BLIS for path in Path("/").glob(pattern)]
-    return (
-        (found[0].name, _address(ctypes.CDLL(str(found[0])), "cblas_sgemm")) if found else ("", 0)
-    )
+    for path in (path for pattern in _BLIS for path in Path("/").glob(pattern)):
+        return path.name, _address(ctypes.CDLL(str(path)), "cblas_sgemm")
+    return "", 0
 
 
 def _address(library: ctypes.CDLL, name: str) -> int:

@@ -264,9 +264,8 @@ class SpeculativeDecoder:
     def stream_generate(self, prompt: str | Prompt, **options) -> Iterator[Response]:
         """Decode one prompt; yield a Response per step, with the text that the step added.
 
-        options: the fields of `Options`. A draft model and `lookup` change the speed alone: the text is the
-        same (greedy, or sampled by the rule `coupled`) or has the same law (sampled by another rule).
-        Raises InputError for an empty prompt and options out of range.
+        options: the fields of `Options`. What drafts changes the speed alone: the text is the same (greedy, or
+        sampled by the rule `coupled`) or has the same law. Errors: as `row`, and options out of range.
         """
         settings = Options(**options)
         if settings.num_samples > 1:

@@ -44,8 +44,7 @@ class Ranks:
         return mx.distributed.all_sum(mine, group=self.group) if self.size > 1 else x
 
     def broadcast(self, x: mx.array | float) -> np.ndarray:
-        """x as rank 0 has it, on the host: numbers of up to 32 bits. InputError where a rank did not take part: what
-        the ranks computed since is wrong."""
+        """x as rank 0 has it, on the host: numbers of up to 32 bits. InputError where a rank did not take part."""
         if self.size == 1:
             return np.array(x)
         x = mx.array(x)

@@ -28,7 +28,7 @@ class RowBatch:
         raise NotImplementedError
 
     def observe(self, step: Any, seconds: float, done: Sequence[Row]) -> None:
-        """Learn from what a step took, without what its draft model read, and which rows it finished."""
+        """Learn from a step, its seconds without its draft model's reading, and the rows it finished."""
 
     def admit(self, fresh: Sequence[Row]) -> None:
         """Read the prompts of new rows, in the place of finished rows or beside those that there are."""
@@ -82,9 +82,9 @@ def decode(
 ) -> Iterator[Row]:
     """Decode rows, `batch_size` at most side by side; yield each as soon as it is finished.
 
-    Reading one prompt takes almost as long as reading several, about a step. So new rows join once finished
-    ones have stood idle for a step's work between them, or at once where there is room beside the batch (the
-    economic order quantity, Harris 1913). Where none comes, the batch shrinks as soon as a quarter is finished.
+    Reading prompts takes about a step, however many there are. So new rows join once finished ones have stood idle
+    for a step's work between them (the economic order quantity, Harris 1913), or at once where there is room.
+    Where none comes, the batch shrinks as soon as a quarter is finished.
     source: `take(count, wait)` gives up to `count` rows; with `wait` at least one, unless there will be none
     watch: is shown the batch's rows after each step, and may end some by a finish_reason
     """

@@ -1,8 +1,5 @@
-"""A model with its cache: whoever calls it says what the rows hold, and it reads what it lacks.
-
-Target and draft model are fed alike. The cache usually lacks one token per row, the last; two after a
-draft that was accepted whole, whose last token the draft model never read.
-"""
+"""A model with its cache: whoever calls it says what the rows hold, and it reads what it lacks. That is usually the
+last token of each row; a draft model lacks two after a draft that was accepted whole, whose last it never read."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol

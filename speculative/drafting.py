@@ -46,12 +46,8 @@ class Drafter:
 
 
 class ModelDrafter(Drafter):
-    """Drafts with a smaller model, token by token: without waiting for any of them, unless the plan may
-    stop it where it is unsure.
-
-    A prompt is read when it is first drafted for. The kind of a candidate tells how the row's last draft
-    fared: texts are easy or hard for a while.
-    """
+    """Drafts with a smaller model, token by token. A prompt is read when it is first drafted for. The kind of a
+    candidate tells how the row's last draft fared: texts are easy or hard for a while."""
 
     BEHIND = 8  # tokens: a row that lacks more is brought up to date before the draft
 

@@ -1,9 +1,5 @@
-"""Drafting without a second model: what follows, in the prompt or in the text so far, the position that
-the last tokens match.
-
-Correction, simplification and rewriting repeat most of the prompt. The idea is that of input-guided (aggressive)
-decoding, Ge et al. 2022 (arXiv 2205.10350), and of prompt lookup.
-"""
+"""Drafting without a second model: what follows, in the prompt or in the text so far, the position that the last
+tokens match (aggressive decoding, Ge et al. 2022, arXiv 2205.10350; prompt lookup)."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -20,9 +16,6 @@ _PREFIX = 16  # tokens within which a task's prefix ("summarize:") ends
 class PromptMatcher:
     """Finds what to copy for one row.
 
-    `text` is the prompt and then the output. For every position where the last output token occurs the
-    length of the match that ends there is known; one more token extends or ends each match.
-
     The longest match is followed; of equal ones the one in the prompt soonest after the position copied
     last. A match further on moves that position only when it is LONG: words recur. A last token that
     matches nothing there is taken for a correction: the word at the present position has been replaced,
@@ -33,13 +26,13 @@ class PromptMatcher:
     def __init__(self, prompt: Sequence[int], piece: Callable[[int], str], reference: bool = False):
         """piece: the text of a token as the vocabulary has it, with its mark of a word's start.
         reference: `prompt` is a text that the output resembles; what the output repeats is not looked for."""
-        self.text = list(prompt)
+        self.text = list(prompt)  # and then the output
         self._piece = piece
         self._prompt_size = len(prompt)
         self._positions: dict[int, list[int]] = {}
         for position, token in enumerate(prompt):
             self._positions.setdefault(token, []).append(position)
-        # By position: how many tokens up to it are the output's last.
+        # By position: how many tokens up to it are the output's last. One more extends or ends each match.
         self._matches: dict[int, int] = {}
         self._reference = reference
         # The position in the prompt that the output has reached.

@@ -129,8 +129,8 @@ _control = partial(option, None, words=CHECKPOINT, group="controls")
 
 @dataclass(frozen=True)
 class Options:
-    """The keyword arguments of `generate` and its like. None leaves a value to the checkpoint's
-    generation_config.json, or to what the other options imply. Raises InputError for a value that cannot be."""
+    """The keyword arguments of `generate` and its like. None leaves a value to the checkpoint, or to what the other
+    options imply. Raises InputError for a value that cannot be."""
 
     num_draft: int | str = _drafting(
         "auto",
