@@ -57,21 +57,13 @@ def _part(array: np.ndarray, shape: tuple[int, ...], rank: int) -> np.ndarray:
 
 def check_ranks(config: Any, quantization: Quantization | None, size: int) -> None:
     """InputError where the model cannot be split among so many ranks."""
-    if _divides(config, quantization, size):
-        return
-    possible = [n for n in range(2, config.num_heads + 1) if _divides(config, quantization, n)]
     parts = f"{config.num_heads} attention heads and {config.d_ff} feed-forward units"
-    groups = f", quantized in groups of {quantization.group_size}," if quantization else ""
-    listed = " or ".join(map(str, possible)) if possible else "no number of"
-    raise InputError(f"{parts}{groups} cannot be split among {size} ranks; {listed} ranks can")
-
-
-def _divides(config: Any, quantization: Quantization | None, size: int) -> bool:
-    if config.num_heads % size or config.d_ff % size:
-        return False
-    if quantization is None:
-        return True
-    # The inputs of the layers that are split along them: a group lies on one rank.
-    widths = (config.num_heads * config.d_kv, config.d_ff)
-    whole = [width for width in widths if width % quantization.group_size == 0]
-    return all(width // size % quantization.group_size == 0 for width in whole)
+    divides = config.num_heads % size == config.d_ff % size == 0
+    if quantization:
+        group = quantization.group_size
+        parts += f", quantized in groups of {group},"
+        # The inputs of the layers that are split along them: a group lies on one rank.
+        widths = config.num_heads * config.d_kv, config.d_ff
+        divides &= all(width // size % group == 0 for width in widths if width % group == 0)
+    if not divides:
+        raise InputError(f"{parts} cannot be split among {size} ranks")
