@@ -63,37 +63,34 @@ class ModelDrafter(Drafter):
         self._model = CachedModel(model)
         self._vocab_size = vocab_size or model.config.vocab_size
         self._batch: list[Row] = []
-        self._unread: set[int] = set()  # rows whose prompt has not been read
-        self._fared: list[str] = []
+        self._read: set[Row] = set()  # rows whose prompt has been read
+        self._fared: dict[Row, str] = {}
         self._lengths = np.zeros(0, np.int32)
 
     def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
         if len(new) == len(batch):
-            self._model.cache, self._unread = None, set()
+            self._model.cache = None
         self._model.resize(len(batch))
         self._batch = list(batch)
-        fared = dict(enumerate(self._fared)) | dict.fromkeys(new, "new")
-        self._fared = [fared[row] for row in range(len(batch))]
-        self._unread.update(new)
+        self._read.intersection_update(batch)
+        self._fared = {row: self._fared.get(row, "new") for row in batch}
 
     def select(self, rows: Sequence[int]) -> None:
         self._batch = [self._batch[row] for row in rows]
-        self._fared = [self._fared[row] for row in rows]
-        self._unread = {i for i, row in enumerate(rows) if row in self._unread}
         self._model.select(rows)
 
     def candidates(self, rows: Rows) -> list[list[Candidate]]:
         behind, config, found = self._behind(rows), self._model.config, []
-        for b, row in enumerate(rows):
-            most = (config.max_positions or UNBOUNDED) - len(row)
-            reads = len(self._batch[b].prompt) <= (config.max_prompt_tokens or UNBOUNDED)
-            candidate = Candidate(f"model, {self._fared[b]}", most, unread=int(behind[b]))
+        for row, tokens, unread in zip(self._batch, rows, behind.tolist(), strict=True):
+            most = (config.max_positions or UNBOUNDED) - len(tokens)
+            reads = len(row.prompt) <= (config.max_prompt_tokens or UNBOUNDED)
+            candidate = Candidate(f"model, {self._fared[row]}", most, unread=unread)
             found.append([candidate] if reads and most > 0 else [])
         return found
 
     def _behind(self, rows: Rows) -> np.ndarray:
         """How many tokens of each row have to be read before it can be drafted for: [B]."""
-        known = [row for row in range(len(rows)) if row not in self._unread]
+        known = [b for b, row in enumerate(self._batch) if row in self._read]
         behind = np.array([len(row.prompt) for row in self._batch])
         if known:
             lacking = self._model.behind(rows)[known]
@@ -132,11 +129,11 @@ class ModelDrafter(Drafter):
     def _prepare(self, rows: Rows) -> float:
         """Read what the rows to draft for are behind, and wait for that: the seconds, which are no part of the
         price of a step."""
-        new = [b for b, row in enumerate(rows) if row and b in self._unread]
+        new = [b for b, row in enumerate(self._batch) if rows[b] and row not in self._read]
         began = time.perf_counter()
         if new:
             self._model.admit(len(rows), new, [self._batch[b].prompt for b in new])
-            self._unread.difference_update(new)
+            self._read.update(self._batch[b] for b in new)
         if (self._model.behind(rows) > self.BEHIND).any():
             self._model.catch_up(rows)
         self._model.wait()
@@ -149,7 +146,8 @@ class ModelDrafter(Drafter):
         self._model.keep(n)
         for b in np.flatnonzero(self._lengths):
             whole = n[b] == self._lengths[b]
-            self._fared[b] = "none" if n[b] == 0 else "whole" if whole else "part"
+            fared = "none" if n[b] == 0 else "whole" if whole else "part"
+            self._fared[self._batch[b]] = fared
 
 
 class _Doubt:
@@ -195,16 +193,14 @@ class PromptLookup(Drafter):
         """piece: the text of a token as the vocabulary has it; by default each token is a word.
         copied: a prompt's token as the text would have it; None: only references are copied from."""
         self._piece, self._copied = piece, copied
-        self._matchers: list[list[PromptMatcher]] = []  # by row: what to copy from
-        self._prefixes: list[int] = []  # tokens of each row before its output
+        self._batch: list[Row] = []
+        self._matchers: dict[Row, list[PromptMatcher]] = {}  # what to copy from
         self._offered: list[list[Candidate]] = []
         self._known: list[int] = []  # tokens of each row when that was offered
 
     def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
-        matchers = dict(enumerate(self._matchers))
-        matchers |= {row: self._matchers_for(batch[row]) for row in new}
-        self._matchers = [matchers[row] for row in range(len(batch))]
-        self._prefixes = [row.prefix_size for row in batch]
+        self._batch, known = list(batch), self._matchers
+        self._matchers = {row: known.get(row) or self._matchers_for(row) for row in batch}
 
     def _matchers_for(self, row: Row) -> list[PromptMatcher]:
         found = [PromptMatcher(row.reference, self._piece, reference=True)] if row.reference else []
@@ -213,15 +209,15 @@ class PromptLookup(Drafter):
         return found
 
     def select(self, rows: Sequence[int]) -> None:
-        self._matchers = [self._matchers[row] for row in rows]
-        self._prefixes = [self._prefixes[row] for row in rows]
+        self._batch = [self._batch[row] for row in rows]
 
     def candidates(self, rows: Rows) -> list[list[Candidate]]:
         found = []
-        for matchers, row, prefix in zip(self._matchers, rows, self._prefixes, strict=True):
+        for row, tokens in zip(self._batch, rows, strict=True):
+            matchers = self._matchers[row]
             for matcher in matchers:
-                matcher.extend(row[prefix + matcher.output_size :])
-            found.append([c for matcher in matchers for c in matcher.candidates()] if row else [])
+                matcher.extend(tokens[row.prefix_size + matcher.output_size :])
+            found.append([c for m in matchers for c in m.candidates()] if tokens else [])
         self._offered, self._known = found, list(map(len, rows))
         return found
 
