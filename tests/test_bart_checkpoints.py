@@ -172,7 +172,7 @@ def test_what_is_copied_from_a_source_is_in_the_texts_vocabulary(two_vocabularie
     lookup.admit([row], [0])
     known, pieces = tokenizer.get_vocab(), map(model.source_tokenizer.id_to_token, row.prompt)
     expected = [piece if piece in known else "<unk>" for piece in pieces]
-    assert [tokenizer.id_to_token(token) for token in lookup._matchers[0].text] == expected
+    assert [tokenizer.id_to_token(token) for token in lookup._matchers[row][0].text] == expected
     assert len({*expected}) > 5
     (plain,) = decoder.batch_generate([prompt], num_draft=0, max_tokens=12)
     (found,) = decoder.batch_generate([prompt], num_draft=3, lookup=True, max_tokens=12)
