@@ -317,8 +317,8 @@ def answer(args, ranks: Ranks) -> None:
     elif args.prompt_file not in (None, "-"):
         Path(args.prompt_file).stat()  # where it is missing, said before models are loaded
     if args.model is None:
-        args.model = ranks.together(lambda: demo_model("target"))
-        args.draft_model = ranks.together(lambda: demo_model("draft"))
+        args.model = ranks.in_turn(lambda: demo_model("target"))
+        args.draft_model = ranks.in_turn(lambda: demo_model("draft"))
     model, tokenizer = load(args.model, ranks.group)
     draft_model = None
     if args.draft_model and options.num_draft and options.num_beams == 1:
