@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 
 from distributed.ranks import ALONE, Ranks
 from errors import InputError
-from families.loading import load
+from families.loading import load as load  # for users, as Stats below
 from speculative.batch import RowBatch, decode, with_others
 from speculative.beams import BeamBatch
 from speculative.cached_model import AheadModel, Model
@@ -31,7 +31,8 @@ from speculative.draft import Draft, Plan, Step
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
 from speculative.options import Options
 from speculative.response import Response, respond
-from speculative.row import Row, Stats
+from speculative.row import Row
+from speculative.row import Stats as Stats
 from speculative.sampling import RowSeeds, log_probabilities, sampler
 from speculative.schedule import AdaptiveSchedule, FixedSchedule, Schedule
 from text.languages import frame
@@ -39,18 +40,6 @@ from text.memory import Memory
 from text.prompts import Prompt, Prompts, check_prompt
 from text.stream import TextStream
 from text.tokenizer import shared_vocabulary, translation
-
-__all__ = [
-    "Options",
-    "Response",
-    "SpeculativeDecoder",
-    "Stats",
-    "batch_generate",
-    "generate",
-    "load",
-    "stream_batch",
-    "stream_generate",
-]
 
 BATCH_SIZE = 8
 _WINDOW = 32  # batches of prompts that are sorted by length together

@@ -47,8 +47,7 @@ class Job:
 
     def tell(self, finish_reason: str | None) -> None:
         """What the row has now may be read."""
-        row = self.row
-        self.progress = Progress(len(row.origins), finish_reason, row.stats.copy())
+        self.progress = Progress(len(self.row.origins), finish_reason, self.row.stats.copy())
         self.wake()
 
 
@@ -142,8 +141,8 @@ class Engine:
 
     def _watch(self, rows: Sequence[Row]) -> None:
         """Tell what rows have gained, and end those that nobody waits for."""
-        for job in [self._running[row] for row in rows if row in self._running]:
-            row = job.row
+        for row in [row for row in rows if row in self._running]:
+            job = self._running[row]
             if not job.progress.tokens:
                 self.metrics.first_token.observe(time.perf_counter() - job.submitted)
             if job.cancelled and not row.finish_reason:

@@ -1,8 +1,5 @@
-"""Beam search: of the texts that a prompt may get, those of the highest score.
-
-A row's score is the sum of its tokens' log-probabilities, divided by its length to the power of the length
-penalty. When a search ends, and all else that the text depends on, is as in transformers' `generate`.
-"""
+"""Beam search, as in transformers' `generate`: the texts of the highest score, which is the sum of their tokens'
+log-probabilities, divided by their length to the power of the length penalty."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +9,7 @@ import numpy as np
 
 from speculative.batch import RowBatch, with_others
 from speculative.cached_model import Model
+from speculative.draft import no_draft
 from speculative.processors import Controls
 from speculative.row import Row
 
@@ -20,7 +18,7 @@ NOTHING = np.float32(-1e9)  # the score of a text that there is not (yet)
 
 class BeamBatch(RowBatch):
     """Rows whose texts are searched for side by side, each with N beams: of row b, the target's rows
-    b * N .. b * N + N - 1. A step has one call of the target and one wait of the host, and drafts nothing."""
+    b * N .. b * N + N - 1."""
 
     def __init__(self, model: Model, ranks: Any, num_beams: int):
         super().__init__(model, ranks)
@@ -30,11 +28,10 @@ class BeamBatch(RowBatch):
     def step(self) -> None:
         """Every beam of an unfinished row goes on with a token, or gives way to one that does twice."""
         beams = [beam for search in self._searches for beam in search.beams]
-        nothing = np.zeros(len(beams), np.int32)  # is drafted
-        tokens = [beam.context for beam in beams]
-        logits = self.target(tokens, mx.zeros((len(beams), 0), mx.int32), nothing)
+        nothing = no_draft(len(beams))
+        logits = self.target([beam.context for beam in beams], nothing.tokens, nothing.lengths)
         ids, logprobs = self.broadcast(*self.best(logits))  # the one wait for the target
-        self.target.keep(nothing)
+        self.target.keep(nothing.lengths)
         N, order = self._num_beams, np.arange(len(beams))
         for b, search in enumerate(self._searches):
             if not search.row.finish_reason:

@@ -95,8 +95,8 @@ class RepetitionPenalty:
 
 @dataclass(frozen=True)
 class CountPenalty:
-    """Subtracts `presence` from the logits of tokens that the text has, and `frequency` for each time it has
-    them, as OpenAI's presence_penalty and frequency_penalty do. What the text begins with does not count."""
+    """OpenAI's presence_penalty and frequency_penalty: subtracts the first from the logits of tokens that the text
+    has, and the second for each time it has them."""
 
     presence: float
     frequency: float

@@ -116,8 +116,8 @@ def log_probabilities(
 
 
 class RowSeeds:
-    """The roots of the noise of one list of prompts: equal for equal (seed, prompt), wherever the
-    prompt stands in the list, but for prompts that the list has had before."""
+    """The roots of the noise of one list of prompts: equal for equal (seed, prompt), but for prompts that the list
+    has had before."""
 
     def __init__(self, seed: int):
         self._seed = seed
@@ -164,8 +164,8 @@ class Sampler:
         return mx.array(np.frombuffer(b"".join(keys), np.uint32).reshape(*positions.shape, 2))
 
     def _noise(self, purpose: int, positions: np.ndarray) -> mx.array:
-        """Gumbel noise [B, T, V] of the positions [B, T]: a column for each row of the target's vocabulary. The
-        draft's is cut from it, never drawn: MLX draws other numbers for another size."""
+        """Gumbel noise [B, T, V] of the positions [B, T]. The draft's is cut from the target's V columns, never drawn:
+        MLX draws other numbers for another size."""
         draw = mx.vmap(lambda key: mx.random.gumbel((self._vocab_size,), key=key))
         keys = self._keys(purpose, positions)
         return draw(keys.reshape(-1, 2)).reshape(*positions.shape, -1)

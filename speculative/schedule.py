@@ -1,7 +1,7 @@
 """How many tokens to draft in a step: a fixed number, or (`AdaptiveSchedule`) the fastest.
 
-In the long run tokens per second are the tokens a step is expected to bring over the seconds it is expected to
-take (the renewal-reward theorem). `AdaptiveSchedule` estimates both and maximises the quotient:
+`AdaptiveSchedule` maximises the tokens a step is expected to bring over the seconds it is expected to take (the
+renewal-reward theorem):
 
 1. A step takes a + b t + d s seconds, where t is the longest draft to check and s how many tokens the draft model
    drafts: least squares of relative errors over the last steps of each way (plain, copied only, draft model asked),
@@ -15,8 +15,7 @@ take (the renewal-reward theorem). `AdaptiveSchedule` estimates both and maximis
    what that proved to be worth.
 5. What has not been used for long is tried again, ever less often while that is in vain.
 
-Whether a draft stops depends on its tokens so far alone, never on the next one: so the law of the output does not
-depend on any of this (docs/design.md).
+Whether a draft stops depends on its tokens so far alone: so the law of the output does not (docs/design.md).
 """
 
 from collections import defaultdict, deque
