@@ -30,6 +30,7 @@ from speculative.cached_model import AheadModel, Model
 from speculative.draft import Draft, Plan, Step
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
 from speculative.options import Options
+from speculative.processors import try_out
 from speculative.response import Response, respond
 from speculative.row import Row
 from speculative.row import Stats as Stats
@@ -214,8 +215,8 @@ class SpeculativeDecoder:
                 yield Batch(self.model, drafter, options, self.schedule(options, drafter))
 
     def row(self, prompt: str | Prompt, options: Options, seed: RowSeeds) -> Row:
-        """A row to decode. Raises InputError for an empty or too long prompt, an unknown language and
-        tokens that the model lacks."""
+        """A row to decode. Raises InputError for an empty or too long prompt, an unknown language, tokens
+        that the model lacks, and processors that fail."""
         asked = check_prompt(prompt)
         text, reference = asked.text, asked.reference or options.reference
         languages = options.source_lang, options.target_lang
@@ -244,6 +245,12 @@ class SpeculativeDecoder:
             ends = self.model.config.eos_token_ids[:1]
             known = self.tokenizer.encode(reference, add_special_tokens=False).ids
             row.reference = [*known[: row.max_tokens], *ends]
+        # Now, so that what a row's own processors raise does not end the texts beside it.
+        V, drafts = self.model.config.vocab_size, bool(options.num_draft)
+        try_out(options.processors, prefix, 1 + drafts, V)
+        if self.draft_model and drafts:  # which has fewer tokens, and one position a call
+            V = min(self._shared, self.draft_model.config.vocab_size)
+            try_out(options.processors, prefix, 1, V)
         return row
 
     def check(self, prompt: str | Prompt, options: Options) -> None:

@@ -42,6 +42,10 @@ _FAILURES = {
     CANCELLED: (503, "the server is shutting down"),
 }
 _PAGE = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
+_PAGE_MAY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 
 
 @dataclass
@@ -104,7 +108,7 @@ class Api:
         )
 
     async def page(self, request: Request) -> Response:
-        return HTMLResponse(_PAGE)
+        return HTMLResponse(_PAGE, headers={"content-security-policy": _PAGE_MAY})
 
     async def health(self, request: Request) -> Response:
         if self.engine.closed:

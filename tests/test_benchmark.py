@@ -18,6 +18,7 @@ from mlx.utils import tree_flatten
 from benchmarks import limits, measure
 from convert import convert
 from demo.examples import examples
+from demo.training import picture
 
 
 def run(folder: Path, *arguments) -> subprocess.CompletedProcess:
@@ -174,3 +175,15 @@ def test_baselines_have_the_blas_of_their_own(monkeypatch):
     with baselines.process() as library:
         assert baselines.way(library, (_which_blas,))([[5]]) == [[0]]
         assert "SPECULATIVE_BLAS" not in os.environ
+
+
+def test_the_picture_shows_every_token_in_its_place(demo_pair):
+    target, _, draft = demo_pair
+    models = measure.decoder(target, draft)
+    runs = {name: picture.record(models, **how) for name, how in picture.WAYS.items()}
+    shown = picture.svg(runs)
+    texts = {"".join(token.text for token in tokens) for tokens in runs.values()}
+    assert texts == {models.generate(picture.PROMPT)}
+    lines = [re.sub("<.*?>", "", line).strip() for line in shown.splitlines() if "<animate" in line]
+    assert " ".join(lines) == " ".join(list(texts) * len(runs))
+    assert max(map(len, lines)) <= picture.COLUMNS
