@@ -11,7 +11,7 @@ target's own.
 import blas  # noqa: F401 (before mlx: see there)
 
 # isort: split
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Integral
@@ -35,11 +35,13 @@ from speculative.response import Response, respond
 from speculative.row import Row, Stats
 from speculative.sampling import RowSeeds, log_probabilities, sampler
 from speculative.schedule import AdaptiveSchedule, FixedSchedule, Schedule
+from speculative.vocabulary import DraftVocabulary
 from text.languages import frame
 from text.memory import Memory
 from text.prompts import Prompt, Prompts, check_prompt
 from text.stream import TextStream
 from text.tokenizer import shared_vocabulary, translation
+from text.vocabulary import completion
 
 __all__ = [
     "Options",
@@ -115,6 +117,7 @@ class Batch(RowBatch):
         return accepted
 
     def observe(self, step: Step, seconds: float, done: Sequence[Row]) -> None:
+        self.drafter.learn(done)
         if self.schedule.learns:
             seconds = float(self.ranks.broadcast(seconds))
             ended = [row.stats.tokens for row in done]
@@ -159,8 +162,10 @@ class SpeculativeDecoder:
     """A target, a draft model for it or none, and what was learned about them: keep one for many calls.
 
     encode: turns a prompt into token ids; None: the tokenizer, with the languages of the options.
-    memory: earlier texts; drafts are copied from those of similar prompts. Raises InputError for what is no
-    model or tokenizer, and for a draft model of another vocabulary.
+    memory: earlier texts; drafts are copied from those of similar prompts.
+    draft_vocabulary: token ids; the draft model scores these only, and is faster for it. "auto": those that the
+    target writes, once few new ones are to be expected, for each target language apart.
+    Raises InputError for what is no model or tokenizer, and for a draft model of another vocabulary.
     """
 
     def __init__(
@@ -170,6 +175,7 @@ class SpeculativeDecoder:
         draft_model: Model | None = None,
         encode: Callable[[str], list[int]] | None = None,
         memory: Memory | None = None,
+        draft_vocabulary: Collection[int] | str | None = None,
     ):
         _check_model("model", model)
         if not isinstance(tokenizer, Tokenizer):
@@ -186,7 +192,19 @@ class SpeculativeDecoder:
             sources = [getattr(each, "source_tokenizer", None) for each in (model, draft_model)]
             if any(sources):
                 shared_vocabulary(sources[0] or tokenizer, sources[1] or theirs)
+        self.draft_vocabulary = self._vocabulary(draft_vocabulary)
         self._learned: dict[tuple, AdaptiveSchedule] = {}
+
+    def _vocabulary(self, tokens: Collection[int] | str | None) -> DraftVocabulary | None:
+        if tokens is None:
+            return None
+        if self.draft_model is None or not hasattr(self.draft_model, "narrowed"):
+            raise InputError("a draft vocabulary is for a draft model of this project's")
+        size = min(self._shared, self.draft_model.config.vocab_size)
+        given = None if isinstance(tokens, str) else set(tokens)
+        if tokens != "auto" and not all(isinstance(t, Integral) and t >= 0 for t in given or "?"):
+            raise InputError(f"draft_vocabulary is {tokens!r:.40}, neither token ids nor 'auto'")
+        return DraftVocabulary(self.draft_model, size, given, completion(self.tokenizer))
 
     def drafter(self, options: Options) -> Drafter:
         """What drafts, by the options num_draft and lookup: a new one for each batch. A subclass may bring its own."""
@@ -199,7 +217,8 @@ class SpeculativeDecoder:
         lookup = PromptLookup(lambda token: self.tokenizer.id_to_token(token) or "", copied)
         if self.draft_model is None:
             return lookup
-        modelling = ModelDrafter(self.draft_model, self._shared, _ranks(self.model).broadcast)
+        shared, broadcast = self._shared, _ranks(self.model).broadcast
+        modelling = ModelDrafter(self.draft_model, shared, broadcast, self.draft_vocabulary)
         return CombinedDrafter(lookup, modelling)
 
     def schedule(self, options: Options, drafter: Drafter) -> Schedule:

@@ -31,6 +31,7 @@ from terminal.flags import (
     add_models,
     check_models,
     options_of,
+    read_draft_vocabulary,
     read_memory,
 )
 
@@ -119,7 +120,8 @@ def main() -> None:
     report_slow(model)
     report_generation(model, options, args.verbose)
     memory = read_memory(args.memory) if args.memory else None
-    decoder = SpeculativeDecoder(model, tokenizer, draft_model, memory=memory)
+    tokens = read_draft_vocabulary(args.draft_vocabulary, tokenizer) if draft_model else None
+    decoder = SpeculativeDecoder(model, tokenizer, draft_model, None, memory, tokens)
     engine = Engine(decoder, options, args.batch_size, args.queue)
     api = Api(
         name=Path(target).name,

@@ -14,6 +14,7 @@ from mlx.utils import tree_flatten
 
 from distributed.ranks import ALONE
 from errors import InputError
+from model import narrowed
 from speculative.cache import MASKED, SlotCache
 
 PREFILL = 512  # prompt tokens in a call
@@ -119,6 +120,10 @@ class DecoderOnly(nn.Module):
     def new_cache(self, batch_size: int) -> SlotCache:
         return SlotCache(batch_size, len(self.layers))
 
+    def narrowed(self, ids: mx.array) -> Any:
+        """The same model, whose logits are those of `ids` [n] only."""
+        return narrowed(self, self.config.vocab_size, ids)
+
     def start(self, tokens: mx.array, mask: np.ndarray | None = None) -> Any:
         """A cache with all but the last of each row's tokens [B, S]; mask [B, S] true on tokens, which
         are on the left (None: no padding). Logits are never computed: nothing asks for them.
@@ -172,6 +177,17 @@ class CausalModel(DecoderOnly):
         their logits [B, T, V]. A token at position MASKED is a filler: its logits mean nothing."""
         cache.reserve(positions)
         return self.model(tokens, cache=cache.layers)
+
+    def narrowed(self, ids: mx.array) -> Any:
+        """As of all models. InputError where mlx-lm has the head elsewhere."""
+        found = super().narrowed(ids)
+        try:
+            size = found.model(mx.array([[0]]), cache=own_cache(found.model)).shape[-1]
+        except ValueError:  # what follows the head is made for all tokens
+            size = 0
+        if size != len(ids):
+            raise _refused(self.model, "with a draft vocabulary, as its head is not known")
+        return found
 
 
 class ClippedTable(nn.Module):

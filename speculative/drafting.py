@@ -13,6 +13,7 @@ from speculative.draft import Candidate, Draft, Plan, no_draft
 from speculative.lookup import UNBOUNDED, WEAK, PromptMatcher
 from speculative.row import Row
 from speculative.sampling import Greedy, Sampler
+from speculative.vocabulary import DraftVocabulary, Narrowed
 
 
 class Drafter:
@@ -44,6 +45,9 @@ class Drafter:
         tokens came, and whether another did after these."""
         return []
 
+    def learn(self, done: Sequence[Row]) -> None:
+        """These rows are finished."""
+
 
 class ModelDrafter(Drafter):
     """Drafts with a smaller model, token by token: without waiting for any of them, unless the plan may
@@ -60,11 +64,14 @@ class ModelDrafter(Drafter):
         model: Model,
         vocab_size: int | None = None,
         broadcast: Callable[[Any], Any] = lambda x: np.array(x),
+        vocabulary: DraftVocabulary | None = None,
     ):
         """vocab_size: ids from here on, which the target does not share, are never proposed.
-        broadcast: floats on the host, the same for all processes that run the target together."""
-        self._broadcast = broadcast
-        self._make = lambda: CachedModel(model)
+        broadcast: floats on the host, the same for all processes that run the target together.
+        vocabulary: the tokens to score; None: all of them."""
+        self._broadcast, self._vocabulary = broadcast, vocabulary
+        self._narrowed: Narrowed | None = None
+        self._whole, self._make = model, lambda: CachedModel(model)
         self._model = self._make()
         self._vocab_size = vocab_size or model.config.vocab_size
         self._batch: list[Row] = []
@@ -80,6 +87,10 @@ class ModelDrafter(Drafter):
         fared = dict(enumerate(self._fared)) | dict.fromkeys(new, "new")
         self._fared = [fared[row] for row in range(len(batch))]
         self._unread.update(new)
+        if self._vocabulary:
+            languages = {row.options.target_lang for row in batch}
+            self._narrowed = self._vocabulary.narrowed(languages)
+            self._model.model = self._narrowed.model if self._narrowed else self._whole
 
     def select(self, rows: Sequence[int]) -> None:
         self._batch = [self._batch[row] for row in rows]
@@ -92,7 +103,8 @@ class ModelDrafter(Drafter):
         for b, row in enumerate(rows):
             most = (config.max_positions or UNBOUNDED) - len(row)
             reads = len(self._batch[b].prompt) <= (config.max_prompt_tokens or UNBOUNDED)
-            candidate = Candidate(f"model, {self._fared[b]}", most, unread=int(behind[b]))
+            kind = f"{'narrowed' if self._narrowed else 'model'}, {self._fared[b]}"
+            candidate = Candidate(kind, most, unread=int(behind[b]))
             found.append([candidate] if reads and most > 0 else [])
         return found
 
@@ -116,7 +128,8 @@ class ModelDrafter(Drafter):
         drafted, q = list[mx.array](), list[Any]()  # q is None each where tokens are certain
         doubt = _Doubt(plan, self._model.config.eos_token_ids, self._broadcast)
         for i in range(ahead.shape[1]):
-            logits = logits[:, : self._vocab_size]
+            wide = self._narrowed.widened(logits) if self._narrowed else logits
+            logits = wide[:, : self._vocab_size]
             token, distribution = sampler.propose(logits, drafted)
             mx.async_eval(token)  # runs while the host prepares the next
             drafted.append(token[:, None])
@@ -155,6 +168,11 @@ class ModelDrafter(Drafter):
         for b in np.flatnonzero(self._lengths):
             whole = n[b] == self._lengths[b]
             self._fared[b] = "none" if n[b] == 0 else "whole" if whole else "part"
+
+    def learn(self, done: Sequence[Row]) -> None:
+        if self._vocabulary:
+            for row in done:
+                self._vocabulary.learn(row.generated, row.options.target_lang)
 
 
 class _Doubt:
@@ -286,6 +304,9 @@ class CombinedDrafter(Drafter):
 
     def hindsight(self, rows: Rows, plan: Plan) -> list[tuple[Candidate, int, bool]]:
         return self._lookup.hindsight(rows, plan)
+
+    def learn(self, done: Sequence[Row]) -> None:
+        self._model.learn(done)
 
     def keep(self, n: np.ndarray) -> None:
         self._model.keep(np.where(self._asked, n, 0))
