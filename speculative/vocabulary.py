@@ -49,7 +49,9 @@ class DraftVocabulary:
         self._made: Narrowed | None = None
         self._languages: Collection[str | None] = ()  # of what was made
         self._misses = 0  # since then
-        self.written = self.missed = 0  # tokens since the first set, and those of them that were in none
+        self.written = self.missed = (
+            0  # tokens since the first set, and those of them that were in none
+        )
         if tokens is not None:
             self._make(tokens)
 

@@ -45,11 +45,12 @@ def completion(tokenizer: Tokenizer) -> Callable[[Collection[int]], set[int]]:
     special = set(tokenizer.get_added_tokens_decoder())
     pieces = {i: piece for piece, i in tokenizer.get_vocab(with_added_tokens=False).items()}
     special |= {i for i, piece in pieces.items() if _BYTE.fullmatch(piece)}
-    letters = {i: p.lstrip("▁Ġ") for i, p in pieces.items() if len(p) <= 2}
+    letters = {i: p.lstrip("▁Ġ") or "a" for i, p in pieces.items() if len(p) <= 2}
     blocks = {i: ord(p) >> 8 for i, p in letters.items() if len(p) == 1}
 
     def complete(tokens: Collection[int]) -> set[int]:
-        scripts = {ord(c) >> 8 for token in tokens for c in pieces.get(token, "")}
+        scripts = {0, 1}  # Latin; a byte-level tokenizer's bytes
+        scripts |= {ord(c) >> 8 for token in tokens for c in pieces.get(token, "")}
         return special | set(tokens) | {i for i, block in blocks.items() if block in scripts}
 
     return complete
