@@ -11,9 +11,9 @@ from typing import Any
 
 import mlx.core as mx
 
-RARE = 0.02  # the share of tokens that were never written before, from which on a set is made
-LEAST = 1000  # tokens to have been written before that
-MISSES = 32  # tokens that were not in a set, until it is made again
+RARE = 0.1  # a set is made once no more tokens than that are expected to be new
+LEAST = 1000  # tokens that have to be written before
+MISSES = 32  # it is made again after so many tokens that it lacked
 
 
 @dataclass(frozen=True)

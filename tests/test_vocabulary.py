@@ -106,11 +106,11 @@ class Counted:
 
 
 def test_a_vocabulary_is_learned_for_each_language():
-    vocabulary = DraftVocabulary(Counted(), 90)
-    common, rare = [*range(10)] * (LEAST // 10), list(range(20, 20 + MISSES))
-    vocabulary.learn([*common[1:], *rare], "de")
+    vocabulary = DraftVocabulary(Counted(), 900)
+    common, rare = [*range(10)] * (LEAST // 10), list(range(200, 400))
+    vocabulary.learn([*common, *rare], "de")
     assert vocabulary.narrowed({"de"}) is None  # more is to be expected
-    vocabulary.learn([*common, *common, 99], "de")
+    vocabulary.learn([*common, *common, 999], "de")
     assert vocabulary.narrowed({"de"}).model == [*range(10), *rare]
     assert vocabulary.narrowed({"de", "fr"}) is None
     vocabulary.learn([70, 71] * LEAST, "fr")
@@ -122,7 +122,7 @@ def test_a_vocabulary_is_learned_for_each_language():
     assert vocabulary.narrowed({"de"}) is both
     vocabulary.learn([80], "de")
     assert 80 in vocabulary.narrowed({"de"}).tokens
-    assert str(vocabulary).startswith("draft vocabulary: 43 of 90 tokens; ")
+    assert str(vocabulary).startswith("draft vocabulary: 213 of 900 tokens; ")
 
 
 def test_costs_and_chances_are_learned_apart():
