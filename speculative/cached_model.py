@@ -29,6 +29,8 @@ class Model(Protocol):
 class CachedModel:
     """A model that decodes rows side by side. `cache` is None until the first row is admitted."""
 
+    BEHIND = 8  # tokens: a row that lacks more is brought up to date first
+
     def __init__(self, model: Model, share: Callable[[mx.array], mx.array] = lambda tokens: tokens):
         """share: makes drafted tokens the same for all processes that run the model together."""
         self.config, self.model, self._share = model.config, model, share
@@ -77,6 +79,8 @@ class CachedModel:
     def __call__(self, rows: Rows, drafted: mx.array, lengths: np.ndarray) -> mx.array:
         """Logits [B, 1 + k, V] after each row's last token and each of its drafted tokens [B, k], of which
         the first lengths[b] are meant. `keep` follows."""
+        if (self.behind(rows) > self.BEHIND).any():
+            self.catch_up(rows)
         lacking, positions = self._lacking(rows)
         self._lacked = lacking.shape[1]
         block = mx.array(lacking)

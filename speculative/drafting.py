@@ -57,8 +57,6 @@ class ModelDrafter(Drafter):
     fared: texts are easy or hard for a while.
     """
 
-    BEHIND = 8  # tokens: a row that lacks more is brought up to date before the draft
-
     def __init__(
         self,
         model: Model,
@@ -114,7 +112,7 @@ class ModelDrafter(Drafter):
         behind = np.array([len(row.prompt) for row in self._batch])
         if known:
             lacking = self._model.behind(rows)[known]
-            behind[known] = np.where(lacking > self.BEHIND, lacking, 0)
+            behind[known] = np.where(lacking > CachedModel.BEHIND, lacking, 0)
         return behind
 
     def draft(self, rows: Rows, plan: Plan, sampler: Greedy | Sampler) -> Draft:
@@ -155,7 +153,7 @@ class ModelDrafter(Drafter):
         if new:
             self._model.admit(len(rows), new, [self._batch[b].prompt for b in new])
             self._unread.difference_update(new)
-        if (self._model.behind(rows) > self.BEHIND).any():
+        if (self._model.behind(rows) > CachedModel.BEHIND).any():
             self._model.catch_up(rows)
         self._model.wait()
         return float(self._broadcast(time.perf_counter() - began))
