@@ -233,9 +233,17 @@ class SpeculativeDecoder:
         new = AdaptiveSchedule(self.model.config.vocab_size)
         return self._learned.setdefault((lookup, *law), new)
 
+    def at_most(self, batch_size: int) -> int:
+        """How many of so many texts the models can decode side by side."""
+        models = [each for each in (self.model, self.draft_model) if each]
+        limits = [getattr(each.config, "max_rows", None) for each in models]
+        return min([batch_size, *filter(None, limits)])
+
     @contextmanager
     def running(self, options: Options) -> Iterator[RowBatch]:
         """An empty batch to decode with (see `decode`); on a Mac memory is wired meanwhile."""
+        if options.num_beams > self.at_most(options.num_beams):
+            raise InputError("this model decodes one row at a time: no beams")
         with wired_memory():
             if options.num_beams > 1:
                 yield BeamBatch(self.model, _ranks(self.model), options.num_beams)
@@ -335,7 +343,7 @@ class SpeculativeDecoder:
 
         source = Prompts(prompts, make, _WINDOW * int(batch_size))
         with self.running(settings) as batch:
-            for row in decode(batch, source, int(batch_size)):
+            for row in decode(batch, source, self.at_most(int(batch_size))):
                 index, sample = source.index.pop(row)
                 for i, each in enumerate(with_others([row])):
                     yield index, replace(respond(each), sample=sample + i)

@@ -277,6 +277,12 @@ def report_slow(model) -> None:
         print(f"{slow}: {blas.problem}", file=sys.stderr)
 
 
+def report_alone(decoder: SpeculativeDecoder) -> None:
+    """Say on stderr that texts cannot be decoded side by side, where they cannot."""
+    if decoder.at_most(2) == 1:
+        print("this model decodes one text at a time (docs/mlx_lm_models.md)", file=sys.stderr)
+
+
 def check_ranks(args, ranks: Ranks) -> None:
     """InputError where the ranks cannot do the same."""
     if "-" in (args.prompt, args.prompt_file):
@@ -336,6 +342,7 @@ def answer(args, ranks: Ranks) -> None:
     if args.prompt_file is None:
         answer_prompt(args, decoder, options, remember)
     else:
+        report_alone(decoder)
         answer_file(args, decoder, options, ranks, remember)
 
 

@@ -84,7 +84,7 @@ def check_models(args, parser: cli.Parser) -> None:
     """End with a message where they do not go together."""
     if args.draft_model and not args.model:
         parser.error("--draft-model needs --model; the embedded pair has a draft of its own")
-    if args.draft_vocabulary and args.model and not args.draft_model:
+    if getattr(args, "draft_vocabulary", None) and args.model and not args.draft_model:
         parser.error("--draft-vocabulary needs --draft-model")
 
 

@@ -160,7 +160,6 @@ def test_learned_positions_end():
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("mamba", "a layer keeps its state in ArraysCache, from which this step cannot"),
         ("llama4", "a layer keeps its state in ChunkedKVCache, from which this step cannot"),
         ("afm7", "takes positions from the number of its keys"),
         ("gpt_bigcode", "a batch of rows of unequal length fails"),
