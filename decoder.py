@@ -11,7 +11,7 @@ target's own.
 import blas  # noqa: F401 (before mlx: see there)
 
 # isort: split
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Integral
@@ -36,11 +36,13 @@ from speculative.row import Row
 from speculative.row import Stats as Stats
 from speculative.sampling import RowSeeds, log_probabilities, sampler
 from speculative.schedule import AdaptiveSchedule, FixedSchedule, Schedule
+from speculative.vocabulary import DraftVocabulary
 from text.languages import frame
 from text.memory import Memory
 from text.prompts import Prompt, Prompts, check_prompt
 from text.stream import TextStream
 from text.tokenizer import shared_vocabulary, translation
+from text.vocabulary import completion
 
 BATCH_SIZE = 8
 _WINDOW = 32  # batches of prompts that are sorted by length together
@@ -104,6 +106,7 @@ class Batch(RowBatch):
         return accepted
 
     def observe(self, step: Step, seconds: float, done: Sequence[Row]) -> None:
+        self.drafter.learn(done)
         if self.schedule.learns:
             seconds = float(self.ranks.broadcast(seconds))
             ended = [row.stats.tokens for row in done]
@@ -149,6 +152,8 @@ class SpeculativeDecoder:
 
     encode: turns a prompt into token ids; None: the tokenizer, with the languages of the options.
     memory: earlier texts; drafts are copied from those of similar prompts.
+    draft_vocabulary: token ids; the draft model scores these only, and is faster for it. "auto": those that the
+    target writes, once few new ones are to be expected, for each target language apart.
     Raises InputError for what is no model or tokenizer, and for a draft model of another vocabulary.
     """
 
@@ -159,6 +164,7 @@ class SpeculativeDecoder:
         draft_model: Model | None = None,
         encode: Callable[[str], list[int]] | None = None,
         memory: Memory | None = None,
+        draft_vocabulary: Collection[int] | str | None = None,
     ):
         _check_model("model", model)
         if not isinstance(tokenizer, Tokenizer):
@@ -176,7 +182,19 @@ class SpeculativeDecoder:
             sources = [getattr(each, "source_tokenizer", None) for each in (model, draft_model)]
             if any(sources):
                 shared_vocabulary(sources[0] or tokenizer, sources[1] or theirs)
+        self.draft_vocabulary = self._vocabulary(draft_vocabulary)
         self._learned: dict[tuple, AdaptiveSchedule] = {}
+
+    def _vocabulary(self, tokens: Collection[int] | str | None) -> DraftVocabulary | None:
+        if tokens is None:
+            return None
+        if self.draft_model is None or not hasattr(self.draft_model, "narrowed"):
+            raise InputError("a draft vocabulary is for a draft model of this project's")
+        size = min(self._shared, self.draft_model.config.vocab_size)
+        given = None if isinstance(tokens, str) else set(tokens)
+        if tokens != "auto" and not all(isinstance(t, Integral) and t >= 0 for t in given or "?"):
+            raise InputError(f"draft_vocabulary is {tokens!r:.40}, neither token ids nor 'auto'")
+        return DraftVocabulary(self.draft_model, size, given, completion(self.tokenizer))
 
     def drafter(self, options: Options) -> Drafter:
         """What drafts, by the options num_draft and lookup: a new one for each batch. A subclass may bring its own."""
@@ -189,7 +207,8 @@ class SpeculativeDecoder:
         lookup = PromptLookup(lambda token: self.tokenizer.id_to_token(token) or "", copied)
         if self.draft_model is None:
             return lookup
-        modelling = ModelDrafter(self.draft_model, self._shared, _ranks(self.model).broadcast)
+        shared, broadcast = self._shared, _ranks(self.model).broadcast
+        modelling = ModelDrafter(self.draft_model, shared, broadcast, self.draft_vocabulary)
         return CombinedDrafter(lookup, modelling)
 
     def schedule(self, options: Options, drafter: Drafter) -> Schedule:
@@ -204,9 +223,17 @@ class SpeculativeDecoder:
         new = AdaptiveSchedule(self.model.config.vocab_size)
         return self._learned.setdefault((lookup, *law), new)
 
+    def at_most(self, batch_size: int) -> int:
+        """How many of so many texts the models can decode side by side."""
+        models = [each for each in (self.model, self.draft_model) if each]
+        limits = [getattr(each.config, "max_rows", None) for each in models]
+        return min([batch_size, *filter(None, limits)])
+
     @contextmanager
     def running(self, options: Options) -> Iterator[RowBatch]:
         """An empty batch to decode with (see `decode`); on a Mac memory is wired meanwhile."""
+        if options.num_beams > self.at_most(options.num_beams):
+            raise InputError("this model decodes one row at a time: no beams")
         with wired_memory():
             if options.num_beams > 1:
                 yield BeamBatch(self.model, _ranks(self.model), options.num_beams)
@@ -305,7 +332,7 @@ class SpeculativeDecoder:
 
         source = Prompts(prompts, make, _WINDOW * int(batch_size))
         with self.running(settings) as batch:
-            for row in decode(batch, source, int(batch_size)):
+            for row in decode(batch, source, self.at_most(int(batch_size))):
                 index, sample = source.index.pop(row)
                 for i, each in enumerate(with_others([row])):
                     yield index, replace(respond(each), sample=sample + i)

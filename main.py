@@ -33,6 +33,7 @@ from terminal.flags import (
     add_models,
     check_models,
     options_of,
+    read_draft_vocabulary,
     read_memory,
 )
 from terminal.prompt_files import InOrder, PromptFile
@@ -43,14 +44,8 @@ from text.prompts import check_prompt
 
 Done = Callable[[Response], None]
 LARGE = 200 << 20  # bytes of weights
-DRAFTING = (
-    "draft_model",
-    "num_draft",
-    "lookup",
-    "delta",
-    "reference",
-    "memory",
-)  # without effect on beams
+# Without effect on beams
+DRAFTING = "draft_model draft_vocabulary num_draft lookup delta reference memory".split()
 BEAMS = ("length_penalty", "early_stopping")  # without effect on anything else
 SAMPLING = ("top_k", "top_p", "min_p", "seed", "acceptance")  # without effect on greedy texts
 ALONE = """\
@@ -170,6 +165,8 @@ def print_summary(args, decoder, options: Options, summary: Summary, began: floa
         print(reason, file=sys.stderr)
     if args.verbose:
         print("\n".join(summary.lines(time.perf_counter() - began)), file=sys.stderr)
+        if decoder.draft_vocabulary:
+            print(decoder.draft_vocabulary, file=sys.stderr)
 
 
 def answer_prompt(args, decoder: SpeculativeDecoder, options: Options, remember: Done) -> None:
@@ -280,18 +277,20 @@ def report_slow(model) -> None:
         print(f"{slow}: {blas.problem}", file=sys.stderr)
 
 
+def report_alone(decoder: SpeculativeDecoder) -> None:
+    """Say on stderr that texts cannot be decoded side by side, where they cannot."""
+    if decoder.at_most(2) == 1:
+        print("this model decodes one text at a time (docs/mlx_lm_models.md)", file=sys.stderr)
+
+
 def check_ranks(args, ranks: Ranks) -> None:
     """InputError where the ranks cannot do the same."""
     if "-" in (args.prompt, args.prompt_file):
         raise InputError(
             "under mlx.launch standard input has no end; use --prompt-file with a file"
         )
-    own = {
-        "model",
-        "draft_model",
-        "prompt_file",
-        "memory",
-    }  # paths; what they lead to is compared or shared
+    # Paths; what they lead to is compared or shared
+    own = {"model", "draft_model", "draft_vocabulary", "prompt_file", "memory"}
     asked = {name: value for name, value in vars(args).items() if name not in own}
     root = Path(__file__).resolve().parent
     program = b"".join(f.read_bytes() for f in sorted([*root.glob("*.py"), *root.glob("*/*.py")]))
@@ -329,7 +328,9 @@ def answer(args, ranks: Ranks) -> None:
         model.progress = Reading()
     growing = MemoryFile(args.memory) if args.memory_append else None  # made where there is none
     memory = read_memory(args.memory) if args.memory else None
-    decoder = SpeculativeDecoder(model, tokenizer, draft_model, in_template(args, model), memory)
+    tokens = read_draft_vocabulary(args.draft_vocabulary, tokenizer) if draft_model else None
+    encode = in_template(args, model)
+    decoder = SpeculativeDecoder(model, tokenizer, draft_model, encode, memory, tokens)
 
     def remember(response: Response) -> None:
         """Add a text that was written to its end to the memory."""
@@ -341,6 +342,7 @@ def answer(args, ranks: Ranks) -> None:
     if args.prompt_file is None:
         answer_prompt(args, decoder, options, remember)
     else:
+        report_alone(decoder)
         answer_file(args, decoder, options, ranks, remember)
 
 

@@ -9,6 +9,7 @@ vocabulary.
 import functools
 import math
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -152,6 +153,48 @@ class Stack(nn.Module):
         return self.norm(x) if "norm" in self else x
 
 
+_TABLES = (nn.Linear, nn.QuantizedLinear, nn.Embedding, nn.QuantizedEmbedding)
+
+
+class NarrowedEmbedding(nn.Module):
+    """An embedding that as the head has some of its rows only."""
+
+    def __init__(self, whole: nn.Module, rows: nn.Module):
+        super().__init__()
+        self.whole, self.rows = whole, rows
+
+    def __call__(self, tokens: mx.array) -> mx.array:
+        return self.whole(tokens)
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        return self.rows.as_linear(x)
+
+
+def narrowed(model: nn.Module, vocab_size: int, ids: mx.array) -> nn.Module:
+    """The same model, whose logits are those of `ids` [n] only; nothing else is copied. Its head is a linear layer
+    with a row for each of so many tokens, or the embedding if there is none."""
+
+    def replaced(module: nn.Module, kinds: tuple[type, ...]) -> nn.Module:
+        """The module with its tables of these kinds narrowed; itself if it has none."""
+        if isinstance(module, kinds) and len(module.weight) == vocab_size:
+            rows = copy(module)
+            for name in ("weight", "scales", "biases", "bias"):  # quantized in groups within a row
+                if name in rows:
+                    rows[name] = rows[name][ids]
+            return NarrowedEmbedding(module, rows) if hasattr(module, "as_linear") else rows
+        parts = {name: part for name, part in module.items() if isinstance(part, nn.Module)}
+        new = {name: replaced(part, kinds) for name, part in parts.items()}
+        if all(new[name] is part for name, part in parts.items()):
+            return module
+        module = copy(module)
+        for name, part in new.items():
+            module[name] = part
+        return module
+
+    found = replaced(model, _TABLES[:2])
+    return found if found is not model else replaced(model, _TABLES[2:])
+
+
 class EncoderDecoder(nn.Module):
     """The part of the contract (families/__init__.py) that these models share.
 
@@ -180,6 +223,10 @@ class EncoderDecoder(nn.Module):
         memory = self.encode(tokens, mask)
         readers = [each.get("cross_attention", each.attention) for each in self.decoder.layers]
         return CrossCache([reader.project(memory) for reader in readers], mask)
+
+    def narrowed(self, ids: mx.array) -> Any:
+        """The same model, whose logits are those of `ids` [n] only."""
+        return narrowed(self, self.config.vocab_size, ids)
 
     def logits(self, x: mx.array) -> mx.array:
         """[B, T, V] from the decoder's output [B, T, d_model]."""

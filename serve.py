@@ -23,7 +23,7 @@ from typing import Any
 from decoder import BATCH_SIZE, SpeculativeDecoder, load
 from demo.pair import demo_model
 from errors import InputError
-from main import report_generation, report_slow
+from main import report_alone, report_generation, report_slow
 from terminal import cli
 from terminal.flags import (
     add_decoding_options,
@@ -31,6 +31,7 @@ from terminal.flags import (
     add_models,
     check_models,
     options_of,
+    read_draft_vocabulary,
     read_memory,
 )
 
@@ -116,7 +117,9 @@ def main() -> None:
     report_slow(model)
     report_generation(model, options, args.verbose)
     memory = read_memory(args.memory) if args.memory else None
-    decoder = SpeculativeDecoder(model, tokenizer, draft_model, memory=memory)
+    tokens = read_draft_vocabulary(args.draft_vocabulary, tokenizer) if draft_model else None
+    decoder = SpeculativeDecoder(model, tokenizer, draft_model, None, memory, tokens)
+    report_alone(decoder)
     engine = Engine(decoder, options, args.batch_size, args.queue)
     api = Api(
         name=Path(target).name,

@@ -57,7 +57,7 @@ def decoding(target: Any, draft: Any | None = None, batch_size: int = 1, **optio
     def run(prompts: Sequence[str]) -> list[Row]:
         rows = [own.row(prompt, settings, RowSeeds(settings.seed)) for prompt in prompts]
         with own.running(settings) as batch:
-            list(decode(batch, Waiting(rows), batch_size))
+            list(decode(batch, Waiting(rows), own.at_most(batch_size)))
         return rows
 
     return run

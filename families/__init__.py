@@ -11,6 +11,7 @@ What the speculative step needs from a model:
     model.decode(tokens, positions, cache)
                                      appends tokens [B, T] at positions [B, T] (np.int32; MASKED: a filler)
                                      to the cache -> logits [B, T, V]
+    model.narrowed(ids) -> model     of a draft model: itself, but with the logits of ids [n] only, [B, T, n]
 
 A model that reads prompts in chunks has an attribute `progress`, None or a function of how many tokens it
 has read, and of how many. The cache is one of speculative/cache.py, which says what sees what, or a subclass.

@@ -114,6 +114,7 @@ class Model(EncoderDecoder):
             self.head = nn.Linear(c.d_model, c.vocab_size, bias=False)
         if c.logits_bias:
             self.logits_bias = mx.zeros((c.vocab_size,))
+        self._ids = mx.arange(c.vocab_size)  # of the logits
 
     def encode(self, tokens: mx.array, mask: np.ndarray) -> mx.array:
         c, positions = self.config, np.arange(tokens.shape[1])
@@ -142,9 +143,16 @@ class Model(EncoderDecoder):
         if c.logits_bias:
             logits = logits + self.logits_bias
         if c.bans_padding:
-            banned = mx.arange(c.vocab_size) == c.pad_token_id
+            banned = self._ids == c.pad_token_id
             logits = mx.where(banned, mx.array(-mx.inf, logits.dtype), logits)
         return logits
+
+    def narrowed(self, ids: mx.array) -> "Model":
+        found = super().narrowed(ids)
+        found._ids = ids
+        if self.config.logits_bias:
+            found.logits_bias = self.logits_bias[ids]
+        return found
 
 
 FAMILY = Family(Config, Model, rename, write_tokenizer)

@@ -1,26 +1,26 @@
-"""Decoder-only models: any of mlx-lm's whose layers keep keys and values only, behind the contract.
+"""Decoder-only models: any of mlx-lm's whose layers keep keys and values, or a state, behind the contract.
 
-What mlx-lm's models ask of a cache, per layer, is a LayerCache. How to load them: causal_loading.py.
+What mlx-lm's models ask of a cache, per layer, is a LayerCache, or what they bring themselves for a state (of a
+recurrent or a convolutional layer). How to load them: causal_loading.py.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx.utils import tree_flatten
 
 from distributed.ranks import ALONE
 from errors import InputError
+from families.causal_check import check, check_cache, has_state, own_cache, refused
+from model import narrowed
 from speculative.cache import MASKED, SlotCache
 
 PREFILL = 512  # prompt tokens in a call
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+UNKNOWN = 2**31 - 1  # the size of a vocabulary, until the model has been tried
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class CausalConfig:
     eos_token_ids: tuple[int, ...]
     pad_token_id: int
     max_positions: int | None
+    max_rows: int | None = None  # side by side; None: any number
 
     @property
     def max_prompt_tokens(self) -> int | None:
@@ -39,16 +40,35 @@ class CausalConfig:
 
 
 class CausalCache(SlotCache):
-    """Slots, as each layer of an mlx-lm model wants to see them.
+    """Slots, as each layer of an mlx-lm model wants to see them, and the layers' states.
 
-    windows: per layer how many positions a query sees, its own included; None: all before it
-    mask_axes: 4 for masks [B, 1, T, N]; 5 where a model has an axis more between heads and queries
+    A state cannot forget, but arrays are immutable, so the ones before a call cost nothing to keep. If all tokens
+    that a row has in a call stay, its states after the call are right; if not, it goes back to those before, and
+    lacks all tokens of the call.
     """
 
-    def __init__(self, batch_size: int, windows: Sequence[int | None], mask_axes: int = 4):
-        super().__init__(batch_size, len(windows))
-        self.layers = [LayerCache(self, i, window) for i, window in enumerate(windows)]
+    def __init__(self, batch_size: int, like: Sequence[Any], mask_axes: int = 4):
+        """like: mlx-lm's own caches, one for each layer
+        mask_axes: 4 for masks [B, 1, T, N]; 5 where a model has an axis more between heads and queries"""
+        self.states: list[Any] = []
+        self.windows: list[int | None] = []
+        self.layers = [self._layer(each) for each in like]
+        super().__init__(batch_size, len(self.windows))
         self._mask_axes = mask_axes
+        # By calls since the last `keep`: where each row's tokens [B] and the call end, and the states then.
+        self._calls: list[tuple[np.ndarray, int, list[list[Any]]]] = []
+        self._begin()
+
+    def _layer(self, like: Any) -> Any:
+        if parts := getattr(like, "caches", ()):
+            return tuple(map(self._layer, parts))
+        if has_state(like):
+            state = copy(like)
+            state.cache = [None] * len(like.cache)
+            self.states.append(state)
+            return state
+        self.windows.append(getattr(like, "max_size", None))
+        return LayerCache(self, len(self.windows) - 1, self.windows[-1])
 
     def reserve(self, positions: np.ndarray) -> np.ndarray:
         slots = super().reserve(positions)
@@ -59,7 +79,62 @@ class CausalCache(SlotCache):
         offset = np.where(real.any(axis=1), first - column, 0).astype(np.int32)
         self.offset: int | mx.array = int(offset[0]) if len(offset) == 1 else mx.array(offset)
         self._masks: dict[tuple, Any] = {}
+        for state in self.states:  # which may not see fillers
+            state.lengths = None if real.all() else mx.array(real.sum(axis=1))
         return slots
+
+    def decoded(self, positions: np.ndarray) -> None:
+        """A call with tokens at these positions, as the caller has them, is over."""
+        column = np.arange(1, positions.shape[1] + 1)
+        last = np.where(positions != MASKED, column, 0).max(axis=1)
+        begun = self.cursor - self._kept - positions.shape[1]
+        self._calls.append((begun + last, self.cursor - self._kept, self._snapshot()))
+
+    def _snapshot(self) -> list[list[Any]]:
+        return [list(state.cache) for state in self.states]
+
+    def _begin(self) -> None:
+        self._calls = [(np.zeros(len(self.position), int), 0, self._snapshot())]
+
+    def keep(self, n: np.ndarray) -> None:
+        if self.states:
+            ends = np.array([end for end, _, _ in self._calls])  # [calls, B]
+            last = (ends <= n).sum(axis=0) - 1  # each row's last call that stays
+            n = np.array([columns for _, columns, _ in self._calls])[last]
+            for i, state in enumerate(self.states):
+                for j in range(len(state.cache)):
+                    state.cache[j] = _chosen([states[i][j] for _, _, states in self._calls], last)
+        super().keep(n)
+        self._begin()
+
+    def wait(self) -> None:
+        super().wait()
+        mx.eval([x for state in self.states for x in state.cache if x is not None])
+
+    def replace(self, rows: Sequence[int], fresh: SlotCache) -> None:
+        assert isinstance(fresh, CausalCache)
+        super().replace(rows, fresh)
+        order = np.full(len(self.position), -1)
+        order[list(rows)] = np.arange(len(rows))
+        for state, new in zip(self.states, fresh.states, strict=True):
+            for j, (old, own) in enumerate(zip(state.cache, new.cache, strict=True)):
+                moved = None if own is None else own[mx.array(np.maximum(order, 0))]
+                state.cache[j] = _chosen([old, moved], order >= 0)
+        self._begin()
+
+    def select(self, rows: Sequence[int]) -> None:
+        super().select(rows)
+        self._move(rows)
+
+    def reorder(self, rows: Sequence[int]) -> None:
+        super().reorder(rows)
+        self._move(rows)
+
+    def _move(self, rows: Sequence[int]) -> None:
+        index = mx.array(list(rows))
+        for state in self.states:
+            state.cache = [None if x is None else x[index] for x in state.cache]
+        self._begin()
 
     def mask(self, window: int | None, as_array: bool) -> mx.array | str | None:
         """Which slots the tokens last reserved see. Without `as_array`, "causal" or None where that
@@ -78,6 +153,18 @@ class CausalCache(SlotCache):
         if window is not None:
             seen &= distance < window
         return mx.array(seen[:, None] if self._mask_axes == 4 else seen[:, None, None])
+
+
+def _chosen(options: Sequence[mx.array | None], index: np.ndarray) -> mx.array | None:
+    """Of arrays [B, ...] that of index[b] for each row b; None: zeros, as yet of no shape."""
+    known = next((x for x in options if x is not None), None)
+    if known is None or (index == index[0]).all():
+        return options[int(index[0])]
+    found, shape = mx.zeros_like(known), (-1, *[1] * (known.ndim - 1))
+    for i in np.unique(index).tolist():
+        if options[i] is not None:
+            found = mx.where(mx.array(index == i).reshape(shape), options[i], found)
+    return found
 
 
 class LayerCache:
@@ -119,6 +206,10 @@ class DecoderOnly(nn.Module):
     def new_cache(self, batch_size: int) -> SlotCache:
         return SlotCache(batch_size, len(self.layers))
 
+    def narrowed(self, ids: mx.array) -> Any:
+        """The same model, whose logits are those of `ids` [n] only."""
+        return narrowed(self, self.config.vocab_size, ids)
+
     def start(self, tokens: mx.array, mask: np.ndarray | None = None) -> Any:
         """A cache with all but the last of each row's tokens [B, S]; mask [B, S] true on tokens, which
         are on the left (None: no padding). Logits are never computed: nothing asks for them.
@@ -135,11 +226,11 @@ class DecoderOnly(nn.Module):
         for start in range(0, S - 1, PREFILL):
             end = min(start + PREFILL, S - 1)
             self.decode(tokens[:, start:end], positions[:, start:end], cache)
+            cache.keep(np.full(B, end - start))
             cache.wait()
             mx.clear_cache()  # a chunk's buffers, each larger than the last's, are not used again
             if self.progress:
                 self.progress(end, S - 1)
-        cache.keep(lengths - 1)
         return cache
 
 
@@ -156,22 +247,47 @@ class CausalModel(DecoderOnly):
     ):
         super().__init__()
         self.model = model
-        self._windows = check_cache(model)
+        self._like, self._mask_axes = check_cache(model), 4
         limits = [n for n in (max_positions, _clip_positions(model)) if n]
-        self._mask_axes, vocab_size = _check(self)
+        self.config = CausalConfig(UNKNOWN, (), 0, None)
+        self._mask_axes, rows, vocab_size = check(self)
         eos = tuple(sorted(i for i in eos_token_ids if i < vocab_size))
         # Padding has no text, so it may not be a token that has.
         pads = [i for i in (pad_token_id, *eos, 0) if i is not None and i < vocab_size]
-        self.config = CausalConfig(vocab_size, eos, pads[0], min(limits, default=None))
+        self.config = CausalConfig(vocab_size, eos, pads[0], min(limits, default=None), rows)
 
     def new_cache(self, batch_size: int) -> CausalCache:
-        return CausalCache(batch_size, self._windows, self._mask_axes)
+        return CausalCache(batch_size, self._like, self._mask_axes)
 
     def decode(self, tokens: mx.array, positions: np.ndarray, cache: CausalCache) -> mx.array:
         """Append tokens [B, T] at positions [B, T], which follow each other within a row, to the cache;
         their logits [B, T, V]. A token at position MASKED is a filler: its logits mean nothing."""
-        cache.reserve(positions)
-        return self.model(tokens, cache=cache.layers)
+        if not cache.states:
+            cache.reserve(positions)
+            return self.model(tokens, cache=cache.layers)
+        # A state may not come upon fillers before tokens: rows begin at the left.
+        T = positions.shape[1]
+        first = (positions != MASKED).argmax(axis=1)[:, None]
+        there, back = (np.arange(T) + first) % T, (np.arange(T) - first) % T
+        if first.any():
+            tokens = mx.take_along_axis(tokens, mx.array(there), axis=1)
+        cache.reserve(np.take_along_axis(positions, there, axis=1))
+        logits = self.model(tokens, cache=cache.layers)
+        cache.decoded(positions)
+        return (
+            mx.take_along_axis(logits, mx.array(back)[..., None], axis=1) if first.any() else logits
+        )
+
+    def narrowed(self, ids: mx.array) -> Any:
+        """As of all models. InputError where mlx-lm has the head elsewhere."""
+        found = super().narrowed(ids)
+        try:
+            size = found.model(mx.array([[0]]), cache=own_cache(found.model)).shape[-1]
+        except ValueError:  # what follows the head is made for all tokens
+            size = 0
+        if size != len(ids):
+            raise refused(self.model, "with a draft vocabulary, as its head is not known")
+        return found
 
 
 class ClippedTable(nn.Module):
@@ -192,88 +308,3 @@ def _clip_positions(model: nn.Module) -> int | None:
             module.wpe = ClippedTable(module.wpe)
             return len(module.wpe.table.weight)
     return None
-
-
-# ---------------------------------------------------------------------------------------------
-# Which models can
-
-# How far logits may be off, in units of their spread: in full, and in half precision.
-_TOLERANCE = (0.02, 0.1)
-
-
-def own_cache(model: nn.Module) -> list:
-    """What mlx-lm would decode the model with."""
-    from mlx_lm.models.cache import make_prompt_cache
-
-    return make_prompt_cache(model)
-
-
-def _refused(model: nn.Module, reason: str) -> InputError:
-    name = getattr(model, "model_type", None) or type(model).__module__.rpartition(".")[2]
-    return InputError(f"{name} cannot be decoded here: {reason}")
-
-
-def check_cache(model: nn.Module) -> list[int | None]:
-    """Each layer's window. InputError for a model that keeps more than keys and values."""
-    if getattr(model, "model_type", None) == "afm7":  # whose logits may pass in half precision
-        raise _refused(model, "it takes positions from the number of its keys")
-    caches = own_cache(model)
-    for cache in caches:
-        kind = type(cache).__name__
-        if kind != "KVCache" and (kind != "RotatingKVCache" or cache.keep):
-            reason = "from which this step cannot take a rejected token back"
-            raise _refused(model, f"a layer keeps its state in {kind}, {reason}")
-    return [getattr(cache, "max_size", None) for cache in caches]
-
-
-def _check(model: CausalModel) -> tuple[int, int]:
-    """How many axes the model wants masks to have, and the size of its vocabulary. InputError where its
-    logits are others than alone: it may take positions from the number of slots, or one for all rows."""
-    weights = dict(tree_flatten(model.parameters())).values()
-    half = any(weight.dtype in (mx.float16, mx.bfloat16) for weight in weights)
-    reasons = []
-    for mask_axes in (4, 5):
-        model._mask_axes = mask_axes
-        try:
-            distance, vocab_size = _distance(model)
-        except Exception as error:  # whatever a model makes of a batch that it was not made for
-            ours = isinstance(error, InputError)
-            batch = "" if ours else "a batch of rows of unequal length fails: "
-            reasons.append(batch + first_line(error))
-            continue
-        if distance < _TOLERANCE[half]:
-            return mask_axes, vocab_size
-        reasons.append("in a batch of rows of unequal length its logits are not those alone")
-    raise _refused(model.model, reasons[0])
-
-
-def _distance(model: CausalModel) -> tuple[float, int]:
-    """How far the logits of two rows are from those of mlx-lm alone, in units of these's spread, and
-    how many a token has. The prompts differ in length, tokens are taken back, and fillers are on
-    either side. What is wrong is wrong for all of a row's tokens in a call, so the best counts: in half
-    precision one of them may be given to another expert."""
-    a, b = [3, 9, 4, 7, 5, 8, 6, 2, 9], [5, 7, 2, 6, 3]
-    X, at = 1, MASKED  # a wrong token, and where a filler is
-    cache = model.start(mx.array([a[:6], b[:2] + 4 * [X]]), np.arange(6) < np.array([[6], [2]]))
-    first = model.decode(
-        mx.array([[a[5], a[6], X, X], [X, b[1], b[2], X]]),
-        np.array([[5, 6, 7, 8], [at, 1, 2, at]], np.int32),
-        cache,
-    )
-    cache.keep(np.array([2, 3]))
-    second = model.decode(mx.array([a[7:], b[3:]]), np.array([[7, 8], [3, 4]], np.int32), cache)
-    distances: list[float] = []
-    for row, *found in ((a, first[0, :2], second[0]), (b, first[1, 1:3], second[1])):
-        alone = model.model(mx.array([row]), cache=own_cache(model.model))[0, -4:]
-        distances += map(_difference, found, (alone[:2], alone[2:]))
-    return float(np.max(distances)), alone.shape[-1]
-
-
-def _difference(found: mx.array, expected: mx.array) -> float:
-    """How far the best of logits [n, V] are from those expected, in units of these's spread."""
-    a, b = (np.array(x.astype(mx.float32)) for x in (found, expected))
-    banned = (a == b) & np.isinf(b)  # ids that a model never writes
-    a, b = np.where(banned, 0, a), np.where(banned, 0, b)
-    spread = b - b.mean(axis=-1, keepdims=True)
-    error = np.linalg.norm(a - b, axis=-1) / (np.linalg.norm(spread, axis=-1) + 1e-9)
-    return error.min()  # NaN, and so refused, where one is

@@ -21,7 +21,8 @@ from checkpoints.quantization import Quantization
 from distributed.ranks import Ranks
 from errors import InputError
 from families import architecture_of, is_ours
-from families.causal import CausalModel, check_cache, first_line
+from families.causal import CausalModel
+from families.causal_check import check_cache, first_line
 from families.causal_positions import lifted, max_positions, set_positions, text_of
 from families.folders import WEIGHTS, converted_path
 from text.generation import Generation

@@ -11,7 +11,7 @@ import mlx.nn as nn
 import numpy as np
 
 from errors import InputError
-from families.causal import own_cache
+from families.causal_check import own_cache
 
 Scaled = tuple[np.ndarray, float]
 

@@ -59,7 +59,7 @@ class Engine:
     ):
         """options: the acceptance rule, lenience and what drafts, for all rows; all else is a row's own."""
         self.decoder, self.options = decoder, options
-        self._batch_size, self._queue_size = batch_size, queue_size
+        self._batch_size, self._queue_size = decoder.at_most(batch_size), queue_size
         self._waiting: deque[Job] = deque()
         self._running: dict[Row, Job] = {}
         self._changed = threading.Condition()

@@ -26,9 +26,11 @@ class Model(Protocol):
 class CachedModel:
     """A model that decodes rows side by side. `cache` is None until the first row is admitted."""
 
+    BEHIND = 8  # tokens: a row that lacks more is brought up to date first
+
     def __init__(self, model: Model, share: Callable[[mx.array], mx.array] = lambda tokens: tokens):
         """share: makes drafted tokens the same for all processes that run the model together."""
-        self.config, self._model, self._share = model.config, model, share
+        self.config, self.model, self._share = model.config, model, share
         self.cache: SlotCache | None = None
         self._lacked = 0  # tokens per row that went before the drafted ones in the last call
 
@@ -38,7 +40,7 @@ class CachedModel:
         order = [once.setdefault(tuple(prompt), len(once)) for prompt in prompts]
         tokens, mask = padded(list(once), self.config.pad_token_id)
         vocab_size = getattr(self.config, "source_vocab_size", self.config.vocab_size)
-        fresh = self._model.start(mx.array(self._known(tokens, vocab_size)), mask)
+        fresh = self.model.start(mx.array(self._known(tokens, vocab_size)), mask)
         if len(once) < len(order):
             fresh.select(order)
         if self.cache is None:
@@ -74,18 +76,20 @@ class CachedModel:
     def __call__(self, rows: Rows, drafted: mx.array, lengths: np.ndarray) -> mx.array:
         """Logits [B, 1 + k, V] after each row's last token and each of its drafted tokens [B, k], of which
         the first lengths[b] are meant. `keep` follows."""
+        if (self.behind(rows) > self.BEHIND).any():
+            self.catch_up(rows)
         lacking, positions = self._lacking(rows)
         self._lacked = lacking.shape[1]
         block = mx.array(lacking)
         if drafted.shape[1]:
             block = mx.concatenate([block, self._share(drafted)], axis=1)
             positions = np.concatenate([positions, following(rows, lengths)], axis=1)
-        logits = self._model.decode(block, positions, self.cache)
+        logits = self.model.decode(block, positions, self.cache)
         return logits[:, max(self._lacked - 1, 0) :]
 
     def feed(self, tokens: mx.array, positions: np.ndarray) -> mx.array:
         """Logits [B, V] after one more drafted token of each row, tokens and positions [B, 1]."""
-        return self._model.decode(tokens, positions, self.cache)[:, -1]
+        return self.model.decode(tokens, positions, self.cache)[:, -1]
 
     def keep(self, n: np.ndarray) -> None:
         """Keep n[b] of each row's drafted tokens, or as many as were read; forget the others."""
@@ -101,7 +105,7 @@ class CachedModel:
         """Read all but the last token of each row."""
         assert self.cache
         tokens, positions = self._lacking([row[:-1] for row in rows])
-        self._model.decode(mx.array(tokens), positions, self.cache)
+        self.model.decode(mx.array(tokens), positions, self.cache)
         self.cache.keep(np.full(len(rows), tokens.shape[1]))
 
     def _lacking(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
@@ -137,7 +141,7 @@ class AheadModel(CachedModel):
             return
         self.keep(np.zeros(len(rows), int))
         positions = following(rows, np.array(live, np.int32))
-        self._ahead = self._model.decode(tokens[:, None], positions, self.cache)
+        self._ahead = self.model.decode(tokens[:, None], positions, self.cache)
         mx.async_eval(self._ahead)
 
     def __call__(self, rows: Rows, drafted: mx.array, lengths: np.ndarray) -> mx.array:

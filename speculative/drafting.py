@@ -13,6 +13,7 @@ from speculative.draft import Candidate, Draft, Plan, no_draft
 from speculative.lookup import UNBOUNDED, WEAK, PromptMatcher
 from speculative.row import Row
 from speculative.sampling import Greedy, Sampler
+from speculative.vocabulary import DraftVocabulary, Narrowed
 
 
 class Drafter:
@@ -44,23 +45,27 @@ class Drafter:
         tokens came, and whether another did after these."""
         return []
 
+    def learn(self, done: Sequence[Row]) -> None:
+        """These rows are finished."""
+
 
 class ModelDrafter(Drafter):
     """Drafts with a smaller model, token by token. A prompt is read when it is first drafted for. The kind of a
     candidate tells how the row's last draft fared: texts are easy or hard for a while."""
-
-    BEHIND = 8  # tokens: a row that lacks more is brought up to date before the draft
 
     def __init__(
         self,
         model: Model,
         vocab_size: int | None = None,
         broadcast: Callable[[Any], Any] = lambda x: np.array(x),
+        vocabulary: DraftVocabulary | None = None,
     ):
         """vocab_size: ids from here on, which the target does not share, are never proposed.
-        broadcast: floats on the host, the same for all processes that run the target together."""
-        self._broadcast = broadcast
-        self._model = CachedModel(model)
+        broadcast: floats on the host, the same for all processes that run the target together.
+        vocabulary: the tokens to score; None: all of them."""
+        self._broadcast, self._vocabulary = broadcast, vocabulary
+        self._narrowed: Narrowed | None = None
+        self._whole, self._model = model, CachedModel(model)
         self._vocab_size = vocab_size or model.config.vocab_size
         self._batch: list[Row] = []
         self._read: set[Row] = set()  # rows whose prompt has been read
@@ -74,6 +79,10 @@ class ModelDrafter(Drafter):
         self._batch = list(batch)
         self._read.intersection_update(batch)
         self._fared = {row: self._fared.get(row, "new") for row in batch}
+        if self._vocabulary:
+            languages = {row.options.target_lang for row in batch}
+            self._narrowed = self._vocabulary.narrowed(languages)
+            self._model.model = self._narrowed.model if self._narrowed else self._whole
 
     def select(self, rows: Sequence[int]) -> None:
         self._batch = [self._batch[row] for row in rows]
@@ -84,7 +93,8 @@ class ModelDrafter(Drafter):
         for row, tokens, unread in zip(self._batch, rows, behind.tolist(), strict=True):
             most = (config.max_positions or UNBOUNDED) - len(tokens)
             reads = len(row.prompt) <= (config.max_prompt_tokens or UNBOUNDED)
-            candidate = Candidate(f"model, {self._fared[row]}", most, unread=unread)
+            kind = f"{'narrowed' if self._narrowed else 'model'}, {self._fared[row]}"
+            candidate = Candidate(kind, most, unread=unread)
             found.append([candidate] if reads and most > 0 else [])
         return found
 
@@ -94,7 +104,7 @@ class ModelDrafter(Drafter):
         behind = np.array([len(row.prompt) for row in self._batch])
         if known:
             lacking = self._model.behind(rows)[known]
-            behind[known] = np.where(lacking > self.BEHIND, lacking, 0)
+            behind[known] = np.where(lacking > CachedModel.BEHIND, lacking, 0)
         return behind
 
     def draft(self, rows: Rows, plan: Plan, sampler: Greedy | Sampler) -> Draft:
@@ -108,7 +118,8 @@ class ModelDrafter(Drafter):
         drafted, q = list[mx.array](), list[Any]()  # q is None each where tokens are certain
         doubt = _Doubt(plan, self._model.config.eos_token_ids, self._broadcast)
         for i in range(ahead.shape[1]):
-            logits = logits[:, : self._vocab_size]
+            wide = self._narrowed.widened(logits) if self._narrowed else logits
+            logits = wide[:, : self._vocab_size]
             token, distribution = sampler.propose(logits, drafted)
             mx.async_eval(token)  # runs while the host prepares the next
             drafted.append(token[:, None])
@@ -134,7 +145,7 @@ class ModelDrafter(Drafter):
         if new:
             self._model.admit(len(rows), new, [self._batch[b].prompt for b in new])
             self._read.update(self._batch[b] for b in new)
-        if (self._model.behind(rows) > self.BEHIND).any():
+        if (self._model.behind(rows) > CachedModel.BEHIND).any():
             self._model.catch_up(rows)
         self._model.wait()
         return float(self._broadcast(time.perf_counter() - began))
@@ -148,6 +159,11 @@ class ModelDrafter(Drafter):
             whole = n[b] == self._lengths[b]
             fared = "none" if n[b] == 0 else "whole" if whole else "part"
             self._fared[self._batch[b]] = fared
+
+    def learn(self, done: Sequence[Row]) -> None:
+        if self._vocabulary:
+            for row in done:
+                self._vocabulary.learn(row.generated, row.options.target_lang)
 
 
 class _Doubt:
@@ -277,6 +293,9 @@ class CombinedDrafter(Drafter):
 
     def hindsight(self, rows: Rows, plan: Plan) -> list[tuple[Candidate, int, bool]]:
         return self._lookup.hindsight(rows, plan)
+
+    def learn(self, done: Sequence[Row]) -> None:
+        self._model.learn(done)
 
     def keep(self, n: np.ndarray) -> None:
         self._model.keep(np.where(self._asked, n, 0))

@@ -193,7 +193,8 @@ class AdaptiveSchedule(Schedule):
         self._vocab_size = vocab_size
         self._chances: defaultdict[str, Share] = defaultdict(Share)
         self._rejections = Share()  # over -log(confidence) of the tokens that were tried
-        self._costs: dict[int, Costs] = {}  # by the power of two of rows
+        self._drafter = ""  # the draft model's: see Candidate.kind
+        self._costs: dict[tuple[int, str], Costs] = {}  # by the power of two of rows, and by it
         self._reading, self._texts = Share(), Share()  # seconds a token; tokens a text
         self._trying = False  # whether this step is to learn, not to gain
 
@@ -202,6 +203,8 @@ class AdaptiveSchedule(Schedule):
         rows, live = len(room), sum(r >= 0 for r in room)
         if not any(candidates):
             return replace(_plan([None] * rows, room, [0] * rows), again=True)
+        kinds = (c.kind for of_row in candidates for c in of_row if c.modelled)
+        self._drafter = next(map(_drafter, kinds), self._drafter)
         costs = self._of(rows)
         offered = {PLAIN, *(_way(c) for of_row in candidates for c in of_row)}
         due = [way for way in sorted(offered) if costs.due(way)]
@@ -245,11 +248,12 @@ class AdaptiveSchedule(Schedule):
 
     def _of(self, rows: int) -> Costs:
         """What is known of so many rows; at first what is known of the nearest number."""
-        size = rows.bit_length()
-        if size not in self._costs:
-            nearest = min(self._costs, key=lambda known: abs(known - size), default=size)
-            self._costs[size] = Costs(self._costs.get(nearest))
-        return self._costs[size]
+        key = size, drafter = rows.bit_length(), self._drafter
+        if key not in self._costs:
+            like = [known for known in self._costs if known[1] == drafter] or list(self._costs)
+            nearest = min(like, key=lambda known: abs(known[0] - size), default=key)
+            self._costs[key] = Costs(self._costs.get(nearest))
+        return self._costs[key]
 
     def _brings(self, candidate: Candidate, room: int, t: np.ndarray, rate: float) -> np.ndarray:
         """Expected tokens that pass, of drafts of `t` tokens."""

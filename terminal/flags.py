@@ -3,13 +3,17 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from tokenizers import Tokenizer
 
 from speculative.options import DECLARED, DEFAULTS, Options
 from terminal import cli
 from text.memory import Memory, load_memory
+from text.vocabulary import read_tokens
 
 SHOWN = 20  # lines of a memory that are reported one by one
 
@@ -20,7 +24,7 @@ _GROUPS = {  # of options that have a heading of their own
 
 
 def add_models(parser: cli.Parser) -> None:
-    """--model and --draft-model."""
+    """--model, --draft-model and --draft-vocabulary."""
     parser.add_argument(
         "--model",
         type=cli.name,
@@ -30,6 +34,13 @@ def add_models(parser: cli.Parser) -> None:
         "--draft-model",
         type=cli.name,
         help="a smaller converted model of the same vocabulary (default: none)",
+    )
+    parser.add_argument(
+        "--draft-vocabulary",
+        type=cli.name,
+        metavar="FILE",
+        help="have the draft model score only the tokens of these texts, which is faster: a text file or a "
+        "memory; auto: those that the model writes, once few new ones come (default: score all)",
     )
 
 
@@ -46,19 +57,35 @@ def add_memory(parser: cli.Parser) -> None:
 
 def read_memory(path: Path) -> Memory:
     """The memory in a file. Lines that cannot be used are named on stderr."""
-    passed_over: list[str] = []
-    memory = load_memory(path, lambda line, why: passed_over.append(f"line {line}: {why}"))
-    for said in passed_over[:SHOWN]:
+    with _passed_over(path) as report:
+        return load_memory(path, report)
+
+
+def read_draft_vocabulary(asked: str | None, tokenizer: Tokenizer) -> Collection[int] | str | None:
+    """What --draft-vocabulary asks for. Lines of a file that cannot be used are named on stderr."""
+    if asked in (None, "auto"):
+        return asked
+    with _passed_over(Path(asked)) as report:
+        return read_tokens(tokenizer, Path(asked), report)
+
+
+@contextmanager
+def _passed_over(path: Path) -> Iterator[Callable[[int, str], None]]:
+    """What takes the lines that cannot be used, and why; at the end the first ones are printed."""
+    lines: list[str] = []
+    yield lambda line, why: lines.append(f"line {line}: {why}")
+    for said in lines[:SHOWN]:
         print(f"{cli.one_line(str(path))}, {said}", file=sys.stderr)
-    if (more := len(passed_over) - SHOWN) > 0:
+    if (more := len(lines) - SHOWN) > 0:
         print(f"{cli.one_line(str(path))}: {more} more such lines", file=sys.stderr)
-    return memory
 
 
 def check_models(args, parser: cli.Parser) -> None:
     """End with a message where they do not go together."""
     if args.draft_model and not args.model:
         parser.error("--draft-model needs --model; the embedded pair has a draft of its own")
+    if getattr(args, "draft_vocabulary", None) and args.model and not args.draft_model:
+        parser.error("--draft-vocabulary needs --draft-model")
 
 
 def options_of(args) -> Options:

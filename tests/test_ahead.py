@@ -23,7 +23,7 @@ def calls(monkeypatch):
 
     def noting(method, what):
         def noted(self, *args):
-            found.append((self._model, what(args)))
+            found.append((self.model, what(args)))
             return method(self, *args)
 
         return noted

@@ -44,7 +44,7 @@ def test_texts_are_mlx_lms_own(name):
         partial += partial_steps(rows, num_draft)
         whole += total(rows).accepted_lengths[num_draft] if num_draft else 0
     assert partial and whole
-    assert (WINDOW in model._windows) == (name in [*SLIDING, "gemma3n"])
+    assert (WINDOW in model.new_cache(1).windows) == (name in [*SLIDING, "gemma3n"])
 
 
 def offset_of_the_first_row(self):
@@ -160,7 +160,6 @@ def test_learned_positions_end():
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("mamba", "a layer keeps its state in ArraysCache, from which this step cannot"),
         ("llama4", "a layer keeps its state in ChunkedKVCache, from which this step cannot"),
         ("afm7", "takes positions from the number of its keys"),
         ("gpt_bigcode", "a batch of rows of unequal length fails"),

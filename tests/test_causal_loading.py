@@ -145,8 +145,8 @@ def test_conversion_goes_through_mlx_lm(tmp_path, capsys):
 
 
 def test_what_cannot_be_decoded_is_not_converted(tmp_path):
-    causal_folders.write(tmp_path / "hub", "mamba")
-    with pytest.raises(InputError, match="hub: mamba cannot be decoded here"):
+    causal_folders.write(tmp_path / "hub", "llama4")
+    with pytest.raises(InputError, match="hub: llama4 cannot be decoded here"):
         convert.convert(str(tmp_path / "hub"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -55,14 +55,15 @@ def attempt(name: str) -> tuple[str, str]:
         model = CausalModel(lm)
     except InputError as error:
         return "refused", str(error).partition(" cannot be decoded here: ")[2]
+    rows = model.config.max_rows or 3
     expected = [alone(lm, prompt, MAX_TOKENS) for prompt in TEXTS]
     different = 0
     for drafter, k in ((Drafter(), 0), (ModelDrafter(CausalModel(build(name, noise=0.1))), 3)):
-        rows = decode_with(model, drafter, TEXTS, 3, num_draft=k, max_tokens=MAX_TOKENS)
-        different += sum(r.generated != e for r, e in zip(rows, expected, strict=True))
+        found = decode_with(model, drafter, TEXTS, rows, num_draft=k, max_tokens=MAX_TOKENS)
+        different += sum(r.generated != e for r, e in zip(found, expected, strict=True))
     if different:
         return "differs", f"{different} of {2 * len(TEXTS)} texts"
-    return "works", "windows" if WINDOW in model._windows else ""
+    return "works", "windows" if WINDOW in model.new_cache(1).windows else ""
 
 
 def main() -> None:

@@ -1,0 +1,110 @@
+"""Which of mlx-lm's models can be decoded: those whose rows, side by side and with tokens taken back, get the logits
+that they get alone. Tried when a model is loaded, with a few tokens.
+"""
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten
+
+from errors import InputError
+from speculative.cached_model import CachedModel
+
+# How far logits may be off, in units of their spread: in full, and in half precision.
+_TOLERANCE = (0.02, 0.1)
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def own_cache(model: nn.Module) -> list:
+    """What mlx-lm would decode the model with."""
+    from mlx_lm.models.cache import make_prompt_cache
+
+    return make_prompt_cache(model)
+
+
+def refused(model: nn.Module, reason: str) -> InputError:
+    name = getattr(model, "model_type", None) or type(model).__module__.rpartition(".")[2]
+    return InputError(f"{name} cannot be decoded here: {reason}")
+
+
+def has_state(cache: Any) -> bool:
+    """Whether it is of a layer with a state: an ArraysCache of mlx-lm's, or like one."""
+    return all(hasattr(cache, name) for name in ("cache", "lengths", "advance", "make_mask"))
+
+
+def check_cache(model: nn.Module) -> list:
+    """mlx-lm's own caches, one for each layer. InputError for a model that keeps more than keys, values and states."""
+    if getattr(model, "model_type", None) == "afm7":  # whose logits may pass in half precision
+        raise refused(model, "it takes positions from the number of its keys")
+    caches = own_cache(model)
+    parts = [part for each in caches for part in getattr(each, "caches", (each,))]
+    for cache in parts:
+        kind = type(cache).__name__
+        slots = kind == "KVCache" or (kind == "RotatingKVCache" and not cache.keep)
+        if not slots and not has_state(cache):
+            reason = "from which this step cannot take a rejected token back"
+            raise refused(model, f"a layer keeps its state in {kind}, {reason}")
+    return caches
+
+
+def check(model: Any) -> tuple[int, int | None, int]:
+    """How many axes the model wants masks to have, how many rows it may have side by side (None: any number), and
+    the size of its vocabulary. InputError where its logits are others than alone: it may take positions from the
+    number of slots, or one for all rows."""
+    weights = dict(tree_flatten(model.parameters())).values()
+    half = any(weight.dtype in (mx.float16, mx.bfloat16) for weight in weights)
+    reasons = []
+    # A state that heeds no lengths comes upon the fillers of ragged rows, but one row has none.
+    ways = [(4, None), (5, None), *([(4, 1)] if model.new_cache(1).states else [])]
+    for mask_axes, rows in ways:
+        model._mask_axes = mask_axes
+        try:
+            distance, vocab_size = _distance(model, together=rows is None)
+        except Exception as error:  # whatever a model makes of a batch that it was not made for
+            ours = isinstance(error, InputError)
+            batch = "" if ours else "a batch of rows of unequal length fails: "
+            reasons.append(batch + first_line(error))
+            continue
+        if distance < _TOLERANCE[half]:
+            return mask_axes, rows, vocab_size
+        reasons.append("in a batch of rows of unequal length its logits are not those alone")
+    raise refused(model.model, reasons[0])
+
+
+def _distance(model: Any, together: bool) -> tuple[float, int]:
+    """How far the logits of two rows, side by side or one after the other, are from those of mlx-lm alone, in units
+    of these's spread, and how many a token has. The prompts differ in length, tokens are taken back, and fillers are
+    on either side. What is wrong is wrong for all of a row's tokens in a call, so the best counts: in half precision
+    one of them may be given to another expert."""
+    # Tokens, of the prompt how many, then how many are drafted, and how many of these are kept; 1 is a wrong token.
+    a, b = ([3, 9, 4, 7, 5, 8, 6, 2, 9], 6, 3, 1), ([5, 7, 2, 6, 3], 2, 1, 0)
+    distances: list[float] = []
+    for group in ([a, b],) if together else ([a], [b]):
+        rows, begun, drafted, kept = zip(*group, strict=True)
+        cached = CachedModel(model)
+        known = [row[:n] for row, n in zip(rows, begun, strict=True)]
+        cached.admit(len(rows), range(len(rows)), known)
+        draft = [[row[n], 1, 1][: max(drafted)] for row, n in zip(rows, begun, strict=True)]
+        first = cached(known, mx.array(draft), np.array(drafted))
+        cached.keep(np.array(kept))
+        last = mx.array([row[-1:] for row in rows])
+        second = cached([row[:-1] for row in rows], last, np.ones(len(rows), int))
+        for i, row in enumerate(rows):
+            alone = model.model(mx.array([row]), cache=own_cache(model.model))[0, -4:]
+            distances += map(_difference, (first[i, :2], second[i]), (alone[:2], alone[2:]))
+    return float(np.max(distances)), alone.shape[-1]
+
+
+def _difference(found: mx.array, expected: mx.array) -> float:
+    """How far the best of logits [n, V] are from those expected, in units of these's spread."""
+    a, b = (np.array(x.astype(mx.float32)) for x in (found, expected))
+    banned = (a == b) & np.isinf(b)  # ids that a model never writes
+    a, b = np.where(banned, 0, a), np.where(banned, 0, b)
+    spread = b - b.mean(axis=-1, keepdims=True)
+    error = np.linalg.norm(a - b, axis=-1) / (np.linalg.norm(spread, axis=-1) + 1e-9)
+    return error.min()  # NaN, and so refused, where one is

@@ -1,0 +1,130 @@
+"""Models with states that cannot forget: their text is mlx-lm's own alone, whatever drafts and whatever fails."""
+
+import pytest
+
+pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-lm.txt")
+
+from helpers.causal_models import alone, build, prompts
+from helpers.decoding import decode_with, partial_steps, start, total
+from test_ahead import RashSchedule
+
+from decoder import Batch, SpeculativeDecoder
+from errors import InputError
+from families import causal
+from families.causal import CausalCache, CausalModel
+from speculative.cached_model import CachedModel
+from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
+from text.tokenizer import byte_tokenizer
+
+SLOW = pytest.mark.slow
+# Alone: their states do not tell fillers from tokens.
+TOGETHER = ["qwen3_next", *(pytest.param(n, marks=SLOW) for n in ("falcon_h1", "lfm2", "mamba2"))]
+ALONE = [pytest.param(n, marks=SLOW) for n in ("jamba", "rwkv7")]
+
+
+def pair(name: str) -> tuple:
+    lm = build(name)
+    return lm, CausalModel(lm), CausalModel(build(name, noise=0.05))
+
+
+@pytest.mark.parametrize("name", [*TOGETHER, *ALONE])
+def test_texts_are_mlx_lms_own(name):
+    """Rows come and go; drafts pass in part, and the rows lack many tokens."""
+    lm, model, draft = pair(name)
+    prompted, partial = prompts(5, 25), 0
+    expected = [alone(lm, prompt, 16) for prompt in prompted]
+    most = model.config.max_rows or 3
+    for num_draft in (0, 1, 4, "auto"):
+        for drafter in (
+            ModelDrafter(draft),
+            CombinedDrafter(PromptLookup(), ModelDrafter(draft)),
+        ):
+            options = dict(num_draft=num_draft, max_tokens=16)
+            rows = decode_with(model, drafter, prompted, most, **options)
+            assert [row.generated for row in rows] == expected, num_draft
+            partial += partial_steps(rows, num_draft) if num_draft == 4 else 0
+    assert partial
+    assert (model.config.max_rows == 1) == (name in ("jamba", "rwkv7"))
+
+
+def test_prompts_in_chunks_and_rows_that_go(monkeypatch):
+    lm, model, draft = pair("qwen3_next")
+    prompted = prompts(4, 30)
+    expected = [alone(lm, prompt, 12) for prompt in prompted]
+    monkeypatch.setattr(causal, "PREFILL", 7)
+    batch = start(model, ModelDrafter(draft), prompted, num_draft=3, max_tokens=12)
+    batch.advance()
+    rows = list(batch.rows)
+    batch.select([2, 0, 3])
+    while not all(row.finish_reason for row in batch.rows):
+        batch.advance()
+    assert [rows[b].generated for b in (0, 2, 3)] == [expected[b] for b in (0, 2, 3)]
+
+
+def test_calls_that_begin_ahead(monkeypatch):
+    """As on a GPU, also where the foreseen call is not the one that comes."""
+    lm, model, draft = pair("qwen3_next")
+    prompted = prompts(5, 25)
+    expected = [alone(lm, prompt, 30) for prompt in prompted]
+    monkeypatch.setattr(Batch, "runs_ahead", lambda self: True)
+    options = dict(num_draft="auto", max_tokens=30)
+    rows = decode_with(model, ModelDrafter(draft), prompted, 3, RashSchedule(), **options)
+    assert [row.generated for row in rows] == expected
+
+
+def no_fillers_told(self, positions):
+    slots = right_reserve(self, positions)
+    for state in self.states:
+        state.lengths = None
+    return slots
+
+
+def states_stay(self, n):
+    after = self._snapshot()
+    right_keep(self, n)
+    for state, arrays in zip(self.states, after, strict=True):
+        state.cache = arrays
+
+
+right_reserve, right_keep = CausalCache.reserve, CausalCache.keep
+
+
+@pytest.mark.parametrize("mutant", [("reserve", no_fillers_told), ("keep", states_stay)])
+def test_what_is_wrong_on_purpose_is_seen(mutant, monkeypatch):
+    lm, model, draft = pair("qwen3_next")
+    prompted = prompts(5, 25)
+    expected = [alone(lm, prompt, 10) for prompt in prompted]
+    monkeypatch.setattr(CausalCache, *mutant)
+    rows = decode_with(model, ModelDrafter(draft), prompted, 3, num_draft=3, max_tokens=10)
+    assert [row.generated for row in rows] != expected
+    if mutant[0] == "keep":
+        with pytest.raises(InputError, match="its logits are not those alone"):
+            CausalModel(lm)
+    else:
+        assert CausalModel(lm).config.max_rows == 1
+
+
+def test_a_row_that_lacks_many_tokens_is_read_alone_once():
+    """Here no draft passes whole: what a step reads stays bounded."""
+    lm, model, _ = pair("qwen3_next")
+    prompt, (text,) = prompts(1, 9)[0], [alone(lm, prompts(1, 9)[0], 40)]
+
+    class Nearly(PromptLookup):
+        def _matchers_for(self, row):
+            wrong = [t if i % 3 else t % 57 + 3 for i, t in enumerate(text)]
+            row.reference = wrong
+            return super()._matchers_for(row)
+
+    widths, decode = [], model.decode
+    model.decode = lambda tokens, *args: widths.append(tokens.shape[1]) or decode(tokens, *args)
+    (row,) = decode_with(model, Nearly(copied=None), [prompt], num_draft=4, max_tokens=40)
+    assert row.generated == text
+    assert total([row]).accepted and max(widths) <= CachedModel.BEHIND + 1 + 4 + 4
+
+
+def test_beams_need_rows_side_by_side():
+    model = CausalModel(build("rwkv7"))
+    decoder = SpeculativeDecoder(model, byte_tokenizer())
+    with pytest.raises(InputError, match="one row at a time"):
+        list(decoder.stream_generate("x", num_beams=2))
+    assert decoder.at_most(8) == 1

@@ -1,0 +1,56 @@
+"""The tokens of texts, for a draft model that scores no others (speculative/vocabulary.py)."""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from text.memory import Report, load_memory
+
+_TOGETHER = 1000  # texts that are split into tokens in one call
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
+
+
+def tokens_of(tokenizer: Tokenizer, texts: Iterable[str]) -> set[int]:
+    """All tokens of the texts."""
+    found, texts = set[int](), iter(texts)
+    while some := list(islice(texts, _TOGETHER)):
+        for encoding in tokenizer.encode_batch(some, add_special_tokens=False):
+            found.update(encoding.ids)
+    return found
+
+
+def read_tokens(tokenizer: Tokenizer, path: Path, report: Report) -> set[int]:
+    """The tokens of a file: of the texts of a translation memory (.jsonl, .tmx, .tsv), or of all lines.
+    Errors, and `report`: as text.memory.load_memory."""
+    if path.suffix.lower() in (".jsonl", ".tmx", ".tsv"):
+        return tokens_of(tokenizer, (pair.text for pair in load_memory(path, report).pairs))
+
+    def lines() -> Iterator[str]:
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    yield line.decode("utf-8-sig").strip()
+                except UnicodeDecodeError:
+                    report(number, "not UTF-8 text")
+
+    return tokens_of(tokenizer, lines())
+
+
+def completion(tokenizer: Tokenizer) -> Callable[[Collection[int]], set[int]]:
+    """What adds to tokens those that any text of their scripts may need: special tokens, with language codes;
+    bytes; and single characters. A script is taken to be a block of 256 characters of Unicode."""
+    special = set(tokenizer.get_added_tokens_decoder())
+    pieces = {i: piece for piece, i in tokenizer.get_vocab(with_added_tokens=False).items()}
+    special |= {i for i, piece in pieces.items() if _BYTE.fullmatch(piece)}
+    letters = {i: p.lstrip("▁Ġ") or "a" for i, p in pieces.items() if len(p) <= 2}
+    blocks = {i: ord(p) >> 8 for i, p in letters.items() if len(p) == 1}
+
+    def complete(tokens: Collection[int]) -> set[int]:
+        scripts = {0, 1}  # Latin; a byte-level tokenizer's bytes
+        scripts |= {ord(c) >> 8 for token in tokens for c in pieces.get(token, "")}
+        return special | set(tokens) | {i for i, block in blocks.items() if block in scripts}
+
+    return complete
