@@ -10,7 +10,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from helpers import programs
+from helpers import picture, programs
 from helpers.bart_tokenizers import checkpoint
 from helpers.models import random_model
 from mlx.utils import tree_flatten
@@ -18,7 +18,6 @@ from mlx.utils import tree_flatten
 from benchmarks import limits, measure
 from convert import convert
 from demo.examples import examples
-from demo.training import picture
 
 
 def run(folder: Path, *arguments) -> subprocess.CompletedProcess:

@@ -109,7 +109,10 @@ def output_of(arguments: list[str], work: Path) -> str:
     stand_in = {"--model": "demo-target", "--draft-model": "demo-draft"}
     for i, flag in enumerate(arguments[:-1]):
         arguments[i + 1] = stand_in.get(flag, arguments[i + 1])
-        if flag == "--prompt-file" and arguments[i + 1] != "-":
+        if flag in ("--prompt-file", "--draft-vocabulary") and arguments[i + 1] not in (
+            "-",
+            "auto",
+        ):
             line = '{"prompt": "%s"}' if arguments[i + 1].endswith(".jsonl") else "%s"
             (work / arguments[i + 1]).write_text(line % PROMPT + "\n")
     start = run if "-" in arguments else call  # what reads stdin wants a real one
