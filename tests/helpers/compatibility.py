@@ -44,6 +44,12 @@ longrope model (Phi-3 128k, Phi-3.5, Phi-4-mini) takes 4,096 tokens and refuses 
 The name is that of the file; config.json's `model_type` is the same or one of these: {aliases}.
 """
 
+WORKING = {
+    "": "",
+    "windows": "\nWith sliding windows:\n",
+    "alone": "\nOne text at a time, since what they keep does not tell fillers from tokens:\n",
+}
+
 
 def attempt(name: str) -> tuple[str, str]:
     """("works", remark), ("refused", why), ("differs", how many) or ("not tried", why)."""
@@ -63,7 +69,8 @@ def attempt(name: str) -> tuple[str, str]:
         different += sum(r.generated != e for r, e in zip(found, expected, strict=True))
     if different:
         return "differs", f"{different} of {2 * len(TEXTS)} texts"
-    return "works", "windows" if WINDOW in model.new_cache(1).windows else ""
+    remark = "windows" if WINDOW in model.new_cache(1).windows else ""
+    return "works", "alone" if rows == 1 else remark
 
 
 def main() -> None:
@@ -79,10 +86,10 @@ def main() -> None:
     aliases = ", ".join(f"`{a}` ({file})" for a, file in sorted(MODEL_REMAPPING.items()))
     values = dict(mlx=version("mlx"), mlx_lm=version("mlx-lm"), texts=len(TEXTS), window=WINDOW)
     print(_filled(INTRO.format(aliases=aliases, **values)))
-    windows = [name for name, remark in found["works"].items() if remark]
-    plain = [name for name, remark in found["works"].items() if not remark]
-    print(f"## {len(found['works'])} work\n\n{_listed(plain)}\n")
-    print(f"With sliding windows:\n\n{_listed(windows)}")
+    print(f"## {len(found['works'])} work")
+    for remark, heading in WORKING.items():
+        names = [name for name, found_remark in found["works"].items() if found_remark == remark]
+        print(f"{heading}\n{_listed(names)}")
     titles = {"refused": "are refused", "differs": "differ", "not tried": "untried"}
     for outcome, title in titles.items():
         if rows := found.get(outcome):
