@@ -1,7 +1,6 @@
 """A target split among ranks: real processes, started by mlx.launch on this machine. What they write
 is what one process writes, and what goes wrong on one of them ends all."""
 
-import json
 import os
 import re
 import shutil
@@ -19,16 +18,13 @@ from helpers.bart_models import LIVELY
 from helpers.checkpoints import SMALL, UNSCALED, save, state_dict, torch_model
 from helpers.programs import ANSWER, PROMPT, ROOT
 from helpers.rank_program import WAYS, decode
-from helpers.ranks import LIMIT, by_hand, ends, launch, launched
+from helpers.ranks import LIMIT, by_hand, ends, launch, launched, run_jobs
 
 from checkpoints.npz import map_npz
 from checkpoints.quantization import Quantization
 from convert import convert
 
-PROGRAM = Path(__file__).parent / "helpers" / "rank_program.py"
-
 pytestmark = pytest.mark.slow
-
 
 # The head is not the embedding: with random weights that repeats its input for ever.
 RAW = SMALL | dict(
@@ -88,14 +84,6 @@ def models(tmp_path_factory, bart_folders) -> Path:
     for dtype in ("float16", "bfloat16"):
         convert_pair(folder / dtype, MODELS["8"], dtype=dtype)
     return folder
-
-
-def run_jobs(ranks: int, jobs: list[dict], folder: Path) -> list[list[dict]]:
-    """What each rank found, by job."""
-    output = folder / "found"
-    assert launch(ranks, PROGRAM, json.dumps(jobs), output, cwd=folder) == ("", "")
-    found = [json.loads(Path(f"{output}.{rank}.json").read_text()) for rank in range(ranks)]
-    return list(zip(*found, strict=True))
 
 
 def split_bytes(folder: Path, ranks: int) -> float:
@@ -159,6 +147,7 @@ def folder(demo_folders, tmp_path) -> Path:
 
 
 MAIN = ROOT / "main.py"
+PAIR = ["-p", PROMPT, "--model", "demo-target", "--draft-model", "demo-draft"]
 FIVE = "translate number to German: 5"
 
 
@@ -195,25 +184,6 @@ CANNOT = (
 )
 
 
-@pytest.mark.parametrize(
-    ("ranks", "arguments", "code", "message"),
-    [
-        (2, ["--verbose"], 2, "give a text with --prompt, or many with --prompt-file"),
-        (2, ["-p", "-"], 1, "under mlx.launch standard input has no end"),
-        (3, ["-p", "x"], 1, CANNOT),
-    ],
-)
-def test_a_mistake_is_one_line_of_rank_0_and_every_ranks_exit_code(
-    folder, tmp_path, ranks, arguments, code, message
-):
-    commands = [[MAIN, *arguments]] * ranks
-    with by_hand(commands, [folder] * ranks, tmp_path / "hosts") as started:
-        (first, stdout, stderr), *others = ends(started)
-    (line,) = stderr.splitlines()
-    assert line.startswith("main.py: ") and message in line
-    assert (first, stdout) == (code, "") and others == [(code, "", "")] * (ranks - 1)
-
-
 def other_weights(folder: Path) -> None:
     path = folder / "mlx_models" / "demo-target" / "weights.npz"
     arrays = dict(np.load(path))
@@ -226,25 +196,33 @@ def no_tokenizer(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "arguments", "message"),
+    ("arguments", "change", "of_last", "code", "message"),
     [
-        (other_weights, [], "the ranks disagree: rank 1 has another weights.npz than rank 0"),
-        (no_tokenizer, [], "rank 1: [Errno 2] No such file or directory: "),
-        (None, ["--seed", "1"], "the ranks disagree: rank 1 has another set of arguments"),
+        (["--verbose"], None, [], 2, "give a text with --prompt, or many with --prompt-file"),
+        (["-p", "-"], None, [], 1, "under mlx.launch standard input has no end"),
+        (["-p", "x", "--model", "demo-target"], None, [], 1, CANNOT),
+        (PAIR, other_weights, [], 1, "rank 1 has another weights.npz than rank 0"),
+        (PAIR, no_tokenizer, [], 1, "rank 1: [Errno 2] No such file or directory: "),
+        (PAIR, None, ["--seed", "1"], 1, "rank 1 has another set of arguments than rank 0"),
     ],
 )
-def test_ranks_that_differ_say_so_and_end(folder, tmp_path, change, arguments, message):
+def test_what_is_wrong_is_one_line_of_rank_0_and_every_ranks_exit_code(
+    folder, tmp_path, arguments, change, of_last, code, message
+):
+    """Also what only the last rank is given, or finds in its folder."""
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(folder / "mlx_models", elsewhere / "mlx_models")
     if change:
         change(elsewhere)
-    command = [MAIN, "-p", PROMPT, "--model", "demo-target", "--draft-model", "demo-draft"]
-    commands = [command, command + arguments]
-    with by_hand(commands, [folder, elsewhere], tmp_path / "hosts") as ranks:
-        (code, stdout, stderr), other = ends(ranks)
-    assert (code, stdout, other) == (1, "", (1, "", ""))
+    command, others = [MAIN, *arguments], 2 if message == CANNOT else 1
+    commands, folders = [command] * others, [folder] * others
+    commands.append([*command, *of_last])
+    folders.append(elsewhere)
+    with by_hand(commands, folders, tmp_path / "hosts") as started:
+        (first, stdout, stderr), *silent = ends(started)
     (line,) = stderr.splitlines()
-    assert message in line
+    assert line.startswith("main.py: ") and message in line
+    assert (first, stdout) == (code, "") and silent == [(code, "", "")] * others
 
 
 NAMED = f"""
@@ -255,13 +233,12 @@ runpy.run_path({str(MAIN)!r}, run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("killed", [0, 1])
-def test_when_a_rank_is_killed_all_end_and_nothing_wrong_is_printed(folder, killed):
+def test_when_a_rank_is_killed_all_end_and_nothing_wrong_is_printed(folder):
     (folder / "prompts.txt").write_text(f"{FIVE}\n" * 5000)
     command = ["-c", NAMED, "--prompt-file", "prompts.txt", "--batch-size", "2"]
     with launched(2, *command, cwd=folder) as started:
         assert started.stdout.readline() == "fünf\n"
-        os.kill(int((folder / f"{killed}.pid").read_text()), signal.SIGKILL)
+        os.kill(int((folder / "1.pid").read_text()), signal.SIGKILL)
         stdout, stderr = started.communicate(timeout=LIMIT)
     assert set(stdout.splitlines()) <= {"fünf"}
-    assert f"Node with rank {killed} exited" in stderr and "Traceback" not in stderr
+    assert "Node with rank 1 exited" in stderr and "Traceback" not in stderr
