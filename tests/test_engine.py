@@ -8,17 +8,11 @@ import pytest
 from helpers.programs import ANSWER, PROMPT
 from helpers.serving import alone, mixed
 
-from decoder import Options, SpeculativeDecoder
+from decoder import Options
 from serving.engine import CANCELLED, FAILED, REFUSED, Engine, Job, Refused
 from serving.requests import Completion, parse
 from speculative.row import Row
 from speculative.sampling import RowSeeds
-
-
-@pytest.fixture(scope="module")
-def decoder(demo_pair):
-    target, tokenizer, draft = demo_pair
-    return SpeculativeDecoder(target, tokenizer, draft)
 
 
 def rows_for(decoder, fields) -> list[Row]:
