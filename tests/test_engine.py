@@ -27,8 +27,7 @@ def rows(decoder, count=1, **options) -> list[Row]:
 
 
 class Running(Engine):
-    """An engine that is closed when all that was submitted has ended. `at`: what to do when a row has told of
-    its progress."""
+    """An engine that is closed when all that was submitted has ended. `at`: what to do at a row's progress."""
 
     def __init__(self, decoder, batch_size=4, queue_size=99, **options):
         super().__init__(decoder, Options(**options), batch_size, queue_size)
