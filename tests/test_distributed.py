@@ -30,15 +30,17 @@ pytestmark = pytest.mark.slow
 RAW = SMALL | dict(
     vocab_size=384, tokenizer_class="ByT5Tokenizer", d_kv=8, tie_word_embeddings=False
 )
-MODELS = {
-    "8": RAW | dict(model_type="t5", num_heads=8),
-    "12": RAW | UNSCALED | dict(model_type="t5", num_heads=12, num_decoder_layers=3),
-    "16": RAW | dict(model_type="umt5", feed_forward_proj="gated-gelu", num_heads=16),
-}
-WIDE = MODELS["16"] | dict(d_model=32, d_ff=128)  # 128 inputs: a group of 32 for each of 4 ranks
-QUANTIZED = {
-    "affine": Quantization("affine", 4, 32),
-    "mxfp8": Quantization("mxfp8"),
+EIGHT = RAW | dict(model_type="t5", num_heads=8)
+SIXTEEN = RAW | dict(model_type="umt5", feed_forward_proj="gated-gelu", num_heads=16)
+WIDE = SIXTEEN | dict(d_model=32, d_ff=128)  # 128 inputs: a group of 32 for each of 4 ranks
+MODELS = {  # how each is made and converted
+    "8": (EIGHT, {}),
+    "12": (RAW | UNSCALED | dict(model_type="t5", num_heads=12, num_decoder_layers=3), {}),
+    "16": (SIXTEEN, {}),
+    "affine": (WIDE, dict(quantization=Quantization("affine", 4, 32))),
+    "mxfp8": (WIDE, dict(quantization=Quantization("mxfp8"))),
+    "float16": (EIGHT, dict(dtype="float16")),
+    "bfloat16": (EIGHT, dict(dtype="bfloat16")),
 }
 # How far logits, of up to 20, may be from those of one process; of the others 1e-4.
 TOLERANCE = {"affine": 1e-3, "mxfp8": 1e-3, "float16": 0.05, "bfloat16": 0.4}
@@ -48,11 +50,11 @@ def convert_pair(folder: Path, raw: dict, state=None, files: Iterable[Path] = ()
     """A random target, and a draft model that often agrees with it; `files` are the tokenizer's."""
     state = state or state_dict(torch_model(raw), raw)
     noisy = {name: x + 0.05 * x.std() * torch.randn_like(x) for name, x in state.items()}
-    for role, weights in (("target", state), ("draft", noisy)):
+    for role, weights, more in (("target", state, how), ("draft", noisy, {})):
         source = save(folder / f"{role}-source", raw, weights)
         for file in files:
             shutil.copy(file, source)
-        convert(str(source), folder / role, **how if role == "target" else dict(dtype="float32"))
+        convert(str(source), folder / role, **dict(dtype="float32") | more)
 
 
 def convert_others(folder: Path, bart_tokenizer: Path) -> None:
@@ -64,25 +66,21 @@ def convert_others(folder: Path, bart_tokenizer: Path) -> None:
     for name in state:
         for end, change in LIVELY.items():
             state[name] = change(state[name]) if name.endswith(end) else state[name]
-    convert_pair(folder / "bart", raw, state, files, dtype="float32")
+    convert_pair(folder / "bart", raw, state, files)
     t5gemma.save_tokenizer(folder / "gemma")
     files = list((folder / "gemma").iterdir())
     for name, made in (("t5gemma", t5gemma), ("t5gemma2", t5gemma2)):
         raw = made.raw_config(vocab_size=704, max_position_embeddings=200)
         state = t5gemma.state_dict(t5gemma.torch_model(raw))
-        convert_pair(folder / name, raw, state, files, dtype="float32")
+        convert_pair(folder / name, raw, state, files)
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory, bart_folders) -> Path:
     folder = tmp_path_factory.mktemp("models")
     convert_others(folder, bart_folders["bart"][0])
-    for name, raw in MODELS.items():
-        convert_pair(folder / name, raw, dtype="float32")
-    for name, quantization in QUANTIZED.items():
-        convert_pair(folder / name, WIDE, dtype="float32", quantization=quantization)
-    for dtype in ("float16", "bfloat16"):
-        convert_pair(folder / dtype, MODELS["8"], dtype=dtype)
+    for name, (raw, how) in MODELS.items():
+        convert_pair(folder / name, raw, **how)
     return folder
 
 
@@ -146,6 +144,13 @@ def folder(demo_folders, tmp_path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def elsewhere(folder) -> Path:
+    """Another rank's."""
+    shutil.copytree(folder / "mlx_models", folder / "elsewhere" / "mlx_models")
+    return folder / "elsewhere"
+
+
 MAIN = ROOT / "main.py"
 PAIR = ["-p", PROMPT, "--model", "demo-target", "--draft-model", "demo-draft"]
 FIVE = "translate number to German: 5"
@@ -160,12 +165,10 @@ def test_embedded_pair_is_converted_once_and_one_rank_prints(tmp_path):
     assert "tokens per target call" in summary[0]
 
 
-def test_rank_0_reads_the_prompt_file_for_all(folder, tmp_path):
-    elsewhere = tmp_path / "elsewhere"
-    shutil.copytree(folder / "mlx_models", elsewhere / "mlx_models")
+def test_rank_0_reads_the_prompt_file_for_all(folder, elsewhere):
     (folder / "prompts.txt").write_text(f"{PROMPT}\n\n{FIVE}\n")
     command = [MAIN, "--prompt-file", "prompts.txt", "--num-draft", "2"]
-    with by_hand([command] * 2, [folder, elsewhere], tmp_path / "hosts") as ranks:
+    with by_hand([command] * 2, [folder, elsewhere], folder / "hosts") as ranks:
         (code, stdout, stderr), (other, *silent) = ends(ranks)
     assert (code, stdout) == (1, f"{ANSWER}\n\nfünf\n")
     assert stderr.splitlines() == [
@@ -207,18 +210,14 @@ def no_tokenizer(folder: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_one_line_of_rank_0_and_every_ranks_exit_code(
-    folder, tmp_path, arguments, change, of_last, code, message
+    folder, elsewhere, arguments, change, of_last, code, message
 ):
     """Also what only the last rank is given, or finds in its folder."""
-    elsewhere = tmp_path / "elsewhere"
-    shutil.copytree(folder / "mlx_models", elsewhere / "mlx_models")
     if change:
         change(elsewhere)
     command, others = [MAIN, *arguments], 2 if message == CANNOT else 1
-    commands, folders = [command] * others, [folder] * others
-    commands.append([*command, *of_last])
-    folders.append(elsewhere)
-    with by_hand(commands, folders, tmp_path / "hosts") as started:
+    commands, folders = [command] * others + [[*command, *of_last]], [folder] * others + [elsewhere]
+    with by_hand(commands, folders, folder / "hosts") as started:
         (first, stdout, stderr), *silent = ends(started)
     (line,) = stderr.splitlines()
     assert line.startswith("main.py: ") and message in line

@@ -66,7 +66,7 @@ def panes(page) -> list[dict]:
 
 
 @pytest.mark.slow
-def test_a_text_is_written_by_keyboard_and_coloured(page):
+def test_a_text_is_written_by_keyboard_and_coloured_and_mistakes_are_said(page):
     write(page, REPAIR)
     (pane,) = panes(page)
     assert pane["text"] == REPAIRED and pane["title"] == "Speculative"
@@ -84,9 +84,6 @@ def test_a_text_is_written_by_keyboard_and_coloured(page):
     assert {origin for _, origin in plain["origins"]} == {"plain"}
     assert len(speculative["calls"]) < len(plain["calls"])
 
-
-@pytest.mark.slow
-def test_what_is_wrong_is_said(page):
     page.evaluate("document.getElementById('most').value = 99999")
     write(page, "x", until="!document.getElementById('error').hidden")
     assert "4096 at most" in page.text_content("#error")

@@ -43,10 +43,6 @@ def refuses(server) -> bool:
     return server.post({"prompt": PROMPT})[0] == 503
 
 
-# ---------------------------------------------------------------------------------------------
-# OpenAI's client
-
-
 def test_the_answer_is_main_pys(client, demo_folders):
     arguments = ["--prompt", PROMPT, "--temp", "0.8", "--seed", "3"]
     printed = call(*arguments, cwd=demo_folders).stdout.strip()
@@ -159,9 +155,6 @@ def test_a_chat_is_decoded_in_the_models_template(tmp_path):
         assert text + "\n" == raw != printed
 
 
-# ---------------------------------------------------------------------------------------------
-# What is wrong
-
 WRONG = [
     (b"\xff\xfe{", 400, "not JSON"),
     (b'{"prompt": ' + b"[" * 100_000, 400, "not JSON"),
@@ -224,10 +217,6 @@ def test_a_key_is_asked_for(demo_folders):
             server.get("/metrics")
         key = "Bearer sésame".encode().decode("latin-1")
         assert server.post({"prompt": PROMPT}, authorization=key)[0] == 200
-
-
-# ---------------------------------------------------------------------------------------------
-# Who goes away, or is slow
 
 
 def begin(server, fields) -> socket.socket:
@@ -302,10 +291,6 @@ def test_bodies_that_do_not_come_hold_nobody_up(server):
         assert server.post({"prompt": PROMPT})[1]["choices"][0]["text"] == ANSWER
 
 
-# ---------------------------------------------------------------------------------------------
-# The end
-
-
 def test_a_signal_finishes_what_runs_and_refuses_the_rest(demo_folders, decoder):
     with Server(demo_folders, "--batch-size", "4") as server, ThreadPoolExecutor(10) as clients:
         # Some seconds' work: they have to run until the signal has come.
@@ -330,10 +315,6 @@ def test_a_second_signal_ends_at_once(demo_folders):
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(10) == 0
         assert posted.result()[0] == 503
-
-
-# ---------------------------------------------------------------------------------------------
-# The command
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "ü" * 70, "[]", "no such host"])
