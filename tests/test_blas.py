@@ -70,11 +70,11 @@ print([sorted(os.sched_getaffinity(int(t))) for t in sorted(os.listdir("/proc/se
 def test_threads_that_compute_have_a_core_each_unless_the_user_says_where_they_run(given):
     own, *others = ast.literal_eval(run(THREADS, **given))
     assert own == sorted(os.sched_getaffinity(0))
-    bound = [cores for cores in others if cores != own]
+    bound = sorted(cores for cores in others if cores != own)
     # MLX's thread is alone on its core; on the others is one of OpenBLAS, and of BLIS where that is.
-    others, libraries = blas.physical_cores()[1:], 1 + bool(blas._blis()[1])
-    expected = [*(others * libraries), blas.physical_cores()[0]]
-    assert sorted(bound) == sorted([core] for core in ([] if given else expected))
+    first, *more = blas.physical_cores()
+    expected = sorted([core] for core in [first, *more * (1 + bool(blas._blis()[1]))])
+    assert bound == ([] if given else expected)
 
 
 ROW, AS_IS, TRANSPOSED = 101, 111, 112  # cblas.h
@@ -85,7 +85,6 @@ ROW, AS_IS, TRANSPOSED = 101, 111, 112  # cblas.h
     ("to", "a", "b", "m", "n", "k"),
     [
         ("gemv", AS_IS, TRANSPOSED, 1, 9, 64),
-        ("few", AS_IS, TRANSPOSED, 2, 768, 768),
         ("few", AS_IS, TRANSPOSED, 30, 512, 512),
         ("many", AS_IS, TRANSPOSED, 2, 511, 512),
         ("many", AS_IS, TRANSPOSED, 31, 768, 768),

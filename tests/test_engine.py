@@ -49,11 +49,9 @@ def ended(jobs) -> list[tuple[str, str]]:
     return [("".join(job.row.texts), job.progress.finish_reason) for job in jobs]
 
 
-@pytest.mark.parametrize(
-    "lookup, count", [(False, 12), pytest.param(True, 48, marks=pytest.mark.slow)]
-)
-def test_rows_of_all_settings_have_the_texts_they_have_alone(decoder, lookup, count):
-    requests = mixed(count, seed=lookup)
+@pytest.mark.parametrize("lookup", [False, True])
+def test_rows_of_all_settings_have_the_texts_they_have_alone(decoder, lookup):
+    requests = mixed(12, seed=lookup)
     running = Running(decoder, batch_size=7, lookup=lookup)
     jobs = [running.put(*rows_for(decoder, fields)) for fields in requests]
     running.run()
@@ -116,7 +114,7 @@ def test_the_end_refuses_what_waits_and_finishes_what_runs_or_not(decoder, end, 
         running.put(*rows(decoder))
 
 
-def test_what_fails_takes_its_batch_along_and_nobody_else(decoder, monkeypatch, capsys):
+def test_what_fails_takes_its_batch_along_and_nobody_else(decoder, capsys):
     running = Running(decoder, batch_size=2)
     bad, beside, later = running.put(*rows(decoder, 3))
 
