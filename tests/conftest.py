@@ -43,6 +43,14 @@ def demo_pair(demo_folders):
     return target, tokenizer, draft
 
 
+@pytest.fixture(scope="module")
+def decoder(demo_pair):
+    from decoder import SpeculativeDecoder
+
+    target, tokenizer, draft = demo_pair
+    return SpeculativeDecoder(target, tokenizer, draft)
+
+
 @pytest.fixture(scope="session")
 def spm_models() -> dict[str, bytes]:
     from helpers.bart_tokenizers import train_models

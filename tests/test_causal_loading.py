@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-lm.txt")
@@ -13,7 +14,8 @@ pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-lm.t
 from helpers import causal_folders
 from helpers.causal_models import alone, build, prompts
 from helpers.decoding import decode_with
-from helpers.ranks import launch
+from helpers.rank_program import decode
+from helpers.ranks import run_jobs
 
 import convert
 import main
@@ -153,14 +155,15 @@ def test_what_cannot_be_decoded_is_not_converted(tmp_path):
 
 def test_ranks_share_a_model(tmp_path):
     """Real processes, each with its part of the heads, write what one alone does."""
-    causal_folders.write(tmp_path, num_hidden_layers=2)
-    launch(2, Path(__file__).parent / "helpers" / "causal_ranks.py", tmp_path, cwd=ROOT)
-    model, _ = causal_loading.load(tmp_path)
-    rows = decode_with(model, None, prompts(3, 9), 2, num_draft=0, max_tokens=5)
-    expected = dict(texts=[row.generated for row in rows], heads=2)
-    assert model.model.model.layers[0].self_attn.n_heads == 4
-    for rank in range(2):
-        assert json.loads((tmp_path / f"{rank}.json").read_text()) == expected
+    for role, noise in (("target", 0.0), ("draft", 0.05)):
+        causal_folders.write(tmp_path / role, noise=noise)
+    job = dict(folder=str(tmp_path), ways=["draft", "lookup"])
+    ((first, second),) = run_jobs(2, [job], tmp_path)
+    alone = decode(**job)
+    assert first.pop("bytes") == second.pop("bytes") < alone.pop("bytes")
+    logits = [np.array(found.pop("logits")) for found in (first, second, alone)]
+    assert np.abs(logits[:2] - logits[2]).max() < 1e-4
+    assert first == second == alone
 
 
 def test_what_has_no_shards_is_refused():

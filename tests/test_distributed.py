@@ -1,7 +1,6 @@
 """A target split among ranks: real processes, started by mlx.launch on this machine. What they write
 is what one process writes, and what goes wrong on one of them ends all."""
 
-import json
 import os
 import re
 import shutil
@@ -19,30 +18,29 @@ from helpers.bart_models import LIVELY
 from helpers.checkpoints import SMALL, UNSCALED, save, state_dict, torch_model
 from helpers.programs import ANSWER, PROMPT, ROOT
 from helpers.rank_program import WAYS, decode
-from helpers.ranks import LIMIT, by_hand, ends, launch, launched
+from helpers.ranks import LIMIT, by_hand, ends, launch, launched, run_jobs
 
 from checkpoints.npz import map_npz
 from checkpoints.quantization import Quantization
 from convert import convert
 
-PROGRAM = Path(__file__).parent / "helpers" / "rank_program.py"
-
 pytestmark = pytest.mark.slow
-
 
 # The head is not the embedding: with random weights that repeats its input for ever.
 RAW = SMALL | dict(
     vocab_size=384, tokenizer_class="ByT5Tokenizer", d_kv=8, tie_word_embeddings=False
 )
-MODELS = {
-    "8": RAW | dict(model_type="t5", num_heads=8),
-    "12": RAW | UNSCALED | dict(model_type="t5", num_heads=12, num_decoder_layers=3),
-    "16": RAW | dict(model_type="umt5", feed_forward_proj="gated-gelu", num_heads=16),
-}
-WIDE = MODELS["16"] | dict(d_model=32, d_ff=128)  # 128 inputs: a group of 32 for each of 4 ranks
-QUANTIZED = {
-    "affine": Quantization("affine", 4, 32),
-    "mxfp8": Quantization("mxfp8"),
+EIGHT = RAW | dict(model_type="t5", num_heads=8)
+SIXTEEN = RAW | dict(model_type="umt5", feed_forward_proj="gated-gelu", num_heads=16)
+WIDE = SIXTEEN | dict(d_model=32, d_ff=128)  # 128 inputs: a group of 32 for each of 4 ranks
+MODELS = {  # how each is made and converted
+    "8": (EIGHT, {}),
+    "12": (RAW | UNSCALED | dict(model_type="t5", num_heads=12, num_decoder_layers=3), {}),
+    "16": (SIXTEEN, {}),
+    "affine": (WIDE, dict(quantization=Quantization("affine", 4, 32))),
+    "mxfp8": (WIDE, dict(quantization=Quantization("mxfp8"))),
+    "float16": (EIGHT, dict(dtype="float16")),
+    "bfloat16": (EIGHT, dict(dtype="bfloat16")),
 }
 # How far logits, of up to 20, may be from those of one process; of the others 1e-4.
 TOLERANCE = {"affine": 1e-3, "mxfp8": 1e-3, "float16": 0.05, "bfloat16": 0.4}
@@ -52,11 +50,11 @@ def convert_pair(folder: Path, raw: dict, state=None, files: Iterable[Path] = ()
     """A random target, and a draft model that often agrees with it; `files` are the tokenizer's."""
     state = state or state_dict(torch_model(raw), raw)
     noisy = {name: x + 0.05 * x.std() * torch.randn_like(x) for name, x in state.items()}
-    for role, weights in (("target", state), ("draft", noisy)):
+    for role, weights, more in (("target", state, how), ("draft", noisy, {})):
         source = save(folder / f"{role}-source", raw, weights)
         for file in files:
             shutil.copy(file, source)
-        convert(str(source), folder / role, **how if role == "target" else dict(dtype="float32"))
+        convert(str(source), folder / role, **dict(dtype="float32") | more)
 
 
 def convert_others(folder: Path, bart_tokenizer: Path) -> None:
@@ -68,34 +66,22 @@ def convert_others(folder: Path, bart_tokenizer: Path) -> None:
     for name in state:
         for end, change in LIVELY.items():
             state[name] = change(state[name]) if name.endswith(end) else state[name]
-    convert_pair(folder / "bart", raw, state, files, dtype="float32")
+    convert_pair(folder / "bart", raw, state, files)
     t5gemma.save_tokenizer(folder / "gemma")
     files = list((folder / "gemma").iterdir())
     for name, made in (("t5gemma", t5gemma), ("t5gemma2", t5gemma2)):
         raw = made.raw_config(vocab_size=704, max_position_embeddings=200)
         state = t5gemma.state_dict(t5gemma.torch_model(raw))
-        convert_pair(folder / name, raw, state, files, dtype="float32")
+        convert_pair(folder / name, raw, state, files)
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory, bart_folders) -> Path:
     folder = tmp_path_factory.mktemp("models")
     convert_others(folder, bart_folders["bart"][0])
-    for name, raw in MODELS.items():
-        convert_pair(folder / name, raw, dtype="float32")
-    for name, quantization in QUANTIZED.items():
-        convert_pair(folder / name, WIDE, dtype="float32", quantization=quantization)
-    for dtype in ("float16", "bfloat16"):
-        convert_pair(folder / dtype, MODELS["8"], dtype=dtype)
+    for name, (raw, how) in MODELS.items():
+        convert_pair(folder / name, raw, **how)
     return folder
-
-
-def run_jobs(ranks: int, jobs: list[dict], folder: Path) -> list[list[dict]]:
-    """What each rank found, by job."""
-    output = folder / "found"
-    assert launch(ranks, PROGRAM, json.dumps(jobs), output, cwd=folder) == ("", "")
-    found = [json.loads(Path(f"{output}.{rank}.json").read_text()) for rank in range(ranks)]
-    return list(zip(*found, strict=True))
 
 
 def split_bytes(folder: Path, ranks: int) -> float:
@@ -111,10 +97,10 @@ def split_bytes(folder: Path, ranks: int) -> float:
 @pytest.mark.parametrize(
     ("ranks", "ways"),
     [
-        (2, {"8": list(WAYS), "12": ["draft"], "16": ["draft"], "affine": ["draft"], "mxfp8": []}),
+        (2, {"8": list(WAYS), "12": ["draft"], "16": ["draft"]}),
+        (2, {"affine": ["draft"], "mxfp8": [], "float16": [], "bfloat16": []}),
         # What ranks do in each way, they do for any model: families differ in how they are split.
         (2, {"bart": ["draft", "coupled"], "t5gemma": ["draft", "beams"], "t5gemma2": ["draft"]}),
-        (2, {"float16": [], "bfloat16": []}),
         (4, {"8": ["short"], "12": ["short"], "16": [], "affine": []}),
     ],
 )
@@ -158,7 +144,15 @@ def folder(demo_folders, tmp_path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def elsewhere(folder) -> Path:
+    """Another rank's."""
+    shutil.copytree(folder / "mlx_models", folder / "elsewhere" / "mlx_models")
+    return folder / "elsewhere"
+
+
 MAIN = ROOT / "main.py"
+PAIR = ["-p", PROMPT, "--model", "demo-target", "--draft-model", "demo-draft"]
 FIVE = "translate number to German: 5"
 
 
@@ -171,12 +165,10 @@ def test_embedded_pair_is_converted_once_and_one_rank_prints(tmp_path):
     assert "tokens per target call" in summary[0]
 
 
-def test_rank_0_reads_the_prompt_file_for_all(folder, tmp_path):
-    elsewhere = tmp_path / "elsewhere"
-    shutil.copytree(folder / "mlx_models", elsewhere / "mlx_models")
+def test_rank_0_reads_the_prompt_file_for_all(folder, elsewhere):
     (folder / "prompts.txt").write_text(f"{PROMPT}\n\n{FIVE}\n")
     command = [MAIN, "--prompt-file", "prompts.txt", "--num-draft", "2"]
-    with by_hand([command] * 2, [folder, elsewhere], tmp_path / "hosts") as ranks:
+    with by_hand([command] * 2, [folder, elsewhere], folder / "hosts") as ranks:
         (code, stdout, stderr), (other, *silent) = ends(ranks)
     assert (code, stdout) == (1, f"{ANSWER}\n\nfünf\n")
     assert stderr.splitlines() == [
@@ -188,28 +180,6 @@ def test_rank_0_reads_the_prompt_file_for_all(folder, tmp_path):
 
 def test_one_rank_alone_is_no_group(folder):
     assert launch(1, MAIN, "--prompt", PROMPT, cwd=folder) == (f"{ANSWER}\n", "")
-
-
-CANNOT = "4 attention heads and 640 feed-forward units cannot be split among 3 ranks"
-
-
-@pytest.mark.parametrize(
-    ("ranks", "arguments", "code", "message"),
-    [
-        (2, ["--verbose"], 2, "give a text with --prompt, or many with --prompt-file"),
-        (2, ["-p", "-"], 1, "under mlx.launch standard input has no end"),
-        (3, ["-p", "x"], 1, CANNOT),
-    ],
-)
-def test_a_mistake_is_one_line_of_rank_0_and_every_ranks_exit_code(
-    folder, tmp_path, ranks, arguments, code, message
-):
-    commands = [[MAIN, *arguments]] * ranks
-    with by_hand(commands, [folder] * ranks, tmp_path / "hosts") as started:
-        (first, stdout, stderr), *others = ends(started)
-    (line,) = stderr.splitlines()
-    assert line.startswith("main.py: ") and message in line
-    assert (first, stdout) == (code, "") and others == [(code, "", "")] * (ranks - 1)
 
 
 def other_weights(folder: Path) -> None:
@@ -224,25 +194,29 @@ def no_tokenizer(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "arguments", "message"),
+    ("arguments", "change", "of_last", "code", "message"),
     [
-        (other_weights, [], "the ranks disagree: rank 1 has another weights.npz than rank 0"),
-        (no_tokenizer, [], "rank 1: [Errno 2] No such file or directory: "),
-        (None, ["--seed", "1"], "the ranks disagree: rank 1 has another set of arguments"),
+        (["--verbose"], None, [], 2, "give a text with --prompt, or many with --prompt-file"),
+        (["-p", "-"], None, [], 1, "under mlx.launch standard input has no end"),
+        (["-p", "x", "--model", "demo-target"], None, [], 1, "cannot be split among 3 ranks"),
+        (PAIR, other_weights, [], 1, "rank 1 has another weights.npz than rank 0"),
+        (PAIR, no_tokenizer, [], 1, "rank 1: [Errno 2] No such file or directory: "),
+        (PAIR, None, ["--seed", "1"], 1, "rank 1 has another set of arguments than rank 0"),
     ],
 )
-def test_ranks_that_differ_say_so_and_end(folder, tmp_path, change, arguments, message):
-    elsewhere = tmp_path / "elsewhere"
-    shutil.copytree(folder / "mlx_models", elsewhere / "mlx_models")
+def test_what_is_wrong_is_one_line_of_rank_0_and_every_ranks_exit_code(
+    folder, elsewhere, arguments, change, of_last, code, message
+):
+    """Also what only the last rank is given, or finds in its folder."""
     if change:
         change(elsewhere)
-    command = [MAIN, "-p", PROMPT, "--model", "demo-target", "--draft-model", "demo-draft"]
-    commands = [command, command + arguments]
-    with by_hand(commands, [folder, elsewhere], tmp_path / "hosts") as ranks:
-        (code, stdout, stderr), other = ends(ranks)
-    assert (code, stdout, other) == (1, "", (1, "", ""))
+    command, others = [MAIN, *arguments], 2 if "3 ranks" in message else 1
+    commands, folders = [command] * others + [[*command, *of_last]], [folder] * others + [elsewhere]
+    with by_hand(commands, folders, folder / "hosts") as started:
+        (first, stdout, stderr), *silent = ends(started)
     (line,) = stderr.splitlines()
-    assert message in line
+    assert line.startswith("main.py: ") and message in line
+    assert (first, stdout) == (code, "") and silent == [(code, "", "")] * others
 
 
 NAMED = f"""
@@ -253,13 +227,12 @@ runpy.run_path({str(MAIN)!r}, run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("killed", [0, 1])
-def test_when_a_rank_is_killed_all_end_and_nothing_wrong_is_printed(folder, killed):
+def test_when_a_rank_is_killed_all_end_and_nothing_wrong_is_printed(folder):
     (folder / "prompts.txt").write_text(f"{FIVE}\n" * 5000)
     command = ["-c", NAMED, "--prompt-file", "prompts.txt", "--batch-size", "2"]
     with launched(2, *command, cwd=folder) as started:
         assert started.stdout.readline() == "fünf\n"
-        os.kill(int((folder / f"{killed}.pid").read_text()), signal.SIGKILL)
+        os.kill(int((folder / "1.pid").read_text()), signal.SIGKILL)
         stdout, stderr = started.communicate(timeout=LIMIT)
     assert set(stdout.splitlines()) <= {"fünf"}
-    assert f"Node with rank {killed} exited" in stderr and "Traceback" not in stderr
+    assert "Node with rank 1 exited" in stderr and "Traceback" not in stderr

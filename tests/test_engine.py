@@ -8,17 +8,11 @@ import pytest
 from helpers.programs import ANSWER, PROMPT
 from helpers.serving import alone, mixed
 
-from decoder import Options, SpeculativeDecoder
+from decoder import Options
 from serving.engine import CANCELLED, FAILED, REFUSED, Engine, Job, Refused
 from serving.requests import Completion, parse
 from speculative.row import Row
 from speculative.sampling import RowSeeds
-
-
-@pytest.fixture(scope="module")
-def decoder(demo_pair):
-    target, tokenizer, draft = demo_pair
-    return SpeculativeDecoder(target, tokenizer, draft)
 
 
 def rows_for(decoder, fields) -> list[Row]:
@@ -33,8 +27,7 @@ def rows(decoder, count=1, **options) -> list[Row]:
 
 
 class Running(Engine):
-    """An engine that is closed when all that was submitted has ended. `at`: what to do when a row has told of
-    its progress."""
+    """An engine that is closed when all that was submitted has ended. `at`: what to do at a row's progress."""
 
     def __init__(self, decoder, batch_size=4, queue_size=99, **options):
         super().__init__(decoder, Options(**options), batch_size, queue_size)
@@ -56,11 +49,9 @@ def ended(jobs) -> list[tuple[str, str]]:
     return [("".join(job.row.texts), job.progress.finish_reason) for job in jobs]
 
 
-@pytest.mark.parametrize(
-    "lookup, count", [(False, 12), pytest.param(True, 48, marks=pytest.mark.slow)]
-)
-def test_rows_of_all_settings_have_the_texts_they_have_alone(decoder, lookup, count):
-    requests = mixed(count, seed=lookup)
+@pytest.mark.parametrize("lookup", [False, True])
+def test_rows_of_all_settings_have_the_texts_they_have_alone(decoder, lookup):
+    requests = mixed(12, seed=lookup)
     running = Running(decoder, batch_size=7, lookup=lookup)
     jobs = [running.put(*rows_for(decoder, fields)) for fields in requests]
     running.run()
@@ -123,7 +114,7 @@ def test_the_end_refuses_what_waits_and_finishes_what_runs_or_not(decoder, end, 
         running.put(*rows(decoder))
 
 
-def test_what_fails_takes_its_batch_along_and_nobody_else(decoder, monkeypatch, capsys):
+def test_what_fails_takes_its_batch_along_and_nobody_else(decoder, capsys):
     running = Running(decoder, batch_size=2)
     bad, beside, later = running.put(*rows(decoder, 3))
 

@@ -5,13 +5,13 @@ import json
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 from helpers.programs import ANSWER, PROMPT, call
 from helpers.serving import Server, alone, mixed, texts
 
 import serve
-from decoder import SpeculativeDecoder
 from errors import InputError
 
 pytestmark = pytest.mark.slow
@@ -28,12 +28,6 @@ def server(demo_folders):
         yield server
 
 
-@pytest.fixture(scope="module")
-def decoder(demo_pair):
-    target, tokenizer, draft = demo_pair
-    return SpeculativeDecoder(target, tokenizer, draft)
-
-
 def openai_client(server):
     openai = pytest.importorskip("openai")
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
@@ -47,10 +41,6 @@ def client(server):
 
 def refuses(server) -> bool:
     return server.post({"prompt": PROMPT})[0] == 503
-
-
-# ---------------------------------------------------------------------------------------------
-# OpenAI's client
 
 
 def test_the_answer_is_main_pys(client, demo_folders):
@@ -79,37 +69,33 @@ def test_a_stream_adds_up_to_the_answer(client):
     assert last.usage.total_tokens == whole.usage.total_tokens
 
 
-@pytest.mark.parametrize("wrong", [False, True])
-def test_a_prediction_is_copied_and_changes_nothing(client, wrong):
+def test_a_prediction_is_copied_and_changes_nothing(client):
     prompt = "translate English to French: The old king sees two red doors behind the church."
     asked = dict(model="demo-target", prompt=prompt)
     plain = client.completions.create(**asked, extra_body={"num_draft": 0})
-    text = plain.choices[0].text
-    prediction = {"type": "content", "content": "quite another text" if wrong else text}
+    prediction = {"type": "content", "content": plain.choices[0].text}
     body = {"prediction": prediction, "num_draft": 8}
     found = client.completions.create(**asked, extra_body=body)
-    parts = client.completions.create(**asked, extra_body=body, stream=True)
-    assert found.choices[0].text == "".join(part.choices[0].text for part in parts) == text
-    details = found.usage.completion_tokens_details
-    assert details.accepted_prediction_tokens < found.usage.completion_tokens
-    assert wrong or details.accepted_prediction_tokens >= 0.8 * found.usage.completion_tokens
+    assert found.choices[0].text == plain.choices[0].text
+    accepted = found.usage.completion_tokens_details.accepted_prediction_tokens
+    assert 0.8 * found.usage.completion_tokens <= accepted < found.usage.completion_tokens
+    stream = client.completions.create(**asked, extra_body=body, stream=True)
+    parts = [part.choices[0].text for part in stream if part.choices]
+    assert len(parts) > 1 and "".join(parts) == plain.choices[0].text
 
 
-def test_origins_tell_where_a_text_comes_from(server):
-    _, answer = server.post({"prompt": PROMPT, "num_draft": 3, "origins": True})
+def test_origins_and_log_probabilities_are_those_of_the_text(server):
+    fields = {"prompt": PROMPT, "num_draft": 3, "origins": True, "logprobs": 3}
+    _, answer = server.post(fields)
     choice = answer["choices"][0]
     drafted = [origin for _, origin in choice["origins"]].count("drafted")
     assert "".join(text for text, _ in choice["origins"]) == choice["text"] == ANSWER
     assert choice["stats"]["accepted"] == drafted > 0
     rejected = choice["stats"]["drafted"] - drafted
     assert list(answer["usage"]["completion_tokens_details"].values()) == [drafted, rejected]
-
-
-def test_log_probabilities_are_the_models(server):
-    _, answer = server.post({"prompt": PROMPT, "logprobs": 3})
-    found = answer["choices"][0]["logprobs"]
-    assert "".join(found["tokens"]) == ANSWER
-    for score, best in zip(found["token_logprobs"], found["top_logprobs"], strict=True):
+    scores = choice["logprobs"]
+    assert "".join(scores["tokens"]) == ANSWER
+    for score, best in zip(scores["token_logprobs"], scores["top_logprobs"], strict=True):
         assert len(best) == 3 and max(best.values()) == pytest.approx(score)
 
 
@@ -124,9 +110,14 @@ def test_log_probabilities_of_banned_tokens_are_json(server, stream):
         json.loads(body, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
 
-def test_the_model_is_listed(client, server):
+def test_the_model_is_listed_and_has_no_chat_template(client, server):
+    import openai
+
     assert [model.id for model in client.models.list()] == ["demo-target"]
     assert client.models.retrieve("demo-target").id == "demo-target"
+    messages = [{"role": "user", "content": "x"}]
+    with pytest.raises(openai.BadRequestError, match="no chat template"):
+        client.chat.completions.create(model="demo-target", messages=messages)
     assert json.loads(server.get("/health")) == {"status": "ok"}
 
 
@@ -156,31 +147,22 @@ def test_a_chat_is_decoded_in_the_models_template(tmp_path):
         parts = [chunk.choices[0].delta for chunk in chunks]
         assert parts[0].role == "assistant"
         assert "".join(part.content or "" for part in parts) + "\n" == printed
-        prediction = {"type": "content", "content": [{"type": "text", "text": printed}]}
-        predicted = client.chat.completions.create(**asked, prediction=prediction)
-        assert predicted.choices[0].message.content + "\n" == printed
         text = client.completions.create(model="target", prompt="the cat sat").choices[0].text
         assert text + "\n" == raw != printed
 
 
-# ---------------------------------------------------------------------------------------------
-# What is wrong
-
 WRONG = [
     (b"\xff\xfe{", 400, "not JSON"),
-    (b"[1, 2]", 400, "not a JSON object"),
     (b'{"prompt": ' + b"[" * 100_000, 400, "not JSON"),
     ({"prompt": "\ud800"}, 400, "not JSON"),
     ({}, 400, "prompt: field required"),
     ({"prompt": " "}, 400, "the prompt is empty"),
-    ({"prompt": [5, 6]}, 400, "prompt.0: input should be a valid string"),
     ({"prompt": "x " * 5000}, 400, "4096 at most"),
     ({"prompt": "x" * (1 << 20)}, 413, "too large"),
     ({"prompt": "x", "max_tokens": 10**9}, 400, "max_tokens"),
-    ({"prompt": "x", "n": 3}, 400, "n above 1 needs temperature"),
+    ({"prompt": [5, 6]}, 400, "prompt.0: input should be a valid string"),
     ({"prompt": "x", "logit_bias": {"99999": 1}}, 400, "no token 99999"),
     ({"prompt": "x", "logit_bias": {"a\nb": 1}}, 400, "logit_bias: "),
-    ({"prompt": "x", "stream": "yes"}, 400, "stream: input should be a valid boolean"),
     ({"prompt": "x", "echo": True}, 400, "echo is not supported"),
     ({"prompt": "x", "temprature": 1}, 400, "no field 'temprature'"),
     ({"prompt": "x", "lookup": True}, 400, "the server's"),
@@ -199,23 +181,15 @@ def test_what_is_wrong_is_refused_in_one_line(server, body, status, reason):
     assert server.post({"prompt": PROMPT})[1]["choices"][0]["text"] == ANSWER
 
 
-def test_openai_s_client_knows_the_errors(client):
-    import openai
-
-    chat = dict(model="demo-target", messages=[{"role": "user", "content": "x"}])
-    with pytest.raises(openai.BadRequestError, match="no chat template"):
-        client.chat.completions.create(**chat)
-
-
 def test_other_pages_of_a_browser_cannot_ask(server):
     status, _ = server.post(b'{"prompt": "x"}', **{"content-type": "text/plain"})
     assert status == 415
-    for kind in ("APPLICATION/JSON", "Application/Json; charset=UTF-8"):
-        assert server.post({"prompt": PROMPT}, **{"content-type": kind})[0] == 200
+    kind = "Application/Json; charset=UTF-8"
+    assert server.post({"prompt": PROMPT}, **{"content-type": kind})[0] == 200
     assert server.post({"prompt": "x"}, **{"host": "elsewhere.example"})[0] == 400
 
 
-@pytest.mark.parametrize("host", ["127.1", "LOCALHOST", "::1", "[::1]", "2130706433", "0.0.0.0"])
+@pytest.mark.parametrize("host", ["127.1", "LOCALHOST", "::1", "[::1]", "2130706433"])
 def test_every_spelling_of_loopback_has_the_host_check(host):
     try:
         listener = serve.listen(host, 0)
@@ -224,11 +198,9 @@ def test_every_spelling_of_loopback_has_the_host_check(host):
         pytest.skip(f"no IPv6 here: {error}")
     with listener:
         address = listener.getsockname()[0]
-        hosts = serve.allowed_hosts(host, address)
-    if host == "0.0.0.0":
-        assert hosts == ("*",)
-    else:
-        assert "*" not in hosts and {"localhost", serve.in_url(address)} <= {*hosts}
+    hosts = serve.allowed_hosts(host, address)
+    assert "*" not in hosts and {"localhost", serve.in_url(address)} <= {*hosts}
+    assert serve.allowed_hosts("0.0.0.0", "0.0.0.0") == ("*",)
 
 
 def test_a_key_is_asked_for(demo_folders):
@@ -243,10 +215,6 @@ def test_a_key_is_asked_for(demo_folders):
         assert server.post({"prompt": PROMPT}, authorization=key)[0] == 200
 
 
-# ---------------------------------------------------------------------------------------------
-# Who goes away, or is slow
-
-
 def begin(server, fields) -> socket.socket:
     """A request, of which nothing is read yet."""
     body = json.dumps(fields).encode()
@@ -259,19 +227,18 @@ def begin(server, fields) -> socket.socket:
     return connection
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_goes_away_frees_its_row(server, stream):
+def test_a_client_that_goes_away_frees_its_row(server):
     cancelled = 'texts_total{finish_reason="cancelled"}'
     before = server.metric(cancelled)
-    running = [begin(server, {**long(4000), "stream": stream}) for _ in range(8)]
+    asked = [{**long(4000), "stream": bool(number % 2)} for number in range(8)]
+    running = [begin(server, fields) for fields in asked]
     server.until("texts_running", 8)
-    waiting = [begin(server, {**long(4000), "stream": stream}) for _ in range(4)]
-    server.until("texts_waiting", 4)
+    waiting = [begin(server, fields) for fields in asked]
+    server.until("texts_waiting", 8)
     for connection in waiting:  # before a place becomes free
         connection.close()
     server.until("texts_waiting", 0)
-    if stream:
-        assert running[0].recv(20).startswith(b"HTTP/1.1 200")
+    assert running[1].recv(20).startswith(b"HTTP/1.1 200")
     for connection in running:
         connection.close()
     server.until(cancelled, before + 8)  # who waited had not begun
@@ -280,19 +247,16 @@ def test_a_client_that_goes_away_frees_its_row(server, stream):
 
 
 def test_no_answer_depends_on_what_is_beside_it(server, decoder):
-    """Others, requests that are refused, and clients that go away."""
+    """Others, and clients that go away."""
     requests = mixed(60, seed=1)
-    bad = {"prompt": PROMPT, "repetition_penalty": 1.3, "repetition_context_size": 2**31}
     with ThreadPoolExecutor(32) as clients:
         posted = [clients.submit(server.post, fields) for fields in requests]
-        refused = [clients.submit(server.post, bad) for _ in range(12)]
         for number in range(40):
             connection = begin(server, {**long(200), "stream": bool(number % 2)})
             if number % 2:
                 connection.recv(200)
             connection.close()
         answers = [one.result() for one in posted]
-    assert {one.result()[0] for one in refused} == {400}
     for fields, (status, answer) in zip(requests, answers, strict=True):
         assert status == 200 and texts(answer) == alone(decoder, fields), fields
 
@@ -313,28 +277,20 @@ def test_slow_readers_hold_nobody_up(server):
 
 def test_bodies_that_do_not_come_hold_nobody_up(server):
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    body, connections = b"content-length: 99\r\n\r\n{", []
-    for start in (b"", b"POST", head, head + body, b"\x16\x03\x01\x00", b"\r\n" * 9):
-        connection = socket.create_connection(("127.0.0.1", server.port))
-        connection.sendall(start)
-        connections.append(connection)
-    assert server.post({"prompt": PROMPT})[1]["choices"][0]["text"] == ANSWER
-    for connection in connections:
-        connection.close()
+    with ExitStack() as connections:
+        for start in (b"", head, head + b"content-length: 99\r\n\r\n{", b"\x16\x03\x01\x00"):
+            connection = socket.create_connection(("127.0.0.1", server.port))
+            connections.enter_context(connection).sendall(start)
+        assert server.post({"prompt": PROMPT})[1]["choices"][0]["text"] == ANSWER
 
 
-# ---------------------------------------------------------------------------------------------
-# The end
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_finishes_what_runs_and_refuses_the_rest(demo_folders, decoder, number):
+def test_a_signal_finishes_what_runs_and_refuses_the_rest(demo_folders, decoder):
     with Server(demo_folders, "--batch-size", "4") as server, ThreadPoolExecutor(10) as clients:
         # Some seconds' work: they have to run until the signal has come.
         posted = [clients.submit(server.post, long(1000)) for _ in range(9)]
         server.until("texts_running", 4)
         server.until("texts_waiting", 5)
-        server.process.send_signal(number)
+        server.process.send_signal(signal.SIGTERM)
         assert any(refuses(server) for _ in range(100))
         answers = [one.result() for one in posted]
         assert server.process.wait(30) == 0
@@ -347,15 +303,11 @@ def test_a_second_signal_ends_at_once(demo_folders):
     with Server(demo_folders) as server, ThreadPoolExecutor(1) as clients:
         posted = clients.submit(server.post, long(4000))
         server.until("texts_running", 1)
-        server.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(signal.SIGINT)
         assert any(refuses(server) for _ in range(100))
-        server.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(signal.SIGINT)
         assert server.process.wait(10) == 0
         assert posted.result()[0] == 503
-
-
-# ---------------------------------------------------------------------------------------------
-# The command
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "ü" * 70, "[]", "no such host"])
@@ -365,11 +317,8 @@ def test_an_address_that_cannot_be_is_one_line(server, host):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["--batch-size", "0"], ["--draft-model", "x"], ["--api-key", ""], ["--host", ""]],
-)
-def test_a_wrong_command_is_one_line(arguments, capsys):
+@pytest.mark.parametrize("flag, value", [("--batch-size", "0"), ("--api-key", ""), ("--host", "")])
+def test_a_wrong_command_is_one_line(flag, value, capsys):
     with pytest.raises(SystemExit) as stopped:
-        serve.parse_args(arguments)
+        serve.parse_args([flag, value])
     assert stopped.value.code == 2 and capsys.readouterr().err.count("\n") == 1

@@ -51,6 +51,14 @@ def launch(ranks: int, *arguments, cwd: Path) -> tuple[str, str]:
         return started.communicate(timeout=LIMIT)
 
 
+def run_jobs(ranks: int, jobs: list[dict], folder: Path) -> list[list[dict]]:
+    """What each rank finds, by job of rank_program.py."""
+    program, output = Path(__file__).with_name("rank_program.py"), folder / "found"
+    assert launch(ranks, program, json.dumps(jobs), output, cwd=folder) == ("", "")
+    found = [json.loads(Path(f"{output}.{rank}.json").read_text()) for rank in range(ranks)]
+    return list(zip(*found, strict=True))
+
+
 @contextmanager
 def by_hand(commands: list[list], folders: list[Path], hostfile: Path):
     """The same without mlx.launch, which ends all ranks when one fails: processes, by rank."""

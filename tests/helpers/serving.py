@@ -3,7 +3,6 @@
 import json
 import random
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -56,7 +55,7 @@ class Server:
         return self
 
     def __exit__(self, *_) -> None:
-        self.process.send_signal(signal.SIGTERM)
+        self.process.terminate()
         try:
             self.process.wait(30)
         finally:
