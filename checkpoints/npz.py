@@ -4,23 +4,17 @@ mx.savez holds every array in memory; mx.load of a large npz made the process ab
 slower than a map.
 """
 
-import mmap
-import re
 import zipfile
 from collections.abc import Iterable
 from math import prod
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from checkpoints.stored_zip import stored_members
-from checkpoints.tensors import BFLOAT16, are_sizes
+from checkpoints.tensors import BFLOAT16
 from errors import InputError
-
-_NPY_HEADER = re.compile(
-    rb"(?s)\x93NUMPY\x01\x00..\{'descr': '([<|](?:[fiu][248]|[iu]1|V2))', 'fortran_order': False, "
-    rb"'shape': \(((?:\d+, ?)*\d*)\), \} *\n"
-)
 
 
 def write_npz_member(
@@ -43,22 +37,20 @@ def write_npz_member(
 def map_npz(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an npz file as read-only views of the mapped file: nothing is read yet."""
     try:
-        places = stored_members(path)
         with open(path, "rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return {n.removesuffix(".npy"): _map_member(mapped, n, *places[n]) for n in places}
+            places = stored_members(path).items()
+            return {n.removesuffix(".npy"): _map_member(file, *place) for n, place in places}
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
-    except ValueError as error:
+    except Exception as error:  # of many kinds for a damaged header
         raise InputError(f"{path}: not a readable npz file: {error}") from None
 
 
-def _map_member(mapped: mmap.mmap, name: str, offset: int, size: int) -> np.ndarray:
-    header = _NPY_HEADER.match(mapped, offset, offset + size)
-    if header is None:
-        raise ValueError(f"{name} is not an array that convert.py writes")
-    end = header.end()
-    dtype, shape = np.dtype(header[1].decode()), tuple(map(int, re.findall(rb"\d+", header[2])))
-    if not are_sizes(shape) or end + prod(shape) * dtype.itemsize != offset + size:
-        raise ValueError(f"{name} has {offset + size - end} bytes for the shape {list(shape)}")
-    return np.frombuffer(mapped, dtype, prod(shape), end).reshape(shape)
+def _map_member(file: BinaryIO, offset: int, size: int) -> np.ndarray:
+    file.seek(offset)
+    np.lib.format.read_magic(file)
+    shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    start = file.tell()
+    if dtype.hasobject or start + prod(shape) * dtype.itemsize != offset + size:
+        raise ValueError(f"{size} bytes for an array of {dtype} and the shape {shape}")
+    return np.memmap(file, dtype, "r", start, shape)

@@ -47,18 +47,6 @@ _MODULES = {  # model_type in config.json -> module
     "marian": "families.bart",
     "pegasus": "families.bart",
 }
-_NOT_TAKEN = {  # close to one of these, and why not
-    "blenderbot": "its texts depend on a ban of the prompt's n-grams",
-    "blenderbot-small": "its texts depend on a ban of the prompt's n-grams",
-    "nllb-moe": "its layers are mixtures of experts",
-    "switch_transformers": "its layers are mixtures of experts",
-    "longt5": "its encoder attends in windows",
-    "led": "its encoder attends in windows",
-    "bigbird_pegasus": "its encoder attends in blocks",
-    "pegasus_x": "its encoder attends in blocks",
-    "prophetnet": "its decoder predicts several tokens at once",
-    "fsmt": "it has vocabularies and a tokenizer of its own kind",
-}
 
 
 def write_tokenizer(folder: Path, output: Path) -> None:
@@ -93,8 +81,7 @@ def family_of(raw: Mapping) -> Family:
     if not kind:
         raise InputError("config.json has no model_type: not a model of Hugging Face's")
     if kind not in _MODULES:
-        reason = f", which is not taken: {_NOT_TAKEN[kind]}" if kind in _NOT_TAKEN else ""
-        raise InputError(f"a {kind[:50]} model{reason}; there are {', '.join(_MODULES)}")
+        raise InputError(f"a {kind[:50]} model; there are {', '.join(_MODULES)}")
     return import_module(_MODULES[kind]).FAMILY
 
 
