@@ -51,16 +51,13 @@ def read_torch(path: Path) -> dict[str, Tensor]:
     except OSError:
         raise
     except Exception:  # of which damage brings about a dozen kinds
-        raise InputError(
-            f"{path}: truncated or malformed, or not a state dict of torch's"
-        ) from None
+        fault = "truncated or malformed, or not a state dict of torch's"
+        raise InputError(f"{path}: {fault}") from None
 
 
 def _read_zip(path: Path, file: BinaryIO) -> dict[str, Tensor]:
     members = stored_members(path)
-    name = next((name for name in members if name.endswith("/data.pkl")), None)
-    if name is None:
-        raise InputError("a zip file, but not of torch's: no data.pkl")
+    name = next(name for name in members if name.endswith("/data.pkl"))
     offset, size = members[name]
     file.seek(offset)
     unpickler = _Unpickler(io.BytesIO(file.read(min(size, _MAX_PICKLE))))
@@ -68,16 +65,15 @@ def _read_zip(path: Path, file: BinaryIO) -> dict[str, Tensor]:
     for key, (dtype, numel) in unpickler.storages.items():
         places[key], size = members[f"{name.removesuffix('.pkl')}/{key}"]
         if size != numel * dtype.itemsize:
-            raise InputError(f"storage {key} has {size} bytes for {numel} elements")
+            raise ValueError(f"storage {key} has another size")
     return _tensors(path, state, unpickler.storages, places)
 
 
 def _read_legacy(path: Path, file: BinaryIO) -> dict[str, Tensor]:
     pickles = io.BytesIO(file.read(_MAX_PICKLE))
-    if _Unpickler(pickles).load() != _MAGIC:
-        raise InputError("not a file of torch's: a pickle of something else")
-    for _ in ("protocol", "system"):
-        _Unpickler(pickles).load()
+    magic, _protocol, _system = (_Unpickler(pickles).load() for _ in range(3))
+    if magic != _MAGIC:
+        raise ValueError("a pickle of something else")
     unpickler = _Unpickler(pickles)
     state, keys, places = unpickler.load(), _Unpickler(pickles).load(), {}
     file.seek(pickles.tell())
@@ -86,7 +82,7 @@ def _read_legacy(path: Path, file: BinaryIO) -> dict[str, Tensor]:
         size = int.from_bytes(file.read(8), "little")
         places[key] = file.tell()
         if size != numel or file.seek(numel * dtype.itemsize, 1) > path.stat().st_size:
-            raise InputError(f"truncated or damaged: storage {key} has not {numel} elements")
+            raise ValueError(f"storage {key} has another size")
     return _tensors(path, state, unpickler.storages, places)
 
 
@@ -94,12 +90,12 @@ def _tensors(path: Path, state, storages: dict, places: dict[str, int]) -> dict[
     """`places` are the storages' offsets in the file."""
     found = {}
     for name, view in state.get("state_dict", state).items():
-        if type(name) is not str or not isinstance(view, _View):
+        if not isinstance(view, _View):
             raise InputError(f"not a state dict: {name} is no tensor but {type(view).__name__}")
         dtype, numel = storages[view.key]
         # Some elements of an expanded tensor are the same: a small file could ask for any size.
         if view.offset + span(view.shape, view.strides) > numel or prod(view.shape) > numel:
-            raise InputError(f"{name} reaches beyond its storage")
+            raise ValueError(f"{name} reaches beyond its storage")
         start = places[view.key] + view.offset * dtype.itemsize
         found[name] = Tensor(path, start, dtype, view.shape, view.strides)
     return found
@@ -125,23 +121,21 @@ class _Unpickler(pickle._Unpickler):
         if module == "torch" and name in _STORAGES:
             return _STORAGES[name]
         if (module, name) not in _CALLABLE:
-            raise InputError(
-                f"the pickle asks for {module}.{name}, which no floating-point state dict needs"
-            )
+            needed = "which no floating-point state dict needs"
+            raise InputError(f"the pickle asks for {module}.{name}, {needed}")
         return _CALLABLE[module, name]
 
     def persistent_load(self, pid: tuple) -> tuple[str, int]:
         """The key of a storage and, in some legacy files, where a view of it begins."""
         _, dtype, key, _, numel, *view = pid
-        if not are_sizes((numel,)) or self.storages.setdefault(key, (dtype, numel))[1] != numel:
-            raise InputError(f"storage {key} has an impossible size")
+        self.storages[key] = dtype, numel
         return key, view[0][1] if view and view[0] else 0
 
 
 def _rebuild_tensor(storage, offset, shape, strides, *unused) -> _View:
     key, start = storage
     if not are_sizes((start, offset, *shape, *strides)):
-        raise InputError("a tensor has an impossible shape")
+        raise ValueError("a tensor has an impossible shape")
     return _View(key, start + offset, shape, strides)
 
 
