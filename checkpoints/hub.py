@@ -4,7 +4,6 @@ They land in huggingface_hub's own cache. Weights are fetched here and not by it
 which from version 2 on throws the beginning of an interrupted file away: t5-11b is 45 GB in one.
 """
 
-import contextlib
 import errno
 import fcntl
 import hashlib
@@ -24,12 +23,13 @@ def fetch(
     model: str,
     revision: str | None = None,
     output: Path = Path(),
-    converted_size: Callable[[Path], int] = lambda folder: 0,
+    converted_size: Callable[[Path], int | None] = lambda folder: 0,
 ) -> Path:
     """The folder of a local checkpoint, or of a hub repository's files, downloaded if need be.
 
     Before the weights are, `converted_size` gets a folder with the config.json: it raises
-    InputError for a model that cannot be used, or says how many bytes `output` will take.
+    InputError for a model that cannot be used, or says how many bytes `output` will take, or
+    None where only the config.json is wanted.
     """
     if Path(model).is_dir():
         if revision:
@@ -93,13 +93,15 @@ def _cached(model: str, revision: str | None) -> Path | None:
         return None
     folder = Path(config).parent
     names = {path.name for path in folder.iterdir() if path.exists()}
-    with contextlib.suppress(InputError):  # shards are missing
-        return folder if weight_files(names, folder.joinpath) else None
-    return None
+    return folder if weight_files(names, folder.joinpath) else None
 
 
 def _download(
-    model: str, revision: str | None, info, output: Path, converted_size: Callable[[Path], int]
+    model: str,
+    revision: str | None,
+    info,
+    output: Path,
+    converted_size: Callable[[Path], int | None],
 ) -> Path:
     """Fetch what is not in the cache yet, the weights last: where they are, all the rest is."""
     from huggingface_hub import constants, hf_hub_download, hf_hub_url
@@ -112,7 +114,8 @@ def _download(
         raise InputError(f"{model} has no {CONFIG}: not a model of Hugging Face's")
     folder = get(CONFIG).parent
     try:
-        converted = converted_size(folder)
+        if (converted := converted_size(folder)) is None:
+            return folder
         weights = weight_files(files, get)
     except InputError as error:
         raise InputError(f"{model}: {str(error).removeprefix(f'{folder}').lstrip(':/ ')}") from None
