@@ -53,17 +53,13 @@ def is_decoder_only(raw: Mapping) -> bool:
 def find_causal(name: str) -> Path | None:
     """The folder of the decoder-only model that a user means: a path, a name under mlx_models/, or a name
     on the hub that is in its cache; None: there is none."""
-    for path in (Path(name), converted_path(name)):
-        if is_causal(path):
-            return path
-    if Path(name).exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        return None
-    from huggingface_hub import try_to_load_from_cache
+    folders = [Path(name), converted_path(name)]
+    if not Path(name).exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        from huggingface_hub import try_to_load_from_cache
 
-    config = try_to_load_from_cache(name, "config.json")
-    return (
-        Path(config).parent if isinstance(config, str) and is_causal(Path(config).parent) else None
-    )
+        config = try_to_load_from_cache(name, "config.json")
+        folders += [Path(config).parent] if isinstance(config, str) else []
+    return next((folder for folder in folders if is_causal(folder)), None)
 
 
 def _mlx_lm() -> Any:
@@ -121,8 +117,11 @@ def load(
 
     def read(utils) -> tuple:
         model, raw = utils.load_model(folder, lazy=split)
+        if split and not hasattr(model, "shard"):
+            raise InputError(f"mlx-lm cannot split a {raw.get('model_type')} model among ranks")
         if split:
-            _shard(model, raw, group)
+            model.shard(group)
+            mx.eval(model.parameters())
         set_positions(model, raw)
         return model, raw, utils.load_tokenizer(folder, eos_token_ids=raw.get("eos_token_id"))
 
@@ -136,13 +135,6 @@ def load(
     if split:
         causal.ranks = ranks
     return causal, tokenizer
-
-
-def _shard(model: Any, raw: Mapping, group: mx.distributed.Group | None) -> None:
-    if not hasattr(model, "shard"):
-        raise InputError(f"mlx-lm cannot split a {raw.get('model_type')} model among ranks")
-    model.shard(group)
-    mx.eval(model.parameters())
 
 
 def _fast(chat: Any, folder: Path) -> Tokenizer:

@@ -68,14 +68,13 @@ def load(
     """The model and the tokenizer of a converted folder, or of a name under mlx_models/; or of a
     decoder-only model that mlx-lm can load, in a folder or in the hub's cache.
 
-    group: `mx.distributed.init()`, in processes that mlx.launch started. All load the same model and
-    each holds a part of its layers; or, without `split`, all of it.
+    group: `mx.distributed.init()`, in processes that mlx.launch started. Each holds a part of the
+    layers; or, without `split`, all of them.
 
     The model's attributes hold what its texts need: tokenizer; source_tokenizer, None if it is the same;
     languages, None if there are none to choose; hidden, the tokens that a text does not show.
 
-    InputError if there is no such model, its weights or its tokenizer do not fit its config.json, or the
-    ranks differ; what goes wrong on one rank is raised on all.
+    InputError for no such model, files that do not fit each other, or ranks that differ.
     """
     ranks = Ranks(group)
     if not converted(str(name)):
@@ -87,7 +86,7 @@ def load(
     if ranks.size > 1:
         ranks.check_same(**ranks.together(lambda: _fingerprints(path, model.config, quantization)))
 
-    def read() -> nn.Module:
+    def read() -> None:
         if split and group and ranks.size > 1:
             sharding.check_ranks(model.config, quantization, ranks.size)
             sharding.shard(model, group)
@@ -102,7 +101,6 @@ def load(
         model.hidden = {*codes, *without_text(family, model.tokenizer)}
         forced = "forced_bos_token_id"
         model.generation = Generation.load(path, [forced] if hasattr(model.config, forced) else [])
-        return model
 
     ranks.together(read)
     return model, model.tokenizer
