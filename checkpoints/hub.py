@@ -11,7 +11,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from checkpoints.folder import TOKENIZER_FILES, weight_files
 from errors import InputError
@@ -41,11 +41,10 @@ def fetch(
     from huggingface_hub.utils import logging
 
     logging.set_verbosity_error()  # every retry would be two lines
+    limit = constants.HF_HUB_ETAG_TIMEOUT
     try:
         try:
-            info = HfApi().model_info(
-                model, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
-            )
+            info = HfApi().model_info(model, revision=revision, timeout=limit, files_metadata=True)
         except (errors.HTTPError, errors.OfflineModeIsEnabled) as error:
             answered = isinstance(error, errors.HfHubHTTPError) and error.response.status_code < 500
             if answered or (folder := _cached(model, revision)) is None:
@@ -184,15 +183,9 @@ def _resume(what: str, url: str, file: BinaryIO, size: int) -> None:
     from huggingface_hub.utils import build_hf_headers
 
     headers = build_hf_headers() | {"Accept-Encoding": "identity"}
+    sizes: dict[str, Any] = dict(resume_size=file.seek(0, 2), expected_size=size)
     try:
-        http_get(
-            url,
-            file,
-            resume_size=file.seek(0, 2),
-            headers=headers,
-            expected_size=size,
-            displayed_filename=what,
-        )
+        http_get(url, file, headers=headers, displayed_filename=what, **sizes)
     except errors.HfHubHTTPError:
         raise
     except errors.HTTPError:

@@ -65,13 +65,8 @@ def write_weights(
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     if quantization:
         _check_groups(shapes, quantization)
-    progress = tqdm(
-        total=stored_size(shapes, dtype, float32, None),
-        unit="B",
-        unit_scale=True,
-        desc=path.parent.name,
-        disable=None,
-    )
+    size = stored_size(shapes, dtype, float32, None)
+    progress = tqdm(total=size, unit="B", unit_scale=True, desc=path.parent.name, disable=None)
     wrong: dict[str, None] = {}  # in order, each once
     with progress, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for name, tensor in tensors.items():
@@ -127,8 +122,7 @@ def _write_quantized(
 
     width = shape[1] * quantization.bits // 32
     write_npz_member(archive, name, np.dtype("<u4"), (shape[0], width), packed())
+    whole = (shape[0], shape[1] // quantization.group_size)
     for suffix, parts in zip(("scales", "biases"), zip(*beside, strict=True), strict=False):
-        whole = (shape[0], shape[1] // quantization.group_size)
-        write_npz_member(
-            archive, f"{name.removesuffix('weight')}{suffix}", parts[0].dtype, whole, parts
-        )
+        beside_name = name.removesuffix("weight") + suffix
+        write_npz_member(archive, beside_name, parts[0].dtype, whole, parts)

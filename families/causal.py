@@ -32,10 +32,8 @@ class CausalConfig:
     pad_token_id: int
     max_positions: int | None
 
-    @property
-    def max_prompt_tokens(self) -> int | None:
-        """One less than there are positions: a token is text."""
-        return None if self.max_positions is None else self.max_positions - 1
+    # One less than there are positions: a token is text.
+    max_prompt_tokens = property(lambda c: None if c.max_positions is None else c.max_positions - 1)
 
 
 class CausalCache(SlotCache):
@@ -109,9 +107,8 @@ class DecoderOnly(nn.Module):
     """What decoder-only models share of the contract; `decode` is a subclass's own."""
 
     ranks = ALONE  # the processes that share the model's layers
-    progress: Callable[[int, int], None] | None = (
-        None  # told how many prompt tokens are read, of how many
-    )
+    # Told how many prompt tokens are read, of how many.
+    progress: Callable[[int, int], None] | None = None
 
     def prefix(self, prompt: Sequence[int]) -> list[int]:
         return list(prompt)
