@@ -46,12 +46,8 @@ def read_torch(path: Path) -> dict[str, Tensor]:
             is_zip = file.read(4) == b"PK\3\4"
             file.seek(0)
             return _read_zip(path, file) if is_zip else _read_legacy(path, file)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
-    except OSError:
-        raise
-    except Exception:  # of which damage brings about a dozen kinds
-        fault = "truncated or malformed, or not a state dict of torch's"
+    except Exception as error:  # of which damage brings about a dozen kinds
+        fault = f"truncated, or not a state dict of torch's: {error}"
         raise InputError(f"{path}: {fault}") from None
 
 
@@ -91,7 +87,7 @@ def _tensors(path: Path, state, storages: dict, places: dict[str, int]) -> dict[
     found = {}
     for name, view in state.get("state_dict", state).items():
         if not isinstance(view, _View):
-            raise InputError(f"not a state dict: {name} is no tensor but {type(view).__name__}")
+            raise ValueError(f"{name} is no tensor but {type(view).__name__}")
         dtype, numel = storages[view.key]
         # Some elements of an expanded tensor are the same: a small file could ask for any size.
         if view.offset + span(view.shape, view.strides) > numel or prod(view.shape) > numel:
@@ -122,7 +118,7 @@ class _Unpickler(pickle._Unpickler):
             return _STORAGES[name]
         if (module, name) not in _CALLABLE:
             needed = "which no floating-point state dict needs"
-            raise InputError(f"the pickle asks for {module}.{name}, {needed}")
+            raise ValueError(f"the pickle asks for {module}.{name}, {needed}")
         return _CALLABLE[module, name]
 
     def persistent_load(self, pid: tuple) -> tuple[str, int]:

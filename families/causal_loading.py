@@ -103,12 +103,10 @@ def _config(raw: dict) -> dict:
 def load(
     folder: Path, group: mx.distributed.Group | None = None, split: bool = True
 ) -> tuple[CausalModel, Tokenizer]:
-    """The model and the tokenizer of a folder that `is_causal`. `model.chat` is mlx-lm's tokenizer, which
-    knows the chat template: see `encode_prompt`.
+    """The model and the tokenizer of a folder that `is_causal`; group, split: as for loading.load.
+    `model.chat` is mlx-lm's tokenizer, which knows the chat template.
 
-    group: `mx.distributed.init()`, in processes that mlx.launch started; each holds a part of the layers,
-    or, without `split`, all of them. Raises InputError for a model that mlx-lm or the step cannot run, with
-    the reason, and for ranks that differ.
+    InputError, with the reason, for a model that mlx-lm or the step cannot run, and for ranks that differ.
     """
     ranks = Ranks(group)
     split = split and ranks.size > 1
