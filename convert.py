@@ -47,10 +47,8 @@ def read_config(folder: Path) -> dict:
 
 
 def converted_size(folder: Path, dtype: str, quantization: Quantization | None = None) -> int:
-    """The bytes that the weights of the model in a folder's config.json take when converted.
-
-    InputError if it is none that can be converted. The weights themselves need not be there.
-    """
+    """The bytes that the weights of a folder's config.json, which need not be there, take when
+    converted. InputError for a model that cannot be converted."""
     with naming(folder):
         raw = read_config(folder)
         family = family_of(raw)

@@ -1,7 +1,6 @@
 """Npz files, a zip of stored .npy members: written member by member, and mapped.
 
-mx.savez holds every array in memory; mx.load of a large npz made the process abort at exit, and was
-slower than a map.
+mx.savez holds every array in memory, and mx.load of a large file is slower than a map.
 """
 
 import zipfile
@@ -12,8 +11,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from checkpoints.stored_zip import stored_members
-from checkpoints.tensors import BFLOAT16
+from checkpoints.tensors import BFLOAT16, stored_members
 from errors import InputError
 
 

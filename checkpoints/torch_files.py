@@ -13,8 +13,7 @@ from typing import BinaryIO, ClassVar, NamedTuple
 
 import numpy as np
 
-from checkpoints.stored_zip import stored_members
-from checkpoints.tensors import BFLOAT16, Tensor, are_sizes, span
+from checkpoints.tensors import BFLOAT16, Tensor, are_sizes, span, stored_members
 from errors import InputError
 
 _MAGIC = 0x1950A86A20F9469CFC6C
@@ -37,10 +36,7 @@ class _View(NamedTuple):
 
 
 def read_torch(path: Path) -> dict[str, Tensor]:
-    """The tensors of a state dict that torch.save wrote, in either format.
-
-    One within a dict, under "state_dict", is found too. InputError: not such a file, or damaged.
-    """
+    """The tensors of a state dict that torch.save wrote, also of one under "state_dict" in a dict."""
     try:
         with open(path, "rb") as file:
             is_zip = file.read(4) == b"PK\3\4"
@@ -98,10 +94,7 @@ def _tensors(path: Path, state, storages: dict, places: dict[str, int]) -> dict[
 
 
 class _Unpickler(pickle._Unpickler):
-    """Makes plain values and `_View`s, and runs no code of the file's.
-
-    `storages` are those that the pickle names: key -> (dtype, number of elements).
-    """
+    """Makes plain values and `_View`s, and runs no code of the file's."""
 
     dispatch: ClassVar = pickle._Unpickler.dispatch | {
         # An OrderedDict's attributes, torch's _metadata, are dropped; nothing else may be changed.
@@ -110,7 +103,7 @@ class _Unpickler(pickle._Unpickler):
 
     def __init__(self, file: BinaryIO):
         super().__init__(file, encoding="latin-1")
-        self.storages: dict[str, tuple[np.dtype, int]] = {}
+        self.storages: dict[str, tuple[np.dtype, int]] = {}  # by key, with the number of elements
 
     def find_class(self, module: str, name: str) -> object:
         """What stands for what a pickle calls: none of it is the real one."""

@@ -23,10 +23,8 @@ DEFAULT_DTYPE = "bfloat16"
 
 
 def stored_dtype(name: str, dtype: str, float32: tuple[str, ...]) -> np.dtype:
-    """The type that the weight `name` is stored in for a model of `dtype`.
-
-    float32: ends of the names of weights that stay so instead of float16.
-    """
+    """The type of the weight `name` in a model of `dtype`; where names end as in `float32`, that
+    instead of float16."""
     if dtype == "float16" and name.endswith(float32):
         return DTYPES["float32"]
     return DTYPES[dtype]
@@ -56,10 +54,8 @@ def write_weights(
     float32: tuple[str, ...] = (),
     quantization: Quantization | None = None,
 ) -> None:
-    """Write tensors, under our names, to an npz file. float32: as for `stored_dtype`.
-
-    Weights that are not finite in their new type are written all the same, and named on stderr.
-    """
+    """Write tensors, under our names, to an npz file. float32: as for `stored_dtype`. Weights that are
+    not finite in their new type are written all the same, and named on stderr."""
     from tqdm import tqdm
 
     shapes = {name: tensor.shape for name, tensor in tensors.items()}

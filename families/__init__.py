@@ -74,9 +74,7 @@ class Family:
 
 def family_of(raw: Mapping) -> Family:
     """The family of a config.json, by its model_type or, if it has none (some umT5), its architecture.
-
-    InputError if there is no module for it. Imports that module only.
-    """
+    InputError if there is none. Imports its module only."""
     kind = str(raw.get("model_type") or _type_by_architecture(raw))
     if not kind:
         raise InputError("config.json has no model_type: not a model of Hugging Face's")

@@ -118,10 +118,7 @@ class DecoderOnly(nn.Module):
 
     def start(self, tokens: mx.array, mask: np.ndarray | None = None) -> Any:
         """A cache with all but the last of each row's tokens [B, S]; mask [B, S] true on tokens, which
-        are on the left (None: no padding). Logits are never computed: nothing asks for them.
-
-        Raises InputError for a row without a token.
-        """
+        are on the left (None: no padding). InputError for a row without a token."""
         B, S = tokens.shape
         lengths = np.full(B, S) if mask is None else np.asarray(mask, bool).sum(axis=1)
         if not lengths.all():

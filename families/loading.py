@@ -36,10 +36,8 @@ def build(
     shapes: Mapping[str, tuple[int, ...]],
     quantization: Quantization | None = None,
 ) -> nn.Module:
-    """A model to load weights of these names and shapes into; nothing is allocated.
-
-    InputError names the weights that are missing, unknown or mis-shaped.
-    """
+    """A model to load weights of these names and shapes into; nothing is allocated. InputError names
+    those that are missing, unknown or mis-shaped."""
     model = family.model(config)
     if quantization:
 
@@ -108,9 +106,7 @@ def load(
 
 def read_tokenizers(folder: Path, config: BaseConfig) -> tuple[Tokenizer, Tokenizer | None]:
     """A converted folder's tokenizer, and that of its sources if they have their own vocabulary.
-
-    InputError for tokens that the model has no row for.
-    """
+    InputError for tokens that the model has no row for."""
     tokenizer = load_tokenizer(folder)
     check_rows(tokenizer, config.vocab_size)
     if not (folder / SOURCE_TOKENIZER).exists():

@@ -48,9 +48,8 @@ class Languages:
         if code not in self.codes:
             known = sorted(self.codes, key=lambda k: (k[:2] != code[:2].lower(), k))
             more = f" and {len(known) - 8} more" if len(known) > 8 else ""
-            raise InputError(
-                f"{option}: no language {code!r}; there are {', '.join(known[:8])}{more}"
-            )
+            listed = ", ".join(known[:8])
+            raise InputError(f"{option}: no language {code!r}; there are {listed}{more}")
         return [self.codes[code]]
 
 

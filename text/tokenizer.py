@@ -108,18 +108,13 @@ def translation(source: Tokenizer, target: Tokenizer) -> Callable[[int], int]:
 
 
 def shared_vocabulary(target: Tokenizer, draft: Tokenizer) -> int:
-    """How many ids, from 0 on, mean the same piece to both.
-
-    Raises InputError when an id that both have means another piece to each.
-    """
+    """How many ids, from 0 on, mean the same piece to both. InputError where one means another."""
     pieces = []
     for tokenizer in (target, draft):
         vocab = tokenizer.get_vocab(with_added_tokens=True)
         pieces.append(sorted(vocab, key=vocab.__getitem__))
     for i, (ours, theirs) in enumerate(zip(*pieces, strict=False)):
         if ours != theirs:
-            raise InputError(
-                "the draft model has another vocabulary than the model: "
-                f"token {i} is {theirs!r}, not {ours!r}"
-            )
+            fault = f"token {i} is {theirs!r}, not {ours!r}"
+            raise InputError(f"the draft model has another vocabulary than the model: {fault}")
     return min(map(len, pieces))

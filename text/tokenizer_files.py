@@ -19,10 +19,8 @@ def copy_sources(folder: Path, output: Path) -> list[str]:
 
 
 def from_transformers(kind: str, folder: Path) -> Tokenizer:
-    """The tokenizer that a class of transformers makes of a folder's files.
-
-    InputError, which names them, where one is damaged.
-    """
+    """The tokenizer that a class of transformers makes of a folder's files; InputError, which names
+    them, where one is damaged."""
     found = [name for name in TOKENIZER_FILES if (folder / name).exists()]
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no PyTorch
     import transformers
