@@ -73,9 +73,8 @@ class Family:
 
 
 def family_of(raw: Mapping) -> Family:
-    """The family of a config.json, by its model_type or, if it has none (some umT5), its architecture.
-    InputError if there is none. Imports its module only."""
-    kind = str(raw.get("model_type") or _type_by_architecture(raw))
+    """The family of a config.json; InputError if there is none. Imports its module only."""
+    kind = _kind(raw)
     if not kind:
         raise InputError("config.json has no model_type: not a model of Hugging Face's")
     if kind not in _MODULES:
@@ -85,18 +84,15 @@ def family_of(raw: Mapping) -> Family:
 
 def is_ours(raw: Mapping) -> bool:
     """Whether a config.json is of one of these families."""
-    try:
-        family_of(raw)
-    except InputError:
-        return False
-    return True
+    return _kind(raw) in _MODULES
 
 
-def _type_by_architecture(raw: Mapping) -> str:
-    """The longest model type that config.json's class is called after, such as T5 in T5Model."""
+def _kind(raw: Mapping) -> str:
+    """The model type or, where config.json says none (some umT5), the longest that its class is called
+    after, such as T5 in T5Model."""
     architecture = architecture_of(raw)
     kinds = [kind for kind in _MODULES if architecture.lower().startswith(kind.replace("_", ""))]
-    return max(kinds, key=len, default=architecture)
+    return str(raw.get("model_type") or max(kinds, key=len, default=architecture))
 
 
 def architecture_of(raw: Mapping) -> str:
