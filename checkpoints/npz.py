@@ -3,11 +3,11 @@
 mx.savez holds every array in memory, and mx.load of a large file is slower than a map.
 """
 
+import mmap
 import zipfile
 from collections.abc import Iterable
 from math import prod
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -35,20 +35,21 @@ def write_npz_member(
 def map_npz(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an npz file as read-only views of the mapped file: nothing is read yet."""
     try:
-        with open(path, "rb") as file:
-            places = stored_members(path).items()
-            return {n.removesuffix(".npy"): _map_member(file, *place) for n, place in places}
+        places = stored_members(path).items()
+        with open(path, "rb") as file:  # one map: each holds a file open
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return {name.removesuffix(".npy"): _map_member(mapped, *place) for name, place in places}
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except Exception as error:  # of many kinds for a damaged header
         raise InputError(f"{path}: not a readable npz file: {error}") from None
 
 
-def _map_member(file: BinaryIO, offset: int, size: int) -> np.ndarray:
-    file.seek(offset)
-    np.lib.format.read_magic(file)
-    shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-    start = file.tell()
+def _map_member(mapped: mmap.mmap, offset: int, size: int) -> np.ndarray:
+    mapped.seek(offset)
+    np.lib.format.read_magic(mapped)
+    shape, _, dtype = np.lib.format.read_array_header_1_0(mapped)
+    start = mapped.tell()
     if dtype.hasobject or start + prod(shape) * dtype.itemsize != offset + size:
         raise ValueError(f"{size} bytes for an array of {dtype} and the shape {shape}")
-    return np.memmap(file, dtype, "r", start, shape)
+    return np.frombuffer(mapped, dtype, prod(shape), start).reshape(shape)
