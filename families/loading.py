@@ -122,9 +122,7 @@ def without_text(family: Family, tokenizer: Tokenizer) -> set[int]:
     return {token for token, piece in added.items() if piece.special}
 
 
-def _open(
-    name: str,
-) -> tuple[Path, Family, nn.Module, Quantization | None, dict[str, np.ndarray]]:
+def _open(name: str) -> tuple[Path, Family, nn.Module, Quantization | None, dict[str, np.ndarray]]:
     """A model's folder and family, the model without its weights, and the weights as views of the file."""
     path = find_model(name)
     raw = read_json(path / "config.json")
@@ -138,9 +136,7 @@ def _open(
     return path, family, model, quantization, arrays
 
 
-def _fingerprints(
-    path: Path, config: BaseConfig, quantization: Quantization | None
-) -> dict[str, str]:
+def _fingerprints(path: Path, *config: object) -> dict[str, str]:
     """Checksums that tell whether all ranks have the same files."""
     from importlib.metadata import version
 
@@ -148,7 +144,7 @@ def _fingerprints(
         members = [(m.filename, m.file_size, m.CRC) for m in archive.infolist()]
     tokenizers = (path / TOKENIZER, *path.glob(SOURCE_TOKENIZER))
     parts = {
-        "config.json": (config, quantization),
+        "config.json": config,
         "weights.npz": members,
         "tokenizer.json": [file.read_bytes() for file in tokenizers],
         "generation_config.json": Generation.load(path),
