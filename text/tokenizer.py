@@ -93,9 +93,8 @@ def byte_tokenizer(extra_ids: int = 125) -> Tokenizer:
     around = {"lstrip": True, "rstrip": True, "normalized": False}
     tokenizer.add_special_tokens([AddedToken(token, **around) for token in specials])
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in sentinels])
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="$A </s>", special_tokens=[("</s>", 1)]
-    )
+    end = [("</s>", 1)]
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=end)
     return tokenizer
 
 
