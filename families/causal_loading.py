@@ -115,11 +115,8 @@ def load(
 
     def read(utils) -> tuple:
         model, raw = utils.load_model(folder, lazy=split)
-        if split and not hasattr(model, "shard"):
-            raise InputError(f"mlx-lm cannot split a {raw.get('model_type')} model among ranks")
         if split:
-            model.shard(group)
-            mx.eval(model.parameters())
+            _shard(model, raw, group)
         set_positions(model, raw)
         return model, raw, utils.load_tokenizer(folder, eos_token_ids=raw.get("eos_token_id"))
 
@@ -133,6 +130,13 @@ def load(
     if split:
         causal.ranks = ranks
     return causal, tokenizer
+
+
+def _shard(model: Any, raw: Mapping, group: mx.distributed.Group | None) -> None:
+    if not hasattr(model, "shard"):
+        raise InputError(f"mlx-lm cannot split a {raw.get('model_type')} model among ranks")
+    model.shard(group)
+    mx.eval(model.parameters())
 
 
 def _fast(chat: Any, folder: Path) -> Tokenizer:
