@@ -47,10 +47,8 @@ def read_config(folder: Path) -> dict:
 
 
 def converted_size(folder: Path, dtype: str, quantization: Quantization | None = None) -> int:
-    """The bytes that the weights of the model in a folder's config.json take when converted.
-
-    InputError if it is none that can be converted. The weights themselves need not be there.
-    """
+    """The bytes that the weights of a folder's config.json, which need not be there, take when
+    converted. InputError for a model that cannot be converted."""
     with naming(folder):
         raw = read_config(folder)
         family = family_of(raw)
@@ -99,11 +97,13 @@ def convert(
         if output.exists() and not (output / WEIGHTS).exists() and not is_causal(output):
             raise InputError(f"{output} is not a converted model; --force does not replace it")
         try:
-            if source := _fetch(model, revision, output, dtype, quantization):
-                partial.mkdir()
-                _write(source, partial, dtype, quantization, model)
+            how = dtype, quantization
+            source = fetch(model, revision, output, lambda folder: _size(folder, *how))
+            if _for_mlx_lm(source):
+                convert_with_mlx_lm(model, partial, *how, revision)
             else:
-                convert_with_mlx_lm(model, partial, dtype, quantization, revision)
+                partial.mkdir()
+                _write(source, partial, *how, model)
             shutil.rmtree(old, ignore_errors=True)
             if output.exists():
                 output.rename(old)
@@ -119,25 +119,9 @@ def convert(
     return output
 
 
-class _DecoderOnly(Exception):
-    """The model is one for mlx-lm."""
-
-
-def _fetch(
-    model: str, revision: str | None, output: Path, dtype: str, quantization: Quantization | None
-) -> Path | None:
-    """The checkpoint's folder; None, and nothing but its config.json is fetched, for one of no family
-    here that mlx-lm may have."""
-
-    def size(folder: Path) -> int:
-        if _for_mlx_lm(folder):
-            raise _DecoderOnly
-        return converted_size(folder, dtype, quantization)
-
-    with contextlib.suppress(_DecoderOnly):
-        source = fetch(model, revision, output, size)
-        return None if _for_mlx_lm(source) else source
-    return None
+def _size(folder: Path, dtype: str, quantization: Quantization | None) -> int | None:
+    """As `converted_size`; None for a model of mlx-lm's, which fetches its own weights."""
+    return None if _for_mlx_lm(folder) else converted_size(folder, dtype, quantization)
 
 
 def _for_mlx_lm(folder: Path) -> bool:
@@ -171,32 +155,26 @@ def _write(
 
 def parse_args(argv: list[str] | None = None):
     parser = cli.Parser(prog="convert.py", description="Convert a Hugging Face checkpoint to MLX.")
-    parser.add_argument(
+    flag = parser.add_argument
+    flag(
         "--model", type=cli.name, required=True, help="a name on the Hugging Face hub, or a folder"
     )
-    parser.add_argument(
-        "--mlx-path",
-        type=cli.path,
-        help="where to write (default: mlx_models/<last part of the name>)",
-    )
-    parser.add_argument(
+    where = "where to write (default: mlx_models/<last part of the name>)"
+    flag("--mlx-path", type=cli.path, help=where)
+    flag(
         "--dtype",
         choices=DTYPES,
         default=DEFAULT_DTYPE,
         help="of the weights (default: %(default)s)",
     )
-    parser.add_argument(
-        "-q", "--quantize", action="store_true", help="quantize the weights: smaller, less exact"
-    )
-    parser.add_argument(
-        "--q-mode", choices=MODES, help="of quantization (default: affine; others are micro-scaled)"
-    )
-    parser.add_argument("--q-bits", type=int, choices=BITS, help="per weight (default: 4)")
-    parser.add_argument(
-        "--q-group-size", type=int, choices=GROUP_SIZES, help="weights of a scale (default: 64)"
-    )
-    parser.add_argument("--revision", type=cli.name, help="a branch, tag or commit on the hub")
-    parser.add_argument("--force", action="store_true", help="replace an earlier conversion")
+    smaller = "quantize the weights: smaller, less exact"
+    flag("-q", "--quantize", action="store_true", help=smaller)
+    modes = "of quantization (default: affine; others are micro-scaled)"
+    flag("--q-mode", choices=MODES, help=modes)
+    flag("--q-bits", type=int, choices=BITS, help="per weight (default: 4)")
+    flag("--q-group-size", type=int, choices=GROUP_SIZES, help="weights of a scale (default: 64)")
+    flag("--revision", type=cli.name, help="a branch, tag or commit on the hub")
+    flag("--force", action="store_true", help="replace an earlier conversion")
     args = parser.parse_args(argv)
     if not args.quantize and (args.q_mode or args.q_bits or args.q_group_size):
         parser.error("--q-mode, --q-bits and --q-group-size need --quantize")

@@ -42,11 +42,8 @@ def activation(name: str) -> Sublayer:
 
 
 class Attention(nn.Module):
-    """Multi-head attention; T5's has no scaling and no biases.
-
-    key_heads: None means one for each query head. source_dims: the width of what keys and values are made
-    from; None means that of the queries.
-    """
+    """Multi-head attention; T5's has no scaling and no biases. source_dims: the width of what keys and
+    values are made from, where it is not that of the queries."""
 
     def __init__(
         self,
@@ -55,7 +52,7 @@ class Attention(nn.Module):
         head_width: int,
         scale: float = 1.0,
         bias: bool = False,
-        key_heads: int | None = None,
+        key_heads: int | None = None,  # None: one for each query head
         source_dims: int | None = None,
     ):
         super().__init__()
@@ -209,11 +206,9 @@ class EncoderDecoder(nn.Module):
         return [self.config.decoder_start_token_id]
 
     def start(self, tokens: mx.array, mask: np.ndarray | None = None) -> CrossCache:
-        """Encode the sources, tokens [B, S] with mask [B, S] (true on tokens; None: no padding),
-        and project their keys and values for every decoder layer.
-
-        InputError for a source without a token, or with more than the model reads.
-        """
+        """Encode the sources, tokens [B, S] with mask [B, S] (true on tokens; None: no padding), and
+        project their keys and values for every decoder layer. InputError for a source that is empty or
+        too long."""
         S, most = tokens.shape[1], self.config.max_prompt_tokens
         if most is not None and most < S:
             raise InputError(f"a source of {S} tokens; the model reads {most} at most")

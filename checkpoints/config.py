@@ -28,6 +28,8 @@ class BaseConfig:
     pad_token_id: int
     eos_token_ids: tuple[int, ...]
 
+    max_prompt_tokens = property(lambda c: None)  # how many a prompt may have; None: any number
+
     def __post_init__(self):
         for field in fields(self):
             _check(field.name, field.type, getattr(self, field.name))
@@ -65,11 +67,6 @@ class BaseConfig:
 
     def to_dict(self) -> dict:
         return asdict(self)
-
-    @property
-    def max_prompt_tokens(self) -> int | None:
-        """How many tokens a prompt may have; None: any number."""
-        return None
 
 
 def _check(name: str, kind: Any, value: object) -> None:

@@ -44,25 +44,18 @@ def weight_files(names: Collection[str], get: Callable[[str], Path]) -> list[str
     """Of a folder's file names those of one whole copy of the weights, the best kind that there is: a
     single file, or an index and its shards. [] where there is none.
 
-    An index that is needed to decide is opened with `get`. InputError where the only one is wrong.
+    An index that is needed to decide is opened with `get`. InputError where it is none.
     """
-    wrong = None
     for single in _SINGLE:
         index = f"{single}.index.json"
         if single in names:
             return [single]
         if index in names:
-            path = get(index)
-            weight_map = read_json(path).get("weight_map")
+            weight_map = read_json(path := get(index)).get("weight_map")
             if not isinstance(weight_map, dict):
                 raise InputError(f"{path}: no weight_map")
-            shards = sorted(set(weight_map.values()))
-            missing = [shard for shard in shards if shard not in names]
-            if not missing:
-                return [index, *shards]
-            wrong = wrong or InputError(f"{path}: names {missing[0]}, which is missing")
-    if wrong:
-        raise wrong
+            if {*weight_map.values()} <= {*names}:
+                return [index, *sorted({*weight_map.values()})]
     return []
 
 
@@ -71,7 +64,7 @@ def open_checkpoint(folder: Path) -> dict[str, Tensor]:
     names = {path.name for path in folder.iterdir() if path.is_file()}
     files = weight_files(names, folder.joinpath)
     if not files:
-        raise InputError(f"{folder}: no weights: neither {' nor '.join(_SINGLE)}")
+        raise InputError(f"{folder}: no weights: neither {' nor '.join(_SINGLE)}, whole")
     read = read_safetensors if files[0].startswith(_SINGLE[0]) else read_torch
     tensors: dict[str, Tensor] = {}
     for file in files[1:] or files:

@@ -4,7 +4,6 @@ They land in huggingface_hub's own cache. Weights are fetched here and not by it
 which from version 2 on throws the beginning of an interrupted file away: t5-11b is 45 GB in one.
 """
 
-import contextlib
 import errno
 import fcntl
 import hashlib
@@ -12,7 +11,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from checkpoints.folder import TOKENIZER_FILES, weight_files
 from errors import InputError
@@ -24,12 +23,13 @@ def fetch(
     model: str,
     revision: str | None = None,
     output: Path = Path(),
-    converted_size: Callable[[Path], int] = lambda folder: 0,
+    converted_size: Callable[[Path], int | None] = lambda folder: 0,
 ) -> Path:
     """The folder of a local checkpoint, or of a hub repository's files, downloaded if need be.
 
     Before the weights are, `converted_size` gets a folder with the config.json: it raises
-    InputError for a model that cannot be used, or says how many bytes `output` will take.
+    InputError for a model that cannot be used, or says how many bytes `output` will take, or
+    None where only the config.json is wanted.
     """
     if Path(model).is_dir():
         if revision:
@@ -41,11 +41,10 @@ def fetch(
     from huggingface_hub.utils import logging
 
     logging.set_verbosity_error()  # every retry would be two lines
+    limit = constants.HF_HUB_ETAG_TIMEOUT
     try:
         try:
-            info = HfApi().model_info(
-                model, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
-            )
+            info = HfApi().model_info(model, revision=revision, timeout=limit, files_metadata=True)
         except (errors.HTTPError, errors.OfflineModeIsEnabled) as error:
             answered = isinstance(error, errors.HfHubHTTPError) and error.response.status_code < 500
             if answered or (folder := _cached(model, revision)) is None:
@@ -93,13 +92,15 @@ def _cached(model: str, revision: str | None) -> Path | None:
         return None
     folder = Path(config).parent
     names = {path.name for path in folder.iterdir() if path.exists()}
-    with contextlib.suppress(InputError):  # shards are missing
-        return folder if weight_files(names, folder.joinpath) else None
-    return None
+    return folder if weight_files(names, folder.joinpath) else None
 
 
 def _download(
-    model: str, revision: str | None, info, output: Path, converted_size: Callable[[Path], int]
+    model: str,
+    revision: str | None,
+    info,
+    output: Path,
+    converted_size: Callable[[Path], int | None],
 ) -> Path:
     """Fetch what is not in the cache yet, the weights last: where they are, all the rest is."""
     from huggingface_hub import constants, hf_hub_download, hf_hub_url
@@ -112,7 +113,8 @@ def _download(
         raise InputError(f"{model} has no {CONFIG}: not a model of Hugging Face's")
     folder = get(CONFIG).parent
     try:
-        converted = converted_size(folder)
+        if (converted := converted_size(folder)) is None:
+            return folder
         weights = weight_files(files, get)
     except InputError as error:
         raise InputError(f"{model}: {str(error).removeprefix(f'{folder}').lstrip(':/ ')}") from None
@@ -181,15 +183,9 @@ def _resume(what: str, url: str, file: BinaryIO, size: int) -> None:
     from huggingface_hub.utils import build_hf_headers
 
     headers = build_hf_headers() | {"Accept-Encoding": "identity"}
+    sizes: dict[str, Any] = dict(resume_size=file.seek(0, 2), expected_size=size)
     try:
-        http_get(
-            url,
-            file,
-            resume_size=file.seek(0, 2),
-            headers=headers,
-            expected_size=size,
-            displayed_filename=what,
-        )
+        http_get(url, file, headers=headers, displayed_filename=what, **sizes)
     except errors.HfHubHTTPError:
         raise
     except errors.HTTPError:

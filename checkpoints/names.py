@@ -45,9 +45,8 @@ class Names:
         """The tensors with one embedding, under the first of its names; a head that differs is kept."""
         found = [name for name in self.embedding if name in tensors]
         if not found:
-            raise InputError(
-                f"the checkpoint has no {self.embedding[0]}: not a {self.family}-type model"
-            )
+            missing = self.embedding[0]
+            raise InputError(f"the checkpoint has no {missing}: not a {self.family}-type model")
         kept = {self.embedding[0]: tensors[found[0]]}
         head = self.embedding[-1]
         if head in found[1:] and not equal(tensors[found[0]], tensors[head]):

@@ -15,7 +15,6 @@ MODES = {
 }
 BITS, GROUP_SIZES = (sorted({n for mode in MODES.values() for n in mode[i]}) for i in (0, 1))
 
-
 # Parts of names of weights that are added, and not multiplied with.
 _TABLES = ("relative_bias", "positions", "logits_bias")
 

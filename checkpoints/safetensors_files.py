@@ -31,21 +31,17 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
             header = json.loads(file.read(length))
             header.pop("__metadata__", None)
             return {n: _safetensor(path, n, entry, 8 + length, size) for n, entry in header.items()}
-        except InputError:
-            raise
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            raise InputError(f"{path}: the header is malformed") from None
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            fault = f"truncated, or the header is malformed: {error}"
+            raise InputError(f"{path}: {fault}") from None
 
 
 def _safetensor(path: Path, name: str, entry: dict, start: int, size: int) -> Tensor:
     if (dtype := entry["dtype"]) not in _DTYPES:
-        raise InputError(f"{path}: {name} is {dtype}, not a floating-point type")
+        raise ValueError(f"{name} is {dtype}, not a floating-point type")
     begin, end = entry["data_offsets"]
     tensor = Tensor(path, start + begin, _DTYPES[dtype], tuple(entry["shape"]))
-    if not are_sizes((begin, end, *tensor.shape)):
-        raise InputError(f"{path}: {name} has an impossible shape")
-    if end - begin != prod(tensor.shape) * tensor.dtype.itemsize:
-        raise InputError(f"{path}: {name} has {end - begin} bytes for the shape {entry['shape']}")
-    if start + end > size:
-        raise InputError(f"{path}: truncated: {name} lies beyond the end of the file")
+    fits = are_sizes((begin, end, *tensor.shape)) and start + end <= size
+    if not fits or end - begin != prod(tensor.shape) * tensor.dtype.itemsize:
+        raise ValueError(f"{name} has not the bytes of its shape")
     return tensor

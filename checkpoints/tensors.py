@@ -4,6 +4,7 @@ A `Tensor` says where a tensor lies in a file. Its blocks come as NumPy arrays; 
 NumPy lacks, is the two-byte void type `V2`, as in the npz files that MLX writes.
 """
 
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
@@ -21,16 +22,13 @@ BLOCK_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Tensor:
-    """A little-endian tensor in a file, `offset` bytes from its start.
-
-    `strides` count elements, as torch's do; () stands for C order.
-    """
+    """A little-endian tensor in a file."""
 
     path: Path
-    offset: int
+    offset: int  # in bytes
     dtype: np.dtype
     shape: tuple[int, ...]
-    strides: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()  # in elements, as torch's; (): C order
 
     def blocks(self) -> Iterator[np.ndarray]:
         """The tensor in order along its first axis, about BLOCK_BYTES at a time."""
@@ -69,6 +67,19 @@ def span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
 def are_sizes(values: tuple) -> bool:
     """Whether `values`, which a file gave, can be sizes: not absurd ones, nor too many."""
     return len(values) < 64 and all(type(n) is int and 0 <= n < 2**48 for n in values)
+
+
+def stored_members(path: Path) -> dict[str, tuple[int, int]]:
+    """Where the members of a zip file lie, none of them compressed: name -> (offset, size). A damaged
+    file raises errors of many kinds."""
+    places = {}
+    with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
+        for member in archive.infolist():
+            if member.compress_type != zipfile.ZIP_STORED:
+                raise zipfile.BadZipFile(f"{member.filename} is compressed")
+            with archive.open(member):  # reads the local header: the file is at the data now
+                places[member.filename] = file.tell(), member.file_size
+    return places
 
 
 def to_mlx(array: np.ndarray) -> mx.array:

@@ -13,8 +13,7 @@ from typing import BinaryIO, ClassVar, NamedTuple
 
 import numpy as np
 
-from checkpoints.stored_zip import stored_members
-from checkpoints.tensors import BFLOAT16, Tensor, are_sizes, span
+from checkpoints.tensors import BFLOAT16, Tensor, are_sizes, span, stored_members
 from errors import InputError
 
 _MAGIC = 0x1950A86A20F9469CFC6C
@@ -37,30 +36,20 @@ class _View(NamedTuple):
 
 
 def read_torch(path: Path) -> dict[str, Tensor]:
-    """The tensors of a state dict that torch.save wrote, in either format.
-
-    One within a dict, under "state_dict", is found too. InputError: not such a file, or damaged.
-    """
+    """The tensors of a state dict that torch.save wrote, also of one under "state_dict" in a dict."""
     try:
         with open(path, "rb") as file:
             is_zip = file.read(4) == b"PK\3\4"
             file.seek(0)
             return _read_zip(path, file) if is_zip else _read_legacy(path, file)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
-    except OSError:
-        raise
-    except Exception:  # of which damage brings about a dozen kinds
-        raise InputError(
-            f"{path}: truncated or malformed, or not a state dict of torch's"
-        ) from None
+    except Exception as error:  # of which damage brings about a dozen kinds
+        fault = f"truncated, or not a state dict of torch's: {error}"
+        raise InputError(f"{path}: {fault}") from None
 
 
 def _read_zip(path: Path, file: BinaryIO) -> dict[str, Tensor]:
     members = stored_members(path)
-    name = next((name for name in members if name.endswith("/data.pkl")), None)
-    if name is None:
-        raise InputError("a zip file, but not of torch's: no data.pkl")
+    name = next(name for name in members if name.endswith("/data.pkl"))
     offset, size = members[name]
     file.seek(offset)
     unpickler = _Unpickler(io.BytesIO(file.read(min(size, _MAX_PICKLE))))
@@ -68,16 +57,15 @@ def _read_zip(path: Path, file: BinaryIO) -> dict[str, Tensor]:
     for key, (dtype, numel) in unpickler.storages.items():
         places[key], size = members[f"{name.removesuffix('.pkl')}/{key}"]
         if size != numel * dtype.itemsize:
-            raise InputError(f"storage {key} has {size} bytes for {numel} elements")
+            raise ValueError(f"storage {key} has another size")
     return _tensors(path, state, unpickler.storages, places)
 
 
 def _read_legacy(path: Path, file: BinaryIO) -> dict[str, Tensor]:
     pickles = io.BytesIO(file.read(_MAX_PICKLE))
-    if _Unpickler(pickles).load() != _MAGIC:
-        raise InputError("not a file of torch's: a pickle of something else")
-    for _ in ("protocol", "system"):
-        _Unpickler(pickles).load()
+    magic, _protocol, _system = (_Unpickler(pickles).load() for _ in range(3))
+    if magic != _MAGIC:
+        raise ValueError("a pickle of something else")
     unpickler = _Unpickler(pickles)
     state, keys, places = unpickler.load(), _Unpickler(pickles).load(), {}
     file.seek(pickles.tell())
@@ -86,7 +74,7 @@ def _read_legacy(path: Path, file: BinaryIO) -> dict[str, Tensor]:
         size = int.from_bytes(file.read(8), "little")
         places[key] = file.tell()
         if size != numel or file.seek(numel * dtype.itemsize, 1) > path.stat().st_size:
-            raise InputError(f"truncated or damaged: storage {key} has not {numel} elements")
+            raise ValueError(f"storage {key} has another size")
     return _tensors(path, state, unpickler.storages, places)
 
 
@@ -94,22 +82,19 @@ def _tensors(path: Path, state, storages: dict, places: dict[str, int]) -> dict[
     """`places` are the storages' offsets in the file."""
     found = {}
     for name, view in state.get("state_dict", state).items():
-        if type(name) is not str or not isinstance(view, _View):
-            raise InputError(f"not a state dict: {name} is no tensor but {type(view).__name__}")
+        if not isinstance(view, _View):
+            raise ValueError(f"{name} is no tensor but {type(view).__name__}")
         dtype, numel = storages[view.key]
         # Some elements of an expanded tensor are the same: a small file could ask for any size.
         if view.offset + span(view.shape, view.strides) > numel or prod(view.shape) > numel:
-            raise InputError(f"{name} reaches beyond its storage")
+            raise ValueError(f"{name} reaches beyond its storage")
         start = places[view.key] + view.offset * dtype.itemsize
         found[name] = Tensor(path, start, dtype, view.shape, view.strides)
     return found
 
 
 class _Unpickler(pickle._Unpickler):
-    """Makes plain values and `_View`s, and runs no code of the file's.
-
-    `storages` are those that the pickle names: key -> (dtype, number of elements).
-    """
+    """Makes plain values and `_View`s, and runs no code of the file's."""
 
     dispatch: ClassVar = pickle._Unpickler.dispatch | {
         # An OrderedDict's attributes, torch's _metadata, are dropped; nothing else may be changed.
@@ -118,30 +103,28 @@ class _Unpickler(pickle._Unpickler):
 
     def __init__(self, file: BinaryIO):
         super().__init__(file, encoding="latin-1")
-        self.storages: dict[str, tuple[np.dtype, int]] = {}
+        self.storages: dict[str, tuple[np.dtype, int]] = {}  # by key, with the number of elements
 
     def find_class(self, module: str, name: str) -> object:
         """What stands for what a pickle calls: none of it is the real one."""
         if module == "torch" and name in _STORAGES:
             return _STORAGES[name]
         if (module, name) not in _CALLABLE:
-            raise InputError(
-                f"the pickle asks for {module}.{name}, which no floating-point state dict needs"
-            )
+            needed = "which no floating-point state dict needs"
+            raise ValueError(f"the pickle asks for {module}.{name}, {needed}")
         return _CALLABLE[module, name]
 
     def persistent_load(self, pid: tuple) -> tuple[str, int]:
         """The key of a storage and, in some legacy files, where a view of it begins."""
         _, dtype, key, _, numel, *view = pid
-        if not are_sizes((numel,)) or self.storages.setdefault(key, (dtype, numel))[1] != numel:
-            raise InputError(f"storage {key} has an impossible size")
+        self.storages[key] = dtype, numel
         return key, view[0][1] if view and view[0] else 0
 
 
 def _rebuild_tensor(storage, offset, shape, strides, *unused) -> _View:
     key, start = storage
     if not are_sizes((start, offset, *shape, *strides)):
-        raise InputError("a tensor has an impossible shape")
+        raise ValueError("a tensor has an impossible shape")
     return _View(key, start + offset, shape, strides)
 
 

@@ -23,10 +23,8 @@ DEFAULT_DTYPE = "bfloat16"
 
 
 def stored_dtype(name: str, dtype: str, float32: tuple[str, ...]) -> np.dtype:
-    """The type that the weight `name` is stored in for a model of `dtype`.
-
-    float32: ends of the names of weights that stay so instead of float16.
-    """
+    """The type of the weight `name` in a model of `dtype`; where names end as in `float32`, that
+    instead of float16."""
     if dtype == "float16" and name.endswith(float32):
         return DTYPES["float32"]
     return DTYPES[dtype]
@@ -56,22 +54,15 @@ def write_weights(
     float32: tuple[str, ...] = (),
     quantization: Quantization | None = None,
 ) -> None:
-    """Write tensors, under our names, to an npz file. float32: as for `stored_dtype`.
-
-    Weights that are not finite in their new type are written all the same, and named on stderr.
-    """
+    """Write tensors, under our names, to an npz file. float32: as for `stored_dtype`. Weights that are
+    not finite in their new type are written all the same, and named on stderr."""
     from tqdm import tqdm
 
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     if quantization:
         _check_groups(shapes, quantization)
-    progress = tqdm(
-        total=stored_size(shapes, dtype, float32, None),
-        unit="B",
-        unit_scale=True,
-        desc=path.parent.name,
-        disable=None,
-    )
+    size = stored_size(shapes, dtype, float32, None)
+    progress = tqdm(total=size, unit="B", unit_scale=True, desc=path.parent.name, disable=None)
     wrong: dict[str, None] = {}  # in order, each once
     with progress, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for name, tensor in tensors.items():
@@ -127,8 +118,7 @@ def _write_quantized(
 
     width = shape[1] * quantization.bits // 32
     write_npz_member(archive, name, np.dtype("<u4"), (shape[0], width), packed())
+    whole = (shape[0], shape[1] // quantization.group_size)
     for suffix, parts in zip(("scales", "biases"), zip(*beside, strict=True), strict=False):
-        whole = (shape[0], shape[1] // quantization.group_size)
-        write_npz_member(
-            archive, f"{name.removesuffix('weight')}{suffix}", parts[0].dtype, whole, parts
-        )
+        beside_name = name.removesuffix("weight") + suffix
+        write_npz_member(archive, beside_name, parts[0].dtype, whole, parts)

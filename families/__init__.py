@@ -48,18 +48,6 @@ _MODULES = {  # model_type in config.json -> module
     "marian": "families.bart",
     "pegasus": "families.bart",
 }
-_NOT_TAKEN = {  # close to one of these, and why not
-    "blenderbot": "its texts depend on a ban of the prompt's n-grams",
-    "blenderbot-small": "its texts depend on a ban of the prompt's n-grams",
-    "nllb-moe": "its layers are mixtures of experts",
-    "switch_transformers": "its layers are mixtures of experts",
-    "longt5": "its encoder attends in windows",
-    "led": "its encoder attends in windows",
-    "bigbird_pegasus": "its encoder attends in blocks",
-    "pegasus_x": "its encoder attends in blocks",
-    "prophetnet": "its decoder predicts several tokens at once",
-    "fsmt": "it has vocabularies and a tokenizer of its own kind",
-}
 
 
 def write_tokenizer(folder: Path, output: Path) -> None:
@@ -86,33 +74,26 @@ class Family:
 
 
 def family_of(raw: Mapping) -> Family:
-    """The family of a config.json, by its model_type or, if it has none (some umT5), its architecture.
-
-    InputError if there is no module for it. Imports that module only.
-    """
-    kind = str(raw.get("model_type") or _type_by_architecture(raw))
+    """The family of a config.json; InputError if there is none. Imports its module only."""
+    kind = _kind(raw)
     if not kind:
         raise InputError("config.json has no model_type: not a model of Hugging Face's")
     if kind not in _MODULES:
-        reason = f", which is not taken: {_NOT_TAKEN[kind]}" if kind in _NOT_TAKEN else ""
-        raise InputError(f"a {kind[:50]} model{reason}; there are {', '.join(_MODULES)}")
+        raise InputError(f"a {kind[:50]} model; there are {', '.join(_MODULES)}")
     return import_module(_MODULES[kind]).FAMILY
 
 
 def is_ours(raw: Mapping) -> bool:
     """Whether a config.json is of one of these families."""
-    try:
-        family_of(raw)
-    except InputError:
-        return False
-    return True
+    return _kind(raw) in _MODULES
 
 
-def _type_by_architecture(raw: Mapping) -> str:
-    """The longest model type that config.json's class is called after, such as T5 in T5Model."""
+def _kind(raw: Mapping) -> str:
+    """The model type or, where config.json says none (some umT5), the longest that its class is called
+    after, such as T5 in T5Model."""
     architecture = architecture_of(raw)
     kinds = [kind for kind in _MODULES if architecture.lower().startswith(kind.replace("_", ""))]
-    return max(kinds, key=len, default=architecture)
+    return str(raw.get("model_type") or max(kinds, key=len, default=architecture))
 
 
 def architecture_of(raw: Mapping) -> str:

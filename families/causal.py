@@ -33,10 +33,8 @@ class CausalConfig:
     max_positions: int | None
     max_rows: int | None = None  # side by side; None: any number
 
-    @property
-    def max_prompt_tokens(self) -> int | None:
-        """One less than there are positions: a token is text."""
-        return None if self.max_positions is None else self.max_positions - 1
+    # One less than there are positions: a token is text.
+    max_prompt_tokens = property(lambda c: None if c.max_positions is None else c.max_positions - 1)
 
 
 class CausalCache(SlotCache):
@@ -196,9 +194,8 @@ class DecoderOnly(nn.Module):
     """What decoder-only models share of the contract; `decode` is a subclass's own."""
 
     ranks = ALONE  # the processes that share the model's layers
-    progress: Callable[[int, int], None] | None = (
-        None  # told how many prompt tokens are read, of how many
-    )
+    # Told how many prompt tokens are read, of how many.
+    progress: Callable[[int, int], None] | None = None
 
     def prefix(self, prompt: Sequence[int]) -> list[int]:
         return list(prompt)
@@ -212,10 +209,7 @@ class DecoderOnly(nn.Module):
 
     def start(self, tokens: mx.array, mask: np.ndarray | None = None) -> Any:
         """A cache with all but the last of each row's tokens [B, S]; mask [B, S] true on tokens, which
-        are on the left (None: no padding). Logits are never computed: nothing asks for them.
-
-        Raises InputError for a row without a token.
-        """
+        are on the left (None: no padding). InputError for a row without a token."""
         B, S = tokens.shape
         lengths = np.full(B, S) if mask is None else np.asarray(mask, bool).sum(axis=1)
         if not lengths.all():

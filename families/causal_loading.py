@@ -54,17 +54,13 @@ def is_decoder_only(raw: Mapping) -> bool:
 def find_causal(name: str) -> Path | None:
     """The folder of the decoder-only model that a user means: a path, a name under mlx_models/, or a name
     on the hub that is in its cache; None: there is none."""
-    for path in (Path(name), converted_path(name)):
-        if is_causal(path):
-            return path
-    if Path(name).exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        return None
-    from huggingface_hub import try_to_load_from_cache
+    folders = [Path(name), converted_path(name)]
+    if not Path(name).exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        from huggingface_hub import try_to_load_from_cache
 
-    config = try_to_load_from_cache(name, "config.json")
-    return (
-        Path(config).parent if isinstance(config, str) and is_causal(Path(config).parent) else None
-    )
+        config = try_to_load_from_cache(name, "config.json")
+        folders += [Path(config).parent] if isinstance(config, str) else []
+    return next((folder for folder in folders if is_causal(folder)), None)
 
 
 def _mlx_lm() -> Any:
@@ -108,12 +104,10 @@ def _config(raw: dict) -> dict:
 def load(
     folder: Path, group: mx.distributed.Group | None = None, split: bool = True
 ) -> tuple[CausalModel, Tokenizer]:
-    """The model and the tokenizer of a folder that `is_causal`. `model.chat` is mlx-lm's tokenizer, which
-    knows the chat template: see `encode_prompt`.
+    """The model and the tokenizer of a folder that `is_causal`; group, split: as for loading.load.
+    `model.chat` is mlx-lm's tokenizer, which knows the chat template.
 
-    group: `mx.distributed.init()`, in processes that mlx.launch started; each holds a part of the layers,
-    or, without `split`, all of them. Raises InputError for a model that mlx-lm or the step cannot run, with
-    the reason, and for ranks that differ.
+    InputError, with the reason, for a model that mlx-lm or the step cannot run, and for ranks that differ.
     """
     ranks = Ranks(group)
     split = split and ranks.size > 1

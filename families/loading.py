@@ -36,10 +36,8 @@ def build(
     shapes: Mapping[str, tuple[int, ...]],
     quantization: Quantization | None = None,
 ) -> nn.Module:
-    """A model to load weights of these names and shapes into; nothing is allocated.
-
-    InputError names the weights that are missing, unknown or mis-shaped.
-    """
+    """A model to load weights of these names and shapes into; nothing is allocated. InputError names
+    those that are missing, unknown or mis-shaped."""
     model = family.model(config)
     if quantization:
 
@@ -68,14 +66,13 @@ def load(
     """The model and the tokenizer of a converted folder, or of a name under mlx_models/; or of a
     decoder-only model that mlx-lm can load, in a folder or in the hub's cache.
 
-    group: `mx.distributed.init()`, in processes that mlx.launch started. All load the same model and
-    each holds a part of its layers; or, without `split`, all of it.
+    group: `mx.distributed.init()`, in processes that mlx.launch started. Each holds a part of the
+    layers; or, without `split`, all of them.
 
     The model's attributes hold what its texts need: tokenizer; source_tokenizer, None if it is the same;
     languages, None if there are none to choose; hidden, the tokens that a text does not show.
 
-    InputError if there is no such model, its weights or its tokenizer do not fit its config.json, or the
-    ranks differ; what goes wrong on one rank is raised on all.
+    InputError for no such model, files that do not fit each other, or ranks that differ.
     """
     ranks = Ranks(group)
     if not converted(str(name)):
@@ -87,7 +84,7 @@ def load(
     if ranks.size > 1:
         ranks.check_same(**ranks.together(lambda: _fingerprints(path, model.config, quantization)))
 
-    def read() -> nn.Module:
+    def read() -> None:
         if split and group and ranks.size > 1:
             sharding.check_ranks(model.config, quantization, ranks.size)
             sharding.shard(model, group)
@@ -97,12 +94,11 @@ def load(
             model.load_weights([(key, to_mlx(array)) for key, array in arrays.items()])
         with naming(path / TOKENIZER):  # what a target compares its own with
             model.tokenizer, model.source_tokenizer = read_tokenizers(path, model.config)
-        languages = model.languages = Languages.load(path, model.config.vocab_size)
+        languages = model.languages = Languages.load(path)
         codes = languages.codes.values() if languages else ()
         model.hidden = {*codes, *without_text(family, model.tokenizer)}
         forced = "forced_bos_token_id"
         model.generation = Generation.load(path, [forced] if hasattr(model.config, forced) else [])
-        return model
 
     ranks.together(read)
     return model, model.tokenizer
@@ -110,9 +106,7 @@ def load(
 
 def read_tokenizers(folder: Path, config: BaseConfig) -> tuple[Tokenizer, Tokenizer | None]:
     """A converted folder's tokenizer, and that of its sources if they have their own vocabulary.
-
-    InputError for tokens that the model has no row for.
-    """
+    InputError for tokens that the model has no row for."""
     tokenizer = load_tokenizer(folder)
     check_rows(tokenizer, config.vocab_size)
     if not (folder / SOURCE_TOKENIZER).exists():
@@ -128,9 +122,7 @@ def without_text(family: Family, tokenizer: Tokenizer) -> set[int]:
     return {token for token, piece in added.items() if piece.special}
 
 
-def _open(
-    name: str,
-) -> tuple[Path, Family, nn.Module, Quantization | None, dict[str, np.ndarray]]:
+def _open(name: str) -> tuple[Path, Family, nn.Module, Quantization | None, dict[str, np.ndarray]]:
     """A model's folder and family, the model without its weights, and the weights as views of the file."""
     path = find_model(name)
     raw = read_json(path / "config.json")
@@ -144,9 +136,7 @@ def _open(
     return path, family, model, quantization, arrays
 
 
-def _fingerprints(
-    path: Path, config: BaseConfig, quantization: Quantization | None
-) -> dict[str, str]:
+def _fingerprints(path: Path, *config: object) -> dict[str, str]:
     """Checksums that tell whether all ranks have the same files."""
     from importlib.metadata import version
 
@@ -154,7 +144,7 @@ def _fingerprints(
         members = [(m.filename, m.file_size, m.CRC) for m in archive.infolist()]
     tokenizers = (path / TOKENIZER, *path.glob(SOURCE_TOKENIZER))
     parts = {
-        "config.json": (config, quantization),
+        "config.json": config,
         "weights.npz": members,
         "tokenizer.json": [file.read_bytes() for file in tokenizers],
         "generation_config.json": Generation.load(path),

@@ -38,13 +38,8 @@ class Config(BaseConfig):
     biases: bool  # linear layers have biases
     tied_head: bool  # the output projection is the embedding
 
-    @property
-    def max_prompt_tokens(self) -> int:
-        return self.max_positions - 1
-
-    @property
-    def d_kv(self) -> int:
-        return self.d_model // self.num_heads
+    max_prompt_tokens = property(lambda c: c.max_positions - 1)
+    d_kv = property(lambda c: c.d_model // c.num_heads)
 
     @classmethod
     def from_hub(cls, raw: Mapping, weights: Iterable[str] | None) -> "Config":

@@ -62,13 +62,10 @@ def _scales_outputs(raw: Mapping) -> bool:
     return raw.get("model_type") != "mt5" and raw.get("scale_decoder_outputs", tied)
 
 
-def _norm(stack: str, sublayer: int) -> str:
-    return rf"({stack})\.block\.(\d+)\.layer\.{sublayer}\.layer_norm\.weight"
-
-
 _STACKS, _HEAD = ("encoder", "decoder"), "lm_head.weight"
 _LAYER = r"(encoder|decoder)\.block\.(\d+)\.layer\.\d\."
 _BIAS = r"relative_attention_bias\.weight"
+_NORM = r"({})\.block\.(\d+)\.layer\.{}\.layer_norm\.weight"
 NAMES = Names(
     family="T5",
     rules=[
@@ -81,10 +78,10 @@ NAMES = Names(
             _LAYER + r"(SelfAttention|EncDecAttention|DenseReluDense)\.([qkvo]|w[io]\w*)\.weight",
             "{}.layers.{}.{}.{}.weight",
         ),
-        (_norm("encoder|decoder", 0), "{}.layers.{}.attention_norm.weight"),
-        (_norm("encoder", 1), "{}.layers.{}.feed_forward_norm.weight"),
-        (_norm("decoder", 1), "{}.layers.{}.cross_attention_norm.weight"),
-        (_norm("decoder", 2), "{}.layers.{}.feed_forward_norm.weight"),
+        (_NORM.format("encoder|decoder", 0), "{}.layers.{}.attention_norm.weight"),
+        (_NORM.format("encoder", 1), "{}.layers.{}.feed_forward_norm.weight"),
+        (_NORM.format("decoder", 1), "{}.layers.{}.cross_attention_norm.weight"),
+        (_NORM.format("decoder", 2), "{}.layers.{}.feed_forward_norm.weight"),
     ],
     words={"SelfAttention": "attention", "EncDecAttention": "cross_attention"}
     | {"DenseReluDense": "feed_forward", "q": "query", "k": "key", "v": "value", "o": "out"}

@@ -124,7 +124,7 @@ def test_torch_files_cut_anywhere_are_errors(tmp_path, kind):
 
 EVIL = Global(f"{os.system.__module__} system")
 
-MALFORMED = "truncated or malformed, or not a state dict of torch's"
+MALFORMED = "truncated, or not a state dict of torch's"
 
 # What the pickle says, and the error, in both formats.
 WRONG_PICKLES = {
@@ -137,12 +137,12 @@ WRONG_PICKLES = {
         {"w": tensor(kind="IntStorage")},
         "asks for torch.IntStorage, which no floating-point state dict needs",
     ),
-    "too many elements": ({"w": tensor(shape=(2, 3), strides=(3, 1))}, "beyond its storage"),
-    "large strides": ({"w": tensor(strides=(4, 1))}, "w reaches beyond its storage"),
-    "an expanded tensor": ({"w": tensor(shape=(9**9, 9), strides=(0, 0))}, "beyond its storage"),
-    "an absurd shape": ({"w": tensor(shape=(2**62, 2))}, "an impossible shape"),
+    "too many elements": ({"w": tensor(shape=(2, 3), strides=(3, 1))}, MALFORMED),
+    "large strides": ({"w": tensor(strides=(4, 1))}, MALFORMED),
+    "an expanded tensor": ({"w": tensor(shape=(9**9, 9), strides=(0, 0))}, MALFORMED),
+    "an absurd shape": ({"w": tensor(shape=(2**62, 2))}, MALFORMED),
     "shapes that differ": ({"w": tensor(strides=(2, 1, 1))}, MALFORMED),
-    "another size": ({"w": tensor(numel=5)}, "storage 0 has"),
+    "another size": ({"w": tensor(numel=5)}, MALFORMED),
     "a missing storage": ({"w": tensor(key="../1")}, MALFORMED),
     "a giant string": (b"X\xff\xff\xff\x7f", MALFORMED),
     "nothing": (b"", MALFORMED),
@@ -159,14 +159,14 @@ def test_wrong_pickles_are_named(tmp_path, case, make):
 GOOD = {"w": tensor()}
 WRONG_FILES = {
     "empty": (b"", MALFORMED),
-    "another zip file": (zipped(GOOD, **{"data.pkl": None}), "no data.pkl"),
+    "another zip file": (zipped(GOOD, **{"data.pkl": None}), MALFORMED),
     "deflated": (zipped(GOOD, compression=zipfile.ZIP_DEFLATED), "compressed"),
-    "a smaller size": (zipped(GOOD, data=DATA[:12]), "storage 0 has 12 bytes for 4 elements"),
+    "a smaller size": (zipped(GOOD, data=DATA[:12]), MALFORMED),
     "zip, missing storage": (zipped(GOOD, storages=()), MALFORMED),
-    "legacy, another count": (legacy(GOOD, numel=3), "storage 0 has not 4 elements"),
-    "legacy, too short": (legacy(GOOD, data=DATA[:-1]), "truncated or damaged: storage 0"),
-    "another pickle": (legacy(GOOD, magic=7), "a pickle of something else"),
-    "a zip file cut": (zipped(GOOD)[:-9], "truncated or damaged zip file"),
+    "legacy, another count": (legacy(GOOD, numel=3), MALFORMED),
+    "legacy, too short": (legacy(GOOD, data=DATA[:-1]), MALFORMED),
+    "another pickle": (legacy(GOOD, magic=7), MALFORMED),
+    "a zip file cut": (zipped(GOOD)[:-9], MALFORMED),
 }
 
 

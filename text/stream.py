@@ -60,8 +60,7 @@ class TextStream:
             self.stopped, self._waiting = True, ""
             return text[: min(found)[1]]
         begun = range(max(0, len(text) - max(map(len, self._stops), default=1) + 1), len(text))
-        end = next(
-            (i for i in begun if any(stop.startswith(text[i:]) for stop in self._stops)), len(text)
-        )
+        ends = (i for i in begun if any(stop.startswith(text[i:]) for stop in self._stops))
+        end = next(ends, len(text))
         self._waiting = text[end:]
         return text[:end]

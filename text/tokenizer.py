@@ -6,7 +6,6 @@ writes a tokenizer.json for every model; byT5, which has none, is expressed as o
 
 import contextlib
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import shorten
@@ -21,35 +20,15 @@ SOURCE_FILE = "source_tokenizer.json"  # where a model reads another vocabulary 
 
 @contextlib.contextmanager
 def readable(what: str) -> Iterator[None]:
-    """InputError that `what` is no tokenizer, for whatever its readers raise: exceptions of no class,
-    or a panic of Rust's, which is no Exception and prints itself."""
+    """InputError that `what` is no tokenizer, for whatever its readers raise: exceptions of no class."""
     try:
-        with _muted():
-            yield
-    except BaseException as error:
-        panic = type(error).__name__ == "PanicException"
-        if isinstance(error, InputError) or not (panic or isinstance(error, Exception)):
-            raise
+        yield
+    except InputError:
+        raise
+    except Exception as error:
         kind = "" if type(error) is Exception else f"{type(error).__name__}: "
         reason = shorten(kind + str(error), 200, placeholder=" ...")
         raise InputError(f"{what}: not a tokenizer: {reason}") from None
-
-
-@contextlib.contextmanager
-def _muted() -> Iterator[None]:
-    """No standard error, not that of libraries either."""
-    try:
-        saved = os.dup(2)
-    except OSError:  # it is closed anyway
-        yield
-        return
-    try:
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
 
 
 def load_tokenizer(folder: Path, name: str = FILE) -> Tokenizer:
@@ -114,9 +93,8 @@ def byte_tokenizer(extra_ids: int = 125) -> Tokenizer:
     around = {"lstrip": True, "rstrip": True, "normalized": False}
     tokenizer.add_special_tokens([AddedToken(token, **around) for token in specials])
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in sentinels])
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="$A </s>", special_tokens=[("</s>", 1)]
-    )
+    end = [("</s>", 1)]
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=end)
     return tokenizer
 
 
@@ -129,18 +107,13 @@ def translation(source: Tokenizer, target: Tokenizer) -> Callable[[int], int]:
 
 
 def shared_vocabulary(target: Tokenizer, draft: Tokenizer) -> int:
-    """How many ids, from 0 on, mean the same piece to both.
-
-    Raises InputError when an id that both have means another piece to each.
-    """
+    """How many ids, from 0 on, mean the same piece to both. InputError where one means another."""
     pieces = []
     for tokenizer in (target, draft):
         vocab = tokenizer.get_vocab(with_added_tokens=True)
         pieces.append(sorted(vocab, key=vocab.__getitem__))
     for i, (ours, theirs) in enumerate(zip(*pieces, strict=False)):
         if ours != theirs:
-            raise InputError(
-                "the draft model has another vocabulary than the model: "
-                f"token {i} is {theirs!r}, not {ours!r}"
-            )
+            fault = f"token {i} is {theirs!r}, not {ours!r}"
+            raise InputError(f"the draft model has another vocabulary than the model: {fault}")
     return min(map(len, pieces))
