@@ -94,7 +94,7 @@ def load(
             model.load_weights([(key, to_mlx(array)) for key, array in arrays.items()])
         with naming(path / TOKENIZER):  # what a target compares its own with
             model.tokenizer, model.source_tokenizer = read_tokenizers(path, model.config)
-        languages = model.languages = Languages.load(path)
+        languages = model.languages = Languages.load(path, model.config.vocab_size)
         codes = languages.codes.values() if languages else ()
         model.hidden = {*codes, *without_text(family, model.tokenizer)}
         forced = "forced_bos_token_id"

@@ -1,5 +1,6 @@
 """Languages of multilingual models: how they are framed, what a wrong one is answered, the options."""
 
+import json
 import sys
 
 import pytest
@@ -13,7 +14,7 @@ from convert import convert
 from decoder import SpeculativeDecoder, batch_generate
 from errors import InputError
 from families.loading import load
-from text.languages import frame
+from text.languages import Languages, frame
 
 pytestmark = pytest.mark.slow
 
@@ -75,6 +76,19 @@ def test_what_has_its_language_elsewhere_says_where(demo_pair):
     decoder = SpeculativeDecoder(target, tokenizer, encode=lambda text: [3, 4])
     with pytest.raises(InputError, match="not for prompts in a chat template"):
         decoder.generate("good day", target_lang="de")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"codes": None}, *({"codes": {"fr": token}} for token in (-5, 61, "x")), {"source": [61]}],
+)
+def test_a_foreign_languages_file_is_refused(tmp_path, change):
+    right = {"codes": {"fr": 60}, "source": ["source", "text", 2], "prefix": ["start", "target"]}
+    (tmp_path / "languages.json").write_text(json.dumps(right))
+    assert Languages.load(tmp_path, 61) == Languages(**right)
+    (tmp_path / "languages.json").write_text(json.dumps(right | change))
+    with pytest.raises(InputError, match="not the languages of this model: convert the model"):
+        Languages.load(tmp_path, 61)
 
 
 def test_languages_are_options_of_decoding(bart_folders, tmp_path, monkeypatch, capsys):

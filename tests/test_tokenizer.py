@@ -207,8 +207,10 @@ def spoilt(**changes) -> bytes:
     ).encode()
 
 
-WHOLE_JSON = json.loads(Tokenizer(models.Unigram([("<unk>", 0.0), ("</s>", 0.0)], 0)).to_str())
-SPOILT_JSON = json.dumps(WHOLE_JSON | {"added_tokens": 3}).encode()
+def spoilt_json(**changes) -> bytes:
+    """A small tokenizer.json with other values."""
+    whole = json.loads(Tokenizer(models.Unigram([("<unk>", 0.0), ("</s>", 0.0)], 0)).to_str())
+    return json.dumps(whole | changes).encode()
 
 
 @pytest.mark.parametrize(
@@ -219,7 +221,12 @@ SPOILT_JSON = json.dumps(WHOLE_JSON | {"added_tokens": 3}).encode()
         ("tokenizer.json", b"{}"),
         ("spiece.model", b"<html>"),
         ("tokenizer_config.json", spoilt(extra_ids="many")),
-        ("tokenizer.json", SPOILT_JSON),
+        ("tokenizer.json", spoilt_json(added_tokens=3)),
+        # A panic of Rust's, which is no Exception and writes to standard error itself.
+        (
+            "tokenizer.json",
+            spoilt_json(normalizer=dict(type="Precompiled", precompiled_charsmap="!")),
+        ),
     ],
 )
 def test_a_damaged_file_is_named_in_one_line(tmp_path, capfd, name, content):

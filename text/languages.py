@@ -1,5 +1,6 @@
 """The languages of a multilingual model: how it is told which it reads and which it is to write."""
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,6 +13,7 @@ from checkpoints.folder import read_json
 from errors import InputError
 
 FILE = "languages.json"
+_NAMED = ("text", "source", "target", "start")  # placeholders in source and prefix
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,18 @@ class Languages:
     prefix: Sequence[str]
 
     @classmethod
-    def load(cls, folder: Path) -> "Languages | None":
-        """A converted folder's; None if its model has none, or one."""
-        path = folder / FILE
-        return cls(**read_json(path)) if path.exists() else None
+    def load(cls, folder: Path, rows: int) -> "Languages | None":
+        """A converted folder's; None if its model has none, or one. InputError unless every token is one
+        of the model's `rows`."""
+        if not (path := folder / FILE).exists():
+            return None
+        values = read_json(path)
+        with contextlib.suppress(TypeError, AttributeError):  # it is another kind of table
+            found = cls(**values)
+            tokens = {*found.codes.values(), *found.source, *found.prefix} - {*_NAMED}
+            if all(type(token) is int and 0 <= token < rows for token in tokens):
+                return found
+        raise InputError(f"{path}: not the languages of this model: convert the model again")
 
     def save(self, folder: Path) -> None:
         text = json.dumps(asdict(self), indent=1, ensure_ascii=False)

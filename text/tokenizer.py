@@ -6,6 +6,7 @@ writes a tokenizer.json for every model; byT5, which has none, is expressed as o
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import shorten
@@ -20,15 +21,35 @@ SOURCE_FILE = "source_tokenizer.json"  # where a model reads another vocabulary 
 
 @contextlib.contextmanager
 def readable(what: str) -> Iterator[None]:
-    """InputError that `what` is no tokenizer, for whatever its readers raise: exceptions of no class."""
+    """InputError that `what` is no tokenizer, for whatever its readers raise: exceptions of no class,
+    or a panic of Rust's, which is no Exception and prints itself."""
     try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:
+        with _muted():
+            yield
+    except BaseException as error:
+        panic = type(error).__name__ == "PanicException"
+        if isinstance(error, InputError) or not (panic or isinstance(error, Exception)):
+            raise
         kind = "" if type(error) is Exception else f"{type(error).__name__}: "
         reason = shorten(kind + str(error), 200, placeholder=" ...")
         raise InputError(f"{what}: not a tokenizer: {reason}") from None
+
+
+@contextlib.contextmanager
+def _muted() -> Iterator[None]:
+    """No standard error, not that of libraries either."""
+    try:
+        saved = os.dup(2)
+    except OSError:  # it is closed anyway
+        yield
+        return
+    try:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
 
 
 def load_tokenizer(folder: Path, name: str = FILE) -> Tokenizer:
