@@ -26,7 +26,7 @@ from helpers.decoding import (
     start,
 )
 from helpers.models import random_model, until
-from helpers.oracle import disturbed, endless, greedy, with_eos
+from helpers.oracle import disturbed, greedy, with_eos
 from helpers.pairs import ours
 from helpers.scripted import EOS, ScriptedModel, agreeing, plain
 
@@ -163,7 +163,7 @@ def test_a_text_may_end_anywhere_in_a_step(last, num_draft, reason):
 def oracles(model) -> tuple[list[list[int]], list[list[int]]]:
     """Prompts, and what the oracle writes for them. The model's end of sequence becomes the token that
     gives its texts the most different lengths."""
-    endless(model)
+    with_eos(model)
     prompts = ragged_prompts(12, model.config.vocab_size, 50)
     texts = [greedy(model, prompt, 24) for prompt in prompts]
 
@@ -250,7 +250,7 @@ def test_synchronisations_of_a_step(monkeypatch, stops):
     the draft model is of each but the last, which nothing depends on. A model that drafts for itself needs
     the fewest steps: the last drafted token reaches the draft's cache."""
     model, read = random_model(), []
-    endless(model)
+    with_eos(model)
     array = np.array
 
     def spy(x, *args, **kwargs):
