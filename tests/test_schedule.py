@@ -171,20 +171,15 @@ def test_a_large_vocabulary_bounds_the_length():
 
 
 def test_steps_without_drafts_are_foreseen_unless_something_may_be_copied():
-    schedule, foreseen, drafts = AdaptiveSchedule(1000), [], []
-    for _ in range(400):
-        plan = schedule.plan([[MODEL]], [500])
-        length = int(plan.limits[0])
-        schedule.observe(Step(plan, Draft(None, plan.limits), [0]), 1.0 + length)
-        foreseen.append(plan.again)
-        drafts.append(length > 0)
-    assert not any(foreseen[i - 1] and drafts[i] for i in range(1, 400))
-    assert sum(foreseen) > 300 and sum(drafts[20:]) >= 1
+    modelled, copied = Simulation("M4 Pro", 2.0), Simulation("M4 Pro", candidates=[COPY])
+    modelled.run(400, 0.0)
+    foreseen = [step.plan.again for step in modelled.steps]
+    drafts = [step.plan.limits[0] > 0 for step in modelled.steps]
+    assert not any(again and drafted for again, drafted in zip(foreseen, drafts[1:], strict=False))
+    assert sum(foreseen) > 300 and any(drafts[20:])
     assert FixedSchedule(0).plan([[COPY]], [500]).again
-    for _ in range(60):  # what may be copied changes with every token
-        plan = schedule.plan([[COPY]], [500])
-        schedule.observe(Step(plan, Draft(None, plan.limits), [0]), 1.0 + plan.limits[0])
-        assert not plan.again
+    copied.run(60, 0.0)  # what may be copied changes with every token
+    assert not any(step.plan.again for step in copied.steps)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -202,14 +197,10 @@ def test_a_row_may_ask_for_a_number_of_its_own():
 
 def test_rows_of_their_own_numbers_get_them_and_others_draft_beside_them():
     """Though no step is plain, where plain steps would be tried first; nor does one stop early."""
-    schedule, lengths = OwnLengths(AdaptiveSchedule(100), lambda: ["auto", 12]), []
-    for _ in range(40):
-        plan = schedule.plan([[MODEL]] * 2, [20, 20])
-        step = take(plan, lambda candidate: 0.95, confidence=0.01)
-        assert step.draft.lengths[1] == 12
-        schedule.observe(step, 1 + 0.01 * step.draft.lengths.max())
-        lengths.append(step.draft.lengths[0])
-    assert np.median(lengths) > 2
+    simulation = Simulation("free", 0.01, rows=2, confidence=0.01)
+    simulation.run(40, 0.95, OwnLengths(simulation.schedule, lambda: ["auto", 12]))
+    lengths = np.array([step.draft.lengths for step in simulation.steps])
+    assert (lengths[:, 1] == 12).all() and np.median(lengths[:, 0]) > 2
 
 
 # ---------------------------------------------------------------------------------------------
