@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from helpers.decoding import decode_drafted, decode_with, drafters, ragged_prompts
+from helpers.decoding import decode_with, drafters, ragged_prompts
 from helpers.models import random_model
 from helpers.scripted import ScriptedModel, agreeing, plain
 
@@ -79,7 +79,7 @@ def test_texts_of_a_real_model_are_the_same(monkeypatch, options):
     prompts = ragged_prompts(7, model.config.vocab_size)
 
     def texts():
-        rows = decode_drafted(model, None, prompts, 3, num_draft=0, max_tokens=20, **options)
+        rows = decode_with(model, None, prompts, 3, num_draft=0, max_tokens=20, **options)
         return [(row.tokens, np.round(row.logprobs or [], 3).tolist()) for row in rows]
 
     before = texts()

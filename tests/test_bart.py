@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers.bart_checkpoints import VARIANTS
 from helpers.bart_models import KINDS, LIVELY
-from helpers.decoding import decode_drafted
+from helpers.decoding import decode_with
 from helpers.models import B, assert_close, cached_logits, reference_logits
 from helpers.oracle import disturbed, flat_weights
 from helpers.pairs import both, known
@@ -141,8 +141,8 @@ def test_texts_end_where_the_positions_do_and_drafts_where_the_draft_models_do(b
         weights[f"{name}.positions.weight"] = weights[f"{name}.positions.weight"][:22]
     short.load_weights(list(weights.items()))
     prompts = [[5, 6, 2], list(range(4, 34))]  # the second is too long for it to read
-    rows = decode_drafted(model, short, prompts, num_draft=4, max_tokens=80)
-    plain = decode_drafted(model, None, prompts, max_tokens=80)
+    rows = decode_with(model, ModelDrafter(short), prompts, num_draft=4, max_tokens=80)
+    plain = decode_with(model, None, prompts, max_tokens=80)
     assert [row.tokens for row in rows] == [row.tokens for row in plain]
     assert {(len(row.tokens), row.finish_reason) for row in rows} == {(64, "length")}
     assert rows[0].stats.drafted > 0 and rows[1].stats.drafted == 0

@@ -203,12 +203,10 @@ def test_settings_that_cannot_be_are_named(tmp_path):
             Generation.load(tmp_path)
 
 
-def test_lengths_count_what_a_row_begins_with():
+def test_settings_are_filled_in_where_they_count():
+    """Lengths count what a row begins with; settings of beams are for those who ask for beams."""
     generation = Generation({"min_length": 10, "max_length": 20, "max_new_tokens": 7})
     assert generation.fill(Options(), prefix_size=2) == Options(min_tokens=8, max_tokens=7)
-
-
-def test_a_checkpoints_settings_of_beams_count_where_beams_are_asked_for():
     generation = Generation(dict(length_penalty=2.0, early_stopping=True))
     own = Options(num_beams=4, length_penalty=0.5)
     assert generation.fill(Options(), 1) == Options() and generation.taken(Options()) == {}

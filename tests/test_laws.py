@@ -36,7 +36,6 @@ SLOW = partial(pytest.param, marks=pytest.mark.slow)
         (3, {}, False, up_to_a_two),  # a draft may stop by what has been drafted
         SLOW(1, {}, False, None),
         SLOW(3, FILTERS, False, None),
-        SLOW(4, {}, False, None),
         SLOW(3, {}, True, None),  # copied tokens, which have all the mass
     ],
 )

@@ -11,7 +11,6 @@ import torch
 import transformers
 from helpers.bart_models import lively_model
 from helpers.decoding import (
-    decode_drafted,
     decode_with,
     drafters,
     new_batch,
@@ -31,8 +30,8 @@ from speculative.row import Row, Waiting
 from speculative.sampling import Draft, Greedy, _padded_q, accept_block, accept_token, probabilities
 
 
-def sampled(model, draft_model, prompts, batch_size, **options) -> list[list[int]]:
-    rows = decode_drafted(model, draft_model, prompts, batch_size, **options)
+def sampled(model, drafter, prompts, batch_size, **options) -> list[list[int]]:
+    rows = decode_with(model, drafter, prompts, batch_size, **options)
     return [row.tokens for row in rows]
 
 
@@ -81,11 +80,11 @@ def test_a_model_that_drafts_for_itself_is_accepted():
 
 def test_one_candidate_is_greedy():
     model = random_model()
-    draft_model, sources = disturbed(model, 0.05), ragged_prompts(5, 61)
+    drafter, sources = ModelDrafter(disturbed(model, 0.05)), ragged_prompts(5, 61)
     greedy = sampled(model, None, sources, 5, max_tokens=15)
     for rule, filters in itertools.product(RULES, ({"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0})):
         options = dict(temp=1.3, acceptance=rule, max_tokens=15, num_draft=4, **filters)
-        assert sampled(model, draft_model, sources, 5, **options) == greedy
+        assert sampled(model, drafter, sources, 5, **options) == greedy
 
 
 @pytest.mark.parametrize(

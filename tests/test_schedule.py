@@ -40,19 +40,26 @@ def take(plan, chance, confidence=0.9) -> Step:
 class Simulation:
     """Steps of rows that never end, on a machine whose timings are noisy, with a slow first step."""
 
-    def __init__(self, machine: str, draft_cost: float = 0.1, rows: int = 1, candidates=(MODEL,)):
+    def __init__(
+        self,
+        machine: str,
+        draft_cost: float = 0.1,
+        rows: int = 1,
+        candidates=(MODEL,),
+        confidence=0.9,
+    ):
         random.seed(0)
         self.machine, self.draft_cost, self.rows = machine, draft_cost, rows
-        self.candidates = [list(candidates)] * rows
+        self.candidates, self.confidence = [list(candidates)] * rows, confidence
         self.schedule = AdaptiveSchedule(32128)
         self.steps: list[Step] = []
 
-    def run(self, steps: int, chance: float, schedule=None) -> float:
-        """Tokens per second over so many steps."""
+    def run(self, steps: int, chance, schedule=None) -> float:
+        """Tokens per second over so many steps; `chance`: a number, or by the candidate."""
         schedule, tokens, total = schedule or self.schedule, 0, 0.0
         for _ in range(steps):
             plan = schedule.plan(self.candidates, [1000] * self.rows)
-            step = take(plan, lambda candidate: chance)
+            step = take(plan, chance if callable(chance) else lambda c: chance, self.confidence)
             longest, asked = int(step.draft.lengths.max()), plan.modelled.any()
             points = zip(*MACHINES[self.machine], strict=True)
             seconds = (
@@ -97,15 +104,10 @@ def test_drafting_is_taken_up_when_it_has_come_to_pay():
 
 @pytest.mark.parametrize(("copied", "modelled"), [(0.95, 0.5), (0.1, 0.9)])
 def test_the_better_candidate_of_a_row_is_taken(copied, modelled):
-    schedule, kinds = AdaptiveSchedule(32128), []
-    for _ in range(200):
-        step = take(
-            schedule.plan([[COPY, MODEL]], [100]), lambda c: modelled if c is MODEL else copied
-        )
-        k = int(step.draft.lengths.max())
-        schedule.observe(step, 1 + (0.05 + 0.1 * step.plan.modelled.any()) * k)
-        kinds.append(step.plan.candidates[0])
-    assert kinds[100:].count(COPY if copied > modelled else MODEL) > 85
+    simulation = Simulation("free", candidates=[COPY, MODEL])
+    simulation.run(200, lambda candidate: modelled if candidate is MODEL else copied)
+    kinds = [step.plan.candidates[0] for step in simulation.steps[100:]]
+    assert kinds.count(COPY if copied > modelled else MODEL) > 85
 
 
 def test_a_copy_that_failed_at_first_is_taken_up_where_it_would_have_passed():
@@ -169,20 +171,15 @@ def test_a_large_vocabulary_bounds_the_length():
 
 
 def test_steps_without_drafts_are_foreseen_unless_something_may_be_copied():
-    schedule, foreseen, drafts = AdaptiveSchedule(1000), [], []
-    for _ in range(400):
-        plan = schedule.plan([[MODEL]], [500])
-        length = int(plan.limits[0])
-        schedule.observe(Step(plan, Draft(None, plan.limits), [0]), 1.0 + length)
-        foreseen.append(plan.again)
-        drafts.append(length > 0)
-    assert not any(foreseen[i - 1] and drafts[i] for i in range(1, 400))
-    assert sum(foreseen) > 300 and sum(drafts[20:]) >= 1
+    modelled, copied = Simulation("M4 Pro", 2.0), Simulation("M4 Pro", candidates=[COPY])
+    modelled.run(400, 0.0)
+    foreseen = [step.plan.again for step in modelled.steps]
+    drafts = [step.plan.limits[0] > 0 for step in modelled.steps]
+    assert not any(again and drafted for again, drafted in zip(foreseen, drafts[1:], strict=False))
+    assert sum(foreseen) > 300 and any(drafts[20:])
     assert FixedSchedule(0).plan([[COPY]], [500]).again
-    for _ in range(60):  # what may be copied changes with every token
-        plan = schedule.plan([[COPY]], [500])
-        schedule.observe(Step(plan, Draft(None, plan.limits), [0]), 1.0 + plan.limits[0])
-        assert not plan.again
+    copied.run(60, 0.0)  # what may be copied changes with every token
+    assert not any(step.plan.again for step in copied.steps)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -200,14 +197,10 @@ def test_a_row_may_ask_for_a_number_of_its_own():
 
 def test_rows_of_their_own_numbers_get_them_and_others_draft_beside_them():
     """Though no step is plain, where plain steps would be tried first; nor does one stop early."""
-    schedule, lengths = OwnLengths(AdaptiveSchedule(100), lambda: ["auto", 12]), []
-    for _ in range(40):
-        plan = schedule.plan([[MODEL]] * 2, [20, 20])
-        step = take(plan, lambda candidate: 0.95, confidence=0.01)
-        assert step.draft.lengths[1] == 12
-        schedule.observe(step, 1 + 0.01 * step.draft.lengths.max())
-        lengths.append(step.draft.lengths[0])
-    assert np.median(lengths) > 2
+    simulation = Simulation("free", 0.01, rows=2, confidence=0.01)
+    simulation.run(40, 0.95, OwnLengths(simulation.schedule, lambda: ["auto", 12]))
+    lengths = np.array([step.draft.lengths for step in simulation.steps])
+    assert (lengths[:, 1] == 12).all() and np.median(lengths[:, 0]) > 2
 
 
 # ---------------------------------------------------------------------------------------------
@@ -227,13 +220,10 @@ def test_rows_are_added_up_and_an_end_ends_its_row():
 
 def test_what_confidence_is_worth_is_learned():
     """A draft model that is too sure of itself stops sooner."""
-    schedules = []
+    gammas = []
     for chance in (0.95, 0.6):
-        random.seed(0)
-        schedule = AdaptiveSchedule(32128)
-        for _ in range(200):
-            step = take(schedule.plan([[MODEL]], [1000]), lambda c, p=chance: p, confidence=0.95)
-            schedule.observe(step, 1 + 0.02 * step.draft.lengths.max())
-        schedules.append(schedule.plan([[MODEL]], [1000]))
-    right, too_sure = (plan.stop.gamma for plan in schedules)
+        simulation = Simulation("free", 0.02, confidence=0.95)
+        simulation.run(200, chance)
+        gammas.append(simulation.schedule.plan([[MODEL]], [1000]).stop.gamma)
+    right, too_sure = gammas
     assert 0.6 < right < 1.5 and too_sure > 4

@@ -67,13 +67,6 @@ def decode_with(model, drafter, prompts, batch_size=None, schedule=None, **optio
     return rows
 
 
-def decode_drafted(model, draft_model, prompts, batch_size=None, **options) -> list[Row]:
-    """As `decode_with`, with a draft model or none."""
-    return decode_with(
-        model, draft_model and ModelDrafter(draft_model), prompts, batch_size, **options
-    )
-
-
 def total(rows) -> Stats:
     return sum((row.stats for row in rows), Stats())
 

@@ -4,6 +4,7 @@ import dataclasses
 
 import mlx.core as mx
 import numpy as np
+from mlx.utils import tree_flatten
 
 from model import T5
 
@@ -21,14 +22,9 @@ def greedy(model: T5, source: list[int], max_tokens: int) -> list[int]:
     return tokens[1:]
 
 
-def with_eos(model: T5, token: int) -> None:
-    """Make `token` the model's end of sequence: random weights hardly ever produce a given one."""
-    model.config = dataclasses.replace(model.config, eos_token_ids=(token,))
-
-
-def endless(model: T5) -> None:
-    """Leave the model no end of sequence."""
-    model.config = dataclasses.replace(model.config, eos_token_ids=())
+def with_eos(model: T5, *tokens: int) -> None:
+    """Make these the model's ends of sequence: random weights hardly ever produce a given one."""
+    model.config = dataclasses.replace(model.config, eos_token_ids=tokens)
 
 
 def disturbed(model, noise: float, seed: int = 0):
@@ -45,6 +41,4 @@ def disturbed(model, noise: float, seed: int = 0):
 
 
 def flat_weights(model: T5) -> list[tuple[str, mx.array]]:
-    from mlx.utils import tree_flatten
-
     return tree_flatten(model.parameters())
