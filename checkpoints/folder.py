@@ -64,7 +64,9 @@ def open_checkpoint(folder: Path) -> dict[str, Tensor]:
     names = {path.name for path in folder.iterdir() if path.is_file()}
     files = weight_files(names, folder.joinpath)
     if not files:
-        raise InputError(f"{folder}: no weights: neither {' nor '.join(_SINGLE)}, whole")
+        shards = any(name.endswith(".index.json") for name in names)
+        why = "files that its index names are missing" if shards else f"no {' or '.join(_SINGLE)}"
+        raise InputError(f"{folder}: no weights: {why}")
     read = read_safetensors if files[0].startswith(_SINGLE[0]) else read_torch
     tensors: dict[str, Tensor] = {}
     for file in files[1:] or files:

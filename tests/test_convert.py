@@ -278,7 +278,7 @@ def test_waiting_for_another_conversion_names_the_folder_in_one_line(
             lambda f: (f / "spiece.model").write_bytes(b"x"),
             "spiece.model: not a tokenizer: RuntimeError: INTERNAL: could not parse ModelProto",
         ),
-        (lambda f: (f / "model.safetensors").unlink(), "no weights: neither"),
+        (lambda f: (f / "model.safetensors").unlink(), "no weights: "),
     ],
 )
 def test_wrong_checkpoints_are_named(folder, tmp_path, change, message):
