@@ -69,7 +69,6 @@ def entry(dtype="F32", shape=(2, 2), offsets=(0, 16)) -> dict:
         (b"", "truncated, or not a safetensors file"),
         ((10**9).to_bytes(8, "little") + b"{}", "truncated, or not a safetensors file"),
         (safetensors_bytes(b"{]"), "the header is malformed"),
-        (safetensors_bytes({"w": {"dtype": "F32"}}), "the header is malformed"),
         (safetensors_bytes(entry(offsets=(-16, 0))), "w has an impossible shape"),
         (safetensors_bytes(entry(dtype="I8", offsets=(0, 4))), "w is I8, not a floating-point"),
         (safetensors_bytes(entry(shape=(2, 3))), r"w has 16 bytes for the shape \[2, 3\]"),
@@ -88,13 +87,8 @@ def test_wrong_safetensors_are_named(tmp_path, content, message):
     ("file", "content", "message"),
     [
         (INDEX, "{", "not JSON"),
-        (INDEX, "[]", "not a JSON object"),
         (INDEX, "{}", "no weight_map"),
-        (
-            INDEX,
-            '{"weight_map": {"w": "../1.safetensors"}}',
-            r"names \.\./1\.safetensors, which is",
-        ),
+        (INDEX, '{"weight_map": {"w": "../1.safetensors"}}', r"names \.\./1\.safetensors"),
         ("pytorch_model.bin", "", "truncated or malformed"),
         ("tf_model.h5", "", "no weights: neither"),
     ],
@@ -105,23 +99,19 @@ def test_folders_without_whole_weights_are_named(tmp_path, file, content, messag
         open_checkpoint(tmp_path)
 
 
-def npz_bytes(path, compression=zipfile.ZIP_STORED, member=b"") -> bytes:
-    with zipfile.ZipFile(path, "w", compression) as archive:
-        archive.writestr("w.npy", member)
-    return path.read_bytes()
-
-
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("compression", "cut", "message"),
     [
-        (lambda path: npz_bytes(path)[:-40], "not a zip file"),
-        (lambda path: npz_bytes(path, zipfile.ZIP_DEFLATED), "is compressed"),
-        (lambda path: npz_bytes(path, member=b"no npy"), "not an array that"),
+        (zipfile.ZIP_STORED, 40, "not a zip file"),
+        (zipfile.ZIP_DEFLATED, 0, "is compressed"),
+        (zipfile.ZIP_STORED, 0, "not an array that"),
     ],
 )
-def test_wrong_npz_files_are_named(tmp_path, make, message):
+def test_wrong_npz_files_are_named(tmp_path, compression, cut, message):
     path = tmp_path / "weights.npz"
-    path.write_bytes(make(path))
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("w.npy", b"no npy")
+    path.write_bytes(path.read_bytes()[: path.stat().st_size - cut])
     with pytest.raises(InputError, match=message) as caught:
         map_npz(path)
     assert str(path) in str(caught.value)

@@ -23,7 +23,6 @@ def config(num_heads: int, d_ff: int, d_kv: int = 64) -> Config:
     ("shape", "quantization", "ranks", "possible"),
     [
         ((12, 3072), None, 5, "2 or 3 or 4 or 6 or 12 ranks can"),
-        ((6, 1536), None, 4, "2 or 3 or 6 ranks can"),
         ((8, 1023), None, 2, "no number of ranks can"),
         ((8, 1024), Quantization("affine", 4, 128), 8, "2 or 4 ranks can"),
         # What is not quantized needs no whole groups: here the feed-forward units.
