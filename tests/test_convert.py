@@ -122,11 +122,8 @@ def test_default_output_is_found_by_any_name_of_the_model(tmp_path, monkeypatch)
     assert convert("org/small-model") == Path("mlx_models/small-model")
     for name in ("small-model", "org/small-model", "mlx_models/small-model"):
         load(name)
-
-
-def test_a_folder_given_by_a_relative_path_has_its_own_name(folder, monkeypatch):
-    monkeypatch.chdir(folder)
-    assert convert(".") == Path("mlx_models/checkpoint")
+    monkeypatch.chdir("org/small-model")
+    assert convert(".") == Path("mlx_models/small-model")
 
 
 def test_an_output_that_exists_is_replaced_only_by_force(folder, tmp_path):
@@ -247,11 +244,9 @@ def test_waiting_for_another_conversion_names_the_folder_in_one_line(
             raise BlockingIOError
 
     monkeypatch.setattr(fcntl, "flock", busy)
-    for name in ("two", "a.b\nc"):
-        convert(str(folder), tmp_path / name)
-        told = capsys.readouterr().err.splitlines()
-        shown = name.replace("\n", "\\n")
-        assert told[0] == f"waiting for another conversion to {tmp_path}/{shown}"
+    convert(str(folder), tmp_path / "a.b\nc")
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == f"waiting for another conversion to {tmp_path}/a.b\\nc"
 
 
 @pytest.mark.parametrize(
@@ -289,16 +284,14 @@ def test_wrong_checkpoints_are_named(folder, tmp_path, change, message):
     assert not (tmp_path / "out").exists()
 
 
-BEYOND = [  # what config.json may say that MLX would read outside of a table for, or not come to an end
-    (
-        dict(decoder_start_token_id=10**6),
-        "decoder_start_token_id is 1000000, but vocab_size only 1024",
-    ),
-    (dict(num_layers=20_000), "num_layers is 20000, not a whole number from 1 to 1024"),
-]
-
-
-@pytest.mark.parametrize(("changes", "message"), BEYOND)
+# With these MLX would read outside a table, or not come to an end.
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"decoder_start_token_id": 10**6}, "is 1000000, but vocab_size only 1024"),
+        ({"num_layers": 20_000}, "num_layers is 20000, not a whole number from 1 to 1024"),
+    ],
+)
 def test_a_config_that_cannot_be_is_refused_when_converted_and_when_loaded(
     folder, tmp_path, changes, message
 ):
@@ -360,11 +353,8 @@ def test_wrong_weights_are_named(folder, tmp_path, name, shape, message):
     [
         ("nobody/nothing", "not whole in the cache, .*, and HF_HUB_OFFLINE is set"),
         ("./no/such/folder", "neither a folder nor a name on the Hugging Face hub"),
-        (__file__, "neither a folder nor a name on the Hugging Face hub"),
     ],
 )
 def test_wrong_names_are_named(tmp_path, name, message):
-    start = time.perf_counter()
     with pytest.raises(InputError, match=message):
         convert(name, tmp_path / "out")
-    assert time.perf_counter() - start < 30

@@ -120,7 +120,6 @@ def test_matrices_whose_rows_do_not_divide_are_left_and_counted(tmp_path, capsys
     [
         ({"bits": 7}, "bits is 7; the mode affine has 2, 3, 4, 5, 6, 8"),
         ({"mode": "int4"}, "mode is 'int4', not one of affine, mxfp4, nvfp4, mxfp8"),
-        ({"group_size": 16}, "group_size is 16; the mode affine has 32, 64, 128"),
         ({"method": "gptq"}, "config.json: unknown quantization"),
         ({"bits": 8}, "but received shape"),
         (None, "parameters not in model: decoder.layers.0.attention.key.biases"),

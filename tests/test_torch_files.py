@@ -7,8 +7,7 @@ from collections import OrderedDict
 import pytest
 import torch
 from helpers import checkpoints
-from helpers.pickles import Call, Global
-from helpers.torch_files import DATA, legacy, payload, tensor, whole, zipped
+from helpers.torch_files import DATA, Call, Global, legacy, payload, tensor, whole, zipped
 
 from checkpoints import tensors
 from checkpoints.folder import open_checkpoint
@@ -69,12 +68,12 @@ def test_state_dicts_of_modules_are_read(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_every_protocol_of_pickle_is_read(tmp_path, kind, protocol):
+def test_every_protocol_of_pickle_is_read(tmp_path, kind):
     state = {"w" * 300: torch.randn(3, 4), "v": torch.randn(2)}
     legacy = dict(_use_new_zipfile_serialization=kind == "zip")
-    torch.save(state, tmp_path / "m.bin", pickle_protocol=protocol, **legacy)
-    check(state, tmp_path / "m.bin")
+    for protocol in (2, 3, 4, 5):
+        torch.save(state, tmp_path / "m.bin", pickle_protocol=protocol, **legacy)
+        check(state, tmp_path / "m.bin")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -129,7 +128,6 @@ MALFORMED = "truncated, or not a state dict of torch's"
 # What the pickle says, and the error, in both formats.
 WRONG_PICKLES = {
     "code": (Call((EVIL, ("echo pwned",))), "the pickle asks for posix.system, which"),
-    "a class of torch's": ({"w": Global("torch.nn Linear")}, "asks for torch.nn.Linear"),
     "wrong arguments": (Call((Global("torch._utils _rebuild_tensor_v2"), (1, 2))), MALFORMED),
     "a list": ([tensor()], MALFORMED),
     "no tensor": ({"w": tensor(), "step": 3}, "step is no tensor but int"),
@@ -144,7 +142,6 @@ WRONG_PICKLES = {
     "shapes that differ": ({"w": tensor(strides=(2, 1, 1))}, MALFORMED),
     "another size": ({"w": tensor(numel=5)}, MALFORMED),
     "a missing storage": ({"w": tensor(key="../1")}, MALFORMED),
-    "a giant string": (b"X\xff\xff\xff\x7f", MALFORMED),
     "nothing": (b"", MALFORMED),
 }
 

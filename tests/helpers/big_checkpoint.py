@@ -5,51 +5,25 @@ from collections import OrderedDict
 from math import prod
 from pathlib import Path
 
-from helpers import pickles
-from helpers.torch_files import MAGIC
+import torch
+import transformers
 
-CONFIG = dict(
-    model_type="t5",
-    vocab_size=32128,
-    d_model=1024,
-    d_kv=128,
-    d_ff=65536,
-    num_layers=1,
-    num_heads=128,
-    pad_token_id=0,
-    eos_token_id=1,
-    decoder_start_token_id=0,
-    relative_attention_num_buckets=32,
+from helpers import checkpoints
+from helpers.torch_files import MAGIC, dump, tensor
+
+CONFIG = checkpoints.VARIANTS["t5"] | dict(
+    vocab_size=32128, d_model=1024, d_kv=128, d_ff=65536, num_layers=1, num_heads=128
 )
-
-
-def shapes() -> dict[str, tuple[int, ...]]:
-    width, inner, hidden = CONFIG["d_model"], CONFIG["num_heads"] * CONFIG["d_kv"], CONFIG["d_ff"]
-    found = {"shared.weight": (CONFIG["vocab_size"], width)}
-    for stack, kinds in (
-        ("encoder", ["SelfAttention"]),
-        ("decoder", ["SelfAttention", "EncDecAttention"]),
-    ):
-        layers = f"{stack}.block.0.layer"
-        for i, kind in enumerate(kinds):
-            for part in "qkvo":
-                shape = (width, inner) if part == "o" else (inner, width)
-                found[f"{layers}.{i}.{kind}.{part}.weight"] = shape
-            found[f"{layers}.{i}.layer_norm.weight"] = (width,)
-        bias = (CONFIG["relative_attention_num_buckets"], CONFIG["num_heads"])
-        found[f"{layers}.0.SelfAttention.relative_attention_bias.weight"] = bias
-        found[f"{layers}.{len(kinds)}.DenseReluDense.wi.weight"] = (hidden, width)
-        found[f"{layers}.{len(kinds)}.DenseReluDense.wo.weight"] = (width, hidden)
-        found[f"{layers}.{len(kinds)}.layer_norm.weight"] = (width,)
-        found[f"{stack}.final_layer_norm.weight"] = (width,)
-    return found
 
 
 def write(folder: Path, kind: str) -> Path:
     """Write a checkpoint of 2 GB in float32: "safetensors" or, in torch's older format, "legacy"."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    tensors = shapes()
+    with torch.device("meta"):
+        model = transformers.T5ForConditionalGeneration(transformers.T5Config(**CONFIG))
+    state = checkpoints.state_dict(model, CONFIG)
+    tensors = {name: tuple(weight.shape) for name, weight in state.items()}
     if kind == "safetensors":
         header, end = {}, 0
         for name, shape in tensors.items():
@@ -61,13 +35,12 @@ def write(folder: Path, kind: str) -> Path:
             file.truncate(8 + len(text) + end)
         return folder
     state = OrderedDict(
-        (name, pickles.tensor(name, prod(s), s, (*s[1:], 1), view=(None,)))
-        for name, s in tensors.items()
+        (name, tensor(prod(s), s, (*s[1:], 1), name, view=(None,))) for name, s in tensors.items()
     )
     system = dict(little_endian=True)
     with open(folder / "pytorch_model.bin", "wb") as file:
         for part in (MAGIC, 1001, system, state, list(tensors)):
-            file.write(pickles.dump(part))
+            file.write(dump(part))
         for shape in tensors.values():
             file.write(prod(shape).to_bytes(8, "little"))
             file.seek(4 * prod(shape), 1)

@@ -13,10 +13,6 @@ _API = re.compile(r"/api/models/(?P<repo>.+?)(?:/revision/(?P<revision>[^/]+))?"
 _FILE = re.compile(r"/(?P<repo>.+?)/resolve/(?P<revision>[^/]+)/(?P<name>.+)")
 
 
-def sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
 class Hub(ThreadingHTTPServer):
     """Serves `repos`: repository -> commit -> file name -> content.
 
@@ -54,9 +50,6 @@ class Hub(ThreadingHTTPServer):
         """The files whose content was asked for, in order."""
         paths = (path for method, path, _ in self.requests if method == "GET")
         return [match["name"] for path in paths if (match := _FILE.fullmatch(path))]
-
-    def ranges(self) -> list[str]:
-        return [headers["Range"] for _, _, headers in self.requests if "Range" in headers]
 
 
 def refuse(status: int, code: str = ""):
@@ -139,14 +132,11 @@ class _Handler(BaseHTTPRequestHandler):
         siblings = []
         for name, content in files.items():
             size = self.server.sizes.get(name, len(content))
-            sibling = {"rfilename": name, "size": size, "blobId": self.etag(name, content)}
+            sibling = {"rfilename": name, "size": size, "blobId": etag(name, content)}
             if large(name):
-                sibling["lfs"] = {"sha256": sha256(content), "size": size, "pointerSize": 134}
+                sibling["lfs"] = {"sha256": etag(name, content), "size": size, "pointerSize": 134}
             siblings.append(sibling)
         return {"id": repo, "sha": self.commit, "siblings": siblings}
-
-    def etag(self, name: str, content: bytes) -> str:
-        return sha256(content) if large(name) else hashlib.sha1(content).hexdigest()
 
     def answer(self, status: int, body: bytes, headers: dict | None = None) -> None:
         self.send_response(status)
@@ -160,7 +150,7 @@ class _Handler(BaseHTTPRequestHandler):
         """The file from the range's start on, or up to `stop`, where the connection breaks off."""
         original = self.files[self.name]
         start, status, headers = 0, 200, {"X-Repo-Commit": self.commit}
-        headers["ETag"] = f'"{self.etag(self.name, original)}"'
+        headers["ETag"] = f'"{etag(self.name, original)}"'
         headers["X-Linked-Size"] = len(original)
         headers["X-Linked-Etag"] = headers["ETag"]
         if match := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", "")):
@@ -185,6 +175,10 @@ class _Handler(BaseHTTPRequestHandler):
     def handle(self):
         with contextlib.suppress(ConnectionError):  # a client that has seen enough
             super().handle()
+
+
+def etag(name: str, content: bytes) -> str:
+    return (hashlib.sha256 if large(name) else hashlib.sha1)(content).hexdigest()
 
 
 def large(name: str) -> bool:
