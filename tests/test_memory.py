@@ -11,15 +11,24 @@ from text.memory import Memory, MemoryFile, Pair, load_memory
 HOUSE = "The old house stands on the hill behind the church."
 
 
-def memory(*pairs: Pair) -> Memory:
-    return Memory(pairs)
+@pytest.fixture
+def read(tmp_path):
+    """The pairs of a file of this name and content, and the lines that are reported."""
+
+    def of(name: str, content: bytes | str) -> tuple[list[Pair], list[int]]:
+        path, reports = tmp_path / name, []
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        found = load_memory(path, lambda line, reason: reports.append(line))
+        return list(found.pairs), reports
+
+    return of
 
 
 def test_the_closest_prompt_gives_its_text():
     rng = random.Random(0)
     words = [f"w{i}" for i in range(300)]
     prompts = [" ".join(rng.choices(words, k=12)) for _ in range(500)]
-    found = memory(*(Pair(prompt, str(i)) for i, prompt in enumerate(prompts)))
+    found = Memory([Pair(prompt, str(i)) for i, prompt in enumerate(prompts)])
     for i, prompt in enumerate(prompts):
         assert found.reference(prompt) == str(i)
         changed = prompt.split()
@@ -27,17 +36,14 @@ def test_the_closest_prompt_gives_its_text():
         assert found.reference(" ".join(changed)) == str(i)
     assert found.reference(" ".join(rng.choices(words, k=12))) is None
     assert found.reference("quite another") is found.reference("") is None
-    assert memory().reference(HOUSE) is None
-
-
-def test_of_equal_prompts_the_latest_text_counts():
-    assert memory(Pair(HOUSE, "first"), Pair(HOUSE, "last")).reference(HOUSE) == "last"
+    assert Memory([]).reference(HOUSE) is None
+    # Of equal prompts the latest counts.
+    assert Memory([Pair(HOUSE, "first"), Pair(HOUSE, "last")]).reference(HOUSE) == "last"
 
 
 def test_where_words_are_not_written_apart_characters_count():
-    found = memory(
-        Pair("我们在教堂后面的山上看到了一座老房子", "house"), Pair("今天天气很好", "weather")
-    )
+    house, weather = "我们在教堂后面的山上看到了一座老房子", "今天天气很好"
+    found = Memory([Pair(house, "house"), Pair(weather, "weather")])
     assert found.reference("他们在教堂后面的山上看到了一座新房子") == "house"
 
 
@@ -54,7 +60,7 @@ def test_where_words_are_not_written_apart_characters_count():
     ],
 )
 def test_languages_have_to_fit(pair, asked, used):
-    assert (memory(Pair(HOUSE, "text", **pair)).reference(HOUSE, **asked) == "text") == used
+    assert (Memory([Pair(HOUSE, "text", **pair)]).reference(HOUSE, **asked) == "text") == used
 
 
 @pytest.mark.parametrize(
@@ -68,11 +74,11 @@ def test_languages_have_to_fit(pair, asked, used):
     ],
 )
 def test_tasks_have_to_be_the_same(earlier, now, used):
-    assert (memory(Pair(earlier + HOUSE, "text")).reference(now + HOUSE) == "text") == used
+    assert (Memory([Pair(earlier + HOUSE, "text")]).reference(now + HOUSE) == "text") == used
 
 
 def test_a_tag_names_the_language():
-    found = memory(Pair(HOUSE, "maison", "en", "fr"), Pair(HOUSE, "Haus", "en", "de"))
+    found = Memory([Pair(HOUSE, "maison", "en", "fr"), Pair(HOUSE, "Haus", "en", "de")])
     assert found.reference("<2de> " + HOUSE) == "Haus"
     assert found.reference(">>fra<< " + HOUSE) == "maison"
 
@@ -85,59 +91,36 @@ TMX = """<?xml version="1.0"?><!DOCTYPE tmx SYSTEM "tmx14.dtd"><tmx version="1.4
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
-def test_tmx_is_read_in_both_directions_without_its_codes(tmp_path, encoding):
-    (tmp_path / "m.tmx").write_text(TMX.replace("?>", f' encoding="{encoding}"?>', 1), encoding)
-    found = load_memory(tmp_path / "m.tmx", pytest.fail)
+def test_tmx_is_read_in_both_directions_without_its_codes(read, encoding):
     english, german = "A red house & a tree", "Ein rotes Haus"
-    pairs = Pair(english, german, "en", "de-DE"), Pair(german, english, "de-DE", "en")
-    assert tuple(found.pairs) == pairs
+    pairs = [Pair(english, german, "en", "de-DE"), Pair(german, english, "de-DE", "en")]
+    declared = TMX.replace("?>", f' encoding="{encoding}"?>', 1)
+    assert read("m.tmx", declared.encode(encoding)) == (pairs, [])
+    # What is damaged later is named by its line.
+    damaged = declared[: declared.index("<tu><tuv")] + "<broken"
+    assert read("m.tmx", damaged.encode(encoding)) == (pairs, [5])
 
 
-def test_tmx_that_declares_entities_is_refused_and_damage_named(tmp_path):
-    bomb = TMX.replace('SYSTEM "tmx14.dtd"', '[<!ENTITY a "b"><!ENTITY c "&a;&a;">]')
-    (tmp_path / "m.tmx").write_text(bomb)
+def test_tmx_that_declares_entities_is_refused(read):
     with pytest.raises(InputError, match="declares entities"):
-        load_memory(tmp_path / "m.tmx", pytest.fail)
-    (tmp_path / "m.tmx").write_text(TMX[: TMX.index("<tu><tuv")] + "<broken")
-    reports = []
-    found = load_memory(tmp_path / "m.tmx", lambda *report: reports.append(report))
-    assert len(found.pairs) == 2
-    assert [line for line, reason in reports] == [5]
+        read("m.tmx", TMX.replace('SYSTEM "tmx14.dtd"', '[<!ENTITY a "b"><!ENTITY c "&a;&a;">]'))
 
 
-def test_damaged_lines_are_named_by_number_and_the_rest_is_used(tmp_path):
+def test_damaged_lines_are_named_by_number_and_the_rest_is_used(read):
     good = json.dumps({"index": 0, "prompt": "a", "text": "b", "stats": {}, "target_lang": None})
-    lines = [
-        b"\xef\xbb\xbf" + good.encode(),
-        b"",
-        b"{",
-        b"[1]",
-        b'{"prompt": "a"}',
-        b"\xff",
-        b"[" * 9000,
-    ]
-    (tmp_path / "m.jsonl").write_bytes(b"\r\n".join([*lines, b'{"prompt": "c", "text": "d"}']))
-    reports = []
-    found = load_memory(tmp_path / "m.jsonl", lambda *report: reports.append(report))
-    assert found.pairs == [Pair("a", "b"), Pair("c", "d")]
-    assert [line for line, reason in reports] == [3, 4, 5, 6, 7]
-    (tmp_path / "m.tsv").write_text("a\tb\nno tab\n\tb\nc d\te\tf\n")
-    reports.clear()
-    found = load_memory(tmp_path / "m.tsv", lambda *report: reports.append(report))
-    assert found.pairs == [Pair("a", "b"), Pair("c d", "e\tf")]
-    assert [line for line, reason in reports] == [2, 3]
+    lines = [good.encode("utf-8-sig"), b"", b"{", b"[1]", b'{"prompt": "a"}', b"\xff", b"[" * 9000]
+    content = b"\r\n".join([*lines, b'{"prompt": "c", "text": "d"}'])
+    assert read("m.jsonl", content) == ([Pair("a", "b"), Pair("c", "d")], [3, 4, 5, 6, 7])
+    pairs = [Pair("a", "b"), Pair("c d", "e\tf")]
+    assert read("m.tsv", "a\tb\nno tab\n\tb\nc d\te\tf\n") == (pairs, [2, 3])
 
 
-def test_a_memory_grows_by_whole_lines_also_after_a_crash(tmp_path):
+def test_a_memory_grows_by_whole_lines_also_after_a_crash(tmp_path, read):
     path, pair = tmp_path / "m.jsonl", Pair("zwei\nZeilen", "\u2028 deux", None, "fr")
     for _ in range(2):
-        growing = MemoryFile(path)
-        growing.append(pair)
+        MemoryFile(path).append(pair)
         with open(path, "ab") as file:
             file.write(b'{"prompt": "cut in the mi')
-    reports = []
-    found = load_memory(path, lambda *report: reports.append(report))
-    assert found.pairs == [pair]
-    assert [line for line, reason in reports] == [2, 4]
+    assert read(path.name, path.read_bytes()) == ([pair], [2, 4])
     with pytest.raises(InputError, match="JSON lines"):
         MemoryFile(tmp_path / "m.tmx")
