@@ -58,11 +58,8 @@ def test_the_manual_has_every_option_as_it_is_declared():
         assert f"<!-- options: {declared.group} -->" in page
 
 
-def test_a_bias_may_ban():
+def test_a_bias_may_ban_and_the_default_rule_gives_way_to_delta():
     assert Options(logit_bias={5: -float("inf"), 6: -MOST, 7: MOST}).logit_bias[6] == -MOST
-
-
-def test_the_default_rule_gives_way_to_delta():
     assert Options(temp=1.0).rule == "coupled"
     eased, greedy = Options(temp=1.0, delta=0.1), Options(temp=0.0, acceptance="coupled")
     assert eased.rule == "token"
