@@ -136,5 +136,5 @@ def _bind(before: set[Path], cores: list[int]) -> None:
 
 
 loaded, problem = load()
-if problem and "mlx.core" in sys.modules:
+if problem:
     warnings.warn(f"products will be slow, up to eight times: {problem}", stacklevel=3)

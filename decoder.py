@@ -44,6 +44,7 @@ from text.stream import TextStream
 from text.tokenizer import shared_vocabulary, translation
 from text.vocabulary import completion
 
+Text = str | Prompt
 BATCH_SIZE = 8
 _WINDOW = 32  # batches of prompts that are sorted by length together
 
@@ -241,7 +242,7 @@ class SpeculativeDecoder:
                 drafter = self.drafter(options)
                 yield Batch(self.model, drafter, options, self.schedule(options, drafter))
 
-    def row(self, prompt: str | Prompt, options: Options, seed: RowSeeds) -> Row:
+    def row(self, prompt: Text, options: Options, seed: RowSeeds) -> Row:
         """A row to decode. Raises InputError for an empty or too long prompt, an unknown language, tokens
         that the model lacks, and processors that fail."""
         asked = check_prompt(prompt)
@@ -280,11 +281,11 @@ class SpeculativeDecoder:
             try_out(options.processors, prefix, 1, V)
         return row
 
-    def check(self, prompt: str | Prompt, options: Options) -> None:
+    def check(self, prompt: Text, options: Options) -> None:
         """InputError for a prompt that cannot be decoded: see `row`."""
         self.row(prompt, options, RowSeeds(0))
 
-    def stream_generate(self, prompt: str | Prompt, **options) -> Iterator[Response]:
+    def stream_generate(self, prompt: Text, **options) -> Iterator[Response]:
         """Decode one prompt; yield a Response per step, with the text that the step added.
 
         options: the fields of `Options`. What drafts changes the speed alone: the text is the same (greedy, or
@@ -301,12 +302,12 @@ class SpeculativeDecoder:
                 if batch.advance() or len(row.origins) > first:  # a beam search has no text before
                     yield respond(row, first)
 
-    def generate(self, prompt: str | Prompt, **options) -> str:
+    def generate(self, prompt: Text, **options) -> str:
         """The text for one prompt. Arguments and errors: as `stream_generate`."""
         return "".join(response.text for response in self.stream_generate(prompt, **options))
 
     def stream_batch(
-        self, prompts: Iterable[str | Prompt], batch_size: int = BATCH_SIZE, **options
+        self, prompts: Iterable[Text], batch_size: int = BATCH_SIZE, **options
     ) -> Iterator[tuple[int, Response]]:
         """Decode many prompts, `batch_size` side by side; yield (index, Response) as each is finished.
 
@@ -323,7 +324,7 @@ class SpeculativeDecoder:
             raise InputError(_expected("prompts", prompts, "list of texts"))
         seed = RowSeeds(settings.seed)
 
-        def make(prompt: str | Prompt) -> list[Row]:
+        def make(prompt: Text) -> list[Row]:
             rows = [self.row(prompt, settings, seed) for _ in range(settings.num_samples)]
             if settings.num_beams == 1:
                 return rows
@@ -338,7 +339,7 @@ class SpeculativeDecoder:
                     yield index, replace(respond(each), sample=sample + i)
 
     def batch_generate(
-        self, prompts: Iterable[str | Prompt], batch_size: int = BATCH_SIZE, **options
+        self, prompts: Iterable[Text], batch_size: int = BATCH_SIZE, **options
     ) -> list[Response]:
         """A Response for each of many prompts, in their order, or num_samples of them for each one after
         the other. Arguments: as `stream_batch`."""
@@ -362,58 +363,48 @@ def _check_model(name: str, model: object) -> None:
 
 
 # ---------------------------------------------------------------------------------------------
-# Functions with the names that users of mlx_lm know. What `auto` learns they forget with the call.
+# Functions with the names that users of mlx_lm know, and as options the decoder's own arguments besides. What `auto`
+# learns they forget with the call.
+
+
+def _decoder(
+    model: Model, tokenizer: Tokenizer, draft_model: Model | None, options: dict
+) -> SpeculativeDecoder:
+    own = {name: options.pop(name, None) for name in ("memory", "draft_vocabulary")}
+    return SpeculativeDecoder(model, tokenizer, draft_model, **own)
 
 
 def stream_generate(
-    model: Model,
-    tokenizer: Tokenizer,
-    prompt: str | Prompt,
-    draft_model: Model | None = None,
-    memory: Memory | None = None,
-    **options,
+    model: Model, tokenizer: Tokenizer, prompt: Text, draft_model: Model | None = None, **options
 ) -> Iterator[Response]:
     """As `SpeculativeDecoder.stream_generate`."""
-    decoder = SpeculativeDecoder(model, tokenizer, draft_model, memory=memory)
-    return decoder.stream_generate(prompt, **options)
+    return _decoder(model, tokenizer, draft_model, options).stream_generate(prompt, **options)
 
 
 def generate(
-    model: Model,
-    tokenizer: Tokenizer,
-    prompt: str | Prompt,
-    draft_model: Model | None = None,
-    memory: Memory | None = None,
-    **options,
+    model: Model, tokenizer: Tokenizer, prompt: Text, draft_model: Model | None = None, **options
 ) -> str:
     """As `SpeculativeDecoder.generate`."""
-    decoder = SpeculativeDecoder(model, tokenizer, draft_model, memory=memory)
-    return decoder.generate(prompt, **options)
+    return _decoder(model, tokenizer, draft_model, options).generate(prompt, **options)
 
 
 def stream_batch(
     model: Model,
     tokenizer: Tokenizer,
-    prompts: Iterable[str | Prompt],
+    prompts: Iterable[Text],
     draft_model: Model | None = None,
-    batch_size: int = BATCH_SIZE,
-    memory: Memory | None = None,
     **options,
 ) -> Iterator[tuple[int, Response]]:
     """As `SpeculativeDecoder.stream_batch`."""
-    decoder = SpeculativeDecoder(model, tokenizer, draft_model, memory=memory)
-    return decoder.stream_batch(prompts, batch_size, **options)
+    return _decoder(model, tokenizer, draft_model, options).stream_batch(prompts, **options)
 
 
 def batch_generate(
     model: Model,
     tokenizer: Tokenizer,
-    prompts: Iterable[str | Prompt],
+    prompts: Iterable[Text],
     draft_model: Model | None = None,
-    batch_size: int = BATCH_SIZE,
-    memory: Memory | None = None,
     **options,
 ) -> list[Response]:
     """As `SpeculativeDecoder.batch_generate`."""
-    decoder = SpeculativeDecoder(model, tokenizer, draft_model, memory=memory)
-    return decoder.batch_generate(prompts, batch_size, **options)
+    return _decoder(model, tokenizer, draft_model, options).batch_generate(prompts, **options)

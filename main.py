@@ -20,7 +20,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import blas
 from decoder import BATCH_SIZE, Options, Response, SpeculativeDecoder, load
 from demo.pair import demo_model
 from distributed.ranks import Ranks, session
@@ -43,7 +42,6 @@ from text.memory import MemoryFile, Pair
 from text.prompts import check_prompt
 
 Done = Callable[[Response], None]
-LARGE = 200 << 20  # bytes of weights
 # Without effect on beams
 DRAFTING = "draft_model draft_vocabulary num_draft lookup delta reference memory".split()
 BEAMS = ("length_penalty", "early_stopping")  # without effect on anything else
@@ -267,16 +265,6 @@ def report_generation(model, options: Options, verbose: bool) -> None:
             print(f"{what} from generation_config.json: {listed}{after}", file=sys.stderr)
 
 
-def report_slow(model) -> None:
-    """Say on stderr, for a model that is large enough to feel it, that there is no fast BLAS, and why."""
-    from mlx.utils import tree_flatten
-
-    weights = dict(tree_flatten(model.parameters())).values()
-    if blas.problem and sum(weight.nbytes for weight in weights) > LARGE:
-        slow = "products are slow, up to eight times, without a fast BLAS"
-        print(f"{slow}: {blas.problem}", file=sys.stderr)
-
-
 def report_alone(decoder: SpeculativeDecoder) -> None:
     """Say on stderr that texts cannot be decoded side by side, where they cannot."""
     if decoder.at_most(2) == 1:
@@ -322,7 +310,6 @@ def answer(args, ranks: Ranks) -> None:
     draft_model = None
     if args.draft_model and options.num_draft and options.num_beams == 1:
         draft_model, _ = load(args.draft_model, ranks.group, split=False)
-    report_slow(model)
     report_generation(model, options, args.verbose)
     if hasattr(model, "progress"):
         model.progress = Reading()

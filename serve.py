@@ -23,7 +23,7 @@ from typing import Any
 from decoder import BATCH_SIZE, SpeculativeDecoder, load
 from demo.pair import demo_model
 from errors import InputError
-from main import report_alone, report_generation, report_slow
+from main import report_alone, report_generation
 from terminal import cli
 from terminal.flags import (
     add_decoding_options,
@@ -114,7 +114,6 @@ def main() -> None:
         target, draft = (str(demo_model(role)) for role in ("target", "draft"))
     model, tokenizer = load(target)
     draft_model = load(draft)[0] if draft and options.num_draft else None
-    report_slow(model)
     report_generation(model, options, args.verbose)
     memory = read_memory(args.memory) if args.memory else None
     tokens = read_draft_vocabulary(args.draft_vocabulary, tokenizer) if draft_model else None

@@ -9,11 +9,9 @@ import sys
 from functools import partial
 from pathlib import Path
 
-import mlx.nn as nn
 import pytest
 
 import blas
-import main
 
 ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere MLX has its own")
@@ -126,10 +124,3 @@ for m, (n, k), b_as in itertools.product(
 print("right")
 """
     assert run(without + code) == "right"
-
-
-@pytest.mark.parametrize(("width", "lines"), [(10, 0), (8000, 1)])
-def test_a_large_model_without_one_says_so(monkeypatch, capsys, width, lines):
-    monkeypatch.setattr(blas, "problem", "the reason")
-    main.report_slow(nn.Linear(width, width))
-    assert capsys.readouterr().err.count("the reason\n") == lines
