@@ -5,7 +5,6 @@ python benchmark.py --model flan-t5-xl --draft-model flan-t5-small
 python benchmark.py --baselines      beside transformers and CTranslate2
 """
 
-# PYTHON_ARGCOMPLETE_OK
 from terminal import interrupts
 
 if __name__ == "__main__":

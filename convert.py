@@ -6,7 +6,6 @@ and the tokenizer's files.
     python convert.py --model t5-11b --quantize --q-bits 4
 """
 
-# PYTHON_ARGCOMPLETE_OK
 from terminal import interrupts
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ python serve.py
 python serve.py --model t5-11b --draft-model t5-small --port 8080
 """
 
-# PYTHON_ARGCOMPLETE_OK
 from terminal import interrupts
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Command-line helpers: a user's mistake is one line on stderr and an exit code."""
 
 import argparse
-import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -16,14 +15,6 @@ _MOST = 10**9
 
 
 class Parser(argparse.ArgumentParser):
-    def parse_args(self, args=None, namespace=None):
-        if "_ARGCOMPLETE" in os.environ:  # a shell asks what could follow
-            with contextlib.suppress(ImportError):
-                import argcomplete
-
-                argcomplete.autocomplete(self)
-        return super().parse_args(args, namespace)
-
     def error(self, message: str):
         words = message.partition("unrecognized arguments: ")[2].split()
         known = self._option_string_actions

@@ -1,18 +1,15 @@
 """Plain decoding may begin a step before the host has the last one's tokens (on GPUs; here by force)."""
 
-import random
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
-from helpers.decoding import decode_with, drafters, ragged_prompts
+from helpers.decoding import RashSchedule, decode_with, drafters, ragged_prompts
 from helpers.models import random_model
 from helpers.scripted import ScriptedModel, agreeing, plain
 
 from decoder import Batch
 from speculative.cached_model import AheadModel
-from speculative.schedule import FixedSchedule
 
 
 @pytest.fixture
@@ -33,17 +30,6 @@ def calls(monkeypatch):
     monkeypatch.setattr(AheadModel, "run_ahead", noting(ahead, lambda args: "ahead"))
     monkeypatch.setattr(AheadModel, "__call__", noting(call, lambda args: args[1].shape[1]))
     return found
-
-
-class RashSchedule(FixedSchedule):
-    """Nothing in two steps of three, and then a promise that the next is alike, which it may not be."""
-
-    def __init__(self):
-        self._rng = random.Random(0)
-
-    def plan(self, candidates, room):
-        self._num_draft = self._rng.choice((0, 0, 0, 0, 3, 7))
-        return replace(super().plan(candidates, room), again=self._num_draft == 0)
 
 
 @pytest.mark.parametrize(("kind", "batch_size"), [("model", 1), ("lookup", 8), ("both", 3)])

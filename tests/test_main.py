@@ -241,19 +241,6 @@ def test_a_mistake_is_one_line_and_an_exit_code(folder, arguments, code, message
     assert line.startswith("main.py: ") and message in line
 
 
-def test_a_shell_that_asks_is_told_the_flags(folder, tmp_path):
-    """As argcomplete's hook asks, which bash and zsh call at Tab."""
-    pytest.importorskip("argcomplete")
-    line, found = "main.py --num-", tmp_path / "found"
-    asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line))}
-    asked |= {"_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_STDOUT_FILENAME": str(found)}
-    run(cwd=folder, env=os.environ | asked)
-    told = {word.strip() for word in found.read_text().split("\n")}
-    assert told == {"--num-draft", "--num-draft-tokens", "--num-samples", "--num-beams"}
-    for script in ("main.py", "convert.py", "serve.py", "benchmark.py"):
-        assert "PYTHON_ARGCOMPLETE_OK" in (ROOT / script).read_text()[:1024]  # the hook looks there
-
-
 def test_a_python_without_the_packages_is_one_line(folder):
     command = [sys.executable, "-S", ROOT / "main.py", "-p", "x"]
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True)

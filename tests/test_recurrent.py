@@ -5,8 +5,7 @@ import pytest
 pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-lm.txt")
 
 from helpers.causal_models import alone, build, prompts
-from helpers.decoding import decode_with, partial_steps, start, total
-from test_ahead import RashSchedule
+from helpers.decoding import RashSchedule, decode_with, partial_steps, start, total
 
 from decoder import Batch, SpeculativeDecoder
 from errors import InputError

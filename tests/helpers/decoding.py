@@ -28,6 +28,17 @@ class Stopping(FixedSchedule):
         return bool(np.maximum(confidence, 0).prod(axis=1).sum() <= self._least)
 
 
+class RashSchedule(FixedSchedule):
+    """Nothing in two steps of three, and then a promise that the next is alike, which it may not be."""
+
+    def __init__(self):
+        self._rng = random.Random(0)
+
+    def plan(self, candidates, room):
+        self._num_draft = self._rng.choice((0, 0, 0, 0, 3, 7))
+        return replace(super().plan(candidates, room), again=self._num_draft == 0)
+
+
 def new_rows(prompts, options: Options) -> list[Row]:
     seed = RowSeeds(options.seed)
     return [Row(prompt, options, seed(prompt)) for prompt in prompts]
