@@ -49,9 +49,8 @@ class DraftVocabulary:
         self._made: Narrowed | None = None
         self._languages: Collection[str | None] = ()  # of what was made
         self._misses = 0  # since then
-        self.written = self.missed = (
-            0  # tokens since the first set, and those of them that were in none
-        )
+        # Tokens since the first set, and those of them that the set of the moment lacked.
+        self.written = self.missed = 0
         if tokens is not None:
             self._make(tokens)
 
