@@ -393,10 +393,11 @@ def stream_batch(
     tokenizer: Tokenizer,
     prompts: Iterable[Text],
     draft_model: Model | None = None,
+    batch_size: int = BATCH_SIZE,
     **options,
 ) -> Iterator[tuple[int, Response]]:
     """As `SpeculativeDecoder.stream_batch`."""
-    return _decoder(model, tokenizer, draft_model, options).stream_batch(prompts, **options)
+    return _decoder(model, tokenizer, draft_model, options).stream_batch(prompts, batch_size, **options)
 
 
 def batch_generate(
@@ -404,7 +405,8 @@ def batch_generate(
     tokenizer: Tokenizer,
     prompts: Iterable[Text],
     draft_model: Model | None = None,
+    batch_size: int = BATCH_SIZE,
     **options,
 ) -> list[Response]:
     """As `SpeculativeDecoder.batch_generate`."""
-    return _decoder(model, tokenizer, draft_model, options).batch_generate(prompts, **options)
+    return _decoder(model, tokenizer, draft_model, options).batch_generate(prompts, batch_size, **options)
