@@ -397,7 +397,9 @@ def stream_batch(
     **options,
 ) -> Iterator[tuple[int, Response]]:
     """As `SpeculativeDecoder.stream_batch`."""
-    return _decoder(model, tokenizer, draft_model, options).stream_batch(prompts, batch_size, **options)
+    return _decoder(model, tokenizer, draft_model, options).stream_batch(
+        prompts, batch_size, **options
+    )
 
 
 def batch_generate(
@@ -409,4 +411,6 @@ def batch_generate(
     **options,
 ) -> list[Response]:
     """As `SpeculativeDecoder.batch_generate`."""
-    return _decoder(model, tokenizer, draft_model, options).batch_generate(prompts, batch_size, **options)
+    return _decoder(model, tokenizer, draft_model, options).batch_generate(
+        prompts, batch_size, **options
+    )
