@@ -47,6 +47,7 @@ _MODULES = {  # model_type in config.json -> module
     "m2m_100": "families.bart",  # NLLB-200 as well
     "marian": "families.bart",
     "pegasus": "families.bart",
+    "whisper": "families.whisper",
 }
 
 

@@ -1,0 +1,198 @@
+"""Whisper in MLX (Radford et al. 2022, arXiv 2212.04356), and distil-Whisper (Gandhi et al. 2023, arXiv 2311.00430).
+
+A prompt is one number, that of a window of sound: `Windows` has the window's features, and keeps what an encoder
+made of them, so that a draft model with the target's encoder never runs it again.
+Shapes: B rows, F frames of a window, S encoder positions (F / 2), T new tokens, V vocabulary.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+import model
+from checkpoints.config import BaseConfig, token_id, token_ids
+from checkpoints.tensors import Tensor
+from errors import InputError
+from families import Family, bart
+from families.bart_checkpoints import NAMES as BART
+from model import EncoderDecoder
+from speculative.cache import CrossCache, known_positions
+
+_END = 50257  # of the vocabulary of several languages; what fine-tunes may leave out
+
+
+@dataclass(frozen=True)
+class Config(BaseConfig):
+    """Under Hugging Face's names, but for max_positions, which is max_target_positions."""
+
+    num_mel_bins: int
+    d_model: int
+    encoder_layers: int
+    encoder_attention_heads: int
+    encoder_ffn_dim: int
+    decoder_layers: int
+    decoder_attention_heads: int
+    decoder_ffn_dim: int
+    max_source_positions: int
+    max_positions: int
+    decoder_start_token_id: int
+    activation: str = "gelu"
+
+    norm_first = property(lambda c: True)
+    source_vocab_size = property(lambda c: 1 << 30)  # any number is a window's
+    frames = property(lambda c: 2 * c.max_source_positions)  # of a window
+
+    @classmethod
+    def from_hub(cls, raw: Mapping, weights: Iterable[str] | None) -> "Config":
+        if "n_mels" in raw:
+            raise InputError(
+                "a folder of mlx_whisper's, which has no tokenizer: convert the original, such as "
+                "openai/whisper-large-v3 or distil-whisper/distil-large-v3"
+            )
+        return cls.read(
+            raw,
+            "Whisper",
+            pad_token_id=token_id(raw, "pad_token_id", _END),
+            eos_token_ids=token_ids(raw.get("eos_token_id"), _END),
+            decoder_start_token_id=token_id(raw, "decoder_start_token_id", _END + 1),
+            max_positions=raw.get("max_target_positions", 448),
+            max_source_positions=raw.get("max_source_positions", 1500),
+            activation=raw.get("activation_function", "gelu"),
+        )
+
+
+class Windows:
+    """Windows of sound by number, and what encoders made of them. A target and its draft model share one."""
+
+    def __init__(self):
+        self._numbers = count(1)
+        self._features: dict[int, np.ndarray] = {}
+        self._encoded: dict[tuple[int, int], mx.array] = {}  # by encoder and window
+
+    @contextmanager
+    def holding(self, features: np.ndarray) -> Iterator[int]:
+        """The number of a window of features [F, bins] for a while; it never comes again."""
+        number = next(self._numbers)
+        self._features[number] = features
+        try:
+            yield number
+        finally:
+            del self._features[number]
+            for key in [key for key in self._encoded if key[1] == number]:
+                del self._encoded[key]
+
+    def encoded(self, numbers: Sequence[int], encoder: "Encoder") -> mx.array:
+        """What the encoder makes of these windows, [B, S, d_model]; it runs for those it has not seen."""
+        missing = [n for n in dict.fromkeys(numbers) if (id(encoder), n) not in self._encoded]
+        if missing:
+            found = encoder(mx.array(np.stack([self._features[n] for n in missing])))
+            self._encoded |= {
+                (id(encoder), n): each for n, each in zip(missing, found, strict=True)
+            }
+        return mx.stack([self._encoded[id(encoder), n] for n in numbers])
+
+
+class Layer(bart.Layer):
+    def __init__(self, c: Any, num_heads: int, ffn_dim: int, *attentions: str):
+        super().__init__(c, num_heads, ffn_dim, *attentions)
+        for name in attentions:
+            self[name].key = nn.Linear(c.d_model, c.d_model, bias=False)
+
+
+class Encoder(model.Stack):
+    def __init__(self, c: Config):
+        super().__init__()
+        heads, inner = c.encoder_attention_heads, c.encoder_ffn_dim
+        self.conv1 = nn.Conv1d(c.num_mel_bins, c.d_model, 3, padding=1)
+        self.conv2 = nn.Conv1d(c.d_model, c.d_model, 3, stride=2, padding=1)
+        self.positions = nn.Embedding(c.max_source_positions, c.d_model)
+        self.layers = [Layer(c, heads, inner, "attention") for _ in range(c.encoder_layers)]
+        self.norm = nn.LayerNorm(c.d_model)
+
+    def __call__(self, features: mx.array) -> mx.array:  # type: ignore[override]
+        """[B, S, d_model] from features [B, F, bins]. What pads a window is part of it: nothing is masked."""
+        x = nn.gelu(self.conv1(features.astype(self.conv1.weight.dtype)))
+        x = nn.gelu(self.conv2(x)) + self.positions.weight
+        return super().__call__(x, [None] * len(self.layers))
+
+
+class Decoder(model.Stack):
+    def __init__(self, c: Config):
+        super().__init__()
+        parts = c.decoder_attention_heads, c.decoder_ffn_dim, "attention", "cross_attention"
+        self.positions = nn.Embedding(c.max_positions, c.d_model)
+        self.layers = [Layer(c, *parts) for _ in range(c.decoder_layers)]
+        self.norm = nn.LayerNorm(c.d_model)
+
+
+class Whisper(EncoderDecoder):
+    def __init__(self, config: Config):
+        super().__init__()
+        c = self.config = config
+        self.embedding = nn.Embedding(c.vocab_size, c.d_model)
+        self.encoder, self.decoder = Encoder(c), Decoder(c)
+        self.windows = Windows()
+
+    def share(self, target: "Whisper", encoder: bool) -> None:
+        """Draft for `target`: read its windows and, where this encoder is the same, what its encoder made of them.
+        InputError for one that hears other features."""
+        ours, theirs = self.config, target.config
+        if (ours.num_mel_bins, ours.frames) != (theirs.num_mel_bins, theirs.frames):
+            raise InputError(
+                f"the draft model hears {ours.num_mel_bins} bins and {ours.frames} frames, "
+                f"the model {theirs.num_mel_bins} and {theirs.frames}"
+            )
+        self.windows = target.windows
+        if encoder:
+            self.encoder = target.encoder
+
+    def start(self, tokens: mx.array, mask: np.ndarray | None = None) -> CrossCache:
+        """Encode the windows with the numbers tokens [B, 1], and project their keys and values."""
+        numbers = np.array(tokens)[:, 0].tolist()
+        memory = self.windows.encoded(numbers, self.encoder)
+        cross = [layer.cross_attention.project(memory) for layer in self.decoder.layers]
+        return CrossCache(cross, np.ones(memory.shape[:2], bool))
+
+    def decode(self, tokens: mx.array, positions: np.ndarray, cache: CrossCache) -> mx.array:
+        """InputError for a position beyond the model's last."""
+        known, most = known_positions(positions), self.config.max_positions
+        if known.max() >= most:
+            raise InputError(f"the text is longer than the {most} positions that the model knows")
+        cache.reserve(positions)
+        x = self.embedding(tokens) + self.decoder.positions(mx.array(known))
+        masks = [cache.self_mask()] * self.config.decoder_layers
+        return self.logits(self.decoder(x, masks, cache))
+
+
+_EMBEDDING = "decoder.embed_tokens.weight"
+NAMES = replace(
+    BART,
+    family="Whisper",
+    rules=[
+        (r"decoder\.embed_tokens\.weight", "embedding.weight"),
+        (r"proj_out\.weight", "head.weight"),  # which no model has: it is the embedding
+        (r"encoder\.(conv[12])\.(weight|bias)", "encoder.{}.{}"),
+        *BART.rules,
+    ],
+    embedding=(_EMBEDDING, "proj_out.weight"),
+)
+
+
+def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The checkpoint's tensors under our names, convolutions as MLX has them: [out, width, in]."""
+    found = NAMES.rename(tensors)
+    for name in ("encoder.conv1.weight", "encoder.conv2.weight"):
+        if (t := found.get(name)) and len(t.shape) == 3:
+            o, i, width = t.shape
+            by_out, by_in, by_place = t.strides or (i * width, width, 1)
+            found[name] = replace(t, shape=(o, width, i), strides=(by_out, by_place, by_in))
+    return found
+
+
+FAMILY = Family(Config, Whisper, rename)

@@ -1,0 +1,177 @@
+"""What Whisper may write where: the tokens that steer it, and its rules as logits processors (Radford et al. 2022,
+arXiv 2212.04356). They count for target and draft alike, at every position of a step at once."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import mlx.core as mx
+import numpy as np
+from tokenizers import Tokenizer
+
+from errors import InputError
+from speculative.options import Options
+from speculative.processors import Prefixes, Processor
+
+TASKS = ("transcribe", "translate")
+SECONDS_PER_TIMESTAMP = 0.02
+_LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
+_FIRST = 50  # timestamps: no text begins more than a second into its window
+
+
+def language_code(text: str, known: Mapping[str, int]) -> str:
+    """The code of a language, given as such or by its English name. InputError for one that is not `known`."""
+    code = text.lower()
+    if code not in known and len(code) > 3:
+        from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
+
+        code = TO_LANGUAGE_CODE.get(code, code)
+    if code not in (known or ["en"]):
+        raise InputError(f"no language {text!r}; there are {', '.join(known or ['en'])}")
+    return code
+
+
+@dataclass(frozen=True)
+class Special:
+    """The ids that steer a Whisper model, and those it is never to write."""
+
+    end: int
+    start: int
+    previous: int  # before earlier text
+    no_speech: int
+    no_timestamps: int
+    tasks: Mapping[str, int] = field(hash=False)
+    languages: Mapping[str, int] = field(hash=False)  # by code; {}: the model knows English alone
+    suppressed: tuple[int, ...] = ()
+    suppressed_first: tuple[int, ...] = ()
+    latest: int = _FIRST  # the last timestamp that a window may begin with
+
+    first_timestamp = property(lambda s: s.no_timestamps + 1)
+
+    @classmethod
+    def read(cls, tokenizer: Tokenizer, generation: Mapping, end: int) -> "Special":
+        """From the tokenizer's names, and the rest from generation_config.json. InputError for a tokenizer without
+        one of these tokens."""
+
+        def token(*names: str) -> int:
+            found = (tokenizer.token_to_id(f"<|{name}|>") for name in names)
+            known = next((id for id in found if id is not None), None)
+            if known is None:
+                raise InputError(f"the tokenizer has no <|{names[0]}|>: not a Whisper model's")
+            return known
+
+        start = token("startoftranscript")
+        tasks = {task: token(task) for task in TASKS}
+        added = tokenizer.get_added_tokens_decoder()
+        codes = {m[1]: i for i, t in added.items() if (m := _LANGUAGE.fullmatch(t.content))}
+        languages = {code: i for code, i in codes.items() if start < i < min(tasks.values())}
+        several = generation.get("is_multilingual", tokenizer.get_vocab_size() > 51864)
+        first = generation.get("max_initial_timestamp_index")
+        return cls(
+            end=end,
+            start=start,
+            previous=token("startofprev"),
+            no_speech=token("nospeech", "nocaptions"),
+            no_timestamps=token("notimestamps"),
+            tasks=tasks,
+            languages=languages if several else {},
+            suppressed=tuple(generation.get("suppress_tokens") or ()),
+            suppressed_first=tuple(generation.get("begin_suppress_tokens") or ()),
+            latest=_FIRST if first is None else first,
+        )
+
+    def prefix(self, language: str, task: str, timestamps: bool = True) -> list[int]:
+        """What a window's text begins with. InputError for a language or a task that the model has not."""
+        if not self.languages:
+            if language != "en" or task != TASKS[0]:
+                raise InputError("this model transcribes English only")
+            steering = [self.start]
+        else:
+            language = language_code(language, self.languages)
+            steering = [self.start, self.languages[language], self.tasks[task]]
+        return steering if timestamps else [*steering, self.no_timestamps]
+
+    @cached_property
+    def _controls(self) -> tuple[Processor, ...]:
+        return (SuppressedFirst(self.suppressed_first), Timestamps(self))
+
+    def options(self, timestamps: bool = True, **asked) -> Options:
+        """How to decode a window."""
+        rules = self._controls if timestamps else self._controls[:1]
+        banned = self.suppressed or None
+        return Options(suppress_tokens=banned, processors=rules, logprobs=0, lookup=False, **asked)
+
+
+@dataclass(frozen=True)
+class SuppressedFirst:
+    """Tokens that a text does not begin with."""
+
+    tokens: tuple[int, ...]
+
+    def __call__(self, logits: mx.array, prefixes: Prefixes) -> mx.array:
+        T, V = logits.shape[1:]
+        first = prefixes.generated[:, None] + np.arange(T) == 0
+        banned = np.isin(np.arange(V), self.tokens)
+        return mx.where(mx.array(first)[..., None] & mx.array(banned), -mx.inf, logits)
+
+
+@dataclass(frozen=True)
+class Timestamps:
+    """Text stands between timestamps that do not fall: one before it, one behind it, and where more text follows a
+    second one that begins it. Where timestamps together are likelier than any one other token, one comes."""
+
+    special: Special
+
+    def __call__(self, logits: mx.array, prefixes: Prefixes) -> mx.array:
+        s, (T, V) = self.special, logits.shape[1:]
+        tokens = prefixes.tokens  # [B, N]
+        known = tokens.shape[1] - T + 1  # columns before the first position
+        generated = mx.array(prefixes.generated)[:, None] + mx.arange(T)  # [B, T]
+        column = mx.arange(tokens.shape[1])
+        begin = known - mx.array(prefixes.generated)[:, None]  # of the text: [B, 1]
+        stamps = (tokens >= s.first_timestamp) & (column >= begin)  # [B, N]
+        before = mx.pad(stamps, [(0, 0), (2, 0)])[:, known:]  # one earlier each, [B, T + 1]
+        last, second = before[:, 1 : T + 1], before[:, :T] | (generated < 2)
+        at = mx.cummax(mx.where(stamps, column, -1), axis=1)[:, known - 1 : known - 1 + T]
+        newest = mx.take_along_axis(tokens, mx.maximum(at, 0), axis=1)  # [B, T]
+        least = mx.where(at >= 0, newest + ~(last & ~second), s.first_timestamp)
+
+        ids = mx.arange(V)
+        stamp, text = ids >= s.first_timestamp, ids < s.end
+        opening = (generated == 0)[..., None]
+        late = ids > s.first_timestamp + s.latest
+        banned = (ids == s.no_timestamps) | ((last & second)[..., None] & stamp)
+        banned = banned | ((last & ~second)[..., None] & text)
+        banned = banned | (stamp & (ids < least[..., None]))
+        banned = banned | (opening & (~stamp | late))
+        logits = mx.where(banned, -mx.inf, logits)
+        stamped = mx.logsumexp(logits[..., s.first_timestamp :], axis=-1, keepdims=True)
+        best = logits[..., : s.first_timestamp].max(axis=-1, keepdims=True)
+        return mx.where((stamped > best) & ~stamp, -mx.inf, logits)
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of these tokens."""
+
+    tokens: tuple[int, ...]
+
+    def __call__(self, logits: mx.array, prefixes: Prefixes) -> mx.array:
+        wanted = mx.array(np.isin(np.arange(logits.shape[-1]), self.tokens))
+        return mx.where(wanted, logits, -mx.inf)
+
+
+@dataclass(frozen=True)
+class Against:
+    """A token against all others: the text is that token or `other`, with the logarithms of its probability and of
+    theirs together."""
+
+    token: int
+    other: int
+
+    def __call__(self, logits: mx.array, prefixes: Prefixes) -> mx.array:
+        ids = mx.arange(logits.shape[-1])
+        one, others = ids == self.token, mx.where(ids == self.token, -mx.inf, logits)
+        rest = mx.logsumexp(others, axis=-1, keepdims=True)
+        return mx.where(one, logits, mx.where(ids == self.other, rest, -mx.inf))

@@ -1,0 +1,285 @@
+"""A sound's way to its transcript: window by window, as OpenAI's `transcribe` goes (Radford et al. 2022, arXiv
+2212.04356, section 4.5 and the reference implementation), with every text drafted for.
+
+`Sound.transcribed` is a generator of rows: it yields those to decode next, and goes on when they are finished. So
+whoever has a batch can decode many sounds side by side, each of them in its order.
+"""
+
+import math
+import zlib
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from errors import InputError
+from families.whisper import Whisper
+from speculative.options import Options
+from speculative.processors import Processor
+from speculative.row import Row, Stats
+from speculative.sampling import RowSeeds
+from speech.features import HOP, RATE, log_mel
+from speech.formats import Segment, Transcript
+from speech.rules import SECONDS_PER_TIMESTAMP, TASKS, Against, OneOf, Special
+
+FRAMES = RATE // HOP  # a second's
+_PER_TIMESTAMP = round(SECONDS_PER_TIMESTAMP * FRAMES)  # frames
+
+Rows = Generator[list[Row], None, Transcript]
+Heard = Callable[[Sequence[Segment], float], object]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of a transcript, with the names and defaults of OpenAI's `transcribe`. None for a threshold: it
+    does not count. InputError for values that cannot be."""
+
+    language: str | None = None  # a code; None: that of the first window
+    task: str = TASKS[0]
+    temperature: float = 0.0  # and where a text fails, in steps of 0.2 up to 1
+    best_of: int = 5  # texts at a temperature above 0
+    initial_prompt: str = ""
+    condition_on_previous_text: bool = True
+    compression_ratio_threshold: float | None = 2.4
+    logprob_threshold: float | None = -1.0
+    no_speech_threshold: float | None = 0.6
+    clip_timestamps: tuple[
+        float, ...
+    ] = ()  # seconds: start, end, start ...; the last end may be missing
+    seed: int = 0
+    num_draft: int | str = "auto"
+    no_speech_probs: bool = False  # of every segment, at the price of a call for each window
+
+    def __post_init__(self):
+        if self.task not in TASKS:
+            raise InputError(f"task is {self.task!r}, not one of {', '.join(TASKS)}")
+        if not 0 <= self.temperature <= 1:
+            raise InputError(f"temperature is {self.temperature}, not from 0 to 1")
+        if not 1 <= self.best_of <= 64:
+            raise InputError(f"best_of is {self.best_of}, not from 1 to 64")
+        clips = self.clip_timestamps
+        if any(not 0 <= t < math.inf for t in clips) or list(clips) != sorted(set(clips)):
+            raise InputError("clip_timestamps are not seconds, each later than the one before")
+        Options(seed=self.seed, num_draft=self.num_draft)
+
+    @property
+    def temperatures(self) -> list[float]:
+        """0, 0.2, .. 1: the next where the text at the last has failed."""
+        return [self.temperature + i / 5 for i in range(6) if self.temperature + i / 5 < 1.01]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A window's text at some temperature."""
+
+    tokens: list[int]  # timestamps too, the end not
+    text: str
+    temperature: float
+    avg_logprob: float  # of tokens and end
+    no_speech_prob: float | None = None
+
+    @property
+    def compression_ratio(self) -> float:
+        """How many bytes of text a byte of its compressed form holds: loops compress well."""
+        data = self.text.strip().encode()
+        return len(data) / len(zlib.compress(data))
+
+
+class Sound:
+    """A sound on its way to its transcript."""
+
+    def __init__(
+        self,
+        model: Whisper,
+        tokenizer: Tokenizer,
+        special: Special,
+        samples: np.ndarray,
+        asked: Asked,
+        heard: Heard = lambda segments, seconds: None,
+    ):
+        """samples: mono, in [-1, 1], 16,000 a second
+        heard: told of each window's segments, and how many seconds are done
+        """
+        self._tokenizer, self._special, self._asked = tokenizer, special, asked
+        self._config, self._windows, self._heard = model.config, model.windows, heard
+        self._features = log_mel(samples, self._config.num_mel_bins)
+        self._duration = len(samples) / RATE
+        self._seeds = RowSeeds(asked.seed)
+        self._segments: list[Segment] = []
+        self._stats = Stats()
+        prompt = asked.initial_prompt.strip()
+        known = tokenizer.encode(f" {prompt}", add_special_tokens=False).ids
+        self._previous = [t for t in known if t < self._special.end] if prompt else []
+        self._tail: list[int] = []  # what the last window threw away
+
+    def transcribed(self) -> Rows:
+        """Yield the rows to decode next, and go on when they are finished; return the transcript."""
+        language = self._asked.language or (yield from self._language())
+        frames = self._config.frames
+        steering = self._special.prefix(language, self._asked.task)
+        for seek, end in self._clips():
+            while seek < end:
+                size = min(frames, end - seek)
+                with self._windows.holding(self._window(seek, size)) as window:
+                    found = yield from self._attempts(window, seek, steering)
+                segments, advance = [], size
+                if self._is_speech(found):
+                    segments, advance = self._cut(found, seek, size)
+                seek += advance
+                self._heard(self._kept(segments, found), seek / FRAMES)
+        text = "".join(segment.text for segment in self._segments)
+        return Transcript(text, tuple(self._segments), language, self._duration, self._stats)
+
+    def _clips(self) -> Iterator[tuple[int, int]]:
+        """The frames to read, from and to."""
+        last = len(self._features)
+        points = [min(round(t * FRAMES), last) for t in self._asked.clip_timestamps] or [0]
+        points += [last] * (len(points) % 2)
+        return zip(points[::2], points[1::2], strict=True)
+
+    def _window(self, seek: int, size: int) -> np.ndarray:
+        """The features of `size` frames, filled up with zeros."""
+        features = np.zeros((self._config.frames, self._config.num_mel_bins), np.float32)
+        features[:size] = self._features[seek : seek + size]
+        return features
+
+    def _language(self) -> Generator[list[Row], None, str]:
+        """The likeliest language of the first window."""
+        languages = self._special.languages
+        if not languages:
+            return "en"
+        size = min(self._config.frames, len(self._features))
+        with self._windows.holding(self._window(0, size)) as window:
+            rule = OneOf(tuple(languages.values()))
+            row = yield from self._one_token(window, [self._special.start], rule)
+        return next(code for code, token in languages.items() if token == row.generated[0])
+
+    def _one_token(
+        self, window: int, prefix: list[int], rule: Processor
+    ) -> Generator[list[Row], None, Row]:
+        row = Row([window], Options(max_tokens=1, logprobs=0, lookup=False, processors=(rule,)))
+        row.begin(prefix, self._config)
+        yield [row]
+        return row
+
+    def _attempts(
+        self, window: int, seek: int, steering: list[int]
+    ) -> Generator[list[Row], None, Attempt]:
+        """A window's text, at the first temperature at which it does not fail."""
+        asked, silence = self._asked, None
+        most = self._config.max_positions // 2
+        earlier = [self._special.previous, *self._previous[1 - most :]] if self._previous else []
+        prefix = [*earlier, *steering]
+        reference, self._tail = self._tail, []
+        for temperature in asked.temperatures:
+            count = asked.best_of if temperature else 1
+            options = self._special.options(
+                temp=temperature, max_tokens=most, num_draft=asked.num_draft
+            )
+            seed = partial(self._seeds, [seek, round(100 * temperature)])
+            rows = [Row([window], options, seed(), reference=reference) for _ in range(count)]
+            for row in rows:
+                row.begin(prefix, self._config)
+            yield rows
+            self._stats = sum((row.stats for row in rows), self._stats)
+            found = max((self._attempt(row) for row in rows), key=lambda each: each.avg_logprob)
+            if silence is None and self._asks_for_silence(found):
+                silence = yield from self._silence(window, prefix)
+            found = replace(found, no_speech_prob=silence)
+            if not self._fails(found):
+                break
+            reference = rows[0].generated
+        return found
+
+    def _attempt(self, row: Row) -> Attempt:
+        tokens = [token for token in row.generated if token != self._special.end]
+        mean = sum(row.logprobs) / (len(tokens) + 1)
+        return Attempt(tokens, self._text(tokens), row.options.temp, mean)
+
+    def _asks_for_silence(self, found: Attempt) -> bool:
+        """Whether it matters how probable it is that nobody speaks."""
+        asked, least = self._asked, self._asked.logprob_threshold
+        unsure = least is None or found.avg_logprob <= least
+        return asked.no_speech_probs or (asked.no_speech_threshold is not None and unsure)
+
+    def _silence(self, window: int, prefix: list[int]) -> Generator[list[Row], None, float]:
+        """How probable it is that nobody speaks, before any rule."""
+        s = self._special
+        rule = Against(s.no_speech, s.end)
+        row = yield from self._one_token(window, prefix[: prefix.index(s.start) + 1], rule)
+        p = math.exp(row.logprobs[0])
+        return p if row.generated[0] == s.no_speech else 1 - p
+
+    def _fails(self, found: Attempt) -> bool:
+        """Whether a text is to be tried at the next temperature."""
+        asked, least = self._asked, self._asked.logprob_threshold
+        unsure = least is not None and found.avg_logprob < least
+        most = asked.compression_ratio_threshold
+        loops = most is not None and found.compression_ratio > most
+        return (loops or unsure) and not (unsure and self._is_silent(found))
+
+    def _is_silent(self, found: Attempt) -> bool:
+        most, p = self._asked.no_speech_threshold, found.no_speech_prob
+        return most is not None and p is not None and p > most
+
+    def _is_speech(self, found: Attempt) -> bool:
+        least = self._asked.logprob_threshold
+        sure = least is not None and found.avg_logprob > least
+        return sure or not self._is_silent(found)
+
+    def _cut(self, found: Attempt, seek: int, size: int) -> tuple[list[Segment], int]:
+        """A window's segments, and how many frames they are done with. Where two timestamps stand together, a segment
+        ends and the next begins; what no timestamp ends is thrown away, and drafts the next window."""
+        first, tokens = self._special.first_timestamp, found.tokens
+        stamps = [token >= first for token in tokens]
+        cuts = [i + 1 for i, pair in enumerate(pairwise(stamps)) if all(pair)]
+        ended = stamps[-2:] == [False, True]
+        if not cuts:
+            last = max((t - first for t in tokens if t > first), default=None)
+            frames = size if last is None else last * _PER_TIMESTAMP
+            return [self._segment(found, tokens, seek, 0, frames)], size
+        parts = [*cuts, len(tokens)] if ended else cuts
+        segments = []
+        for begin, end in pairwise([0, *parts]):
+            part = tokens[begin:end]
+            times = [(t - first) * _PER_TIMESTAMP for t in (part[0], part[-1])]
+            segments.append(self._segment(found, part, seek, *times))
+        if ended:
+            return segments, size
+        self._tail = [first, *tokens[cuts[-1] + 1 :]]
+        return segments, max(1, (tokens[cuts[-1] - 1] - first) * _PER_TIMESTAMP)
+
+    def _segment(
+        self, found: Attempt, tokens: list[int], seek: int, begin: int, end: int
+    ) -> Segment:
+        """From the frames `begin` to `end` of a window."""
+        return Segment(
+            id=0,
+            seek=seek,
+            start=(seek + begin) / FRAMES,
+            end=(seek + end) / FRAMES,
+            text=self._text(tokens),
+            tokens=tokens,
+            temperature=found.temperature,
+            avg_logprob=found.avg_logprob,
+            compression_ratio=found.compression_ratio,
+            no_speech_prob=found.no_speech_prob,
+        )
+
+    def _text(self, tokens: list[int]) -> str:
+        """Without timestamps."""
+        known = [token for token in tokens if token < self._special.end]
+        return self._tokenizer.decode(known, skip_special_tokens=False)
+
+    def _kept(self, segments: list[Segment], found: Attempt) -> list[Segment]:
+        """The segments that have text and last, which the transcript has from now on."""
+        kept = [s for s in segments if s.text.strip() and s.end > s.start]
+        kept = [replace(s, id=len(self._segments) + i) for i, s in enumerate(kept)]
+        self._segments += kept
+        self._previous += [token for segment in kept for token in segment.tokens]
+        if not self._asked.condition_on_previous_text or found.temperature > 0.5:
+            self._previous = []
+        return kept
