@@ -98,7 +98,8 @@ class _Sounds:
         self._make, self._most = make, most
         self._coming = enumerate(sounds)
         self._waiting: deque[Row] = deque()
-        self._running: dict[int, tuple[Rows, list[Row]]] = {}
+        self._running: dict[int, Rows] = {}
+        self._of: dict[Row, int] = {}  # rows that are not finished
         self._results: list[tuple[int, Result]] = []
 
     def take(self, count: int, wait: bool) -> list[Row]:
@@ -120,16 +121,15 @@ class _Sounds:
             self._running.pop(index, None)
             self._results.append((index, end.value))
         else:
-            self._running[index] = transcript, rows
+            self._running[index] = transcript
+            self._of |= dict.fromkeys(rows, index)
             self._waiting.extend(rows)
 
     def finished(self, row: Row) -> None:
         """Go on with the sound whose row this is, if it was the last of its rows."""
-        index, (transcript, rows) = next(
-            (i, found) for i, found in self._running.items() if row in found[1]
-        )
-        if all(each.finish_reason for each in rows):
-            self._go_on(index, transcript)
+        index = self._of.pop(row)
+        if index not in self._of.values():
+            self._go_on(index, self._running[index])
 
     def results(self) -> Iterator[tuple[int, Result]]:
         found, self._results = self._results, []

@@ -117,13 +117,13 @@ class Sound:
 
     def transcribed(self) -> Rows:
         """Yield the rows to decode next, and go on when they are finished; return the transcript."""
-        language = self._asked.language or (yield from self._language())
-        frames = self._config.frames
-        steering = self._special.prefix(language, self._asked.task)
+        language, frames = self._asked.language, self._config.frames
         for seek, end in self._clips():
             while seek < end:
                 size = min(frames, end - seek)
                 with self._windows.holding(self._window(seek, size)) as window:
+                    language = language or (yield from self._language(window))
+                    steering = self._special.prefix(language, self._asked.task)
                     found = yield from self._attempts(window, seek, steering)
                 segments, advance = [], size
                 if self._is_speech(found):
@@ -131,7 +131,9 @@ class Sound:
                 seek += advance
                 self._heard(self._kept(segments, found), seek / FRAMES)
         text = "".join(segment.text for segment in self._segments)
-        return Transcript(text, tuple(self._segments), language, self._duration, self._stats)
+        return Transcript(
+            text, tuple(self._segments), language or "en", self._duration, self._stats
+        )
 
     def _clips(self) -> Iterator[tuple[int, int]]:
         """The frames to read, from and to."""
@@ -146,15 +148,13 @@ class Sound:
         features[:size] = self._features[seek : seek + size]
         return features
 
-    def _language(self) -> Generator[list[Row], None, str]:
-        """The likeliest language of the first window."""
+    def _language(self, window: int) -> Generator[list[Row], None, str]:
+        """The likeliest language of a window."""
         languages = self._special.languages
         if not languages:
             return "en"
-        size = min(self._config.frames, len(self._features))
-        with self._windows.holding(self._window(0, size)) as window:
-            rule = OneOf(tuple(languages.values()))
-            row = yield from self._one_token(window, [self._special.start], rule)
+        rule = OneOf(tuple(languages.values()))
+        row = yield from self._one_token(window, [self._special.start], rule)
         return next(code for code, token in languages.items() if token == row.generated[0])
 
     def _one_token(

@@ -1,0 +1,163 @@
+"""Whisper: logits, rules and texts beside transformers', and where its windows are encoded."""
+
+import json
+from types import SimpleNamespace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import torch
+import transformers
+from helpers import whisper_models as wm
+from helpers.decoding import new_batch
+from helpers.models import assert_close
+from helpers.oracle import disturbed
+
+from convert import convert
+from decoder import load
+from errors import InputError
+from speculative.drafting import ModelDrafter
+from speculative.processors import Controls
+from speculative.row import Row
+from speech.rules import Special
+
+BINS, FRAMES = wm.SHAPE["num_mel_bins"], 2 * wm.POSITIONS
+
+
+def features(count=2, bins=BINS, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.normal(0, 1, (count, FRAMES, bins)).astype(np.float32)
+
+
+def as_theirs(sound):
+    return torch.tensor(sound).transpose(1, 2)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, dict(decoder_layers=1, encoder_layers=3), dict(num_mel_bins=128, d_model=48)],
+    ids=["tiny", "distil", "v3"],
+)
+def test_logits_are_those_of_transformers(tmp_path, changes):
+    reference = wm.reference_model(**changes)
+    model, _ = load(wm.converted(reference, tmp_path))
+    sound = features(bins=reference.config.num_mel_bins)
+    tokens = np.random.default_rng(1).integers(0, wm.VOCAB, (2, 12))
+    with torch.no_grad():
+        expected = reference(
+            as_theirs(sound), decoder_input_ids=torch.tensor(tokens)
+        ).logits.numpy()
+    with model.windows.holding(sound[0]) as one, model.windows.holding(sound[1]) as two:
+        cache = model.start(mx.array([[one], [two]]))
+        wrong = np.concatenate([tokens[:, :5], np.full((2, 3), 7)], axis=1)
+        at = np.tile(np.arange(8, dtype=np.int32), (2, 1))
+        logits = np.array(model.decode(mx.array(wrong), at, cache))
+        assert_close(logits[:, :5], expected[:, :5])
+        cache.keep(np.array([5, 5]))  # the three that follow are rejected
+        at = np.tile(np.arange(5, 12, dtype=np.int32), (2, 1))
+        assert_close(np.array(model.decode(mx.array(tokens[:, 5:]), at, cache)), expected[:, 5:])
+
+
+# ---------------------------------------------------------------------------------------------
+# Rules
+
+
+def special() -> Special:
+    return Special.read(wm.tokenizer(), wm.GENERATION, wm.END)
+
+
+def their_rules(prefix_size, stamps=True):
+    config = transformers.GenerationConfig(**wm.GENERATION)
+    rules = [
+        transformers.SuppressTokensLogitsProcessor(config.suppress_tokens),
+        transformers.SuppressTokensAtBeginLogitsProcessor(
+            config.begin_suppress_tokens, prefix_size
+        ),
+    ]
+    if stamps:
+        rules.append(transformers.WhisperTimeStampLogitsProcessor(config, prefix_size))
+    return rules
+
+
+def written(rng, length):
+    """A text as the rules allow it, with its stamps."""
+    text, stamp = [], wm.FIRST_STAMP + rng.integers(0, 5)
+    while len(text) < length:
+        text += [stamp, *rng.integers(60, 120, rng.integers(1, 4))]
+        stamp = min(stamp + rng.integers(1, 9), wm.VOCAB - 1)
+        text += [stamp]
+        stamp = min(stamp + rng.integers(0, 3), wm.VOCAB - 1)
+    return [int(token) for token in text[:length]]
+
+
+@pytest.mark.parametrize("stamps", [True, False])
+def test_rules_are_those_of_transformers_at_every_position(stamps):
+    s, rng, seen = special(), np.random.default_rng(0), 0
+    config = SimpleNamespace(eos_token_ids=(wm.END,), vocab_size=wm.VOCAB, max_positions=None)
+    for _ in range(60):
+        T, rows = int(rng.integers(1, 7)), []
+        for _ in range(3):
+            earlier = [s.previous, *written(rng, 6)] if rng.random() < 0.5 else []
+            prefix = [*earlier, *s.prefix("de", "transcribe", stamps)]
+            row = Row([1], s.options(stamps))
+            row.begin(prefix, config)
+            text = written(rng, int(rng.integers(0, 12)) + T)
+            row.tokens += text[: len(text) - T]
+            row.origins = ["plain"] * (len(text) - T)
+            rows.append((row, text, len(prefix)))
+        logits = rng.normal(0, 3, (3, T + 1, wm.VOCAB)).astype(np.float32)
+        drafted = mx.array([text[len(text) - T :] for _, text, _ in rows])
+        ours = np.array(Controls([row for row, _, _ in rows])(mx.array(logits), [drafted]))
+        for b, (row, text, begin) in enumerate(rows):
+            for t in range(T + 1):
+                known = row.tokens[:begin] + text[: len(text) - T + t]
+                scores = torch.tensor(logits[b : b + 1, t])
+                for rule in their_rules(begin, stamps):
+                    scores = rule(torch.tensor([known]), scores)
+                np.testing.assert_array_equal(ours[b, t], scores[0].numpy())
+                seen += 1
+    assert seen > 700
+
+
+# ---------------------------------------------------------------------------------------------
+# Texts
+
+
+def their_text(reference, sound, stamps, prompt=(), **how):
+    """The tokens of transformers' one pass, prefix and end included."""
+    with torch.no_grad():
+        found = reference.generate(
+            as_theirs(sound[None]),
+            language="de",
+            task="transcribe",
+            return_timestamps=stamps,
+            prompt_ids=torch.tensor(prompt) if prompt else None,
+            force_unique_generate_call=True,
+            **how,
+        )
+    return found[0].tolist()
+
+
+@pytest.mark.parametrize("stamps", [True, False])
+def test_a_windows_text_is_transformers_own_with_drafts_and_without(tmp_path, stamps):
+    reference = wm.reference_model()
+    model, _ = load(wm.converted(reference, tmp_path))
+    draft = disturbed(model, 0.02)
+    draft.share(model, encoder=False)
+    s, partial = special(), 0
+    for seed in range(6):
+        (sound,) = features(1, seed=seed)
+        prefix = s.prefix("de", "transcribe", stamps)
+        expected = their_text(reference, sound, stamps)
+        with model.windows.holding(sound) as window:
+            for num_draft in (0, 4):
+                row = Row([window], s.options(stamps, num_draft=num_draft, max_tokens=500))
+                row.begin(prefix, model.config)
+                batch = new_batch(model, ModelDrafter(draft), row.options)
+                batch.admit([row])
+                while not row.finish_reason:
+                    batch.advance()
+                assert row.tokens == expected
+                steps = row.stats.accepted_lengths
+                partial += sum(n for length, n in steps.items() if 0 < length < num_draft)
+    assert partial > 2
