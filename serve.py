@@ -16,13 +16,15 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from decoder import BATCH_SIZE, SpeculativeDecoder, load
+from decoder import BATCH_SIZE, Options, SpeculativeDecoder, load
 from demo.pair import demo_model
 from errors import InputError
 from main import report_alone, report_generation
+from speech.transcriber import Transcriber, is_speech
 from terminal import cli
 from terminal.flags import (
     add_decoding_options,
@@ -94,6 +96,18 @@ def allowed_hosts(host: str, address: str) -> Sequence[str]:
     return (*LOCAL, host.lower(), in_url(address))
 
 
+def text_decoder(args, target: str, draft: str | None, options: Options) -> SpeculativeDecoder:
+    """What decodes texts with these models."""
+    model, tokenizer = load(target)
+    draft_model = load(draft)[0] if draft else None
+    report_generation(model, options, args.verbose)
+    memory = read_memory(args.memory) if args.memory else None
+    tokens = read_draft_vocabulary(args.draft_vocabulary, tokenizer) if draft_model else None
+    decoder = SpeculativeDecoder(model, tokenizer, draft_model, None, memory, tokens)
+    report_alone(decoder)
+    return decoder
+
+
 def main() -> None:
     args = parse_args()
     try:
@@ -111,22 +125,22 @@ def main() -> None:
     target, draft = args.model, args.draft_model
     if target is None:
         target, draft = (str(demo_model(role)) for role in ("target", "draft"))
-    model, tokenizer = load(target)
-    draft_model = load(draft)[0] if draft and options.num_draft else None
-    report_generation(model, options, args.verbose)
-    memory = read_memory(args.memory) if args.memory else None
-    tokens = read_draft_vocabulary(args.draft_vocabulary, tokenizer) if draft_model else None
-    decoder = SpeculativeDecoder(model, tokenizer, draft_model, None, memory, tokens)
-    report_alone(decoder)
+    draft, transcriber = draft if options.num_draft else None, None
+    if is_speech(target):
+        transcriber = Transcriber(target, draft)
+        decoder, options = transcriber.decoder, replace(options, lookup=False)
+    else:
+        decoder = text_decoder(args, target, draft, options)
     engine = Engine(decoder, options, args.batch_size, args.queue)
     api = Api(
         name=Path(target).name,
-        draft_model=Path(draft).name if draft_model else None,
+        draft_model=Path(draft).name if draft else None,
         engine=engine,
         max_prompt_tokens=args.max_prompt_tokens,
         max_tokens=args.max_request_tokens,
         api_key=args.api_key,
         hosts=allowed_hosts(args.host, address),
+        transcriber=transcriber,
     )
     logging.basicConfig(format="%(message)s", level=logging.INFO if args.verbose else logging.ERROR)
     server = uvicorn.Server(uvicorn.Config(api.app(), access_log=args.verbose, **UVICORN))

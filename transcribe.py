@@ -20,13 +20,14 @@ from pathlib import Path
 import mlx.core as mx
 from tqdm import tqdm
 
-from decoder import BATCH_SIZE, Stats
+from decoder import BATCH_SIZE
 from demo.pair import demo_model
 from distributed.ranks import session
 from errors import InputError
 from speculative.options import DECLARED
 from speech import audio
-from speech.formats import FORMATS, Segment, Transcript, formatted
+from speech.features import RATE
+from speech.formats import FORMATS, Segment, Transcript
 from speech.rules import TASKS, language_code
 from speech.transcriber import Transcriber
 from speech.transcript import Asked
@@ -148,9 +149,9 @@ class Output:
             formats = FORMATS if self._format == "all" else [self._format]
             for each in formats:
                 file = self._folder / f"{self._names[index]}.{each}"
-                file.write_text(formatted(transcript, each), encoding="utf-8")
+                file.write_text(FORMATS[each](transcript), encoding="utf-8")
         elif transcript and self._format != "txt":
-            self._texts[index] = formatted(transcript, self._format)
+            self._texts[index] = FORMATS[self._format](transcript)
         self._done[index] = True
         self._print()
 
@@ -170,12 +171,16 @@ def transcribe_files(args, transcriber: Transcriber, asked: Asked) -> None:
     output, failed, summary, played = Output(args), 0, Summary(), 0.0
     began = time.perf_counter()
 
+    def complain(line: str) -> None:
+        with tqdm.external_write_mode(sys.stderr):
+            print(cli.one_line(line), file=sys.stderr)
+
     def open_sound(index: int, name: str, bar):
-        samples = audio.read(name, sys.stdin)
-        bar.total = (bar.total or 0) + len(samples) / audio.RATE
+        samples = audio.read(name, report=complain)
+        bar.total = (bar.total or 0) + len(samples) / RATE
         before = [0.0]
 
-        def heard(segments: Sequence[Segment], seconds: float) -> None:
+        def heard(segments: Sequence[Segment], seconds: float, _) -> None:
             output.heard(index, segments)
             bar.update(seconds - before[0])
             before[0] = seconds
@@ -187,13 +192,12 @@ def transcribe_files(args, transcriber: Transcriber, asked: Asked) -> None:
         for index, found in transcriber.transcribe_all(sounds, asked, args.batch_size):
             if isinstance(found, InputError):
                 failed += 1
-                with tqdm.external_write_mode(sys.stderr):
-                    print(cli.one_line(str(found)), file=sys.stderr)
+                complain(str(found))
                 output.finished(index, None)
                 continue
             output.finished(index, found)
             summary.texts += 1
-            summary.stats += found.stats or Stats()
+            summary.stats += found.stats
             played += found.duration
     if args.verbose:
         seconds = time.perf_counter() - began

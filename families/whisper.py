@@ -84,8 +84,9 @@ class Windows:
             yield number
         finally:
             del self._features[number]
-            for key in [key for key in self._encoded if key[1] == number]:
-                del self._encoded[key]
+            for key in list(self._encoded):  # which another thread may add to
+                if key[1] == number:
+                    del self._encoded[key]
 
     def encoded(self, numbers: Sequence[int], encoder: "Encoder") -> mx.array:
         """What the encoder makes of these windows, [B, S, d_model]; it runs for those it has not seen."""
@@ -151,6 +152,12 @@ class Whisper(EncoderDecoder):
         self.windows = target.windows
         if encoder:
             self.encoder = target.encoder
+
+    def prefix(self, prompt: Sequence[int]) -> list[int]:
+        """InputError: a text begins with a language and a task, see speech/rules.py."""
+        raise InputError(
+            "this model transcribes sound: see transcribe.py, or /v1/audio of a server"
+        )
 
     def start(self, tokens: mx.array, mask: np.ndarray | None = None) -> CrossCache:
         """Encode the windows with the numbers tokens [B, 1], and project their keys and values."""

@@ -71,8 +71,7 @@ class Writer:
         choice["finish_reason"] = now.finish_reason
         if self._asked.origins:
             choice["origins"] = [list(pair) for pair in zip(texts, row.origins[new], strict=True)]
-            counts = ("tokens", "target_calls", "drafted", "accepted")
-            choice["stats"] = {name: getattr(now.stats, name) for name in counts}
+            choice["stats"] = counts(now.stats)
         return choice
 
     def _scored(self, row: Row, new: slice) -> dict[str, Any] | None:
@@ -112,6 +111,12 @@ class Writer:
 
 def _token(text: str, score: float) -> dict[str, Any]:
     return {"token": text, "logprob": score, "bytes": list(text.encode())}
+
+
+def counts(stats: Stats) -> dict[str, int]:
+    """Of tokens and calls."""
+    names = ("tokens", "target_calls", "drafted", "accepted")
+    return {name: getattr(stats, name) for name in names}
 
 
 def pieces(tokenizer: Tokenizer) -> Callable[[int], str]:

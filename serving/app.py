@@ -2,15 +2,12 @@
 
 import asyncio
 import hmac
-import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import anyio
 from prometheus_client import Counter
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
@@ -27,20 +24,17 @@ from decoder import SpeculativeDecoder
 from errors import InputError
 from serving import answers
 from serving.answers import Writer
-from serving.engine import CANCELLED, FAILED, REFUSED, START, Engine, Job, Progress, Refused
+from serving.engine import Engine, Progress, Refused
 from serving.metrics import CONTENT_TYPE
 from serving.requests import Chat, Completion, parse
+from serving.speech import Speech
+from serving.transport import RETRY_AFTER, event_of, read_body, steps_of, when_gone
 from speculative.row import Row
 from speculative.sampling import RowSeeds
+from speech.rules import TASKS
+from speech.transcriber import Transcriber
 
 MAX_BODY = 1 << 20  # bytes
-BODY_SECONDS = 30.0  # for a body to arrive
-RETRY_AFTER = {"retry-after": "1"}  # seconds
-_FAILURES = {
-    FAILED: (500, "decoding failed; the server's log says why"),
-    REFUSED: (503, "the server is shutting down"),
-    CANCELLED: (503, "the server is shutting down"),
-}
 _PAGE = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
 _PAGE_MAY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; "
@@ -59,6 +53,7 @@ class Api:
     max_tokens: int  # that a request may ask for
     api_key: str | None
     hosts: Sequence[str]  # names under which the server is asked
+    transcriber: Transcriber | None = None  # of a model of speech
 
     def __post_init__(self):
         model, tokenizer = self.engine.decoder.model, self.engine.decoder.tokenizer
@@ -78,7 +73,9 @@ class Api:
             "draft_model": self.draft_model,
             "lookup": self.engine.options.copies(self.draft_model is not None),
             "chat": self._chat is not None,
+            "speech": self.transcriber is not None,
         }
+        self._speech = Speech(self.transcriber, self.engine, self._authorize, self._check_model)
 
     def app(self) -> Starlette:
         answer = partial(Route, methods=["POST"])
@@ -91,6 +88,8 @@ class Api:
                 Route("/v1/models/{name:path}", self.models),
                 answer("/v1/completions", partial(self.answer, kind=Completion)),
                 answer("/v1/chat/completions", partial(self.answer, kind=Chat)),
+                answer("/v1/audio/transcriptions", partial(self._speech.answer, task=TASKS[0])),
+                answer("/v1/audio/translations", partial(self._speech.answer, task=TASKS[1])),
             ],
             middleware=[
                 Middleware(_counted, requests=self.engine.metrics.requests),
@@ -135,8 +134,8 @@ class Api:
         wake = partial(asyncio.get_running_loop().call_soon_threadsafe, event.set)
         jobs = self.engine.submit(rows, wake)
         cancel = partial(self.engine.cancel, jobs)
-        gone = asyncio.create_task(_when_gone(request, cancel))
-        writer, steps = Writer(asked, rows, self.name, self._piece), _steps(jobs, event)
+        gone = asyncio.create_task(when_gone(request, cancel))
+        writer, steps = Writer(asked, rows, self.name, self._piece), steps_of(jobs, event)
         try:
             first = await anext(steps)  # a status can only be told before a stream begins
             if asked.stream:
@@ -218,37 +217,7 @@ async def _body(request: Request) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise HTTPException(415, "the body has to be of the type application/json")
-    body = bytearray()
-    try:
-        with anyio.fail_after(BODY_SECONDS):
-            async for part in request.stream():
-                body += part
-                if len(body) > MAX_BODY:  # Starlette's own limit answers in plain text
-                    raise HTTPException(413, f"the body is too large; {MAX_BODY} bytes at most")
-    except TimeoutError:
-        raise HTTPException(408, "the body did not arrive in time") from None
-    return bytes(body)
-
-
-async def _when_gone(request: Request, then: Callable[[], object]) -> None:
-    """Do this when the client has gone away."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    then()
-
-
-async def _steps(jobs: Sequence[Job], event: asyncio.Event) -> AsyncIterator[list[Progress]]:
-    """How far a request's rows are, whenever that has changed, until all have ended. HTTPException for a row that
-    will not be finished. event: set when there is progress."""
-    progress = [START]
-    while not all(each.finish_reason for each in progress):
-        await event.wait()
-        event.clear()
-        progress = [job.progress for job in jobs]
-        for each in progress:
-            if each.finish_reason in _FAILURES:
-                raise HTTPException(*_FAILURES[each.finish_reason], headers=RETRY_AFTER)
-        yield progress
+    return await read_body(request, MAX_BODY)
 
 
 async def _events(
@@ -256,19 +225,15 @@ async def _events(
 ) -> AsyncIterator[str]:
     """A stream, of which the first step is there already."""
     for body in writer.begin():
-        yield _event(body)
+        yield event_of(body)
     try:
         while progress:
             for body in writer.chunks(progress):
-                yield _event(body)
+                yield event_of(body)
             progress = await anext(steps, None)
     except HTTPException as error:
-        yield _event(answers.error(error.status_code, error.detail))
+        yield event_of(answers.error(error.status_code, error.detail))
         return
     for body in writer.end():
-        yield _event(body)
+        yield event_of(body)
     yield "data: [DONE]\n\n"
-
-
-def _event(body: dict[str, Any]) -> str:
-    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"

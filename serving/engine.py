@@ -66,13 +66,15 @@ class Engine:
         self.closed = False
         self.metrics = Metrics(lambda: len(self._running), lambda: len(self._waiting))
 
-    def submit(self, rows: Sequence[Row], wake: Callable[[], object]) -> list[Job]:
-        """Have rows decoded, all of them or none: Refused."""
+    def submit(
+        self, rows: Sequence[Row], wake: Callable[[], object], more: bool = False
+    ) -> list[Job]:
+        """Have rows decoded, all of them or none: Refused. more: for what has begun, however many wait."""
         jobs = [Job(row, wake) for row in rows]
         with self._changed:
             if self.closed:
                 raise Refused("the server is shutting down")
-            if len(self._waiting) + len(jobs) > self._queue_size:
+            if not more and len(self._waiting) + len(jobs) > self._queue_size:
                 raise Refused("too many texts are waiting; try again later")
             self._waiting.extend(jobs)
             self._changed.notify()

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from checkpoints.folder import read_json
 from decoder import SpeculativeDecoder, load
 from errors import InputError
-from families.folders import WEIGHTS, find_model
+from families.folders import WEIGHTS, converted, find_model
 from families.whisper import Whisper
 from speculative.batch import decode
 from speculative.row import Row
@@ -29,11 +29,9 @@ class Transcriber:
 
     def __init__(self, model: str | Path, draft_model: str | Path | None = None):
         self.model, self.tokenizer = _load(model)
-        draft = None
-        if draft_model is not None:
-            draft, _ = _load(draft_model)
+        draft = None if draft_model is None else _load(draft_model)[0]
         self.decoder = SpeculativeDecoder(self.model, self.tokenizer, draft)
-        if draft is not None:
+        if draft is not None and draft_model is not None:
             draft.share(self.model, _encoder(model) == _encoder(draft_model))
         settings = find_model(str(model)) / GENERATION
         generation = read_json(settings) if settings.exists() else {}
@@ -77,6 +75,12 @@ class Transcriber:
         yield from source.results()
 
 
+def is_speech(name: str | Path) -> bool:
+    """Whether a converted model transcribes sound."""
+    folder = converted(str(name))
+    return folder is not None and read_json(folder / "config.json").get("model_type") == "whisper"
+
+
 def _load(name: str | Path) -> tuple[Whisper, Tokenizer]:
     model, tokenizer = load(name)
     if not isinstance(model, Whisper):
@@ -104,9 +108,10 @@ class _Sounds:
 
     def take(self, count: int, wait: bool) -> list[Row]:
         while len(self._waiting) < count and len(self._running) < self._most:
-            index, sound = next(self._coming, (None, None))
-            if sound is None:
+            coming = next(self._coming, None)
+            if coming is None:
                 break
+            index, sound = coming
             try:
                 samples, heard = sound()
                 self._go_on(index, self._make(samples, heard=heard).transcribed())

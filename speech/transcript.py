@@ -29,7 +29,7 @@ FRAMES = RATE // HOP  # a second's
 _PER_TIMESTAMP = round(SECONDS_PER_TIMESTAMP * FRAMES)  # frames
 
 Rows = Generator[list[Row], None, Transcript]
-Heard = Callable[[Sequence[Segment], float], object]
+Heard = Callable[[Sequence[Segment], float, Stats], object]
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,7 @@ class Attempt:
     """A window's text at some temperature."""
 
     tokens: list[int]  # timestamps too, the end not
+    origins: list[str]
     text: str
     temperature: float
     avg_logprob: float  # of tokens and end
@@ -98,10 +99,10 @@ class Sound:
         special: Special,
         samples: np.ndarray,
         asked: Asked,
-        heard: Heard = lambda segments, seconds: None,
+        heard: Heard = lambda *_: None,
     ):
         """samples: mono, in [-1, 1], 16,000 a second
-        heard: told of each window's segments, and how many seconds are done
+        heard: told of each window's segments, how many seconds are done, and what decoding has taken
         """
         self._tokenizer, self._special, self._asked = tokenizer, special, asked
         self._config, self._windows, self._heard = model.config, model.windows, heard
@@ -125,11 +126,12 @@ class Sound:
                     language = language or (yield from self._language(window))
                     steering = self._special.prefix(language, self._asked.task)
                     found = yield from self._attempts(window, seek, steering)
-                segments, advance = [], size
+                segments: list[Segment] = []
+                advance = size
                 if self._is_speech(found):
                     segments, advance = self._cut(found, seek, size)
                 seek += advance
-                self._heard(self._kept(segments, found), seek / FRAMES)
+                self._heard(self._kept(segments, found), seek / FRAMES, self._stats)
         text = "".join(segment.text for segment in self._segments)
         return Transcript(
             text, tuple(self._segments), language or "en", self._duration, self._stats
@@ -197,7 +199,9 @@ class Sound:
     def _attempt(self, row: Row) -> Attempt:
         tokens = [token for token in row.generated if token != self._special.end]
         mean = sum(row.logprobs) / (len(tokens) + 1)
-        return Attempt(tokens, self._text(tokens), row.options.temp, mean)
+        return Attempt(
+            tokens, row.origins[: len(tokens)], self._text(tokens), row.options.temp, mean
+        )
 
     def _asks_for_silence(self, found: Attempt) -> bool:
         """Whether it matters how probable it is that nobody speaks."""
@@ -240,29 +244,28 @@ class Sound:
         if not cuts:
             last = max((t - first for t in tokens if t > first), default=None)
             frames = size if last is None else last * _PER_TIMESTAMP
-            return [self._segment(found, tokens, seek, 0, frames)], size
+            return [self._segment(found, slice(None), seek, 0, frames)], size
         parts = [*cuts, len(tokens)] if ended else cuts
         segments = []
         for begin, end in pairwise([0, *parts]):
             part = tokens[begin:end]
             times = [(t - first) * _PER_TIMESTAMP for t in (part[0], part[-1])]
-            segments.append(self._segment(found, part, seek, *times))
+            segments.append(self._segment(found, slice(begin, end), seek, *times))
         if ended:
             return segments, size
         self._tail = [first, *tokens[cuts[-1] + 1 :]]
         return segments, max(1, (tokens[cuts[-1] - 1] - first) * _PER_TIMESTAMP)
 
-    def _segment(
-        self, found: Attempt, tokens: list[int], seek: int, begin: int, end: int
-    ) -> Segment:
-        """From the frames `begin` to `end` of a window."""
+    def _segment(self, found: Attempt, part: slice, seek: int, begin: int, end: int) -> Segment:
+        """The tokens `part`, from the frames `begin` to `end` of a window."""
         return Segment(
             id=0,
             seek=seek,
             start=(seek + begin) / FRAMES,
             end=(seek + end) / FRAMES,
-            text=self._text(tokens),
-            tokens=tokens,
+            text=self._text(found.tokens[part]),
+            tokens=found.tokens[part],
+            origins=tuple(found.origins[part]),
             temperature=found.temperature,
             avg_logprob=found.avg_logprob,
             compression_ratio=found.compression_ratio,

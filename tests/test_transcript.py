@@ -35,9 +35,10 @@ def noise(monkeypatch):
 
     monkeypatch.setattr(speech.transcript, "log_mel", log_mel)
     options = Special.options
-    short = lambda self, **asked: options(
-        self, **asked | ({"max_tokens": MOST} if "temp" in asked else {})
-    )
+
+    def short(self, **asked):
+        return options(self, **asked | ({"max_tokens": MOST} if "temp" in asked else {}))
+
     monkeypatch.setattr(Special, "options", short)
     return log_mel
 
@@ -128,8 +129,7 @@ def test_a_window_is_encoded_once(models, monkeypatch):
         encoded.clear()
         windows = []
         asked = Asked(best_of=3, num_draft=3, no_speech_probs=True)
-        heard = lambda segments, seconds: windows.append(seconds)
-        transcriber.transcribe(sound(130, 3), asked, heard)
+        transcriber.transcribe(sound(130, 3), asked, lambda *heard: windows.append(heard))  # noqa: B023
         counts = Counter()
         for each, count in encoded:
             counts[id(each)] += count

@@ -1,6 +1,5 @@
 """Whisper: logits, rules and texts beside transformers', and where its windows are encoded."""
 
-import json
 from types import SimpleNamespace
 
 import mlx.core as mx
@@ -13,9 +12,7 @@ from helpers.decoding import new_batch
 from helpers.models import assert_close
 from helpers.oracle import disturbed
 
-from convert import convert
 from decoder import load
-from errors import InputError
 from speculative.drafting import ModelDrafter
 from speculative.processors import Controls
 from speculative.row import Row

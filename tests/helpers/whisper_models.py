@@ -23,6 +23,8 @@ IDS = {name[2:-2]: END + i for i, name in enumerate(SPECIAL)}
 FIRST_STAMP = END + len(SPECIAL)
 VOCAB = FIRST_STAMP + POSITIONS + 1
 
+_NEVER = ("startoftranscript", "translate", "transcribe", "startoflm", "startofprev", "nospeech")
+
 SHAPE = dict(
     vocab_size=VOCAB,
     num_mel_bins=80,
@@ -47,8 +49,7 @@ GENERATION = dict(
     no_timestamps_token_id=IDS["notimestamps"],
     prev_sot_token_id=IDS["startofprev"],
     max_initial_timestamp_index=10,
-    suppress_tokens=[7, 8, 9, END + 1, *(IDS[n] for n in ("translate", "transcribe", "startoflm"))]
-    + [IDS["startofprev"], IDS["nospeech"]],
+    suppress_tokens=[7, 8, 9, *(IDS[name] for name in _NEVER)],
     begin_suppress_tokens=[32, END],
     max_length=64,
     pad_token_id=END,

@@ -1,0 +1,41 @@
+"""What Whisper hears: the logarithms of a sound's energy by pitch and time (Radford et al. 2022, arXiv 2212.04356,
+section 2.2), in NumPy."""
+
+import functools
+
+import numpy as np
+
+RATE = 16_000  # samples a second
+HOP = 160  # samples from a frame to the next
+_WIDTH = 400  # samples of a frame
+_BLOCK = 6_000  # frames that are transformed together
+
+
+@functools.cache
+def _filters(bins: int) -> np.ndarray:
+    """Slaney's mel filters from 0 to 8,000 Hz, each of the same area: [201, bins]."""
+    pitches = np.linspace(0, 1, bins + 2) * (15 + 27 * np.log(8) / np.log(6.4))  # in mel
+    edges = np.where(pitches < 15, pitches * 200 / 3, 1000 * 6.4 ** ((pitches - 15) / 27))  # in Hz
+    low, middle, high = edges[:-2], edges[1:-1], edges[2:]
+    tones = np.linspace(0, RATE / 2, _WIDTH // 2 + 1)[:, None]
+    rising, falling = (tones - low) / (middle - low), (high - tones) / (high - middle)
+    return np.maximum(0, np.minimum(rising, falling)) * 2 / (high - low)
+
+
+def log_mel(samples: np.ndarray, bins: int) -> np.ndarray:
+    """The features of a whole sound, [frames, bins] float32, a frame for every HOP samples.
+
+    samples: mono, in [-1, 1], at RATE. Silence follows them, and before them they are mirrored. What is quieter than
+    the loudest by 80 dB is cut there, so parts of a sound alone have other features.
+    """
+    frames = len(samples) // HOP
+    padded = np.concatenate([samples, np.zeros(_WIDTH, np.float32)])
+    padded = np.concatenate([padded[_WIDTH // 2 : 0 : -1], padded])
+    window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(_WIDTH) / _WIDTH)
+    framed = np.lib.stride_tricks.sliding_window_view(padded, _WIDTH)[::HOP]
+    found = np.empty((frames, bins), np.float32)
+    for start in range(0, frames, _BLOCK):
+        block = slice(start, min(start + _BLOCK, frames))
+        energy = np.abs(np.fft.rfft(framed[block] * window)) ** 2  # [F, 201]
+        found[block] = np.log10(np.maximum(energy @ _filters(bins), 1e-10))
+    return (np.maximum(found, found.max(initial=-10.0) - 8) + 4) / 4
