@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-import mlx.core as mx
 from tqdm import tqdm
 
 from decoder import BATCH_SIZE
@@ -200,6 +199,8 @@ def transcribe_files(args, transcriber: Transcriber, asked: Asked) -> None:
             summary.stats += found.stats
             played += found.duration
     if args.verbose:
+        import mlx.core as mx  # after decoder, which has it find a faster BLAS
+
         seconds = time.perf_counter() - began
         summary.peak_memory = mx.get_peak_memory() / 1e9
         print(f"{played:.1f} s of sound in {seconds:.1f} s", file=sys.stderr)

@@ -77,6 +77,11 @@ class Family:
 def family_of(raw: Mapping) -> Family:
     """The family of a config.json; InputError if there is none. Imports its module only."""
     kind = _kind(raw)
+    if "n_mels" in raw:
+        raise InputError(
+            "a folder of mlx_whisper's, which has no tokenizer: convert the original, such as "
+            "openai/whisper-large-v3 or distil-whisper/distil-large-v3"
+        )
     if not kind:
         raise InputError("config.json has no model_type: not a model of Hugging Face's")
     if kind not in _MODULES:

@@ -50,11 +50,6 @@ class Config(BaseConfig):
 
     @classmethod
     def from_hub(cls, raw: Mapping, weights: Iterable[str] | None) -> "Config":
-        if "n_mels" in raw:
-            raise InputError(
-                "a folder of mlx_whisper's, which has no tokenizer: convert the original, such as "
-                "openai/whisper-large-v3 or distil-whisper/distil-large-v3"
-            )
         return cls.read(
             raw,
             "Whisper",

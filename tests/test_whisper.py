@@ -1,8 +1,10 @@
 """Whisper: logits, rules and texts beside transformers', and where its windows are encoded."""
 
+import json
 from types import SimpleNamespace
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 import torch
@@ -11,12 +13,16 @@ from helpers import whisper_models as wm
 from helpers.decoding import new_batch
 from helpers.models import assert_close
 from helpers.oracle import disturbed
+from tokenizers import Tokenizer, models
 
-from decoder import load
+from checkpoints.quantization import Quantization
+from convert import convert
+from decoder import generate, load
+from errors import InputError
 from speculative.drafting import ModelDrafter
 from speculative.processors import Controls
 from speculative.row import Row
-from speech.rules import Special
+from speech.rules import Special, language_code
 
 BINS, FRAMES = wm.SHAPE["num_mel_bins"], 2 * wm.POSITIONS
 
@@ -158,3 +164,74 @@ def test_a_windows_text_is_transformers_own_with_drafts_and_without(tmp_path, st
                 steps = row.stats.accepted_lengths
                 partial += sum(n for length, n in steps.items() if 0 < length < num_draft)
     assert partial > 2
+
+
+# ---------------------------------------------------------------------------------------------
+# Checkpoints
+
+
+def test_a_checkpoint_in_shards_and_half_precision_is_read(tmp_path):
+    reference = wm.reference_model()
+    whole, _ = load(wm.converted(reference, tmp_path / "whole"))
+    reference.proj_out.weight = torch.nn.Parameter(
+        reference.model.decoder.embed_tokens.weight.clone()
+    )
+    reference.config.tie_word_embeddings = False  # so that the file has proj_out
+    hub = wm.write_hub(reference, tmp_path / "hub", max_shard_size="100KB")
+    assert len(list(hub.glob("*.safetensors"))) > 1
+    for dtype, limit in (("float32", 1e-6), ("float16", 0.02)):
+        convert(str(hub), tmp_path / dtype, dtype=dtype)
+        model, _ = load(tmp_path / dtype)
+        logits = []
+        for each in (whole, model):
+            with each.windows.holding(features(1)[0]) as window:
+                cache = each.start(mx.array([[window]]))
+                at = np.arange(3, dtype=np.int32)[None]
+                logits.append(
+                    np.array(each.decode(mx.array([[1, 2, 3]]), at, cache).astype(mx.float32))
+                )
+        assert np.abs(logits[0] - logits[1]).max() < limit * np.abs(logits[0]).max()
+    convert(str(hub), tmp_path / "small", quantization=Quantization(bits=8, group_size=32))
+    model, _ = load(tmp_path / "small")
+    assert isinstance(model.decoder.layers[0].up, nn.QuantizedLinear)
+    assert not isinstance(model.decoder.positions, nn.QuantizedEmbedding)
+
+
+def test_folders_of_mlx_whispers_are_refused(tmp_path):
+    raw = {"model_type": "whisper", "n_mels": 80, "n_vocab": 51865}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    (tmp_path / "weights.npz").write_bytes(b"")
+    with pytest.raises(InputError, match="convert the original, such as openai/whisper-large-v3"):
+        convert(str(tmp_path), tmp_path / "out")
+    with pytest.raises(InputError, match="convert"):
+        load(tmp_path)
+
+
+def test_texts_are_not_decoded_with_a_model_of_speech(tmp_path):
+    model, tokenizer = load(wm.converted(wm.reference_model(), tmp_path))
+    with pytest.raises(InputError, match="this model transcribes sound"):
+        generate(model, tokenizer, "a text")
+
+
+def test_a_tokenizer_that_is_not_whispers_is_refused():
+    tokenizer = Tokenizer(models.BPE({"a": 0}, []))
+    with pytest.raises(InputError, match=r"no <\|startoftranscript\|>"):
+        Special.read(tokenizer, {}, 0)
+
+
+def test_steering_of_models_of_one_language():
+    english = Special.read(wm.tokenizer(), wm.GENERATION | {"is_multilingual": False}, wm.END)
+    assert english.prefix("en", "transcribe") == [english.start]
+    for language, task in (("de", "transcribe"), ("en", "translate")):
+        with pytest.raises(InputError, match="English only"):
+            english.prefix(language, task)
+    with pytest.raises(InputError, match="no language 'xx'; there are en, de, fr"):
+        special().prefix("xx", "transcribe")
+    assert language_code("German", special().languages) == "de"
+
+
+def test_pairs_that_hear_differently_do_not_go_together(tmp_path):
+    model, _ = load(wm.converted(wm.reference_model(), tmp_path / "a"))
+    other, _ = load(wm.converted(wm.reference_model(num_mel_bins=128), tmp_path / "b"))
+    with pytest.raises(InputError, match="hears 128 bins and 60 frames, the model 80 and 60"):
+        other.share(model, encoder=False)
