@@ -92,7 +92,7 @@ def parse_args(argv: list[str] | None = None):
     flag("--verbose", action="store_true", help="end with statistics on stderr")
     for name in NOT_HERE:
         flag(f"--{name}", nargs="?", const=True, help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
     for name, what in NOT_HERE.items():
         if getattr(args, name.replace("-", "_")) is not None:
             parser.error(f"--{name}: there are no {what} here")

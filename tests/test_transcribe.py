@@ -1,0 +1,103 @@
+"""transcribe.py: what it prints and writes, what it refuses, and that a bad file does not end the others."""
+
+import json
+import wave
+
+import numpy as np
+import pytest
+from helpers import whisper_models as wm
+from helpers.programs import call
+
+MODELS = ("--model", "target", "--draft-model", "shared", "--temperature", "1", "--best-of", "1")
+
+
+def write_wav(path, seconds, seed=0, rate=16000):
+    noise = np.random.default_rng(seed).normal(0, 3000, int(seconds * rate)).astype("<i2")
+    with wave.open(str(path), "wb") as file:
+        file.setparams((1, 2, rate, 0, "NONE", ""))
+        file.writeframes(noise.tobytes())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Models and sounds, as a user's folder has them."""
+    folder = tmp_path_factory.mktemp("speech")
+    target = wm.reference_model(max_target_positions=24)
+    for name, model in (
+        ("target", target),
+        ("shared", wm.disturbed(target, 0.03, "model.decoder")),
+    ):
+        wm.converted(model, folder / f"made-{name}").rename(folder / name)
+    for i, name in enumerate(("one", "two")):
+        write_wav(folder / f"{name}.wav", 1.2 + i, seed=i)
+    (folder / "bad.wav").write_bytes(b"RIFF, but no sound")
+    return folder
+
+
+def rounded(text):
+    """A transcript in JSON, its numbers as far as float32 has them whatever is beside them."""
+    return json.loads(text, parse_float=lambda number: round(float(number), 4))
+
+
+def transcribe(folder, *arguments):
+    return call(*arguments, cwd=folder, script="transcribe.py")
+
+
+def test_files_are_those_of_one_after_the_other_and_a_bad_one_is_named(folder):
+    names = ("two.wav", "bad.wav", "one.wav")
+    done = transcribe(folder, *names, *MODELS, "-f", "all", "-o", "out")
+    assert done.returncode == 1 and not done.stdout
+    assert "bad.wav" in done.stderr and done.stderr.endswith("1 of 3 files were not transcribed\n")
+    assert len(list((folder / "out").iterdir())) == 10
+    for name in ("one", "two"):
+        alone = transcribe(folder, f"{name}.wav", *MODELS, "--num-draft", "0", "-f", "json")
+        written = (folder / "out" / f"{name}.json").read_text()
+        assert rounded(alone.stdout) == rounded(written) and alone.returncode == 0
+        assert json.loads(written)["segments"][0]["no_speech_prob"] > 0
+    printed = transcribe(folder, "one.wav", "two.wav", *MODELS, "--verbose")
+    texts = [(folder / "out" / f"{name}.txt").read_text() for name in ("one", "two")]
+    assert printed.stdout == "".join(texts)
+    assert "3.4 s of sound" in printed.stderr and "tokens per target call" in printed.stderr
+
+
+def test_an_interrupt_keeps_what_is_done(folder, monkeypatch):
+    from speech.transcriber import Transcriber
+
+    original = Transcriber.transcribe_all
+
+    def interrupted(*arguments):
+        yield next(original(*arguments))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Transcriber, "transcribe_all", interrupted)
+    done = transcribe(folder, "one.wav", "two.wav", *MODELS, "--batch-size", "1", "-o", "kept")
+    assert done.returncode == 130 and "interrupted" in done.stderr
+    assert [file.name for file in (folder / "kept").iterdir()] == ["one.txt"]
+
+
+@pytest.mark.parametrize(
+    "arguments, error",
+    [
+        (["no.wav", *MODELS], "no.wav: No such file"),
+        (["one.wav", "--model", "none"], "no model 'none'"),
+        (["one.wav", *MODELS, "--language", "klingon"], "no language 'klingon'; there are en, de"),
+        (["one.wav", *MODELS, "--word-timestamps"], "there are no timestamps of words here"),
+        (["one.wav", *MODELS, "--vad-filter", "True"], "there are no detectors of voices here"),
+        (["one.wav", *MODELS, "--clip-timestamps", "5,1"], "each later than the one before"),
+        (["one.wav", *MODELS, "--clip-timestamps", "a"], "invalid seconds value: 'a'"),
+        (["one.wav", *MODELS, "--temperature", "2"], "temperature is 2.0, not from 0 to 1"),
+        (["one.wav", *MODELS, "-f", "all"], "--output-format all needs --output-dir"),
+        (["one.wav", "a/one.mp3", *MODELS, "-o", "x"], "2 files would be written as one"),
+        (["one.wav", "--draft-model", "shared"], "--draft-model needs --model"),
+        (["one.wav", *MODELS, "--output-name", "y", "two.wav"], "--output-name is for one file"),
+    ],
+)
+def test_mistakes_are_one_line(folder, arguments, error):
+    done = transcribe(folder, *arguments)
+    assert done.returncode in (1, 2) and error in done.stderr and "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_other_commands_say_where_speech_is(folder):
+    done = call("--model", "target", "--prompt", "x", cwd=folder)
+    assert done.returncode == 1 and "this model transcribes sound: see transcribe.py" in done.stderr
