@@ -1,21 +1,13 @@
 """transcribe.py: what it prints and writes, what it refuses, and that a bad file does not end the others."""
 
 import json
-import wave
 
-import numpy as np
 import pytest
 from helpers import whisper_models as wm
 from helpers.programs import call
+from helpers.sounds import write_wav
 
 MODELS = ("--model", "target", "--draft-model", "shared", "--temperature", "1", "--best-of", "1")
-
-
-def write_wav(path, seconds, seed=0, rate=16000):
-    noise = np.random.default_rng(seed).normal(0, 3000, int(seconds * rate)).astype("<i2")
-    with wave.open(str(path), "wb") as file:
-        file.setparams((1, 2, rate, 0, "NONE", ""))
-        file.writeframes(noise.tobytes())
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,149 @@
+"""Sound over HTTP: OpenAI's client gets transcribe.py's transcripts, in every format and several at once."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
+
+import pytest
+from helpers import whisper_models as wm
+from helpers.programs import call
+from helpers.serving import Server
+from helpers.sounds import write_wav
+
+pytestmark = pytest.mark.slow
+openai = pytest.importorskip("openai")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("speech")
+    target = wm.reference_model(max_target_positions=24)
+    for name, model in (
+        ("target", target),
+        ("shared", wm.disturbed(target, 0.03, "model.decoder")),
+    ):
+        wm.converted(model, folder / f"made-{name}").rename(folder / name)
+    for i in range(4):
+        write_wav(folder / f"{i}.wav", 0.7 + 0.4 * i, seed=i)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder):
+    with Server(folder, "--model", "target", "--draft-model", "shared") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def printed(folder, name, *arguments):
+    models = ("--model", "target", "--num-draft", "0", "--temperature", "1")
+    return call(name, *models, *arguments, cwd=folder, script="transcribe.py").stdout
+
+
+def ask(client, folder, name, **fields):
+    with open(folder / name, "rb") as file:
+        return client.audio.transcriptions.create(
+            model="target", file=file, **{"temperature": 1.0} | fields
+        )
+
+
+@pytest.mark.parametrize("kind", ["srt", "vtt", "json", "text", "verbose_json"])
+def test_answers_are_transcribe_pys(client, folder, kind):
+    for language in (None, "de"):
+        given = {"language": language} if language else {}
+        flags = ["--language", language] if language else []
+        found = ask(client, folder, "2.wav", response_format=kind, **given)
+        expected = json.loads(printed(folder, "2.wav", "-f", "json", *flags))
+        if kind in ("srt", "vtt"):
+            assert found == printed(folder, "2.wav", "-f", kind, *flags)
+        elif kind == "text":
+            assert found.strip() == expected["text"].strip()
+        else:
+            assert found.text == expected["text"].strip() and found.usage.seconds == 1.5
+        if kind == "verbose_json":
+            assert found.language == expected["language"] and found.duration == 1.5
+            spans = [(s["start"], s["end"], s["tokens"]) for s in expected["segments"]]
+            assert [(s.start, s.end, s.tokens) for s in found.segments] == spans
+            assert all(0 < s.no_speech_prob < 1 for s in found.segments)
+
+
+def test_several_at_once_are_each_its_own(client, folder):
+    names = [f"{i}.wav" for i in range(4)] * 2
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda name: ask(client, folder, name).text, names))
+    alone = {
+        name: json.loads(printed(folder, name, "-f", "json"))["text"].strip() for name in names
+    }
+    assert found == [alone[name] for name in names] and len(set(found)) == 4
+
+
+def test_a_stream_adds_up_to_the_text(client, folder):
+    whole = ask(client, folder, "3.wav").text
+    *deltas, done = list(ask(client, folder, "3.wav", stream=True))
+    assert done.type == "transcript.text.done" and done.text == whole
+    assert "".join(event.delta for event in deltas).strip() == whole and len(deltas) > 1
+
+
+def test_translations_are_another_task(client, folder):
+    with open(folder / "1.wav", "rb") as file:
+        found = client.audio.translations.create(model="target", file=file, temperature=1.0)
+    expected = json.loads(printed(folder, "1.wav", "-f", "json", "--task", "translate"))
+    assert found.text == expected["text"].strip() != ask(client, folder, "1.wav").text
+
+
+def form(fields: dict, file: bytes | None = b"x", **headers):
+    """The body and the headers of a form."""
+    parts = [(f'name="{name}"', value.encode()) for name, value in fields.items()]
+    parts += [] if file is None else [('name="file"; filename="a.wav"', file)]
+    body = b"".join(
+        b"--B\r\ncontent-disposition: form-data; %s\r\n\r\n%s\r\n" % (about.encode(), data)
+        for about, data in parts
+    )
+    return body + b"--B--\r\n", {"content-type": "multipart/form-data; boundary=B", **headers}
+
+
+@pytest.mark.parametrize(
+    "request_, status, message",
+    [
+        (form({}), 400, "a.wav"),
+        (form({}, None), 400, "file is missing"),
+        (form({"model": "other"}), 404, "the model here is target"),
+        (form({"language": "xx"}), 400, "no language 'xx'"),
+        (form({"temperature": "hot"}), 400, "temperature is no number"),
+        (form({"temperature": "nan"}), 400, "temperature is nan"),
+        (form({"response_format": "diarized_json"}), 400, "not one of json"),
+        (form({"timestamp_granularities[]": "word"}), 400, "timestamps of words"),
+        (form({"chunking_strategy": "auto"}), 400, "chunking_strategy is not supported"),
+        (form({}, origin="http://elsewhere"), 403, "a page elsewhere"),
+        ((b"{}", {"content-type": "application/json"}), 415, "multipart/form-data"),
+        ((b"--", {"content-type": "multipart/form-data"}), 400, "no form"),
+        (form({}, b"x" * (26 << 20)), 413, "too large"),
+    ],
+)
+def test_what_is_wrong_is_refused(server, request_, status, message):
+    body, headers = request_
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
+    try:
+        connection.request("POST", "/v1/audio/transcriptions", body, headers)
+        answer = connection.getresponse()
+        text = answer.read().decode()
+    except BrokenPipeError:  # of a body that the server has stopped reading
+        assert status == 413
+        return
+    finally:
+        connection.close()
+    assert answer.status == status and message in json.loads(text)["error"]["message"]
+
+
+def test_texts_are_not_for_a_model_of_speech(server, demo_folders):
+    status, answer = server.post({"prompt": "x"})
+    assert status == 400 and "transcribes sound" in answer["error"]["message"]
+    with Server(demo_folders) as texts:
+        body, headers = form({})
+        status, answer = texts.post(body, "/v1/audio/transcriptions", **headers)
+        assert status == 400 and "reads text, not sound" in answer["error"]["message"]
