@@ -1,6 +1,8 @@
 """Transcripts: the long form beside transformers', with drafts and without, and what a window is tried for."""
 
+import math
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,12 +10,12 @@ import torch
 from helpers import whisper_models as wm
 
 import speech.transcript
-from families.whisper import Encoder
+from families.whisper import Encoder, Windows
 from speculative.row import Stats
 from speech.features import HOP
 from speech.rules import Special
 from speech.transcriber import Transcriber
-from speech.transcript import Asked
+from speech.transcript import Asked, Sound
 
 BINS = wm.SHAPE["num_mel_bins"]
 MOST = 40  # tokens of a window's text
@@ -134,3 +136,113 @@ def test_a_window_is_encoded_once(models, monkeypatch):
         for each, count in encoded:
             counts[id(each)] += count
         assert list(counts.values()) == [len(windows)] * encoders and len(windows) > 1
+
+
+# ---------------------------------------------------------------------------------------------
+# What a window is tried for: a scripted model
+
+
+class Script:
+    """Answers rows in a model's place: a window's text and the log-probability of its tokens, by temperature; and how
+    probable silence is."""
+
+    def __init__(self, texts, silence=0.0, **asked):
+        self.texts, self.silence, self.rows = texts, silence, []
+        model = SimpleNamespace(config=CONFIG, windows=Windows())
+        special = Special.read(wm.tokenizer(), wm.GENERATION, wm.END)
+        self.made = Sound(model, wm.tokenizer(), special, sound(60, 1), Asked("en", **asked))
+
+    def play(self):
+        steps = self.made.transcribed()
+        try:
+            while True:
+                for row in next(steps):
+                    self.answer(row)
+        except StopIteration as end:
+            return end.value
+
+    def answer(self, row):
+        if row.options.max_tokens == 1:
+            tokens, logprob = [wm.IDS["nospeech"]], math.log(self.silence or 1e-9)
+        else:
+            self.rows.append(row)
+            text, logprob = self.texts[min(round(5 * row.options.temp), len(self.texts) - 1)]
+            tokens = [*wm.tokenizer().encode(text).ids, wm.END]
+        row.tokens += tokens
+        row.origins += ["plain"] * len(tokens)
+        row.logprobs += [logprob] * len(tokens)
+        row.finish_reason = "stop"
+
+
+CONFIG = SimpleNamespace(
+    num_mel_bins=BINS, frames=60, max_positions=128, vocab_size=wm.VOCAB, eos_token_ids=(wm.END,)
+)
+FINE, LOOP = "<|0.00|> said well.<|0.40|>", f"<|0.00|>{' ha' * 30}<|0.40|>"
+
+
+@pytest.mark.parametrize(
+    "texts, silence, asked, tried, kept",
+    [
+        ([(FINE, -0.5)], 0.9, {}, [0], 0),  # sure: nobody asks whether it is silence
+        ([(FINE, -1.0)], 0.5, {}, [0], 0),  # the threshold itself is no failure
+        ([(FINE, -1.01), (FINE, -0.1)], 0.5, {}, [0, 0.2, 0.2], 0.2),
+        ([(LOOP, -0.5), (LOOP, -0.5), (FINE, -0.2)], 0.5, {}, [0, 0.2, 0.2, 0.4, 0.4], 0.4),
+        ([(LOOP, -0.5)], 0.5, {"compression_ratio_threshold": None}, [0], 0),
+        ([(FINE, -3.0)], 0.5, {"logprob_threshold": None}, [0], 0),
+        ([(FINE, -3.0)], 0.5, {}, [0, *[0.2, 0.4, 0.6, 0.8, 1] * 2], 1),
+        ([(FINE, -3.0)], 0.7, {}, [0], None),  # silence
+        ([(FINE, -1.0)], 0.7, {}, [0], None),
+        ([(FINE, -3.0)], 0.6, {}, [0, *[0.2, 0.4, 0.6, 0.8, 1] * 2], 1),
+        (
+            [(FINE, -3.0)],
+            0.7,
+            {"no_speech_threshold": None, "temperature": 0.8},
+            [0.8, 0.8, 1, 1],
+            1,
+        ),
+    ],
+)
+def test_a_text_that_fails_is_tried_again(texts, silence, asked, tried, kept):
+    script = Script(texts, silence, best_of=2, **asked)
+    segments = script.play().segments
+    assert sorted(row.options.temp for row in script.rows) == pytest.approx(sorted(tried))
+    assert [s.temperature for s in segments] == ([] if kept is None else [pytest.approx(kept)])
+    if len(tried) > 1:  # the text before drafts the next
+        assert script.rows[-1].reference and not script.rows[0].reference
+
+
+def test_what_a_window_goes_on_from():
+    script = Script([(FINE, -0.5)], initial_prompt="Names: Zoë")
+    script.made._features = np.zeros((180, BINS), np.float32)  # three windows
+    assert len(script.play().segments) == 3
+    before = [row.tokens[: row.prefix_size] for row in script.rows]
+    prompt, said = (wm.tokenizer().encode(text).ids for text in (" Names: Zoë", FINE))
+    steering = [wm.IDS[name] for name in ("startoftranscript", "en", "transcribe")]
+    for i, prefix in enumerate(before):
+        assert prefix == [wm.IDS["startofprev"], *[*prompt, *said * i][-63:], *steering]
+    for asked in ({"condition_on_previous_text": False}, {"temperature": 0.6, "best_of": 1}):
+        script = Script([(FINE, -0.5)], **asked)
+        script.made._features = np.zeros((180, BINS), np.float32)
+        script.play()
+        assert [row.tokens[: row.prefix_size] for row in script.rows] == [steering] * 3
+
+
+@pytest.mark.parametrize(
+    "clips, seeks",
+    [((), [0, 60, 120]), ((0.5,), [50, 110, 170]), ((0.1, 0.5, 1.7, 9.0), [10, 170]), ((9.0,), [])],
+)
+def test_clips_are_the_frames_between_them(clips, seeks):
+    script = Script([(FINE, -0.5)], clip_timestamps=clips)
+    script.made._features = np.zeros((180, BINS), np.float32)
+    assert [segment.seek for segment in script.play().segments] == seeks
+
+
+def test_segments_are_cut_where_timestamps_meet():
+    text = "<|0.00|> one<|0.10|><|0.12|> two<|0.30|><|0.30|> thr"
+    script = Script([(text, -0.5)])
+    script.made._features = np.zeros((90, BINS), np.float32)
+    segments = script.play().segments
+    spans = [(s.seek, s.start, s.end, s.text) for s in segments[:2]]
+    assert spans == [(0, 0.0, 0.1, " one"), (0, 0.12, 0.3, " two")]
+    assert [s.seek for s in segments[2:4]] == [30, 30]  # what no timestamp ended is read again
+    assert script.rows[1].reference == wm.tokenizer().encode("<|0.00|> thr").ids
