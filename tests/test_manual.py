@@ -1,7 +1,6 @@
 """The manual is true: its commands run, its flags exist, its Python works, its files are there.
 
-Commands of main.py run on the embedded pair, whatever models they name; those of convert.py, serve.py and
-benchmark.py, which would download, go on or take minutes, pass the real parsers.
+Commands of main.py run on the embedded pair, whatever models they name; those of the other scripts, which would download, go on or take minutes, pass the real parsers.
 """
 
 import ast
@@ -21,6 +20,7 @@ import benchmark
 import convert
 import main
 import serve
+import transcribe
 from checkpoints.quantization import Quantization
 from decoder import Batch
 from speculative.options import Options
@@ -28,13 +28,18 @@ from speculative.options import Options
 PAGES = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
 MANUAL = ("README.md", "CONTRIBUTING.md", "demo/README.md", *PAGES)
 PARSERS = {
-    f"{module.__name__}.py": module.parse_args for module in (main, convert, serve, benchmark)
+    f"{module.__name__}.py": module.parse_args
+    for module in (main, transcribe, convert, serve, benchmark)
 }
-OPTIONS = {"convert.py": "docs/conversion.md", "benchmark.py": "docs/benchmarks.md"}
+OPTIONS = {
+    "convert.py": "docs/conversion.md",
+    "benchmark.py": "docs/benchmarks.md",
+    "transcribe.py": "docs/speech.md",
+}
 FOREIGN = {"--python", "--hostfile", "--backend"}  # flags of other programs that the manual names
 CHANGING = {"--model", "--json", "--verbose", "--show-draft", "--help"}  # output not compared
 CALL = re.compile(
-    r"(?:python3?|mlx\.launch .*?|^) ?(?:\S*/)?((?:main|convert|serve|benchmark)\.py)(?= |$)"
+    r"(?:python3?|mlx\.launch .*?|^) ?(?:\S*/)?((?:main|transcribe|convert|serve|benchmark)\.py)(?= |$)"
 )
 
 
