@@ -64,8 +64,10 @@ def parse_args(argv: list[str] | None = None):
         help="files side by side",
     )
     flag("--task", choices=TASKS, default=asked.task, help="translate: into English")
-    flag("--language", help="of the speech: a code or an English name (default: found out)")
-    text = "0: greedy; where a text fails it is tried again, 0.2 higher each time, up to 1"
+    flag(
+        "--language", help="spoken: a code or an English name (default: as the first window has it)"
+    )
+    text = "0: greedy; a text that fails is tried again 0.2 higher, up to 1 (default: %(default)s)"
     flag("--temperature", type=float, default=asked.temperature, metavar="X", help=text)
     text = "texts to choose from at temperatures above 0 (default: %(default)s)"
     flag("--best-of", type=cli.positive, default=asked.best_of, metavar="N", help=text)
@@ -76,7 +78,7 @@ def parse_args(argv: list[str] | None = None):
         "--condition-on-previous-text",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="have each window go on from the text before it",
+        help="let each window go on from the text before it (default: yes)",
     )
     for name, text in THRESHOLDS.items():
         default = getattr(asked, f"{name.replace('-', '_')}_threshold")
@@ -84,7 +86,7 @@ def parse_args(argv: list[str] | None = None):
         flag(f"--{name}-threshold", type=number_or_none, default=default, metavar="X", help=text)
     text = "parts to transcribe, in seconds: start,end,start,... (default: all)"
     flag("--clip-timestamps", type=seconds, default=(), metavar="LIST", help=text)
-    text = "how to write a transcript; all: one file each (default: txt)"
+    text = "all: a file of each; needs --output-dir (default: txt)"
     flag("--output-format", "-f", choices=(*FORMATS, "all"), default="txt", help=text)
     text = "write files here, named as the sound (default: print)"
     flag("--output-dir", "-o", type=cli.path, metavar="FOLDER", help=text)

@@ -68,7 +68,8 @@ class Asked:
     @property
     def temperatures(self) -> list[float]:
         """0, 0.2, .. 1: the next where the text at the last has failed."""
-        return [self.temperature + i / 5 for i in range(6) if self.temperature + i / 5 < 1.01]
+        steps = (round(self.temperature + i / 5, 2) for i in range(6))
+        return [temperature for temperature in steps if temperature <= 1]
 
 
 @dataclass(frozen=True)
@@ -126,12 +127,13 @@ class Sound:
                     language = language or (yield from self._language(window))
                     steering = self._special.prefix(language, self._asked.task)
                     found = yield from self._attempts(window, seek, steering)
-                segments: list[Segment] = []
+                kept: list[Segment] = []
                 advance = size
                 if self._is_speech(found):
                     segments, advance = self._cut(found, seek, size)
+                    kept = self._kept(segments, found)
                 seek += advance
-                self._heard(self._kept(segments, found), seek / FRAMES, self._stats)
+                self._heard(kept, seek / FRAMES, self._stats)
         text = "".join(segment.text for segment in self._segments)
         return Transcript(
             text, tuple(self._segments), language or "en", self._duration, self._stats
