@@ -100,6 +100,7 @@ def transcribed(transcriber, asked, batch_size=1, count=3):
     return texts, sum((found[i].stats for i in range(count)), Stats())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how", [NEVER, dict(best_of=2, temperature=0.6)], ids=["greedy", "tried again"]
 )
