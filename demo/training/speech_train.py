@@ -1,0 +1,530 @@
+"""Train the embedded speech pair: a Whisper, and a draft that shares its encoder.
+
+    python -m demo.training.speech_train tokenizer
+    python -m demo.training.speech_train target
+    python -m demo.training.speech_train draft
+    python -m demo.training.speech_train clips
+    python -m demo.training.speech_train measure
+
+writes demo/speech in Hugging Face format (float16 safetensors). Needs requirements-dev.txt and
+espeak-ng; demo/speech/README.md tells what the committed pair was trained with.
+
+From scratch and on little sound a Whisper learns the language of its texts and stays deaf. Three
+things make it listen, of which none is left in the model: the encoder also has to name the word at
+each position, two heads in two layers of the decoder are led to the sound of the next token, and
+the first weights are large enough for sound to matter beside positions.
+"""
+
+import argparse
+import copy
+import json
+import random
+import shutil
+import time
+import wave
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from torch.nn import functional
+from transformers import (
+    AddedToken,
+    GenerationConfig,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
+    WhisperTokenizer,
+)
+
+from demo.training import speech_data as data
+
+SPEECH = Path(__file__).parents[1] / "speech"
+PIECES = 768
+POSITIONS = data.FRAMES // 2  # of the encoder, 0.02 s each: a timestamp for each
+MOST_TOKENS = 160  # of previous text, prefix and text together
+SPECIAL = (
+    "<|endoftext|> <|startoftranscript|> <|en|> <|de|> <|translate|> <|transcribe|> "
+    "<|startoflm|> <|startofprev|> <|nospeech|> <|notimestamps|>"
+).split()
+IDS = {token: PIECES + i for i, token in enumerate(SPECIAL)}
+END, START, PREVIOUS = IDS["<|endoftext|>"], IDS["<|startoftranscript|>"], IDS["<|startofprev|>"]
+NO_SPEECH, NO_TIMESTAMPS = IDS["<|nospeech|>"], IDS["<|notimestamps|>"]
+FIRST_TIME = PIECES + len(SPECIAL)
+LAST_START = 50  # the latest timestamp, in positions, at which a text may begin
+LAYERS = {"target": 4, "draft": 1}  # of the decoder
+MINUTES = {"target": 38, "draft": 4}  # on one core
+GUIDED_LAYERS, GUIDED_HEADS = (1, 2), 2
+UTTERANCES, ROWS = 3000, 16  # of each language; of a batch
+
+
+# ---------------------------------------------------------------------------------------------
+# Tokens
+
+
+def make_tokenizer(folder: Path) -> None:
+    """Byte-level pairs, as Whisper has them, learned from the words."""
+    rng = random.Random(0)
+    words = [
+        word
+        for language in data.LANGUAGES
+        for kind in ("number", "sentence")
+        for _ in range(5000)
+        for word in data.words_of(data.draw(rng, language, kind))
+    ]
+    learned = Tokenizer(models.BPE())
+    learned.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=PIECES, initial_alphabet=alphabet, show_progress=False)
+    learned.train_from_iterator(words, trainer)
+    model = json.loads(learned.to_str())["model"]
+    tokenizer = WhisperTokenizer(
+        model["vocab"],
+        [tuple(pair) for pair in model["merges"]],
+        pad_token=SPECIAL[0],
+        additional_special_tokens=SPECIAL[1:],
+        model_max_length=MOST_TOKENS,
+    )
+    times = [f"<|{i * 0.02:.2f}|>" for i in range(POSITIONS + 1)]
+    tokenizer.add_tokens([AddedToken(time, normalized=False, special=False) for time in times])
+    assert tokenizer.convert_tokens_to_ids([*SPECIAL, *times]) == list(
+        range(PIECES, FIRST_TIME + len(times))
+    )
+    tokenizer.save_pretrained(folder)
+    data.EXTRACTOR.save_pretrained(folder)
+
+
+class Text:
+    """Texts as tokens, each with the word that it belongs to."""
+
+    def __init__(self) -> None:
+        self.tokenizer = Tokenizer.from_file(str(SPEECH / "target" / "tokenizer.json"))
+
+    def tokens(self, words: list[str]) -> tuple[list[int], list[int]]:
+        """The tokens of the words written together, and each one's word."""
+        encoded = self.tokenizer.encode(" " + "".join(words).lstrip(" -"), add_special_tokens=False)
+        shift = 0 if words[0][0] in " -" else 1
+        ends = np.cumsum([len(word) for word in words]) + shift
+        owner = [int((ends <= begin).sum()) for begin, _ in encoded.offsets]
+        return encoded.ids, owner
+
+
+@dataclass
+class Example:
+    """What a decoder reads, what it is to say there (-100: anything), and the positions [begin, end)
+    of the sound that tells it (0, 0: none)."""
+
+    tokens: list[int]
+    labels: list[int]
+    spans: list[tuple[int, int]]
+
+
+def example(text: Text, window: data.Window, timestamps: bool, previous: list[int]) -> Example:
+    """`previous`: tokens of what was said before the window."""
+    said: list[tuple[int, tuple[int, int]]] = []
+
+    def moment(frame: int) -> None:
+        frame = max(0, frame)
+        position = round(frame / 2)
+        if not said:
+            position = min(position, LAST_START)
+        if timestamps:
+            said.append((FIRST_TIME + position, (frame // 2 - 2, frame // 2 + 3)))
+
+    for segment in window.segments:
+        cut = segment.end > data.FRAMES
+        words = segment.words()
+        if (cut and said) or not words:
+            moment(segment.begin)
+            break
+        moment(segment.begin)
+        tokens, owners = text.tokens([word for word, _, _ in words])
+        said += [
+            (token, (words[owner][1] // 2, (words[owner][2] + 1) // 2))
+            for token, owner in zip(tokens, owners, strict=True)
+        ]
+        if cut:
+            break
+        moment(segment.end)
+    if not window.segments:
+        moment(0)
+    prefix = [START, IDS[f"<|{window.language}|>"], IDS["<|transcribe|>"]]
+    prefix += [] if timestamps else [NO_TIMESTAMPS]
+    before = [PREVIOUS, *previous] if previous else []
+    tokens = [*before, *prefix, *(token for token, _ in said)]
+    start = len(before)
+    labels = [-100] * (start + len(prefix) - 1) + [token for token, _ in said] + [END]
+    labels[start] = prefix[1] if window.segments else NO_SPEECH
+    spans = [(0, 0)] * (start + len(prefix) - 1) + [span for _, span in said] + [(0, 0)]
+    return Example(tokens, labels, spans)
+
+
+def earlier(rng: random.Random, text: Text, utterances: list[data.Utterance]) -> list[int]:
+    """Tokens as those of the windows before: the end of a transcript, with timestamps or without."""
+    times = rng.random() < 0.7
+    tokens: list[int] = []
+    for _ in range(rng.choice((1, 1, 2, 2, 3, 5))):
+        chosen = rng.choice(utterances)
+        begin = rng.randrange(POSITIONS - chosen.frames // 2)
+        ends = [FIRST_TIME + begin, FIRST_TIME + begin + chosen.frames // 2] if times else []
+        tokens += [*ends[:1], *text.tokens(data.words_of(chosen.text))[0], *ends[1:]]
+    return tokens[-(MOST_TOKENS // 2 - 1) :]
+
+
+Batch = dict[str, torch.Tensor]
+
+
+def batch(rng: random.Random, text: Text, spoken: data.Pool) -> Batch:
+    """features [B, 80, 600], units [B, 300], tokens and labels [B, T], spans [B, T, 300]."""
+    prompted = rng.random() < 0.3
+    windows, examples = [], []
+    for _ in range(ROWS):
+        timestamps = rng.random() < 0.75
+        window = data.window(rng, spoken, cut=timestamps)
+        previous = earlier(rng, text, spoken[window.language]) if prompted else []
+        windows.append(window)
+        examples.append(example(text, window, timestamps, previous))
+    width = max(len(e.tokens) for e in examples)
+    tokens = torch.full((ROWS, width), END)
+    labels = torch.full((ROWS, width), -100)
+    spans = torch.zeros(ROWS, width, POSITIONS)
+    units = torch.zeros(ROWS, POSITIONS, dtype=torch.long)
+    numbers = data.unit_numbers()
+    for row, (window, made) in enumerate(zip(windows, examples, strict=True)):
+        tokens[row, : len(made.tokens)] = torch.tensor(made.tokens)
+        labels[row, : len(made.labels)] = torch.tensor(made.labels)
+        for column, (begin, end) in enumerate(made.spans):
+            spans[row, column, max(0, begin) : end] = 1
+        for segment in window.segments:
+            starts = [segment.begin + start for start in segment.utterance.starts]
+            words = data.words_of(segment.utterance.text)
+            for word, begin, end in zip(words, starts, [*starts[1:], segment.end], strict=True):
+                units[row, max(0, begin // 2) : max(0, end // 2)] = numbers[data.unit_of(word)]
+    features = torch.tensor(np.stack([window.features for window in windows])).transpose(1, 2)
+    return dict(features=features, units=units, tokens=tokens, labels=labels, spans=spans)
+
+
+# ---------------------------------------------------------------------------------------------
+# Models
+
+
+def new_model(role: str) -> Any:
+    config = WhisperConfig(
+        vocab_size=FIRST_TIME + POSITIONS + 1,
+        num_mel_bins=data.BINS,
+        d_model=128,
+        encoder_layers=LAYERS["target"],
+        decoder_layers=LAYERS[role],
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=512,
+        decoder_ffn_dim=512,
+        max_source_positions=POSITIONS,
+        max_target_positions=MOST_TOKENS,
+        bos_token_id=END,
+        eos_token_id=END,
+        pad_token_id=END,
+        decoder_start_token_id=START,
+        suppress_tokens=[],
+        begin_suppress_tokens=begin_suppress(),
+        attn_implementation="eager",  # whose attention can be guided
+    )
+    model = WhisperForConditionalGeneration(config)
+    for name, parameter in model.named_parameters():
+        if "conv" in name and parameter.ndim == 3:
+            torch.nn.init.kaiming_normal_(parameter)
+        elif "embed_tokens" in name:
+            torch.nn.init.normal_(parameter, std=0.06)
+        elif parameter.ndim == 2 and "embed_positions" not in name:
+            torch.nn.init.xavier_uniform_(parameter)
+    fast = copy.deepcopy(config)  # the encoder's attention needs no guide
+    fast._attn_implementation = "sdpa"
+    for module in model.model.encoder.modules():
+        if hasattr(module, "config"):
+            module.config = fast
+    return model
+
+
+def begin_suppress() -> list[int]:
+    space = Tokenizer.from_file(str(SPEECH / "target" / "tokenizer.json")).token_to_id("Ġ")
+    return [space, END]
+
+
+def save(model: Any, role: str) -> None:
+    """float16 weights, config.json and generation_config.json; the tokenizer's and the features'
+    files beside them."""
+    folder, scratch = SPEECH / role, SPEECH / role / "saving"
+    folder.mkdir(parents=True, exist_ok=True)
+    saved = copy.deepcopy(model).to(torch.float16)
+    saved.generation_config = GenerationConfig(
+        max_length=MOST_TOKENS,
+        max_initial_timestamp_index=LAST_START,
+        no_timestamps_token_id=NO_TIMESTAMPS,
+        prev_sot_token_id=PREVIOUS,
+        is_multilingual=True,
+        return_timestamps=False,
+        lang_to_id={f"<|{language}|>": IDS[f"<|{language}|>"] for language in data.LANGUAGES},
+        task_to_id={task: IDS[f"<|{task}|>"] for task in ("translate", "transcribe")},
+        bos_token_id=END,
+        eos_token_id=END,
+        pad_token_id=END,
+        decoder_start_token_id=START,
+        suppress_tokens=[],
+        begin_suppress_tokens=begin_suppress(),
+    )
+    saved.save_pretrained(scratch)
+    for file in ("config.json", "generation_config.json", "model.safetensors"):
+        (scratch / file).replace(folder / file)
+    shutil.rmtree(scratch)
+    if role != "target":
+        for file in ("tokenizer.json", "tokenizer_config.json", "preprocessor_config.json"):
+            shutil.copy(SPEECH / "target" / file, folder / file)
+
+
+def load(role: str) -> Any:
+    return WhisperForConditionalGeneration.from_pretrained(
+        SPEECH / role, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+# ---------------------------------------------------------------------------------------------
+# Training
+
+
+def decode(model: Any, sound: torch.Tensor, rows: Batch, guide: bool = False) -> tuple[Any, Any]:
+    """Logits [B, T, V] and, if asked for, how little of the guided heads' attention lies on the
+    sound of the next token."""
+    out = model.model.decoder(
+        input_ids=rows["tokens"], encoder_hidden_states=sound, output_attentions=guide
+    )
+    logits = model.proj_out(out.last_hidden_state)
+    if not guide:
+        return logits, 0.0
+    guided = rows["spans"].any(-1)  # [B, T]
+    on_it = torch.stack(
+        [
+            (out.cross_attentions[layer][:, :GUIDED_HEADS] * rows["spans"][:, None]).sum(-1)
+            for layer in GUIDED_LAYERS
+        ]
+    )  # [layers, B, heads, T]
+    missed = -(on_it + 1e-6).log().mean((0, 2))
+    return logits, missed[guided].mean()
+
+
+def token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
+
+
+class Schedule:
+    """AdamW with learning rates over the `minutes` that there are: up for a fiftieth, then down to nothing."""
+
+    def __init__(self, model: torch.nn.Module, peak: float, minutes: float):
+        self.model, self.peak = model, peak
+        self.seconds, self.started = 60 * minutes, time.time()
+        self.adam = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
+
+    def step(self, loss: torch.Tensor) -> float:
+        """Takes a step, and returns the share of the time that is over."""
+        over = (time.time() - self.started) / self.seconds
+        for group in self.adam.param_groups:
+            group["lr"] = self.peak * max(1e-3, min(50 * over + 0.02, 1, (1 - over) * 1.2))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.adam.step()
+        self.adam.zero_grad()
+        return over
+
+
+def train_target(spoken: data.Pool, minutes: float, seed: int) -> None:
+    torch.manual_seed(seed)
+    rng, text = random.Random(seed), Text()
+    model = new_model("target")
+    namer = torch.nn.Linear(model.config.d_model, len(data.unit_numbers()) + 1)
+    whole = torch.nn.ModuleDict(dict(model=model, namer=namer))
+    schedule = Schedule(whole, 1.5e-3, minutes)
+    over, step, saved = 0.0, 0, time.time()
+    while over < 1:
+        step += 1
+        rows = batch(rng, text, spoken)
+        sound = model.model.encoder(rows["features"]).last_hidden_state
+        named = functional.cross_entropy(namer(sound).flatten(0, 1), rows["units"].flatten())
+        led = max(0.0, 1 - over / 0.6)
+        logits, missed = decode(model, sound, rows, guide=led > 0)
+        said = token_loss(logits, rows["labels"])
+        over = schedule.step(said + (0.2 + 0.8 * led) * named + 0.3 * led * missed)
+        if step % 50 == 0:
+            found = missed.item() if led else 0.0
+            print(f"{over:.2f} step {step} said {said.item():.4f} named {named.item():.3f} guide {found:.3f}", flush=True)  # fmt: skip
+        if time.time() - saved > 240 or over >= 1:
+            save(model, "target")
+            saved = time.time()
+
+
+def train_draft(spoken: data.Pool, minutes: float, seed: int) -> None:
+    """A decoder of one layer on the target's encoder, which stays as it is: begun with the target's
+    last layer, and stopped early."""
+    torch.manual_seed(seed)
+    rng, text = random.Random(seed), Text()
+    target, model = load("target"), new_model("draft")
+    model.model.encoder = copy.deepcopy(target.model.encoder)
+    for part in ("embed_tokens", "embed_positions", "layer_norm"):
+        given = getattr(target.model.decoder, part).state_dict()
+        getattr(model.model.decoder, part).load_state_dict(given)
+    decoder = model.model.decoder
+    schedule = Schedule(decoder, 1e-3, minutes)
+    over, step = 0.0, 0
+    while over < 1:
+        step += 1
+        rows = batch(rng, text, spoken)
+        with torch.no_grad():
+            sound = target.model.encoder(rows["features"]).last_hidden_state
+            wanted = decode(target, sound, rows)[0]
+        logits = decode(model, sound, rows)[0]
+        learned = rows["labels"] != -100
+        apart = functional.kl_div(
+            logits[learned].log_softmax(-1),
+            wanted[learned].log_softmax(-1),
+            log_target=True,
+            reduction="batchmean",
+        )
+        said = token_loss(logits, rows["labels"])
+        over = schedule.step(said + apart)
+        if step % 50 == 0:
+            same = (logits.argmax(-1) == wanted.argmax(-1))[learned].float().mean()
+            print(f"step {step} said {said.item():.4f} apart {apart.item():.4f} agree {same:.3f}", flush=True)  # fmt: skip
+    save(model, "draft")
+
+
+# ---------------------------------------------------------------------------------------------
+# Measuring and clips
+
+CLIPS = {  # language, kind, how many utterances
+    "numbers.wav": ("en", "number", 3),
+    "sentence.wav": ("en", "sentence", 1),
+    "story.wav": ("en", "sentence", 6),
+    "german.wav": ("de", "sentence", 2),
+    "german-number.wav": ("de", "number", 1),
+}
+Groups = list[list[data.Utterance]]  # of one file each
+
+
+def written(text: Text, rows: torch.Tensor) -> list[str]:
+    return [text.tokenizer.decode([i for i in row if i < PIECES]).strip() for row in rows.tolist()]
+
+
+def times_right(rows: torch.Tensor, files: list) -> float:
+    """The share of rows in which every timestamp is within 0.1 s."""
+    said = [[(i - FIRST_TIME) / 50 for i in row if i >= FIRST_TIME] for row in rows.tolist()]
+    true = [[time for begin, end, _ in spans for time in (begin, end)] for _, spans in files]
+    pairs = zip(said, true, strict=True)
+    right = [len(a) == len(b) and np.allclose(a, b, rtol=0, atol=0.1) for a, b in pairs]
+    return sum(right) / len(right)
+
+
+@torch.no_grad()
+def measure_windows(
+    target: Any, draft: Any, text: Text, language: str, groups: Groups
+) -> dict[str, float]:
+    """What comes right of files that fit a window, features 0.0 behind their ends; `agrees`: the
+    share of the target's tokens that the draft would have said there."""
+    files = [data.file_of(random.Random(i), group) for i, group in enumerate(groups)]
+    features = torch.zeros(len(files), data.BINS, data.FRAMES)
+    for row, (samples, _) in zip(features, files, strict=True):
+        made = torch.tensor(data.file_features(samples))[:, : data.FRAMES]
+        row[:, : made.shape[1]] = made
+    wanted = [" ".join(one.text for one in group) for group in groups]
+    found = target.detect_language(features)
+    score = {"language": (found == IDS[f"<|{language}|>"]).float().mean().item()}
+    options = dict(language=language, task="transcribe", force_unique_generate_call=True)
+    for name, model in (("target", target), ("draft", draft)):
+        plain = model.generate(features, return_timestamps=False, **options)
+        rows = model.generate(features, return_timestamps=True, **options)
+        score[f"{name} plain"] = np.mean(np.array(written(text, plain)) == wanted).item()
+        score[f"{name} timed"] = np.mean(np.array(written(text, rows)) == wanted).item()
+        score[f"{name} times"] = times_right(rows, files)
+        if model is target:
+            reply = draft(features, decoder_input_ids=rows).logits[:, 2:-1].argmax(-1)
+            said = rows[:, 3:]
+            score["agrees"] = (reply == said)[said != END].float().mean().item()
+    return score
+
+
+@torch.no_grad()
+def measure_files(model: Any, text: Text, language: str, groups: Groups) -> float:
+    """The share of files of many windows, decoded by transformers, whose text is right."""
+    right = 0
+    for i, group in enumerate(groups):
+        samples, _ = data.file_of(random.Random(i), group)
+        features = torch.tensor(data.file_features(samples))[None]
+        rows = model.generate(
+            features, language=language, task="transcribe", return_timestamps=True
+        )
+        right += written(text, rows) == [" ".join(one.text for one in group)]
+    return right / len(groups)
+
+
+def measure(count: int, spoken: data.Pool) -> None:
+    """Prints the shares of held-out texts that come right, of `count` of each kind."""
+    text, target, draft = Text(), load("target"), load("draft")
+    rng = random.Random(2)
+    for language, utterances in spoken.items():
+        several: Groups = []
+        while len(several) < count:
+            group = rng.sample(utterances, rng.choice((2, 3)))
+            if sum(one.frames + 90 for one in group) + 50 < data.FRAMES:
+                several.append(group)
+        kinds = {
+            "numbers": [[one] for one in utterances[: 2 * count : 2]],
+            "sentences": [[one] for one in utterances[1 : 2 * count : 2]],
+            "two or three": several,
+        }
+        for kind, groups in kinds.items():
+            score = measure_windows(target, draft, text, language, groups)
+            print(
+                language, kind, json.dumps({k: round(v, 3) for k, v in score.items()}), flush=True
+            )
+        files = [rng.sample(utterances, 8) for _ in range(max(1, count // 5))]
+        print(language, "files of eight", measure_files(target, text, language, files), flush=True)
+
+
+def make_clips(seed: int) -> None:
+    """Writes the clips and their texts, none of which was trained on."""
+    rng, speaker, told = random.Random(seed), data.Speaker(), {}
+    for name, (language, kind, count) in CLIPS.items():
+        voice = data.VOICES[language][0]
+        texts = [data.draw(rng, language, kind, held_out=True) for _ in range(count)]
+        said = [data.utterance(rng, speaker, language, text, voice) for text in texts]
+        samples, spans = data.file_of(rng, said)
+        with wave.open(str(SPEECH / name), "wb") as file:
+            file.setparams((1, 2, data.RATE, 0, "NONE", "not compressed"))
+            file.writeframes(samples.astype("<i2").tobytes())
+        segments = [dict(start=start, end=end, text=text) for start, end, text in spans]
+        told[name] = dict(language=language, text=" ".join(texts), segments=segments)
+    told_json = json.dumps(told, ensure_ascii=False, indent=1) + "\n"
+    (SPEECH / "clips.json").write_text(told_json, encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("what", choices=["tokenizer", *MINUTES, "clips", "measure"])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, help=f"of training; default: {MINUTES}")
+    args = parser.parse_args()
+    torch.set_flush_denormal(True)
+    if args.what in MINUTES:
+        spoken = data.pool(random.Random(args.seed), data.Speaker(), UTTERANCES)
+        train = train_target if args.what == "target" else train_draft
+        train(spoken, args.minutes or MINUTES[args.what], args.seed)
+    elif args.what == "tokenizer":
+        make_tokenizer(SPEECH / "target")
+    elif args.what == "clips":
+        make_clips(args.seed)
+    else:
+        measure(100, data.pool(random.Random(1), data.Speaker(), 200, held_out=True))
+
+
+if __name__ == "__main__":
+    main()
