@@ -197,17 +197,21 @@ def pool(rng: random.Random, speaker: Speaker, count: int, held_out: bool = Fals
 
 
 @cache
-def unit_numbers() -> dict[str, int]:
+def units() -> dict[str, int]:
     """A number for each spoken word, from 1; 0 is silence. A German and an English word that are
     written alike share one."""
     rng = random.Random(0)
     kinds = [(language, kind) for language in LANGUAGES for kind in ("number", "sentence")]
     texts = [draw(rng, *kind) for kind in kinds for _ in range(8000)]
-    units = sorted({unit_of(word) for text in texts for word in words_of(text)})
-    return {unit: number for number, unit in enumerate(units, start=1)}
+    found = sorted({_bare(word) for text in texts for word in words_of(text)})
+    return {word: number for number, word in enumerate(found, start=1)}
 
 
-def unit_of(word: str) -> str:
+def unit_of(word: str) -> int:
+    return units()[_bare(word)]
+
+
+def _bare(word: str) -> str:
     return word.strip(" -.").lower()
 
 
@@ -223,11 +227,16 @@ class Segment:
     begin: int  # may lie before the window
     end: int  # may lie behind it
 
-    def words(self) -> list[tuple[str, int, int]]:
-        """(word, first frame, end) of the words that are heard whole."""
+    def spans(self) -> list[tuple[str, int, int]]:
+        """(word, first frame, end) of each of its words."""
         starts = [self.begin + start for start in self.utterance.starts]
-        spans = zip(words_of(self.utterance.text), starts, [*starts[1:], self.end], strict=True)
-        return [span for span in spans if span[1] >= -2 and span[2] <= FRAMES]
+        return list(
+            zip(words_of(self.utterance.text), starts, [*starts[1:], self.end], strict=True)
+        )
+
+    def words(self) -> list[tuple[str, int, int]]:
+        """Those that are heard whole."""
+        return [span for span in self.spans() if span[1] >= -2 and span[2] <= FRAMES]
 
 
 @dataclass

@@ -22,7 +22,6 @@ import random
 import shutil
 import time
 import wave
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -104,60 +103,43 @@ class Text:
     def tokens(self, words: list[str]) -> tuple[list[int], list[int]]:
         """The tokens of the words written together, and each one's word."""
         encoded = self.tokenizer.encode(" " + "".join(words).lstrip(" -"), add_special_tokens=False)
-        shift = 0 if words[0][0] in " -" else 1
-        ends = np.cumsum([len(word) for word in words]) + shift
-        owner = [int((ends <= begin).sum()) for begin, _ in encoded.offsets]
-        return encoded.ids, owner
+        ends = np.cumsum([len(word) for word in words]) + (words[0][0] not in " -")
+        return encoded.ids, [int((ends <= begin).sum()) for begin, _ in encoded.offsets]
+
+    def written(self, rows: torch.Tensor) -> list[str]:
+        kept = [[token for token in row if token < PIECES] for row in rows.tolist()]
+        return [text.strip() for text in self.tokenizer.decode_batch(kept)]
 
 
-@dataclass
-class Example:
-    """What a decoder reads, what it is to say there (-100: anything), and the positions [begin, end)
-    of the sound that tells it (0, 0: none)."""
-
-    tokens: list[int]
-    labels: list[int]
-    spans: list[tuple[int, int]]
+Said = list[tuple[int, tuple[int, int]]]  # tokens, and the positions [begin, end) of their sound
 
 
-def example(text: Text, window: data.Window, timestamps: bool, previous: list[int]) -> Example:
-    """`previous`: tokens of what was said before the window."""
-    said: list[tuple[int, tuple[int, int]]] = []
+def said_in(text: Text, segments: list[data.Segment], timestamps: bool) -> Said:
+    """What is to be said of a window, as in Whisper's training: of a last segment that is cut off by
+    the window's end only its start, but where it is the only one the words that are whole."""
+    said: Said = []
 
     def moment(frame: int) -> None:
         frame = max(0, frame)
-        position = round(frame / 2)
-        if not said:
-            position = min(position, LAST_START)
+        position = round(frame / 2) if said else min(round(frame / 2), LAST_START)
         if timestamps:
             said.append((FIRST_TIME + position, (frame // 2 - 2, frame // 2 + 3)))
 
-    for segment in window.segments:
-        cut = segment.end > data.FRAMES
+    for segment in segments:
         words = segment.words()
-        if (cut and said) or not words:
+        whole = segment.end <= data.FRAMES
+        if (said and not whole) or not words:
             moment(segment.begin)
             break
         moment(segment.begin)
+        spans = [(begin // 2, (end + 1) // 2) for _, begin, end in words]
         tokens, owners = text.tokens([word for word, _, _ in words])
-        said += [
-            (token, (words[owner][1] // 2, (words[owner][2] + 1) // 2))
-            for token, owner in zip(tokens, owners, strict=True)
-        ]
-        if cut:
-            break
-        moment(segment.end)
-    if not window.segments:
+        said += [(token, spans[owner]) for token, owner in zip(tokens, owners, strict=True)]
+        if whole:
+            moment(segment.end)
+    if not segments:
         moment(0)
-    prefix = [START, IDS[f"<|{window.language}|>"], IDS["<|transcribe|>"]]
-    prefix += [] if timestamps else [NO_TIMESTAMPS]
-    before = [PREVIOUS, *previous] if previous else []
-    tokens = [*before, *prefix, *(token for token, _ in said)]
-    start = len(before)
-    labels = [-100] * (start + len(prefix) - 1) + [token for token, _ in said] + [END]
-    labels[start] = prefix[1] if window.segments else NO_SPEECH
-    spans = [(0, 0)] * (start + len(prefix) - 1) + [span for _, span in said] + [(0, 0)]
-    return Example(tokens, labels, spans)
+    return said
 
 
 def earlier(rng: random.Random, text: Text, utterances: list[data.Utterance]) -> list[int]:
@@ -169,40 +151,46 @@ def earlier(rng: random.Random, text: Text, utterances: list[data.Utterance]) ->
         begin = rng.randrange(POSITIONS - chosen.frames // 2)
         ends = [FIRST_TIME + begin, FIRST_TIME + begin + chosen.frames // 2] if times else []
         tokens += [*ends[:1], *text.tokens(data.words_of(chosen.text))[0], *ends[1:]]
-    return tokens[-(MOST_TOKENS // 2 - 1) :]
+    return [PREVIOUS, *tokens[-(MOST_TOKENS // 2 - 1) :]]
 
 
 Batch = dict[str, torch.Tensor]
 
 
 def batch(rng: random.Random, text: Text, spoken: data.Pool) -> Batch:
-    """features [B, 80, 600], units [B, 300], tokens and labels [B, T], spans [B, T, 300]."""
+    """features [B, 80, 600], units [B, 300], tokens and labels (-100: anything) [B, T], and spans
+    [B, T, 300]: 1 where the sound of the label is."""
     prompted = rng.random() < 0.3
-    windows, examples = [], []
-    for _ in range(ROWS):
+    tokens = torch.full((ROWS, MOST_TOKENS), END)
+    labels = torch.full((ROWS, MOST_TOKENS), -100)
+    spans = torch.zeros(ROWS, MOST_TOKENS, POSITIONS)
+    units = torch.zeros(ROWS, POSITIONS, dtype=torch.long)
+    features, width = [], 0
+    for row in range(ROWS):
         timestamps = rng.random() < 0.75
         window = data.window(rng, spoken, cut=timestamps)
-        previous = earlier(rng, text, spoken[window.language]) if prompted else []
-        windows.append(window)
-        examples.append(example(text, window, timestamps, previous))
-    width = max(len(e.tokens) for e in examples)
-    tokens = torch.full((ROWS, width), END)
-    labels = torch.full((ROWS, width), -100)
-    spans = torch.zeros(ROWS, width, POSITIONS)
-    units = torch.zeros(ROWS, POSITIONS, dtype=torch.long)
-    numbers = data.unit_numbers()
-    for row, (window, made) in enumerate(zip(windows, examples, strict=True)):
-        tokens[row, : len(made.tokens)] = torch.tensor(made.tokens)
-        labels[row, : len(made.labels)] = torch.tensor(made.labels)
-        for column, (begin, end) in enumerate(made.spans):
+        features.append(window.features)
+        said = said_in(text, window.segments, timestamps)
+        before = earlier(rng, text, spoken[window.language]) if prompted else []
+        prefix = [*before, START, IDS[f"<|{window.language}|>"], IDS["<|transcribe|>"]]
+        prefix += [] if timestamps else [NO_TIMESTAMPS]
+        first, last = len(prefix) - 1, len(prefix) + len(said)
+        tokens[row, :last] = torch.tensor(prefix + [token for token, _ in said])
+        labels[row, first:last] = torch.tensor([token for token, _ in said] + [END])
+        labels[row, len(before)] = prefix[len(before) + 1] if window.segments else NO_SPEECH
+        for column, (_, (begin, end)) in enumerate(said, start=first):
             spans[row, column, max(0, begin) : end] = 1
         for segment in window.segments:
-            starts = [segment.begin + start for start in segment.utterance.starts]
-            words = data.words_of(segment.utterance.text)
-            for word, begin, end in zip(words, starts, [*starts[1:], segment.end], strict=True):
-                units[row, max(0, begin // 2) : max(0, end // 2)] = numbers[data.unit_of(word)]
-    features = torch.tensor(np.stack([window.features for window in windows])).transpose(1, 2)
-    return dict(features=features, units=units, tokens=tokens, labels=labels, spans=spans)
+            for word, begin, end in segment.spans():
+                units[row, max(0, begin // 2) : max(0, end // 2)] = data.unit_of(word)
+        width = max(width, last)
+    return dict(
+        features=torch.tensor(np.stack(features)).transpose(1, 2),
+        units=units,
+        tokens=tokens[:, :width],
+        labels=labels[:, :width],
+        spans=spans[:, :width],
+    )
 
 
 # ---------------------------------------------------------------------------------------------
@@ -210,7 +198,7 @@ def batch(rng: random.Random, text: Text, spoken: data.Pool) -> Batch:
 
 
 def new_model(role: str) -> Any:
-    config = WhisperConfig(
+    config = WhisperConfig(  # type: ignore[call-arg]
         vocab_size=FIRST_TIME + POSITIONS + 1,
         num_mel_bins=data.BINS,
         d_model=128,
@@ -222,12 +210,7 @@ def new_model(role: str) -> Any:
         decoder_ffn_dim=512,
         max_source_positions=POSITIONS,
         max_target_positions=MOST_TOKENS,
-        bos_token_id=END,
-        eos_token_id=END,
-        pad_token_id=END,
-        decoder_start_token_id=START,
-        suppress_tokens=[],
-        begin_suppress_tokens=begin_suppress(),
+        **ends(),
         attn_implementation="eager",  # whose attention can be guided
     )
     model = WhisperForConditionalGeneration(config)
@@ -246,9 +229,13 @@ def new_model(role: str) -> Any:
     return model
 
 
-def begin_suppress() -> list[int]:
-    space = Tokenizer.from_file(str(SPEECH / "target" / "tokenizer.json")).token_to_id("Ġ")
-    return [space, END]
+def ends() -> dict[str, Any]:
+    """What config.json and generation_config.json both say."""
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    suppressed = [Text().tokenizer.token_to_id("Ġ"), END]
+    return dict.fromkeys(names, END) | dict(
+        decoder_start_token_id=START, suppress_tokens=[], begin_suppress_tokens=suppressed
+    )
 
 
 def save(model: Any, role: str) -> None:
@@ -266,12 +253,7 @@ def save(model: Any, role: str) -> None:
         return_timestamps=False,
         lang_to_id={f"<|{language}|>": IDS[f"<|{language}|>"] for language in data.LANGUAGES},
         task_to_id={task: IDS[f"<|{task}|>"] for task in ("translate", "transcribe")},
-        bos_token_id=END,
-        eos_token_id=END,
-        pad_token_id=END,
-        decoder_start_token_id=START,
-        suppress_tokens=[],
-        begin_suppress_tokens=begin_suppress(),
+        **ends(),
     )
     saved.save_pretrained(scratch)
     for file in ("config.json", "generation_config.json", "model.safetensors"):
@@ -340,7 +322,7 @@ def train_target(spoken: data.Pool, minutes: float, seed: int) -> None:
     torch.manual_seed(seed)
     rng, text = random.Random(seed), Text()
     model = new_model("target")
-    namer = torch.nn.Linear(model.config.d_model, len(data.unit_numbers()) + 1)
+    namer = torch.nn.Linear(model.config.d_model, len(data.units()) + 1)
     whole = torch.nn.ModuleDict(dict(model=model, namer=namer))
     schedule = Schedule(whole, 1.5e-3, minutes)
     over, step, saved = 0.0, 0, time.time()
@@ -406,11 +388,6 @@ CLIPS = {  # language, kind, how many utterances
     "german.wav": ("de", "sentence", 2),
     "german-number.wav": ("de", "number", 1),
 }
-Groups = list[list[data.Utterance]]  # of one file each
-
-
-def written(text: Text, rows: torch.Tensor) -> list[str]:
-    return [text.tokenizer.decode([i for i in row if i < PIECES]).strip() for row in rows.tolist()]
 
 
 def times_right(rows: torch.Tensor, files: list) -> float:
@@ -423,69 +400,60 @@ def times_right(rows: torch.Tensor, files: list) -> float:
 
 
 @torch.no_grad()
-def measure_windows(
-    target: Any, draft: Any, text: Text, language: str, groups: Groups
-) -> dict[str, float]:
-    """What comes right of files that fit a window, features 0.0 behind their ends; `agrees`: the
-    share of the target's tokens that the draft would have said there."""
+def scores(target: Any, draft: Any, text: Text, language: str, groups: list) -> dict[str, float]:
+    """Shares of files that come right, each the utterances of a group, which fit a window; `agrees`:
+    the share of the target's tokens that the draft says there."""
     files = [data.file_of(random.Random(i), group) for i, group in enumerate(groups)]
     features = torch.zeros(len(files), data.BINS, data.FRAMES)
     for row, (samples, _) in zip(features, files, strict=True):
         made = torch.tensor(data.file_features(samples))[:, : data.FRAMES]
         row[:, : made.shape[1]] = made
-    wanted = [" ".join(one.text for one in group) for group in groups]
-    found = target.detect_language(features)
-    score = {"language": (found == IDS[f"<|{language}|>"]).float().mean().item()}
+    wanted = np.array([" ".join(one.text for one in group) for group in groups])
     options = dict(language=language, task="transcribe", force_unique_generate_call=True)
-    for name, model in (("target", target), ("draft", draft)):
-        plain = model.generate(features, return_timestamps=False, **options)
-        rows = model.generate(features, return_timestamps=True, **options)
-        score[f"{name} plain"] = np.mean(np.array(written(text, plain)) == wanted).item()
-        score[f"{name} timed"] = np.mean(np.array(written(text, rows)) == wanted).item()
-        score[f"{name} times"] = times_right(rows, files)
-        if model is target:
-            reply = draft(features, decoder_input_ids=rows).logits[:, 2:-1].argmax(-1)
-            said = rows[:, 3:]
-            score["agrees"] = (reply == said)[said != END].float().mean().item()
-    return score
+    plain = target.generate(features, return_timestamps=False, **options)
+    timed = target.generate(features, return_timestamps=True, **options)
+    drafted = draft.generate(features, return_timestamps=True, **options)
+    said = timed[:, 3:]
+    same = draft(features, decoder_input_ids=timed).logits[:, 2:-1].argmax(-1) == said
+    found = target.detect_language(features) == IDS[f"<|{language}|>"]
+    return dict(
+        language=found.float().mean().item(),
+        text=np.mean(text.written(timed) == wanted).item(),
+        text_without_times=np.mean(text.written(plain) == wanted).item(),
+        times=times_right(timed, files),
+        draft_text=np.mean(text.written(drafted) == wanted).item(),
+        agrees=same[said != END].float().mean().item(),
+    )
 
 
 @torch.no_grad()
-def measure_files(model: Any, text: Text, language: str, groups: Groups) -> float:
+def score_long(model: Any, text: Text, language: str, groups: list) -> float:
     """The share of files of many windows, decoded by transformers, whose text is right."""
     right = 0
     for i, group in enumerate(groups):
-        samples, _ = data.file_of(random.Random(i), group)
-        features = torch.tensor(data.file_features(samples))[None]
-        rows = model.generate(
-            features, language=language, task="transcribe", return_timestamps=True
-        )
-        right += written(text, rows) == [" ".join(one.text for one in group)]
+        features = torch.tensor(data.file_features(data.file_of(random.Random(i), group)[0]))[None]
+        options = dict(language=language, task="transcribe", return_timestamps=True)
+        rows = model.generate(features, **options)
+        right += text.written(rows) == [" ".join(one.text for one in group)]
     return right / len(groups)
 
 
 def measure(count: int, spoken: data.Pool) -> None:
     """Prints the shares of held-out texts that come right, of `count` of each kind."""
-    text, target, draft = Text(), load("target"), load("draft")
-    rng = random.Random(2)
+    text, target, draft, rng = Text(), load("target"), load("draft"), random.Random(2)
     for language, utterances in spoken.items():
-        several: Groups = []
-        while len(several) < count:
-            group = rng.sample(utterances, rng.choice((2, 3)))
-            if sum(one.frames + 90 for one in group) + 50 < data.FRAMES:
-                several.append(group)
+        several = [rng.sample(utterances, rng.choice((2, 3))) for _ in range(9 * count)]
+        several = [g for g in several if sum(u.frames + 90 for u in g) + 50 < data.FRAMES]
         kinds = {
             "numbers": [[one] for one in utterances[: 2 * count : 2]],
             "sentences": [[one] for one in utterances[1 : 2 * count : 2]],
-            "two or three": several,
+            "two or three": several[:count],
         }
         for kind, groups in kinds.items():
-            score = measure_windows(target, draft, text, language, groups)
-            print(
-                language, kind, json.dumps({k: round(v, 3) for k, v in score.items()}), flush=True
-            )
+            score = scores(target, draft, text, language, groups)
+            print(language, kind, {name: round(x, 3) for name, x in score.items()}, flush=True)
         files = [rng.sample(utterances, 8) for _ in range(max(1, count // 5))]
-        print(language, "files of eight", measure_files(target, text, language, files), flush=True)
+        print(language, "files of eight", score_long(target, text, language, files), flush=True)
 
 
 def make_clips(seed: int) -> None:
