@@ -3,7 +3,7 @@
 espeak-ng 1.51 (`apt-get install espeak-ng`) speaks them, English and German, in several voices, and
 tells when each word begins. Windows are put together from the log-mel frames of single utterances,
 so that each is spoken and transformed once and heard in many places. The same hash as in tasks.py
-keeps 5 % of the texts out of training.
+keeps 5 % of the texts out of training, but for numbers below 100.
 """
 
 import ctypes
@@ -53,7 +53,8 @@ def draw(rng: random.Random, language: str, kind: str, held_out: bool = False) -
             key, text = sentence.text("English"), sentence.text(LANGUAGES[language])
             if sentence.auxiliary or len(text.split()) > 8:
                 continue
-        if tasks._is_held_out(key) == held_out:
+        few = kind == "number" and n < 100  # there are too few of these to miss one
+        if (tasks._is_held_out(key) and not few) == held_out:
             return text
 
 

@@ -2,6 +2,7 @@
 
     python -m demo.training.speech_train tokenizer
     python -m demo.training.speech_train target
+    python -m demo.training.speech_train more
     python -m demo.training.speech_train draft
     python -m demo.training.speech_train clips
     python -m demo.training.speech_train measure
@@ -53,7 +54,7 @@ NO_SPEECH, NO_TIMESTAMPS = IDS["<|nospeech|>"], IDS["<|notimestamps|>"]
 FIRST_TIME = PIECES + len(SPECIAL)
 LAST_START = 50  # the latest timestamp, in positions, at which a text may begin
 LAYERS = {"target": 4, "draft": 1}  # of the decoder
-MINUTES = {"target": 38, "draft": 4}  # on one core
+MINUTES = {"target": 38, "more": 12, "draft": 4}  # on one core
 GUIDED_LAYERS, GUIDED_HEADS = (1, 2), 2
 UTTERANCES, ROWS = 3000, 16  # of each language; of a batch
 
@@ -299,23 +300,31 @@ def token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 class Schedule:
-    """AdamW with learning rates over the `minutes` that there are: up for a fiftieth, then down to nothing."""
+    """AdamW over the `minutes` that there are: the learning rate rises for a fiftieth of them, and
+    falls to nothing in the end."""
 
     def __init__(self, model: torch.nn.Module, peak: float, minutes: float):
         self.model, self.peak = model, peak
         self.seconds, self.started = 60 * minutes, time.time()
         self.adam = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
+        self.steps, self.over = 0, 0.0  # `over`: the share of the time that is
 
-    def step(self, loss: torch.Tensor) -> float:
-        """Takes a step, and returns the share of the time that is over."""
-        over = (time.time() - self.started) / self.seconds
+    def step(self, loss: torch.Tensor) -> None:
         for group in self.adam.param_groups:
-            group["lr"] = self.peak * max(1e-3, min(50 * over + 0.02, 1, (1 - over) * 1.2))
+            group["lr"] = self.peak * min(
+                50 * self.over + 0.02, 1, max(1e-3, 1.2 * (1 - self.over))
+            )
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.adam.step()
         self.adam.zero_grad()
-        return over
+        self.steps += 1
+        self.over = (time.time() - self.started) / self.seconds
+
+    def tell(self, **values: torch.Tensor) -> None:
+        if self.steps % 50 == 0 or self.over >= 1:
+            told = {name: round(value.item(), 4) for name, value in values.items()}
+            print(f"{self.over:.2f} of the time, step {self.steps}: {told}", flush=True)
 
 
 def train_target(spoken: data.Pool, minutes: float, seed: int) -> None:
@@ -325,39 +334,44 @@ def train_target(spoken: data.Pool, minutes: float, seed: int) -> None:
     namer = torch.nn.Linear(model.config.d_model, len(data.units()) + 1)
     whole = torch.nn.ModuleDict(dict(model=model, namer=namer))
     schedule = Schedule(whole, 1.5e-3, minutes)
-    over, step, saved = 0.0, 0, time.time()
-    while over < 1:
-        step += 1
+    while schedule.over < 1:
         rows = batch(rng, text, spoken)
         sound = model.model.encoder(rows["features"]).last_hidden_state
         named = functional.cross_entropy(namer(sound).flatten(0, 1), rows["units"].flatten())
-        led = max(0.0, 1 - over / 0.6)
+        led = max(0.0, 1 - schedule.over / 0.6)
         logits, missed = decode(model, sound, rows, guide=led > 0)
         said = token_loss(logits, rows["labels"])
-        over = schedule.step(said + (0.2 + 0.8 * led) * named + 0.3 * led * missed)
-        if step % 50 == 0:
-            found = missed.item() if led else 0.0
-            print(f"{over:.2f} step {step} said {said.item():.4f} named {named.item():.3f} guide {found:.3f}", flush=True)  # fmt: skip
-        if time.time() - saved > 240 or over >= 1:
-            save(model, "target")
-            saved = time.time()
+        schedule.step(said + (0.2 + 0.8 * led) * named + 0.3 * led * missed)
+        schedule.tell(said=said, named=named, **(dict(missed=missed) if led else {}))
+    save(model, "target")
+
+
+def train_more(spoken: data.Pool, minutes: float, seed: int) -> None:
+    """The target goes on with other utterances, and with nothing to lead it."""
+    rng, text, model = random.Random(seed), Text(), load("target").train()
+    schedule = Schedule(model, 7e-4, minutes)
+    while schedule.over < 1:
+        rows = batch(rng, text, spoken)
+        sound = model.model.encoder(rows["features"]).last_hidden_state
+        said = token_loss(decode(model, sound, rows)[0], rows["labels"])
+        schedule.step(said)
+        schedule.tell(said=said)
+    save(model, "target")
 
 
 def train_draft(spoken: data.Pool, minutes: float, seed: int) -> None:
-    """A decoder of one layer on the target's encoder, which stays as it is: begun with the target's
-    last layer, and stopped early."""
+    """A decoder of one layer on the target's encoder, which stays as it is: begun with the first of
+    the target's layers that were led, and stopped early."""
     torch.manual_seed(seed)
     rng, text = random.Random(seed), Text()
     target, model = load("target"), new_model("draft")
     model.model.encoder = copy.deepcopy(target.model.encoder)
-    for part in ("embed_tokens", "embed_positions", "layer_norm"):
-        given = getattr(target.model.decoder, part).state_dict()
-        getattr(model.model.decoder, part).load_state_dict(given)
-    decoder = model.model.decoder
-    schedule = Schedule(decoder, 1e-3, minutes)
-    over, step = 0.0, 0
-    while over < 1:
-        step += 1
+    given = target.model.decoder.state_dict()
+    own = {name: given[name.replace("layers.0", f"layers.{GUIDED_LAYERS[0]}")]
+           for name in model.model.decoder.state_dict()}  # fmt: skip
+    model.model.decoder.load_state_dict(own)
+    schedule = Schedule(model.model.decoder, 1e-3, minutes)
+    while schedule.over < 1:
         rows = batch(rng, text, spoken)
         with torch.no_grad():
             sound = target.model.encoder(rows["features"]).last_hidden_state
@@ -371,10 +385,9 @@ def train_draft(spoken: data.Pool, minutes: float, seed: int) -> None:
             reduction="batchmean",
         )
         said = token_loss(logits, rows["labels"])
-        over = schedule.step(said + apart)
-        if step % 50 == 0:
-            same = (logits.argmax(-1) == wanted.argmax(-1))[learned].float().mean()
-            print(f"step {step} said {said.item():.4f} apart {apart.item():.4f} agree {same:.3f}", flush=True)  # fmt: skip
+        schedule.step(said + apart)
+        same = (logits.argmax(-1) == wanted.argmax(-1))[learned].float().mean()
+        schedule.tell(said=said, apart=apart, same=same)
     save(model, "draft")
 
 
@@ -483,9 +496,10 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_flush_denormal(True)
     if args.what in MINUTES:
-        spoken = data.pool(random.Random(args.seed), data.Speaker(), UTTERANCES)
-        train = train_target if args.what == "target" else train_draft
-        train(spoken, args.minutes or MINUTES[args.what], args.seed)
+        trains = dict(target=train_target, more=train_more, draft=train_draft)
+        seed = args.seed + list(trains).index(args.what)  # other utterances each time
+        spoken = data.pool(random.Random(seed), data.Speaker(), UTTERANCES)
+        trains[args.what](spoken, args.minutes or MINUTES[args.what], seed)
     elif args.what == "tokenizer":
         make_tokenizer(SPEECH / "target")
     elif args.what == "clips":
