@@ -1,0 +1,82 @@
+"""The embedded speech pair: it hears its clips, drafts for them, and writes what transformers reads in it."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from helpers.programs import DEMO, call
+
+from convert import convert
+from speculative.row import Stats
+from speech.audio import read
+from speech.features import log_mel
+from speech.transcriber import Transcriber
+from speech.transcript import Asked
+
+CLIPS = json.loads((DEMO / "speech" / "clips.json").read_text(encoding="utf-8"))
+FILES = [DEMO / "speech" / name for name in CLIPS]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder that holds the converted pair."""
+    folder = tmp_path_factory.mktemp("demo")
+    for role in ("target", "draft"):
+        output = folder / "mlx_models" / f"demo-speech-{role}"
+        convert(str(DEMO / "speech" / role), output, dtype="float32")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pair(folder):
+    return Transcriber(*(folder / "mlx_models" / f"demo-speech-{r}" for r in ("target", "draft")))
+
+
+def test_the_command_hears_every_clip(folder):
+    done = call(*FILES, cwd=folder, script="transcribe.py")
+    said = [segment["text"] for clip in CLIPS.values() for segment in clip["segments"]]
+    assert done.returncode == 0 and done.stdout.splitlines() == said
+
+
+def test_drafts_are_accepted_and_change_nothing(pair):
+    assert pair.decoder.draft_model.encoder is pair.model.encoder  # found to be the same
+    plain = [pair.transcribe(read(str(file)), Asked(num_draft=0)) for file in FILES]
+    assert [found.language for found in plain] == [clip["language"] for clip in CLIPS.values()]
+    for num_draft, batch_size in ((2, 1), (5, 5), ("auto", 3)):
+        sounds = [lambda file=file: (read(str(file)), lambda *_: None) for file in FILES]
+        found = dict(pair.transcribe_all(sounds, Asked(num_draft=num_draft), batch_size))
+        for i, expected in enumerate(plain):
+            assert [s.tokens for s in found[i].segments] == [s.tokens for s in expected.segments]
+        stats = sum((each.stats for each in found.values()), Stats())
+        if num_draft == 5:
+            lengths = stats.accepted_lengths
+            assert stats.tokens_per_call > 1.4 and sum(lengths[n] for n in range(1, 5)) > 10
+
+
+def test_the_long_form_is_transformers_own(pair):
+    """Of features as a file's are read: transformers' own have other silence behind the end."""
+    reference = transformers.WhisperForConditionalGeneration.from_pretrained(
+        DEMO / "speech" / "target", dtype=torch.float32
+    ).eval()
+    samples = read(str(DEMO / "speech" / "story.wav"))
+    features = torch.tensor(log_mel(samples, 80).T[None])
+    with torch.no_grad():
+        theirs = reference.generate(
+            features,
+            attention_mask=torch.ones(1, features.shape[-1]),
+            return_timestamps=True,
+            return_segments=True,
+            condition_on_prev_tokens=True,
+            task="transcribe",
+            language="en",
+        )["segments"][0]
+    ours = pair.transcribe(samples, Asked(language="en")).segments
+    assert len({segment.seek for segment in ours}) > 2 and len(ours) == len(theirs)
+    for mine, other in zip(ours, theirs, strict=True):
+        tokens = other["tokens"].tolist()
+        assert mine.tokens == tokens[: len(mine.tokens)]
+        np.testing.assert_allclose(
+            (mine.start, mine.end), (other["start"], other["end"]), atol=0.02
+        )
