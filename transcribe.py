@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -167,9 +168,9 @@ class Output:
             self._next += 1
 
 
-def transcribe_files(args, transcriber: Transcriber, asked: Asked) -> None:
+def transcribe_files(args, transcriber: Transcriber, asked: Asked, output: Output) -> None:
     """Transcribe all files; those that cannot be read are reported, and make the exit code 1."""
-    output, failed, summary, played = Output(args), 0, Summary(), 0.0
+    failed, summary, played = 0, Summary(), 0.0
     began = time.perf_counter()
 
     def complain(line: str) -> None:
@@ -214,14 +215,16 @@ def transcribe_files(args, transcriber: Transcriber, asked: Asked) -> None:
 def answer(args) -> None:
     """Do what the command line asks for."""
     given = {name: value for name, value in vars(args).items() if name in Asked.__annotations__}
+    given["no_speech_probs"] = args.output_format in ("json", "all")
+    asked, output = Asked(**given), Output(args)
     model, draft = args.model, args.draft_model
     if model is None:
         model, draft = (demo_model(f"speech/{role}") for role in ("target", "draft"))
     transcriber = Transcriber(model, draft if args.num_draft else None)
     if args.language:
-        given["language"] = language_code(args.language, transcriber.special.languages)
-    given["no_speech_probs"] = args.output_format in ("json", "all")
-    transcribe_files(args, transcriber, Asked(**given))
+        code = language_code(args.language, transcriber.special.languages)
+        asked = replace(asked, language=code)
+    transcribe_files(args, transcriber, asked, output)
 
 
 def main() -> None:
