@@ -79,7 +79,7 @@ class Speech:
         assert self._transcriber
         file = form["file"]
         assert isinstance(file, UploadFile)
-        samples = decoded(io.BytesIO(file.file.read()), file.filename or "file", lambda line: None)
+        samples = decoded(io.BytesIO(file.file.read()), lambda line: None)
         return self._transcriber.sound(samples, asked, heard).transcribed()
 
     async def _decoded(self, request: Request, transcript: Rows) -> Transcript:

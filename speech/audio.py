@@ -2,9 +2,10 @@
 
 import io
 import itertools
+import operator
 import sys
 import wave
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -12,71 +13,76 @@ import numpy as np
 from errors import InputError
 from speech.features import RATE
 
-LONGEST = 24 * 3600  # seconds; a few MB can hold weeks of silence
-INSTALL = "pip install -r requirements-audio.txt"
+try:
+    import av
+except ImportError:
+    av = None  # type: ignore[assignment]
+
+Report = Callable[[str], None]
+LONGEST = 24 * 3600  # seconds: weeks of silence fit into a few MB
 
 
 def read(
-    source: str, stdin: BinaryIO | None = None, report: Callable[[str], None] = lambda line: None
+    source: str, stdin: BinaryIO | None = None, report: Report = lambda line: None
 ) -> np.ndarray:
     """The first sound track of a file, mono: [samples], float32 in [-1, 1], RATE a second.
 
-    source: a path, or "-" for `stdin` (None: standard input); report: is given one line if damaged
-    parts are left out. InputError, which names the source, for what cannot be opened or has no sound.
+    source: a path, or "-" for `stdin` (None: standard input); report: is given a line when damaged
+    parts are left out. InputError for what cannot be opened or holds no sound. Both name the source.
     """
     name = "standard input" if source == "-" else source
     try:
         if source == "-":
-            return decoded(stdin or sys.stdin.buffer, name, report)
+            return decoded(stdin or sys.stdin.buffer, lambda line: report(f"{name}: {line}"))
         with open(source, "rb") as file:
-            return decoded(file, name, report)
+            return decoded(file, lambda line: report(f"{name}: {line}"))
     except OSError as error:
         raise InputError(f"{name}: {error.strerror or error}") from None
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
 
 
-def decoded(file: BinaryIO, name: str, report: Callable[[str], None]) -> np.ndarray:
-    """As `read`, of an open file that messages call `name`."""
-    if not file.seekable():  # while many formats have their index at the end
-        file = io.BytesIO(file.read())
-    try:
-        import av
-    except ImportError:
-        samples = _from_wav(file, name)
-    else:
-        samples = _from_ffmpeg(av, file, name, report)
+def decoded(file: BinaryIO, report: Report) -> np.ndarray:
+    """As `read`, of an open file, which has no name."""
+    if not file.seekable():
+        file = io.BytesIO(file.read())  # many formats have their index at the end
+    samples = _from_ffmpeg(file, report) if av else _from_wav(file)
     if not samples.size:
-        raise InputError(f"{name} holds no sound")
+        raise InputError("holds no sound")
     return samples
 
 
-def _from_ffmpeg(av: Any, file: BinaryIO, name: str, report: Callable[[str], None]) -> np.ndarray:
+def _from_ffmpeg(file: BinaryIO, report: Report) -> np.ndarray:
     nothing_else = {"protocol_whitelist": "none"}  # no file or address that a playlist names
     try:
-        with av.open(file, metadata_errors="replace", container_options=nothing_else) as container:
-            if not container.streams.audio:
-                raise InputError(f"{name} holds no sound")
-            frames = _frames(av, container, name, report)
-            sound = bytearray().join(_resampled(av, frames))
+        with av.open(
+            file, "r", metadata_errors="replace", container_options=nothing_else
+        ) as container:
+            tracks = container.streams.audio
+            track = next((each for each in tracks if each.codec_context), None)
+            if not track:  # to decode one of an unknown codec ends the process before PyAV 18.1
+                raise InputError("holds no sound")
+            sound = b"".join(_resampled(_frames(container.demux(track), report)))
     except av.error.FFmpegError as error:
-        raise InputError(f"{name} is no sound that FFmpeg reads: {error.strerror}") from None
+        raise InputError(f"no sound file that FFmpeg reads ({error.strerror})") from None
     return np.divide(np.frombuffer(sound, np.int16), 32768, dtype=np.float32)
 
 
-def _packets(av: Any, container: Any, name: str, report: Callable[[str], None]) -> Iterator[Any]:
-    """The first track's packets, as far as the file can be read."""
+def _readable(packets: Iterator[Any], report: Report) -> Iterator[Any]:
+    """The packets that come before the file can be read no further."""
     try:
-        yield from container.demux(container.streams.audio[0])
-    except IndexError:  # PyAV 18, at the end: of tracks that begin after the header
+        yield from packets
+    except IndexError:  # PyAV 18, at the end of files whose tracks begin after the header
         pass
     except av.error.FFmpegError:
-        report(f"{name} is damaged: its end is left out")
+        report("damaged; what follows the damage is left out")
 
 
-def _frames(av: Any, container: Any, name: str, report: Callable[[str], None]) -> Iterator[Any]:
-    """The first track's frames. Packets that cannot be decoded are left out."""
-    packets, damaged, seconds = 0, 0, 0.0
-    for packet in _packets(av, container, name, report):
-        packets += 1
+def _frames(packets: Iterator[Any], report: Report) -> Iterator[Any]:
+    """The frames of the packets that can be decoded."""
+    count, damaged, seconds = 0, 0, 0.0
+    for packet in _readable(packets, report):
+        count += 1
         try:
             frames = packet.decode()
         except av.error.FFmpegError:
@@ -84,18 +90,18 @@ def _frames(av: Any, container: Any, name: str, report: Callable[[str], None]) -
             continue
         for frame in frames:
             if not 1000 <= frame.sample_rate <= 1_000_000:
-                raise InputError(f"{name} is damaged: {frame.sample_rate} samples a second")
+                raise InputError(f"damaged: {frame.sample_rate} samples a second")
             seconds += frame.samples / frame.sample_rate
             if seconds > LONGEST:
-                raise InputError(f"{name} holds more than {LONGEST // 3600} hours of sound: cut it")
+                raise InputError(f"more than {LONGEST // 3600} hours of sound; cut it")
             yield frame
     if damaged and seconds:
-        report(f"{name}: left out {damaged} of {packets} packets, which are damaged")
+        report(f"{damaged} of {count} packets are damaged and left out")
 
 
-def _resampled(av: Any, frames: Iterable[Any]) -> Iterator[bytes]:
-    """16-bit samples, mono, RATE a second. Each stretch of one format has a resampler of its own."""
-    form = lambda frame: (frame.format.name, frame.layout.name, frame.sample_rate)
+def _resampled(frames: Iterator[Any]) -> Iterator[bytes]:
+    """16-bit samples, mono, RATE a second. Where the format changes, a new resampler begins."""
+    form = operator.attrgetter("format.name", "layout.name", "sample_rate")
     for _, stretch in itertools.groupby(frames, form):
         resampler = av.AudioResampler("s16", "mono", RATE)
         for frame in itertools.chain(stretch, [None]):  # None: the end of the stretch
@@ -103,19 +109,19 @@ def _resampled(av: Any, frames: Iterable[Any]) -> Iterator[bytes]:
                 yield part.to_ndarray().tobytes()
 
 
-def _from_wav(file: BinaryIO, name: str) -> np.ndarray:
-    """Whole numbers of 8 to 32 bits at RATE, channels averaged."""
+def _from_wav(file: BinaryIO) -> np.ndarray:
+    """Whole numbers of 8 to 32 bits at RATE, channels averaged. InputError for all else."""
     try:
         with wave.open(file) as sound:
             channels, width, rate, *_ = sound.getparams()
             if rate != RATE or width > 4:
-                found = f"{rate} samples a second of {8 * width} bits"
-                raise InputError(f"{name} has {found}, not {RATE} of 8 to 32: {INSTALL}")
+                raise wave.Error
             data = sound.readframes(sound.getnframes())
-    except (wave.Error, EOFError) as error:
-        raise InputError(f"{name} is no PCM wav ({error}); for other sound: {INSTALL}") from None
+    except (wave.Error, EOFError, RuntimeError):
+        needed = "pip install -r requirements-audio.txt"
+        raise InputError(f"only {RATE} Hz PCM wav can be read without PyAV: {needed}") from None
     data = data[: len(data) // (channels * width) * channels * width]
-    numbers = np.zeros([len(data) // width, 4], np.uint8)  # little-endian, at the top of 32 bits
+    numbers = np.zeros([len(data) // width, 4], np.uint8)  # little-endian, in the highest bytes
     numbers[:, 4 - width :] = np.frombuffer(data, np.uint8).reshape(-1, width)
     if width == 1:
         numbers[:, 3] ^= 0x80  # 8 bits have no sign

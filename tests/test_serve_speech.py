@@ -110,7 +110,7 @@ def form(fields: dict, file: bytes | None = b"x", **headers):
 @pytest.mark.parametrize(
     "request_, status, message",
     [
-        (form({}), 400, "a.wav"),
+        (form({}), 400, "no sound file"),
         (form({}, None), 400, "file is missing"),
         (form({"model": "other"}), 404, "the model here is target"),
         (form({"language": "xx"}), 400, "no language 'xx'"),
