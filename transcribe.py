@@ -84,7 +84,7 @@ def parse_args(argv: list[str] | None = None):
     for name, text in THRESHOLDS.items():
         default = getattr(asked, f"{name.replace('-', '_')}_threshold")
         text = f"{text}; none: never (default: %(default)s)"
-        flag(f"--{name}-threshold", type=number_or_none, default=default, metavar="X", help=text)
+        flag(f"--{name}-threshold", type=number, default=default, metavar="X", help=text)
     text = "parts to transcribe, in seconds: start,end,start,... (default: all)"
     flag("--clip-timestamps", type=seconds, default=(), metavar="LIST", help=text)
     text = "all: a file of each; needs --output-dir (default: txt)"
@@ -106,7 +106,7 @@ def parse_args(argv: list[str] | None = None):
     return args
 
 
-def number_or_none(text: str) -> float | None:
+def number(text: str) -> float | None:
     return None if text == "none" else float(text)
 
 
@@ -170,7 +170,7 @@ class Output:
 
 def transcribe_files(args, transcriber: Transcriber, asked: Asked, output: Output) -> None:
     """Transcribe all files; those that cannot be read are reported, and make the exit code 1."""
-    failed, summary, played = 0, Summary(), 0.0
+    failed, summary, played = 0, Summary(unit="windows"), 0.0
     began = time.perf_counter()
 
     def complain(line: str) -> None:

@@ -17,6 +17,7 @@ class Summary:
     longest_cut: int = 0  # tokens of these
     stats: Stats = field(default_factory=Stats)
     peak_memory: float = 0.0  # GB
+    unit: str = "prompt tokens"  # of what is read
 
     def add(self, response: Response) -> None:
         self.texts += 1
@@ -34,7 +35,7 @@ class Summary:
         texts = "1 text" if self.texts == 1 else f"{self.texts} texts"
         cut = f" ({self.cut} cut at max_tokens)" if self.cut else ""
         lines = [
-            f"{texts}{cut}: {stats.prompt_tokens} prompt tokens, {stats.tokens} tokens in "
+            f"{texts}{cut}: {stats.prompt_tokens} {self.unit}, {stats.tokens} tokens in "
             f"{seconds:.2f} s, {stats.tokens / seconds:.1f} tokens/s, "
             f"{stats.tokens_per_call:.2f} tokens per target call"
         ]

@@ -1,6 +1,5 @@
 """Transcripts as files, whole, as OpenAI's writers make them."""
 
-
 import pytest
 
 from speech.formats import FORMATS, Segment, Transcript
