@@ -2,7 +2,6 @@
 
     python -m demo.training.speech_train tokenizer
     python -m demo.training.speech_train target
-    python -m demo.training.speech_train more
     python -m demo.training.speech_train draft
     python -m demo.training.speech_train clips
     python -m demo.training.speech_train measure
@@ -54,8 +53,9 @@ NO_SPEECH, NO_TIMESTAMPS = IDS["<|nospeech|>"], IDS["<|notimestamps|>"]
 FIRST_TIME = PIECES + len(SPECIAL)
 LAST_START = 50  # the latest timestamp, in positions, at which a text may begin
 LAYERS = {"target": 4, "draft": 1}  # of the decoder
-MINUTES = {"target": 38, "more": 12, "draft": 4}  # on one core
-GUIDED_LAYERS, GUIDED_HEADS = (1, 2), 2
+MINUTES = {"target": 50, "draft": 12}  # on one core
+GUIDED_LAYERS = {"target": (1, 2), "draft": (0,)}
+GUIDED_HEADS = 2
 UTTERANCES, ROWS = 3000, 16  # of each language; of a batch
 
 
@@ -275,24 +275,22 @@ def load(role: str) -> Any:
 # Training
 
 
-def decode(model: Any, sound: torch.Tensor, rows: Batch, guide: bool = False) -> tuple[Any, Any]:
-    """Logits [B, T, V] and, if asked for, how little of the guided heads' attention lies on the
-    sound of the next token."""
+def decode(
+    model: Any, sound: torch.Tensor, rows: Batch, guided: tuple[int, ...] = ()
+) -> tuple[Any, Any]:
+    """Logits [B, T, V], and how little of the attention of some heads of the `guided` layers lies on
+    the sound of the next token."""
     out = model.model.decoder(
-        input_ids=rows["tokens"], encoder_hidden_states=sound, output_attentions=guide
+        input_ids=rows["tokens"], encoder_hidden_states=sound, output_attentions=bool(guided)
     )
     logits = model.proj_out(out.last_hidden_state)
-    if not guide:
-        return logits, 0.0
-    guided = rows["spans"].any(-1)  # [B, T]
-    on_it = torch.stack(
-        [
-            (out.cross_attentions[layer][:, :GUIDED_HEADS] * rows["spans"][:, None]).sum(-1)
-            for layer in GUIDED_LAYERS
-        ]
-    )  # [layers, B, heads, T]
-    missed = -(on_it + 1e-6).log().mean((0, 2))
-    return logits, missed[guided].mean()
+    missed = torch.zeros(())
+    told = rows["spans"].any(-1)  # [B, T]
+    for layer in guided:
+        attention = out.cross_attentions[layer][:, :GUIDED_HEADS]
+        on_it = (attention * rows["spans"][:, None]).sum(-1)  # [B, heads, T]
+        missed = missed - (on_it + 1e-6).log().mean(1)[told].mean() / len(guided)
+    return logits, missed
 
 
 def token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -339,23 +337,10 @@ def train_target(spoken: data.Pool, minutes: float, seed: int) -> None:
         sound = model.model.encoder(rows["features"]).last_hidden_state
         named = functional.cross_entropy(namer(sound).flatten(0, 1), rows["units"].flatten())
         led = max(0.0, 1 - schedule.over / 0.6)
-        logits, missed = decode(model, sound, rows, guide=led > 0)
+        logits, missed = decode(model, sound, rows, GUIDED_LAYERS["target"] if led else ())
         said = token_loss(logits, rows["labels"])
         schedule.step(said + (0.2 + 0.8 * led) * named + 0.3 * led * missed)
-        schedule.tell(said=said, named=named, **(dict(missed=missed) if led else {}))
-    save(model, "target")
-
-
-def train_more(spoken: data.Pool, minutes: float, seed: int) -> None:
-    """The target goes on with other utterances, and with nothing to lead it."""
-    rng, text, model = random.Random(seed), Text(), load("target").train()
-    schedule = Schedule(model, 7e-4, minutes)
-    while schedule.over < 1:
-        rows = batch(rng, text, spoken)
-        sound = model.model.encoder(rows["features"]).last_hidden_state
-        said = token_loss(decode(model, sound, rows)[0], rows["labels"])
-        schedule.step(said)
-        schedule.tell(said=said)
+        schedule.tell(said=said, named=named, missed=missed)
     save(model, "target")
 
 
@@ -367,16 +352,16 @@ def train_draft(spoken: data.Pool, minutes: float, seed: int) -> None:
     target, model = load("target"), new_model("draft")
     model.model.encoder = copy.deepcopy(target.model.encoder)
     given = target.model.decoder.state_dict()
-    own = {name: given[name.replace("layers.0", f"layers.{GUIDED_LAYERS[0]}")]
+    own = {name: given[name.replace("layers.0", f"layers.{GUIDED_LAYERS['target'][0]}")]
            for name in model.model.decoder.state_dict()}  # fmt: skip
     model.model.decoder.load_state_dict(own)
-    schedule = Schedule(model.model.decoder, 1e-3, minutes)
+    schedule = Schedule(model.model.decoder, 2e-3, minutes)
     while schedule.over < 1:
         rows = batch(rng, text, spoken)
         with torch.no_grad():
             sound = target.model.encoder(rows["features"]).last_hidden_state
             wanted = decode(target, sound, rows)[0]
-        logits = decode(model, sound, rows)[0]
+        logits, missed = decode(model, sound, rows, GUIDED_LAYERS["draft"])
         learned = rows["labels"] != -100
         apart = functional.kl_div(
             logits[learned].log_softmax(-1),
@@ -385,9 +370,9 @@ def train_draft(spoken: data.Pool, minutes: float, seed: int) -> None:
             reduction="batchmean",
         )
         said = token_loss(logits, rows["labels"])
-        schedule.step(said + apart)
+        schedule.step(said + apart + 0.3 * missed)
         same = (logits.argmax(-1) == wanted.argmax(-1))[learned].float().mean()
-        schedule.tell(said=said, apart=apart, same=same)
+        schedule.tell(said=said, apart=apart, missed=missed, same=same)
     save(model, "draft")
 
 
@@ -496,10 +481,9 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_flush_denormal(True)
     if args.what in MINUTES:
-        trains = dict(target=train_target, more=train_more, draft=train_draft)
-        seed = args.seed + list(trains).index(args.what)  # other utterances each time
-        spoken = data.pool(random.Random(seed), data.Speaker(), UTTERANCES)
-        trains[args.what](spoken, args.minutes or MINUTES[args.what], seed)
+        spoken = data.pool(random.Random(args.seed), data.Speaker(), UTTERANCES)
+        train = train_target if args.what == "target" else train_draft
+        train(spoken, args.minutes or MINUTES[args.what], args.seed)
     elif args.what == "tokenizer":
         make_tokenizer(SPEECH / "target")
     elif args.what == "clips":
