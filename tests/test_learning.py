@@ -8,26 +8,13 @@ import weakref
 import mlx.core as mx
 import pytest
 from helpers.decoding import decode_with, finish, start
-from helpers.scripted import EOS, ScriptedModel, scripted_next
+from helpers.scripted import EOS, Clock, ScriptedModel, scripted_next
 
 from decoder import SpeculativeDecoder
 from distributed.ranks import Ranks
-from speculative import batch, drafting
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 from speculative.options import Options
 from speculative.schedule import FixedSchedule
-
-
-class Clock:
-    """Time that passes only where a model works: a second a token, a hundred in the target."""
-
-    def __init__(self, monkeypatch):
-        self.now = 0.0
-        for module in (batch, drafting):
-            monkeypatch.setattr(module, "time", self)
-
-    def perf_counter(self) -> float:
-        return self.now
 
 
 class Timed(ScriptedModel):

@@ -10,7 +10,7 @@ import pytest
 from helpers.decoding import decode_with, drafters, new_batch, new_rows, ragged_prompts, total
 from helpers.laws import LIMIT, TableModel, decoded, deviation_of, joint_law
 from helpers.programs import call
-from helpers.scripted import agreeing, plain
+from helpers.scripted import Clock, agreeing, plain
 
 from decoder import Options, SpeculativeDecoder, batch_generate, generate
 from speculative.batch import decode
@@ -88,8 +88,10 @@ def test_a_right_reference_is_copied_to_the_end_and_goes_on_after_a_change():
     assert calls([48, 47, 46]) == size
 
 
-def test_auto_stops_copying_from_a_bad_reference_and_keeps_to_a_good_one():
-    target, draft = agreeing(ends=0.0, copies=0.0)
+def test_auto_stops_copying_from_a_bad_reference_and_keeps_to_a_good_one(monkeypatch):
+    clock, (target, draft) = Clock(monkeypatch), agreeing(ends=0.0, copies=0.0)
+    clock.charge(target, 1, 0.1)
+    clock.charge(draft, 0.2, 0)
     prompts, rng = ragged_prompts(12, 50), random.Random(0)
     drafter = CombinedDrafter(PromptLookup(), ModelDrafter(draft))
     found = {}

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import mlx.core as mx
 import numpy as np
 
+from speculative import batch, drafting
 from speculative.cache import MASKED, CrossCache
 
 PAD, EOS, START = 0, 1, 2
@@ -92,3 +93,25 @@ def agreeing(share: float | None = None, ends: float = 0.0, copies: float = 0.0)
         return token if agrees else 3 + (token + 1) % 47
 
     return ScriptedModel(target), ScriptedModel(draft)
+
+
+class Clock:
+    """Time that passes only where a model works."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        for module in (batch, drafting):
+            monkeypatch.setattr(module, "time", self)
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def charge(self, model, call: float, token: float) -> None:
+        """From now on a call of the model takes so many seconds, and each of its tokens."""
+        decode = model.decode
+
+        def timed(tokens, positions, cache):
+            self.now += call + token * tokens.shape[1]
+            return decode(tokens, positions, cache)
+
+        model.decode = timed
