@@ -197,7 +197,7 @@ def no_tokenizer(folder: Path) -> None:
     ("arguments", "change", "of_last", "code", "message"),
     [
         (["--verbose"], None, [], 2, "give a text with --prompt, or many with --prompt-file"),
-        (["-p", "-"], None, [], 1, "under mlx.launch standard input has no end"),
+        (["-p", "-"], None, [], 1, "mlx.launch does not pass on the end of standard"),
         (["-p", "x", "--model", "demo-target"], None, [], 1, "cannot be split among 3 ranks"),
         (PAIR, other_weights, [], 1, "rank 1 has another weights.npz than rank 0"),
         (PAIR, no_tokenizer, [], 1, "rank 1: [Errno 2] No such file or directory: "),

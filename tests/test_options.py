@@ -31,10 +31,10 @@ NAN = float("nan")
         ({"num_samples": 2}, "num_samples above 1 needs temp above 0"),
         ({"num_beams": 65}, "num_beams is 65, not a whole number from 1 to 64"),
         ({"num_beams": 2, "temp": 0.5}, "num_beams above 1 needs temp 0"),
-        ({"num_beams": 2, "num_samples": 3}, "num_samples is 3; 2 beams find as many texts"),
-        ({"num_beams": 2, "stop": "x"}, "stop has no meaning with num_beams above 1"),
-        ({"num_beams": 2, "logprobs": 0}, "logprobs has no meaning with num_beams above 1"),
-        ({"temp": 1.0, "delta": 0.1, "acceptance": "block"}, "no meaning for the rule"),
+        ({"num_beams": 2, "num_samples": 3}, "num_samples is 3, but 2 beams give"),
+        ({"num_beams": 2, "stop": "x"}, "stop cannot be used with num_beams above 1"),
+        ({"num_beams": 2, "logprobs": 0}, "logprobs cannot be used with num_beams above 1"),
+        ({"temp": 1.0, "delta": 0.1, "acceptance": "block"}, "only with the acceptance rule token"),
     ],
 )
 def test_options_out_of_range_are_named(options, message):
