@@ -50,7 +50,7 @@ def add_memory(parser: cli.Parser) -> None:
         "--memory",
         type=cli.path,
         metavar="FILE",
-        help="a translation memory: drafts are copied from the text of the most similar earlier prompt; JSON lines, "
+        help="a translation memory: drafts are copied from the text of a similar earlier prompt; JSON lines, "
         "tab-separated (.tsv, .txt) or TMX (default: none)",
     )
 

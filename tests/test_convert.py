@@ -129,7 +129,7 @@ def test_default_output_is_found_by_any_name_of_the_model(tmp_path, monkeypatch)
 def test_an_output_that_exists_is_replaced_only_by_force(folder, tmp_path):
     output = convert(str(folder), tmp_path / "out")
     before = (output / "weights.npz").stat().st_ino
-    with pytest.raises(InputError, match="exists already; --force replaces it"):
+    with pytest.raises(InputError, match="already exists; --force replaces it"):
         convert(str(folder), output)
     assert convert(str(folder), output, exist_ok=True) == output
     assert (output / "weights.npz").stat().st_ino == before
@@ -159,7 +159,7 @@ def test_a_replacement_killed_at_the_worst_moment_loses_nothing(folder, tmp_path
     output = convert(str(folder), tmp_path / "out")
     output.rename(tmp_path / ".out.old")  # the old one set aside, the new one not yet in its place
     (tmp_path / ".out.partial").mkdir()
-    with pytest.raises(InputError, match="exists already"):
+    with pytest.raises(InputError, match="already exists"):
         convert(str(folder), output)
     load(output)
     assert not (tmp_path / ".out.partial").exists()
@@ -246,7 +246,7 @@ def test_waiting_for_another_conversion_names_the_folder_in_one_line(
     monkeypatch.setattr(fcntl, "flock", busy)
     convert(str(folder), tmp_path / "a.b\nc")
     told = capsys.readouterr().err.splitlines()
-    assert told[0] == f"waiting for another conversion to {tmp_path}/a.b\\nc"
+    assert told[0] == f"waiting for another conversion to {tmp_path}/a.b\\nc to finish"
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_waiting_for_another_conversion_names_the_folder_in_one_line(
         (lambda f: checkpoints.edit(f, model_type="bert"), "a bert model; there are t5, mt5"),
         (
             lambda f: checkpoints.edit(f, architectures=["T5EncoderModel"]),
-            "an encoder without a decoder",
+            "has no decoder, so it cannot generate",
         ),
         (lambda f: checkpoints.edit(f, d_model=None), "config.json has no d_model"),
         (

@@ -293,7 +293,7 @@ GATED = " is gated: accept its terms on the hub, then `hf auth login`"
         (SINGLE, {"": refuse(500)}, f"{ANSWERS}500 Internal Server Error; try again later"),
         (SINGLE, {"": stall}, UNREACHABLE),
         (NOT_T5, {}, f": a bert model; there are {', '.join(families._MODULES)}"),
-        (ENCODER, {}, ": T5EncoderModel, an encoder without a decoder"),
+        (ENCODER, {}, ": T5EncoderModel has no decoder, so it cannot generate text"),
         (NO_SHAPE, {}, ": config.json has no vocab_size: not a T5-type model"),
         (without("config.json"), {}, " has no config.json: not a model of Hugging Face's"),
         (NO_MAP, {}, ": model.safetensors.index.json: no weight_map"),

@@ -327,13 +327,13 @@ def test_a_path_in_an_error_is_as_the_user_wrote_it():
         ([], 2, "the following arguments are required: --model"),
         (["--model", "photos"], 1, "photos/config.json: no such file"),
         (["--model", "t5-11b"], 1, "HF_HUB_OFFLINE is set"),
-        (["--model", "checkpoint", "--mlx-path", "photos"], 1, "photos exists already"),
+        (["--model", "checkpoint", "--mlx-path", "photos"], 1, "photos already exists"),
         (["--model", "checkpoint", "--mlx-path", ""], 2, "argument --mlx-path: the name is empty"),
         (["--model", "checkpoint", "--revision", "main"], 1, "--revision is for models on the hub"),
         (
             ["--model", "mlx_models/demo-draft", "--mlx-path", "new"],
             1,
-            "is a converted model already",
+            "is already converted",
         ),
     ],
 )
