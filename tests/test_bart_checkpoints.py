@@ -59,7 +59,7 @@ def test_unknown_tensors_and_configs_are_refused():
     raw = VARIANTS["bart"]
     for change, message in (
         (dict(activation_function="sine"), "unknown activation 'sine'"),
-        (dict(pad_token_id=61), "pad_token_id is 61, but vocab_size only 61"),
+        (dict(pad_token_id=61), "pad_token_id is 61, but vocab_size is only 61"),
     ):
         with pytest.raises(InputError, match=message):
             Model(Config.from_hub(raw | change, None))

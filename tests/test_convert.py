@@ -288,7 +288,7 @@ def test_wrong_checkpoints_are_named(folder, tmp_path, change, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"decoder_start_token_id": 10**6}, "is 1000000, but vocab_size only 1024"),
+        ({"decoder_start_token_id": 10**6}, "is 1000000, but vocab_size is only 1024"),
         ({"num_layers": 20_000}, "num_layers is 20000, not a whole number from 1 to 1024"),
     ],
 )
@@ -351,7 +351,7 @@ def test_wrong_weights_are_named(folder, tmp_path, name, shape, message):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nobody/nothing", "not whole in the cache, .*, and HF_HUB_OFFLINE is set"),
+        ("nobody/nothing", "not complete in the cache .*, and HF_HUB_OFFLINE is set"),
         ("./no/such/folder", "neither a folder nor a name on the Hugging Face hub"),
     ],
 )

@@ -329,7 +329,11 @@ def test_a_path_in_an_error_is_as_the_user_wrote_it():
         (["--model", "t5-11b"], 1, "HF_HUB_OFFLINE is set"),
         (["--model", "checkpoint", "--mlx-path", "photos"], 1, "photos already exists"),
         (["--model", "checkpoint", "--mlx-path", ""], 2, "argument --mlx-path: the name is empty"),
-        (["--model", "checkpoint", "--revision", "main"], 1, "--revision is for models on the hub"),
+        (
+            ["--model", "checkpoint", "--revision", "main"],
+            1,
+            "--revision works only for models on the hub",
+        ),
         (
             ["--model", "mlx_models/demo-draft", "--mlx-path", "new"],
             1,
