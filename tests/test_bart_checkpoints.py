@@ -184,5 +184,5 @@ def test_a_draft_model_of_another_source_vocabulary_is_refused(two_vocabularies,
     model, tokenizer = two_vocabularies
     draft = disturbed(model, 0)
     draft.tokenizer, draft.source_tokenizer = tokenizer, load_tokenizer(bart_folders["marian"][1])
-    with pytest.raises(InputError, match="another vocabulary than the model"):
+    with pytest.raises(InputError, match="a different vocabulary from the target"):
         SpeculativeDecoder(model, tokenizer, draft)
