@@ -42,7 +42,7 @@ def map_npz(path: Path) -> dict[str, np.ndarray]:
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except Exception as error:  # a damaged header raises many kinds
-        raise InputError(f"{path}: not a readable npz file: {error}") from None
+        raise InputError(f"{path}: damaged, or not an npz file: {error}") from None
 
 
 def _map_member(mapped: mmap.mmap, offset: int, size: int) -> np.ndarray:

@@ -81,7 +81,7 @@ REFERENCE = Values(str, "a text", _is_text, "TEXT/@FILE")
 CODE = Values(str, "a language's code", _is_text, "CODE")
 TEXTS = Values(
     list,
-    "a text or a list of texts",
+    "a non-empty text or a list of them",
     lambda v: _are(lambda text: text and _is_text(text), [v] if isinstance(v, str) else v),
     "TEXT",
 )

@@ -71,7 +71,7 @@ def test_what_has_its_language_elsewhere_says_where(demo_pair):
         frame(target, tokenizer, "good day", target_lang="de")
     own = Tokenizer.from_str(tokenizer.to_str())
     own.add_special_tokens(["<2de>"])
-    with pytest.raises(InputError, match="in the text; begin that with <2de>"):
+    with pytest.raises(InputError, match="from the prompt; begin it with <2de>"):
         frame(target, own, "good day", target_lang="de")
     decoder = SpeculativeDecoder(target, tokenizer, encode=lambda text: [3, 4])
     with pytest.raises(InputError, match="not for prompts in a chat template"):

@@ -214,7 +214,7 @@ def test_verbose_ends_with_a_summary(folder):
         (["-p", "x", "--traget-lang", "de"], 2, "--traget-lang de (did you mean --target-lang?)"),
         (["-p", "x", "--model", "photos"], 1, "photos is not a converted model"),
         (["-p", "x", "--model", "checkpoint"], 1, "python convert.py --model checkpoint"),
-        (["-p", "x", "--model", "broken"], 1, "broken/weights.npz: not a readable npz file"),
+        (["-p", "x", "--model", "broken"], 1, "broken/weights.npz: damaged, or not an npz file"),
         (
             ["-p", "x", "--model", "demo-target", "--draft-model", "t5-tiny"],
             1,

@@ -25,7 +25,7 @@ NAN = float("nan")
         ({"bad_words_ids": [[]]}, r"bad_words_ids is \[\[\]\], not a list of lists of ids"),
         ({"forced_eos_token_id": -2}, "forced_eos_token_id is -2, not a token's id, or -1"),
         ({"processors": [1]}, r"processors is \[1\], not a list of functions"),
-        ({"stop": 3}, "stop is 3, not a text or a list of texts"),
+        ({"stop": 3}, "stop is 3, not a non-empty text or a list of them"),
         ({"target_lang": "de\ud800"}, r"target_lang is 'de\\ud800', not a language's code"),
         ({"early_stopping": 1}, "early_stopping is 1, not True, False or never"),
         ({"num_samples": 2}, "num_samples above 1 needs temp above 0"),
