@@ -1,14 +1,14 @@
-"""Measure what speculation gives on this machine, and why.
+"""Measure how much speculation gains on this machine, and why.
 
-python benchmark.py                  the embedded pair, widened to the size of t5-large and t5-small
+python benchmark.py                  the embedded pair, widened to t5-large and t5-small
 python benchmark.py --model flan-t5-xl --draft-model flan-t5-small
-python benchmark.py --baselines      beside transformers and CTranslate2
+python benchmark.py --baselines      next to transformers and CTranslate2
 """
 
 from terminal import interrupts
 
 if __name__ == "__main__":
-    interrupts.expect()  # also while what follows is imported
+    interrupts.expect()  # before the slow imports below
 
 import blas  # noqa: F401 (before mlx)
 
@@ -32,28 +32,37 @@ from text.prompts import check_prompt
 
 
 def parse_args(argv: list[str] | None = None):
-    parser = cli.Parser(prog="benchmark.py", description="Measure speculative decoding.")
+    parser = cli.Parser(
+        prog="benchmark.py", description="Measure plain and speculative decoding on this machine."
+    )
     flag, named = parser.add_argument, ", ".join(SHAPES | CAUSAL_SHAPES)
     flag("--model", help="a converted target (default: the embedded pair, widened to --sizes)")
-    flag("--draft-model", help="a converted draft model for it")
-    flag("--source-lang", metavar="CODE", help="for a model of several languages")
-    flag("--target-lang", metavar="CODE", help="for a model of several languages")
+    flag("--draft-model", help="a converted draft model for --model")
+    flag("--source-lang", metavar="CODE", help="language of the source, if multilingual")
+    flag("--target-lang", metavar="CODE", help="language of the output, if multilingual")
     sizes: Any = dict(nargs=2, choices=[*SHAPES, *CAUSAL_SHAPES], metavar=("TARGET", "DRAFT"))
     usual = ("t5-large", "t5-small")
-    flag("--sizes", **sizes, default=usual, help=f"of {named} (default: {' '.join(usual)})")
-    flag("--prompt-file", help="a prompt a line (default: the demo's)")
-    few = "how many of the demo's prompts, of each task (default: %(default)s)"
+    flag("--sizes", **sizes, default=usual, help=f"two of {named} (default: {' '.join(usual)})")
+    flag("--prompt-file", help="one prompt per line (default: the demo's)")
+    few = "how many of the demo's prompts per task (default: %(default)s)"
     flag("--examples", type=cli.positive, default=6, help=few)
     number: Any = reading("num_draft") | dict(nargs="+", default=[*range(1, 9), "auto"])
-    flag("--num-draft", **number, help="(default: 1 to 8, and auto)")
-    drafts = "what drafts (default: the draft model, and both with auto; without one, lookup)"
+    flag("--num-draft", **number, help="draft lengths (default: 1 to 8, and auto)")
+    drafts = "what drafts (default: model, plus both with auto; lookup without a draft model)"
     flag("--drafter", nargs="+", choices=["model", "lookup", "both"], help=drafts)
-    flag("--batch-size", nargs="+", type=cli.positive, default=[1], metavar="B")
-    turn = "prompts that one way of decoding has before the next (default: the largest batch)"
+    flag(
+        "--batch-size",
+        nargs="+",
+        type=cli.positive,
+        default=[1],
+        metavar="B",
+        help="batch sizes (default: 1)",
+    )
+    turn = "prompts that each way decodes per turn (default: the largest batch)"
     flag("--per-turn", type=cli.positive, metavar="N", help=turn)
-    flag("--kinds", nargs="+", choices=KINDS, help="of the demo's tasks, each in its own table")
-    flag("--max-tokens", type=cli.positive, default=128, help="(default: %(default)s)")
-    beside = "beside transformers and CTranslate2, or mlx-lm, if installed"
+    flag("--kinds", nargs="+", choices=KINDS, help="tasks of the demo, each with its own table")
+    flag("--max-tokens", type=cli.positive, default=128, help="per output (default: %(default)s)")
+    beside = "compare with transformers and CTranslate2, or with mlx-lm, if installed"
     flag("--baselines", action="store_true", help=beside)
     args = parser.parse_args(argv)
     check(args, parser)
@@ -61,27 +70,27 @@ def parse_args(argv: list[str] | None = None):
 
 
 def check(args, parser: cli.Parser) -> None:
-    """Find the mistakes of a command line before anything is measured, and say what drafts."""
+    """Check the command line before anything is measured, and set `args.ways`: drafters and draft lengths."""
     if len({size in CAUSAL_SHAPES for size in args.sizes}) > 1:
-        parser.error("--sizes are both of T5 or both of Llama")
+        parser.error("--sizes must be two T5 sizes or two Llama sizes")
     has_draft = bool(args.draft_model or not args.model)
     drafters = args.drafter or (["model"] if has_draft else ["lookup"])
     args.ways = [(d, k) for d in drafters for k in args.num_draft]
-    if has_draft and not args.drafter:  # `auto` as main.py has it
+    if has_draft and not args.drafter:  # `auto` as in main.py
         args.ways += [("both", k) for k in args.num_draft if k == "auto"]
     check_models(args, parser)
     if not has_draft and {"model", "both"} & set(drafters):
-        parser.error("--drafter model and both need --draft-model")
+        parser.error("--drafter model and --drafter both need --draft-model")
     if args.baselines and args.model:
-        parser.error("--baselines is for the embedded pairs")
+        parser.error("--baselines works with the embedded pairs only, not with --model")
     if args.kinds and args.prompt_file:
-        parser.error("--kinds are the demo's; --prompt-file has prompts of its own")
+        parser.error("--kinds selects the demo's prompts; it does not go with --prompt-file")
     for num_draft in args.num_draft:
         Options(num_draft=num_draft)  # or InputError
 
 
 def texts(args) -> dict[str, list[str]]:
-    """The prompts of each table."""
+    """Table name -> its prompts."""
     if args.prompt_file is not None:
         file = PromptFile(args.prompt_file, lambda line, reason: None)
         found = [check_prompt(prompt).text for prompt in file]
@@ -93,7 +102,7 @@ def texts(args) -> dict[str, list[str]]:
 
 
 def others(args, target: Any, draft: Any) -> dict[str, OtherWay]:
-    """The ways of other libraries to decode tokens."""
+    """Name -> a way of another library to decode tokens."""
     if not args.baselines:
         return {}
     if args.sizes[0] in CAUSAL_SHAPES:
@@ -105,7 +114,7 @@ def others(args, target: Any, draft: Any) -> dict[str, OtherWay]:
 
 
 def speed(args) -> dict:
-    """Print a table of ways to decode and what limits them, for each kind of text; all of it as data."""
+    """Print a table of ways to decode, and their limits, for each kind of text; return all of it as data."""
     asked, reports = texts(args), {}
     if args.model:
         target, draft = (load(name)[0] if name else None for name in (args.model, args.draft_model))
@@ -121,7 +130,7 @@ def speed(args) -> dict:
 def compare(
     args, target: Any, draft: Any | None, prompts: list[str], theirs: dict[str, OtherWay]
 ) -> dict:
-    """One table, of our ways and theirs."""
+    """Print one table, of our ways and theirs; return it as data."""
     options = {name: getattr(args, name) for name in ("max_tokens", "source_lang", "target_lang")}
     rows, settings, seed = decoder(target), Options(**options), RowSeeds(0)
     tokens = {prompt: rows.row(prompt, settings, seed).prompt for prompt in prompts}

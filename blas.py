@@ -1,9 +1,9 @@
 """A fast BLAS for MLX's CPU backend on Linux: import this before mlx.
 
-The wheel mlx[cpu] brings the reference BLAS, several times too slow, with which drafting gains nothing: see
-docs/tried.md. libmlx asks for cblas_sgemm by name, and the dynamic linker takes the first in the process's global
-scope. OpenBLAS is a wheel of requirements.txt, which calls it scipy_cblas_sgemm; products of 2 to 30 rows go to BLIS
-where the system has it. Nothing is done on macOS, with MLX's CUDA backend, or where LD_PRELOAD names a BLAS.
+The wheel mlx[cpu] brings the reference BLAS, which is several times slower; with it drafting gains nothing (see
+docs/tried.md). libmlx looks cblas_sgemm up by name, and the dynamic linker takes the first one in the process's global
+scope. We put OpenBLAS there, from a wheel in requirements.txt that calls it scipy_cblas_sgemm. Products of 2 to 30 rows
+go to BLIS if the system has it. Nothing happens on macOS, with MLX's CUDA backend, or if LD_PRELOAD names a BLAS.
 """
 
 import contextlib
@@ -20,9 +20,10 @@ from pathlib import Path
 
 SWITCH = "SPECULATIVE_BLAS"  # 0: keep MLX's own
 
-# On x86-64 (on ARM OpenBLAS does so itself) a product of one row, cblas_sgemm(row major, A as it is, B transposed, 1, N,
-# K, ...), becomes cblas_sgemv(row major, B as it is, N, K, ...), which reads W twice as fast; its arguments take the
-# places of sgemm's (System V ABI, AMD64 supplement, 3.2.3). Up to 30 rows of 2^18 weights or more go to BLIS.
+# On x86-64, turn a product of one row, cblas_sgemm(row major, A not transposed, B transposed, 1, N, K, ...), into
+# cblas_sgemv(row major, B not transposed, N, K, ...), which reads B twice as fast (on ARM, OpenBLAS does this itself).
+# sgemv's arguments take the places of sgemm's (System V ABI, AMD64 supplement, 3.2.3). Products of 2 to 30 rows with
+# 2^18 weights or more go to BLIS.
 _SGEMM = bytes.fromhex(
     "83fe6f 7553 83fa70 754e"  # cmp esi, 111; jne others; cmp edx, 112; jne others
     "83f901 7530"  # cmp ecx, 1; jne few
@@ -39,27 +40,28 @@ _SGEMM = bytes.fromhex(
     "ff2510000000"  # others: jmp [others]
 )
 _THREADS = Path("/proc/self/task")
-# BLIS's build with OpenMP, in Debian and Ubuntu, and in Fedora. That with pthreads makes threads for each product.
+# BLIS built with OpenMP, on Debian and Ubuntu, and on Fedora. The pthreads build starts threads for each product.
 _BLIS = ("usr/lib/*/blis-openmp/libblis.so.*", "usr/lib64/libbliso.so.*")
-# How long idle threads look for work. By default so long that two processes decode at a seventh of the speed.
+# How long idle threads spin. With the defaults, two processes side by side decode at a seventh of the speed.
 _LOOKING = {"OPENBLAS_THREAD_TIMEOUT": "20", "GOMP_SPINCOUNT": "30000"}
 
 
 def load() -> tuple[str, str]:
-    """Name a fast cblas_sgemm globally: the files it is from, and why there is none; both "" where none is wanted."""
+    """Make a fast cblas_sgemm global. Returns the names of its files, and the reason if there is none; both are ""
+    if none is needed."""
     has_cpu = sys.platform == "linux" and any(importlib.metadata.distributions(name="mlx-cpu"))
     preloaded = any(name in os.environ.get("LD_PRELOAD", "") for name in ("blas", "blis", "mkl"))
     if not has_cpu or preloaded or os.environ.get(SWITCH) == "0":
         return "", ""
     if "mlx.core" in sys.modules:
-        return "", "mlx was imported before it could be loaded: import decoder first"
+        return "", "mlx was imported first; import decoder before mlx"
     package = importlib.util.find_spec("scipy_openblas32")
     if package is None or package.origin is None:
         return "", "scipy-openblas32 is not installed: pip install -r requirements.txt"
     path = Path(package.origin).parent / "lib/libscipy_openblas.so"
     cores, threads, given = physical_cores(), set(_THREADS.iterdir()), dict(os.environ)
     numbers = dict.fromkeys(("OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS"), str(len(cores)))
-    os.environ.update(numbers | _LOOKING | given)  # read while the libraries are loaded
+    os.environ.update(numbers | _LOOKING | given)  # the libraries read these when loaded
     try:
         openblas = ctypes.CDLL(str(path))
         product, blis = _address(openblas, "scipy_cblas_sgemm"), ""
@@ -68,7 +70,7 @@ def load() -> tuple[str, str]:
             product = sgemm(_address(openblas, "scipy_cblas_sgemv"), few_rows or product, product)
         name_globally("cblas_sgemm", product)
     except (OSError, AttributeError, KeyError) as error:
-        return "", f"{path} cannot be loaded: {error}"
+        return "", f"cannot load {path}: {error}"
     finally:
         for name in _LOOKING.keys() - given.keys():
             del os.environ[name]
@@ -78,7 +80,7 @@ def load() -> tuple[str, str]:
 
 
 def _blis() -> tuple[str, int]:
-    """The file's name and the address of its sgemm; "" and 0 where the system has none."""
+    """The name of BLIS's file and the address of its sgemm; "" and 0 if the system has none."""
     for path in (path for pattern in _BLIS for path in Path("/").glob(pattern)):
         return path.name, _address(ctypes.CDLL(str(path)), "cblas_sgemm")
     return "", 0
@@ -89,23 +91,29 @@ def _address(library: ctypes.CDLL, name: str) -> int:
 
 
 def sgemm(gemv: int, few_rows: int, others: int) -> int:
-    """The address of a new cblas_sgemm for x86-64, which hands each product to one of the functions at these."""
+    """The address of a new cblas_sgemm for x86-64 that passes each product on to one of these functions' addresses."""
     memory = mmap.mmap(-1, 1 << 12, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     memory.write(_SGEMM + struct.pack("<3Q", gemv, few_rows, others))
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))  # for ever: threads compute to the end
+    ctypes.pythonapi.Py_IncRef(
+        ctypes.py_object(memory)
+    )  # never freed: threads use it until the process ends
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
 def name_globally(name: str, address: int) -> None:
-    """Give a function a name in the process's global scope: load a library made in memory, the least that the
-    dynamic linker takes (System V ABI, chapters 4 and 5; ELF, 64 bits)."""
+    """Give a function a name in the process's global scope, by loading a minimal shared library made in memory
+    (System V ABI, chapters 4 and 5; ELF, 64 bits)."""
     names = b"\0" + name.encode() + b"\0"
     table = struct.pack("<12Q", 4, 376, 5, 396, 6, 328, 10, len(names), 11, 24, 0, 0)
     symbol = struct.pack("<IBBHQQ", 1, 0x12, 0, 0xFFF1, address, 0)  # a global function
     hashes = struct.pack("<5I", 1, 2, 1, 0, 0)
-    kind = (3, {"x86_64": 62, "aarch64": 183}[platform.machine()], 1)  # a library for it
+    kind = (
+        3,
+        {"x86_64": 62, "aarch64": 183}[platform.machine()],
+        1,
+    )  # a shared library for this machine
     image = struct.pack("<16s2HI3QI6H", b"\x7fELF\2\1\1", *kind, 0, 64, 0, 0, 64, 56, 3, 64, 0, 0)
-    # To load, and the table in it, both to read and write; no executable stack.
+    # Segments: the whole library and its dynamic table, both read-write; no executable stack.
     for use, at, size in ((1, 0, 396 + len(names)), (2, 232, 96), (0x6474E551, 0, 0)):
         image += struct.pack("<IIQQQQQQ", use, 6, at, at, at, size, size, 1 << 16)
     file = os.memfd_create("names")
@@ -115,7 +123,7 @@ def name_globally(name: str, address: int) -> None:
 
 
 def physical_cores() -> list[int]:
-    """The cores that this process may use, each by the number of one of its threads."""
+    """The physical cores that this process may use, each as the number of one of its hardware threads."""
     cores: dict[object, int] = {}
     for cpu in sorted(os.sched_getaffinity(0)):
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
@@ -124,17 +132,17 @@ def physical_cores() -> list[int]:
 
 
 def _bind(before: set[Path], cores: list[int]) -> None:
-    """Give each thread that computes a core, worth an eighth. They begin in this order: OpenBLAS's, one less than
-    cores, when it is loaded; MLX's; BLIS's, as many as OpenBLAS's."""
+    """Bind each computing thread to a core, which gains an eighth. They start in this order: OpenBLAS's, one fewer than
+    the cores, when it is loaded; MLX's; and as many of BLIS's as of OpenBLAS's."""
     import mlx.core as mx
 
     mx.eval(mx.ones((2, 512)) @ mx.ones((512, 512)).T)
     new = sorted(int(thread.name) for thread in set(_THREADS.iterdir()) - before)
-    with contextlib.suppress(OSError):  # where the system does not allow it
+    with contextlib.suppress(OSError):  # if the system forbids it
         for thread, core in zip(new, cores[1:] + cores, strict=False):
             os.sched_setaffinity(thread, {core})
 
 
 loaded, problem = load()
 if problem:
-    warnings.warn(f"products will be slow, up to eight times: {problem}", stacklevel=3)
+    warnings.warn(f"matrix products will be up to eight times slower: {problem}", stacklevel=3)

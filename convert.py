@@ -1,5 +1,5 @@
-"""Convert a Hugging Face checkpoint to a folder that main.py loads: weights.npz, config.json
-and the tokenizer's files.
+"""Convert a Hugging Face checkpoint to a folder that main.py loads: weights.npz, config.json and
+tokenizer files.
 
     python convert.py --model google/flan-t5-base
     python convert.py --model path/to/checkpoint --dtype float32
@@ -9,7 +9,7 @@ and the tokenizer's files.
 from terminal import interrupts
 
 if __name__ == "__main__":
-    interrupts.expect()  # also while what follows is imported
+    interrupts.expect()  # before the slow imports below
 
 import contextlib
 import fcntl
@@ -33,12 +33,12 @@ from text.generation import FILE as GENERATION
 
 
 def read_config(folder: Path) -> dict:
-    """The raw config.json, with the token ids that transformers' generate would use."""
+    """The raw config.json, with the token ids that transformers' `generate` would use."""
     raw = read_json(folder / "config.json")
     if "converted_from" in raw:
-        raise InputError(f"{folder} is a converted model already; convert what it was made from")
+        raise InputError(f"{folder} is already converted; convert the checkpoint it was made from")
     if (architecture := architecture_of(raw)).endswith("EncoderModel"):
-        raise InputError(f"{folder}: {architecture}, an encoder without a decoder")
+        raise InputError(f"{folder}: {architecture} has no decoder, so it cannot generate text")
     if (folder / GENERATION).exists():
         given = read_json(folder / GENERATION).items()
         raw |= {k: v for k, v in given if k.endswith("_token_id") and v is not None}
@@ -46,8 +46,8 @@ def read_config(folder: Path) -> dict:
 
 
 def converted_size(folder: Path, dtype: str, quantization: Quantization | None = None) -> int:
-    """The bytes that the weights of a folder's config.json, which need not be there, take when
-    converted. InputError for a model that cannot be converted."""
+    """Bytes of the weights once converted, computed from the folder's config.json alone: the weights may be
+    missing. InputError for a model that cannot be converted."""
     with naming(folder):
         raw = read_config(folder)
         family = family_of(raw)
@@ -57,12 +57,14 @@ def converted_size(folder: Path, dtype: str, quantization: Quantization | None =
 
 @contextlib.contextmanager
 def _lock(output: Path) -> Iterator[None]:
-    """Hold the file lock beside `output`, or wait for it; the system frees it when a process dies."""
+    """Wait for the file lock beside `output` and hold it; the system frees it when a process dies."""
     with open(output.parent / f".{output.name}.lock", "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(InputError(f"waiting for another conversion to {output}"), file=sys.stderr)
+            print(
+                InputError(f"waiting for another conversion to {output} to finish"), file=sys.stderr
+            )
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -78,21 +80,21 @@ def convert(
 ) -> Path:
     """Convert `model`, a hub id or a folder, and return the converted folder.
 
-    The default output is mlx_models/<last part of the name>. It appears whole or not at all. An
-    output that exists raises InputError, unless `force` (replace it) or `exist_ok` (leave it).
-    Memory does not grow with the checkpoint: weights pass through in blocks.
+    The default output is mlx_models/<last part of the name>. It appears complete or not at all. If it
+    exists, raise InputError, unless `force` (replace it) or `exist_ok` (keep it). Weights are converted
+    in blocks, so memory does not grow with the checkpoint.
     """
     output = output or converted_path(model)
     output.parent.mkdir(parents=True, exist_ok=True)
     with _lock(output):
         partial, old = (output.parent / f".{output.name}.{kind}" for kind in ("partial", "old"))
-        shutil.rmtree(partial, ignore_errors=True)  # which a crash left
+        shutil.rmtree(partial, ignore_errors=True)  # left by a crash
         if old.exists() and not output.exists():  # killed while replacing it
             old.rename(output)
         if output.exists() and exist_ok:
             return output
         if output.exists() and not force:
-            raise InputError(f"{output} exists already; --force replaces it")
+            raise InputError(f"{output} already exists; --force replaces it")
         if output.exists() and not (output / WEIGHTS).exists() and not is_causal(output):
             raise InputError(f"{output} is not a converted model; --force does not replace it")
         try:
@@ -119,7 +121,7 @@ def convert(
 
 
 def _size(folder: Path, dtype: str, quantization: Quantization | None) -> int | None:
-    """As `converted_size`; None for a model of mlx-lm's, which fetches its own weights."""
+    """Like `converted_size`; None for a model that mlx-lm converts: mlx-lm fetches the weights itself."""
     return None if _for_mlx_lm(folder) else converted_size(folder, dtype, quantization)
 
 
@@ -138,8 +140,8 @@ def _write(
         config = family.config.from_hub(raw, tensors)
         build(family, config, {name: tensor.shape for name, tensor in tensors.items()})
         if raw.get("feed_forward_proj") == "gelu" and config.to_dict().get("gated"):
-            # In some copies of flan-t5-xxl.
-            note = "gelu in config.json, gated weights: taken for gated-gelu"
+            # Some copies of flan-t5-xxl have this.
+            note = "config.json says gelu, but the weights are gated: using gated-gelu"
             print(f"{source}: {note}", file=sys.stderr)
         family.write_tokenizer(source, output)
         read_tokenizers(output, config)
@@ -153,7 +155,10 @@ def _write(
 
 
 def parse_args(argv: list[str] | None = None):
-    parser = cli.Parser(prog="convert.py", description="Convert a Hugging Face checkpoint to MLX.")
+    parser = cli.Parser(
+        prog="convert.py",
+        description="Turn a Hugging Face checkpoint into a folder that main.py loads.",
+    )
     flag = parser.add_argument
     flag(
         "--model", type=cli.name, required=True, help="a name on the Hugging Face hub, or a folder"
@@ -164,15 +169,22 @@ def parse_args(argv: list[str] | None = None):
         "--dtype",
         choices=DTYPES,
         default=DEFAULT_DTYPE,
-        help="of the weights (default: %(default)s)",
+        help="type of the weights (default: %(default)s)",
     )
-    smaller = "quantize the weights: smaller, less exact"
+    smaller = "quantize the weights: smaller, but less precise"
     flag("-q", "--quantize", action="store_true", help=smaller)
-    modes = "of quantization (default: affine; others are micro-scaled)"
+    modes = "quantization mode; all but affine are microscaling formats (default: affine)"
     flag("--q-mode", choices=MODES, help=modes)
-    flag("--q-bits", type=int, choices=BITS, help="per weight (default: 4)")
-    flag("--q-group-size", type=int, choices=GROUP_SIZES, help="weights of a scale (default: 64)")
-    flag("--revision", type=cli.name, help="a branch, tag or commit on the hub")
+    flag(
+        "--q-bits", type=int, choices=BITS, help="bits per weight (default: the mode's; affine: 4)"
+    )
+    flag(
+        "--q-group-size",
+        type=int,
+        choices=GROUP_SIZES,
+        help="weights per scale (default: the mode's; affine: 64)",
+    )
+    flag("--revision", type=cli.name, help="branch, tag or commit on the hub")
     flag("--force", action="store_true", help="replace an earlier conversion")
     args = parser.parse_args(argv)
     if not args.quantize and (args.q_mode or args.q_bits or args.q_group_size):

@@ -1,4 +1,4 @@
-"""The one exception that every part raises for what a user gave."""
+"""The one exception that every part raises for a user's mistake."""
 
 import contextlib
 from collections.abc import Iterator
@@ -6,16 +6,16 @@ from pathlib import Path
 
 
 class InputError(ValueError):
-    """What the user gave cannot be used. The message is one line: what is wrong, what to do."""
+    """Something the user gave cannot be used. The message is one line: what is wrong, what to do."""
 
     def __str__(self) -> str:
-        text = super().__str__()[:9999]  # which may quote a hostile file's names
+        text = super().__str__()[:9999]  # may quote names from a hostile file
         return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """InputErrors from here name `path`, or a file in it."""
+    """Let every InputError raised inside name `path`, or a file in it."""
     try:
         yield
     except InputError as error:

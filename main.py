@@ -1,4 +1,4 @@
-"""Decode prompts, speculatively where there is a draft model or something to copy.
+"""Generate text for prompts, speculatively if there is a draft model or something to copy.
 
 python main.py --prompt "translate number to German: 1284"
 python main.py --model t5-11b --draft-model t5-small --prompt "summarize: ..."
@@ -7,7 +7,7 @@ python main.py --model t5-11b --draft-model t5-small --prompt "summarize: ..."
 from terminal import interrupts
 
 if __name__ == "__main__":
-    interrupts.expect()  # also while what follows is imported
+    interrupts.expect()  # before the slow imports below
 
 import argparse
 import functools
@@ -41,61 +41,65 @@ from text.memory import MemoryFile, Pair
 from text.prompts import check_prompt
 
 Done = Callable[[Response], None]
-# Without effect on beams
+# Have no effect with beam search
 DRAFTING = "draft_model draft_vocabulary num_draft lookup delta reference memory".split()
-BEAMS = ("length_penalty", "early_stopping")  # without effect on anything else
-SAMPLING = ("top_k", "top_p", "min_p", "seed", "acceptance")  # without effect on greedy texts
+BEAMS = ("length_penalty", "early_stopping")  # have no effect without beam search
+SAMPLING = ("top_k", "top_p", "min_p", "seed", "acceptance")  # have no effect on greedy decoding
 ALONE = """\
-main.py wants a text (--prompt) or many (--prompt-file). With the pair of models in the repository:
+main.py needs a prompt (--prompt) or a file of prompts (--prompt-file). With the embedded pair of models:
   python main.py --prompt "translate number to German: 1284"
-With a model of the Hugging Face hub, converted once (docs/models.md has a list):
+With a model from the Hugging Face hub, converted once (docs/models.md lists models):
   python convert.py --model google/flan-t5-base && python main.py --model flan-t5-base --prompt "Why is the sky blue?"
-All options: python main.py --help; what they mean: docs/using.md
+All options: python main.py --help; explained in docs/using.md
 """
 
 
 def parse_args(argv: list[str] | None = None):
-    parser = cli.Parser(prog="main.py", description="Speculative decoding on MLX.")
+    parser = cli.Parser(
+        prog="main.py",
+        description="Generate text with speculative decoding: the target model's own output, in fewer "
+        "passes through it.",
+    )
     flag = parser.add_argument
     add_models(parser)
-    flag("--prompt", "-p", help="the text to work on, or - for standard input")
+    flag("--prompt", "-p", help="the prompt; - reads it from standard input")
     flag(
         "--prompt-file",
         type=cli.name,
         metavar="FILE",
-        help="many texts, - for standard input: one a line, or JSON lines with a field prompt when "
+        help="a file of prompts, one per line; - reads standard input; JSON lines with a field prompt if "
         "the name ends in .jsonl or the first line begins with {",
     )
     flag(
         "--batch-size",
         type=cli.count,
         default=argparse.SUPPRESS,
-        help=f"texts of the prompt file to decode side by side (default: {BATCH_SIZE})",
+        help=f"prompts of the file to decode in one batch (default: {BATCH_SIZE})",
     )
     add_memory(parser)
-    flag("--memory-append", action="store_true", help="add this run's texts to it")
+    flag("--memory-append", action="store_true", help="add this run's prompts and outputs to it")
     add_decoding_options(parser)
-    flag("--system-prompt", metavar="TEXT", help="for a model with a chat template")
-    text = "give a model with a chat template the text as it is"
+    flag("--system-prompt", metavar="TEXT", help="system prompt, for a model with a chat template")
+    text = "do not put the prompt into the model's chat template"
     flag("--ignore-chat-template", action="store_true", help=text)
-    text = "print a JSON object per text, as soon as it is ready, instead of the text"
+    text = "print each output as a JSON object instead of text, as soon as it is finished"
     flag("--json", action="store_true", help=text)
-    flag("--verbose", action="store_true", help="end with statistics on stderr")
+    flag("--verbose", action="store_true", help="print statistics to stderr at the end")
     text = (
-        "on a terminal, colour the text by where it comes from: copied, drafted, corrected by "
-        "the target or its own; in brackets where there is no colour, nothing in a pipe"
+        "on a terminal, colour each token by its origin: copied, drafted, corrected by the target, "
+        "or the target's own; brackets if the terminal has no colour"
     )
     flag("--show-draft", action="store_true", help=text)
     args = parser.parse_args(argv)
     if not (sys.argv[1:] if argv is None else argv):
         parser.exit(cli.USAGE_ERROR, ALONE)
     if (args.prompt is None) == (args.prompt_file is None):
-        parser.error("give a text with --prompt, or many with --prompt-file")
+        parser.error("give either --prompt or --prompt-file")
     check_models(args, parser)
     if args.memory_append and not args.memory:
         parser.error("--memory-append needs --memory")
     if args.show_draft and args.json:
-        parser.error("--show-draft colours text; with --json see the field origins")
+        parser.error("--show-draft colours text; with --json, read the field origins instead")
     return args
 
 
@@ -103,7 +107,7 @@ def read_prompt(argument: str) -> str:
     if argument != "-":
         return argument
     try:
-        return sys.stdin.buffer.read().decode("utf-8-sig")  # a byte-order mark is no text
+        return sys.stdin.buffer.read().decode("utf-8-sig")  # drops a byte-order mark
     except UnicodeDecodeError:
         raise InputError("standard input is not UTF-8 text") from None
 
@@ -122,7 +126,7 @@ def as_json(index: int, response: Response) -> str:
 
 
 def in_template(args, model) -> Callable[[str], list[int]] | None:
-    """What puts a prompt into the model's chat template, as mlx-lm does; None: it has none."""
+    """A function that puts a prompt into the model's chat template, as mlx-lm does; None if there is no template."""
     if getattr(model, "chat", None) is None:
         if args.system_prompt is not None or args.ignore_chat_template:
             raise InputError("this model has no chat template")
@@ -135,7 +139,7 @@ def in_template(args, model) -> Callable[[str], list[int]] | None:
 
 
 def show_draft(args, write: Callable[..., None]) -> Callable[[Response], str]:
-    """What makes a response into the text to show. With --show-draft, `write`s what it means."""
+    """A function from a response to the text to show. With --show-draft, `write`s the legend of colours."""
     if not args.show_draft:
         return lambda response: response.text
     from terminal.colours import legend, marks_for, painted
@@ -147,18 +151,18 @@ def show_draft(args, write: Callable[..., None]) -> Callable[[Response], str]:
 
 
 def print_summary(args, decoder, options: Options, summary: Summary, began: float) -> None:
-    """Say on stderr what has cut texts; with --verbose, what decoding took."""
+    """Say on stderr which limit cut texts off; with --verbose, print statistics."""
     if summary.cut:
         texts = f"{summary.cut} of {summary.texts} texts" if args.prompt_file else "the text"
         taken = decoder.model.generation.taken(options)
         setting = next((name for name in ("max_new_tokens", "max_length") if name in taken), None)
         limit = options.max_tokens or MAX_TOKENS
-        reason = f"--max-tokens {limit} has cut {texts}; raise it for the rest"
+        reason = f"--max-tokens {limit} cut {texts} short; raise it for the rest"
         if setting:
             limit = taken[setting]
-            reason = f"the checkpoint's {setting} {limit} has cut {texts}; see --max-tokens"
+            reason = f"the checkpoint's {setting}={limit} cut {texts} short; see --max-tokens"
         elif summary.longest_cut < limit:
-            reason = f"{texts} ended where the model's positions do"
+            reason = f"the model's maximum length cut {texts} short"
         print(reason, file=sys.stderr)
     if args.verbose:
         print("\n".join(summary.lines(time.perf_counter() - began)), file=sys.stderr)
@@ -194,11 +198,11 @@ def answer_file(
     ranks: Ranks,
     remember: Done = lambda response: None,
 ) -> None:
-    """Decode the prompts of a file. Lines without a prompt are reported and make the exit code 1."""
+    """Decode the prompts of a file. Report lines without a usable prompt; they make the exit code 1."""
     from tqdm import tqdm
 
     def write(text: str, file=sys.stdout) -> None:
-        with tqdm.external_write_mode(file):  # sets the progress bar aside on a terminal
+        with tqdm.external_write_mode(file):  # moves the progress bar out of the way
             print(text, file=file, flush=True)
 
     def report(line: int, reason: str) -> None:
@@ -206,7 +210,7 @@ def answer_file(
         for sample in range(samples):
             output.put(line * samples + sample, "")
 
-    # A prompt that is too long for the model is a bad line, too.
+    # A prompt that is too long for the model is a bad line too.
     unlimited = decoder.model.config.max_prompt_tokens is None
     check = check_prompt if unlimited else functools.partial(decoder.check, options=options)
     file = PromptFile(args.prompt_file, report, ranks, check)
@@ -228,7 +232,7 @@ def answer_file(
         except (Exception, KeyboardInterrupt) as error:
             if output.reached >= samples and not isinstance(error, BrokenPipeError):
                 n = output.reached // samples
-                write(f"{file.name}: answered up to line {n}; go on with {n + 1}", sys.stderr)
+                write(f"{file.name}: answered up to line {n}; resume at line {n + 1}", sys.stderr)
             raise
     print_summary(args, decoder, options, summary, began)
     if file.bad_lines:
@@ -236,13 +240,13 @@ def answer_file(
 
 
 def report_unused(given: dict, options: Options) -> None:
-    """Say on stderr which of the flags given have no effect."""
+    """Say on stderr which of the given flags have no effect."""
     beams = options.num_beams > 1
     for names, unused, reason in (
         (("batch_size",), given["prompt_file"] is None, "without --prompt-file"),
         (SAMPLING, options.temp == 0, "at temperature 0; see --temp"),
         (("logprobs",), not given["json"], "without --json"),
-        (DRAFTING, beams, "with --num-beams, which drafts nothing"),
+        (DRAFTING, beams, "with --num-beams, which does not draft"),
         (BEAMS, not beams, "without --num-beams"),
     ):
         for name in names:
@@ -251,32 +255,32 @@ def report_unused(given: dict, options: Options) -> None:
 
 
 def report_generation(model, options: Options, verbose: bool) -> None:
-    """Say on stderr which of the checkpoint's generation settings are ignored and, when `verbose`, which count."""
+    """Say on stderr which of the checkpoint's generation settings are ignored and, if `verbose`, which are used."""
     ignored = dict(model.generation.not_done)
     beams = ignored.get("num_beams")
     if options.num_beams > 1:
         ignored.pop("num_beams", None)
     hint = f" (use --num-beams {beams})" if "num_beams" in ignored else ""
     taken = model.generation.taken(options) if verbose else {}
-    for what, settings, after in (("ignored", ignored, hint), ("taken", taken, "")):
+    for what, settings, after in (("ignored", ignored, hint), ("used", taken, "")):
         if settings:
             listed = ", ".join(f"{name}={value}" for name, value in settings.items())
             print(f"{what} from generation_config.json: {listed}{after}", file=sys.stderr)
 
 
 def report_alone(decoder: SpeculativeDecoder) -> None:
-    """Say on stderr that texts cannot be decoded side by side, where they cannot."""
+    """Say on stderr if the model cannot decode in batches."""
     if decoder.at_most(2) == 1:
-        print("this model decodes one text at a time (docs/mlx_lm_models.md)", file=sys.stderr)
+        print("this model decodes one prompt at a time (docs/mlx_lm_models.md)", file=sys.stderr)
 
 
 def check_ranks(args, ranks: Ranks) -> None:
-    """InputError where the ranks cannot do the same."""
+    """InputError unless all ranks were started with the same arguments, program and memory."""
     if "-" in (args.prompt, args.prompt_file):
         raise InputError(
-            "under mlx.launch standard input has no end; use --prompt-file with a file"
+            "mlx.launch does not pass on the end of standard input; use --prompt-file with a file"
         )
-    # Paths; what they lead to is compared or shared
+    # Paths may differ; the files behind them are compared or shared
     own = {"model", "draft_model", "draft_vocabulary", "prompt_file", "memory"}
     asked = {name: value for name, value in vars(args).items() if name not in own}
     root = Path(__file__).resolve().parent
@@ -301,7 +305,7 @@ def answer(args, ranks: Ranks) -> None:
     if ranks.size > 1:
         check_ranks(args, ranks)
     elif args.prompt_file not in (None, "-"):
-        Path(args.prompt_file).stat()  # where it is missing, said before models are loaded
+        Path(args.prompt_file).stat()  # report a missing file before models are loaded
     if args.model is None:
         args.model = ranks.in_turn(lambda: demo_model("target"))
         args.draft_model = ranks.in_turn(lambda: demo_model("draft"))
@@ -312,14 +316,14 @@ def answer(args, ranks: Ranks) -> None:
     report_generation(model, options, args.verbose)
     if hasattr(model, "progress"):
         model.progress = Reading()
-    growing = MemoryFile(args.memory) if args.memory_append else None  # made where there is none
+    growing = MemoryFile(args.memory) if args.memory_append else None  # creates the file if needed
     memory = read_memory(args.memory) if args.memory else None
     tokens = read_draft_vocabulary(args.draft_vocabulary, tokenizer) if draft_model else None
     encode = in_template(args, model)
     decoder = SpeculativeDecoder(model, tokenizer, draft_model, encode, memory, tokens)
 
     def remember(response: Response) -> None:
-        """Add a text that was written to its end to the memory."""
+        """Add the text to the memory if it is finished and new."""
         pair = Pair(response.prompt, response.text, options.source_lang, options.target_lang)
         whole = response.finish_reason == "stop" and response.sample == ranks.rank == 0
         if growing and memory and whole and pair not in memory:

@@ -1,4 +1,4 @@
-"""Serve a model over HTTP: drafts and batches together, in OpenAI's protocol, with a page that shows them.
+"""Serve a model over HTTP with OpenAI's protocol: drafts in continuous batches, and a page that shows them.
 
 python serve.py
 python serve.py --model t5-11b --draft-model t5-small --port 8080
@@ -7,7 +7,7 @@ python serve.py --model t5-11b --draft-model t5-small --port 8080
 from terminal import interrupts
 
 if __name__ == "__main__":
-    interrupts.expect()  # also while what follows is imported
+    interrupts.expect()  # before the slow imports below
 
 import ipaddress
 import logging
@@ -36,35 +36,47 @@ from terminal.flags import (
     read_memory,
 )
 
-COUNTS = {  # flags: their defaults, and what they count
-    "batch-size": (BATCH_SIZE, "texts to decode side by side"),
-    "queue": (256, "texts that may wait beside them; more are refused"),
-    "max-prompt-tokens": (4096, "tokens that a prompt may have"),
-    "max-request-tokens": (4096, "the most that a request may ask for as its max_tokens"),
+COUNTS = {  # flag: (default, help)
+    "batch-size": (BATCH_SIZE, "texts to decode in one batch"),
+    "queue": (256, "texts that may wait for a place; more are refused"),
+    "max-prompt-tokens": (4096, "longest prompt to accept, in tokens"),
+    "max-request-tokens": (4096, "largest max_tokens that a request may ask for"),
 }
-LOCAL = ("127.0.0.1", "localhost", "[::1]")  # names of this machine, for a browser
+LOCAL = ("127.0.0.1", "localhost", "[::1]")  # names of this machine in a browser
 UVICORN: dict[str, Any] = dict(
     log_config=None, ws="none", server_header=False, timeout_graceful_shutdown=10
 )
 
 
 def parse_args(argv: list[str] | None = None):
-    parser = cli.Parser(prog="serve.py", description="Speculative decoding over HTTP.")
+    parser = cli.Parser(
+        prog="serve.py",
+        description="Serve a model over HTTP with OpenAI's protocol and speculative decoding.",
+    )
     add_models(parser)
     flag = parser.add_argument
     flag(
         "--host",
         type=cli.name,
         default=LOCAL[0],
-        help="the address to listen on; 0.0.0.0: all of this machine's (default: %(default)s)",
+        help="address to listen on; 0.0.0.0: all addresses of this machine (default: %(default)s)",
     )
-    flag("--port", type=cli.count, default=8080, help="0: any that is free (default: %(default)s)")
-    flag("--api-key", metavar="KEY", help="answer only who sends it (default: answer everybody)")
+    flag(
+        "--port",
+        type=cli.count,
+        default=8080,
+        help="port to listen on; 0: any free one (default: %(default)s)",
+    )
+    flag(
+        "--api-key",
+        metavar="KEY",
+        help="answer only clients that send this key (default: no key needed)",
+    )
     for name, (default, text) in COUNTS.items():
         text = f"{text} (default: %(default)s)"
         flag(f"--{name}", type=cli.positive, default=default, metavar="N", help=text)
-    flag("--verbose", action="store_true", help="log requests on stderr")
-    parser.epilog = "The options of decoding are those of requests that do not say otherwise."
+    flag("--verbose", action="store_true", help="log requests to stderr")
+    parser.epilog = "The decoding options are defaults; a request may set its own."
     add_memory(parser)
     add_decoding_options(parser)
     args = parser.parse_args(argv)
@@ -89,15 +101,15 @@ def in_url(address: str) -> str:
 
 
 def allowed_hosts(host: str, address: str) -> Sequence[str]:
-    """The names under which a server that listens on this address may be asked. On loopback only those of this
-    machine: a page elsewhere may have its own name lead there (DNS rebinding)."""
+    """The host names that requests may use for a server on this address. On loopback only this machine's names:
+    otherwise a foreign page could point its own name here (DNS rebinding)."""
     if not ipaddress.ip_address(address).is_loopback:
         return ("*",)
     return (*LOCAL, host.lower(), in_url(address))
 
 
 def text_decoder(args, target: str, draft: str | None, options: Options) -> SpeculativeDecoder:
-    """What decodes texts with these models."""
+    """A decoder with these models, for a server of texts."""
     model, tokenizer = load(target)
     draft_model = load(draft)[0] if draft else None
     report_generation(model, options, args.verbose)
@@ -117,7 +129,7 @@ def main() -> None:
         from serving.engine import Engine
     except ImportError as error:
         raise InputError(
-            f"serving needs more packages ({error}): pip install -r requirements-serve.txt"
+            f"serve.py needs more packages ({error}): pip install -r requirements-serve.txt"
         ) from None
     options = options_of(args)
     listener = listen(args.host, args.port)
@@ -148,11 +160,11 @@ def main() -> None:
 
 
 def serve(server, listener: socket.socket, engine, what: str) -> None:
-    """Decode in this thread and answer in another, until a signal; then what runs is finished, unless there is
-    another signal."""
+    """Decode in this thread and answer in another until a signal comes. Then finish the running requests; a second
+    signal aborts them."""
 
     def stop(*_) -> None:
-        # Not here: the engine, which is interrupted, may hold the lock.
+        # In a thread: the interrupted engine may hold its lock.
         end = engine.abort if engine.closed else engine.close
         threading.Thread(target=end).start()
 

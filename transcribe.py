@@ -1,4 +1,4 @@
-"""Sound to text with Whisper, speculatively where there is a draft model.
+"""Transcribe sound with Whisper, speculatively if there is a draft model.
 
 python transcribe.py talk.mp3 --model whisper-large-v3 --draft-model distil-large-v3
 python transcribe.py *.m4a --model whisper-medium -f srt -o subtitles
@@ -7,7 +7,7 @@ python transcribe.py *.m4a --model whisper-medium -f srt -o subtitles
 from terminal import interrupts
 
 if __name__ == "__main__":
-    interrupts.expect()  # also while what follows is imported
+    interrupts.expect()  # before the slow imports below
 
 import argparse
 import sys
@@ -37,23 +37,30 @@ from terminal.summary import Summary
 
 STDIN = "-"
 THRESHOLDS = {
-    "compression-ratio": "try again where text compresses better than this: it is a loop",
-    "logprob": "try again where tokens' mean log-probability is lower",
-    "no-speech": "silence where it is more probable, and the text unsure",
+    "compression-ratio": "retry a window if its text compresses better than X: it repeats itself",
+    "logprob": "retry a window if its tokens' mean log-probability is below X",
+    "no-speech": "take a window as silent if silence is more probable than X and its text uncertain",
 }
 NOT_HERE = {
-    "word-timestamps": "timestamps of words",
-    "hallucination-silence-threshold": "timestamps of words",
-    "vad-filter": "detectors of voices",
+    "word-timestamps": "word timestamps",
+    "hallucination-silence-threshold": "word timestamps",
+    "vad-filter": "voice detectors",
 }
 
 
 def parse_args(argv: list[str] | None = None):
-    parser = cli.Parser(prog="transcribe.py", description="Speculative transcription on MLX.")
+    parser = cli.Parser(
+        prog="transcribe.py", description="Transcribe sound with Whisper and speculative decoding."
+    )
     flag, asked = parser.add_argument, Asked()
-    flag("audio", nargs="+", metavar="FILE", help="sound, or video with sound; - for stdin")
+    flag(
+        "audio",
+        nargs="+",
+        metavar="FILE",
+        help="sound, or video with sound; - reads standard input",
+    )
     flag("--model", type=cli.name, help="a converted Whisper model (default: the embedded pair)")
-    text = "a smaller one of the same vocabulary, such as distil-large-v3 (default: none)"
+    text = "a smaller one with the same vocabulary, such as distil-large-v3 (default: none)"
     flag("--draft-model", type=cli.name, help=text)
     text = f"{DECLARED['num_draft'].help} (default: auto)"
     flag("--num-draft", default="auto", help=text, **reading("num_draft"))
@@ -62,24 +69,30 @@ def parse_args(argv: list[str] | None = None):
         type=cli.positive,
         default=BATCH_SIZE,
         metavar="N",
-        help="files side by side",
+        help="files to transcribe in one batch (default: %(default)s)",
     )
-    flag("--task", choices=TASKS, default=asked.task, help="translate: into English")
     flag(
-        "--language", help="spoken: a code or an English name (default: as the first window has it)"
+        "--task",
+        choices=TASKS,
+        default=asked.task,
+        help="translate: into English (default: %(default)s)",
     )
-    text = "0: greedy; a text that fails is tried again 0.2 higher, up to 1 (default: %(default)s)"
+    flag(
+        "--language",
+        help="spoken language: a code or its English name (default: detected in the first window)",
+    )
+    text = "0: greedy; a window that fails is retried at 0.2 more, up to 1 (default: %(default)s)"
     flag("--temperature", type=float, default=asked.temperature, metavar="X", help=text)
-    text = "texts to choose from at temperatures above 0 (default: %(default)s)"
+    text = "at temperatures above 0, keep the best of N texts (default: %(default)s)"
     flag("--best-of", type=cli.positive, default=asked.best_of, metavar="N", help=text)
-    flag("--seed", type=cli.whole, default=asked.seed, metavar="N", help="of what is sampled")
-    text = "text that might come before, with names as you spell them"
+    flag("--seed", type=cli.whole, default=asked.seed, metavar="N", help="random seed")
+    text = "text that could precede the sound, with names spelled as you want them"
     flag("--initial-prompt", default="", metavar="TEXT", help=text)
     flag(
         "--condition-on-previous-text",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="let each window go on from the text before it (default: yes)",
+        help="prompt each window with the text before it (default: yes)",
     )
     for name, text in THRESHOLDS.items():
         default = getattr(asked, f"{name.replace('-', '_')}_threshold")
@@ -87,20 +100,25 @@ def parse_args(argv: list[str] | None = None):
         flag(f"--{name}-threshold", type=number, default=default, metavar="X", help=text)
     text = "parts to transcribe, in seconds: start,end,start,... (default: all)"
     flag("--clip-timestamps", type=seconds, default=(), metavar="LIST", help=text)
-    text = "all: a file of each; needs --output-dir (default: txt)"
+    text = "all: one file per format, needs --output-dir (default: txt)"
     flag("--output-format", "-f", choices=(*FORMATS, "all"), default="txt", help=text)
-    text = "write files here, named as the sound (default: print)"
+    text = "write files here, named after the sound (default: print)"
     flag("--output-dir", "-o", type=cli.path, metavar="FOLDER", help=text)
-    flag("--output-name", type=cli.name, metavar="NAME", help="another name for the one file")
-    flag("--verbose", action="store_true", help="end with statistics on stderr")
+    flag(
+        "--output-name",
+        type=cli.name,
+        metavar="NAME",
+        help="name of the output, for a single sound",
+    )
+    flag("--verbose", action="store_true", help="print statistics to stderr at the end")
     for name in NOT_HERE:
         flag(f"--{name}", nargs="?", const=True, help=argparse.SUPPRESS)
     args = parser.parse_intermixed_args(argv)
     for name, what in NOT_HERE.items():
         if getattr(args, name.replace("-", "_")) is not None:
-            parser.error(f"--{name}: there are no {what} here")
+            parser.error(f"--{name}: {what} are not supported")
     if args.draft_model and not args.model:
-        parser.error("--draft-model needs --model; the embedded pair has a draft of its own")
+        parser.error("--draft-model needs --model; the embedded pair brings its own draft model")
     if args.output_format == "all" and not args.output_dir:
         parser.error("--output-format all needs --output-dir")
     return args
@@ -115,38 +133,38 @@ def seconds(text: str) -> tuple[float, ...]:
 
 
 def names_of(args) -> list[str]:
-    """What each sound's files are called, without the format. InputError for two of one name."""
+    """The names of each sound's files, without the format. InputError if two are the same."""
     names = ["stdin" if name == STDIN else Path(name).stem for name in args.audio]
     if args.output_name:
         if len(names) > 1:
-            raise InputError("--output-name is for one file")
+            raise InputError("--output-name works for one file only")
         names = [args.output_name]
     twice, times = Counter(names).most_common(1)[0]
     if args.output_dir and times > 1:
-        raise InputError(f"{times} files would be written as {twice}: transcribe them one by one")
+        raise InputError(f"{times} files would be written as {twice}; transcribe them one by one")
     return names
 
 
 class Output:
-    """Transcripts on stdout in the order of the sounds, those in txt as soon as there is a segment, or in files."""
+    """Writes transcripts to files, or to stdout in the order of the sounds; txt appears segment by segment."""
 
     def __init__(self, args):
         self._format, self._folder = args.output_format, args.output_dir
         self._names = names_of(args)
         self._texts = ["" for _ in args.audio]
         self._done = [False for _ in args.audio]
-        self._next = 0  # whose text is printed as it comes
+        self._next = 0  # index of the sound that is being printed
         if self._folder:
             self._folder.mkdir(parents=True, exist_ok=True)
 
     def heard(self, index: int, segments: Sequence[Segment]) -> None:
-        """Of this sound there are more segments."""
+        """Take more segments of this sound."""
         if self._format == "txt" and not self._folder:
             self._texts[index] += "".join(f"{each.text.strip()}\n" for each in segments)
             self._print()
 
     def finished(self, index: int, transcript: Transcript | None) -> None:
-        """A sound is done, or failed."""
+        """Take the whole transcript; None if the sound failed."""
         if transcript and self._folder:
             formats = FORMATS if self._format == "all" else [self._format]
             for each in formats:
@@ -169,7 +187,7 @@ class Output:
 
 
 def transcribe_files(args, transcriber: Transcriber, asked: Asked, output: Output) -> None:
-    """Transcribe all files; those that cannot be read are reported, and make the exit code 1."""
+    """Transcribe all files. Report those that cannot be read; they make the exit code 1."""
     failed, summary, played = 0, Summary(unit="windows"), 0.0
     began = time.perf_counter()
 
@@ -202,7 +220,7 @@ def transcribe_files(args, transcriber: Transcriber, asked: Asked, output: Outpu
             summary.stats += found.stats
             played += found.duration
     if args.verbose:
-        import mlx.core as mx  # after decoder, which has it find a faster BLAS
+        import mlx.core as mx  # after decoder, which loads a faster BLAS first
 
         seconds = time.perf_counter() - began
         summary.peak_memory = mx.get_peak_memory() / 1e9
@@ -230,7 +248,7 @@ def answer(args) -> None:
 def main() -> None:
     with session() as ranks:
         if ranks.size > 1:
-            raise InputError("transcribe.py runs in one process, not under mlx.launch")
+            raise InputError("transcribe.py runs as one process, not under mlx.launch")
         answer(parse_args())
 
 

@@ -1,7 +1,7 @@
 """transformers and CTranslate2 on the embedded pair's weights, for benchmark.py to compare with.
 
-Needs PyTorch. Each runs in a process of its own: two libraries' threads in one process slow each
-other down.
+Needs PyTorch. Each library runs in its own process: in one process their threads would slow each other
+down.
 """
 
 import functools
@@ -29,16 +29,16 @@ from speculative.cached_model import padded
 
 
 def in_transformers(model: T5, vocab_size: int | None = None) -> T5ForConditionalGeneration:
-    """The same model, in float32; with the first `vocab_size` rows of its vocabulary only."""
+    """The same model in transformers, in float32; only the first `vocab_size` rows of its vocabulary."""
     c = model.config
     rows = vocab_size or c.vocab_size
     different = dict(
         vocab_size=rows,
         feed_forward_proj=f"gated-{c.activation}" if c.gated else c.activation,
-        tie_word_embeddings=c.scale_decoder_outputs,  # which is what the flag means there
+        tie_word_embeddings=c.scale_decoder_outputs,  # what the flag means in transformers
         eos_token_id=list(c.eos_token_ids),
     )
-    config = T5Config(**c.to_dict() | different)  # most names are theirs; others it does not mind
+    config = T5Config(**c.to_dict() | different)  # most names are the same; it ignores others
     with torch.device("meta"):
         theirs = T5ForConditionalGeneration(config)
     weights = dict(tree_flatten(model.parameters()))
@@ -46,7 +46,7 @@ def in_transformers(model: T5, vocab_size: int | None = None) -> T5ForConditiona
     for name in theirs.state_dict():
         tied = "embed_tokens" in name or (name == "lm_head.weight" and c.tied_head)
         ours = "embedding.weight" if tied else NAMES.ours(name)
-        # A view of our memory: the weights are there once.
+        # A view of our memory: no second copy of the weights.
         weight = np.asarray(weights[ours].astype(mx.float32))
         vocabulary = ours in ("embedding.weight", "head.weight")
         state[name] = torch.from_numpy(weight[:rows] if vocabulary else weight)
@@ -55,10 +55,10 @@ def in_transformers(model: T5, vocab_size: int | None = None) -> T5ForConditiona
 
 
 def with_transformers(sizes: Sequence[str], max_tokens: int) -> Callable[..., list[list[int]]]:
-    """A function that decodes prompts side by side, greedily: plainly, `assisted` by the draft model,
-    or by prompt lookup of so many tokens."""
+    """A function that decodes a batch of prompts greedily: plainly, `assisted` by the draft model, or with
+    prompt lookup of `lookup` tokens."""
     pair = widened_pair(sizes)
-    rows = min(model.config.vocab_size for model in pair)  # it wants as many in both
+    rows = min(model.config.vocab_size for model in pair)  # it requires equal vocabularies
     target, draft = (in_transformers(model, rows) for model in pair)
     ends = target.config.eos_token_id
 
@@ -75,7 +75,7 @@ def with_transformers(sizes: Sequence[str], max_tokens: int) -> Callable[..., li
 
 
 def with_ctranslate2(sizes: Sequence[str], max_tokens: int) -> Callable[..., list[list[int]]]:
-    """A function that decodes prompts side by side, greedily."""
+    """A function that decodes a batch of prompts greedily."""
     import ctranslate2
     from transformers import AutoTokenizer
 
@@ -104,14 +104,14 @@ def with_ctranslate2(sizes: Sequence[str], max_tokens: int) -> Callable[..., lis
 
 
 def process() -> Executor:
-    """A process that computes with the BLAS of its libraries."""
+    """A process in which libraries use their own BLAS."""
     executor = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
     with mock.patch.dict(os.environ, {blas.SWITCH: "0"}):
-        executor.submit(int).result()  # until it has begun
+        executor.submit(int).result()  # wait until it has started
     return executor
 
 
-@functools.cache  # the models are made once in a process
+@functools.cache  # models are made once per process
 def _made(make: Callable[..., Callable], *how) -> Callable[..., list[list[int]]]:
     return make(*how)
 
@@ -121,8 +121,8 @@ def _decode(made: tuple, prompts: Prompts, how: dict) -> list[list[int]]:
 
 
 def way(there: Executor, made: tuple, batch_size: int = 1, **how) -> OtherWay:
-    """A way to decode prompts in that process, so many side by side; made: a function above and what it is
-    called with."""
+    """A way to decode prompts in that process, `batch_size` at a time; made: a function above and its
+    arguments."""
 
     def decode(prompts: Prompts) -> list[list[int]]:
         parts = [prompts[i : i + batch_size] for i in range(0, len(prompts), batch_size)]
@@ -132,7 +132,7 @@ def way(there: Executor, made: tuple, batch_size: int = 1, **how) -> OtherWay:
 
 
 def ways(sizes: Sequence[str], max_tokens: int, batch_sizes: Sequence[int]) -> dict[str, OtherWay]:
-    """Those of the libraries that are installed. transformers speculates one prompt at a time only."""
+    """The ways of the installed libraries. transformers speculates for one prompt at a time only."""
     in_torch = process(), (with_transformers, tuple(sizes), max_tokens)
     plainly = {"transformers": in_torch}
     if importlib.util.find_spec("ctranslate2"):

@@ -1,4 +1,4 @@
-"""mlx-lm on the arrays of the embedded decoder-only pair, for benchmark.py to compare with."""
+"""mlx-lm on the weights of the embedded decoder-only pair, for benchmark.py to compare with."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,7 +17,7 @@ def ways(
     batch_sizes: Sequence[int],
     numbers: Sequence[int],
 ) -> dict[str, OtherWay]:
-    """What mlx-lm has for a pair of its models, by name; numbers: of drafted tokens."""
+    """Name -> a way of mlx-lm to decode with a pair of its models; numbers: draft lengths."""
     from mlx_lm.generate import batch_generate, generate_step, speculative_generate_step
 
     ends = target.config.eos_token_ids
@@ -33,7 +33,7 @@ def ways(
         how: Any = dict(completion_batch_size=size, prefill_batch_size=size, return_token_ids=True)
         how |= dict(max_tokens=max_tokens)
         found: Any = batch_generate(target.model, target.chat, list(prompts), **how)
-        return [  # it leaves the end out
+        return [  # mlx-lm leaves out the end token
             tokens if len(tokens) == max_tokens else [*tokens, ends[0]]
             for tokens in found.token_ids or []
         ]

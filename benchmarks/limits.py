@@ -1,4 +1,4 @@
-"""What the machine allows, what models cost on it, and what drafting could reach at these costs."""
+"""The memory speed of the machine, the costs of model calls on it, and the most that drafting could gain."""
 
 import contextlib
 import os
@@ -18,15 +18,15 @@ from mlx.utils import tree_flatten
 from speculative.cached_model import Model
 from speculative.row import Row, Stats
 
-TOKEN = 7  # of texts in which only the time matters
-WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17)  # numbers of tokens whose check is timed
-DRAFTED = 5  # tokens of a draft whose time is taken
-READ = 1 << 30  # bytes, far more than caches hold
+TOKEN = 7  # any token: only the time matters
+WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17)  # tokens per target call that are timed
+DRAFTED = 5  # tokens per timed draft
+READ = 1 << 30  # bytes, far more than the caches hold
 
 
 class Costs:
-    """The seconds of model calls and of a plain read of the memory. As in a step, target and draft model
-    take turns, so that neither finds the caches as it left them."""
+    """The seconds of model calls and of a plain read of memory. Target and draft model take turns, as in a
+    step, so that neither finds its own data in the caches."""
 
     def __init__(self, target: Model, draft: Model | None, prompt: Sequence[int]):
         self.step_bytes, self._read = step_bytes(target, prompt), plain_read(READ)
@@ -38,7 +38,7 @@ class Costs:
 
     def measure(self) -> None:
         self._seconds["read"].append(self._read())
-        self._target(1)  # follows the read, and does not count
+        self._target(1)  # not counted: it follows the read
         self._seconds[1].append(self._target(1))
         for width in WIDTHS[1:]:
             if self._draft:
@@ -46,16 +46,16 @@ class Costs:
             self._seconds[width].append(self._target(width))
 
     def __getitem__(self, name: object) -> float:
-        """The median seconds of a target call by its number of tokens, of a "draft" token, or a "read"."""
+        """Median seconds of a target call on `name` tokens, of a "draft" token, or of a "read"."""
         return statistics.median(self._seconds[name])
 
     def seconds(self, drafted: float, drafts: bool = True) -> float:
-        """Of a step that checks so many drafted tokens; drafts: and a draft model has drafted them."""
+        """Seconds of a step that verifies `drafted` tokens; drafts: including the draft model's time."""
         checking = np.interp(drafted + 1, WIDTHS, [self[width] for width in WIDTHS])
         return float(checking) + (drafted * self["draft"] if drafts and drafted else 0.0)
 
     def report(self) -> dict:
-        """All of it, printed and as data: GB/s, and costs in plain steps."""
+        """Print everything and return it as data: GB/s, and costs in plain steps."""
         size, step, read = self.step_bytes / 1e9, self[1], READ / self["read"] / 1e9
         found: dict[str, Any] = {
             "step_gb": size,
@@ -78,14 +78,14 @@ class Costs:
         return found
 
     def predicted(self, stats: Stats, drafts: bool) -> float:
-        """The speed-up of steps that follows from the tokens per call and the costs."""
+        """The speed-up of steps, predicted from tokens per call and the costs."""
         drafted = stats.drafted / max(1, stats.target_calls)
         return stats.tokens_per_call * self[1] / self.seconds(drafted, drafts)
 
 
 def plain_read(size: int) -> Callable[[], float]:
-    """What takes the seconds in which the device, or all cores, read an array of so many bytes, and do no
-    more with it than to look for the largest number."""
+    """A function that returns the seconds in which the device, or all cores, read an array of `size` bytes to find
+    its largest number."""
     if mx.default_device() == mx.gpu:
         array = mx.ones(size // 4)
         mx.eval(array)
@@ -101,7 +101,7 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-# What layers that multiply by a matrix are called by.
+# Layers that multiply by a matrix, and the method that does so.
 _MULTIPLIES = {
     nn.Linear: "__call__",
     nn.QuantizedLinear: "__call__",
@@ -111,8 +111,8 @@ _MULTIPLIES = {
 
 
 def step_bytes(model: Model, prompt: Sequence[int]) -> int:
-    """The bytes of the matrices that decoding one token multiplies by, as the model's layers are called for
-    it: what else a step reads is little, but for mixtures of experts, whose experts are not among them."""
+    """Bytes of the matrices that decoding one token multiplies by, counted as the model calls its layers. A step
+    reads little else, except in mixtures of experts, where experts are not counted."""
     cache = model.start(mx.array([prompt]))
     found: list[int] = []
 
@@ -131,8 +131,8 @@ def step_bytes(model: Model, prompt: Sequence[int]) -> int:
 
 
 def calls(model: Model, prompt: Sequence[int]) -> Callable[..., float]:
-    """What takes the seconds of a decoder call on `width` tokens of a text, as a step makes it; or of each
-    of `chained` calls on what the one before has found."""
+    """A function that returns the seconds of a decoder call on `width` tokens, as in a step, or of each of
+    `chained` calls that take the tokens of the call before."""
     cache = model.start(mx.array([prompt]))
 
     def decode(tokens: mx.array, after: int) -> mx.array:
@@ -151,8 +151,8 @@ def calls(model: Model, prompt: Sequence[int]) -> Callable[..., float]:
 
 
 def oracle_rate(plain: Sequence[Row], draft: Model, costs: Costs) -> float:
-    """Tokens per second of texts that were decoded plainly, had an oracle that knows how many drafted tokens
-    will pass drafted as many as is best in every step; at the same costs, the reading of prompts included."""
+    """Tokens per second if an oracle that knows how many drafted tokens will be accepted chose the best draft length
+    in every step. plain: the same texts, decoded plainly. Reading prompts is included."""
     by_length = [costs.seconds(drafted) for drafted in range(max(WIDTHS))]
     seconds = 0.0
     for row in plain:
@@ -163,8 +163,8 @@ def oracle_rate(plain: Sequence[Row], draft: Model, costs: Costs) -> float:
 
 
 def known_to_draft(draft: Model, row: Row) -> tuple[np.ndarray, float]:
-    """For each token of a text whether the draft model would draft it after those before; and the seconds
-    that reading the prompt takes."""
+    """Whether the draft model would draft each token of a text, given those before; and the seconds that it takes
+    to read the prompt."""
     began = time.perf_counter()
     cache = draft.start(mx.array([row.prompt]))
     cache.wait()
@@ -177,8 +177,8 @@ def known_to_draft(draft: Model, row: Row) -> tuple[np.ndarray, float]:
 
 
 def least_seconds(known: np.ndarray, by_length: Sequence[float]) -> float:
-    """For a text of which the draft model knows these tokens, where a step that drafts k takes
-    by_length[k]: the best way through it, from behind."""
+    """The least time for a text, by dynamic programming from its end. known: whether the draft model would draft
+    each token; by_length[k]: the seconds of a step that drafts k tokens."""
     least = [0.0] * (len(known) + 1)
     for at in range(len(known) - 1, -1, -1):
         ahead = [*known[at : at + len(by_length) - 1].tolist(), False]

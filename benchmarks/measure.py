@@ -1,5 +1,5 @@
-"""Instruments of benchmark.py: ways of decoding that take turns, so that what slows the machine down slows
-all of them down."""
+"""Measuring for benchmark.py: ways of decoding take turns, so that anything that slows the machine down slows
+all of them."""
 
 import functools
 import time
@@ -19,14 +19,14 @@ from speculative.row import Row, Waiting
 from speculative.sampling import RowSeeds
 
 Way = Callable[[Sequence[str]], list]
-"""Decodes prompts: a Row for each, or its tokens."""
+"""Decodes prompts; returns a Row for each, or its tokens."""
 Prompts = Sequence[list[int]]
 OtherWay = Callable[[Prompts], list[list[int]]]
-"""Another library's: from the tokens of prompts to those of their texts."""
+"""Another library's way: tokens of prompts -> tokens of their texts."""
 
 
 def widened_pair(sizes: Sequence[str]) -> tuple[Any, Any]:
-    """The embedded pair of these sizes, with what `load` gives a model, in float32."""
+    """The embedded pair widened to these sizes, in float32, with the attributes that `load` sets."""
     if sizes[0] in CAUSAL_SHAPES:
         return _widened_causal("causal-target", sizes[0]), _widened_causal("causal-draft", sizes[1])
     target, draft = (load(demo_model(role))[0] for role in ("target", "draft"))
@@ -44,14 +44,14 @@ def _widened_causal(role: str, size: str) -> CausalModel:
 
 
 def decoder(target: Any, draft: Any | None = None) -> SpeculativeDecoder:
-    """What decodes with models that `load` has made, in the target's chat template if it has one."""
+    """A decoder for models from `load`, with the target's chat template if it has one."""
     has_chat = getattr(target, "chat", None) is not None
     encode = functools.partial(encode_prompt, target) if has_chat else None
     return SpeculativeDecoder(target, target.tokenizer, draft, encode)
 
 
 def decoding(target: Any, draft: Any | None = None, batch_size: int = 1, **options) -> Way:
-    """A way of ours, so many prompts side by side. What it learns for `auto` is its own."""
+    """Our way with these options, `batch_size` prompts at a time. What it learns for `auto` stays its own."""
     own, settings = decoder(target, draft), Options(**options)
 
     def run(prompts: Sequence[str]) -> list[Row]:
@@ -64,7 +64,7 @@ def decoding(target: Any, draft: Any | None = None, batch_size: int = 1, **optio
 
 
 def until_end(tokens: Iterable[int], ends: Container[int]) -> list[int]:
-    """The tokens of a text, the end included."""
+    """The tokens of a text, including its end token."""
     found = []
     for token in tokens:
         found.append(token)
@@ -75,9 +75,9 @@ def until_end(tokens: Iterable[int], ends: Container[int]) -> list[int]:
 
 @dataclass
 class Run:
-    """What a way of decoding gave, and how fast, turn by turn."""
+    """The results and times of a way of decoding, turn by turn."""
 
-    rows: list[Row] = field(default_factory=list)  # of a way of ours
+    rows: list[Row] = field(default_factory=list)  # only for our own ways
     texts: list[list[int]] = field(default_factory=list)  # the tokens of each prompt's text
     seconds: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
@@ -89,20 +89,20 @@ class Run:
 
     @property
     def quartiles(self) -> list[float]:
-        """The lower and the upper one of the turns' tokens per second."""
+        """The lower and upper quartile of the turns' tokens per second."""
         return np.quantile(np.divide(self.tokens, self.seconds), (0.25, 0.75)).tolist()
 
     @property
     def stats(self) -> Stats:
-        """What decoding all rows took."""
+        """The statistics of all rows together."""
         return sum((row.stats for row in self.rows), Stats())
 
 
 def take_turns(
     ways: Mapping[Any, Way], prompts: Sequence[str], per_turn: int, beside: Callable[[], None]
 ) -> dict[Any, Run]:
-    """Decode all prompts in each of the ways, `per_turn` of them at a time, one way after the other;
-    each is warmed up with the first one. `beside` is called once a turn."""
+    """Decode all prompts in each way. The ways take turns of `per_turn` prompts, after a warm-up with the first
+    prompt. `beside` is called once per turn."""
     runs = {name: Run() for name in ways}
     for way in ways.values():
         way(prompts[:1])

@@ -1,4 +1,4 @@
-"""What `benchmark.py` reports: the machine, the models, the limits in words, and the figures of each way."""
+"""The report of benchmark.py: the machine, the models, and the figures of each way."""
 
 import os
 import platform
@@ -18,7 +18,7 @@ from benchmarks.measure import Run
 
 
 class Setting(NamedTuple):
-    """A way of ours to decode."""
+    """One of our ways to decode."""
 
     drafter: str  # "": plain decoding
     num_draft: int | str
@@ -51,7 +51,7 @@ def _processor() -> str:
 
 
 def sizes(target: Any, draft: Any | None, tokens: Mapping[str, Sequence[int]]) -> dict[str, str]:
-    """What is decoded, and with what; tokens: of each prompt."""
+    """The prompts and the models' sizes; tokens: prompt -> its tokens."""
     length = sum(map(len, tokens.values())) / len(tokens)
     about = {"prompts": f"{len(tokens)} of {length:.0f} tokens"}
     for role, model in {"target": target, "draft": draft}.items():
@@ -63,15 +63,15 @@ def sizes(target: Any, draft: Any | None, tokens: Mapping[str, Sequence[int]]) -
     return about
 
 
-# "low" and "high" are the quartiles of the turns; "ratio" is to plain decoding in the first batch size, and so
-# is "steps", which leaves out reading prompts; "of oracle" is the share of what an oracle would reach.
+# "low", "high": quartiles of the turns. "ratio": to plain decoding with the first batch size; "steps": the same without
+# the time for reading prompts. "of oracle": share of the oracle's speed.
 RATES = ("tokens/s", "low", "high")
 SHARES = ("ratio", "steps", "predicted", "of oracle", "acceptance")
 COLUMNS = (*RATES, *SHARES, "tokens per call", "reading (s)", "steps (s)")
 
 
 def compare(runs: Mapping[Any, Run], costs: Costs, oracle: float | None) -> dict[str, Any]:
-    """Print the table of all ways, the first of them plain; the figures as data."""
+    """Print the table of all ways, the first of which is plain decoding; return the figures as data."""
     (first, plain), *_ = runs.items()
     lines = {str(name): figures(name, run, plain, costs, oracle) for name, run in runs.items()}
     data = [{"decoding": name} | line for name, line in lines.items()]
@@ -91,7 +91,7 @@ def compare(runs: Mapping[Any, Run], costs: Costs, oracle: float | None) -> dict
 def figures(
     name: Setting | str, run: Run, plain: Run, costs: Costs, oracle: float | None
 ) -> dict[str, float]:
-    """The figures of a way, by COLUMNS; those of steps for ways of ours."""
+    """Column -> figure of a way; figures of steps only for our own ways."""
     low, high = run.quartiles
     line = {"tokens/s": run.rate, "low": low, "high": high, "ratio": run.rate / plain.rate}
     if isinstance(name, str):

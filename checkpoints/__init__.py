@@ -1,1 +1,1 @@
-"""Checkpoint files, others' and ours: reading, conversion's parts, what a converted folder holds."""
+"""Checkpoint files: reading other projects', downloading, converting, and writing ours."""

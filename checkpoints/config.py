@@ -1,4 +1,4 @@
-"""What a model's shape and arithmetic depend on, read from config.json: what is common to all families."""
+"""The part of a model's config.json that all families share, and checks of its values."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from errors import InputError
 
-# A product of a size and of a number of heads stays below 2^31, as MLX's shapes have to.
+# A size times a number of heads must stay below 2^31, MLX's limit for shapes.
 _MOST, MOST_LAYERS = 1 << 20, 1 << 10
 _IDS = ("_id", "_ids")
 _Self = TypeVar("_Self", bound="BaseConfig")
@@ -16,19 +16,19 @@ _Self = TypeVar("_Self", bound="BaseConfig")
 
 @dataclass(frozen=True)
 class BaseConfig:
-    """A config whose fields are checked by type and name; InputError for a value that cannot be.
+    """A config that checks its fields by type and name; InputError for an invalid value.
 
-    An `int` is from 1 to 2^20, `..._layers` (of one stack) and `..._heads` to 1024, `..._id` from 0; a
-    `float` is finite, `..._epsilon` below 1; unions with None and tuples are checked by their parts.
-    Every `..._id` and `..._ids` is a row of the vocabulary: a model that has no such end of sequence would
-    never end, and MLX reads outside a table unasked.
+    An `int` is from 1 to 2^20, `..._layers` (of one stack) and `..._heads` up to 1024, `..._id` from 0. A
+    `float` is finite, `..._epsilon` below 1. Unions with None and tuples are checked by their parts.
+    Every `..._id` and `..._ids` must be a row of the vocabulary: MLX does not check indices, and a model
+    without its end-of-sequence token would never stop.
     """
 
-    vocab_size: int  # rows of the embedding: as many as the tokenizer has pieces, or more
+    vocab_size: int  # rows of the embedding: at least the number of the tokenizer's pieces
     pad_token_id: int
     eos_token_ids: tuple[int, ...]
 
-    max_prompt_tokens = property(lambda c: None)  # how many a prompt may have; None: any number
+    max_prompt_tokens = property(lambda c: None)  # longest prompt; None: no limit
 
     def __post_init__(self):
         for field in fields(self):
@@ -36,19 +36,19 @@ class BaseConfig:
         for field in fields(self):
             ids = token_ids(getattr(self, field.name), 0) if field.name.endswith(_IDS) else (0,)
             if (largest := max(ids, default=0)) >= self.vocab_size:
-                fault = f"{field.name} is {largest}, but vocab_size only {self.vocab_size}"
+                fault = f"{field.name} is {largest}, but vocab_size is only {self.vocab_size}"
                 raise InputError(f"config.json: {fault}")
 
     @classmethod
     def from_hub(cls: type[_Self], raw: Mapping, weights: Iterable[str] | None) -> _Self:
-        """From Hugging Face's config.json, with the token ids of its generation_config.json, and the
-        names of the checkpoint's weights under our scheme; None: they are not here yet."""
+        """From Hugging Face's config.json with the token ids of its generation_config.json, and our names of the
+        checkpoint's weights (None: not downloaded yet)."""
         raise NotImplementedError
 
     @classmethod
     def read(cls: type[_Self], raw: Mapping, family: str, **others: Any) -> _Self:
-        """The fields that Hugging Face's config.json has under their own names, and `others`; where a
-        field has a default, that is transformers'. InputError for one that is missing."""
+        """From the fields that Hugging Face's config.json has under the same names, and `others`. Fields'
+        defaults are transformers'. InputError for a missing field without a default."""
         given = {f.name: raw[f.name] for f in fields(cls) if f.name in raw} | others
         for field in fields(cls):
             if field.name not in given and field.default is MISSING:
@@ -57,12 +57,14 @@ class BaseConfig:
 
     @classmethod
     def from_dict(cls: type[_Self], values: Mapping) -> _Self:
-        """From the config.json of a converted folder; keys that are not ours are ignored."""
+        """From the config.json of a converted folder; other keys are ignored."""
         missing = [f.name for f in fields(cls) if f.name not in values]
         if missing:
             raise InputError(f"config.json has no {', '.join(missing)}: convert the model again")
         known = {f.name: values[f.name] for f in fields(cls)}
-        tuples = {k: tuple(v) for k, v in known.items() if isinstance(v, list)}  # JSON has none
+        tuples = {
+            k: tuple(v) for k, v in known.items() if isinstance(v, list)
+        }  # JSON has lists only
         return cls(**known | tuples)
 
     def to_dict(self) -> dict:
@@ -70,7 +72,7 @@ class BaseConfig:
 
 
 def _check(name: str, kind: Any, value: object) -> None:
-    """InputError where a field's value is not of its type, or absurd."""
+    """InputError if a field's value has the wrong type or is out of range."""
     limits, what = (-1e30, 1e30), f"{getattr(kind, '__name__', kind)}"
     if name.endswith(_IDS):
         limits, what = (0, math.inf), "a token id" if name.endswith("_id") else "token ids"
@@ -84,7 +86,7 @@ def _check(name: str, kind: Any, value: object) -> None:
 
 
 def _fits(kind: Any, value: Any, least: float, most: float) -> bool:
-    """Whether a value is of the type `kind`, and its numbers are from `least` to `most`."""
+    """Whether a value has the type `kind` and its numbers lie between `least` and `most`."""
     if isinstance(kind, UnionType):  # such as int | None
         return any(_fits(part, value, least, most) for part in get_args(kind))
     if get_origin(kind) is tuple:
@@ -98,20 +100,20 @@ def _fits(kind: Any, value: Any, least: float, most: float) -> bool:
 
 
 def token_ids(value: int | list[int] | None, default: int) -> tuple[int, ...]:
-    """A token id, or a list of them, as transformers writes it; null where it means the default."""
+    """Token ids as transformers writes them: one, a list, or null for the default."""
     if value is None or value == []:
         return (default,)
     return tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
 def token_id(raw: Mapping, key: str, default: Any) -> Any:
-    """A token id of config.json, or the first of a list; where it says none, the default."""
+    """A token id in config.json, or the first of a list; the default if there is none."""
     value = raw.get(key)
     return default if value in (None, []) else token_ids(value, 0)[0]
 
 
 def checked(raw: Mapping, name: str, default: Any, kind: Any = int) -> Any:
-    """A value of config.json that no field is made of as it is; InputError as a field's."""
+    """A value of config.json that is not itself a field, checked like one."""
     value = raw.get(name, default)
     _check(name, kind, value)
     return value

@@ -1,4 +1,4 @@
-"""A Hugging Face checkpoint's folder: its JSON, and which of its files are the weights."""
+"""The folder of a Hugging Face checkpoint: its JSON files and its weights."""
 
 import json
 from collections.abc import Callable, Collection
@@ -9,7 +9,7 @@ from checkpoints.tensors import Tensor
 from checkpoints.torch_files import read_torch
 from errors import InputError
 
-TOKENIZER_FILES = (  # of a checkpoint, those that say something about its tokenizer
+TOKENIZER_FILES = (  # those files of a checkpoint that describe its tokenizer
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -25,7 +25,7 @@ TOKENIZER_FILES = (  # of a checkpoint, those that say something about its token
 
 
 def read_json(path: Path) -> dict:
-    """The object in the JSON file `path`; InputError where it is missing or no such thing."""
+    """The object in the JSON file `path`; InputError if the file is missing or holds no object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -41,10 +41,10 @@ _SINGLE = ("model.safetensors", "pytorch_model.bin")  # best first
 
 
 def weight_files(names: Collection[str], get: Callable[[str], Path]) -> list[str]:
-    """Of a folder's file names those of one whole copy of the weights, the best kind that there is: a
-    single file, or an index and its shards. [] where there is none.
+    """The names of one complete copy of the weights among a folder's files, in the best format: a single
+    file, or an index and its shards; [] if no copy is complete.
 
-    An index that is needed to decide is opened with `get`. InputError where it is none.
+    get: returns the path of an index that has to be read. InputError if it is not a valid index.
     """
     for single in _SINGLE:
         index = f"{single}.index.json"
@@ -65,7 +65,7 @@ def open_checkpoint(folder: Path) -> dict[str, Tensor]:
     files = weight_files(names, folder.joinpath)
     if not files:
         shards = any(name.endswith(".index.json") for name in names)
-        why = "files that its index names are missing" if shards else f"no {' or '.join(_SINGLE)}"
+        why = "files named in its index are missing" if shards else f"no {' or '.join(_SINGLE)}"
         raise InputError(f"{folder}: no weights: {why}")
     read = read_safetensors if files[0].startswith(_SINGLE[0]) else read_torch
     tensors: dict[str, Tensor] = {}

@@ -1,7 +1,7 @@
-"""A checkpoint's files from the Hugging Face hub: those that a conversion needs, and no others.
+"""Downloads from the Hugging Face hub: only the files that a conversion needs.
 
-They land in huggingface_hub's own cache. Weights are fetched here and not by its hf_hub_download,
-which from version 2 on throws the beginning of an interrupted file away: t5-11b is 45 GB in one.
+They go to huggingface_hub's own cache. We download weights ourselves: since version 2, hf_hub_download discards an
+interrupted file, and t5-11b is a single file of 45 GB.
 """
 
 import errno
@@ -25,22 +25,24 @@ def fetch(
     output: Path = Path(),
     converted_size: Callable[[Path], int | None] = lambda folder: 0,
 ) -> Path:
-    """The folder of a local checkpoint, or of a hub repository's files, downloaded if need be.
+    """The folder of a local checkpoint, or of a hub repository's files, downloaded if needed.
 
-    Before the weights are, `converted_size` gets a folder with the config.json: it raises
-    InputError for a model that cannot be used, or says how many bytes `output` will take, or
-    None where only the config.json is wanted.
+    Before weights are downloaded, `converted_size` is called with a folder that holds the config.json. It
+    raises InputError for an unusable model, and returns the bytes that `output` will take, or None if only
+    the config.json is wanted.
     """
     if Path(model).is_dir():
         if revision:
-            raise InputError(f"{model} is a folder here; --revision is for models on the hub")
+            raise InputError(
+                f"{model} is a local folder; --revision works only for models on the hub"
+            )
         return Path(model)
     if Path(model).exists() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", model):
-        raise InputError(f"{model}: neither a folder nor a name on the Hugging Face hub")
+        raise InputError(f"{model} is neither a folder nor a name on the Hugging Face hub")
     from huggingface_hub import HfApi, constants, errors
     from huggingface_hub.utils import logging
 
-    logging.set_verbosity_error()  # every retry would be two lines
+    logging.set_verbosity_error()  # each retry would print two lines
     limit = constants.HF_HUB_ETAG_TIMEOUT
     try:
         try:
@@ -52,7 +54,7 @@ def fetch(
             return folder
         return _download(model, revision, info, output, converted_size)
     except (errors.HTTPError, errors.HFValidationError, OSError) as error:
-        # The client wraps whatever kept it from asking for a file.
+        # The client wraps the error that kept it from requesting a file.
         wrapped = isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__
         if (reason := _reason(wrapped or error, revision)) is None:
             raise
@@ -60,31 +62,31 @@ def fetch(
 
 
 def _reason(error: BaseException, revision: str | None) -> str | None:
-    """What a failure means to the user; None: nothing that has to do with the hub."""
+    """The user's message for a failure; None if it is not about the hub."""
     from huggingface_hub import constants, errors
 
     cache = constants.HF_HUB_CACHE
     match error:
         case errors.GatedRepoError():
-            return "is gated: accept its terms on the hub, then `hf auth login`"
+            return "is gated: accept its terms on the hub, then run `hf auth login`"
         case errors.RepositoryNotFoundError() | errors.HFValidationError():
-            return "is neither a folder nor on the Hugging Face hub (private: `hf auth login`)"
+            return "is neither a folder nor on the Hugging Face hub (if it is private, run `hf auth login`)"
         case errors.RevisionNotFoundError():
             return f"has no revision {revision} on the Hugging Face hub"
         case errors.HfHubHTTPError(response=response):
             answer = f"{response.status_code} {response.reason_phrase}"
-            return f"cannot be fetched: the Hugging Face hub answers {answer}; try again later"
+            return f"cannot be downloaded: the Hugging Face hub answers {answer}; try again later"
         case errors.OfflineModeIsEnabled():
-            return f"is no folder and not whole in the cache, {cache}, and HF_HUB_OFFLINE is set"
+            return f"is not a folder, not complete in the cache {cache}, and HF_HUB_OFFLINE is set"
         case errors.LocalEntryNotFoundError() | errors.HTTPError():
-            return "is no folder here, and the Hugging Face hub cannot be reached to fetch it"
+            return "is not a folder here, and the Hugging Face hub cannot be reached to download it"
         case OSError(errno=errno.ENOSPC):
-            return f"fills the disk of {cache}: make room (or set HF_HOME) and run it again"
+            return f"fills the disk of {cache}: free some space or set HF_HOME, then run it again"
     return None
 
 
 def _cached(model: str, revision: str | None) -> Path | None:
-    """The folder in the cache where an earlier download is whole."""
+    """The cached folder of an earlier download, if its weights are complete."""
     from huggingface_hub import try_to_load_from_cache
 
     config = try_to_load_from_cache(model, CONFIG, revision=revision)
@@ -102,7 +104,7 @@ def _download(
     output: Path,
     converted_size: Callable[[Path], int | None],
 ) -> Path:
-    """Fetch what is not in the cache yet, the weights last: where they are, all the rest is."""
+    """Download what is not in the cache, weights last: if they are there, so is everything else."""
     from huggingface_hub import constants, hf_hub_download, hf_hub_url
 
     def get(name: str) -> Path:
@@ -110,7 +112,7 @@ def _download(
 
     files = {file.rfilename: file for file in info.siblings or [] if "/" not in file.rfilename}
     if CONFIG not in files:
-        raise InputError(f"{model} has no {CONFIG}: not a model of Hugging Face's")
+        raise InputError(f"{model} has no {CONFIG}, so it is not a Hugging Face model")
     folder = get(CONFIG).parent
     try:
         if (converted := converted_size(folder)) is None:
@@ -129,7 +131,7 @@ def _download(
             url = hf_hub_url(model, file.rfilename, revision=info.sha)
             _fetch_blob(f"{model}: {file.rfilename}", url, blobs / file.lfs.sha256, file.size)
         get(file.rfilename)
-    # Which commit the branch or tag was, for when the hub is out of reach.
+    # Remember the commit of the branch or tag for when the hub cannot be reached.
     ref = folder.parents[1] / "refs" / (revision or "main")
     if not ref.exists() or ref.read_text() != info.sha:
         ref.parent.mkdir(parents=True, exist_ok=True)
@@ -138,7 +140,7 @@ def _download(
 
 
 def _remaining(blobs: Path, file) -> int:
-    """The bytes of a repository's file that the cache does not have."""
+    """Bytes of a repository's file that are missing from the cache."""
     name = file.lfs.sha256 if file.lfs else file.blob_id
     found = [path for path in (blobs / name, blobs / f"{name}.incomplete") if path.exists()]
     return file.size - (found[0].stat().st_size if found else 0)
@@ -152,8 +154,8 @@ def _check_room(model: str, download: int, output: Path, converted: int) -> None
     for folder, needed in ((cache, download + converted * together), (output, converted)):
         if needed > (free := shutil.disk_usage(folder).free):
             raise InputError(
-                f"{model} takes {_gb(download)} to download and {_gb(converted)} converted, but "
-                f"{folder} has {_gb(free)} free (HF_HOME moves the cache, --mlx-path the result)"
+                f"{model} needs {_gb(download)} for the download and {_gb(converted)} converted, but "
+                f"{folder} has {_gb(free)} free (move the cache with HF_HOME, the result with --mlx-path)"
             )
 
 
@@ -162,17 +164,19 @@ def _gb(size: int) -> str:
 
 
 def _fetch_blob(what: str, url: str, blob: Path, size: int) -> None:
-    """Download `url` to the cache's `blob`, named by its SHA-256, from where an earlier run stopped."""
+    """Download `url` to the cache's `blob`, named by its SHA-256, resuming an earlier run's file."""
     partial = blob.with_name(f"{blob.name}.incomplete")
     blob.parent.mkdir(parents=True, exist_ok=True)
     with open(partial, "ab+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # against another process that fetches the same file
+        fcntl.flock(file, fcntl.LOCK_EX)  # another process may download the same file
         if not blob.exists():
             _resume(what, url, file, size)
             file.seek(0)
             if hashlib.file_digest(file, "sha256").hexdigest() != blob.name:
                 partial.unlink()
-                raise InputError(f"{what} arrived damaged; the same command again fetches it anew")
+                raise InputError(
+                    f"{what} arrived damaged; run the same command to download it again"
+                )
             partial.rename(blob)
     partial.unlink(missing_ok=True)
 
@@ -190,10 +194,10 @@ def _resume(what: str, url: str, file: BinaryIO, size: int) -> None:
         raise
     except errors.HTTPError:
         raise InputError(
-            f"{what}: the connection broke off after {_gb(file.seek(0, 2))} of {_gb(size)}; "
-            "the same command again goes on from there"
+            f"{what}: the connection was lost after {_gb(file.seek(0, 2))} of {_gb(size)}; "
+            "run the same command to resume"
         ) from None
     except OSError as error:
-        if error.errno is not None:  # None: another size than was promised
+        if error.errno is not None:  # None: the size is not the announced one
             raise
     file.flush()

@@ -1,4 +1,4 @@
-"""Checkpoints' names of tensors -> ours: a table for each architecture, and what applies it."""
+"""Checkpoints' tensor names -> ours, by a table for each architecture."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,23 +10,22 @@ from errors import InputError
 
 @dataclass(frozen=True)
 class Names:
-    """A family's table. The first rule that matches a whole name gives ours; a name that none does is an
-    InputError.
+    """A family's table. The first rule that matches a whole name gives ours; InputError if none does.
 
-    rules: a pattern, and our name with the pattern's groups in its braces; None: dropped on purpose
-    words: what a group is called here, where it is called something else
-    embedding: what the embedding may be called, best first, and last the head
-    prefix: what all names begin with in some checkpoints
+    rules:     (pattern, our name with the pattern's groups in its braces); None instead of a name: drop it
+    words:     a group's text -> ours, if it differs
+    embedding: names that the embedding may have, best first; the head's name last
+    prefix:    prefix of all names in some checkpoints
     """
 
-    family: str  # for messages
+    family: str  # in messages
     rules: Sequence[tuple[str, str | None]]
     words: Mapping[str, str]
     embedding: Sequence[str]
     prefix: str = ""
 
     def ours(self, name: str) -> str | None:
-        """Our name of a checkpoint's tensor; None: not needed."""
+        """Our name of a checkpoint's tensor; None if we do not need it."""
         for pattern, template in self.rules:
             if match := re.fullmatch(pattern, name):
                 groups = (self.words.get(group, group) for group in match.groups())
@@ -34,7 +33,7 @@ class Names:
         raise InputError(f"unknown tensor {name}: not a {self.family}-type checkpoint")
 
     def renamed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors under our names, without those that are dropped."""
+        """The tensors under our names, without dropped ones."""
         ours = {name: self.ours(name) for name in tensors}
         return {new: tensors[name] for name, new in ours.items() if new is not None}
 
@@ -42,7 +41,7 @@ class Names:
         return {name.removeprefix(self.prefix): tensor for name, tensor in tensors.items()}
 
     def one_embedding(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors with one embedding, under the first of its names; a head that differs is kept."""
+        """The tensors with a single embedding, under its first name; the head is kept only if it differs."""
         found = [name for name in self.embedding if name in tensors]
         if not found:
             missing = self.embedding[0]
@@ -59,7 +58,7 @@ class Names:
 
 
 def equal(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors hold the same, wherever they lie."""
+    """Whether two tensors have equal contents, wherever they are stored."""
     if a == b:  # the same place in the same file
         return True
     if a.dtype != b.dtype or a.shape != b.shape:

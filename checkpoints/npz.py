@@ -1,6 +1,6 @@
-"""Npz files, a zip of stored .npy members: written member by member, and mapped.
+"""Npz files (zips of uncompressed .npy members): written member by member, read through a memory map.
 
-mx.savez holds every array in memory, and mx.load of a large file is slower than a map.
+mx.savez would hold every array in memory, and mx.load of a large file is slower than a map.
 """
 
 import mmap
@@ -23,7 +23,7 @@ def write_npz_member(
     blocks: Iterable[np.ndarray],
 ) -> None:
     """Append the array `name` to `archive`, given in C order as `blocks` along its first axis."""
-    # MLX takes the dtype string's length for granted: three characters.
+    # MLX expects exactly three characters in the dtype string.
     descr = "<V2" if dtype == BFLOAT16 else dtype.str
     header = dict(descr=descr, fortran_order=False, shape=tuple(shape))
     with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -33,16 +33,16 @@ def write_npz_member(
 
 
 def map_npz(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an npz file as read-only views of the mapped file: nothing is read yet."""
+    """The arrays of an npz file as read-only views of the mapped file; nothing is read yet."""
     try:
         places = stored_members(path).items()
-        with open(path, "rb") as file:  # one map: each holds a file open
+        with open(path, "rb") as file:  # one map for all: each map keeps a file open
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         return {name.removesuffix(".npy"): _map_member(mapped, *place) for name, place in places}
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
-    except Exception as error:  # of many kinds for a damaged header
-        raise InputError(f"{path}: not a readable npz file: {error}") from None
+    except Exception as error:  # a damaged header raises many kinds
+        raise InputError(f"{path}: damaged, or not an npz file: {error}") from None
 
 
 def _map_member(mapped: mmap.mmap, offset: int, size: int) -> np.ndarray:
@@ -51,5 +51,5 @@ def _map_member(mapped: mmap.mmap, offset: int, size: int) -> np.ndarray:
     shape, _, dtype = np.lib.format.read_array_header_1_0(mapped)
     start = mapped.tell()
     if dtype.hasobject or start + prod(shape) * dtype.itemsize != offset + size:
-        raise ValueError(f"{size} bytes for an array of {dtype} and the shape {shape}")
+        raise ValueError(f"{size} bytes cannot hold an array of {dtype} with the shape {shape}")
     return np.frombuffer(mapped, dtype, prod(shape), start).reshape(shape)

@@ -1,4 +1,4 @@
-"""Quantized weights: which ones, and how. The methods and their names are MLX's."""
+"""Which weights are quantized, and how. Modes and their names are MLX's."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -6,7 +6,7 @@ from math import prod
 
 from errors import InputError
 
-# By mode: the bits and group sizes that there are, the default first.
+# mode: (bits, group sizes), defaults first
 MODES = {
     "affine": ((4, 2, 3, 5, 6, 8), (64, 32, 128)),
     "mxfp4": ((4,), (32,)),
@@ -15,19 +15,19 @@ MODES = {
 }
 BITS, GROUP_SIZES = (sorted({n for mode in MODES.values() for n in mode[i]}) for i in (0, 1))
 
-# Parts of names of weights that are added, and not multiplied with.
+# Parts of the names of weights that are added, not multiplied.
 _TABLES = ("relative_bias", "positions", "logits_bias")
 
 
 def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a weight is one that products are made with: no table of biases or of positions."""
+    """Whether a weight is a matrix to multiply by, not a table of biases or positions."""
     return len(shape) == 2 and not any(table in name for table in _TABLES)
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """Weights of `bits` bits, `group_size` of them in a row sharing a scale (and, in the affine
-    mode, an offset). InputError for a combination that MLX does not have."""
+    """Weights of `bits` bits; each `group_size` of them in a row share a scale and, in the affine mode, an
+    offset. InputError for a combination that MLX does not support."""
 
     mode: str = "affine"
     bits: int = 0  # 0: the mode's default
@@ -42,11 +42,11 @@ class Quantization:
                 object.__setattr__(self, field, known[0])
             elif value not in known:
                 listed = ", ".join(map(str, sorted(known)))
-                raise InputError(f"{field} is {value!r}; the mode {self.mode} has {listed}")
+                raise InputError(f"{field} is {value!r}, but the mode {self.mode} needs {listed}")
 
     @classmethod
     def from_config(cls, raw: Mapping) -> "Quantization | None":
-        """That of a converted config.json; None: it is not quantized."""
+        """The quantization in a converted config.json; None if there is none."""
         values = raw.get("quantization")
         if values is None:
             return None
@@ -62,6 +62,6 @@ class Quantization:
         return is_matrix(name, shape) and shape[1] % self.group_size == 0
 
     def size(self, shape: tuple[int, ...], itemsize: int) -> int:
-        """Bytes of a quantized weight of this shape, `itemsize` those of a scale or offset."""
+        """Bytes of a quantized weight of this shape; itemsize: bytes of a scale or offset."""
         per_group = 2 * itemsize if self.mode == "affine" else 1
         return prod(shape) * self.bits // 8 + prod(shape) // self.group_size * per_group

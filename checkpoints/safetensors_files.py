@@ -1,4 +1,4 @@
-"""Safetensors files, read without torch: the safetensors package reads bfloat16 only into torch.
+"""Safetensors files, read without torch; the safetensors package needs torch for bfloat16.
 
 Format: https://github.com/huggingface/safetensors#format
 """
@@ -32,7 +32,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
             header.pop("__metadata__", None)
             return {n: _safetensor(path, n, entry, 8 + length, size) for n, entry in header.items()}
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            fault = f"truncated, or the header is malformed: {error}"
+            fault = f"truncated, or its header is damaged: {error}"
             raise InputError(f"{path}: {fault}") from None
 
 
@@ -43,5 +43,5 @@ def _safetensor(path: Path, name: str, entry: dict, start: int, size: int) -> Te
     tensor = Tensor(path, start + begin, _DTYPES[dtype], tuple(entry["shape"]))
     fits = are_sizes((begin, end, *tensor.shape)) and start + end <= size
     if not fits or end - begin != prod(tensor.shape) * tensor.dtype.itemsize:
-        raise ValueError(f"{name} has not the bytes of its shape")
+        raise ValueError(f"{name} does not have as many bytes as its shape needs")
     return tensor

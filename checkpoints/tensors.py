@@ -1,7 +1,7 @@
-"""Tensors that have not been read, arrays in MLX and in NumPy, and what every reader of checkpoints shares.
+"""Tensors that are still in their files, conversion between MLX and NumPy, and helpers for readers of checkpoints.
 
-A `Tensor` says where a tensor lies in a file. Its blocks come as NumPy arrays; bfloat16, which
-NumPy lacks, is the two-byte void type `V2`, as in the npz files that MLX writes.
+A `Tensor` says where in a file a tensor is. Its blocks are read as NumPy arrays. NumPy has no bfloat16: it is
+the two-byte void type `V2` here, as in npz files written by MLX.
 """
 
 import zipfile
@@ -31,7 +31,7 @@ class Tensor:
     strides: tuple[int, ...] = ()  # in elements, as torch's; (): C order
 
     def blocks(self) -> Iterator[np.ndarray]:
-        """The tensor in order along its first axis, about BLOCK_BYTES at a time."""
+        """Blocks of about BLOCK_BYTES, in order along the first axis."""
         if 0 in self.shape:
             return
         rows, *rest = self.shape or (1,)
@@ -42,7 +42,7 @@ class Tensor:
             yield block if self.shape else block.reshape(())
 
     def _read(self, first: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
-        """A block from the element `first` on, through a map of the file: only the copy takes memory."""
+        """The block of this shape that begins at element `first`, copied from a map of the file."""
         where = self.offset + first * self.dtype.itemsize
         try:
             mapped = np.memmap(self.path, self.dtype, "r", where, span(shape, strides))
@@ -50,7 +50,7 @@ class Tensor:
             raise InputError(f"{self.path}: the file ends inside a tensor") from None
         in_bytes = [stride * self.dtype.itemsize for stride in strides]
         source, block = as_strided(mapped, shape, in_bytes), np.empty(shape, self.dtype)
-        # A transposed matrix is copied a cache line at a time: two to four times as fast.
+        # Copying a transposed matrix by cache lines is two to four times as fast.
         width = 16 if strides[0] < strides[-1] else shape[-1]
         for column in range(0, shape[-1], width):
             block[..., column : column + width] = source[..., column : column + width]
@@ -58,26 +58,26 @@ class Tensor:
 
 
 def span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """The number of elements from a tensor's first to its last, both included."""
+    """The number of elements in storage from a tensor's first to its last, inclusive."""
     if 0 in shape:
         return 0
     return 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
 
 
 def are_sizes(values: tuple) -> bool:
-    """Whether `values`, which a file gave, can be sizes: not absurd ones, nor too many."""
+    """Whether `values` from a file can be sizes: whole numbers, not too large, not too many."""
     return len(values) < 64 and all(type(n) is int and 0 <= n < 2**48 for n in values)
 
 
 def stored_members(path: Path) -> dict[str, tuple[int, int]]:
-    """Where the members of a zip file lie, none of them compressed: name -> (offset, size). A damaged
-    file raises errors of many kinds."""
+    """The places of a zip file's members, which must not be compressed: name -> (offset, size). A damaged
+    file raises many kinds of errors."""
     places = {}
     with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
         for member in archive.infolist():
             if member.compress_type != zipfile.ZIP_STORED:
                 raise zipfile.BadZipFile(f"{member.filename} is compressed")
-            with archive.open(member):  # reads the local header: the file is at the data now
+            with archive.open(member):  # reads the local header, so the file is now at the data
                 places[member.filename] = file.tell(), member.file_size
     return places
 
@@ -90,7 +90,7 @@ def to_mlx(array: np.ndarray) -> mx.array:
 
 
 def to_numpy(array: mx.array) -> np.ndarray:
-    """`array` as a NumPy array, which shares its memory; bfloat16 becomes V2."""
+    """`array` as a NumPy array that shares its memory; bfloat16 becomes V2."""
     if array.dtype == mx.bfloat16:
         return np.asarray(array.view(mx.uint16)).view(BFLOAT16)
     return np.asarray(array)

@@ -1,8 +1,8 @@
 """Torch's .bin files, read one tensor at a time and without torch.
 
-A file is either a zip of a pickle and one member per storage, or, as written before torch 1.6, a
-stream: four pickles, a pickled list of storage keys, and the storages in that order. In both, the
-pickle describes tensors as views of storages.
+A file is a zip that holds a pickle and one member per storage or, before torch 1.6, a stream of four pickles, a
+pickled list of storage keys, and the storages in that order. In both, the pickle describes tensors as views of
+storages.
 """
 
 import io
@@ -17,7 +17,7 @@ from checkpoints.tensors import BFLOAT16, Tensor, are_sizes, span, stored_member
 from errors import InputError
 
 _MAGIC = 0x1950A86A20F9469CFC6C
-_MAX_PICKLE = 4 << 20  # bytes; of the largest T5 checkpoints they take 0.2 MB
+_MAX_PICKLE = 4 << 20  # bytes; the pickles of the largest T5 checkpoints take 0.2 MB
 _STORAGES: dict[str, np.dtype] = {
     "FloatStorage": np.dtype("<f4"),
     "DoubleStorage": np.dtype("<f8"),
@@ -27,7 +27,7 @@ _STORAGES: dict[str, np.dtype] = {
 
 
 class _View(NamedTuple):
-    """A tensor: `offset` and `strides` count elements of the storage `key`."""
+    """A tensor in the storage `key`; `offset` and `strides` count elements."""
 
     key: str
     offset: int
@@ -36,14 +36,14 @@ class _View(NamedTuple):
 
 
 def read_torch(path: Path) -> dict[str, Tensor]:
-    """The tensors of a state dict that torch.save wrote, also of one under "state_dict" in a dict."""
+    """The tensors of a state dict written by torch.save, or of a dict that holds one under "state_dict"."""
     try:
         with open(path, "rb") as file:
             is_zip = file.read(4) == b"PK\3\4"
             file.seek(0)
             return _read_zip(path, file) if is_zip else _read_legacy(path, file)
-    except Exception as error:  # of which damage brings about a dozen kinds
-        fault = f"truncated, or not a state dict of torch's: {error}"
+    except Exception as error:  # damage raises about a dozen kinds
+        fault = f"truncated, or not a torch state dict: {error}"
         raise InputError(f"{path}: {fault}") from None
 
 
@@ -57,7 +57,7 @@ def _read_zip(path: Path, file: BinaryIO) -> dict[str, Tensor]:
     for key, (dtype, numel) in unpickler.storages.items():
         places[key], size = members[f"{name.removesuffix('.pkl')}/{key}"]
         if size != numel * dtype.itemsize:
-            raise ValueError(f"storage {key} has another size")
+            raise ValueError(f"storage {key} has the wrong size")
     return _tensors(path, state, unpickler.storages, places)
 
 
@@ -65,7 +65,7 @@ def _read_legacy(path: Path, file: BinaryIO) -> dict[str, Tensor]:
     pickles = io.BytesIO(file.read(_MAX_PICKLE))
     magic, _protocol, _system = (_Unpickler(pickles).load() for _ in range(3))
     if magic != _MAGIC:
-        raise ValueError("a pickle of something else")
+        raise ValueError("not a checkpoint's pickle")
     unpickler = _Unpickler(pickles)
     state, keys, places = unpickler.load(), _Unpickler(pickles).load(), {}
     file.seek(pickles.tell())
@@ -74,7 +74,7 @@ def _read_legacy(path: Path, file: BinaryIO) -> dict[str, Tensor]:
         size = int.from_bytes(file.read(8), "little")
         places[key] = file.tell()
         if size != numel or file.seek(numel * dtype.itemsize, 1) > path.stat().st_size:
-            raise ValueError(f"storage {key} has another size")
+            raise ValueError(f"storage {key} has the wrong size")
     return _tensors(path, state, unpickler.storages, places)
 
 
@@ -83,9 +83,9 @@ def _tensors(path: Path, state, storages: dict, places: dict[str, int]) -> dict[
     found = {}
     for name, view in state.get("state_dict", state).items():
         if not isinstance(view, _View):
-            raise ValueError(f"{name} is no tensor but {type(view).__name__}")
+            raise ValueError(f"{name} is not a tensor but {type(view).__name__}")
         dtype, numel = storages[view.key]
-        # Some elements of an expanded tensor are the same: a small file could ask for any size.
+        # An expanded tensor repeats elements: a small file could ask for any size.
         if view.offset + span(view.shape, view.strides) > numel or prod(view.shape) > numel:
             raise ValueError(f"{name} reaches beyond its storage")
         start = places[view.key] + view.offset * dtype.itemsize
@@ -94,28 +94,28 @@ def _tensors(path: Path, state, storages: dict, places: dict[str, int]) -> dict[
 
 
 class _Unpickler(pickle._Unpickler):
-    """Makes plain values and `_View`s, and runs no code of the file's."""
+    """Makes plain values and `_View`s, and runs no code from the file."""
 
     dispatch: ClassVar = pickle._Unpickler.dispatch | {
-        # An OrderedDict's attributes, torch's _metadata, are dropped; nothing else may be changed.
+        # Drop an OrderedDict's attributes (torch's _metadata); allow no other change.
         pickle.BUILD[0]: lambda self: self.stack.pop()
     }
 
     def __init__(self, file: BinaryIO):
         super().__init__(file, encoding="latin-1")
-        self.storages: dict[str, tuple[np.dtype, int]] = {}  # by key, with the number of elements
+        self.storages: dict[str, tuple[np.dtype, int]] = {}  # key -> (dtype, number of elements)
 
     def find_class(self, module: str, name: str) -> object:
-        """What stands for what a pickle calls: none of it is the real one."""
+        """Our stand-in for a name that the pickle calls; never the real object."""
         if module == "torch" and name in _STORAGES:
             return _STORAGES[name]
         if (module, name) not in _CALLABLE:
-            needed = "which no floating-point state dict needs"
+            needed = "which a floating-point state dict does not need"
             raise ValueError(f"the pickle asks for {module}.{name}, {needed}")
         return _CALLABLE[module, name]
 
     def persistent_load(self, pid: tuple) -> tuple[str, int]:
-        """The key of a storage and, in some legacy files, where a view of it begins."""
+        """The key of a storage and the start of a view into it, which some legacy files have."""
         _, dtype, key, _, numel, *view = pid
         self.storages[key] = dtype, numel
         return key, view[0][1] if view and view[0] else 0

@@ -1,4 +1,4 @@
-"""Writing a model's weights: cast, quantized, a block of one tensor in memory at a time."""
+"""Writing a model's weights, cast and quantized, with one block of one tensor in memory at a time."""
 
 import sys
 import zipfile
@@ -23,8 +23,8 @@ DEFAULT_DTYPE = "bfloat16"
 
 
 def stored_dtype(name: str, dtype: str, float32: tuple[str, ...]) -> np.dtype:
-    """The type of the weight `name` in a model of `dtype`; where names end as in `float32`, that
-    instead of float16."""
+    """The type in which a model of `dtype` stores the weight `name`. float32: endings of names that stay
+    float32 in a float16 model."""
     if dtype == "float16" and name.endswith(float32):
         return DTYPES["float32"]
     return DTYPES[dtype]
@@ -36,7 +36,7 @@ def stored_size(
     float32: tuple[str, ...],
     quantization: Quantization | None,
 ) -> int:
-    """Bytes of all weights of these shapes. float32: as for `stored_dtype`."""
+    """Bytes of all weights with these shapes. float32: as in `stored_dtype`."""
     total = 0
     for name, shape in shapes.items():
         itemsize = stored_dtype(name, dtype, float32).itemsize
@@ -54,8 +54,8 @@ def write_weights(
     float32: tuple[str, ...] = (),
     quantization: Quantization | None = None,
 ) -> None:
-    """Write tensors, under our names, to an npz file. float32: as for `stored_dtype`. Weights that are
-    not finite in their new type are written all the same, and named on stderr."""
+    """Write tensors to an npz file under our names. float32: as in `stored_dtype`. Weights that are not
+    finite in their new type are written anyway and named on stderr."""
     from tqdm import tqdm
 
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
@@ -63,7 +63,7 @@ def write_weights(
         _check_groups(shapes, quantization)
     size = stored_size(shapes, dtype, float32, None)
     progress = tqdm(total=size, unit="B", unit_scale=True, desc=path.parent.name, disable=None)
-    wrong: dict[str, None] = {}  # in order, each once
+    wrong: dict[str, None] = {}  # an ordered set
     with progress, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for name, tensor in tensors.items():
             stored = stored_dtype(name, dtype, float32)
@@ -77,10 +77,10 @@ def write_weights(
 
 
 def _check_groups(shapes: dict[str, tuple[int, ...]], quantization: Quantization) -> None:
-    """Say how many matrices cannot be quantized; InputError if none can."""
+    """Say on stderr how many matrices cannot be quantized; InputError if none can."""
     matrices = [weight for weight in shapes.items() if is_matrix(*weight)]
     left = len(matrices) - sum(quantization.covers(*weight) for weight in matrices)
-    reason = f"their rows do not divide into groups of {quantization.group_size}"
+    reason = f"row lengths are not multiples of the group size {quantization.group_size}"
     if left == len(matrices):
         raise InputError(f"no weight can be quantized: {reason}")
     if left:
@@ -90,7 +90,7 @@ def _check_groups(shapes: dict[str, tuple[int, ...]], quantization: Quantization
 def _cast(
     tensor: Tensor, dtype: np.dtype, name: str, wrong: dict[str, None], progress
 ) -> Iterator[np.ndarray]:
-    """The tensor's blocks in their new type; `name` joins `wrong` if one is not finite."""
+    """The tensor's blocks in their new type; adds `name` to `wrong` if a value is not finite."""
     to = {np.dtype("<f4"): mx.float32, np.dtype("<f2"): mx.float16, BFLOAT16: mx.bfloat16}[dtype]
     for block in tensor.blocks():
         array = to_mlx(block).astype(to)
@@ -107,7 +107,7 @@ def _write_quantized(
     blocks: Iterator[np.ndarray],
     quantization: Quantization,
 ) -> None:
-    """Write the packed weight as it comes, and then its scales and offsets, which are small."""
+    """Write the packed weight block by block, then its scales and offsets, which are small."""
     beside: list[list[np.ndarray]] = []
 
     def packed() -> Iterator[np.ndarray]:

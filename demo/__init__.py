@@ -1,1 +1,1 @@
-"""The embedded pairs: loaded, made as large as real models, and examples of what they do."""
+"""The embedded pairs of models: loading them, widening them to real sizes, examples of their tasks."""

@@ -1,4 +1,4 @@
-"""Held-out examples of the embedded pairs' tasks, with their right answers: see demo/training/tasks.py."""
+"""Held-out examples of the embedded pairs' tasks, with correct answers (from demo/training/tasks.py)."""
 
 import json
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ class Example:
 
 
 def examples(per_kind: int, kinds: Sequence[str] = SHORT_KINDS) -> list[Example]:
-    """The first `per_kind` of each kind. InputError for more than there are."""
+    """The first `per_kind` examples of each kind. InputError if there are fewer."""
     known = [Example(**json.loads(line)) for line in FILE.read_text("utf-8").splitlines()]
     found = [[e for e in known if e.kind == kind] for kind in kinds]
     if per_kind > (most := min(map(len, found))):
-        raise InputError(f"the demo has {most} examples of each kind, not {per_kind}")
+        raise InputError(f"the demo has only {most} examples of each kind, not {per_kind}")
     return [example for of_kind in found for example in of_kind[:per_kind]]

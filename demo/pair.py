@@ -1,4 +1,4 @@
-"""The embedded pairs as models to load: converted on first use, to mlx_models/ of the current folder."""
+"""The embedded pairs as models to load: converted on first use to mlx_models/ in the current folder."""
 
 import sys
 from pathlib import Path
@@ -9,8 +9,8 @@ DEMO = Path(__file__).resolve().parent
 
 
 def demo_model(role: str) -> Path:
-    """The converted folder of the embedded `role` ("target", "draft", or one of these after "speech/"), converted
-    on first use and again when the embedded one is newer."""
+    """The converted folder of the embedded `role` ("target" or "draft", or either after "speech/"). It is converted
+    on first use, and again if the embedded model is newer."""
     source, output = DEMO / role, MODELS / f"demo-{role.replace('/', '-')}"
     converted = output / WEIGHTS
     newest = max(file.stat().st_mtime for file in source.iterdir())

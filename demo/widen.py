@@ -1,7 +1,7 @@
-"""The embedded pairs at a real model's cost: wider and deeper, and still the same function.
+"""The embedded pairs at the cost of real models: wider and deeper, but still computing the same function.
 
-New units, heads, layers and columns of d_model are zeros; so are the logits of T5's new rows of the vocabulary,
-which are never the largest. The widened model writes the same text with the same acceptance.
+New units, heads, layers and columns of d_model are zeros. T5's new vocabulary rows have the logit 0, which is never
+the largest. So the widened model generates the same text with the same acceptance.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 from families.loading import weight_shapes
 from model import T5
 
-# The shapes of real models, and the embedded model as it is.
+# The shapes of real models; {}: the embedded model unchanged.
 SHAPES: dict[str, dict[str, Any]] = {
     "demo": {},
     "t5-small": dict(d_model=512, num_heads=8, d_ff=2048, num_layers=6, vocab_size=32_128),
@@ -23,7 +23,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "t5-large": dict(d_model=1024, num_heads=16, d_ff=4096, num_layers=24, vocab_size=32_128),
     "t5-3b": dict(d_model=1024, num_heads=32, d_ff=16384, num_layers=24, vocab_size=32_128),
 }
-# Of the decoder-only pair, whose heads stay as wide, and whose vocabulary as small, as they are.
+# For the decoder-only pair; the width of its heads and its vocabulary stay unchanged.
 CAUSAL_SHAPES: dict[str, dict[str, Any]] = {
     "llama-demo": {},
     "llama-60m": dict(hidden_size=512, intermediate_size=1536, num_hidden_layers=20),
@@ -32,13 +32,13 @@ CAUSAL_SHAPES: dict[str, dict[str, Any]] = {
 
 
 def widen(model: T5, shape: str) -> T5:
-    """`model` in one of SHAPES. Logits are equal up to rounding, and 0 for what is not in its vocabulary."""
+    """`model` widened to one of SHAPES. Logits are equal up to rounding, and 0 for new vocabulary rows."""
     if not SHAPES[shape]:
         return model
     small, layers = model.config, SHAPES[shape]["num_layers"]
     config = dataclasses.replace(small, **SHAPES[shape], d_kv=64, num_decoder_layers=layers)
-    # The zeros in a wider vector lower its root mean square. After the decoder's last norm the
-    # scaling by d_model**-0.5, where there is one, makes up for that.
+    # Zeros in a wider vector lower its root mean square. After the decoder's last norm, scaling by
+    # d_model**-0.5 makes up for that if the model does it.
     scaled = {"decoder.norm.weight"} if config.scale_decoder_outputs else set()
 
     def change(name: str, weight: mx.array) -> mx.array:
@@ -55,13 +55,13 @@ def widen(model: T5, shape: str) -> T5:
 
 
 def widen_llama(model: Any, shape: str) -> nn.Module:
-    """mlx-lm's Llama in one of CAUSAL_SHAPES, in float32. Logits are equal up to rounding."""
+    """mlx-lm's Llama widened to one of CAUSAL_SHAPES, in float32. Logits are equal up to rounding."""
     args = model.args
     hidden = CAUSAL_SHAPES[shape].get("hidden_size", args.hidden_size)
     head_dim = args.head_dim or args.hidden_size // args.num_attention_heads
     sharing = args.num_attention_heads // args.num_key_value_heads  # heads per key
     keys = -(-hidden // head_dim // sharing)
-    narrower = args.hidden_size / hidden  # how much smaller the mean square is
+    narrower = args.hidden_size / hidden  # factor by which the mean square shrinks
     wide = dataclasses.replace(
         args,
         **CAUSAL_SHAPES[shape],
@@ -69,7 +69,7 @@ def widen_llama(model: Any, shape: str) -> nn.Module:
         num_key_value_heads=keys,
         head_dim=head_dim,
         rms_norm_eps=args.rms_norm_eps * narrower,
-        layer_types=None,  # one per layer, which it makes
+        layer_types=None,  # one per layer; the model fills it in
     )
 
     def change(name: str, weight: mx.array) -> mx.array:
@@ -80,7 +80,7 @@ def widen_llama(model: Any, shape: str) -> nn.Module:
 
 
 def _filled(wide: Any, small: Any, change: Callable[[str, mx.array], mx.array]) -> Any:
-    """`wide` with the weights of `small`, changed and padded with zeros."""
+    """`wide` with the weights of `small`, passed through `change` and padded with zeros."""
     known, weights = dict(tree_flatten(small.parameters())), []
     for name, size in weight_shapes(wide).items():
         weight = change(name, known[name]) if name in known else mx.zeros((0,) * len(size))

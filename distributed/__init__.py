@@ -1,1 +1,1 @@
-"""Several processes that run one model together."""
+"""Running one model in several processes."""

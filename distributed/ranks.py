@@ -1,8 +1,8 @@
-"""Ranks: processes that run one model together, started by mlx.launch, talking by mx.distributed.
+"""Ranks: processes that run one model together, started by mlx.launch and connected by mx.distributed.
 
-What a rank does must follow from what all of them know, or they wait for each other for ever. So rank 0 alone reads
-prompts, its tokens and its clock count, and a step that fails on one rank fails on all. When a rank ends, mlx.launch
-ends the others; until then MLX's ring (0.32) may give sums without it, hence a tag on what ranks exchange.
+All ranks must take the same decisions, or they wait for each other forever. So rank 0 alone reads prompts, its tokens
+and its clock decide, and a step that fails on one rank fails on all. When a rank ends, mlx.launch ends the others;
+until then MLX's ring (0.32) may return sums without it, so each exchange carries a tag.
 """
 
 import json
@@ -22,29 +22,29 @@ from errors import InputError
 
 T = TypeVar("T")
 
-LOST = "lost another rank: it has ended, or its machine is off the network"
-_LINES = 64  # of a prompt file, read and passed on at a time
-_GRACE = 3.0  # seconds: ranks may find the same mistake one after the other
+LOST = "lost the connection to another rank: it has ended, or its machine is off the network"
+_LINES = 64  # lines of a prompt file that are read and shared at a time
+_GRACE = 3.0  # seconds: ranks may notice the same mistake at different times
 
 
 class Ranks:
-    """This process among those that run a model together. Every method is called by all of them, in
-    the same order; with one rank, each does the obvious thing at no cost."""
+    """This process and the others that run a model with it. All ranks must call every method, in the same
+    order. With a single rank the methods cost nothing."""
 
     def __init__(self, group: mx.distributed.Group | None = None):
-        """group: that of `mx.distributed.init()`; None: this process is alone."""
+        """group: from `mx.distributed.init()`; None: a single process."""
         self.group = group
         self.rank, self.size = (group.rank(), group.size()) if group else (0, 1)
         self._exchanges = 0
 
     def share(self, x: mx.array) -> mx.array:
-        """x, an array of integers, as rank 0 has it; stays on the device."""
-        # A product, not a choice: x is computed on every rank, with the sums that it takes.
+        """Rank 0's x, an array of integers; stays on the device."""
+        # Multiply instead of choosing: every rank must compute x, since that takes sums over ranks.
         mine = x * int(self.rank == 0)
         return mx.distributed.all_sum(mine, group=self.group) if self.size > 1 else x
 
     def broadcast(self, x: mx.array | float) -> np.ndarray:
-        """x as rank 0 has it, on the host: numbers of up to 32 bits. InputError where a rank did not take part."""
+        """Rank 0's x, on the host: numbers of up to 32 bits. InputError if a rank did not take part."""
         if self.size == 1:
             return np.array(x)
         x = mx.array(x)
@@ -53,8 +53,8 @@ class Ranks:
         return self._sum(x.astype(mx.int32) * int(self.rank == 0))
 
     def _sum(self, x: mx.array) -> np.ndarray:
-        """The ranks' sum of x, int32, which no more than one of them has other than 0 at a place. In the upper half
-        of 64 bits each rank adds the number of this exchange."""
+        """The sum over ranks of x, int32; at each place at most one rank may have a number other than 0. In the upper
+        32 of 64 bits each rank adds the number of this exchange, as a tag."""
         self._exchanges = self._exchanges % 2**20 + 1
         tag = mx.array(self._exchanges << 32, mx.int64)
         low = x.astype(mx.uint32).astype(mx.int64)  # the same bits
@@ -64,10 +64,10 @@ class Ranks:
         return total.astype(np.uint32).view(np.int32)
 
     def gather(self, text: str) -> list[str]:
-        """Every rank's text, in the order of ranks."""
+        """The texts of all ranks, in order."""
         if self.size == 1:
             return [text]
-        data = np.frombuffer(text.encode() + b"\0", np.uint8)  # at least one
+        data = np.frombuffer(text.encode() + b"\0", np.uint8)  # at least one byte
         lengths = np.zeros(self.size, np.int32)
         lengths[self.rank] = len(data)
         parts = np.zeros((self.size, self._sum(mx.array(lengths)).max()), np.int32)
@@ -76,7 +76,7 @@ class Ranks:
         return [part.tobytes().rstrip(b"\0").decode() for part in parts]
 
     def together(self, step: Callable[[], T]) -> T:
-        """This rank's step(). Where it is InputError or OSError on one rank, all raise InputError."""
+        """This rank's step(). If it raises InputError or OSError on one rank, all ranks raise InputError."""
         if self.size == 1:
             return step()
         result, error = None, ""
@@ -91,12 +91,12 @@ class Ranks:
         return cast(T, result)
 
     def in_turn(self, step: Callable[[], T]) -> T:
-        """This rank's step(), when the ranks before it have done theirs. Errors: as `together`."""
+        """This rank's step(), once the ranks before it have finished theirs. Errors as in `together`."""
         turns = [step if rank == self.rank else lambda: None for rank in range(self.size)]
         return cast(T, [self.together(turn) for turn in turns][self.rank])
 
     def lines(self, file: Callable[[], Iterable[bytes]]) -> Iterator[bytes]:
-        """The lines of the file that rank 0 opens by file(), read as they are needed."""
+        """The lines of the file that rank 0 opens with file(), read as needed."""
         if self.size == 1:
             return iter(file())
         lines = self.together(lambda: iter(file()) if self.rank == 0 else iter(()))
@@ -108,12 +108,14 @@ class Ranks:
         return (line.encode("latin-1") for chunk in iter(next_lines, []) for line in chunk)
 
     def check_same(self, **values: str) -> None:
-        """InputError, which names the first, where a rank has another value than rank 0."""
+        """InputError, with the name of the first, if a value differs between a rank and rank 0."""
         first, *others = (json.loads(text) for text in self.gather(json.dumps(values)))
         for rank, other in enumerate(others, 1):
             if different := [name for name in first if other[name] != first[name]]:
                 name = different[0].replace("_", " ")
-                raise InputError(f"the ranks disagree: rank {rank} has another {name} than rank 0")
+                raise InputError(
+                    f"the ranks disagree: rank {rank} has a different {name} from rank 0"
+                )
 
 
 ALONE = Ranks()
@@ -121,28 +123,28 @@ ALONE = Ranks()
 
 @contextmanager
 def session() -> Iterator[Ranks]:
-    """The ranks of a command that mlx.launch may have started. Only rank 0 prints; all leave together."""
+    """The ranks of a command, which mlx.launch may have started. Only rank 0 prints; all exit together."""
     hosts = os.environ.get("MLX_HOSTFILE")
-    # mlx.launch gives one process alone an empty file, which MLX rejects.
+    # For a single process mlx.launch writes an empty file, which MLX rejects.
     if "MLX_RANK" not in os.environ or (hosts and not Path(hosts).read_text().strip()):
         yield ALONE
         return
     try:
         ranks = Ranks(mx.distributed.init(strict=True))
     except (RuntimeError, ValueError) as error:
-        raise InputError(f"the ranks found no connection: {error}") from None
+        raise InputError(f"the ranks cannot connect: {error}") from None
     nowhere = open(os.devnull, "w") if ranks.rank else None  # noqa: SIM115
     try:
         with redirect_stdout(nowhere or sys.stdout), redirect_stderr(nowhere or sys.stderr):
             yield ranks
-            ranks.broadcast(0.0)  # nobody leaves before rank 0 has printed everything
+            ranks.broadcast(0.0)  # nobody exits before rank 0 has printed everything
     except (InputError, SystemExit, KeyboardInterrupt) as error:
         if ranks.rank == 0:
             raise
-        # All ranks fail alike, and mlx.launch ends all as soon as one has: rank 0 says why, first.
+        # All ranks fail the same way, and mlx.launch ends all once one ends: let rank 0 report first.
         time.sleep(_GRACE)
         raise SystemExit(error.code if isinstance(error, SystemExit) else 1) from None
     except RuntimeError as error:
-        if "[ring]" in str(error):  # MLX noticed
+        if "[ring]" in str(error):  # MLX noticed the loss
             raise InputError(LOST) from None
         raise

@@ -1,7 +1,7 @@
 """How to decode: every option, declared once.
 
-Flags (terminal/flags.py), fields of requests (serving/requests.py), messages and the tables in docs/ follow from what
-a field of `Options` says here.
+Flags (terminal/flags.py), request fields (serving/requests.py), messages and the tables in docs/ all come from the
+fields of `Options`.
 """
 
 import math
@@ -15,16 +15,16 @@ from errors import InputError
 from speculative.processors import Processor
 
 RULES = ("token", "block", "coupled")  # of sampling.py
-DEFAULT_RULE = "coupled"  # the text does not depend on what is drafted, nor on how much
-MAX_TOKENS = 512  # where neither the caller nor the checkpoint says
-MOST = 10**9  # below 2^31, where MLX's integers end; and logits times as much stay finite
+DEFAULT_RULE = "coupled"  # the same seed gives the same text, with any drafts
+MAX_TOKENS = 512  # if neither the caller nor the checkpoint sets it
+MOST = 10**9  # below 2^31, the end of MLX's integers; logits times this stay finite
 
 
 @dataclass(frozen=True)
 class Values:
-    """What an option may be. `what` ends the sentence "temp is -1, not ..."."""
+    """The values an option accepts. `what` completes the message "temp is -1, not ..."."""
 
-    kind: type  # int, float, str, bool, list or dict: how a flag and JSON give it
+    kind: type  # int, float, str, bool, list or dict: the type in flags and JSON
     what: str
     accepts: Callable[[Any], bool]
     metavar: str | None = None
@@ -81,7 +81,7 @@ REFERENCE = Values(str, "a text", _is_text, "TEXT/@FILE")
 CODE = Values(str, "a language's code", _is_text, "CODE")
 TEXTS = Values(
     list,
-    "a text or a list of texts",
+    "a non-empty text or a list of them",
     lambda v: _are(lambda text: text and _is_text(text), [v] if isinstance(v, str) else v),
     "TEXT",
 )
@@ -105,19 +105,19 @@ FUNCTIONS = Values(
 
 @dataclass(frozen=True)
 class Declared:
-    """What is said of an option."""
+    """What is declared about an option."""
 
     values: Values
-    help: str  # N, X and the like stand for the value
-    default: str = ""  # what it is where nothing is said, in words; "": the value itself
-    flags: tuple[str, ...] | None = ()  # besides --name-of-the-field; None: it has no flag
-    request: str | None = ""  # its name in a request; "": the field's own; None: it has none
-    served: int | None = None  # the most a request may ask for: of a number, or of a list's entries
-    group: str = "sampling"  # of flags
+    help: str  # N or X, for example, stands for the value
+    default: str = ""  # in words; "": the value itself
+    flags: tuple[str, ...] | None = ()  # besides --name-of-the-field; None: no flag
+    request: str | None = ""  # its name in a request; "": the field's; None: not allowed there
+    served: int | None = None  # the largest number, or longest list, a request may ask for
+    group: str = "sampling"  # heading in --help and docs
 
 
 def option(default: Any, values: Values, help: str, words: str = "", **about: Any) -> Any:
-    """A field of `Options`. words: its default in words, where the value does not say it."""
+    """A field of `Options`. words: its default in words, if the value does not say it."""
     return field(default=default, metadata={"declared": Declared(values, help, words, **about)})
 
 
@@ -129,8 +129,8 @@ _control = partial(option, None, words=CHECKPOINT, group="controls")
 
 @dataclass(frozen=True)
 class Options:
-    """The keyword arguments of `generate` and its like. None leaves a value to the checkpoint, or to what the other
-    options imply. Raises InputError for a value that cannot be."""
+    """The keyword arguments of `generate` and related functions. None leaves a value to the checkpoint or to the other
+    options. Raises InputError for an invalid value."""
 
     num_draft: int | str = _drafting(
         "auto",
@@ -143,20 +143,28 @@ class Options:
         None,
         SWITCH,
         "draft by copying from the source and from the text so far",
-        "with a draft model and --num-draft auto",
+        "on with a draft model and --num-draft auto",
         request=None,
     )
     reference: str | None = _drafting(
-        None, REFERENCE, "a text the answer will resemble, to copy from", "none", request=None
+        None,
+        REFERENCE,
+        "a text that the output will resemble, or @ and a file that holds it; drafts are copied from it",
+        "none",
+        request=None,
     )
     max_tokens: int | None = option(
-        None, SIZE, "tokens to generate at most", f"{CHECKPOINT}, or {MAX_TOKENS}", flags=("-m",)
+        None, SIZE, "generate at most N tokens", f"{CHECKPOINT}, or {MAX_TOKENS}", flags=("-m",)
     )
-    temp: float = option(0.0, number(0), "temperature; 0: greedy", request="temperature")
-    top_k: int = option(0, COUNT, "sample from the N most probable tokens; 0: from all")
-    top_p: float = option(1.0, SHARE, "sample from the fewest tokens of probability X together")
-    min_p: float = option(0.0, PART, "sample from tokens at least X times as probable as the best")
-    seed: int = option(0, ANY, "the same seed gives the same text", served=10**18)
+    temp: float = option(0.0, number(0), "sampling temperature; 0: greedy", request="temperature")
+    top_k: int = option(0, COUNT, "sample only from the N most probable tokens; 0: all")
+    top_p: float = option(
+        1.0, SHARE, "sample only from the most probable tokens that together have probability X"
+    )
+    min_p: float = option(
+        0.0, PART, "sample only from tokens at least X times as probable as the most probable one"
+    )
+    seed: int = option(0, ANY, "random seed; the same seed gives the same text", served=10**18)
     acceptance: str | Callable | None = option(  # noqa: RUF009
         None,
         RULE,
@@ -168,40 +176,50 @@ class Options:
         0.0, PART, "lossy: 0 is exact, 1 accepts every drafted token", request=None
     )
     source_lang: str | None = option(
-        None, CODE, "the source's language, for a multilingual model", "the tokenizer's"
+        None, CODE, "language of the source, for a multilingual model", "the tokenizer's"
     )
     target_lang: str | None = option(
-        None, CODE, "the language to write, for a multilingual model", "the model's"
+        None, CODE, "language of the output, for a multilingual model", "the model's"
     )
 
     repetition_penalty: float | None = _control(
-        number(1 / MOST), "penalise tokens already used (1: off)"
+        number(1 / MOST), "penalise tokens already used; 1: off"
     )
-    repetition_context_size: int | None = _control(SIZE, "... among the last N", words="all")
+    repetition_context_size: int | None = _control(
+        SIZE, "penalise only repeats of the last N tokens", words="all"
+    )
     no_repeat_ngram_size: int | None = _control(
-        whole(0, 1024), "never write the same N tokens twice (0: off)", served=64
+        whole(0, 1024), "never generate the same N tokens twice; 0: off", served=64
     )
-    min_tokens: int | None = _control(COUNT, "tokens before the text may end")
+    min_tokens: int | None = _control(COUNT, "generate at least N tokens before an end token")
     logit_bias: Mapping[int, float] | None = _control(
-        BIASES, 'add to tokens\' logits: {"1234": -5.0, "42": 2}', words="none", served=1024
+        BIASES,
+        'add to the logits of these token ids: {"1234": -5.0, "42": 2}',
+        words="none",
+        served=1024,
     )
     bad_words_ids: Sequence[Sequence[int]] | None = _control(
-        WORDS, "sequences of tokens not to write: [[5], [6, 7]]", served=256
+        WORDS, "token sequences never to generate: [[5], [6, 7]]", served=256
     )
-    suppress_tokens: Sequence[int] | None = _control(TOKENS, "tokens not to write: [5, 6]")
-    forced_bos_token_id: int | None = _control(TOKEN, "the text's first token; -1: any")
+    suppress_tokens: Sequence[int] | None = _control(TOKENS, "tokens never to generate: [5, 6]")
+    forced_bos_token_id: int | None = _control(TOKEN, "first token of the output; -1: any")
     forced_eos_token_id: int | None = _control(
-        TOKEN, "the last token of a text that is cut; -1: any"
+        TOKEN, "last token of an output cut off at its token limit; -1: any"
     )
     processors: Sequence[Processor] = option(
-        (), FUNCTIONS, "logits processors of your own, after these", flags=None, request=None
+        (), FUNCTIONS, "your own logits processors, applied last", flags=None, request=None
     )
     stop: str | Sequence[str] = option(
-        (), TEXTS, "end before TEXT; may be repeated", "none", served=16, group="controls"
+        (),
+        TEXTS,
+        "end the output before TEXT; may be repeated",
+        "none",
+        served=16,
+        group="controls",
     )
     logprobs: int | None = _control(
         COUNT,
-        "with --json: tokens' log-probabilities, and the N best",
+        "with --json: log-probabilities of each token and of the N most probable",
         words="none",
         request=None,
         served=20,
@@ -209,18 +227,21 @@ class Options:
     num_samples: int = option(
         1,
         whole(1, 1024),
-        "texts of each prompt; needs --temp, or beams",
+        "outputs per prompt; needs --temp or --num-beams",
         request="n",
         served=64,
         group="controls",
     )
 
-    num_beams: int = _beams(1, whole(1, 64), "above 1: beam search, which drafts nothing")
+    num_beams: int = _beams(1, whole(1, 64), "above 1: search with N beams, without drafts")
     length_penalty: float | None = _beams(
-        None, number(-MOST), "score: log-probability / length ** X", f"{CHECKPOINT}, or 1"
+        None, number(-MOST), "rank beams by log-probability / length ** X", f"{CHECKPOINT}, or 1"
     )
     early_stopping: bool | str | None = _beams(
-        None, EARLY, "end with N texts; never: when no better one can come", f"{CHECKPOINT}, or no"
+        None,
+        EARLY,
+        "stop once --num-beams outputs are finished; never: only when no better one is possible",
+        f"{CHECKPOINT}, or no",
     )
 
     def __post_init__(self):
@@ -230,36 +251,36 @@ class Options:
             if not unsaid and not values.accepts(value):
                 raise InputError(f"{name} is {repr(value)[:100]}, not {values.what}")
         if self.delta and self.temp and self.rule != "token":
-            raise InputError(f"delta has no meaning for the rule {self.rule}, only token")
+            raise InputError(f"delta works only with the acceptance rule token, not {self.rule}")
         N, beams = self.num_samples, self.num_beams
         if N > 1 and beams == 1 and self.temp == 0:
-            raise InputError("num_samples above 1 needs temp above 0, or num_beams")
+            raise InputError("num_samples above 1 needs temp above 0, or num_beams above 1")
         if N > beams > 1:
-            raise InputError(f"num_samples is {N}; {beams} beams find as many texts at most")
+            raise InputError(f"num_samples is {N}, but {beams} beams give at most {beams} outputs")
         if beams > 1 and self.temp:
-            raise InputError("num_beams above 1 needs temp 0: a beam search does not sample")
+            raise InputError("num_beams above 1 needs temp 0: beam search does not sample")
         if beams > 1 and (self.stops or self.logprobs is not None):
             name = "stop" if self.stops else "logprobs"
-            raise InputError(f"{name} has no meaning with num_beams above 1")
+            raise InputError(f"{name} cannot be used with num_beams above 1")
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The texts that end a text."""
+        """The stop texts, as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     def copies(self, has_draft_model: bool) -> bool:
-        """Whether drafts are copied, too. Where it is not said: beside a draft model, if `auto` measures how often
-        that pays; and not where delta would let copied tokens into the text."""
+        """Whether to draft by copying. If `lookup` does not say: beside a draft model with `auto`, which measures whether
+        copying pays; but not with delta, which would let copied tokens into the text."""
         default = has_draft_model and self.num_draft == "auto" and not self.delta
         return default if self.lookup is None else self.lookup
 
     def filled(self, defaults: Mapping[str, Any]) -> "Options":
-        """With `defaults` for what is None."""
+        """These options, with `defaults` in place of None."""
         return replace(self, **{k: v for k, v in defaults.items() if getattr(self, k) is None})
 
     @property
     def rule(self) -> str | Callable:
-        """The acceptance rule at temperature > 0: one of RULES, or a function as sampling.accept_block."""
+        """The acceptance rule at temperature > 0: one of RULES, or a function like sampling.accept_block."""
         return self.acceptance or ("token" if self.delta else DEFAULT_RULE)
 
     @property

@@ -1,1 +1,1 @@
-"""What the commands share: command-line helpers, prompt files, colours, the summary."""
+"""Shared by the commands: flags, messages, prompt files, colours, statistics."""

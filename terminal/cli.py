@@ -1,4 +1,4 @@
-"""Command-line helpers: a user's mistake is one line on stderr and an exit code."""
+"""Command-line helpers: a user's mistake becomes one line on stderr and an exit code."""
 
 import argparse
 import os
@@ -20,17 +20,17 @@ class Parser(argparse.ArgumentParser):
         known = self._option_string_actions
         flags = [word.partition("=")[0] for word in words if word.startswith("--")]
         meant = [m for flag in flags for m in get_close_matches(flag, known, 1, 0.75)]
-        hint = f"is {meant[0]} meant?" if meant else "see --help"
+        hint = f"did you mean {meant[0]}?" if meant else "see --help"
         if words and not flags and "--prompt" in known:
-            hint = "a text goes behind --prompt"
+            hint = "put the prompt after --prompt"
         self.exit(USAGE_ERROR, one_line(f"{self.prog}: {message} ({hint})") + "\n")
 
     def print_help(self, file=None) -> None:
-        print(self.format_help(), end="", file=file)  # argparse's own is silent when it cannot
+        print(self.format_help(), end="", file=file)  # argparse's own hides a failed write
 
 
 def one_line(text: str) -> str:
-    """The text, in which a name of a file, say, may have line breaks, on one line."""
+    """The text on one line: a file name in it, for example, may have line breaks."""
     return " ".join(text.splitlines())
 
 
@@ -53,7 +53,7 @@ def whole(text: str) -> int:
 
 
 def count(text: str) -> int:
-    """The type of an argument that counts what memory has to hold, and is no option of decoding."""
+    """The type of a flag that is a count but not a decoding option."""
     number = whole(text)
     if number > _MOST:
         raise argparse.ArgumentTypeError(f"{text[:20]} is more than {_MOST}")
@@ -63,20 +63,20 @@ def count(text: str) -> int:
 def positive(text: str) -> int:
     number = count(text)
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not 1 or more")
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
     return number
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a command's `main` and exit the process: errors of the user's in one line."""
+    """Run a command's `main`; report a user's error in one line and exit with its code."""
     try:
         interrupts.no_more()
         _open_streams()
         try:
             main()
         finally:
-            _flush()  # after --help, too
-    except BrokenPipeError:  # whoever read our output has gone
+            _flush()  # after --help too
+    except BrokenPipeError:  # nobody reads our output any more
         sys.exit(INPUT_ERROR)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -89,7 +89,7 @@ def run(main: Callable[[], None]) -> None:
 
 
 def _open_streams() -> None:
-    """Python has None for a stream that the caller closed: nothing to read, nowhere to complain."""
+    """Replace streams that the caller closed, which are None in Python. InputError if stdout is closed."""
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     if sys.stdout is None:
@@ -100,23 +100,21 @@ def _flush() -> None:
     try:
         sys.stdout.flush()
     except OSError:
-        # Python would try again, and complain, while it exits.
+        # Python would try again at exit, and print a warning.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise
 
 
 def _message(error: Exception) -> str | None:
-    """What the user should know of the error; None: it is ours, and shows its traceback."""
+    """The message for the user; None for a bug of ours, which shows its traceback."""
     if isinstance(error, UnicodeEncodeError):
         character, encoding = error.object[error.start], error.encoding
-        return (
-            f"the output's encoding, {encoding}, has no {character!r}; PYTHONIOENCODING=utf-8 has"
-        )
+        return f"cannot print {character!r} in the output's encoding, {encoding}; set PYTHONIOENCODING=utf-8"
     # MLX raises RuntimeError: "[malloc] Unable to allocate ..."
     if isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and "allocate" in str(error)
     ):
-        return f"too little memory for so long a text, or so many side by side: {error}"
+        return f"out of memory; try shorter texts or a smaller batch: {error}"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error) if isinstance(error, (InputError, OSError)) else None

@@ -1,7 +1,7 @@
-"""--show-draft: text that shows where each of its tokens comes from.
+"""--show-draft: mark where each token of a text comes from.
 
-On a terminal, in its own colours, or between brackets where TERM or NO_COLOR (no-color.org) says that it
-has none; in a pipe or a file nothing is added.
+On a terminal, by colours, or by brackets if TERM or NO_COLOR (no-color.org) rules colours out. A pipe or a file gets
+plain text.
 """
 
 import os
@@ -12,9 +12,9 @@ from typing import TextIO
 from decoder import Response
 
 Marks = Mapping[str, tuple[str, str]]
-"""What goes before and after the text of an origin. Those that are missing are not marked."""
+"""What goes before and after a text, by its origin; an origin that is missing gets no mark."""
 
-# Of the 16 colours that a terminal's theme makes legible; the underline is for who cannot tell
+# From the 16 colours that a terminal's theme keeps legible; underlined for readers who cannot tell
 # green from red.
 _COLOURS = {
     "copied": ("\033[35m", "\033[0m"),
@@ -30,7 +30,7 @@ _MEANINGS = {
 
 
 def marks_for(stream: TextIO) -> Marks:
-    """The marks that can be shown on the stream."""
+    """The marks that the stream can show."""
     if not stream.isatty():
         return {}
     colourless = os.environ.get("TERM", "") in ("", "dumb") or os.environ.get("NO_COLOR")
@@ -38,9 +38,9 @@ def marks_for(stream: TextIO) -> Marks:
 
 
 def painted(response: Response, marks: Marks) -> str:
-    """The response's text, with the marks of its tokens' origins around it.
+    """The response's text, with each run of tokens marked by its origin.
 
-    Without the marks it is `response.text`. A character made of several tokens has the mark of the
+    Without marks it is `response.text`. A character made of several tokens takes the mark of the
     last one. A space before a word stays outside its mark.
     """
     texts = [pair for pair in zip(response.origins, response.texts, strict=True) if pair[1]]
@@ -57,7 +57,7 @@ def _mark(origin: str, text: str, marks: Marks) -> str:
 
 
 def legend(marks: Marks, stream: TextIO) -> str:
-    """One line on what the marks mean, for the stream: no escape codes unless it is a terminal."""
+    """One line that explains the marks; with escape codes only if `stream` is a terminal."""
     named = marks is _COLOURS and not stream.isatty()
     parts = [
         f"{name}: {meaning}" if named else _mark(origin, meaning, marks)

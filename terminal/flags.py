@@ -1,4 +1,4 @@
-"""The flags of commands that decode: the models, and the options as speculative/options.py declares them."""
+"""Flags shared by the commands: the models, and the options that speculative/options.py declares."""
 
 import argparse
 import json
@@ -15,11 +15,11 @@ from terminal import cli
 from text.memory import Memory, load_memory
 from text.vocabulary import read_tokens
 
-SHOWN = 20  # lines of a memory that are reported one by one
+SHOWN = 20  # unusable lines of a file that are reported one by one
 
-_GROUPS = {  # of options that have a heading of their own
-    "controls": "A checkpoint's generation_config.json may have its own defaults.",
-    "beams": "Beam search, with --num-beams.",
+_GROUPS = {  # groups of options with their own heading in --help
+    "controls": "Defaults come from the checkpoint's generation_config.json, if it sets them.",
+    "beams": "Beam search, if --num-beams is above 1.",
 }
 
 
@@ -28,19 +28,19 @@ def add_models(parser: cli.Parser) -> None:
     parser.add_argument(
         "--model",
         type=cli.name,
-        help="a converted folder, or its name under mlx_models/ (default: the embedded pair)",
+        help="a converted folder, or its name under mlx_models/ (default: the embedded pair in demo/)",
     )
     parser.add_argument(
         "--draft-model",
         type=cli.name,
-        help="a smaller converted model of the same vocabulary (default: none)",
+        help="a smaller converted model with the same vocabulary (default: none)",
     )
     parser.add_argument(
         "--draft-vocabulary",
         type=cli.name,
         metavar="FILE",
-        help="have the draft model score only the tokens of these texts, which is faster: a text file or a "
-        "memory; auto: those that the model writes, once few new ones come (default: score all)",
+        help="let the draft model score only the tokens in this text file or memory, which is faster; auto: "
+        "only tokens already generated, once few new ones appear (default: all tokens)",
     )
 
 
@@ -50,19 +50,19 @@ def add_memory(parser: cli.Parser) -> None:
         "--memory",
         type=cli.path,
         metavar="FILE",
-        help="earlier prompts and their texts, to copy from where a prompt is similar: JSON lines, "
+        help="a translation memory: drafts are copied from the text of a similar earlier prompt; JSON lines, "
         "tab-separated (.tsv, .txt) or TMX (default: none)",
     )
 
 
 def read_memory(path: Path) -> Memory:
-    """The memory in a file. Lines that cannot be used are named on stderr."""
+    """The memory in a file. Lines that cannot be used are reported on stderr."""
     with _passed_over(path) as report:
         return load_memory(path, report)
 
 
 def read_draft_vocabulary(asked: str | None, tokenizer: Tokenizer) -> Collection[int] | str | None:
-    """What --draft-vocabulary asks for. Lines of a file that cannot be used are named on stderr."""
+    """The tokens that --draft-vocabulary asks for, or "auto". Lines that cannot be used are reported on stderr."""
     if asked in (None, "auto"):
         return asked
     with _passed_over(Path(asked)) as report:
@@ -71,7 +71,7 @@ def read_draft_vocabulary(asked: str | None, tokenizer: Tokenizer) -> Collection
 
 @contextmanager
 def _passed_over(path: Path) -> Iterator[Callable[[int, str], None]]:
-    """What takes the lines that cannot be used, and why; at the end the first ones are printed."""
+    """Yields a function that collects unusable lines with their reasons; at the end the first ones are printed."""
     lines: list[str] = []
     yield lambda line, why: lines.append(f"line {line}: {why}")
     for said in lines[:SHOWN]:
@@ -81,15 +81,15 @@ def _passed_over(path: Path) -> Iterator[Callable[[int, str], None]]:
 
 
 def check_models(args, parser: cli.Parser) -> None:
-    """End with a message where they do not go together."""
+    """Exit with a message if the models' flags do not fit together."""
     if args.draft_model and not args.model:
-        parser.error("--draft-model needs --model; the embedded pair has a draft of its own")
+        parser.error("--draft-model needs --model; the embedded pair brings its own draft model")
     if getattr(args, "draft_vocabulary", None) and args.model and not args.draft_model:
         parser.error("--draft-vocabulary needs --draft-model")
 
 
 def options_of(args) -> Options:
-    """The options that were given. InputError for values out of range."""
+    """The options given as flags. InputError for values out of range."""
     return Options(**{name: value for name, value in vars(args).items() if name in DECLARED})
 
 
@@ -110,11 +110,11 @@ def default_of(name: str) -> str:
 
 
 def reading(name: str) -> dict[str, Any]:
-    """How argparse reads a value of the option."""
+    """The arguments with which argparse reads the option's value."""
     values = DECLARED[name].values
     if values.kind is bool:
         return dict(action=argparse.BooleanOptionalAction)
-    if name == "early_stopping":  # alone it means True
+    if name == "early_stopping":  # without a value it means True
         return dict(nargs="?", const=True, choices=values.choices)
     if values.metavar == "TEXT":
         return dict(action="append", metavar="TEXT")
@@ -143,7 +143,7 @@ def _or_a_word(read: Callable[[str], Any], words: tuple[str, ...]) -> Callable[[
 
 
 def _text_or_file(text: str) -> str:
-    """The type of a flag that takes a text, or with @ before its name the file that has it."""
+    """The type of a flag that takes a text, or @ and the name of a file that holds it."""
     if not text.startswith("@"):
         return text
     try:
@@ -154,7 +154,7 @@ def _text_or_file(text: str) -> str:
 
 
 def _json(kind: Any) -> Callable[[str], Any]:
-    """The type of a flag that takes a list or an object in JSON, whose keys are numbers here."""
+    """The type of a flag that takes a JSON list, or a JSON object with numbers as keys."""
 
     def read(text: str) -> Any:
         try:

@@ -1,7 +1,4 @@
-"""Interrupts, while a command begins and once it ends; and a Python that lacks what a command needs.
-
-Importing what it needs takes longer than most prompts.
-"""
+"""Clean exits on Ctrl-C, even during a command's slow imports; clear messages for an old Python or a missing package."""
 
 import os
 import signal
@@ -11,17 +8,17 @@ INTERRUPTED = 130  # the exit code
 
 
 def expect() -> None:
-    """Have an interrupt end the process with one line, from here until `no_more`.
+    """Until `no_more`, let an interrupt end the process with one line.
 
-    No exception is raised, which a module in the midst of being imported would make another of.
+    It raises no exception: a module that is being imported might turn that into a different one.
     """
     sys.excepthook = _excepthook
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as by nohup
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as under nohup
         signal.signal(signal.SIGINT, _end)
 
 
 def no_more() -> None:
-    """Have an interrupt raise KeyboardInterrupt again; a second one ends the process at once."""
+    """Let an interrupt raise KeyboardInterrupt again; a second one ends the process at once."""
 
     def interrupt(*_) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -37,10 +34,10 @@ def _end(*_) -> None:
 
 
 def _excepthook(kind, error, traceback) -> None:
-    if sys.version_info < (3, 10):  # noqa: UP036 (as macOS's own, which fails at what is newer)
-        reason = f"this is Python {sys.version_info[0]}.{sys.version_info[1]}, not 3.10 or later"
+    if sys.version_info < (3, 10):  # noqa: UP036 (such as macOS's own, which fails on newer syntax)
+        reason = f"this is Python {sys.version_info[0]}.{sys.version_info[1]}; version 3.10 or later is needed"
     elif issubclass(kind, ModuleNotFoundError):
-        reason = f"{error}; is this the environment of the README's first command?"
+        reason = f"{error}; activate the environment that the README sets up"
     else:
         return sys.__excepthook__(kind, error, traceback)
     os.write(2, f"{os.path.basename(sys.argv[0])}: {reason}\n".encode())  # noqa: PTH119 (not imported)

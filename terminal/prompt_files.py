@@ -1,4 +1,4 @@
-"""Files of many prompts: read line by line, answered in the order of their lines."""
+"""Files of prompts: read line by line, answered in the same order."""
 
 import codecs
 import json
@@ -16,12 +16,12 @@ from text.prompts import Prompt, check_prompt
 
 
 class PromptFile:
-    """An iterator of the prompts of a file, read as they are needed; `ready` tells whether the next
-    one can be had without waiting.
+    """An iterator over the prompts of a file, which reads lines as needed; `ready` tells whether the next
+    prompt is there without waiting.
 
-    Each line is a prompt; or a JSON object with a field `prompt` and perhaps `reference`, when the file's name ends in
-    .jsonl or its first line begins with an opening brace. A line without a prompt is passed over,
-    after `report(number, reason)`. Lines are counted from 0.
+    Each line is a prompt. If the file's name ends in .jsonl or its first line begins with an opening brace, each line
+    is a JSON object with a field `prompt` and optionally `reference`. A line without a usable prompt is skipped after
+    `report(number, reason)`. Lines count from 0.
     """
 
     def __init__(
@@ -31,8 +31,8 @@ class PromptFile:
         ranks: Ranks = ALONE,
         check: Callable[[str | Prompt], object] = check_prompt,
     ):
-        """path: "-" for standard input; check: raises InputError for what is no prompt. OSError or
-        InputError when it cannot be opened."""
+        """path: "-" for standard input; check: raises InputError for an unusable prompt. OSError or
+        InputError if the file cannot be opened."""
         self.name = "standard input" if path == "-" else one_line(path)
         self._path, self._report, self._check = path, report, check
         self._lines = ranks.lines(self._open)
@@ -72,11 +72,11 @@ class PromptFile:
         return prompt
 
     def _read(self, line: bytes) -> str | Prompt | None:
-        """The prompt of the next line; None, and a report, if there is none."""
+        """The prompt in the next line; None, after a report, if it has none."""
         number, self.lines = self.lines, self.lines + 1
         if number == 0 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise InputError(f"{self.name}: UTF-16 text; save it as UTF-8")
-        line = line.removeprefix(codecs.BOM_UTF8)  # of files put together, too
+        line = line.removeprefix(codecs.BOM_UTF8)  # also inside concatenated files
         self._is_json = self._is_json or (number == 0 and line.lstrip().startswith(b"{"))
         try:
             prompt = _prompt_of(line, self._is_json)
@@ -98,13 +98,13 @@ def _prompt_of(line: bytes, is_json: bool) -> str | Prompt:
     except (ValueError, RecursionError) as error:
         raise InputError(f"not JSON: {error}") from None
     if not isinstance(value, dict) or "prompt" not in value:
-        raise InputError("no JSON object with a field prompt")
+        raise InputError("not a JSON object with a field prompt")
     reference = value.get("reference")
     return value["prompt"] if reference is None else Prompt(value["prompt"], reference)
 
 
 class Arriving:
-    """An iterator of the lines of a pipe or a terminal, which knows whether the next one has come."""
+    """An iterator over the lines of a pipe or terminal that knows whether the next one has arrived."""
 
     def __init__(self, file: BinaryIO):
         self._file = file
@@ -136,8 +136,8 @@ class Arriving:
 
 
 class InOrder:
-    """Writes one line per number, in the order of the numbers, each as soon as all before it are
-    there. `reached`: how many that is; what comes behind a gap is not written."""
+    """Writes one line per number, in order, each as soon as all earlier ones are there. `reached`: how many
+    are written; lines after a gap wait for it to close."""
 
     def __init__(self, write: Callable[[str], None]):
         self._write = write

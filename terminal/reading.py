@@ -1,15 +1,15 @@
-"""How far a long prompt has been read, on a terminal."""
+"""Progress while a long prompt is read, on a terminal."""
 
 from typing import Any
 
 
 class Reading:
-    """A bar on stderr while a prompt of several chunks is read; nothing where stderr is no terminal."""
+    """A progress bar on stderr while a prompt of several chunks is read; nothing if stderr is not a terminal."""
 
     _bar: Any = None
 
     def __call__(self, done: int, tokens: int) -> None:
-        """`done` of so many tokens have been read."""
+        """Report that `done` of `tokens` tokens have been read."""
         if self._bar is None and done < tokens:
             from tqdm import tqdm
 

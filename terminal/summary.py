@@ -1,4 +1,4 @@
-"""--verbose: what decoding took, in a few lines."""
+"""--verbose: statistics of decoding, in a few lines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,11 +10,11 @@ BARS = "▁▂▃▄▅▆▇█"
 
 @dataclass
 class Summary:
-    """What decoding some texts took, all together. Add each text's last response."""
+    """The statistics of some texts together. Add each text's last response."""
 
     texts: int = 0
-    cut: int = 0  # texts that max_tokens, or the model's positions, ended
-    longest_cut: int = 0  # tokens of these
+    cut: int = 0  # texts cut off by max_tokens or the model's maximum length
+    longest_cut: int = 0  # tokens of the longest of them
     stats: Stats = field(default_factory=Stats)
     peak_memory: float = 0.0  # GB
     unit: str = "prompt tokens"  # of what is read
@@ -28,7 +28,7 @@ class Summary:
         self.peak_memory = max(self.peak_memory, response.peak_memory)
 
     def lines(self, seconds: float) -> list[str]:
-        """The summary, for `seconds` of work in all."""
+        """The lines to print, for `seconds` of work in total."""
         if not self.texts:
             return ["0 texts"]
         stats = self.stats
@@ -56,6 +56,6 @@ class Summary:
 
 
 def sparkline(counts: Sequence[int]) -> str:
-    """A bar per count, the highest for the most; a space for none."""
+    """One bar per count, scaled to the largest; a space for 0."""
     most = max(counts)
     return "".join(BARS[-(-count * len(BARS) // most) - 1] if count else " " for count in counts)

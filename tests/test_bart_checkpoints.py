@@ -59,7 +59,7 @@ def test_unknown_tensors_and_configs_are_refused():
     raw = VARIANTS["bart"]
     for change, message in (
         (dict(activation_function="sine"), "unknown activation 'sine'"),
-        (dict(pad_token_id=61), "pad_token_id is 61, but vocab_size only 61"),
+        (dict(pad_token_id=61), "pad_token_id is 61, but vocab_size is only 61"),
     ):
         with pytest.raises(InputError, match=message):
             Model(Config.from_hub(raw | change, None))
@@ -184,5 +184,5 @@ def test_a_draft_model_of_another_source_vocabulary_is_refused(two_vocabularies,
     model, tokenizer = two_vocabularies
     draft = disturbed(model, 0)
     draft.tokenizer, draft.source_tokenizer = tokenizer, load_tokenizer(bart_folders["marian"][1])
-    with pytest.raises(InputError, match="another vocabulary than the model"):
+    with pytest.raises(InputError, match="a different vocabulary from the target"):
         SpeculativeDecoder(model, tokenizer, draft)

@@ -58,9 +58,9 @@ def test_models_of_other_families_are_measured(bart_folders, tmp_path):
     ("arguments", "message"),
     [
         (["--draft-model", "x"], "--draft-model needs --model"),
-        (["--model", "demo-target", "--baselines"], "--baselines is for the embedded pairs"),
-        (["--sizes", "t5-large", "llama-60m"], "--sizes are both of T5 or both of Llama"),
-        (["--examples", "145"], "has 144 examples of each kind, not 145"),
+        (["--model", "demo-target", "--baselines"], "--baselines works with the embedded pairs"),
+        (["--sizes", "t5-large", "llama-60m"], "--sizes must be two T5 sizes or two Llama"),
+        (["--examples", "145"], "has only 144 examples of each kind, not 145"),
         (["--model", "demo-target", "--prompt-file", "/dev/null"], "/dev/null: no prompts"),
     ],
 )

@@ -180,7 +180,7 @@ def test_the_commands_take_a_decoder_only_pair(tmp_path, monkeypatch, capsys):
     causal_folders.write(Path("hub/draft"), noise=0.05)
     for role in ("target", "draft"):
         convert.convert(f"hub/{role}", dtype="float32")
-        with pytest.raises(InputError, match="exists already; --force replaces it"):
+        with pytest.raises(InputError, match="already exists; --force replaces it"):
             convert.convert(f"hub/{role}")
         convert.convert(f"hub/{role}", dtype="float32", force=True)
 

@@ -68,12 +68,12 @@ def entry(dtype="F32", shape=(2, 2), offsets=(0, 16)) -> dict:
     [
         (b"", "truncated, or not a safetensors file"),
         ((10**9).to_bytes(8, "little") + b"{}", "truncated, or not a safetensors file"),
-        (safetensors_bytes(b"{]"), "the header is malformed"),
-        (safetensors_bytes({"w": {"dtype": "F32"}}), "the header is malformed"),
-        (safetensors_bytes(entry(offsets=(-16, 0))), "the header is malformed"),
+        (safetensors_bytes(b"{]"), "its header is damaged"),
+        (safetensors_bytes({"w": {"dtype": "F32"}}), "its header is damaged"),
+        (safetensors_bytes(entry(offsets=(-16, 0))), "its header is damaged"),
         (safetensors_bytes(entry(dtype="I8", offsets=(0, 4))), "w is I8, not a floating-point"),
-        (safetensors_bytes(entry(shape=(2, 3))), "the header is malformed"),
-        (safetensors_bytes(entry(), bytes(15)), "the header is malformed"),
+        (safetensors_bytes(entry(shape=(2, 3))), "its header is damaged"),
+        (safetensors_bytes(entry(), bytes(15)), "its header is damaged"),
     ],
 )
 def test_wrong_safetensors_are_named(tmp_path, content, message):

@@ -191,9 +191,9 @@ def test_what_is_taken_is_told(tmp_path):
     assert ran.returncode == 0
     first, second, third, *_ = ran.stderr.splitlines()
     assert first == "ignored from generation_config.json: num_beams=4 (use --num-beams 4)"
-    assert second.startswith("taken from generation_config.json: ")
+    assert second.startswith("used from generation_config.json: ")
     assert "repetition_penalty=1.3" in second and "no_repeat_ngram_size" not in second
-    assert third == "the checkpoint's max_length 11 has cut the text; see --max-tokens"
+    assert third == "the checkpoint's max_length=11 cut the text short; see --max-tokens"
 
 
 def test_settings_that_cannot_be_are_named(tmp_path):

@@ -129,7 +129,7 @@ def test_default_output_is_found_by_any_name_of_the_model(tmp_path, monkeypatch)
 def test_an_output_that_exists_is_replaced_only_by_force(folder, tmp_path):
     output = convert(str(folder), tmp_path / "out")
     before = (output / "weights.npz").stat().st_ino
-    with pytest.raises(InputError, match="exists already; --force replaces it"):
+    with pytest.raises(InputError, match="already exists; --force replaces it"):
         convert(str(folder), output)
     assert convert(str(folder), output, exist_ok=True) == output
     assert (output / "weights.npz").stat().st_ino == before
@@ -159,7 +159,7 @@ def test_a_replacement_killed_at_the_worst_moment_loses_nothing(folder, tmp_path
     output = convert(str(folder), tmp_path / "out")
     output.rename(tmp_path / ".out.old")  # the old one set aside, the new one not yet in its place
     (tmp_path / ".out.partial").mkdir()
-    with pytest.raises(InputError, match="exists already"):
+    with pytest.raises(InputError, match="already exists"):
         convert(str(folder), output)
     load(output)
     assert not (tmp_path / ".out.partial").exists()
@@ -246,7 +246,7 @@ def test_waiting_for_another_conversion_names_the_folder_in_one_line(
     monkeypatch.setattr(fcntl, "flock", busy)
     convert(str(folder), tmp_path / "a.b\nc")
     told = capsys.readouterr().err.splitlines()
-    assert told[0] == f"waiting for another conversion to {tmp_path}/a.b\\nc"
+    assert told[0] == f"waiting for another conversion to {tmp_path}/a.b\\nc to finish"
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_waiting_for_another_conversion_names_the_folder_in_one_line(
         (lambda f: checkpoints.edit(f, model_type="bert"), "a bert model; there are t5, mt5"),
         (
             lambda f: checkpoints.edit(f, architectures=["T5EncoderModel"]),
-            "an encoder without a decoder",
+            "has no decoder, so it cannot generate",
         ),
         (lambda f: checkpoints.edit(f, d_model=None), "config.json has no d_model"),
         (
@@ -288,7 +288,7 @@ def test_wrong_checkpoints_are_named(folder, tmp_path, change, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"decoder_start_token_id": 10**6}, "is 1000000, but vocab_size only 1024"),
+        ({"decoder_start_token_id": 10**6}, "is 1000000, but vocab_size is only 1024"),
         ({"num_layers": 20_000}, "num_layers is 20000, not a whole number from 1 to 1024"),
     ],
 )
@@ -312,7 +312,7 @@ def test_a_config_that_cannot_be_is_refused_when_converted_and_when_loaded(
 def test_more_pieces_than_rows_are_refused_when_converted_and_when_loaded(folder, tmp_path):
     output = convert(str(folder), tmp_path / "out")  # as many pieces as rows
     few = checkpoints.make_folder(tmp_path / "few", "t5", vocab_size=1023)
-    with pytest.raises(InputError, match="token 1023, the embedding 1023 rows") as caught:
+    with pytest.raises(InputError, match="token 1023, but the embedding has only 1023 rows") as caught:
         convert(str(few), tmp_path / "no")
     assert str(few) in str(caught.value)
     tokenizer = json.loads((output / "tokenizer.json").read_text())
@@ -351,7 +351,7 @@ def test_wrong_weights_are_named(folder, tmp_path, name, shape, message):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nobody/nothing", "not whole in the cache, .*, and HF_HUB_OFFLINE is set"),
+        ("nobody/nothing", "not complete in the cache .*, and HF_HUB_OFFLINE is set"),
         ("./no/such/folder", "neither a folder nor a name on the Hugging Face hub"),
     ],
 )

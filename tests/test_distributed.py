@@ -196,12 +196,12 @@ def no_tokenizer(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "change", "of_last", "code", "message"),
     [
-        (["--verbose"], None, [], 2, "give a text with --prompt, or many with --prompt-file"),
-        (["-p", "-"], None, [], 1, "under mlx.launch standard input has no end"),
+        (["--verbose"], None, [], 2, "give either --prompt or --prompt-file"),
+        (["-p", "-"], None, [], 1, "mlx.launch does not pass on the end of standard"),
         (["-p", "x", "--model", "demo-target"], None, [], 1, "cannot be split among 3 ranks"),
-        (PAIR, other_weights, [], 1, "rank 1 has another weights.npz than rank 0"),
+        (PAIR, other_weights, [], 1, "rank 1 has a different weights.npz from rank 0"),
         (PAIR, no_tokenizer, [], 1, "rank 1: [Errno 2] No such file or directory: "),
-        (PAIR, None, ["--seed", "1"], 1, "rank 1 has another set of arguments than rank 0"),
+        (PAIR, None, ["--seed", "1"], 1, "rank 1 has a different set of arguments from rank 0"),
     ],
 )
 def test_what_is_wrong_is_one_line_of_rank_0_and_every_ranks_exit_code(

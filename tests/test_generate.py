@@ -118,7 +118,7 @@ def test_wrong_arguments_are_named(demo_pair):
         ((target, tokenizer, " \n"), {}, "the prompt is empty"),
         ((target, tokenizer, "a \udcff b"), {}, "not valid Unicode"),
         ((target, tokenizer, "x"), dict(num_draft=-1), "num_draft is -1"),
-        ((target, byte_tokenizer(), "x", draft), {}, "another vocabulary"),
+        ((target, byte_tokenizer(), "x", draft), {}, "a different vocabulary"),
         (("mlx_models/t5", tokenizer, "x"), {}, r"model is a str, not a model; load\(\) returns"),
         ((target, draft, "x"), {}, "tokenizer is a T5, not a tokenizer"),
         ((target, tokenizer, "x", pair), {}, "draft_model is a tuple, not a model"),

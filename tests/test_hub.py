@@ -145,7 +145,7 @@ def test_the_command_downloads_once_and_then_works_offline(hub, tmp_path):
     out, errors = (text.decode() for text in other.communicate())
     assert (other.returncode, out) == (1, "")
     assert errors == (
-        f"convert.py: {MODEL} is no folder and not whole in the cache, "
+        f"convert.py: {MODEL} is not a folder, not complete in the cache "
         f"{tmp_path / 'elsewhere' / 'hub'}, and HF_HUB_OFFLINE is set\n"
     )
     assert hub.requests == []
@@ -195,8 +195,8 @@ def test_an_interrupted_download_is_resumed_by_the_next_run(hub, cache):
     with pytest.raises(InputError) as caught:
         fetch(MODEL)
     assert str(caught.value) == (
-        f"{MODEL}: {SAFE}: the connection broke off after 0.00 GB of 0.00 GB; "
-        "the same command again goes on from there"
+        f"{MODEL}: {SAFE}: the connection was lost after 0.00 GB of 0.00 GB; "
+        "run the same command to resume"
     )
     hub.faults = {"": refuse(500)}
     with pytest.raises(InputError, match="500"):  # what is not whole is not taken from the cache
@@ -222,7 +222,9 @@ def test_two_downloads_at_once_fetch_each_file_once(hub, cache):
 
 def test_damage_on_the_way_is_seen_and_not_kept(hub, cache):
     hub.faults = {"GET .*safetensors": replace(lambda content: b"x" + content[1:])}
-    with pytest.raises(InputError, match="arrived damaged; the same command again fetches it anew"):
+    with pytest.raises(
+        InputError, match="arrived damaged; run the same command to download it again"
+    ):
         fetch(MODEL)
     hub.faults.clear()
     assert (fetch(MODEL) / SAFE).read_bytes() == WEIGHTS
@@ -238,20 +240,20 @@ def test_room_is_checked_before_the_download(hub, cache, tmp_path, monkeypatch):
     with pytest.raises(InputError) as caught:
         fetch(MODEL, None, tmp_path / "out", lambda folder: 22_600_000_000)
     assert str(caught.value) == (
-        f"{MODEL} takes 45.20 GB to download and 22.60 GB converted, but {cache} "
-        "has 30.00 GB free (HF_HOME moves the cache, --mlx-path the result)"
+        f"{MODEL} needs 45.20 GB for the download and 22.60 GB converted, but {cache} "
+        "has 30.00 GB free (move the cache with HF_HOME, the result with --mlx-path)"
     )
     assert hub.fetched() == ["config.json"]
 
 
 def test_room_is_what_is_still_missing(hub, cache, tmp_path, monkeypatch):
     hub.faults = {"GET .*safetensors": cut(1_000_000)}
-    with pytest.raises(InputError, match="broke off"):
+    with pytest.raises(InputError, match="was lost"):
         fetch(MODEL)
     hub.faults.clear()
     missing = len(WEIGHTS) - 1_000_000
     usage(monkeypatch, missing + 499)
-    with pytest.raises(InputError, match="takes"):
+    with pytest.raises(InputError, match="needs"):
         fetch(MODEL, None, tmp_path, lambda folder: 500)
     usage(monkeypatch, missing + 500)
     fetch(MODEL, None, tmp_path, lambda folder: 500)
@@ -266,7 +268,7 @@ def test_a_disk_that_fills_up_on_the_way(hub, cache, monkeypatch):
     with pytest.raises(InputError) as caught:
         fetch(MODEL)
     assert str(caught.value) == (
-        f"{MODEL} fills the disk of {cache}: make room (or set HF_HOME) and run it again"
+        f"{MODEL} fills the disk of {cache}: free some space or set HF_HOME, then run it again"
     )
 
 
@@ -280,10 +282,12 @@ NO_SHAPE = SINGLE | {"config.json": b'{"model_type": "t5"}'}
 FLAX = without(SAFE) | {"tf_model.h5": b""}
 NO_MAP = without(SAFE) | {SAFE_INDEX: b'{"weight_map": ["a"]}', "a.safetensors": b""}
 NO_WEIGHTS = " has no complete safetensors or pytorch_model.bin weights"
-ANSWERS = " cannot be fetched: the Hugging Face hub answers "
-NOT_THERE = " is neither a folder nor on the Hugging Face hub (private: `hf auth login`)"
-UNREACHABLE = " is no folder here, and the Hugging Face hub cannot be reached to fetch it"
-GATED = " is gated: accept its terms on the hub, then `hf auth login`"
+ANSWERS = " cannot be downloaded: the Hugging Face hub answers "
+NOT_THERE = (
+    " is neither a folder nor on the Hugging Face hub (if it is private, run `hf auth login`)"
+)
+UNREACHABLE = " is not a folder here, and the Hugging Face hub cannot be reached to download it"
+GATED = " is gated: accept its terms on the hub, then run `hf auth login`"
 
 
 @pytest.mark.parametrize(
@@ -293,9 +297,9 @@ GATED = " is gated: accept its terms on the hub, then `hf auth login`"
         (SINGLE, {"": refuse(500)}, f"{ANSWERS}500 Internal Server Error; try again later"),
         (SINGLE, {"": stall}, UNREACHABLE),
         (NOT_T5, {}, f": a bert model; there are {', '.join(families._MODULES)}"),
-        (ENCODER, {}, ": T5EncoderModel, an encoder without a decoder"),
+        (ENCODER, {}, ": T5EncoderModel has no decoder, so it cannot generate text"),
         (NO_SHAPE, {}, ": config.json has no vocab_size: not a T5-type model"),
-        (without("config.json"), {}, " has no config.json: not a model of Hugging Face's"),
+        (without("config.json"), {}, " has no config.json, so it is not a Hugging Face model"),
         (NO_MAP, {}, ": model.safetensors.index.json: no weight_map"),
         (FLAX, {}, NO_WEIGHTS),
     ],

@@ -50,7 +50,7 @@ def test_languages_are_framed_as_in_transformers(multilingual):
     if name == "marian, codes":
         assert source == reference(f">>{target_lang}<< good day").input_ids
         assert prefix == model.prefix(own) == [reference.pad_token_id]
-        with pytest.raises(InputError, match="source_lang: this model is not told its source"):
+        with pytest.raises(InputError, match="source_lang: this model does not take a source"):
             frame(model, tokenizer, "good day", source_lang="eng")
         return
     inputs = reference._build_translation_inputs(
@@ -71,7 +71,7 @@ def test_what_has_its_language_elsewhere_says_where(demo_pair):
         frame(target, tokenizer, "good day", target_lang="de")
     own = Tokenizer.from_str(tokenizer.to_str())
     own.add_special_tokens(["<2de>"])
-    with pytest.raises(InputError, match="in the text; begin that with <2de>"):
+    with pytest.raises(InputError, match="from the prompt; begin it with <2de>"):
         frame(target, own, "good day", target_lang="de")
     decoder = SpeculativeDecoder(target, tokenizer, encode=lambda text: [3, 4])
     with pytest.raises(InputError, match="not for prompts in a chat template"):
@@ -87,7 +87,7 @@ def test_a_foreign_languages_file_is_refused(tmp_path, change):
     (tmp_path / "languages.json").write_text(json.dumps(right))
     assert Languages.load(tmp_path, 61) == Languages(**right)
     (tmp_path / "languages.json").write_text(json.dumps(right | change))
-    with pytest.raises(InputError, match="not the languages of this model: convert the model"):
+    with pytest.raises(InputError, match="does not fit this model: convert the model"):
         Languages.load(tmp_path, 61)
 
 

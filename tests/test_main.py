@@ -74,11 +74,11 @@ def test_texts_that_max_tokens_cuts_are_told(folder):
     text = json.loads(result.stdout)["text"]
     assert text and text != ANSWER and ANSWER.startswith(text)
     assert result.returncode == 0
-    assert result.stderr == "--max-tokens 4 has cut the text; raise it for the rest\n"
+    assert result.stderr == "--max-tokens 4 cut the text short; raise it for the rest\n"
     (folder / "p.txt").write_text(f"{PROMPT}\ntranslate number to German: 5\n{PROMPT}\n")
     result = call("--prompt-file", "p.txt", "-m", "4", cwd=folder)
     assert result.returncode == 0
-    assert result.stderr == "--max-tokens 4 has cut 2 of 3 texts; raise it for the rest\n"
+    assert result.stderr == "--max-tokens 4 cut 2 of 3 texts short; raise it for the rest\n"
 
 
 BEAMS = ("length-penalty", "early-stopping")
@@ -105,7 +105,7 @@ BEAMS = ("length-penalty", "early-stopping")
         (
             ["--num-beams", "2", "--length-penalty", "-0.5", "--num-draft", "3", "--lookup"],
             [
-                f"--{flag} has no effect with --num-beams, which drafts nothing"
+                f"--{flag} has no effect with --num-beams, which does not draft"
                 for flag in ("num-draft", "lookup")
             ],
         ),
@@ -203,32 +203,32 @@ def test_verbose_ends_with_a_summary(folder):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--lookup"], 2, "give a text with --prompt, or many with --prompt-file"),
+        (["--lookup"], 2, "give either --prompt or --prompt-file"),
         (["-p", ""], 1, "the prompt is empty"),
         (["-p", "x", "--num-draft", "-1"], 1, "num_draft is -1, not a whole number from 0"),
         (["-p", "x", "--num-draft", "two"], 2, "'two' is neither a number nor auto"),
         (["-p", "x", "--bad-words-ids", "[" * 3000], 2, "is not a list in JSON"),
         (["-p", "x", "--logit-bias", '{"5":' * 3000], 2, 'is not JSON such as {"1234": -5.0}'),
         (["-p", "x", "--max-token", "5", "--nonsense"], 2, "arguments: --nonsense (see --help)"),
-        (["translate this"], 2, "translate this (a text goes behind --prompt)"),
-        (["-p", "x", "--traget-lang", "de"], 2, "--traget-lang de (is --target-lang meant?)"),
+        (["translate this"], 2, "translate this (put the prompt after --prompt)"),
+        (["-p", "x", "--traget-lang", "de"], 2, "--traget-lang de (did you mean --target-lang?)"),
         (["-p", "x", "--model", "photos"], 1, "photos is not a converted model"),
         (["-p", "x", "--model", "checkpoint"], 1, "python convert.py --model checkpoint"),
-        (["-p", "x", "--model", "broken"], 1, "broken/weights.npz: not a readable npz file"),
+        (["-p", "x", "--model", "broken"], 1, "broken/weights.npz: damaged, or not an npz file"),
         (
             ["-p", "x", "--model", "demo-target", "--draft-model", "t5-tiny"],
             1,
             "no model 't5-tiny'; to convert it: python convert.py --model t5-tiny; on the hub names begin",
         ),
         (["-p", "x", "--draft-model", "demo-draft"], 2, "--draft-model needs --model"),
-        (["-p", "x", "--json", "--show-draft"], 2, "--show-draft colours text; with --json see"),
+        (["-p", "x", "--json", "--show-draft"], 2, "--show-draft colours text; with --json, read"),
         (["-p", "x", "--model", ""], 2, "argument --model: the name is empty"),
         (["-p", "x", "--model", "mute"], 1, "mlx_models/mute/tokenizer.json: not a tokenizer: "),
         (["-p", "x", "--max-tokens", "9" * 5000], 2, "'99999999999999999999' is not a whole"),
         (["-p", "x", "a\nb\u2028c"], 2, "unrecognized arguments: a b c ("),
         (["--prompt-file", "no\nsuch"], 1, "no such: No such file or directory"),
         (["--prompt-file", "."], 1, "Is a directory"),
-        (["--prompt-file", "p.txt", "-p", "x"], 2, "give a text with --prompt, or many with"),
+        (["--prompt-file", "p.txt", "-p", "x"], 2, "give either --prompt or"),
         (["--prompt-file", "p.txt", "--batch-size", "0"], 1, "batch_size is 0, not a whole"),
         (["--prompt-file", "p.txt", "--batch-size", "1" + "0" * 30], 2, "is more than 1000000000"),
     ],
@@ -246,7 +246,7 @@ def test_a_python_without_the_packages_is_one_line(folder):
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
-    assert re.fullmatch(r"main.py: No module named '\w+'; is this the environment of .*", line)
+    assert re.fullmatch(r"main.py: No module named '\w+'; activate the environment .*", line)
 
 
 def test_standard_input_that_is_no_text(folder):
@@ -285,15 +285,19 @@ def test_text_that_the_encoding_lacks_is_one_line(folder):
     result = run("-p", prompt, cwd=folder, env=environment)
     assert result.returncode == 1
     assert result.stderr == (
-        "main.py: the output's encoding, ascii, has no '\\xf6'; PYTHONIOENCODING=utf-8 has\n"
+        "main.py: cannot print '\\xf6' in the output's encoding, ascii; set PYTHONIOENCODING=utf-8\n"
     )
 
 
 @pytest.mark.parametrize(
     ("error", "raised", "told"),
     [
-        (MemoryError("Unable to allocate 27 GiB"), SystemExit, "main.py: too little memory for so"),
-        (RuntimeError("[malloc] Unable to allocate"), SystemExit, "main.py: too little memory for"),
+        (
+            MemoryError("Unable to allocate 27 GiB"),
+            SystemExit,
+            "main.py: out of memory; try shorter",
+        ),
+        (RuntimeError("[malloc] Unable to allocate"), SystemExit, "main.py: out of memory; try"),
         (RuntimeError("something else"), RuntimeError, ""),
     ],
 )
@@ -323,13 +327,17 @@ def test_a_path_in_an_error_is_as_the_user_wrote_it():
         ([], 2, "the following arguments are required: --model"),
         (["--model", "photos"], 1, "photos/config.json: no such file"),
         (["--model", "t5-11b"], 1, "HF_HUB_OFFLINE is set"),
-        (["--model", "checkpoint", "--mlx-path", "photos"], 1, "photos exists already"),
+        (["--model", "checkpoint", "--mlx-path", "photos"], 1, "photos already exists"),
         (["--model", "checkpoint", "--mlx-path", ""], 2, "argument --mlx-path: the name is empty"),
-        (["--model", "checkpoint", "--revision", "main"], 1, "--revision is for models on the hub"),
+        (
+            ["--model", "checkpoint", "--revision", "main"],
+            1,
+            "--revision works only for models on the hub",
+        ),
         (
             ["--model", "mlx_models/demo-draft", "--mlx-path", "new"],
             1,
-            "is a converted model already",
+            "is already converted",
         ),
     ],
 )

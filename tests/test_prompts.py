@@ -46,10 +46,10 @@ def test_plain_lines(tmp_path):
 def test_json_lines(tmp_path, name):
     bad = {
         "plain": "not JSON: ",
-        '{"text": "x"}': "no JSON object with a field prompt",
+        '{"text": "x"}': "not a JSON object with a field prompt",
         '{"prompt": ""}': "the prompt is empty",
         '{"prompt": 3}': "the prompt is int, not text",
-        "[1]": "no JSON object with a field prompt",
+        "[1]": "not a JSON object with a field prompt",
         '{"prompt": "a\\ud800b"}': "the prompt is not valid Unicode text",
         "[" * 200_000: "not JSON: ",
         '{"prompt": "x", "id": ' + "9" * 6000 + "}": "not JSON: ",
@@ -197,7 +197,9 @@ def test_interrupted_after_some_results(work):
     source.kill()
     source.wait()
     assert (process.wait(timeout=60), interrupted) == (130, "interrupted")
-    match = re.fullmatch(r"standard input: answered up to line (\d+); go on with (\d+)", progress)
+    match = re.fullmatch(
+        r"standard input: answered up to line (\d+); resume at line (\d+)", progress
+    )
     reached = int(match[1])
     assert int(match[2]) == reached + 1
     assert {line.decode() for line in lines} == {f"{ANSWER}\n"}
@@ -209,7 +211,7 @@ def test_interrupted_after_some_results(work):
     [
         ("text", KeyboardInterrupt(), "interrupted"),
         ("json", KeyboardInterrupt(), "interrupted"),
-        ("text", RuntimeError("[malloc] Unable to allocate 9 bytes"), "too little memory"),
+        ("text", RuntimeError("[malloc] Unable to allocate 9 bytes"), "out of memory"),
         ("text", BrokenPipeError(), None),
     ],
 )
@@ -241,7 +243,7 @@ def test_after_an_error_a_user_knows_where_to_go_on(
     bad, *rest = errors.splitlines()
     assert bad == f"{path}, line 2: the prompt is empty"
     if told:
-        assert rest[0] == f"{path}: answered up to line 3; go on with 4"
+        assert rest[0] == f"{path}: answered up to line 3; resume at line 4"
         assert len(rest) == 2 and told in rest[1]
     else:
         assert rest == []

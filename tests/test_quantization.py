@@ -108,7 +108,7 @@ def test_target_and_draft_may_be_quantized_differently(demo_pair, tmp_path):
 def test_matrices_whose_rows_do_not_divide_are_left_and_counted(tmp_path, capsys):
     source = checkpoints.make_folder(tmp_path / "source", "t5", **WIDE | {"d_model": 96})
     output = convert(str(source), tmp_path / "out", quantization=Quantization())
-    assert "matrices are not quantized: their rows do not divide" in capsys.readouterr().err
+    assert "matrices are not quantized: row lengths are not multiples" in capsys.readouterr().err
     stored = map_npz(output / "weights.npz")
     assert "encoder.layers.0.feed_forward.down.scales" in stored  # 256 in a row
     assert "encoder.layers.0.feed_forward.up.scales" not in stored  # 96
@@ -118,7 +118,7 @@ def test_matrices_whose_rows_do_not_divide_are_left_and_counted(tmp_path, capsys
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"bits": 7}, "bits is 7; the mode affine has 2, 3, 4, 5, 6, 8"),
+        ({"bits": 7}, "bits is 7, but the mode affine needs 2, 3, 4, 5, 6, 8"),
         ({"mode": "int4"}, "mode is 'int4', not one of affine, mxfp4, nvfp4, mxfp8"),
         ({"method": "gptq"}, "config.json: unknown quantization"),
         ({"bits": 8}, "but received shape"),

@@ -78,8 +78,8 @@ def test_texts_that_max_tokens_cut_are_counted(demo_pair):
 @pytest.mark.parametrize(
     ("longest", "told"),
     [
-        (63, "the text ended where the model's positions do\n"),
-        (512, "--max-tokens 512 has cut the text; raise it for the rest\n"),
+        (63, "the model's maximum length cut the text short\n"),
+        (512, "--max-tokens 512 cut the text short; raise it for the rest\n"),
     ],
 )
 def test_what_cut_a_text_is_told(longest, told, capsys):

@@ -123,17 +123,17 @@ def test_torch_files_cut_anywhere_are_errors(tmp_path, kind):
 
 EVIL = Global(f"{os.system.__module__} system")
 
-MALFORMED = "truncated, or not a state dict of torch's"
+MALFORMED = "truncated, or not a torch state dict"
 
 # What the pickle says, and the error, in both formats.
 WRONG_PICKLES = {
     "code": (Call((EVIL, ("echo pwned",))), "the pickle asks for posix.system, which"),
     "wrong arguments": (Call((Global("torch._utils _rebuild_tensor_v2"), (1, 2))), MALFORMED),
     "a list": ([tensor()], MALFORMED),
-    "no tensor": ({"w": tensor(), "step": 3}, "step is no tensor but int"),
+    "no tensor": ({"w": tensor(), "step": 3}, "step is not a tensor but int"),
     "integers": (
         {"w": tensor(kind="IntStorage")},
-        "asks for torch.IntStorage, which no floating-point state dict needs",
+        "asks for torch.IntStorage, which a floating-point state dict does not need",
     ),
     "too many elements": ({"w": tensor(shape=(2, 3), strides=(3, 1))}, MALFORMED),
     "large strides": ({"w": tensor(strides=(4, 1))}, MALFORMED),

@@ -73,15 +73,15 @@ def test_an_interrupt_keeps_what_is_done(folder, monkeypatch):
         (["no.wav", *MODELS], "no.wav: No such file"),
         (["one.wav", "--model", "none"], "no model 'none'"),
         (["one.wav", *MODELS, "--language", "klingon"], "no language 'klingon'; there are en, de"),
-        (["one.wav", *MODELS, "--word-timestamps"], "there are no timestamps of words here"),
-        (["one.wav", *MODELS, "--vad-filter", "True"], "there are no detectors of voices here"),
+        (["one.wav", *MODELS, "--word-timestamps"], "word timestamps are not supported"),
+        (["one.wav", *MODELS, "--vad-filter", "True"], "voice detectors are not supported"),
         (["one.wav", *MODELS, "--clip-timestamps", "5,1"], "each later than the one before"),
         (["one.wav", *MODELS, "--clip-timestamps", "a"], "invalid seconds value: 'a'"),
         (["one.wav", *MODELS, "--temperature", "2"], "temperature is 2.0, not from 0 to 1"),
         (["one.wav", *MODELS, "-f", "all"], "--output-format all needs --output-dir"),
         (["one.wav", "a/one.mp3", *MODELS, "-o", "x"], "2 files would be written as one"),
         (["one.wav", "--draft-model", "shared"], "--draft-model needs --model"),
-        (["one.wav", *MODELS, "--output-name", "y", "two.wav"], "--output-name is for one file"),
+        (["one.wav", *MODELS, "--output-name", "y", "two.wav"], "--output-name works for one file"),
     ],
 )
 def test_mistakes_are_one_line(folder, arguments, error):

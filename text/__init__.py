@@ -1,1 +1,1 @@
-"""What stands between text and tokens: tokenizers, streams, prompts, languages, generation settings."""
+"""From text to tokens and back: tokenizers, streams, prompts, languages, memories, generation settings."""

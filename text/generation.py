@@ -1,4 +1,4 @@
-"""What a checkpoint asks of its texts: generation_config.json, read as transformers' `generate` reads it."""
+"""A checkpoint's generation_config.json, read as transformers' `generate` reads it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from speculative.options import Options
 
 FILE = "generation_config.json"
 
-_OPTIONS = (  # under the same names in options.Options
+_OPTIONS = (  # same names as in options.Options
     "repetition_penalty",
     "no_repeat_ngram_size",
     "bad_words_ids",
@@ -19,12 +19,12 @@ _OPTIONS = (  # under the same names in options.Options
     "forced_bos_token_id",
     "forced_eos_token_id",
 )
-_BEAMS = ("length_penalty", "early_stopping")  # as well, where the user asks for beams
-_LENGTHS = {  # of the text, and of the text with what it begins with -> ours
+_BEAMS = ("length_penalty", "early_stopping")  # used as well if the user asks for beams
+_LENGTHS = {  # (length of the text, length of prefix and text) -> our option
     ("min_new_tokens", "min_length"): "min_tokens",
     ("max_new_tokens", "max_length"): "max_tokens",
 }
-_NEUTRAL = {  # what asks for nothing
+_NEUTRAL = {  # values that change nothing
     "repetition_penalty": 1,
     "no_repeat_ngram_size": 0,
     "min_length": 0,
@@ -50,15 +50,15 @@ _NOT_DONE = (
 
 @dataclass(frozen=True)
 class Generation:
-    """The settings of a checkpoint, under transformers' names; only those that change a text."""
+    """The settings of a checkpoint that change a text, under transformers' names."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
-    not_done: Mapping[str, Any] = field(default_factory=dict)  # which it asks for in vain
+    not_done: Mapping[str, Any] = field(default_factory=dict)  # settings that we do not support
 
     @classmethod
     def load(cls, folder: Path, in_prefix: Iterable[str] = ()) -> "Generation":
-        """Of a folder; from config.json where there is no generation_config.json, as old checkpoints have
-        it. in_prefix: settings that are the model's prefix already. InputError for values out of range."""
+        """The settings in a folder, from config.json if there is no generation_config.json, as in old checkpoints.
+        in_prefix: settings that the model's prefix already covers. InputError for values out of range."""
         name = FILE if (folder / FILE).exists() else "config.json"
         values = read_json(folder / name)
         given = {k: v for k, v in values.items() if v is not None and v != _NEUTRAL.get(k)}
@@ -73,11 +73,11 @@ class Generation:
         return found
 
     def fill(self, options: Options, prefix_size: int) -> Options:
-        """The options, with what they leave open; prefix_size: tokens that the row begins with."""
+        """The options, with these settings in place of None; prefix_size: tokens that the row begins with."""
         if not self.settings:
             return options
         defaults = {k: self.settings[k] for k in _same_names(options) if k in self.settings}
-        if prefix_size > 1:  # transformers forces it after a single token only
+        if prefix_size > 1:  # transformers forces it only after a single token
             defaults.pop("forced_bos_token_id", None)
         for (new, whole), name in _LENGTHS.items():
             if new in self.settings:
@@ -88,7 +88,7 @@ class Generation:
         return options.filled(defaults)
 
     def taken(self, options: Options) -> dict[str, Any]:
-        """The settings that count where the user asked for `options`."""
+        """The settings that apply under the user's `options`."""
         ours = {key: key for key in _same_names(options)}
         ours |= {key: name for pair, name in _LENGTHS.items() for key in pair}
         settings = {k: v for k, v in self.settings.items() if k in ours}

@@ -1,4 +1,4 @@
-"""A translation memory: earlier pairs of prompt and text, and for a new prompt the text of the closest one."""
+"""A translation memory: earlier prompts with their texts; for a new prompt, the text of the most similar one."""
 
 import codecs
 import json
@@ -13,10 +13,10 @@ import numpy as np
 
 from errors import InputError
 
-CLOSE = 0.7  # the least similarity of two prompts; translators' tools begin at 0.7 or 0.75
-_SCORED = 16  # earlier prompts that share the rarest words: these are compared in full
-_LOOKED_UP = 4000  # places of words in the index; rare words come first
-# Words; single characters where words are not written apart.
+CLOSE = 0.7  # the least similarity that counts; translators' tools use 0.7 or 0.75
+_SCORED = 16  # candidates, those that share most rare words, to compare in full
+_LOOKED_UP = 4000  # index entries to look up per prompt, rarest words first
+# Words; single characters in scripts that do not separate words.
 _UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"  # Thai to Han
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
 _TASK = re.compile(r"\s*(?:<2(\w+)>|>>(\w+)<<|([^:\n]{1,40}:(?=\s)))\s*")
@@ -26,7 +26,7 @@ Report = Callable[[int, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A prompt and the text that was written for it. None: a language that is not known."""
+    """A prompt and its text. None: the language is not known."""
 
     prompt: str
     text: str
@@ -35,11 +35,11 @@ class Pair:
 
 
 class Memory:
-    """Pairs, with an index of the words of their prompts.
+    """Pairs, with an index of the words in their prompts.
 
-    A prompt's closest pair is the one whose prompt is most similar, from `CLOSE` on, by the share of characters
-    that need not be deleted or inserted (rapidfuzz's ratio). It must be of the same languages, as far as they
-    are known, and of the same task, where both prompts begin with one: "<2de>", ">>deu<<", "summarize:".
+    Two prompts are as similar as the share of their characters that need not be deleted or inserted (rapidfuzz's
+    ratio). The closest pair has the most similar prompt, with a similarity of at least `CLOSE`. Its languages must
+    match, if they are known, and so must its task, if both prompts name one: "<2de>", ">>deu<<", "summarize:".
     """
 
     def __init__(self, pairs: Iterable[Pair]):
@@ -54,7 +54,7 @@ class Memory:
             counts.append(len(found))
         of_words = np.array(words, np.int32)
         order = np.argsort(of_words, kind="stable")
-        # Of word w the pairs are _places[_starts[w] : _starts[w + 1]].
+        # The pairs with word w are _places[_starts[w] : _starts[w + 1]].
         self._places = np.repeat(np.arange(len(counts), dtype=np.int32), counts)[order]
         self._starts = np.searchsorted(of_words[order], np.arange(len(self._words) + 1))
 
@@ -64,7 +64,7 @@ class Memory:
     def reference(
         self, prompt: str, source_lang: str | None = None, target_lang: str | None = None
     ) -> str | None:
-        """The text of the closest pair; the latest of equally close ones. None: nothing is close."""
+        """The text of the closest pair, the latest among equals; None if no pair is close."""
         from rapidfuzz import fuzz
 
         task, rest = _split(prompt)
@@ -85,7 +85,7 @@ class Memory:
         return text
 
     def _alike(self, prompt: str) -> list[int]:
-        """Pairs that share many of the prompt's rarest words, in their order."""
+        """Indices of pairs that share many of the prompt's rarest words, in order."""
         known = [self._words[w] for w in set(_words_of(prompt)) if w in self._words]
         known.sort(key=lambda w: self._starts[w + 1] - self._starts[w])
         found, total = list[np.ndarray](), 0
@@ -106,7 +106,7 @@ def _words_of(text: str) -> list[str]:
 
 
 def _split(prompt: str) -> tuple[str, str]:
-    """What a prompt begins with where that names a task, and the rest."""
+    """The task that a prompt begins with, or "", and the rest."""
     task = _TASK.match(prompt)
     return (task[0].strip(), prompt[task.end() :]) if task else ("", prompt)
 
@@ -118,14 +118,14 @@ def _language(task: str) -> str | None:
 
 
 def _fit(one: str | None, other: str | None) -> bool:
-    """Whether two codes, such as fra_Latn and fr-CA, name one language, as far as can be told."""
+    """Whether two codes, such as fra_Latn and fr-CA, may name the same language; None may be any."""
     if one is None or other is None or one == other:
         return True
     import langcodes
 
     try:
         return langcodes.tag_distance(one.replace("_", "-"), other.replace("_", "-")) < 10
-    except ValueError:  # no language's code
+    except ValueError:  # not a language code
         return False
 
 
@@ -136,8 +136,8 @@ def _fit(one: str | None, other: str | None) -> bool:
 def load_memory(path: Path, report: Report) -> Memory:
     """The memory in a file: TMX (.tmx), tab-separated (.tsv, .txt) or JSON lines (any other name).
 
-    `report(line, reason)` is called for lines, counted from 1, that are passed over. OSError or InputError
-    for a file that cannot be read at all.
+    Calls `report(line, reason)` for each line that it skips; lines count from 1. OSError or InputError if the
+    whole file cannot be read.
     """
     with open(path, "rb") as file:
         if path.suffix.lower() == ".tmx":
@@ -155,13 +155,16 @@ def _line_pairs(
             if text.strip():
                 yield read(text)
         except (ValueError, RecursionError) as error:
-            report(number, str(error) if isinstance(error, InputError) else "neither text nor JSON")
+            report(
+                number,
+                str(error) if isinstance(error, InputError) else "not UTF-8 text, or not JSON",
+            )
 
 
 def _tab_separated(line: str) -> Pair:
     source, tab, text = line.partition("\t")
     if not (tab and source.strip() and text.strip()):
-        raise InputError("not two texts with a tab between them")
+        raise InputError("not two texts separated by a tab")
     return Pair(source, text)
 
 
@@ -171,12 +174,12 @@ def _json_object(line: str) -> Pair:
     fields = [value.get(name) for name in names] if isinstance(value, dict) else [None]
     of_text = all(isinstance(x, str) for x in fields[:2])
     if not of_text or not all(x is None or isinstance(x, str) for x in fields):
-        raise InputError('not an object with the texts "prompt" and "text"')
+        raise InputError('not a JSON object with the texts "prompt" and "text"')
     return Pair(*fields)
 
 
 def _tmx_pairs(file, report: Report) -> list[Pair]:
-    """All pairs of two languages of each unit of a TMX 1.4 file, in both directions."""
+    """All pairs of two languages in each unit of a TMX 1.4 file, in both directions."""
     from xml.parsers import expat
 
     pairs = list[Pair]()
@@ -194,7 +197,7 @@ def _tmx_pairs(file, report: Report) -> list[Pair]:
             segment.clear()
 
     def data(text: str) -> None:
-        # Text stands in <seg> and within it in <hi>; other elements hold formatting codes.
+        # Text is in <seg> and in <hi> inside it; other elements hold formatting codes.
         if "seg" in open_elements and open_elements[-1] in ("seg", "hi"):
             segment.append(text)
 
@@ -208,7 +211,7 @@ def _tmx_pairs(file, report: Report) -> list[Pair]:
                     pairs.append(Pair(one, other, of_one or None, of_other or None))
 
     def refuse(*_) -> None:
-        raise InputError("it declares entities, which TMX does not need")  # a billion laughs
+        raise InputError("the TMX file declares entities, which is not allowed")  # a billion laughs
 
     parser = expat.ParserCreate()
     parser.StartElementHandler, parser.EndElementHandler = start, end
@@ -217,24 +220,27 @@ def _tmx_pairs(file, report: Report) -> list[Pair]:
     try:
         parser.ParseFile(file)
     except expat.ExpatError as error:
-        report(error.lineno, f"not XML from here on: {expat.ErrorString(error.code)}")
+        report(
+            error.lineno,
+            f"not valid XML; the rest of the file is ignored: {expat.ErrorString(error.code)}",
+        )
     return pairs
 
 
 class MemoryFile:
-    """A JSON-lines memory that grows: each pair is one write to the file's end, whole or, after a crash, one
-    damaged line. Several processes may add to one file."""
+    """A JSON-lines memory that grows. Each pair is appended by one write, so a crash damages one line at most and
+    several processes may add to the same file."""
 
     def __init__(self, path: Path):
-        """InputError for a file that is not of JSON lines; it is made where there is none."""
+        """Creates the file if needed. InputError for a TMX or tab-separated file."""
         if path.suffix.lower() in (".tmx", ".tsv", ".txt"):
-            raise InputError(f"{path}: pairs are added to files of JSON lines (.jsonl) only")
+            raise InputError(f"{path}: pairs can be added to JSON lines (.jsonl) only")
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
 
     def append(self, pair: Pair) -> None:
         fields = {name: value for name, value in asdict(pair).items() if value is not None}
         line = json.dumps(fields, ensure_ascii=False).encode() + b"\n"
         size = os.fstat(self._file).st_size
-        if size and os.pread(self._file, 1, size - 1) != b"\n":  # a crash has cut the last line
+        if size and os.pread(self._file, 1, size - 1) != b"\n":  # a crash cut the last line off
             line = b"\n" + line
         os.write(self._file, line)

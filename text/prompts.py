@@ -1,4 +1,4 @@
-"""Prompts on their way to be rows."""
+"""Prompts, checked and turned into rows."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from speculative.row import Row
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt, and a text that the answer will probably resemble: drafts are copied from it."""
+    """A prompt, and a text that its output will probably resemble: drafts are copied from it."""
 
     text: str
     reference: str | None = None
 
 
 def check_prompt(prompt: str | Prompt) -> Prompt:
-    """The prompt; InputError when there is nothing in it to work on."""
+    """The prompt as a `Prompt`; InputError if it is empty or not valid text."""
     found = prompt if isinstance(prompt, Prompt) else Prompt(prompt)
     for name, text in (("prompt", found.text), ("reference", found.reference or "")):
         if not isinstance(text, str):
@@ -30,15 +30,15 @@ def check_prompt(prompt: str | Prompt) -> Prompt:
 
 
 class Prompts:
-    """Rows for prompts: those that are there, up to `window` of them, the longest first."""
+    """Rows for prompts. Reads up to `window` prompts that are available and gives the longest first."""
 
     def __init__(self, prompts: Iterable, make: Callable[[Any], list[Row]], window: int):
-        """make: the rows of a prompt."""
+        """make: makes the rows of a prompt."""
         self._prompts, self._make, self._window = enumerate(prompts), make, window
         self._ready = getattr(prompts, "ready", lambda: True)
         self._waiting: list[Row] = []  # the shortest first
         self._ended = False
-        # Of rows not done: their prompt's, theirs of it.
+        # unfinished row -> (index of its prompt, its index within the prompt)
         self.index: dict[Row, tuple[int, int]] = {}
 
     def take(self, count: int, wait: bool) -> list[Row]:

@@ -1,4 +1,4 @@
-"""Text from tokens as they come."""
+"""Text from tokens, as they arrive."""
 
 from collections.abc import Container, Sequence
 
@@ -7,10 +7,10 @@ from tokenizers.decoders import DecodeStream
 
 
 class TextStream:
-    """Turns tokens into text as they come, without decoding what was decoded before.
+    """Turns tokens into text as they arrive, without decoding earlier ones again.
 
-    `hidden` tokens (padding, end of sequence) have no text. Sentinels (`<extra_id_0>`) do. The text ends before
-    the first of the texts `stops` to be complete: what may be the beginning of one waits until that is known.
+    `hidden` tokens (padding, end of sequence) have no text; sentinels (`<extra_id_0>`) do. The text ends before the
+    first complete stop text; an ending that may be the beginning of a stop text is held back until that is known.
     """
 
     def __init__(self, tokenizer: Tokenizer, hidden: Container[int], stops: Sequence[str] = ()):
@@ -18,11 +18,11 @@ class TextStream:
         self._stream = DecodeStream(skip_special_tokens=False)
         self._tokens: list[int] = []
         self.text = ""  # of all tokens
-        self._waiting = ""  # the end of `text`
+        self._waiting = ""  # the end of `text`, held back
         self.stopped = False
 
     def push(self, tokens: list[int]) -> str:
-        """The text that `tokens` add. A character whose bytes are incomplete waits for them."""
+        """The text that `tokens` add. A character is held back until all its bytes are there."""
         before = len(self.text)
         for token in tokens:
             if token not in self._hidden:
@@ -31,7 +31,7 @@ class TextStream:
         return self._shown(self.text[before:])
 
     def finish(self) -> str:
-        """What was still waiting when the tokens ended."""
+        """The text still held back, after the last token."""
         rest = self._rest()
         self.text += rest
         shown, waiting = self._shown(rest), self._waiting
@@ -41,17 +41,17 @@ class TextStream:
     def _step(self, token: int) -> str:
         try:
             return self._stream.step(self._tokenizer, token) or ""
-        except Exception:  # of no class: bytes that make no character have unmade some that did
+        except Exception:  # a bare Exception: invalid bytes changed characters decoded before
             self._stream = DecodeStream(skip_special_tokens=False)
             self._stream.step(self._tokenizer, token)
             return self._rest()
 
     def _rest(self) -> str:
-        """What the text of all tokens has more."""
+        """What the text of all tokens has beyond `text`."""
         return self._tokenizer.decode(self._tokens, skip_special_tokens=False)[len(self.text) :]
 
     def _shown(self, text: str) -> str:
-        """What may be shown when the text has grown by `text`."""
+        """What may be shown after the text has grown by `text`."""
         if self.stopped:
             return ""
         text = self._waiting + text

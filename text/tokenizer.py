@@ -1,7 +1,7 @@
 """Tokenizers at run time: always a tokenizer.json, read by the `tokenizers` package alone.
 
-Importing transformers takes seconds, so conversion, which needs it to get each tokenizer right,
-writes a tokenizer.json for every model; byT5, which has none, is expressed as one here.
+Importing transformers takes seconds. Only conversion imports it, to get each tokenizer right, and writes a
+tokenizer.json for every model. byT5 has no vocabulary file; its tokenizer is built here.
 """
 
 import contextlib
@@ -16,13 +16,13 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from errors import InputError
 
 FILE = "tokenizer.json"
-SOURCE_FILE = "source_tokenizer.json"  # where a model reads another vocabulary than it writes
+SOURCE_FILE = "source_tokenizer.json"  # if a model has separate vocabularies for source and target
 
 
 @contextlib.contextmanager
 def readable(what: str) -> Iterator[None]:
-    """InputError that `what` is no tokenizer, for whatever its readers raise: exceptions of no class,
-    or a panic of Rust's, which is no Exception and prints itself."""
+    """Raise InputError that `what` is not a tokenizer, for whatever its readers raise: bare Exceptions, or a Rust
+    panic, which is not an Exception and prints itself."""
     try:
         with _muted():
             yield
@@ -37,10 +37,10 @@ def readable(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _muted() -> Iterator[None]:
-    """No standard error, not that of libraries either."""
+    """Silence standard error, including that of libraries."""
     try:
         saved = os.dup(2)
-    except OSError:  # it is closed anyway
+    except OSError:  # it is closed
         yield
         return
     try:
@@ -65,19 +65,21 @@ def load_tokenizer(folder: Path, name: str = FILE) -> Tokenizer:
 
 
 def check_rows(tokenizer: Tokenizer, rows: int) -> None:
-    """InputError where a token has no row in an embedding of so many."""
+    """InputError if a token has no row in an embedding of `rows`."""
     vocab = tokenizer.get_vocab(with_added_tokens=True)
-    framing = tokenizer.encode("").ids  # may be of tokens that are no pieces
+    framing = tokenizer.encode("").ids  # its tokens may not be in the vocabulary
     if (token := max([*vocab.values(), *framing], default=0)) >= rows:
-        raise InputError(f"the tokenizer has the token {token}, the embedding {rows} rows only")
+        raise InputError(
+            f"the tokenizer has the token {token}, but the embedding has only {rows} rows"
+        )
 
 
 def like_sentencepiece(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer as SentencePiece, with which the models were trained, would have it.
+    """The tokenizer corrected to match SentencePiece, with which the models were trained.
 
-    transformers 5 makes one out of T5's vocabulary correctly. In others, it takes token 2 for the
-    unknown one (MADLAD-400's is 0, and 2 the end), gives up on characters that have no piece but
-    bytes (mT5, umT5), and drops the space before pieces such as MADLAD's <2de>.
+    transformers 5 converts T5's vocabulary correctly. For other models it takes token 2 as the unknown token
+    (MADLAD-400's is 0, and 2 is its end), does not fall back to bytes for characters without a piece (mT5, umT5),
+    and drops the space before pieces such as MADLAD's <2de>.
     """
     state = json.loads(tokenizer.to_str())
     model = state["model"]
@@ -97,8 +99,8 @@ def like_sentencepiece(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def byte_tokenizer(extra_ids: int = 125) -> Tokenizer:
-    """byT5's tokenizer: a token is a byte, its id the byte + 3 (Xue et al. 2022, arXiv 2105.13626)."""
-    # The byte-level alphabet's characters in the order of their bytes.
+    """byT5's tokenizer: each token is a byte, with the id byte + 3 (Xue et al. 2022, arXiv 2105.13626)."""
+    # The characters of the byte-level alphabet, in the order of their bytes.
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     character = {byte: chr(byte) for byte in printable}
@@ -110,7 +112,7 @@ def byte_tokenizer(extra_ids: int = 125) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     sentinels = [f"<extra_id_{i}>" for i in range(extra_ids)]
-    # As in transformers: white space around the first three is theirs.
+    # As in transformers, the first three take the white space around them.
     around = {"lstrip": True, "rstrip": True, "normalized": False}
     tokenizer.add_special_tokens([AddedToken(token, **around) for token in specials])
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in sentinels])
@@ -120,7 +122,7 @@ def byte_tokenizer(extra_ids: int = 125) -> Tokenizer:
 
 
 def translation(source: Tokenizer, target: Tokenizer) -> Callable[[int], int]:
-    """What a token of `source` is to `target`: the same piece, or the unknown one."""
+    """A function from a token of `source` to the same piece's token in `target`, or to the unknown token."""
     ids = target.get_vocab(with_added_tokens=True)
     pieces = source.get_vocab(with_added_tokens=True)
     same = {token: ids.get(piece, ids["<unk>"]) for piece, token in pieces.items()}
@@ -128,7 +130,7 @@ def translation(source: Tokenizer, target: Tokenizer) -> Callable[[int], int]:
 
 
 def shared_vocabulary(target: Tokenizer, draft: Tokenizer) -> int:
-    """How many ids, from 0 on, mean the same piece to both. InputError where one means another."""
+    """How many ids, from 0 on, are the same pieces in both. InputError if one differs."""
     pieces = []
     for tokenizer in (target, draft):
         vocab = tokenizer.get_vocab(with_added_tokens=True)
@@ -136,5 +138,5 @@ def shared_vocabulary(target: Tokenizer, draft: Tokenizer) -> int:
     for i, (ours, theirs) in enumerate(zip(*pieces, strict=False)):
         if ours != theirs:
             fault = f"token {i} is {theirs!r}, not {ours!r}"
-            raise InputError(f"the draft model has another vocabulary than the model: {fault}")
+            raise InputError(f"the draft model has a different vocabulary from the target: {fault}")
     return min(map(len, pieces))

@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer at conversion: its files, and how transformers reads them."""
+"""A checkpoint's tokenizer files, at conversion, and reading them with transformers."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ from text.tokenizer import FILE, readable
 
 
 def copy_sources(folder: Path, output: Path) -> list[str]:
-    """Copy the tokenizer's files that there are; their names."""
+    """Copy the tokenizer files that exist; returns their names."""
     found = [name for name in TOKENIZER_FILES if (folder / name).exists()]
     for name in found:
         shutil.copyfile(folder / name, output / name)
@@ -19,16 +19,16 @@ def copy_sources(folder: Path, output: Path) -> list[str]:
 
 
 def from_transformers(kind: str, folder: Path) -> Tokenizer:
-    """The tokenizer that a class of transformers makes of a folder's files; InputError, which names
-    them, where one is damaged."""
+    """The tokenizer that a transformers class reads from a folder's files. InputError, with their names, if one
+    is damaged."""
     found = [name for name in TOKENIZER_FILES if (folder / name).exists()]
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no PyTorch
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # "PyTorch was not found"
     import transformers
     from sentencepiece import SentencePieceProcessor
 
     transformers.logging.set_verbosity_error()
     for name in found:
-        if name.endswith(".model"):  # transformers would take a damaged one for tiktoken's
+        if name.endswith(".model"):  # transformers would take a damaged one for a tiktoken file
             with readable(str(folder / name)):
                 SentencePieceProcessor(model_file=str(folder / name))
     with readable(f"{folder} ({', '.join(found)})"):
@@ -37,5 +37,5 @@ def from_transformers(kind: str, folder: Path) -> Tokenizer:
 
 def save(tokenizer: Tokenizer, output: Path, name: str = FILE) -> None:
     """Write the converted folder's tokenizer.json."""
-    # Its own save makes a full disk an exception of no class.
+    # Its own save raises a bare Exception if the disk is full.
     (output / name).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The tokens of texts, for a draft model that scores no others (speculative/vocabulary.py)."""
+"""The tokens in texts, for a draft model that scores only those (speculative/vocabulary.py)."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -23,8 +23,8 @@ def tokens_of(tokenizer: Tokenizer, texts: Iterable[str]) -> set[int]:
 
 
 def read_tokens(tokenizer: Tokenizer, path: Path, report: Report) -> set[int]:
-    """The tokens of a file: of the texts of a translation memory (.jsonl, .tmx, .tsv), or of all lines.
-    Errors, and `report`: as text.memory.load_memory."""
+    """The tokens in a file: in the texts of a translation memory (.jsonl, .tmx, .tsv), else in all lines.
+    Errors and `report` as in text.memory.load_memory."""
     if path.suffix.lower() in (".jsonl", ".tmx", ".tsv"):
         return tokens_of(tokenizer, (pair.text for pair in load_memory(path, report).pairs))
 
@@ -40,8 +40,8 @@ def read_tokens(tokenizer: Tokenizer, path: Path, report: Report) -> set[int]:
 
 
 def completion(tokenizer: Tokenizer) -> Callable[[Collection[int]], set[int]]:
-    """What adds to tokens those that any text of their scripts may need: special tokens, with language codes;
-    bytes; and single characters. A script is taken to be a block of 256 characters of Unicode."""
+    """A function that adds to tokens those that any text in their scripts may need: special tokens, language codes,
+    bytes and single characters. A script is approximated by a block of 256 Unicode characters."""
     special = set(tokenizer.get_added_tokens_decoder())
     pieces = {i: piece for piece, i in tokenizer.get_vocab(with_added_tokens=False).items()}
     special |= {i for i, piece in pieces.items() if _BYTE.fullmatch(piece)}
