@@ -312,7 +312,9 @@ def test_a_config_that_cannot_be_is_refused_when_converted_and_when_loaded(
 def test_more_pieces_than_rows_are_refused_when_converted_and_when_loaded(folder, tmp_path):
     output = convert(str(folder), tmp_path / "out")  # as many pieces as rows
     few = checkpoints.make_folder(tmp_path / "few", "t5", vocab_size=1023)
-    with pytest.raises(InputError, match="token 1023, but the embedding has only 1023 rows") as caught:
+    with pytest.raises(
+        InputError, match="token 1023, but the embedding has only 1023 rows"
+    ) as caught:
         convert(str(few), tmp_path / "no")
     assert str(few) in str(caught.value)
     tokenizer = json.loads((output / "tokenizer.json").read_text())
