@@ -2,7 +2,7 @@
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -55,44 +55,40 @@ class Speech:
         self._check_model(str(form["model"]) if form.get("model") else None)
         asked, kind = _asked(form, task, self._engine.options.num_draft), _format(form)
         self._transcriber.check(asked)
-        told: asyncio.Queue[Told] = asyncio.Queue()
-        soon = asyncio.get_running_loop().call_soon_threadsafe
-
-        def heard(segments: Sequence[Segment], seconds: float, stats: Stats) -> None:
-            for segment in segments:
-                soon(told.put_nowait, (segment, stats))
-
-        rows = await run_in_threadpool(self._begin, form, asked, heard)
+        told = list[Told]()
+        transcript = await run_in_threadpool(self._begin, form, asked, told)
+        parts = self._parts(request, transcript, told)
         if form.get("stream") in ("true", "True", "1"):
-            events = self._events(request, rows, told, form.get("origins") == "true")
+            events = self._events(parts, form.get("origins") == "true")
             headers = {"cache-control": "no-store"}
             return StreamingResponse(events, media_type="text/event-stream", headers=headers)
-        found = await self._decoded(request, rows)
+        *_, found = [part async for part in parts]
+        assert isinstance(found, Transcript)
         if kind == "text":
             return PlainTextResponse(f"{found.text.strip()}\n")
         if kind in FORMATS and kind != "json":
             return PlainTextResponse(FORMATS[kind](found))
         return JSONResponse(_body(found, task, kind == "verbose_json"))
 
-    def _begin(self, form: FormData, asked: Asked, heard: Callable) -> Rows:
-        """The transcript to be. InputError for a file that holds no sound."""
-        assert self._transcriber
-        file = form["file"]
-        assert isinstance(file, UploadFile)
-        samples = decoded(io.BytesIO(file.file.read()), lambda line: None)
-        return self._transcriber.sound(samples, asked, heard).transcribed()
-
-    async def _decoded(self, request: Request, transcript: Rows) -> Transcript:
-        """The whole transcript; its rows are cancelled when the client goes."""
+    async def _parts(
+        self, request: Request, transcript: Rows, told: list[Told]
+    ) -> AsyncGenerator[Told | Transcript]:
+        """Each segment and the whole transcript; its rows are cancelled when the client goes."""
         event, jobs = asyncio.Event(), list[Job]()
         wake = partial(asyncio.get_running_loop().call_soon_threadsafe, event.set)
         gone = asyncio.create_task(when_gone(request, lambda: self._engine.cancel(jobs)))
         try:
-            while not isinstance(found := await run_in_threadpool(_next, transcript), Transcript):
+            while True:
+                found = await run_in_threadpool(_next, transcript)
+                for part in told:
+                    yield part
+                told.clear()
+                if isinstance(found, Transcript):
+                    yield found
+                    return
                 jobs[:] = self._engine.submit(found, wake, more=bool(jobs))
                 async for _ in steps_of(jobs, event):
                     pass
-            return found
         except HTTPException:
             if gone.done():
                 raise ClientDisconnect from None
@@ -102,31 +98,37 @@ class Speech:
             gone.cancel()
             transcript.close()
 
+    def _begin(self, form: FormData, asked: Asked, told: list[Told]) -> Rows:
+        """The transcript to be, which notes its segments in `told`. InputError for a file without sound."""
+        assert self._transcriber
+        file = form["file"]
+        assert isinstance(file, UploadFile)
+
+        def heard(segments: Sequence[Segment], seconds: float, stats: Stats) -> None:
+            told.extend((segment, stats) for segment in segments)
+
+        samples = decoded(io.BytesIO(file.file.read()), lambda line: None)
+        return self._transcriber.sound(samples, asked, heard).transcribed()
+
     async def _events(
-        self, request: Request, transcript: Rows, told: asyncio.Queue[Told], origins: bool
+        self, parts: AsyncGenerator[Told | Transcript], origins: bool
     ) -> AsyncIterator[str]:
         """A delta for each segment, and the whole text."""
-        decoding = asyncio.create_task(self._decoded(request, transcript))
         try:
-            while not decoding.done() or not told.empty():
-                waiting = asyncio.create_task(told.get())
-                await asyncio.wait({decoding, waiting}, return_when=asyncio.FIRST_COMPLETED)
-                if not waiting.done():
-                    waiting.cancel()
-                    continue
-                segment, stats = waiting.result()
-                event: dict[str, Any] = {"type": "transcript.text.delta", "delta": segment.text}
-                if origins:
-                    event |= {"origins": self._origins(segment), "stats": answers.counts(stats)}
+            async for part in parts:
+                if isinstance(part, Transcript):
+                    event: dict[str, Any] = {"type": "transcript.text.done"}
+                    event |= {"text": part.text.strip(), "usage": _usage(part)}
+                else:
+                    segment, stats = part
+                    event = {"type": "transcript.text.delta", "delta": segment.text}
+                    if origins:
+                        event |= {"origins": self._origins(segment), "stats": answers.counts(stats)}
                 yield event_of(event)
-            found = await decoding
         except HTTPException as error:
             yield event_of(answers.error(error.status_code, error.detail))
-            return
         finally:
-            decoding.cancel()
-        text = found.text.strip()
-        yield event_of({"type": "transcript.text.done", "text": text, "usage": _usage(found)})
+            await parts.aclose()
 
     def _origins(self, segment: Segment) -> list[tuple[str, str]]:
         """The pieces of a segment's text, and where each comes from."""
