@@ -52,7 +52,7 @@ WAYS = [
 def test_every_way_writes_what_transformers_writes(demo_pair):
     target, tokenizer, draft = demo_pair
     reference = T5ForConditionalGeneration.from_pretrained(DEMO / "target", dtype=torch.float32)
-    prompts = [e.prompt for kind in SHORT_KINDS for e in examples(6, kind)]
+    prompts = [e.prompt for kind in SHORT_KINDS for e in examples(3, kind)]
     prompts += [e.prompt for e in examples(2, "paragraph")]
     tokens = [tokenizer.encode(prompt).ids for prompt in prompts]
     expected = reference_texts(reference, tokens, 256, [1])
@@ -66,7 +66,7 @@ def test_every_way_writes_what_transformers_writes(demo_pair):
         if num_draft != "auto":
             lengths = sum((r.stats for r in responses), Stats()).accepted_lengths
             partial += sum(lengths[n] for n in range(1, num_draft))
-    assert partial > 100
+    assert partial > 50
 
 
 def test_stream_is_the_text_in_pieces(demo_pair):
