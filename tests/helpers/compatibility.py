@@ -25,29 +25,27 @@ TEXTS = prompts(5, 30)
 MAX_TOKENS = 10
 INTRO = """# mlx-lm's models
 
-Every file of mlx-lm {mlx_lm} that defines a model, tried with small random weights in float32 on MLX {mlx}.
-This page is what `python -m tests.helpers.compatibility` prints.
+We tried every file of mlx-lm {mlx_lm} that defines a model, with small random weights in float32 on MLX {mlx}. This
+page is what `python -m tests.helpers.compatibility` prints.
 
-A model works if its greedy text equals mlx-lm's own alone: {texts} prompts of 1 to 30 tokens, 10 new ones each,
-three rows side by side, without drafts and with three tokens drafted by a disturbed copy. Sliding windows
-have {window} tokens, so texts outgrow them. Another is refused when it is loaded, by name, with the reason.
+A model works if its greedy text equals mlx-lm's own: {texts} prompts of 1 to 30 tokens, 10 new ones each, three rows
+side by side, without drafts and with three tokens drafted by a disturbed copy. Sliding windows have {window} tokens, so
+texts outgrow them. Other models are refused by name when they are loaded, with the reason. Models of text and images
+decode text only. Models that need a Metal kernel were tried without Metal; loading tries them again.
 
-Of models of text and images the text is decoded. What needs a kernel of Metal's was tried without Metal, and is
-tried again where it is loaded.
+Rotary positions and sliding windows are read from config.json as transformers reads them, where mlx-lm's file reads
+less: `rope_parameters`; the rope types default, linear, dynamic, llama3, yarn and longrope; the windows of Gemma 2,
+Mistral, Mixtral, Phi-3 and Starcoder 2. Rope types that only mlx-lm knows are left to it; unknown ones are refused by
+name. With dynamic and longrope, texts end with the positions of the original training: a longrope model (Phi-3 128k,
+Phi-3.5, Phi-4-mini) takes 4,096 tokens and refuses longer prompts.
 
-Loaded from files, rotary positions and sliding windows are those that transformers reads from config.json,
-also where mlx-lm's file reads less of it: `rope_parameters`; the rope types default, linear, dynamic, llama3, yarn and
-longrope; and the windows of Gemma 2, Mistral, Mixtral, Phi-3 and Starcoder 2. Types that only mlx-lm knows are left to
-it; another is refused by name. Under dynamic and longrope, texts end with the positions of the original training: a
-longrope model (Phi-3 128k, Phi-3.5, Phi-4-mini) takes 4,096 tokens and refuses a longer prompt.
-
-The name is that of the file; config.json's `model_type` is the same or one of these: {aliases}.
+The names are those of the files; config.json's `model_type` is the same or one of these: {aliases}.
 """
 
 WORKING = {
     "": "",
     "windows": "\nWith sliding windows:\n",
-    "alone": "\nOne text at a time, since what they keep does not tell fillers from tokens:\n",
+    "alone": "\nOne text at a time, because their states do not tell filler tokens from text:\n",
 }
 
 
@@ -99,11 +97,11 @@ def main() -> None:
 
 def _filled(text: str) -> str:
     parts = text.split("\n\n")
-    return "\n\n".join(p if p.startswith("#") else fill(p, 100) for p in parts) + "\n"
+    return "\n\n".join(p if p.startswith("#") else fill(p, 130) for p in parts) + "\n"
 
 
 def _listed(names: list[str]) -> str:
-    return fill(", ".join(names), 100, break_on_hyphens=False)
+    return fill(", ".join(names), 130, break_on_hyphens=False)
 
 
 def _table(rows: dict[str, str]) -> list[str]:
