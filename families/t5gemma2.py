@@ -75,7 +75,7 @@ NAMES = replace(
 
 
 class DecoderLayer(Layer):
-    """With one attention to the text so far and the source."""
+    """A layer with one attention to both the text so far and the source."""
 
     def attend(
         self, x: mx.array, mask: Mask, cache: CrossCache | None, index: int, *positions: mx.array
@@ -104,7 +104,7 @@ class T5Gemma2(T5Gemma):
         return (window, window) if window >= everything else ((window + 1) // 2 - 1, window // 2)
 
     def decoder_mask(self, slots: CrossCache, window: int) -> Mask:
-        """Own slots, and then the source: boolean [B, 1, T, N + S]."""
+        """The mask of the layer's own slots and then the source: boolean [B, 1, T, N + S]."""
         own, cross = slots.self_mask(window), slots.cross_mask
         if own is None and cross is None:
             return None

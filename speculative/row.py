@@ -69,7 +69,7 @@ class Row:
     tokens: list[int] = field(default_factory=list)  # the text, after a prefix
     text: Any = None  # its text.stream.TextStream; None: tokens only, without stop texts
     prompt_text: str = ""
-    reference: list[int] = field(default_factory=list)  # what the output will resemble
+    reference: list[int] = field(default_factory=list)  # what the output may resemble
     prefix_size: int = 0
     max_tokens: int = 0  # of the text
     processors: tuple[Processor, ...] = ()
