@@ -1,4 +1,4 @@
-"""OPT in MLX (Zhang et al. 2022, arXiv 2205.01068), in both its forms, and Galactica, which is one too.
+"""OPT in MLX (Zhang et al. 2022, arXiv 2205.01068), in both its forms, and Galactica, an OPT too.
 
 Learned positions, norms before the sub-layers and one after the last; in opt-350m norms after them, none
 at the end, and words narrower than layers. Shapes: B rows, T new tokens, N cache slots, D head width.

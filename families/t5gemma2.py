@@ -1,8 +1,8 @@
-"""T5Gemma 2 in MLX, its text: T5Gemma with what Gemma 3 changed, and one attention in the decoder.
+"""T5Gemma 2 in MLX, text only: T5Gemma with Gemma 3's changes, and one attention in the decoder.
 
 A layer's queries see the tokens so far and the source in one softmax, the source through the same
-projections, without positions. Queries and keys have norms, local and global layers rotary positions of
-their own, encoder and decoder one embedding. What is for images is left out.
+projections, without positions. Queries and keys have norms. Local and global layers have their own rotary
+positions. Encoder and decoder share one embedding. The image part is left out.
 """
 
 from collections.abc import Iterable, Mapping
