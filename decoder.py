@@ -1,5 +1,5 @@
-"""Speculative decoding: a drafter proposes, the target checks all of it in one call, the text is the
-target's own.
+"""Speculative decoding: a drafter proposes tokens, the target verifies them in one call, and the text is
+the one that the target alone would write.
 
     from decoder import load, generate, stream_generate, batch_generate
 
@@ -46,11 +46,11 @@ from text.vocabulary import completion
 
 Text = str | Prompt
 BATCH_SIZE = 8
-_WINDOW = 32  # batches of prompts that are sorted by length together
+_WINDOW = 32  # how many batches of prompts are sorted by length together
 
 
 class Batch(RowBatch):
-    """Rows decoded side by side, a step at a time. Tokens in, tokens out."""
+    """Rows decoded together, one step at a time: tokens in, tokens out."""
 
     def __init__(self, model: Any, drafter: Drafter, options: Options, schedule: Schedule):
         super().__init__(model, _ranks(model))
@@ -72,26 +72,26 @@ class Batch(RowBatch):
         mx.async_eval(result)
         if plan.again and self.runs_ahead():
             self.target.run_ahead(rows, token, [left > 0 for left in room])
-        found = self.ranks.broadcast(result)  # the one wait for the target
+        found = self.ranks.broadcast(result)  # the only wait for the target
         self.target.keep(found[:, -2])
         self.drafter.keep(found[:, -2])
         return Step(plan, draft, self.commit(plan, draft, found, scores))
 
     def runs_ahead(self) -> bool:
-        """Whether to begin the next call before the host has this one's tokens. A GPU would idle meanwhile; a
-        processor loses more by the call that comes after a text's end."""
+        """Whether to start the next call before the host has this one's tokens. A GPU would otherwise idle; a CPU
+        loses more on the needless call after a text ends."""
         return mx.default_device() == mx.gpu and self.ranks.size == 1
 
     def score(self, logits: mx.array, n: mx.array, token: mx.array, drafted: mx.array) -> list:
-        """The log-probabilities of a step's tokens, where a row wants them, on their way to the host."""
+        """The log-probabilities of a step's tokens, not waited for; empty if no row asks for them."""
         asked = [row.options.logprobs for row in self.rows if row.options.logprobs is not None]
         scores = log_probabilities(logits, n, token, drafted, max(asked)) if asked else ()
         mx.async_eval(scores)
         return list(scores)
 
     def commit(self, plan: Plan, draft: Draft, found: np.ndarray, scores: list) -> list[int]:
-        """Append to each unfinished row its accepted tokens and the target's own; how many drafted ones
-        are among them. found [B, k + 2]: drafted tokens, n, and the target's token."""
+        """Append its accepted tokens and the target's own to each unfinished row; return how many drafted
+        tokens each row kept. found [B, k + 2]: drafted tokens, n, and the target's token."""
         accepted = [0] * len(self.rows)
         scores, modelled = [np.array(x) for x in scores], plan.modelled
         for b, row in enumerate(self.rows):
@@ -149,13 +149,13 @@ def wired_memory() -> Iterator[None]:
 
 
 class SpeculativeDecoder:
-    """A target, a draft model for it or none, and what was learned about them: keep one for many calls.
+    """A target, an optional draft model, and what was learned about their speed: keep one for many calls.
 
-    encode: turns a prompt into token ids; None: the tokenizer, with the languages of the options.
-    memory: earlier texts; drafts are copied from those of similar prompts.
-    draft_vocabulary: token ids; the draft model scores these only, and is faster for it. "auto": those that the
-    target writes, once few new ones are to be expected, for each target language apart.
-    Raises InputError for what is no model or tokenizer, and for a draft model of another vocabulary.
+    encode: turns a prompt into token ids; None: use the tokenizer, with the languages of the options.
+    memory: earlier texts; drafts are copied from the texts of similar prompts.
+    draft_vocabulary: token ids; the draft model scores only these, which is faster. "auto": the tokens that the
+    target writes, once new ones have become rare, learned for each target language.
+    Raises InputError if an argument is not a model or tokenizer, or the draft model has another vocabulary.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class SpeculativeDecoder:
         self.model, self.tokenizer, self.draft_model = model, tokenizer, draft_model
         self._encode, self._memory, config = encode, memory, model.config
         self._hidden = {config.pad_token_id, *config.eos_token_ids, *getattr(model, "hidden", ())}
-        self._shared = 0  # ids, from 0 on, that target and draft share
+        self._shared = 0  # target and draft model share the ids below this
         if draft_model is not None:
             _check_model("draft_model", draft_model)
             theirs = getattr(draft_model, "tokenizer", None)
@@ -190,7 +190,7 @@ class SpeculativeDecoder:
         if tokens is None:
             return None
         if self.draft_model is None or not hasattr(self.draft_model, "narrowed"):
-            raise InputError("a draft vocabulary is for a draft model of this project's")
+            raise InputError("a draft vocabulary needs a draft model of this project's")
         size = min(self._shared, self.draft_model.config.vocab_size)
         given = None if isinstance(tokens, str) else set(tokens)
         if tokens != "auto" and not all(isinstance(t, Integral) and t >= 0 for t in given or "?"):
@@ -198,7 +198,7 @@ class SpeculativeDecoder:
         return DraftVocabulary(self.draft_model, size, given, completion(self.tokenizer))
 
     def drafter(self, options: Options) -> Drafter:
-        """What drafts, by the options num_draft and lookup: a new one for each batch. A subclass may bring its own."""
+        """A new drafter for a batch, as num_draft and lookup ask. Override it to bring your own."""
         if options.num_draft == 0:
             return Drafter()
         copied = None
@@ -213,7 +213,7 @@ class SpeculativeDecoder:
         return CombinedDrafter(lookup, modelling)
 
     def schedule(self, options: Options, drafter: Drafter) -> Schedule:
-        """How much is drafted. What `auto` has learned is kept by what it depends on."""
+        """The schedule of draft lengths. What `auto` learns is kept for each set of options that matter to it."""
         if type(drafter) is Drafter:
             return FixedSchedule(0)
         if options.num_draft != "auto":
@@ -225,14 +225,14 @@ class SpeculativeDecoder:
         return self._learned.setdefault((lookup, *law), new)
 
     def at_most(self, batch_size: int) -> int:
-        """How many of so many texts the models can decode side by side."""
+        """How many rows the models can decode together, up to `batch_size`."""
         models = [each for each in (self.model, self.draft_model) if each]
         limits = [getattr(each.config, "max_rows", None) for each in models]
         return min([batch_size, *filter(None, limits)])
 
     @contextmanager
     def running(self, options: Options) -> Iterator[RowBatch]:
-        """An empty batch to decode with (see `decode`); on a Mac memory is wired meanwhile."""
+        """An empty batch for `decode`; on a Mac, memory stays wired while it is open."""
         if options.num_beams > self.at_most(options.num_beams):
             raise InputError("this model decodes one row at a time: no beams")
         with wired_memory():
@@ -243,8 +243,8 @@ class SpeculativeDecoder:
                 yield Batch(self.model, drafter, options, self.schedule(options, drafter))
 
     def row(self, prompt: Text, options: Options, seed: RowSeeds) -> Row:
-        """A row to decode. Raises InputError for an empty or too long prompt, an unknown language, tokens
-        that the model lacks, and processors that fail."""
+        """A row to decode. Raises InputError if the prompt is empty or too long, a language is unknown, the
+        model lacks a token, or a processor fails."""
         asked = check_prompt(prompt)
         text, reference = asked.text, asked.reference or options.reference
         languages = options.source_lang, options.target_lang
@@ -273,23 +273,23 @@ class SpeculativeDecoder:
             ends = self.model.config.eos_token_ids[:1]
             known = self.tokenizer.encode(reference, add_special_tokens=False).ids
             row.reference = [*known[: row.max_tokens], *ends]
-        # Now, so that what a row's own processors raise does not end the texts beside it.
+        # Try processors now: an error later would end the other rows' texts as well.
         V, drafts = self.model.config.vocab_size, bool(options.num_draft)
         try_out(options.processors, prefix, 1 + drafts, V)
-        if self.draft_model and drafts:  # which has fewer tokens, and one position a call
+        if self.draft_model and drafts:  # it has fewer tokens, and one position a call
             V = min(self._shared, self.draft_model.config.vocab_size)
             try_out(options.processors, prefix, 1, V)
         return row
 
     def check(self, prompt: Text, options: Options) -> None:
-        """InputError for a prompt that cannot be decoded: see `row`."""
+        """Raise InputError if the prompt cannot be decoded: see `row`."""
         self.row(prompt, options, RowSeeds(0))
 
     def stream_generate(self, prompt: Text, **options) -> Iterator[Response]:
         """Decode one prompt; yield a Response per step, with the text that the step added.
 
-        options: the fields of `Options`. What drafts changes the speed alone: the text is the same (greedy, or
-        sampled by the rule `coupled`) or has the same law. Errors: as `row`, and options out of range.
+        options: the fields of `Options`. Drafting changes only the speed: the text is the same (greedy, or sampled
+        by the rule `coupled`) or has the same distribution. Errors: as `row`, and options out of range.
         """
         settings = Options(**options)
         if settings.num_samples > 1:
@@ -299,7 +299,7 @@ class SpeculativeDecoder:
             batch.admit([row])
             while not row.finish_reason:
                 first = len(row.origins)
-                if batch.advance() or len(row.origins) > first:  # a beam search has no text before
+                if batch.advance() or len(row.origins) > first:  # a beam search has no text yet
                     yield respond(row, first)
 
     def generate(self, prompt: Text, **options) -> str:
@@ -309,12 +309,12 @@ class SpeculativeDecoder:
     def stream_batch(
         self, prompts: Iterable[Text], batch_size: int = BATCH_SIZE, **options
     ) -> Iterator[tuple[int, Response]]:
-        """Decode many prompts, `batch_size` side by side; yield (index, Response) as each is finished.
+        """Decode many prompts, `batch_size` at a time; yield (index, Response) as each finishes.
 
-        `prompts` is read as needed, and of those read the longest go first. If it has a method ready(), which says
-        whether the next prompt or the end is there, nothing waits for one that is not; it joins when it comes.
+        `prompts` is read as needed; of the prompts read, the longest go first. If it has a method ready(), which says
+        whether the next prompt or the end has come, decoding goes on without waiting, and prompts join as they come.
 
-        Each prompt's tokens are those it gets alone (in float32; narrower types may round differently in
+        Each prompt gets the tokens it would get alone (in float32; narrower types may round differently in
         a batch); a repeated prompt draws other random numbers. Errors: as `stream_generate`.
         """
         settings = Options(**options)
@@ -341,8 +341,8 @@ class SpeculativeDecoder:
     def batch_generate(
         self, prompts: Iterable[Text], batch_size: int = BATCH_SIZE, **options
     ) -> list[Response]:
-        """A Response for each of many prompts, in their order, or num_samples of them for each one after
-        the other. Arguments: as `stream_batch`."""
+        """The Responses for many prompts, in their order: num_samples for each prompt. Arguments: as
+        `stream_batch`."""
         found = self.stream_batch(prompts, batch_size, **options)
         return [r for _, r in sorted(found, key=lambda pair: (pair[0], pair[1].sample))]
 
@@ -363,8 +363,8 @@ def _check_model(name: str, model: object) -> None:
 
 
 # ---------------------------------------------------------------------------------------------
-# Functions with the names that users of mlx_lm know, and as options the decoder's own arguments besides. What `auto`
-# learns they forget with the call.
+# Functions with mlx_lm's names. Their options include memory and draft_vocabulary, for the decoder. Each call forgets
+# what `auto` learned.
 
 
 def _decoder(

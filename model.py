@@ -1,4 +1,4 @@
-"""T5 in MLX: encoder and decoder; and before it what all encoder-decoder models here are made of.
+"""The parts that all encoder-decoder models here share, then T5 itself, in MLX.
 
 The architecture is Raffel et al. 2020 (arXiv 1910.10683) with its later variants: gated feed-forward
 layers and an untied head (T5 v1.1, FLAN, mT5, UL2, MADLAD-400, byT5), a relative bias in every layer
@@ -22,7 +22,7 @@ from errors import InputError
 from speculative.cache import CrossCache, padding_mask
 
 Sublayer = Callable[[mx.array], mx.array]
-Mask = mx.array | None  # boolean, or added to scores: broadcast to [B, H, T, N]; None: all is seen
+Mask = mx.array | None  # boolean, or added to scores: broadcast to [B, H, T, N]; None: hide nothing
 
 _ACTIVATIONS = {
     "relu": nn.relu,
@@ -42,8 +42,8 @@ def activation(name: str) -> Sublayer:
 
 
 class Attention(nn.Module):
-    """Multi-head attention; T5's has no scaling and no biases. source_dims: the width of what keys and
-    values are made from, where it is not that of the queries."""
+    """Multi-head attention; T5's has no scaling and no biases. source_dims: the width of the input of
+    keys and values, if it is not `dims`."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Attention(nn.Module):
         return x.reshape(B, T, -1, self._head_width).transpose(0, 2, 1, 3)  # [B, H, T, D]
 
     def queries(self, x: mx.array, *positions: mx.array) -> mx.array:
-        """[B, H, T, D] from x [B, T, d_model]. positions [B, T]: only given to rotate queries and keys."""
+        """[B, H, T, D] from x [B, T, d_model]. positions [B, T]: given only to rotate queries and keys."""
         return self._split(self.query(x))
 
     def project(self, x: mx.array, *positions: mx.array) -> tuple[mx.array, mx.array]:
@@ -109,7 +109,7 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """`attention`, in a decoder `cross_attention`, and `feed_forward`, each with a norm."""
+    """`attention`, `cross_attention` (in decoders) and `feed_forward`, each with a norm."""
 
     def residual(self, x: mx.array, name: str, sublayer: Sublayer) -> mx.array:
         """The residual stream x after the sub-layer `name`."""
@@ -126,7 +126,7 @@ class Layer(nn.Module):
     def __call__(
         self, x: mx.array, mask: Mask, cache: CrossCache | None, index: int, *positions: mx.array
     ) -> mx.array:
-        """cache: in the decoder, whose layer `index` this is."""
+        """cache: the decoder's, where this layer is number `index`; None in the encoder."""
         x = self.residual(x, "attention", lambda y: self.attend(y, mask, cache, index, *positions))
         if cache is not None and "cross_attention" in self:
             source = (*cache.cross[index], cache.cross_mask)
@@ -154,7 +154,7 @@ _TABLES = (nn.Linear, nn.QuantizedLinear, nn.Embedding, nn.QuantizedEmbedding)
 
 
 class NarrowedEmbedding(nn.Module):
-    """An embedding that as the head has some of its rows only."""
+    """An embedding that keeps only some of its rows when used as the head."""
 
     def __init__(self, whole: nn.Module, rows: nn.Module):
         super().__init__()
@@ -168,8 +168,8 @@ class NarrowedEmbedding(nn.Module):
 
 
 def narrowed(model: nn.Module, vocab_size: int, ids: mx.array) -> nn.Module:
-    """The same model, whose logits are those of `ids` [n] only; nothing else is copied. Its head is a linear layer
-    with a row for each of so many tokens, or the embedding if there is none."""
+    """The same model with logits for `ids` [n] only; nothing but the head is copied. The head is the linear layer
+    with `vocab_size` rows or, if there is none, the embedding."""
 
     def replaced(module: nn.Module, kinds: tuple[type, ...]) -> nn.Module:
         """The module with its tables of these kinds narrowed; itself if it has none."""
@@ -195,20 +195,19 @@ def narrowed(model: nn.Module, vocab_size: int, ids: mx.array) -> nn.Module:
 class EncoderDecoder(nn.Module):
     """The part of the contract (families/__init__.py) that these models share.
 
-    A family adds `encode`, of tokens [B, S] with mask [B, S] to [B, S, d_model], finite on padding too, and
-    `decode`; it has `encoder`, `decoder`, `embedding` and, unless that is the head as well, `head`.
+    A family adds `decode` and `encode`, from tokens [B, S] with mask [B, S] to [B, S, d_model], finite on padding
+    too. It has `encoder`, `decoder`, `embedding` and, unless the embedding is the head as well, `head`.
     """
 
     config: Any
 
     def prefix(self, prompt: Sequence[int]) -> list[int]:
-        """What the tokens of a row begin with."""
+        """The tokens that a row begins with."""
         return [self.config.decoder_start_token_id]
 
     def start(self, tokens: mx.array, mask: np.ndarray | None = None) -> CrossCache:
         """Encode the sources, tokens [B, S] with mask [B, S] (true on tokens; None: no padding), and
-        project their keys and values for every decoder layer. InputError for a source that is empty or
-        too long."""
+        project their keys and values for every decoder layer. InputError if a source is empty or too long."""
         S, most = tokens.shape[1], self.config.max_prompt_tokens
         if most is not None and most < S:
             raise InputError(f"a source of {S} tokens; the model reads {most} at most")
@@ -220,7 +219,7 @@ class EncoderDecoder(nn.Module):
         return CrossCache([reader.project(memory) for reader in readers], mask)
 
     def narrowed(self, ids: mx.array) -> Any:
-        """The same model, whose logits are those of `ids` [n] only."""
+        """The same model with logits for `ids` [n] only."""
         return narrowed(self, self.config.vocab_size, ids)
 
     def logits(self, x: mx.array) -> mx.array:
@@ -234,7 +233,7 @@ class EncoderDecoder(nn.Module):
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
-    """T5's, under Hugging Face's names where there are any."""
+    """T5's settings, under Hugging Face's names where they exist."""
 
     d_model: int
     d_kv: int
@@ -258,7 +257,7 @@ class Config(BaseConfig):
 @functools.cache
 def _buckets(num_buckets: int, max_distance: int) -> np.ndarray:
     """The bucket of each distance from 0 to `max_distance`: exact up to half the buckets, then logarithmic."""
-    # In float32 and in the reference's order: the borders of buckets hang on the last bit.
+    # In float32 and in the reference's order: the last bit decides at the borders of buckets.
     distance, exact = np.arange(max_distance + 1), num_buckets // 2
     ratio = np.maximum(distance, 1).astype(np.float32) / np.float32(exact)
     log_ratio = np.log(ratio) / np.float32(math.log(max_distance / exact))
@@ -291,7 +290,7 @@ class T5Layer(Layer):
 
 
 class T5Stack(Stack):
-    """With the bias by relative position: one for all layers, or (umT5) one for each."""
+    """A stack with relative position biases: one for all layers, or (umT5) one for each."""
 
     def __init__(self, c: Config, num_layers: int, *sublayers: str):
         super().__init__()
@@ -303,8 +302,8 @@ class T5Stack(Stack):
         self.norm = Norm(c.d_model, c.layer_norm_epsilon)
 
     def biases(self, bucket: np.ndarray, seen: mx.array | None) -> list[mx.array]:
-        """Per layer [B, H, T, N]: the bias by the bucket [B, T, N] of each distance, with what is not
-        `seen` [B, 1, T, N] hidden."""
+        """Per layer [B, H, T, N]: the bias of each distance's bucket [B, T, N], and the lowest number where
+        `seen` [B, 1, T, N] is false."""
         at, biases = mx.array(bucket), []
         for embedding in self.relative_bias:
             bias = mx.take(embedding.weight.T, at, axis=1).transpose(1, 0, 2, 3)
@@ -327,7 +326,7 @@ class T5(EncoderDecoder):
 
     def _embed(self, tokens: mx.array) -> mx.array:
         x = self.embedding(tokens)
-        # The residual stream of a float16 model outgrows float16.
+        # A float16 model's residual stream overflows float16.
         return x.astype(mx.float32) if x.dtype == mx.float16 else x
 
     def _bucket(self, distance: np.ndarray, num_buckets: int) -> np.ndarray:
@@ -342,7 +341,7 @@ class T5(EncoderDecoder):
         return self.encoder(self._embed(tokens), self.encoder.biases(bucket, padding_mask(mask)))
 
     def decode(self, tokens: mx.array, positions: np.ndarray, cache: CrossCache) -> mx.array:
-        """Append tokens [B, T] at positions [B, T] to the cache; their logits [B, T, V]."""
+        """Append tokens [B, T] at positions [B, T] to the cache; return their logits [B, T, V]."""
         c = self.config
         cache.reserve(positions)
         bucket = self._bucket(cache.distance, c.relative_attention_num_buckets)

@@ -1,4 +1,4 @@
-"""Architectures behind one contract, and the one place that knows which config.json is whose.
+"""The architectures, behind one contract, and the table from config.json to family.
 
 What the speculative step needs from a model:
 
@@ -13,9 +13,9 @@ What the speculative step needs from a model:
                                      to the cache -> logits [B, T, V]
     model.narrowed(ids) -> model     of a draft model: itself, but with the logits of ids [n] only, [B, T, n]
 
-A model that reads prompts in chunks has an attribute `progress`, None or a function of how many tokens it
-has read, and of how many. The cache is one of speculative/cache.py, which says what sees what, or a subclass.
-`model.ranks` is set when several processes share a model's layers.
+A model that reads prompts in chunks has an attribute `progress`: None, or a function called with the number of
+tokens read and their total. The cache is a class of speculative/cache.py, which says what sees what, or a
+subclass. `model.ranks` is set when several processes share a model's layers.
 
 A new architecture is a module here with FAMILY, a `Family`, and a line in _MODULES. Conversion and loading
 go by the names of weights: layers called query, key, value, out, gate, up and down are split among ranks
@@ -64,7 +64,7 @@ class Family:
 
     config: type[BaseConfig]
     model: Callable[..., nn.Module]  # model(config): keeps the contract above
-    # A checkpoint's tensors under our names, without those not needed; InputError for unknown names.
+    # Renames a checkpoint's tensors to ours and drops unneeded ones; InputError for unknown names.
     rename: Callable[[dict[str, Tensor]], dict[str, Tensor]]
     # (checkpoint's folder, converted folder): copies the tokenizer's files and writes a tokenizer.json for
     # the `tokenizers` package.
@@ -75,7 +75,7 @@ class Family:
 
 
 def family_of(raw: Mapping) -> Family:
-    """The family of a config.json; InputError if there is none. Imports its module only."""
+    """The family of a config.json; InputError if there is none. Imports only its module."""
     kind = _kind(raw)
     if "n_mels" in raw:
         raise InputError(
@@ -90,13 +90,13 @@ def family_of(raw: Mapping) -> Family:
 
 
 def is_ours(raw: Mapping) -> bool:
-    """Whether a config.json is of one of these families."""
+    """Whether a config.json belongs to one of these families."""
     return _kind(raw) in _MODULES
 
 
 def _kind(raw: Mapping) -> str:
-    """The model type or, where config.json says none (some umT5), the longest that its class is called
-    after, such as T5 in T5Model."""
+    """The model type or, if config.json has none (some umT5), the longest that its class name starts
+    with, such as T5 in T5Model."""
     architecture = architecture_of(raw)
     kinds = [kind for kind in _MODULES if architecture.lower().startswith(kind.replace("_", ""))]
     return str(raw.get("model_type") or max(kinds, key=len, default=architecture))

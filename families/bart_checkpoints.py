@@ -1,4 +1,4 @@
-"""What a checkpoint of BART's family says: its config.json, and its tensors' names."""
+"""Reads checkpoints of BART's family: config.json and the names of tensors."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from checkpoints.tensors import Tensor
 
 @dataclass(frozen=True)
 class Kind:
-    """What a model_type fixes, and transformers' defaults for keys that old files lack."""
+    """The settings of a model_type, and transformers' defaults for keys that old files lack."""
 
     norm_first: bool  # before each sub-layer and after the stack, not after each residual sum
     positions: str  # "learned"; "sinusoidal"; "counted": fairseq's sinusoids, padding skipped
@@ -59,7 +59,7 @@ class Config(BaseConfig):
     forced_bos_token_id: int | None  # the first token of every text
 
     max_prompt_tokens = property(lambda c: c.max_positions)
-    # What distributed/sharding.py splits: what divides both stacks.
+    # What distributed/sharding.py splits: numbers that divide both stacks.
     num_heads = property(lambda c: gcd(c.encoder_attention_heads, c.decoder_attention_heads))
     d_ff = property(lambda c: gcd(c.encoder_ffn_dim, c.decoder_ffn_dim))
     d_kv = property(lambda c: c.d_model // c.num_heads)

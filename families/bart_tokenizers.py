@@ -1,4 +1,4 @@
-"""Tokenizers of BART's family: one tokenizer.json each, with which `tokenizers` alone is right.
+"""Tokenizers of BART's family: one tokenizer.json each, exact with the `tokenizers` package alone.
 
 Those of BART, mBART, NLLB and Pegasus come from transformers and are mended to treat white space and
 Unicode as SentencePiece does, with which the models were trained. Those of Marian and M2M-100, which
@@ -33,7 +33,7 @@ UNKNOWN, END, PADDING = "<unk>", "</s>", "<pad>"
 _LANGUAGE = re.compile(r"[a-z]{2,3}_([A-Z]{2}|[A-Z][a-z]{3})")  # en_XX, eng_Latn
 _NORMAL, _USER_DEFINED = 1, 4  # kinds of SentencePiece's pieces
 _BPE = 2
-# Characters for private use, before what no text may match.
+# Private-use characters: they mark pieces that no text may match.
 _CODE, _HIDDEN = "\ue000", "\ue001"
 
 
@@ -59,7 +59,7 @@ def write_tokenizer(folder: Path, output: Path) -> None:
 
 
 def _within(tokenizer: Tokenizer, rows: Any) -> Tokenizer:
-    """Without special tokens that have none of the embedding's `rows`: <mask> in bart-large-cnn and its like."""
+    """The tokenizer without special tokens that the embedding lacks, such as <mask> in bart-large-cnn."""
     state = json.loads(tokenizer.to_str())
     added, model = state["added_tokens"], state["model"]
     beyond = {t["content"] for t in added if isinstance(rows, int) and t["id"] >= rows}

@@ -1,7 +1,7 @@
-"""Decoder-only models: any of mlx-lm's whose layers keep keys and values, or a state, behind the contract.
+"""Decoder-only models behind the contract: all of mlx-lm's with layers that keep keys and values, or a state.
 
-What mlx-lm's models ask of a cache, per layer, is a LayerCache, or what they bring themselves for a state (of a
-recurrent or a convolutional layer). How to load them: causal_loading.py.
+Each layer of an mlx-lm model gets a LayerCache or, for a state (of a recurrent or convolutional layer), mlx-lm's
+own cache. How to load them: causal_loading.py.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -38,16 +38,16 @@ class CausalConfig:
 
 
 class CausalCache(SlotCache):
-    """Slots, as each layer of an mlx-lm model wants to see them, and the layers' states.
+    """Slots, in the form that each layer of an mlx-lm model expects, and the layers' states.
 
-    A state cannot forget, but arrays are immutable, so the ones before a call cost nothing to keep. If all tokens
-    that a row has in a call stay, its states after the call are right; if not, it goes back to those before, and
-    lacks all tokens of the call.
+    A state cannot forget, but arrays are immutable, so keeping those from before a call costs nothing. If a
+    row keeps all its tokens of a call, its states after the call are right; if not, it goes back to the states before,
+    and lacks all tokens of the call.
     """
 
     def __init__(self, batch_size: int, like: Sequence[Any], mask_axes: int = 4):
         """like: mlx-lm's own caches, one for each layer
-        mask_axes: 4 for masks [B, 1, T, N]; 5 where a model has an axis more between heads and queries"""
+        mask_axes: 4 for masks [B, 1, T, N]; 5 if a model has one more axis between heads and queries"""
         self.states: list[Any] = []
         self.windows: list[int | None] = []
         self.layers = [self._layer(each) for each in like]
@@ -204,7 +204,7 @@ class DecoderOnly(nn.Module):
         return SlotCache(batch_size, len(self.layers))
 
     def narrowed(self, ids: mx.array) -> Any:
-        """The same model, whose logits are those of `ids` [n] only."""
+        """The same model with logits for `ids` [n] only."""
         return narrowed(self, self.config.vocab_size, ids)
 
     def start(self, tokens: mx.array, mask: np.ndarray | None = None) -> Any:
@@ -229,8 +229,8 @@ class DecoderOnly(nn.Module):
 
 
 class CausalModel(DecoderOnly):
-    """An mlx-lm model behind the contract. InputError, which names it and says why, for one whose
-    rows would get other logits in a ragged batch, with tokens taken back, than they get alone."""
+    """An mlx-lm model behind the contract. Raises InputError, with the model's name and the reason, if
+    rows in a ragged batch, with tokens taken back, get other logits than they get alone."""
 
     def __init__(
         self,
@@ -246,7 +246,7 @@ class CausalModel(DecoderOnly):
         self.config = CausalConfig(UNKNOWN, (), 0, None)
         self._mask_axes, rows, vocab_size = check(self)
         eos = tuple(sorted(i for i in eos_token_ids if i < vocab_size))
-        # Padding has no text, so it may not be a token that has.
+        # Padding never shows in a text, so it must not be a token that does.
         pads = [i for i in (pad_token_id, *eos, 0) if i is not None and i < vocab_size]
         self.config = CausalConfig(vocab_size, eos, pads[0], min(limits, default=None), rows)
 

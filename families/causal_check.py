@@ -1,5 +1,5 @@
-"""Which of mlx-lm's models can be decoded: those whose rows, side by side and with tokens taken back, get the logits
-that they get alone. Tried when a model is loaded, with a few tokens.
+"""Checks whether one of mlx-lm's models can be decoded here: rows of a batch, with tokens taken back, must get the
+logits that they get alone. Loading a model tries this with a few tokens.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ def first_line(error: BaseException) -> str:
 
 
 def own_cache(model: nn.Module) -> list:
-    """What mlx-lm would decode the model with."""
+    """The caches that mlx-lm would use for the model."""
     from mlx_lm.models.cache import make_prompt_cache
 
     return make_prompt_cache(model)
@@ -33,12 +33,12 @@ def refused(model: nn.Module, reason: str) -> InputError:
 
 
 def has_state(cache: Any) -> bool:
-    """Whether it is of a layer with a state: an ArraysCache of mlx-lm's, or like one."""
+    """Whether the cache belongs to a layer with a state: mlx-lm's ArraysCache, or one like it."""
     return all(hasattr(cache, name) for name in ("cache", "lengths", "advance", "make_mask"))
 
 
 def check_cache(model: nn.Module) -> list:
-    """mlx-lm's own caches, one for each layer. InputError for a model that keeps more than keys, values and states."""
+    """mlx-lm's own caches, one for each layer. InputError if a layer keeps more than keys, values and states."""
     if getattr(model, "model_type", None) == "afm7":  # whose logits may pass in half precision
         raise refused(model, "it takes positions from the number of its keys")
     caches = own_cache(model)
@@ -53,13 +53,13 @@ def check_cache(model: nn.Module) -> list:
 
 
 def check(model: Any) -> tuple[int, int | None, int]:
-    """How many axes the model wants masks to have, how many rows it may have side by side (None: any number), and
-    the size of its vocabulary. InputError where its logits are others than alone: it may take positions from the
-    number of slots, or one for all rows."""
+    """The number of axes that the model needs in masks, how many rows it can decode together (None: any number), and
+    its vocabulary's size. InputError if logits differ from those of a row alone, for instance because the model takes
+    positions from the number of slots, or one position for all rows."""
     weights = dict(tree_flatten(model.parameters())).values()
     half = any(weight.dtype in (mx.float16, mx.bfloat16) for weight in weights)
     reasons = []
-    # A state that heeds no lengths comes upon the fillers of ragged rows, but one row has none.
+    # A state that ignores lengths also reads the fillers of ragged rows; a single row has none.
     ways = [(4, None), (5, None), *([(4, 1)] if model.new_cache(1).states else [])]
     for mask_axes, rows in ways:
         model._mask_axes = mask_axes
@@ -77,11 +77,11 @@ def check(model: Any) -> tuple[int, int | None, int]:
 
 
 def _distance(model: Any, together: bool) -> tuple[float, int]:
-    """How far the logits of two rows, side by side or one after the other, are from those of mlx-lm alone, in units
-    of these's spread, and how many a token has. The prompts differ in length, tokens are taken back, and fillers are
-    on either side. What is wrong is wrong for all of a row's tokens in a call, so the best counts: in half precision
-    one of them may be given to another expert."""
-    # Tokens, of the prompt how many, then how many are drafted, and how many of these are kept; 1 is a wrong token.
+    """How far the logits of two rows, together or one after the other, are from mlx-lm's own, in units of their
+    spread; and the vocabulary's size. The prompts differ in length, tokens are taken back, and fillers are on either
+    side. An error affects all of a row's tokens in a call, so the best of them counts: in half precision a single
+    token may go to another expert."""
+    # Tokens; how many are the prompt's, how many are drafted, and how many of those are kept. 1 is a wrong token.
     a, b = ([3, 9, 4, 7, 5, 8, 6, 2, 9], 6, 3, 1), ([5, 7, 2, 6, 3], 2, 1, 0)
     distances: list[float] = []
     for group in ([a, b],) if together else ([a], [b]):
@@ -101,10 +101,10 @@ def _distance(model: Any, together: bool) -> tuple[float, int]:
 
 
 def _difference(found: mx.array, expected: mx.array) -> float:
-    """How far the best of logits [n, V] are from those expected, in units of these's spread."""
+    """How far the best of logits [n, V] are from the expected ones, in units of their spread."""
     a, b = (np.array(x.astype(mx.float32)) for x in (found, expected))
     banned = (a == b) & np.isinf(b)  # ids that a model never writes
     a, b = np.where(banned, 0, a), np.where(banned, 0, b)
     spread = b - b.mean(axis=-1, keepdims=True)
     error = np.linalg.norm(a - b, axis=-1) / (np.linalg.norm(spread, axis=-1) + 1e-9)
-    return error.min()  # NaN, and so refused, where one is
+    return error.min()  # NaN if one is, and then refused

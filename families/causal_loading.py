@@ -1,5 +1,5 @@
 """Decoder-only models from files, through mlx-lm: which folders are such models, loading, prompts in a chat
-template, and conversion. Importing mlx-lm takes seconds, so nothing here does before a model needs it.
+template, and conversion. Importing mlx-lm takes seconds, so it is imported only when a model needs it.
 """
 
 import importlib.util

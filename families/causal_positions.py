@@ -15,8 +15,8 @@ from families.causal_check import own_cache
 
 Scaled = tuple[np.ndarray, float]
 
-# Rope types: of the parameters p, and of how many positions each pair of dimensions takes for a radian,
-# [D / 2], these scaled and the factor of queries and keys.
+# Rope types: functions of the parameters p and the positions per radian of each pair of dimensions, [D / 2]. They
+# return these scaled, and a factor for queries and keys.
 
 
 def _llama3(p: Mapping, periods: np.ndarray) -> Scaled:  # Grattafiori et al. 2024, arXiv 2407.21783
@@ -105,7 +105,7 @@ def _parameters(text: Mapping) -> dict[str, dict]:
 
 
 def lifted(raw: Mapping) -> dict:
-    """A config.json in which what `rope_parameters` says is also where mlx-lm reads it."""
+    """The config.json with the values of `rope_parameters` also under the keys that mlx-lm reads."""
     found = dict(raw)
     if isinstance(raw.get("text_config"), Mapping):
         found["text_config"] = lifted(raw["text_config"])
@@ -124,7 +124,7 @@ def lifted(raw: Mapping) -> dict:
 
 
 def max_positions(raw: Mapping) -> int | None:
-    """How many tokens a text may have, by config.json; None: it does not say."""
+    """How many tokens a text may have, according to config.json; None if it does not say."""
     text = text_of(raw)
     keys = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "model_max_length")
     stated = next((text[key] for key in keys if type(text.get(key)) is int), None)
@@ -138,7 +138,7 @@ def max_positions(raw: Mapping) -> int | None:
 
 
 def set_positions(model: nn.Module, raw: Mapping) -> None:
-    """Give a model's layers the rotary positions and windows of its config.json where they have others."""
+    """Give a model's layers the rotary positions and windows of its config.json if theirs differ."""
     text = text_of(raw)
     _set_ropes(model, text)
     types, kind = text.get("layer_types"), text.get("model_type")
@@ -182,7 +182,7 @@ def _set_ropes(model: nn.Module, text: Mapping) -> None:
 
 
 class Windowed(nn.Module):
-    """Attention in a window that mlx-lm's file does not know."""
+    """Attention with a sliding window that mlx-lm's model file lacks."""
 
     def __init__(self, attention: nn.Module, window: int):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Where converted models lie, and which folder a user means."""
+"""Where converted models are, and which folder a user means."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ WEIGHTS = "weights.npz"
 
 
 def converted_path(name: str) -> Path:
-    """Where the model `name` (a hub id, or a folder) is converted to, and looked up."""
+    """The folder that the model `name` (a hub id or a folder) is converted to and loaded from."""
     path = Path(name)
     return MODELS / (path.resolve() if path.is_dir() else path).name
 
@@ -21,7 +21,7 @@ def converted(name: str) -> Path | None:
 
 
 def find_model(name: str) -> Path:
-    """The converted folder that a user means; InputError where there is none."""
+    """The converted folder that a user means; InputError if there is none."""
     if path := converted(name):
         return path
     if (Path(name) / "config.json").exists():

@@ -63,7 +63,7 @@ def weight_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 def load(
     name: str | Path, group: mx.distributed.Group | None = None, split: bool = True
 ) -> tuple[Any, Tokenizer]:
-    """The model and the tokenizer of a converted folder, or of a name under mlx_models/; or of a
+    """Load the model and tokenizer of a converted folder or a name under mlx_models/, or of a
     decoder-only model that mlx-lm can load, in a folder or in the hub's cache.
 
     group: `mx.distributed.init()`, in processes that mlx.launch started. Each holds a part of the
@@ -106,7 +106,7 @@ def load(
 
 def read_tokenizers(folder: Path, config: BaseConfig) -> tuple[Tokenizer, Tokenizer | None]:
     """A converted folder's tokenizer, and that of its sources if they have their own vocabulary.
-    InputError for tokens that the model has no row for."""
+    InputError if the model lacks some of its tokens."""
     tokenizer = load_tokenizer(folder)
     check_rows(tokenizer, config.vocab_size)
     if not (folder / SOURCE_TOKENIZER).exists():
@@ -137,7 +137,7 @@ def _open(name: str) -> tuple[Path, Family, nn.Module, Quantization | None, dict
 
 
 def _fingerprints(path: Path, *config: object) -> dict[str, str]:
-    """Checksums that tell whether all ranks have the same files."""
+    """Checksums that show whether all ranks have the same files."""
     from importlib.metadata import version
 
     with zipfile.ZipFile(path / WEIGHTS) as archive:

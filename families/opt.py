@@ -1,4 +1,4 @@
-"""OPT in MLX (Zhang et al. 2022, arXiv 2205.01068), in both its forms, and Galactica, which is one too.
+"""OPT in MLX (Zhang et al. 2022, arXiv 2205.01068), in both its forms, and Galactica, an OPT too.
 
 Learned positions, norms before the sub-layers and one after the last; in opt-350m norms after them, none
 at the end, and words narrower than layers. Shapes: B rows, T new tokens, N cache slots, D head width.
@@ -129,8 +129,8 @@ class OPT(DecoderOnly):
             self.head = nn.Linear(c.d_word, c.vocab_size, bias=False)
 
     def decode(self, tokens: mx.array, positions: np.ndarray, cache: SlotCache) -> mx.array:
-        """Append tokens [B, T] at positions [B, T] to the cache; their logits [B, T, V]. Beyond
-        config.max_positions, where only a draft model may be asked, the last position stands for all."""
+        """Append tokens [B, T] at positions [B, T] to the cache; return their logits [B, T, V]. Positions
+        from config.max_positions on, which only a draft model may get, count as the last one."""
         c = self.config
         known = np.minimum(positions, c.max_positions - 1)  # a filler's is MASKED
         cache.reserve(positions)

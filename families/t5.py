@@ -42,7 +42,7 @@ class Config(model.Config):
 
 
 def _likely(raw: Mapping) -> list[str]:
-    """The names by which a checkpoint's weights tell the variants apart, if config.json is right."""
+    """The names of weights that tell the variants apart, if config.json is right."""
     gated = str(raw.get("feed_forward_proj", "relu")).startswith("gated-")
     names = [f"decoder.layers.0.feed_forward.{'gate' if gated else 'up'}.weight"]
     if raw.get("tie_word_embeddings") is False:

@@ -1,8 +1,8 @@
-"""T5Gemma 2 in MLX, its text: T5Gemma with what Gemma 3 changed, and one attention in the decoder.
+"""T5Gemma 2 in MLX, text only: T5Gemma with Gemma 3's changes, and one attention in the decoder.
 
 A layer's queries see the tokens so far and the source in one softmax, the source through the same
-projections, without positions. Queries and keys have norms, local and global layers rotary positions of
-their own, encoder and decoder one embedding. What is for images is left out.
+projections, without positions. Queries and keys have norms. Local and global layers have their own rotary
+positions. Encoder and decoder share one embedding. The image part is left out.
 """
 
 from collections.abc import Iterable, Mapping
@@ -75,7 +75,7 @@ NAMES = replace(
 
 
 class DecoderLayer(Layer):
-    """With one attention to the text so far and the source."""
+    """A layer with one attention to both the text so far and the source."""
 
     def attend(
         self, x: mx.array, mask: Mask, cache: CrossCache | None, index: int, *positions: mx.array
@@ -104,7 +104,7 @@ class T5Gemma2(T5Gemma):
         return (window, window) if window >= everything else ((window + 1) // 2 - 1, window // 2)
 
     def decoder_mask(self, slots: CrossCache, window: int) -> Mask:
-        """Own slots, and then the source: boolean [B, 1, T, N + S]."""
+        """The mask of the layer's own slots and then the source: boolean [B, 1, T, N + S]."""
         own, cross = slots.self_mask(window), slots.cross_mask
         if own is None and cross is None:
             return None

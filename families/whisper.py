@@ -63,7 +63,7 @@ class Config(BaseConfig):
 
 
 class Windows:
-    """Windows of sound by number, and what encoders made of them. A target and its draft model share one."""
+    """Windows of sound by number, and their encodings. A target and its draft model share them."""
 
     def __init__(self):
         self._numbers = count(1)
@@ -84,7 +84,7 @@ class Windows:
                     del self._encoded[key]
 
     def encoded(self, numbers: Sequence[int], encoder: "Encoder") -> mx.array:
-        """What the encoder makes of these windows, [B, S, d_model]; it runs for those it has not seen."""
+        """The encodings of these windows, [B, S, d_model]; the encoder runs only for those it has not seen."""
         missing = [n for n in dict.fromkeys(numbers) if (id(encoder), n) not in self._encoded]
         if missing:
             found = encoder(mx.array(np.stack([self._features[n] for n in missing])))
@@ -112,7 +112,7 @@ class Encoder(model.Stack):
         self.norm = nn.LayerNorm(c.d_model)
 
     def __call__(self, features: mx.array) -> mx.array:  # type: ignore[override]
-        """[B, S, d_model] from features [B, F, bins]. What pads a window is part of it: nothing is masked."""
+        """[B, S, d_model] from features [B, F, bins]. A window's padding is part of it: nothing is masked."""
         x = nn.gelu(self.conv1(features.astype(self.conv1.weight.dtype)))
         x = nn.gelu(self.conv2(x)) + self.positions.weight
         return super().__call__(x, [None] * len(self.layers))

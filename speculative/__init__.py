@@ -1,1 +1,1 @@
-"""What the speculative step is made of: cache, sampling, drafters, schedules. No model, no text, no files."""
+"""The parts of the speculative step: cache, sampling, drafters, schedules. No models, no text, no files."""

@@ -1,4 +1,4 @@
-"""Rows decoded side by side, whatever a step is: how they come and go, and what their steps take."""
+"""Rows decoded together: how they join and leave a batch, and what their steps cost."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,7 +10,7 @@ from speculative.row import Row
 
 
 class RowBatch:
-    """What the speculative step (decoder.py) and the step of a beam search (beams.py) share."""
+    """The base of speculative decoding (decoder.py) and beam search (beams.py)."""
 
     def __init__(self, model: Model, ranks: Any):
         """ranks: the processes that share the target; see distributed/ranks.py."""
@@ -20,18 +20,18 @@ class RowBatch:
         self._model = model
 
     def read(self, new: Sequence[int]) -> None:
-        """Read the prompts of the rows at these indices, which have just begun."""
+        """Read the prompts of the new rows at these indices."""
         raise NotImplementedError
 
     def step(self) -> Step | None:
-        """Decode every unfinished row on; what was drafted, if anything may be."""
+        """Decode every unfinished row further; return what was drafted, or None."""
         raise NotImplementedError
 
     def observe(self, step: Any, seconds: float, done: Sequence[Row]) -> None:
-        """Learn from a step, its seconds without its draft model's reading, and the rows it finished."""
+        """Learn from a step, its seconds (without the draft model's reading) and the rows it finished."""
 
     def admit(self, fresh: Sequence[Row]) -> None:
-        """Read the prompts of new rows, in the place of finished rows or beside those that there are."""
+        """Read the prompts of new rows. They replace finished rows first, then widen the batch."""
         began = time.perf_counter()
         free = [b for b, row in enumerate(self.rows) if row.finish_reason]
         new = [*free, *range(len(self.rows), len(self.rows) + len(fresh))][: len(fresh)]
@@ -53,7 +53,7 @@ class RowBatch:
         self.rows = [self.rows[b] for b in indices]
 
     def advance(self) -> list[Row]:
-        """A step, and what it took; the rows that it finished."""
+        """Take a step and record its cost; return the rows that it finished."""
         live = [row for row in self.rows if not row.finish_reason]
         began = time.perf_counter()
         step = self.step()
@@ -70,7 +70,7 @@ class RowBatch:
 
 
 def with_others(rows: Iterable[Row]) -> list[Row]:
-    """Rows, each followed by those that take its next best texts."""
+    """These rows, each followed by the rows for its next best texts."""
     return [each for row in rows for each in (row, *row.others)]
 
 
@@ -80,15 +80,15 @@ def decode(
     batch_size: int,
     watch: Callable[[Sequence[Row]], object] = lambda rows: None,
 ) -> Iterator[Row]:
-    """Decode rows, `batch_size` at most side by side; yield each as soon as it is finished.
+    """Decode rows, at most `batch_size` together; yield each as soon as it finishes.
 
-    Reading prompts takes about a step, however many there are. So new rows join once finished ones have stood idle
-    for a step's work between them (the economic order quantity, Harris 1913), or at once where there is room.
-    Where none comes, the batch shrinks as soon as a quarter is finished.
-    source: `take(count, wait)` gives up to `count` rows; with `wait` at least one, unless there will be none
-    watch: is shown the batch's rows after each step, and may end some by a finish_reason
+    Reading prompts takes about a step, however many there are. So new rows join once the idle time of finished rows
+    adds up to a step of the whole batch (the economic order quantity, Harris 1913), or at once if there is room.
+    If no row comes, the batch shrinks as soon as a quarter of it has finished.
+    source: `take(count, wait)` returns up to `count` rows; with `wait` at least one, until no more will come
+    watch: gets the batch's rows after each step, and may end some by setting finish_reason
     """
-    idle = 0  # steps of finished rows, since rows came last
+    idle = 0  # idle steps of finished rows since rows last joined
     while True:
         live = [b for b, row in enumerate(batch.rows) if not row.finish_reason]
         idle += len(batch.rows) - len(live)

@@ -1,5 +1,5 @@
-"""Beam search, as in transformers' `generate`: the texts of the highest score, which is the sum of their tokens'
-log-probabilities, divided by their length to the power of the length penalty."""
+"""Beam search, as in transformers' `generate`: finds the texts with the highest scores. A score is the sum of the
+tokens' log-probabilities, divided by the length to the power of the length penalty."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,12 +13,11 @@ from speculative.draft import no_draft
 from speculative.processors import Controls
 from speculative.row import Row
 
-NOTHING = np.float32(-1e9)  # the score of a text that there is not (yet)
+NOTHING = np.float32(-1e9)  # the score of a text that does not exist (yet)
 
 
 class BeamBatch(RowBatch):
-    """Rows whose texts are searched for side by side, each with N beams: of row b, the target's rows
-    b * N .. b * N + N - 1."""
+    """Rows searched together, each with N beams: row b has the target's rows b * N .. b * N + N - 1."""
 
     def __init__(self, model: Model, ranks: Any, num_beams: int):
         super().__init__(model, ranks)
@@ -26,11 +25,11 @@ class BeamBatch(RowBatch):
         self._searches: list[Search] = []  # the rows'
 
     def step(self) -> None:
-        """Every beam of an unfinished row goes on with a token, or gives way to one that does twice."""
+        """Extend every beam of an unfinished row by a token, or replace it by a copy of a better beam."""
         beams = [beam for search in self._searches for beam in search.beams]
         nothing = no_draft(len(beams))
         logits = self.target([beam.context for beam in beams], nothing.tokens, nothing.lengths)
-        ids, logprobs = self.broadcast(*self.best(logits))  # the one wait for the target
+        ids, logprobs = self.broadcast(*self.best(logits))  # the only wait for the target
         self.target.keep(nothing.lengths)
         N, order = self._num_beams, np.arange(len(beams))
         for b, search in enumerate(self._searches):
@@ -41,8 +40,8 @@ class BeamBatch(RowBatch):
             self.target.reorder(order.tolist())
 
     def best(self, logits: mx.array) -> tuple[mx.array, mx.array]:
-        """The ids and log-probabilities [B * N, K] of the best tokens, of logits [B * N, 1, V]: of each beam so
-        many that the row's best may all come from it. As in transformers, processors see log-probabilities."""
+        """The ids and log-probabilities [B * N, K] of the best tokens, from logits [B * N, 1, V]: enough that a
+        row's best may all come from one beam. As in transformers, processors see log-probabilities."""
         logits = logits.astype(mx.float32)
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         logprobs = self._process(logprobs, [])[:, 0]
@@ -51,7 +50,7 @@ class BeamBatch(RowBatch):
         return ids, mx.take_along_axis(logprobs, ids, axis=-1)
 
     def broadcast(self, ids: mx.array, logprobs: mx.array) -> tuple[np.ndarray, np.ndarray]:
-        """Both as rank 0 has them, on the host."""
+        """Copy both from rank 0 to the host."""
         result = mx.concatenate([ids.astype(mx.int32), logprobs.view(mx.int32)], axis=1)
         ids, bits = np.split(np.asarray(self.ranks.broadcast(result)), 2, axis=1)
         return ids, np.ascontiguousarray(bits).view(np.float32)
@@ -83,7 +82,7 @@ class Search:
 
     def __init__(self, row: Row, num_beams: int, config: Any):
         self.row, self._ends = row, list(config.eos_token_ids)
-        # So that N go on, however many end.
+        # Enough that N go on, however many end.
         self.candidates = max(2, 1 + len(self._ends)) * num_beams
         self.beams = [Row(row.prompt, row.options) for _ in range(num_beams)]
         for beam in self.beams:
@@ -97,15 +96,15 @@ class Search:
         self._early = row.options.early_stopping or False
 
     def step(self, ids: np.ndarray, logprobs: np.ndarray) -> np.ndarray:
-        """Go on with the best of the tokens [N, K] that are likeliest after each beam; which beam each of them
-        follows, [N]. Where the search ends, the row gets its text."""
+        """Extend the beams with the best of each beam's likeliest tokens [N, K]; return which beam each of them
+        follows, [N]. If the search ends, give the row its text."""
         N, K = ids.shape
         length, is_last = len(self.beams[0].origins) + 1, self.beams[0].room == 1
         sums = (self.sums[:, None] + logprobs).reshape(-1)
         order = np.lexsort((ids.reshape(-1), -sums))[: self.candidates]
         beams, tokens, sums = order // K, ids.reshape(-1)[order], sums[order]
         stops = np.isin(tokens, self._ends) | is_last
-        for i in np.flatnonzero(stops[:N]):  # ends that are not among the N best are none
+        for i in np.flatnonzero(stops[:N]):  # an end counts only among the N best
             score = self._score(sums[i], length)
             if score > NOTHING:
                 self.ended.append((score, [*self.beams[beams[i]].generated, int(tokens[i])]))
@@ -126,7 +125,7 @@ class Search:
             return logprobs / np.float32(np.float64(length) ** self._penalty)
 
     def _is_over(self, best: np.float32, length: int) -> bool:
-        """Whether the search ends with texts of so many tokens; best: the sum of the best beam."""
+        """Whether the search ends at this length. best: the best beam's sum of log-probabilities."""
         is_full = len(self.ended) == len(self.beams)
         worst = self.ended[-1][0] if is_full else NOTHING
         if self._early == "never" and self._penalty > 0:

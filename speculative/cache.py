@@ -1,6 +1,6 @@
-"""What a decoder has seen of its rows: a cache that forgets by position.
+"""The key-value cache of a batch of rows. It forgets by position.
 
-Attention depends on positions alone, not on where a key lies: forgetting a token is changing a number.
+Attention depends only on positions, not on where a key is stored, so forgetting a token changes one number.
 """
 
 import math
@@ -20,20 +20,20 @@ def known_positions(positions: np.ndarray) -> np.ndarray:
 
 
 def padding_mask(mask: np.ndarray) -> mx.array | None:
-    """Which source tokens anyone sees, boolean [B, 1, 1, S], by the mask [B, S]; None: all of them."""
+    """Which source tokens are visible, boolean [B, 1, 1, S], from the mask [B, S]; None: all of them."""
     return None if mask.all() else mx.array(mask[:, None, None, :])
 
 
 class SlotCache:
-    """What the decoder has seen of B rows. A slot holds a key and a value per layer, and `position`
-    tells which position of its row the slot's token has; slots need not be in order.
+    """The keys and values of B rows. A slot holds a key and a value per layer, and `position` is its
+    token's position in the row; slots need not be in order.
 
     keys, values: per layer [B, H, capacity, D], written up to `cursor`
     position:     [B, capacity] int32 on the host; MASKED where no query may look
 
-    A query at position i sees the slots whose position is <= i. That one comparison is causality,
-    padding, rejected tokens and finished rows. A query at MASKED is a filler: it sees its own
-    slot at least, its logits mean nothing, and only fillers see it.
+    A query at position i sees the slots with positions <= i. That one comparison covers causality,
+    padding, rejected tokens and finished rows. A query at MASKED is a filler: it sees at least its
+    own slot, only fillers see it, and its logits mean nothing.
     """
 
     STEP = 128  # slots added at a time
@@ -52,13 +52,13 @@ class SlotCache:
         return (self.position[:, : self.cursor] != MASKED).sum(axis=1)
 
     def wait(self) -> None:
-        """Wait until what `start` computes is there."""
+        """Wait until everything that `start` computes is ready."""
         mx.eval([slots for slots in self.keys + self.values if slots is not None])
 
     # A step: reserve once, append in every layer, keep once.
 
     def reserve(self, positions: np.ndarray) -> np.ndarray:
-        """Take slots for tokens at `positions` [B, T]; the positions of all slots [B, N]."""
+        """Take slots for tokens at `positions` [B, T]; return the positions of all slots [B, N]."""
         start, self.cursor = self.cursor, self.cursor + positions.shape[1]
         self._make_room(self.cursor)
         self.position[:, start : self.cursor] = positions
@@ -67,8 +67,8 @@ class SlotCache:
 
     @property
     def distance(self) -> np.ndarray:
-        """How many positions each token last reserved lies behind each slot's: [B, T, N]; below 0 the
-        slot is not seen."""
+        """The position of each token last reserved minus each slot's: [B, T, N]; a token does not see slots
+        where it is below 0."""
         return self._queries[:, :, None] - self.position[:, None, : self.cursor]
 
     def self_mask(self, window: int | None = None) -> mx.array | None:
@@ -85,8 +85,8 @@ class SlotCache:
         self.position = np.pad(self.position, [(0, 0), (0, missing)], constant_values=MASKED)
 
     def append(self, layer: int, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write a layer's keys and values [B, H, T, D] into the slots last reserved; all of that
-        layer's, [B, H, N, D]. Values may be of another width than keys."""
+        """Write a layer's keys and values [B, H, T, D] into the slots last reserved; return all
+        of that layer's, [B, H, N, D]. Values and keys may differ in width."""
         start = self.cursor - keys.shape[2]
         for store, new in ((self.keys, keys), (self.values, values)):
             store[layer] = self._grown(store[layer], new)
@@ -125,7 +125,7 @@ class SlotCache:
     # Rows come and go.
 
     def replace(self, rows: Sequence[int], fresh: "SlotCache") -> None:
-        """Put the rows of `fresh` in the place of `rows`, what they hold already in the first slots."""
+        """Replace `rows` with the rows of `fresh`, which fill the first slots."""
         self.position[rows] = MASKED
         if not self.lengths.any():
             self.cursor = self._kept = 0
@@ -141,15 +141,15 @@ class SlotCache:
                     store[layer][index, :, :held] = slots[:, :, :held]
 
     def select(self, rows: Sequence[int]) -> None:
-        """Go on with `rows` in their order. A row may be named again, to be replaced."""
+        """Keep `rows`, in this order. A row may appear twice, to be replaced."""
         index = mx.array(list(rows))
         self.position = self.position[list(rows)]
         for store in (self.keys, self.values):
             store[:] = [None if slots is None else slots[index] for slots in store]
 
     def reorder(self, rows: Sequence[int]) -> None:
-        """Go on with `rows` in their order, each in the place of one of the same prompt: what
-        cross-attention reads does not move."""
+        """Keep `rows`, in this order; each must replace a row of the same prompt, because the source's
+        keys and values stay in place."""
         SlotCache.select(self, rows)
 
 
@@ -163,7 +163,7 @@ class CrossCache(SlotCache):
 
     def __init__(self, cross: Sequence[tuple[mx.array, mx.array]], mask: np.ndarray):
         super().__init__(len(mask), len(cross))
-        # A head's keys side by side: MLX's processor backend would copy others in every step.
+        # Contiguous per head: otherwise MLX's CPU backend would copy them in every step.
         self.cross = [[mx.contiguous(x) for x in pair] for pair in cross]
         self.mask = mask
         self.cross_mask = padding_mask(mask)
@@ -196,7 +196,7 @@ class CrossCache(SlotCache):
         self.cross = [[mx.pad(x, pad) for x in pair] for pair in self.cross]
 
     def _narrow(self) -> None:
-        """Drop the columns that only longer sources of earlier rows needed, when they are many."""
+        """Drop columns that no row needs any more, if there are many."""
         width = int(np.flatnonzero(self.mask.any(axis=0)).max()) + 1
         if 4 * width <= 3 * self.mask.shape[1]:
             self.mask = self.mask[:, :width].copy()

@@ -1,5 +1,5 @@
-"""A model with its cache: whoever calls it says what the rows hold, and it reads what it lacks. That is usually the
-last token of each row; a draft model lacks two after a draft that was accepted whole, whose last it never read."""
+"""A model with its cache. Callers pass each row's tokens, and it reads those that the cache lacks: usually the last
+one. A draft model lacks two after a fully accepted draft, because it never reads a draft's last token."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -10,7 +10,7 @@ import numpy as np
 from speculative.cache import MASKED, SlotCache
 
 Rows = Sequence[Sequence[int]]
-"""The tokens of each row, the model's prefix first; none for a row that has no part in a call."""
+"""The tokens of each row, the model's prefix first; none for a row that takes no part in a call."""
 
 
 class Model(Protocol):
@@ -24,18 +24,18 @@ class Model(Protocol):
 
 
 class CachedModel:
-    """A model that decodes rows side by side. `cache` is None until the first row is admitted."""
+    """A model that decodes rows together. `cache` is None until the first row is admitted."""
 
-    BEHIND = 8  # tokens: a row that lacks more is brought up to date first
+    BEHIND = 8  # tokens: a row that lacks more catches up first
 
     def __init__(self, model: Model, share: Callable[[mx.array], mx.array] = lambda tokens: tokens):
         """share: makes drafted tokens the same for all processes that run the model together."""
         self.config, self.model, self._share = model.config, model, share
         self.cache: SlotCache | None = None
-        self._lacked = 0  # tokens per row that went before the drafted ones in the last call
+        self._lacked = 0  # tokens per row before the drafted ones in the last call
 
     def admit(self, batch_size: int, rows: Sequence[int], prompts: Rows) -> None:
-        """Read a prompt for each of `rows` of a batch of `batch_size`, in its place or in a new row at the end."""
+        """Read a prompt for each of `rows` in a batch of `batch_size`; rows may be replaced or new ones at the end."""
         once: dict[tuple[int, ...], int] = {}  # equal prompts are read once
         order = [once.setdefault(tuple(prompt), len(once)) for prompt in prompts]
         tokens, mask = padded(list(once), self.config.pad_token_id)
@@ -53,29 +53,29 @@ class CachedModel:
             self.cache.replace(rows, fresh)
 
     def resize(self, batch_size: int) -> None:
-        """Make room for more rows, which are to be admitted before they are decoded."""
+        """Make room for more rows; admit them before decoding."""
         held = len(self.cache.position) if self.cache else batch_size
         if self.cache and batch_size > held:
             self.cache.select([*range(held), *[0] * (batch_size - held)])
 
     def wait(self) -> None:
-        """Wait until what `admit` and `catch_up` compute is there."""
+        """Wait until everything that `admit` and `catch_up` compute is ready."""
         if self.cache:
             self.cache.wait()
 
     def select(self, rows: Sequence[int]) -> None:
-        """Go on with these rows only."""
+        """Keep only these rows."""
         if self.cache:
             self.cache.select(rows)
 
     def reorder(self, rows: Sequence[int]) -> None:
-        """Go on with these rows, each in the place of one of the same prompt."""
+        """Keep these rows; each must replace a row of the same prompt."""
         assert self.cache
         self.cache.reorder(rows)
 
     def __call__(self, rows: Rows, drafted: mx.array, lengths: np.ndarray) -> mx.array:
         """Logits [B, 1 + k, V] after each row's last token and each of its drafted tokens [B, k], of which
-        the first lengths[b] are meant. `keep` follows."""
+        the first lengths[b] count. Call `keep` afterwards."""
         if (self.behind(rows) > self.BEHIND).any():
             self.catch_up(rows)
         lacking, positions = self._lacking(rows)
@@ -92,7 +92,7 @@ class CachedModel:
         return self.model.decode(tokens, positions, self.cache)[:, -1]
 
     def keep(self, n: np.ndarray) -> None:
-        """Keep n[b] of each row's drafted tokens, or as many as were read; forget the others."""
+        """Keep the first n[b] of each row's drafted tokens, or all that were read; forget the others."""
         assert self.cache
         self.cache.keep(self._lacked + n)
 
@@ -111,7 +111,7 @@ class CachedModel:
     def _lacking(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
         """The tokens of each row that the cache does not hold, and their positions: [B, P] each.
 
-        Rows end at the block's right edge; what fills a shorter one up has the position MASKED.
+        Rows end at the block's right edge; fillers of shorter rows have the position MASKED.
         """
         assert self.cache
         held = self.cache.lengths
@@ -125,18 +125,18 @@ class CachedModel:
         return self._known(tokens, self.config.vocab_size), positions
 
     def _known(self, tokens: np.ndarray, vocab_size: int) -> np.ndarray:
-        """Tokens without another model's ids that this one has no row for."""
+        """The tokens, with ids that this model lacks (another model's) replaced by padding."""
         return np.where(tokens < vocab_size, tokens, self.config.pad_token_id)
 
 
 class AheadModel(CachedModel):
-    """A cached model whose next call may begin before the host has the tokens that it is for."""
+    """A cached model that can begin its next call before the host has the tokens for it."""
 
     _ahead: mx.array | None = None  # logits [B, 1, V] of a call that has begun
 
     def run_ahead(self, rows: Rows, tokens: mx.array, live: Sequence[bool]) -> None:
         """After a call without drafted tokens, begin the next one with tokens [B] that the host does not know
-        yet. What it reads is lost where rows come or go."""
+        yet. The call is discarded if rows join or leave."""
         if not any(live):
             return
         self.keep(np.zeros(len(rows), int))
@@ -172,14 +172,14 @@ class AheadModel(CachedModel):
 
 
 def following(rows: Rows, lengths: np.ndarray) -> np.ndarray:
-    """The positions [B, k] of lengths [B] tokens after each row; MASKED beyond them."""
+    """The positions [B, k] of the next lengths [B] tokens of each row; MASKED beyond them."""
     first = np.array([len(row) for row in rows], np.int32)[:, None]
     ahead = np.arange(lengths.max(), dtype=np.int32)
     return np.where(ahead < lengths[:, None], first + ahead, MASKED)
 
 
 def padded(prompts: Rows, filler: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of tokens as one array [B, S], and its mask, true on tokens."""
+    """Prompts as one array [B, S], and its mask, true on tokens."""
     lengths = np.array([len(prompt) for prompt in prompts])
     mask = np.arange(lengths.max()) < lengths[:, None]
     tokens = np.full(mask.shape, filler, np.int32)

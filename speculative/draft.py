@@ -1,4 +1,4 @@
-"""What a step passes on: what could be drafted, what is to be, what was, and what came of it."""
+"""The data of a step: candidates, plan, draft and result."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ import numpy as np
 class Candidate:
     """Tokens that a drafter could propose for a row.
 
-    kind: what acceptance depends on; candidates of a kind fare alike, and at first like those whose kind has the
-        same beginning, up to a comma
-    most: how many tokens there are
-    copy: the first n of them; None for a draft model
+    kind: groups candidates with similar acceptance; a new kind starts from the kinds that share its beginning,
+        up to a comma
+    most: how many tokens it has
+    copy: returns the first n of them; None for a draft model
     unread: how many tokens the draft model has to read before it can draft
     """
 
@@ -25,19 +25,19 @@ class Candidate:
 
     @property
     def modelled(self) -> bool:
-        """Whether it is a draft model's: only that costs time before the target's call."""
+        """Whether it is a draft model's; only these take time before the target's call."""
         return self.copy is None
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to draft in a step: for each row one of its candidates, and at most so many tokens of it."""
+    """What to draft in a step: for each row one of its candidates, and at most how many tokens of it."""
 
     candidates: list[Candidate | None]  # None: nothing is drafted for the row
     limits: np.ndarray  # [B]
-    # Whether to stop, by the confidences [B, n] of the first tokens and how many of each row are drafted
+    # Whether to stop, given confidences [B, n] of the first tokens and how many tokens each row has
     stop: Callable[[np.ndarray, int], bool] | None = None
-    again: bool = False  # nothing is drafted, and nothing in the next step, as far as can be told
+    again: bool = False  # nothing is drafted, and probably nothing in the next step
 
     @property
     def modelled(self) -> np.ndarray:
@@ -46,7 +46,7 @@ class Plan:
 
     @property
     def unread(self) -> int:
-        """How many tokens the draft model has to read before it can do its part."""
+        """How many tokens the draft model has to read before it can draft."""
         return sum(c.unread for c in self.candidates if c is not None)
 
     def only(self, rows: np.ndarray) -> "Plan":
@@ -60,9 +60,9 @@ class Draft:
     """What a drafter proposed for B rows."""
 
     tokens: mx.array  # [B, k]
-    lengths: np.ndarray  # [B], how many of a row's tokens are meant
-    q: mx.array | None = None  # [B, k, V'], what they were drawn from; None: they were certain
-    certain: np.ndarray | None = None  # [B], rows whose tokens were certain whatever q says
+    lengths: np.ndarray  # [B], how many of a row's tokens count
+    q: mx.array | None = None  # [B, k, V'], their distributions; None: they were certain
+    certain: np.ndarray | None = None  # [B], rows with certain tokens, where q is ignored
     # [B, n]: how sure a draft model is of the first ones, p / (p + the best other token's p); negative where a
     # token ends the text, 0 where a row has none; None: unknown.
     confidence: np.ndarray | None = None

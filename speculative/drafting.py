@@ -1,4 +1,4 @@
-"""Drafters: what proposes the next tokens for the target to check."""
+"""Drafters propose the next tokens for the target to verify."""
 
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -17,41 +17,41 @@ from speculative.vocabulary import DraftVocabulary, Narrowed
 
 
 class Drafter:
-    """What every drafter has; this one proposes nothing, which is plain decoding.
+    """The interface of all drafters; this one proposes nothing, which is plain decoding.
 
-    `rows` holds the tokens decoded so far, the model's prefix first, and none for a finished row.
+    `rows` holds each row's tokens so far, the model's prefix first; a finished row has none.
     """
 
     def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
-        """`batch` are all rows from now on; those with the indices `new` have just begun."""
+        """`batch` holds all rows from now on; those at the indices `new` have just begun."""
 
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows only."""
 
     def candidates(self, rows: Rows) -> list[list[Candidate]]:
-        """What could be proposed for each row, the likeliest first."""
+        """What could be proposed for each row, likeliest first."""
         return [[] for _ in rows]
 
     def draft(self, rows: Rows, plan: Plan, sampler: Greedy | Sampler) -> Draft:
-        """Up to plan.limits [B] proposals for each row, each from the row's candidate in the plan. They
-        stay on the device."""
+        """Propose up to plan.limits [B] tokens for each row, from its candidate in the plan. They stay on the
+        device."""
         return no_draft(len(rows))
 
     def keep(self, n: np.ndarray) -> None:
         """n [B]: how many of its last proposals each row kept."""
 
     def hindsight(self, rows: Rows, plan: Plan) -> list[tuple[Candidate, int, bool]]:
-        """After a step: for candidates that were not drafted, as far as it can be told, how many of their
-        tokens came, and whether another did after these."""
+        """After a step, for candidates that were not drafted: how many of their tokens would have passed, and
+        whether the next one would have been rejected. Empty if that is unknown."""
         return []
 
     def learn(self, done: Sequence[Row]) -> None:
-        """These rows are finished."""
+        """Learn from rows that have finished."""
 
 
 class ModelDrafter(Drafter):
-    """Drafts with a smaller model, token by token. A prompt is read when it is first drafted for. The kind of a
-    candidate tells how the row's last draft fared: texts are easy or hard for a while."""
+    """Drafts with a smaller model, token by token. It reads a prompt when it first drafts for it. A candidate's
+    kind says how the row's last draft fared, because texts stay easy or hard for a while."""
 
     def __init__(
         self,
@@ -60,8 +60,8 @@ class ModelDrafter(Drafter):
         broadcast: Callable[[Any], Any] = lambda x: np.array(x),
         vocabulary: DraftVocabulary | None = None,
     ):
-        """vocab_size: ids from here on, which the target does not share, are never proposed.
-        broadcast: floats on the host, the same for all processes that run the target together.
+        """vocab_size: ids from here on are never proposed: the target does not share them.
+        broadcast: copies floats to the host, the same for all processes that run the target together.
         vocabulary: the tokens to score; None: all of them."""
         self._broadcast, self._vocabulary = broadcast, vocabulary
         self._narrowed: Narrowed | None = None
@@ -99,7 +99,7 @@ class ModelDrafter(Drafter):
         return found
 
     def _behind(self, rows: Rows) -> np.ndarray:
-        """How many tokens of each row have to be read before it can be drafted for: [B]."""
+        """How many tokens the model must read before it can draft for each row: [B]."""
         known = [b for b, row in enumerate(self._batch) if row in self._read]
         behind = np.array([len(row.prompt) for row in self._batch])
         if known:
@@ -138,8 +138,8 @@ class ModelDrafter(Drafter):
         )
 
     def _prepare(self, rows: Rows) -> float:
-        """Read what the rows to draft for are behind, and wait for that: the seconds, which are no part of the
-        price of a step."""
+        """Read what the model has not yet read of the rows to draft for, and wait. Return the seconds, which do
+        not count as the step's."""
         new = [b for b, row in enumerate(self._batch) if rows[b] and row not in self._read]
         began = time.perf_counter()
         if new:
@@ -167,18 +167,18 @@ class ModelDrafter(Drafter):
 
 
 class _Doubt:
-    """How sure a draft model is of what it drafts, seen only where the plan asks: the host has to wait for it."""
+    """How sure a draft model is of its tokens. Used only if the plan asks, because the host must wait for it."""
 
     def __init__(self, plan: Plan, ends: Collection[int], broadcast: Callable):
         self._stop, self._ends, self._broadcast = plan.stop, ends, broadcast
-        # A GPU would idle meanwhile: there a token later, when the next one is queued.
+        # A GPU would idle while the host waits: look a token later there, when the next is queued.
         self._late = int(mx.default_device() == mx.gpu)
         self._coming: list[mx.array] = []
         self.confidence = np.zeros((len(plan.limits), 0))  # [B, n], as `Draft` has it
         self.lengths = plan.limits  # [B], without what follows an end
 
     def stops(self, logits: mx.array, token: mx.array) -> bool:
-        """Whether to stop after one more token of each row, [B], of logits [B, V]."""
+        """Take each row's next token [B] and its logits [B, V]; return whether to stop after it."""
         if not self._stop:
             return False
         logits, index = logits.astype(mx.float32), token[:, None]
@@ -199,7 +199,7 @@ class _Doubt:
 
 
 class PromptLookup(Drafter):
-    """Drafts by copying: from a row's reference, its prompt and its text so far."""
+    """Drafts by copying from a row's reference, its prompt and its text so far."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class PromptLookup(Drafter):
         copied: Callable[[int], int] | None = int,
     ):
         """piece: the text of a token as the vocabulary has it; by default each token is a word.
-        copied: a prompt's token as the text would have it; None: only references are copied from."""
+        copied: maps a prompt's token to the text's vocabulary; None: copy only from references."""
         self._piece, self._copied = piece, copied
         self._batch: list[Row] = []
         self._matchers: dict[Row, list[PromptMatcher]] = {}  # what to copy from
@@ -259,7 +259,7 @@ class PromptLookup(Drafter):
 
 
 class CombinedDrafter(Drafter):
-    """Copies where there is something to copy, else asks the draft model: per row, in one batch."""
+    """Copies if a row has something to copy, else asks the draft model: per row, in one batch."""
 
     def __init__(self, lookup: PromptLookup, model: ModelDrafter):
         self._lookup, self._model = lookup, model
@@ -275,7 +275,7 @@ class CombinedDrafter(Drafter):
 
     def candidates(self, rows: Rows) -> list[list[Candidate]]:
         both = zip(self._lookup.candidates(rows), self._model.candidates(rows), strict=True)
-        # What may match by chance comes after the model.
+        # Matches that may be chance come after the model.
         return [sorted(copied + own, key=lambda c: c.kind in WEAK) for copied, own in both]
 
     def draft(self, rows: Rows, plan: Plan, sampler: Greedy | Sampler) -> Draft:

@@ -1,5 +1,5 @@
-"""Drafting without a second model: what follows, in the prompt or in the text so far, the position that the last
-tokens match (aggressive decoding, Ge et al. 2022, arXiv 2205.10350; prompt lookup)."""
+"""Drafting without a second model: find the last tokens in the prompt or the text so far, and copy what follows
+(aggressive decoding, Ge et al. 2022, arXiv 2205.10350; prompt lookup)."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -8,7 +8,7 @@ from speculative.draft import Candidate
 
 UNBOUNDED = 1 << 30
 NEAR = 8  # tokens ahead in the prompt that a corrected text may have skipped
-LONG = 4  # tokens that do not match by chance
+LONG = 4  # a match of this many tokens is no chance
 LOST = 4  # tokens since the text left the prompt, after which its position there is forgotten
 _PREFIX = 16  # tokens within which a task's prefix ("summarize:") ends
 
@@ -16,23 +16,23 @@ _PREFIX = 16  # tokens within which a task's prefix ("summarize:") ends
 class PromptMatcher:
     """Finds what to copy for one row.
 
-    The longest match is followed; of equal ones the one in the prompt soonest after the position copied
-    last. A match further on moves that position only when it is LONG: words recur. A last token that
-    matches nothing there is taken for a correction: the word at the present position has been replaced,
-    and the next word follows. If words were left out instead, the last token matches a few tokens ahead;
-    if words were put in, a token later it matches here.
+    It follows the longest match; of equal ones, the first in the prompt after the position last copied.
+    Words recur, so a distant match moves that position only if it is LONG. If the last token matches
+    nothing there, it counts as a correction: it replaces the word at this position, and the next word
+    follows. If words were left out instead, the last token matches a few tokens ahead; if words were
+    inserted, a later token matches here.
     """
 
     def __init__(self, prompt: Sequence[int], piece: Callable[[int], str], reference: bool = False):
         """piece: the text of a token as the vocabulary has it, with its mark of a word's start.
-        reference: `prompt` is a text that the output resembles; what the output repeats is not looked for."""
+        reference: `prompt` is a text that the output resembles; do not look for repetitions in the output."""
         self.text = list(prompt)  # and then the output
         self._piece = piece
         self._prompt_size = len(prompt)
         self._positions: dict[int, list[int]] = {}
         for position, token in enumerate(prompt):
             self._positions.setdefault(token, []).append(position)
-        # By position: how many tokens up to it are the output's last. One more extends or ends each match.
+        # By position: how many tokens up to it match the output's end. A new token extends or ends each match.
         self._matches: dict[int, int] = {}
         self._reference = reference
         # The position in the prompt that the output has reached.
@@ -44,7 +44,7 @@ class PromptMatcher:
         return len(self.text) - self._prompt_size
 
     def _after_prefix(self) -> int:
-        """Where copying begins: after the first colon, where tasks are named, else at the start."""
+        """Where copying begins: after a task's prefix, which ends in a colon, else at the start."""
         first = range(min(_PREFIX, self._prompt_size))
         colons = (i for i in first if self._piece(self.text[i]).endswith(":"))
         return next(colons, -1) + 1
@@ -64,7 +64,7 @@ class PromptMatcher:
         if position is not None and (self._is_near(position) or self._matches[position] >= LONG):
             self._next, self._lost = position + 1, 0
             return
-        if self._lost and self._starts_word(token):  # one more word that the prompt has otherwise
+        if self._lost and self._starts_word(token):  # one more word that differs from the prompt
             self._next = self._next_word(self._next)
         self._lost += 1
 
@@ -89,7 +89,7 @@ class PromptMatcher:
         return next((i for i in rest if self._starts_word(self.text[i])), self._prompt_size)
 
     def candidates(self) -> list[Candidate]:
-        """What could be copied now, the likeliest first."""
+        """What could be copied now, likeliest first."""
         if not self.output_size:
             return self._from("start", self._next)
         position, length, in_order = self._best(self._matches), 0, []
@@ -106,7 +106,7 @@ class PromptMatcher:
         return elsewhere + in_order if longer else in_order + elsewhere
 
     def _from(self, kind: str, position: int) -> list[Candidate]:
-        """What follows in the prompt, or without end in the output."""
+        """A candidate that copies from `position`, if there is anything: in the output it has no end."""
         kind = f"{'reference' if self._reference else 'copy'}, {kind}"
         if position < self._prompt_size:
             most = self._prompt_size - position
@@ -117,7 +117,7 @@ class PromptMatcher:
         return [Candidate(kind, most, partial(self.copy, position))]
 
     def copy(self, position: int, count: int) -> list[int]:
-        """`count` tokens from `position` on; at the end of the output, its last part over again."""
+        """`count` tokens from `position` on; past the output's end, they repeat."""
         found = self.text[position : position + count]
         while len(found) < count:
             found += found[: count - len(found)]
@@ -125,7 +125,7 @@ class PromptMatcher:
 
 
 def _bucket(length: int) -> str:
-    """Lengths of matches that are worth about the same."""
+    """Group lengths of matches that are worth about the same."""
     return "1" if length == 1 else f"2-{LONG - 1}" if length < LONG else f"{LONG}+"
 
 
@@ -134,4 +134,4 @@ WEAK = tuple(
     for source in ("copy", "reference")
     for length in (1, 2)
 )
-"""Kinds of candidates that may be there by chance."""
+"""Kinds of candidates that may match by chance."""

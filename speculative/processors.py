@@ -1,7 +1,7 @@
-"""Logits processors: what is asked of a text besides the model, at every position of a step at once.
+"""Logits processors: penalties, bans and forced tokens, at every position of a step at once.
 
-Target and draft model go through the same ones, so p and q are what is left after them, and every rule of sampling.py
-keeps its law. Nothing waits for the device. Meanings and order are those of transformers' `generate`.
+Target and draft model pass through the same processors: p and q are the distributions after them, so every rule of
+sampling.py stays exact. Nothing waits for the device. Meanings and order are those of transformers' `generate`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +17,10 @@ from errors import InputError
 
 @dataclass(frozen=True)
 class Prefixes:
-    """What stands before T positions of B rows, one after the other.
+    """The tokens before T consecutive positions of B rows.
 
-    tokens:    [B, L + T - 1] int32 on the device, the L tokens that the row has (the model's prefix first) and
-               the T - 1 that are drafted; before position t stand tokens[:, : L + t]. Shorter rows begin with -1.
+    tokens:    [B, L + T - 1] int32 on the device: the row's L tokens (the model's prefix first) and the T - 1
+               drafted ones; tokens[:, : L + t] come before position t. Shorter rows begin with -1.
     generated: [B] on the host: how many tokens the text has before the first position
     room:      [B] on the host: how many it may still gain
     """
@@ -30,17 +30,17 @@ class Prefixes:
     room: np.ndarray
 
     def sizes(self, T: int) -> mx.array:
-        """How many columns of `tokens` stand before each of T positions: [T, 1]."""
+        """How many columns of `tokens` come before each of T positions: [T, 1]."""
         return self.tokens.shape[1] - T + 1 + mx.arange(T)[:, None]
 
 
-# (logits [B, T, V] float32, prefixes) -> logits [B, T, V]. V is the draft model's when it drafts: an id from V on is
-# none of its tokens. Processors of one's own are hashable, and equal ones do the same.
+# (logits [B, T, V] float32, prefixes) -> logits [B, T, V]. When the draft model drafts, V is its own: it has no ids
+# from V on. Your own processors must be hashable, and equal ones must do the same.
 Processor = Callable[[mx.array, Prefixes], mx.array]
 
 
 def _counts(tokens: mx.array, where: mx.array, vocab_size: int) -> mx.array:
-    """How often each of V tokens is among tokens [B, N], where `where` [B or 1, T, N] is true: [B, T, V]."""
+    """How often tokens [B, N] hold each of V tokens where `where` [B or 1, T, N] is true: [B, T, V]."""
     known = (tokens >= 0) & (tokens < vocab_size)
     where = (where & known[:, None]).astype(mx.float32)
     B, T, _ = where.shape
@@ -50,7 +50,7 @@ def _counts(tokens: mx.array, where: mx.array, vocab_size: int) -> mx.array:
 
 
 def _follows(prefixes: Prefixes, T: int, sequence: Sequence[int]) -> mx.array:
-    """Whether what stands before each of T positions ends with the sequence: [B, T]."""
+    """Whether the tokens before each of T positions end with the sequence: [B, T]."""
     tokens = mx.pad(prefixes.tokens, [(0, 0), (len(sequence), 0)], constant_values=-1)
     found, first = mx.array(True), prefixes.tokens.shape[1] - T + 1
     for i, token in enumerate(sequence, first):
@@ -60,7 +60,7 @@ def _follows(prefixes: Prefixes, T: int, sequence: Sequence[int]) -> mx.array:
 
 @dataclass(frozen=True)
 class SequenceBias:
-    """Adds a bias to the last token of a sequence wherever the others stand before it."""
+    """Adds a bias to the last token of a sequence wherever the others come just before it."""
 
     biases: tuple[tuple[tuple[int, ...], float], ...]
 
@@ -95,8 +95,8 @@ class RepetitionPenalty:
 
 @dataclass(frozen=True)
 class CountPenalty:
-    """OpenAI's presence_penalty and frequency_penalty: subtracts the first from the logits of tokens that the text
-    has, and the second for each time it has them."""
+    """OpenAI's presence_penalty and frequency_penalty: subtracts the first from the logit of each token in the
+    text, and the second once for each time it occurs."""
 
     presence: float
     frequency: float
@@ -111,7 +111,7 @@ class CountPenalty:
 
 @dataclass(frozen=True)
 class NoRepeatNGrams:
-    """Bans a token that would complete a sequence of `size` tokens that stands before already."""
+    """Bans a token that would repeat a sequence of `size` tokens."""
 
     size: int
 
@@ -131,7 +131,7 @@ class NoRepeatNGrams:
 
 @dataclass(frozen=True)
 class MinTokens:
-    """No end of sequence before the text has so many tokens."""
+    """Bans the end of sequence until the text has `count` tokens."""
 
     count: int
     ends: tuple[int, ...]
@@ -145,7 +145,7 @@ class MinTokens:
 
 @dataclass(frozen=True)
 class Forced:
-    """One token at the text's first position, or at the last one that it has room for."""
+    """Forces one token at the text's first position, or at the last one that it has room for."""
 
     token: int
     at_end: bool
@@ -161,7 +161,7 @@ class Forced:
 def processors_for(options: Any, config: Any) -> tuple[Processor, ...]:
     """The processors that `options` (options.Options) ask for, in transformers' order.
 
-    config: the model's, for its end tokens and its vocabulary. InputError for a token that it has not.
+    config: the model's, for its end tokens and vocabulary. Raises InputError if it lacks a token.
     """
     ends = tuple(config.eos_token_ids)
     bias, banned = options.logit_bias or {}, options.suppress_tokens or ()
@@ -197,8 +197,8 @@ def _biased(biases: Mapping[tuple[int, ...], float]) -> SequenceBias:
 
 
 def try_out(processors: Sequence[Processor], tokens: Sequence[int], T: int, V: int) -> None:
-    """Call a row's own processors once, after its first tokens, on logits [1, T, V] of no meaning: InputError
-    for one that raises, or returns anything but such logits."""
+    """Call a row's own processors once, after its first tokens, on logits [1, T, V] of zeros. Raise InputError
+    if one fails or returns anything but such logits."""
     history = mx.array([[*tokens, *[0] * (T - 1)]], mx.int32)
     prefixes = Prefixes(history, np.zeros(1, int), np.full(1, T))
     for processor in processors:
@@ -214,8 +214,8 @@ def try_out(processors: Sequence[Processor], tokens: Sequence[int], T: int, V: i
 
 
 class Controls:
-    """The processors of a batch's rows (row.Row), which are read at each call. Rows with equal ones are processed
-    together."""
+    """The processors of a batch's rows (row.Row). It reads the rows at each call and processes those with equal
+    processors together."""
 
     def __init__(self, rows: Sequence[Any]):
         self._rows = list(rows)
@@ -226,8 +226,8 @@ class Controls:
         self._lengths: list[int] = []  # of the rows, when `_tokens` was made of them
 
     def __call__(self, logits: mx.array, drafted: Sequence[mx.array]) -> mx.array:
-        """What the processors make of logits [B, T, V]. Of the drafted tokens [B, k], in any number of parts,
-        T - 1 stand between these positions and the others before them."""
+        """Process logits [B, T, V]. Of the drafted tokens [B, k], in any number of parts, the last T - 1 are between
+        these positions, the others before them."""
         if not self.any:
             return logits
         logits, history = logits.astype(mx.float32), self._history()

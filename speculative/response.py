@@ -1,4 +1,4 @@
-"""What is told of a row: its text, and what decoding it took."""
+"""The result of a row: its text and statistics."""
 
 import time
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from speculative.row import DRAFTED, Row, Stats
 
 @dataclass
 class Response:
-    """What was generated for a prompt: all of it, or (`stream_generate`) what a step added."""
+    """The text generated for a prompt: all of it or, from `stream_generate`, what a step added."""
 
     text: str
     tokens: list[int]
-    texts: list[str]  # per token: what it adds to the text, a character with its last token
+    texts: list[str]  # per token: what it adds to the text; a character comes with its last token
     origins: list[str]  # per token: "copied", "drafted", "corrected" or "plain"; see row.ORIGINS
     finish_reason: str | None  # "stop": end of sequence; "length": max_tokens; None: goes on
     prompt_tokens: int
@@ -26,7 +26,7 @@ class Response:
     logprobs: list[float] | None = None  # per token, under the target after penalties and bans
     top_logprobs: list[list[tuple[int, float]]] | None = None  # per token: ids, the likeliest first
     sample: int = 0  # which of the prompt's num_samples texts
-    score: float | None = None  # of a beam search: what it looks for the highest of
+    score: float | None = None  # from beam search, which picks the highest
     prompt: str = ""
 
     @property

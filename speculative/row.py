@@ -1,4 +1,4 @@
-"""A prompt, what has been decoded for it, and what that took."""
+"""A prompt, the text decoded for it, and statistics."""
 
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
@@ -10,15 +10,15 @@ import numpy as np
 from speculative.options import MAX_TOKENS, Options
 from speculative.processors import Processor, processors_for
 
-# Where a token comes from: a drafter copied it, or a draft model wrote it, and the target accepted; or it is the
-# target's own, in place of a rejected one, or with none rejected.
+# Where a token comes from: copied or written by a draft model, and accepted by the target; or the target's own, in
+# place of a rejected token ("corrected") or with none rejected ("plain").
 ORIGINS = ("copied", "drafted", "corrected", "plain")
 DRAFTED = ORIGINS[:2]
 
 
 @dataclass
 class Stats:
-    """What decoding took. Rows side by side share the seconds of what they did together: sums are what passed."""
+    """Counts and times of decoding. Rows of a batch split its seconds, so their sum is the time that passed."""
 
     prompt_tokens: int = 0
     tokens: int = 0  # generated
@@ -26,8 +26,8 @@ class Stats:
     drafted: int = 0
     accepted_lengths: Counter[int] = field(default_factory=Counter)  # drafted tokens kept: steps
     encoding_seconds: float = 0.0  # until the target had read the prompt
-    preparing_seconds: float = 0.0  # until the draft model had read what it lacked, to draft
-    seconds: float = 0.0  # of the steps, without either
+    preparing_seconds: float = 0.0  # until the draft model had read what it lacked
+    seconds: float = 0.0  # of the steps, without these two
 
     def __add__(self, other: "Stats") -> "Stats":
         return Stats(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -50,41 +50,41 @@ class Stats:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of the steps alone."""
+        """Counts only the seconds of steps."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
     def histogram(self) -> list[int]:
-        """Steps by how many drafted tokens they kept: [0] kept none."""
+        """The number of steps for each number of drafted tokens kept: [0] kept none."""
         most = max(self.accepted_lengths, default=0)
         return [self.accepted_lengths[length] for length in range(most + 1)]
 
 
 @dataclass(eq=False)
 class Row:
-    """A prompt in a batch, and what is asked of it."""
+    """A prompt in a batch, its options and its text so far."""
 
     prompt: list[int]
     options: Options = field(default_factory=Options)
     seed: bytes = b""  # the root of the row's noise; greedy decoding has none
     tokens: list[int] = field(default_factory=list)  # the text, after a prefix
-    text: Any = None  # its text.stream.TextStream; None: nobody wants to know, and no text stops it
+    text: Any = None  # its text.stream.TextStream; None: tokens only, without stop texts
     prompt_text: str = ""
-    reference: list[int] = field(default_factory=list)  # what the text will probably resemble
+    reference: list[int] = field(default_factory=list)  # what the output may resemble
     prefix_size: int = 0
     max_tokens: int = 0  # of the text
     processors: tuple[Processor, ...] = ()
     origins: list[str] = field(default_factory=list)  # of the generated tokens: see ORIGINS
     texts: list[str] = field(default_factory=list)  # per token: what it adds to the text
-    logprobs: list[float] = field(default_factory=list)  # per token, where they are asked for
-    best: list[list[tuple[int, float]]] = field(default_factory=list)  # the best tokens and theirs
-    finish_reason: str | None = None  # "stop", "length", or what whoever decodes it ended it with
+    logprobs: list[float] = field(default_factory=list)  # per token, if asked for
+    best: list[list[tuple[int, float]]] = field(default_factory=list)  # the best, with logprobs
+    finish_reason: str | None = None  # "stop", "length", or the reason that the caller gave
     stats: Stats = field(default_factory=Stats)
     started: float = 0.0  # time.perf_counter() when the prompt had been read
-    text_score: float | None = None  # of a beam search
+    text_score: float | None = None  # from beam search
     others: "list[Row]" = field(default_factory=list)  # rows that take its next best texts
 
     def begin(self, prefix: Sequence[int], config: Any) -> None:
-        """Start with this prefix; config: the model's. InputError for tokens that it has not."""
+        """Start with this prefix; config: the model's. Raises InputError if the model lacks a token."""
         self.tokens, self.prefix_size = list(prefix), len(prefix)
         self.stats.prompt_tokens = len(self.prompt)
         self.max_tokens = self.options.max_tokens or MAX_TOKENS
@@ -98,7 +98,7 @@ class Row:
 
     @property
     def context(self) -> list[int]:
-        """What its next token follows; none where it is finished."""
+        """The tokens before its next one; none if it is finished."""
         return [] if self.finish_reason else self.tokens
 
     @property
@@ -107,8 +107,8 @@ class Row:
         return 0 if self.finish_reason else self.max_tokens - len(self.origins)
 
     def commit(self, accepted: list[int], token: int, origins: tuple, ends: Container[int]) -> int:
-        """Append accepted drafted tokens and the target's own, up to the first that ends the text and as far as
-        there is room; how many drafted ones are among them. origins: theirs, the target's."""
+        """Append accepted drafted tokens and the target's own until one ends the text or the room is full. Return
+        how many drafted tokens were kept. origins: of the drafted tokens, and of the target's."""
         new = [*accepted, token][: self.room]
         end = next((i for i, t in enumerate(new) if self._stops(t) or t in ends), None)
         new = new if end is None else new[: end + 1]
@@ -127,14 +127,14 @@ class Row:
         return kept
 
     def score(self, logprobs: np.ndarray, ids: np.ndarray, best: np.ndarray) -> None:
-        """Take log-probabilities [T] of the tokens committed last, and the best ids and theirs [T, N]."""
+        """Store log-probabilities [T] of the last committed tokens, and the best ids with theirs [T, N]."""
         new, N = len(self.origins) - len(self.logprobs), self.options.logprobs
         self.logprobs += logprobs[:new].tolist()
         pairs = zip(ids[:new, :N].tolist(), best[:new, :N].tolist(), strict=True)
         self.best += [list(zip(*pair, strict=True)) for pair in pairs]
 
     def _stops(self, token: int) -> bool:
-        """Add a token to the text; whether that ends it."""
+        """Add a token to the text; return whether that ends it."""
         if self.text is None:
             return False
         self.texts.append(self.text.push([token]))
@@ -142,7 +142,7 @@ class Row:
 
 
 class Waiting:
-    """Rows that are all there already, as a source of rows: see `batch.decode`."""
+    """A source for `batch.decode` with all its rows from the start."""
 
     def __init__(self, rows: Iterable[Row]):
         self._rows = list(rows)[::-1]

@@ -1,5 +1,5 @@
-"""From logits to tokens: the distribution a token is drawn from, the noise that draws it, and the rules by which the
-target accepts what a drafter proposed, on the device, without a loop over drafted tokens.
+"""From logits to tokens: the distribution of a token, the noise that draws it, and the rules by which the target
+accepts drafted tokens. All of it runs on the device, without a loop over drafted tokens.
 
 Shapes: B rows, k drafted tokens, V vocabulary.
 """
@@ -19,13 +19,13 @@ from speculative.processors import Controls
 from speculative.row import Row
 
 Numbers = float | np.ndarray  # one for all rows, or [B, 1, 1]
-_TARGET, _DRAFT, _ACCEPT = range(3)  # what noise is for: no two uses share a number
-BANNED = -9999.0  # the log-probability of a token that cannot be, as OpenAI has it
+_TARGET, _DRAFT, _ACCEPT = range(3)  # uses of noise, which share no random numbers
+BANNED = -9999.0  # the log-probability of an impossible token, as in OpenAI's protocol
 
 
 class Greedy:
-    """Temperature 0: the argmax, exactly. With delta > 0 lossy: a drafted token passes when the
-    target gives it at least (1 - delta) times its best token's probability."""
+    """Temperature 0: exactly the argmax. delta > 0 is lossy: a drafted token passes if the target
+    gives it at least (1 - delta) times its best token's probability."""
 
     def __init__(self, rows: Sequence[Row] = (), delta: float = 0.0):
         self.process = Controls(rows)
@@ -33,12 +33,12 @@ class Greedy:
 
     def propose(self, logits: mx.array, drafted: Sequence[mx.array]) -> tuple[mx.array, Any]:
         """The draft model's next token [B] from its logits [B, V'] after the tokens that it has
-        drafted in this step, [B, 1] each; and the distribution [B, V'] it was drawn from, if it was."""
+        drafted in this step, [B, 1] each; and the distribution [B, V'] it was drawn from, or None."""
         return mx.argmax(self.process(logits[:, None], drafted)[:, 0], axis=-1), None
 
     def accept(self, logits: mx.array, draft: Draft) -> tuple[mx.array, mx.array]:
-        """n [B], how many of each row's drafted tokens are accepted, and the target's own next token
-        [B]; logits [B, k + 1, V] are the target's, processed, after the last token and each drafted one."""
+        """n [B], how many drafted tokens of each row are accepted, and the target's own next token
+        [B]. logits [B, k + 1, V] are the target's, processed, after the last token and each drafted one."""
         best = mx.argmax(logits, axis=-1)  # [B, k + 1]
         k = draft.tokens.shape[1]
         if self._delta:
@@ -51,7 +51,7 @@ class Greedy:
 
 
 def _leading(right: mx.array, lengths: np.ndarray) -> mx.array:
-    """How many of the first lengths[b] of each row are true before the first that is not: [B]."""
+    """How many of the first lengths[b] entries of each row are true before a false one: [B]."""
     B, k = right.shape
     if k == 0:  # reductions over nothing crashed in MLX 0.31
         return mx.zeros((B,), mx.int32)
@@ -68,9 +68,9 @@ def _at(x: mx.array, n: mx.array) -> mx.array:
 def probabilities(
     logits: mx.array, temp: Numbers, top_k: Numbers = 0, top_p: Numbers = 1.0, min_p: Numbers = 0.0
 ) -> mx.array:
-    """The float32 distribution that tokens are drawn from, for logits [..., V], or [B, T, V] where rows differ
-    in what they want. Temperature first (0: all to the best token), then top_k (0: all), top_p and min_p, in the
-    order and with the meanings of transformers. One token always stays."""
+    """The float32 distribution that tokens are drawn from, for logits [..., V], or [B, T, V] if rows have
+    different settings. Temperature first (0: only the best token), then top_k (0: off), top_p and min_p, in
+    transformers' order and meaning. One token always stays."""
     V = logits.shape[-1]
     logits = mx.clip(logits.astype(mx.float32), -3e38, 3e38)  # infinities would make NaN
     best = mx.argmax(logits, axis=-1, keepdims=True)
@@ -110,14 +110,14 @@ def log_probabilities(
     ids = mx.argsort(-logits, axis=-1)[..., :best]
     chosen = mx.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
     values = mx.take_along_axis(logits, ids, axis=-1)
-    # A banned token has minus infinity, which JSON has not; where all are banned, that minus itself.
+    # JSON has no minus infinity (a banned token) and no NaN (all tokens banned).
     chosen, values = (mx.where(x > BANNED, x, BANNED) for x in (chosen, values))
     return chosen, ids, values
 
 
 class RowSeeds:
-    """The roots of the noise of one list of prompts: equal for equal (seed, prompt), but for prompts that the list
-    has had before."""
+    """The roots of the noise for one list of prompts: equal for equal (seed, prompt), except that a repeated prompt
+    gets a new one."""
 
     def __init__(self, seed: int):
         self._seed = seed
@@ -178,7 +178,7 @@ class Sampler:
             noise = self._noise(_TARGET, self._positions(i + 1)[:, i:])
         else:
             # Not by position alone: a position drafted again after a rejection needs new noise,
-            # since rule block has looked at the tokens that it rejected.
+            # because rule block has looked at the rejected tokens.
             noise = self._noise(_DRAFT, self._positions(1) * 2**32 + i)
         return mx.argmax(mx.log(q) + noise[:, 0, : q.shape[-1]], axis=-1), q
 
@@ -188,7 +188,7 @@ class Sampler:
         p = probabilities(logits, **self._distribution)  # [B, k + 1, V]
         k = tokens.shape[1]
         positions = self._positions(k + 1)
-        if self._rule == "coupled" or k == 0:  # without drafts the rules are one
+        if self._rule == "coupled" or k == 0:  # without drafts all rules agree
             drawn = mx.argmax(mx.log(p) + self._noise(_TARGET, positions), axis=-1)  # [B, k + 1]
             n = _leading(tokens == drawn[:, :k], lengths)
             return n, _at(drawn, n)
@@ -208,7 +208,7 @@ class Sampler:
 
 def _padded_q(draft: Draft, vocab_size: int) -> mx.array:
     """The draft's distributions [B, k + 1, V]: one-hot where the tokens were certain, zero for ids
-    that the drafter lacks and beyond each row's length, where only the target speaks."""
+    that the drafter lacks and beyond each row's length, where only the target counts."""
     q = (draft.tokens[..., None] == mx.arange(vocab_size)).astype(mx.float32)
     if draft.q is not None:
         drawn = mx.pad(draft.q, [(0, 0), (0, 0), (0, vocab_size - draft.q.shape[-1])])
@@ -220,7 +220,7 @@ def _padded_q(draft: Draft, vocab_size: int) -> mx.array:
 
 
 def _of_drafted(x: mx.array, tokens: mx.array) -> mx.array:
-    """What the distributions x [B, k + 1, V] give the drafted tokens [B, k]: [B, k]."""
+    """The entries of x [B, k + 1, V] for the drafted tokens [B, k]: [B, k]."""
     return mx.take_along_axis(x[:, : tokens.shape[1]], tokens[..., None], axis=-1)[..., 0]
 
 
@@ -268,8 +268,8 @@ def accept_block(
 
 
 def sampler(rows: Sequence[Row], options: Options, vocab_size: int) -> Greedy | Sampler:
-    """What draws the tokens of rows: temperature, filters and processors are each row's own, the rule and delta
-    those of `options`."""
+    """The sampler for these rows. Each row has its own temperature, filters and processors; the rule and delta come
+    from `options`."""
     if all(row.options.temp == 0 for row in rows):
         return Greedy(rows, options.delta)
     return Sampler(rows, options, vocab_size)

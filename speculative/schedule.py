@@ -1,21 +1,21 @@
-"""How many tokens to draft in a step: a fixed number, or (`AdaptiveSchedule`) the fastest.
+"""How many tokens to draft in a step: a fixed number, or (`AdaptiveSchedule`) the fastest one.
 
-`AdaptiveSchedule` maximises the tokens a step is expected to bring over the seconds it is expected to take (the
-renewal-reward theorem):
+`AdaptiveSchedule` maximises expected tokens per step divided by expected seconds per step (the renewal-reward
+theorem):
 
-1. A step takes a + b t + d s seconds, where t is the longest draft to check and s how many tokens the draft model
-   drafts: least squares of relative errors over the last steps of each way (plain, copied only, draft model asked),
-   for each power of two of rows.
+1. A step takes a + b t + d s seconds, where t is the longest draft to check and s the number of tokens that the
+   draft model drafts. a, b and d minimise the squared relative errors over the last steps of each way (plain, copied
+   only, draft model asked), for each power of two of rows.
 2. A draft of k tokens brings h (1 - h^k) / (1 - h) (Leviathan et al. 2023, arXiv 2211.17192, section 3.3), where h
-   is the share of drafted tokens of its kind that passed, old evidence fading.
-3. The way and t with the most tokens a second are chosen, each row with its best candidate. What a draft model has
-   to read first is spread over a text's usual length.
+   is the share of drafted tokens of its kind that passed; old evidence fades.
+3. It chooses the way and t with the most tokens per second, and each row's best candidate. The time a draft model
+   needs to read a text first is spread over a text's usual length.
 4. A draft model goes on, token by token, while one more token is worth its seconds at the chosen rate r (Dinkelbach
-   1967, on quotients): (c_1 ... c_k)^gamma h > r (d + b), where c_i is how sure it is of its i-th token and gamma
-   what that proved to be worth.
-5. What has not been used for long is tried again, ever less often while that is in vain.
+   1967, on quotients): (c_1 ... c_k)^gamma h > r (d + b), where c_i is its confidence in its i-th token and gamma is
+   learned from which tokens passed.
+5. A way that has not been used for long is tried again, less and less often if it does not help.
 
-Whether a draft stops depends on its tokens so far alone: so the law of the output does not (docs/design.md).
+Whether a draft stops depends only on its tokens so far, so the output's distribution is unchanged (docs/design.md).
 """
 
 from collections import defaultdict, deque
@@ -28,31 +28,31 @@ from speculative.draft import Candidate, Plan, Step
 
 LONGEST = 64  # drafted tokens
 HISTORY = 32  # steps of each way that costs are estimated from
-SLOPE = 0.3  # first guess: what a token more to check, or to draft, adds to a plain step
+SLOPE = 0.3  # first guess: what one more token to check, or to draft, adds to a plain step
 CHANCE = 0.7  # first guess: a drafted token's chance
-WORTH = 4.0  # so many tokens of evidence it is worth
+WORTH = 4.0  # tokens of evidence that this guess counts for
 TEXT = 32  # first guess: tokens of a text
 FADING = 0.99  # the weight of evidence after a step
-PATIENCE, MOST_PATIENT = 128, 16 * 128  # steps until what is not used is tried again; they double
-SAMPLE = 4  # one row in so many is drafted for where that is only tried
-LOGITS = 1 << 26  # logits of one verification at most: 256 MB in float32
+PATIENCE, MOST_PATIENT = 128, 16 * 128  # steps until an unused way is tried again; they double
+SAMPLE = 4  # when only trying, draft for one row in this many
+LOGITS = 1 << 26  # the most logits in one verification: 256 MB in float32
 
 PLAIN, COPIED, MODELLED = range(3)  # ways of a step
 
 
 class Schedule:
-    """What says how much to draft."""
+    """Decides how much to draft."""
 
-    learns = False  # whether it wants to be told what came of its plans
+    learns = False  # whether `observe` needs to be called
 
     def plan(self, candidates: Sequence[Sequence[Candidate]], room: Sequence[int]) -> Plan:
-        """The plan for rows with these candidates, the likeliest first, and room for so many drafted
-        tokens; -1: the row is finished."""
+        """Plan a step. candidates: each row's, likeliest first. room: how many drafted tokens each row can
+        take; -1: the row is finished."""
         raise NotImplementedError
 
     def observe(self, step: Step, seconds: float, ended=(), hindsight=()) -> None:
-        """What came of a plan, the step's seconds without what its draft model read before, the lengths of
-        the texts that ended, and what would have come of other candidates (`Drafter.hindsight`)."""
+        """Learn from a step: its seconds without the draft model's reading, the lengths of the texts that
+        ended, and how other candidates would have fared (`Drafter.hindsight`)."""
 
 
 def _plan(chosen: Sequence[Candidate | None], room: Sequence[int], most: Sequence[int]) -> Plan:
@@ -72,7 +72,7 @@ def _way(candidate: Candidate) -> int:
 
 
 class FixedSchedule(Schedule):
-    """Always this number of tokens, of each row's first candidate."""
+    """Always this many tokens of each row's first candidate."""
 
     def __init__(self, num_draft: int):
         self._num_draft = num_draft
@@ -84,7 +84,7 @@ class FixedSchedule(Schedule):
 
 
 class OwnLengths(Schedule):
-    """A schedule, but for rows that ask for a number of their own."""
+    """A schedule, except for rows that ask for their own number."""
 
     def __init__(self, schedule: Schedule, own: Callable[[], Sequence[int | str]]):
         """own: what each row asks for, a number or "auto"."""
@@ -107,7 +107,7 @@ class OwnLengths(Schedule):
 
 @dataclass
 class Share:
-    """A share of what was tried, old evidence fading: at first a guess that counts as so much evidence."""
+    """The share of tries that succeeded; old evidence fades. It starts from a guess worth some evidence."""
 
     part: float = 0.0
     whole: float = 0.0
@@ -120,15 +120,15 @@ class Share:
 
 
 class Costs:
-    """What steps of about so many rows take, and which ways they went."""
+    """What steps cost with about this many rows, and when each way was last used."""
 
     def __init__(self, like: "Costs | None" = None):
-        """like: what is known of another number of rows."""
+        """like: the costs with another number of rows, to start from."""
         a, b, d = like.estimate() if like else (1.0, SLOPE, SLOPE)
         self._guess = b / a, d / a  # in plain steps
         self._steps = [deque[tuple[int, int, float]](maxlen=HISTORY) for _ in range(3)]
         self._patience = [PATIENCE // 2] * 3
-        # A way of which nothing is known is tried at once.
+        # Try a way at once if nothing is known of it.
         self._unused = [0 if like and like._steps[way] else PATIENCE for way in range(3)]
         self._warm = like is not None
         self.reach = 8  # the longest draft worth a guess: twice the longest that has been tried
@@ -139,23 +139,23 @@ class Costs:
         self._unused[way] = 0
         if not trying:
             self._patience[way] = PATIENCE
-        if not self._warm:  # the first step of all is not counted, but tried again
+        if not self._warm:  # do not count the very first step; try it again
             self._warm, self._unused[way] = True, PATIENCE
             return
         self._steps[way].append((checked, drafted, max(seconds, 1e-9)))
         self.reach = max(self.reach, 2 * checked)
 
     def due(self, way: int, ahead: int = 0) -> bool:
-        """Whether a way is to be tried, so many steps from now."""
+        """Whether to try a way, `ahead` steps from now."""
         return self._unused[way] + ahead >= self._patience[way]
 
     def postpone(self, way: int) -> None:
-        """Try it now, and if in vain not again before twice as many steps."""
+        """Note that it is tried now; if that does not help, wait twice as long before the next try."""
         self._unused[way] = 0
         self._patience[way] = min(2 * self._patience[way], MOST_PATIENT)
 
     def estimate(self) -> tuple[float, float, float]:
-        """Seconds of a plain step, a token more to check, and one more to draft."""
+        """Seconds of a plain step, of one more token to check, and of one more to draft."""
         steps = np.array([step for of_way in self._steps for step in of_way]).reshape(-1, 3)
         if not len(steps):
             return 1.0, *self._guess
@@ -169,23 +169,23 @@ class Costs:
 
 @dataclass(frozen=True)
 class Stop:
-    """Whether the draft model is to stop, for all rows in one step."""
+    """Decides when the draft model stops, for all rows of a step."""
 
-    token: float  # the tokens that a drafted token's seconds are worth
-    check: float  # and those of checking it, where that makes the call wider
+    token: float  # what the seconds of a drafted token are worth, in tokens
+    check: float  # the same for checking it, if that widens the call
     copied: int  # the width that other rows need
     gamma: float
     chance: float  # of a token whose confidence is not known yet
 
     def __call__(self, confidence: np.ndarray, drafted: int) -> bool:
-        """Confidences [B, n] as `Draft` has them, of the first of so many drafted tokens of each row."""
+        """confidence: [B, n], as in `Draft`, of the first n of each row's `drafted` tokens."""
         passes = (np.maximum(confidence, 0).prod(axis=1) ** self.gamma).sum()
         passes *= self.chance ** (drafted + 1 - confidence.shape[1])
         return bool(passes <= self.token + self.check * (drafted >= self.copied))
 
 
 class AdaptiveSchedule(Schedule):
-    """The fastest, by what steps have shown so far. Keep one for a pair of models, a drafter and a distribution."""
+    """The fastest draft length, by the steps so far. Keep one for a pair of models, a drafter and a distribution."""
 
     learns = True
 
@@ -196,7 +196,7 @@ class AdaptiveSchedule(Schedule):
         self._drafter = ""  # the draft model's: see Candidate.kind
         self._costs: dict[tuple[int, str], Costs] = {}  # by the power of two of rows, and by it
         self._reading, self._texts = Share(), Share()  # seconds a token; tokens a text
-        self._trying = False  # whether this step is to learn, not to gain
+        self._trying = False  # whether this step only tries a way
 
     def plan(self, candidates: Sequence[Sequence[Candidate]], room: Sequence[int]) -> Plan:
         candidates = [c if r > 0 else [] for c, r in zip(candidates, room, strict=True)]
@@ -217,7 +217,7 @@ class AdaptiveSchedule(Schedule):
         t = np.arange(longest + 1)
         k, rate, chosen = 0, live / a, list[Candidate | None]([None] * rows)
         for way in sorted(offered - {PLAIN}):
-            # By t, what each candidate brings, less what its reading costs at the rate so far.
+            # What each candidate brings by t, less the cost of its reading at the rate so far.
             brought = []
             for of_row, r in zip(candidates, room, strict=True):
                 usable = [c for c in of_row if _way(c) <= way]
@@ -238,7 +238,7 @@ class AdaptiveSchedule(Schedule):
         return replace(plan, again=k == 0 and foreseen)
 
     def _try(self, way: int, candidates: Sequence, room: Sequence[int]) -> Plan:
-        """One token, for one row in SAMPLE: those with the least to read."""
+        """Draft one token for one row in SAMPLE, those with the least to read."""
         found = {
             b: c for b, of_row in enumerate(candidates) for c in of_row[::-1] if _way(c) == way
         }
@@ -247,7 +247,7 @@ class AdaptiveSchedule(Schedule):
         return _plan(chosen, room, [1] * len(room))
 
     def _of(self, rows: int) -> Costs:
-        """What is known of so many rows; at first what is known of the nearest number."""
+        """The costs with this many rows, first guessed from the nearest number."""
         key = size, drafter = rows.bit_length(), self._drafter
         if key not in self._costs:
             like = [known for known in self._costs if known[1] == drafter] or list(self._costs)
@@ -256,7 +256,7 @@ class AdaptiveSchedule(Schedule):
         return self._costs[key]
 
     def _brings(self, candidate: Candidate, room: int, t: np.ndarray, rate: float) -> np.ndarray:
-        """Expected tokens that pass, of drafts of `t` tokens."""
+        """How many tokens are expected to pass in drafts of `t` tokens, less the cost of reading."""
         h = self._chances[candidate.kind].of(self._mean(candidate))
         passing = np.cumprod(np.where(t > 0, h, 1.0))  # of the t-th token and all before
         tokens = (np.cumsum(passing) - 1)[np.minimum(t, min(candidate.most, room))]
@@ -267,7 +267,7 @@ class AdaptiveSchedule(Schedule):
         return tokens - reading * (1 + tokens) * (t > 0)
 
     def _mean(self, candidate: Candidate) -> float:
-        """Of a drafted token of all kinds of its drafter."""
+        """The chance of a drafted token, over all kinds of its drafter."""
         kin = [
             share
             for kind, share in self._chances.items()

@@ -1,7 +1,7 @@
-"""A draft model that scores fewer tokens: those of the texts at hand. What it never proposes, the target still writes.
+"""A draft model that scores only the tokens of the texts at hand. The target can still write all the others.
 
 Zhao et al. 2025 (FR-Spec, arXiv 2502.14856) and Goel et al. 2025 (VocabTrim, arXiv 2506.22694) keep frequent tokens
-of one language. Here they are given, or learned from the texts of this run, for each target language apart.
+of one language. Here they are given, or learned from this run's texts, separately for each target language.
 """
 
 from collections import Counter, defaultdict
@@ -11,14 +11,14 @@ from typing import Any
 
 import mlx.core as mx
 
-RARE = 0.1  # a set is made once no more tokens than that are expected to be new
-LEAST = 1000  # tokens that have to be written before
-MISSES = 32  # it is made again after so many tokens that it lacked
+RARE = 0.1  # make a set once at most this share of tokens is expected to be new
+LEAST = 1000  # tokens that must be written before that
+MISSES = 32  # make it again after this many tokens that it lacked
 
 
 @dataclass(frozen=True)
 class Narrowed:
-    """A model that scores some tokens only."""
+    """A model that scores only some tokens."""
 
     model: Any
     tokens: frozenset[int]
@@ -26,14 +26,14 @@ class Narrowed:
     vocab_size: int
 
     def widened(self, logits: mx.array) -> mx.array:
-        """Logits [B, V] of all tokens, -inf but for those that the model scores, from its own [B, n]."""
+        """Logits [B, V] of all tokens from the model's own [B, n]: -inf for tokens that it does not score."""
         wide = mx.full((len(logits), self.vocab_size), -mx.inf, logits.dtype)
         wide[:, self.ids] = logits
         return wide
 
 
 class DraftVocabulary:
-    """What a draft model is to score: given tokens, or those that the target has written so far."""
+    """The tokens that a draft model scores: given ones, or those that the target has written so far."""
 
     def __init__(
         self,
@@ -42,14 +42,14 @@ class DraftVocabulary:
         tokens: Collection[int] | None = None,
         complete: Callable[[Collection[int]], Collection[int]] = lambda tokens: tokens,
     ):
-        """size: ids from here on are not the target's. tokens: None to learn them.
-        complete: adds what belongs to any text of such tokens, such as single characters."""
+        """size: the target lacks ids from here on. tokens: None to learn them.
+        complete: adds tokens that any such text may need, such as single characters."""
         self._model, self._size, self._given, self._complete = model, size, tokens, complete
         self._written: defaultdict[str | None, Counter[int]] = defaultdict(Counter)
         self._made: Narrowed | None = None
         self._languages: Collection[str | None] = ()  # of what was made
         self._misses = 0  # since then
-        # Tokens since the first set, and those of them that the set of the moment lacked.
+        # Tokens written since the first set, and how many the current set lacked.
         self.written = self.missed = 0
         if tokens is not None:
             self._make(tokens)
@@ -62,7 +62,7 @@ class DraftVocabulary:
         return f"draft vocabulary: {kept:,} of {self._size:,} tokens; {others}"
 
     def narrowed(self, languages: Collection[str | None]) -> Narrowed | None:
-        """The model for rows of these target languages; None: the whole."""
+        """The model for rows of these target languages; None: use the whole model."""
         if self._given is not None:
             return self._made
         counts = [self._written[language] for language in languages]
@@ -76,7 +76,7 @@ class DraftVocabulary:
         return self._made
 
     def learn(self, tokens: Iterable[int], language: str | None) -> None:
-        """Take the tokens of a text that is finished."""
+        """Learn from the tokens of a finished text."""
         tokens = list(tokens)
         if self._made:
             self.written += len(tokens)
@@ -94,6 +94,6 @@ class DraftVocabulary:
 
 
 def _known(written: Counter[int]) -> bool:
-    """Whether few new tokens are to be expected: their share is that of tokens written once (Good 1953)."""
+    """Whether new tokens are rare: their expected share is that of tokens written once (Good 1953)."""
     once, total = sum(n == 1 for n in written.values()), written.total()
     return total >= LEAST and once <= RARE * total
