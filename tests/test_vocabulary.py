@@ -177,5 +177,5 @@ def test_commands(demo_pair, demo_folders, tmp_path):
     for wrong in ("all", [], [-1], ["a"]):
         with pytest.raises(InputError, match="neither token ids nor 'auto'"):
             SpeculativeDecoder(model, tokenizer, draft, draft_vocabulary=wrong)
-    with pytest.raises(InputError, match="is for a draft model"):
+    with pytest.raises(InputError, match="a draft vocabulary needs a draft model"):
         SpeculativeDecoder(model, tokenizer, draft_vocabulary="auto")
