@@ -1,7 +1,7 @@
 """Whisper in MLX (Radford et al. 2022, arXiv 2212.04356), and distil-Whisper (Gandhi et al. 2023, arXiv 2311.00430).
 
-A prompt is one number, that of a window of sound: `Windows` has the window's features, and keeps what an encoder
-made of them, so that a draft model with the target's encoder never runs it again.
+A prompt is a single number, which names a window of sound. `Windows` holds each window's features and what encoders
+made of them, so a draft model with the target's encoder never runs it again.
 Shapes: B rows, F frames of a window, S encoder positions (F / 2), T new tokens, V vocabulary.
 """
 
@@ -24,12 +24,12 @@ from families.bart_checkpoints import NAMES as BART
 from model import EncoderDecoder
 from speculative.cache import CrossCache, known_positions
 
-_END = 50257  # of the vocabulary of several languages; what fine-tunes may leave out
+_END = 50257  # in the multilingual vocabulary; fine-tunes may leave it out
 
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
-    """Under Hugging Face's names, but for max_positions, which is max_target_positions."""
+    """Whisper's settings under Hugging Face's names, except max_positions, which is max_target_positions there."""
 
     num_mel_bins: int
     d_model: int
@@ -45,7 +45,7 @@ class Config(BaseConfig):
     activation: str = "gelu"
 
     norm_first = property(lambda c: True)
-    source_vocab_size = property(lambda c: 1 << 30)  # any number is a window's
+    source_vocab_size = property(lambda c: 1 << 30)  # windows may have any number
     frames = property(lambda c: 2 * c.max_source_positions)  # of a window
 
     @classmethod
@@ -72,7 +72,7 @@ class Windows:
 
     @contextmanager
     def holding(self, features: np.ndarray) -> Iterator[int]:
-        """The number of a window of features [F, bins] for a while; it never comes again."""
+        """Hold a window of features [F, bins] while the context is open; its number is never used again."""
         number = next(self._numbers)
         self._features[number] = features
         try:
@@ -136,12 +136,12 @@ class Whisper(EncoderDecoder):
         self.windows = Windows()
 
     def share(self, target: "Whisper", encoder: bool) -> None:
-        """Draft for `target`: read its windows and, where this encoder is the same, what its encoder made of them.
-        InputError for one that hears other features."""
+        """Draft for `target`: share its windows and, if `encoder` says that they are the same, its encoder. Raises
+        InputError if this model needs other features."""
         ours, theirs = self.config, target.config
         if (ours.num_mel_bins, ours.frames) != (theirs.num_mel_bins, theirs.frames):
             raise InputError(
-                f"the draft model hears {ours.num_mel_bins} bins and {ours.frames} frames, "
+                f"the draft model reads {ours.num_mel_bins} bins and {ours.frames} frames, "
                 f"the model {theirs.num_mel_bins} and {theirs.frames}"
             )
         self.windows = target.windows
@@ -149,20 +149,18 @@ class Whisper(EncoderDecoder):
             self.encoder = target.encoder
 
     def prefix(self, prompt: Sequence[int]) -> list[int]:
-        """InputError: a text begins with a language and a task, see speech/rules.py."""
-        raise InputError(
-            "this model transcribes sound: see transcribe.py, or /v1/audio of a server"
-        )
+        """Raise InputError: speech/rules.py gives a text its first tokens."""
+        raise InputError("this model transcribes sound: use transcribe.py, or a server's /v1/audio")
 
     def start(self, tokens: mx.array, mask: np.ndarray | None = None) -> CrossCache:
-        """Encode the windows with the numbers tokens [B, 1], and project their keys and values."""
+        """Encode the windows whose numbers are tokens [B, 1], and project their keys and values."""
         numbers = np.array(tokens)[:, 0].tolist()
         memory = self.windows.encoded(numbers, self.encoder)
         cross = [layer.cross_attention.project(memory) for layer in self.decoder.layers]
         return CrossCache(cross, np.ones(memory.shape[:2], bool))
 
     def decode(self, tokens: mx.array, positions: np.ndarray, cache: CrossCache) -> mx.array:
-        """InputError for a position beyond the model's last."""
+        """As the contract says. Raises InputError for a position beyond the model's last."""
         known, most = known_positions(positions), self.config.max_positions
         if known.max() >= most:
             raise InputError(f"the text is longer than the {most} positions that the model knows")
@@ -178,7 +176,7 @@ NAMES = replace(
     family="Whisper",
     rules=[
         (r"decoder\.embed_tokens\.weight", "embedding.weight"),
-        (r"proj_out\.weight", "head.weight"),  # which no model has: it is the embedding
+        (r"proj_out\.weight", "head.weight"),  # always tied to the embedding
         (r"encoder\.(conv[12])\.(weight|bias)", "encoder.{}.{}"),
         *BART.rules,
     ],
@@ -187,7 +185,7 @@ NAMES = replace(
 
 
 def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The checkpoint's tensors under our names, convolutions as MLX has them: [out, width, in]."""
+    """The checkpoint's tensors under our names, with convolutions in MLX's layout [out, width, in]."""
     found = NAMES.rename(tensors)
     for name in ("encoder.conv1.weight", "encoder.conv2.weight"):
         if (t := found.get(name)) and len(t.shape) == 3:

@@ -1,4 +1,4 @@
-"""OpenAI's answers: rows to an answer's body, whole or in chunks of a stream."""
+"""OpenAI's answers: turns rows into bodies, whole or in chunks of a stream."""
 
 import time
 import uuid
@@ -14,12 +14,12 @@ from speculative.row import Row, Stats
 
 
 class Writer:
-    """The bodies of a request's answers. Its rows are its prompts in their order, `num_samples` of each."""
+    """Writes the bodies of a request's answers. Its rows are its prompts in order, `num_samples` of each."""
 
     def __init__(self, asked: Asked, rows: Sequence[Row], model: str, piece: Callable[[int], str]):
         """piece: the text of a token."""
         self._asked, self._rows, self._piece = asked, rows, piece
-        self._told = [START] * len(rows)  # in a stream
+        self._told = [START] * len(rows)  # progress that the stream has sent
         self._chat = isinstance(asked, Chat)
         kind, name = ("chat.completion", "chatcmpl") if self._chat else ("text_completion", "cmpl")
         self._head = {
@@ -30,25 +30,25 @@ class Writer:
         }
 
     def whole(self, ends: Sequence[Progress]) -> dict[str, Any]:
-        """The answer, where all rows have ended like this."""
+        """The whole answer, once all rows have ended."""
         choices = [self._choice(i, START, end) for i, end in enumerate(ends)]
         return {**self._head, "choices": choices, "usage": self._usage(ends)}
 
     def begin(self) -> Iterator[dict[str, Any]]:
-        """What a stream begins with."""
+        """The first chunks of a stream."""
         for index in range(len(self._rows) if self._chat else 0):
             delta = {"role": "assistant", "content": ""}
             yield self._chunk({"index": index, "delta": delta, "finish_reason": None})
 
     def chunks(self, progress: Sequence[Progress]) -> Iterator[dict[str, Any]]:
-        """What the rows have gained, as chunks of a stream."""
+        """Chunks with what the rows have gained since the last."""
         told, self._told = self._told, list(progress)
         for index, (before, now) in enumerate(zip(told, progress, strict=True)):
             if now is not before:
                 yield self._chunk(self._choice(index, before, now))
 
     def end(self) -> Iterator[dict[str, Any]]:
-        """What a stream ends with."""
+        """The last chunks of a stream."""
         if self._asked.include_usage:
             yield {**self._head, "choices": [], "usage": self._usage(self._told)}
 
@@ -114,20 +114,20 @@ def _token(text: str, score: float) -> dict[str, Any]:
 
 
 def counts(stats: Stats) -> dict[str, int]:
-    """Of tokens and calls."""
+    """The counts of tokens and calls."""
     names = ("tokens", "target_calls", "drafted", "accepted")
     return {name: getattr(stats, name) for name in names}
 
 
 def pieces(tokenizer: Tokenizer) -> Callable[[int], str]:
-    """What says a token's text, as it is within a text: with the space before it."""
+    """A function that gives a token's text as within a text, with the space before it."""
     before = tokenizer.encode("a", add_special_tokens=False).ids
     known = len(tokenizer.decode(before, skip_special_tokens=False))
     return lambda token: tokenizer.decode([*before, token], skip_special_tokens=False)[known:]
 
 
 def error(status: int, message: str) -> dict[str, Any]:
-    """The body of an answer that is an error."""
+    """The body of an error."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
     code = {401: "invalid_api_key", 404: "not_found", 503: "overloaded"}.get(status)
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}

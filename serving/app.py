@@ -1,4 +1,4 @@
-"""The routes: who may ask, what is asked, and how it is answered while it is decoded."""
+"""The server's routes: they authorise requests, read them, and answer while the engine decodes."""
 
 import asyncio
 import hmac
@@ -44,23 +44,23 @@ _PAGE_MAY = (
 
 @dataclass
 class Api:
-    """What is served, and to whom; and the handlers of the routes."""
+    """What is served and to whom, with the handlers of the routes."""
 
     name: str  # of the model
     draft_model: str | None  # its name
     engine: Engine
     max_prompt_tokens: int
-    max_tokens: int  # that a request may ask for
+    max_tokens: int  # the most that a request may ask for
     api_key: str | None
-    hosts: Sequence[str]  # names under which the server is asked
-    transcriber: Transcriber | None = None  # of a model of speech
+    hosts: Sequence[str]  # names by which clients may address the server
+    transcriber: Transcriber | None = None  # for a Whisper model
 
     def __post_init__(self):
         model, tokenizer = self.engine.decoder.model, self.engine.decoder.tokenizer
         self._piece = answers.pieces(tokenizer)
         chat = getattr(model, "chat", None)
         self._chat = chat if chat is not None and chat.has_chat_template else None
-        self._of_chats = SpeculativeDecoder(  # a template has the special tokens
+        self._of_chats = SpeculativeDecoder(  # chat templates write the special tokens themselves
             model,
             tokenizer,
             encode=lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
@@ -93,14 +93,14 @@ class Api:
             ],
             middleware=[
                 Middleware(_counted, requests=self.engine.metrics.requests),
-                # A page elsewhere may have its name lead here.
+                # Another web page may let its own name resolve to this machine.
                 Middleware(TrustedHostMiddleware, allowed_hosts=self.hosts, www_redirect=False),
             ],
             exception_handlers={
                 HTTPException: lambda _, e: _error(e.status_code, e.detail, e.headers),
                 Refused: lambda _, error: _error(503, str(error), RETRY_AFTER),
                 InputError: lambda _, error: _error(400, str(error)),
-                # Nobody reads it; the number is nginx's.
+                # Nobody reads this answer; the status is nginx's.
                 ClientDisconnect: lambda *_: Response(status_code=499),
                 Exception: lambda *_: _error(500, "an error of the server's"),
             },
@@ -137,19 +137,19 @@ class Api:
         gone = asyncio.create_task(when_gone(request, cancel))
         writer, steps = Writer(asked, rows, self.name, self._piece), steps_of(jobs, event)
         try:
-            first = await anext(steps)  # a status can only be told before a stream begins
+            first = await anext(steps)  # the status must be known before a stream begins
             if asked.stream:
                 return StreamingResponse(
                     _events(writer, first, steps),
                     media_type="text/event-stream",
                     headers={"cache-control": "no-store"},
-                    background=BackgroundTask(cancel),  # however it has ended
+                    background=BackgroundTask(cancel),  # however the stream ends
                 )
             async for _ in steps:
                 pass
             return JSONResponse(writer.whole([job.progress for job in jobs]))
         except HTTPException:
-            cancel()  # the request's other rows
+            cancel()  # also the request's other rows
             if gone.done():
                 raise ClientDisconnect from None
             raise
@@ -157,8 +157,8 @@ class Api:
             gone.cancel()
 
     def _rows(self, asked: Completion | Chat) -> list[Row]:
-        """The rows of a request, InputError for what the model cannot take: it is the one to be told, and not
-        those that the row would be decoded with."""
+        """The rows of a request. Raises InputError now for what the model cannot take, so that it fails this request
+        and not the rows beside it."""
         options = asked.options(self.engine.options)
         if options.max_tokens is not None and options.max_tokens > self.max_tokens:
             raise InputError(f"max_tokens is {options.max_tokens}; {self.max_tokens} at most")
@@ -174,28 +174,30 @@ class Api:
         return rows
 
     def _in_template(self, asked: Chat) -> str:
-        """The text that the model reads for the messages."""
+        """The prompt that the chat template makes of the messages."""
         chat, messages = self._chat, [message.model_dump() for message in asked.messages]
         if chat is None:
-            raise InputError("this model has no chat template: ask /v1/completions")
+            raise InputError("this model has no chat template: use /v1/completions")
         try:
             return chat.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # a template's own, of any class
+        except Exception as error:  # templates may raise any class
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise InputError(f"the chat template refuses these messages: {reason}") from None
 
     def _authorize(self, request: Request) -> None:
         given = request.headers.get("authorization", "").encode("latin-1")  # the bytes as sent
         if self.api_key and not hmac.compare_digest(given, f"Bearer {self.api_key}".encode()):
-            raise HTTPException(401, "no API key, or a wrong one: Authorization: Bearer ...")
+            raise HTTPException(
+                401, "the API key is missing or wrong: send Authorization: Bearer KEY"
+            )
 
     def _check_model(self, name: str | None) -> None:
         if name not in (None, self.name):
-            raise HTTPException(404, f"the model here is {self.name}")
+            raise HTTPException(404, f"this server has only the model {self.name}")
 
 
 def _counted(app: ASGIApp, requests: Counter) -> ASGIApp:
-    """The app; answers of what is posted are counted by their status."""
+    """The app. It counts the answers to POST requests by their status."""
 
     async def counted(scope: Scope, receive: Receive, send: Send) -> None:
         async def counting(message: Message) -> None:
@@ -213,17 +215,17 @@ def _error(status: int, message: str, headers: Mapping[str, str] | None = None) 
 
 
 async def _body(request: Request) -> bytes:
-    # Another kind could come from any page of the browser's, which asks nobody first.
+    # Browsers send other types from any web page without asking first.
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise HTTPException(415, "the body has to be of the type application/json")
+        raise HTTPException(415, "the body must be application/json")
     return await read_body(request, MAX_BODY)
 
 
 async def _events(
     writer: Writer, progress: list[Progress] | None, steps: AsyncIterator[list[Progress]]
 ) -> AsyncIterator[str]:
-    """A stream, of which the first step is there already."""
+    """A stream's events; its first step has already been decoded."""
     for body in writer.begin():
         yield event_of(body)
     try:

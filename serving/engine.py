@@ -1,5 +1,5 @@
-"""One loop that decodes for everybody who asks, as rows of one batch. Its thread is the only one that touches a model.
-Others submit rows and read how far they are; a row is its own buffer, so a slow reader holds nobody up."""
+"""One loop decodes the rows of all requests in one batch. Only its thread touches a model. Other threads submit rows
+and read their progress; each row is its own buffer, so a slow reader holds nobody up."""
 
 import sys
 import threading
@@ -20,12 +20,12 @@ CANCELLED, REFUSED, FAILED = "cancelled", "refused", "failed"
 
 
 class Refused(Exception):
-    """These rows are not taken; the message says why."""
+    """The rows were not taken; the message says why."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a row is. What it has beyond `tokens` is not to be read yet."""
+    """How far a row is. Do not read its tokens beyond `tokens` yet."""
 
     tokens: int = 0
     finish_reason: str | None = None
@@ -37,7 +37,7 @@ START = Progress()
 
 @dataclass(eq=False)
 class Job:
-    """A row on its way through the engine."""
+    """A row in the engine."""
 
     row: Row
     wake: Callable[[], object]  # called, in any thread, whenever there is progress
@@ -46,7 +46,7 @@ class Job:
     submitted: float = field(default_factory=time.perf_counter)
 
     def tell(self, finish_reason: str | None) -> None:
-        """What the row has now may be read."""
+        """Let the row's present tokens be read."""
         self.progress = Progress(len(self.row.origins), finish_reason, self.row.stats.copy())
         self.wake()
 
@@ -57,7 +57,7 @@ class Engine:
     def __init__(
         self, decoder: SpeculativeDecoder, options: Options, batch_size: int, queue_size: int
     ):
-        """options: the acceptance rule, lenience and what drafts, for all rows; all else is a row's own."""
+        """options: the acceptance rule, lenience and drafter for all rows; all other options are each row's own."""
         self.decoder, self.options = decoder, options
         self._batch_size, self._queue_size = decoder.at_most(batch_size), queue_size
         self._waiting: deque[Job] = deque()
@@ -69,7 +69,8 @@ class Engine:
     def submit(
         self, rows: Sequence[Row], wake: Callable[[], object], more: bool = False
     ) -> list[Job]:
-        """Have rows decoded, all of them or none: Refused. more: for what has begun, however many wait."""
+        """Decode these rows, or raise Refused and take none if too many wait. more: take them in any case, because they
+        continue a request."""
         jobs = [Job(row, wake) for row in rows]
         with self._changed:
             if self.closed:
@@ -81,7 +82,7 @@ class Engine:
         return jobs
 
     def cancel(self, jobs: Sequence[Job]) -> None:
-        """Nobody waits for these any more: their rows end before the next step."""
+        """End these rows before the next step, because nobody waits for them."""
         with self._changed:
             for job in jobs:
                 job.cancelled = True
@@ -92,7 +93,7 @@ class Engine:
                 job.tell(CANCELLED)
 
     def close(self) -> None:
-        """Take no more rows, refuse those that wait, and have `run` return when the others are done."""
+        """Take no more rows, refuse those that wait, and let `run` return once the others are done."""
         with self._changed:
             self.closed = True
             refused, self._waiting = self._waiting, deque()
@@ -101,25 +102,25 @@ class Engine:
             job.tell(REFUSED)
 
     def abort(self) -> None:
-        """Close, and do not wait for what runs."""
+        """Close without waiting for running rows."""
         self.close()
         self.cancel(list(self._running.values()))
 
     def run(self) -> None:
-        """Decode what is submitted, until `close`."""
+        """Decode submitted rows until `close`."""
         while self._wait():
             try:
                 self._decode()
             except Exception:
-                # Of one row too many for the memory, or of ours. What was side by side is lost, no more.
+                # Too little memory, or a bug. Only the rows in the batch are lost.
                 traceback.print_exc(file=sys.stderr)
                 for job in list(self._running.values()):
                     self._end(job, FAILED)
 
     def _wait(self) -> bool:
-        """Until a row waits (True) or the engine is closed."""
+        """Wait for a row; return whether there is one, or the engine was closed."""
         with self._changed:
-            # In turns of a second: Python may miss a signal that comes just before a wait.
+            # Wait one second at a time: Python may miss a signal that comes just before a wait.
             while not self._waiting and not self.closed:
                 self._changed.wait(1)
             return bool(self._waiting)
@@ -135,14 +136,14 @@ class Engine:
                 pass
 
     def take(self, count: int, wait: bool) -> list[Row]:
-        """As `speculative.batch.decode` has it. The wait is in `run`, where no memory is wired."""
+        """As `decode` needs it. `run` does the waiting, while no memory is wired."""
         with self._changed:
             jobs = [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
             self._running |= {job.row: job for job in jobs}
         return [job.row for job in jobs]
 
     def _watch(self, rows: Sequence[Row]) -> None:
-        """Tell what rows have gained, and end those that nobody waits for."""
+        """Publish the rows' progress, and end those that nobody waits for."""
         for row in [row for row in rows if row in self._running]:
             job = self._running[row]
             if not job.progress.tokens:

@@ -1,4 +1,4 @@
-"""What a server has done, as text that Prometheus reads."""
+"""A server's counts, in Prometheus' text format."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from speculative.row import Stats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-_COUNTED = {  # of Stats -> as what
+_COUNTED = {  # fields of Stats -> names of metrics
     "prompt_tokens": ("prompt_tokens", "Tokens of prompts read."),
     "tokens": ("generated_tokens", "Tokens of texts."),
     "target_calls": ("target_calls", "Calls of the target, counted per text."),
@@ -21,10 +21,10 @@ without_times_of_creation()
 
 
 class Metrics:
-    """Counts of a server. One thread adds rows, another requests."""
+    """A server's counts. One thread adds rows, another requests."""
 
     def __init__(self, running: Callable[[], int], waiting: Callable[[], int]):
-        """running, waiting: how many rows are in the batch and in the queue."""
+        """running, waiting: functions that return the rows in the batch and in the queue."""
         self._registry, self._stats = CollectorRegistry(), Stats()
         about: dict[str, Any] = dict(namespace="speculative", registry=self._registry)
         self.requests = Counter("requests", "Requests answered, by status.", ["status"], **about)
@@ -39,12 +39,12 @@ class Metrics:
         self.first_token = Histogram(name, text, buckets=SECONDS, **about)
 
     def add(self, stats: Stats, finish_reason: str) -> None:
-        """A row that has ended."""
+        """Count a row that has ended."""
         self._texts.labels(finish_reason).inc()
         self._stats += stats
         for name, counter in self._counted.items():
             counter.inc(getattr(stats, name))
 
     def text(self) -> str:
-        """All of it, in Prometheus' text format."""
+        """All counts, in Prometheus' text format."""
         return generate_latest(self._registry).decode()

@@ -1,5 +1,5 @@
-"""OpenAI's requests: a body to the options of its rows, which speculative/options.py declares. What would change a
-text and is not done here is refused by name; so is what is unknown. A value that is null is as good as none."""
+"""OpenAI's requests: from a body to the options of its rows, which speculative/options.py declares. Unknown fields, and
+unsupported ones that would change a text, are refused by name. null means that a field is not given."""
 
 import re
 from dataclasses import replace
@@ -12,7 +12,7 @@ from errors import InputError
 from speculative.options import DECLARED, Options
 from speculative.processors import CountPenalty
 
-_NEUTRAL: dict[str, tuple] = {  # what is not done -> the values that ask for nothing
+_NEUTRAL: dict[str, tuple] = {  # unsupported fields -> values that change nothing
     "best_of": (1,),
     "echo": (False,),
     "function_call": ("none", "auto"),
@@ -23,7 +23,7 @@ _NEUTRAL: dict[str, tuple] = {  # what is not done -> the values that ask for no
     "tool_choice": ("none", "auto"),
     "tools": ([],),
 }
-_OF_NO_MATTER = (  # to a text
+_OF_NO_MATTER = (  # fields that do not affect the text
     *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
     *("prompt_cache_retention", "parallel_tool_calls"),
 )
@@ -32,7 +32,7 @@ _NAMES = {d.request or name: name for name, d in DECLARED.items() if d.request i
 
 
 def _joined(content: Any) -> str:
-    """A message's content: a text, or parts of text."""
+    """A message's content: a text or a list of text parts."""
     parts = content if isinstance(content, list) else [{"text": content}]
     try:
         return "".join(part["text"] for part in parts)
@@ -47,7 +47,7 @@ class _Message(BaseModel):
 
 
 class _Prediction(BaseModel):
-    """A text that the answer will resemble: OpenAI's predicted outputs."""
+    """A text that the answer will resemble (OpenAI's predicted outputs)."""
 
     model_config = ConfigDict(strict=True)
     type: Literal["content"]
@@ -55,7 +55,7 @@ class _Prediction(BaseModel):
 
 
 class Asked(BaseModel):
-    """What a request asks for: what completions and chats have both, and in `model_extra` most options."""
+    """The fields that completions and chats share; most options are in `model_extra`."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
     model: str | None = None
@@ -65,15 +65,15 @@ class Asked(BaseModel):
     prediction: _Prediction | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    logit_bias: dict[Annotated[int, Strict(False)], float] | None = None  # JSON's keys are texts
+    logit_bias: dict[Annotated[int, Strict(False)], float] | None = None  # JSON keys are strings
 
     @property
     def include_usage(self) -> bool:
-        """At a stream's end."""
+        """Whether a stream ends with its usage."""
         return bool((self.stream_options or {}).get("include_usage"))
 
     def options(self, defaults: Options) -> Options:
-        """Those of its rows; InputError for what cannot be had."""
+        """The options of its rows. Raises InputError if they are out of range."""
         more = self.model_extra or {}
         _check_fields(more)
         asked = {name: more.get(field) for field, name in _NAMES.items()}
@@ -91,7 +91,7 @@ class Asked(BaseModel):
             raise InputError(re.sub(pattern, lambda found: fields[found[0]], str(error))) from None
 
     def _own(self) -> dict[str, Any]:
-        """The options that have fields here."""
+        """The options that are fields of this class."""
         reference = self.prediction.content if self.prediction else None
         return {"logit_bias": self.logit_bias, "reference": reference}
 
@@ -122,18 +122,18 @@ class Chat(Asked):
 
 
 def _check_fields(more: dict[str, Any]) -> None:
-    """InputError for a field that nobody knows, or that asks for what is not done."""
+    """Raise InputError for an unknown or unsupported field."""
     for field, value in more.items():
         if not any(field in known for known in (_NAMES, _NEUTRAL, _THE_SERVERS, _OF_NO_MATTER)):
             raise InputError(f"there is no field {field[:50]!r}")
         if field in _THE_SERVERS and value is not None:
-            raise InputError(f"{field} is the server's: it is set when that starts")
+            raise InputError(f"{field} is set for the whole server when it starts")
         if field in _NEUTRAL and value not in (None, *_NEUTRAL[field]):
-            raise InputError(f"{field} is not supported here")
+            raise InputError(f"{field} is not supported")
 
 
 def _check_sizes(asked: dict[str, Any]) -> None:
-    """InputError for more of an option than requests may ask for."""
+    """Raise InputError if an option is above the limit for requests."""
     for name, value in asked.items():
         most, is_list = DECLARED[name].served, isinstance(value, (list, dict))
         size = len(value) if is_list else value
@@ -143,7 +143,7 @@ def _check_sizes(asked: dict[str, Any]) -> None:
 
 
 def parse(body: bytes, kind: type[Completion] | type[Chat]) -> Completion | Chat:
-    """What a request's body asks for; InputError for what is no such request."""
+    """Parse a request's body. Raises InputError if it is not such a request."""
     try:
         return kind.model_validate(from_json(body, allow_inf_nan=False))
     except ValidationError as error:
@@ -153,7 +153,7 @@ def parse(body: bytes, kind: type[Completion] | type[Chat]) -> Completion | Chat
 
 
 def _said(error: ValidationError) -> str:
-    """The first thing that is wrong, in a line."""
+    """The first error, in one line."""
     first = error.errors(include_url=False, include_input=False)[0]
     path = first["loc"][:1] if "logit_bias" in first["loc"] else first["loc"]  # not the user's keys
     where, kind, what = ".".join(map(str, path)), first["type"], first["msg"]

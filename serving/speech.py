@@ -1,4 +1,4 @@
-"""Sound over HTTP: OpenAI's transcriptions and translations, as rows of the engine that texts are decoded by."""
+"""OpenAI's /v1/audio routes: sounds are decoded as rows of the same engine as texts."""
 
 import asyncio
 import io
@@ -34,7 +34,7 @@ _KNOWN = {
 
 
 class Speech:
-    """The routes of sound. Without a transcriber they say so."""
+    """Answers audio requests; without a transcriber, with an error."""
 
     def __init__(
         self,
@@ -147,32 +147,32 @@ def _next(transcript: Rows) -> list[Row] | Transcript:
 
 
 def _check_origin(request: Request) -> None:
-    """HTTPException for what another page of the browser's sends: for forms it asks nobody first."""
+    """Raise HTTPException for another web page's request: browsers send forms without asking first."""
     origin = request.headers.get("origin")
     if origin and urlsplit(origin).netloc != request.headers.get("host"):
-        raise HTTPException(403, "a page elsewhere may not ask")
+        raise HTTPException(403, "other web pages may not send requests")
 
 
 async def _form(request: Request) -> FormData:
-    """The fields of a request. InputError for those that are not known or not done here."""
+    """The fields of a request. Raises InputError for unknown or unsupported ones."""
 
     async def stream(body: bytes):
         yield body
 
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-        raise HTTPException(415, "the body has to be of the type multipart/form-data")
+        raise HTTPException(415, "the body must be multipart/form-data")
     body = await read_body(request, MAX_SOUND)
     try:
         form = await MultiPartParser(request.headers, stream(body), max_files=1).parse()
     except (MultiPartException, KeyError, ValueError) as error:
-        raise InputError(f"the body is no form: {getattr(error, 'message', error)}") from None
+        raise InputError(f"the body is not a form: {getattr(error, 'message', error)}") from None
     if not isinstance(form.get("file"), UploadFile):
-        raise InputError("file is missing: the sound")
+        raise InputError("the field file, with the sound, is missing")
     for field in form:
         if field not in _KNOWN:
-            raise InputError(f"{field[:50]} is not supported here")
+            raise InputError(f"{field[:50]} is not supported")
     if "word" in form.getlist("timestamp_granularities[]"):
-        raise InputError("timestamps of words are not supported here")
+        raise InputError("word timestamps are not supported")
     return form
 
 
@@ -187,7 +187,7 @@ def _asked(form: FormData, task: str, num_draft: int | str) -> Asked:
     try:
         temperature = float(str(form.get("temperature") or 0))
     except ValueError:
-        raise InputError("temperature is no number") from None
+        raise InputError("temperature is not a number") from None
     return Asked(
         language=str(form["language"]).lower() if form.get("language") else None,
         task=task,

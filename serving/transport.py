@@ -1,4 +1,4 @@
-"""What all routes share: a request's body, how far its rows are, and the events of a stream."""
+"""What all routes share: reading a request's body, following its rows, and writing stream events."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from serving.engine import CANCELLED, FAILED, REFUSED, START, Job, Progress
 
-BODY_SECONDS = 30.0  # for a body to arrive
+BODY_SECONDS = 30.0  # in which a body must arrive
 RETRY_AFTER = {"retry-after": "1"}  # seconds
 FAILURES = {
     FAILED: (500, "decoding failed; the server's log says why"),
@@ -21,7 +21,7 @@ FAILURES = {
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """A request's body. HTTPException for one of more than `most` bytes, or that does not come."""
+    """A request's body. Raises HTTPException if it has more than `most` bytes or does not arrive in time."""
     body = bytearray()
     try:
         with anyio.fail_after(BODY_SECONDS):
@@ -35,15 +35,15 @@ async def read_body(request: Request, most: int) -> bytes:
 
 
 async def when_gone(request: Request, then: Callable[[], object]) -> None:
-    """Do this when the client has gone away."""
+    """Call `then` when the client has disconnected."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
     then()
 
 
 async def steps_of(jobs: Sequence[Job], event: asyncio.Event) -> AsyncIterator[list[Progress]]:
-    """How far a request's rows are, whenever that has changed, until all have ended. HTTPException for a row that
-    will not be finished. event: set when there is progress."""
+    """Yield the progress of a request's rows whenever it changes, until all have ended. Raises HTTPException if a row
+    fails. event: set when there is progress."""
     progress = [START]
     while not all(each.finish_reason for each in progress):
         await event.wait()

@@ -1,4 +1,4 @@
-"""Sound files as samples. PyAV, which brings FFmpeg, reads them; without it `wave` reads 16 kHz wav."""
+"""Reads sound files: with PyAV, which brings FFmpeg, nearly all of them; without it 16 kHz wav."""
 
 import io
 import itertools
@@ -19,7 +19,7 @@ except ImportError:
     av = None  # type: ignore[assignment]
 
 Report = Callable[[str], None]
-LONGEST = 24 * 3600  # seconds: weeks of silence fit into a few MB
+LONGEST = 24 * 3600  # seconds, because weeks of silence fit into a few MB
 
 
 def read(
@@ -27,8 +27,8 @@ def read(
 ) -> np.ndarray:
     """The first sound track of a file, mono: [samples], float32 in [-1, 1], RATE a second.
 
-    source: a path, or "-" for `stdin` (None: standard input); report: is given a line when damaged
-    parts are left out. InputError for what cannot be opened or holds no sound. Both name the source.
+    source: a path, or "-" for `stdin` (None: standard input); report: called with a line if damaged parts
+    are left out. Raises InputError if it cannot be opened or holds no sound. Both name the source.
     """
     name = "standard input" if source == "-" else source
     try:
@@ -43,7 +43,7 @@ def read(
 
 
 def decoded(file: BinaryIO, report: Report) -> np.ndarray:
-    """As `read`, of an open file, which has no name."""
+    """As `read`, from an open file; errors do not name it."""
     if not file.seekable():
         file = io.BytesIO(file.read())  # many formats have their index at the end
     samples = _from_ffmpeg(file, report) if av else _from_wav(file)
@@ -53,14 +53,14 @@ def decoded(file: BinaryIO, report: Report) -> np.ndarray:
 
 
 def _from_ffmpeg(file: BinaryIO, report: Report) -> np.ndarray:
-    nothing_else = {"protocol_whitelist": "none"}  # no file or address that a playlist names
+    nothing_else = {"protocol_whitelist": "none"}  # open no file or address named in a playlist
     try:
         with av.open(
             file, "r", metadata_errors="replace", container_options=nothing_else
         ) as container:
             tracks = container.streams.audio
             track = next((each for each in tracks if each.codec_context), None)
-            if not track:  # to decode one of an unknown codec ends the process before PyAV 18.1
+            if not track:  # before PyAV 18.1, decoding an unknown codec ends the process
                 raise InputError("holds no sound")
             sound = b"".join(_resampled(_frames(container.demux(track), report)))
     except av.error.FFmpegError as error:
@@ -69,7 +69,7 @@ def _from_ffmpeg(file: BinaryIO, report: Report) -> np.ndarray:
 
 
 def _readable(packets: Iterator[Any], report: Report) -> Iterator[Any]:
-    """The packets that come before the file can be read no further."""
+    """The packets up to where the file becomes unreadable."""
     try:
         yield from packets
     except IndexError:  # PyAV 18, at the end of files whose tracks begin after the header
@@ -100,7 +100,7 @@ def _frames(packets: Iterator[Any], report: Report) -> Iterator[Any]:
 
 
 def _resampled(frames: Iterator[Any]) -> Iterator[bytes]:
-    """16-bit samples, mono, RATE a second. Where the format changes, a new resampler begins."""
+    """16-bit samples, mono, RATE a second. Each change of format begins a new resampler."""
     form = operator.attrgetter("format.name", "layout.name", "sample_rate")
     for _, stretch in itertools.groupby(frames, form):
         resampler = av.AudioResampler("s16", "mono", RATE)
@@ -110,7 +110,7 @@ def _resampled(frames: Iterator[Any]) -> Iterator[bytes]:
 
 
 def _from_wav(file: BinaryIO) -> np.ndarray:
-    """Whole numbers of 8 to 32 bits at RATE, channels averaged. InputError for all else."""
+    """PCM of 8 to 32 bits at RATE, channels averaged. Raises InputError for anything else."""
     try:
         with wave.open(file) as sound:
             channels, width, rate, *_ = sound.getparams()

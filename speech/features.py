@@ -1,14 +1,13 @@
-"""What Whisper hears: the logarithms of a sound's energy by pitch and time (Radford et al. 2022, arXiv 2212.04356,
-section 2.2), in NumPy."""
+"""Whisper's features: log-mel spectrograms (Radford et al. 2022, arXiv 2212.04356, section 2.2), in NumPy."""
 
 import functools
 
 import numpy as np
 
 RATE = 16_000  # samples a second
-HOP = 160  # samples from a frame to the next
+HOP = 160  # samples from one frame to the next
 _WIDTH = 400  # samples of a frame
-_BLOCK = 6_000  # frames that are transformed together
+_BLOCK = 6_000  # frames to transform together
 
 
 @functools.cache
@@ -25,8 +24,8 @@ def _filters(bins: int) -> np.ndarray:
 def log_mel(samples: np.ndarray, bins: int) -> np.ndarray:
     """The features of a whole sound, [frames, bins] float32, a frame for every HOP samples.
 
-    samples: mono, in [-1, 1], at RATE. Silence follows them, and before them they are mirrored. What is quieter than
-    the loudest by 80 dB is cut there, so parts of a sound alone have other features.
+    samples: mono, in [-1, 1], at RATE. They are mirrored at the beginning and padded with silence at the end. Values
+    80 dB below the loudest are clipped, so a part of a sound has other features than the whole.
     """
     frames = len(samples) // HOP
     padded = np.concatenate([samples, np.zeros(_WIDTH, np.float32)])

@@ -1,5 +1,4 @@
-"""Transcripts, and the files that they are written to: what OpenAI's whisper writes, byte for byte where it is read by
-other programs."""
+"""Transcripts and their file formats, which are OpenAI whisper's."""
 
 import json
 from collections.abc import Callable
@@ -17,15 +16,15 @@ class Segment:
     start: float  # seconds
     end: float
     text: str
-    tokens: list[int]  # timestamps too
+    tokens: list[int]  # with timestamps
     temperature: float
     avg_logprob: float
     compression_ratio: float
-    no_speech_prob: float | None = None  # None: not asked for
-    origins: tuple[str, ...] = ()  # of the tokens: see row.ORIGINS
+    no_speech_prob: float | None = None  # None: not computed
+    origins: tuple[str, ...] = ()  # of each token: see row.ORIGINS
 
     def to_dict(self) -> dict:
-        """Without the origins."""
+        """Its fields except the origins."""
         return {name: value for name, value in asdict(self).items() if name != "origins"}
 
 
@@ -39,7 +38,7 @@ class Transcript:
 
 
 def _stamp(seconds: float, hours: bool, point: str) -> str:
-    """Such as 01:02:03.456; without `hours` those are left out where there are none."""
+    """A time such as 01:02:03.456; without `hours`, 02:03.456 if it is less than one hour."""
     whole, milliseconds = divmod(round(seconds * 1000), 1000)
     minutes, second = divmod(whole, 60)
     hour, minute = divmod(minutes, 60)
@@ -53,7 +52,7 @@ def _span(segment: Segment, hours: bool, point: str = ".") -> str:
 
 
 def _line(segment: Segment) -> str:
-    """The text, in which no player sees another cue."""
+    """The text, without arrows that a player would take for another cue."""
     return segment.text.strip().replace("-->", "->")
 
 

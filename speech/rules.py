@@ -1,5 +1,5 @@
-"""What Whisper may write where: the tokens that steer it, and its rules as logits processors (Radford et al. 2022,
-arXiv 2212.04356). They count for target and draft alike, at every position of a step at once."""
+"""Whisper's special tokens, and its rules as logits processors (Radford et al. 2022, arXiv 2212.04356), which target
+and draft model apply to all positions of a step at once."""
 
 import re
 from collections.abc import Mapping
@@ -17,11 +17,11 @@ from speculative.processors import Prefixes, Processor
 TASKS = ("transcribe", "translate")
 SECONDS_PER_TIMESTAMP = 0.02
 _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
-_FIRST = 50  # timestamps: no text begins more than a second into its window
+_FIRST = 50  # in timestamps: a text begins within its window's first second
 
 
 def language_code(text: str, known: Mapping[str, int]) -> str:
-    """The code of a language, given as such or by its English name. InputError for one that is not `known`."""
+    """The code of a language, from a code or an English name. Raises InputError if it is not `known`."""
     code = text.lower()
     if code not in known and len(code) > 3:
         from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
@@ -34,7 +34,7 @@ def language_code(text: str, known: Mapping[str, int]) -> str:
 
 @dataclass(frozen=True)
 class Special:
-    """The ids that steer a Whisper model, and those it is never to write."""
+    """The ids of a Whisper model's special tokens, and those it must never write."""
 
     end: int
     start: int
@@ -42,7 +42,7 @@ class Special:
     no_speech: int
     no_timestamps: int
     tasks: Mapping[str, int] = field(hash=False)
-    languages: Mapping[str, int] = field(hash=False)  # by code; {}: the model knows English alone
+    languages: Mapping[str, int] = field(hash=False)  # by code; {}: English only
     suppressed: tuple[int, ...] = ()
     suppressed_first: tuple[int, ...] = ()
     latest: int = _FIRST  # the last timestamp that a window may begin with
@@ -51,8 +51,8 @@ class Special:
 
     @classmethod
     def read(cls, tokenizer: Tokenizer, generation: Mapping, end: int) -> "Special":
-        """From the tokenizer's names, and the rest from generation_config.json. InputError for a tokenizer without
-        one of these tokens."""
+        """Read the ids from the tokenizer and the rest from generation_config.json. Raises InputError if the tokenizer
+        lacks one of these tokens."""
 
         def token(*names: str) -> int:
             found = (tokenizer.token_to_id(f"<|{name}|>") for name in names)
@@ -82,7 +82,7 @@ class Special:
         )
 
     def prefix(self, language: str, task: str, timestamps: bool = True) -> list[int]:
-        """What a window's text begins with. InputError for a language or a task that the model has not."""
+        """The tokens before a window's text. Raises InputError if the model lacks the language or the task."""
         if not self.languages:
             if language != "en" or task != TASKS[0]:
                 raise InputError("this model transcribes English only")
@@ -97,7 +97,7 @@ class Special:
         return (SuppressedFirst(self.suppressed_first), Timestamps(self))
 
     def options(self, timestamps: bool = True, **asked) -> Options:
-        """How to decode a window."""
+        """The options to decode a window with."""
         rules = self._controls if timestamps else self._controls[:1]
         banned = self.suppressed or None
         return Options(suppress_tokens=banned, processors=rules, logprobs=0, lookup=False, **asked)
@@ -105,7 +105,7 @@ class Special:
 
 @dataclass(frozen=True)
 class SuppressedFirst:
-    """Tokens that a text does not begin with."""
+    """Bans tokens at the beginning of a text."""
 
     tokens: tuple[int, ...]
 
@@ -118,8 +118,8 @@ class SuppressedFirst:
 
 @dataclass(frozen=True)
 class Timestamps:
-    """Text stands between timestamps that do not fall: one before it, one behind it, and where more text follows a
-    second one that begins it. Where timestamps together are likelier than any one other token, one comes."""
+    """Text stands between timestamps that never decrease: one before and one after it, then one that begins the next
+    text. If all timestamps together are more probable than any other token, a timestamp must come."""
 
     special: Special
 
@@ -153,7 +153,7 @@ class Timestamps:
 
 @dataclass(frozen=True)
 class OneOf:
-    """One of these tokens."""
+    """Allows only these tokens."""
 
     tokens: tuple[int, ...]
 
@@ -164,8 +164,7 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Against:
-    """A token against all others: the text is that token or `other`, with the logarithms of its probability and of
-    theirs together."""
+    """Leaves a choice between `token` and `other`, which stands for all other tokens together."""
 
     token: int
     other: int

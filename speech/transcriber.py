@@ -1,4 +1,4 @@
-"""Whisper models that transcribe: how a pair is loaded, and how many sounds are decoded side by side."""
+"""Loads a Whisper pair and transcribes many sounds together."""
 
 import zipfile
 from collections import deque
@@ -25,7 +25,7 @@ Result = Transcript | InputError
 
 
 class Transcriber:
-    """A Whisper model, a draft model for it or none, and what decodes with them. InputError for other models."""
+    """A Whisper model with an optional draft model. Raises InputError for models that are not Whisper's."""
 
     def __init__(self, model: str | Path, draft_model: str | Path | None = None):
         self.model, self.tokenizer = _load(model)
@@ -39,17 +39,17 @@ class Transcriber:
         self.special = Special.read(self.tokenizer, generation, end)
 
     def check(self, asked: Asked) -> None:
-        """InputError for a language or a task that the model has not."""
+        """Raise InputError if the model lacks the language or the task."""
         self.special.prefix(asked.language or next(iter(self.special.languages), "en"), asked.task)
 
     def sound(self, samples: np.ndarray, asked: Asked, heard: Heard = lambda *_: None) -> Sound:
-        """A sound to transcribe. Arguments: as `Sound`'s."""
+        """A sound to transcribe. Arguments: as for `Sound`."""
         return Sound(self.model, self.tokenizer, self.special, samples, asked, heard)
 
     def transcribe(
         self, samples: np.ndarray, asked: Asked | None = None, heard: Heard = lambda *_: None
     ) -> Transcript:
-        """The transcript of one sound. Arguments: as `Sound`'s."""
+        """Transcribe one sound. Arguments: as for `Sound`."""
         ((_, found),) = self.transcribe_all([lambda: (samples, heard)], asked or Asked(), 1)
         assert isinstance(found, Transcript)
         return found
@@ -60,10 +60,10 @@ class Transcriber:
         asked: Asked,
         batch_size: int,
     ) -> Iterator[tuple[int, Result]]:
-        """The transcripts of many sounds, `batch_size` side by side, as they are finished: each with its number, and
-        in its place the error of one that cannot be read.
+        """Transcribe many sounds, `batch_size` together; yield (index, transcript) as each finishes, or
+        (index, InputError) if it cannot be read.
 
-        sounds: each gives its samples, and what is told of its segments (see `Sound`)
+        sounds: functions that return a sound's samples and its `heard` (see `Sound`)
         """
         self.check(asked)
         source = _Sounds(partial(self.sound, asked=asked), sounds, batch_size)
@@ -76,7 +76,7 @@ class Transcriber:
 
 
 def is_speech(name: str | Path) -> bool:
-    """Whether a converted model transcribes sound."""
+    """Whether this is a converted Whisper model."""
     folder = converted(str(name))
     return folder is not None and read_json(folder / "config.json").get("model_type") == "whisper"
 
@@ -84,7 +84,9 @@ def is_speech(name: str | Path) -> bool:
 def _load(name: str | Path) -> tuple[Whisper, Tokenizer]:
     model, tokenizer = load(name)
     if not isinstance(model, Whisper):
-        raise InputError(f"{name} is no model of speech, such as whisper-large-v3: see main.py")
+        raise InputError(
+            f"{name} is not a speech model such as whisper-large-v3; for text, use main.py"
+        )
     return model, tokenizer
 
 
@@ -96,7 +98,7 @@ def _encoder(name: str | Path) -> dict[str, tuple[int, int]]:
 
 
 class _Sounds:
-    """Rows of sounds, as `speculative.batch.decode` takes them."""
+    """The rows of many sounds, as `decode` takes them."""
 
     def __init__(self, make: Callable[..., Sound], sounds: Iterable, most: int):
         self._make, self._most = make, most
@@ -131,7 +133,7 @@ class _Sounds:
             self._waiting.extend(rows)
 
     def finished(self, row: Row) -> None:
-        """Go on with the sound whose row this is, if it was the last of its rows."""
+        """Resume this row's sound if none of its rows is left to decode."""
         index = self._of.pop(row)
         if index not in self._of.values():
             self._go_on(index, self._running[index])

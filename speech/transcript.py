@@ -1,8 +1,8 @@
-"""A sound's way to its transcript: window by window, as OpenAI's `transcribe` goes (Radford et al. 2022, arXiv
-2212.04356, section 4.5 and the reference implementation), with every text drafted for.
+"""Transcribes a sound window by window, as OpenAI's `transcribe` does (Radford et al. 2022, arXiv 2212.04356,
+section 4.5 and the reference implementation), with drafts for every text.
 
-`Sound.transcribed` is a generator of rows: it yields those to decode next, and goes on when they are finished. So
-whoever has a batch can decode many sounds side by side, each of them in its order.
+`Sound.transcribed` is a generator of rows: it yields the rows to decode next and resumes when they are finished. So
+one batch can decode many sounds together, each in its own order.
 """
 
 import math
@@ -25,7 +25,7 @@ from speech.features import HOP, RATE, log_mel
 from speech.formats import Segment, Transcript
 from speech.rules import SECONDS_PER_TIMESTAMP, TASKS, Against, OneOf, Special
 
-FRAMES = RATE // HOP  # a second's
+FRAMES = RATE // HOP  # per second
 _PER_TIMESTAMP = round(SECONDS_PER_TIMESTAMP * FRAMES)  # frames
 
 Rows = Generator[list[Row], None, Transcript]
@@ -34,12 +34,12 @@ Heard = Callable[[Sequence[Segment], float, Stats], object]
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked of a transcript, with the names and defaults of OpenAI's `transcribe`. None for a threshold: it
-    does not count. InputError for values that cannot be."""
+    """The settings of a transcript, with the names and defaults of OpenAI's `transcribe`. A threshold of None is off.
+    Raises InputError for values out of range."""
 
-    language: str | None = None  # a code; None: that of the first window
+    language: str | None = None  # a code; None: detect it in the first window
     task: str = TASKS[0]
-    temperature: float = 0.0  # and where a text fails, in steps of 0.2 up to 1
+    temperature: float = 0.0  # if a text fails, retry in steps of 0.2 up to 1
     best_of: int = 5  # texts at a temperature above 0
     initial_prompt: str = ""
     condition_on_previous_text: bool = True
@@ -51,7 +51,7 @@ class Asked:
     ] = ()  # seconds: start, end, start ...; the last end may be missing
     seed: int = 0
     num_draft: int | str = "auto"
-    no_speech_probs: bool = False  # of every segment, at the price of a call for each window
+    no_speech_probs: bool = False  # for every segment, which takes one more call per window
 
     def __post_init__(self):
         if self.task not in TASKS:
@@ -67,31 +67,31 @@ class Asked:
 
     @property
     def temperatures(self) -> list[float]:
-        """0, 0.2, .. 1: the next where the text at the last has failed."""
+        """0, 0.2, ... 1: each is tried if the text at the one before has failed."""
         steps = (round(self.temperature + i / 5, 2) for i in range(6))
         return [temperature for temperature in steps if temperature <= 1]
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """A window's text at some temperature."""
+    """A window's text at one temperature."""
 
-    tokens: list[int]  # timestamps too, the end not
+    tokens: list[int]  # with timestamps, without the end
     origins: list[str]
     text: str
     temperature: float
-    avg_logprob: float  # of tokens and end
+    avg_logprob: float  # of the tokens and the end
     no_speech_prob: float | None = None
 
     @property
     def compression_ratio(self) -> float:
-        """How many bytes of text a byte of its compressed form holds: loops compress well."""
+        """The text's bytes divided by its compressed bytes: high if the text repeats itself."""
         data = self.text.strip().encode()
         return len(data) / len(zlib.compress(data))
 
 
 class Sound:
-    """A sound on its way to its transcript."""
+    """A sound that is being transcribed."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Sound:
         heard: Heard = lambda *_: None,
     ):
         """samples: mono, in [-1, 1], 16,000 a second
-        heard: told of each window's segments, how many seconds are done, and what decoding has taken
+        heard: called after each window with its segments, the seconds of sound done, and the stats so far
         """
         self._tokenizer, self._special, self._asked = tokenizer, special, asked
         self._config, self._windows, self._heard = model.config, model.windows, heard
@@ -115,10 +115,10 @@ class Sound:
         prompt = asked.initial_prompt.strip()
         known = tokenizer.encode(f" {prompt}", add_special_tokens=False).ids
         self._previous = [t for t in known if t < self._special.end] if prompt else []
-        self._tail: list[int] = []  # what the last window threw away
+        self._tail: list[int] = []  # the unfinished text at the end of the last window
 
     def transcribed(self) -> Rows:
-        """Yield the rows to decode next, and go on when they are finished; return the transcript."""
+        """Yield the rows to decode next, resume when they are finished, and return the transcript."""
         language, frames = self._asked.language, self._config.frames
         for seek, end in self._clips():
             while seek < end:
@@ -140,20 +140,20 @@ class Sound:
         )
 
     def _clips(self) -> Iterator[tuple[int, int]]:
-        """The frames to read, from and to."""
+        """The ranges of frames to transcribe: first and end."""
         last = len(self._features)
         points = [min(round(t * FRAMES), last) for t in self._asked.clip_timestamps] or [0]
         points += [last] * (len(points) % 2)
         return zip(points[::2], points[1::2], strict=True)
 
     def _window(self, seek: int, size: int) -> np.ndarray:
-        """The features of `size` frames, filled up with zeros."""
+        """The features of `size` frames, padded with zeros to a whole window."""
         features = np.zeros((self._config.frames, self._config.num_mel_bins), np.float32)
         features[:size] = self._features[seek : seek + size]
         return features
 
     def _language(self, window: int) -> Generator[list[Row], None, str]:
-        """The likeliest language of a window."""
+        """The most probable language of a window."""
         languages = self._special.languages
         if not languages:
             return "en"
@@ -172,7 +172,7 @@ class Sound:
     def _attempts(
         self, window: int, seek: int, steering: list[int]
     ) -> Generator[list[Row], None, Attempt]:
-        """A window's text, at the first temperature at which it does not fail."""
+        """A window's text at the first temperature where it does not fail."""
         asked, silence = self._asked, None
         most = self._config.max_positions // 2
         earlier = [self._special.previous, *self._previous[1 - most :]] if self._previous else []
@@ -206,13 +206,13 @@ class Sound:
         )
 
     def _asks_for_silence(self, found: Attempt) -> bool:
-        """Whether it matters how probable it is that nobody speaks."""
+        """Whether the probability of silence is needed."""
         asked, least = self._asked, self._asked.logprob_threshold
         unsure = least is None or found.avg_logprob <= least
         return asked.no_speech_probs or (asked.no_speech_threshold is not None and unsure)
 
     def _silence(self, window: int, prefix: list[int]) -> Generator[list[Row], None, float]:
-        """How probable it is that nobody speaks, before any rule."""
+        """The probability that nobody speaks, before any rule applies."""
         s = self._special
         rule = Against(s.no_speech, s.end)
         row = yield from self._one_token(window, prefix[: prefix.index(s.start) + 1], rule)
@@ -220,7 +220,7 @@ class Sound:
         return p if row.generated[0] == s.no_speech else 1 - p
 
     def _fails(self, found: Attempt) -> bool:
-        """Whether a text is to be tried at the next temperature."""
+        """Whether to try the next temperature."""
         asked, least = self._asked, self._asked.logprob_threshold
         unsure = least is not None and found.avg_logprob < least
         most = asked.compression_ratio_threshold
@@ -237,8 +237,8 @@ class Sound:
         return sure or not self._is_silent(found)
 
     def _cut(self, found: Attempt, seek: int, size: int) -> tuple[list[Segment], int]:
-        """A window's segments, and how many frames they are done with. Where two timestamps stand together, a segment
-        ends and the next begins; what no timestamp ends is thrown away, and drafts the next window."""
+        """A window's segments, and how many frames they cover. Two timestamps in a row end one segment and begin the
+        next. Text after the last pair is dropped, and drafts the next window."""
         first, tokens = self._special.first_timestamp, found.tokens
         stamps = [token >= first for token in tokens]
         cuts = [i + 1 for i, pair in enumerate(pairwise(stamps)) if all(pair)]
@@ -259,7 +259,7 @@ class Sound:
         return segments, max(1, (tokens[cuts[-1] - 1] - first) * _PER_TIMESTAMP)
 
     def _segment(self, found: Attempt, part: slice, seek: int, begin: int, end: int) -> Segment:
-        """The tokens `part`, from the frames `begin` to `end` of a window."""
+        """A segment of the tokens `part`, from frame `begin` to `end` of the window at `seek`."""
         return Segment(
             id=0,
             seek=seek,
@@ -275,12 +275,12 @@ class Sound:
         )
 
     def _text(self, tokens: list[int]) -> str:
-        """Without timestamps."""
+        """The tokens' text, without timestamps."""
         known = [token for token in tokens if token < self._special.end]
         return self._tokenizer.decode(known, skip_special_tokens=False)
 
     def _kept(self, segments: list[Segment], found: Attempt) -> list[Segment]:
-        """The segments that have text and last, which the transcript has from now on."""
+        """Add the segments that have text and a duration to the transcript; return these."""
         kept = [s for s in segments if s.text.strip() and s.end > s.start]
         kept = [replace(s, id=len(self._segments) + i) for i, s in enumerate(kept)]
         self._segments += kept

@@ -92,4 +92,4 @@ def test_mistakes_are_one_line(folder, arguments, error):
 
 def test_other_commands_say_where_speech_is(folder):
     done = call("--model", "target", "--prompt", "x", cwd=folder)
-    assert done.returncode == 1 and "this model transcribes sound: see transcribe.py" in done.stderr
+    assert done.returncode == 1 and "this model transcribes sound: use transcribe.py" in done.stderr
