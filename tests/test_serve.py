@@ -165,7 +165,7 @@ WRONG = [
     ({"prompt": "x", "logit_bias": {"a\nb": 1}}, 400, "logit_bias: "),
     ({"prompt": "x", "echo": True}, 400, "echo is not supported"),
     ({"prompt": "x", "temprature": 1}, 400, "no field 'temprature'"),
-    ({"prompt": "x", "lookup": True}, 400, "the server's"),
+    ({"prompt": "x", "lookup": True}, 400, "whole server"),
     ({"prompt": "x", "model": "gpt-9"}, 404, "demo-target"),
 ]
 

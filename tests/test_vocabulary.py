@@ -63,7 +63,7 @@ def test_texts_are_those_without_a_draft_model(name, bits):
     for options in ({}, COUPLED, dict(repetition_penalty=1.3)):
         plain = [row.tokens for row in decode_with(target, None, prompts, max_tokens=24, **options)]
         accepted = []
-        for share in (0.01, 0.1, 1):
+        for share in (0.01, 1):
             kept = set(rng.permutation(size)[: max(2, int(share * size))].tolist())
             narrowed = draft.narrowed(mx.array(sorted(kept)))
             whole, found = (m.decode(tokens, at, m.start(source)) for m in (draft, narrowed))
@@ -76,7 +76,7 @@ def test_texts_are_those_without_a_draft_model(name, bits):
             both = CombinedDrafter(PromptLookup(), drafter)
             rows = decode_with(target, both, prompts, num_draft="auto", max_tokens=24, **options)
             assert [row.tokens for row in rows] == plain
-        assert accepted[0] < accepted[2]
+        assert accepted[0] < accepted[1]
         written = vocabulary.written
         assert written and not vocabulary.missed
 
