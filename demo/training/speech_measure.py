@@ -115,7 +115,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--clips", action="store_true", help="write demo/speech's clips anew")
-    parser.add_argument("--seed", type=int, default=1, help="of the clips (default: 1, the committed ones)")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="of the clips (default: 1, the committed ones)"
+    )
     args = parser.parse_args()
     torch.set_flush_denormal(True)
     if args.clips:
