@@ -1,15 +1,15 @@
 """Whisper in MLX (Radford et al. 2022, arXiv 2212.04356), and distil-Whisper (Gandhi et al. 2023, arXiv 2311.00430).
 
-A prompt is a single number, which names a window of sound. `Windows` holds each window's features and what encoders
-made of them, so a draft model with the target's encoder never runs it again.
+A prompt is a single number, which names a window of sound. `Window` holds its features and what encoders made of
+them, so a draft model with the target's encoder never runs it again.
 Shapes: B rows, F frames of a window, S encoder positions (F / 2), T new tokens, V vocabulary.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
+from weakref import WeakValueDictionary
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -62,36 +62,37 @@ class Config(BaseConfig):
         )
 
 
+class Window(list[int]):
+    """A prompt: the number of a window of sound, with its features [F, bins] and encodings."""
+
+    def __init__(self, number: int, features: np.ndarray):
+        super().__init__([number])
+        self.features = features
+        self.encoded: dict[int, mx.array] = {}  # by encoder
+
+
 class Windows:
-    """Windows of sound by number, and their encodings. A target and its draft model share them."""
+    """Windows of sound by number, each for as long as a row has it. A target and its draft model share them."""
 
     def __init__(self):
         self._numbers = count(1)
-        self._features: dict[int, np.ndarray] = {}
-        self._encoded: dict[tuple[int, int], mx.array] = {}  # by encoder and window
+        self._windows = WeakValueDictionary[int, Window]()
 
-    @contextmanager
-    def holding(self, features: np.ndarray) -> Iterator[int]:
-        """Hold a window of features [F, bins] while the context is open; its number is never used again."""
-        number = next(self._numbers)
-        self._features[number] = features
-        try:
-            yield number
-        finally:
-            del self._features[number]
-            for key in list(self._encoded):  # which another thread may add to
-                if key[1] == number:
-                    del self._encoded[key]
+    def add(self, features: np.ndarray) -> Window:
+        """A window of features [F, bins]; its number is never used again."""
+        window = Window(next(self._numbers), features)
+        self._windows[window[0]] = window
+        return window
 
     def encoded(self, numbers: Sequence[int], encoder: "Encoder") -> mx.array:
         """The encodings of these windows, [B, S, d_model]; the encoder runs only for those it has not seen."""
-        missing = [n for n in dict.fromkeys(numbers) if (id(encoder), n) not in self._encoded]
+        windows, key = {n: self._windows[n] for n in numbers}, id(encoder)
+        missing = [window for window in windows.values() if key not in window.encoded]
         if missing:
-            found = encoder(mx.array(np.stack([self._features[n] for n in missing])))
-            self._encoded |= {
-                (id(encoder), n): each for n, each in zip(missing, found, strict=True)
-            }
-        return mx.stack([self._encoded[id(encoder), n] for n in numbers])
+            found = encoder(mx.array(np.stack([window.features for window in missing])))
+            for window, encoded in zip(missing, found, strict=True):
+                window.encoded[key] = encoded
+        return mx.stack([windows[n].encoded[key] for n in numbers])
 
 
 class Layer(bart.Layer):

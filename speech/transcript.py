@@ -16,7 +16,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from errors import InputError
-from families.whisper import Whisper
+from families.whisper import Whisper, Window
 from speculative.options import Options
 from speculative.processors import Processor
 from speculative.row import Row, Stats
@@ -123,10 +123,10 @@ class Sound:
         for seek, end in self._clips():
             while seek < end:
                 size = min(frames, end - seek)
-                with self._windows.holding(self._window(seek, size)) as window:
-                    language = language or (yield from self._language(window))
-                    steering = self._special.prefix(language, self._asked.task)
-                    found = yield from self._attempts(window, seek, steering)
+                window = self._windows.add(self._features_of(seek, size))
+                language = language or (yield from self._language(window))
+                steering = self._special.prefix(language, self._asked.task)
+                found = yield from self._attempts(window, seek, steering)
                 kept: list[Segment] = []
                 advance = size
                 if self._is_speech(found):
@@ -146,13 +146,13 @@ class Sound:
         points += [last] * (len(points) % 2)
         return zip(points[::2], points[1::2], strict=True)
 
-    def _window(self, seek: int, size: int) -> np.ndarray:
+    def _features_of(self, seek: int, size: int) -> np.ndarray:
         """The features of `size` frames, padded with zeros to a whole window."""
         features = np.zeros((self._config.frames, self._config.num_mel_bins), np.float32)
         features[:size] = self._features[seek : seek + size]
         return features
 
-    def _language(self, window: int) -> Generator[list[Row], None, str]:
+    def _language(self, window: Window) -> Generator[list[Row], None, str]:
         """The most probable language of a window."""
         languages = self._special.languages
         if not languages:
@@ -162,15 +162,15 @@ class Sound:
         return next(code for code, token in languages.items() if token == row.generated[0])
 
     def _one_token(
-        self, window: int, prefix: list[int], rule: Processor
+        self, window: Window, prefix: list[int], rule: Processor
     ) -> Generator[list[Row], None, Row]:
-        row = Row([window], Options(max_tokens=1, logprobs=0, lookup=False, processors=(rule,)))
+        row = Row(window, Options(max_tokens=1, logprobs=0, lookup=False, processors=(rule,)))
         row.begin(prefix, self._config)
         yield [row]
         return row
 
     def _attempts(
-        self, window: int, seek: int, steering: list[int]
+        self, window: Window, seek: int, steering: list[int]
     ) -> Generator[list[Row], None, Attempt]:
         """A window's text at the first temperature where it does not fail."""
         asked, silence = self._asked, None
@@ -184,7 +184,7 @@ class Sound:
                 temp=temperature, max_tokens=most, num_draft=asked.num_draft
             )
             seed = partial(self._seeds, [seek, round(100 * temperature)])
-            rows = [Row([window], options, seed(), reference=reference) for _ in range(count)]
+            rows = [Row(window, options, seed(), reference=reference) for _ in range(count)]
             for row in rows:
                 row.begin(prefix, self._config)
             yield rows
@@ -211,7 +211,7 @@ class Sound:
         unsure = least is None or found.avg_logprob <= least
         return asked.no_speech_probs or (asked.no_speech_threshold is not None and unsure)
 
-    def _silence(self, window: int, prefix: list[int]) -> Generator[list[Row], None, float]:
+    def _silence(self, window: Window, prefix: list[int]) -> Generator[list[Row], None, float]:
         """The probability that nobody speaks, before any rule applies."""
         s = self._special
         rule = Against(s.no_speech, s.end)

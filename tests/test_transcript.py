@@ -138,6 +138,20 @@ def test_a_window_is_encoded_once(models, monkeypatch):
         assert list(counts.values()) == [len(windows)] * encoders and len(windows) > 1
 
 
+def test_rows_can_be_decoded_when_nobody_waits_for_their_transcript(models):
+    """A server's client may go away before the draft model has read its window."""
+    _, ours, _, own = models
+    transcriber = Transcriber(ours, own)
+    transcript = transcriber.sound(sound(60, 1), Asked("de")).transcribed()
+    (row,) = next(transcript)
+    with transcriber.decoder.running(transcriber.special.options(num_draft=3)) as batch:
+        batch.admit([row])
+        transcript.close()
+        while not row.finish_reason:
+            batch.advance()
+    assert row.stats.drafted
+
+
 # ---------------------------------------------------------------------------------------------
 # What a window is tried for: a scripted model
 

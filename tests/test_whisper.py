@@ -1,6 +1,7 @@
 """Whisper: logits, rules and texts beside transformers', and where its windows are encoded."""
 
 import json
+import weakref
 from types import SimpleNamespace
 
 import mlx.core as mx
@@ -50,15 +51,15 @@ def test_logits_are_those_of_transformers(tmp_path, changes):
         expected = reference(
             as_theirs(sound), decoder_input_ids=torch.tensor(tokens)
         ).logits.numpy()
-    with model.windows.holding(sound[0]) as one, model.windows.holding(sound[1]) as two:
-        cache = model.start(mx.array([[one], [two]]))
-        wrong = np.concatenate([tokens[:, :5], np.full((2, 3), 7)], axis=1)
-        at = np.tile(np.arange(8, dtype=np.int32), (2, 1))
-        logits = np.array(model.decode(mx.array(wrong), at, cache))
-        assert_close(logits[:, :5], expected[:, :5])
-        cache.keep(np.array([5, 5]))  # the three that follow are rejected
-        at = np.tile(np.arange(5, 12, dtype=np.int32), (2, 1))
-        assert_close(np.array(model.decode(mx.array(tokens[:, 5:]), at, cache)), expected[:, 5:])
+    one, two = map(model.windows.add, sound)
+    cache = model.start(mx.array([one, two]))
+    wrong = np.concatenate([tokens[:, :5], np.full((2, 3), 7)], axis=1)
+    at = np.tile(np.arange(8, dtype=np.int32), (2, 1))
+    logits = np.array(model.decode(mx.array(wrong), at, cache))
+    assert_close(logits[:, :5], expected[:, :5])
+    cache.keep(np.array([5, 5]))  # the three that follow are rejected
+    at = np.tile(np.arange(5, 12, dtype=np.int32), (2, 1))
+    assert_close(np.array(model.decode(mx.array(tokens[:, 5:]), at, cache)), expected[:, 5:])
 
 
 # ---------------------------------------------------------------------------------------------
@@ -152,18 +153,28 @@ def test_a_windows_text_is_transformers_own_with_drafts_and_without(tmp_path, st
         (sound,) = features(1, seed=seed)
         prefix = s.prefix("de", "transcribe", stamps)
         expected = their_text(reference, sound, stamps)
-        with model.windows.holding(sound) as window:
-            for num_draft in (0, 4):
-                row = Row([window], s.options(stamps, num_draft=num_draft, max_tokens=500))
-                row.begin(prefix, model.config)
-                batch = new_batch(model, ModelDrafter(draft), row.options)
-                batch.admit([row])
-                while not row.finish_reason:
-                    batch.advance()
-                assert row.tokens == expected
-                steps = row.stats.accepted_lengths
-                partial += sum(n for length, n in steps.items() if 0 < length < num_draft)
+        window = model.windows.add(sound)
+        for num_draft in (0, 4):
+            row = Row(window, s.options(stamps, num_draft=num_draft, max_tokens=500))
+            row.begin(prefix, model.config)
+            batch = new_batch(model, ModelDrafter(draft), row.options)
+            batch.admit([row])
+            while not row.finish_reason:
+                batch.advance()
+            assert row.tokens == expected
+            steps = row.stats.accepted_lengths
+            partial += sum(n for length, n in steps.items() if 0 < length < num_draft)
     assert partial > 2
+
+
+def test_a_window_is_forgotten_with_its_last_row(tmp_path):
+    model, _ = load(wm.converted(wm.reference_model(), tmp_path))
+    row = Row(model.windows.add(features(1)[0]))
+    model.start(mx.array([row.prompt]))
+    held = weakref.ref(row.prompt)
+    assert held().encoded
+    del row
+    assert held() is None
 
 
 # ---------------------------------------------------------------------------------------------
@@ -184,12 +195,12 @@ def test_a_checkpoint_in_shards_and_half_precision_is_read(tmp_path):
         model, _ = load(tmp_path / dtype)
         logits = []
         for each in (whole, model):
-            with each.windows.holding(features(1)[0]) as window:
-                cache = each.start(mx.array([[window]]))
-                at = np.arange(3, dtype=np.int32)[None]
-                logits.append(
-                    np.array(each.decode(mx.array([[1, 2, 3]]), at, cache).astype(mx.float32))
-                )
+            window = each.windows.add(features(1)[0])
+            cache = each.start(mx.array([window]))
+            at = np.arange(3, dtype=np.int32)[None]
+            logits.append(
+                np.array(each.decode(mx.array([[1, 2, 3]]), at, cache).astype(mx.float32))
+            )
         assert np.abs(logits[0] - logits[1]).max() < limit * np.abs(logits[0]).max()
     convert(str(hub), tmp_path / "small", quantization=Quantization(bits=8, group_size=32))
     model, _ = load(tmp_path / "small")
