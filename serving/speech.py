@@ -58,11 +58,12 @@ class Speech:
         told = list[Told]()
         transcript = await run_in_threadpool(self._begin, form, asked, told)
         parts = self._parts(request, transcript, told)
+        first = await anext(parts)  # the status must be known before a stream begins
         if form.get("stream") in ("true", "True", "1"):
-            events = self._events(parts, form.get("origins") == "true")
+            events = self._events(first, parts, form.get("origins") == "true")
             headers = {"cache-control": "no-store"}
             return StreamingResponse(events, media_type="text/event-stream", headers=headers)
-        *_, found = [part async for part in parts]
+        *_, found = [first, *[part async for part in parts]]
         assert isinstance(found, Transcript)
         if kind == "text":
             return PlainTextResponse(f"{found.text.strip()}\n")
@@ -111,24 +112,27 @@ class Speech:
         return self._transcriber.sound(samples, asked, heard).transcribed()
 
     async def _events(
-        self, parts: AsyncGenerator[Told | Transcript], origins: bool
+        self, first: Told | Transcript, parts: AsyncGenerator[Told | Transcript], origins: bool
     ) -> AsyncIterator[str]:
         """A delta for each segment, and the whole text."""
         try:
+            yield self._event(first, origins)
             async for part in parts:
-                if isinstance(part, Transcript):
-                    event: dict[str, Any] = {"type": "transcript.text.done"}
-                    event |= {"text": part.text.strip(), "usage": _usage(part)}
-                else:
-                    segment, stats = part
-                    event = {"type": "transcript.text.delta", "delta": segment.text}
-                    if origins:
-                        event |= {"origins": self._origins(segment), "stats": answers.counts(stats)}
-                yield event_of(event)
+                yield self._event(part, origins)
         except HTTPException as error:
             yield event_of(answers.error(error.status_code, error.detail))
         finally:
             await parts.aclose()
+
+    def _event(self, part: Told | Transcript, origins: bool) -> str:
+        if isinstance(part, Transcript):
+            about = {"text": part.text.strip(), "usage": _usage(part)}
+            return event_of({"type": "transcript.text.done", **about})
+        segment, stats = part
+        event: dict[str, Any] = {"type": "transcript.text.delta", "delta": segment.text}
+        if origins:
+            event |= {"origins": self._origins(segment), "stats": answers.counts(stats)}
+        return event_of(event)
 
     def _origins(self, segment: Segment) -> list[tuple[str, str]]:
         """The pieces of a segment's text, and where each comes from."""

@@ -89,6 +89,23 @@ def test_a_stream_adds_up_to_the_text(client, folder):
     assert "".join(event.delta for event in deltas).strip() == whole and len(deltas) > 1
 
 
+def test_what_is_too_much_is_refused_before_its_stream_begins(client, folder):
+    def stream(_):
+        try:
+            *_, done = ask(small, folder, "3.wav", stream=True)
+        except openai.InternalServerError as error:
+            return error.status_code
+        return done.text
+
+    whole = ask(client, folder, "3.wav").text
+    with (
+        Server(folder, "--model", "target", "--batch-size", "1", "--queue", "1") as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as small,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        assert set(pool.map(stream, range(8))) == {whole, 503}
+
+
 def test_translations_are_another_task(client, folder):
     with open(folder / "1.wav", "rb") as file:
         found = client.audio.translations.create(model="target", file=file, temperature=1.0)
