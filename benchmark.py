@@ -50,14 +50,8 @@ def parse_args(argv: list[str] | None = None):
     flag("--num-draft", **number, help="draft lengths (default: 1 to 8, and auto)")
     drafts = "what drafts (default: model, plus both with auto; lookup without a draft model)"
     flag("--drafter", nargs="+", choices=["model", "lookup", "both"], help=drafts)
-    flag(
-        "--batch-size",
-        nargs="+",
-        type=cli.positive,
-        default=[1],
-        metavar="B",
-        help="batch sizes (default: 1)",
-    )
+    sizes = dict(nargs="+", type=cli.positive, default=[1], metavar="B")
+    flag("--batch-size", **sizes, help="batch sizes (default: 1)")
     turn = "prompts that each way decodes per turn (default: the largest batch)"
     flag("--per-turn", type=cli.positive, metavar="N", help=turn)
     flag("--kinds", nargs="+", choices=KINDS, help="tasks of the demo, each with its own table")

@@ -94,9 +94,7 @@ def sgemm(gemv: int, few_rows: int, others: int) -> int:
     """The address of a new cblas_sgemm for x86-64 that passes each product on to one of these functions' addresses."""
     memory = mmap.mmap(-1, 1 << 12, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     memory.write(_SGEMM + struct.pack("<3Q", gemv, few_rows, others))
-    ctypes.pythonapi.Py_IncRef(
-        ctypes.py_object(memory)
-    )  # never freed: threads use it until the process ends
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))  # never freed: threads use it to the end
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
@@ -107,11 +105,7 @@ def name_globally(name: str, address: int) -> None:
     table = struct.pack("<12Q", 4, 376, 5, 396, 6, 328, 10, len(names), 11, 24, 0, 0)
     symbol = struct.pack("<IBBHQQ", 1, 0x12, 0, 0xFFF1, address, 0)  # a global function
     hashes = struct.pack("<5I", 1, 2, 1, 0, 0)
-    kind = (
-        3,
-        {"x86_64": 62, "aarch64": 183}[platform.machine()],
-        1,
-    )  # a shared library for this machine
+    kind = (3, {"x86_64": 62, "aarch64": 183}[platform.machine()], 1)  # a shared library
     image = struct.pack("<16s2HI3QI6H", b"\x7fELF\2\1\1", *kind, 0, 64, 0, 0, 64, 56, 3, 64, 0, 0)
     # Segments: the whole library and its dynamic table, both read-write; no executable stack.
     for use, at, size in ((1, 0, 396 + len(names)), (2, 232, 96), (0x6474E551, 0, 0)):

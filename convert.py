@@ -62,9 +62,7 @@ def _lock(output: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(
-                InputError(f"waiting for another conversion to {output} to finish"), file=sys.stderr
-            )
+            print(InputError(f"waiting for another conversion to {output}"), file=sys.stderr)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -155,10 +153,8 @@ def _write(
 
 
 def parse_args(argv: list[str] | None = None):
-    parser = cli.Parser(
-        prog="convert.py",
-        description="Turn a Hugging Face checkpoint into a folder that main.py loads.",
-    )
+    what = "Turn a Hugging Face checkpoint into a folder that main.py loads."
+    parser = cli.Parser(prog="convert.py", description=what)
     flag = parser.add_argument
     flag(
         "--model", type=cli.name, required=True, help="a name on the Hugging Face hub, or a folder"

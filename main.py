@@ -55,27 +55,18 @@ All options: python main.py --help; explained in docs/using.md
 
 
 def parse_args(argv: list[str] | None = None):
-    parser = cli.Parser(
-        prog="main.py",
-        description="Generate text with speculative decoding: the target model's own output, in fewer "
-        "passes through it.",
-    )
+    what = "Generate text speculatively: the target's own output, in fewer passes through it."
+    parser = cli.Parser(prog="main.py", description=what)
     flag = parser.add_argument
     add_models(parser)
     flag("--prompt", "-p", help="the prompt; - reads it from standard input")
-    flag(
-        "--prompt-file",
-        type=cli.name,
-        metavar="FILE",
-        help="a file of prompts, one per line; - reads standard input; JSON lines with a field prompt if "
-        "the name ends in .jsonl or the first line begins with {",
+    text = (
+        "a file of prompts, one per line; - reads standard input; JSON lines with a field prompt if the "
+        "name ends in .jsonl or the first line begins with {"
     )
-    flag(
-        "--batch-size",
-        type=cli.count,
-        default=argparse.SUPPRESS,
-        help=f"prompts of the file to decode in one batch (default: {BATCH_SIZE})",
-    )
+    flag("--prompt-file", type=cli.name, metavar="FILE", help=text)
+    text = f"prompts of the file to decode in one batch (default: {BATCH_SIZE})"
+    flag("--batch-size", type=cli.count, default=argparse.SUPPRESS, help=text)
     add_memory(parser)
     flag("--memory-append", action="store_true", help="add this run's prompts and outputs to it")
     add_decoding_options(parser)

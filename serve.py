@@ -49,29 +49,16 @@ UVICORN: dict[str, Any] = dict(
 
 
 def parse_args(argv: list[str] | None = None):
-    parser = cli.Parser(
-        prog="serve.py",
-        description="Serve a model over HTTP with OpenAI's protocol and speculative decoding.",
-    )
+    what = "Serve a model over HTTP with OpenAI's protocol and speculative decoding."
+    parser = cli.Parser(prog="serve.py", description=what)
     add_models(parser)
     flag = parser.add_argument
-    flag(
-        "--host",
-        type=cli.name,
-        default=LOCAL[0],
-        help="address to listen on; 0.0.0.0: all addresses of this machine (default: %(default)s)",
-    )
-    flag(
-        "--port",
-        type=cli.count,
-        default=8080,
-        help="port to listen on; 0: any free one (default: %(default)s)",
-    )
-    flag(
-        "--api-key",
-        metavar="KEY",
-        help="answer only clients that send this key (default: no key needed)",
-    )
+    text = "address to listen on; 0.0.0.0: all addresses of this machine (default: %(default)s)"
+    flag("--host", type=cli.name, default=LOCAL[0], help=text)
+    text = "port to listen on; 0: any free one (default: %(default)s)"
+    flag("--port", type=cli.count, default=8080, help=text)
+    text = "answer only clients that send this key (default: no key needed)"
+    flag("--api-key", metavar="KEY", help=text)
     for name, (default, text) in COUNTS.items():
         text = f"{text} (default: %(default)s)"
         flag(f"--{name}", type=cli.positive, default=default, metavar="N", help=text)

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -53,34 +54,19 @@ def parse_args(argv: list[str] | None = None):
         prog="transcribe.py", description="Transcribe sound with Whisper and speculative decoding."
     )
     flag, asked = parser.add_argument, Asked()
-    flag(
-        "audio",
-        nargs="+",
-        metavar="FILE",
-        help="sound, or video with sound; - reads standard input",
-    )
+    text = "sound, or video with sound; - reads standard input"
+    flag("audio", nargs="+", metavar="FILE", help=text)
     flag("--model", type=cli.name, help="a converted Whisper model (default: the embedded pair)")
     text = "a smaller one with the same vocabulary, such as distil-large-v3 (default: none)"
     flag("--draft-model", type=cli.name, help=text)
     text = f"{DECLARED['num_draft'].help} (default: auto)"
     flag("--num-draft", default="auto", help=text, **reading("num_draft"))
-    flag(
-        "--batch-size",
-        type=cli.positive,
-        default=BATCH_SIZE,
-        metavar="N",
-        help="files to transcribe in one batch (default: %(default)s)",
-    )
-    flag(
-        "--task",
-        choices=TASKS,
-        default=asked.task,
-        help="translate: into English (default: %(default)s)",
-    )
-    flag(
-        "--language",
-        help="spoken language: a code or its English name (default: detected in the first window)",
-    )
+    text = "files to transcribe in one batch (default: %(default)s)"
+    flag("--batch-size", type=cli.positive, default=BATCH_SIZE, metavar="N", help=text)
+    text = "translate: into English (default: %(default)s)"
+    flag("--task", choices=TASKS, default=asked.task, help=text)
+    text = "spoken language: a code or its English name (default: detected in the first window)"
+    flag("--language", help=text)
     text = "0: greedy; a window that fails is retried at 0.2 more, up to 1 (default: %(default)s)"
     flag("--temperature", type=float, default=asked.temperature, metavar="X", help=text)
     text = "at temperatures above 0, keep the best of N texts (default: %(default)s)"
@@ -88,12 +74,9 @@ def parse_args(argv: list[str] | None = None):
     flag("--seed", type=cli.whole, default=asked.seed, metavar="N", help="random seed")
     text = "text that could precede the sound, with names spelled as you want them"
     flag("--initial-prompt", default="", metavar="TEXT", help=text)
-    flag(
-        "--condition-on-previous-text",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="prompt each window with the text before it (default: yes)",
-    )
+    how: dict[str, Any] = dict(action=argparse.BooleanOptionalAction, default=True)
+    text = "prompt each window with the text before it (default: yes)"
+    flag("--condition-on-previous-text", **how, help=text)
     for name, text in THRESHOLDS.items():
         default = getattr(asked, f"{name.replace('-', '_')}_threshold")
         text = f"{text}; none: never (default: %(default)s)"
@@ -104,12 +87,8 @@ def parse_args(argv: list[str] | None = None):
     flag("--output-format", "-f", choices=(*FORMATS, "all"), default="txt", help=text)
     text = "write files here, named after the sound (default: print)"
     flag("--output-dir", "-o", type=cli.path, metavar="FOLDER", help=text)
-    flag(
-        "--output-name",
-        type=cli.name,
-        metavar="NAME",
-        help="name of the output, for a single sound",
-    )
+    text = "name of the output, for a single sound"
+    flag("--output-name", type=cli.name, metavar="NAME", help=text)
     flag("--verbose", action="store_true", help="print statistics to stderr at the end")
     for name in NOT_HERE:
         flag(f"--{name}", nargs="?", const=True, help=argparse.SUPPRESS)

@@ -33,9 +33,7 @@ def fetch(
     """
     if Path(model).is_dir():
         if revision:
-            raise InputError(
-                f"{model} is a local folder; --revision works only for models on the hub"
-            )
+            raise InputError(f"{model} is a local folder; --revision is for models on the hub")
         return Path(model)
     if Path(model).exists() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", model):
         raise InputError(f"{model} is neither a folder nor a name on the Hugging Face hub")
@@ -174,9 +172,7 @@ def _fetch_blob(what: str, url: str, blob: Path, size: int) -> None:
             file.seek(0)
             if hashlib.file_digest(file, "sha256").hexdigest() != blob.name:
                 partial.unlink()
-                raise InputError(
-                    f"{what} arrived damaged; run the same command to download it again"
-                )
+                raise InputError(f"{what} arrived damaged; run the same command again")
             partial.rename(blob)
     partial.unlink(missing_ok=True)
 

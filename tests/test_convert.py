@@ -246,7 +246,7 @@ def test_waiting_for_another_conversion_names_the_folder_in_one_line(
     monkeypatch.setattr(fcntl, "flock", busy)
     convert(str(folder), tmp_path / "a.b\nc")
     told = capsys.readouterr().err.splitlines()
-    assert told[0] == f"waiting for another conversion to {tmp_path}/a.b\\nc to finish"
+    assert told[0] == f"waiting for another conversion to {tmp_path}/a.b\\nc"
 
 
 @pytest.mark.parametrize(

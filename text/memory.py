@@ -155,10 +155,7 @@ def _line_pairs(
             if text.strip():
                 yield read(text)
         except (ValueError, RecursionError) as error:
-            report(
-                number,
-                str(error) if isinstance(error, InputError) else "not UTF-8 text, or not JSON",
-            )
+            report(number, str(error) if isinstance(error, InputError) else "not text, or not JSON")
 
 
 def _tab_separated(line: str) -> Pair:
@@ -220,10 +217,7 @@ def _tmx_pairs(file, report: Report) -> list[Pair]:
     try:
         parser.ParseFile(file)
     except expat.ExpatError as error:
-        report(
-            error.lineno,
-            f"not valid XML; the rest of the file is ignored: {expat.ErrorString(error.code)}",
-        )
+        report(error.lineno, f"not valid XML from here on: {expat.ErrorString(error.code)}")
     return pairs
 
 
