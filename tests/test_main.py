@@ -29,6 +29,7 @@ def folder(demo_folders, tmp_path_factory) -> Path:
     (models / "mute" / "tokenizer.json").write_text('{"a": 1}')
     (folder / "photos").mkdir()
     shutil.copytree(ROOT / "demo" / "draft", folder / "checkpoint")
+    (folder / "p.txt").write_text(f"{PROMPT}\ntranslate number to German: 5\n{PROMPT}\n")
     return folder
 
 
@@ -75,7 +76,6 @@ def test_texts_that_max_tokens_cuts_are_told(folder):
     assert text and text != ANSWER and ANSWER.startswith(text)
     assert result.returncode == 0
     assert result.stderr == "--max-tokens 4 cut the text short; raise it for the rest\n"
-    (folder / "p.txt").write_text(f"{PROMPT}\ntranslate number to German: 5\n{PROMPT}\n")
     result = call("--prompt-file", "p.txt", "-m", "4", cwd=folder)
     assert result.returncode == 0
     assert result.stderr == "--max-tokens 4 cut 2 of 3 texts short; raise it for the rest\n"
@@ -332,7 +332,7 @@ def test_a_path_in_an_error_is_as_the_user_wrote_it():
         (
             ["--model", "checkpoint", "--revision", "main"],
             1,
-            "--revision works only for models on the hub",
+            "--revision is for models on the hub",
         ),
         (
             ["--model", "mlx_models/demo-draft", "--mlx-path", "new"],
