@@ -352,7 +352,7 @@ def test_mistakes_in_converting_are_one_line_too(folder, arguments, code, messag
     ("script", "arguments", "unneeded", "printed"),
     [
         ("main", ["-p", PROMPT], ["torch", "transformers", "huggingface_hub"], ANSWER),
-        ("convert", ["--model", "checkpoint"], ["torch"], "mlx_models/checkpoint"),
+        ("convert", ["--model", "checkpoint", "--mlx-path", "made"], ["torch"], "made"),
     ],
 )
 def test_what_a_program_does_not_need_it_does_not_import(
