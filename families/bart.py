@@ -20,7 +20,7 @@ from families.bart_tokenizers import write_tokenizer
 from model import Attention, EncoderDecoder, Sublayer, activation
 from speculative.cache import CrossCache, known_positions, padding_mask
 
-_FIRST = 2  # the row of a learned table that is position 0's
+_FIRST = 2  # a learned table's row for position 0
 
 
 @functools.cache
@@ -43,7 +43,7 @@ def _sinusoids(count: int, dims: int, first: int | None) -> mx.array:
 
 
 def _plus(x: mx.array, y: mx.array) -> mx.array:
-    """x + y, clipped in float16, where it may overflow: as transformers does in the encoder."""
+    """x + y; in float16 clipped, as transformers does in the encoder, because it may overflow."""
     if x.dtype != mx.float16:
         return x + y
     return mx.clip(x + y.astype(x.dtype), -64504, 64504)
@@ -130,7 +130,7 @@ class Model(EncoderDecoder):
         return super().prefix(prompt) + ([] if forced is None else [forced])
 
     def decode(self, tokens: mx.array, positions: np.ndarray, cache: CrossCache) -> mx.array:
-        """InputError for a position beyond the model's last."""
+        """As the contract says. Raises InputError for a position beyond the model's last."""
         known = known_positions(positions)
         if (most := self.config.max_positions) and known.max() >= most:
             raise InputError(f"the text is longer than the {most} positions that the model knows")

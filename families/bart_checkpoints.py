@@ -35,7 +35,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
-    """Under Hugging Face's names where there are any. vocab_size is the decoder's."""
+    """The settings, under Hugging Face's names where they exist. vocab_size is the decoder's."""
 
     source_vocab_size: int
     d_model: int
@@ -51,7 +51,7 @@ class Config(BaseConfig):
     norm_embedding: bool
     scale_embedding: bool
     activation: str
-    shared_embedding: bool  # the encoder's is the decoder's
+    shared_embedding: bool  # by encoder and decoder
     tied_head: bool  # the output projection is the decoder's embedding
     logits_bias: bool
     bans_padding: bool  # Marian's decoder starts with it and never writes it
@@ -116,7 +116,7 @@ NAMES = Names(
         (_LAYER + r"(self_attn|encoder_attn)\.(q|k|v|out)_proj\.(.+)", "{}.layers.{}.{}.{}.{}"),
         (_LAYER + r"(fc[12])\.(.+)", "{}.layers.{}.{}.{}"),
         (_LAYER + r"(self_attn|encoder_attn|final)_layer_norm\.(.+)", "{}.layers.{}.{}_norm.{}"),
-        # Fairseq's marks, and sinusoids, which are computed here.
+        # Fairseq's markers, and sinusoids, which we compute.
         (r"(encoder|decoder)\.version", None),
         (r"(encoder|decoder)\.embed_positions\.(weights|_float_tensor)", None),
     ],

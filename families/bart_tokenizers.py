@@ -71,8 +71,8 @@ def _within(tokenizer: Tokenizer, rows: Any) -> Tokenizer:
 
 
 def _mended(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
-    """With SentencePiece's normalization, which transformers leaves out in part: a space at the text's
-    end would be a piece, and mBART's would not know ligatures."""
+    """The tokenizer with SentencePiece's normalization, part of which transformers leaves out: a space at the
+    end of a text would be a piece, and mBART would not know ligatures."""
     if "Metaspace" not in str(tokenizer.pre_tokenizer):  # bytes, which SentencePiece never saw
         return tokenizer
     steps = [tokenizer.normalizer] if tokenizer.normalizer else []
@@ -85,7 +85,7 @@ def _mended(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
 
 
 def _languages(tokenizer: Tokenizer, kind: str | None) -> Languages | None:
-    """As the special tokens and the frame around a text tell."""
+    """The languages, read from the special tokens and the frame around a text."""
     special = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}
     codes = {code: i for code, i in special.items() if _LANGUAGE.fullmatch(code)}
     frame = json.loads(tokenizer.to_str())["post_processor"] or {}
@@ -116,8 +116,8 @@ def _read_model(path: Path) -> Any:
 
 
 def _from_sentencepiece(proto: Any, ids: Mapping[str, int], special: list[str]) -> Tokenizer:
-    """A tokenizer that cuts text as the SentencePiece model does, and numbers pieces by `ids`; it cuts
-    those without a number into smaller ones."""
+    """A tokenizer that splits text as the SentencePiece model does and numbers pieces by `ids`; pieces
+    without a number are split further."""
     pieces = {p.piece: p.score for p in proto.pieces if p.type in (_NORMAL, _USER_DEFINED)}
     scores = {piece: score for piece, score in pieces.items() if piece in ids}
     make = _bpe if proto.trainer_spec.model_type == _BPE else _unigram

@@ -25,7 +25,7 @@ UNKNOWN = 2**31 - 1  # the size of a vocabulary, until the model has been tried
 
 @dataclass(frozen=True)
 class CausalConfig:
-    """What the step needs to know of a decoder-only model."""
+    """What the step needs to know about a decoder-only model."""
 
     vocab_size: int  # of the logits
     eos_token_ids: tuple[int, ...]
@@ -82,7 +82,7 @@ class CausalCache(SlotCache):
         return slots
 
     def decoded(self, positions: np.ndarray) -> None:
-        """A call with tokens at these positions, as the caller has them, is over."""
+        """Note that a call with tokens at these positions is over."""
         column = np.arange(1, positions.shape[1] + 1)
         last = np.where(positions != MASKED, column, 0).max(axis=1)
         begun = self.cursor - self._kept - positions.shape[1]
@@ -135,8 +135,8 @@ class CausalCache(SlotCache):
         self._begin()
 
     def mask(self, window: int | None, as_array: bool) -> mx.array | str | None:
-        """Which slots the tokens last reserved see. Without `as_array`, "causal" or None where that
-        says it: the kernels are faster so."""
+        """The mask of the tokens last reserved. Without `as_array` it is "causal" or None if that says the
+        same, because kernels are faster with these."""
         if (window, as_array) not in self._masks:
             self._masks[window, as_array] = self._make_mask(window, as_array)
         return self._masks[window, as_array]
@@ -154,7 +154,7 @@ class CausalCache(SlotCache):
 
 
 def _chosen(options: Sequence[mx.array | None], index: np.ndarray) -> mx.array | None:
-    """Of arrays [B, ...] that of index[b] for each row b; None: zeros, as yet of no shape."""
+    """For each row b, its part of the array with number index[b]; None stands for zeros of a shape unknown so far."""
     known = next((x for x in options if x is not None), None)
     if known is None or (index == index[0]).all():
         return options[int(index[0])]
@@ -166,21 +166,21 @@ def _chosen(options: Sequence[mx.array | None], index: np.ndarray) -> mx.array |
 
 
 class LayerCache:
-    """A layer's part of a CausalCache, with what mlx-lm's models call."""
+    """A layer's part of a CausalCache, with the methods that mlx-lm's models call."""
 
     def __init__(self, slots: CausalCache, layer: int, window: int | None):
         self._slots, self._layer, self._window = slots, layer, window
 
     @property
     def offset(self) -> int | mx.array:
-        """The position of a block's first column; [B] where rows differ. During a call it stays."""
+        """The position of a block's first column, [B] if rows differ. It does not change during a call."""
         return self._slots.offset
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         return self._slots.append(self._layer, keys, values)
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """For layers that attend to another one's."""
+        """Keys and values, for layers that attend to those of another layer."""
         N = self._slots.cursor
         return self._slots.keys[self._layer][:, :, :N], self._slots.values[self._layer][:, :, :N]
 
@@ -191,10 +191,10 @@ class LayerCache:
 
 
 class DecoderOnly(nn.Module):
-    """What decoder-only models share of the contract; `decode` is a subclass's own."""
+    """The part of the contract that decoder-only models share; subclasses add `decode`."""
 
     ranks = ALONE  # the processes that share the model's layers
-    # Told how many prompt tokens are read, of how many.
+    # Called with the number of prompt tokens read and their total.
     progress: Callable[[int, int], None] | None = None
 
     def prefix(self, prompt: Sequence[int]) -> list[int]:
@@ -222,7 +222,7 @@ class DecoderOnly(nn.Module):
             self.decode(tokens[:, start:end], positions[:, start:end], cache)
             cache.keep(np.full(B, end - start))
             cache.wait()
-            mx.clear_cache()  # a chunk's buffers, each larger than the last's, are not used again
+            mx.clear_cache()  # each chunk needs larger buffers, so free the last one's
             if self.progress:
                 self.progress(end, S - 1)
         return cache
@@ -259,7 +259,7 @@ class CausalModel(DecoderOnly):
         if not cache.states:
             cache.reserve(positions)
             return self.model(tokens, cache=cache.layers)
-        # A state may not come upon fillers before tokens: rows begin at the left.
+        # A state must not read fillers before tokens, so rows begin at the left.
         T = positions.shape[1]
         first = (positions != MASKED).argmax(axis=1)[:, None]
         there, back = (np.arange(T) + first) % T, (np.arange(T) - first) % T
@@ -273,11 +273,11 @@ class CausalModel(DecoderOnly):
         )
 
     def narrowed(self, ids: mx.array) -> Any:
-        """As of all models. InputError where mlx-lm has the head elsewhere."""
+        """As for all models. InputError if mlx-lm keeps the head elsewhere."""
         found = super().narrowed(ids)
         try:
             size = found.model(mx.array([[0]]), cache=own_cache(found.model)).shape[-1]
-        except ValueError:  # what follows the head is made for all tokens
+        except ValueError:  # layers after the head expect all tokens
             size = 0
         if size != len(ids):
             raise refused(self.model, "with a draft vocabulary, as its head is not known")
@@ -285,7 +285,7 @@ class CausalModel(DecoderOnly):
 
 
 class ClippedTable(nn.Module):
-    """A table of positions, for fillers that lie beyond it: MLX reads on without an error."""
+    """A position table that clips positions beyond its end, as fillers have: MLX would read on without an error."""
 
     def __init__(self, table: nn.Module):
         super().__init__()
@@ -296,7 +296,7 @@ class ClippedTable(nn.Module):
 
 
 def _clip_positions(model: nn.Module) -> int | None:
-    """Clip learned positions; how many there are, None: they are not learned."""
+    """Clip learned positions; return how many there are, or None if they are not learned."""
     for module in model.modules():
         if "wpe" in module:  # as gpt2 has it; no other architecture of mlx-lm's learns positions
             module.wpe = ClippedTable(module.wpe)

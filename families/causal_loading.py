@@ -65,7 +65,7 @@ def find_causal(name: str) -> Path | None:
 
 def _mlx_lm() -> Any:
     """mlx_lm.utils. InputError where it is not installed."""
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no PyTorch
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # about missing PyTorch
     try:
         import mlx_lm.utils
     except ImportError as error:
@@ -92,8 +92,8 @@ def _with_mlx_lm(name: object, what: str, step: Callable[[Any], Any]) -> Any:
 
 
 def _config(raw: dict) -> dict:
-    """What mlx-lm is to read: positions where it looks for them. InputError for more layers than any model
-    has: each takes time and memory before its weights are missed."""
+    """The config.json for mlx-lm, with positions where it looks for them. InputError for more layers than any
+    model has, because each takes time and memory before its weights turn out to be missing."""
     named = r"num_(hidden_|transformer_)?layers|n_layers?"
     for key, count in text_of(raw).items():
         if re.fullmatch(named, key) and isinstance(count, int) and count > MOST_LAYERS:
@@ -123,7 +123,7 @@ def load(
 
     model, raw, chat = ranks.together(lambda: _with_mlx_lm(folder, "load", read))
     tokenizer = _fast(chat, folder)
-    # Checks the model, which takes all ranks.
+    # This checks the model, which needs all ranks.
     causal = CausalModel(model, chat.eos_token_ids, chat.pad_token_id, max_positions(raw))
     causal.chat, causal.tokenizer = chat, tokenizer
     causal.begins = chat.bos_token or ""
@@ -141,7 +141,7 @@ def _shard(model: Any, raw: Mapping, group: mx.distributed.Group | None) -> None
 
 
 def _fast(chat: Any, folder: Path) -> Tokenizer:
-    """What encodes and decodes as mlx-lm's tokenizer does, without transformers around it."""
+    """A tokenizer that encodes and decodes as mlx-lm's does, without transformers."""
     tokenizer, probe = getattr(chat, "backend_tokenizer", None), "A probe, 1:\n  x"
     if not isinstance(tokenizer, Tokenizer) or tokenizer.encode(probe).ids != chat.encode(probe):
         raise InputError(f"{folder}: its tokenizer is code, not a tokenizer.json")
@@ -151,7 +151,7 @@ def _fast(chat: Any, folder: Path) -> Tokenizer:
 
 
 def _fingerprints(folder: Path) -> dict[str, str]:
-    """What tells a model's files from others of the same names; weights by their sizes."""
+    """What identifies a model's files: their contents, or for weights their sizes."""
     files = sorted(folder.glob("model*.safetensors"))
     return {
         "config.json": (folder / "config.json").read_text(encoding="utf-8"),
@@ -165,8 +165,8 @@ def _fingerprints(folder: Path) -> dict[str, str]:
 def encode_prompt(
     model: Any, prompt: str, system_prompt: str | None = None, ignore_chat_template: bool = False
 ) -> list[int]:
-    """The tokens of a prompt as mlx-lm's command line makes them: in the chat template, which has the
-    special tokens, where the model has one."""
+    """A prompt's tokens as mlx-lm's command line makes them: in the chat template, which writes the special
+    tokens, if the model has one."""
     chat = model.chat
     if ignore_chat_template or not chat.has_chat_template:
         if system_prompt is not None:
@@ -200,7 +200,7 @@ def convert_with_mlx_lm(
         source = Path(model)
         if not source.is_dir():
             source = Path(snapshot_download(model, revision=revision, allow_patterns=_FILES))
-        check_cache(utils.load_model(source, lazy=True)[0])  # before what takes long
+        check_cache(utils.load_model(source, lazy=True)[0])  # before the slow part
         how = quantization.to_dict() if quantization else {}
         named = {f"q_{key}": value for key, value in how.items()}
         convert(str(source), str(output), quantize=bool(how), dtype=dtype, **named)

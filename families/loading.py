@@ -92,7 +92,7 @@ def load(
             model.ranks = ranks
         else:
             model.load_weights([(key, to_mlx(array)) for key, array in arrays.items()])
-        with naming(path / TOKENIZER):  # what a target compares its own with
+        with naming(path / TOKENIZER):  # a target compares it with its own
             model.tokenizer, model.source_tokenizer = read_tokenizers(path, model.config)
         languages = model.languages = Languages.load(path, model.config.vocab_size)
         codes = languages.codes.values() if languages else ()
@@ -117,7 +117,7 @@ def read_tokenizers(folder: Path, config: BaseConfig) -> tuple[Tokenizer, Tokeni
 
 
 def without_text(family: Family, tokenizer: Tokenizer) -> set[int]:
-    """The special tokens, unless the family's texts show them."""
+    """The special tokens that texts do not show."""
     added = {} if family.shows_special else tokenizer.get_added_tokens_decoder()
     return {token for token, piece in added.items() if piece.special}
 

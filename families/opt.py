@@ -18,12 +18,12 @@ from families.causal import DecoderOnly
 from model import Attention, Mask, activation
 from speculative.cache import SlotCache
 
-_FIRST = 2  # the row of the position table that is position 0's
+_FIRST = 2  # the position table's row for position 0
 
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
-    """Under the names of Hugging Face's config.json where it has one."""
+    """OPT's settings, under Hugging Face's names where they exist."""
 
     max_positions: int
     d_word: int  # word_embed_proj_dim: of the embedding
@@ -81,12 +81,12 @@ NAMES = Names(
     words={"self_attn": "attention", "final": "feed_forward", "fc1": "up", "fc2": "down"}
     | {"q": "query", "k": "key", "v": "value"},
     embedding=("decoder.embed_tokens.weight", "lm_head.weight"),
-    prefix="model.",  # but where the checkpoint is of the model without its head
+    prefix="model.",  # missing in checkpoints without a head
 )
 
 
 class Layer(Attention):
-    """With a feed-forward layer beside its own attention: the names of the weights are flat."""
+    """A layer whose attention and feed-forward weights have flat names."""
 
     def __init__(self, config: Config):
         c = config
@@ -132,7 +132,7 @@ class OPT(DecoderOnly):
         """Append tokens [B, T] at positions [B, T] to the cache; return their logits [B, T, V]. Positions
         from config.max_positions on, which only a draft model may get, count as the last one."""
         c = self.config
-        known = np.minimum(positions, c.max_positions - 1)  # a filler's is MASKED
+        known = np.minimum(positions, c.max_positions - 1)  # a filler's position is MASKED
         cache.reserve(positions)
         mask = cache.self_mask()
         x = self.embedding(tokens)

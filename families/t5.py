@@ -1,4 +1,4 @@
-"""T5 and its kin (v1.1, FLAN, mT5, byT5, umT5, UL2, MADLAD-400, Aya): model.py, from and to files."""
+"""Reads checkpoints of T5 and its relatives: v1.1, FLAN, mT5, byT5, umT5, UL2, MADLAD-400, Aya."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -18,8 +18,8 @@ from text.tokenizer_files import copy_sources, from_transformers, save
 class Config(model.Config):
     @classmethod
     def from_hub(cls, raw: Mapping, weights: Iterable[str] | None) -> "Config":
-        """The file says too little and sometimes the wrong thing, so the weights decide what they can: whether
-        the feed-forward layers are gated, the head is tied, every layer has a bias."""
+        """config.json is incomplete and sometimes wrong, so the weights decide what they can: whether the
+        feed-forward layers are gated, the head is tied, every layer has a bias."""
         weights = set(_likely(raw) if weights is None else weights)
         gated = "decoder.layers.0.feed_forward.gate.weight" in weights
         activation = str(raw.get("feed_forward_proj", "relu")).removeprefix("gated-")
@@ -91,7 +91,7 @@ NAMES = Names(
 
 
 def write_tokenizer(folder: Path, output: Path) -> None:
-    """Copy the tokenizer's files, and write the tokenizer.json that follows from them."""
+    """Copy the tokenizer's files, and write a tokenizer.json made from them."""
     found = copy_sources(folder, output)
     if "spiece.model" not in found and TOKENIZER not in found:
         configs = [read_json(folder / n) for n in ("config.json", *found) if n.endswith(".json")]

@@ -26,15 +26,15 @@ def _soft_cap(x: mx.array, cap: mx.array) -> mx.array:
 
 
 class Norm(model.Norm):
-    """With the factor 1 + weight."""
+    """An RMS norm that multiplies by 1 + weight."""
 
     def __call__(self, x: mx.array) -> mx.array:
-        factor = 1 + self.weight.astype(mx.float32)  # in bfloat16 small weights would be lost
+        factor = 1 + self.weight.astype(mx.float32)  # in float32: bfloat16 would lose small weights
         return mx.fast.rms_norm(x, factor, self._eps).astype(self.weight.dtype)
 
 
 class Attention(model.Attention):
-    """Grouped-query attention with rotary positions, where positions are given, and capped scores."""
+    """Grouped-query attention with capped scores, and rotary positions if positions are given."""
 
     def __init__(self, config: StackConfig, source_dims: int):
         c = self._config = config
@@ -46,7 +46,7 @@ class Attention(model.Attention):
             self.key_norm = Norm(c.head_dim, c.rms_norm_eps)
 
     def _rotated(self, name: str, x: mx.array, *positions: mx.array) -> mx.array:
-        """The heads [B, H, T, D] that the layer `name` makes of x, normed and rotated by positions [B, T]."""
+        """The heads [B, H, T, D] of layer `name` for x, normed and rotated by positions [B, T]."""
         (B, T, _), c = x.shape, self._config
         x = self[name](x).reshape(B * T, -1, 1, c.head_dim)
         if c.head_norms:
@@ -67,17 +67,17 @@ class Attention(model.Attention):
         if cap is None:
             return super().attend(queries, keys, values, mask)
         (B, H, T, D), (_, H_kv, N, _) = queries.shape, keys.shape
-        # The queries that share keys go side by side: [B, H_kv, H / H_kv * T, D]
+        # Queries that share keys stand side by side: [B, H_kv, H / H_kv * T, D]
         scores = (queries * self._scale).reshape(B, H_kv, -1, D) @ keys.swapaxes(2, 3)
         scores = _soft_cap(scores.astype(mx.float32), mx.array(cap))
-        if mask is not None:  # after the cap, which would let masked keys in again
+        if mask is not None:  # after the cap, which would unmask keys
             scores = mx.where(mask, scores.reshape(B, H, T, N), -mx.inf).reshape(scores.shape)
         weights = mx.softmax(scores, axis=-1).astype(values.dtype)
         return (weights @ values).reshape(B, H, T, D)
 
 
 class Layer(model.Layer):
-    """With norms before and after each sub-layer. source_dims: the encoder's width, for cross-attention."""
+    """A layer with norms before and after each sub-layer. source_dims: the encoder's width, for cross-attention."""
 
     def __init__(self, c: StackConfig, source_dims: int | None = None):
         super().__init__()
@@ -96,7 +96,7 @@ class Layer(model.Layer):
 
 
 class Stack(model.Stack):
-    """With its embedding."""
+    """A stack with its own embedding."""
 
     def __init__(self, config: StackConfig, layers: Sequence[Layer]):
         super().__init__()
@@ -108,7 +108,7 @@ class Stack(model.Stack):
 def embed(embedding: nn.Embedding, tokens: mx.array) -> mx.array:
     x = embedding(tokens)
     scale = mx.array(x.shape[-1] ** 0.5, x.dtype)  # rounded to the model's type, as in training
-    # The residual stream of a float16 model outgrows float16.
+    # A float16 model's residual stream overflows float16.
     return (x.astype(mx.float32) if x.dtype == mx.float16 else x) * scale
 
 
@@ -130,11 +130,11 @@ class T5Gemma(EncoderDecoder):
         return self.decoder.embedding
 
     def reach(self, window: int) -> tuple[int, int]:
-        """How many tokens behind and ahead an encoder layer of this window sees."""
+        """How many tokens back and ahead an encoder layer with this window sees."""
         return window, window
 
     def decoder_mask(self, slots: CrossCache, window: int) -> Mask:
-        """What the self-attention of a decoder layer of this window sees."""
+        """The self-attention mask of a decoder layer with this window."""
         return slots.self_mask(window)
 
     def encode(self, tokens: mx.array, mask: np.ndarray) -> mx.array:
@@ -148,7 +148,7 @@ class T5Gemma(EncoderDecoder):
             if min(behind, ahead) >= S - 1:
                 return token
             near = (distance <= behind) & (distance >= -ahead)
-            # Padding far from any token sees itself: what sees nothing is NaN.
+            # Padding far from any token sees itself, because a row that sees nothing is NaN.
             return near if token is None else (near & token) | (distance == 0)
 
         masks = [seen(window) for window in self.config.encoder.windows]

@@ -15,8 +15,8 @@ _STACKS = ("encoder", "decoder")
 
 @dataclass(frozen=True)
 class StackConfig(BaseConfig):
-    """The encoder or the decoder, under Hugging Face's names where there are any; the defaults are
-    transformers', whose files may leave them out."""
+    """The encoder's or decoder's settings, under Hugging Face's names where they exist, with transformers'
+    defaults for what files leave out."""
 
     windows: tuple[int, ...]  # how far each layer sees; max_position_embeddings: everything
     hidden_size: int = 2304
@@ -37,7 +37,9 @@ class StackConfig(BaseConfig):
 
     family: ClassVar[str] = "T5Gemma"
     pieces: ClassVar[int] = 256000
-    full_every: ClassVar[int] = 2  # every so many layers sees everything, if the file does not say
+    full_every: ClassVar[int] = (
+        2  # one layer in this many sees everything, if the file does not say
+    )
 
     def of_layer(self, index: int) -> "StackConfig":
         """This config for one layer."""
@@ -91,7 +93,7 @@ class Config(BaseConfig):
     stack: ClassVar[type[StackConfig]] = StackConfig
 
     max_prompt_tokens = property(lambda c: c.encoder.max_position_embeddings)
-    # What distributed/sharding.py splits: what divides both stacks.
+    # What distributed/sharding.py splits: numbers that divide both stacks.
     num_heads = property(lambda c: gcd(*(s.num_key_value_heads for s in c._stacks)))
     d_ff = property(lambda c: gcd(*(s.intermediate_size for s in c._stacks)))
     d_kv = property(
