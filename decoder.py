@@ -23,7 +23,9 @@ from tokenizers import Tokenizer
 
 from distributed.ranks import ALONE, Ranks
 from errors import InputError
+from families.causal import DecoderOnly
 from families.loading import load as load  # for users, as Stats below
+from model import EncoderDecoder
 from speculative.batch import RowBatch, decode, with_others
 from speculative.beams import BeamBatch
 from speculative.cached_model import AheadModel, Model
@@ -179,7 +181,12 @@ class SpeculativeDecoder:
             theirs = getattr(draft_model, "tokenizer", None)
             if theirs is None:
                 raise InputError("the draft model has no tokenizer to compare: use that of load()")
-            self._shared = min(shared_vocabulary(tokenizer, theirs), model.config.vocab_size)
+            if isinstance(model, EncoderDecoder) and isinstance(draft_model, DecoderOnly):
+                raise InputError("the model has an encoder: its draft model needs one too")
+            sizes = shared_vocabulary(tokenizer, theirs), model.config.vocab_size
+            if getattr(model.config, "fixed_vocabulary", False):  # whatever tokenizers name
+                sizes = model.config.vocab_size, draft_model.config.vocab_size
+            self._shared = min(sizes)
             sources = [getattr(each, "source_tokenizer", None) for each in (model, draft_model)]
             if any(sources):
                 shared_vocabulary(sources[0] or tokenizer, sources[1] or theirs)

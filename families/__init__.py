@@ -3,7 +3,8 @@
 What the speculative step needs from a model:
 
     model.config                     vocab_size, eos_token_ids, pad_token_id; max_positions, the most tokens
-                                     of a row in the decoder, and max_prompt_tokens, None without a limit
+                                     of a row in the decoder, and max_prompt_tokens, None without a limit;
+                                     fixed_vocabulary: tokens that the tokenizer does not name are known too
     model.prefix(prompt) -> tokens   what a row begins with, given the prompt's tokens: T5's start token; a
                                      decoder-only model's prompt itself
     model.start(tokens, mask)        tokens [B, S], mask [B, S] true on tokens (None: no padding): encodes

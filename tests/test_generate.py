@@ -14,6 +14,7 @@ from transformers import T5ForConditionalGeneration
 from decoder import Stats, batch_generate, generate, stream_generate
 from demo.training.tasks import SHORT_KINDS, held_out_example
 from errors import InputError
+from families.causal import DecoderOnly
 from model import T5
 from text.tokenizer import byte_tokenizer
 
@@ -113,7 +114,9 @@ def test_a_draft_never_proposes_what_the_target_has_no_row_for(demo_pair):
 
 def test_wrong_arguments_are_named(demo_pair):
     target, tokenizer, draft = demo_pair
-    pair = (draft, tokenizer)
+    pair, continuing = (draft, tokenizer), DecoderOnly()
+    continuing.config, continuing.decode = draft.config, draft.decode
+    continuing.tokenizer = tokenizer
     for arguments, options, message in [
         ((target, tokenizer, " \n"), {}, "the prompt is empty"),
         ((target, tokenizer, "a \udcff b"), {}, "not valid Unicode"),
@@ -123,6 +126,7 @@ def test_wrong_arguments_are_named(demo_pair):
         ((target, draft, "x"), {}, "tokenizer is a T5, not a tokenizer"),
         ((target, tokenizer, "x", pair), {}, "draft_model is a tuple, not a model"),
         ((target, tokenizer, "x", T5(draft.config)), {}, "the draft model has no tokenizer"),
+        ((target, tokenizer, "x", continuing), {}, "the model has an encoder: its draft model"),
     ]:
         with pytest.raises(InputError, match=message):
             generate(*arguments, **options)

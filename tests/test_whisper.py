@@ -2,6 +2,7 @@
 
 import json
 import weakref
+from dataclasses import replace
 from types import SimpleNamespace
 
 import mlx.core as mx
@@ -24,6 +25,8 @@ from speculative.drafting import ModelDrafter
 from speculative.processors import Controls
 from speculative.row import Row
 from speech.rules import Special, language_code
+from speech.transcriber import Transcriber
+from speech.transcript import Asked
 
 BINS, FRAMES = wm.SHAPE["num_mel_bins"], 2 * wm.POSITIONS
 
@@ -228,6 +231,22 @@ def test_a_tokenizer_that_is_not_whispers_is_refused():
     tokenizer = Tokenizer(models.BPE({"a": 0}, []))
     with pytest.raises(InputError, match=r"no <\|startoftranscript\|>"):
         Special.read(tokenizer, {}, 0)
+
+
+@pytest.mark.parametrize("lacking", ["model", "draft"])
+def test_a_pairs_tokenizers_may_leave_the_timestamps_out(tmp_path, lacking):
+    """As those of faster-whisper's folders and of older fine-tunes do."""
+    reference = wm.reference_model()
+    folders = [wm.converted(reference, tmp_path / name) for name in ("model", "draft")]
+    file = tmp_path / lacking / "ours" / "tokenizer.json"
+    raw = json.loads(file.read_text())
+    raw["added_tokens"] = [t for t in raw["added_tokens"] if t["id"] < wm.FIRST_STAMP]
+    file.write_text(json.dumps(raw))
+    samples, transcriber = features(1)[0, :, 0].repeat(160), Transcriber(*folders)
+    asked = Asked("de", compression_ratio_threshold=None, logprob_threshold=None)
+    plain, drafted = (transcriber.transcribe(samples, replace(asked, num_draft=n)) for n in (0, 3))
+    assert [s.tokens for s in drafted.segments] == [s.tokens for s in plain.segments]
+    assert drafted.stats.accepted == drafted.stats.drafted > 0  # timestamps among them
 
 
 def test_steering_of_models_of_one_language():
