@@ -163,6 +163,7 @@ class Model(EncoderDecoder):
         found._ids = ids
         if self.config.logits_bias:
             found.logits_bias = self.logits_bias[ids]
+            mx.eval(found.logits_bias)
         return found
 
 

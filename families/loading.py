@@ -92,6 +92,7 @@ def load(
             model.ranks = ranks
         else:
             model.load_weights([(key, to_mlx(array)) for key, array in arrays.items()])
+        mx.eval(model.parameters())  # what is lazy can only be computed by the thread that made it
         with naming(path / TOKENIZER):  # a target compares it with its own
             model.tokenizer, model.source_tokenizer = read_tokenizers(path, model.config)
         languages = model.languages = Languages.load(path, model.config.vocab_size)

@@ -4,7 +4,9 @@ import json
 import re
 
 import mlx.core as mx
+import numpy as np
 import pytest
+import torch
 from helpers import checkpoints
 from helpers.models import (
     assert_close,
@@ -16,6 +18,7 @@ from helpers.models import (
 from helpers.oracle import flat_weights
 from helpers.pairs import both
 from helpers.programs import ROOT
+from transformers.models.t5.modeling_t5 import T5Attention
 
 from checkpoints.quantization import Quantization
 from convert import converted_size, read_config
@@ -23,7 +26,7 @@ from errors import InputError
 from families import family_of
 from families.loading import build, weight_shapes
 from families.t5 import FAMILY, NAMES, Config
-from model import T5
+from model import T5, _buckets
 
 GELU, SILU, RELU = "gated-gelu", "gated-silu", "relu"
 PAD0, MADLAD = (0, 1, 0), (1, 2, 0)  # padding, end, start of the decoder
@@ -180,6 +183,24 @@ def test_umt5_with_one_decoder_layer_has_a_bias_in_every_encoder_layer():
     reference, model = both(raw)
     given = padded_inputs(61)
     assert_close(cached_logits(model, *given, 7), reference_logits(reference, *given))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("buckets", "most", "known"), [(32, 128, 200), (12, 20, 99), (32, 16, 16)])
+def test_buckets_are_transformers_own(buckets, most, known):
+    """If each has one distance, and the last all others, transformers knows only those."""
+    theirs = T5Attention._relative_position_bucket(-torch.arange(known), False, buckets, most)
+    ours = _buckets(buckets, most)
+    assert ours[np.minimum(range(known), len(ours) - 1)].tolist() == theirs.tolist()
+    assert ours[-1] == buckets - 1
+
+
+def test_hidden_keys_are_minus_infinity():
+    """Metal's kernel skips those."""
+    (bias, *_) = random_model().encoder.biases(
+        np.zeros((1, 2, 2), int), mx.array([[[[True, False]]]])
+    )
+    assert (bias[..., 1] == -mx.inf).all() and mx.isfinite(bias[..., 0]).all()
 
 
 def test_what_cross_attention_reads_lies_side_by_side():
