@@ -304,6 +304,7 @@ def answer(args, ranks: Ranks) -> None:
     draft_model = None
     if args.draft_model and options.num_draft and options.num_beams == 1:
         draft_model, _ = load(args.draft_model, ranks.group, split=False)
+    cli.note_types(model, draft_model)
     report_generation(model, options, args.verbose)
     if hasattr(model, "progress"):
         model.progress = Reading()

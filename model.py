@@ -124,7 +124,7 @@ class Layer(nn.Module):
         return self.attention(x, keys, values, mask, *positions)
 
     def __call__(
-        self, x: mx.array, mask: Mask, cache: CrossCache | None, index: int, *positions: mx.array
+        self, x: mx.array, mask: Mask, cache: Any, index: int, *positions: mx.array
     ) -> mx.array:
         """cache: the decoder's, where this layer is number `index`; None in the encoder."""
         x = self.residual(x, "attention", lambda y: self.attend(y, mask, cache, index, *positions))
@@ -178,7 +178,9 @@ def narrowed(model: nn.Module, vocab_size: int, ids: mx.array) -> nn.Module:
             for name in ("weight", "scales", "biases", "bias"):  # quantized in groups within a row
                 if name in rows:
                     rows[name] = rows[name][ids]
-            mx.eval(rows.parameters())  # what is lazy can only be computed by the thread that made it
+            mx.eval(
+                rows.parameters()
+            )  # what is lazy can only be computed by the thread that made it
             return NarrowedEmbedding(module, rows) if hasattr(module, "as_linear") else rows
         parts = {name: part for name, part in module.items() if isinstance(part, nn.Module)}
         new = {name: replaced(part, kinds) for name, part in parts.items()}

@@ -218,6 +218,7 @@ def answer(args) -> None:
     if model is None:
         model, draft = (demo_model(f"speech/{role}") for role in ("target", "draft"))
     transcriber = Transcriber(model, draft if args.num_draft else None)
+    cli.note_types(transcriber.model, transcriber.decoder.draft_model)
     if args.language:
         code = language_code(args.language, transcriber.special.languages)
         asked = replace(asked, language=code)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from errors import InputError
 from terminal import interrupts
@@ -65,6 +66,18 @@ def positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is less than 1")
     return number
+
+
+def note_types(*models: Any) -> None:
+    """Say on stderr if weights are in 16 bits or quantized and there is no GPU."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    parameters = [dict(tree_flatten(model.parameters())) for model in models if model]
+    types = {weight.dtype for each in parameters for weight in each.values()}
+    if mx.default_device() == mx.cpu and types - {mx.float32}:
+        text = "without a GPU, half-precision and quantized weights are several times slower than float32"
+        print(text, file=sys.stderr)
 
 
 def run(main: Callable[[], None]) -> None:
