@@ -69,9 +69,9 @@ def convert(
 ) -> Path:
     """Convert `model`, a hub id or a folder, and return the converted folder.
 
-    The default output is mlx_models/<last part of the name>, the default type `families.default_dtype`. The output appears complete or not at all. If it
-    exists, raise InputError, unless `force` (replace it) or `exist_ok` (keep it). Weights are converted
-    in blocks, so memory does not grow with the checkpoint.
+    The default output is mlx_models/<last part of the name>, the default dtype the family's. The output appears
+    complete or not at all. If it exists, raise InputError, unless `force` (replace it) or `exist_ok` (keep it).
+    Weights are converted in blocks, so memory does not grow with the checkpoint.
     """
     output = output or converted_path(model)
     output.parent.mkdir(parents=True, exist_ok=True)
