@@ -17,7 +17,7 @@ import json
 from typing import Any
 
 from benchmarks import causal, report
-from benchmarks.limits import Costs, oracle_rate
+from benchmarks.limits import CallTimes, oracle_rate
 from benchmarks.measure import OtherWay, Way, decoder, decoding, take_turns, widened_pair
 from benchmarks.report import Setting
 from decoder import Options, load
@@ -131,7 +131,7 @@ def compare(
     found: dict[str, Any] = report.describe() | report.sizes(target, draft, tokens)
     print("\n".join(f"{key}: {value}" for key, value in found.items()), end="\n\n", flush=True)
 
-    costs = Costs(target, draft, tokens[prompts[0]])
+    times = CallTimes(target, draft, tokens[prompts[0]])
     ways: dict[Setting | str, Way] = {}
     for batch_size in args.batch_size:
         for drafter, num_draft in [("", 0), *args.ways]:
@@ -144,11 +144,11 @@ def compare(
         return lambda prompts: way([tokens[prompt] for prompt in prompts])
 
     ways |= {name: of_tokens(way) for name, way in theirs.items()}
-    runs = take_turns(ways, prompts, args.per_turn or max(args.batch_size), costs.measure)
-    found |= costs.report()
+    runs = take_turns(ways, prompts, args.per_turn or max(args.batch_size), times.measure)
+    found |= times.report()
     if draft and args.batch_size[0] == 1:
-        found["oracle"] = oracle_rate(next(iter(runs.values())).rows, draft, costs)
-    return found | report.compare(runs, costs, found.get("oracle"))
+        found["oracle"] = oracle_rate(next(iter(runs.values())).rows, draft, times)
+    return found | report.compare(runs, times, found.get("oracle"))
 
 
 def main() -> None:

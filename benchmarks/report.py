@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 import blas
-from benchmarks.limits import Costs
+from benchmarks.limits import CallTimes
 from benchmarks.measure import Run
 
 
@@ -70,10 +70,10 @@ SHARES = ("ratio", "steps", "predicted", "of oracle", "acceptance")
 COLUMNS = (*RATES, *SHARES, "tokens per call", "reading (s)", "steps (s)")
 
 
-def compare(runs: Mapping[Any, Run], costs: Costs, oracle: float | None) -> dict[str, Any]:
+def compare(runs: Mapping[Any, Run], times: CallTimes, oracle: float | None) -> dict[str, Any]:
     """Print the table of all ways, the first of which is plain decoding; return the figures as data."""
     (first, plain), *_ = runs.items()
-    lines = {str(name): figures(name, run, plain, costs, oracle) for name, run in runs.items()}
+    lines = {str(name): figures(name, run, plain, times, oracle) for name, run in runs.items()}
     data = [{"decoding": name} | line for name, line in lines.items()]
     if oracle:
         best = {"tokens/s": oracle, "ratio": oracle / plain.rate}
@@ -89,7 +89,7 @@ def compare(runs: Mapping[Any, Run], costs: Costs, oracle: float | None) -> dict
 
 
 def figures(
-    name: Setting | str, run: Run, plain: Run, costs: Costs, oracle: float | None
+    name: Setting | str, run: Run, plain: Run, times: CallTimes, oracle: float | None
 ) -> dict[str, float]:
     """Column -> figure of a way; figures of steps only for our own ways."""
     low, high = run.quartiles
@@ -106,7 +106,7 @@ def figures(
         line["acceptance"] = stats.acceptance
     if name.batch_size == 1 and name.drafter in ("model", "lookup"):
         line["steps"] = stats.tokens_per_second / plain.stats.tokens_per_second
-        line["predicted"] = costs.predicted(stats, model)
+        line["predicted"] = times.predicted(stats, model)
     if name.batch_size == 1 and model and oracle:
         line["of oracle"] = run.rate / oracle
     return line
