@@ -153,11 +153,17 @@ def known_to_draft(draft: Model, row: Row) -> tuple[np.ndarray, float]:
     cache = draft.start(mx.array([row.prompt]))
     cache.wait()
     reading = time.perf_counter() - began
-    first, text = int(cache.lengths[0]), np.array(row.generated)
-    read = np.minimum([row.tokens[first:-1]], draft.config.vocab_size - 1).astype(np.int32)
+    found = np.array(mx.argmax(text_logits(draft, row, cache), axis=-1))
+    return found == np.array(row.generated), reading
+
+
+def text_logits(model: Model, row: Row, cache: Any = None) -> mx.array:
+    """Logits [T, V] of the T tokens of a row's text, read in one call. cache: of its prompt, if that has been read."""
+    cache = cache or model.start(mx.array([row.prompt]))
+    first, T = int(cache.lengths[0]), len(row.generated)
+    read = np.minimum([row.tokens[first:-1]], model.config.vocab_size - 1).astype(np.int32)
     positions = np.arange(first, len(row.tokens) - 1, dtype=np.int32)[None]
-    logits = draft.decode(mx.array(read), positions, cache)
-    return np.array(mx.argmax(logits[0], axis=-1))[-len(text) :] == text, reading
+    return model.decode(mx.array(read), positions, cache)[0, -T:]
 
 
 def least_seconds(known: np.ndarray, by_length: Sequence[float]) -> float:

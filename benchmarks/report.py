@@ -6,6 +6,7 @@ import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,8 @@ from mlx.utils import tree_flatten
 import blas
 from benchmarks.limits import CallTimes
 from benchmarks.measure import Run
+
+PACKAGES = ("mlx", "mlx-lm", "numpy", "transformers", "tokenizers")
 
 
 class Setting(NamedTuple):
@@ -34,9 +37,11 @@ def describe() -> dict[str, str | int]:
     return {
         "processor": _processor(),
         "cores": os.cpu_count() or 1,
-        "system": f"{platform.system()} {platform.machine()}",
-        "device": str(mx.default_device()),
-        "mlx": version("mlx"),
+        "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1e9:.0f} GB",
+        "system": platform.platform(),
+        "device": f"{mx.default_device()}, {mx.device_info()['architecture']}",
+        "python": platform.python_version(),
+        **{name: version(name) for name in PACKAGES if find_spec(name.replace("-", "_"))},
         "blas": blas.loaded or Path(os.environ.get("LD_PRELOAD", "")).name or "of MLX",
         "threads": os.environ.get("OPENBLAS_NUM_THREADS", "default"),
     }
