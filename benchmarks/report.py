@@ -72,7 +72,7 @@ def sizes(target: Any, draft: Any | None, tokens: Mapping[str, Sequence[int]]) -
 # the time for reading prompts. "of oracle": share of the oracle's speed.
 RATES = ("tokens/s", "low", "high")
 SHARES = ("ratio", "steps", "predicted", "of oracle", "acceptance")
-COLUMNS = (*RATES, *SHARES, "tokens per call", "reading (s)", "steps (s)")
+COLUMNS = (*RATES, *SHARES, "tokens per call")
 
 
 def compare(runs: Mapping[Any, Run], times: CallTimes, oracle: float | None) -> dict[str, Any]:
@@ -102,11 +102,7 @@ def figures(
     if isinstance(name, str):
         return line
     stats, model = run.stats, name.drafter == "model"
-    line |= {
-        "tokens per call": stats.tokens_per_call,
-        "reading (s)": stats.encoding_seconds + stats.preparing_seconds,
-        "steps (s)": stats.seconds,
-    }
+    line["tokens per call"] = stats.tokens_per_call
     if name.drafter:
         line["acceptance"] = stats.acceptance
     if name.batch_size == 1 and name.drafter in ("model", "lookup"):
