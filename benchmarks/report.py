@@ -39,7 +39,7 @@ def describe() -> dict[str, str | int]:
         "cores": os.cpu_count() or 1,
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1e9:.0f} GB",
         "system": platform.platform(),
-        "device": f"{mx.default_device()}, {mx.device_info()['architecture']}",
+        "device": f"{mx.default_device()}, {mx.device_info().get('architecture', '?')}",
         "python": platform.python_version(),
         **{name: version(name) for name in PACKAGES if find_spec(name.replace("-", "_"))},
         "blas": blas.loaded or Path(os.environ.get("LD_PRELOAD", "")).name or "of MLX",
