@@ -1,5 +1,6 @@
 """Measure how much speculation gains on this machine, and why.
 
+python benchmark.py --check          a minute: is all well on this machine?
 python benchmark.py                  the embedded pair, widened to t5-large and t5-small
 python benchmark.py --model flan-t5-xl --draft-model flan-t5-small
 python benchmark.py --baselines      next to transformers and CTranslate2
@@ -14,10 +15,12 @@ import blas  # noqa: F401 (before mlx)
 
 # isort: split
 import json
+import sys
 from typing import Any
 
 from benchmarks import causal, report
-from benchmarks.limits import Costs, oracle_rate
+from benchmarks.check import all_is_well
+from benchmarks.limits import CallTimes, oracle_rate
 from benchmarks.measure import OtherWay, Way, decoder, decoding, take_turns, widened_pair
 from benchmarks.report import Setting
 from decoder import Options, load
@@ -36,6 +39,7 @@ def parse_args(argv: list[str] | None = None):
         prog="benchmark.py", description="Measure plain and speculative decoding on this machine."
     )
     flag, named = parser.add_argument, ", ".join(SHAPES | CAUSAL_SHAPES)
+    flag("--check", action="store_true", help="check this machine; it goes with no other flag")
     flag("--model", help="a converted target (default: the embedded pair, widened to --sizes)")
     flag("--draft-model", help="a converted draft model for --model")
     flag("--source-lang", metavar="CODE", help="language of the source, if multilingual")
@@ -59,6 +63,8 @@ def parse_args(argv: list[str] | None = None):
     beside = "compare with transformers and CTranslate2, or with mlx-lm, if installed"
     flag("--baselines", action="store_true", help=beside)
     args = parser.parse_args(argv)
+    if args.check and len(argv or sys.argv[1:]) > 1:
+        parser.error("--check goes with no other flag")
     check(args, parser)
     return args
 
@@ -132,7 +138,7 @@ def compare(
     found: dict[str, Any] = report.describe() | report.sizes(target, draft, tokens)
     print("\n".join(f"{key}: {value}" for key, value in found.items()), end="\n\n", flush=True)
 
-    costs = Costs(target, draft, tokens[prompts[0]])
+    times = CallTimes(target, draft, tokens[prompts[0]])
     ways: dict[Setting | str, Way] = {}
     for batch_size in args.batch_size:
         for drafter, num_draft in [("", 0), *args.ways]:
@@ -145,15 +151,18 @@ def compare(
         return lambda prompts: way([tokens[prompt] for prompt in prompts])
 
     ways |= {name: of_tokens(way) for name, way in theirs.items()}
-    runs = take_turns(ways, prompts, args.per_turn or max(args.batch_size), costs.measure)
-    found |= costs.report()
+    runs = take_turns(ways, prompts, args.per_turn or max(args.batch_size), times.measure)
+    found |= times.report()
     if draft and args.batch_size[0] == 1:
-        found["oracle"] = oracle_rate(next(iter(runs.values())).rows, draft, costs)
-    return found | report.compare(runs, costs, found.get("oracle"))
+        found["oracle"] = oracle_rate(next(iter(runs.values())).rows, draft, times)
+    return found | report.compare(runs, times, found.get("oracle"))
 
 
 def main() -> None:
-    print(f"\n{json.dumps(speed(parse_args()))}")
+    args = parse_args()
+    if args.check:
+        sys.exit(not all_is_well())
+    print(f"\n{json.dumps(speed(args))}")
 
 
 if __name__ == "__main__":
