@@ -171,6 +171,13 @@ def test_what_would_be_wrong_is_refused_by_name(name, why):
         CausalModel(build(name))
 
 
+def test_experts_in_16_bits_need_a_gpu():
+    lm = build("mixtral", num_hidden_layers=1)
+    lm.set_dtype(mx.bfloat16)
+    with mx.stream(mx.cpu), pytest.raises(InputError, match="convert it with --dtype float32"):
+        CausalModel(lm)
+
+
 def test_nan_and_an_empty_prompt_are_refused():
     lm = build("llama", num_hidden_layers=2)
     with pytest.raises(InputError, match="without a token"):

@@ -1,5 +1,6 @@
 """Models with states that cannot forget: their text is mlx-lm's own alone, whatever drafts and whatever fails."""
 
+import mlx.core as mx
 import pytest
 
 pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-lm.txt")
@@ -44,6 +45,15 @@ def test_texts_are_mlx_lms_own(name):
             partial += partial_steps(rows, num_draft) if num_draft == 4 else 0
     assert partial
     assert (model.config.max_rows == 1) == (name in ("jamba", "rwkv7"))
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_states_that_fillers_wipe_are_seen_in_every_model(dtype):
+    """nemotron_h keeps `lengths` from its states; the logits of a few tokens may not show it."""
+    for seed in range(4):
+        lm = build("nemotron_h", seed=seed)
+        lm.set_dtype(dtype)
+        assert CausalModel(lm).config.max_rows == 1
 
 
 def test_prompts_in_chunks_and_rows_that_go(monkeypatch):
