@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import mlx.core as mx
+
 from speculative.cached_model import CachedModel, Model
 from speculative.draft import Step
 from speculative.row import Row

@@ -7,9 +7,6 @@ from pathlib import Path
 import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-# Before MLX is imported: on NVIDIA GPUs, and on Apple's M5 by MLX's issue 3534, it rounds the factors of
-# float32 products to 10 bits (TF32), while the tests compare float32 with float32.
-os.environ.setdefault("MLX_ENABLE_TF32", "0")
 # Before torch and MLX are imported: the models are so small that threads only wait for each other.
 for _library in ("OMP", "OPENBLAS", "BLIS"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
