@@ -35,6 +35,7 @@ from terminal.flags import (
     read_draft_vocabulary,
     read_memory,
 )
+from terminal.memory import report_memory
 
 COUNTS = {  # flag: (default, help)
     "batch-size": (BATCH_SIZE, "texts to decode in one batch"),
@@ -130,6 +131,7 @@ def main() -> None:
         decoder, options = transcriber.decoder, replace(options, lookup=False)
     else:
         decoder = text_decoder(args, target, draft, options)
+    report_memory()
     engine = Engine(decoder, options, args.batch_size, args.queue)
     api = Api(
         name=Path(target).name,

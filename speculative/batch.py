@@ -10,6 +10,10 @@ from speculative.cached_model import CachedModel, Model
 from speculative.draft import Step
 from speculative.row import Row
 
+CLEARED = (
+    256  # steps, as in mlx-lm: so often MLX gives back the memory that it keeps for new arrays
+)
+
 
 class RowBatch:
     """The base of speculative decoding (decoder.py) and beam search (beams.py)."""
@@ -19,7 +23,7 @@ class RowBatch:
         self.ranks = ranks
         self.target = CachedModel(model, ranks.share)
         self.rows: list[Row] = []
-        self._model = model
+        self._model, self._steps = model, 0
 
     def read(self, new: Sequence[int]) -> None:
         """Read the prompts of the new rows at these indices."""
@@ -61,6 +65,9 @@ class RowBatch:
         step = self.step()
         preparing = step.draft.preparing_seconds if step else 0.0
         seconds = time.perf_counter() - began - preparing
+        if self._steps % CLEARED == 0:
+            mx.clear_cache()
+        self._steps += 1
         sharing = with_others(live)
         for row in sharing:
             row.stats.target_calls += 1

@@ -6,15 +6,19 @@ import random
 import resource
 import sys
 
+import mlx.core as mx
 import pytest
-from helpers.decoding import new_batch, new_rows
+from helpers.decoding import decode_with, new_batch, new_rows
 from helpers.models import random_model
+from helpers.programs import DEMO, PROMPT, call
 from helpers.scripted import EOS, ScriptedModel
 
 from decoder import Options, generate, stream_batch
 from demo.training.tasks import held_out_example
 from speculative.batch import decode
 from speculative.row import Waiting
+
+CLIP = DEMO / "speech" / "numbers.wav"
 
 
 def test_results_come_as_they_are_ready_and_prompts_are_read_as_needed(demo_pair):
@@ -76,6 +80,22 @@ def test_a_thousand_prompts_leave_no_trace_in_memory(demo_pair):
     unit = 1 if sys.platform == "darwin" else 1024
     assert len(peaks) == 1000
     assert (peaks[-1] - peaks[300]) * unit < 20 * 2**20
+
+
+def test_memory_that_mlx_keeps_is_given_back_every_256_steps(monkeypatch):
+    target, cleared = ScriptedModel(lambda source, prefix: 5), []
+    monkeypatch.setattr(mx, "clear_cache", lambda: cleared.append(target.calls))
+    decode_with(target, None, [[3]], num_draft=0, max_tokens=600)
+    assert cleared == [1, 257, 513]
+
+
+@pytest.mark.parametrize(("most", "told"), [(1 << 10, True), (1 << 40, False), (None, False)])
+def test_models_that_hardly_fit_are_told(demo_folders, monkeypatch, most, told):
+    monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": most})
+    for script, asked in (("main.py", ("-p", PROMPT)), ("transcribe.py", (CLIP,))):
+        result = call(*asked, cwd=demo_folders, script=script)
+        assert result.returncode == 0
+        assert ("macOS recommends 0.0 GB" in result.stderr) == told
 
 
 @pytest.mark.parametrize(("batch_size", "held"), [(8, True), (1, False), (40, False)])
