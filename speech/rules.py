@@ -81,26 +81,23 @@ class Special:
             latest=_FIRST if first is None else first,
         )
 
-    def prefix(self, language: str, task: str, timestamps: bool = True) -> list[int]:
+    def prefix(self, language: str, task: str) -> list[int]:
         """The tokens before a window's text. Raises InputError if the model lacks the language or the task."""
         if not self.languages:
             if language != "en" or task != TASKS[0]:
                 raise InputError("this model transcribes English only")
-            steering = [self.start]
-        else:
-            language = language_code(language, self.languages)
-            steering = [self.start, self.languages[language], self.tasks[task]]
-        return steering if timestamps else [*steering, self.no_timestamps]
+            return [self.start]
+        language = language_code(language, self.languages)
+        return [self.start, self.languages[language], self.tasks[task]]
 
     @cached_property
     def _controls(self) -> tuple[Processor, ...]:
         return (SuppressedFirst(self.suppressed_first), Timestamps(self))
 
-    def options(self, timestamps: bool = True, **asked) -> Options:
+    def options(self, **asked) -> Options:
         """The options to decode a window with."""
-        rules = self._controls if timestamps else self._controls[:1]
-        banned = self.suppressed or None
-        return Options(suppress_tokens=banned, processors=rules, logprobs=0, lookup=False, **asked)
+        asked |= dict(suppress_tokens=self.suppressed or None, processors=self._controls)
+        return Options(logprobs=0, lookup=False, **asked)
 
 
 @dataclass(frozen=True)

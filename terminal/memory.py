@@ -9,9 +9,9 @@ TIGHT = 0.9  # of what the system recommends, as in mlx-lm
 
 def report_memory() -> None:
     """Say on stderr if the loaded models need nearly all the memory that macOS recommends for the GPU."""
-    most = mx.device_info().get("max_recommended_working_set_size")
+    most = int(mx.device_info().get("max_recommended_working_set_size") or 0)
     used = mx.get_active_memory()
-    if most and used > TIGHT * most:
+    if 0 < TIGHT * most < used:
         print(
             f"the models take {used / 1e9:.1f} GB, and macOS recommends {most / 1e9:.1f} GB at most for the GPU: "
             "decoding may be slow; convert them with --quantize, or use smaller ones",
