@@ -219,13 +219,6 @@ def test_tokens_are_the_oracles_in_every_variant(events, variant):
     assert all(events.values())
 
 
-def test_draft_of_another_shape_and_smaller_vocabulary():
-    model, draft_model = random_model("t5"), random_model("byt5")
-    prompts = ragged_prompts(4, 61)
-    rows = decode_with(model, ModelDrafter(draft_model, 40), prompts, num_draft=3, max_tokens=15)
-    assert [row.tokens[1:] for row in rows] == [greedy(model, s, 15) for s in prompts]
-
-
 @pytest.mark.parametrize("models", [agreeing, lambda: (random_model(), random_model())])
 def test_rows_join_in_free_places_and_beside_the_others(models):
     """A step after others have begun, and get what they get alone."""
