@@ -16,6 +16,18 @@ import blas  # noqa: E402, F401 (before MLX)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture
+def cpu():
+    """For tests that compare bits or texts of quantized models, or count calls: a GPU rounds calls of one token and of
+    several differently, and begins calls ahead. All others run on MLX's default device."""
+    import mlx.core as mx
+
+    device = mx.default_device()
+    mx.set_default_device(mx.cpu)
+    yield
+    mx.set_default_device(device)
+
+
 @pytest.fixture(scope="session")
 def demo_folders(tmp_path_factory) -> Path:
     """A folder that holds mlx_models/demo-target and mlx_models/demo-draft."""

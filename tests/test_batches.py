@@ -8,7 +8,7 @@ import sys
 
 import mlx.core as mx
 import pytest
-from helpers.decoding import decode_with, new_batch, new_rows
+from helpers.decoding import finish, new_batch, new_rows, start
 from helpers.models import random_model
 from helpers.programs import DEMO, PROMPT, call
 from helpers.scripted import EOS, ScriptedModel
@@ -85,9 +85,9 @@ def test_a_thousand_prompts_leave_no_trace_in_memory(demo_pair):
 
 
 def test_memory_that_mlx_keeps_is_given_back_every_256_steps(monkeypatch):
-    target, cleared = ScriptedModel(lambda source, prefix: 5), []
-    monkeypatch.setattr(mx, "clear_cache", lambda: cleared.append(target.calls))
-    decode_with(target, None, [[3]], num_draft=0, max_tokens=600)
+    cleared, batch = [], start(ScriptedModel(lambda source, prefix: 5), None, [[3]], max_tokens=600)
+    monkeypatch.setattr(mx, "clear_cache", lambda: cleared.append(len(batch.rows[0].generated)))
+    finish(batch)
     assert cleared == [1, 257, 513]
 
 

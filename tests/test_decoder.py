@@ -139,6 +139,7 @@ def test_scripted_rows_that_come_and_go_are_plain_rows(monkeypatch, events, kind
             assert origins == alone, batch_size
 
 
+@pytest.mark.usefixtures("cpu")
 @pytest.mark.parametrize("last", range(1, 10))
 @pytest.mark.parametrize("num_draft", [0, 1, 3])
 @pytest.mark.parametrize("reason", ["stop", "length"])
@@ -237,6 +238,7 @@ def test_rows_join_in_free_places_and_beside_the_others(models):
     assert [row.prompt for row in batch.rows] == [first[0], second[0], first[2], second[1], *third]
 
 
+@pytest.mark.usefixtures("cpu")
 @pytest.mark.parametrize("stops", [False, True])
 def test_synchronisations_of_a_step(monkeypatch, stops):
     """The host reads one array per step, however many tokens are drafted; where drafts may stop, besides how sure
