@@ -131,7 +131,7 @@ class NoRepeatNGrams:
 
 @dataclass(frozen=True)
 class MinTokens:
-    """Bans the end of sequence until the text has `count` tokens."""
+    """Bans the end of sequence, or any other tokens, until the text has `count` tokens."""
 
     count: int
     ends: tuple[int, ...]
@@ -205,13 +205,12 @@ class Controls:
         self._groups: dict[tuple[Processor, ...], list[int]] = {}
         for b, row in enumerate(self._rows):
             self._groups.setdefault(row.processors, []).append(b)
-        self.any = any(self._groups)
         self._lengths: list[int] = []  # of the rows, when `_tokens` was made of them
 
     def __call__(self, logits: mx.array, drafted: Sequence[mx.array]) -> mx.array:
         """Process logits [B, T, V]. Of the drafted tokens [B, k], in any number of parts, the last T - 1 are between
         these positions, the others before them."""
-        if not self.any:
+        if not any(self._groups):
             return logits
         logits, history = logits.astype(mx.float32), self._history()
         tokens = mx.concatenate([history, *drafted], axis=1)

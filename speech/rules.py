@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from errors import InputError
 from speculative.options import Options
-from speculative.processors import Prefixes, Processor
+from speculative.processors import MinTokens, Prefixes, Processor
 
 TASKS = ("transcribe", "translate")
 SECONDS_PER_TIMESTAMP = 0.02
@@ -92,25 +92,12 @@ class Special:
 
     @cached_property
     def _controls(self) -> tuple[Processor, ...]:
-        return (SuppressedFirst(self.suppressed_first), Timestamps(self))
+        return MinTokens(1, self.suppressed_first), Timestamps(self)
 
     def options(self, **asked) -> Options:
         """The options to decode a window with."""
         asked |= dict(suppress_tokens=self.suppressed or None, processors=self._controls)
         return Options(logprobs=0, lookup=False, **asked)
-
-
-@dataclass(frozen=True)
-class SuppressedFirst:
-    """Bans tokens at the beginning of a text."""
-
-    tokens: tuple[int, ...]
-
-    def __call__(self, logits: mx.array, prefixes: Prefixes) -> mx.array:
-        T, V = logits.shape[1:]
-        first = prefixes.generated[:, None] + np.arange(T) == 0
-        banned = np.isin(np.arange(V), self.tokens)
-        return mx.where(mx.array(first)[..., None] & mx.array(banned), -mx.inf, logits)
 
 
 @dataclass(frozen=True)
