@@ -32,7 +32,6 @@ from speculative.cached_model import AheadModel, Model
 from speculative.draft import Draft, Plan, Step
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
 from speculative.options import Options
-from speculative.processors import try_out
 from speculative.response import Response, respond
 from speculative.row import Row
 from speculative.row import Stats as Stats
@@ -250,8 +249,8 @@ class SpeculativeDecoder:
                 yield Batch(self.model, drafter, options, self.schedule(options, drafter))
 
     def row(self, prompt: Text, options: Options, seed: RowSeeds) -> Row:
-        """A row to decode. Raises InputError if the prompt is empty or too long, a language is unknown, the
-        model lacks a token, or a processor fails."""
+        """A row to decode. Raises InputError if the prompt is empty or too long, a language is unknown, or
+        the model lacks a token."""
         asked = check_prompt(prompt)
         text, reference = asked.text, asked.reference or options.reference
         languages = options.source_lang, options.target_lang
@@ -280,12 +279,6 @@ class SpeculativeDecoder:
             ends = self.model.config.eos_token_ids[:1]
             known = self.tokenizer.encode(reference, add_special_tokens=False).ids
             row.reference = [*known[: row.max_tokens], *ends]
-        # Try processors now: an error later would end the other rows' texts as well.
-        V, drafts = self.model.config.vocab_size, bool(options.num_draft)
-        try_out(options.processors, prefix, 1 + drafts, V)
-        if self.draft_model and drafts:  # it has fewer tokens, and one position a call
-            V = min(self._shared, self.draft_model.config.vocab_size)
-            try_out(options.processors, prefix, 1, V)
         return row
 
     def check(self, prompt: Text, options: Options) -> None:
@@ -393,20 +386,6 @@ def generate(
 ) -> str:
     """As `SpeculativeDecoder.generate`."""
     return _decoder(model, tokenizer, draft_model, options).generate(prompt, **options)
-
-
-def stream_batch(
-    model: Model,
-    tokenizer: Tokenizer,
-    prompts: Iterable[Text],
-    draft_model: Model | None = None,
-    batch_size: int = BATCH_SIZE,
-    **options,
-) -> Iterator[tuple[int, Response]]:
-    """As `SpeculativeDecoder.stream_batch`."""
-    return _decoder(model, tokenizer, draft_model, options).stream_batch(
-        prompts, batch_size, **options
-    )
 
 
 def batch_generate(

@@ -34,6 +34,7 @@ from terminal.flags import (
     read_draft_vocabulary,
     read_memory,
 )
+from terminal.memory import report_memory
 from terminal.prompt_files import InOrder, PromptFile
 from terminal.reading import Reading
 from terminal.summary import Summary
@@ -305,6 +306,7 @@ def answer(args, ranks: Ranks) -> None:
     if args.draft_model and options.num_draft and options.num_beams == 1:
         draft_model, _ = load(args.draft_model, ranks.group, split=False)
     cli.note_types(model, draft_model)
+    report_memory()
     report_generation(model, options, args.verbose)
     if hasattr(model, "progress"):
         model.progress = Reading()

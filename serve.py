@@ -35,6 +35,7 @@ from terminal.flags import (
     read_draft_vocabulary,
     read_memory,
 )
+from terminal.memory import report_memory
 
 COUNTS = {  # flag: (default, help)
     "batch-size": (BATCH_SIZE, "texts to decode in one batch"),
@@ -131,6 +132,7 @@ def main() -> None:
     else:
         decoder = text_decoder(args, target, draft, options)
     cli.note_types(decoder.model, decoder.draft_model)
+    report_memory()
     engine = Engine(decoder, options, args.batch_size, args.queue)
     api = Api(
         name=Path(target).name,

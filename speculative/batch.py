@@ -4,9 +4,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import mlx.core as mx
+
 from speculative.cached_model import CachedModel, Model
 from speculative.draft import Step
 from speculative.row import Row
+
+CLEARED = (
+    256  # steps, as in mlx-lm: so often MLX gives back the memory that it keeps for new arrays
+)
 
 
 class RowBatch:
@@ -17,7 +23,7 @@ class RowBatch:
         self.ranks = ranks
         self.target = CachedModel(model, ranks.share)
         self.rows: list[Row] = []
-        self._model = model
+        self._model, self._steps = model, 0
 
     def read(self, new: Sequence[int]) -> None:
         """Read the prompts of the new rows at these indices."""
@@ -59,6 +65,9 @@ class RowBatch:
         step = self.step()
         preparing = step.draft.preparing_seconds if step else 0.0
         seconds = time.perf_counter() - began - preparing
+        if self._steps % CLEARED == 0:
+            mx.clear_cache()
+        self._steps += 1
         sharing = with_others(live)
         for row in sharing:
             row.stats.target_calls += 1

@@ -128,6 +128,8 @@ def _message(error: Exception) -> str | None:
         isinstance(error, RuntimeError) and "allocate" in str(error)
     ):
         return f"out of memory; try shorter texts or a smaller batch: {error}"
+    if isinstance(error, RuntimeError) and str(error).startswith("[METAL] Command buffer"):
+        return f"the GPU failed; try shorter texts or a smaller batch: {error}"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error) if isinstance(error, (InputError, OSError)) else None

@@ -130,6 +130,7 @@ def test_context_limits(raw, most):
     assert causal_loading.max_positions(raw) == most
 
 
+@pytest.mark.usefixtures("cpu")
 def test_conversion_goes_through_mlx_lm(tmp_path, capsys):
     causal_folders.write(tmp_path / "hub", hidden_size=64)
     quantization = Quantization(bits=8, group_size=32)

@@ -298,6 +298,11 @@ def test_text_that_the_encoding_lacks_is_one_line(folder):
             "main.py: out of memory; try shorter",
         ),
         (RuntimeError("[malloc] Unable to allocate"), SystemExit, "main.py: out of memory; try"),
+        (
+            RuntimeError("[METAL] Command buffer execution failed: x"),
+            SystemExit,
+            "main.py: the GPU",
+        ),
         (RuntimeError("something else"), RuntimeError, ""),
     ],
 )

@@ -94,6 +94,7 @@ def test_narrow_types_stay_what_they_are(folder, tmp_path, dtype, mode):
         assert scales["decoder.layers.0.feed_forward.up.scales"].dtype.itemsize == 2
 
 
+@pytest.mark.usefixtures("cpu")
 def test_target_and_draft_may_be_quantized_differently(demo_pair, tmp_path):
     plain_target, tokenizer, draft = demo_pair
     quantization = Quantization(bits=8, group_size=32)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 import main
-from decoder import Options, stream_batch
+from decoder import Options, batch_generate
 from demo.examples import examples
 from speculative.schedule import FixedSchedule
 from terminal.summary import Summary, sparkline
@@ -35,7 +35,7 @@ def test_a_summary_is_the_sum_of_its_texts(demo_pair):
     target, tokenizer, draft = demo_pair
     prompts = [example.prompt for example in examples(3)]
     options = dict(draft_model=draft, num_draft=3)
-    found = [r for _, r in stream_batch(target, tokenizer, prompts, batch_size=4, **options)]
+    found = batch_generate(target, tokenizer, prompts, batch_size=4, **options)
     summary, parts = summary_of(found), [summary_of([response]) for response in found]
     assert summary.texts == len(prompts) and summary.cut == 0
     for name in ("prompt_tokens", "tokens", "target_calls", "drafted", "accepted"):
@@ -58,7 +58,7 @@ def test_rows_share_the_time_of_their_steps(demo_pair, monkeypatch):
         lambda self, step, *args: steps.append((args[0], step.draft.preparing_seconds)),
     )
     options = dict(draft_model=draft, num_draft=3)
-    found = [r for _, r in stream_batch(target, tokenizer, prompts, batch_size=4, **options)]
+    found = batch_generate(target, tokenizer, prompts, batch_size=4, **options)
     summary = summary_of(found)
     assert len(steps) < summary.stats.target_calls  # rows were decoded side by side
     assert summary.stats.seconds == pytest.approx(sum(seconds for seconds, _ in steps))
@@ -68,7 +68,7 @@ def test_rows_share_the_time_of_their_steps(demo_pair, monkeypatch):
 def test_texts_that_max_tokens_cut_are_counted(demo_pair):
     target, tokenizer, _ = demo_pair
     prompts = [example.prompt for example in examples(1)]
-    found = [r for _, r in stream_batch(target, tokenizer, prompts, max_tokens=3)]
+    found = batch_generate(target, tokenizer, prompts, max_tokens=3)
     assert Summary().lines(1.0) == ["0 texts"]
     (first, _) = summary_of(found).lines(2.0)
     assert first.startswith("3 texts (3 cut at max_tokens): ")
