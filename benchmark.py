@@ -5,11 +5,9 @@ python benchmark.py --model flan-t5-xl --draft-model flan-t5-small
 python benchmark.py --baselines      next to transformers and CTranslate2
 """
 
-from terminal import interrupts
+import terminal  # noqa: F401 (first: it checks Python and the packages)
 
-if __name__ == "__main__":
-    interrupts.expect()  # before the slow imports below
-
+# isort: split
 import blas  # noqa: F401 (before mlx)
 
 # isort: split

@@ -4,11 +4,9 @@ python main.py --prompt "translate number to German: 1284"
 python main.py --model t5-11b --draft-model t5-small --prompt "summarize: ..."
 """
 
-from terminal import interrupts
+import terminal  # noqa: F401 (first: it checks Python and the packages)
 
-if __name__ == "__main__":
-    interrupts.expect()  # before the slow imports below
-
+# isort: split
 import argparse
 import functools
 import json

@@ -4,11 +4,9 @@ python transcribe.py talk.mp3 --model whisper-large-v3 --draft-model distil-larg
 python transcribe.py *.m4a --model whisper-medium -f srt -o subtitles
 """
 
-from terminal import interrupts
+import terminal  # noqa: F401 (first: it checks Python and the packages)
 
-if __name__ == "__main__":
-    interrupts.expect()  # before the slow imports below
-
+# isort: split
 import argparse
 import sys
 import time

@@ -1,16 +1,14 @@
 """Command-line helpers: a user's mistake becomes one line on stderr and an exit code."""
 
 import argparse
-import os
 import sys
 from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 
 from errors import InputError
-from terminal import interrupts
 
-USAGE_ERROR, INPUT_ERROR = 2, 1
+USAGE_ERROR, INPUT_ERROR, INTERRUPTED = 2, 1, 130
 _MOST = 10**9
 
 
@@ -24,9 +22,6 @@ class Parser(argparse.ArgumentParser):
         if words and not flags and "--prompt" in known:
             hint = "put the prompt after --prompt"
         self.exit(USAGE_ERROR, one_line(f"{self.prog}: {message} ({hint})") + "\n")
-
-    def print_help(self, file=None) -> None:
-        print(self.format_help(), end="", file=file)  # argparse's own hides a failed write
 
 
 def one_line(text: str) -> str:
@@ -70,39 +65,18 @@ def positive(text: str) -> int:
 def run(main: Callable[[], None]) -> None:
     """Run a command's `main`; report a user's error in one line and exit with its code."""
     try:
-        interrupts.no_more()
-        _open_streams()
-        try:
-            main()
-        finally:
-            _flush()  # after --help too
+        main()
+        print(end="", flush=True)  # Python would do it at exit, and its errors would be tracebacks
     except BrokenPipeError:  # nobody reads our output any more
         sys.exit(INPUT_ERROR)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        sys.exit(interrupts.INTERRUPTED)
+        sys.exit(INTERRUPTED)
     except Exception as error:
         if (message := _message(error)) is None:
             raise
         print(one_line(f"{Path(sys.argv[0]).name}: {message}"), file=sys.stderr)
         sys.exit(INPUT_ERROR)
-
-
-def _open_streams() -> None:
-    """Replace streams that the caller closed, which are None in Python. InputError if stdout is closed."""
-    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
-    if sys.stdout is None:
-        raise InputError("standard output is closed")
-
-
-def _flush() -> None:
-    try:
-        sys.stdout.flush()
-    except OSError:
-        # Python would try again at exit, and print a warning.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise
 
 
 def _message(error: Exception) -> str | None:
