@@ -1,6 +1,7 @@
 """Command-line helpers: a user's mistake becomes one line on stderr and an exit code."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -66,8 +67,9 @@ def run(main: Callable[[], None]) -> None:
     """Run a command's `main`; report a user's error in one line and exit with its code."""
     try:
         main()
-        print(end="", flush=True)  # Python would do it at exit, and its errors would be tracebacks
-    except BrokenPipeError:  # nobody reads our output any more
+        print(end="", flush=True)
+    except BrokenPipeError:  # nobody reads our output any more; Python would try again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(INPUT_ERROR)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

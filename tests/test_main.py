@@ -226,7 +226,7 @@ def test_standard_input_that_is_no_text(folder):
 
 
 def test_a_reader_that_leaves_is_no_traceback(folder):
-    command = f"{sys.executable} {ROOT / 'main.py'} -p x --json | true"
+    command = f"PYTHONUNBUFFERED= {sys.executable} {ROOT / 'main.py'} -p x --json | true"
     result = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (0, "")
 
