@@ -13,8 +13,7 @@ from helpers.scripted import EOS, ScriptedModel
 
 from decoder import Options, generate, stream_batch
 from demo.training.tasks import held_out_example
-from speculative.batch import decode
-from speculative.row import Waiting
+from speculative.batch import Waiting, decode
 
 
 def test_results_come_as_they_are_ready_and_prompts_are_read_as_needed(demo_pair):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import permutations
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 from xml.etree import ElementTree
 
 import numpy as np
@@ -195,7 +195,8 @@ def _json_object(line: str) -> Pair:
 
 def _tmx_pairs(file: BinaryIO) -> Iterator[Pair]:
     """All pairs of two languages in each unit of a TMX 1.4 file, in both directions. InputError if it is not TMX."""
-    parser, name = ElementTree.XMLPullParser(), _encoding(file)
+    parser: Any = ElementTree.XMLPullParser()  # its type allows for other events
+    name = _encoding(file)
     try:
         text = io.TextIOWrapper(file, name)
         while part := text.read(_PART):
