@@ -1,7 +1,6 @@
 """Command-line helpers: a user's mistake becomes one line on stderr and an exit code."""
 
 import argparse
-import os
 import sys
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -69,7 +68,7 @@ def run(main: Callable[[], None]) -> None:
         main()
         print(end="", flush=True)
     except BrokenPipeError:  # nobody reads our output any more; Python would try again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.stdout = None
         sys.exit(INPUT_ERROR)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
