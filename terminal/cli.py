@@ -1,10 +1,12 @@
 """Command-line helpers: a user's mistake becomes one line on stderr and an exit code."""
 
 import argparse
+import re
 import sys
 from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TextIO
 
 from errors import InputError
 
@@ -27,6 +29,14 @@ class Parser(argparse.ArgumentParser):
 def one_line(text: str) -> str:
     """The text on one line: a file name in it, for example, may have line breaks."""
     return " ".join(text.splitlines())
+
+
+def write(text: str, file: TextIO | None = None, end: str = "\n") -> None:
+    """Print, to stdout by default, where there may be a progress bar."""
+    from tqdm import tqdm
+
+    with tqdm.external_write_mode(file or sys.stdout):
+        print(text, end=end, file=file, flush=True)
 
 
 def name(text: str) -> str:
@@ -80,15 +90,19 @@ def run(main: Callable[[], None]) -> None:
         sys.exit(INPUT_ERROR)
 
 
+def out_of_memory(error: Exception) -> bool:
+    """Whether Python or MLX ran out of memory. MLX raises RuntimeError: "[malloc] Unable to allocate ...", or on a
+    Mac "[METAL] Command buffer execution failed: Insufficient Memory ..."."""
+    told = isinstance(error, RuntimeError) and re.search("allocate|Insufficient Memory", str(error))
+    return bool(told) or isinstance(error, MemoryError)
+
+
 def _message(error: Exception) -> str | None:
     """The message for the user; None for a bug of ours, which shows its traceback."""
     if isinstance(error, UnicodeEncodeError):
         character, encoding = error.object[error.start], error.encoding
         return f"cannot print {character!r} in the output's encoding, {encoding}; set PYTHONIOENCODING=utf-8"
-    # MLX raises RuntimeError: "[malloc] Unable to allocate ..."
-    if isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and "allocate" in str(error)
-    ):
+    if out_of_memory(error):
         return f"out of memory; try shorter texts or a smaller batch: {error}"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
