@@ -28,6 +28,8 @@ from terminal.flags import check_models, reading
 from terminal.prompt_files import PromptFile
 from text.prompts import check_prompt
 
+USUAL = ("t5-large", "t5-small")
+
 
 def parse_args(argv: list[str] | None = None):
     parser = cli.Parser(
@@ -39,8 +41,7 @@ def parse_args(argv: list[str] | None = None):
     flag("--source-lang", metavar="CODE", help="language of the source, if multilingual")
     flag("--target-lang", metavar="CODE", help="language of the output, if multilingual")
     sizes: Any = dict(nargs=2, choices=[*SHAPES, *CAUSAL_SHAPES], metavar=("TARGET", "DRAFT"))
-    usual = ("t5-large", "t5-small")
-    flag("--sizes", **sizes, default=usual, help=f"two of {named} (default: {' '.join(usual)})")
+    flag("--sizes", **sizes, help=f"two of {named} (default: {' '.join(USUAL)})")
     flag("--prompt-file", help="one prompt per line (default: the demo's)")
     few = "how many of the demo's prompts per task (default: %(default)s)"
     flag("--examples", type=cli.positive, default=6, help=few)
@@ -63,6 +64,9 @@ def parse_args(argv: list[str] | None = None):
 
 def check(args, parser: cli.Parser) -> None:
     """Check the command line before anything is measured, and set `args.ways`: drafters and draft lengths."""
+    if args.sizes and args.model:
+        parser.error("--sizes widens the embedded pair; it does not go with --model")
+    args.sizes = args.sizes or USUAL
     if len({size in CAUSAL_SHAPES for size in args.sizes}) > 1:
         parser.error("--sizes must be two T5 sizes or two Llama sizes")
     has_draft = bool(args.draft_model or not args.model)

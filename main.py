@@ -39,8 +39,9 @@ from text.memory import MemoryFile, Pair
 from text.prompts import check_prompt
 
 Done = Callable[[Response], None]
-# Have no effect with beam search
-DRAFTING = "draft_model draft_vocabulary num_draft lookup delta reference memory".split()
+# Have no effect with beam search, nor with --num-draft 0
+DRAFTING = "draft_model draft_vocabulary lookup delta reference memory".split()
+SOURCES = "draft_model lookup reference memory prompt_file".split()  # its lines may have references
 BEAMS = ("length_penalty", "early_stopping")  # have no effect without beam search
 SAMPLING = ("top_k", "top_p", "min_p", "seed", "acceptance")  # have no effect on greedy decoding
 ALONE = """\
@@ -231,11 +232,19 @@ def answer_file(
 def report_unused(given: dict, options: Options) -> None:
     """Say on stderr which of the given flags have no effect."""
     beams = options.num_beams > 1
+    drafting = [name for name in DRAFTING if name != "memory" or not given["memory_append"]]
+    alone = given["model"] and not any(given.get(name) for name in SOURCES)
     for names, unused, reason in (
         (("batch_size",), given["prompt_file"] is None, "without --prompt-file"),
         (SAMPLING, options.temp == 0, "at temperature 0; see --temp"),
         (("logprobs",), not given["json"], "without --json"),
-        (DRAFTING, beams, "with --num-beams, which does not draft"),
+        (("num_draft", *drafting), beams, "with --num-beams, which does not draft"),
+        (drafting, not (beams or options.num_draft), "with --num-draft 0"),
+        (
+            ("num_draft",),
+            alone and options.num_draft,
+            "without a draft model, --lookup or a reference",
+        ),
         (BEAMS, not beams, "without --num-beams"),
     ):
         for name in names:

@@ -14,6 +14,7 @@ from helpers.programs import ANSWER, PROMPT, ROOT, call, run
 
 from decoder import load
 from errors import InputError
+from families.folders import find_model
 from terminal import cli
 
 
@@ -28,6 +29,7 @@ def folder(demo_folders, tmp_path_factory) -> Path:
     shutil.copytree(models / "demo-draft", models / "mute")
     (models / "mute" / "tokenizer.json").write_text('{"a": 1}')
     (folder / "photos").mkdir()
+    (folder / "m.tsv").write_text("a\tb\n")
     shutil.copytree(ROOT / "demo" / "draft", folder / "checkpoint")
     (folder / "p.txt").write_text(f"{PROMPT}\ntranslate number to German: 5\n{PROMPT}\n")
     return folder
@@ -109,6 +111,19 @@ BEAMS = ("length-penalty", "early-stopping")
                 for flag in ("num-draft", "lookup")
             ],
         ),
+        (
+            ["--num-draft", "0", *"--delta 0.5 --reference x --memory m.tsv".split()],
+            [
+                f"--{flag} has no effect with --num-draft 0"
+                for flag in ("delta", "reference", "memory")
+            ],
+        ),
+        (["--num-draft", "0", "--memory", "m.jsonl", "--memory-append"], []),
+        (
+            ["--model", "demo-target", "--num-draft", "5"],
+            ["--num-draft has no effect without a draft model, --lookup or a reference"],
+        ),
+        (["--model", "demo-target", "--num-draft", "5", "--memory", "m.tsv"], []),
     ],
 )
 def test_a_flag_without_effect_is_told(folder, arguments, notes):
@@ -167,6 +182,7 @@ def test_verbose_ends_with_a_summary(folder):
         (["-p", "x", "--traget-lang", "de"], 2, "--traget-lang de (did you mean --target-lang?)"),
         (["-p", "x", "--model", "photos"], 1, "photos is not a converted model"),
         (["-p", "x", "--model", "checkpoint"], 1, "python convert.py --model checkpoint"),
+        (["-p", "x", "--model", "anybody/demo-target"], 1, "demo-target is converted from "),
         (["-p", "x", "--model", "broken"], 1, "broken/weights.npz: damaged, or not an npz file"),
         (
             ["-p", "x", "--model", "demo-target", "--draft-model", "t5-tiny"],
@@ -271,6 +287,20 @@ def test_a_path_in_an_error_is_as_the_user_wrote_it():
     """Not PosixPath('no/such')."""
     with pytest.raises(InputError, match=r"^no model 'no/such'; to convert it: python convert\.py"):
         load(Path("no/such"))
+
+
+def test_a_name_on_the_hub_means_its_own_conversion(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = Path("mlx_models", "thing")
+    folder.mkdir(parents=True)
+    (folder / "weights.npz").touch()
+    (folder / "config.json").write_text('{"converted_from": "owner/thing"}')
+    assert find_model("owner/thing") == find_model("thing") == find_model(str(folder)) == folder
+    there = "converted from owner/thing, not from other/thing; to convert that: python convert.py"
+    with pytest.raises(
+        InputError, match=f"{there} --model other/thing --mlx-path mlx_models/other-thing"
+    ):
+        find_model("other/thing")
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,21 @@ def test_mistakes_are_one_line(folder, arguments, error):
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        (["--output-name", "x"], "--output-name has no effect without --output-dir\n"),
+        (
+            ["--clip-timestamps", "0.5,1,500,600"],
+            "one.wav: --clip-timestamps has no effect from 500 on; it has 1.2 s\n",
+        ),
+    ],
+)
+def test_a_flag_without_effect_is_told(folder, arguments, told):
+    done = transcribe(folder, "one.wav", *MODELS, *arguments)
+    assert (done.returncode, done.stderr) == (0, told)
+
+
 def test_other_commands_say_where_speech_is(folder):
     done = call("--model", "target", "--prompt", "x", cwd=folder)
     assert done.returncode == 1 and "this model transcribes sound: use transcribe.py" in done.stderr
