@@ -6,11 +6,9 @@ python benchmark.py --model flan-t5-xl --draft-model flan-t5-small
 python benchmark.py --baselines      next to transformers and CTranslate2
 """
 
-from terminal import interrupts
+import terminal  # noqa: F401 (first: it checks Python and the packages)
 
-if __name__ == "__main__":
-    interrupts.expect()  # before the slow imports below
-
+# isort: split
 import blas  # noqa: F401 (before mlx)
 
 # isort: split
@@ -33,6 +31,8 @@ from terminal.flags import check_models, reading
 from terminal.prompt_files import PromptFile
 from text.prompts import check_prompt
 
+USUAL = ("t5-large", "t5-small")
+
 
 def parse_args(argv: list[str] | None = None):
     parser = cli.Parser(
@@ -45,8 +45,7 @@ def parse_args(argv: list[str] | None = None):
     flag("--source-lang", metavar="CODE", help="language of the source, if multilingual")
     flag("--target-lang", metavar="CODE", help="language of the output, if multilingual")
     sizes: Any = dict(nargs=2, choices=[*SHAPES, *CAUSAL_SHAPES], metavar=("TARGET", "DRAFT"))
-    usual = ("t5-large", "t5-small")
-    flag("--sizes", **sizes, default=usual, help=f"two of {named} (default: {' '.join(usual)})")
+    flag("--sizes", **sizes, help=f"two of {named} (default: {' '.join(USUAL)})")
     flag("--prompt-file", help="one prompt per line (default: the demo's)")
     few = "how many of the demo's prompts per task (default: %(default)s)"
     flag("--examples", type=cli.positive, default=6, help=few)
@@ -71,6 +70,9 @@ def parse_args(argv: list[str] | None = None):
 
 def check(args, parser: cli.Parser) -> None:
     """Check the command line before anything is measured, and set `args.ways`: drafters and draft lengths."""
+    if args.sizes and args.model:
+        parser.error("--sizes widens the embedded pair; it does not go with --model")
+    args.sizes = args.sizes or USUAL
     if len({size in CAUSAL_SHAPES for size in args.sizes}) > 1:
         parser.error("--sizes must be two T5 sizes or two Llama sizes")
     has_draft = bool(args.draft_model or not args.model)

@@ -6,11 +6,9 @@ tokenizer files.
     python convert.py --model t5-11b --quantize --q-bits 4
 """
 
-from terminal import interrupts
+import terminal  # noqa: F401 (first: it checks Python and the packages)
 
-if __name__ == "__main__":
-    interrupts.expect()  # before the slow imports below
-
+# isort: split
 import json
 import re
 import shutil

@@ -26,7 +26,7 @@ from errors import InputError
 from families.causal import DecoderOnly
 from families.loading import load as load  # for users, as Stats below
 from model import EncoderDecoder
-from speculative.batch import RowBatch, decode, with_others
+from speculative.batch import Prompts, RowBatch, decode, with_others
 from speculative.beams import BeamBatch
 from speculative.cached_model import AheadModel, Model
 from speculative.draft import Draft, Plan, Step
@@ -40,7 +40,7 @@ from speculative.schedule import AdaptiveSchedule, FixedSchedule, Schedule
 from speculative.vocabulary import DraftVocabulary
 from text.languages import frame
 from text.memory import Memory
-from text.prompts import Prompt, Prompts, check_prompt
+from text.prompts import Prompt, check_prompt
 from text.stream import TextStream
 from text.tokenizer import shared_vocabulary, translation
 from text.vocabulary import completion

@@ -4,11 +4,9 @@ python serve.py
 python serve.py --model t5-11b --draft-model t5-small --port 8080
 """
 
-from terminal import interrupts
+import terminal  # noqa: F401 (first: it checks Python and the packages)
 
-if __name__ == "__main__":
-    interrupts.expect()  # before the slow imports below
-
+# isort: split
 import ipaddress
 import logging
 import signal

@@ -15,8 +15,8 @@ from demo.pair import DEMO, demo_model, usual_dtype
 from demo.widen import CAUSAL_SHAPES, widen, widen_llama
 from families.causal import CausalModel
 from families.causal_loading import encode_prompt
-from speculative.batch import decode
-from speculative.row import Row, Waiting
+from speculative.batch import Waiting, decode
+from speculative.row import Row
 from speculative.sampling import RowSeeds
 
 Way = Callable[[Sequence[str]], list]

@@ -15,8 +15,7 @@ from helpers.scripted import EOS, ScriptedModel
 
 from decoder import Options, SpeculativeDecoder, generate
 from demo.training.tasks import held_out_example
-from speculative.batch import decode
-from speculative.row import Waiting
+from speculative.batch import Waiting, decode
 
 CLIP = DEMO / "speech" / "numbers.wav"
 

@@ -19,10 +19,9 @@ from benchmarks import baselines
 from decoder import SpeculativeDecoder, Stats
 from demo.examples import examples
 from distributed.ranks import ALONE
-from speculative.batch import decode, with_others
+from speculative.batch import Waiting, decode, with_others
 from speculative.beams import BeamBatch
 from speculative.options import Options
-from speculative.row import Waiting
 
 ENDS = (1, 5)
 VOCAB = 61

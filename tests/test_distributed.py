@@ -177,7 +177,7 @@ def test_rank_0_reads_the_prompt_file_for_all(folder, elsewhere):
     assert (code, stdout) == (1, f"{ANSWER}\n\nfünf\n")
     assert stderr.splitlines() == [
         "prompts.txt, line 2: the prompt is empty",
-        "main.py: prompts.txt: 1 of 3 lines have no prompt",
+        "main.py: prompts.txt: 1 of 3 lines have no answer",
     ]
     assert (other, silent) == (1, ["", ""])
 

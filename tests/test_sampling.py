@@ -24,10 +24,10 @@ from helpers.models import random_model
 from helpers.oracle import disturbed, with_eos
 from helpers.pairs import ours
 
-from speculative.batch import decode
+from speculative.batch import Waiting, decode
 from speculative.drafting import ModelDrafter
 from speculative.options import RULES, Options
-from speculative.row import Row, Waiting
+from speculative.row import Row
 from speculative.sampling import (
     Draft,
     Greedy,

@@ -1,6 +1,8 @@
 """A translation memory: earlier prompts with their texts; for a new prompt, the text of the most similar one."""
 
 import codecs
+import errno
+import io
 import json
 import os
 import re
@@ -8,10 +10,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import permutations
 from pathlib import Path
+from typing import Any, BinaryIO
+from xml.etree import ElementTree
 
 import numpy as np
 
-from errors import InputError
+from errors import InputError, naming
 
 CLOSE = 0.7  # the least similarity that counts; translators' tools use 0.7 or 0.75
 _SCORED = 16  # candidates, those that share most rare words, to compare in full
@@ -20,6 +24,19 @@ _LOOKED_UP = 4000  # index entries to look up per prompt, rarest words first
 _UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"  # Thai to Han
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
 _TASK = re.compile(r"\s*(?:<2(\w+)>|>>(\w+)<<|([^:\n]{1,40}:(?=\s)))\s*")
+
+_PART = 1 << 20  # characters of TMX to parse at a time
+_VARIANTS = 64  # the most of a TMX unit, which makes a pair of every two
+_BEGINNINGS = {  # of XML files, and their encodings
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+    b"<\0": "utf-16-le",
+    b"\0<": "utf-16-be",
+}
+_LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 
 Report = Callable[[int, str], None]
 
@@ -141,7 +158,8 @@ def load_memory(path: Path, report: Report) -> Memory:
     """
     with open(path, "rb") as file:
         if path.suffix.lower() == ".tmx":
-            return Memory(_tmx_pairs(file, report))
+            with naming(path):
+                return Memory(_tmx_pairs(file))
         read = _tab_separated if path.suffix.lower() in (".tsv", ".txt") else _json_object
         return Memory(_line_pairs(file, read, report))
 
@@ -175,50 +193,52 @@ def _json_object(line: str) -> Pair:
     return Pair(*fields)
 
 
-def _tmx_pairs(file, report: Report) -> list[Pair]:
-    """All pairs of two languages in each unit of a TMX 1.4 file, in both directions."""
-    from xml.parsers import expat
-
-    pairs = list[Pair]()
-    unit = list[tuple[str, str]]()  # (language, text) of each variant
-    open_elements, segment = list[str](), list[str]()
-    language = ""
-
-    def start(name: str, attributes: dict[str, str]) -> None:
-        nonlocal language
-        open_elements.append(name)
-        if name == "tu":
-            unit.clear()
-        elif name == "tuv":
-            language = attributes.get("xml:lang") or attributes.get("lang") or ""
-            segment.clear()
-
-    def data(text: str) -> None:
-        # Text is in <seg> and in <hi> inside it; other elements hold formatting codes.
-        if "seg" in open_elements and open_elements[-1] in ("seg", "hi"):
-            segment.append(text)
-
-    def end(name: str) -> None:
-        open_elements.pop()
-        if name == "tuv" and (text := "".join(segment).strip()):
-            unit.append((language, text))
-        elif name == "tu":
-            for (of_one, one), (of_other, other) in permutations(unit, 2):
-                if of_one != of_other:
-                    pairs.append(Pair(one, other, of_one or None, of_other or None))
-
-    def refuse(*_) -> None:
-        raise InputError("the TMX file declares entities, which is not allowed")  # a billion laughs
-
-    parser = expat.ParserCreate()
-    parser.StartElementHandler, parser.EndElementHandler = start, end
-    parser.CharacterDataHandler, parser.EntityDeclHandler = data, refuse
-    parser.buffer_text = True
+def _tmx_pairs(file: BinaryIO) -> Iterator[Pair]:
+    """All pairs of two languages in each unit of a TMX 1.4 file, in both directions. InputError if it is not TMX."""
+    parser: Any = ElementTree.XMLPullParser()  # its type allows for other events
+    name = _encoding(file)
     try:
-        parser.ParseFile(file)
-    except expat.ExpatError as error:
-        report(error.lineno, f"not valid XML from here on: {expat.ErrorString(error.code)}")
-    return pairs
+        text = io.TextIOWrapper(file, name)
+        while part := text.read(_PART):
+            parser.feed(part)
+            for _, element in parser.read_events():
+                tag = element.tag.rpartition("}")[2]
+                if tag == "tu":
+                    yield from _unit_pairs(element)
+                if tag not in ("tuv", "seg", "hi"):  # such as codes of formatting
+                    tail = element.tail  # the text after it
+                    element.clear()
+                    element.tail = tail
+        parser.close()
+    except LookupError:
+        raise InputError(f"the encoding {name} is unknown; save the TMX as UTF-8") from None
+    except UnicodeError:
+        raise InputError(f"not text in {name}; save the TMX as UTF-8") from None
+    except ElementTree.ParseError as error:
+        raise InputError(f"not valid XML: {error}") from None
+
+
+def _encoding(file: BinaryIO) -> str:
+    """The encoding of an XML file, by its first bytes or its declaration."""
+    head = file.read(200)
+    file.seek(0)
+    for beginning, name in _BEGINNINGS.items():
+        if head.startswith(beginning):
+            return name
+    declared = re.match(rb"""<\?xml[^>]*?encoding\s*=\s*["']([\w.:-]+)""", head)
+    return declared[1].decode() if declared else "utf-8"
+
+
+def _unit_pairs(unit: ElementTree.Element) -> Iterator[Pair]:
+    found = [
+        (tuv.get(_LANGUAGE) or tuv.get("lang"), "".join(tuv.itertext()).strip()) for tuv in unit
+    ]
+    variants = [(language, text) for language, text in found if text]
+    if len(variants) > _VARIANTS:
+        raise InputError(f"a unit (<tu>) has {len(variants)} variants, more than {_VARIANTS}")
+    for (of_one, one), (of_other, other) in permutations(variants, 2):
+        if of_one != of_other:
+            yield Pair(one, other, of_one, of_other)
 
 
 class MemoryFile:
@@ -229,6 +249,7 @@ class MemoryFile:
         """Creates the file if needed. InputError for a TMX or tab-separated file."""
         if path.suffix.lower() in (".tmx", ".tsv", ".txt"):
             raise InputError(f"{path}: pairs can be added to JSON lines (.jsonl) only")
+        self._path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
 
     def append(self, pair: Pair) -> None:
@@ -237,4 +258,5 @@ class MemoryFile:
         size = os.fstat(self._file).st_size
         if size and os.pread(self._file, 1, size - 1) != b"\n":  # a crash cut the last line off
             line = b"\n" + line
-        os.write(self._file, line)
+        if os.write(self._file, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
