@@ -10,9 +10,7 @@ from speculative.cached_model import CachedModel, Model
 from speculative.draft import Step
 from speculative.row import Row
 
-CLEARED = (
-    256  # steps, as in mlx-lm: so often MLX gives back the memory that it keeps for new arrays
-)
+CLEARED = 256  # steps after which MLX gives back the memory it keeps, as in mlx-lm
 
 
 class RowBatch:

@@ -131,7 +131,7 @@ class NoRepeatNGrams:
 
 @dataclass(frozen=True)
 class MinTokens:
-    """Bans the end of sequence, or any other tokens, until the text has `count` tokens."""
+    """Bans the end of sequence until the text has `count` tokens."""
 
     count: int
     ends: tuple[int, ...]

@@ -4,7 +4,6 @@ and draft model apply to all positions of a step at once."""
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import mlx.core as mx
 import numpy as np
@@ -12,7 +11,7 @@ from tokenizers import Tokenizer
 
 from errors import InputError
 from speculative.options import Options
-from speculative.processors import MinTokens, Prefixes, Processor
+from speculative.processors import Prefixes
 
 TASKS = ("transcribe", "translate")
 SECONDS_PER_TIMESTAMP = 0.02
@@ -44,7 +43,6 @@ class Special:
     tasks: Mapping[str, int] = field(hash=False)
     languages: Mapping[str, int] = field(hash=False)  # by code; {}: English only
     suppressed: tuple[int, ...] = ()
-    suppressed_first: tuple[int, ...] = ()
     latest: int = _FIRST  # the last timestamp that a window may begin with
 
     first_timestamp = property(lambda s: s.no_timestamps + 1)
@@ -77,7 +75,6 @@ class Special:
             tasks=tasks,
             languages=languages if several else {},
             suppressed=tuple(generation.get("suppress_tokens") or ()),
-            suppressed_first=tuple(generation.get("begin_suppress_tokens") or ()),
             latest=_FIRST if first is None else first,
         )
 
@@ -90,20 +87,17 @@ class Special:
         language = language_code(language, self.languages)
         return [self.start, self.languages[language], self.tasks[task]]
 
-    @cached_property
-    def _controls(self) -> tuple[Processor, ...]:
-        return MinTokens(1, self.suppressed_first), Timestamps(self)
-
     def options(self, **asked) -> Options:
         """The options to decode a window with."""
-        asked |= dict(suppress_tokens=self.suppressed or None, processors=self._controls)
+        asked |= dict(suppress_tokens=self.suppressed or None, processors=(Timestamps(self),))
         return Options(logprobs=0, lookup=False, **asked)
 
 
 @dataclass(frozen=True)
 class Timestamps:
     """Text stands between timestamps that never decrease: one before and one after it, then one that begins the next
-    text. If all timestamps together are more probable than any other token, a timestamp must come."""
+    text. If all timestamps together are more probable than any other token, a timestamp must come. (So what a checkpoint
+    bans at the beginning, begin_suppress_tokens, needs no rule.)"""
 
     special: Special
 
