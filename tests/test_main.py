@@ -112,13 +112,6 @@ def test_a_flag_without_effect_is_told(folder, arguments, notes):
 
 
 @pytest.mark.slow
-def test_a_script_called_through_a_symbolic_link(tmp_path):
-    (tmp_path / "t5").symlink_to(ROOT / "main.py")
-    result = run("-p", PROMPT, cwd=tmp_path, script=tmp_path / "t5")
-    assert (result.returncode, result.stdout) == (0, f"{ANSWER}\n"), result.stderr
-
-
-@pytest.mark.slow
 def test_a_seed_is_a_text(folder):
     def text(*arguments):
         return call("-p", PROMPT, "--temp", "3", *arguments, cwd=folder).stdout

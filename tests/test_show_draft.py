@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from helpers.decoding import decode_with, ragged_prompts
-from helpers.programs import ANSWER, PROMPT, ROOT, call
+from helpers.programs import ANSWER, PROMPT, ROOT
 from helpers.scripted import EOS, START, agreeing
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -162,10 +162,3 @@ def test_colour_on_a_terminal(work, given):
     )
     assert [ESCAPES.sub("", line) for line in others] == [ANSWER] * (given[0] != "-p")
     assert result.stderr.count(b"\n") == 1 and b"magenta: copied" in result.stderr
-
-
-@pytest.mark.parametrize("given", [["-p", REPAIR], ["--prompt-file", "p.txt"]])
-def test_a_pipe_gets_the_text_alone(work, given):
-    text = "The king sees the house.\n" + f"{ANSWER}\n" * (given[0] != "-p")
-    result = call(*given, "--show-draft", cwd=work)
-    assert (result.stdout, result.stderr) == (text, "")
