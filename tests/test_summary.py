@@ -8,8 +8,12 @@ import main
 from decoder import Options, stream_batch
 from demo.examples import examples
 from speculative.schedule import FixedSchedule
-from terminal.summary import Summary
+from terminal.summary import Summary, sparkline
 from text.generation import Generation
+
+
+def test_a_bar_is_as_high_as_its_count():
+    assert (sparkline([8, 4, 0, 1]), sparkline([1000, 1])) == ("█▄ ▁", "█▁")
 
 
 def summary_of(responses) -> Summary:
