@@ -23,6 +23,7 @@ from distributed.ranks import Ranks, session
 from errors import InputError
 from speculative.options import MAX_TOKENS
 from terminal import cli
+from terminal.colours import coloured, legend, painted
 from terminal.flags import (
     add_decoding_options,
     add_memory,
@@ -129,15 +130,11 @@ def in_template(args, model) -> Callable[[str], list[int]] | None:
     )
 
 
-def show_draft(args, write: Callable[..., None]) -> Callable[[Response], str]:
-    """A function from a response to the text to show. With --show-draft, `write`s the legend of colours."""
-    if not args.show_draft:
+def show_draft(args) -> Callable[[Response], str]:
+    """A function from a response to the text to show. With --show-draft on a terminal, says what the colours mean."""
+    if not (args.show_draft and coloured(sys.stdout)):
         return lambda response: response.text
-    from terminal.colours import coloured, legend, painted
-
-    if not coloured(sys.stdout):
-        return lambda response: response.text
-    write(legend(sys.stderr), file=sys.stderr)
+    cli.write(legend(sys.stderr), sys.stderr)
     return painted
 
 
@@ -165,7 +162,7 @@ def answer_prompt(args, decoder: SpeculativeDecoder, options: Options, remember:
     """Decode the one prompt, streaming its text to stdout."""
     prompt = read_prompt(args.prompt)
     summary, began = Summary(), time.perf_counter()
-    shown = show_draft(args, print)
+    shown = show_draft(args)
     if args.json or options.num_samples > 1:
         for response in decoder.batch_generate([prompt], **vars(options)):
             print(as_json(0, response) if args.json else shown(response))
@@ -208,7 +205,7 @@ def answer_file(
     file = PromptFile(args.prompt_file, report, ranks, check)
     size, samples = vars(args).get("batch_size", BATCH_SIZE), options.num_samples
     output, finished = InOrder(finish), dict[int, Response]()
-    shown = show_draft(args, cli.write)
+    shown = show_draft(args)
     summary, began = Summary(), time.perf_counter()
     with tqdm(desc="prompts", unit="", disable=None) as progress:
         try:

@@ -137,9 +137,8 @@ def transcribe_files(args, transcriber: Transcriber, asked: Asked, names: list[s
         samples = audio.read(name, report=complain)
         length = len(samples) / RATE
         if (late := max(asked.clip_timestamps[::2], default=0)) > length:
-            complain(
-                f"{name}: --clip-timestamps has no effect from {late:g} on; it has {length:.1f} s"
-            )
+            what = f"--clip-timestamps has no effect from {late:g} s on"
+            complain(f"{name}: {what}: the sound ends at {length:.1f} s")
         bar.total = (bar.total or 0) + length
         before = [0.0]
 

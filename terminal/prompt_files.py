@@ -142,11 +142,8 @@ class Arriving:
 
     def __init__(self, file: BinaryIO):
         self._file = file
-        self._read, self._searched, self._ended = (
-            bytearray(),
-            0,
-            False,
-        )  # no line ends before _searched
+        self._read, self._ended = bytearray(), False
+        self._searched = 0  # no line ends before
 
     def ready(self) -> bool:
         """Whether the next line, or the end, is there."""

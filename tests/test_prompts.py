@@ -4,8 +4,6 @@ import fcntl
 import json
 import os
 import pty
-import re
-import signal
 import struct
 import subprocess
 import sys
@@ -189,36 +187,6 @@ def test_json_has_the_fields_of_a_response(work):
     assert alone["stats"]["seconds"] > 0
     for field in ("index", "text", "tokens", "finish_reason"):
         assert alone[field] == first[field]
-
-
-ENDLESS = f"""
-import sys, itertools
-for i in itertools.count():
-    print("{PROMPT}", flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_interrupted_after_some_results(work):
-    """Ctrl-C: what was finished has been written, stderr says how far it came, the exit code is 130."""
-    source = subprocess.Popen([sys.executable, "-c", ENDLESS], stdout=subprocess.PIPE)
-    command = [sys.executable, ROOT / "main.py", "--prompt-file", "-"]
-    pipes = dict(stdin=source.stdout, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    process = subprocess.Popen(command, cwd=work, **pipes)
-    lines = [process.stdout.readline() for _ in range(20)]
-    process.send_signal(signal.SIGINT)
-    lines += process.stdout.readlines()
-    progress, interrupted = process.stderr.read().decode().splitlines()
-    source.kill()
-    source.wait()
-    assert (process.wait(timeout=60), interrupted) == (130, "interrupted")
-    match = re.fullmatch(
-        r"standard input: answered up to line (\d+); resume at line (\d+)", progress
-    )
-    reached = int(match[1])
-    assert int(match[2]) == reached + 1
-    assert {line.decode() for line in lines} == {f"{ANSWER}\n"}
-    assert len(lines) - reached in (0, 1)  # written, but not yet counted
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_mistakes_are_one_line(folder, arguments, error):
         (["--output-name", "x"], "--output-name has no effect without --output-dir\n"),
         (
             ["--clip-timestamps", "0.5,1,500,600"],
-            "one.wav: --clip-timestamps has no effect from 500 on; it has 1.2 s\n",
+            "one.wav: --clip-timestamps has no effect from 500 s on: the sound ends at 1.2 s\n",
         ),
     ],
 )

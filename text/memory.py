@@ -27,15 +27,6 @@ _TASK = re.compile(r"\s*(?:<2(\w+)>|>>(\w+)<<|([^:\n]{1,40}:(?=\s)))\s*")
 
 _PART = 1 << 20  # characters of TMX to parse at a time
 _VARIANTS = 64  # the most of a TMX unit, which makes a pair of every two
-_BEGINNINGS = {  # of XML files, and their encodings
-    codecs.BOM_UTF8: "utf-8-sig",
-    codecs.BOM_UTF32_LE: "utf-32",
-    codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-    b"<\0": "utf-16-le",
-    b"\0<": "utf-16-be",
-}
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 
 Report = Callable[[int, str], None]
@@ -195,11 +186,16 @@ def _json_object(line: str) -> Pair:
 
 def _tmx_pairs(file: BinaryIO) -> Iterator[Pair]:
     """All pairs of two languages in each unit of a TMX 1.4 file, in both directions. InputError if it is not TMX."""
+    head = file.read(200)
+    file.seek(0)
+    # expat knows UTF-8, UTF-16 and encodings of one byte; Python knows most others.
+    found = re.match(rb"""<\?xml[^>]*?encoding\s*=\s*["']([\w.:-]+)""", head)
+    utf32 = head.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE))
+    name = "utf-32" if utf32 else found[1].decode() if found else ""
     parser: Any = ElementTree.XMLPullParser()  # its type allows for other events
-    name = _encoding(file)
     try:
-        text = io.TextIOWrapper(file, name)
-        while part := text.read(_PART):
+        source = io.TextIOWrapper(file, name) if name else file
+        while part := source.read(_PART):
             parser.feed(part)
             for _, element in parser.read_events():
                 tag = element.tag.rpartition("}")[2]
@@ -218,22 +214,11 @@ def _tmx_pairs(file: BinaryIO) -> Iterator[Pair]:
         raise InputError(f"not valid XML: {error}") from None
 
 
-def _encoding(file: BinaryIO) -> str:
-    """The encoding of an XML file, by its first bytes or its declaration."""
-    head = file.read(200)
-    file.seek(0)
-    for beginning, name in _BEGINNINGS.items():
-        if head.startswith(beginning):
-            return name
-    declared = re.match(rb"""<\?xml[^>]*?encoding\s*=\s*["']([\w.:-]+)""", head)
-    return declared[1].decode() if declared else "utf-8"
-
-
 def _unit_pairs(unit: ElementTree.Element) -> Iterator[Pair]:
-    found = [
-        (tuv.get(_LANGUAGE) or tuv.get("lang"), "".join(tuv.itertext()).strip()) for tuv in unit
-    ]
-    variants = [(language, text) for language, text in found if text]
+    variants = []
+    for tuv in unit:
+        if text := "".join(tuv.itertext()).strip():
+            variants.append((tuv.get(_LANGUAGE) or tuv.get("lang"), text))
     if len(variants) > _VARIANTS:
         raise InputError(f"a unit (<tu>) has {len(variants)} variants, more than {_VARIANTS}")
     for (of_one, one), (of_other, other) in permutations(variants, 2):
