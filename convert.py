@@ -19,9 +19,8 @@ def parse_args(argv: list[str] | None = None):
     what = "Turn a Hugging Face checkpoint into a folder that main.py loads."
     parser = cli.Parser(prog="convert.py", description=what)
     flag = parser.add_argument
-    flag(
-        "--model", type=cli.name, required=True, help="a name on the Hugging Face hub, or a folder"
-    )
+    what = "a name on the Hugging Face hub, or a folder"
+    flag("--model", "--hf-path", type=cli.name, required=True, help=what)
     where = "where to write (default: mlx_models/<last part of the name>)"
     flag("--mlx-path", type=cli.path, help=where)
     flag(
