@@ -45,7 +45,11 @@ def parse_args(argv: list[str] | None = None):
     flag("--source-lang", metavar="CODE", help="language of the source, if multilingual")
     flag("--target-lang", metavar="CODE", help="language of the output, if multilingual")
     sizes: Any = dict(nargs=2, choices=[*SHAPES, *CAUSAL_SHAPES], metavar=("TARGET", "DRAFT"))
-    flag("--sizes", **sizes, help=f"two of {named} (default: {' '.join(USUAL)})")
+    flag(
+        "--sizes",
+        **sizes,
+        help=f"shapes to widen the demo models to, two of {named} (default: {' '.join(USUAL)})",
+    )
     flag("--prompt-file", help="one prompt per line (default: the demo's)")
     few = "how many of the demo's prompts per task (default: %(default)s)"
     flag("--examples", type=cli.positive, default=6, help=few)
@@ -55,9 +59,14 @@ def parse_args(argv: list[str] | None = None):
     flag("--drafter", nargs="+", choices=["model", "lookup", "both"], help=drafts)
     sizes = dict(nargs="+", type=cli.positive, default=[1], metavar="B")
     flag("--batch-size", **sizes, help="batch sizes (default: 1)")
-    turn = "prompts that each way decodes per turn (default: the largest batch)"
+    turn = "prompts that each way of decoding has before the next one's turn; more if the machine is noisy (default: the largest batch)"
     flag("--per-turn", type=cli.positive, metavar="N", help=turn)
-    flag("--kinds", nargs="+", choices=KINDS, help="tasks of the demo, each with its own table")
+    flag(
+        "--kinds",
+        nargs="+",
+        choices=KINDS,
+        help="which of the demo's tasks to measure, each in its own table (default: the short ones, in one)",
+    )
     flag("--max-tokens", type=cli.positive, default=128, help="per output (default: %(default)s)")
     beside = "compare with transformers and CTranslate2, or with mlx-lm, if installed"
     flag("--baselines", action="store_true", help=beside)

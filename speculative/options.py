@@ -136,21 +136,22 @@ class Options:
     num_draft: int | str = _drafting(
         "auto",
         DRAFT,
-        "tokens to draft per step; 0: plain decoding; auto: the fastest length, which may be zero",
+        "draft tokens per step; 0: decode without drafts; auto: the fastest length, which may be zero",
         flags=("--num-draft-tokens",),
         served=64,
     )
     lookup: bool | None = _drafting(
         None,
         SWITCH,
-        "draft by copying from the source and from the text so far",
+        "prompt lookup: copy draft tokens from the prompt and from the output so far, which pays where an output repeats "
+        "its prompt, as corrections do",
         "on with a draft model and --num-draft auto",
         request=None,
     )
     reference: str | None = _drafting(
         None,
         REFERENCE,
-        "a text that the output will resemble, or @ and a file that holds it; drafts are copied from it",
+        "a text that the output will resemble, or @ and a file that holds it; draft tokens are copied from it",
         "none",
         request=None,
     )
@@ -175,12 +176,16 @@ class Options:
     acceptance: str | Callable | None = option(  # noqa: RUF009
         None,
         RULE,
-        "how to accept drafts when sampling; all keep the target's distribution",
+        "how to accept draft tokens when sampling; each way keeps the target's distribution, so leave it alone unless you "
+        "compare them",
         f"{DEFAULT_RULE}, or token with --delta",
         request=None,
     )
     delta: float = option(
-        0.0, PART, "lossy: 0 is exact, 1 accepts every drafted token", request=None
+        0.0,
+        PART,
+        "give up exactness for speed: 0 is exact, 1 accepts every draft token",
+        request=None,
     )
     source_lang: str | None = option(
         None, CODE, "language of the source, for a multilingual model", "the tokenizer's"
@@ -209,9 +214,11 @@ class Options:
         WORDS, "token sequences never to generate: [[5], [6, 7]]", served=256
     )
     suppress_tokens: Sequence[int] | None = _control(TOKENS, "tokens never to generate: [5, 6]")
-    forced_bos_token_id: int | None = _control(TOKEN, "first token of the output; -1: any")
+    forced_bos_token_id: int | None = _control(
+        TOKEN, "the id of the token that every output begins with; -1: any"
+    )
     forced_eos_token_id: int | None = _control(
-        TOKEN, "last token of an output cut off at its token limit; -1: any"
+        TOKEN, "the id of the token that ends an output cut off at its token limit; -1: any"
     )
     processors: Sequence[Processor] = option(
         (), FUNCTIONS, "your own logits processors, applied last", flags=None, request=None
@@ -247,7 +254,7 @@ class Options:
     early_stopping: bool | str | None = _beams(
         None,
         EARLY,
-        "stop once --num-beams outputs are finished; never: only when no better one is possible",
+        "stop searching once --num-beams outputs are finished; never: only when no better one is possible",
         f"{CHECKPOINT}, or no",
     )
 

@@ -39,8 +39,8 @@ def add_models(parser: cli.Parser) -> None:
         "--draft-vocabulary",
         type=cli.name,
         metavar="FILE",
-        help="let the draft model score only the tokens in this text file or memory, which is faster; auto: "
-        "only tokens already generated, once few new ones appear (default: all tokens)",
+        help="let the draft model choose only among the tokens in this text file or translation memory, which makes a "
+        "multilingual one faster; auto: among those generated so far, once few new ones appear (default: all tokens)",
     )
 
 
@@ -50,7 +50,7 @@ def add_memory(parser: cli.Parser) -> None:
         "--memory",
         type=cli.path,
         metavar="FILE",
-        help="a translation memory: drafts are copied from the text of a similar earlier prompt; JSON lines, "
+        help="a translation memory: draft tokens are copied from the output of a similar earlier prompt; JSON lines, "
         "tab-separated (.tsv, .txt) or TMX (default: none)",
     )
 
@@ -163,7 +163,7 @@ def _json(kind: Any) -> Callable[[str], Any]:
                 raise ValueError
             return {int(k): v for k, v in value.items()} if kind is dict else value
         except (ValueError, RecursionError):
-            what = 'JSON such as {"1234": -5.0}' if kind is dict else "a list in JSON"
+            what = 'an object in JSON such as {"1234": -5.0}' if kind is dict else "a list in JSON"
             raise argparse.ArgumentTypeError(f"{text[:40]!r} is not {what}") from None
 
     return read

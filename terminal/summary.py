@@ -17,7 +17,7 @@ class Summary:
     longest_cut: int = 0  # tokens of the longest of them
     stats: Stats = field(default_factory=Stats)
     peak_memory: float = 0.0  # GB
-    unit: str = "prompt tokens"  # of what is read
+    unit: str = "prompt tokens"  # what prompt_tokens counts
 
     def add(self, response: Response) -> None:
         self.texts += 1
@@ -30,9 +30,9 @@ class Summary:
     def lines(self, seconds: float) -> list[str]:
         """The lines to print, for `seconds` of work in total."""
         if not self.texts:
-            return ["0 texts"]
+            return ["0 outputs"]
         stats = self.stats
-        texts = "1 text" if self.texts == 1 else f"{self.texts} texts"
+        texts = "1 output" if self.texts == 1 else f"{self.texts} outputs"
         cut = f" ({self.cut} cut at max_tokens)" if self.cut else ""
         lines = [
             f"{texts}{cut}: {stats.prompt_tokens} {self.unit}, {stats.tokens} tokens in "
@@ -46,9 +46,9 @@ class Summary:
                 f"({stats.acceptance:.0%}), steps by tokens accepted: "
                 f"0 |{sparkline(steps)}| {len(steps) - 1}"
             )
-        parts = {"reading prompts": stats.encoding_seconds}
+        parts = {"prompt processing": stats.encoding_seconds}
         if stats.preparing_seconds:
-            parts["the draft model reading"] = stats.preparing_seconds
+            parts["the draft model's"] = stats.preparing_seconds
         parts["decoding"] = stats.seconds
         parts["elsewhere"] = max(0.0, seconds - sum(parts.values()))
         split = ", ".join(f"{name} {part / seconds:.0%}" for name, part in parts.items())

@@ -126,7 +126,7 @@ def test_verbose_ends_with_a_summary(folder):
     assert result.stdout == f"{ANSWER}\n"
     rates, draft, split = result.stderr.splitlines()
     assert re.fullmatch(
-        r"1 text: 17 prompt tokens, 10 tokens in [\d.]+ s, [\d.]+ tokens/s, "
+        r"1 output: 17 prompt tokens, 10 tokens in [\d.]+ s, [\d.]+ tokens/s, "
         r"2\.50 tokens per target call",
         rates,
     )
@@ -134,7 +134,7 @@ def test_verbose_ends_with_a_summary(folder):
     percents = [int(n) for n in re.findall(r"(\d+)%", split)]
     assert len(percents) == 4 and 98 <= sum(percents) <= 102
     assert re.sub(r" \d+%", "", split).startswith(
-        "time: reading prompts, the draft model reading, decoding, elsewhere; peak memory "
+        "time: prompt processing, the draft model's, decoding, elsewhere; peak memory "
     )
     plain = call("-p", PROMPT, "--verbose", "--num-draft", "0", cwd=folder).stderr
     assert "1.00 tokens per target call" in plain and "draft:" not in plain
@@ -145,7 +145,11 @@ def test_verbose_ends_with_a_summary(folder):
     [
         (["--lookup"], 2, "give either --prompt or --prompt-file"),
         (["-p", "x", "--num-draft", "two"], 2, "'two' is neither a number nor auto"),
-        (["-p", "x", "--logit-bias", '{"5":' * 3000], 2, 'is not JSON such as {"1234": -5.0}'),
+        (
+            ["-p", "x", "--logit-bias", '{"5":' * 3000],
+            2,
+            'is not an object in JSON such as {"1234": -5.0}',
+        ),
         (["translate this"], 2, "translate this (put the prompt after --prompt)"),
         (["-p", "x", "--traget-lang", "de"], 2, "--traget-lang de (did you mean --target-lang?)"),
         (["-p", "x", "--model", "checkpoint"], 1, "python convert.py --model checkpoint"),

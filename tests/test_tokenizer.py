@@ -195,7 +195,7 @@ def test_vocabularies_are_compared_piece_by_piece():
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path):
-    with pytest.raises(InputError, match=r"no tokenizer\.json: convert the model again"):
+    with pytest.raises(InputError, match=r"tokenizer\.json is missing: convert the model again"):
         load_tokenizer(tmp_path)
 
 

@@ -163,8 +163,12 @@ def _line_pairs(
             text = line.removeprefix(codecs.BOM_UTF8).decode("utf-8").rstrip("\r\n")
             if text.strip():
                 yield read(text)
-        except (ValueError, RecursionError) as error:
-            report(number, str(error) if isinstance(error, InputError) else "not text, or not JSON")
+        except InputError as error:
+            report(number, str(error))
+        except UnicodeDecodeError:
+            report(number, "not UTF-8 text")
+        except (ValueError, RecursionError):
+            report(number, "not JSON (tab-separated texts have a name in .tsv or .txt)")
 
 
 def _tab_separated(line: str) -> Pair:

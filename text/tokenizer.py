@@ -35,7 +35,7 @@ def load_tokenizer(folder: Path, name: str = FILE) -> Tokenizer:
     """The tokenizer of a converted folder; it neither truncates nor pads."""
     file = folder / name
     if not file.exists():
-        raise InputError(f"{folder} has no {name}: convert the model again")
+        raise InputError(f"{folder / name} is missing: convert the model again")
     with readable(str(file)):
         tokenizer = Tokenizer.from_file(str(file))
     tokenizer.no_truncation()

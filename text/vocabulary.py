@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from errors import InputError
 from text.memory import Report, load_memory
 
 _TOGETHER = 1000  # texts that are split into tokens in one call
@@ -25,8 +26,6 @@ def tokens_of(tokenizer: Tokenizer, texts: Iterable[str]) -> set[int]:
 def read_tokens(tokenizer: Tokenizer, path: Path, report: Report) -> set[int]:
     """The tokens in a file: in the texts of a translation memory (.jsonl, .tmx, .tsv), else in all lines.
     Errors and `report` as in text.memory.load_memory."""
-    if path.suffix.lower() in (".jsonl", ".tmx", ".tsv"):
-        return tokens_of(tokenizer, (pair.text for pair in load_memory(path, report).pairs))
 
     def lines() -> Iterator[str]:
         with open(path, "rb") as file:
@@ -36,7 +35,13 @@ def read_tokens(tokenizer: Tokenizer, path: Path, report: Report) -> set[int]:
                 except UnicodeDecodeError:
                     report(number, "not UTF-8 text")
 
-    return tokens_of(tokenizer, lines())
+    if path.suffix.lower() in (".jsonl", ".tmx", ".tsv"):
+        found = tokens_of(tokenizer, (pair.text for pair in load_memory(path, report).pairs))
+    else:
+        found = tokens_of(tokenizer, lines())
+    if not found:
+        raise InputError(f"{path} holds no text")
+    return found
 
 
 def completion(tokenizer: Tokenizer) -> Callable[[Collection[int]], set[int]]:
