@@ -52,7 +52,7 @@ def _longrope(p: Mapping, periods: np.ndarray) -> Scaled:  # Ding et al. 2024, a
 
 _TYPES: dict[str, Callable[[Mapping, np.ndarray], Scaled] | None] = {
     "default": lambda p, periods: (periods, 1.0),
-    "dynamic": lambda p, periods: (periods, 1.0),  # as long as texts may be here
+    "dynamic": lambda p, periods: (periods, 1.0),  # texts here are too short for it to scale
     "linear": lambda p, periods: (periods * p["factor"], 1.0),
     "llama3": _llama3,
     "yarn": _yarn,
@@ -172,7 +172,9 @@ def _set_ropes(model: nn.Module, text: Mapping) -> None:
         rope: Any = module[key]
         dims, base = getattr(rope, "dim", None) or rope.dims, getattr(rope, "base", None)
         if dims == head and text.get("model_type") == "glm":
-            dims = int(dims * (p["partial_rotary_factor"] or 1))  # its file rotates all
+            dims = int(
+                dims * (p["partial_rotary_factor"] or 1)
+            )  # glm's file in mlx-lm rotates all of them
         p = p | {"rope_theta": ("" in ropes and base) or p["rope_theta"] or 10000.0}
         here = [getattr(rope, name, None) for name in ("dims", "base", "scale")]
         scale, default = _TYPES[p["rope_type"]], p["rope_type"] == "default"
