@@ -76,9 +76,10 @@ def check(model: Any) -> tuple[int, int | None, int]:
         except Exception as error:  # whatever a model makes of a batch that it was not made for
             ours = isinstance(error, InputError)
             batch = "" if ours else "a batch of rows of unequal length fails: "
-            if "GatherMM" in str(error):  # of MLX's backend for processors
-                hint = "convert it with --dtype float32, or quantize it"
-                raise refused(model.model, f"without a GPU, experts need float32: {hint}") from None
+            if "GatherMM" in str(error):
+                reason = "MLX's CPU backend has mixtures of experts in float32 only"
+                hint = "convert it with --dtype float32, or with -q"
+                raise refused(model.model, f"{reason}: {hint}") from None
             reasons.append(batch + first_line(error))
             continue
         if distance < _TOLERANCE[half] and moved < _STATE_TOLERANCE[half]:
