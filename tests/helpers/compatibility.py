@@ -2,7 +2,7 @@
 
     python -m tests.helpers.compatibility > docs/mlx_lm_models.md
 
-Half an hour. Progress goes to stderr.
+Some minutes. Progress goes to stderr.
 """
 
 import sys
