@@ -98,9 +98,8 @@ class CausalCache(SlotCache):
     def keep(self, n: np.ndarray) -> None:
         if self.states:
             ends = np.array([end for end, _, _ in self._calls])  # [calls, B]
-            last = (
-                len(ends) - 1 - (ends <= n)[::-1].argmax(axis=0)
-            )  # each row's last call that stays
+            # Each row's last call that stays.
+            last = len(ends) - 1 - (ends <= n)[::-1].argmax(axis=0)
             n = np.array([columns for _, columns, _ in self._calls])[last]
             for i, state in enumerate(self.states):
                 for j in range(len(state.cache)):

@@ -107,9 +107,8 @@ def _distance(model: Any, together: bool) -> tuple[float, int]:
         last = mx.array([row[-1:] for row in rows])
         second = cached([row[:-1] for row in rows], last, np.ones(len(rows), int))
         for i, (row, n) in enumerate(zip(rows, begun, strict=True)):
-            cache = own_cache(
-                model.model
-            )  # and the same calls: a deep model rounds otherwise in others
+            cache = own_cache(model.model)
+            # The same calls as above: a deep model in half precision rounds otherwise in others.
             model.model(mx.array([row[: n - 1]]), cache=cache)
             alone = model.model(mx.array([row[n - 1 :]]), cache=cache)[0]
             distances += map(_difference, (first[i, :2], second[i]), (alone[:2], alone[2:]))
