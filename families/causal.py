@@ -82,11 +82,12 @@ class CausalCache(SlotCache):
         return slots
 
     def decoded(self, positions: np.ndarray) -> None:
-        """Note that a call with tokens at these positions is over."""
-        column = np.arange(1, positions.shape[1] + 1)
-        last = np.where(positions != MASKED, column, 0).max(axis=1)
-        begun = self.cursor - self._kept - positions.shape[1]
-        self._calls.append((begun + last, self.cursor - self._kept, self._snapshot()))
+        """Note that a call with tokens at these positions is over. A row without a token keeps the states from before
+        it: on Metal, Mamba 2's kernel for one token takes a filler for text."""
+        end = self.cursor - self._kept
+        columns = np.arange(end - positions.shape[1], end) + 1
+        last = np.where(positions != MASKED, columns, 0).max(axis=1)
+        self._calls.append((np.where(last, last, MASKED), end, self._snapshot()))
 
     def _snapshot(self) -> list[list[Any]]:
         return [list(state.cache) for state in self.states]
@@ -97,7 +98,8 @@ class CausalCache(SlotCache):
     def keep(self, n: np.ndarray) -> None:
         if self.states:
             ends = np.array([end for end, _, _ in self._calls])  # [calls, B]
-            last = (ends <= n).sum(axis=0) - 1  # each row's last call that stays
+            # Each row's last call that stays.
+            last = len(ends) - 1 - (ends <= n)[::-1].argmax(axis=0)
             n = np.array([columns for _, columns, _ in self._calls])[last]
             for i, state in enumerate(self.states):
                 for j in range(len(state.cache)):
