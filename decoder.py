@@ -45,6 +45,7 @@ from text.tokenizer import shared_vocabulary, translation
 from text.vocabulary import completion
 
 Text = str | Prompt
+Encode = Callable[[str], list[int]]
 BATCH_SIZE = 8
 _WINDOW = 32  # how many batches of prompts are sorted by length together
 
@@ -163,7 +164,7 @@ class SpeculativeDecoder:
         model: Model,
         tokenizer: Tokenizer,
         draft_model: Model | None = None,
-        encode: Callable[[str], list[int]] | None = None,
+        encode: Encode | None = None,
         memory: Memory | None = None,
         draft_vocabulary: Collection[int] | str | None = None,
     ):
@@ -242,16 +243,19 @@ class SpeculativeDecoder:
                 drafter = self.drafter(options)
                 yield Batch(self.model, drafter, options, self.schedule(options, drafter))
 
-    def row(self, prompt: Text, options: Options, seed: RowSeeds) -> Row:
+    def row(
+        self, prompt: Text, options: Options, seed: RowSeeds, encode: Encode | None = None
+    ) -> Row:
         """A row to decode. Raises InputError if the prompt is empty or too long, a language is unknown, the
-        model lacks a token, or a processor fails."""
+        model lacks a token, or a processor fails. encode: in place of the decoder's own."""
+        encode = encode or self._encode
         asked = check_prompt(prompt)
         text, reference = asked.text, asked.reference or options.reference
         languages = options.source_lang, options.target_lang
-        if self._encode and any(languages):
+        if encode and any(languages):
             raise InputError("source_lang and target_lang are not for prompts in a chat template")
-        if self._encode:
-            tokens = self._encode(text)
+        if encode:
+            tokens = encode(text)
             prefix = self.model.prefix(tokens)
         else:
             tokens, prefix = frame(self.model, self.tokenizer, text, *languages)

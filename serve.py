@@ -9,8 +9,10 @@ from terminal import interrupts
 if __name__ == "__main__":
     interrupts.expect()  # before the slow imports below
 
+import errno
 import ipaddress
 import logging
+import os
 import signal
 import socket
 import sys
@@ -23,7 +25,7 @@ from typing import Any
 from decoder import BATCH_SIZE, Options, SpeculativeDecoder, load
 from demo.pair import demo_model
 from errors import InputError
-from main import report_alone, report_generation
+from speculative.options import DECLARED
 from speech.transcriber import Transcriber, is_speech
 from terminal import cli
 from terminal.flags import (
@@ -35,13 +37,16 @@ from terminal.flags import (
     read_draft_vocabulary,
     read_memory,
 )
+from terminal.reports import report_alone, report_generation
 
 COUNTS = {  # flag: (default, help)
     "batch-size": (BATCH_SIZE, "texts to decode in one batch"),
-    "queue": (256, "texts that may wait for a place; more are refused"),
+    "queue": (256, "texts, or sounds, that may wait for a place; more are refused"),
     "max-prompt-tokens": (4096, "longest prompt to accept, in tokens"),
     "max-request-tokens": (4096, "largest max_tokens that a request may ask for"),
+    "max-seconds": (3600, "longest sound to accept, in seconds"),
 }
+OF_SPEECH = ("num_draft", "acceptance", "delta")  # the decoding options that it takes
 LOCAL = ("127.0.0.1", "localhost", "[::1]")  # names of this machine in a browser
 UVICORN: dict[str, Any] = dict(
     log_config=None, ws="none", server_header=False, timeout_graceful_shutdown=10
@@ -70,6 +75,11 @@ def parse_args(argv: list[str] | None = None):
     check_models(args, parser)
     if args.api_key == "":
         parser.error("--api-key is empty")
+    if vars(args).get("max_tokens", 0) > args.max_request_tokens:
+        parser.error("--max-tokens is more than --max-request-tokens allows")
+    for name in vars(args):
+        if name in DECLARED and DECLARED[name].group == "beams":
+            parser.error(f"--{name.replace('_', '-')}: a server does not search with beams")
     return args
 
 
@@ -80,6 +90,8 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((str(address[0]), port), family=family, backlog=1024)
     except (OSError, OverflowError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
+        if getattr(error, "errno", None) == errno.EADDRINUSE:
+            reason = "it is in use; choose another with --port"
         raise InputError(f"cannot listen on port {port} of {host}: {reason}") from None
 
 
@@ -88,10 +100,10 @@ def in_url(address: str) -> str:
 
 
 def allowed_hosts(host: str, address: str) -> Sequence[str]:
-    """The host names that requests may use for a server on this address. On loopback only this machine's names:
-    otherwise a foreign page could point its own name here (DNS rebinding)."""
+    """The host names that requests may use for a server on this address; none: any. On loopback only this machine's
+    names: otherwise a foreign page could point its own name here (DNS rebinding)."""
     if not ipaddress.ip_address(address).is_loopback:
-        return ("*",)
+        return ()
     return (*LOCAL, host.lower(), in_url(address))
 
 
@@ -104,6 +116,7 @@ def text_decoder(args, target: str, draft: str | None, options: Options) -> Spec
     tokens = read_draft_vocabulary(args.draft_vocabulary, tokenizer) if draft_model else None
     decoder = SpeculativeDecoder(model, tokenizer, draft_model, None, memory, tokens)
     report_alone(decoder)
+    decoder.check("a", options)  # what it cannot decode with, no request could
     return decoder
 
 
@@ -139,6 +152,7 @@ def main() -> None:
         max_tokens=args.max_request_tokens,
         api_key=args.api_key,
         hosts=allowed_hosts(args.host, address),
+        max_seconds=args.max_seconds,
         transcriber=transcriber,
     )
     logging.basicConfig(format="%(message)s", level=logging.INFO if args.verbose else logging.ERROR)

@@ -42,17 +42,29 @@ def read(
         raise InputError(f"{name}: {error}") from None
 
 
-def decoded(file: BinaryIO, report: Report) -> np.ndarray:
-    """As `read`, from an open file; errors do not name it."""
+def decoded(
+    file: BinaryIO,
+    report: Report,
+    max_seconds: int = LONGEST,
+    go_on: Callable[[], object] = lambda: None,
+) -> np.ndarray:
+    """As `read`, from an open file; errors do not name it. go_on: called after each part, to raise if the rest is not
+    wanted."""
     if not file.seekable():
         file = io.BytesIO(file.read())  # many formats have their index at the end
-    samples = _from_ffmpeg(file, report) if av else _from_wav(file)
-    if not samples.size:
+    sound = bytearray()
+    for part in _from_ffmpeg(file, report) if av else _from_wav(file):
+        sound += part
+        if len(sound) > 2 * RATE * max_seconds:
+            raise InputError(f"more than {max_seconds} seconds of sound; cut it")
+        go_on()
+    if not sound:
         raise InputError("holds no sound")
-    return samples
+    return np.divide(np.frombuffer(sound, np.int16), 32768, dtype=np.float32)
 
 
-def _from_ffmpeg(file: BinaryIO, report: Report) -> np.ndarray:
+def _from_ffmpeg(file: BinaryIO, report: Report) -> Iterator[bytes]:
+    """16-bit samples, mono, RATE a second."""
     nothing_else = {"protocol_whitelist": "none"}  # open no file or address named in a playlist
     try:
         with av.open(
@@ -62,10 +74,9 @@ def _from_ffmpeg(file: BinaryIO, report: Report) -> np.ndarray:
             track = next((each for each in tracks if each.codec_context), None)
             if not track:  # before PyAV 18.1, decoding an unknown codec ends the process
                 raise InputError("holds no sound")
-            sound = b"".join(_resampled(_frames(container.demux(track), report)))
+            yield from _resampled(_frames(container.demux(track), report))
     except av.error.FFmpegError as error:
         raise InputError(f"no sound file that FFmpeg reads ({error.strerror})") from None
-    return np.divide(np.frombuffer(sound, np.int16), 32768, dtype=np.float32)
 
 
 def _readable(packets: Iterator[Any], report: Report) -> Iterator[Any]:
@@ -80,7 +91,7 @@ def _readable(packets: Iterator[Any], report: Report) -> Iterator[Any]:
 
 def _frames(packets: Iterator[Any], report: Report) -> Iterator[Any]:
     """The frames of the packets that can be decoded."""
-    count, damaged, seconds = 0, 0, 0.0
+    count, damaged, found = 0, 0, False
     for packet in _readable(packets, report):
         count += 1
         try:
@@ -91,16 +102,14 @@ def _frames(packets: Iterator[Any], report: Report) -> Iterator[Any]:
         for frame in frames:
             if not 1000 <= frame.sample_rate <= 1_000_000:
                 raise InputError(f"damaged: {frame.sample_rate} samples a second")
-            seconds += frame.samples / frame.sample_rate
-            if seconds > LONGEST:
-                raise InputError(f"more than {LONGEST // 3600} hours of sound; cut it")
+            found = True
             yield frame
-    if damaged and seconds:
+    if damaged and found:
         report(f"{damaged} of {count} packets are damaged and left out")
 
 
 def _resampled(frames: Iterator[Any]) -> Iterator[bytes]:
-    """16-bit samples, mono, RATE a second. Each change of format begins a new resampler."""
+    """The samples of the frames. Each change of format begins a new resampler."""
     form = operator.attrgetter("format.name", "layout.name", "sample_rate")
     for _, stretch in itertools.groupby(frames, form):
         resampler = av.AudioResampler("s16", "mono", RATE)
@@ -109,21 +118,21 @@ def _resampled(frames: Iterator[Any]) -> Iterator[bytes]:
                 yield part.to_ndarray().tobytes()
 
 
-def _from_wav(file: BinaryIO) -> np.ndarray:
-    """PCM of 8 to 32 bits at RATE, channels averaged. Raises InputError for anything else."""
+def _from_wav(file: BinaryIO) -> Iterator[bytes]:
+    """The same, from PCM of 8 to 32 bits at RATE, channels averaged. Raises InputError for anything else."""
     try:
         with wave.open(file) as sound:
             channels, width, rate, *_ = sound.getparams()
             if rate != RATE or width > 4:
                 raise wave.Error
-            data = sound.readframes(sound.getnframes())
+            while data := sound.readframes(RATE):
+                data = data[: len(data) // (channels * width) * channels * width]
+                numbers = np.zeros([len(data) // width, 4], np.uint8)  # in the highest bytes
+                numbers[:, 4 - width :] = np.frombuffer(data, np.uint8).reshape(-1, width)
+                if width == 1:
+                    numbers[:, 3] ^= 0x80  # 8 bits have no sign
+                samples = numbers.view("<i4").reshape(-1, channels).mean(1) // 65536
+                yield samples.astype(np.int16).tobytes()
     except (wave.Error, EOFError, RuntimeError):
         needed = "pip install -r requirements-audio.txt"
         raise InputError(f"only {RATE} Hz PCM wav can be read without PyAV: {needed}") from None
-    data = data[: len(data) // (channels * width) * channels * width]
-    numbers = np.zeros([len(data) // width, 4], np.uint8)  # little-endian, in the highest bytes
-    numbers[:, 4 - width :] = np.frombuffer(data, np.uint8).reshape(-1, width)
-    if width == 1:
-        numbers[:, 3] ^= 0x80  # 8 bits have no sign
-    samples = np.divide(numbers.view("<i4"), 2**31, dtype=np.float32)
-    return samples.reshape(-1, channels).mean(1)
