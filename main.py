@@ -33,10 +33,9 @@ from terminal.flags import (
     read_draft_vocabulary,
     read_memory,
 )
-from terminal.memory import report_memory
 from terminal.prompt_files import InOrder, PromptFile
 from terminal.reading import Reading
-from terminal.reports import report_alone, report_generation
+from terminal.reports import report_alone, report_generation, report_memory
 from terminal.summary import Summary
 from text.memory import MemoryFile, Pair
 from text.prompts import check_prompt

@@ -7,15 +7,13 @@ python serve.py --model t5-11b --draft-model t5-small --port 8080
 import terminal  # noqa: F401 (first: it checks Python and the packages)
 
 # isort: split
-import errno
 import ipaddress
 import logging
-import os
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,8 +33,7 @@ from terminal.flags import (
     read_draft_vocabulary,
     read_memory,
 )
-from terminal.reports import report_alone, report_generation
-from terminal.memory import report_memory
+from terminal.reports import report_alone, report_generation, report_memory
 
 COUNTS = {  # flag: (default, help)
     "batch-size": (BATCH_SIZE, "texts to decode in one batch"),
@@ -45,7 +42,8 @@ COUNTS = {  # flag: (default, help)
     "max-request-tokens": (4096, "largest max_tokens that a request may ask for"),
     "max-seconds": (3600, "longest sound to accept, in seconds"),
 }
-OF_SPEECH = ("num_draft", "acceptance", "delta")  # the decoding options that it takes
+BEAMS = [name for name, declared in DECLARED.items() if declared.group == "beams"]
+OF_TEXT = {*DECLARED, "memory", "draft_vocabulary"} - {"num_draft", "acceptance", "delta"}
 LOCAL = ("127.0.0.1", "localhost", "[::1]")  # names of this machine in a browser
 UVICORN: dict[str, Any] = dict(
     log_config=None, ws="none", server_header=False, timeout_graceful_shutdown=10
@@ -67,7 +65,9 @@ def parse_args(argv: list[str] | None = None):
         text = f"{text} (default: %(default)s)"
         flag(f"--{name}", type=cli.positive, default=default, metavar="N", help=text)
     flag("--verbose", action="store_true", help="log requests to stderr")
-    parser.epilog = "The decoding options are defaults; a request may set its own."
+    parser.epilog = (
+        "The decoding options are defaults; a request may set its own. There is no beam search."
+    )
     add_memory(parser)
     add_decoding_options(parser)
     args = parser.parse_args(argv)
@@ -75,11 +75,16 @@ def parse_args(argv: list[str] | None = None):
     if args.api_key == "":
         parser.error("--api-key is empty")
     if vars(args).get("max_tokens", 0) > args.max_request_tokens:
-        parser.error("--max-tokens is more than --max-request-tokens allows")
-    for name in vars(args):
-        if name in DECLARED and DECLARED[name].group == "beams":
-            parser.error(f"--{name.replace('_', '-')}: a server does not search with beams")
+        parser.error("--max-tokens is more than --max-request-tokens")
+    refuse(args, BEAMS, "the server does not search with beams")
     return args
+
+
+def refuse(args, names: Iterable[str], why: str) -> None:
+    """Raise InputError if one of these options is given."""
+    for name in sorted(names):
+        if getattr(args, name, None) is not None:
+            raise InputError(f"--{name.replace('_', '-')}: {why}")
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -88,10 +93,9 @@ def listen(host: str, port: int) -> socket.socket:
         family, *_, address = min(found, key=lambda each: each[0])  # IPv4 first
         return socket.create_server((str(address[0]), port), family=family, backlog=1024)
     except (OSError, OverflowError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        if getattr(error, "errno", None) == errno.EADDRINUSE:
-            reason = "it is in use; choose another with --port"
-        raise InputError(f"cannot listen on port {port} of {host}: {reason}") from None
+        reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
+        what = f"cannot listen on port {port} of {host}: {reason}"
+        raise InputError(f"{what}; choose others with --port and --host") from None
 
 
 def in_url(address: str) -> str:
@@ -99,10 +103,10 @@ def in_url(address: str) -> str:
 
 
 def allowed_hosts(host: str, address: str) -> Sequence[str]:
-    """The host names that requests may use for a server on this address; none: any. On loopback only this machine's
-    names: otherwise a foreign page could point its own name here (DNS rebinding)."""
+    """The host names that requests may use for a server on this address. On loopback only this machine's names:
+    otherwise a foreign page could point its own name here (DNS rebinding)."""
     if not ipaddress.ip_address(address).is_loopback:
-        return ()
+        return ("*",)
     return (*LOCAL, host.lower(), in_url(address))
 
 
@@ -110,12 +114,12 @@ def text_decoder(args, target: str, draft: str | None, options: Options) -> Spec
     """A decoder with these models, for a server of texts."""
     model, tokenizer = load(target)
     draft_model = load(draft)[0] if draft else None
-    report_generation(model, options, args.verbose)
+    report_generation(model, options, args.verbose, beams=False)
     memory = read_memory(args.memory) if args.memory else None
     tokens = read_draft_vocabulary(args.draft_vocabulary, tokenizer) if draft_model else None
     decoder = SpeculativeDecoder(model, tokenizer, draft_model, None, memory, tokens)
     report_alone(decoder)
-    decoder.check("a", options)  # what it cannot decode with, no request could
+    decoder.check("a", options)  # such as a language that the model does not know
     return decoder
 
 
@@ -138,6 +142,7 @@ def main() -> None:
         target, draft = (str(demo_model(role)) for role in ("target", "draft"))
     draft, transcriber = draft if options.num_draft else None, None
     if is_speech(target):
+        refuse(args, OF_TEXT, "the model transcribes sound; this is for texts")
         transcriber = Transcriber(target, draft)
         decoder, options = transcriber.decoder, replace(options, lookup=False)
     else:

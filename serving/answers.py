@@ -95,7 +95,7 @@ class Writer:
         return {
             "tokens": texts,
             "token_logprobs": scores,
-            "top_logprobs": [dict(pairs) for pairs in best],
+            "top_logprobs": [dict(reversed(pairs)) for pairs in best],
             "text_offset": offsets,
         }
 

@@ -3,7 +3,7 @@
 import hmac
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -50,7 +50,7 @@ class Api:
     max_prompt_tokens: int
     max_tokens: int  # the most that a request may ask for
     api_key: str | None
-    hosts: Sequence[str]  # names by which clients may address the server; none: any
+    hosts: Sequence[str]  # names by which clients may address the server; *: any
     max_seconds: int  # of a sound
     transcriber: Transcriber | None = None  # for a Whisper model
 
@@ -126,12 +126,12 @@ class Api:
         async with while_there(request):
             rows = await run_in_threadpool(self._rows, asked)
             writer, steps = Writer(asked, rows, self.name, self._piece), steps_of(self.engine, rows)
-            progress = await anext(steps)  # the status must be known before a stream begins
+            last = await anext(steps)  # the status must be known before a stream begins
             if asked.stream:
-                return stream_of(_events(writer, progress, steps), steps)
+                return stream_of(_events(writer, last, steps), steps)
             async for progress in steps:
-                pass
-            return JSONResponse(writer.whole(progress))
+                last = progress
+            return JSONResponse(writer.whole(last))
 
     def _rows(self, asked: Completion | Chat) -> list[Row]:
         """The rows of a request. Raises InputError now for what the model cannot take, so that it fails this request
@@ -191,15 +191,14 @@ def _counted(app: ASGIApp, requests: Counter) -> ASGIApp:
 
 
 def _addressed(app: ASGIApp, hosts: Sequence[str]) -> ASGIApp:
-    """The app, for requests that address it by one of these names. Another web page may let its own name resolve to
-    this machine."""
+    """The app, for requests to one of these hosts: another web page may let its own name resolve to this machine."""
+    refused = _error(400, f"this server answers only requests to {', '.join(hosts)}")
 
     async def addressed(scope: Scope, receive: Receive, send: Send) -> None:
         inner = app
-        if scope["type"] == "http" and hosts:
-            host = re.sub(r":\d+$", "", Headers(scope=scope).get("host", "").lower())
-            if host not in hosts:
-                inner = _error(400, f"this server answers only to the hosts {', '.join(hosts)}")
+        if scope["type"] == "http" and "*" not in hosts:
+            host = Headers(scope=scope).get("host", "").lower()
+            inner = app if re.sub(r":\d+$", "", host) in hosts else refused
         await inner(scope, receive, send)
 
     return addressed
@@ -214,11 +213,7 @@ async def _body(request: Request) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise HTTPException(415, "the body must be application/json")
-    return await read_body(request, MAX_BODY, _joined)
-
-
-async def _joined(parts: AsyncGenerator[bytes]) -> bytes:
-    return b"".join([part async for part in parts])
+    return await read_body(request, MAX_BODY)
 
 
 async def _events(

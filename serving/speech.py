@@ -1,11 +1,9 @@
 """OpenAI's /v1/audio routes: sounds are decoded as rows of the same engine as texts."""
 
-import io
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from functools import partial
 from typing import Any
 
-import anyio
+from anyio import CapacityLimiter, Semaphore, from_thread, to_thread
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
@@ -45,8 +43,8 @@ class Speech:
     ):
         self._transcriber, self._engine, self._max_seconds = transcriber, engine, max_seconds
         self._authorize, self._check_model = authorize, check_model
-        # An hour of sound takes much memory, most of it while it is read.
-        self._places, self._reading = anyio.Semaphore(engine.batch_size), anyio.CapacityLimiter(1)
+        # Few sounds at once, and one that is being read: an hour takes a gigabyte while it is read.
+        self._places, self._reading = Semaphore(engine.batch_size), CapacityLimiter(1)
 
     async def answer(self, request: Request, task: str) -> Response:
         self._authorize(request)
@@ -71,13 +69,14 @@ class Speech:
         return JSONResponse(_body(found, task, kind == "verbose_json"))
 
     async def _parts(self, file: Any, asked: Asked) -> AsyncGenerator[Told | Transcript]:
-        """Each segment of a sound, once its turn has come, and the whole transcript."""
+        """Each segment of a sound, once there is a place for it, and the whole transcript."""
         told = list[Told]()
         if self._places.statistics().tasks_waiting >= self._engine.queue_size:
             raise Refused("too many sounds are waiting; try again later")
         async with self._places:
-            begin = partial(anyio.to_thread.run_sync, limiter=self._reading)
-            transcript = await begin(self._begin, file, asked, told)
+            transcript = await to_thread.run_sync(
+                self._begin, file, asked, told, limiter=self._reading
+            )
             while True:
                 found = await run_in_threadpool(_next, transcript)
                 for part in told:
@@ -94,14 +93,13 @@ class Speech:
         assert self._transcriber
 
         def go_on() -> None:
-            anyio.from_thread.check_cancelled()
+            from_thread.check_cancelled()
             self._engine.check()
 
         def heard(segments: Sequence[Segment], seconds: float, stats: Stats) -> None:
             told.extend((segment, stats) for segment in segments)
 
-        sound = io.BytesIO(file.file.read())
-        samples = decoded(sound, lambda line: None, self._max_seconds, go_on)
+        samples = decoded(file.file, lambda line: None, self._max_seconds, go_on)
         return self._transcriber.sound(samples, asked, heard).transcribed()
 
     async def _events(
@@ -152,17 +150,16 @@ def _check_origin(request: Request) -> None:
 
 async def _form(request: Request) -> FormData:
     """The fields of a request. Raises InputError for unknown or unsupported ones."""
+
+    async def stream(body: bytes):
+        yield body
+
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise HTTPException(415, "the body must be multipart/form-data")
-
-    async def read(body: AsyncGenerator[bytes]) -> FormData:
-        return await MultiPartParser(request.headers, body, max_files=1).parse()
-
+    body = await read_body(request, MAX_SOUND)
     try:
-        form = await read_body(request, MAX_SOUND, read)
+        form = await MultiPartParser(request.headers, stream(body), max_files=1).parse()
         "".join(f"{field}{value}" for field, value in form.multi_items()).encode()
-    except UnicodeEncodeError:  # in some charsets half a character can be written
-        raise InputError("the body is not a form: its fields are not Unicode") from None
     except (MultiPartException, KeyError, ValueError) as error:
         raise InputError(f"the body is not a form: {getattr(error, 'message', error)}") from None
     if not isinstance(form.get("file"), UploadFile):

@@ -1,18 +1,17 @@
-"""What all routes share: reading a request's body, decoding its rows while its client is there, and writing stream
-events."""
+"""What all routes share: reading a request's body, decoding its rows while its client is there, and stream events."""
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import anyio
 from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import StreamingResponse
 
 from serving.engine import CANCELLED, FAILED, REFUSED, START, Engine, Progress
 from speculative.row import Row
@@ -24,33 +23,25 @@ FAILURES = {
     REFUSED: (503, "the server is shutting down"),
     CANCELLED: (503, "the server is shutting down"),
 }
-Read = TypeVar("Read")
 
 
-async def read_body(
-    request: Request, most: int, read: Callable[[AsyncGenerator[bytes]], Awaitable[Read]]
-) -> Read:
-    """What `read` makes of a request's body as it arrives. Raises HTTPException if the body has more than `most` bytes
-    or does not arrive in time."""
-
-    async def parts() -> AsyncGenerator[bytes]:
-        size = 0
-        async for part in request.stream():
-            size += len(part)
-            if size > most:  # Starlette's own limit answers in plain text
-                raise HTTPException(413, f"the body is too large; {most} bytes at most")
-            yield part
-
+async def read_body(request: Request, most: int) -> bytes:
+    """A request's body. Raises HTTPException if it has more than `most` bytes or does not arrive in time."""
+    body = bytearray()
     try:
         with anyio.fail_after(BODY_SECONDS):
-            return await read(parts())
+            async for part in request.stream():
+                body += part
+                if len(body) > most:  # Starlette's own limit answers in plain text
+                    raise HTTPException(413, f"the body is too large; {most} bytes at most")
     except TimeoutError:
         raise HTTPException(408, "the body did not arrive in time") from None
+    return bytes(body)
 
 
 @asynccontextmanager
 async def while_there(request: Request) -> AsyncIterator[None]:
-    """Cancel what runs inside as soon as the client disconnects, and raise ClientDisconnect."""
+    """Cancel what runs inside when the client disconnects, and raise ClientDisconnect."""
 
     async def watch() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -71,7 +62,7 @@ async def steps_of(
     engine: Engine, rows: Sequence[Row], more: bool = False
 ) -> AsyncGenerator[list[Progress]]:
     """Decode a request's rows; yield their progress whenever it changes, until all have ended. However the generator
-    ends, no row goes on. Raises HTTPException if a row fails. Otherwise as `Engine.submit`."""
+    ends, its rows end. Raises HTTPException if a row fails, and what `Engine.submit` raises."""
     event, progress = asyncio.Event(), [START]
     wake = partial(asyncio.get_running_loop().call_soon_threadsafe, event.set)
     jobs = engine.submit(rows, wake, more)
@@ -88,8 +79,8 @@ async def steps_of(
         engine.cancel(jobs)
 
 
-def stream_of(events: AsyncIterator[str], source: AsyncGenerator) -> Response:
-    """An answer of server-sent events; their source is closed however the stream ends."""
+def stream_of(events: AsyncIterator[str], source: AsyncGenerator) -> StreamingResponse:
+    """An answer of server-sent events. Their source is closed however the stream ends."""
     return StreamingResponse(
         events,
         media_type="text/event-stream",
