@@ -16,7 +16,7 @@ from serving import answers
 from serving.engine import Engine, Refused
 from serving.transport import event_of, read_body, steps_of, stream_of, while_there
 from speculative.row import Row, Stats
-from speech.audio import decoded
+from speech.audio import check_length, decoded
 from speech.formats import FORMATS, Segment, Transcript
 from speech.transcriber import Transcriber
 from speech.transcript import Asked, Rows
@@ -92,14 +92,15 @@ class Speech:
         """The transcript to be, which notes its segments in `told`. InputError for a file without sound."""
         assert self._transcriber
 
-        def go_on() -> None:
+        def check(seconds: float) -> None:
             from_thread.check_cancelled()
             self._engine.check()
+            check_length(seconds, self._max_seconds)
 
         def heard(segments: Sequence[Segment], seconds: float, stats: Stats) -> None:
             told.extend((segment, stats) for segment in segments)
 
-        samples = decoded(file.file, lambda line: None, self._max_seconds, go_on)
+        samples = decoded(file.file, lambda line: None, check)
         return self._transcriber.sound(samples, asked, heard).transcribed()
 
     async def _events(

@@ -19,7 +19,13 @@ except ImportError:
     av = None  # type: ignore[assignment]
 
 Report = Callable[[str], None]
-LONGEST = 24 * 3600  # seconds, because weeks of silence fit into a few MB
+Check = Callable[[float], None]
+
+
+def check_length(seconds: float, longest: float = 24 * 3600) -> None:
+    """Raise InputError for a sound that is longer: weeks of silence fit into a few MB."""
+    if round(seconds) > longest:
+        raise InputError(f"more than {longest} seconds of sound; cut it")
 
 
 def read(
@@ -42,29 +48,19 @@ def read(
         raise InputError(f"{name}: {error}") from None
 
 
-def decoded(
-    file: BinaryIO,
-    report: Report,
-    max_seconds: int = LONGEST,
-    go_on: Callable[[], object] = lambda: None,
-) -> np.ndarray:
-    """As `read`, from an open file; errors do not name it. go_on: called after each part, to raise if the rest is not
-    wanted."""
+def decoded(file: BinaryIO, report: Report, check: Check = check_length) -> np.ndarray:
+    """As `read`, from an open file; errors do not name it. check: called with the seconds read so far, to raise if they
+    are too many or nobody wants them any more."""
     if not file.seekable():
         file = io.BytesIO(file.read())  # many formats have their index at the end
-    sound = bytearray()
-    for part in _from_ffmpeg(file, report) if av else _from_wav(file):
-        sound += part
-        if len(sound) > 2 * RATE * max_seconds:
-            raise InputError(f"more than {max_seconds} seconds of sound; cut it")
-        go_on()
-    if not sound:
+    samples = _from_ffmpeg(file, report, check) if av else _from_wav(file)
+    check(len(samples) / RATE)
+    if not samples.size:
         raise InputError("holds no sound")
-    return np.divide(np.frombuffer(sound, np.int16), 32768, dtype=np.float32)
+    return samples
 
 
-def _from_ffmpeg(file: BinaryIO, report: Report) -> Iterator[bytes]:
-    """16-bit samples, mono, RATE a second."""
+def _from_ffmpeg(file: BinaryIO, report: Report, check: Check) -> np.ndarray:
     nothing_else = {"protocol_whitelist": "none"}  # open no file or address named in a playlist
     try:
         with av.open(
@@ -74,9 +70,10 @@ def _from_ffmpeg(file: BinaryIO, report: Report) -> Iterator[bytes]:
             track = next((each for each in tracks if each.codec_context), None)
             if not track:  # before PyAV 18.1, decoding an unknown codec ends the process
                 raise InputError("holds no sound")
-            yield from _resampled(_frames(container.demux(track), report))
+            sound = b"".join(_resampled(_frames(container.demux(track), report, check)))
     except av.error.FFmpegError as error:
         raise InputError(f"no sound file that FFmpeg reads ({error.strerror})") from None
+    return np.divide(np.frombuffer(sound, np.int16), 32768, dtype=np.float32)
 
 
 def _readable(packets: Iterator[Any], report: Report) -> Iterator[Any]:
@@ -89,9 +86,9 @@ def _readable(packets: Iterator[Any], report: Report) -> Iterator[Any]:
         report("damaged; what follows the damage is left out")
 
 
-def _frames(packets: Iterator[Any], report: Report) -> Iterator[Any]:
+def _frames(packets: Iterator[Any], report: Report, check: Check) -> Iterator[Any]:
     """The frames of the packets that can be decoded."""
-    count, damaged, found = 0, 0, False
+    count, damaged, seconds = 0, 0, 0.0
     for packet in _readable(packets, report):
         count += 1
         try:
@@ -102,14 +99,15 @@ def _frames(packets: Iterator[Any], report: Report) -> Iterator[Any]:
         for frame in frames:
             if not 1000 <= frame.sample_rate <= 1_000_000:
                 raise InputError(f"damaged: {frame.sample_rate} samples a second")
-            found = True
+            seconds += frame.samples / frame.sample_rate
+            check(seconds)
             yield frame
-    if damaged and found:
+    if damaged and seconds:
         report(f"{damaged} of {count} packets are damaged and left out")
 
 
 def _resampled(frames: Iterator[Any]) -> Iterator[bytes]:
-    """The samples of the frames. Each change of format begins a new resampler."""
+    """16-bit samples, mono, RATE a second. Each change of format begins a new resampler."""
     form = operator.attrgetter("format.name", "layout.name", "sample_rate")
     for _, stretch in itertools.groupby(frames, form):
         resampler = av.AudioResampler("s16", "mono", RATE)
@@ -118,21 +116,21 @@ def _resampled(frames: Iterator[Any]) -> Iterator[bytes]:
                 yield part.to_ndarray().tobytes()
 
 
-def _from_wav(file: BinaryIO) -> Iterator[bytes]:
-    """The same, from PCM of 8 to 32 bits at RATE, channels averaged. Raises InputError for anything else."""
+def _from_wav(file: BinaryIO) -> np.ndarray:
+    """PCM of 8 to 32 bits at RATE, channels averaged. Raises InputError for anything else."""
     try:
         with wave.open(file) as sound:
             channels, width, rate, *_ = sound.getparams()
             if rate != RATE or width > 4:
                 raise wave.Error
-            while data := sound.readframes(RATE):
-                data = data[: len(data) // (channels * width) * channels * width]
-                numbers = np.zeros([len(data) // width, 4], np.uint8)  # in the highest bytes
-                numbers[:, 4 - width :] = np.frombuffer(data, np.uint8).reshape(-1, width)
-                if width == 1:
-                    numbers[:, 3] ^= 0x80  # 8 bits have no sign
-                samples = numbers.view("<i4").reshape(-1, channels).mean(1) // 65536
-                yield samples.astype(np.int16).tobytes()
+            data = sound.readframes(sound.getnframes())
     except (wave.Error, EOFError, RuntimeError):
         needed = "pip install -r requirements-audio.txt"
         raise InputError(f"only {RATE} Hz PCM wav can be read without PyAV: {needed}") from None
+    data = data[: len(data) // (channels * width) * channels * width]
+    numbers = np.zeros([len(data) // width, 4], np.uint8)  # little-endian, in the highest bytes
+    numbers[:, 4 - width :] = np.frombuffer(data, np.uint8).reshape(-1, width)
+    if width == 1:
+        numbers[:, 3] ^= 0x80  # 8 bits have no sign
+    samples = np.divide(numbers.view("<i4"), 2**31, dtype=np.float32)
+    return samples.reshape(-1, channels).mean(1)
