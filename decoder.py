@@ -295,7 +295,7 @@ class SpeculativeDecoder:
         options: the fields of `Options`. Drafting changes only the speed: the text is the same (greedy, or sampled
         by the rule `coupled`) or has the same distribution. Errors: as `row`, and options out of range.
         """
-        settings = Options(**options)
+        settings = Options.named(options)
         if settings.num_samples > 1:
             raise InputError("num_samples above 1 is for batch_generate and stream_batch")
         row = self.row(prompt, settings, RowSeeds(settings.seed))
@@ -321,7 +321,7 @@ class SpeculativeDecoder:
         Each prompt gets the tokens it would get alone (in float32; narrower types may round differently in
         a batch); a repeated prompt draws other random numbers. Errors: as `stream_generate`.
         """
-        settings = Options(**options)
+        settings = Options.named(options)
         if not isinstance(batch_size, Integral) or isinstance(batch_size, bool) or batch_size < 1:
             raise InputError(f"batch_size is {batch_size!r}, not a whole number of 1 or more")
         if isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, Iterable):

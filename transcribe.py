@@ -51,7 +51,7 @@ def parse_args(argv: list[str] | None = None):
     flag, asked = parser.add_argument, Asked()
     text = "sound, or video with sound; - reads standard input"
     flag("audio", nargs="+", metavar="FILE", help=text)
-    flag("--model", type=cli.name, help="a converted Whisper model (default: the embedded pair)")
+    flag("--model", type=cli.name, help=f"{cli.MODEL} (default: the demo models)")
     text = "a smaller one with the same vocabulary, such as distil-large-v3 (default: none)"
     flag("--draft-model", type=cli.name, help=text)
     text = f"{DECLARED['num_draft'].help} (default: auto)"
@@ -63,7 +63,7 @@ def parse_args(argv: list[str] | None = None):
     text = "spoken language: a code or its English name (default: detected in the first window)"
     flag("--language", help=text)
     text = "0: greedy; a window that fails is retried at 0.2 more, up to 1 (default: %(default)s)"
-    flag("--temperature", type=float, default=asked.temperature, metavar="X", help=text)
+    flag("--temperature", "--temp", type=float, default=asked.temperature, metavar="X", help=text)
     text = "at temperatures above 0, keep the best of N texts (default: %(default)s)"
     flag("--best-of", type=cli.positive, default=asked.best_of, metavar="N", help=text)
     flag("--seed", type=cli.whole, default=asked.seed, metavar="N", help="random seed")

@@ -21,10 +21,10 @@ from benchmarks.limits import calls, text_logits
 from benchmarks.measure import decoding, take_turns, widened_pair
 from benchmarks.report import describe
 from checkpoints.quantization import Quantization
-from convert import convert
 from decoder import load
 from demo.examples import KINDS, SHORT_KINDS, examples
 from demo.pair import DEMO, demo_model, usual_dtype
+from families.conversion import convert
 from speculative.row import Row, Stats
 from speech import audio
 from speech.transcriber import Transcriber

@@ -7,8 +7,10 @@ interrupted file, and t5-11b is a single file of 45 GB.
 import errno
 import fcntl
 import hashlib
+import math
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,6 +19,7 @@ from checkpoints.folder import TOKENIZER_FILES, check_kind, weight_files
 from errors import InputError
 
 CONFIG = "config.json"
+MLX_LM = {".json", ".jinja", ".model", ".txt", ".tiktoken"}  # what it reads beside the weights
 
 
 def fetch(
@@ -24,12 +27,13 @@ def fetch(
     revision: str | None = None,
     output: Path = Path(),
     converted_size: Callable[[Path], int | None] = lambda folder: 0,
+    most: float = math.inf,
 ) -> Path:
     """The folder of a local checkpoint, or of a hub repository's files, downloaded if needed.
 
     Before weights are downloaded, `converted_size` is called with a folder that holds the config.json. It
-    raises InputError for an unusable model, and returns the bytes that `output` will take, or None if only
-    the config.json is wanted.
+    raises InputError for an unusable model, and returns the bytes that `output` will take, or None if all files that
+    mlx-lm reads are wanted. A download of more than `most` bytes is an InputError, which names convert.py.
     """
     if Path(model).is_dir():
         if revision:
@@ -52,7 +56,7 @@ def fetch(
             if answered or (folder := _cached(model, revision)) is None:
                 raise
             return folder
-        return _download(model, revision, info, output, converted_size)
+        return _download(model, revision, info, output, converted_size, most)
     except (errors.HTTPError, errors.HFValidationError, OSError) as error:
         # The client wraps the error that kept it from requesting a file.
         wrapped = isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__
@@ -103,6 +107,7 @@ def _download(
     info,
     output: Path,
     converted_size: Callable[[Path], int | None],
+    most: float,
 ) -> Path:
     """Download what is not in the cache, weights last: if they are there, so is everything else."""
     from huggingface_hub import constants, hf_hub_download, hf_hub_url
@@ -116,17 +121,19 @@ def _download(
         raise InputError(f"{model} has no {CONFIG}, so it is not a Hugging Face model")
     folder = get(CONFIG).parent
     try:
-        if (converted := converted_size(folder)) is None:
-            return folder
+        converted = converted_size(folder)
         weights = weight_files(files, get)
     except InputError as error:
         raise InputError(f"{model}: {str(error).removeprefix(f'{folder}').lstrip(':/ ')}") from None
     if not weights:
         raise InputError(f"{model} has no complete safetensors or pytorch_model.bin weights")
     small = [name for name in ("generation_config.json", *TOKENIZER_FILES) if name in files]
+    if converted is None:
+        small = [name for name in files if Path(name).suffix in MLX_LM and name not in weights]
     missing = [files[name] for name in (*small, *weights) if not (folder / name).exists()]
     blobs = folder.parents[1] / "blobs"
-    _check_room(model, sum(_remaining(blobs, file) for file in missing), output, converted)
+    download = sum(_remaining(blobs, file) for file in missing)
+    _announce(model, download, output, converted or 0, most)
     for file in missing:
         if file.lfs and file.size <= constants.MAX_HTTP_DOWNLOAD_SIZE:
             url = hf_hub_url(model, file.rfilename, revision=info.sha)
@@ -147,17 +154,25 @@ def _remaining(blobs: Path, file) -> int:
     return file.size - (found[0].stat().st_size if found else 0)
 
 
-def _check_room(model: str, download: int, output: Path, converted: int) -> None:
+def _announce(model: str, download: int, output: Path, converted: int, most: float) -> None:
+    """Say on stderr what a download and its conversion will take, if anything. InputError for more than `most` bytes,
+    or more than the disk has."""
     from huggingface_hub import constants
 
-    cache, output = Path(constants.HF_HUB_CACHE), output.absolute().parent
-    together = cache.stat().st_dev == output.stat().st_dev
-    for folder, needed in ((cache, download + converted * together), (output, converted)):
+    if download > most:
+        ask = f"python convert.py --model {model}"
+        raise InputError(f"{model} is a download of {_gb(download)}; to start it: {ask}")
+    cache, beside = Path(constants.HF_HUB_CACHE), output.absolute().parent
+    together = cache.stat().st_dev == beside.stat().st_dev
+    for folder, needed in ((cache, download + converted * together), (beside, converted)):
         if needed > (free := shutil.disk_usage(folder).free):
             raise InputError(
                 f"{model} needs {_gb(download)} for the download and {_gb(converted)} converted, but "
                 f"{folder} has {_gb(free)} free (move the cache with HF_HOME, the result with --mlx-path)"
             )
+    if download:
+        kept = f", and {_gb(converted)} converted to {output}" if converted else ""
+        print(f"{model}: downloading {_gb(download)} to {cache}{kept}", file=sys.stderr)
 
 
 def _gb(size: int) -> str:

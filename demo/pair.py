@@ -5,6 +5,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from families.conversion import convert
 from families.folders import MODELS, WEIGHTS
 
 DEMO = Path(__file__).resolve().parent
@@ -24,8 +25,6 @@ def demo_model(role: str) -> Path:
     newest = max(file.stat().st_mtime for file in source.iterdir())
     stale = converted.exists() and converted.stat().st_mtime < newest
     if stale or not converted.exists():
-        from convert import convert
-
         print(f"converting the embedded {role} model to {output}", file=sys.stderr)
         convert(str(source), output, dtype=usual_dtype(), force=stale, exist_ok=not stale)
     return output

@@ -165,30 +165,17 @@ def encode_prompt(
     return model.tokenizer.encode(text, add_special_tokens=False).ids
 
 
-# Of a model on the hub.
-_FILES = ["*.json", "model*.safetensors", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
-
-
 def convert_with_mlx_lm(
-    model: str,
-    output: Path,
-    dtype: str,
-    quantization: Quantization | None = None,
-    revision: str | None = None,
+    source: Path, output: Path, dtype: str, quantization: Quantization | None = None
 ) -> None:
-    """Convert a decoder-only model, a hub id or a folder, by mlx-lm to the folder `output`, which may not
-    exist. InputError for one that cannot be decoded here."""
+    """Convert a decoder-only model's folder by mlx-lm to the folder `output`, which may not exist. InputError for one that cannot be decoded here."""
 
     def run(utils) -> None:
-        from huggingface_hub import snapshot_download
         from mlx_lm.convert import convert
 
-        source = Path(model)
-        if not source.is_dir():
-            source = Path(snapshot_download(model, revision=revision, allow_patterns=_FILES))
         check_cache(utils.load_model(source, lazy=True)[0])  # before the slow part
         how = quantization.to_dict() if quantization else {}
         named = {f"q_{key}": value for key, value in how.items()}
         convert(str(source), str(output), quantize=bool(how), dtype=dtype, **named)
 
-    _with_mlx_lm(model, "convert", run)
+    _with_mlx_lm(source, "convert", run)

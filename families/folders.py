@@ -32,19 +32,17 @@ def _other(name: str, path: Path) -> str | None:
     return None if origin == name else origin
 
 
-def find_model(name: str) -> Path:
-    """The converted folder that a user means; InputError if there is none."""
-    if path := converted(name):
-        return path
+def missing(name: str) -> InputError:
+    """Why no folder is `converted` by this name, and what to type."""
     if (Path(name) / "config.json").exists():
-        raise InputError(f"{name} is not converted yet: python convert.py --model {name}")
+        return InputError(f"{name} is not converted yet: python convert.py --model {name}")
     if Path(name).is_dir():
-        raise InputError(f"{name} is not a converted model: it has no {WEIGHTS}")
+        return InputError(f"{name} is not a converted model: it has no {WEIGHTS}")
     path, new = converted_path(name), MODELS / name.replace("/", "-")
     if other := _other(name, path):
         why = f"{path} is converted from {other}, not from {name}"
-        raise InputError(
+        return InputError(
             f"{why}; to convert that: python convert.py --model {name} --mlx-path {new}"
         )
-    hint = "" if "/" in name else "; on the hub names begin with an owner's: google/flan-t5-base"
-    raise InputError(f"no model {name!r}; to convert it: python convert.py --model {name}{hint}")
+    hint = "" if "/" in name else " (a name on the hub has an owner: google/flan-t5-base)"
+    return InputError(f"no model {name!r} here{hint}")

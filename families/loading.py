@@ -19,8 +19,8 @@ from checkpoints.tensors import to_mlx
 from distributed import sharding
 from distributed.ranks import Ranks
 from errors import InputError, naming
-from families import Family, family_of
-from families.folders import WEIGHTS, converted, find_model
+from families import Family, causal_loading, family_of
+from families.folders import WEIGHTS
 from text.generation import Generation
 from text.languages import Languages
 from text.tokenizer import FILE as TOKENIZER
@@ -61,8 +61,8 @@ def weight_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 def load(
     name: str | Path, group: mx.distributed.Group | None = None, split: bool = True
 ) -> tuple[Any, Tokenizer]:
-    """Load the model and tokenizer of a converted folder or a name under mlx_models/, or of a
-    decoder-only model that mlx-lm can load, in a folder or in the hub's cache.
+    """Load the model and tokenizer of a converted folder or a name under mlx_models/, of a folder that mlx-lm can
+    load, or of a name on the Hugging Face hub (owner/name), which is downloaded and converted on first use.
 
     group: `mx.distributed.init()`, in processes that mlx.launch started. Each holds a part of the
     layers; or, without `split`, all of them.
@@ -73,12 +73,12 @@ def load(
     InputError for no such model, files that do not fit each other, or ranks that differ.
     """
     ranks = Ranks(group)
-    if not converted(str(name)):
-        from families import causal_loading
+    from families import conversion  # which imports this module
 
-        if folder := ranks.together(lambda: causal_loading.find_causal(str(name))):
-            return causal_loading.load(folder, group, split)
-    path, family, model, quantization, arrays = ranks.together(lambda: _open(str(name)))
+    path = ranks.together(lambda: conversion.find(str(name)))
+    if causal_loading.is_causal(path):
+        return causal_loading.load(path, group, split)
+    family, model, quantization, arrays = ranks.together(lambda: _open(path))
     ranks.check_folder(path)
 
     def read() -> None:
@@ -120,9 +120,8 @@ def without_text(family: Family, tokenizer: Tokenizer) -> set[int]:
     return {token for token, piece in added.items() if piece.special}
 
 
-def _open(name: str) -> tuple[Path, Family, nn.Module, Quantization | None, dict[str, np.ndarray]]:
-    """A model's folder and family, the model without its weights, and the weights as views of the file."""
-    path = find_model(name)
+def _open(path: Path) -> tuple[Family, nn.Module, Quantization | None, dict[str, np.ndarray]]:
+    """A converted folder's family, the model without its weights, and the weights as views of the file."""
     raw = read_json(path / "config.json")
     with naming(path):
         family, quantization = family_of(raw), Quantization.from_config(raw)
@@ -131,4 +130,4 @@ def _open(name: str) -> tuple[Path, Family, nn.Module, Quantization | None, dict
     with naming(path / WEIGHTS):
         shapes = {key: array.shape for key, array in arrays.items()}
         model = build(family, config, shapes, quantization)
-    return path, family, model, quantization, arrays
+    return family, model, quantization, arrays

@@ -7,6 +7,7 @@ fields of `Options`.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from functools import partial
 from numbers import Integral, Real
 from typing import Any
@@ -155,7 +156,13 @@ class Options:
     max_tokens: int | None = option(
         None, SIZE, "generate at most N tokens", f"{CHECKPOINT}, or {MAX_TOKENS}", flags=("-m",)
     )
-    temp: float = option(0.0, number(0), "sampling temperature; 0: greedy", request="temperature")
+    temp: float = option(
+        0.0,
+        number(0),
+        "sampling temperature; 0: greedy",
+        flags=("--temperature",),
+        request="temperature",
+    )
     top_k: int = option(0, COUNT, "sample only from the N most probable tokens; 0: all")
     top_p: float = option(
         1.0, SHARE, "sample only from the most probable tokens that together have probability X"
@@ -261,6 +268,16 @@ class Options:
         if beams > 1 and (self.stops or self.logprobs is not None):
             name = "stop" if self.stops else "logprobs"
             raise InputError(f"{name} cannot be used with num_beams above 1")
+
+    @classmethod
+    def named(cls, given: Mapping[str, Any]) -> "Options":
+        """Options from keyword arguments. TypeError for an unknown name, with the nearest one."""
+        for name in set(given) - set(DECLARED):
+            near = get_close_matches(name, DECLARED, 1, 0.5)
+            raise TypeError(
+                f"no option {name!r}{'; did you mean ' + near[0] + '?' if near else ''}"
+            )
+        return cls(**given)
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 from checkpoints.folder import read_json
 from decoder import SpeculativeDecoder, load
 from errors import InputError
-from families.folders import WEIGHTS, converted, find_model
+from families.conversion import find
+from families.folders import WEIGHTS
 from families.whisper import Whisper
 from speculative.batch import decode
 from speculative.row import Row
@@ -33,7 +34,7 @@ class Transcriber:
         self.decoder = SpeculativeDecoder(self.model, self.tokenizer, draft)
         if draft is not None and draft_model is not None:
             draft.share(self.model, _encoder(model) == _encoder(draft_model))
-        settings = find_model(str(model)) / GENERATION
+        settings = find(str(model)) / GENERATION
         generation = read_json(settings) if settings.exists() else {}
         end = self.model.config.eos_token_ids[0]
         self.special = Special.read(self.tokenizer, generation, end)
@@ -76,9 +77,8 @@ class Transcriber:
 
 
 def is_speech(name: str | Path) -> bool:
-    """Whether this is a converted Whisper model."""
-    folder = converted(str(name))
-    return folder is not None and read_json(folder / "config.json").get("model_type") == "whisper"
+    """Whether this is a Whisper model. InputError if there is none of this name."""
+    return read_json(find(str(name)) / "config.json").get("model_type") == "whisper"
 
 
 def _load(name: str | Path) -> tuple[Whisper, Tokenizer]:
@@ -92,7 +92,7 @@ def _load(name: str | Path) -> tuple[Whisper, Tokenizer]:
 
 def _encoder(name: str | Path) -> dict[str, tuple[int, int]]:
     """The checksums of a model's encoder."""
-    with zipfile.ZipFile(find_model(str(name)) / WEIGHTS) as archive:
+    with zipfile.ZipFile(find(str(name)) / WEIGHTS) as archive:
         members = [m for m in archive.infolist() if m.filename.startswith("encoder.")]
     return {member.filename: (member.file_size, member.CRC) for member in members}
 

@@ -12,6 +12,10 @@ from errors import InputError
 
 USAGE_ERROR, INPUT_ERROR, INTERRUPTED = 2, 1, 130
 _MOST = 10**9
+MODEL = (  # what --model takes
+    "a converted folder, its name under mlx_models/, or a name on the Hugging Face hub, such as google/flan-t5-base, which "
+    "is downloaded and converted on first use"
+)
 
 
 class Parser(argparse.ArgumentParser):

@@ -28,12 +28,12 @@ def add_models(parser: cli.Parser) -> None:
     parser.add_argument(
         "--model",
         type=cli.name,
-        help="a converted folder, or its name under mlx_models/ (default: the embedded pair in demo/)",
+        help=f"{cli.MODEL} (default: the demo models)",
     )
     parser.add_argument(
         "--draft-model",
         type=cli.name,
-        help="a smaller converted model with the same vocabulary (default: none)",
+        help="a smaller model with the same vocabulary (default: none, or the demo models' own)",
     )
     parser.add_argument(
         "--draft-vocabulary",

@@ -33,7 +33,7 @@ def demo_folders(tmp_path_factory) -> Path:
     """A folder that holds mlx_models/demo-target and mlx_models/demo-draft."""
     from helpers.programs import DEMO
 
-    from convert import convert
+    from families.conversion import convert
 
     folder = tmp_path_factory.mktemp("demo")
     for role in ("target", "draft"):

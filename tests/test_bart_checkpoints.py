@@ -13,10 +13,10 @@ from helpers.oracle import disturbed, flat_weights, greedy
 from helpers.pairs import inputs, known
 
 from checkpoints.quantization import Quantization
-from convert import convert
 from decoder import Options, SpeculativeDecoder
 from errors import InputError
 from families.bart import FAMILY, Config, Model
+from families.conversion import convert
 from families.loading import load
 from text.languages import frame
 from text.stream import TextStream

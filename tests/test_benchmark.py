@@ -15,10 +15,10 @@ from helpers.models import random_model
 from mlx.utils import tree_flatten
 
 from benchmarks import limits, measure
-from convert import convert
 from decoder import load
 from demo.examples import examples
 from demo.pair import demo_model
+from families.conversion import convert
 
 
 def reported(folder: Path, *arguments) -> tuple[str, dict]:

@@ -20,10 +20,10 @@ from safetensors.torch import load_file, save_file
 
 from checkpoints import tensors, weights
 from checkpoints.npz import map_npz
-from convert import _note, convert
 from decoder import load
 from errors import InputError
 from families import default_dtype
+from families.conversion import _note, convert
 
 HOW = ("--dtype", "bfloat16", "--model")
 

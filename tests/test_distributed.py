@@ -24,9 +24,9 @@ from helpers.ranks import LIMIT, by_hand, ends, launch, launched, run_jobs
 
 from checkpoints.npz import map_npz
 from checkpoints.quantization import Quantization
-from convert import convert
 from distributed.ranks import session
 from errors import InputError
+from families.conversion import convert
 
 pytestmark = pytest.mark.slow
 

@@ -6,6 +6,7 @@ The client is the real one; the hub is tests/helpers/hub_server.py.
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,9 +24,9 @@ from huggingface_hub import constants
 
 from checkpoints.folder import weight_files
 from checkpoints.hub import fetch
-from convert import convert
 from decoder import load
 from errors import InputError
+from families.conversion import convert
 
 MODEL = "org/model"
 CONFIG = b'{"model_type": "t5", "vocab_size": 9, "d_model": 4, "d_kv": 2, "d_ff": 4, "num_heads": 2, "num_layers": 1}'
@@ -69,20 +70,14 @@ def wait(monkeypatch, seconds: int) -> None:
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", seconds)
 
 
-def run(hub: Hub, home: Path, *options, **environment) -> subprocess.Popen:
-    """convert.py as a user starts it."""
+def run(hub: Hub, home: Path, command: str, *options, **environment) -> subprocess.Popen:
+    """A command as a user starts it."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))}
+    home.mkdir(exist_ok=True)
     env |= dict(HF_HOME=str(home), HF_ENDPOINT=hub.url, NO_PROXY="127.0.0.1", **environment)
-    command = [
-        sys.executable,
-        ROOT / "convert.py",
-        "--model",
-        MODEL,
-        "--dtype",
-        "float32",
-        *options,
-    ]
-    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    parts = [sys.executable, ROOT / command, "--model", MODEL, *options]
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(parts, env=env, cwd=home, **pipes)
 
 
 def index(*shards: str) -> bytes:
@@ -137,25 +132,63 @@ def test_one_copy_of_the_weights_is_fetched_and_nothing_unneeded(hub, cache, fil
 def test_the_command_downloads_once_and_then_works_offline(hub, tmp_path):
     source = checkpoints.make_folder(tmp_path / "source", "v1.1", shards=2)
     hub.add(MODEL, {p.name: p.read_bytes() for p in source.iterdir()})
-    output = tmp_path / "out"
-    online = run(hub, tmp_path / "home", "--mlx-path", output, HF_TOKEN="hf_secret")
-    assert [text.decode() for text in online.communicate()] == [f"{output}\n", ""]
+    home, output = tmp_path / "home", tmp_path / "out"
+    how = "convert.py", "--dtype", "float32", "--mlx-path"
+    out, errors = run(hub, home, *how, output, HF_TOKEN="hf_secret").communicate()
+    assert out == f"{output}\n"
+    said = rf"{MODEL}: downloading 0.00 GB to {home}/hub, and 0.00 GB converted to {output}\n"
+    assert re.fullmatch(said, errors)
     tokens = {headers.get("authorization") for _, path, headers in hub.requests if MODEL in path}
     assert tokens == {"Bearer hf_secret"}
-    assert (tmp_path / "home" / "hub").is_dir()
     assert load(output)[0].config.num_decoder_layers == 3
 
     hub.requests.clear()
-    again = run(hub, tmp_path / "home", "--mlx-path", output, "--force", HF_HUB_OFFLINE="1")
-    other = run(hub, tmp_path / "elsewhere", "--mlx-path", tmp_path / "no", HF_HUB_OFFLINE="1")
-    assert [text.decode() for text in again.communicate()] == [f"{output}\n", ""]
-    out, errors = (text.decode() for text in other.communicate())
-    assert (other.returncode, out) == (1, "")
-    assert errors == (
+    again = run(hub, home, *how, output, "--force", HF_HUB_OFFLINE="1")
+    other = run(hub, tmp_path / "elsewhere", *how, tmp_path / "no", HF_HUB_OFFLINE="1")
+    assert again.communicate() == (f"{output}\n", "")
+    assert other.communicate() == (
+        "",
         f"convert.py: {MODEL} is not a folder, not complete in the cache "
-        f"{tmp_path / 'elsewhere' / 'hub'}, and HF_HUB_OFFLINE is set\n"
+        f"{tmp_path / 'elsewhere' / 'hub'}, and HF_HUB_OFFLINE is set\n",
     )
+    assert other.returncode == 1
     assert hub.requests == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["target", "causal-target"])
+def test_a_model_on_the_hub_is_decoded_by_its_name(hub, tmp_path, role):
+    """Interrupted twice on the way, it goes on; then it needs no hub."""
+    hub.add(MODEL, {p.name: p.read_bytes() for p in (ROOT / "demo" / role).iterdir()})
+    how = "main.py", "--prompt", "translate number to German: 1284"
+    for end in (1_000_000, 2_000_000):
+        hub.faults = {"GET .*safetensors": cut(end)}
+        out, errors = run(hub, tmp_path / "home", *how).communicate()
+        assert out == "" and errors.splitlines()[-1].endswith("run the same command to resume")
+    hub.faults = {}
+    for said in (f"{MODEL}: downloading 0.00 GB", ""):
+        run_ = run(hub, tmp_path / "home", *how)
+        out, errors = run_.communicate()
+        assert (run_.returncode, out) == (0, "eintausendzweihundertvierundachtzig\n"), errors
+        assert errors.startswith(said)
+        hub.requests.clear()
+        hub.faults = {"": refuse(500)}
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize("decoder_only", [False, True])
+def test_a_large_download_is_asked_for(hub, cache, tmp_path, monkeypatch, decoder_only):
+    monkeypatch.chdir(tmp_path)
+    if decoder_only:
+        config = b'{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}'
+        hub.add(MODEL, SINGLE | {"config.json": config})
+    hub.sizes[SAFE] = 20_100_000_000
+    usage(monkeypatch, 10**12)
+    with pytest.raises(InputError) as caught:
+        load(MODEL)
+    told = f"{MODEL} is a download of 20.10 GB; to start it: python convert.py --model {MODEL}"
+    assert str(caught.value) == told
+    assert SAFE not in hub.fetched()
 
 
 def test_what_is_no_family_of_ours_is_told_by_its_config_alone(hub, cache, tmp_path):

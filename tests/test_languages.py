@@ -10,9 +10,9 @@ from helpers.bart_tokenizers import MULTILINGUAL, checkpoint
 from tokenizers import Tokenizer
 
 import main
-from convert import convert
 from decoder import SpeculativeDecoder, batch_generate
 from errors import InputError
+from families.conversion import convert
 from families.loading import load
 from text.languages import Languages, frame
 

@@ -9,7 +9,7 @@ from helpers.decoding import decode_with
 from helpers.models import assert_close
 from helpers.opt_checkpoints import VARIANTS, torch_model, write_bpe
 
-from convert import convert
+from families.conversion import convert
 from families.loading import load
 from speculative.cache import MASKED
 from speculative.drafting import ModelDrafter, PromptLookup

@@ -65,3 +65,11 @@ def test_a_bias_may_ban_and_the_default_rule_gives_way_to_delta():
     assert eased.rule == "token"
     assert isinstance(sampler([Row([3], eased)], eased, 10), Sampler)
     assert isinstance(sampler([Row([3], greedy)], greedy, 10), Greedy)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("num_draft_tokens", "num_draft"), ("temperature", "temp")]
+)
+def test_an_unknown_option_is_told_the_nearest(name, near):
+    with pytest.raises(TypeError, match=f"^no option '{name}'; did you mean {near}"):
+        Options.named({name: 1})

@@ -13,9 +13,9 @@ from checkpoints import tensors
 from checkpoints.npz import map_npz
 from checkpoints.quantization import MODES, Quantization, is_matrix
 from checkpoints.tensors import to_mlx
-from convert import convert, converted_size
 from decoder import generate, load
 from errors import InputError
+from families.conversion import convert, converted_size
 from families.t5 import Config
 from model import T5
 from terminal.cli import note_types

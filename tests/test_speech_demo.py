@@ -8,7 +8,7 @@ import torch
 import transformers
 from helpers.programs import DEMO, call
 
-from convert import convert
+from families.conversion import convert
 from speculative.row import Stats
 from speech.audio import read
 from speech.features import log_mel

@@ -14,8 +14,8 @@ from mlx.utils import tree_flatten
 from tokenizers import Tokenizer, models
 
 from checkpoints.quantization import Quantization
-from convert import convert
 from families import family_of
+from families.conversion import convert
 from families.loading import load
 
 SHAPES = {

@@ -18,9 +18,9 @@ from helpers.oracle import disturbed
 from tokenizers import Tokenizer, models
 
 from checkpoints.quantization import Quantization
-from convert import convert
 from decoder import generate, load
 from errors import InputError
+from families.conversion import convert
 from speculative.drafting import ModelDrafter
 from speculative.processors import Controls
 from speculative.row import Row

@@ -8,7 +8,7 @@ import torch
 import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from convert import convert
+from families.conversion import convert
 
 LANGUAGES = ("en", "de", "fr")
 POSITIONS = 30  # of the encoder: a window is 60 frames, 0.6 s
