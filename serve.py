@@ -65,9 +65,7 @@ def parse_args(argv: list[str] | None = None):
         text = f"{text} (default: %(default)s)"
         flag(f"--{name}", type=cli.positive, default=default, metavar="N", help=text)
     flag("--verbose", action="store_true", help="log requests to stderr")
-    parser.epilog = (
-        "The decoding options are defaults; a request may set its own. There is no beam search."
-    )
+    parser.epilog = "The decoding options are defaults; a request may set its own. No beam search."
     add_memory(parser)
     add_decoding_options(parser)
     args = parser.parse_args(argv)
@@ -94,8 +92,8 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((str(address[0]), port), family=family, backlog=1024)
     except (OSError, OverflowError, UnicodeError) as error:
         reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
-        what = f"cannot listen on port {port} of {host}: {reason}"
-        raise InputError(f"{what}; choose others with --port and --host") from None
+        said = f"cannot listen on port {port} of {host}: {reason} (see --port, --host)"
+        raise InputError(said) from None
 
 
 def in_url(address: str) -> str:

@@ -67,7 +67,9 @@ def panes(page) -> list[dict]:
 
 @pytest.mark.slow
 def test_a_text_is_written_by_keyboard_and_coloured_and_mistakes_are_said(page):
-    assert page.input_value("#draft") == "auto"  # as on the command line, but hanging on the machine
+    assert (
+        page.input_value("#draft") == "auto"
+    )  # as on the command line, but hanging on the machine
     page.select_option("#draft", "4")
     page.focus("#prompt")
     write(page, REPAIR)

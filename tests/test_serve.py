@@ -313,7 +313,7 @@ def test_an_address_that_cannot_be_is_one_line(server, host):
     with pytest.raises(InputError, match="cannot listen on port") as refused:
         serve.listen(host, server.port)
     said = str(refused.value)
-    assert "\n" not in said and said.count(host) == 1 and said.endswith("with --port and --host")
+    assert "\n" not in said and said.count(host) == 1 and said.endswith("(see --port, --host)")
 
 
 @pytest.mark.parametrize(
