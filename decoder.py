@@ -46,7 +46,6 @@ from text.tokenizer import shared_vocabulary, translation
 from text.vocabulary import completion
 
 Text = str | Prompt
-Encode = Callable[[str], list[int]]
 BATCH_SIZE = 8
 _WINDOW = 32  # how many batches of prompts are sorted by length together
 
@@ -165,7 +164,7 @@ class SpeculativeDecoder:
         model: Model,
         tokenizer: Tokenizer,
         draft_model: Model | None = None,
-        encode: Encode | None = None,
+        encode: Callable[[str], list[int]] | None = None,
         memory: Memory | None = None,
         draft_vocabulary: Collection[int] | str | None = None,
     ):
@@ -250,21 +249,21 @@ class SpeculativeDecoder:
                 yield Batch(self.model, drafter, options, self.schedule(options, drafter))
 
     def row(
-        self, prompt: Text, options: Options, seed: RowSeeds, encode: Encode | None = None
+        self, prompt: Text, options: Options, seed: RowSeeds, tokens: list[int] | None = None
     ) -> Row:
-        """A row to decode. Raises InputError if the prompt is empty or too long, a language is unknown, or the
-        model lacks a token. encode: in place of the decoder's own."""
-        encode = encode or self._encode
+        """A row to decode. Raises InputError if the prompt is empty or too long, a language is unknown, or
+        the model lacks a token. tokens: the prompt's, if it has been encoded already."""
         asked = check_prompt(prompt)
         text, reference = asked.text, asked.reference or options.reference
         languages = options.source_lang, options.target_lang
-        if encode and any(languages):
-            raise InputError("source_lang and target_lang are not for prompts in a chat template")
-        if encode:
-            tokens = encode(text)
-            prefix = self.model.prefix(tokens)
-        else:
+        if self._encode:
+            tokens = self._encode(text)
+        if tokens is None:
             tokens, prefix = frame(self.model, self.tokenizer, text, *languages)
+        elif any(languages):
+            raise InputError("source_lang and target_lang are not for prompts in a chat template")
+        else:
+            prefix = self.model.prefix(tokens)
         most = self.model.config.max_prompt_tokens
         if most is not None and len(tokens) > most:
             raise InputError(f"the prompt has {len(tokens)} tokens; the model reads {most} at most")

@@ -75,6 +75,7 @@ def parse_args(argv: list[str] | None = None):
     if vars(args).get("max_tokens", 0) > args.max_request_tokens:
         parser.error("--max-tokens is more than --max-request-tokens")
     refuse(args, BEAMS, "the server does not search with beams")
+    replace(options_of(args), temp=1.0)  # InputError if no request could sample
     return args
 
 

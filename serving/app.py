@@ -55,9 +55,9 @@ class Api:
     transcriber: Transcriber | None = None  # for a Whisper model
 
     def __post_init__(self):
-        self._tokenizer = self.engine.decoder.tokenizer
-        self._piece = answers.pieces(self._tokenizer)
-        chat = getattr(self.engine.decoder.model, "chat", None)
+        model, tokenizer = self.engine.decoder.model, self.engine.decoder.tokenizer
+        self._piece = answers.pieces(tokenizer)
+        chat = getattr(model, "chat", None)
         self._chat = chat if chat is not None and chat.has_chat_template else None
         self._listed = {
             "id": self.name,
@@ -136,14 +136,14 @@ class Api:
     def _rows(self, asked: Completion | Chat) -> list[Row]:
         """The rows of a request. Raises InputError now for what the model cannot take, so that it fails this request
         and not the rows beside it."""
-        options = asked.options(self.engine.options, self.max_tokens)
+        options, decoder = asked.options(self.engine.options, self.max_tokens), self.engine.decoder
         if isinstance(asked, Completion):
-            prompts, encode = asked.prompt, None
-        else:
-            prompts, encode = [self._in_template(asked)], self._without_special_tokens
-        seed, samples = RowSeeds(options.seed), range(options.num_samples)
-        row = partial(self.engine.decoder.row, options=options, seed=seed, encode=encode)
-        rows = [row(prompt) for prompt in prompts for _ in samples]
+            prompts, tokens = asked.prompt, None
+        else:  # the template writes the special tokens itself
+            prompts = [self._in_template(asked)]
+            tokens = decoder.tokenizer.encode(prompts[0], add_special_tokens=False).ids
+        new, seed, samples = decoder.row, RowSeeds(options.seed), range(options.num_samples)
+        rows = [new(prompt, options, seed, tokens) for prompt in prompts for _ in samples]
         longest = max(len(row.prompt) for row in rows)
         if longest > self.max_prompt_tokens:
             raise InputError(f"the prompt has {longest} tokens; {self.max_prompt_tokens} at most")
@@ -159,10 +159,6 @@ class Api:
         except Exception as error:  # templates may raise any class
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise InputError(f"the chat template refuses these messages: {reason}") from None
-
-    def _without_special_tokens(self, text: str) -> list[int]:
-        """The tokens of a text from a chat template, which writes the special ones itself."""
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def _authorize(self, request: Request) -> None:
         given = request.headers.get("authorization", "").encode("latin-1")  # the bytes as sent
