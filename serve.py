@@ -106,7 +106,7 @@ def allowed_hosts(host: str, address: str) -> Sequence[str]:
     otherwise a foreign page could point its own name here (DNS rebinding)."""
     if not ipaddress.ip_address(address).is_loopback:
         return ("*",)
-    return (*LOCAL, host.lower(), in_url(address))
+    return sorted({*LOCAL, host.lower(), in_url(address)})
 
 
 def text_decoder(args, target: str, draft: str | None, options: Options) -> SpeculativeDecoder:

@@ -195,7 +195,7 @@ def test_other_pages_of_a_browser_cannot_ask(server):
     kind = "Application/Json; charset=UTF-8"
     assert server.post({"prompt": PROMPT}, **{"content-type": kind})[0] == 200
     status, answer = server.post({"prompt": "x"}, **{"host": "elsewhere.example"})
-    assert status == 400 and "127.0.0.1, localhost" in answer["error"]["message"]
+    assert status == 400 and "127.0.0.1, [::1], localhost" in answer["error"]["message"]
 
 
 @pytest.mark.parametrize("host", ["127.1", "LOCALHOST", "::1", "[::1]", "2130706433"])
