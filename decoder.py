@@ -248,19 +248,22 @@ class SpeculativeDecoder:
                 drafter = self.drafter(options)
                 yield Batch(self.model, drafter, options, self.schedule(options, drafter))
 
-    def row(self, prompt: Text, options: Options, seed: RowSeeds) -> Row:
+    def row(
+        self, prompt: Text, options: Options, seed: RowSeeds, tokens: list[int] | None = None
+    ) -> Row:
         """A row to decode. Raises InputError if the prompt is empty or too long, a language is unknown, or
-        the model lacks a token."""
+        the model lacks a token. tokens: the prompt's, if it has been encoded already."""
         asked = check_prompt(prompt)
         text, reference = asked.text, asked.reference or options.reference
         languages = options.source_lang, options.target_lang
-        if self._encode and any(languages):
-            raise InputError("source_lang and target_lang are not for prompts in a chat template")
         if self._encode:
             tokens = self._encode(text)
-            prefix = self.model.prefix(tokens)
-        else:
+        if tokens is None:
             tokens, prefix = frame(self.model, self.tokenizer, text, *languages)
+        elif any(languages):
+            raise InputError("source_lang and target_lang are not for prompts in a chat template")
+        else:
+            prefix = self.model.prefix(tokens)
         most = self.model.config.max_prompt_tokens
         if most is not None and len(tokens) > most:
             raise InputError(f"the prompt has {len(tokens)} tokens; the model reads {most} at most")

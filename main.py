@@ -33,9 +33,9 @@ from terminal.flags import (
     read_draft_vocabulary,
     read_memory,
 )
-from terminal.memory import report_memory
 from terminal.prompt_files import InOrder, PromptFile
 from terminal.reading import Reading
+from terminal.reports import report_alone, report_generation, report_memory
 from terminal.summary import Summary
 from text.memory import MemoryFile, Pair
 from text.prompts import check_prompt
@@ -248,26 +248,6 @@ def report_unused(given: dict, options: Options) -> None:
         for name in names:
             if unused and given.get(name) is not None:
                 print(f"--{name.replace('_', '-')} has no effect {reason}", file=sys.stderr)
-
-
-def report_generation(model, options: Options, verbose: bool) -> None:
-    """Say on stderr which of the checkpoint's generation settings are ignored and, if `verbose`, which are used."""
-    ignored = dict(model.generation.not_done)
-    beams = ignored.get("num_beams")
-    if options.num_beams > 1:
-        ignored.pop("num_beams", None)
-    hint = f" (use --num-beams {beams})" if "num_beams" in ignored else ""
-    taken = model.generation.taken(options) if verbose else {}
-    for what, settings, after in (("ignored", ignored, hint), ("used", taken, "")):
-        if settings:
-            listed = ", ".join(f"{name}={value}" for name, value in settings.items())
-            print(f"{what} from generation_config.json: {listed}{after}", file=sys.stderr)
-
-
-def report_alone(decoder: SpeculativeDecoder) -> None:
-    """Say on stderr if the model cannot decode in batches."""
-    if decoder.at_most(2) == 1:
-        print("this model decodes one prompt at a time (docs/mlx_lm_models.md)", file=sys.stderr)
 
 
 def check_ranks(args, ranks: Ranks) -> None:

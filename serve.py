@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 from decoder import BATCH_SIZE, Options, SpeculativeDecoder, load
 from demo.pair import demo_model
 from errors import InputError
-from main import report_alone, report_generation
+from speculative.options import DECLARED
 from speech.transcriber import Transcriber, is_speech
 from terminal import cli
 from terminal.flags import (
@@ -33,14 +33,17 @@ from terminal.flags import (
     read_draft_vocabulary,
     read_memory,
 )
-from terminal.memory import report_memory
+from terminal.reports import report_alone, report_generation, report_memory
 
 COUNTS = {  # flag: (default, help)
     "batch-size": (BATCH_SIZE, "texts to decode in one batch"),
-    "queue": (256, "texts that may wait for a place; more are refused"),
+    "queue": (256, "texts, or sounds, that may wait for a place; more are refused"),
     "max-prompt-tokens": (4096, "longest prompt to accept, in tokens"),
     "max-request-tokens": (4096, "largest max_tokens that a request may ask for"),
+    "max-seconds": (3600, "longest sound to accept, in seconds"),
 }
+BEAMS = [name for name, declared in DECLARED.items() if declared.group == "beams"]
+OF_TEXT = {*DECLARED, "memory", "draft_vocabulary"} - {"num_draft", "acceptance", "delta"}
 LOCAL = ("127.0.0.1", "localhost", "[::1]")  # names of this machine in a browser
 UVICORN: dict[str, Any] = dict(
     log_config=None, ws="none", server_header=False, timeout_graceful_shutdown=10
@@ -62,14 +65,25 @@ def parse_args(argv: list[str] | None = None):
         text = f"{text} (default: %(default)s)"
         flag(f"--{name}", type=cli.positive, default=default, metavar="N", help=text)
     flag("--verbose", action="store_true", help="log requests to stderr")
-    parser.epilog = "The decoding options are defaults; a request may set its own."
+    parser.epilog = "The decoding options are defaults; a request may set its own. No beam search."
     add_memory(parser)
     add_decoding_options(parser)
     args = parser.parse_args(argv)
     check_models(args, parser)
     if args.api_key == "":
         parser.error("--api-key is empty")
+    if vars(args).get("max_tokens", 0) > args.max_request_tokens:
+        parser.error("--max-tokens is more than --max-request-tokens")
+    refuse(args, BEAMS, "the server does not search with beams")
+    replace(options_of(args), temp=1.0)  # InputError if no request could sample
     return args
+
+
+def refuse(args, names: Iterable[str], why: str) -> None:
+    """Raise InputError if one of these options is given."""
+    for name in sorted(names):
+        if getattr(args, name, None) is not None:
+            raise InputError(f"--{name.replace('_', '-')}: {why}")
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -78,8 +92,9 @@ def listen(host: str, port: int) -> socket.socket:
         family, *_, address = min(found, key=lambda each: each[0])  # IPv4 first
         return socket.create_server((str(address[0]), port), family=family, backlog=1024)
     except (OSError, OverflowError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"cannot listen on port {port} of {host}: {reason}") from None
+        reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
+        said = f"cannot listen on port {port} of {host}: {reason} (see --port, --host)"
+        raise InputError(said) from None
 
 
 def in_url(address: str) -> str:
@@ -91,18 +106,19 @@ def allowed_hosts(host: str, address: str) -> Sequence[str]:
     otherwise a foreign page could point its own name here (DNS rebinding)."""
     if not ipaddress.ip_address(address).is_loopback:
         return ("*",)
-    return (*LOCAL, host.lower(), in_url(address))
+    return sorted({*LOCAL, host.lower(), in_url(address)})
 
 
 def text_decoder(args, target: str, draft: str | None, options: Options) -> SpeculativeDecoder:
     """A decoder with these models, for a server of texts."""
     model, tokenizer = load(target)
     draft_model = load(draft)[0] if draft else None
-    report_generation(model, options, args.verbose)
+    report_generation(model, options, args.verbose, beams=False)
     memory = read_memory(args.memory) if args.memory else None
     tokens = read_draft_vocabulary(args.draft_vocabulary, tokenizer) if draft_model else None
     decoder = SpeculativeDecoder(model, tokenizer, draft_model, None, memory, tokens)
     report_alone(decoder)
+    decoder.check("a", options)  # such as a language that the model does not know
     return decoder
 
 
@@ -125,6 +141,7 @@ def main() -> None:
         target, draft = (str(demo_model(role)) for role in ("target", "draft"))
     draft, transcriber = draft if options.num_draft else None, None
     if is_speech(target):
+        refuse(args, OF_TEXT, "the model transcribes sound; this is for texts")
         transcriber = Transcriber(target, draft)
         decoder, options = transcriber.decoder, replace(options, lookup=False)
     else:
@@ -140,6 +157,7 @@ def main() -> None:
         max_tokens=args.max_request_tokens,
         api_key=args.api_key,
         hosts=allowed_hosts(args.host, address),
+        max_seconds=args.max_seconds,
         transcriber=transcriber,
     )
     logging.basicConfig(format="%(message)s", level=logging.INFO if args.verbose else logging.ERROR)

@@ -32,8 +32,8 @@ from speech.transcriber import Transcriber
 from speech.transcript import Asked
 from terminal import cli
 from terminal.flags import reading
-from terminal.memory import report_memory
 from terminal.prompt_files import InOrder
+from terminal.reports import report_memory
 from terminal.summary import Summary
 
 STDIN = "-"

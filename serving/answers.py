@@ -3,21 +3,24 @@
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from serving.engine import START, Progress
-from serving.requests import Asked, Chat
+from serving.requests import Chat, Fields
 from speculative.row import Row, Stats
+
+Piece = Callable[[int, bool], str]
 
 
 class Writer:
     """Writes the bodies of a request's answers. Its rows are its prompts in order, `num_samples` of each."""
 
-    def __init__(self, asked: Asked, rows: Sequence[Row], model: str, piece: Callable[[int], str]):
-        """piece: the text of a token."""
+    def __init__(self, asked: Fields, rows: Sequence[Row], model: str, piece: Piece):
+        """piece: see `pieces`."""
         self._asked, self._rows, self._piece = asked, rows, piece
         self._told = [START] * len(rows)  # progress that the stream has sent
         self._chat = isinstance(asked, Chat)
@@ -77,22 +80,23 @@ class Writer:
     def _scored(self, row: Row, new: slice) -> dict[str, Any] | None:
         if row.options.logprobs is None:
             return None
-        scores = list(zip(row.texts[new], row.logprobs[new], row.best[new], strict=True))
+        texts, scores = row.texts[new], row.logprobs[new]
+        offsets = [*accumulate(map(len, row.texts[: new.stop]), initial=0)][new]
+        best = [
+            [(self._piece(token, not offset), score) for token, score in pairs]
+            for pairs, offset in zip(row.best[new], offsets, strict=True)
+        ]
         if self._chat:
             content = [
-                _token(text, score)
-                | {"top_logprobs": [_token(self._piece(token), s) for token, s in best]}
-                for text, score, best in scores
+                _token(text, score) | {"top_logprobs": [_token(*pair) for pair in pairs]}
+                for text, score, pairs in zip(texts, scores, best, strict=True)
             ]
             return {"content": content, "refusal": None}
-        lengths = [len(text) for text in row.texts[: new.stop]]
         return {
-            "tokens": [text for text, _, _ in scores],
-            "token_logprobs": [score for _, score, _ in scores],
-            "top_logprobs": [
-                {self._piece(token): of_token for token, of_token in best} for _, _, best in scores
-            ],
-            "text_offset": list(accumulate(lengths, initial=0))[new.start : new.stop],
+            "tokens": texts,
+            "token_logprobs": scores,
+            "top_logprobs": [dict(reversed(pairs)) for pairs in best],
+            "text_offset": offsets,
         }
 
     def _usage(self, ends: Sequence[Progress]) -> dict[str, Any]:
@@ -119,11 +123,12 @@ def counts(stats: Stats) -> dict[str, int]:
     return {name: getattr(stats, name) for name in names}
 
 
-def pieces(tokenizer: Tokenizer) -> Callable[[int], str]:
-    """A function that gives a token's text as within a text, with the space before it."""
+def pieces(tokenizer: Tokenizer) -> Piece:
+    """A function that gives a token's text: with the space before it, unless it is a text's first."""
     before = tokenizer.encode("a", add_special_tokens=False).ids
-    known = len(tokenizer.decode(before, skip_special_tokens=False))
-    return lambda token: tokenizer.decode([*before, token], skip_special_tokens=False)[known:]
+    decode = partial(tokenizer.decode, skip_special_tokens=False)
+    known = len(decode(before))
+    return lambda token, first: decode([token]) if first else decode([*before, token])[known:]
 
 
 def error(status: int, message: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The server's routes: they authorise requests, read them, and answer while the engine decodes."""
 
-import asyncio
 import hmac
+import re
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,17 +10,15 @@ from pathlib import Path
 
 from prometheus_client import Counter
 from starlette.applications import Starlette
-from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from decoder import SpeculativeDecoder
 from errors import InputError
 from serving import answers
 from serving.answers import Writer
@@ -28,7 +26,7 @@ from serving.engine import Engine, Progress, Refused
 from serving.metrics import CONTENT_TYPE
 from serving.requests import Chat, Completion, parse
 from serving.speech import Speech
-from serving.transport import RETRY_AFTER, event_of, read_body, steps_of, when_gone
+from serving.transport import RETRY_AFTER, event_of, read_body, steps_of, stream_of, while_there
 from speculative.row import Row
 from speculative.sampling import RowSeeds
 from speech.rules import TASKS
@@ -52,7 +50,8 @@ class Api:
     max_prompt_tokens: int
     max_tokens: int  # the most that a request may ask for
     api_key: str | None
-    hosts: Sequence[str]  # names by which clients may address the server
+    hosts: Sequence[str]  # names by which clients may address the server; *: any
+    max_seconds: int  # of a sound
     transcriber: Transcriber | None = None  # for a Whisper model
 
     def __post_init__(self):
@@ -60,11 +59,6 @@ class Api:
         self._piece = answers.pieces(tokenizer)
         chat = getattr(model, "chat", None)
         self._chat = chat if chat is not None and chat.has_chat_template else None
-        self._of_chats = SpeculativeDecoder(  # chat templates write the special tokens themselves
-            model,
-            tokenizer,
-            encode=lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
-        )
         self._listed = {
             "id": self.name,
             "object": "model",
@@ -75,7 +69,8 @@ class Api:
             "chat": self._chat is not None,
             "speech": self.transcriber is not None,
         }
-        self._speech = Speech(self.transcriber, self.engine, self._authorize, self._check_model)
+        checks = self._authorize, self._check_model
+        self._speech = Speech(self.transcriber, self.engine, self.max_seconds, *checks)
 
     def app(self) -> Starlette:
         answer = partial(Route, methods=["POST"])
@@ -93,8 +88,7 @@ class Api:
             ],
             middleware=[
                 Middleware(_counted, requests=self.engine.metrics.requests),
-                # Another web page may let its own name resolve to this machine.
-                Middleware(TrustedHostMiddleware, allowed_hosts=self.hosts, www_redirect=False),
+                Middleware(_addressed, hosts=self.hosts),
             ],
             exception_handlers={
                 HTTPException: lambda _, e: _error(e.status_code, e.detail, e.headers),
@@ -129,45 +123,27 @@ class Api:
         self._authorize(request)
         asked = parse(await _body(request), kind)
         self._check_model(asked.model)
-        rows = await run_in_threadpool(self._rows, asked)
-        event = asyncio.Event()
-        wake = partial(asyncio.get_running_loop().call_soon_threadsafe, event.set)
-        jobs = self.engine.submit(rows, wake)
-        cancel = partial(self.engine.cancel, jobs)
-        gone = asyncio.create_task(when_gone(request, cancel))
-        writer, steps = Writer(asked, rows, self.name, self._piece), steps_of(jobs, event)
-        try:
-            first = await anext(steps)  # the status must be known before a stream begins
+        async with while_there(request):
+            rows = await run_in_threadpool(self._rows, asked)
+            writer, steps = Writer(asked, rows, self.name, self._piece), steps_of(self.engine, rows)
+            last = await anext(steps)  # the status must be known before a stream begins
             if asked.stream:
-                return StreamingResponse(
-                    _events(writer, first, steps),
-                    media_type="text/event-stream",
-                    headers={"cache-control": "no-store"},
-                    background=BackgroundTask(cancel),  # however the stream ends
-                )
-            async for _ in steps:
-                pass
-            return JSONResponse(writer.whole([job.progress for job in jobs]))
-        except HTTPException:
-            cancel()  # also the request's other rows
-            if gone.done():
-                raise ClientDisconnect from None
-            raise
-        finally:
-            gone.cancel()
+                return stream_of(_events(writer, last, steps), steps)
+            async for progress in steps:
+                last = progress
+            return JSONResponse(writer.whole(last))
 
     def _rows(self, asked: Completion | Chat) -> list[Row]:
         """The rows of a request. Raises InputError now for what the model cannot take, so that it fails this request
         and not the rows beside it."""
-        options = asked.options(self.engine.options)
-        if options.max_tokens is not None and options.max_tokens > self.max_tokens:
-            raise InputError(f"max_tokens is {options.max_tokens}; {self.max_tokens} at most")
+        options, decoder = asked.options(self.engine.options, self.max_tokens), self.engine.decoder
         if isinstance(asked, Completion):
-            decoder, prompts = self.engine.decoder, asked.prompt
-        else:
-            decoder, prompts = self._of_chats, [self._in_template(asked)]
-        seed, samples = RowSeeds(options.seed), range(options.num_samples)
-        rows = [decoder.row(prompt, options, seed) for prompt in prompts for _ in samples]
+            prompts, tokens = asked.prompt, None
+        else:  # the template writes the special tokens itself
+            prompts = [self._in_template(asked)]
+            tokens = decoder.tokenizer.encode(prompts[0], add_special_tokens=False).ids
+        new, seed, samples = decoder.row, RowSeeds(options.seed), range(options.num_samples)
+        rows = [new(prompt, options, seed, tokens) for prompt in prompts for _ in samples]
         longest = max(len(row.prompt) for row in rows)
         if longest > self.max_prompt_tokens:
             raise InputError(f"the prompt has {longest} tokens; {self.max_prompt_tokens} at most")
@@ -208,6 +184,20 @@ def _counted(app: ASGIApp, requests: Counter) -> ASGIApp:
         await app(scope, receive, counting)
 
     return counted
+
+
+def _addressed(app: ASGIApp, hosts: Sequence[str]) -> ASGIApp:
+    """The app, for requests to one of these hosts: another web page may let its own name resolve to this machine."""
+    refused = _error(400, f"this server answers only requests to {', '.join(hosts)}")
+
+    async def addressed(scope: Scope, receive: Receive, send: Send) -> None:
+        inner = app
+        if scope["type"] == "http" and "*" not in hosts:
+            host = Headers(scope=scope).get("host", "").lower()
+            inner = app if re.sub(r":\d+$", "", host) in hosts else refused
+        await inner(scope, receive, send)
+
+    return addressed
 
 
 def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:

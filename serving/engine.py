@@ -61,7 +61,7 @@ class Engine:
     ):
         """options: the acceptance rule, lenience and drafter for all rows; all other options are each row's own."""
         self.decoder, self.options = decoder, options
-        self._batch_size, self._queue_size = decoder.at_most(batch_size), queue_size
+        self.batch_size, self.queue_size = decoder.at_most(batch_size), queue_size
         self._waiting: deque[Job] = deque()
         self._running: dict[Row, Job] = {}
         self._changed = threading.Condition()
@@ -75,13 +75,17 @@ class Engine:
         continue a request."""
         jobs = [Job(row, wake) for row in rows]
         with self._changed:
-            if self.closed:
-                raise Refused("the server is shutting down")
-            if not more and len(self._waiting) + len(jobs) > self._queue_size:
+            self.check()
+            if not more and len(self._waiting) + len(jobs) > self.queue_size:
                 raise Refused("too many texts are waiting; try again later")
             self._waiting.extend(jobs)
             self._changed.notify()
         return jobs
+
+    def check(self) -> None:
+        """Raise Refused once the engine is closed."""
+        if self.closed:
+            raise Refused("the server is shutting down")
 
     def cancel(self, jobs: Sequence[Job]) -> None:
         """End these rows before the next step, because nobody waits for them."""
@@ -114,8 +118,10 @@ class Engine:
             try:
                 self._decode()
             except Exception:
-                # Too little memory, or a bug. Only the rows in the batch are lost.
+                # Too little memory, or a bug. Only the rows in the batch are lost; without a batch, those that wait for it.
                 traceback.print_exc(file=sys.stderr)
+                if not self._running:
+                    self.take(len(self._waiting), wait=False)
                 for job in list(self._running.values()):
                     self._end(job, FAILED)
 
@@ -136,7 +142,7 @@ class Engine:
             batch.schedule = OwnLengths(
                 batch.schedule, lambda: [row.options.num_draft for row in batch.rows]
             )
-            for _ in decode(batch, self, self._batch_size, self._watch):
+            for _ in decode(batch, self, self.batch_size, self._watch):
                 pass
 
     def take(self, count: int, wait: bool) -> list[Row]:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, Vali
 from pydantic_core import from_json
 
 from errors import InputError
-from speculative.options import DECLARED, Options
+from speculative.options import DECLARED, MOST, Options
 from speculative.processors import CountPenalty
 
 _NEUTRAL: dict[str, tuple] = {  # unsupported fields -> values that change nothing
@@ -28,6 +28,11 @@ _OF_NO_MATTER = (  # fields that do not affect the text
     *("prompt_cache_retention", "parallel_tool_calls"),
 )
 _THE_SERVERS = ("lookup", "delta", "acceptance")
+_SERVED = {name: d.served for name, d in DECLARED.items() if d.served is not None}
+_FORMS = {
+    "prompt": "a string or a list of strings",
+    "prediction": '{"type": "content", "content": "..."}',
+}
 _NAMES = {d.request or name: name for name, d in DECLARED.items() if d.request is not None}
 
 
@@ -54,7 +59,7 @@ class _Prediction(BaseModel):
     content: Annotated[str, BeforeValidator(_joined)]
 
 
-class Asked(BaseModel):
+class Fields(BaseModel):
     """The fields that completions and chats share; most options are in `model_extra`."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
@@ -72,8 +77,8 @@ class Asked(BaseModel):
         """Whether a stream ends with its usage."""
         return bool((self.stream_options or {}).get("include_usage"))
 
-    def options(self, defaults: Options) -> Options:
-        """The options of its rows. Raises InputError if they are out of range."""
+    def options(self, defaults: Options, max_tokens: int = MOST) -> Options:
+        """The options of its rows. Raises InputError if they are out of range, or ask for more than `max_tokens`."""
         more = self.model_extra or {}
         _check_fields(more)
         asked = {name: more.get(field) for field, name in _NAMES.items()}
@@ -82,13 +87,17 @@ class Asked(BaseModel):
         penalties = (self.presence_penalty or 0.0, self.frequency_penalty or 0.0)
         if any(penalties):
             asked["processors"] = (*defaults.processors, CountPenalty(*penalties))
+        limits = _SERVED | {"max_tokens": max_tokens}
         try:
-            _check_sizes(asked)
+            _check_sizes(asked, limits)
             return replace(defaults, **asked)
         except InputError as error:
+            said = str(error).partition(", or num_beams")[0]  # which no request can ask for
+            most = limits.get(said.partition(" ")[0], MOST)
+            said = re.sub(rf"(whole number from \d to ){MOST}", rf"\g<1>{most}", said)
             fields = {name: field for field, name in _NAMES.items() if field != name}
             pattern = rf"\b({'|'.join(fields)})\b"
-            raise InputError(re.sub(pattern, lambda found: fields[found[0]], str(error))) from None
+            raise InputError(re.sub(pattern, lambda found: fields[found[0]], said)) from None
 
     def _own(self) -> dict[str, Any]:
         """The options that are fields of this class."""
@@ -96,7 +105,7 @@ class Asked(BaseModel):
         return {"logit_bias": self.logit_bias, "reference": reference}
 
 
-class Completion(Asked):
+class Completion(Fields):
     prompt: Annotated[
         list[str],
         Field(min_length=1, max_length=256),
@@ -108,7 +117,7 @@ class Completion(Asked):
         return super()._own() | {"logprobs": self.logprobs}
 
 
-class Chat(Asked):
+class Chat(Fields):
     messages: Annotated[list[_Message], Field(min_length=1)]
     logprobs: bool | None = None
     top_logprobs: Any = None
@@ -132,10 +141,10 @@ def _check_fields(more: dict[str, Any]) -> None:
             raise InputError(f"{field} is not supported")
 
 
-def _check_sizes(asked: dict[str, Any]) -> None:
+def _check_sizes(asked: dict[str, Any], limits: dict[str, int]) -> None:
     """Raise InputError if an option is above the limit for requests."""
     for name, value in asked.items():
-        most, is_list = DECLARED[name].served, isinstance(value, (list, dict))
+        most, is_list = limits.get(name), isinstance(value, (list, dict))
         size = len(value) if is_list else value
         if most is not None and isinstance(size, int) and size > most:
             found = f"has {size} entries" if is_list else f"is {size}"
@@ -161,4 +170,6 @@ def _said(error: ValidationError) -> str:
         return "the body is not a JSON object"
     if kind == "value_error":
         return f"{where} {first['ctx']['error']}"
+    if path[0] in _FORMS and (len(path) > 1 or kind.endswith("_type")):
+        return f"{path[0]} is not {_FORMS[path[0]]}"
     return f"{where}: {what[0].lower()}{what[1:]}"

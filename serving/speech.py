@@ -1,25 +1,22 @@
 """OpenAI's /v1/audio routes: sounds are decoded as rows of the same engine as texts."""
 
-import asyncio
-import io
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 
+from anyio import CapacityLimiter, Semaphore, from_thread, to_thread
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from errors import InputError
 from serving import answers
-from serving.engine import Engine, Job
-from serving.transport import event_of, read_body, steps_of, when_gone
+from serving.engine import Engine, Refused
+from serving.transport import event_of, read_body, steps_of, stream_of, while_there
 from speculative.row import Row, Stats
-from speech.audio import decoded
+from speech.audio import check_length, decoded
 from speech.formats import FORMATS, Segment, Transcript
 from speech.transcriber import Transcriber
 from speech.transcript import Asked, Rows
@@ -40,11 +37,14 @@ class Speech:
         self,
         transcriber: Transcriber | None,
         engine: Engine,
+        max_seconds: int,
         authorize: Callable[[Request], None],
         check_model: Callable[[str | None], None],
     ):
-        self._transcriber, self._engine = transcriber, engine
+        self._transcriber, self._engine, self._max_seconds = transcriber, engine, max_seconds
         self._authorize, self._check_model = authorize, check_model
+        # One sound is read at a time, because an hour takes 0.8 GB meanwhile, and few are held.
+        self._places, self._reading = Semaphore(engine.batch_size), CapacityLimiter(1)
 
     async def answer(self, request: Request, task: str) -> Response:
         self._authorize(request)
@@ -55,15 +55,12 @@ class Speech:
         self._check_model(str(form["model"]) if form.get("model") else None)
         asked, kind = _asked(form, task, self._engine.options.num_draft), _format(form)
         self._transcriber.check(asked)
-        told = list[Told]()
-        transcript = await run_in_threadpool(self._begin, form, asked, told)
-        parts = self._parts(request, transcript, told)
-        first = await anext(parts)  # the status must be known before a stream begins
-        if form.get("stream") in ("true", "True", "1"):
-            events = self._events(first, parts, form.get("origins") == "true")
-            headers = {"cache-control": "no-store"}
-            return StreamingResponse(events, media_type="text/event-stream", headers=headers)
-        *_, found = [first, *[part async for part in parts]]
+        async with while_there(request):
+            parts = self._parts(form["file"], asked)
+            first = await anext(parts)  # the status must be known before a stream begins
+            if form.get("stream") in ("true", "True", "1"):
+                return stream_of(self._events(first, parts, form.get("origins") == "true"), parts)
+            *_, found = [first, *[part async for part in parts]]
         assert isinstance(found, Transcript)
         if kind == "text":
             return PlainTextResponse(f"{found.text.strip()}\n")
@@ -71,14 +68,15 @@ class Speech:
             return PlainTextResponse(FORMATS[kind](found))
         return JSONResponse(_body(found, task, kind == "verbose_json"))
 
-    async def _parts(
-        self, request: Request, transcript: Rows, told: list[Told]
-    ) -> AsyncGenerator[Told | Transcript]:
-        """Each segment and the whole transcript; its rows are cancelled when the client goes."""
-        event, jobs = asyncio.Event(), list[Job]()
-        wake = partial(asyncio.get_running_loop().call_soon_threadsafe, event.set)
-        gone = asyncio.create_task(when_gone(request, lambda: self._engine.cancel(jobs)))
-        try:
+    async def _parts(self, file: Any, asked: Asked) -> AsyncGenerator[Told | Transcript]:
+        """Each segment of a sound, once there is a place for it, and the whole transcript."""
+        told = list[Told]()
+        if self._places.statistics().tasks_waiting >= self._engine.queue_size:
+            raise Refused("too many sounds are waiting; try again later")
+        async with self._places:
+            transcript = await to_thread.run_sync(
+                self._begin, file, asked, told, limiter=self._reading
+            )
             while True:
                 found = await run_in_threadpool(_next, transcript)
                 for part in told:
@@ -87,28 +85,22 @@ class Speech:
                 if isinstance(found, Transcript):
                     yield found
                     return
-                jobs[:] = self._engine.submit(found, wake, more=bool(jobs))
-                async for _ in steps_of(jobs, event):
+                async for _ in steps_of(self._engine, found, more=True):
                     pass
-        except HTTPException:
-            if gone.done():
-                raise ClientDisconnect from None
-            raise
-        finally:
-            self._engine.cancel(jobs)
-            gone.cancel()
-            transcript.close()
 
-    def _begin(self, form: FormData, asked: Asked, told: list[Told]) -> Rows:
+    def _begin(self, file: UploadFile, asked: Asked, told: list[Told]) -> Rows:
         """The transcript to be, which notes its segments in `told`. InputError for a file without sound."""
         assert self._transcriber
-        file = form["file"]
-        assert isinstance(file, UploadFile)
+
+        def check(seconds: float) -> None:
+            from_thread.check_cancelled()
+            self._engine.check()
+            check_length(seconds, self._max_seconds)
 
         def heard(segments: Sequence[Segment], seconds: float, stats: Stats) -> None:
             told.extend((segment, stats) for segment in segments)
 
-        samples = decoded(io.BytesIO(file.file.read()), lambda line: None)
+        samples = decoded(file.file, lambda line: None, check)
         return self._transcriber.sound(samples, asked, heard).transcribed()
 
     async def _events(
@@ -121,8 +113,8 @@ class Speech:
                 yield self._event(part, origins)
         except HTTPException as error:
             yield event_of(answers.error(error.status_code, error.detail))
-        finally:
-            await parts.aclose()
+        except Refused as error:
+            yield event_of(answers.error(503, str(error)))
 
     def _event(self, part: Told | Transcript, origins: bool) -> str:
         if isinstance(part, Transcript):
@@ -139,7 +131,7 @@ class Speech:
         assert self._transcriber
         end, piece = self._transcriber.special.end, answers.pieces(self._transcriber.tokenizer)
         pairs = zip(segment.tokens, segment.origins, strict=True)
-        return [(piece(token) if token < end else "", origin) for token, origin in pairs]
+        return [(piece(token, False) if token < end else "", origin) for token, origin in pairs]
 
 
 def _next(transcript: Rows) -> list[Row] | Transcript:
@@ -153,7 +145,7 @@ def _next(transcript: Rows) -> list[Row] | Transcript:
 def _check_origin(request: Request) -> None:
     """Raise HTTPException for another web page's request: browsers send forms without asking first."""
     origin = request.headers.get("origin")
-    if origin and urlsplit(origin).netloc != request.headers.get("host"):
+    if origin and origin.partition("://")[2] != request.headers.get("host"):
         raise HTTPException(403, "other web pages may not send requests")
 
 
@@ -168,6 +160,7 @@ async def _form(request: Request) -> FormData:
     body = await read_body(request, MAX_SOUND)
     try:
         form = await MultiPartParser(request.headers, stream(body), max_files=1).parse()
+        "".join(f"{field}{value}" for field, value in form.multi_items()).encode()
     except (MultiPartException, KeyError, ValueError) as error:
         raise InputError(f"the body is not a form: {getattr(error, 'message', error)}") from None
     if not isinstance(form.get("file"), UploadFile):

@@ -1,15 +1,20 @@
-"""What all routes share: reading a request's body, following its rows, and writing stream events."""
+"""What all routes share: reading a request's body, decoding its rows while its client is there, and stream events."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
+from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import StreamingResponse
 
-from serving.engine import CANCELLED, FAILED, REFUSED, START, Job, Progress
+from serving.engine import CANCELLED, FAILED, REFUSED, START, Engine, Progress
+from speculative.row import Row
 
 BODY_SECONDS = 30.0  # in which a body must arrive
 RETRY_AFTER = {"retry-after": "1"}  # seconds
@@ -34,25 +39,54 @@ async def read_body(request: Request, most: int) -> bytes:
     return bytes(body)
 
 
-async def when_gone(request: Request, then: Callable[[], object]) -> None:
-    """Call `then` when the client has disconnected."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    then()
+@asynccontextmanager
+async def while_there(request: Request) -> AsyncIterator[None]:
+    """Cancel what runs inside when the client disconnects, and raise ClientDisconnect."""
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        scope.cancel()
+
+    with anyio.CancelScope() as scope:
+        watching = asyncio.create_task(watch())
+        try:
+            yield
+        finally:
+            watching.cancel()
+    if scope.cancelled_caught:
+        raise ClientDisconnect
 
 
-async def steps_of(jobs: Sequence[Job], event: asyncio.Event) -> AsyncIterator[list[Progress]]:
-    """Yield the progress of a request's rows whenever it changes, until all have ended. Raises HTTPException if a row
-    fails. event: set when there is progress."""
-    progress = [START]
-    while not all(each.finish_reason for each in progress):
-        await event.wait()
-        event.clear()
-        progress = [job.progress for job in jobs]
-        for each in progress:
-            if each.finish_reason in FAILURES:
-                raise HTTPException(*FAILURES[each.finish_reason], headers=RETRY_AFTER)
-        yield progress
+async def steps_of(
+    engine: Engine, rows: Sequence[Row], more: bool = False
+) -> AsyncGenerator[list[Progress]]:
+    """Decode a request's rows; yield their progress whenever it changes, until all have ended. However the generator
+    ends, its rows end. Raises HTTPException if a row fails, and what `Engine.submit` raises."""
+    event, progress = asyncio.Event(), [START]
+    wake = partial(asyncio.get_running_loop().call_soon_threadsafe, event.set)
+    jobs = engine.submit(rows, wake, more)
+    try:
+        while not all(each.finish_reason for each in progress):
+            await event.wait()
+            event.clear()
+            progress = [job.progress for job in jobs]
+            for each in progress:
+                if each.finish_reason in FAILURES:
+                    raise HTTPException(*FAILURES[each.finish_reason], headers=RETRY_AFTER)
+            yield progress
+    finally:
+        engine.cancel(jobs)
+
+
+def stream_of(events: AsyncIterator[str], source: AsyncGenerator) -> StreamingResponse:
+    """An answer of server-sent events. Their source is closed however the stream ends."""
+    return StreamingResponse(
+        events,
+        media_type="text/event-stream",
+        headers={"cache-control": "no-store"},
+        background=BackgroundTask(source.aclose),
+    )
 
 
 def event_of(body: dict[str, Any]) -> str:

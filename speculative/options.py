@@ -153,7 +153,6 @@ class Options:
         REFERENCE,
         "a text that the output will resemble, or @ and a file that holds it; draft tokens are copied from it",
         "none",
-        request=None,
     )
     max_tokens: int | None = option(
         None, SIZE, "generate at most N tokens", f"{CHECKPOINT}, or {MAX_TOKENS}", flags=("-m",)

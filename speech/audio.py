@@ -19,7 +19,13 @@ except ImportError:
     av = None  # type: ignore[assignment]
 
 Report = Callable[[str], None]
-LONGEST = 24 * 3600  # seconds, because weeks of silence fit into a few MB
+Check = Callable[[float], None]
+
+
+def check_length(seconds: float, longest: float = 24 * 3600) -> None:
+    """Raise InputError for a sound that is longer: weeks of silence fit into a few MB."""
+    if round(seconds) > longest:
+        raise InputError(f"more than {longest} seconds of sound; cut it")
 
 
 def read(
@@ -42,17 +48,19 @@ def read(
         raise InputError(f"{name}: {error}") from None
 
 
-def decoded(file: BinaryIO, report: Report) -> np.ndarray:
-    """As `read`, from an open file; errors do not name it."""
+def decoded(file: BinaryIO, report: Report, check: Check = check_length) -> np.ndarray:
+    """As `read`, from an open file; errors do not name it. check: called with the seconds read so far, to raise if they
+    are too many or nobody wants them any more."""
     if not file.seekable():
         file = io.BytesIO(file.read())  # many formats have their index at the end
-    samples = _from_ffmpeg(file, report) if av else _from_wav(file)
+    samples = _from_ffmpeg(file, report, check) if av else _from_wav(file)
+    check(len(samples) / RATE)
     if not samples.size:
         raise InputError("holds no sound")
     return samples
 
 
-def _from_ffmpeg(file: BinaryIO, report: Report) -> np.ndarray:
+def _from_ffmpeg(file: BinaryIO, report: Report, check: Check) -> np.ndarray:
     nothing_else = {"protocol_whitelist": "none"}  # open no file or address named in a playlist
     try:
         with av.open(
@@ -62,7 +70,7 @@ def _from_ffmpeg(file: BinaryIO, report: Report) -> np.ndarray:
             track = next((each for each in tracks if each.codec_context), None)
             if not track:  # before PyAV 18.1, decoding an unknown codec ends the process
                 raise InputError("holds no sound")
-            sound = b"".join(_resampled(_frames(container.demux(track), report)))
+            sound = b"".join(_resampled(_frames(container.demux(track), report, check)))
     except av.error.FFmpegError as error:
         raise InputError(f"no sound file that FFmpeg reads ({error.strerror})") from None
     return np.divide(np.frombuffer(sound, np.int16), 32768, dtype=np.float32)
@@ -78,7 +86,7 @@ def _readable(packets: Iterator[Any], report: Report) -> Iterator[Any]:
         report("damaged; what follows the damage is left out")
 
 
-def _frames(packets: Iterator[Any], report: Report) -> Iterator[Any]:
+def _frames(packets: Iterator[Any], report: Report, check: Check) -> Iterator[Any]:
     """The frames of the packets that can be decoded."""
     count, damaged, seconds = 0, 0, 0.0
     for packet in _readable(packets, report):
@@ -92,8 +100,7 @@ def _frames(packets: Iterator[Any], report: Report) -> Iterator[Any]:
             if not 1000 <= frame.sample_rate <= 1_000_000:
                 raise InputError(f"damaged: {frame.sample_rate} samples a second")
             seconds += frame.samples / frame.sample_rate
-            if seconds > LONGEST:
-                raise InputError(f"more than {LONGEST // 3600} hours of sound; cut it")
+            check(seconds)
             yield frame
     if damaged and seconds:
         report(f"{damaged} of {count} packets are damaged and left out")

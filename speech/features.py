@@ -28,8 +28,9 @@ def log_mel(samples: np.ndarray, bins: int) -> np.ndarray:
     80 dB below the loudest are clipped, so a part of a sound has other features than the whole.
     """
     frames = len(samples) // HOP
-    padded = np.concatenate([samples, np.zeros(_WIDTH, np.float32)])
-    padded = np.concatenate([padded[_WIDTH // 2 : 0 : -1], padded])
+    silence = np.zeros(_WIDTH, np.float32)
+    before = np.append(samples[:_WIDTH], silence)[_WIDTH // 2 : 0 : -1]
+    padded = np.concatenate([before, samples, silence])
     window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(_WIDTH) / _WIDTH)
     framed = np.lib.stride_tricks.sliding_window_view(padded, _WIDTH)[::HOP]
     found = np.empty((frames, bins), np.float32)
@@ -37,4 +38,6 @@ def log_mel(samples: np.ndarray, bins: int) -> np.ndarray:
         block = slice(start, min(start + _BLOCK, frames))
         energy = np.abs(np.fft.rfft(framed[block] * window)) ** 2  # [F, 201]
         found[block] = np.log10(np.maximum(energy @ _filters(bins), 1e-10))
-    return (np.maximum(found, found.max(initial=-10.0) - 8) + 4) / 4
+    np.maximum(found, found.max(initial=-10.0) - 8, out=found)
+    found += 4
+    return np.divide(found, 4, out=found)

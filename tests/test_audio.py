@@ -18,7 +18,7 @@ from helpers.sounds import RATE, sound_file, tone
 
 from errors import InputError
 from speech import audio
-from speech.audio import read
+from speech.audio import check_length, read
 
 SILENCE = np.zeros([0, 1], np.int16)
 
@@ -153,14 +153,18 @@ def test_standard_input_may_be_a_pipe(monkeypatch):
         writes.join()
 
 
-def test_sound_has_a_longest(monkeypatch):
-    """Told before it is resampled."""
-    slow = WAV.replace(struct.pack("<I", RATE), struct.pack("<I", 1000), 1)
-    monkeypatch.setattr(audio, "LONGEST", 17)
-    assert len(read_bytes(slow)) == 16 * RATE
-    monkeypatch.setattr(audio, "LONGEST", 15)
-    with pytest.raises(InputError, match="hours of sound; cut it"):
-        read_bytes(slow)
+def test_sound_has_a_longest():
+    """Told as soon as it is reached, and before it is resampled."""
+    slow, read = WAV.replace(struct.pack("<I", RATE), struct.pack("<I", 1000), 1), []
+
+    def up_to(longest):
+        check = lambda seconds: (read.append(seconds), check_length(seconds, longest))  # noqa: E731
+        return audio.decoded(io.BytesIO(slow), print, check)
+
+    assert len(up_to(16)) == 16 * RATE
+    with pytest.raises(InputError, match="more than 4 seconds of sound; cut it"):
+        up_to(4)
+    assert 4 < read[-1] < 8
 
 
 def test_tags_may_be_in_any_encoding():

@@ -115,18 +115,27 @@ def test_the_end_refuses_what_waits_and_finishes_what_runs_or_not(decoder, end, 
         running.put(*rows(decoder))
 
 
-def test_what_fails_takes_its_batch_along_and_nobody_else(decoder, capsys):
+@pytest.mark.parametrize("error", [RuntimeError("[METAL] Command buffer"), AssertionError()])
+@pytest.mark.parametrize("where", ["step", "set-up"])
+def test_what_fails_takes_its_batch_along_and_nobody_else(
+    decoder, capsys, monkeypatch, where, error
+):
+    """Without a batch: whoever waits for it."""
     running = Running(decoder, batch_size=2)
-    bad, beside, later = running.put(*rows(decoder, 3))
+    bad, beside = running.put(*rows(decoder, 2))
+    later = rows(decoder)
 
     def fail(*_):
-        raise RuntimeError("[malloc] Unable to allocate")
+        monkeypatch.undo()
+        raise error
 
-    bad.row.commit = fail
+    what, name = (bad.row, "commit") if where == "step" else (decoder, "running")
+    monkeypatch.setattr(what, name, fail)
+    running.at = lambda: later and bad.progress.finish_reason and running.put(later.pop())
     running.run()
-    assert [j.progress.finish_reason for j in (bad, beside, later)] == [FAILED, FAILED, "stop"]
-    assert ended([later]) == [(ANSWER, "stop")]
-    assert "Unable to allocate" in capsys.readouterr().err
+    assert [job.progress.finish_reason for job in (bad, beside)] == [FAILED, FAILED]
+    assert ended(running.jobs[2:]) == [(ANSWER, "stop")]
+    assert type(error).__name__ in capsys.readouterr().err
 
 
 def test_memory_is_wired_while_rows_are_decoded_and_given_back_while_none_is(decoder, monkeypatch):

@@ -1,14 +1,17 @@
 """Sound over HTTP: OpenAI's client gets transcribe.py's transcripts, in every format and several at once."""
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from http.client import HTTPConnection
 
+import numpy as np
 import pytest
 from helpers import whisper_models as wm
-from helpers.programs import call
+from helpers.programs import call, run
 from helpers.serving import Server
-from helpers.sounds import write_wav
+from helpers.sounds import sound_file, write_wav
 
 pytestmark = pytest.mark.slow
 openai = pytest.importorskip("openai")
@@ -30,7 +33,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(folder):
-    with Server(folder, "--model", "target", "--draft-model", "shared") as server:
+    limit = "--max-seconds", "1000"
+    with Server(folder, "--model", "target", "--draft-model", "shared", *limit) as server:
         yield server
 
 
@@ -124,6 +128,17 @@ def form(fields: dict, file: bytes | None = b"x", **headers):
     return body + b"--B--\r\n", {"content-type": "multipart/form-data; boundary=B", **headers}
 
 
+def half(charset: str, prompt: bytes):
+    """A form whose prompt is half a character."""
+    body, headers = form({"prompt": "?"})
+    kind = f"{headers['content-type']}; charset={charset}"
+    return body.replace(b"?", prompt), {"content-type": kind}
+
+
+# Seven hours, which take seconds to read.
+SILENCE = sound_file("wav", "pcm_u8", np.zeros([24 << 20, 1], np.int16), 1000)
+
+
 @pytest.mark.parametrize(
     "request_, status, message",
     [
@@ -140,6 +155,10 @@ def form(fields: dict, file: bytes | None = b"x", **headers):
         ((b"{}", {"content-type": "application/json"}), 415, "multipart/form-data"),
         ((b"--", {"content-type": "multipart/form-data"}), 400, "not a form"),
         (form({}, b"x" * (26 << 20)), 413, "too large"),
+        (form({}, origin="http://["), 403, "other web pages"),
+        (half("unicode_escape", rb"\ud800"), 400, "not a form"),
+        (half("utf-7", b"+2AA-"), 400, "not a form"),
+        (form({}, SILENCE), 400, "more than 1000 seconds of sound"),
     ],
 )
 def test_what_is_wrong_is_refused(server, request_, status, message):
@@ -155,6 +174,43 @@ def test_what_is_wrong_is_refused(server, request_, status, message):
     finally:
         connection.close()
     assert answer.status == status and message in json.loads(text)["error"]["message"]
+
+
+def test_a_client_that_goes_away_is_not_transcribed_to_the_end(server, folder):
+    """Whether its sound is being read or decoded."""
+    write_wav(folder / "long.wav", 600)
+    body, headers = form({"temperature": "1"}, (folder / "long.wav").read_bytes())
+    gone = 'requests_total{status="499"}'
+    before = server.metric(gone)
+    for seconds in (0, 0.2, 0.4, 0.8, 1.6):
+        connection = HTTPConnection("127.0.0.1", server.port)
+        connection.request("POST", "/v1/audio/transcriptions", body, headers)
+        time.sleep(seconds)
+        connection.close()
+    server.until(gone, before + 5)
+    server.until("texts_running", 0)
+
+
+def test_a_signal_does_not_wait_for_sounds(folder):
+    """One is being read, the other waits for it."""
+    body, headers = form({}, SILENCE)
+    with (
+        Server(folder, "--model", "target", "--max-seconds", "86400") as server,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        asked = partial(server.post, body, "/v1/audio/transcriptions", **headers)
+        posted = [pool.submit(asked) for _ in range(2)]
+        time.sleep(1)
+        server.process.terminate()
+        assert server.process.wait(10) == 0
+        assert [one.result()[0] for one in posted] == [503, 503]
+
+
+@pytest.mark.parametrize("flags", [("--temp", "1"), ("--memory", "x")])
+def test_options_for_texts_are_refused(folder, flags):
+    refused = run("--model", "target", "--port", "0", *flags, cwd=folder, script="serve.py")
+    assert refused.returncode == 1 and refused.stderr.count("\n") == 1
+    assert f"{flags[0]}: the model transcribes sound" in refused.stderr
 
 
 def test_texts_are_not_for_a_model_of_speech(server, demo_folders):

@@ -108,8 +108,3 @@ def alone(decoder, fields: dict[str, Any]) -> list[tuple[str, str]]:
     asked = parse(json.dumps(fields).encode(), Completion)
     responses = decoder.batch_generate(asked.prompt, batch_size=1, **vars(asked.options(Options())))
     return [(response.text, response.finish_reason) for response in responses]
-
-
-def texts(answer: dict[str, Any]) -> list[tuple[str, str]]:
-    """Those of an answer, as `alone` has them."""
-    return [(choice["text"], choice["finish_reason"]) for choice in answer["choices"]]
