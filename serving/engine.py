@@ -118,7 +118,7 @@ class Engine:
             try:
                 self._decode()
             except Exception:
-                # Too little memory, or a bug. Only the rows in the batch are lost; without a batch, those that wait for it.
+                # Too little memory, or a bug. Only the batch's rows are lost; without a batch, those that wait.
                 traceback.print_exc(file=sys.stderr)
                 if not self._running:
                     self.take(len(self._waiting), wait=False)

@@ -1,4 +1,4 @@
-"""serve.py: OpenAI's client gets main.py's texts, each its own whatever is beside it; what is wrong is refused in
+"""serve.py: OpenAI's client gets main.py's texts; what is wrong is refused in
 OpenAI's shape; who goes away, is slow or sends garbage disturbs nobody; a signal finishes what runs."""
 
 import json
