@@ -165,7 +165,7 @@ def test_prompts_from_standard_input(work):
     lines = "".join(json.dumps({"prompt": p}) + "\n" for p in (FRENCH, PROMPT))
     result = run("--prompt-file", "-", "--verbose", cwd=work, input=lines)
     assert (result.returncode, result.stdout) == (0, f"quatre-vingts\n{ANSWER}\n")
-    assert result.stderr.startswith("2 texts: ") and len(result.stderr.splitlines()) == 3
+    assert result.stderr.startswith("2 outputs: ") and len(result.stderr.splitlines()) == 3
 
 
 def test_json_has_the_fields_of_a_response(work):

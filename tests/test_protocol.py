@@ -123,7 +123,7 @@ def rows(count: int, **options) -> list[Row]:
 
 
 def writer(fields, of_rows, kind=Completion) -> Writer:
-    return Writer(asked_for(fields, kind), of_rows, "model", lambda token: f"t{token}")
+    return Writer(asked_for(fields, kind), of_rows, "model", lambda token, first: f"t{token}")
 
 
 HALF = Progress(1, None, Stats(tokens=1))
