@@ -1,7 +1,7 @@
 """Measure how much speculation gains on this machine, and why.
 
 python benchmark.py --check          a minute: is all well on this machine?
-python benchmark.py                  the embedded pair, widened to t5-large and t5-small
+python benchmark.py                  the demo models, widened to t5-large and t5-small
 python benchmark.py --model flan-t5-xl --draft-model flan-t5-small
 python benchmark.py --baselines      next to transformers and CTranslate2
 """
@@ -80,7 +80,7 @@ def parse_args(argv: list[str] | None = None):
 def check(args, parser: cli.Parser) -> None:
     """Check the command line before anything is measured, and set `args.ways`: drafters and draft lengths."""
     if args.sizes and args.model:
-        parser.error("--sizes widens the embedded pair; it does not go with --model")
+        parser.error("--sizes widens the demo models; it does not go with --model")
     args.sizes = args.sizes or USUAL
     if len({size in CAUSAL_SHAPES for size in args.sizes}) > 1:
         parser.error("--sizes must be two T5 sizes or two Llama sizes")
@@ -93,7 +93,7 @@ def check(args, parser: cli.Parser) -> None:
     if not has_draft and {"model", "both"} & set(drafters):
         parser.error("--drafter model and --drafter both need --draft-model")
     if args.baselines and args.model:
-        parser.error("--baselines works with the embedded pairs only, not with --model")
+        parser.error("--baselines works with the demo models only, not with --model")
     if args.kinds and args.prompt_file:
         parser.error("--kinds selects the demo's prompts; it does not go with --prompt-file")
     for num_draft in args.num_draft:

@@ -47,10 +47,10 @@ SOURCES = "draft_model lookup reference memory prompt_file".split()  # its lines
 BEAMS = ("length_penalty", "early_stopping")  # have no effect without beam search
 SAMPLING = ("top_k", "top_p", "min_p", "seed", "acceptance")  # have no effect on greedy decoding
 ALONE = """\
-main.py needs a prompt (--prompt) or a file of prompts (--prompt-file). With the embedded pair of models:
+main.py needs a prompt (--prompt) or a file of prompts (--prompt-file). With the demo models, which are included:
   python main.py --prompt "translate number to German: 1284"
-With a model from the Hugging Face hub, converted once (docs/models.md lists models):
-  python convert.py --model google/flan-t5-base && python main.py --model flan-t5-base --prompt "Why is the sky blue?"
+With a model from the Hugging Face hub, downloaded and converted on first use (docs/models.md lists models):
+  python main.py --model google/flan-t5-base --prompt "Why is the sky blue?"
 All options: python main.py --help; explained in docs/using.md
 """
 

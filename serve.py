@@ -36,11 +36,11 @@ from terminal.flags import (
 from terminal.reports import report_alone, report_generation, report_memory
 
 COUNTS = {  # flag: (default, help)
-    "batch-size": (BATCH_SIZE, "texts to decode in one batch"),
-    "queue": (256, "texts, or sounds, that may wait for a place; more are refused"),
+    "batch-size": (BATCH_SIZE, "prompts to decode in one batch"),
+    "queue": (256, "prompts, or audio files, that may wait for their turn; further ones get 503"),
     "max-prompt-tokens": (4096, "longest prompt to accept, in tokens"),
     "max-request-tokens": (4096, "largest max_tokens that a request may ask for"),
-    "max-seconds": (3600, "longest sound to accept, in seconds"),
+    "max-seconds": (3600, "longest audio to accept, in seconds"),
 }
 BEAMS = [name for name, declared in DECLARED.items() if declared.group == "beams"]
 OF_TEXT = {*DECLARED, "memory", "draft_vocabulary"} - {"num_draft", "acceptance", "delta"}

@@ -87,7 +87,7 @@ def parse_args(argv: list[str] | None = None):
     flag("--verbose", action="store_true", help="print statistics to stderr at the end")
     args = parser.parse_intermixed_args(argv)
     if args.draft_model and not args.model:
-        parser.error("--draft-model needs --model; the embedded pair brings its own draft model")
+        parser.error("--draft-model needs --model; the demo models bring their own")
     if args.output_format == "all" and not args.output_dir:
         parser.error("--output-format all needs --output-dir")
     return args

@@ -83,7 +83,7 @@ def _passed_over(path: Path) -> Iterator[Callable[[int, str], None]]:
 def check_models(args, parser: cli.Parser) -> None:
     """Exit with a message if the models' flags do not fit together."""
     if args.draft_model and not args.model:
-        parser.error("--draft-model needs --model; the embedded pair brings its own draft model")
+        parser.error("--draft-model needs --model; the demo models bring their own")
     if getattr(args, "draft_vocabulary", None) and args.model and not args.draft_model:
         parser.error("--draft-vocabulary needs --draft-model")
 

@@ -60,8 +60,8 @@ def test_models_of_other_families_are_measured(bart_folders, tmp_path):
     ("arguments", "message"),
     [
         (["--draft-model", "x"], "--draft-model needs --model"),
-        (["--model", "demo-target", "--baselines"], "--baselines works with the embedded pairs"),
-        (["--model", "x", "--sizes", "t5-large", "t5-small"], "--sizes widens the embedded pair"),
+        (["--model", "demo-target", "--baselines"], "--baselines works with the demo models"),
+        (["--model", "x", "--sizes", "t5-large", "t5-small"], "--sizes widens the demo models"),
         (["--sizes", "t5-large", "llama-60m"], "--sizes must be two T5 sizes or two Llama"),
         (["--check", "--examples", "1"], "--check goes with no other flag"),
         (["--examples", "145"], "has only 144 examples of each kind, not 145"),
