@@ -279,20 +279,11 @@ def test_formats_of_other_projects_are_named(tmp_path, file, message):
             lambda f: checkpoints.edit(f, architectures=["T5EncoderModel"]),
             "has no decoder, so it cannot generate",
         ),
-        (
-            lambda f: checkpoints.edit(f, d_ff=39),
-            r"Expected shape \(39, 24\) but received shape \(40, 24\) for parameter .*up.weight",
-        ),
-        (
-            lambda f: checkpoints.edit(f, num_layers=3),
-            "not the weights that config.json says: Missing",
-        ),
         (lambda f: (f / "spiece.model").unlink(), "no tokenizer: neither tokenizer.json nor"),
         (
             lambda f: (f / "spiece.model").write_bytes(b"x"),
             "spiece.model: not a tokenizer: RuntimeError: INTERNAL: could not parse ModelProto",
         ),
-        (lambda f: (f / "model.safetensors").unlink(), "no weights: "),
     ],
 )
 def test_wrong_checkpoints_are_named(folder, tmp_path, change, message):

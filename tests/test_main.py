@@ -266,20 +266,6 @@ def test_a_name_on_the_hub_means_its_own_conversion(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        ([], 2, "the following arguments are required: --model"),
-        (["--model", "photos"], 1, "photos/config.json: no such file"),
-    ],
-)
-def test_mistakes_in_converting_are_one_line_too(folder, arguments, code, message):
-    result = call(*arguments, cwd=folder, script="convert.py")
-    assert (result.returncode, result.stdout) == (code, "")
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("convert.py: ") and message in line
-
-
-@pytest.mark.parametrize(
     ("script", "arguments", "unneeded", "printed"),
     [
         ("main", ["-p", PROMPT], ["torch", "transformers", "huggingface_hub"], ANSWER),
