@@ -93,15 +93,10 @@ def check(script: str, arguments: list[str], capsys) -> None:
 
 
 @pytest.fixture
-def work(demo_folders, tmp_path, monkeypatch) -> Path:
-    """An empty folder with the embedded pair, where calls in this process are at home."""
-    (tmp_path / "mlx_models").mkdir()
-    for role in ("target", "draft"):
-        converted = demo_folders / "mlx_models" / f"demo-{role}"
-        (converted / "weights.npz").touch()  # newer than the embedded model
-        (tmp_path / "mlx_models" / f"demo-{role}").symlink_to(converted)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+def work(work, monkeypatch) -> Path:
+    """Where calls in this process are at home."""
+    monkeypatch.chdir(work)
+    return work
 
 
 def output_of(arguments: list[str], work: Path) -> str:

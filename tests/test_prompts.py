@@ -131,10 +131,9 @@ def test_a_regular_file_is_always_ready(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def work(demo_folders, tmp_path) -> Path:
-    (tmp_path / "mlx_models").symlink_to(demo_folders / "mlx_models")
-    (tmp_path / "p.txt").write_text(f"{PROMPT}\n\n{FRENCH}\n")
-    return tmp_path
+def work(work) -> Path:
+    (work / "p.txt").write_text(f"{PROMPT}\n\n{FRENCH}\n")
+    return work
 
 
 def test_a_prompt_file_is_answered_line_by_line(work):
