@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -214,6 +215,16 @@ def test_an_interrupted_download_is_resumed_by_the_next_run(hub, cache):
     assert ranges == ["bytes=700000-"]
     assert hub.sent[SAFE] == len(WEIGHTS)
     assert not list(cache.rglob("*.incomplete"))
+
+
+def test_two_downloads_at_once_fetch_each_file_once(hub, cache):
+    threads = [threading.Thread(target=fetch, args=(MODEL,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert hub.sent[SAFE] == len(WEIGHTS)
+    assert (fetch(MODEL) / SAFE).read_bytes() == WEIGHTS
 
 
 def test_damage_on_the_way_is_seen_and_not_kept(hub, cache):

@@ -8,10 +8,9 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 from dataclasses import replace
 from pathlib import Path
-from threading import Thread, Timer
+from threading import Timer
 
 import pytest
 from helpers.programs import ANSWER, PROMPT, ROOT, call, run
@@ -100,19 +99,6 @@ def test_a_pipe_is_ready_when_a_prompt_or_the_end_is_there(pipe):
     assert file.ready() and list(file) == ["four"]
     assert file.ready() and list(file) == []
     assert file.lines == 5 and [file.line_of(i) for i in range(3)] == [0, 1, 4]
-
-
-def test_a_long_line_is_searched_once(pipe):
-    def send():
-        pipe.write(b"x" * 40_000_000 + b"\nshort\n")
-        pipe.close()
-
-    sender = Thread(target=send)
-    sender.start()
-    began = time.process_time()
-    lengths = [len(prompt) for prompt in PromptFile("-", lambda *error: None)]
-    sender.join()
-    assert lengths == [40_000_000, 5] and time.process_time() - began < 2
 
 
 def test_a_regular_file_is_always_ready(tmp_path, monkeypatch):
