@@ -211,9 +211,8 @@ def test_a_killed_conversion_leaves_nothing_that_loads_and_can_be_repeated(folde
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="a child's own peak is asked of /proc")
-@pytest.mark.parametrize("kind", ["safetensors", "legacy"])
-def test_tensors_of_t5_11bs_size_are_converted_in_bounded_memory(tmp_path, kind):
-    source = big_checkpoint.write(tmp_path / "big", kind)
+def test_tensors_of_t5_11bs_size_are_converted_in_bounded_memory(tmp_path):
+    source = big_checkpoint.write(tmp_path / "big")
     shutil.copyfile(DEMO / "target" / "spiece.model", source / "spiece.model")
     code = (
         "import re, sys, convert;"
