@@ -143,7 +143,6 @@ class Arriving:
     def __init__(self, file: BinaryIO):
         self._file = file
         self._read, self._ended = bytearray(), False
-        self._searched = 0  # no line ends before
 
     def ready(self) -> bool:
         """Whether the next line, or the end, is there."""
@@ -158,15 +157,12 @@ class Arriving:
         while not self._has_line():
             self._read_more()
         line, newline, self._read = self._read.partition(b"\n")
-        self._searched = 0
         if not line + newline:
             raise StopIteration
         return bytes(line + newline)
 
     def _has_line(self) -> bool:
-        end = self._read.find(b"\n", self._searched)
-        self._searched = end if end >= 0 else len(self._read)
-        return self._ended or end >= 0
+        return self._ended or b"\n" in self._read
 
     def _read_more(self) -> None:
         some = os.read(self._file.fileno(), 1 << 16)

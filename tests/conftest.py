@@ -42,6 +42,15 @@ def demo_folders(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture
+def work(demo_folders, tmp_path) -> Path:
+    """A working folder with the converted pair."""
+    (tmp_path / "mlx_models").mkdir()
+    for converted in (demo_folders / "mlx_models").iterdir():
+        (tmp_path / "mlx_models" / converted.name).symlink_to(converted)
+    return tmp_path
+
+
 @pytest.fixture(scope="session")
 def demo_pair(demo_folders):
     """The embedded pair: target, tokenizer, draft model."""

@@ -25,23 +25,6 @@ def run(code: str, **environment: str) -> str:
     return result.stdout.strip()
 
 
-def test_what_is_named_globally_is_what_mlx_calls():
-    """A product goes to a function of ours, which writes 7 into the result's first place."""
-    code = """
-import ctypes, os
-os.environ["SPECULATIVE_BLAS"] = "0"
-import blas
-kinds = [ctypes.c_int] * 6 + [ctypes.c_float] + [ctypes.c_void_p, ctypes.c_int] * 2
-@ctypes.CFUNCTYPE(None, *kinds, ctypes.c_float, ctypes.POINTER(ctypes.c_float), ctypes.c_int)
-def ours(*arguments):
-    arguments[-2][0] = 7
-blas.name_globally("cblas_sgemm", ctypes.cast(ours, ctypes.c_void_p).value)
-import mlx.core as mx
-print((mx.ones((3, 4)) @ mx.ones((4, 5)))[0, 0].item())
-"""
-    assert run(code) == "7.0"
-
-
 @pytest.mark.parametrize(
     ("environment", "first", "printed"),
     [

@@ -12,7 +12,6 @@ import pytest
 pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-lm.txt")
 
 from helpers import programs
-from helpers.decoding import decode_with, drafters, partial_steps
 from helpers.programs import ANSWER, DEMO, PROMPT
 
 from benchmarks import causal
@@ -40,21 +39,6 @@ def prompts(pair):
 def expected(pair, prompts):
     """mlx-lm's own greedy tokens."""
     return causal.ways(*pair, 64, [], [])["mlx-lm, generate_step"](prompts)
-
-
-@pytest.mark.parametrize(("i", "batch_size"), [(0, 1), (1, 3), (2, 8)])
-@pytest.mark.parametrize(("j", "name"), [(0, "model"), (1, "lookup"), (2, "both")])
-def test_texts_are_mlx_lms_own(pair, prompts, expected, i, j, name, batch_size):
-    """Each number of drafted tokens once with every drafter, and once with every size of the batch."""
-    target, draft = pair
-    partial = 0
-    for num_draft in (*range(8), "auto")[(i + j) % 3 :: 3]:
-        drafter = drafters(draft)[name]
-        options = dict(num_draft=num_draft, max_tokens=64)
-        rows = decode_with(target, drafter, prompts, batch_size, **options)
-        assert [row.generated for row in rows] == expected, num_draft
-        partial += partial_steps(rows, num_draft) if num_draft != "auto" else 0
-    assert partial
 
 
 def test_texts_are_those_of_mlx_lms_ways_and_the_right_answers(pair, prompts, expected):

@@ -91,7 +91,6 @@ def test_wrong_safetensors_are_named(tmp_path, content, message):
         (INDEX, "[]", "not a JSON object"),
         (INDEX, "{}", "no weight_map"),
         (INDEX, '{"weight_map": {"w": "../1.safetensors"}}', "no weights: "),
-        ("pytorch_model.bin", "", "truncated, or not"),
         ("tf_model.h5", "", "no weights: "),
     ],
 )

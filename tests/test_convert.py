@@ -211,9 +211,8 @@ def test_a_killed_conversion_leaves_nothing_that_loads_and_can_be_repeated(folde
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="a child's own peak is asked of /proc")
-@pytest.mark.parametrize("kind", ["safetensors", "legacy"])
-def test_tensors_of_t5_11bs_size_are_converted_in_bounded_memory(tmp_path, kind):
-    source = big_checkpoint.write(tmp_path / "big", kind)
+def test_tensors_of_t5_11bs_size_are_converted_in_bounded_memory(tmp_path):
+    source = big_checkpoint.write(tmp_path / "big")
     shutil.copyfile(DEMO / "target" / "spiece.model", source / "spiece.model")
     code = (
         "import re, sys, convert;"
@@ -279,20 +278,11 @@ def test_formats_of_other_projects_are_named(tmp_path, file, message):
             lambda f: checkpoints.edit(f, architectures=["T5EncoderModel"]),
             "has no decoder, so it cannot generate",
         ),
-        (
-            lambda f: checkpoints.edit(f, d_ff=39),
-            r"Expected shape \(39, 24\) but received shape \(40, 24\) for parameter .*up.weight",
-        ),
-        (
-            lambda f: checkpoints.edit(f, num_layers=3),
-            "not the weights that config.json says: Missing",
-        ),
         (lambda f: (f / "spiece.model").unlink(), "no tokenizer: neither tokenizer.json nor"),
         (
             lambda f: (f / "spiece.model").write_bytes(b"x"),
             "spiece.model: not a tokenizer: RuntimeError: INTERNAL: could not parse ModelProto",
         ),
-        (lambda f: (f / "model.safetensors").unlink(), "no weights: "),
     ],
 )
 def test_wrong_checkpoints_are_named(folder, tmp_path, change, message):

@@ -142,17 +142,10 @@ def test_rank_0_decides_where_ranks_differ_in_drafts_logits_and_clocks(models, t
 
 
 @pytest.fixture
-def folder(demo_folders, tmp_path) -> Path:
-    """A working folder with the converted pair."""
-    shutil.copytree(demo_folders / "mlx_models", tmp_path / "mlx_models")
-    return tmp_path
-
-
-@pytest.fixture
-def elsewhere(folder) -> Path:
+def elsewhere(work) -> Path:
     """Another rank's."""
-    shutil.copytree(folder / "mlx_models", folder / "elsewhere" / "mlx_models")
-    return folder / "elsewhere"
+    shutil.copytree(work / "mlx_models", work / "elsewhere" / "mlx_models")
+    return work / "elsewhere"
 
 
 MAIN = ROOT / "main.py"
@@ -169,10 +162,10 @@ def test_embedded_pair_is_converted_once_and_one_rank_prints(tmp_path):
     assert "tokens per target call" in summary[0]
 
 
-def test_rank_0_reads_the_prompt_file_for_all(folder, elsewhere):
-    (folder / "prompts.txt").write_text(f"{PROMPT}\n\n{FIVE}\n")
+def test_rank_0_reads_the_prompt_file_for_all(work, elsewhere):
+    (work / "prompts.txt").write_text(f"{PROMPT}\n\n{FIVE}\n")
     command = [MAIN, "--prompt-file", "prompts.txt", "--num-draft", "2"]
-    with by_hand([command] * 2, [folder, elsewhere], folder / "hosts") as ranks:
+    with by_hand([command] * 2, [work, elsewhere], work / "hosts") as ranks:
         (code, stdout, stderr), (other, *silent) = ends(ranks)
     assert (code, stdout) == (1, f"{ANSWER}\n\nfünf\n")
     assert stderr.splitlines() == [
@@ -182,8 +175,8 @@ def test_rank_0_reads_the_prompt_file_for_all(folder, elsewhere):
     assert (other, silent) == (1, ["", ""])
 
 
-def test_one_rank_alone_is_no_group(folder):
-    assert launch(1, MAIN, "--prompt", PROMPT, cwd=folder) == (f"{ANSWER}\n", "")
+def test_one_rank_alone_is_no_group(work):
+    assert launch(1, MAIN, "--prompt", PROMPT, cwd=work) == (f"{ANSWER}\n", "")
 
 
 def other_weights(folder: Path) -> None:
@@ -209,14 +202,14 @@ def no_tokenizer(folder: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_one_line_of_rank_0_and_every_ranks_exit_code(
-    folder, elsewhere, arguments, change, of_last, code, message
+    work, elsewhere, arguments, change, of_last, code, message
 ):
     """Also what only the last rank is given, or finds in its folder."""
     if change:
         change(elsewhere)
     command, others = [MAIN, *arguments], 2 if "3 ranks" in message else 1
-    commands, folders = [command] * others + [[*command, *of_last]], [folder] * others + [elsewhere]
-    with by_hand(commands, folders, folder / "hosts") as started:
+    commands, folders = [command] * others + [[*command, *of_last]], [work] * others + [elsewhere]
+    with by_hand(commands, folders, work / "hosts") as started:
         (first, stdout, stderr), *silent = ends(started)
     (line,) = stderr.splitlines()
     assert line.startswith("main.py: ") and message in line
@@ -240,12 +233,12 @@ runpy.run_path({str(MAIN)!r}, run_name="__main__")
 """
 
 
-def test_when_a_rank_is_killed_all_end_and_nothing_wrong_is_printed(folder):
-    (folder / "prompts.txt").write_text(f"{FIVE}\n" * 5000)
+def test_when_a_rank_is_killed_all_end_and_nothing_wrong_is_printed(work):
+    (work / "prompts.txt").write_text(f"{FIVE}\n" * 5000)
     command = ["-c", NAMED, "--prompt-file", "prompts.txt", "--batch-size", "2"]
-    with launched(2, *command, cwd=folder) as started:
+    with launched(2, *command, cwd=work) as started:
         assert started.stdout.readline() == "fünf\n"
-        os.kill(int((folder / "1.pid").read_text()), signal.SIGKILL)
+        os.kill(int((work / "1.pid").read_text()), signal.SIGKILL)
         stdout, stderr = started.communicate(timeout=LIMIT)
     assert set(stdout.splitlines()) <= {"fünf"}
     assert "Node with rank 1 exited" in stderr and "Traceback" not in stderr

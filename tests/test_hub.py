@@ -314,7 +314,6 @@ def without(name: str) -> dict[str, bytes]:
     return {k: v for k, v in SINGLE.items() if k != name}
 
 
-NO_SHAPE = SINGLE | {"config.json": b'{"model_type": "t5"}'}
 FLAX = without(SAFE) | {"tf_model.h5": b""}
 NO_WEIGHTS = " has no complete safetensors or pytorch_model.bin weights"
 ANSWERS = " cannot be downloaded: the Hugging Face hub answers "
@@ -331,7 +330,6 @@ GATED = " is gated: accept its terms on the hub, then run `hf auth login`"
         (SINGLE, {"resolve": refuse(403, "GatedRepo")}, GATED),
         (SINGLE, {"": refuse(500)}, f"{ANSWERS}500 Internal Server Error; try again later"),
         (SINGLE, {"": stall}, UNREACHABLE),
-        (NO_SHAPE, {}, ": config.json has no vocab_size: not a T5-type model"),
         (without("config.json"), {}, " has no config.json, so it is not a Hugging Face model"),
         (FLAX, {}, NO_WEIGHTS),
     ],

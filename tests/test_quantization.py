@@ -43,9 +43,12 @@ def dequantized(output, quantization: Quantization) -> T5:
     return model
 
 
-EVERY = [Quantization(m, b, g) for m, (bits, groups) in MODES.items() for b in bits for g in groups]
 QUICK = [Quantization(), Quantization("mxfp4")]  # the others are the same code with other numbers
-OTHERS = [pytest.param(q, marks=pytest.mark.slow) for q in EVERY if q not in QUICK]
+EVERY = [
+    Quantization(m, bits[i], g) for m, (bits, groups) in MODES.items() for i, g in enumerate(groups)
+]
+EVERY += [Quantization(bits=bits) for bits in MODES["affine"][0]]
+OTHERS = [pytest.param(q, marks=pytest.mark.slow) for q in dict.fromkeys(EVERY) if q not in QUICK]
 
 
 @pytest.mark.parametrize("quantization", [*QUICK, *OTHERS], ids=str)
@@ -77,8 +80,9 @@ def test_blocks_are_quantized_as_the_whole(folder, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("mode", "dtype"), [*((mode, "bfloat16") for mode in MODES), ("affine", "float16")]
+)
 def test_narrow_types_stay_what_they_are(folder, tmp_path, dtype, mode):
     """float16 keeps the last feed-forward product in float32 when quantized, too."""
     quantization = Quantization(mode)

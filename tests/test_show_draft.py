@@ -5,7 +5,6 @@ import pty
 import re
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -139,15 +138,9 @@ def test_colour_only_where_it_is_wanted(monkeypatch, environment, yes):
     assert legend(pipe).startswith("magenta: copied and accepted, green: drafted")
 
 
-@pytest.fixture
-def work(demo_folders, tmp_path) -> Path:
-    (tmp_path / "mlx_models").symlink_to(demo_folders / "mlx_models")
-    (tmp_path / "p.txt").write_text(f"{REPAIR}\n{PROMPT}\n")
-    return tmp_path
-
-
 @pytest.mark.parametrize("given", [["-p", REPAIR], ["--prompt-file", "p.txt"]])
 def test_colour_on_a_terminal(work, given):
+    (work / "p.txt").write_text(f"{REPAIR}\n{PROMPT}\n")
     terminal, stdout = pty.openpty()
     env = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | {"TERM": "xterm"}
     arguments = ["--show-draft", *given, "--num-draft", "4", "--lookup"]

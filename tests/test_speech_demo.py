@@ -1,17 +1,13 @@
-"""The embedded speech pair: it hears its clips, drafts for them, and writes what transformers reads in it."""
+"""The embedded speech pair: it hears its clips and drafts for them."""
 
 import json
 
-import numpy as np
 import pytest
-import torch
-import transformers
 from helpers.programs import DEMO, call
 
 from families.conversion import convert
 from speculative.row import Stats
 from speech.audio import read
-from speech.features import log_mel
 from speech.transcriber import Transcriber
 from speech.transcript import Asked
 
@@ -53,30 +49,3 @@ def test_drafts_are_accepted_and_change_nothing(pair):
         if num_draft == 5:
             lengths = stats.accepted_lengths
             assert stats.tokens_per_call > 3 and sum(lengths[n] for n in range(1, 5)) > 3
-
-
-def test_the_long_form_is_transformers_own(pair):
-    """Of features as a file's are read: transformers' own have other silence behind the end."""
-    reference = transformers.WhisperForConditionalGeneration.from_pretrained(
-        DEMO / "speech" / "target", dtype=torch.float32
-    ).eval()
-    samples = read(str(DEMO / "speech" / "story.wav"))
-    features = torch.tensor(log_mel(samples, 80).T[None])
-    with torch.no_grad():
-        theirs = reference.generate(
-            features,
-            attention_mask=torch.ones(1, features.shape[-1]),
-            return_timestamps=True,
-            return_segments=True,
-            condition_on_prev_tokens=True,
-            task="transcribe",
-            language="en",
-        )["segments"][0]
-    ours = pair.transcribe(samples, Asked(language="en")).segments
-    assert len({segment.seek for segment in ours}) > 2 and len(ours) == len(theirs)
-    for mine, other in zip(ours, theirs, strict=True):
-        tokens = other["tokens"].tolist()
-        assert mine.tokens == tokens[: len(mine.tokens)]
-        np.testing.assert_allclose(
-            (mine.start, mine.end), (other["start"], other["end"]), atol=0.02
-        )

@@ -68,15 +68,6 @@ def test_state_dicts_of_modules_are_read(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_protocol_of_pickle_is_read(tmp_path, kind):
-    state = {"w" * 300: torch.randn(3, 4), "v": torch.randn(2)}
-    legacy = dict(_use_new_zipfile_serialization=kind == "zip")
-    for protocol in (2, 3, 4, 5):
-        torch.save(state, tmp_path / "m.bin", pickle_protocol=protocol, **legacy)
-        check(state, tmp_path / "m.bin")
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_blocks_bound_what_is_read_at_once(tmp_path, monkeypatch, kind):
     monkeypatch.setattr(tensors, "BLOCK_BYTES", 100)
     state = {"w": torch.randn(11, 9), "t": torch.randn(9, 11).T}

@@ -18,7 +18,7 @@ from helpers.oracle import disturbed
 from tokenizers import Tokenizer, models
 
 from checkpoints.quantization import Quantization
-from decoder import generate, load
+from decoder import load
 from errors import InputError
 from families.conversion import convert
 from speculative.drafting import ModelDrafter
@@ -213,12 +213,6 @@ def test_folders_of_mlx_whispers_are_refused(tmp_path):
         convert(str(tmp_path), tmp_path / "out")
     with pytest.raises(InputError, match="convert"):
         load(tmp_path)
-
-
-def test_texts_are_not_decoded_with_a_model_of_speech(tmp_path):
-    model, tokenizer = load(wm.converted(wm.reference_model(), tmp_path))
-    with pytest.raises(InputError, match="this model transcribes sound"):
-        generate(model, tokenizer, "a text")
 
 
 def test_a_tokenizer_that_is_not_whispers_is_refused():

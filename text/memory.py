@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import permutations
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 from xml.etree import ElementTree
 
 import numpy as np
@@ -25,7 +25,6 @@ _UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
 _TASK = re.compile(r"\s*(?:<2(\w+)>|>>(\w+)<<|([^:\n]{1,40}:(?=\s)))\s*")
 
-_PART = 1 << 20  # characters of TMX to parse at a time
 _VARIANTS = 64  # the most of a TMX unit, which makes a pair of every two
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 
@@ -196,20 +195,15 @@ def _tmx_pairs(file: BinaryIO) -> Iterator[Pair]:
     found = re.match(rb"""<\?xml[^>]*?encoding\s*=\s*["']([\w.:-]+)""", head)
     utf32 = head.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE))
     name = "utf-32" if utf32 else found[1].decode() if found else ""
-    parser: Any = ElementTree.XMLPullParser()  # its type allows for other events
     try:
-        source = io.TextIOWrapper(file, name) if name else file
-        while part := source.read(_PART):
-            parser.feed(part)
-            for _, element in parser.read_events():
-                tag = element.tag.rpartition("}")[2]
-                if tag == "tu":
-                    yield from _unit_pairs(element)
-                if tag not in ("tuv", "seg", "hi"):  # such as codes of formatting
-                    tail = element.tail  # the text after it
-                    element.clear()
-                    element.tail = tail
-        parser.close()
+        for _, element in ElementTree.iterparse(io.TextIOWrapper(file, name) if name else file):
+            tag = element.tag.rpartition("}")[2]
+            if tag == "tu":
+                yield from _unit_pairs(element)
+            if tag not in ("tuv", "seg", "hi"):  # such as codes of formatting
+                tail = element.tail  # the text after it
+                element.clear()
+                element.tail = tail
     except LookupError:
         raise InputError(f"the encoding {name} is unknown; save the TMX as UTF-8") from None
     except UnicodeError:

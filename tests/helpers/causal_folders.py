@@ -5,8 +5,7 @@ import json
 from pathlib import Path
 
 import mlx.nn as nn
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from tokenizers import decoders as decoding
+from tokenizers import ByteLevelBPETokenizer, Tokenizer
 
 from .causal_models import MORE, arguments, build
 
@@ -20,14 +19,9 @@ TEMPLATE = (
 def tokenizer() -> Tokenizer:
     """A byte-level one, with marks for a chat."""
     marks = ["<pad>", "<eos>", "<user>", "<system>", "<assistant>", "<end>"]
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoding.ByteLevel()
-    how = dict(initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
-    made.train_from_iterator(
-        TEXTS * 5, trainers.BpeTrainer(vocab_size=320, special_tokens=marks, **how)
-    )
-    return made
+    made = ByteLevelBPETokenizer()
+    made.train_from_iterator(TEXTS * 5, 320, special_tokens=marks, show_progress=False)
+    return made._tokenizer
 
 
 def write(folder: Path, name: str = "llama", **changes) -> nn.Module:

@@ -4,7 +4,7 @@ import json
 
 import torch
 import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import ByteLevelBPETokenizer
 
 SMALL = dict(model_type="opt", architectures=["OPTForCausalLM"], vocab_size=300)
 SMALL |= dict(hidden_size=24, ffn_dim=40, num_hidden_layers=3, num_attention_heads=4)
@@ -33,14 +33,10 @@ def torch_model(raw: dict) -> torch.nn.Module:
 
 def write_bpe(folder) -> None:
     """OPT's tokenizer files: GPT-2's kind, with </s> put first."""
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    how = dict(initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
-    trainer = trainers.BpeTrainer(
-        vocab_size=290, special_tokens=["<s>", "<pad>", "</s>", "<unk>"], **how
-    )
-    bpe.train_from_iterator(["the cat sat on the mat, and the dog saw the cat"] * 5, trainer)
-    bpe.model.save(str(folder))
+    bpe, special = ByteLevelBPETokenizer(), ["<s>", "<pad>", "</s>", "<unk>"]
+    texts = ["the cat sat on the mat, and the dog saw the cat"] * 5
+    bpe.train_from_iterator(texts, 290, special_tokens=special, show_progress=False)
+    bpe.save_model(str(folder))
     names = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "</s>") | {"pad_token": "<pad>"}
     settings = names | dict(add_bos_token=True, tokenizer_class="GPT2Tokenizer")
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
