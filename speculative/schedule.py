@@ -1,24 +1,24 @@
 """How many tokens to draft in a step: a fixed number, or (`AdaptiveSchedule`) the fastest one.
 
-`AdaptiveSchedule` maximises expected tokens per step divided by expected seconds per step (the renewal-reward
-theorem):
+`AdaptiveSchedule` maximises a step's expected tokens over its expected seconds (the renewal-reward theorem):
 
-1. A step takes a + b t + d s seconds, where t is the longest draft to check and s the number of tokens that the
-   draft model drafts. a, b and d minimise the squared relative errors over the last steps of each way (plain, copied
-   only, draft model asked), for each power of two of rows.
+1. A step takes c(t) + d s seconds, where t is the longest draft to check and s the number of tokens that the draft
+   model drafts. c is linear between KNOTS only: on a GPU a call of two tokens may cost two of one, and a call of sixteen
+   no more. Its knots and d minimise the squared relative errors over the steps so far, which fade, for each power of
+   two of rows. Beliefs fill in the rest: the first token adds a jump j to a step, each further one b. j is free to be
+   large, b is not, so longer drafts are tried before drafting is given up.
 2. A draft of k tokens brings h (1 - h^k) / (1 - h) (Leviathan et al. 2023, arXiv 2211.17192, section 3.3), where h
    is the share of drafted tokens of its kind that passed; old evidence fades.
 3. It chooses the way and t with the most tokens per second, and each row's best candidate. The time a draft model
    needs to read a text first is spread over a text's usual length.
-4. A draft model goes on, token by token, while one more token is worth its seconds at the chosen rate r (Dinkelbach
-   1967, on quotients): (c_1 ... c_k)^gamma h > r (d + b), where c_i is its confidence in its i-th token and gamma is
-   learned from which tokens passed.
+4. A draft model goes on, token by token, while more tokens are worth their seconds at the chosen rate (Dinkelbach 1967,
+   on quotients), by its confidence in those it has drafted; how much that says is learned. docs/design.md: the formula.
 5. A way that has not been used for long is tried again, less and less often if it does not help.
 
 Whether a draft stops depends only on its tokens so far, so the output's distribution is unchanged (docs/design.md).
 """
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -26,15 +26,15 @@ import numpy as np
 
 from speculative.draft import Candidate, Plan, Step
 
-LONGEST = 64  # drafted tokens
-HISTORY = 32  # steps of each way that costs are estimated from
-SLOPE = 0.3  # first guess: what one more token to check, or to draft, adds to a plain step
+KNOTS = (0, 1, 2, 4, 8, 16, 32, 64)  # tokens to check; no draft is longer
+# First beliefs, with one row and with several: b and d in plain steps; how firm those on b and on no jump are.
+ALONE, TOGETHER = (0.15, 0.1, 2.0, 0.7), (0.3, 0.1, 0.5, 0.7)
 CHANCE = 0.7  # first guess: a drafted token's chance
 WORTH = 4.0  # tokens of evidence that this guess counts for
 TEXT = 32  # first guess: tokens of a text
 FADING = 0.99  # the weight of evidence after a step
 PATIENCE, MOST_PATIENT = 128, 16 * 128  # steps until an unused way is tried again; they double
-SAMPLE = 4  # when only trying, draft for one row in this many
+SAMPLE = 4  # when only trying: draft for one row in this many; again, this many tokens for one row
 LOGITS = 1 << 26  # the most logits in one verification: 256 MB in float32
 
 PLAIN, COPIED, MODELLED = range(3)  # ways of a step
@@ -122,14 +122,23 @@ class Share:
 class Costs:
     """What steps cost with about this many rows, and when each way was last used."""
 
-    def __init__(self, like: "Costs | None" = None):
+    def __init__(self, rows: int, like: "Costs | None" = None):
         """like: the costs with another number of rows, to start from."""
-        a, b, d = like.estimate() if like else (1.0, SLOPE, SLOPE)
-        self._guess = b / a, d / a  # in plain steps
-        self._steps = [deque[tuple[int, int, float]](maxlen=HISTORY) for _ in range(3)]
-        self._patience = [PATIENCE // 2] * 3
+        token, draft, firm, flat, jump = *(ALONE if rows == 1 else TOGETHER), 0.0
+        if like:
+            (plain, *_), *found = like.estimate()
+            draft, token, jump = (seconds / plain for seconds in found)
+        # Unknown are the seconds at the knots, d, b and j. Each belief is a sum of them that should be 0.
+        *knots, d, b, j = np.eye(len(KNOTS) + 3)
+        grows = np.diff(knots, axis=0) - np.outer(np.diff(KNOTS), b)
+        grows[0] -= j
+        guesses = firm * (b - token * knots[0]), flat * (j - jump * knots[0]), d - draft * knots[0]
+        self._beliefs = np.array([*grows, *guesses])
+        self._sums = np.zeros((3, len(d), len(d) + 1))  # by way: the normal equations
+        self._sums[PLAIN, 0, [0, -1]] = 1e-9  # a plain step of a second, until one is known
+        self._patience, self.known = [PATIENCE // 2] * 3, [False] * 3
         # Try a way at once if nothing is known of it.
-        self._unused = [0 if like and like._steps[way] else PATIENCE for way in range(3)]
+        self._unused = [0 if like and like.known[way] else PATIENCE for way in range(3)]
         self._warm = like is not None
         self.reach = 8  # the longest draft worth a guess: twice the longest that has been tried
 
@@ -142,7 +151,10 @@ class Costs:
         if not self._warm:  # do not count the very first step; try it again
             self._warm, self._unused[way] = True, PATIENCE
             return
-        self._steps[way].append((checked, drafted, max(seconds, 1e-9)))
+        self.known[way] = True
+        hats = [np.interp(checked, KNOTS, knot) for knot in np.eye(len(KNOTS))]
+        x = np.array([*hats, drafted, 0, 0]) / max(seconds, 1e-9)
+        self._sums[way] = FADING**2 * self._sums[way] + np.outer(x, [*x, 1])
         self.reach = max(self.reach, 2 * checked)
 
     def due(self, way: int, ahead: int = 0) -> bool:
@@ -154,26 +166,19 @@ class Costs:
         self._unused[way] = 0
         self._patience[way] = min(2 * self._patience[way], MOST_PATIENT)
 
-    def estimate(self) -> tuple[float, float, float]:
-        """Seconds of a plain step, of one more token to check, and of one more to draft."""
-        steps = np.array([step for of_way in self._steps for step in of_way]).reshape(-1, 3)
-        if not len(steps):
-            return 1.0, *self._guess
-        scale = 1 / steps[:, 2]
-        guess = np.array([[-self._guess[0], 1, 0], [-self._guess[1], 0, 1]]) * scale.mean()
-        x = np.column_stack([np.ones(len(steps)), steps[:, :2]]) * scale[:, None]
-        x, y = np.concatenate([x, guess]), np.append(np.ones(len(steps)), [0, 0])
-        a, b, d = np.linalg.solve(x.T @ x, x.T @ y).tolist()
-        return max(a, 1e-9), max(b, 0.0), max(d, 0.0)
+    def estimate(self) -> tuple[np.ndarray, float, float, float]:
+        """Seconds of a step that checks as many tokens as KNOTS, of drafting one, and b and j."""
+        n, sums = len(KNOTS), self._sums.sum(axis=0)
+        beliefs = self._beliefs * (sums[:n, :n].sum() / sums[:n, -1].sum())  # per usual step
+        found = np.linalg.solve(sums[:, :-1] + beliefs.T @ beliefs, sums[:, -1]).clip(0)
+        return np.maximum.accumulate(found[:n] + 1e-9), *found[n:].tolist()
 
 
 @dataclass(frozen=True)
 class Stop:
     """Decides when the draft model stops, for all rows of a step."""
 
-    token: float  # what the seconds of a drafted token are worth, in tokens
-    check: float  # the same for checking it, if that widens the call
-    copied: int  # the width that other rows need
+    least: np.ndarray  # by tokens drafted: the chance that the next must have, all rows together
     gamma: float
     chance: float  # of a token whose confidence is not known yet
 
@@ -181,7 +186,7 @@ class Stop:
         """confidence: [B, n], as in `Draft`, of the first n of each row's `drafted` tokens."""
         passes = (np.maximum(confidence, 0).prod(axis=1) ** self.gamma).sum()
         passes *= self.chance ** (drafted + 1 - confidence.shape[1])
-        return bool(passes <= self.token + self.check * (drafted >= self.copied))
+        return bool(passes <= self.least[min(drafted, len(self.least) - 1)])
 
 
 class AdaptiveSchedule(Schedule):
@@ -211,20 +216,20 @@ class AdaptiveSchedule(Schedule):
         self._trying = bool(due)
         if due:
             costs.postpone(due[0])
-            return self._try(due[0], candidates, room)
-        a, b, d = costs.estimate()
-        longest = max(0, min(LONGEST, costs.reach, LOGITS // (rows * self._vocab_size) - 1))
+            return self._try(due[0], candidates, room, costs)
+        seconds, d, _, _ = costs.estimate()
+        longest = max(0, min(KNOTS[-1], costs.reach, LOGITS // (rows * self._vocab_size) - 1))
         t = np.arange(longest + 1)
-        k, rate, chosen = 0, live / a, list[Candidate | None]([None] * rows)
+        call = np.interp(t, KNOTS, seconds)
+        k, rate, chosen = 0, live / call[0], list[Candidate | None]([None] * rows)
         for way in sorted(offered - {PLAIN}):
-            # What each candidate brings by t, less the cost of its reading at the rate so far.
             brought = []
             for of_row, r in zip(candidates, room, strict=True):
                 usable = [c for c in of_row if _way(c) <= way]
-                none = (0.0 * t, None)
-                brought.append([none, *((self._brings(c, r, t, rate), c) for c in usable)])
+                tokens = ((self._brings(c, r, t, rate), c) for c in usable)
+                brought.append([(0.0 * t, None), *tokens])
             best = sum(np.maximum.reduce([tokens for tokens, _ in of_row]) for of_row in brought)
-            rates = (live + best) / (a + (b + d * (way == MODELLED)) * t)
+            rates = (live + best) / (call + d * (way == MODELLED) * t)
             if rates.max() > rate:
                 k, rate = int(rates.argmax()), rates.max()
                 chosen = [max(of_row, key=lambda each: each[0][k])[1] for of_row in brought]
@@ -232,19 +237,22 @@ class AdaptiveSchedule(Schedule):
         if plan.modelled.any():
             copied = int(plan.limits[~plan.modelled].max(initial=0))
             mean = self._mean(next(c for c in plan.candidates if c and c.modelled))
-            stop = Stop(d * rate, b * rate, copied, self._rejections.of(1.0), mean)
-            return replace(plan, stop=stop)
+            wide = np.maximum(call, call[copied]) + d * t  # copies of other rows are checked anyway
+            more = t - t[:, None]  # by tokens drafted and tokens at the end
+            price = (wide - wide[:, None]) / np.cumsum(mean**t)[np.maximum(more, 1) - 1]
+            least = rate * np.where(more > 0, price, np.inf).min(axis=1)
+            return replace(plan, stop=Stop(least, self._rejections.of(1.0), mean))
         foreseen = COPIED not in offered and not any(costs.due(way, ahead=1) for way in offered)
         return replace(plan, again=k == 0 and foreseen)
 
-    def _try(self, way: int, candidates: Sequence, room: Sequence[int]) -> Plan:
-        """Draft one token for one row in SAMPLE, those with the least to read."""
-        found = {
-            b: c for b, of_row in enumerate(candidates) for c in of_row[::-1] if _way(c) == way
-        }
+    def _try(self, way: int, candidates: Sequence, room: Sequence[int], costs: Costs) -> Plan:
+        """Draft for one row in SAMPLE, those with the least to read."""
+        each = ((b, c) for b, of_row in enumerate(candidates) for c in of_row[::-1])
+        found = {b: c for b, c in each if _way(c) == way}
         few = sorted(found, key=lambda b: found[b].unread)[: -(-len(room) // SAMPLE)]
         chosen = [found[b] if b in few else None for b in range(len(room))]
-        return _plan(chosen, room, [1] * len(room))
+        again = len(room) == 1 and costs.known[way]  # may longer drafts pay, if one token does not?
+        return _plan(chosen, room, [SAMPLE if again else 1] * len(room))
 
     def _of(self, rows: int) -> Costs:
         """The costs with this many rows, first guessed from the nearest number."""
@@ -252,7 +260,7 @@ class AdaptiveSchedule(Schedule):
         if key not in self._costs:
             like = [known for known in self._costs if known[1] == drafter] or list(self._costs)
             nearest = min(like, key=lambda known: abs(known[0] - size), default=key)
-            self._costs[key] = Costs(self._costs.get(nearest))
+            self._costs[key] = Costs(rows, self._costs.get(nearest))
         return self._costs[key]
 
     def _brings(self, candidate: Candidate, room: int, t: np.ndarray, rate: float) -> np.ndarray:
@@ -260,19 +268,14 @@ class AdaptiveSchedule(Schedule):
         h = self._chances[candidate.kind].of(self._mean(candidate))
         passing = np.cumprod(np.where(t > 0, h, 1.0))  # of the t-th token and all before
         tokens = (np.cumsum(passing) - 1)[np.minimum(t, min(candidate.most, room))]
-        if not candidate.unread:
-            return tokens
         left = min(room, self._texts.of(TEXT, 1.0))
         reading = rate * candidate.unread * self._reading.of(0.0, 1.0) / left
         return tokens - reading * (1 + tokens) * (t > 0)
 
     def _mean(self, candidate: Candidate) -> float:
         """The chance of a drafted token, over all kinds of its drafter."""
-        kin = [
-            share
-            for kind, share in self._chances.items()
-            if _drafter(kind) == _drafter(candidate.kind)
-        ]
+        drafter = _drafter(candidate.kind)
+        kin = [share for kind, share in self._chances.items() if _drafter(kind) == drafter]
         return Share(sum(x.part for x in kin), sum(x.whole for x in kin)).of(CHANCE)
 
     def observe(self, step, seconds, ended=(), hindsight=()) -> None:

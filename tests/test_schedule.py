@@ -208,14 +208,15 @@ def test_rows_of_their_own_numbers_get_them_and_others_draft_beside_them():
 
 
 def test_rows_are_added_up_and_an_end_ends_its_row():
-    stop = Stop(token=0.7, check=0.0, copied=0, gamma=1.0, chance=0.5)
+    stop = Stop(least=np.array([0.7, 0.7, 0.7, np.inf]), gamma=1.0, chance=0.5)
     assert not stop(np.array([[0.9], [0.8]]), 1)
     assert stop(np.array([[0.9], [0.4]]), 1)
     assert stop(np.array([[0.9], [-0.8]]), 1)  # nothing follows
     assert stop(np.array([[0.9], [0.0]]), 1)  # takes no part
     assert stop(np.array([[0.9], [0.8]]), 2)  # the second tokens are not known yet
-    beside = Stop(token=0.3, check=0.4, copied=3, gamma=1.0, chance=0.5)
-    assert not beside(np.array([[0.9]]), 1) and beside(np.array([[0.9, 1, 1]]), 3)
+    assert stop(np.ones((2, 9)), 9)  # as long as a draft may be
+    beside = Stop(least=np.array([0.7, 0.7, 0.7, 0.3]), gamma=1.0, chance=0.5)
+    assert beside(np.array([[0.6]]), 1) and not beside(np.array([[0.9, 1, 1]]), 3)
 
 
 def test_what_confidence_is_worth_is_learned():
