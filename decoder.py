@@ -37,7 +37,7 @@ from speculative.row import Stats as Stats
 from speculative.sampling import RowSeeds, log_probabilities, sampler
 from speculative.schedule import AdaptiveSchedule, FixedSchedule, Schedule
 from speculative.vocabulary import DraftVocabulary
-from text.languages import frame
+from text.languages import chosen, frame
 from text.memory import Memory
 from text.prompts import Prompt, Prompts, check_prompt
 from text.stream import TextStream
@@ -254,6 +254,7 @@ class SpeculativeDecoder:
             tokens = self._encode(text)
             prefix = self.model.prefix(tokens)
         else:
+            languages = chosen(self.model, *languages)
             tokens, prefix = frame(self.model, self.tokenizer, text, *languages)
         most = self.model.config.max_prompt_tokens
         if most is not None and len(tokens) > most:

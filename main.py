@@ -37,6 +37,7 @@ from terminal.flags import (
 from terminal.prompt_files import InOrder, PromptFile
 from terminal.reading import Reading
 from terminal.summary import Summary
+from text.languages import chosen
 from text.memory import MemoryFile, Pair
 from text.prompts import check_prompt
 
@@ -313,9 +314,13 @@ def answer(args, ranks: Ranks) -> None:
     encode = in_template(args, model)
     decoder = SpeculativeDecoder(model, tokenizer, draft_model, encode, memory, tokens)
 
+    languages = None, None
+    if encode is None:
+        languages = chosen(model, options.source_lang, options.target_lang)
+
     def remember(response: Response) -> None:
         """Add the text to the memory if it is finished and new."""
-        pair = Pair(response.prompt, response.text, options.source_lang, options.target_lang)
+        pair = Pair(response.prompt, response.text, *languages)
         whole = response.finish_reason == "stop" and response.sample == ranks.rank == 0
         if growing and memory and whole and pair not in memory:
             growing.append(pair)

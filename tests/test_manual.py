@@ -107,7 +107,7 @@ def work(demo_folders, tmp_path, monkeypatch) -> Path:
 def output_of(arguments: list[str], work: Path) -> str:
     """What main.py prints with the pair for models, without languages and templates, which it has not, and
     with a prompt file that is there."""
-    for flag in ("--source-lang", "--target-lang", "--system-prompt"):
+    for flag in ("--source-lang", "--from", "--target-lang", "--to", "--system-prompt"):
         if flag in arguments:
             i = arguments.index(flag)
             del arguments[i : i + 2]
