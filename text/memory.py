@@ -17,8 +17,8 @@ CLOSE = 0.7  # the least similarity that counts; translators' tools use 0.7 or 0
 _SCORED = 16  # candidates, those that share most rare words, to compare in full
 _LOOKED_UP = 4000  # index entries to look up per prompt, rarest words first
 # Words; single characters in scripts that do not separate words.
-_UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"  # Thai to Han
-_WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
+UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"  # Thai to Han
+_WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
 _TASK = re.compile(r"\s*(?:<2(\w+)>|>>(\w+)<<|([^:\n]{1,40}:(?=\s)))\s*")
 
 Report = Callable[[int, str], None]
