@@ -1,23 +1,24 @@
 """Measure how much speculation gains on this machine, and why.
 
+python benchmark.py --check          a minute: is all well on this machine?
 python benchmark.py                  the embedded pair, widened to t5-large and t5-small
 python benchmark.py --model flan-t5-xl --draft-model flan-t5-small
 python benchmark.py --baselines      next to transformers and CTranslate2
 """
 
-from terminal import interrupts
+import terminal  # noqa: F401 (first: it checks Python and the packages)
 
-if __name__ == "__main__":
-    interrupts.expect()  # before the slow imports below
-
+# isort: split
 import blas  # noqa: F401 (before mlx)
 
 # isort: split
 import json
+import sys
 from typing import Any
 
 from benchmarks import causal, report
-from benchmarks.limits import Costs, oracle_rate
+from benchmarks.check import all_is_well
+from benchmarks.limits import CallTimes, oracle_rate
 from benchmarks.measure import OtherWay, Way, decoder, decoding, take_turns, widened_pair
 from benchmarks.report import Setting
 from decoder import Options, load
@@ -30,19 +31,21 @@ from terminal.flags import check_models, reading
 from terminal.prompt_files import PromptFile
 from text.prompts import check_prompt
 
+USUAL = ("t5-large", "t5-small")
+
 
 def parse_args(argv: list[str] | None = None):
     parser = cli.Parser(
         prog="benchmark.py", description="Measure plain and speculative decoding on this machine."
     )
     flag, named = parser.add_argument, ", ".join(SHAPES | CAUSAL_SHAPES)
+    flag("--check", action="store_true", help="check this machine; it goes with no other flag")
     flag("--model", help="a converted target (default: the embedded pair, widened to --sizes)")
     flag("--draft-model", help="a converted draft model for --model")
     flag("--source-lang", metavar="CODE", help="language of the source, if multilingual")
     flag("--target-lang", metavar="CODE", help="language of the output, if multilingual")
     sizes: Any = dict(nargs=2, choices=[*SHAPES, *CAUSAL_SHAPES], metavar=("TARGET", "DRAFT"))
-    usual = ("t5-large", "t5-small")
-    flag("--sizes", **sizes, default=usual, help=f"two of {named} (default: {' '.join(usual)})")
+    flag("--sizes", **sizes, help=f"two of {named} (default: {' '.join(USUAL)})")
     flag("--prompt-file", help="one prompt per line (default: the demo's)")
     few = "how many of the demo's prompts per task (default: %(default)s)"
     flag("--examples", type=cli.positive, default=6, help=few)
@@ -59,12 +62,17 @@ def parse_args(argv: list[str] | None = None):
     beside = "compare with transformers and CTranslate2, or with mlx-lm, if installed"
     flag("--baselines", action="store_true", help=beside)
     args = parser.parse_args(argv)
+    if args.check and len(argv or sys.argv[1:]) > 1:
+        parser.error("--check goes with no other flag")
     check(args, parser)
     return args
 
 
 def check(args, parser: cli.Parser) -> None:
     """Check the command line before anything is measured, and set `args.ways`: drafters and draft lengths."""
+    if args.sizes and args.model:
+        parser.error("--sizes widens the embedded pair; it does not go with --model")
+    args.sizes = args.sizes or USUAL
     if len({size in CAUSAL_SHAPES for size in args.sizes}) > 1:
         parser.error("--sizes must be two T5 sizes or two Llama sizes")
     has_draft = bool(args.draft_model or not args.model)
@@ -112,6 +120,7 @@ def speed(args) -> dict:
     asked, reports = texts(args), {}
     if args.model:
         target, draft = (load(name)[0] if name else None for name in (args.model, args.draft_model))
+        cli.note_types(target, draft)
     else:
         target, draft = widened_pair(args.sizes)
     theirs = others(args, target, draft)
@@ -131,7 +140,7 @@ def compare(
     found: dict[str, Any] = report.describe() | report.sizes(target, draft, tokens)
     print("\n".join(f"{key}: {value}" for key, value in found.items()), end="\n\n", flush=True)
 
-    costs = Costs(target, draft, tokens[prompts[0]])
+    times = CallTimes(target, draft, tokens[prompts[0]])
     ways: dict[Setting | str, Way] = {}
     for batch_size in args.batch_size:
         for drafter, num_draft in [("", 0), *args.ways]:
@@ -144,15 +153,18 @@ def compare(
         return lambda prompts: way([tokens[prompt] for prompt in prompts])
 
     ways |= {name: of_tokens(way) for name, way in theirs.items()}
-    runs = take_turns(ways, prompts, args.per_turn or max(args.batch_size), costs.measure)
-    found |= costs.report()
+    runs = take_turns(ways, prompts, args.per_turn or max(args.batch_size), times.measure)
+    found |= times.report()
     if draft and args.batch_size[0] == 1:
-        found["oracle"] = oracle_rate(next(iter(runs.values())).rows, draft, costs)
-    return found | report.compare(runs, costs, found.get("oracle"))
+        found["oracle"] = oracle_rate(next(iter(runs.values())).rows, draft, times)
+    return found | report.compare(runs, times, found.get("oracle"))
 
 
 def main() -> None:
-    print(f"\n{json.dumps(speed(parse_args()))}")
+    args = parse_args()
+    if args.check:
+        sys.exit(not all_is_well())
+    print(f"\n{json.dumps(speed(args))}")
 
 
 if __name__ == "__main__":

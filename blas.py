@@ -1,4 +1,7 @@
-"""A fast BLAS for MLX's CPU backend on Linux: import this before mlx.
+"""What MLX finds when it starts: exact products in float32, and on Linux a fast BLAS. Import this before mlx.
+
+On Apple's M5 (and NVIDIA's GPUs) MLX rounds the factors of float32 products to TF32's 11 bits, unless a product has one
+row (MLX's issue 4411). A check of several tokens would not be exact, so we ask for full float32.
 
 The wheel mlx[cpu] brings the reference BLAS, which is several times slower; with it drafting gains nothing (see
 docs/tried.md). libmlx looks cblas_sgemm up by name, and the dynamic linker takes the first one in the process's global
@@ -137,6 +140,7 @@ def _bind(before: set[Path], cores: list[int]) -> None:
             os.sched_setaffinity(thread, {core})
 
 
+os.environ.setdefault("MLX_ENABLE_TF32", "0")
 loaded, problem = load()
 if problem:
     warnings.warn(f"matrix products will be up to eight times slower: {problem}", stacklevel=3)

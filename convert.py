@@ -6,25 +6,24 @@ tokenizer files.
     python convert.py --model t5-11b --quantize --q-bits 4
 """
 
-from terminal import interrupts
+import terminal  # noqa: F401 (first: it checks Python and the packages)
 
-if __name__ == "__main__":
-    interrupts.expect()  # before the slow imports below
-
-import contextlib
-import fcntl
+# isort: split
 import json
+import re
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+
+import mlx.core as mx
+from filelock import FileLock
 
 from checkpoints.folder import open_checkpoint, read_json
 from checkpoints.hub import fetch
 from checkpoints.quantization import BITS, GROUP_SIZES, MODES, Quantization
-from checkpoints.weights import DEFAULT_DTYPE, DTYPES, stored_size, write_weights
+from checkpoints.weights import DTYPES, stored_size, write_weights
 from errors import InputError, naming
-from families import architecture_of, family_of
+from families import architecture_of, default_dtype, family_of
 from families.causal_loading import convert_with_mlx_lm, is_causal, is_decoder_only
 from families.folders import WEIGHTS, converted_path
 from families.loading import build, read_tokenizers, weight_shapes
@@ -45,32 +44,22 @@ def read_config(folder: Path) -> dict:
     return raw
 
 
-def converted_size(folder: Path, dtype: str, quantization: Quantization | None = None) -> int:
+def converted_size(
+    folder: Path, dtype: str | None, quantization: Quantization | None = None
+) -> int:
     """Bytes of the weights once converted, computed from the folder's config.json alone: the weights may be
     missing. InputError for a model that cannot be converted."""
     with naming(folder):
         raw = read_config(folder)
         family = family_of(raw)
         shapes = weight_shapes(family.model(family.config.from_hub(raw, None)))
-    return stored_size(shapes, dtype, family.float32, quantization)
-
-
-@contextlib.contextmanager
-def _lock(output: Path) -> Iterator[None]:
-    """Wait for the file lock beside `output` and hold it; the system frees it when a process dies."""
-    with open(output.parent / f".{output.name}.lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(InputError(f"waiting for another conversion to {output}"), file=sys.stderr)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    return stored_size(shapes, dtype or default_dtype(raw), family.float32, quantization)
 
 
 def convert(
     model: str,
     output: Path | None = None,
-    dtype: str = DEFAULT_DTYPE,
+    dtype: str | None = None,
     revision: str | None = None,
     force: bool = False,
     exist_ok: bool = False,
@@ -78,17 +67,15 @@ def convert(
 ) -> Path:
     """Convert `model`, a hub id or a folder, and return the converted folder.
 
-    The default output is mlx_models/<last part of the name>. It appears complete or not at all. If it
-    exists, raise InputError, unless `force` (replace it) or `exist_ok` (keep it). Weights are converted
-    in blocks, so memory does not grow with the checkpoint.
+    The default output is mlx_models/<last part of the name>, the default dtype the family's. The output appears
+    complete or not at all. If it exists, raise InputError, unless `force` (replace it) or `exist_ok` (keep it).
+    Weights are converted in blocks, so memory does not grow with the checkpoint.
     """
     output = output or converted_path(model)
     output.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(output):
-        partial, old = (output.parent / f".{output.name}.{kind}" for kind in ("partial", "old"))
+    partial = output.parent / f".{output.name}.partial"
+    with FileLock(output.parent / f".{output.name}.lock"):  # waits for another conversion
         shutil.rmtree(partial, ignore_errors=True)  # left by a crash
-        if old.exists() and not output.exists():  # killed while replacing it
-            old.rename(output)
         if output.exists() and exist_ok:
             return output
         if output.exists() and not force:
@@ -99,15 +86,14 @@ def convert(
             how = dtype, quantization
             source = fetch(model, revision, output, lambda folder: _size(folder, *how))
             if _for_mlx_lm(source):
+                how = dtype or "bfloat16", quantization
                 convert_with_mlx_lm(model, partial, *how, revision)
             else:
                 partial.mkdir()
                 _write(source, partial, *how, model)
-            shutil.rmtree(old, ignore_errors=True)
             if output.exists():
-                output.rename(old)
+                shutil.rmtree(output)
             partial.rename(output)
-            shutil.rmtree(old, ignore_errors=True)
         except OSError as error:
             written = error.filename2 or error.filename
             if written is None or str(partial) in str(written):  # a full disk names no file
@@ -118,7 +104,7 @@ def convert(
     return output
 
 
-def _size(folder: Path, dtype: str, quantization: Quantization | None) -> int | None:
+def _size(folder: Path, dtype: str | None, quantization: Quantization | None) -> int | None:
     """Like `converted_size`; None for a model that mlx-lm converts: mlx-lm fetches the weights itself."""
     return None if _for_mlx_lm(folder) else converted_size(folder, dtype, quantization)
 
@@ -128,8 +114,19 @@ def _for_mlx_lm(folder: Path) -> bool:
     return config.exists() and is_decoder_only(read_json(config))
 
 
+def _note(dtype: str) -> str | None:
+    """What to say about weights in 16 bits, chosen by us, on this machine."""
+    if mx.default_device() == mx.cpu:
+        return f"weights in {dtype}; without a GPU --dtype float32 is several times faster"
+    chip = str(mx.device_info().get("device_name", ""))
+    if not re.match(r"Apple M[12]\b", chip):
+        return None
+    why = f"{chip} emulates bfloat16"
+    return f"weights in {dtype}: {why}{'' if dtype == 'float16' else ', but the model needs its range'}"
+
+
 def _write(
-    source: Path, output: Path, dtype: str, quantization: Quantization | None, origin: str
+    source: Path, output: Path, dtype: str | None, quantization: Quantization | None, origin: str
 ) -> None:
     with naming(source):
         raw = read_config(source)
@@ -141,6 +138,10 @@ def _write(
             # Some copies of flan-t5-xxl have this.
             note = "config.json says gelu, but the weights are gated: using gated-gelu"
             print(f"{source}: {note}", file=sys.stderr)
+        if dtype is None:
+            dtype = default_dtype(raw)
+            if note := _note(dtype):
+                print(f"{source}: {note}", file=sys.stderr)
         family.write_tokenizer(source, output)
         read_tokenizers(output, config)
     write_weights(output / WEIGHTS, tensors, dtype, family.float32, quantization)
@@ -164,8 +165,7 @@ def parse_args(argv: list[str] | None = None):
     flag(
         "--dtype",
         choices=DTYPES,
-        default=DEFAULT_DTYPE,
-        help="type of the weights (default: %(default)s)",
+        help="type of the weights (default: float16 for Whisper and for BART's kin except Pegasus, else bfloat16)",
     )
     smaller = "quantize the weights: smaller, but less precise"
     flag("-q", "--quantize", action="store_true", help=smaller)

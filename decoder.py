@@ -23,14 +23,15 @@ from tokenizers import Tokenizer
 
 from distributed.ranks import ALONE, Ranks
 from errors import InputError
+from families.causal import DecoderOnly
 from families.loading import load as load  # for users, as Stats below
-from speculative.batch import RowBatch, decode, with_others
+from model import EncoderDecoder
+from speculative.batch import Prompts, RowBatch, decode, with_others
 from speculative.beams import BeamBatch
 from speculative.cached_model import AheadModel, Model
 from speculative.draft import Draft, Plan, Step
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
 from speculative.options import Options
-from speculative.processors import try_out
 from speculative.response import Response, respond
 from speculative.row import Row
 from speculative.row import Stats as Stats
@@ -39,7 +40,7 @@ from speculative.schedule import AdaptiveSchedule, FixedSchedule, Schedule
 from speculative.vocabulary import DraftVocabulary
 from text.languages import chosen, frame
 from text.memory import Memory
-from text.prompts import Prompt, Prompts, check_prompt
+from text.prompts import Prompt, check_prompt
 from text.stream import TextStream
 from text.tokenizer import shared_vocabulary, translation
 from text.vocabulary import completion
@@ -179,7 +180,12 @@ class SpeculativeDecoder:
             theirs = getattr(draft_model, "tokenizer", None)
             if theirs is None:
                 raise InputError("the draft model has no tokenizer to compare: use that of load()")
-            self._shared = min(shared_vocabulary(tokenizer, theirs), model.config.vocab_size)
+            if isinstance(model, EncoderDecoder) and isinstance(draft_model, DecoderOnly):
+                raise InputError("the model has an encoder: its draft model needs one too")
+            sizes = shared_vocabulary(tokenizer, theirs), model.config.vocab_size
+            if getattr(model.config, "fixed_vocabulary", False):  # whatever tokenizers name
+                sizes = model.config.vocab_size, draft_model.config.vocab_size
+            self._shared = min(sizes)
             sources = [getattr(each, "source_tokenizer", None) for each in (model, draft_model)]
             if any(sources):
                 shared_vocabulary(sources[0] or tokenizer, sources[1] or theirs)
@@ -243,8 +249,8 @@ class SpeculativeDecoder:
                 yield Batch(self.model, drafter, options, self.schedule(options, drafter))
 
     def row(self, prompt: Text, options: Options, seed: RowSeeds) -> Row:
-        """A row to decode. Raises InputError if the prompt is empty or too long, a language is unknown, the
-        model lacks a token, or a processor fails."""
+        """A row to decode. Raises InputError if the prompt is empty or too long, a language is unknown, or
+        the model lacks a token."""
         asked = check_prompt(prompt)
         text, reference = asked.text, asked.reference or options.reference
         languages = options.source_lang, options.target_lang
@@ -274,12 +280,6 @@ class SpeculativeDecoder:
             ends = self.model.config.eos_token_ids[:1]
             known = self.tokenizer.encode(reference, add_special_tokens=False).ids
             row.reference = [*known[: row.max_tokens], *ends]
-        # Try processors now: an error later would end the other rows' texts as well.
-        V, drafts = self.model.config.vocab_size, bool(options.num_draft)
-        try_out(options.processors, prefix, 1 + drafts, V)
-        if self.draft_model and drafts:  # it has fewer tokens, and one position a call
-            V = min(self._shared, self.draft_model.config.vocab_size)
-            try_out(options.processors, prefix, 1, V)
         return row
 
     def check(self, prompt: Text, options: Options) -> None:
@@ -387,20 +387,6 @@ def generate(
 ) -> str:
     """As `SpeculativeDecoder.generate`."""
     return _decoder(model, tokenizer, draft_model, options).generate(prompt, **options)
-
-
-def stream_batch(
-    model: Model,
-    tokenizer: Tokenizer,
-    prompts: Iterable[Text],
-    draft_model: Model | None = None,
-    batch_size: int = BATCH_SIZE,
-    **options,
-) -> Iterator[tuple[int, Response]]:
-    """As `SpeculativeDecoder.stream_batch`."""
-    return _decoder(model, tokenizer, draft_model, options).stream_batch(
-        prompts, batch_size, **options
-    )
 
 
 def batch_generate(

@@ -4,11 +4,9 @@ python main.py --prompt "translate number to German: 1284"
 python main.py --model t5-11b --draft-model t5-small --prompt "summarize: ..."
 """
 
-from terminal import interrupts
+import terminal  # noqa: F401 (first: it checks Python and the packages)
 
-if __name__ == "__main__":
-    interrupts.expect()  # before the slow imports below
-
+# isort: split
 import argparse
 import functools
 import json
@@ -25,6 +23,7 @@ from distributed.ranks import Ranks, session
 from errors import InputError
 from speculative.options import MAX_TOKENS
 from terminal import cli
+from terminal.colours import coloured, legend, painted
 from terminal.flags import (
     add_decoding_options,
     add_memory,
@@ -34,6 +33,7 @@ from terminal.flags import (
     read_draft_vocabulary,
     read_memory,
 )
+from terminal.memory import report_memory
 from terminal.prompt_files import InOrder, PromptFile
 from terminal.reading import Reading
 from terminal.summary import Summary
@@ -42,8 +42,9 @@ from text.memory import MemoryFile, Pair
 from text.prompts import check_prompt
 
 Done = Callable[[Response], None]
-# Have no effect with beam search
-DRAFTING = "draft_model draft_vocabulary num_draft lookup delta reference memory".split()
+# Have no effect with beam search, nor with --num-draft 0
+DRAFTING = "draft_model draft_vocabulary lookup delta reference memory".split()
+SOURCES = "draft_model lookup reference memory prompt_file".split()  # its lines may have references
 BEAMS = ("length_penalty", "early_stopping")  # have no effect without beam search
 SAMPLING = ("top_k", "top_p", "min_p", "seed", "acceptance")  # have no effect on greedy decoding
 ALONE = """\
@@ -74,12 +75,12 @@ def parse_args(argv: list[str] | None = None):
     flag("--system-prompt", metavar="TEXT", help="system prompt, for a model with a chat template")
     text = "do not put the prompt into the model's chat template"
     flag("--ignore-chat-template", action="store_true", help=text)
-    text = "print each output as a JSON object instead of text, as soon as it is finished"
+    text = "print each output as a JSON object instead of text"
     flag("--json", action="store_true", help=text)
     flag("--verbose", action="store_true", help="print statistics to stderr at the end")
     text = (
         "on a terminal, colour each token by its origin: copied, drafted, corrected by the target, "
-        "or the target's own; brackets if the terminal has no colour"
+        "or the target's own"
     )
     flag("--show-draft", action="store_true", help=text)
     args = parser.parse_args(argv)
@@ -130,16 +131,12 @@ def in_template(args, model) -> Callable[[str], list[int]] | None:
     )
 
 
-def show_draft(args, write: Callable[..., None]) -> Callable[[Response], str]:
-    """A function from a response to the text to show. With --show-draft, `write`s the legend of colours."""
-    if not args.show_draft:
+def show_draft(args) -> Callable[[Response], str]:
+    """A function from a response to the text to show. With --show-draft on a terminal, says what the colours mean."""
+    if not (args.show_draft and coloured(sys.stdout)):
         return lambda response: response.text
-    from terminal.colours import legend, marks_for, painted
-
-    marks = marks_for(sys.stdout)
-    if marks:
-        write(legend(marks, sys.stderr), file=sys.stderr)
-    return lambda response: painted(response, marks)
+    cli.write(legend(sys.stderr), sys.stderr)
+    return painted
 
 
 def print_summary(args, decoder, options: Options, summary: Summary, began: float) -> None:
@@ -166,7 +163,7 @@ def answer_prompt(args, decoder: SpeculativeDecoder, options: Options, remember:
     """Decode the one prompt, streaming its text to stdout."""
     prompt = read_prompt(args.prompt)
     summary, began = Summary(), time.perf_counter()
-    shown = show_draft(args, print)
+    shown = show_draft(args)
     if args.json or options.num_samples > 1:
         for response in decoder.batch_generate([prompt], **vars(options)):
             print(as_json(0, response) if args.json else shown(response))
@@ -193,52 +190,60 @@ def answer_file(
     """Decode the prompts of a file. Report lines without a usable prompt; they make the exit code 1."""
     from tqdm import tqdm
 
-    def write(text: str, file=sys.stdout) -> None:
-        with tqdm.external_write_mode(file):  # moves the progress bar out of the way
-            print(text, file=file, flush=True)
-
     def report(line: int, reason: str) -> None:
-        write(f"{file.name}, line {line + 1}: {reason}", sys.stderr)
+        cli.write(f"{file.name}, line {line + 1}: {reason}", sys.stderr)
         for sample in range(samples):
-            output.put(line * samples + sample, "")
+            output.put(line * samples + sample, "" if args.json else "\n")
+
+    def finish(text: str) -> None:
+        if response := finished.pop(output.reached, None):  # else the line has no prompt
+            remember(response)
+        cli.write(text, end="")
 
     # A prompt that is too long for the model is a bad line too.
     unlimited = decoder.model.config.max_prompt_tokens is None
     check = check_prompt if unlimited else functools.partial(decoder.check, options=options)
     file = PromptFile(args.prompt_file, report, ranks, check)
     size, samples = vars(args).get("batch_size", BATCH_SIZE), options.num_samples
-    output = InOrder(write if not args.json else lambda line: None)
-    shown = show_draft(args, write)
+    output, finished = InOrder(finish), dict[int, Response]()
+    shown = show_draft(args)
     summary, began = Summary(), time.perf_counter()
     with tqdm(desc="prompts", unit="", disable=None) as progress:
         try:
-            for index, response in decoder.stream_batch(file, size, **vars(options)):
-                line = file.line_of(index)
-                if args.json:
-                    write(as_json(line, response))
-                text = "" if args.json else shown(response)
-                output.put(line * samples + response.sample, text)
+            for line, response in file.answers(decoder, size, options):
+                text = as_json(line, response) if args.json else cli.one_line(shown(response))
+                number = line * samples + response.sample
+                finished[number] = response
+                output.put(number, f"{text}\n")
                 progress.update(1 / samples)
                 summary.add(response)
-                remember(response)
         except (Exception, KeyboardInterrupt) as error:
             if output.reached >= samples and not isinstance(error, BrokenPipeError):
                 n = output.reached // samples
-                write(f"{file.name}: answered up to line {n}; resume at line {n + 1}", sys.stderr)
+                line = f"{file.name}: answered up to line {n}; resume at line {n + 1}"
+                cli.write(line, sys.stderr)
             raise
     print_summary(args, decoder, options, summary, began)
     if file.bad_lines:
-        raise InputError(f"{file.name}: {file.bad_lines} of {file.lines} lines have no prompt")
+        raise InputError(f"{file.name}: {file.bad_lines} of {file.lines} lines have no answer")
 
 
 def report_unused(given: dict, options: Options) -> None:
     """Say on stderr which of the given flags have no effect."""
     beams = options.num_beams > 1
+    drafting = [name for name in DRAFTING if name != "memory" or not given["memory_append"]]
+    alone = given["model"] and not any(given.get(name) for name in SOURCES)
     for names, unused, reason in (
         (("batch_size",), given["prompt_file"] is None, "without --prompt-file"),
         (SAMPLING, options.temp == 0, "at temperature 0; see --temp"),
         (("logprobs",), not given["json"], "without --json"),
-        (DRAFTING, beams, "with --num-beams, which does not draft"),
+        (("num_draft", *drafting), beams, "with --num-beams, which does not draft"),
+        (drafting, not (beams or options.num_draft), "with --num-draft 0"),
+        (
+            ("num_draft",),
+            alone and options.num_draft,
+            "without a draft model, --lookup or a reference",
+        ),
         (BEAMS, not beams, "without --num-beams"),
     ):
         for name in names:
@@ -305,6 +310,8 @@ def answer(args, ranks: Ranks) -> None:
     draft_model = None
     if args.draft_model and options.num_draft and options.num_beams == 1:
         draft_model, _ = load(args.draft_model, ranks.group, split=False)
+    cli.note_types(model, draft_model)
+    report_memory()
     report_generation(model, options, args.verbose)
     if hasattr(model, "progress"):
         model.progress = Reading()

@@ -124,7 +124,7 @@ class Layer(nn.Module):
         return self.attention(x, keys, values, mask, *positions)
 
     def __call__(
-        self, x: mx.array, mask: Mask, cache: CrossCache | None, index: int, *positions: mx.array
+        self, x: mx.array, mask: Mask, cache: Any, index: int, *positions: mx.array
     ) -> mx.array:
         """cache: the decoder's, where this layer is number `index`; None in the encoder."""
         x = self.residual(x, "attention", lambda y: self.attend(y, mask, cache, index, *positions))
@@ -178,6 +178,9 @@ def narrowed(model: nn.Module, vocab_size: int, ids: mx.array) -> nn.Module:
             for name in ("weight", "scales", "biases", "bias"):  # quantized in groups within a row
                 if name in rows:
                     rows[name] = rows[name][ids]
+            mx.eval(
+                rows.parameters()
+            )  # what is lazy can only be computed by the thread that made it
             return NarrowedEmbedding(module, rows) if hasattr(module, "as_linear") else rows
         parts = {name: part for name, part in module.items() if isinstance(part, nn.Module)}
         new = {name: replaced(part, kinds) for name, part in parts.items()}
@@ -256,13 +259,14 @@ class Config(BaseConfig):
 
 @functools.cache
 def _buckets(num_buckets: int, max_distance: int) -> np.ndarray:
-    """The bucket of each distance from 0 to `max_distance`: exact up to half the buckets, then logarithmic."""
+    """The bucket of each distance, the last for all beyond: exact up to half the buckets, then logarithmic."""
     # In float32 and in the reference's order: the last bit decides at the borders of buckets.
-    distance, exact = np.arange(max_distance + 1), num_buckets // 2
-    ratio = np.maximum(distance, 1).astype(np.float32) / np.float32(exact)
+    exact = num_buckets // 2
+    ratio = np.arange(exact, max_distance).astype(np.float32) / np.float32(exact)
     log_ratio = np.log(ratio) / np.float32(math.log(max_distance / exact))
     large = exact + (log_ratio * np.float32(num_buckets - exact)).astype(np.int32)
-    return np.where(distance < exact, distance, np.minimum(large, num_buckets - 1))
+    last = num_buckets - 1
+    return np.concatenate([np.arange(exact), np.minimum(large, last), [last]])
 
 
 class Norm(nn.Module):
@@ -302,13 +306,13 @@ class T5Stack(Stack):
         self.norm = Norm(c.d_model, c.layer_norm_epsilon)
 
     def biases(self, bucket: np.ndarray, seen: mx.array | None) -> list[mx.array]:
-        """Per layer [B, H, T, N]: the bias of each distance's bucket [B, T, N], and the lowest number where
-        `seen` [B, 1, T, N] is false."""
+        """Per layer [B, H, T, N]: the bias of each distance's bucket [B, T, N], and -inf, which Metal's kernel skips,
+        where `seen` [B, 1, T, N] is false. Every query sees a key: a source has a token, a filler itself."""
         at, biases = mx.array(bucket), []
         for embedding in self.relative_bias:
             bias = mx.take(embedding.weight.T, at, axis=1).transpose(1, 0, 2, 3)
             if seen is not None:
-                bias = mx.where(seen, bias, mx.array(mx.finfo(bias.dtype).min, bias.dtype))
+                bias = mx.where(seen, bias, mx.array(-mx.inf, bias.dtype))
             biases.append(bias)
         return biases if len(biases) > 1 else biases * len(self.layers)
 
@@ -330,8 +334,8 @@ class T5(EncoderDecoder):
         return x.astype(mx.float32) if x.dtype == mx.float16 else x
 
     def _bucket(self, distance: np.ndarray, num_buckets: int) -> np.ndarray:
-        limit = self.config.relative_attention_max_distance
-        return _buckets(num_buckets, limit)[np.clip(distance, 0, limit)]
+        buckets = _buckets(num_buckets, self.config.relative_attention_max_distance)
+        return buckets[np.clip(distance, 0, len(buckets) - 1)]
 
     def encode(self, tokens: mx.array, mask: np.ndarray) -> mx.array:
         # Half the buckets for keys before the query, half for keys behind it.

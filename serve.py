@@ -4,11 +4,9 @@ python serve.py
 python serve.py --model t5-11b --draft-model t5-small --port 8080
 """
 
-from terminal import interrupts
+import terminal  # noqa: F401 (first: it checks Python and the packages)
 
-if __name__ == "__main__":
-    interrupts.expect()  # before the slow imports below
-
+# isort: split
 import ipaddress
 import logging
 import signal
@@ -35,6 +33,7 @@ from terminal.flags import (
     read_draft_vocabulary,
     read_memory,
 )
+from terminal.memory import report_memory
 
 COUNTS = {  # flag: (default, help)
     "batch-size": (BATCH_SIZE, "texts to decode in one batch"),
@@ -130,6 +129,8 @@ def main() -> None:
         decoder, options = transcriber.decoder, replace(options, lookup=False)
     else:
         decoder = text_decoder(args, target, draft, options)
+    cli.note_types(decoder.model, decoder.draft_model)
+    report_memory()
     engine = Engine(decoder, options, args.batch_size, args.queue)
     api = Api(
         name=Path(target).name,

@@ -4,11 +4,9 @@ python transcribe.py talk.mp3 --model whisper-large-v3 --draft-model distil-larg
 python transcribe.py *.m4a --model whisper-medium -f srt -o subtitles
 """
 
-from terminal import interrupts
+import terminal  # noqa: F401 (first: it checks Python and the packages)
 
-if __name__ == "__main__":
-    interrupts.expect()  # before the slow imports below
-
+# isort: split
 import argparse
 import sys
 import time
@@ -34,6 +32,8 @@ from speech.transcriber import Transcriber
 from speech.transcript import Asked
 from terminal import cli
 from terminal.flags import reading
+from terminal.memory import report_memory
+from terminal.prompt_files import InOrder
 from terminal.summary import Summary
 
 STDIN = "-"
@@ -41,11 +41,6 @@ THRESHOLDS = {
     "compression-ratio": "retry a window if its text compresses better than X: it repeats itself",
     "logprob": "retry a window if its tokens' mean log-probability is below X",
     "no-speech": "take a window as silent if silence is more probable than X and its text uncertain",
-}
-NOT_HERE = {
-    "word-timestamps": "word timestamps",
-    "hallucination-silence-threshold": "word timestamps",
-    "vad-filter": "voice detectors",
 }
 
 
@@ -90,12 +85,7 @@ def parse_args(argv: list[str] | None = None):
     text = "name of the output, for a single sound"
     flag("--output-name", type=cli.name, metavar="NAME", help=text)
     flag("--verbose", action="store_true", help="print statistics to stderr at the end")
-    for name in NOT_HERE:
-        flag(f"--{name}", nargs="?", const=True, help=argparse.SUPPRESS)
     args = parser.parse_intermixed_args(argv)
-    for name, what in NOT_HERE.items():
-        if getattr(args, name.replace("-", "_")) is not None:
-            parser.error(f"--{name}: {what} are not supported")
     if args.draft_model and not args.model:
         parser.error("--draft-model needs --model; the embedded pair brings its own draft model")
     if args.output_format == "all" and not args.output_dir:
@@ -117,6 +107,8 @@ def names_of(args) -> list[str]:
     if args.output_name:
         if len(names) > 1:
             raise InputError("--output-name works for one file only")
+        if not args.output_dir:
+            print("--output-name has no effect without --output-dir", file=sys.stderr)
         names = [args.output_name]
     twice, times = Counter(names).most_common(1)[0]
     if args.output_dir and times > 1:
@@ -124,63 +116,36 @@ def names_of(args) -> list[str]:
     return names
 
 
-class Output:
-    """Writes transcripts to files, or to stdout in the order of the sounds; txt appears segment by segment."""
-
-    def __init__(self, args):
-        self._format, self._folder = args.output_format, args.output_dir
-        self._names = names_of(args)
-        self._texts = ["" for _ in args.audio]
-        self._done = [False for _ in args.audio]
-        self._next = 0  # index of the sound that is being printed
-        if self._folder:
-            self._folder.mkdir(parents=True, exist_ok=True)
-
-    def heard(self, index: int, segments: Sequence[Segment]) -> None:
-        """Take more segments of this sound."""
-        if self._format == "txt" and not self._folder:
-            self._texts[index] += "".join(f"{each.text.strip()}\n" for each in segments)
-            self._print()
-
-    def finished(self, index: int, transcript: Transcript | None) -> None:
-        """Take the whole transcript; None if the sound failed."""
-        if transcript and self._folder:
-            formats = FORMATS if self._format == "all" else [self._format]
-            for each in formats:
-                file = self._folder / f"{self._names[index]}.{each}"
-                file.write_text(FORMATS[each](transcript), encoding="utf-8")
-        elif transcript and self._format != "txt":
-            self._texts[index] = FORMATS[self._format](transcript)
-        self._done[index] = True
-        self._print()
-
-    def _print(self) -> None:
-        while self._next < len(self._texts):
-            if text := self._texts[self._next]:
-                with tqdm.external_write_mode(sys.stdout):
-                    print(text, end="", flush=True)
-                self._texts[self._next] = ""
-            if not self._done[self._next]:
-                return
-            self._next += 1
+def write_files(transcript: Transcript, path: Path, format: str) -> None:
+    """Write `path` with the format, or one file for each format if it is "all"."""
+    for each in FORMATS if format == "all" else [format]:
+        Path(f"{path}.{each}").write_text(FORMATS[each](transcript), encoding="utf-8")
 
 
-def transcribe_files(args, transcriber: Transcriber, asked: Asked, output: Output) -> None:
-    """Transcribe all files. Report those that cannot be read; they make the exit code 1."""
+def transcribe_files(args, transcriber: Transcriber, asked: Asked, names: list[str]) -> None:
+    """Transcribe all files: to stdout in their order, txt segment by segment, or to files under these names. Report
+    those that cannot be read; they make the exit code 1."""
     failed, summary, played = 0, Summary(unit="windows"), 0.0
     began = time.perf_counter()
+    output = InOrder(partial(cli.write, end=""))
+    streamed = args.output_format == "txt" and not args.output_dir
 
     def complain(line: str) -> None:
-        with tqdm.external_write_mode(sys.stderr):
-            print(cli.one_line(line), file=sys.stderr)
+        cli.write(cli.one_line(line), sys.stderr)
 
     def open_sound(index: int, name: str, bar):
         samples = audio.read(name, report=complain)
-        bar.total = (bar.total or 0) + len(samples) / RATE
+        length = len(samples) / RATE
+        if (late := max(asked.clip_timestamps[::2], default=0)) > length:
+            what = f"--clip-timestamps has no effect from {late:g} s on"
+            complain(f"{name}: {what}: the sound ends at {length:.1f} s")
+        bar.total = (bar.total or 0) + length
         before = [0.0]
 
         def heard(segments: Sequence[Segment], seconds: float, _) -> None:
-            output.heard(index, segments)
+            if streamed:
+                text = "".join(f"{each.text.strip()}\n" for each in segments)
+                output.put(index, text, finished=False)
             bar.update(seconds - before[0])
             before[0] = seconds
 
@@ -192,9 +157,12 @@ def transcribe_files(args, transcriber: Transcriber, asked: Asked, output: Outpu
             if isinstance(found, InputError):
                 failed += 1
                 complain(str(found))
-                output.finished(index, None)
+                output.put(index, "")
                 continue
-            output.finished(index, found)
+            if args.output_dir:
+                write_files(found, args.output_dir / names[index], args.output_format)
+            printed = not (streamed or args.output_dir)
+            output.put(index, FORMATS[args.output_format](found) if printed else "")
             summary.texts += 1
             summary.stats += found.stats
             played += found.duration
@@ -213,15 +181,19 @@ def answer(args) -> None:
     """Do what the command line asks for."""
     given = {name: value for name, value in vars(args).items() if name in Asked.__annotations__}
     given["no_speech_probs"] = args.output_format in ("json", "all")
-    asked, output = Asked(**given), Output(args)
+    asked, names = Asked(**given), names_of(args)
+    if args.output_dir:
+        args.output_dir.mkdir(parents=True, exist_ok=True)
     model, draft = args.model, args.draft_model
     if model is None:
         model, draft = (demo_model(f"speech/{role}") for role in ("target", "draft"))
     transcriber = Transcriber(model, draft if args.num_draft else None)
+    cli.note_types(transcriber.model, transcriber.decoder.draft_model)
+    report_memory()
     if args.language:
         code = language_code(args.language, transcriber.special.languages)
         asked = replace(asked, language=code)
-    transcribe_files(args, transcriber, asked, output)
+    transcribe_files(args, transcriber, asked, names)
 
 
 def main() -> None:

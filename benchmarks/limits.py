@@ -1,17 +1,15 @@
 """The memory speed of the machine, the costs of model calls on it, and the most that drafting could gain."""
 
-import contextlib
 import os
+import re
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from unittest import mock
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
@@ -24,12 +22,12 @@ DRAFTED = 5  # tokens per timed draft
 READ = 1 << 30  # bytes, far more than the caches hold
 
 
-class Costs:
+class CallTimes:
     """The seconds of model calls and of a plain read of memory. Target and draft model take turns, as in a
     step, so that neither finds its own data in the caches."""
 
     def __init__(self, target: Model, draft: Model | None, prompt: Sequence[int]):
-        self.step_bytes, self._read = step_bytes(target, prompt), plain_read(READ)
+        self.step_bytes, self._read = step_bytes(target), plain_read(READ)
         self._target = calls(target, prompt)
         self._draft = calls(draft, prompt) if draft else None
         self._seconds: dict[object, list[float]] = defaultdict(list)
@@ -78,7 +76,7 @@ class Costs:
         return found
 
     def predicted(self, stats: Stats, drafts: bool) -> float:
-        """The speed-up of steps, predicted from tokens per call and the costs."""
+        """The speed-up of steps, predicted from tokens per call and the calls' times."""
         drafted = stats.drafted / max(1, stats.target_calls)
         return stats.tokens_per_call * self[1] / self.seconds(drafted, drafts)
 
@@ -101,33 +99,19 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-# Layers that multiply by a matrix, and the method that does so.
-_MULTIPLIES = {
-    nn.Linear: "__call__",
-    nn.QuantizedLinear: "__call__",
-    nn.Embedding: "as_linear",
-    nn.QuantizedEmbedding: "as_linear",
-}
+# Weights that decoding a token does not read, or only a row of.
+_NOT_READ = re.compile(
+    r"^encoder\.|cross_attention\.(key|value)\.|positions\.|relative_bias|source_embedding"
+)
 
 
-def step_bytes(model: Model, prompt: Sequence[int]) -> int:
-    """Bytes of the matrices that decoding one token multiplies by, counted as the model calls its layers. A step
-    reads little else, except in mixtures of experts, where experts are not counted."""
-    cache = model.start(mx.array([prompt]))
-    found: list[int] = []
-
-    def recorded(multiply: Callable) -> Callable:
-        def record(layer: nn.Module, x: mx.array) -> mx.array:
-            found.extend(w.nbytes for w in dict(tree_flatten(layer.parameters())).values())
-            return multiply(layer, x)
-
-        return record
-
-    with contextlib.ExitStack() as stack:
-        for kind, name in _MULTIPLIES.items():
-            stack.enter_context(mock.patch.object(kind, name, recorded(getattr(kind, name))))
-        model.decode(mx.array([[TOKEN]]), np.array([cache.lengths], np.int32), cache)
-    return sum(found)
+def step_bytes(model: Any) -> int:
+    """Bytes of the weights that decoding a token reads: those of the decoder and its head, which may be the embedding. All
+    experts of a mixture are counted."""
+    weights = dict(tree_flatten(model.parameters()))
+    has_head = any("head." in name for name in weights)
+    not_read = [n for n in weights if _NOT_READ.search(n) or (has_head and "embed" in n)]
+    return sum(weight.nbytes for name, weight in weights.items() if name not in not_read)
 
 
 def calls(model: Model, prompt: Sequence[int]) -> Callable[..., float]:
@@ -150,10 +134,10 @@ def calls(model: Model, prompt: Sequence[int]) -> Callable[..., float]:
     return call
 
 
-def oracle_rate(plain: Sequence[Row], draft: Model, costs: Costs) -> float:
+def oracle_rate(plain: Sequence[Row], draft: Model, times: CallTimes) -> float:
     """Tokens per second if an oracle that knows how many drafted tokens will be accepted chose the best draft length
     in every step. plain: the same texts, decoded plainly. Reading prompts is included."""
-    by_length = [costs.seconds(drafted) for drafted in range(max(WIDTHS))]
+    by_length = [times.seconds(drafted) for drafted in range(max(WIDTHS))]
     seconds = 0.0
     for row in plain:
         known, reading = known_to_draft(draft, row)
@@ -169,11 +153,17 @@ def known_to_draft(draft: Model, row: Row) -> tuple[np.ndarray, float]:
     cache = draft.start(mx.array([row.prompt]))
     cache.wait()
     reading = time.perf_counter() - began
-    first, text = int(cache.lengths[0]), np.array(row.generated)
-    read = np.minimum([row.tokens[first:-1]], draft.config.vocab_size - 1).astype(np.int32)
+    found = np.array(mx.argmax(text_logits(draft, row, cache), axis=-1))
+    return found == np.array(row.generated), reading
+
+
+def text_logits(model: Model, row: Row, cache: Any = None) -> mx.array:
+    """Logits [T, V] of the T tokens of a row's text, read in one call. cache: of its prompt, if that has been read."""
+    cache = cache or model.start(mx.array([row.prompt]))
+    first, T = int(cache.lengths[0]), len(row.generated)
+    read = np.minimum([row.tokens[first:-1]], model.config.vocab_size - 1).astype(np.int32)
     positions = np.arange(first, len(row.tokens) - 1, dtype=np.int32)[None]
-    logits = draft.decode(mx.array(read), positions, cache)
-    return np.array(mx.argmax(logits[0], axis=-1))[-len(text) :] == text, reading
+    return model.decode(mx.array(read), positions, cache)[0, -T:]
 
 
 def least_seconds(known: np.ndarray, by_length: Sequence[float]) -> float:

@@ -7,15 +7,16 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 
 from decoder import Options, SpeculativeDecoder, Stats, load
-from demo.pair import DEMO, demo_model
+from demo.pair import DEMO, demo_model, usual_dtype
 from demo.widen import CAUSAL_SHAPES, widen, widen_llama
 from families.causal import CausalModel
 from families.causal_loading import encode_prompt
-from speculative.batch import decode
-from speculative.row import Row, Waiting
+from speculative.batch import Waiting, decode
+from speculative.row import Row
 from speculative.sampling import RowSeeds
 
 Way = Callable[[Sequence[str]], list]
@@ -25,18 +26,26 @@ OtherWay = Callable[[Prompts], list[list[int]]]
 """Another library's way: tokens of prompts -> tokens of their texts."""
 
 
-def widened_pair(sizes: Sequence[str]) -> tuple[Any, Any]:
-    """The embedded pair widened to these sizes, in float32, with the attributes that `load` sets."""
+def widened_pair(sizes: Sequence[str], dtype: str | None = None) -> tuple[Any, Any]:
+    """The embedded pair widened to these sizes, with the attributes that `load` sets. dtype: by default what people
+    decode in on this device."""
+    widened, of = _widened_t5, getattr(mx, dtype or usual_dtype())
     if sizes[0] in CAUSAL_SHAPES:
-        return _widened_causal("causal-target", sizes[0]), _widened_causal("causal-draft", sizes[1])
-    target, draft = (load(demo_model(role))[0] for role in ("target", "draft"))
-    wide = widen(target, sizes[0]), widen(draft, sizes[1])
-    wide[0].tokenizer, wide[1].tokenizer = target.tokenizer, draft.tokenizer
+        widened = _widened_causal
+    return widened("target", sizes[0], of), widened("draft", sizes[1], of)
+
+
+def _widened_t5(role: str, size: str, dtype: mx.Dtype) -> Any:
+    small, tokenizer = load(demo_model(role))
+    small.set_dtype(dtype)
+    wide = widen(small, size)
+    wide.tokenizer = tokenizer
     return wide
 
 
-def _widened_causal(role: str, size: str) -> CausalModel:
-    small, tokenizer = load(DEMO / role)
+def _widened_causal(role: str, size: str, dtype: mx.Dtype) -> Any:
+    small, tokenizer = load(DEMO / f"causal-{role}")
+    small.set_dtype(dtype)
     c, inner = small.config, widen_llama(small.model, size)
     wide = CausalModel(inner, c.eos_token_ids, c.pad_token_id, c.max_positions)
     wide.tokenizer, wide.chat = tokenizer, small.chat

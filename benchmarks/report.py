@@ -6,6 +6,7 @@ import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,8 +14,10 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 import blas
-from benchmarks.limits import Costs
+from benchmarks.limits import CallTimes
 from benchmarks.measure import Run
+
+PACKAGES = ("mlx", "mlx-lm", "numpy", "transformers", "tokenizers")
 
 
 class Setting(NamedTuple):
@@ -34,9 +37,11 @@ def describe() -> dict[str, str | int]:
     return {
         "processor": _processor(),
         "cores": os.cpu_count() or 1,
-        "system": f"{platform.system()} {platform.machine()}",
-        "device": str(mx.default_device()),
-        "mlx": version("mlx"),
+        "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1e9:.0f} GB",
+        "system": platform.platform(),
+        "device": f"{mx.default_device()}, {mx.device_info().get('architecture', '?')}",
+        "python": platform.python_version(),
+        **{name: version(name) for name in PACKAGES if find_spec(name.replace("-", "_"))},
         "blas": blas.loaded or Path(os.environ.get("LD_PRELOAD", "")).name or "of MLX",
         "threads": os.environ.get("OPENBLAS_NUM_THREADS", "default"),
     }
@@ -67,13 +72,13 @@ def sizes(target: Any, draft: Any | None, tokens: Mapping[str, Sequence[int]]) -
 # the time for reading prompts. "of oracle": share of the oracle's speed.
 RATES = ("tokens/s", "low", "high")
 SHARES = ("ratio", "steps", "predicted", "of oracle", "acceptance")
-COLUMNS = (*RATES, *SHARES, "tokens per call", "reading (s)", "steps (s)")
+COLUMNS = (*RATES, *SHARES, "tokens per call")
 
 
-def compare(runs: Mapping[Any, Run], costs: Costs, oracle: float | None) -> dict[str, Any]:
+def compare(runs: Mapping[Any, Run], times: CallTimes, oracle: float | None) -> dict[str, Any]:
     """Print the table of all ways, the first of which is plain decoding; return the figures as data."""
     (first, plain), *_ = runs.items()
-    lines = {str(name): figures(name, run, plain, costs, oracle) for name, run in runs.items()}
+    lines = {str(name): figures(name, run, plain, times, oracle) for name, run in runs.items()}
     data = [{"decoding": name} | line for name, line in lines.items()]
     if oracle:
         best = {"tokens/s": oracle, "ratio": oracle / plain.rate}
@@ -89,7 +94,7 @@ def compare(runs: Mapping[Any, Run], costs: Costs, oracle: float | None) -> dict
 
 
 def figures(
-    name: Setting | str, run: Run, plain: Run, costs: Costs, oracle: float | None
+    name: Setting | str, run: Run, plain: Run, times: CallTimes, oracle: float | None
 ) -> dict[str, float]:
     """Column -> figure of a way; figures of steps only for our own ways."""
     low, high = run.quartiles
@@ -97,16 +102,12 @@ def figures(
     if isinstance(name, str):
         return line
     stats, model = run.stats, name.drafter == "model"
-    line |= {
-        "tokens per call": stats.tokens_per_call,
-        "reading (s)": stats.encoding_seconds + stats.preparing_seconds,
-        "steps (s)": stats.seconds,
-    }
+    line["tokens per call"] = stats.tokens_per_call
     if name.drafter:
         line["acceptance"] = stats.acceptance
     if name.batch_size == 1 and name.drafter in ("model", "lookup"):
         line["steps"] = stats.tokens_per_second / plain.stats.tokens_per_second
-        line["predicted"] = costs.predicted(stats, model)
+        line["predicted"] = times.predicted(stats, model)
     if name.batch_size == 1 and model and oracle:
         line["of oracle"] = run.rate / oracle
     return line

@@ -38,6 +38,20 @@ def read_json(path: Path) -> dict:
 
 
 _SINGLE = ("model.safetensors", "pytorch_model.bin")  # best first
+_OTHERS = {  # files of folders that are not Hugging Face checkpoints
+    "adapter_config.json": "an adapter: merge it into its model first (merge_and_unload in PEFT)",
+    "model.bin": "CTranslate2's, as for faster-whisper: convert the original model",
+    ".gguf": "GGUF, llama.cpp's: convert the original model",
+}
+
+
+def check_kind(model: object, names: Collection[str]) -> None:
+    """InputError if these files of `model`, a folder or a repository, are in another project's format."""
+    if any(name.startswith(_SINGLE) for name in names):
+        return
+    for ending, what in _OTHERS.items():
+        if any(name.endswith(ending) for name in names):
+            raise InputError(f"{model} is {what}")
 
 
 def weight_files(names: Collection[str], get: Callable[[str], Path]) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from checkpoints.folder import TOKENIZER_FILES, weight_files
+from checkpoints.folder import TOKENIZER_FILES, check_kind, weight_files
 from errors import InputError
 
 CONFIG = "config.json"
@@ -34,7 +34,9 @@ def fetch(
     if Path(model).is_dir():
         if revision:
             raise InputError(f"{model} is a local folder; --revision is for models on the hub")
+        check_kind(model, [path.name for path in Path(model).iterdir()])
         return Path(model)
+    check_kind(model, [model])
     if Path(model).exists() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", model):
         raise InputError(f"{model} is neither a folder nor a name on the Hugging Face hub")
     from huggingface_hub import HfApi, constants, errors
@@ -109,6 +111,7 @@ def _download(
         return Path(hf_hub_download(model, name, revision=info.sha))
 
     files = {file.rfilename: file for file in info.siblings or [] if "/" not in file.rfilename}
+    check_kind(model, files)
     if CONFIG not in files:
         raise InputError(f"{model} has no {CONFIG}, so it is not a Hugging Face model")
     folder = get(CONFIG).parent

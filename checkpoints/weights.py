@@ -19,7 +19,6 @@ DTYPES: dict[str, np.dtype] = {
     "float16": np.dtype("<f2"),
     "bfloat16": BFLOAT16,
 }
-DEFAULT_DTYPE = "bfloat16"
 
 
 def stored_dtype(name: str, dtype: str, float32: tuple[str, ...]) -> np.dtype:

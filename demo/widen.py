@@ -32,7 +32,7 @@ CAUSAL_SHAPES: dict[str, dict[str, Any]] = {
 
 
 def widen(model: T5, shape: str) -> T5:
-    """`model` widened to one of SHAPES. Logits are equal up to rounding, and 0 for new vocabulary rows."""
+    """`model` widened to one of SHAPES, in its type. Logits are equal up to rounding, and 0 for new vocabulary rows."""
     if not SHAPES[shape]:
         return model
     small, layers = model.config, SHAPES[shape]["num_layers"]
@@ -55,7 +55,7 @@ def widen(model: T5, shape: str) -> T5:
 
 
 def widen_llama(model: Any, shape: str) -> nn.Module:
-    """mlx-lm's Llama widened to one of CAUSAL_SHAPES, in float32. Logits are equal up to rounding."""
+    """mlx-lm's Llama widened to one of CAUSAL_SHAPES, in its type. Logits are equal up to rounding."""
     args = model.args
     hidden = CAUSAL_SHAPES[shape].get("hidden_size", args.hidden_size)
     head_dim = args.head_dim or args.hidden_size // args.num_attention_heads
@@ -73,7 +73,6 @@ def widen_llama(model: Any, shape: str) -> nn.Module:
     )
 
     def change(name: str, weight: mx.array) -> mx.array:
-        weight = weight.astype(mx.float32)
         return weight * narrower**0.5 if name.endswith("norm.weight") else weight
 
     return _filled(type(model)(wide), model, change)
@@ -82,8 +81,9 @@ def widen_llama(model: Any, shape: str) -> nn.Module:
 def _filled(wide: Any, small: Any, change: Callable[[str, mx.array], mx.array]) -> Any:
     """`wide` with the weights of `small`, passed through `change` and padded with zeros."""
     known, weights = dict(tree_flatten(small.parameters())), []
+    dtype = next(iter(known.values())).dtype
     for name, size in weight_shapes(wide).items():
-        weight = change(name, known[name]) if name in known else mx.zeros((0,) * len(size))
+        weight = change(name, known[name]) if name in known else mx.zeros((0,) * len(size), dtype)
         pad = [(0, new - old) for old, new in zip(weight.shape, size, strict=True)]
         weights.append((name, mx.pad(weight, pad)))
     wide.load_weights(weights)

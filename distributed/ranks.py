@@ -9,8 +9,10 @@ import json
 import os
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar, cast
@@ -111,11 +113,38 @@ class Ranks:
         """InputError, with the name of the first, if a value differs between a rank and rank 0."""
         first, *others = (json.loads(text) for text in self.gather(json.dumps(values)))
         for rank, other in enumerate(others, 1):
-            if different := [name for name in first if other[name] != first[name]]:
+            if different := [name for name in first | other if other.get(name) != first.get(name)]:
                 name = different[0].replace("_", " ")
                 raise InputError(
                     f"the ranks disagree: rank {rank} has a different {name} from rank 0"
                 )
+
+    def check_folder(self, folder: Path, *packages: str) -> None:
+        """InputError if the ranks have other files in a model's folder, or other versions of MLX or `packages`. Of
+        each file its size and last MiB are compared, where an npz file has the checksums of all its arrays."""
+        if self.size == 1:
+            return
+
+        def found() -> dict[str, str]:
+            same = {f"version_of_{name}": version(name) for name in ("mlx", *packages)}
+            for path in folder.iterdir():
+                if path.name == "config.json":  # without where the checkpoint was
+                    raw = json.loads(path.read_text(encoding="utf-8"))
+                    raw.pop("converted_from", None)
+                    same[path.name] = json.dumps(raw, sort_keys=True)
+                elif path.suffix in (".json", ".npz", ".safetensors"):
+                    same[path.name] = _end(path)
+            return dict(sorted(same.items()))
+
+        self.check_same(**self.together(found))
+
+
+def _end(path: Path) -> str:
+    """A file's size, and the checksum of its last MiB."""
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 2**20))
+        return f"{size} {zlib.crc32(file.read()):08x}"
 
 
 ALONE = Ranks()
@@ -145,6 +174,6 @@ def session() -> Iterator[Ranks]:
         time.sleep(_GRACE)
         raise SystemExit(error.code if isinstance(error, SystemExit) else 1) from None
     except RuntimeError as error:
-        if "[ring]" in str(error):  # MLX noticed the loss
+        if "[ring]" in str(error) or "[jaccl]" in str(error):  # MLX noticed the loss
             raise InputError(LOST) from None
         raise

@@ -3,7 +3,8 @@
 What the speculative step needs from a model:
 
     model.config                     vocab_size, eos_token_ids, pad_token_id; max_positions, the most tokens
-                                     of a row in the decoder, and max_prompt_tokens, None without a limit
+                                     of a row in the decoder, and max_prompt_tokens, None without a limit;
+                                     fixed_vocabulary: tokens that the tokenizer does not name are known too
     model.prefix(prompt) -> tokens   what a row begins with, given the prompt's tokens: T5's start token; a
                                      decoder-only model's prompt itself
     model.start(tokens, mask)        tokens [B, S], mask [B, S] true on tokens (None: no padding): encodes
@@ -49,6 +50,9 @@ _MODULES = {  # model_type in config.json -> module
     "pegasus": "families.bart",
     "whisper": "families.whisper",
 }
+# Trained or published in float16, as fairseq's and OpenAI's are. The others need bfloat16's range: T5, T5Gemma and
+# Pegasus, trained in bfloat16 on TPUs, overflow float16.
+_FLOAT16 = ("bart", "mbart", "m2m_100", "marian", "whisper")
 
 
 def write_tokenizer(folder: Path, output: Path) -> None:
@@ -78,15 +82,17 @@ def family_of(raw: Mapping) -> Family:
     """The family of a config.json; InputError if there is none. Imports only its module."""
     kind = _kind(raw)
     if "n_mels" in raw:
-        raise InputError(
-            "a folder of mlx_whisper's, which has no tokenizer: convert the original, such as "
-            "openai/whisper-large-v3 or distil-whisper/distil-large-v3"
-        )
+        raise InputError("mlx_whisper's folder, without a tokenizer: convert the original model")
     if not kind:
         raise InputError("config.json has no model_type: not a model of Hugging Face's")
     if kind not in _MODULES:
         raise InputError(f"a {kind[:50]} model; there are {', '.join(_MODULES)}")
     return import_module(_MODULES[kind]).FAMILY
+
+
+def default_dtype(raw: Mapping) -> str:
+    """The type that conversion gives a model's weights if the user does not choose."""
+    return "float16" if _kind(raw) in _FLOAT16 else "bfloat16"
 
 
 def is_ours(raw: Mapping) -> bool:

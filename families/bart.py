@@ -7,6 +7,7 @@ Shapes: B rows, S source tokens, T new tokens, V vocabulary.
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -50,16 +51,26 @@ def _plus(x: mx.array, y: mx.array) -> mx.array:
 
 
 class Layer(model.Layer):
-    def __init__(self, c: Config, num_heads: int, ffn_dim: int, *attentions: str):
+    """c: d_model, norm_first and activation. bias: of linear layers; affine: norms have weights and biases."""
+
+    def __init__(
+        self,
+        c: Any,
+        num_heads: int,
+        ffn_dim: int,
+        *attentions: str,
+        bias: bool = True,
+        affine: bool = True,
+    ):
         super().__init__()
         width = c.d_model // num_heads
         self._norm_first, self._activation = c.norm_first, activation(c.activation)
         for name in attentions:
-            self[name] = Attention(c.d_model, num_heads, width, scale=width**-0.5, bias=True)
-            self[f"{name}_norm"] = nn.LayerNorm(c.d_model)
-        self.up = nn.Linear(c.d_model, ffn_dim)
-        self.down = nn.Linear(ffn_dim, c.d_model)
-        self.feed_forward_norm = nn.LayerNorm(c.d_model)
+            self[name] = Attention(c.d_model, num_heads, width, scale=width**-0.5, bias=bias)
+            self[f"{name}_norm"] = nn.LayerNorm(c.d_model, affine=affine)
+        self.up = nn.Linear(c.d_model, ffn_dim, bias)
+        self.down = nn.Linear(ffn_dim, c.d_model, bias)
+        self.feed_forward_norm = nn.LayerNorm(c.d_model, affine=affine)
 
     def residual(self, x: mx.array, name: str, sublayer: Sublayer) -> mx.array:
         norm = self[f"{name}_norm"]
@@ -114,7 +125,7 @@ class Model(EncoderDecoder):
             self.head = nn.Linear(c.d_model, c.vocab_size, bias=False)
         if c.logits_bias:
             self.logits_bias = mx.zeros((c.vocab_size,))
-        self._ids = mx.arange(c.vocab_size)  # of the logits
+        self._ids = mx.array(np.arange(c.vocab_size))  # of the logits; mx.arange would be lazy
 
     def encode(self, tokens: mx.array, mask: np.ndarray) -> mx.array:
         c, positions = self.config, np.arange(tokens.shape[1])
@@ -152,6 +163,7 @@ class Model(EncoderDecoder):
         found._ids = ids
         if self.config.logits_bias:
             found.logits_bias = self.logits_bias[ids]
+            mx.eval(found.logits_bias)
         return found
 
 

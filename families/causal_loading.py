@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +110,7 @@ def load(
     """
     ranks = Ranks(group)
     split = split and ranks.size > 1
-    if ranks.size > 1:
-        ranks.check_same(**ranks.together(lambda: _fingerprints(folder)))
+    ranks.check_folder(folder, "mlx-lm")
 
     def read(utils) -> tuple:
         model, raw = utils.load_model(folder, lazy=split)
@@ -148,18 +146,6 @@ def _fast(chat: Any, folder: Path) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
-
-
-def _fingerprints(folder: Path) -> dict[str, str]:
-    """What identifies a model's files: their contents, or for weights their sizes."""
-    files = sorted(folder.glob("model*.safetensors"))
-    return {
-        "config.json": (folder / "config.json").read_text(encoding="utf-8"),
-        "generation_config.json": str(Generation.load(folder)),
-        "weights": str([(file.name, file.stat().st_size) for file in files]),
-        "version of MLX": version("mlx"),
-        "version of mlx-lm": version("mlx-lm"),
-    }
 
 
 def encode_prompt(

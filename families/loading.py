@@ -1,7 +1,5 @@
 """Loading models from converted folders."""
 
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from textwrap import shorten
@@ -81,8 +79,7 @@ def load(
         if folder := ranks.together(lambda: causal_loading.find_causal(str(name))):
             return causal_loading.load(folder, group, split)
     path, family, model, quantization, arrays = ranks.together(lambda: _open(str(name)))
-    if ranks.size > 1:
-        ranks.check_same(**ranks.together(lambda: _fingerprints(path, model.config, quantization)))
+    ranks.check_folder(path)
 
     def read() -> None:
         if split and group and ranks.size > 1:
@@ -92,6 +89,7 @@ def load(
             model.ranks = ranks
         else:
             model.load_weights([(key, to_mlx(array)) for key, array in arrays.items()])
+        mx.eval(model.parameters())  # what is lazy can only be computed by the thread that made it
         with naming(path / TOKENIZER):  # a target compares it with its own
             model.tokenizer, model.source_tokenizer = read_tokenizers(path, model.config)
         languages = model.languages = Languages.load(path, model.config.vocab_size)
@@ -134,20 +132,3 @@ def _open(name: str) -> tuple[Path, Family, nn.Module, Quantization | None, dict
         shapes = {key: array.shape for key, array in arrays.items()}
         model = build(family, config, shapes, quantization)
     return path, family, model, quantization, arrays
-
-
-def _fingerprints(path: Path, *config: object) -> dict[str, str]:
-    """Checksums that show whether all ranks have the same files."""
-    from importlib.metadata import version
-
-    with zipfile.ZipFile(path / WEIGHTS) as archive:
-        members = [(m.filename, m.file_size, m.CRC) for m in archive.infolist()]
-    tokenizers = (path / TOKENIZER, *path.glob(SOURCE_TOKENIZER))
-    parts = {
-        "config.json": config,
-        "weights.npz": members,
-        "tokenizer.json": [file.read_bytes() for file in tokenizers],
-        "generation_config.json": Generation.load(path),
-        "version of MLX": version("mlx"),
-    }
-    return {name: f"{zlib.crc32(str(part).encode()):08x}" for name, part in parts.items()}

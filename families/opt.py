@@ -1,7 +1,7 @@
 """OPT in MLX (Zhang et al. 2022, arXiv 2205.01068), in both its forms, and Galactica, an OPT too.
 
 Learned positions, norms before the sub-layers and one after the last; in opt-350m norms after them, none
-at the end, and words narrower than layers. Shapes: B rows, T new tokens, N cache slots, D head width.
+at the end, and words narrower than layers. Shapes: B rows, T new tokens, V vocabulary.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,8 +14,8 @@ import numpy as np
 from checkpoints.config import BaseConfig, token_id, token_ids
 from checkpoints.names import Names
 from families import Family
+from families.bart import Layer
 from families.causal import DecoderOnly
-from model import Attention, Mask, activation
 from speculative.cache import SlotCache
 
 _FIRST = 2  # the position table's row for position 0
@@ -74,7 +74,7 @@ NAMES = Names(
         (r"decoder\.embed_positions\.weight", "positions.weight"),
         (r"decoder\.(project_in|project_out)\.weight", "{}.weight"),
         (r"decoder\.final_layer_norm\.(weight|bias)", "norm.{}"),
-        (_LAYER + r"self_attn\.(q|k|v|out)_proj\.(weight|bias)", "layers.{}.{}.{}"),
+        (_LAYER + r"(self_attn)\.(q|k|v|out)_proj\.(weight|bias)", "layers.{}.{}.{}.{}"),
         (_LAYER + r"(self_attn|final)_layer_norm\.(weight|bias)", "layers.{}.{}_norm.{}"),
         (_LAYER + r"(fc[12])\.(weight|bias)", "layers.{}.{}.{}"),
     ],
@@ -83,34 +83,6 @@ NAMES = Names(
     embedding=("decoder.embed_tokens.weight", "lm_head.weight"),
     prefix="model.",  # missing in checkpoints without a head
 )
-
-
-class Layer(Attention):
-    """A layer whose attention and feed-forward weights have flat names."""
-
-    def __init__(self, config: Config):
-        c = config
-        super().__init__(c.d_model, c.num_heads, c.d_kv, scale=c.d_kv**-0.5, bias=c.biases)
-        self._norm_first, self._activation = c.norm_first, activation(c.activation)
-        self.attention_norm = nn.LayerNorm(c.d_model, affine=c.norm_weights)
-        self.up = nn.Linear(c.d_model, c.d_ff, c.biases)
-        self.down = nn.Linear(c.d_ff, c.d_model, c.biases)
-        self.feed_forward_norm = nn.LayerNorm(c.d_model, affine=c.norm_weights)
-
-    def layer(self, x: mx.array, mask: Mask, cache: SlotCache, index: int) -> mx.array:
-        """The layer's output for x [B, T, d_model]."""
-
-        def attend(y: mx.array) -> mx.array:
-            return self(y, *cache.append(index, *self.project(y)), mask)
-
-        def feed_forward(y: mx.array) -> mx.array:
-            return self.down(self._activation(self.up(y)))
-
-        if self._norm_first:
-            x = x + attend(self.attention_norm(x))
-            return x + feed_forward(self.feed_forward_norm(x))
-        x = self.attention_norm(x + attend(x))
-        return self.feed_forward_norm(x + feed_forward(x))
 
 
 class OPT(DecoderOnly):
@@ -122,7 +94,9 @@ class OPT(DecoderOnly):
         if c.d_word != c.d_model:
             self.project_in = nn.Linear(c.d_word, c.d_model, bias=False)
             self.project_out = nn.Linear(c.d_model, c.d_word, bias=False)
-        self.layers = [Layer(c) for _ in range(c.num_layers)]
+        sizes = c.num_heads, c.d_ff, "attention"
+        how = dict(bias=c.biases, affine=c.norm_weights)
+        self.layers = [Layer(c, *sizes, **how) for _ in range(c.num_layers)]
         if c.last_norm:
             self.norm = nn.LayerNorm(c.d_model, affine=c.norm_weights)
         if not c.tied_head:
@@ -140,7 +114,7 @@ class OPT(DecoderOnly):
             x = self.project_in(x)
         x = x + self.positions(mx.array(known + _FIRST))
         for i, layer in enumerate(self.layers):
-            x = layer.layer(x, mask, cache, i)
+            x = layer(x, mask, cache, i)
         if "norm" in self:
             x = self.norm(x)
         if "project_out" in self:

@@ -45,6 +45,7 @@ class Config(BaseConfig):
     activation: str = "gelu"
 
     norm_first = property(lambda c: True)
+    fixed_vocabulary = property(lambda c: True)  # tokens without a name are timestamps
     source_vocab_size = property(lambda c: 1 << 30)  # windows may have any number
     frames = property(lambda c: 2 * c.max_source_positions)  # of a window
 

@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import mlx.core as mx
+
 from decoder import Batch, Options, SpeculativeDecoder
 from serving.metrics import Metrics
 from speculative.batch import decode
@@ -120,6 +122,8 @@ class Engine:
     def _wait(self) -> bool:
         """Wait for a row; return whether there is one, or the engine was closed."""
         with self._changed:
+            if not self._waiting:
+                mx.clear_cache()  # memory that MLX keeps for new arrays
             # Wait one second at a time: Python may miss a signal that comes just before a wait.
             while not self._waiting and not self.closed:
                 self._changed.wait(1)

@@ -4,9 +4,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import mlx.core as mx
+
 from speculative.cached_model import CachedModel, Model
 from speculative.draft import Step
 from speculative.row import Row
+
+CLEARED = 256  # steps after which MLX gives back the memory it keeps, as in mlx-lm
 
 
 class RowBatch:
@@ -17,7 +21,7 @@ class RowBatch:
         self.ranks = ranks
         self.target = CachedModel(model, ranks.share)
         self.rows: list[Row] = []
-        self._model = model
+        self._model, self._steps = model, 0
 
     def read(self, new: Sequence[int]) -> None:
         """Read the prompts of the new rows at these indices."""
@@ -59,6 +63,9 @@ class RowBatch:
         step = self.step()
         preparing = step.draft.preparing_seconds if step else 0.0
         seconds = time.perf_counter() - began - preparing
+        if self._steps % CLEARED == 0:
+            mx.clear_cache()
+        self._steps += 1
         sharing = with_others(live)
         for row in sharing:
             row.stats.target_calls += 1
@@ -104,3 +111,46 @@ def decode(
         finished = batch.advance()
         watch(batch.rows)
         yield from finished
+
+
+class Waiting:
+    """A source for `batch.decode` with all its rows from the start."""
+
+    def __init__(self, rows: Iterable[Row]):
+        self._rows = list(rows)[::-1]
+
+    def take(self, count: int, wait: bool) -> list[Row]:
+        return [self._rows.pop() for _ in range(min(count, len(self._rows)))]
+
+
+class Prompts:
+    """Rows for prompts. Reads up to `window` prompts that are available and gives the longest first."""
+
+    def __init__(self, prompts: Iterable, make: Callable[[Any], list[Row]], window: int):
+        """make: makes the rows of a prompt."""
+        self._prompts, self._make, self._window = enumerate(prompts), make, window
+        self._ready = getattr(prompts, "ready", lambda: True)
+        self._waiting: list[Row] = []  # the shortest first
+        self._ended = False
+        # unfinished row -> (index of its prompt, its index within the prompt)
+        self.index: dict[Row, tuple[int, int]] = {}
+
+    def take(self, count: int, wait: bool) -> list[Row]:
+        if len(self._waiting) < count:
+            self._read(wait and not self._waiting)
+        return [self._waiting.pop() for _ in range(min(count, len(self._waiting)))]
+
+    def _read(self, wait: bool) -> None:
+        found = 0
+        while found < self._window and not self._ended:
+            if not (self._ready() or (wait and not found)):
+                break
+            new = next(self._prompts, None)
+            self._ended = new is None
+            if new:
+                rows = self._make(new[1])
+                self._waiting += rows
+                self.index |= {row: (new[0], i) for i, row in enumerate(rows)}
+                found += 1
+        self._waiting.sort(key=lambda row: self.index[row], reverse=True)
+        self._waiting.sort(key=lambda row: len(row.prompt))

@@ -29,7 +29,9 @@ class BeamBatch(RowBatch):
         beams = [beam for search in self._searches for beam in search.beams]
         nothing = no_draft(len(beams))
         logits = self.target([beam.context for beam in beams], nothing.tokens, nothing.lengths)
-        ids, logprobs = self.broadcast(*self.best(logits))  # the only wait for the target
+        best = self.best(logits)
+        mx.eval(best)  # the only wait for the target
+        ids, logprobs = map(self.ranks.broadcast, best)
         self.target.keep(nothing.lengths)
         N, order = self._num_beams, np.arange(len(beams))
         for b, search in enumerate(self._searches):
@@ -48,12 +50,6 @@ class BeamBatch(RowBatch):
         K = min(self._searches[0].candidates, logprobs.shape[-1])
         ids = mx.argpartition(-logprobs, K - 1, axis=-1)[:, :K]
         return ids, mx.take_along_axis(logprobs, ids, axis=-1)
-
-    def broadcast(self, ids: mx.array, logprobs: mx.array) -> tuple[np.ndarray, np.ndarray]:
-        """Copy both from rank 0 to the host."""
-        result = mx.concatenate([ids.astype(mx.int32), logprobs.view(mx.int32)], axis=1)
-        ids, bits = np.split(np.asarray(self.ranks.broadcast(result)), 2, axis=1)
-        return ids, np.ascontiguousarray(bits).view(np.float32)
 
     def read(self, new: Sequence[int]) -> None:
         N = self._num_beams

@@ -156,8 +156,7 @@ class ModelDrafter(Drafter):
         # The last proposal was never read: `SlotCache.keep` keeps at most what was written.
         self._model.keep(n)
         for b in np.flatnonzero(self._lengths):
-            whole = n[b] == self._lengths[b]
-            fared = "none" if n[b] == 0 else "whole" if whole else "part"
+            fared = "none" if n[b] == 0 else "whole" if n[b] == self._lengths[b] else "part"
             self._fared[self._batch[b]] = fared
 
     def learn(self, done: Sequence[Row]) -> None:

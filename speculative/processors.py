@@ -196,23 +196,6 @@ def _biased(biases: Mapping[tuple[int, ...], float]) -> SequenceBias:
     return SequenceBias(tuple(sorted((tokens, float(bias)) for tokens, bias in biases.items())))
 
 
-def try_out(processors: Sequence[Processor], tokens: Sequence[int], T: int, V: int) -> None:
-    """Call a row's own processors once, after its first tokens, on logits [1, T, V] of zeros. Raise InputError
-    if one fails or returns anything but such logits."""
-    history = mx.array([[*tokens, *[0] * (T - 1)]], mx.int32)
-    prefixes = Prefixes(history, np.zeros(1, int), np.full(1, T))
-    for processor in processors:
-        name = getattr(processor, "__name__", type(processor).__name__)
-        try:
-            found: Any = processor(mx.zeros((1, T, V)), prefixes)
-            mx.eval(found)
-        except Exception as error:
-            raise InputError(f"processor {name}: {type(error).__name__}: {error}") from error
-        shape = found.shape if isinstance(found, mx.array) else type(found).__name__
-        if shape != (1, T, V):
-            raise InputError(f"processor {name}: returned {shape}, not logits {(1, T, V)}")
-
-
 class Controls:
     """The processors of a batch's rows (row.Row). It reads the rows at each call and processes those with equal
     processors together."""
@@ -222,13 +205,12 @@ class Controls:
         self._groups: dict[tuple[Processor, ...], list[int]] = {}
         for b, row in enumerate(self._rows):
             self._groups.setdefault(row.processors, []).append(b)
-        self.any = any(self._groups)
         self._lengths: list[int] = []  # of the rows, when `_tokens` was made of them
 
     def __call__(self, logits: mx.array, drafted: Sequence[mx.array]) -> mx.array:
         """Process logits [B, T, V]. Of the drafted tokens [B, k], in any number of parts, the last T - 1 are between
         these positions, the others before them."""
-        if not self.any:
+        if not any(self._groups):
             return logits
         logits, history = logits.astype(mx.float32), self._history()
         tokens = mx.concatenate([history, *drafted], axis=1)

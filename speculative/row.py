@@ -1,7 +1,7 @@
 """A prompt, the text decoded for it, and statistics."""
 
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -139,13 +139,3 @@ class Row:
             return False
         self.texts.append(self.text.push([token]))
         return self.text.stopped
-
-
-class Waiting:
-    """A source for `batch.decode` with all its rows from the start."""
-
-    def __init__(self, rows: Iterable[Row]):
-        self._rows = list(rows)[::-1]
-
-    def take(self, count: int, wait: bool) -> list[Row]:
-        return [self._rows.pop() for _ in range(min(count, len(self._rows)))]

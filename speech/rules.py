@@ -4,7 +4,6 @@ and draft model apply to all positions of a step at once."""
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import mlx.core as mx
 import numpy as np
@@ -12,7 +11,7 @@ from tokenizers import Tokenizer
 
 from errors import InputError
 from speculative.options import Options
-from speculative.processors import Prefixes, Processor
+from speculative.processors import Prefixes
 
 TASKS = ("transcribe", "translate")
 SECONDS_PER_TIMESTAMP = 0.02
@@ -44,7 +43,6 @@ class Special:
     tasks: Mapping[str, int] = field(hash=False)
     languages: Mapping[str, int] = field(hash=False)  # by code; {}: English only
     suppressed: tuple[int, ...] = ()
-    suppressed_first: tuple[int, ...] = ()
     latest: int = _FIRST  # the last timestamp that a window may begin with
 
     first_timestamp = property(lambda s: s.no_timestamps + 1)
@@ -77,49 +75,29 @@ class Special:
             tasks=tasks,
             languages=languages if several else {},
             suppressed=tuple(generation.get("suppress_tokens") or ()),
-            suppressed_first=tuple(generation.get("begin_suppress_tokens") or ()),
             latest=_FIRST if first is None else first,
         )
 
-    def prefix(self, language: str, task: str, timestamps: bool = True) -> list[int]:
+    def prefix(self, language: str, task: str) -> list[int]:
         """The tokens before a window's text. Raises InputError if the model lacks the language or the task."""
         if not self.languages:
             if language != "en" or task != TASKS[0]:
                 raise InputError("this model transcribes English only")
-            steering = [self.start]
-        else:
-            language = language_code(language, self.languages)
-            steering = [self.start, self.languages[language], self.tasks[task]]
-        return steering if timestamps else [*steering, self.no_timestamps]
+            return [self.start]
+        language = language_code(language, self.languages)
+        return [self.start, self.languages[language], self.tasks[task]]
 
-    @cached_property
-    def _controls(self) -> tuple[Processor, ...]:
-        return (SuppressedFirst(self.suppressed_first), Timestamps(self))
-
-    def options(self, timestamps: bool = True, **asked) -> Options:
+    def options(self, **asked) -> Options:
         """The options to decode a window with."""
-        rules = self._controls if timestamps else self._controls[:1]
-        banned = self.suppressed or None
-        return Options(suppress_tokens=banned, processors=rules, logprobs=0, lookup=False, **asked)
-
-
-@dataclass(frozen=True)
-class SuppressedFirst:
-    """Bans tokens at the beginning of a text."""
-
-    tokens: tuple[int, ...]
-
-    def __call__(self, logits: mx.array, prefixes: Prefixes) -> mx.array:
-        T, V = logits.shape[1:]
-        first = prefixes.generated[:, None] + np.arange(T) == 0
-        banned = np.isin(np.arange(V), self.tokens)
-        return mx.where(mx.array(first)[..., None] & mx.array(banned), -mx.inf, logits)
+        asked |= dict(suppress_tokens=self.suppressed or None, processors=(Timestamps(self),))
+        return Options(logprobs=0, lookup=False, **asked)
 
 
 @dataclass(frozen=True)
 class Timestamps:
     """Text stands between timestamps that never decrease: one before and one after it, then one that begins the next
-    text. If all timestamps together are more probable than any other token, a timestamp must come."""
+    text. If all timestamps together are more probable than any other token, a timestamp must come. (So what a checkpoint
+    bans at the beginning, begin_suppress_tokens, needs no rule.)"""
 
     special: Special
 

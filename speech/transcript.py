@@ -126,7 +126,9 @@ class Sound:
                 window = self._windows.add(self._features_of(seek, size))
                 language = language or (yield from self._language(window))
                 steering = self._special.prefix(language, self._asked.task)
+                read = self._stats.prompt_tokens + 1
                 found = yield from self._attempts(window, seek, steering)
+                self._stats.prompt_tokens = read  # each window once, however often it was tried
                 kept: list[Segment] = []
                 advance = size
                 if self._is_speech(found):

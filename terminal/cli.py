@@ -1,16 +1,16 @@
 """Command-line helpers: a user's mistake becomes one line on stderr and an exit code."""
 
 import argparse
-import os
+import re
 import sys
 from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any, TextIO
 
 from errors import InputError
-from terminal import interrupts
 
-USAGE_ERROR, INPUT_ERROR = 2, 1
+USAGE_ERROR, INPUT_ERROR, INTERRUPTED = 2, 1, 130
 _MOST = 10**9
 
 
@@ -25,13 +25,18 @@ class Parser(argparse.ArgumentParser):
             hint = "put the prompt after --prompt"
         self.exit(USAGE_ERROR, one_line(f"{self.prog}: {message} ({hint})") + "\n")
 
-    def print_help(self, file=None) -> None:
-        print(self.format_help(), end="", file=file)  # argparse's own hides a failed write
-
 
 def one_line(text: str) -> str:
     """The text on one line: a file name in it, for example, may have line breaks."""
     return " ".join(text.splitlines())
+
+
+def write(text: str, file: TextIO | None = None, end: str = "\n") -> None:
+    """Print, to stdout by default, where there may be a progress bar."""
+    from tqdm import tqdm
+
+    with tqdm.external_write_mode(file or sys.stdout):
+        print(text, end=end, file=file, flush=True)
 
 
 def name(text: str) -> str:
@@ -67,20 +72,29 @@ def positive(text: str) -> int:
     return number
 
 
+def note_types(*models: Any) -> None:
+    """Say on stderr if weights are in 16 bits or quantized and there is no GPU."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    parameters = [dict(tree_flatten(model.parameters())) for model in models if model]
+    types = {weight.dtype for each in parameters for weight in each.values()}
+    if mx.default_device() == mx.cpu and types - {mx.float32}:
+        text = "without a GPU, half-precision and quantized weights are several times slower than float32"
+        print(text, file=sys.stderr)
+
+
 def run(main: Callable[[], None]) -> None:
     """Run a command's `main`; report a user's error in one line and exit with its code."""
     try:
-        interrupts.no_more()
-        _open_streams()
-        try:
-            main()
-        finally:
-            _flush()  # after --help too
-    except BrokenPipeError:  # nobody reads our output any more
+        main()
+        print(end="", flush=True)
+    except BrokenPipeError:  # nobody reads our output any more; Python would try again at exit
+        sys.stdout = None
         sys.exit(INPUT_ERROR)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        sys.exit(interrupts.INTERRUPTED)
+        sys.exit(INTERRUPTED)
     except Exception as error:
         if (message := _message(error)) is None:
             raise
@@ -88,21 +102,11 @@ def run(main: Callable[[], None]) -> None:
         sys.exit(INPUT_ERROR)
 
 
-def _open_streams() -> None:
-    """Replace streams that the caller closed, which are None in Python. InputError if stdout is closed."""
-    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
-    if sys.stdout is None:
-        raise InputError("standard output is closed")
-
-
-def _flush() -> None:
-    try:
-        sys.stdout.flush()
-    except OSError:
-        # Python would try again at exit, and print a warning.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise
+def out_of_memory(error: Exception) -> bool:
+    """Whether Python or MLX ran out of memory. MLX raises RuntimeError: "[malloc] Unable to allocate ...", or on a
+    Mac "[METAL] Command buffer execution failed: Insufficient Memory ..."."""
+    told = isinstance(error, RuntimeError) and re.search("allocate|Insufficient Memory", str(error))
+    return bool(told) or isinstance(error, MemoryError)
 
 
 def _message(error: Exception) -> str | None:
@@ -110,11 +114,10 @@ def _message(error: Exception) -> str | None:
     if isinstance(error, UnicodeEncodeError):
         character, encoding = error.object[error.start], error.encoding
         return f"cannot print {character!r} in the output's encoding, {encoding}; set PYTHONIOENCODING=utf-8"
-    # MLX raises RuntimeError: "[malloc] Unable to allocate ..."
-    if isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and "allocate" in str(error)
-    ):
+    if out_of_memory(error):
         return f"out of memory; try shorter texts or a smaller batch: {error}"
+    if isinstance(error, RuntimeError) and str(error).startswith("[METAL] Command buffer"):
+        return f"the GPU failed; try shorter texts or a smaller batch: {error}"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error) if isinstance(error, (InputError, OSError)) else None

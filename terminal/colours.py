@@ -1,18 +1,13 @@
-"""--show-draft: mark where each token of a text comes from.
+"""--show-draft: colour each token of a text by where it comes from.
 
-On a terminal, by colours, or by brackets if TERM or NO_COLOR (no-color.org) rules colours out. A pipe or a file gets
-plain text.
+On a terminal, unless TERM or NO_COLOR (no-color.org) rules colours out. All else gets plain text.
 """
 
 import os
-from collections.abc import Mapping
 from itertools import groupby
 from typing import TextIO
 
 from decoder import Response
-
-Marks = Mapping[str, tuple[str, str]]
-"""What goes before and after a text, by its origin; an origin that is missing gets no mark."""
 
 # From the 16 colours that a terminal's theme keeps legible; underlined for readers who cannot tell
 # green from red.
@@ -21,7 +16,6 @@ _COLOURS = {
     "drafted": ("\033[32m", "\033[0m"),
     "corrected": ("\033[4;91m", "\033[0m"),
 }
-_BRACKETS = {"copied": ("{", "}"), "drafted": ("[", "]"), "corrected": ("<", ">")}
 _MEANINGS = {
     "copied": ("magenta", "copied and accepted"),
     "drafted": ("green", "drafted and accepted"),
@@ -29,38 +23,34 @@ _MEANINGS = {
 }
 
 
-def marks_for(stream: TextIO) -> Marks:
-    """The marks that the stream can show."""
-    if not stream.isatty():
-        return {}
+def coloured(stream: TextIO) -> bool:
+    """Whether the stream shows colours."""
     colourless = os.environ.get("TERM", "") in ("", "dumb") or os.environ.get("NO_COLOR")
-    return _BRACKETS if colourless else _COLOURS
+    return stream.isatty() and not colourless
 
 
-def painted(response: Response, marks: Marks) -> str:
-    """The response's text, with each run of tokens marked by its origin.
+def painted(response: Response) -> str:
+    """The response's text, with each run of tokens coloured by its origin.
 
-    Without marks it is `response.text`. A character made of several tokens takes the mark of the
-    last one. A space before a word stays outside its mark.
+    A character made of several tokens takes the colour of the last one. A space before a word stays outside.
     """
     texts = [pair for pair in zip(response.origins, response.texts, strict=True) if pair[1]]
     runs = groupby(texts, key=lambda pair: pair[0])
-    return "".join(_mark(origin, "".join(t for _, t in run), marks) for origin, run in runs)
+    return "".join(_paint(origin, "".join(t for _, t in run)) for origin, run in runs)
 
 
-def _mark(origin: str, text: str, marks: Marks) -> str:
+def _paint(origin: str, text: str) -> str:
     word = text.lstrip(" ")
-    if not word or origin not in marks:
+    if not word or origin not in _COLOURS:
         return text
-    before, after = marks[origin]
+    before, after = _COLOURS[origin]
     return " " * (len(text) - len(word)) + before + word + after
 
 
-def legend(marks: Marks, stream: TextIO) -> str:
-    """One line that explains the marks; with escape codes only if `stream` is a terminal."""
-    named = marks is _COLOURS and not stream.isatty()
+def legend(stream: TextIO) -> str:
+    """One line that explains the colours; with escape codes only if `stream` is a terminal."""
     parts = [
-        f"{name}: {meaning}" if named else _mark(origin, meaning, marks)
+        _paint(origin, meaning) if stream.isatty() else f"{name}: {meaning}"
         for origin, (name, meaning) in _MEANINGS.items()
     ]
     return ", ".join([*parts, "plain: the target's own"])

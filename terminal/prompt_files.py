@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from select import select
 from typing import BinaryIO
 
+from decoder import Options, Response, SpeculativeDecoder
 from distributed.ranks import ALONE, Ranks
 from errors import InputError
-from terminal.cli import one_line
+from terminal.cli import one_line, out_of_memory
 from text.prompts import Prompt, check_prompt
 
 
@@ -39,6 +40,7 @@ class PromptFile:
         self._is_json = path.endswith(".jsonl")
         self._next: str | Prompt | None = None
         self._lines_of: list[int] = []
+        self._unanswered: dict[int, str | Prompt] = {}  # by line
         self.lines = self.bad_lines = 0
 
     def _open(self) -> "BinaryIO | Arriving":
@@ -69,6 +71,8 @@ class PromptFile:
         while self._next is None:
             self._next = self._read(next(self._lines))
         prompt, self._next = self._next, None
+        self._lines_of.append(self.lines - 1)
+        self._unanswered[self.lines - 1] = prompt
         return prompt
 
     def _read(self, line: bytes) -> str | Prompt | None:
@@ -82,11 +86,41 @@ class PromptFile:
             prompt = _prompt_of(line, self._is_json)
             self._check(prompt)
         except InputError as error:
-            self.bad_lines += 1
-            self._report(number, str(error))
+            self._skip(number, str(error))
             return None
-        self._lines_of.append(number)
         return prompt
+
+    def _skip(self, line: int, reason: str) -> None:
+        self.bad_lines += 1
+        self._report(line, reason)
+
+    def answers(
+        self, decoder: SpeculativeDecoder, batch_size: int, options: Options
+    ) -> Iterator[tuple[int, Response]]:
+        """Decode the prompts; yield (line, Response) as each finishes. If memory runs out, the prompts at hand are
+        decoded again one by one, and those that are too large even then are reported."""
+        settings = vars(options)
+        while True:
+            first = len(self._lines_of)
+            try:
+                for index, response in decoder.stream_batch(self, batch_size, **settings):
+                    line = self.line_of(first + index)
+                    self._unanswered.pop(line, None)
+                    yield line, response
+                return
+            except (RuntimeError, MemoryError) as error:
+                if not out_of_memory(error) or options.num_samples > 1:  # some samples may be out
+                    raise
+            for line, prompt in [*self._unanswered.items()]:
+                try:
+                    (response,) = decoder.batch_generate([prompt], **settings)
+                except (RuntimeError, MemoryError) as error:
+                    if not out_of_memory(error):
+                        raise
+                    self._skip(line, f"too large for the memory: {error}")
+                else:
+                    yield line, response
+                del self._unanswered[line]
 
 
 def _prompt_of(line: bytes, is_json: bool) -> str | Prompt:
@@ -108,7 +142,8 @@ class Arriving:
 
     def __init__(self, file: BinaryIO):
         self._file = file
-        self._read, self._ended = b"", False
+        self._read, self._ended = bytearray(), False
+        self._searched = 0  # no line ends before
 
     def ready(self) -> bool:
         """Whether the next line, or the end, is there."""
@@ -123,29 +158,38 @@ class Arriving:
         while not self._has_line():
             self._read_more()
         line, newline, self._read = self._read.partition(b"\n")
+        self._searched = 0
         if not line + newline:
             raise StopIteration
-        return line + newline
+        return bytes(line + newline)
 
     def _has_line(self) -> bool:
-        return self._ended or b"\n" in self._read
+        end = self._read.find(b"\n", self._searched)
+        self._searched = end if end >= 0 else len(self._read)
+        return self._ended or end >= 0
 
     def _read_more(self) -> None:
         some = os.read(self._file.fileno(), 1 << 16)
-        self._read, self._ended = self._read + some, not some
+        self._read += some
+        self._ended = not some
 
 
 class InOrder:
-    """Writes one line per number, in order, each as soon as all earlier ones are there. `reached`: how many
-    are written; lines after a gap wait for it to close."""
+    """Writes texts in the order of their numbers: the first unfinished one as it grows, each later one once all
+    before it are finished. `reached`: how many are finished and written."""
 
-    def __init__(self, write: Callable[[str], None]):
+    def __init__(self, write: Callable[[str], object]):
         self._write = write
-        self._waiting: dict[int, str] = {}
+        self._waiting: dict[int, tuple[str, bool]] = {}
         self.reached = 0
 
-    def put(self, number: int, text: str) -> None:
-        self._waiting[number] = text
+    def put(self, number: int, text: str, finished: bool = True) -> None:
+        """Add to a text."""
+        before, _ = self._waiting.get(number, ("", False))
+        self._waiting[number] = before + text, finished
         while self.reached in self._waiting:
-            self._write(one_line(self._waiting.pop(self.reached)))
+            text, finished = self._waiting.pop(self.reached)
+            self._write(text)
+            if not finished:
+                return
             self.reached += 1

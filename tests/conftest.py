@@ -7,9 +7,6 @@ from pathlib import Path
 import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-# Before MLX is imported: on NVIDIA GPUs, and on Apple's M5 by MLX's issue 3534, it rounds the factors of
-# float32 products to 10 bits (TF32), while the tests compare float32 with float32.
-os.environ.setdefault("MLX_ENABLE_TF32", "0")
 # Before torch and MLX are imported: the models are so small that threads only wait for each other.
 for _library in ("OMP", "OPENBLAS", "BLIS"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
@@ -17,6 +14,18 @@ import blas  # noqa: E402, F401 (before MLX)
 
 # Started in the background, a shell has interrupts ignored, and what is started from here as well.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def cpu():
+    """For tests that compare bits or texts of quantized models, or count calls: a GPU rounds calls of one token and of
+    several differently, and begins calls ahead. All others run on MLX's default device."""
+    import mlx.core as mx
+
+    device = mx.default_device()
+    mx.set_default_device(mx.cpu)
+    yield
+    mx.set_default_device(device)
 
 
 @pytest.fixture(scope="session")

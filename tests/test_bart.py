@@ -19,11 +19,12 @@ from transformers import GenerationConfig
 from decoder import Batch
 from errors import InputError
 from families.bart import Config, Model
+from speculative.batch import Waiting
 from speculative.batch import decode as decode_rows
 from speculative.cache import MASKED
 from speculative.drafting import Drafter, ModelDrafter
 from speculative.options import Options
-from speculative.row import Row, Waiting
+from speculative.row import Row
 from speculative.schedule import FixedSchedule
 from text.generation import Generation
 

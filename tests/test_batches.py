@@ -6,15 +6,18 @@ import random
 import resource
 import sys
 
+import mlx.core as mx
 import pytest
-from helpers.decoding import new_batch, new_rows
+from helpers.decoding import finish, new_batch, new_rows, start
 from helpers.models import random_model
+from helpers.programs import DEMO, PROMPT, call
 from helpers.scripted import EOS, ScriptedModel
 
-from decoder import Options, generate, stream_batch
+from decoder import Options, SpeculativeDecoder, generate
 from demo.training.tasks import held_out_example
-from speculative.batch import decode
-from speculative.row import Waiting
+from speculative.batch import Waiting, decode
+
+CLIP = DEMO / "speech" / "numbers.wav"
 
 
 def test_results_come_as_they_are_ready_and_prompts_are_read_as_needed(demo_pair):
@@ -26,7 +29,7 @@ def test_results_come_as_they_are_ready_and_prompts_are_read_as_needed(demo_pair
             read.append(i)
             yield f"translate number to German: {i}"
 
-    stream = stream_batch(target, tokenizer, endless(), batch_size=2)
+    stream = SpeculativeDecoder(target, tokenizer).stream_batch(endless(), batch_size=2)
     indices = [next(stream)[0] for _ in range(10)]
     assert len(set(indices)) == 10
     assert len(read) <= 64
@@ -55,7 +58,8 @@ def test_nothing_waits_for_prompts_that_are_not_there(demo_pair):
     prompts = Arriving([held_out_example(rng).prompt for _ in range(7)])
     alone = [generate(target, tokenizer, prompt) for prompt in prompts.texts]
     found, sizes = {}, []
-    for i, response in stream_batch(target, tokenizer, prompts, draft, batch_size=3, num_draft=2):
+    decoder = SpeculativeDecoder(target, tokenizer, draft)
+    for i, response in decoder.stream_batch(prompts, batch_size=3, num_draft=2):
         found[i] = response.text
         sizes.append(prompts.given)
         prompts.there = min(7, prompts.there + (2 if i < 2 else 3))
@@ -67,15 +71,32 @@ def test_a_thousand_prompts_leave_no_trace_in_memory(demo_pair):
     _, tokenizer, _ = demo_pair
     model = random_model(vocab_size=1024)
     model.tokenizer = tokenizer
+    decoder = SpeculativeDecoder(model, tokenizer, model)
     rng = random.Random(6)
     prompts = (held_out_example(rng).prompt for _ in range(1000))
     peaks = [
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        for _ in stream_batch(model, tokenizer, prompts, model, 16, max_tokens=10, num_draft=3)
+        for _ in decoder.stream_batch(prompts, 16, max_tokens=10, num_draft=3)
     ]
     unit = 1 if sys.platform == "darwin" else 1024
     assert len(peaks) == 1000
     assert (peaks[-1] - peaks[300]) * unit < 20 * 2**20
+
+
+def test_memory_that_mlx_keeps_is_given_back_every_256_steps(monkeypatch):
+    cleared, batch = [], start(ScriptedModel(lambda source, prefix: 5), None, [[3]], max_tokens=600)
+    monkeypatch.setattr(mx, "clear_cache", lambda: cleared.append(len(batch.rows[0].generated)))
+    finish(batch)
+    assert cleared == [1, 257, 513]
+
+
+@pytest.mark.parametrize(("most", "told"), [(1 << 10, True), (1 << 40, False), (None, False)])
+def test_models_that_hardly_fit_are_told(demo_folders, monkeypatch, most, told):
+    monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": most})
+    for script, asked in (("main.py", ("-p", PROMPT)), ("transcribe.py", (CLIP,))):
+        result = call(*asked, cwd=demo_folders, script=script)
+        assert result.returncode == 0
+        assert ("macOS recommends 0.0 GB" in result.stderr) == told
 
 
 @pytest.mark.parametrize(("batch_size", "held"), [(8, True), (1, False), (40, False)])

@@ -1,4 +1,4 @@
-"""A fast BLAS is the one that MLX computes with, without a flag; each in a process of its own."""
+"""What MLX finds when it starts: whole products in float32, and on Linux a fast BLAS; each in a process of its own."""
 
 import ast
 import ctypes
@@ -53,6 +53,17 @@ print((mx.ones((3, 4)) @ mx.ones((4, 5)))[0, 0].item())
 def test_what_is_loaded(environment, first, printed):
     output = run(f"{first}\nimport blas; print(blas.loaded + blas.problem)", **environment)
     assert output.startswith(printed) and bool(output) == bool(printed)
+
+
+@pytest.mark.parametrize(
+    ("module", "given", "set_to"),
+    [("decoder", {}, 0), ("speech", {}, 0), ("decoder", {"MLX_ENABLE_TF32": "1"}, 1)],
+)
+def test_products_in_float32_are_whole_unless_the_user_says_otherwise(
+    monkeypatch, module, given, set_to
+):
+    monkeypatch.delenv("MLX_ENABLE_TF32")
+    assert run(f"import {module}, os; print(os.environ['MLX_ENABLE_TF32'])", **given) == str(set_to)
 
 
 # Where each thread may run, this one first.

@@ -1,7 +1,5 @@
 """mlx-lm's models behind the contract: their text is mlx-lm's own alone, and what cannot be so is refused."""
 
-from contextlib import suppress
-
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ from helpers.decoding import decode_with, partial_steps, total
 
 from errors import InputError
 from families import causal
-from families.causal import MASKED, CausalCache, CausalModel, LayerCache
+from families.causal import MASKED, CausalModel
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
 
 pytestmark = pytest.mark.slow
@@ -45,55 +43,6 @@ def test_texts_are_mlx_lms_own(name):
         whole += total(rows).accepted_lengths[num_draft] if num_draft else 0
     assert partial and whole
     assert (WINDOW in model.new_cache(1).windows) == (name in [*SLIDING, "gemma3n"])
-
-
-def offset_of_the_first_row(self):
-    offset = self._slots.offset
-    return offset if isinstance(offset, int) else mx.full(offset.shape, offset[0])
-
-
-def offset_without_fillers(self):
-    """As if a row's first token were in the block's first column."""
-    column = (self._slots._queries != MASKED).argmax(axis=1)
-    return self._slots.offset + mx.array(column)
-
-
-def mask_of_order(self, window, as_array):
-    """As a cache without positions has it: causal by slots."""
-    T, N = self._queries.shape[1], self.cursor
-    return mx.array(np.arange(N) <= np.arange(N - T, N)[:, None])[None, None]
-
-
-right_mask, right_keep = CausalCache._make_mask, CausalCache.keep
-
-
-def mask_one_wider(self, window, as_array):
-    return right_mask(self, window and window + 1, as_array)
-
-
-MUTANTS = {
-    "offset of the first row": (LayerCache, "offset", property(offset_of_the_first_row)),
-    "offset without fillers": (LayerCache, "offset", property(offset_without_fillers)),
-    "mask by order": (CausalCache, "_make_mask", mask_of_order),
-    "window one wider": (CausalCache, "_make_mask", mask_one_wider),
-    "keep one more": (CausalCache, "keep", lambda self, n: right_keep(self, n + 1)),
-}
-
-
-@pytest.mark.parametrize("mutant", MUTANTS)
-def test_what_is_wrong_on_purpose_is_seen(mutant, monkeypatch):
-    lm = build("gemma3_text", num_hidden_layers=2)
-    model, noised = CausalModel(lm), build("gemma3_text", noise=0.2, num_hidden_layers=2)
-    drafter, prompted, found = ModelDrafter(CausalModel(noised)), prompts(5, 25), []
-    expected = [alone(lm, prompt, 10) for prompt in prompted]
-    monkeypatch.setattr(*MUTANTS[mutant])
-    with suppress(ValueError):  # from a cache that holds more than there is
-        rows = decode_with(model, drafter, prompted, 3, num_draft=3, max_tokens=10)
-        found = [row.generated for row in rows]
-    if mutant != "offset without fillers":  # which a target's blocks have on the right only
-        assert found != expected
-    with pytest.raises(InputError, match="gemma3_text cannot be decoded here"):
-        CausalModel(lm)
 
 
 def test_one_row_needs_no_mask(llama):
@@ -169,6 +118,13 @@ def test_learned_positions_end():
 def test_what_would_be_wrong_is_refused_by_name(name, why):
     with pytest.raises(InputError, match=f"^{name} cannot be decoded here: .*{why}"):
         CausalModel(build(name))
+
+
+def test_experts_in_16_bits_need_a_gpu():
+    lm = build("mixtral", num_hidden_layers=1)
+    lm.set_dtype(mx.bfloat16)
+    with mx.stream(mx.cpu), pytest.raises(InputError, match="convert it with --dtype float32"):
+        CausalModel(lm)
 
 
 def test_nan_and_an_empty_prompt_are_refused():

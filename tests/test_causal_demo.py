@@ -28,7 +28,7 @@ PAIR = ["--model", DEMO / "causal-target", "--draft-model", DEMO / "causal-draft
 @pytest.fixture(scope="module")
 def pair():
     """Target and draft model, in float32."""
-    return widened_pair(("llama-demo", "llama-demo"))
+    return widened_pair(("llama-demo", "llama-demo"), "float32")
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_texts_are_those_of_mlx_lms_ways_and_the_right_answers(pair, prompts, ex
 
 
 def test_a_widened_model_is_the_same_function(pair):
-    wide = widened_pair(("llama-60m", "llama-60m"))
+    wide = widened_pair(("llama-60m", "llama-60m"), "float32")
     tokens = mx.array([[1024, 36, 40, 80, 1025, 7, 9]])
     for small, large in zip(pair, wide, strict=True):
         assert large.model.args.hidden_size == 512 and len(large.model.layers) == 20
@@ -91,7 +91,7 @@ def test_a_widened_model_is_the_same_function(pair):
 def test_main_answers_in_the_template(tmp_path, arguments):
     result = programs.call(*PAIR, *arguments, cwd=tmp_path)
     assert (result.returncode, result.stdout) == (0, f"{ANSWER}\n"), result.stderr
-    assert result.stderr == ""
+    assert all("half-precision" in line for line in result.stderr.splitlines())  # without a GPU
 
 
 def test_a_long_prompt_shows_how_far_it_is_read(tmp_path):

@@ -130,6 +130,7 @@ def test_context_limits(raw, most):
     assert causal_loading.max_positions(raw) == most
 
 
+@pytest.mark.usefixtures("cpu")
 def test_conversion_goes_through_mlx_lm(tmp_path, capsys):
     causal_folders.write(tmp_path / "hub", hidden_size=64)
     quantization = Quantization(bits=8, group_size=32)
@@ -197,7 +198,7 @@ def test_the_commands_take_a_decoder_only_pair(tmp_path, monkeypatch, capsys):
     for how in (["--num-draft", "0"], ["--draft-model", "draft"], ["--lookup"]):
         assert written("-p", "the cat sat", *how) == expected
     Path("p.txt").write_text("the cat sat\n" + "the cat " * 300 + "\nthe cat sat\n")
-    with pytest.raises(InputError, match="1 of 3 lines have no prompt"):
+    with pytest.raises(InputError, match="1 of 3 lines have no answer"):
         written("--prompt-file", "p.txt")
     printed, errors = capsys.readouterr()
     assert printed == f"{expected}\n{expected}"

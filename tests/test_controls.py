@@ -4,7 +4,6 @@ import json
 import random
 import shutil
 
-import mlx.core as mx
 import numpy as np
 import pytest
 import torch
@@ -13,11 +12,11 @@ from helpers.programs import DEMO, PROMPT, call
 from transformers import T5ForConditionalGeneration
 
 from convert import convert
-from decoder import SpeculativeDecoder, batch_generate, generate, load, stream_generate
+from decoder import batch_generate, generate, load, stream_generate
 from demo.examples import examples
 from errors import InputError
 from speculative.options import Options
-from speculative.sampling import BANNED, RowSeeds
+from speculative.sampling import BANNED
 from text.generation import Generation
 from text.stream import TextStream
 
@@ -77,30 +76,6 @@ def test_what_is_banned_has_a_log_probability_that_json_can_hold(demo_pair):
         scores = [score for best in response.top_logprobs for _, score in best]
         assert min(scores) == BANNED
         json.dumps([response.logprobs, scores], allow_nan=False)
-
-
-def refuses(logits, prefixes):
-    raise KeyError("seven")
-
-
-def adds_to_the_targets(logits, prefixes):
-    return logits + mx.zeros(1056)  # of which the draft model shares 1024
-
-
-@pytest.mark.parametrize(
-    ("processor", "message"),
-    [
-        (refuses, "processor refuses: KeyError: 'seven'"),
-        (
-            lambda logits, _: logits[:, 1:],
-            r"processor <lambda>: returned \(1, 1, 1056\), not logits",
-        ),
-        (adds_to_the_targets, "processor adds_to_the_targets: ValueError: "),
-    ],
-)
-def test_a_row_whose_processor_fails_does_not_begin(demo_pair, processor, message):
-    with pytest.raises(InputError, match=message):
-        SpeculativeDecoder(*demo_pair).row(PROMPT, Options(processors=[processor]), RowSeeds(0))
 
 
 @pytest.mark.parametrize("settings", [{}, dict(repetition_penalty=1.5, no_repeat_ngram_size=2)])

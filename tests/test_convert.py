@@ -1,6 +1,5 @@
 """Conversion: what comes out loads and computes what went in; what goes wrong leaves nothing."""
 
-import fcntl
 import json
 import shutil
 import signal
@@ -21,9 +20,12 @@ from safetensors.torch import load_file, save_file
 
 from checkpoints import tensors, weights
 from checkpoints.npz import map_npz
-from convert import convert
+from convert import _note, convert
 from decoder import load
 from errors import InputError
+from families import default_dtype
+
+HOW = ("--dtype", "bfloat16", "--model")
 
 
 @pytest.fixture
@@ -155,16 +157,6 @@ def test_a_failed_replacement_leaves_the_earlier_conversion(folder, tmp_path, mo
     load(output)
 
 
-def test_a_replacement_killed_at_the_worst_moment_loses_nothing(folder, tmp_path):
-    output = convert(str(folder), tmp_path / "out")
-    output.rename(tmp_path / ".out.old")  # the old one set aside, the new one not yet in its place
-    (tmp_path / ".out.partial").mkdir()
-    with pytest.raises(InputError, match="already exists"):
-        convert(str(folder), output)
-    load(output)
-    assert not (tmp_path / ".out.partial").exists()
-
-
 @pytest.mark.slow
 def test_a_full_disk_is_one_line_and_leaves_nothing(folder, tmp_path):
     """Simulated by a limit on the size of a file, at many places of the tokenizer's files and of weights.npz."""
@@ -177,7 +169,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(folder, tmp_path):
     output = tmp_path / "out"
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     for limit in (1, 20_000, size // 3, size // 2, size - 300, size - 1):
-        command = [sys.executable, "-c", code, "--model", folder, "--mlx-path", output, str(limit)]
+        command = [sys.executable, "-c", code, *HOW, folder, "--mlx-path", output, str(limit)]
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         assert result.returncode == 1
         assert result.stderr == f"-c: {output}: File too large\n"
@@ -204,7 +196,7 @@ cli.run(convert.main)
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])
 def test_a_killed_conversion_leaves_nothing_that_loads_and_can_be_repeated(folder, tmp_path, sign):
     output = tmp_path / "out"
-    command = [sys.executable, "-c", SLOW_CONVERSION, "--model", folder, "--mlx-path", output]
+    command = [sys.executable, "-c", SLOW_CONVERSION, *HOW, folder, "--mlx-path", output]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     for _ in range(3):
         assert process.stdout.readline() == b"member\n"
@@ -236,30 +228,57 @@ def test_tensors_of_t5_11bs_size_are_converted_in_bounded_memory(tmp_path, kind)
     assert peak < 300 * 2**10
 
 
-def test_waiting_for_another_conversion_names_the_folder_in_one_line(
-    folder, tmp_path, monkeypatch, capsys
-):
-    def busy(file, how):
-        if how & fcntl.LOCK_NB:
-            raise BlockingIOError
+@pytest.mark.parametrize(
+    ("device", "chip", "dtype", "expected"),
+    [
+        (mx.cpu, "EPYC", "bfloat16", "weights in bfloat16; without a GPU --dtype float32 is"),
+        (mx.gpu, "Apple M1 Pro", "float16", "weights in float16: Apple M1 Pro emulates bfloat16"),
+        (mx.gpu, "Apple M2", "bfloat16", "emulates bfloat16, but the model needs its range"),
+        (mx.gpu, "Apple M10", "bfloat16", None),
+    ],
+)
+def test_a_type_that_we_chose_is_explained(monkeypatch, device, chip, dtype, expected):
+    monkeypatch.setattr(mx, "default_device", lambda: device)
+    monkeypatch.setattr(mx, "device_info", lambda: {"device_name": chip})
+    note = _note(dtype)
+    assert note is None if expected is None else expected in note
 
-    monkeypatch.setattr(fcntl, "flock", busy)
-    convert(str(folder), tmp_path / "a.b\nc")
-    told = capsys.readouterr().err.splitlines()
-    assert told[0] == f"waiting for another conversion to {tmp_path}/a.b\\nc"
+
+def test_the_type_is_what_the_family_needs(folder, tmp_path, capsys):
+    assert {default_dtype({"model_type": kind}) for kind in ("bart", "whisper")} == {"float16"}
+    assert default_dtype({"model_type": "pegasus"}) == "bfloat16"
+    for dtype in (None, "float16"):
+        output = convert(str(folder), tmp_path / str(dtype), dtype)
+        stored = json.loads((output / "config.json").read_text())["dtype"]
+        assert stored == (dtype or "bfloat16")
+        assert ("weights in" in capsys.readouterr().err) == (dtype is None)
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("model.bin", "is CTranslate2's"),
+        ("adapter_config.json", "is an adapter: merge it"),
+        ("model-Q4.gguf", "is GGUF"),
+    ],
+)
+def test_formats_of_other_projects_are_named(tmp_path, file, message):
+    (tmp_path / file).write_text("{}")
+    (tmp_path / "config.json").write_text("{}")
+    for model in (tmp_path, *tmp_path.glob("*.gguf")):
+        with pytest.raises(InputError, match=message):
+            convert(str(model), tmp_path / "out")
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda f: (f / "config.json").unlink(), "config.json: no such file"),
-        (lambda f: (f / "config.json").write_text("{"), "config.json: not JSON"),
         (lambda f: checkpoints.edit(f, model_type="bert"), "a bert model; there are t5, mt5"),
         (
             lambda f: checkpoints.edit(f, architectures=["T5EncoderModel"]),
             "has no decoder, so it cannot generate",
         ),
-        (lambda f: checkpoints.edit(f, d_model=None), "config.json has no d_model"),
         (
             lambda f: checkpoints.edit(f, d_ff=39),
             r"Expected shape \(39, 24\) but received shape \(40, 24\) for parameter .*up.weight",

@@ -7,7 +7,9 @@ import shutil
 import signal
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 
+import mlx.core as mx
 import numpy as np
 import pytest
 import torch
@@ -23,6 +25,8 @@ from helpers.ranks import LIMIT, by_hand, ends, launch, launched, run_jobs
 from checkpoints.npz import map_npz
 from checkpoints.quantization import Quantization
 from convert import convert
+from distributed.ranks import session
+from errors import InputError
 
 pytestmark = pytest.mark.slow
 
@@ -173,7 +177,7 @@ def test_rank_0_reads_the_prompt_file_for_all(folder, elsewhere):
     assert (code, stdout) == (1, f"{ANSWER}\n\nfünf\n")
     assert stderr.splitlines() == [
         "prompts.txt, line 2: the prompt is empty",
-        "main.py: prompts.txt: 1 of 3 lines have no prompt",
+        "main.py: prompts.txt: 1 of 3 lines have no answer",
     ]
     assert (other, silent) == (1, ["", ""])
 
@@ -200,7 +204,7 @@ def no_tokenizer(folder: Path) -> None:
         (["-p", "-"], None, [], 1, "mlx.launch does not pass on the end of standard"),
         (["-p", "x", "--model", "demo-target"], None, [], 1, "cannot be split among 3 ranks"),
         (PAIR, other_weights, [], 1, "rank 1 has a different weights.npz from rank 0"),
-        (PAIR, no_tokenizer, [], 1, "rank 1: [Errno 2] No such file or directory: "),
+        (PAIR, no_tokenizer, [], 1, "rank 1 has a different tokenizer.json from rank 0"),
         (PAIR, None, ["--seed", "1"], 1, "rank 1 has a different set of arguments from rank 0"),
     ],
 )
@@ -217,6 +221,15 @@ def test_what_is_wrong_is_one_line_of_rank_0_and_every_ranks_exit_code(
     (line,) = stderr.splitlines()
     assert line.startswith("main.py: ") and message in line
     assert (first, stdout) == (code, "") and silent == [(code, "", "")] * others
+
+
+@pytest.mark.parametrize("backend", ["ring", "jaccl"])
+def test_a_loss_that_mlx_notices_is_one_line(monkeypatch, backend):
+    monkeypatch.setenv("MLX_RANK", "0")
+    alone = SimpleNamespace(rank=lambda: 0, size=lambda: 1)
+    monkeypatch.setattr(mx.distributed, "init", lambda strict: alone)
+    with pytest.raises(InputError, match="lost the connection to another rank"), session():
+        raise RuntimeError(f"[{backend}] the connection was lost")
 
 
 NAMED = f"""

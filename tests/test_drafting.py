@@ -128,6 +128,7 @@ def test_a_row_s_candidates_tell_how_its_last_draft_fared():
     assert kinds[:4] == ["model, new", "model, whole", "model, part", "model, none"]
 
 
+@pytest.mark.usefixtures("cpu")
 def test_a_row_whose_draft_ends_waits_for_others_that_do_not():
     def next_token(source, prefix):
         return EOS if source == (5,) and len(prefix) == 2 else 7

@@ -4,6 +4,7 @@ not wanted any more leaves at once; what fails takes what is beside it along, an
 import json
 from contextlib import contextmanager
 
+import mlx.core as mx
 import pytest
 from helpers.programs import ANSWER, PROMPT
 from helpers.serving import alone, mixed
@@ -128,7 +129,7 @@ def test_what_fails_takes_its_batch_along_and_nobody_else(decoder, capsys):
     assert "Unable to allocate" in capsys.readouterr().err
 
 
-def test_memory_is_wired_while_rows_are_decoded_and_not_while_none_is(decoder, monkeypatch):
+def test_memory_is_wired_while_rows_are_decoded_and_given_back_while_none_is(decoder, monkeypatch):
     events, run = [], decoder.running
 
     @contextmanager
@@ -139,11 +140,12 @@ def test_memory_is_wired_while_rows_are_decoded_and_not_while_none_is(decoder, m
         events.append("end")
 
     monkeypatch.setattr(decoder, "running", running)
+    monkeypatch.setattr(mx, "clear_cache", lambda: events.append("clear"))
     engine, wait = Running(decoder), Engine._wait
     monkeypatch.setattr(Engine, "_wait", lambda self: events.append("wait") or wait(self))
     engine.put(*rows(decoder, 2))
     engine.run()
-    assert events == ["wait", "begin", "end", "wait"]
+    assert events == ["wait", "begin", "clear", "end", "wait", "clear"]
 
 
 def test_metrics_add_up(decoder):

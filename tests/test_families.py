@@ -157,6 +157,7 @@ def test_sources_without_a_token_or_beyond_the_limit_are_refused(name):
             model.start(mx.full((1, most + 1), 5))
 
 
+@pytest.mark.usefixtures("cpu")
 def test_padding_does_not_reach_the_logits(pair):
     """Large scores under a low cap: a cap after the mask would let padding in again."""
     _, _, model = pair

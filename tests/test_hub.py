@@ -21,7 +21,6 @@ from helpers.hub_server import Hub, cut, refuse, replace, stall
 from helpers.programs import ROOT
 from huggingface_hub import constants
 
-import families
 from checkpoints.folder import weight_files
 from checkpoints.hub import fetch
 from convert import convert
@@ -74,7 +73,15 @@ def run(hub: Hub, home: Path, *options, **environment) -> subprocess.Popen:
     """convert.py as a user starts it."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))}
     env |= dict(HF_HOME=str(home), HF_ENDPOINT=hub.url, NO_PROXY="127.0.0.1", **environment)
-    command = [sys.executable, ROOT / "convert.py", "--model", MODEL, *options]
+    command = [
+        sys.executable,
+        ROOT / "convert.py",
+        "--model",
+        MODEL,
+        "--dtype",
+        "float32",
+        *options,
+    ]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
@@ -274,11 +281,8 @@ def without(name: str) -> dict[str, bytes]:
     return {k: v for k, v in SINGLE.items() if k != name}
 
 
-NOT_T5 = SINGLE | {"config.json": b'{"model_type": "bert", "architectures": ["BertModel"]}'}
-ENCODER = SINGLE | {"config.json": b'{"model_type": "t5", "architectures": ["T5EncoderModel"]}'}
 NO_SHAPE = SINGLE | {"config.json": b'{"model_type": "t5"}'}
 FLAX = without(SAFE) | {"tf_model.h5": b""}
-NO_MAP = without(SAFE) | {SAFE_INDEX: b'{"weight_map": ["a"]}', "a.safetensors": b""}
 NO_WEIGHTS = " has no complete safetensors or pytorch_model.bin weights"
 ANSWERS = " cannot be downloaded: the Hugging Face hub answers "
 NOT_THERE = (
@@ -294,11 +298,8 @@ GATED = " is gated: accept its terms on the hub, then run `hf auth login`"
         (SINGLE, {"resolve": refuse(403, "GatedRepo")}, GATED),
         (SINGLE, {"": refuse(500)}, f"{ANSWERS}500 Internal Server Error; try again later"),
         (SINGLE, {"": stall}, UNREACHABLE),
-        (NOT_T5, {}, f": a bert model; there are {', '.join(families._MODULES)}"),
-        (ENCODER, {}, ": T5EncoderModel has no decoder, so it cannot generate text"),
         (NO_SHAPE, {}, ": config.json has no vocab_size: not a T5-type model"),
         (without("config.json"), {}, " has no config.json, so it is not a Hugging Face model"),
-        (NO_MAP, {}, ": model.safetensors.index.json: no weight_map"),
         (FLAX, {}, NO_WEIGHTS),
     ],
 )

@@ -60,6 +60,7 @@ def pair(monkeypatch):
     return Timed(clock, 100), Timed(clock, 1)
 
 
+@pytest.mark.usefixtures("cpu")
 def test_reading_the_prompt_for_the_draft_model_is_no_part_of_a_step(pair):
     target, draft = pair
     schedule, prompt = Scripted([0, 3, 3]), list(range(3, 43))
@@ -74,6 +75,7 @@ def test_reading_the_prompt_for_the_draft_model_is_no_part_of_a_step(pair):
     assert row.stats.seconds == 100 + 2 * 404
 
 
+@pytest.mark.usefixtures("cpu")
 def test_catching_up_is_no_part_of_a_step(pair):
     """After many plain steps the draft model has many tokens to read, once."""
     target, draft = pair

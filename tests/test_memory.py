@@ -1,7 +1,10 @@
 """Translation memories: what is close, which files, what is passed over."""
 
+import errno
 import json
 import random
+import resource
+import time
 
 import pytest
 
@@ -90,20 +93,57 @@ TMX = """<?xml version="1.0"?><!DOCTYPE tmx SYSTEM "tmx14.dtd"><tmx version="1.4
 <tu><tuv xml:lang="en"><seg>alone</seg></tuv></tu></body></tmx>"""
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+ENCODINGS = [
+    "utf-8",
+    "utf-8-sig",
+    "utf-16",
+    "utf-32",
+    "Shift_JIS",
+    "GB2312",
+    "Big5",
+    "EUC-KR",
+    "latin-1",
+]
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
 def test_tmx_is_read_in_both_directions_without_its_codes(read, encoding):
     english, german = "A red house & a tree", "Ein rotes Haus"
+    if encoding in ENCODINGS[4:-1]:
+        german = "大人 中文 水"
     pairs = [Pair(english, german, "en", "de-DE"), Pair(german, english, "de-DE", "en")]
-    declared = TMX.replace("?>", f' encoding="{encoding}"?>', 1)
+    declared = TMX.replace("?>", f' encoding="{encoding}"?>', 1).replace("Ein rotes Haus", german)
     assert read("m.tmx", declared.encode(encoding)) == (pairs, [])
-    # What is damaged later is named by its line.
-    damaged = declared[: declared.index("<tu><tuv")] + "<broken"
-    assert read("m.tmx", damaged.encode(encoding)) == (pairs, [5])
+    assert read("m.tmx", TMX.encode("utf-16-be"))[0][0].prompt == english  # no mark, no declaration
+    with pytest.raises(InputError, match=r"m\.tmx: not valid XML: .*line 5"):
+        read("m.tmx", declared[: declared.index("<tu><tuv")].encode(encoding))
 
 
-def test_tmx_that_declares_entities_is_refused(read):
-    with pytest.raises(InputError, match="declares entities"):
-        read("m.tmx", TMX.replace('SYSTEM "tmx14.dtd"', '[<!ENTITY a "b"><!ENTITY c "&a;&a;">]'))
+UNIT = "".join(f'<tuv lang="l{i}"><seg>text</seg></tuv>' for i in range(1500))
+BILLION_LAUGHS = "".join(f'<!ENTITY a{i + 1} "{f"&a{i};" * 10}">' for i in range(9))
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ('<?xml version="1.0" encoding="klingon"?><tmx/>', "the encoding klingon is unknown; save"),
+        ('<?xml version="1.0" encoding="zlib"?><tmx/>', "the encoding zlib is unknown; save"),
+        (b'<?xml version="1.0" encoding="GB2312"?>\n<tmx>\xff</tmx>', "not text in GB2312; save"),
+        (f"<tmx><body><tu>{UNIT}</tu></body></tmx>", "has 1500 variants, more than 64"),
+        (f'<!DOCTYPE a [<!ENTITY a0 "ha">{BILLION_LAUGHS}]><a>&a9;</a>', "not valid XML: limit"),
+        ("<html><p>not found", "not valid XML: no element found"),
+    ],
+)
+def test_tmx_that_cannot_be_read_whole_is_refused(read, content, told):
+    with pytest.raises(InputError, match=rf"m\.tmx: .*{told}"):
+        read("m.tmx", content)
+
+
+def test_long_attributes_of_tmx_are_read_once(read):
+    """expat reads an unfinished attribute again with each part that it is given."""
+    began = time.process_time()
+    assert read("m.tmx", f'<tmx a="{"x" * 6_000_000}"/>') == ([], [])
+    assert time.process_time() - began < 2
 
 
 def test_damaged_lines_are_named_by_number_and_the_rest_is_used(read):
@@ -124,3 +164,15 @@ def test_a_memory_grows_by_whole_lines_also_after_a_crash(tmp_path, read):
     assert read(path.name, path.read_bytes()) == ([pair], [2, 4])
     with pytest.raises(InputError, match="JSON lines"):
         MemoryFile(tmp_path / "m.tmx")
+
+
+def test_a_pair_that_the_disk_has_no_room_for_is_told(tmp_path):
+    """Then the system writes a part of it, and says so."""
+    file, limit = MemoryFile(tmp_path / "m.jsonl"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, limit[1]))
+    try:
+        with pytest.raises(OSError, match="No space left") as caught:
+            file.append(Pair("a", "b"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert caught.value.errno == errno.ENOSPC and caught.value.filename.endswith("m.jsonl")

@@ -4,15 +4,14 @@ import fcntl
 import json
 import os
 import pty
-import re
-import signal
 import struct
 import subprocess
 import sys
 import termios
+import time
 from dataclasses import replace
 from pathlib import Path
-from threading import Timer
+from threading import Thread, Timer
 
 import pytest
 from helpers.programs import ANSWER, PROMPT, ROOT, call, run
@@ -20,6 +19,7 @@ from helpers.programs import ANSWER, PROMPT, ROOT, call, run
 import main
 from decoder import Options, SpeculativeDecoder, stream_generate
 from distributed.ranks import ALONE
+from model import T5
 from terminal import cli
 from terminal.prompt_files import PromptFile
 
@@ -102,6 +102,19 @@ def test_a_pipe_is_ready_when_a_prompt_or_the_end_is_there(pipe):
     assert file.lines == 5 and [file.line_of(i) for i in range(3)] == [0, 1, 4]
 
 
+def test_a_long_line_is_searched_once(pipe):
+    def send():
+        pipe.write(b"x" * 40_000_000 + b"\nshort\n")
+        pipe.close()
+
+    sender = Thread(target=send)
+    sender.start()
+    began = time.process_time()
+    lengths = [len(prompt) for prompt in PromptFile("-", lambda *error: None)]
+    sender.join()
+    assert lengths == [40_000_000, 5] and time.process_time() - began < 2
+
+
 def test_a_regular_file_is_always_ready(tmp_path, monkeypatch):
     (tmp_path / "p.txt").write_text("\n" * 5000 + "one\n")
     errors = []
@@ -131,7 +144,7 @@ def test_a_prompt_file_is_answered_line_by_line(work):
     assert result.stdout == f"{ANSWER}\n\nquatre-vingts\n"
     assert result.stderr.splitlines() == [
         "a p.txt, line 2: the prompt is empty",
-        "main.py: a p.txt: 1 of 3 lines have no prompt",
+        "main.py: a p.txt: 1 of 3 lines have no answer",
     ]
     assert result.returncode == 1
 
@@ -176,49 +189,18 @@ def test_json_has_the_fields_of_a_response(work):
         assert alone[field] == first[field]
 
 
-ENDLESS = f"""
-import sys, itertools
-for i in itertools.count():
-    print("{PROMPT}", flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_interrupted_after_some_results(work):
-    """Ctrl-C: what was finished has been written, stderr says how far it came, the exit code is 130."""
-    source = subprocess.Popen([sys.executable, "-c", ENDLESS], stdout=subprocess.PIPE)
-    command = [sys.executable, ROOT / "main.py", "--prompt-file", "-"]
-    pipes = dict(stdin=source.stdout, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    process = subprocess.Popen(command, cwd=work, **pipes)
-    lines = [process.stdout.readline() for _ in range(20)]
-    process.send_signal(signal.SIGINT)
-    lines += process.stdout.readlines()
-    progress, interrupted = process.stderr.read().decode().splitlines()
-    source.kill()
-    source.wait()
-    assert (process.wait(timeout=60), interrupted) == (130, "interrupted")
-    match = re.fullmatch(
-        r"standard input: answered up to line (\d+); resume at line (\d+)", progress
-    )
-    reached = int(match[1])
-    assert int(match[2]) == reached + 1
-    assert {line.decode() for line in lines} == {f"{ANSWER}\n"}
-    assert len(lines) - reached in (0, 1)  # written, but not yet counted
-
-
 @pytest.mark.parametrize(
     ("output", "error", "told"),
     [
         ("text", KeyboardInterrupt(), "interrupted"),
         ("json", KeyboardInterrupt(), "interrupted"),
-        ("text", RuntimeError("[malloc] Unable to allocate 9 bytes"), "out of memory"),
         ("text", BrokenPipeError(), None),
     ],
 )
 def test_after_an_error_a_user_knows_where_to_go_on(
     demo_pair, tmp_path, monkeypatch, capsys, error, told, output
 ):
-    """Texts behind the first gap are not printed, nor empty lines for what never came."""
+    """Texts behind the first gap are not printed or remembered, nor empty lines for what never came."""
     path = tmp_path / "p.txt"
     path.write_text("\n".join(["one", "", "three", "four", "five"]))
     response = next(stream_generate(*demo_pair[:2], PROMPT, max_tokens=1))
@@ -233,11 +215,13 @@ def test_after_an_error_a_user_knows_where_to_go_on(
 
     decoder.stream_batch = stream
     args = main.parse_args(["--prompt-file", str(path)] + ["--json"] * (output == "json"))
+    kept = []
     with pytest.raises(SystemExit):
-        cli.run(lambda: main.answer_file(args, decoder, Options(), ALONE))
+        cli.run(lambda: main.answer_file(args, decoder, Options(), ALONE, kept.append))
     printed, errors = capsys.readouterr()
+    assert [response.text for response in kept] == ["text\n0", "text\n1"]
     if output == "json":
-        assert [json.loads(line)["index"] for line in printed.splitlines()] == [4, 2, 0]
+        assert [json.loads(line)["index"] for line in printed.splitlines()] == [0, 2]
     else:
         assert printed == "text 0\n\ntext 1\n"
     bad, *rest = errors.splitlines()
@@ -247,6 +231,29 @@ def test_after_an_error_a_user_knows_where_to_go_on(
         assert len(rest) == 2 and told in rest[1]
     else:
         assert rest == []
+
+
+def test_a_prompt_too_large_for_the_memory_fails_alone(work, monkeypatch):
+    """Those beside it are decoded again, one by one, and then those after it side by side."""
+    begun, start = [], T5.start
+
+    def limited(model, tokens, mask):
+        begun.append(tokens.shape)
+        if tokens.size > 60:
+            raise RuntimeError("[malloc] Unable to allocate 9 bytes")
+        return start(model, tokens, mask)
+
+    monkeypatch.setattr(T5, "start", limited)
+    lines = [PROMPT, PROMPT * 9, *[FRENCH] * 62, PROMPT, FRENCH]
+    (work / "p.txt").write_text("\n".join(lines))
+    result = call("--prompt-file", "p.txt", "--batch-size", "2", cwd=work)
+    french = "quatre-vingts\n"
+    assert result.stdout == f"{ANSWER}\n\n{french * 62}{ANSWER}\n{french}"
+    assert result.stderr.splitlines() == [
+        "p.txt, line 2: too large for the memory: [malloc] Unable to allocate 9 bytes",
+        "main.py: p.txt: 1 of 66 lines have no answer",
+    ]
+    assert result.returncode == 1 and max(rows for rows, _ in begun[1:]) == 2
 
 
 def test_an_error_before_the_first_answer_is_one_line(work):

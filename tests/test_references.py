@@ -13,9 +13,8 @@ from helpers.programs import call
 from helpers.scripted import Clock, agreeing, plain
 
 from decoder import Options, SpeculativeDecoder, batch_generate, generate
-from speculative.batch import decode
+from speculative.batch import Waiting, decode
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
-from speculative.row import Waiting
 from speculative.sampling import probabilities
 from text.memory import Memory, Pair
 from text.prompts import Prompt

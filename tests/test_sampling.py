@@ -1,6 +1,7 @@
 """Sampling: text for text where a rule promises that, in batches and alone; the distribution and its filters;
 the edges of the rules. That the law of what is sampled is the target's is in test_laws.py."""
 
+import io
 import itertools
 from functools import partial
 
@@ -23,11 +24,19 @@ from helpers.models import random_model
 from helpers.oracle import disturbed, with_eos
 from helpers.pairs import ours
 
-from speculative.batch import decode
+from speculative.batch import Waiting, decode
 from speculative.drafting import ModelDrafter
 from speculative.options import RULES, Options
-from speculative.row import Row, Waiting
-from speculative.sampling import Draft, Greedy, _padded_q, accept_block, accept_token, probabilities
+from speculative.row import Row
+from speculative.sampling import (
+    Draft,
+    Greedy,
+    _padded_q,
+    accept_block,
+    accept_token,
+    best_tokens,
+    probabilities,
+)
 
 
 def sampled(model, drafter, prompts, batch_size, **options) -> list[list[int]]:
@@ -141,6 +150,16 @@ def test_filters_are_those_of_transformers():
         assert np.abs(p - expected).max() < 1e-6
     tied = probabilities(mx.array([[2.0, 5.0, 5.0, 5.0]]), 1.0, top_k=2)
     assert np.allclose(np.array(tied), [[0, 0.5, 0.5, 0]])
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 39, 40])
+def test_the_best_tokens_are_those_of_a_whole_sort(count):
+    """With ties; and where none is asked for, the vocabulary is not sorted at all."""
+    logits, graph = np.random.default_rng(0).integers(0, 9, (50, 40)), io.StringIO()
+    found = best_tokens(mx.array(logits.astype(np.float32)), count)
+    mx.export_to_dot(graph, found)
+    assert ("Sort" in graph.getvalue()) == (count > 0)
+    assert (np.array(found) == np.argsort(-logits, kind="stable")[:, :count]).all()
 
 
 @pytest.mark.parametrize("temp", [1e-300, 1e-8, 0.5, 1e8])

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from helpers.decoding import decode_with, ragged_prompts
-from helpers.programs import ANSWER, PROMPT, ROOT, call
+from helpers.programs import ANSWER, PROMPT, ROOT
 from helpers.scripted import EOS, START, agreeing
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +19,7 @@ from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 from speculative.options import Options
 from speculative.response import respond
 from speculative.row import ORIGINS, Row
-from terminal.colours import _BRACKETS, _COLOURS, legend, marks_for, painted
+from terminal.colours import coloured, legend, painted
 from text.stream import TextStream
 from text.tokenizer import byte_tokenizer
 
@@ -72,12 +72,6 @@ def test_copied_tokens_are_told_from_the_draft_models():
     assert row.origins == copied * 2 + drafted * 3
 
 
-def unmarked(text: str, marks) -> str:
-    for before, after in marks.values():
-        text = text.replace(before, "").replace(after, "")
-    return text
-
-
 def response_of(tokenizer, tokens: list[int], origins: list[str]):
     row = Row([5], Options(max_tokens=len(tokens)), text=TextStream(tokenizer, {0, 1}))
     row.begin([0], SimpleNamespace(eos_token_ids=(), max_positions=None, vocab_size=1 << 30))
@@ -98,22 +92,30 @@ def test_marks_change_nothing_of_the_text(demo_pair, data):
     response = response_of(tokenizer, tokens, data.draw(same_length))
     shown = [token for token in tokens if token not in (0, 1)]
     assert response.text == tokenizer.decode(shown, skip_special_tokens=False)
-    assert painted(response, {}) == response.text
-    for marks in (_COLOURS, _BRACKETS):
-        marked = painted(response, marks)
-        assert unmarked(marked, marks) == unmarked(response.text, marks)
+    assert ESCAPES.sub("", painted(response)) == ESCAPES.sub("", response.text)
 
 
-def test_a_character_of_several_tokens_has_one_mark():
-    tokens = [byte + 3 for byte in "a é🙂".encode()]
-    origins = ["plain", "plain", "plain", "drafted", *["drafted"] * 3, "corrected"]
-    response = response_of(byte_tokenizer(), tokens, origins)
-    assert painted(response, _BRACKETS) == "a [é]<🙂>"
-    drafted = response_of(byte_tokenizer(), tokens, ["drafted"] * 8)
-    assert painted(drafted, _BRACKETS) == "[a é🙂]"
-    tokens = [byte + 3 for byte in "aé".encode()]
-    mixed = response_of(byte_tokenizer(), tokens, ["drafted", "plain", "drafted"])
-    assert painted(mixed, _BRACKETS) == "[aé]"
+@pytest.mark.parametrize(
+    ("text", "origins", "shown"),
+    [
+        ("a é🙂", "pppddddc", "a gégr🙂r"),
+        ("a é🙂", "dddddddd", "ga é🙂g"),
+        ("aé", "dpd", "gaég"),
+    ],
+)
+def test_a_character_of_several_tokens_has_one_colour(text, origins, shown):
+    named = {name[0]: name for name in ("plain", "drafted", "corrected")}
+    tokens = [byte + 3 for byte in text.encode()]
+    response = response_of(byte_tokenizer(), tokens, [named[o] for o in origins])
+    codes = {"\033[32m": "g", "\033[4;91m": "r"}
+    last = ""
+
+    def letter(code):
+        nonlocal last
+        last = codes.get(code[0], last)
+        return last
+
+    assert ESCAPES.sub(letter, painted(response)) == shown
 
 
 # ---------------------------------------------------------------------------------------------
@@ -121,33 +123,20 @@ def test_a_character_of_several_tokens_has_one_mark():
 
 
 @pytest.mark.parametrize(
-    ("environment", "marks"),
+    ("environment", "yes"),
     [
-        ({"TERM": "xterm-256color"}, _COLOURS),
-        ({"TERM": "xterm", "NO_COLOR": ""}, _COLOURS),
-        ({"TERM": "xterm-256color", "NO_COLOR": "1"}, _BRACKETS),
-        ({"TERM": "dumb"}, _BRACKETS),
-        ({}, _BRACKETS),
+        ({"TERM": "xterm-256color", "NO_COLOR": ""}, True),
+        ({"TERM": "xterm-256color", "NO_COLOR": "1"}, False),
+        ({"TERM": "dumb"}, False),
+        ({}, False),
     ],
 )
-def test_brackets_where_there_is_no_colour(monkeypatch, environment, marks):
-    for name in ("TERM", "NO_COLOR"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert marks_for(SimpleNamespace(isatty=lambda: True)) is marks
-    assert marks_for(SimpleNamespace(isatty=lambda: False)) == {}
-
-
-def test_the_legend_is_coloured_on_a_terminal_only():
+def test_colour_only_where_it_is_wanted(monkeypatch, environment, yes):
+    monkeypatch.setattr(os, "environ", environment)
     terminal, pipe = (SimpleNamespace(isatty=lambda yes=yes: yes) for yes in (True, False))
-    assert "\033[35mcopied and accepted\033[0m, " in legend(_COLOURS, terminal)
-    assert legend(_COLOURS, pipe).startswith("magenta: copied and accepted, green: drafted")
-    for stream in (terminal, pipe):
-        assert legend(_BRACKETS, stream) == (
-            "{copied and accepted}, [drafted and accepted], <corrected by the target>, "
-            "plain: the target's own"
-        )
+    assert coloured(terminal) == yes and not coloured(pipe)
+    assert "\033[35mcopied and accepted\033[0m, " in legend(terminal)
+    assert legend(pipe).startswith("magenta: copied and accepted, green: drafted")
 
 
 @pytest.fixture
@@ -173,10 +162,3 @@ def test_colour_on_a_terminal(work, given):
     )
     assert [ESCAPES.sub("", line) for line in others] == [ANSWER] * (given[0] != "-p")
     assert result.stderr.count(b"\n") == 1 and b"magenta: copied" in result.stderr
-
-
-@pytest.mark.parametrize("given", [["-p", REPAIR], ["--prompt-file", "p.txt"]])
-def test_a_pipe_gets_the_text_alone(work, given):
-    text = "The king sees the house.\n" + f"{ANSWER}\n" * (given[0] != "-p")
-    result = call(*given, "--show-draft", cwd=work)
-    assert (result.stdout, result.stderr) == (text, "")

@@ -44,6 +44,7 @@ def test_small_norm_weights_are_not_lost_in_bfloat16():
     assert abs(((y * plain).sum() / (plain**2).sum()).item() - 1.003) < 0.0005
 
 
+@pytest.mark.usefixtures("cpu")
 def test_embeddings_are_scaled_by_a_number_of_the_models_type():
     """The root of 24 is 4.899, and 4.906 in bfloat16."""
     reference, model = both(VARIANTS["t5gemma"])

@@ -1,32 +1,14 @@
-"""The demo: spellings that are known, a split that holds, and a pair that can be widened."""
+"""The demo: a split that holds, and a pair that can be widened."""
 
 import random
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from num2words import num2words
 
 from demo import examples
 from demo.training import tasks
-from demo.training.spelling import spell
 from demo.widen import widen
-
-
-@pytest.mark.parametrize(
-    ("language", "code"), [("English", "en"), ("German", "de"), ("French", "fr"), ("Spanish", "es")]
-)
-def test_spellings_are_num2words_but_for_its_errors(language, code):
-    rng = random.Random(0)
-    for n in [*range(2200), *(rng.randrange(10**6) for _ in range(1000))]:
-        words = num2words(n, lang=code)
-        if language == "English":
-            words = words.replace(",", "").replace(" and ", " ")
-        elif language == "German":
-            words = words.replace("einstausend", "eintausend")
-        elif language == "Spanish":
-            words = words.replace("veintiuno mil", "veintiún mil").replace("uno mil", "un mil")
-        assert spell(n, language) == words
 
 
 def test_held_out_examples_are_none_to_train_on():

@@ -73,8 +73,6 @@ def test_an_interrupt_keeps_what_is_done(folder, monkeypatch):
         (["no.wav", *MODELS], "no.wav: No such file"),
         (["one.wav", "--model", "none"], "no model 'none'"),
         (["one.wav", *MODELS, "--language", "klingon"], "no language 'klingon'; there are en, de"),
-        (["one.wav", *MODELS, "--word-timestamps"], "word timestamps are not supported"),
-        (["one.wav", *MODELS, "--vad-filter", "True"], "voice detectors are not supported"),
         (["one.wav", *MODELS, "--clip-timestamps", "5,1"], "each later than the one before"),
         (["one.wav", *MODELS, "--clip-timestamps", "a"], "invalid seconds value: 'a'"),
         (["one.wav", *MODELS, "--temperature", "2"], "temperature is 2.0, not from 0 to 1"),
@@ -88,6 +86,21 @@ def test_mistakes_are_one_line(folder, arguments, error):
     done = transcribe(folder, *arguments)
     assert done.returncode in (1, 2) and error in done.stderr and "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        (["--output-name", "x"], "--output-name has no effect without --output-dir\n"),
+        (
+            ["--clip-timestamps", "0.5,1,500,600"],
+            "one.wav: --clip-timestamps has no effect from 500 s on: the sound ends at 1.2 s\n",
+        ),
+    ],
+)
+def test_a_flag_without_effect_is_told(folder, arguments, told):
+    done = transcribe(folder, "one.wav", *MODELS, *arguments)
+    assert (done.returncode, done.stderr) == (0, told)
 
 
 def test_other_commands_say_where_speech_is(folder):

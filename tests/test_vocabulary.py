@@ -53,6 +53,7 @@ SLOW = [
 ]
 
 
+@pytest.mark.usefixtures("cpu")
 @pytest.mark.parametrize(("name", "bits"), [("t5", None), *SLOW])
 def test_texts_are_those_without_a_draft_model(name, bits):
     """And the draft model's logits are the whole one's, where it has any."""

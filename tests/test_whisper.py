@@ -2,6 +2,7 @@
 
 import json
 import weakref
+from dataclasses import replace
 from types import SimpleNamespace
 
 import mlx.core as mx
@@ -24,6 +25,8 @@ from speculative.drafting import ModelDrafter
 from speculative.processors import Controls
 from speculative.row import Row
 from speech.rules import Special, language_code
+from speech.transcriber import Transcriber
+from speech.transcript import Asked
 
 BINS, FRAMES = wm.SHAPE["num_mel_bins"], 2 * wm.POSITIONS
 
@@ -70,17 +73,15 @@ def special() -> Special:
     return Special.read(wm.tokenizer(), wm.GENERATION, wm.END)
 
 
-def their_rules(prefix_size, stamps=True):
+def their_rules(prefix_size):
     config = transformers.GenerationConfig(**wm.GENERATION)
-    rules = [
+    return [
         transformers.SuppressTokensLogitsProcessor(config.suppress_tokens),
         transformers.SuppressTokensAtBeginLogitsProcessor(
             config.begin_suppress_tokens, prefix_size
         ),
+        transformers.WhisperTimeStampLogitsProcessor(config, prefix_size),
     ]
-    if stamps:
-        rules.append(transformers.WhisperTimeStampLogitsProcessor(config, prefix_size))
-    return rules
 
 
 def written(rng, length):
@@ -94,16 +95,15 @@ def written(rng, length):
     return [int(token) for token in text[:length]]
 
 
-@pytest.mark.parametrize("stamps", [True, False])
-def test_rules_are_those_of_transformers_at_every_position(stamps):
+def test_rules_are_those_of_transformers_at_every_position():
     s, rng, seen = special(), np.random.default_rng(0), 0
     config = SimpleNamespace(eos_token_ids=(wm.END,), vocab_size=wm.VOCAB, max_positions=None)
     for _ in range(60):
         T, rows = int(rng.integers(1, 7)), []
         for _ in range(3):
             earlier = [s.previous, *written(rng, 6)] if rng.random() < 0.5 else []
-            prefix = [*earlier, *s.prefix("de", "transcribe", stamps)]
-            row = Row([1], s.options(stamps))
+            prefix = [*earlier, *s.prefix("de", "transcribe")]
+            row = Row([1], s.options())
             row.begin(prefix, config)
             text = written(rng, int(rng.integers(0, 12)) + T)
             row.tokens += text[: len(text) - T]
@@ -116,7 +116,7 @@ def test_rules_are_those_of_transformers_at_every_position(stamps):
             for t in range(T + 1):
                 known = row.tokens[:begin] + text[: len(text) - T + t]
                 scores = torch.tensor(logits[b : b + 1, t])
-                for rule in their_rules(begin, stamps):
+                for rule in their_rules(begin):
                     scores = rule(torch.tensor([known]), scores)
                 np.testing.assert_array_equal(ours[b, t], scores[0].numpy())
                 seen += 1
@@ -127,23 +127,20 @@ def test_rules_are_those_of_transformers_at_every_position(stamps):
 # Texts
 
 
-def their_text(reference, sound, stamps, prompt=(), **how):
+def their_text(reference, sound):
     """The tokens of transformers' one pass, prefix and end included."""
     with torch.no_grad():
         found = reference.generate(
             as_theirs(sound[None]),
             language="de",
             task="transcribe",
-            return_timestamps=stamps,
-            prompt_ids=torch.tensor(prompt) if prompt else None,
+            return_timestamps=True,
             force_unique_generate_call=True,
-            **how,
         )
     return found[0].tolist()
 
 
-@pytest.mark.parametrize("stamps", [True, False])
-def test_a_windows_text_is_transformers_own_with_drafts_and_without(tmp_path, stamps):
+def test_a_windows_text_is_transformers_own_with_drafts_and_without(tmp_path):
     reference = wm.reference_model()
     model, _ = load(wm.converted(reference, tmp_path))
     draft = disturbed(model, 0.02)
@@ -151,11 +148,11 @@ def test_a_windows_text_is_transformers_own_with_drafts_and_without(tmp_path, st
     s, partial = special(), 0
     for seed in range(6):
         (sound,) = features(1, seed=seed)
-        prefix = s.prefix("de", "transcribe", stamps)
-        expected = their_text(reference, sound, stamps)
+        prefix = s.prefix("de", "transcribe")
+        expected = their_text(reference, sound)
         window = model.windows.add(sound)
         for num_draft in (0, 4):
-            row = Row(window, s.options(stamps, num_draft=num_draft, max_tokens=500))
+            row = Row(window, s.options(num_draft=num_draft, max_tokens=500))
             row.begin(prefix, model.config)
             batch = new_batch(model, ModelDrafter(draft), row.options)
             batch.admit([row])
@@ -212,7 +209,7 @@ def test_folders_of_mlx_whispers_are_refused(tmp_path):
     raw = {"model_type": "whisper", "n_mels": 80, "n_vocab": 51865}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     (tmp_path / "weights.npz").write_bytes(b"")
-    with pytest.raises(InputError, match="convert the original, such as openai/whisper-large-v3"):
+    with pytest.raises(InputError, match=r"mlx_whisper's folder, .*convert the original"):
         convert(str(tmp_path), tmp_path / "out")
     with pytest.raises(InputError, match="convert"):
         load(tmp_path)
@@ -228,6 +225,22 @@ def test_a_tokenizer_that_is_not_whispers_is_refused():
     tokenizer = Tokenizer(models.BPE({"a": 0}, []))
     with pytest.raises(InputError, match=r"no <\|startoftranscript\|>"):
         Special.read(tokenizer, {}, 0)
+
+
+@pytest.mark.parametrize("lacking", ["model", "draft"])
+def test_a_pairs_tokenizers_may_leave_the_timestamps_out(tmp_path, lacking):
+    """As those of faster-whisper's folders and of older fine-tunes do."""
+    reference = wm.reference_model()
+    folders = [wm.converted(reference, tmp_path / name) for name in ("model", "draft")]
+    file = tmp_path / lacking / "ours" / "tokenizer.json"
+    raw = json.loads(file.read_text())
+    raw["added_tokens"] = [t for t in raw["added_tokens"] if t["id"] < wm.FIRST_STAMP]
+    file.write_text(json.dumps(raw))
+    samples, transcriber = features(1)[0, :, 0].repeat(160), Transcriber(*folders)
+    asked = Asked("de", compression_ratio_threshold=None, logprob_threshold=None)
+    plain, drafted = (transcriber.transcribe(samples, replace(asked, num_draft=n)) for n in (0, 3))
+    assert [s.tokens for s in drafted.segments] == [s.tokens for s in plain.segments]
+    assert drafted.stats.accepted == drafted.stats.drafted > 0  # timestamps among them
 
 
 def test_steering_of_models_of_one_language():

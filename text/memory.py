@@ -1,6 +1,8 @@
 """A translation memory: earlier prompts with their texts; for a new prompt, the text of the most similar one."""
 
 import codecs
+import errno
+import io
 import json
 import os
 import re
@@ -8,10 +10,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import permutations
 from pathlib import Path
+from typing import Any, BinaryIO
+from xml.etree import ElementTree
 
 import numpy as np
 
-from errors import InputError
+from errors import InputError, naming
 
 CLOSE = 0.7  # the least similarity that counts; translators' tools use 0.7 or 0.75
 _SCORED = 16  # candidates, those that share most rare words, to compare in full
@@ -20,6 +24,10 @@ _LOOKED_UP = 4000  # index entries to look up per prompt, rarest words first
 UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"  # Thai to Han
 _WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
 _TASK = re.compile(r"\s*(?:<2(\w+)>|>>(\w+)<<|([^:\n]{1,40}:(?=\s)))\s*")
+
+_PART = 1 << 20  # characters of TMX to parse at a time
+_VARIANTS = 64  # the most of a TMX unit, which makes a pair of every two
+_LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 
 Report = Callable[[int, str], None]
 
@@ -141,7 +149,8 @@ def load_memory(path: Path, report: Report) -> Memory:
     """
     with open(path, "rb") as file:
         if path.suffix.lower() == ".tmx":
-            return Memory(_tmx_pairs(file, report))
+            with naming(path):
+                return Memory(_tmx_pairs(file))
         read = _tab_separated if path.suffix.lower() in (".tsv", ".txt") else _json_object
         return Memory(_line_pairs(file, read, report))
 
@@ -175,50 +184,46 @@ def _json_object(line: str) -> Pair:
     return Pair(*fields)
 
 
-def _tmx_pairs(file, report: Report) -> list[Pair]:
-    """All pairs of two languages in each unit of a TMX 1.4 file, in both directions."""
-    from xml.parsers import expat
-
-    pairs = list[Pair]()
-    unit = list[tuple[str, str]]()  # (language, text) of each variant
-    open_elements, segment = list[str](), list[str]()
-    language = ""
-
-    def start(name: str, attributes: dict[str, str]) -> None:
-        nonlocal language
-        open_elements.append(name)
-        if name == "tu":
-            unit.clear()
-        elif name == "tuv":
-            language = attributes.get("xml:lang") or attributes.get("lang") or ""
-            segment.clear()
-
-    def data(text: str) -> None:
-        # Text is in <seg> and in <hi> inside it; other elements hold formatting codes.
-        if "seg" in open_elements and open_elements[-1] in ("seg", "hi"):
-            segment.append(text)
-
-    def end(name: str) -> None:
-        open_elements.pop()
-        if name == "tuv" and (text := "".join(segment).strip()):
-            unit.append((language, text))
-        elif name == "tu":
-            for (of_one, one), (of_other, other) in permutations(unit, 2):
-                if of_one != of_other:
-                    pairs.append(Pair(one, other, of_one or None, of_other or None))
-
-    def refuse(*_) -> None:
-        raise InputError("the TMX file declares entities, which is not allowed")  # a billion laughs
-
-    parser = expat.ParserCreate()
-    parser.StartElementHandler, parser.EndElementHandler = start, end
-    parser.CharacterDataHandler, parser.EntityDeclHandler = data, refuse
-    parser.buffer_text = True
+def _tmx_pairs(file: BinaryIO) -> Iterator[Pair]:
+    """All pairs of two languages in each unit of a TMX 1.4 file, in both directions. InputError if it is not TMX."""
+    head = file.read(200)
+    file.seek(0)
+    # expat knows UTF-8, UTF-16 and encodings of one byte; Python knows most others.
+    found = re.match(rb"""<\?xml[^>]*?encoding\s*=\s*["']([\w.:-]+)""", head)
+    utf32 = head.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE))
+    name = "utf-32" if utf32 else found[1].decode() if found else ""
+    parser: Any = ElementTree.XMLPullParser()  # its type allows for other events
     try:
-        parser.ParseFile(file)
-    except expat.ExpatError as error:
-        report(error.lineno, f"not valid XML from here on: {expat.ErrorString(error.code)}")
-    return pairs
+        source = io.TextIOWrapper(file, name) if name else file
+        while part := source.read(_PART):
+            parser.feed(part)
+            for _, element in parser.read_events():
+                tag = element.tag.rpartition("}")[2]
+                if tag == "tu":
+                    yield from _unit_pairs(element)
+                if tag not in ("tuv", "seg", "hi"):  # such as codes of formatting
+                    tail = element.tail  # the text after it
+                    element.clear()
+                    element.tail = tail
+        parser.close()
+    except LookupError:
+        raise InputError(f"the encoding {name} is unknown; save the TMX as UTF-8") from None
+    except UnicodeError:
+        raise InputError(f"not text in {name}; save the TMX as UTF-8") from None
+    except ElementTree.ParseError as error:
+        raise InputError(f"not valid XML: {error}") from None
+
+
+def _unit_pairs(unit: ElementTree.Element) -> Iterator[Pair]:
+    variants = []
+    for tuv in unit:
+        if text := "".join(tuv.itertext()).strip():
+            variants.append((tuv.get(_LANGUAGE) or tuv.get("lang"), text))
+    if len(variants) > _VARIANTS:
+        raise InputError(f"a unit (<tu>) has {len(variants)} variants, more than {_VARIANTS}")
+    for (of_one, one), (of_other, other) in permutations(variants, 2):
+        if of_one != of_other:
+            yield Pair(one, other, of_one, of_other)
 
 
 class MemoryFile:
@@ -229,6 +234,7 @@ class MemoryFile:
         """Creates the file if needed. InputError for a TMX or tab-separated file."""
         if path.suffix.lower() in (".tmx", ".tsv", ".txt"):
             raise InputError(f"{path}: pairs can be added to JSON lines (.jsonl) only")
+        self._path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
 
     def append(self, pair: Pair) -> None:
@@ -237,4 +243,5 @@ class MemoryFile:
         size = os.fstat(self._file).st_size
         if size and os.pread(self._file, 1, size - 1) != b"\n":  # a crash cut the last line off
             line = b"\n" + line
-        os.write(self._file, line)
+        if os.write(self._file, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))

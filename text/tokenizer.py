@@ -6,7 +6,6 @@ tokenizer.json for every model. byT5 has no vocabulary file; its tokenizer is bu
 
 import contextlib
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import shorten
@@ -21,35 +20,15 @@ SOURCE_FILE = "source_tokenizer.json"  # if a model has separate vocabularies fo
 
 @contextlib.contextmanager
 def readable(what: str) -> Iterator[None]:
-    """Raise InputError that `what` is not a tokenizer, for whatever its readers raise: bare Exceptions, or a Rust
-    panic, which is not an Exception and prints itself."""
+    """Raise InputError that `what` is not a tokenizer, for whatever its readers raise: often a bare Exception."""
     try:
-        with _muted():
-            yield
-    except BaseException as error:
-        panic = type(error).__name__ == "PanicException"
-        if isinstance(error, InputError) or not (panic or isinstance(error, Exception)):
-            raise
+        yield
+    except InputError:
+        raise
+    except Exception as error:
         kind = "" if type(error) is Exception else f"{type(error).__name__}: "
         reason = shorten(kind + str(error), 200, placeholder=" ...")
         raise InputError(f"{what}: not a tokenizer: {reason}") from None
-
-
-@contextlib.contextmanager
-def _muted() -> Iterator[None]:
-    """Silence standard error, including that of libraries."""
-    try:
-        saved = os.dup(2)
-    except OSError:  # it is closed
-        yield
-        return
-    try:
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
 
 
 def load_tokenizer(folder: Path, name: str = FILE) -> Tokenizer:

@@ -108,7 +108,7 @@ MORE: dict[str, dict] = {
     "deepseek_v2": dict(rope_scaling=_YARN, topk_method="greedy"),
     "exaone4": dict(rope_scaling=None, sliding_window_pattern="LG"),
     "exaone_moe": dict(layer_types=SLIDING),
-    "gear": dict(layer_types=SLIDING),
+    "gear": dict(layer_types=["conv_mixer", "sliding_attention"] * 2),
     "gemma3_text": dict(num_key_value_heads=1),
     "gemma4_text": dict(layer_types=SLIDING, num_experts=None),
     "glm4_moe": dict(rope_scaling=None),

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 
 from decoder import Batch
-from speculative.batch import decode
+from speculative.batch import Waiting, decode
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
 from speculative.options import Options
-from speculative.row import Row, Stats, Waiting
+from speculative.row import Row, Stats
 from speculative.sampling import RowSeeds
 from speculative.schedule import AdaptiveSchedule, FixedSchedule
 

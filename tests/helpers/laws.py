@@ -65,15 +65,13 @@ def up_to_a_two(tokens: np.ndarray) -> np.ndarray:
     return np.minimum(before_a_two(tokens) + 1, tokens.shape[1])
 
 
-def counts_of_one_step(
-    accept, p: np.ndarray, q: np.ndarray, k: int, draws: int, propose=draw, meant=None
-):
+def counts_of_one_step(accept, p: np.ndarray, q: np.ndarray, k: int, draws: int, meant=None):
     """How often each sequence of k + 1 tokens comes out of a step, [V ** (k + 1)], where what follows the
     step's own tokens is drawn from the target; and how many drafted tokens a step accepts, on average."""
     rng = np.random.default_rng(k)
     tokens = np.zeros((draws, k + 2), int)  # column 0: the token before
     for i in range(k):
-        tokens[:, i + 1] = propose(rng, q[tokens[:, i]])
+        tokens[:, i + 1] = draw(rng, q[tokens[:, i]])
     p_at = mx.array(p[tokens[:, : k + 1]])
     drafted = tokens[:, 1 : k + 1]
     lengths = meant(drafted) if meant else np.full(draws, k)

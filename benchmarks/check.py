@@ -1,0 +1,241 @@
+"""`python benchmark.py --check`: is all well on this machine? Results get a verdict; times are only told."""
+
+import io
+import json
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr
+from functools import cache, cached_property, partial
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from benchmarks.limits import calls, text_logits
+from benchmarks.measure import decoding, take_turns, widened_pair
+from benchmarks.report import describe
+from checkpoints.quantization import Quantization
+from convert import convert
+from decoder import load
+from demo.examples import KINDS, SHORT_KINDS, examples
+from demo.pair import DEMO, demo_model, usual_dtype
+from speculative.row import Row, Stats
+from speech import audio
+from speech.transcriber import Transcriber
+
+OK, WRONG, SKIPPED, TOLD = "ok", "WRONG", "skipped", ""
+Verdict = tuple[str, str]
+"""One of these, and what was measured."""
+
+# How far rounding may move a logit, in roundings (eps) of the type. In float32, where only the order of sums differs,
+# processors differ by up to 5; 16 bits differ from float32 by up to 2.
+ROUNDINGS = {"float32": 32, "float16": 8, "bfloat16": 8}
+TYPES = (*ROUNDINGS, "4 bits")  # 4 bits: computed in the device's usual type
+FAMILIES = {"T5": "", "Llama": "causal-"}  # what the names of their folders begin with
+PER_KIND, MAX_TOKENS, NUM_DRAFT = 2, 32, 4  # of the demo's prompts, and of texts
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16)  # tokens in a timed call
+CHAIN = 4  # timed calls, each of which needs the last one's result
+SIZES = ("t5-base", "t5-small")  # of the pair that is timed
+LENGTHS = (0, 2, 4, 8)  # drafted tokens, to compare `auto` with
+
+
+class Pair:
+    """An embedded pair in one type. Its checks return an error for each text: 0, or a difference of logits as a share
+    of the largest logit."""
+
+    def __init__(self, family: str, name: str, folder: Path):
+        """family: of FAMILIES; name: of TYPES; folder: for the converted models."""
+        bits = Quantization(bits=4, group_size=32) if name == "4 bits" else None
+        dtype = usual_dtype() if bits else name
+        self.tolerance = ROUNDINGS[dtype] * float(mx.finfo(getattr(mx, dtype)).eps)
+        how: dict[str, Any] = dict(dtype=dtype, quantization=bits, exist_ok=True)
+        self.target, self.draft, self.exact = (
+            load(convert(str(DEMO / source), folder / name / source, **how))[0]
+            for source in (FAMILIES[family] + role for role in ("target", "draft", "target"))
+        )
+        self.exact.set_dtype(mx.float32)
+
+    @cached_property
+    def plain(self) -> list[Row]:
+        return texts(self.target)
+
+    def errors(self, found: Sequence[Row]) -> list[float]:
+        """How far these texts are from plain decoding's, where they part."""
+        return [margin(self.target, *pair) for pair in zip(self.plain, found, strict=True)]
+
+    def in_a_thread(self) -> list[float]:
+        """As in a server. First of all, because what has been computed once belongs to no thread."""
+        with ThreadPoolExecutor(1) as other:
+            found = other.submit(texts, self.target, self.draft).result()
+        return self.errors(found)
+
+    def drafted(self) -> list[float]:
+        return self.errors(texts(self.target, self.draft))
+
+    def side_by_side(self) -> list[float]:
+        plain, drafted = (texts(self.target, draft, 8) for draft in (None, self.draft))
+        return self.errors(plain) + self.errors(drafted)
+
+    def logits(self) -> list[float]:
+        """Of the texts, against the same weights in float32 on the processor."""
+        ours = [text_logits(self.target, row) for row in self.plain]
+        mx.eval(ours)
+        with mx.stream(mx.cpu):
+            exact = [text_logits(self.exact, row) for row in self.plain]
+            pairs = zip(ours, exact, strict=True)
+            return [float(mx.abs(a - b).max() / mx.abs(b).max()) for a, b in pairs]
+
+    def on_processor(self) -> list[float]:
+        with mx.stream(mx.cpu):
+            found = texts(self.exact, batch_size=8)
+        return self.errors(found)
+
+
+CHECKS: dict[str, Callable[[Pair], list[float]]] = {
+    "loaded here, decoded in a thread": Pair.in_a_thread,
+    "drafted, alone": Pair.drafted,
+    "8 together, plain and drafted": Pair.side_by_side,
+    "logits, GPU and processor": Pair.logits,
+    "texts, GPU and processor": Pair.on_processor,
+}
+
+
+def texts(target: Any, draft: Any | None = None, batch_size: int = 1) -> list[Row]:
+    """Greedy texts for some of the demo's prompts."""
+    prompts = [example.prompt for example in examples(PER_KIND, KINDS)]
+    how = dict(num_draft=NUM_DRAFT if draft else 0, max_tokens=MAX_TOKENS)
+    return decoding(target, draft, batch_size, **how)(prompts)
+
+
+def margin(model: Any, expected: Row, found: Row) -> float:
+    """How far apart two texts' tokens are where they part, as a share of the largest logit there; 0 if they do not."""
+    if found.generated == expected.generated:
+        return 0.0
+    both = list(zip(expected.generated, found.generated, strict=False))
+    at = next((i for i, (a, b) in enumerate(both) if a != b), None)
+    if at is None:  # one goes on where the other ends
+        return float("inf")
+    logits = text_logits(model, expected)[at]
+    a, b = both[at]
+    apart = float(mx.abs(logits[a] - logits[b]) / mx.abs(logits).max())
+    return apart or float(np.finfo(np.float32).tiny)  # a tie: the texts differ all the same
+
+
+def has_gpu() -> bool:
+    return mx.default_device() == mx.gpu
+
+
+def judge(
+    what: str, check: Callable[[Pair], list[float]], pairs: Callable[[], list[Pair]]
+) -> Verdict:
+    """The verdict of one of CHECKS on pairs of one type."""
+    if "GPU" in what and not has_gpu():
+        return SKIPPED, "no GPU"
+    errors = np.array([error for pair in pairs() for error in check(pair)])
+    most, tolerance = errors.max(), pairs()[0].tolerance  # not a number, if one is not
+    if not most:
+        return OK, f"{len(errors)} texts, all equal"
+    told = f"{np.count_nonzero(errors)} of {len(errors)} differ, by up to {most:.1e}"
+    return OK if most <= tolerance else WRONG, f"{told} (rounding: {tolerance:.1e})"
+
+
+def clip() -> Verdict:
+    """Whether the speech pair hears what a clip says."""
+    known = json.loads((DEMO / "speech" / "clips.json").read_text("utf-8"))["numbers.wav"]["text"]
+    transcriber = Transcriber(*(demo_model(f"speech/{role}") for role in ("target", "draft")))
+    began = perf_counter()
+    found = transcriber.transcribe(audio.read(str(DEMO / "speech" / "numbers.wav")))
+    told = f"{found.duration:.1f} s of sound in {perf_counter() - began:.1f} s"
+    return (OK, told) if found.text.strip() == known else (WRONG, f"heard {found.text.strip()!r}")
+
+
+def wait() -> Verdict:
+    """The seconds that the host waits for the smallest computation."""
+    x, seconds = mx.zeros(1), []
+    for _ in range(100):
+        began = perf_counter()
+        x = x + 1
+        mx.eval(x)
+        seconds.append(perf_counter() - began)
+    return TOLD, f"{1e6 * statistics.median(seconds):.0f} µs"
+
+
+def rows(target: Any) -> Verdict:
+    """What a call costs by the tokens in it. A chain: calls that need no other's result look dearer (MLX's issue 4265)."""
+    call = calls(target, [5] * 20)
+    call(1, CHAIN)  # warms up
+    times = range(3 if has_gpu() else 1)
+    one, *more = (statistics.median(call(n, CHAIN) for _ in times) for n in ROWS)
+    others = ", ".join(f"{n}: {s / one:.2f}" for n, s in zip(ROWS[1:], more, strict=True))
+    return TOLD, f"{1e3 * one:.1f} ms for 1 token; times that for {others}"
+
+
+def auto(target: Any, draft: Any) -> Verdict:
+    """The length that `auto` settles on, beside fixed ones."""
+    how, lengths = dict(max_tokens=MAX_TOKENS), (*LENGTHS, "auto")
+    ways = {k: decoding(target, draft, num_draft=k, **how) for k in lengths}
+    prompts = [example.prompt for example in examples(PER_KIND, SHORT_KINDS)]
+    runs = take_turns(ways, prompts, 1, lambda: None)
+    late = sum((row.stats for row in runs["auto"].rows[len(prompts) // 2 :]), Stats())
+    drafted = f"{late.drafted / late.target_calls:.1f} drafted a call"
+    rates = ", ".join(f"{k}: {run.rate:.0f}" for k, run in runs.items())
+    return TOLD, f"{drafted}; tokens/s by length, {rates}"
+
+
+def four_bits(model: Any) -> Any:
+    """The model, its matrices quantized in place, in the groups that converting takes."""
+
+    def covered(_, module: nn.Module) -> bool:
+        return hasattr(module, "to_quantized") and module.weight.shape[1] % 64 == 0
+
+    nn.quantize(model, class_predicate=covered)
+    return model
+
+
+def load_pairs(name: str, folder: str) -> list[Pair]:
+    """The embedded pairs of text in one type; Llama's if mlx-lm is installed."""
+    families = [f for f in FAMILIES if f != "Llama" or find_spec("mlx_lm")]
+    return [Pair(family, name, Path(folder)) for family in families]
+
+
+def all_checks(folder: str) -> Iterator[tuple[str, Callable[[], Verdict]]]:
+    """What is checked, and a function that does it. folder: for converted models."""
+    for name in TYPES:
+        pairs = cache(partial(load_pairs, name, folder))
+        for what, check in CHECKS.items():
+            yield f"{name}: {what}", partial(judge, what, check, pairs)
+    yield "a clip, transcribed", clip
+    yield "time of a wait", wait
+    dtype, wide = usual_dtype(), cache(partial(widened_pair, SIZES))
+    yield f"time of a call, {dtype}", lambda: rows(wide()[0])
+    yield f"auto, {dtype}", lambda: auto(*wide())
+    yield "time of a call, 4 bits", lambda: rows(four_bits(wide()[0]))  # last: it changes the model
+
+
+def tried(check: Callable[[], Verdict]) -> Verdict:
+    try:
+        with redirect_stderr(io.StringIO()):  # no notes of conversions between the lines
+            return check()
+    except Exception as error:
+        return WRONG, f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def all_is_well() -> bool:
+    """Print the machine, and a line for each check as it is done: a block for an issue. Return whether nothing is wrong."""
+    print("\n".join(f"{key}: {value}" for key, value in describe().items()))
+    print(f"sizes timed: {', '.join(SIZES)}\n\n| check | verdict | measured |\n| --- | --- | --- |")
+    verdicts = []
+    with TemporaryDirectory() as folder:
+        for what, check in all_checks(folder):
+            verdict, measured = tried(check)
+            verdicts.append(verdict)
+            print(f"| {what:<42} | {verdict:<7} | {measured} |", flush=True)
+    wrong, skipped = verdicts.count(WRONG), verdicts.count(SKIPPED)
+    print(f"\n{f'{wrong} WRONG' if wrong else 'All is well'}; {skipped} skipped.")
+    return not wrong
