@@ -57,7 +57,7 @@ class Memory:
         words, counts = list[int](), list[int]()
         for i, pair in enumerate(self.pairs):
             self._same.setdefault(pair.prompt, []).append(i)
-            found = {self._words.setdefault(w, len(self._words)) for w in _words_of(pair.prompt)}
+            found = {self._words.setdefault(w, len(self._words)) for w in words_of(pair.prompt)}
             words.extend(found)
             counts.append(len(found))
         of_words = np.array(words, np.int32)
@@ -94,7 +94,7 @@ class Memory:
 
     def _alike(self, prompt: str) -> list[int]:
         """Indices of pairs that share many of the prompt's rarest words, in order."""
-        known = [self._words[w] for w in set(_words_of(prompt)) if w in self._words]
+        known = [self._words[w] for w in set(words_of(prompt)) if w in self._words]
         known.sort(key=lambda w: self._starts[w + 1] - self._starts[w])
         found, total = list[np.ndarray](), 0
         for w in known:
@@ -109,7 +109,7 @@ class Memory:
         return sorted(pairs[np.argsort(-shared, kind="stable")[:_SCORED]].tolist())
 
 
-def _words_of(text: str) -> list[str]:
+def words_of(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
