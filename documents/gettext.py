@@ -1,63 +1,54 @@
 """gettext's .po: messages without a translation, or with a fuzzy one, which then is no longer fuzzy."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator
+from itertools import pairwise
 
-from documents.document import Document, Segment, decoded, line_number, spliced
+from documents.document import Document, Segment, in_text
 from errors import InputError
 
 _CHARSET = re.compile(rb"charset=([-\w]+)")
 _TEXT = re.compile(
     r'^msgstr(?:\[(\d+)\])?[ \t]*("[^\r\n]*"(?:[ \t]*\r?\n[ \t]*"[^\r\n]*")*)', re.MULTILINE
 )
-_FLAG = re.compile(r"^#,[ \t]*fuzzy[ \t]*\r?\n|(?<=#,)[ \t]*fuzzy,|,[ \t]*fuzzy\b", re.MULTILINE)
-_PREVIOUS = re.compile(r"^#\|.*\n", re.MULTILINE)
+# The flag, and comments with the message that the fuzzy translation is of
+_FUZZY = re.compile(
+    r"^#,[ \t]*fuzzy[ \t]*\r?\n|(?<=#,)[ \t]*fuzzy,|,[ \t]*fuzzy\b|^#\|.*\n", re.MULTILINE
+)
 
 
 def read(data: bytes) -> Document:
+    named = _CHARSET.search(data)
+    if named and named[1].upper() not in (b"CHARSET", b"UTF-8"):
+        raise InputError("not UTF-8; convert it with msgconv -t UTF-8")
+    return in_text(data, _segments, _quoted, strict=True)
+
+
+def _segments(source: str) -> Iterator[Segment]:
     try:
         import polib
     except ImportError:
         raise InputError(".po needs: pip install -r requirements-documents.txt") from None
-    charset = _CHARSET.search(data)
-    name = charset[1].decode() if charset else "utf-8"
-    source, encoding = decoded(data, None if name in ("CHARSET", "UTF-8") else name)
     try:
         entries = polib.pofile(source.lstrip("\ufeff").replace("\r\n", "\n"))
     except (OSError, ValueError, IndexError, KeyError) as error:
-        raise InputError(
-            f"not a .po file: {str(error).splitlines()[0] if str(error) else error!r}"
-        ) from None
+        raise InputError(f"not a .po file: {error!r}") from None
     starts = [0, *(found.end() for found in re.finditer("\n", source)), len(source)]
-    begins = sorted([starts[entry.linenum - 1] for entry in entries] + [len(source)])
-    segments, notes = (
-        list[Segment](),
-        list[tuple[int, int]](),
-    )  # notes: where each one's comments are
+    begins = sorted(starts[entry.linenum - 1] for entry in entries)
+    ends = dict(pairwise([*begins, len(source)]))
     for entry in entries:
         if entry.obsolete or (entry.translated() and not entry.fuzzy) or not entry.msgid:
             continue
         begin = starts[entry.linenum - 1]
-        end = begins[begins.index(begin) + 1]
-        texts = list(_TEXT.finditer(source, begin, end))
-        for found in texts:
+        texts = [*_TEXT.finditer(source, begin, ends[begin])]
+        fuzzy = [found.span() for found in _FUZZY.finditer(source, begin, texts[0].start())]
+        for i, found in enumerate(texts):
             text = entry.msgid_plural if int(found[1] or 0) else entry.msgid
-            place = f"line {line_number(source, found.start())}"
-            segments.append(Segment(text, place, (found.span(2),)))
-            notes.append((begin, texts[0].start()))
+            yield Segment(text, (found.span(2), *([] if i else fuzzy)))
 
-    def write(texts: Sequence[str | None]) -> bytes:
-        kept = {note for note, text in zip(notes, texts, strict=True) if text is None}
-        edits = dict[tuple[int, int], str]()
-        for segment, text, note in zip(segments, texts, notes, strict=True):
-            if note in kept:
-                continue
-            (span,) = segment.spans
-            lines = (text or "").splitlines(keepends=True)
-            quoted = "".join(f'\n"{polib.escape(line)}"' for line in lines)
-            edits[span] = '""' + quoted if len(lines) > 1 else quoted.strip("\n")
-            for pattern in (_FLAG, _PREVIOUS):
-                edits |= {found.span(): "" for found in pattern.finditer(source, *note)}
-        return spliced(source, edits.items()).encode(encoding, "strict")
 
-    return Document(segments, write, strict=True)
+def _quoted(segment: Segment, text: str) -> list[str]:
+    import polib
+
+    lines = [f'"{polib.escape(line)}"' for line in text.splitlines(keepends=True)]
+    return ["\n".join(['""', *lines] if len(lines) > 1 else lines), *[""] * len(segment.spans[1:])]

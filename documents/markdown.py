@@ -34,4 +34,4 @@ def _segments(source: str) -> Iterator[Segment]:
                 spans += lines_of(source, at, at + len(line.strip()))
                 end = spans[-1][1]
         if spans:
-            yield segment(source, f"line {first + 1}", spans)
+            yield segment(source, spans)

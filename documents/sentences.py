@@ -13,6 +13,7 @@ _KEPT = (
     r"|%(?:\(\w+\)|\d+\$)?[-+ #0]?[\d.]*(?:h|l|ll|z)?[diouxXeEfFgGcrsa](?!\w)|&#?\w+;|\\[Nnht]"
 )
 _CLAUSE = re.compile(r"[,;:–—]\s+|[،、，；：]\s*")  # noqa: RUF001
+_SPACE = re.compile(r"\s+")
 _MASK = re.compile(r"X\d+")
 
 
@@ -43,9 +44,8 @@ def _clauses(text: str, fits: Callable[[str], bool]) -> Iterator[str]:
         yield text
         return
     middle = len(text) // 2
-    for cut in (_CLAUSE, re.compile(r"\s+")):
-        ends = [found.end() for found in cut.finditer(text, 1) if found.end() < len(text)]
-        if ends:
+    for cut in (_CLAUSE, _SPACE):
+        if ends := [e for found in cut.finditer(text) if 0 < (e := found.end()) < len(text)]:
             middle = min(ends, key=lambda end: abs(end - middle))
             break
     yield from _clauses(text[:middle], fits)

@@ -1,110 +1,74 @@
-"""Subtitles: SubRip (.srt), WebVTT (.vtt), Advanced SubStation Alpha (.ass, .ssa).
+"""Subtitles: SubRip (.srt) and WebVTT (.vtt). Times, numbers, styles and comments stay.
 
-Times, numbers, styles and comments stay. Cues are joined until a sentence ends, and its translation is spread over
-their lines again by length.
+Cues are joined until a sentence ends, and its translation is spread over their lines again by length.
 """
 
 import re
 from collections.abc import Iterable, Iterator
 
-from documents.document import Document, Segment, Span, in_text, lines_of, segment
+from documents.document import (
+    Document,
+    Segment,
+    Span,
+    blocks_of,
+    in_text,
+    line_number,
+    lines_of,
+    segment,
+)
 from errors import InputError
 
 _TIME = r"(?:\d+:)?\d\d?:\d\d[.,]\d{1,3}"
-_CUE = re.compile(rf"^[ \t]*{_TIME}[ \t]*-->[ \t]*{_TIME}[^\r\n]*", re.MULTILINE)
+_TIMES = re.compile(rf"[ \t\ufeff]*{_TIME}[ \t]*-->[ \t]*{_TIME}(?!\S)[^\r\n]*")
 _ARROW = re.compile(r"^.*-->.*$", re.MULTILINE)
-_UNTIMED = re.compile(r"\n[ \t]*\r?\n(\d+)[ \t]*(?=\r?\n[ \t]*[^\s\d])")
-_NUMBER = re.compile(r"\s*^[ \t]*\d*[ \t\r\n]*\Z", re.MULTILINE)
-_EMPTY = re.compile(r"\n[ \t]*\r?\n")
+_NUMBER = re.compile(r"\s*\d+[ \t]*\r?\n[ \t]*\S")
 _TAGS = re.compile(r"(?:<[^<>]*>|\{\\[^{}]*\})+")  # at the edges of a line
 _SAID = re.compile(r"[-–—♪#]")  # a line of its own: a speaker's, a song's  # noqa: RUF001
 _ENDED = re.compile(r"""[.!?…。！？♪]["'»”’)\]]*$""")  # noqa: RUF001
 _MOST = 6  # cues that a sentence may run over
-_DRAWING = re.compile(r"\{[^{}]*\\p[1-9]")
 
 
 def read_srt(data: bytes) -> Document:
-    return in_text(data, lambda source: _joined(source, _cues(source, None)))
+    return in_text(data, lambda source: _joined(source, _cues(source, True)))
 
 
 def read_vtt(data: bytes) -> Document:
-    def find(source: str) -> Iterator[Segment]:
-        if not source.lstrip("\ufeff").startswith("WEBVTT"):
-            raise InputError("no WebVTT file: it does not begin with WEBVTT")
-        return _joined(source, _cues(source, _EMPTY))
-
-    return in_text(data, find)
+    return in_text(data, lambda source: _joined(source, _cues(source, False)))
 
 
-def read_ass(data: bytes) -> Document:
-    return in_text(data, lambda source: _joined(source, _dialogue(source)))
-
-
-def _cues(source: str, end: re.Pattern | None) -> Iterator[list[Span]]:
-    """The lines of each cue. end: what ends a cue besides the next one's number and times."""
-    cues = list(_CUE.finditer(source))
-    timed = {cue.start() for cue in cues}
-    for arrow in _ARROW.finditer(source):
-        if arrow.start() not in timed:
-            raise InputError(f"line {source.count(chr(10), 0, arrow.start()) + 1}: no cue's times")
-    if not cues:
+def _cues(source: str, srt: bool) -> Iterator[list[Span]]:
+    """The lines of each cue. InputError if one has no times."""
+    timed = 0
+    for start, end in blocks_of(source):
+        arrows = [arrow.start() for arrow in _ARROW.finditer(source, start, end)]
+        times = _TIMES.match(source, arrows[0]) if arrows else None
+        if len(arrows) > bool(times) or (srt and not times and _NUMBER.match(source, start, end)):
+            line = line_number(source, arrows[-1] if arrows else start)
+            raise InputError(f"line {line}: no cue's times, or no empty line before the cue")
+        timed += bool(times)
+        if times or srt:  # an empty line may be within an .srt's cue
+            yield [*lines_of(source, times.end() if times else start, end)]
+    if not timed:
         raise InputError("no cues with times")
-    for cue, following in zip(cues, [*cues[1:], None], strict=True):
-        stop = following.start() if following else len(source)
-        if end and (found := end.search(source, cue.end(), stop)):
-            stop = found.start()
-        elif following and (number := _NUMBER.search(source, cue.end(), stop)):
-            stop = number.start()
-        if not end and (lost := _UNTIMED.search(source, cue.end(), stop)):
-            line = source.count("\n", 0, lost.start(1)) + 1
-            raise InputError(f"line {line}: cue {lost[1]} has no times")
-        yield list(lines_of(source, cue.end(), stop))
-
-
-def _dialogue(source: str) -> Iterator[list[Span]]:
-    """The lines of each event; its text is the last field of those that the Format line names."""
-    fields = events = 0
-    for start, stop in lines_of(source):
-        kind, _, rest = source[start:stop].partition(":")
-        if kind.startswith("["):
-            events = kind.lower() == "[events]"
-        elif events and kind == "Format":
-            fields = rest.count(",") + 1
-        elif events and kind == "Dialogue":
-            parts = rest.split(",", fields - 1) if fields else []
-            if not fields or len(parts) < fields:
-                raise InputError(f"line {source.count(chr(10), 0, start) + 1}: too few fields")
-            if _DRAWING.search(parts[-1]):
-                continue
-            at = stop - len(parts[-1])
-            cuts = [*re.finditer(r"\\[Nn]", parts[-1])]
-            begins = [at, *(at + cut.end() for cut in cuts)]
-            ends = [*(at + cut.start() for cut in cuts), stop]
-            yield [
-                each for a, b in zip(begins, ends, strict=True) for each in lines_of(source, a, b)
-            ]
-    if not fields:
-        raise InputError("no [Events] with a Format line")
 
 
 def _joined(source: str, cues: Iterable[list[Span]]) -> Iterator[Segment]:
-    spans, joined, first = list[Span](), 0, 0
-    for number, cue in enumerate(cues, 1):
+    spans, cues_joined = list[Span](), 0
+    for cue in cues:
         lines = [line for span in cue if (line := _bare(source, *span))]
-        if any(_SAID.match(source, start) for start, _ in lines):
-            if spans:
-                yield segment(source, f"cue {first}", spans)
-            yield from (segment(source, f"cue {number}", [line]) for line in lines)
-            spans, joined = [], 0
+        alone = any(_SAID.match(source, start) for start, _ in lines)
+        if spans and (alone or cues_joined == _MOST):
+            yield segment(source, spans)
+            spans, cues_joined = [], 0
+        if alone:
+            yield from (segment(source, [line]) for line in lines)
             continue
-        first, joined = (number if not joined else first), joined + 1
-        spans += lines
-        if spans and (joined == _MOST or _ENDED.search(source[slice(*spans[-1])])):
-            yield segment(source, f"cue {first}", spans)
-            spans = []
-        joined = joined if spans else 0
+        spans, cues_joined = spans + lines, cues_joined + 1
+        if spans and _ENDED.search(source[slice(*spans[-1])]):
+            yield segment(source, spans)
+            spans, cues_joined = [], 0
     if spans:
-        yield segment(source, f"cue {first}", spans)
+        yield segment(source, spans)
 
 
 def _bare(source: str, start: int, stop: int) -> Span | None:

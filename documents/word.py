@@ -2,162 +2,104 @@
 
 import re
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from html import unescape
 from io import BytesIO
-from itertools import groupby
-from xml.parsers import expat
+from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 from zipfile import BadZipFile, ZipFile
 
-from documents.document import MOST, Document, Segment, Span, spliced
+from documents.document import MOST, Document, Segment, Span, in_text
 from errors import InputError
 
 _PART = re.compile(r"word/(document|header\d*|footer\d*|footnotes|endnotes)\.xml")
-_UNSEEN = re.compile(rb"<\w+:(?:lang|noProof)\b[^>]*>")  # in a run's formatting
-_NAMESPACE = "/wordprocessingml/"
+_TAG = re.compile(
+    r"(?P<cut></?w:p\b|<w:(?:br|cr|tab)\b)|(?P<run><w:r\b)|<w:rPr>(?P<format>.*?)</w:rPr>"
+    r"|<w:t(?P<text>(?:\s[^>]*)?>[^<]+)</w:t>",
+    re.DOTALL,
+)
+_UNSEEN = re.compile(r"<w:(?:lang|noProof)\b[^>]*>")  # in a run's formatting
 _WRONG = (BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, ValueError, zlib.error)
-
-
-@dataclass(frozen=True)
-class _Text:
-    """An element w:t, and its run's formatting."""
-
-    text: str
-    span: Span
-    format: bytes
 
 
 def read(data: bytes) -> Document:
     try:
         archive = ZipFile(BytesIO(data))
         files = archive.infolist()
-        if (size := sum(file.file_size for file in files)) > 8 * MOST:
-            raise InputError(f"{size >> 20} MB unpacked; {8 * MOST >> 20} MB at most")
+        if sum(file.file_size for file in files) > 8 * MOST:
+            raise ValueError(f"more than {8 * MOST >> 20} MB unpacked")
         contents = [archive.read(file) for file in files]
-    except _WRONG as error:
-        raise (
-            error if isinstance(error, InputError) else InputError(f"not a .docx file: {error}")
-        ) from None
-    if "word/document.xml" not in archive.namelist():
-        raise InputError("not a .docx file: no word/document.xml")
-    segments, made_of = list[Segment](), list[tuple[int, list[_Text]]]()
-    for i, file in enumerate(files):
-        if part := _PART.fullmatch(file.filename):
-            for number, texts in enumerate(_Part(contents[i]).paragraphs, 1):
-                text, spans = "".join(each.text for each in texts), (each.span for each in texts)
-                segments.append(Segment(text, f"{part[1]}, paragraph {number}", tuple(spans)))
-                made_of.append((i, texts))
+        archive.getinfo("word/document.xml")
+    except (*_WRONG, KeyError) as error:
+        raise InputError(f"not a .docx file: {error}") from None
+    plain = list[str]()
+    named = ((i, _PART.fullmatch(file.filename)) for i, file in enumerate(files))
+    parts = {i: _part(contents[i], found[1], plain) for i, found in named if found}
 
     def write(texts: Sequence[str | None]) -> bytes:
-        edits: list[list[tuple[Span, bytes]]] = [[] for _ in files]
-        for (i, old), segment, text in zip(made_of, segments, texts, strict=True):
-            if text not in (None, segment.text):
-                new, dropped = _spread(old, text)
-                document.dropped += dropped
-                edits[i] += [
-                    (each.span, _element(contents[i][slice(*each.span)], text))
-                    for each, text in zip(old, new, strict=True)
-                ]
+        left = iter(texts)
         with ZipFile(output := BytesIO(), "w") as written:
-            written.comment = archive.comment
-            for file, content, of_file in zip(files, contents, edits, strict=True):
-                written.writestr(file, spliced(content, of_file))
+            for i, file in enumerate(files):
+                part = parts.get(i)
+                new = part and part.write([next(left) for _ in part.segments])
+                written.writestr(file, new or contents[i])
         return output.getvalue()
 
-    document = Document(segments, write)
-    return document
+    def place(segment: Segment) -> str:
+        return repr(segment.text[:40])
+
+    segments = [each for part in parts.values() for each in part.segments]
+    return Document(segments, write, place, plain=plain)
 
 
-class _Part:
-    """The paragraphs of an XML file; a tab or a line break ends one too. InputError if it is not XML."""
+def _part(xml: bytes, name: str, plain: list[str]) -> Document:
+    try:
+        if b"<!DOCTYPE" in xml:  # and with it entities
+            raise InputError(f"not a .docx file: {name}.xml has a document type")
+        ElementTree.fromstring(xml)
+    except ElementTree.ParseError as error:
+        raise InputError(f"not a .docx file: {name}.xml: {error}") from None
+    runs = dict[Span, tuple[str, str]]()  # text and formatting
 
-    def __init__(self, xml: bytes):
-        self.paragraphs: list[list[_Text]] = []
-        self._xml, self._format, self._text, self._at = xml, b"", "", 0
-        self._open: list[list[_Text]] = []  # one inside another: text boxes
-        self._parser = parser = expat.ParserCreate(namespace_separator=" ")
-        parser.StartElementHandler, parser.EndElementHandler = self._start, self._end
-        parser.CharacterDataHandler = self._characters
-        parser.StartDoctypeDeclHandler = self._refuse
-        if b"\0" in xml:
-            raise InputError("its XML is not UTF-8")
-        try:
-            parser.Parse(xml, True)
-        except (expat.ExpatError, ValueError) as error:
-            raise InputError(f"not a .docx file: {error}") from None
+    def find(source: str) -> Iterator[Segment]:
+        format, spans = "", list[Span]()
+        for tag in _TAG.finditer(source):
+            if tag.lastgroup == "text":
+                spans.append(tag.span("text"))
+                runs[spans[-1]] = unescape(tag["text"].partition(">")[2]), format
+            elif tag.lastgroup == "cut" and spans:
+                yield Segment("".join(runs[span][0] for span in spans), tuple(spans))
+                spans = []
+            elif tag.lastgroup != "cut":
+                format = _UNSEEN.sub("", tag["format"] or "")
 
-    def _refuse(self, *_) -> None:
-        raise InputError("its XML declares a document type")  # and with it entities
+    def fit(segment: Segment, text: str) -> list[str]:
+        new = _spread([runs[span] for span in segment.spans], text, plain)
+        return [f' xml:space="preserve">{escape(each)}' for each in new]
 
-    def _start(self, name: str, _) -> None:
-        space, _, name = name.rpartition(" ")
-        if _NAMESPACE not in space:
-            return
-        if name == "p":
-            self._open.append([])
-        elif name in ("br", "cr", "tab"):
-            self._close()
-        elif name == "r":
-            self._format = b""
-        elif name in ("t", "rPr"):
-            self._text, self._at = "", self._parser.CurrentByteIndex
-
-    def _characters(self, text: str) -> None:
-        self._text += text
-
-    def _end(self, name: str) -> None:
-        space, _, name = name.rpartition(" ")
-        index = self._parser.CurrentByteIndex
-        if _NAMESPACE not in space:
-            return
-        if name == "p":
-            self._close()
-            self._open.pop()
-        elif name == "rPr":
-            self._format = _UNSEEN.sub(b"", self._xml[self._at : index])
-        elif name == "t" and self._text and self._open:
-            span = self._at, self._xml.index(b">", index) + 1
-            self._open[-1].append(_Text(self._text, span, self._format))
-
-    def _close(self) -> None:
-        if self._open and self._open[-1]:
-            self.paragraphs.append(self._open[-1])
-            self._open[-1] = []
+    return in_text(xml, find, fit)
 
 
-def _element(old: bytes, text: str) -> bytes:
-    """The element w:t with another text; its prefix need not be w."""
-    name = old[1:].split(b">")[0].split()[0]
-    content = escape(text).encode("ascii", "xmlcharrefreplace")
-    return b'<%s xml:space="preserve">%s</%s>' % (name, content, name)
-
-
-def _spread(old: Sequence[_Text], text: str) -> tuple[list[str], int]:
-    """The text of each element, and how many marks are dropped. Marks, such as bold words, are what is not formatted
-    as most of the paragraph; they are kept where the text has the same words."""
-    sizes = dict[bytes, int]()
-    for each in old:
-        sizes[each.format] = sizes.get(each.format, 0) + len(each.text)
-    usual = max(sizes, key=sizes.__getitem__)
-    new, at, host, dropped, marks = [""] * len(old), 0, -1, 0, 0
-    for of_format, group in groupby(range(len(old)), key=lambda i: old[i].format):
-        first, *others = group
-        words = "".join(old[i].text for i in (first, *others)).strip()
-        if of_format == usual:
-            host = first if host < 0 else host
-        elif words:
-            marks += 1
-            found = text.find(words, at)
-            if found < 0 or (host < 0 and found > at):
-                dropped += 1
-                continue
-            if host >= 0:
-                new[host] = text[at:found]
-            new[first], at, host = words, found + len(words), -1
-    if host >= 0:
-        new[host] = text[at:]
-    if host >= 0 or at == len(text):
-        return new, dropped
-    first = next(i for i, each in enumerate(old) if each.format == usual)
-    return [text if i == first else "" for i in range(len(old))], marks
+def _spread(runs: Sequence[tuple[str, str]], text: str, plain: list[str]) -> list[str]:
+    """What to write into each run. Marks, such as bold words, are what is not formatted as most of the paragraph; where
+    the text has not the same words, they become plain and are added to `plain`."""
+    sizes = Counter[str]()
+    for words, format in runs:
+        sizes[format] += len(words)
+    usual = [i for i, (_, format) in enumerate(runs) if format == sizes.most_common(1)[0][0]]
+    new, at, host = [""] * len(runs), 0, usual[0]
+    for i, (words, _) in enumerate(runs):
+        if i in usual or not (words := words.strip()):
+            continue
+        found = text.find(words, at)
+        after = next((j for j in usual if j > i), None)
+        ends = after is None and found + len(words) < len(text)  # and no run takes the rest
+        if found < 0 or ends or (host > i and found > at):
+            plain.append(words)
+            continue
+        if host < i:
+            new[host] = text[at:found]
+        new[i], at, host = words, found + len(words), i if after is None else after
+    new[host] += text[at:]
+    return new
