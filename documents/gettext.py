@@ -34,17 +34,16 @@ def _segments(source: str) -> Iterator[Segment]:
     except (OSError, ValueError, IndexError, KeyError) as error:
         raise InputError(f"not a .po file: {error!r}") from None
     starts = [0, *(found.end() for found in re.finditer("\n", source)), len(source)]
-    begins = sorted(starts[entry.linenum - 1] for entry in entries)
-    ends = dict(pairwise([*begins, len(source)]))
-    for entry in entries:
+    begins = [starts[max(entry.linenum - 1, 0)] for entry in entries]  # polib's first line is 0
+    ends = dict(pairwise([*sorted(begins), len(source)]))
+    for begin, entry in zip(begins, entries, strict=True):
         if entry.obsolete or (entry.translated() and not entry.fuzzy) or not entry.msgid:
             continue
-        begin = starts[entry.linenum - 1]
         texts = [*_TEXT.finditer(source, begin, ends[begin])]
-        fuzzy = [found.span() for found in _FUZZY.finditer(source, begin, texts[0].start())]
         for i, found in enumerate(texts):
+            fuzzy = [] if i else _FUZZY.finditer(source, begin, found.start())
             text = entry.msgid_plural if int(found[1] or 0) else entry.msgid
-            yield Segment(text, (found.span(2), *([] if i else fuzzy)))
+            yield Segment(text, (found.span(2), *(each.span() for each in fuzzy)))
 
 
 def _quoted(segment: Segment, text: str) -> list[str]:
