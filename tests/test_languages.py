@@ -86,7 +86,7 @@ def test_some_models_are_told_in_words(demo_pair, monkeypatch):
         decoder.generate("good day", target_lang="de")
 
 
-NLLB = "ace_Arab arb_Arab deu_Latn nno_Latn nob_Latn por_Latn prs_Arab srp_Cyrl zho_Hans zho_Hant"
+NLLB = "ace_Arab arb_Arab crh_Latn deu_Latn kor_Hang nno_Latn nob_Latn por_Latn prs_Arab srp_Cyrl zho_Hans zho_Hant"
 
 
 @pytest.mark.parametrize(
@@ -95,6 +95,7 @@ NLLB = "ace_Arab arb_Arab deu_Latn nno_Latn nob_Latn por_Latn prs_Arab srp_Cyrl 
         (NLLB, "German=deu_Latn Deutsch=deu_Latn de=deu_Latn deu=deu_Latn de-AT=deu_Latn"),
         (NLLB, "pt-BR=por_Latn Norwegian=nob_Latn zh=zho_Hans zh-TW=zho_Hant Arabic=arb_Arab"),
         (NLLB, "gsw= Luxembourgish= Klingon= sr-Latn= nds= ="),  # near, but other languages
+        (NLLB, "ko=kor_Hang crh=crh_Latn"),  # their scripts are not the CLDR's
         ("en_XX de_DE pt_XX zh_CN", "English=en_XX GERMAN=de_DE por=pt_XX zh-Hant= Dutch="),
         ("de fil ns zh", "Tagalog=fil ns=ns Chinese=zh"),
         ("deu cmn_Hans pt_BR", "allemand=deu zh=cmn_Hans pt=pt_BR"),

@@ -67,16 +67,13 @@ class Languages:
             return name
         wanted = tag_of(name)
         called = _name(wanted) if wanted else name
-        ranks = {
-            code: (
-                _distance(wanted, code) if wanted else _FAR,
-                -fuzz.ratio(called.lower(), _name(code).lower()),
-            )
-            for code in codes
-        }
+        ranks = {}  # of the same name first, such as one in another script; then the nearest
+        for code in codes:
+            alike = fuzz.ratio(called.lower(), _name(code).lower())
+            ranks[code] = alike < 100, _distance(wanted, code) if wanted else _FAR, -alike
         near = sorted(codes, key=ranks.__getitem__)
-        distance, alike = ranks[near[0]]
-        if distance <= _NEAR or (alike == -100 and not wanted):
+        other, distance, _ = ranks[near[0]]
+        if distance <= _NEAR or not (other or "-" in (wanted or "")):
             return near[0]
         more = f" and {len(near) - 5} more" if len(near) > 5 else ""
         listed = ", ".join(title(code) for code in near[:5])
@@ -88,7 +85,7 @@ def tag_of(name: str) -> str | None:
     with contextlib.suppress(ValueError):
         found = langcodes.Language.get(name)
         if found.is_valid() and (len(name) <= 3 or "-" in name or "_" in name):
-            return found.to_tag()
+            return found.to_tag().replace("-Hang", "-Kore")  # the CLDR knows Korean as Kore
     with contextlib.suppress(LookupError):
         if "(" not in name:  # langcodes passes over the script in "Serbian (Latin)"
             return langcodes.find(name).to_tag()
