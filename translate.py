@@ -11,7 +11,8 @@ import re
 import sys
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
@@ -30,13 +31,13 @@ from text.languages import chosen, defaults, short, title
 from text.memory import MemoryFile, Pair, load_memory, words_of
 
 STDIN = "-"
-FORMATS = {
+FORMATS: dict[str, Callable[[bytes], Document]] = {
     ".txt": plain.read,
     ".md": markdown.read,
     ".docx": word.read,
     ".po": gettext.read,
-    ".srt": subtitles.read_srt,
-    ".vtt": subtitles.read_vtt,
+    ".srt": partial(subtitles.read, srt=True),
+    ".vtt": subtitles.read,
 }
 _FULL = 0.6  # of the longest output: longer sentences are cut
 
@@ -206,8 +207,7 @@ def translate_file(
         written.append(None if lost else text)
     data = document.write(written)
     if document.plain:
-        words = ", ".join(document.plain[:5])
-        print(f"{name}: {len(document.plain)} marks became plain: {words}, ...", file=sys.stderr)
+        cli.write(f"{name}: {len(document.plain)} formatted words became plain", sys.stderr)
     if output is None:
         sys.stdout.buffer.write(data)
         return

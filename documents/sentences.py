@@ -23,18 +23,18 @@ def kept(marks: str = "") -> re.Pattern:
 
 
 def sentences(
-    text: str, language: str, kept: re.Pattern, fits: Callable[[str], bool], whole: bool = False
+    text: str, language: str, pattern: re.Pattern, fits: Callable[[str], bool], whole: bool = False
 ) -> Iterator[str]:
-    """The sentences of each line, with the space after them; what does not fit is cut at clauses. Joined they are the text.
-
-    whole: cut what does not fit only.
-    """
+    """The sentences of each line, with the space after them; what does not fit is cut at clauses. Joined they are the
+    text. pattern: what is not cut apart. whole: leave a line whole if it fits."""
     for line in text.splitlines(keepends=True):
         if whole and fits(line):
             yield line
             continue
         ends = accumulate(map(len, sentencex.segment(language, line)))
-        inside = {i for found in kept.finditer(line) for i in range(found.start() + 1, found.end())}
+        inside = {
+            i for found in pattern.finditer(line) for i in range(found.start() + 1, found.end())
+        }
         for start, end in pairwise([0, *(end for end in ends if end not in inside)]):
             yield from _clauses(line[start:end], fits)
 
@@ -52,20 +52,20 @@ def _clauses(text: str, fits: Callable[[str], bool]) -> Iterator[str]:
     yield from _clauses(text[middle:], fits)
 
 
-def translatable(text: str, kept: re.Pattern) -> bool:
-    """Whether there is a letter besides what is kept."""
-    return any(map(str.isalpha, kept.sub("", text)))
+def translatable(text: str, pattern: re.Pattern) -> bool:
+    """Whether there is a letter besides what must be kept."""
+    return any(map(str.isalpha, pattern.sub("", text)))
 
 
-def changed(source: str, text: str, kept: re.Pattern) -> list[str]:
+def changed(source: str, text: str, pattern: re.Pattern) -> list[str]:
     """The placeholders that one of the two has more often than the other."""
-    one, other = (Counter(found[0] for found in kept.finditer(each)) for each in (source, text))
+    one, other = (Counter(found[0] for found in pattern.finditer(each)) for each in (source, text))
     return [*((one - other) + (other - one))]
 
 
-def masked(text: str, kept: re.Pattern) -> tuple[str, Callable[[str], str]]:
+def masked(text: str, pattern: re.Pattern) -> tuple[str, Callable[[str], str]]:
     """The text with plain tokens, X1 and so on, for placeholders, and a function that puts them back."""
-    names = {f"X{i}": found[0] for i, found in enumerate(kept.finditer(text), 1)}
+    names = {f"X{i}": found[0] for i, found in enumerate(pattern.finditer(text), 1)}
     tokens = iter(names)
-    plain = kept.sub(lambda _: next(tokens), text)
+    plain = pattern.sub(lambda _: next(tokens), text)
     return plain, lambda new: _MASK.sub(lambda found: names.get(found[0], found[0]), new)

@@ -28,12 +28,8 @@ _ENDED = re.compile(r"""[.!?…。！？♪]["'»”’)\]]*$""")  # noqa: RUF00
 _MOST = 6  # cues that a sentence may run over
 
 
-def read_srt(data: bytes) -> Document:
-    return in_text(data, lambda source: _joined(source, _cues(source, True)))
-
-
-def read_vtt(data: bytes) -> Document:
-    return in_text(data, lambda source: _joined(source, _cues(source, False)))
+def read(data: bytes, srt: bool = False) -> Document:
+    return in_text(data, lambda source: _joined(source, _cues(source, srt)))
 
 
 def _cues(source: str, srt: bool) -> Iterator[list[Span]]:

@@ -54,11 +54,11 @@ def read(data: bytes) -> Document:
 
 
 def _part(xml: bytes, name: str, plain: list[str]) -> Document:
+    if b"<!DOCTYPE" in xml:  # and with it entities
+        raise InputError(f"not a .docx file: {name}.xml has a document type")
     try:
-        if b"<!DOCTYPE" in xml:  # and with it entities
-            raise InputError(f"not a .docx file: {name}.xml has a document type")
         ElementTree.fromstring(xml)
-    except ElementTree.ParseError as error:
+    except (ElementTree.ParseError, LookupError, ValueError) as error:  # also: unknown encodings
         raise InputError(f"not a .docx file: {name}.xml: {error}") from None
     runs = dict[Span, tuple[str, str]]()  # text and formatting
 
