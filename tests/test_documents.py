@@ -123,10 +123,10 @@ def test_sentences_joined_are_the_text(text, most):
 
 def test_sentences_are_cut_where_a_reader_would():
     def cut(text: str, most: int = 99, **how) -> list[str]:
-        pattern = kept("`[^`]*`")
+        pattern = kept(r"!\[.*?\]")
         return [*sentences(text, "en", pattern, lambda text: len(text) <= most, **how)]
 
-    assert cut("Dr. Ann sees. `One. Two` is.  Go!") == ["Dr. Ann sees. ", "`One. Two` is.  ", "Go!"]
+    assert cut("Dr. Ann sees. ![A dog] is.  Go!") == ["Dr. Ann sees. ", "![A dog] is.  ", "Go!"]
     assert cut("One. Two.\nThree.", whole=True) == ["One. Two.\n", "Three."]
     assert cut("We see, as the dog sees us", 20) == ["We see, ", "as the dog sees us"]
 
