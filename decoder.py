@@ -38,7 +38,7 @@ from speculative.row import Stats as Stats
 from speculative.sampling import RowSeeds, log_probabilities, sampler
 from speculative.schedule import AdaptiveSchedule, FixedSchedule, Schedule
 from speculative.vocabulary import DraftVocabulary
-from text.languages import frame
+from text.languages import chosen, frame
 from text.memory import Memory
 from text.prompts import Prompt, check_prompt
 from text.stream import TextStream
@@ -172,7 +172,7 @@ class SpeculativeDecoder:
         if not isinstance(tokenizer, Tokenizer):
             raise InputError(_expected("tokenizer", tokenizer, "tokenizer"))
         self.model, self.tokenizer, self.draft_model = model, tokenizer, draft_model
-        self._encode, self._memory, config = encode, memory, model.config
+        self.encode, self.memory, config = encode, memory, model.config
         self._hidden = {config.pad_token_id, *config.eos_token_ids, *getattr(model, "hidden", ())}
         self._shared = 0  # target and draft model share the ids below this
         if draft_model is not None:
@@ -256,9 +256,10 @@ class SpeculativeDecoder:
         asked = check_prompt(prompt)
         text, reference = asked.text, asked.reference or options.reference
         languages = options.source_lang, options.target_lang
-        if self._encode:
-            tokens = self._encode(text)
+        if self.encode:
+            tokens = self.encode(text)
         if tokens is None:
+            languages = chosen(self.model, *languages)
             tokens, prefix = frame(self.model, self.tokenizer, text, *languages)
         elif any(languages):
             raise InputError("source_lang and target_lang are not for prompts in a chat template")
@@ -276,8 +277,8 @@ class SpeculativeDecoder:
         row = Row(tokens, options, seed(tokens), prefix, text_stream)
         row.begin(prefix, self.model.config)
         row.prompt_text = text
-        if not reference and self._memory:
-            reference = self._memory.reference(text, *languages)
+        if not reference and self.memory:
+            reference = self.memory.reference(text, *languages)
         if reference and options.num_beams == 1:
             ends = self.model.config.eos_token_ids[:1]
             known = self.tokenizer.encode(reference, add_special_tokens=False).ids

@@ -26,7 +26,7 @@ from terminal import cli
 from terminal.colours import coloured, legend, painted
 from terminal.flags import (
     add_decoding_options,
-    add_memory,
+    add_growing_memory,
     add_models,
     check_models,
     options_of,
@@ -37,6 +37,7 @@ from terminal.prompt_files import InOrder, PromptFile
 from terminal.reading import Reading
 from terminal.reports import report_alone, report_generation, report_memory
 from terminal.summary import Summary
+from text.languages import chosen
 from text.memory import MemoryFile, Pair
 from text.prompts import check_prompt
 
@@ -68,8 +69,7 @@ def parse_args(argv: list[str] | None = None):
     flag("--prompt-file", type=cli.name, metavar="FILE", help=text)
     text = f"prompts of the file to decode in one batch (default: {BATCH_SIZE})"
     flag("--batch-size", type=cli.count, default=argparse.SUPPRESS, help=text)
-    add_memory(parser)
-    flag("--memory-append", action="store_true", help="add this run's prompts and outputs to it")
+    add_growing_memory(parser)
     add_decoding_options(parser)
     flag("--system-prompt", metavar="TEXT", help="system prompt, for a model with a chat template")
     text = "do not put the prompt into the model's chat template"
@@ -88,8 +88,6 @@ def parse_args(argv: list[str] | None = None):
     if (args.prompt is None) == (args.prompt_file is None):
         parser.error("give either --prompt or --prompt-file")
     check_models(args, parser)
-    if args.memory_append and not args.memory:
-        parser.error("--memory-append needs --memory")
     if args.show_draft and args.json:
         parser.error("--show-draft colours text; with --json, read the field origins instead")
     return args
@@ -250,6 +248,25 @@ def report_unused(given: dict, options: Options) -> None:
                 print(f"--{name.replace('_', '-')} has no effect {reason}", file=sys.stderr)
 
 
+def open_decoder(args, options: Options, ranks: Ranks) -> SpeculativeDecoder:
+    """The models that the command line names, or the embedded pair, with the memory and what else they need."""
+    if args.model is None:
+        args.model = ranks.in_turn(lambda: demo_model("target"))
+        args.draft_model = ranks.in_turn(lambda: demo_model("draft"))
+    model, tokenizer = load(args.model, ranks.group)
+    draft_model = None
+    if args.draft_model and options.num_draft and options.num_beams == 1:
+        draft_model, _ = load(args.draft_model, ranks.group, split=False)
+    cli.note_types(model, draft_model)
+    report_memory()
+    report_generation(model, options, args.verbose)
+    memory = read_memory(args.memory) if args.memory else None
+    tokens = read_draft_vocabulary(args.draft_vocabulary, tokenizer) if draft_model else None
+    return SpeculativeDecoder(
+        model, tokenizer, draft_model, in_template(args, model), memory, tokens
+    )
+
+
 def check_ranks(args, ranks: Ranks) -> None:
     """InputError unless all ranks were started with the same arguments, program and memory."""
     if "-" in (args.prompt, args.prompt_file):
@@ -282,27 +299,18 @@ def answer(args, ranks: Ranks) -> None:
         check_ranks(args, ranks)
     elif args.prompt_file not in (None, "-"):
         Path(args.prompt_file).stat()  # report a missing file before models are loaded
-    if args.model is None:
-        args.model = ranks.in_turn(lambda: demo_model("target"))
-        args.draft_model = ranks.in_turn(lambda: demo_model("draft"))
-    model, tokenizer = load(args.model, ranks.group)
-    draft_model = None
-    if args.draft_model and options.num_draft and options.num_beams == 1:
-        draft_model, _ = load(args.draft_model, ranks.group, split=False)
-    cli.note_types(model, draft_model)
-    report_memory()
-    report_generation(model, options, args.verbose)
+    growing = MemoryFile(args.memory) if args.memory_append else None  # creates the file if needed
+    decoder = open_decoder(args, options, ranks)
+    model, memory = decoder.model, decoder.memory
     if hasattr(model, "progress"):
         model.progress = Reading()
-    growing = MemoryFile(args.memory) if args.memory_append else None  # creates the file if needed
-    memory = read_memory(args.memory) if args.memory else None
-    tokens = read_draft_vocabulary(args.draft_vocabulary, tokenizer) if draft_model else None
-    encode = in_template(args, model)
-    decoder = SpeculativeDecoder(model, tokenizer, draft_model, encode, memory, tokens)
+    languages = None, None
+    if decoder.encode is None:
+        languages = chosen(model, options.source_lang, options.target_lang)
 
     def remember(response: Response) -> None:
         """Add the text to the memory if it is finished and new."""
-        pair = Pair(response.prompt, response.text, options.source_lang, options.target_lang)
+        pair = Pair(response.prompt, response.text, *languages)
         whole = response.finish_reason == "stop" and response.sample == ranks.rank == 0
         if growing and memory and whole and pair not in memory:
             growing.append(pair)

@@ -46,7 +46,8 @@ def write_tokenizer(folder: Path, output: Path) -> None:
             tokenizer, languages = _marian(folder, "source.spm", "vocab.json")
             if _settings(folder).get("separate_vocabs"):
                 save(_within(tokenizer, rows), output, SOURCE_FILE)
-                tokenizer, languages = _marian(folder, "target.spm", "target_vocab.json")[0], None
+                tokenizer, _ = _marian(folder, "target.spm", "target_vocab.json")
+                languages = None if languages and languages.source else languages
                 rows = config.get("decoder_vocab_size") or rows
         elif kind == "m2m_100" and "vocab.json" in found and TOKENIZER not in found:
             tokenizer, languages = _m2m(folder)
@@ -197,6 +198,10 @@ def _marian(folder: Path, model: str, vocabulary: str) -> tuple[Tokenizer, Langu
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([apart, tokenizer.pre_tokenizer])
     tokenizer.post_processor = _template(tokenizer, f"$A {END}")
     languages = Languages(codes, ["target", "text", ids[END]], ["start"]) if codes else None
+    settings = _settings(folder)
+    reads, writes = settings.get("source_lang"), settings.get("target_lang")
+    if not codes and isinstance(reads, str) and isinstance(writes, str):
+        languages = Languages({writes: ""}, reads=reads)
     return tokenizer, languages
 
 
@@ -211,6 +216,6 @@ def _m2m(folder: Path) -> tuple[Tokenizer, Languages]:
     special = ["<s>", PADDING, END, *(f"__{name}__" for name in names)]
     tokenizer = _from_sentencepiece(proto, ids, special)
     own = settings.get("src_lang") or "en"
-    languages.token("source_lang", own)  # raises if it is none
+    own = languages.find("source_lang", own)  # raises if it is none
     tokenizer.post_processor = _template(tokenizer, f"__{own}__ $A {END}")
     return tokenizer, languages

@@ -93,7 +93,7 @@ def load(
         with naming(path / TOKENIZER):  # a target compares it with its own
             model.tokenizer, model.source_tokenizer = read_tokenizers(path, model.config)
         languages = model.languages = Languages.load(path, model.config.vocab_size)
-        codes = languages.codes.values() if languages else ()
+        codes = languages.codes.values() if languages and languages.source else ()
         model.hidden = {*codes, *without_text(family, model.tokenizer)}
         forced = "forced_bos_token_id"
         model.generation = Generation.load(path, [forced] if hasattr(model.config, forced) else [])

@@ -4,12 +4,15 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
 import model
 from checkpoints.config import token_id, token_ids
 from checkpoints.folder import read_json
 from checkpoints.names import Names
 from errors import InputError
 from families import Family
+from text.languages import Languages
 from text.tokenizer import FILE as TOKENIZER
 from text.tokenizer import byte_tokenizer, like_sentencepiece, readable
 from text.tokenizer_files import copy_sources, from_transformers, save
@@ -105,6 +108,23 @@ def write_tokenizer(folder: Path, output: Path) -> None:
     with readable(str(folder / found[0])):
         tokenizer = like_sentencepiece(tokenizer)
     save(tokenizer, output)
+    if codes := asked_in_words(read_json(folder / "config.json"), tokenizer):
+        reads = None if any(words.startswith("<2") for words in codes.values()) else "en"
+        Languages(codes, reads=reads).save(output)
+
+
+def asked_in_words(raw: Mapping, tokenizer: Tokenizer) -> dict[str, str]:
+    """Language -> what a text begins with that is to be translated into it: MADLAD-400's <2de>, or the prefixes
+    that T5's config.json lists for translating from English."""
+    tags = (re.fullmatch(r"<2(\w+)>", piece) for piece in tokenizer.get_vocab())
+    if codes := {tag[1]: f"{tag[0]} " for tag in tags if tag}:
+        return codes
+    tasks = raw.get("task_specific_params")
+    for name, task in (tasks if isinstance(tasks, dict) else {}).items():
+        found = re.fullmatch(r"translation_en_to_(\w+)", name)
+        if found and isinstance(task, dict) and isinstance(task.get("prefix"), str):
+            codes[found[1]] = task["prefix"]
+    return codes
 
 
 FAMILY = Family(Config, model.T5, NAMES.rename, write_tokenizer, shows_special=True)

@@ -79,7 +79,7 @@ DRAFT = replace(
 PART = number(0, 1)
 SHARE = replace(PART, what="a number above 0, up to 1", accepts=lambda x: x and PART.accepts(x))
 REFERENCE = Values(str, "a text", _is_text, "TEXT/@FILE")
-CODE = Values(str, "a language's code", _is_text, "CODE")
+CODE = Values(str, "a language's code or name", _is_text, "LANGUAGE")
 TEXTS = Values(
     list,
     "a non-empty text or a list of them",
@@ -187,10 +187,18 @@ class Options:
         request=None,
     )
     source_lang: str | None = option(
-        None, CODE, "language of the source, for a multilingual model", "the tokenizer's"
+        None,
+        CODE,
+        "language of the source: a code or a name, for a multilingual model",
+        "the tokenizer's",
+        flags=("--from",),
     )
     target_lang: str | None = option(
-        None, CODE, "language of the output, for a multilingual model", "the model's"
+        None,
+        CODE,
+        "language of the output: German, de or the model's own code",
+        "the model's",
+        flags=("--to",),
     )
 
     repetition_penalty: float | None = _control(

@@ -14,7 +14,6 @@
 4. A draft model goes on, token by token, while more tokens are worth their seconds at the chosen rate (Dinkelbach 1967,
    on quotients), by its confidence in those it has drafted; how much that says is learned. docs/design.md: the formula.
 5. A way that has not been used for long is tried again, less and less often if it does not help.
-
 Whether a draft stops depends only on its tokens so far, so the output's distribution is unchanged (docs/design.md).
 """
 

@@ -55,6 +55,13 @@ def add_memory(parser: cli.Parser) -> None:
     )
 
 
+def add_growing_memory(parser: cli.Parser) -> None:
+    """--memory and --memory-append."""
+    add_memory(parser)
+    text = "add this run's prompts and outputs to it"
+    parser.add_argument("--memory-append", action="store_true", help=text)
+
+
 def read_memory(path: Path) -> Memory:
     """The memory in a file. Lines that cannot be used are reported on stderr."""
     with _passed_over(path) as report:
@@ -82,6 +89,8 @@ def _passed_over(path: Path) -> Iterator[Callable[[int, str], None]]:
 
 def check_models(args, parser: cli.Parser) -> None:
     """Exit with a message if the models' flags do not fit together."""
+    if getattr(args, "memory_append", False) and not args.memory:
+        parser.error("--memory-append needs --memory")
     if args.draft_model and not args.model:
         parser.error("--draft-model needs --model; the demo models bring their own")
     if getattr(args, "draft_vocabulary", None) and args.model and not args.draft_model:
@@ -93,11 +102,11 @@ def options_of(args) -> Options:
     return Options(**{name: value for name, value in vars(args).items() if name in DECLARED})
 
 
-def add_decoding_options(parser: cli.Parser) -> None:
-    """A flag for each option."""
+def add_decoding_options(parser: cli.Parser, without: Collection[str] = ()) -> None:
+    """A flag for each option but those in `without`."""
     groups = {name: parser.add_argument_group(name, about) for name, about in _GROUPS.items()}
     for name, declared in DECLARED.items():
-        if declared.flags is not None:
+        if declared.flags is not None and name not in without:
             to = groups.get(declared.group, parser)
             flags = (f"--{name.replace('_', '-')}", *declared.flags)
             text = f"{declared.help} (default: {default_of(name)})".replace("%", "%%")

@@ -14,6 +14,7 @@ from decoder import SpeculativeDecoder, batch_generate
 from errors import InputError
 from families.conversion import convert
 from families.loading import load
+from families.t5 import asked_in_words
 from text.languages import Languages, frame
 
 pytestmark = pytest.mark.slow
@@ -40,10 +41,9 @@ CODES = {
 def test_languages_are_framed_as_in_transformers(multilingual):
     name, reference, model, tokenizer = multilingual
     own = tokenizer.encode("good day").ids
-    alike = {"nllb": "fra_Latn, ace_Arab", "m2m": "fr, af", "marian, codes": "fra, deu"}
-    listed = f"target_lang: no language 'fro'; there are {alike.get(name, 'fr_XX, ')}"
-    with pytest.raises(InputError, match=listed):
-        frame(model, tokenizer, "good day", target_lang="fro")
+    with pytest.raises(InputError, match="no language 'Frrench'; there are French \\(fr") as error:
+        frame(model, tokenizer, "good day", target_lang="Frrench")
+    assert str(error.value).startswith("target_lang: ")
     assert frame(model, tokenizer, "good day") == (own, model.prefix(own))
     source_lang, target_lang = CODES[name]
     source, prefix = frame(model, tokenizer, "good day", source_lang, target_lang)
@@ -64,23 +64,59 @@ def test_languages_are_framed_as_in_transformers(multilingual):
     assert frame(model, tokenizer, "good day", source_lang) == (source, model.prefix(own))
 
 
-def test_what_has_its_language_elsewhere_says_where(demo_pair):
-    """MADLAD-400 has it in the text."""
-    target, tokenizer, _ = demo_pair
-    with pytest.raises(InputError, match="this model has no languages to choose from"):
-        frame(target, tokenizer, "good day", target_lang="de")
+def test_some_models_are_told_in_words(demo_pair, monkeypatch):
+    """T5, and so the embedded pair, by what its config.json lists; MADLAD-400 by a tag in the text."""
+    target, tokenizer, draft = demo_pair
+    asked = tokenizer.encode("translate English to German: The king sees.").ids
+    framed = frame(target, tokenizer, "The king sees.", "English", "Deutsch")
+    assert framed == (asked, target.prefix(asked))
+    for option, name in (("source_lang", "fr"), ("target_lang", "Italian")):
+        with pytest.raises(InputError, match=f"{option}: no language '{name}'; there are "):
+            frame(target, tokenizer, "good day", **{option: name})
     own = Tokenizer.from_str(tokenizer.to_str())
-    own.add_special_tokens(["<2de>"])
-    with pytest.raises(InputError, match="from the prompt; begin it with <2de>"):
-        frame(target, own, "good day", target_lang="de")
+    own.add_special_tokens(["<2de>", "<2zh>"])
+    codes = asked_in_words({}, own)
+    assert codes == {"de": "<2de> ", "zh": "<2zh> "}
+    monkeypatch.setattr(target, "languages", Languages(codes))
+    assert frame(target, own, "good day", None, "German")[0] == own.encode("<2de> good day").ids
+    with pytest.raises(InputError, match="this model has no languages to choose from"):
+        frame(draft, tokenizer, "good day", target_lang="de")
     decoder = SpeculativeDecoder(target, tokenizer, encode=lambda text: [3, 4])
     with pytest.raises(InputError, match="not for prompts in a chat template"):
         decoder.generate("good day", target_lang="de")
 
 
+NLLB = "ace_Arab arb_Arab crh_Latn deu_Latn kor_Hang nno_Latn nob_Latn por_Latn prs_Arab srp_Cyrl zho_Hans zho_Hant"
+
+
+@pytest.mark.parametrize(
+    "codes, wanted",
+    [
+        (NLLB, "German=deu_Latn Deutsch=deu_Latn de=deu_Latn deu=deu_Latn de-AT=deu_Latn"),
+        (NLLB, "pt-BR=por_Latn Norwegian=nob_Latn zh=zho_Hans zh-TW=zho_Hant Arabic=arb_Arab"),
+        (NLLB, "gsw= Luxembourgish= Klingon= sr-Latn= nds= ="),  # near, but other languages
+        (NLLB, "ko=kor_Hang crh=crh_Latn"),  # their scripts are not the CLDR's
+        ("en_XX de_DE pt_XX zh_CN", "English=en_XX GERMAN=de_DE por=pt_XX zh-Hant= Dutch="),
+        ("de fil ns zh", "Tagalog=fil ns=ns Chinese=zh"),
+        ("deu cmn_Hans pt_BR", "allemand=deu zh=cmn_Hans pt=pt_BR"),
+    ],
+)
+def test_a_language_has_many_names(codes, wanted):
+    """Each is the model's code or, with nothing after the sign, one line."""
+    languages = Languages(dict.fromkeys(codes.split(), 5), ["source", "text", 2], ["target"])
+    for pair in wanted.split():
+        name, code = pair.split("=")
+        try:
+            found = languages.find("target_lang", name)
+        except InputError as error:
+            found, line = "", str(error)
+            assert f"no language {name!r}; there are" in line and "\n" not in line
+        assert found == code, name
+
+
 @pytest.mark.parametrize(
     "change",
-    [{"codes": None}, *({"codes": {"fr": token}} for token in (-5, 61, "x")), {"source": [61]}],
+    [{"codes": None}, *({"codes": {"fr": token}} for token in (-5, 61, [])), {"source": [61]}],
 )
 def test_a_foreign_languages_file_is_refused(tmp_path, change):
     right = {"codes": {"fr": 60}, "source": ["source", "text", 2], "prefix": ["start", "target"]}

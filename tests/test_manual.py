@@ -21,6 +21,7 @@ import convert
 import main
 import serve
 import transcribe
+import translate
 from checkpoints.quantization import Quantization
 from decoder import Batch
 from speculative.options import Options
@@ -29,7 +30,7 @@ PAGES = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
 MANUAL = ("README.md", "CONTRIBUTING.md", "demo/README.md", *PAGES)
 PARSERS = {
     f"{module.__name__}.py": module.parse_args
-    for module in (main, transcribe, convert, serve, benchmark)
+    for module in (main, translate, transcribe, convert, serve, benchmark)
 }
 OPTIONS = {
     "convert.py": "docs/conversion.md",
@@ -39,7 +40,7 @@ OPTIONS = {
 FOREIGN = {"--python", "--hostfile", "--backend"}  # flags of other programs that the manual names
 CHANGING = {"--model", "--json", "--verbose", "--show-draft", "--help"}  # output not compared
 CALL = re.compile(
-    r"(?:python3?|mlx\.launch .*?|^) ?(?:\S*/)?((?:main|transcribe|convert|serve|benchmark)\.py)(?= |$)"
+    r"(?:python3?|mlx\.launch .*?|^) ?(?:\S*/)?((?:main|translate|transcribe|convert|serve|benchmark)\.py)(?= |$)"
 )
 
 
@@ -86,7 +87,7 @@ def check(script: str, arguments: list[str], capsys) -> None:
     except SystemExit as stopped:
         assert stopped.code == 0, capsys.readouterr().err
         return
-    if script in ("main.py", "serve.py"):
+    if script in ("main.py", "translate.py", "serve.py"):
         Options(**{f.name: getattr(args, f.name) for f in fields(Options) if f.name in args})
     elif script == "convert.py" and args.quantize:
         Quantization(args.q_mode or "affine", args.q_bits or 0, args.q_group_size or 0)
@@ -102,7 +103,7 @@ def work(work, monkeypatch) -> Path:
 def output_of(arguments: list[str], work: Path) -> str:
     """What main.py prints with the pair for models, without languages and templates, which it has not, and
     with a prompt file that is there."""
-    for flag in ("--source-lang", "--target-lang", "--system-prompt"):
+    for flag in ("--source-lang", "--from", "--target-lang", "--to", "--system-prompt"):
         if flag in arguments:
             i = arguments.index(flag)
             del arguments[i : i + 2]

@@ -25,7 +25,9 @@ EMBEDDED = DEMO / "draft"
 
 
 def converted(folder: Path, tmp_path: Path) -> Tokenizer:
-    write_tokenizer(folder, tmp_path)
+    source = shutil.copytree(folder, tmp_path / "source")
+    (source / "config.json").write_text("{}")
+    write_tokenizer(source, tmp_path)
     return load_tokenizer(tmp_path)
 
 

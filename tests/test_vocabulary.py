@@ -135,9 +135,12 @@ def test_costs_and_chances_are_learned_apart():
         costs = schedule._of(1)
         for _ in range(40):
             costs.add(1, 1, 3.0 if candidate is whole else 1.0, False)
-    cheap = schedule._of(1).estimate()
-    schedule.plan([[whole]], [50])
-    assert sum(schedule._of(1).estimate()) > 2.9 > 1.1 > sum(cheap)
+    taken = []
+    for candidate in (whole, narrow):
+        schedule.plan([[candidate]], [50])
+        seconds, draft, *_ = schedule._of(1).estimate()
+        taken.append(seconds[1] + draft)
+    assert taken[0] > 2.9 > 1.1 > taken[1]
 
 
 def test_the_tokens_of_files(tmp_path):

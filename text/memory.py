@@ -21,8 +21,8 @@ CLOSE = 0.7  # the least similarity that counts; translators' tools use 0.7 or 0
 _SCORED = 16  # candidates, those that share most rare words, to compare in full
 _LOOKED_UP = 4000  # index entries to look up per prompt, rarest words first
 # Words; single characters in scripts that do not separate words.
-_UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"  # Thai to Han
-_WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
+UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"  # Thai to Han
+_WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
 _TASK = re.compile(r"\s*(?:<2(\w+)>|>>(\w+)<<|([^:\n]{1,40}:(?=\s)))\s*")
 
 _VARIANTS = 64  # the most of a TMX unit, which makes a pair of every two
@@ -56,7 +56,7 @@ class Memory:
         words, counts = list[int](), list[int]()
         for i, pair in enumerate(self.pairs):
             self._same.setdefault(pair.prompt, []).append(i)
-            found = {self._words.setdefault(w, len(self._words)) for w in _words_of(pair.prompt)}
+            found = {self._words.setdefault(w, len(self._words)) for w in words_of(pair.prompt)}
             words.extend(found)
             counts.append(len(found))
         of_words = np.array(words, np.int32)
@@ -93,7 +93,7 @@ class Memory:
 
     def _alike(self, prompt: str) -> list[int]:
         """Indices of pairs that share many of the prompt's rarest words, in order."""
-        known = [self._words[w] for w in set(_words_of(prompt)) if w in self._words]
+        known = [self._words[w] for w in set(words_of(prompt)) if w in self._words]
         known.sort(key=lambda w: self._starts[w + 1] - self._starts[w])
         found, total = list[np.ndarray](), 0
         for w in known:
@@ -108,7 +108,7 @@ class Memory:
         return sorted(pairs[np.argsort(-shared, kind="stable")[:_SCORED]].tolist())
 
 
-def _words_of(text: str) -> list[str]:
+def words_of(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 

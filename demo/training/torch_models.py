@@ -13,6 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
 from demo.examples import KINDS, SHORT_KINDS
+from demo.training.tasks import SENTENCE_LANGUAGES
 
 PAD, EOS = 0, 1
 PIECES = 1024
@@ -42,6 +43,10 @@ class EncoderDecoder:
             pad_token_id=PAD,
             eos_token_id=EOS,
             decoder_start_token_id=PAD,
+            task_specific_params={  # what translate.py asks for a language with
+                f"translation_en_to_{code}": {"prefix": f"translate English to {language}: "}
+                for code, language in zip(("de", "fr", "es"), SENTENCE_LANGUAGES, strict=True)
+            },
             attn_implementation="eager",  # for texts as short as these
         )
         self.network = T5ForConditionalGeneration(config)

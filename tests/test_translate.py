@@ -1,0 +1,131 @@
+"""translate.py with the embedded pair."""
+
+import json
+from functools import partial
+
+import pytest
+from helpers import programs
+
+import translate
+from decoder import SpeculativeDecoder
+
+KING, HAUS = "The old king sees two red doors.", "The king sees the house."
+GERMAN = {KING: "Der alte König sieht zwei rote Türen.", HAUS: "Der König sieht das Haus."}
+SOURCE = f"{KING} {HAUS}\n\n1234, a@b.org\n{KING}\n"
+TEXT = f"{GERMAN[KING]} {GERMAN[HAUS]}\n\n1234, a@b.org\n{GERMAN[KING]}\n"
+
+
+@pytest.fixture
+def run(demo_folders, tmp_path, monkeypatch):
+    """Call translate.py in a folder where a.txt is."""
+    (tmp_path / "mlx_models").symlink_to(demo_folders / "mlx_models")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text(SOURCE)
+
+    def run(*arguments: str):
+        return programs.call(*arguments, cwd=tmp_path, script="translate.py")
+
+    return run
+
+
+def files(folder) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name != "mlx_models")
+
+
+def test_a_document_appears_beside_its_source_and_is_not_replaced(run, tmp_path):
+    result = run("a.txt", "--to", "German", "--verbose")
+    assert result.returncode == 0 and result.stdout == ""
+    assert result.stderr.splitlines()[0] == "translating from English (en); --from changes that"
+    assert "2 outputs" in result.stderr  # each distinct sentence once
+    assert (tmp_path / "a.de.txt").read_text() == TEXT and files(tmp_path) == ["a.de.txt", "a.txt"]
+    (tmp_path / "a.de.txt").write_text("mine")
+    result = run("a.txt", "--to", "de", "--num-beams", "2")
+    assert (
+        result.returncode == 1 and "a.de.txt already exists; --force replaces it" in result.stderr
+    )
+    assert (tmp_path / "a.de.txt").read_text() == "mine"
+    assert run("a.txt", "--to", "deu", "--whole", "--force").returncode == 0
+    assert (tmp_path / "a.de.txt").read_text() == TEXT  # the pair knows paragraphs too
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(run, tmp_path, monkeypatch):
+    whole, decoded = SpeculativeDecoder.stream_batch, []
+
+    def once(self, prompts, *args, **options):
+        for index, response in whole(self, prompts, 1, **options):
+            if len(decoded) == 1:
+                raise KeyboardInterrupt
+            decoded.append(response.prompt)
+            yield index, response
+
+    monkeypatch.setattr(SpeculativeDecoder, "stream_batch", once)
+    assert run("a.txt", "--to", "de").returncode == 130
+    (part,) = [name for name in files(tmp_path) if name.endswith(".part")]
+    with (tmp_path / part).open("a") as journal:
+        journal.write('{"prompt": "The ki')  # the last write was cut off
+    decoded.clear()
+    assert run("a.txt", "--to", "de").returncode == 0
+    assert len(decoded) == 1 and files(tmp_path) == ["a.de.txt", "a.txt"]
+    assert (tmp_path / "a.de.txt").read_text() == TEXT
+
+
+def test_standard_input_is_translated_to_standard_output_or_a_format(run, tmp_path):
+    ask = partial(programs.run, "-", "--to", "de", cwd=tmp_path, script="translate.py")
+    assert ask(input=SOURCE).stdout == TEXT
+    cue = "WEBVTT\n\n00:01.000 --> 00:02.000\n"
+    assert ask("-o", "b.vtt", input=f"{cue}{HAUS}\n").stdout == ""
+    assert (tmp_path / "b.vtt").read_text() == f"{cue}{GERMAN[HAUS]}\n"
+
+
+def test_what_a_reader_should_look_at_is_listed(run, tmp_path):
+    (tmp_path / "terms.tsv").write_text("doors\tTore\nking\tKönig\n")
+    (tmp_path / "b.po").write_text(f'msgid "{KING}"\nmsgstr ""\n\nmsgid "%s sees"\nmsgstr ""\n')
+    memory = ["--terms", "terms.tsv", "--memory", "m.jsonl", "--memory-append"]
+    result = run("b.po", "--to", "de", *memory)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.splitlines()[1:] == [
+        "b.po, line 2: 'doors' is not 'Tore'",
+        "b.po, line 5: check %s",
+    ]
+    assert (tmp_path / "b.de.po").read_text().count('msgstr ""') == 1  # the one without %s
+    pairs = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()]
+    assert dict(prompt=KING, text=GERMAN[KING], target_lang="de") in pairs
+    again = run("b.po", "--to", "de", "--force", "--verbose", *memory)
+    assert len((tmp_path / "m.jsonl").read_text().splitlines()) == len(pairs)
+    assert "accepted" in again.stderr  # copied from the memory
+
+
+def test_a_placeholder_lost_is_tried_again_as_a_plain_token(run, tmp_path, monkeypatch):
+    whole = SpeculativeDecoder.stream_batch
+
+    def copying(self, prompts, *args, **options):
+        for index, response in whole(self, prompts, *args, **options):
+            response.text = response.prompt.replace("{n}", "")
+            yield index, response
+
+    monkeypatch.setattr(SpeculativeDecoder, "stream_batch", copying)
+    (tmp_path / "a.txt").write_text("We see {n}. It is X1.\n")
+    result = run("a.txt", "--to", "de")
+    assert (tmp_path / "a.de.txt").read_text() == "We see {n}. It is X1.\n"
+    assert "check" not in result.stderr
+
+
+def test_a_sentence_cut_short_is_named(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(translate, "_FULL", 99)
+    result = run("a.txt", "--to", "de", "-m", "3")
+    assert "a.txt, line 4: a sentence was cut short; see --max-tokens" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["a.txt"], "into which language? Say so with --to"),
+        (["a.txt", "--to", "Klingon"], "no language 'Klingon'; there are"),
+        (["a.pdf", "--to", "de"], "a.pdf: translate.py reads .txt, .md, .docx, .po, .srt, .vtt"),
+        (["a.txt", "b.txt", "-o", "c.txt"], "--output is one file, for one document, or a folder"),
+        (["b.txt", "--to", "de"], "b.txt: No such file"),
+    ],
+)
+def test_a_users_mistake_is_one_line(run, arguments, message):
+    result = run(*arguments)
+    assert result.returncode and message in result.stderr and "Traceback" not in result.stderr
