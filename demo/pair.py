@@ -25,6 +25,6 @@ def demo_model(role: str) -> Path:
     newest = max(file.stat().st_mtime for file in source.iterdir())
     stale = converted.exists() and converted.stat().st_mtime < newest
     if stale or not converted.exists():
-        print(f"converting the demo model {role} to {output}", file=sys.stderr)
+        print(f"converting the demo {role} model to {output}", file=sys.stderr)
         convert(str(source), output, dtype=usual_dtype(), force=stale, exist_ok=not stale)
     return output

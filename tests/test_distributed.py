@@ -157,8 +157,8 @@ def test_embedded_pair_is_converted_once_and_one_rank_prints(tmp_path):
     stdout, stderr = launch(2, MAIN, "--prompt", PROMPT, "--verbose", cwd=tmp_path)
     assert stdout == f"{ANSWER}\n"
     target, draft, *summary = stderr.splitlines()
-    assert target == "converting the embedded target model to mlx_models/demo-target"
-    assert draft == "converting the embedded draft model to mlx_models/demo-draft"
+    assert target == "converting the demo target model to mlx_models/demo-target"
+    assert draft == "converting the demo draft model to mlx_models/demo-draft"
     assert "tokens per target call" in summary[0]
 
 

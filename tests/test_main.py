@@ -31,8 +31,8 @@ def test_embedded_pair_is_converted_on_first_use(tmp_path):
     first = run("--prompt", PROMPT, cwd=tmp_path)
     assert (first.returncode, first.stdout) == (0, f"{ANSWER}\n")
     assert first.stderr.splitlines() == [
-        "converting the embedded target model to mlx_models/demo-target",
-        "converting the embedded draft model to mlx_models/demo-draft",
+        "converting the demo target model to mlx_models/demo-target",
+        "converting the demo draft model to mlx_models/demo-draft",
     ]
     again = run("-p", PROMPT, cwd=tmp_path)
     assert (again.stdout, again.stderr) == (f"{ANSWER}\n", "")
@@ -40,7 +40,7 @@ def test_embedded_pair_is_converted_on_first_use(tmp_path):
     os.utime(tmp_path / "mlx_models" / "demo-draft" / "weights.npz", (0, 0))
     third = run("-p", PROMPT, cwd=tmp_path)
     assert third.stdout == f"{ANSWER}\n"
-    assert third.stderr == "converting the embedded draft model to mlx_models/demo-draft\n"
+    assert third.stderr == "converting the demo draft model to mlx_models/demo-draft\n"
 
 
 def test_prompt_from_standard_input(folder):

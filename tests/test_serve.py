@@ -336,7 +336,7 @@ def test_what_the_model_cannot_do_is_refused_at_the_start(demo_folders, monkeypa
     model, tokenizer = load(demo_folders / "mlx_models" / "demo-target")
     model.generation = Generation(not_done={"num_beams": 4})
     monkeypatch.setattr(serve, "load", lambda name: (model, tokenizer))
-    args = serve.parse_args(["--target-lang", "de"])
-    with pytest.raises(InputError, match="target_lang"):
+    args = serve.parse_args(["--target-lang", "Klingon"])
+    with pytest.raises(InputError, match="target_lang: no language 'Klingon'"):
         serve.text_decoder(args, "target", None, serve.options_of(args))
     assert capsys.readouterr().err == "ignored from generation_config.json: num_beams=4\n"

@@ -130,7 +130,9 @@ def chosen(
     if not any(given.values()):
         return None, None
     if (languages := getattr(model, "languages", None)) is None:
-        raise InputError(f"{' and '.join(given)}: this model has no languages to choose from")
+        raise InputError(
+            f"{' and '.join(filter(given.get, given))}: this model has no languages to choose from"
+        )
     source, target = (name and languages.find(option, name) for option, name in given.items())
     return source, target
 
