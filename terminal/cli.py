@@ -76,6 +76,17 @@ def positive(text: str) -> int:
     return number
 
 
+def gigabytes(text: str) -> int:
+    """The type of a flag that takes GB; in bytes."""
+    try:
+        number = float(text)
+        if number >= 0:
+            return int(number * 1e9)
+    except (ValueError, OverflowError):
+        pass
+    raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a number of GB")
+
+
 def note_types(*models: Any) -> None:
     """Say on stderr if weights are in 16 bits or quantized and there is no GPU."""
     import mlx.core as mx
