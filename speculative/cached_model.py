@@ -72,10 +72,9 @@ class CachedModel:
         cache = self._new_cache(len(prompts))
         reused = self._kept.begin(self._whole, cache, prompts)
         read(self._whole, cache, prompts)
-        for b, prompt in enumerate(
-            () if cache.forgets else prompts
-        ):  # later only its text's end is there
-            self._kept.add(self._whole, cache, b, prompt[:-1])
+        if not cache.forgets:  # later only the text's end can be kept
+            for b, prompt in enumerate(prompts):
+                self._kept.add(self._whole, cache, b, prompt[:-1])
         return cache, reused
 
     def unread(self, prompt: Sequence[int]) -> int:
