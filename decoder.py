@@ -126,11 +126,12 @@ class Batch(RowBatch):
             hindsight = self.drafter.hindsight([row.tokens for row in self.rows], step.plan)
             self.schedule.observe(step, seconds, ended, hindsight)
 
-    def read(self, new: Sequence[int]) -> list[int]:
-        reused = self.target.admit(len(self.rows), new, [self.rows[b].prompt for b in new])
+    def read(self, new: Sequence[int]) -> None:
+        found = self.target.admit(len(self.rows), new, [self.rows[b].prompt for b in new])
+        for b, known in zip(new, found, strict=True):
+            self.rows[b].stats.cached_tokens = known
         self.drafter.admit(self.rows, new)
         self._set_sampler()
-        return reused
 
     def select(self, indices: Sequence[int]) -> None:
         super().select(indices)
@@ -187,7 +188,7 @@ class SpeculativeDecoder:
         encode: Callable[[str], list[int]] | None = None,
         memory: Memory | None = None,
         draft_vocabulary: Collection[int] | str | None = None,
-        keep_read: int | None = None,
+        keep_read: float | None = None,
     ):
         _check_model("model", model)
         if not isinstance(tokenizer, Tokenizer):
@@ -269,7 +270,7 @@ class SpeculativeDecoder:
             raise InputError("this model decodes one row at a time: no beams")
         with wired_memory():
             if options.num_beams > 1:
-                yield BeamBatch(self.model, _ranks(self.model), options.num_beams, self.kept)
+                yield BeamBatch(self.model, _ranks(self.model), options.num_beams)
             else:
                 drafter = self.drafter(options)
                 schedule = self.schedule(options, drafter)

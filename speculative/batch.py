@@ -8,7 +8,6 @@ import mlx.core as mx
 
 from speculative.cached_model import CachedModel, Model
 from speculative.draft import Step
-from speculative.reading import Kept
 from speculative.row import Row
 
 CLEARED = 256  # steps after which MLX gives back the memory it keeps, as in mlx-lm
@@ -17,15 +16,15 @@ CLEARED = 256  # steps after which MLX gives back the memory it keeps, as in mlx
 class RowBatch:
     """The base of speculative decoding (decoder.py) and beam search (beams.py)."""
 
-    def __init__(self, model: Model, ranks: Any, kept: Kept | None = None):
-        """ranks: the processes that share the target; see distributed/ranks.py. kept: see CachedModel."""
+    def __init__(self, model: Model, ranks: Any):
+        """ranks: the processes that share the target; see distributed/ranks.py."""
         self.ranks = ranks
-        self.target = CachedModel(model, ranks.share, kept)
+        self.target = CachedModel(model, ranks.share)
         self.rows: list[Row] = []
         self._model, self._steps = model, 0
 
-    def read(self, new: Sequence[int]) -> list[int]:
-        """Read the prompts of the new rows at these indices; return how many tokens of each had been read already."""
+    def read(self, new: Sequence[int]) -> None:
+        """Read the prompts of the new rows at these indices."""
         raise NotImplementedError
 
     def step(self) -> Step | None:
@@ -45,15 +44,13 @@ class RowBatch:
         admitted = with_others(fresh)
         for row in admitted:
             row.begin(row.tokens or self._model.prefix(row.prompt), self.target.config)
-        reused = self.read(new)
+        self.read(new)
         self.target.wait()
         now = time.perf_counter()
         tokens = sum(len(row.prompt) for row in admitted)
         for row in admitted:
             row.started = now
             row.stats.encoding_seconds = (now - began) * len(row.prompt) / tokens
-        for row, known in zip(fresh, reused, strict=True):
-            row.stats.cached_tokens = known
 
     def select(self, indices: Sequence[int]) -> None:
         """Go on with these rows only."""

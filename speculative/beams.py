@@ -11,7 +11,6 @@ from speculative.batch import RowBatch, with_others
 from speculative.cached_model import Model
 from speculative.draft import no_draft
 from speculative.processors import Controls
-from speculative.reading import Kept
 from speculative.row import Row
 
 NOTHING = np.float32(-1e9)  # the score of a text that does not exist (yet)
@@ -20,8 +19,8 @@ NOTHING = np.float32(-1e9)  # the score of a text that does not exist (yet)
 class BeamBatch(RowBatch):
     """Rows searched together, each with N beams: row b has the target's rows b * N .. b * N + N - 1."""
 
-    def __init__(self, model: Model, ranks: Any, num_beams: int, kept: Kept | None = None):
-        super().__init__(model, ranks, kept)
+    def __init__(self, model: Model, ranks: Any, num_beams: int):
+        super().__init__(model, ranks)
         self._num_beams = num_beams
         self._searches: list[Search] = []  # the rows'
 
@@ -52,18 +51,13 @@ class BeamBatch(RowBatch):
         ids = mx.argpartition(-logprobs, K - 1, axis=-1)[:, :K]
         return ids, mx.take_along_axis(logprobs, ids, axis=-1)
 
-    def read(self, new: Sequence[int]) -> list[int]:
+    def read(self, new: Sequence[int]) -> None:
         N = self._num_beams
         for b in new:
             self._searches[b : b + 1] = [Search(self.rows[b], N, self.target.config)]
         prompts = [self.rows[b].prompt for b in new for _ in range(N)]
-        reused = self.target.admit(len(self.rows) * N, self._of_target(new), prompts)
+        self.target.admit(len(self.rows) * N, self._of_target(new), prompts)
         self._set_controls()
-        return reused[::N]
-
-    def observe(self, step: None, seconds: float, done: Sequence[Row]) -> None:
-        for row in done:
-            self.target.remember(self.rows.index(row) * self._num_beams, row.prompt)
 
     def select(self, indices: Sequence[int]) -> None:
         super().select(indices)

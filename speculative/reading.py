@@ -77,7 +77,7 @@ class Kept:
     MOST = 256  # entries
     WORTH = 32  # tokens: a shorter beginning that new rows share is not read on its own
 
-    def __init__(self, limit: int):
+    def __init__(self, limit: float):
         """limit: bytes to keep."""
         self.limit, self._entries = limit, list[Beginning]()
 
