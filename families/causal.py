@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
+from weakref import proxy
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -183,7 +184,8 @@ class LayerCache:
     """A layer's part of a CausalCache, with the methods that mlx-lm's models call."""
 
     def __init__(self, slots: CausalCache, layer: int, window: int | None):
-        self._slots, self._layer, self._window = slots, layer, window
+        # Not a cycle of references: a cache is freed as soon as it is not used any more.
+        self._slots, self._layer, self._window = proxy(slots), layer, window
 
     @property
     def offset(self) -> int | mx.array:

@@ -1,5 +1,7 @@
 """What has been read once is not read again, and no text depends on it."""
 
+import gc
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -132,6 +134,19 @@ def test_what_was_used_least_recently_goes_first(cpu):
     assert kept.known(CausalModel(build("llama")), prompts[0]) == 0  # another model's
     read(kept, prompts[0] + [7])  # has all of the shorter one, but is longer than what is left
     assert kept.size <= kept.limit and kept.known(model, prompts[0]) == 8
+
+
+def test_memory_is_free_once_it_is_not_used(cpu):
+    ours = decoder(CausalModel(build("llama")), None, TINY)
+    gc.collect()
+    gc.disable()  # it comes late, because it counts objects and not bytes
+    try:
+        before = mx.get_active_memory()
+        for prompt in random_prompts(20, 60):
+            ours.generate(as_text(prompt), max_tokens=4)
+        assert mx.get_active_memory() - before < 2 * TINY
+    finally:
+        gc.enable()
 
 
 def test_a_chat_keeps_its_messages_in_the_template(cpu, tmp_path, monkeypatch, capsys):
