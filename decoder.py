@@ -11,6 +11,7 @@ the one that the target alone would write.
 import blas  # noqa: F401 (before mlx: see there)
 
 # isort: split
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -32,6 +33,7 @@ from speculative.cached_model import AheadModel, Model
 from speculative.draft import Draft, Plan, Step
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
 from speculative.options import Options
+from speculative.reading import Kept
 from speculative.response import Response, respond
 from speculative.row import Row
 from speculative.row import Stats as Stats
@@ -53,9 +55,16 @@ _WINDOW = 32  # how many batches of prompts are sorted by length together
 class Batch(RowBatch):
     """Rows decoded together, one step at a time: tokens in, tokens out."""
 
-    def __init__(self, model: Any, drafter: Drafter, options: Options, schedule: Schedule):
+    def __init__(
+        self,
+        model: Any,
+        drafter: Drafter,
+        options: Options,
+        schedule: Schedule,
+        kept: Kept | None = None,
+    ):
         super().__init__(model, _ranks(model))
-        self.target: AheadModel = AheadModel(model, self.ranks.share)
+        self.target: AheadModel = AheadModel(model, self.ranks.share, kept)
         self.drafter, self.schedule, self._options = drafter, schedule, options
 
     def step(self) -> Step:
@@ -109,6 +118,8 @@ class Batch(RowBatch):
 
     def observe(self, step: Step, seconds: float, done: Sequence[Row]) -> None:
         self.drafter.learn(done)
+        for row in done:
+            self.target.remember(self.rows.index(row), row.tokens)
         if self.schedule.learns:
             seconds = float(self.ranks.broadcast(seconds))
             ended = [row.stats.tokens for row in done]
@@ -116,7 +127,9 @@ class Batch(RowBatch):
             self.schedule.observe(step, seconds, ended, hindsight)
 
     def read(self, new: Sequence[int]) -> None:
-        self.target.admit(len(self.rows), new, [self.rows[b].prompt for b in new])
+        found = self.target.admit(len(self.rows), new, [self.rows[b].prompt for b in new])
+        for b, known in zip(new, found, strict=True):
+            self.rows[b].stats.cached_tokens = known
         self.drafter.admit(self.rows, new)
         self._set_sampler()
 
@@ -128,6 +141,12 @@ class Batch(RowBatch):
 
     def _set_sampler(self) -> None:
         self.sampler = sampler(self.rows, self._options, self.target.config.vocab_size)
+
+
+def a_tenth() -> int:
+    """A tenth of the memory in bytes: of what the system recommends for a Mac's GPU, otherwise of the machine's."""
+    most = mx.device_info().get("max_recommended_working_set_size")
+    return int(most or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) // 10
 
 
 @contextmanager
@@ -156,6 +175,8 @@ class SpeculativeDecoder:
     memory: earlier texts; drafts are copied from the texts of similar prompts.
     draft_vocabulary: token ids; the draft model scores only these, which is faster. "auto": the tokens that the
     target writes, once new ones have become rare, learned for each target language.
+    keep_read: how many bytes of what decoder-only models have read to keep for prompts that begin the same; None: a
+    tenth of the memory.
     Raises InputError if an argument is not a model or tokenizer, or the draft model has another vocabulary.
     """
 
@@ -167,6 +188,7 @@ class SpeculativeDecoder:
         encode: Callable[[str], list[int]] | None = None,
         memory: Memory | None = None,
         draft_vocabulary: Collection[int] | str | None = None,
+        keep_read: float | None = None,
     ):
         _check_model("model", model)
         if not isinstance(tokenizer, Tokenizer):
@@ -191,6 +213,9 @@ class SpeculativeDecoder:
                 shared_vocabulary(sources[0] or tokenizer, sources[1] or theirs)
         self.draft_vocabulary = self._vocabulary(draft_vocabulary)
         self._learned: dict[tuple, AdaptiveSchedule] = {}
+        limit = a_tenth() if keep_read is None else keep_read
+        # Several machines would have to keep the same, and their memories differ.
+        self.kept = Kept(limit) if limit and _ranks(model).size == 1 else None
 
     def _vocabulary(self, tokens: Collection[int] | str | None) -> DraftVocabulary | None:
         if tokens is None:
@@ -215,8 +240,10 @@ class SpeculativeDecoder:
         if self.draft_model is None:
             return lookup
         shared, broadcast = self._shared, _ranks(self.model).broadcast
-        modelling = ModelDrafter(self.draft_model, shared, broadcast, self.draft_vocabulary)
-        return CombinedDrafter(lookup, modelling)
+        draft, vocabulary = self.draft_model, self.draft_vocabulary
+        return CombinedDrafter(
+            lookup, ModelDrafter(draft, shared, broadcast, vocabulary, self.kept)
+        )
 
     def schedule(self, options: Options, drafter: Drafter) -> Schedule:
         """The schedule of draft lengths. What `auto` learns is kept for each set of options that matter to it."""
@@ -246,7 +273,8 @@ class SpeculativeDecoder:
                 yield BeamBatch(self.model, _ranks(self.model), options.num_beams)
             else:
                 drafter = self.drafter(options)
-                yield Batch(self.model, drafter, options, self.schedule(options, drafter))
+                schedule = self.schedule(options, drafter)
+                yield Batch(self.model, drafter, options, schedule, self.kept)
 
     def row(
         self, prompt: Text, options: Options, seed: RowSeeds, tokens: list[int] | None = None

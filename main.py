@@ -23,10 +23,12 @@ from distributed.ranks import Ranks, session
 from errors import InputError
 from speculative.options import MAX_TOKENS
 from terminal import cli
+from terminal.chat import chat
 from terminal.colours import coloured, legend, painted
 from terminal.flags import (
     add_decoding_options,
     add_growing_memory,
+    add_keep_read,
     add_models,
     check_models,
     options_of,
@@ -69,7 +71,12 @@ def parse_args(argv: list[str] | None = None):
     flag("--prompt-file", type=cli.name, metavar="FILE", help=text)
     text = f"prompts of the file to decode in one batch (default: {BATCH_SIZE})"
     flag("--batch-size", type=cli.count, default=argparse.SUPPRESS, help=text)
+    text = (
+        "answer prompts typed on the terminal; a model with a chat template keeps the conversation"
+    )
+    flag("--chat", action="store_true", help=text)
     add_growing_memory(parser)
+    add_keep_read(parser)
     add_decoding_options(parser)
     flag("--system-prompt", metavar="TEXT", help="system prompt, for a model with a chat template")
     text = "do not put the prompt into the model's chat template"
@@ -85,9 +92,11 @@ def parse_args(argv: list[str] | None = None):
     args = parser.parse_args(argv)
     if not (sys.argv[1:] if argv is None else argv):
         parser.exit(cli.USAGE_ERROR, ALONE)
-    if (args.prompt is None) == (args.prompt_file is None):
-        parser.error("give either --prompt or --prompt-file")
+    if [args.prompt is not None, args.prompt_file is not None, args.chat].count(True) != 1:
+        parser.error("give one of --prompt, --prompt-file and --chat")
     check_models(args, parser)
+    if args.chat and (args.json or args.memory_append):
+        parser.error("--chat goes with neither --json nor --memory-append")
     if args.show_draft and args.json:
         parser.error("--show-draft colours text; with --json, read the field origins instead")
     return args
@@ -262,13 +271,14 @@ def open_decoder(args, options: Options, ranks: Ranks) -> SpeculativeDecoder:
     report_generation(model, options, args.verbose)
     memory = read_memory(args.memory) if args.memory else None
     tokens = read_draft_vocabulary(args.draft_vocabulary, tokenizer) if draft_model else None
-    return SpeculativeDecoder(
-        model, tokenizer, draft_model, in_template(args, model), memory, tokens
-    )
+    encode, keep_read = in_template(args, model), vars(args).get("keep_read")
+    return SpeculativeDecoder(model, tokenizer, draft_model, encode, memory, tokens, keep_read)
 
 
 def check_ranks(args, ranks: Ranks) -> None:
     """InputError unless all ranks were started with the same arguments, program and memory."""
+    if args.chat:
+        raise InputError("--chat runs as one process, not under mlx.launch")
     if "-" in (args.prompt, args.prompt_file):
         raise InputError(
             "mlx.launch does not pass on the end of standard input; use --prompt-file with a file"
@@ -315,7 +325,11 @@ def answer(args, ranks: Ranks) -> None:
         if growing and memory and whole and pair not in memory:
             growing.append(pair)
 
-    if args.prompt_file is None:
+    if args.chat:
+        report = functools.partial(print_summary, args, decoder, options)
+        first = {"role": "system", "content": args.system_prompt}
+        chat(decoder, options, [first] if args.system_prompt else [], show_draft(args), report)
+    elif args.prompt_file is None:
         answer_prompt(args, decoder, options, remember)
     else:
         report_alone(decoder)

@@ -26,6 +26,7 @@ from speech.transcriber import Transcriber, is_speech
 from terminal import cli
 from terminal.flags import (
     add_decoding_options,
+    add_keep_read,
     add_memory,
     add_models,
     check_models,
@@ -43,7 +44,11 @@ COUNTS = {  # flag: (default, help)
     "max-seconds": (3600, "longest audio to accept, in seconds"),
 }
 BEAMS = [name for name, declared in DECLARED.items() if declared.group == "beams"]
-OF_TEXT = {*DECLARED, "memory", "draft_vocabulary"} - {"num_draft", "acceptance", "delta"}
+OF_TEXT = {*DECLARED, "memory", "draft_vocabulary", "keep_read"} - {
+    "num_draft",
+    "acceptance",
+    "delta",
+}
 LOCAL = ("127.0.0.1", "localhost", "[::1]")  # names of this machine in a browser
 UVICORN: dict[str, Any] = dict(
     log_config=None, ws="none", server_header=False, timeout_graceful_shutdown=10
@@ -64,6 +69,7 @@ def parse_args(argv: list[str] | None = None):
     for name, (default, text) in COUNTS.items():
         text = f"{text} (default: %(default)s)"
         flag(f"--{name}", type=cli.positive, default=default, metavar="N", help=text)
+    add_keep_read(parser)
     flag("--verbose", action="store_true", help="log requests to stderr")
     parser.epilog = "The decoding options are defaults; a request may set its own. No beam search."
     add_memory(parser)
@@ -116,7 +122,9 @@ def text_decoder(args, target: str, draft: str | None, options: Options) -> Spec
     report_generation(model, options, args.verbose, beams=False)
     memory = read_memory(args.memory) if args.memory else None
     tokens = read_draft_vocabulary(args.draft_vocabulary, tokenizer) if draft_model else None
-    decoder = SpeculativeDecoder(model, tokenizer, draft_model, None, memory, tokens)
+    decoder = SpeculativeDecoder(
+        model, tokenizer, draft_model, None, memory, tokens, args.keep_read
+    )
     report_alone(decoder)
     decoder.check("a", options)  # such as a language that the model does not know
     return decoder

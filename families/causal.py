@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
+from weakref import proxy
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -18,8 +19,8 @@ from errors import InputError
 from families.causal_check import check, check_cache, has_state, own_cache, refused
 from model import narrowed
 from speculative.cache import MASKED, SlotCache
+from speculative.reading import read
 
-PREFILL = 512  # prompt tokens in a call
 UNKNOWN = 2**31 - 1  # the size of a vocabulary, until the model has been tried
 
 
@@ -107,9 +108,21 @@ class CausalCache(SlotCache):
         super().keep(n)
         self._begin()
 
-    def wait(self) -> None:
-        super().wait()
-        mx.eval([x for state in self.states for x in state.cache if x is not None])
+    @property
+    def forgets(self) -> bool:  # type: ignore[override]
+        return not self.states
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [*super().arrays, *(x for s in self.states for x in s.cache if x is not None)]
+
+    def take(self, other: SlotCache, row: int, n: int) -> None:
+        """As for all caches; the states are taken as they are."""
+        assert isinstance(other, CausalCache)
+        super().take(other, row, n)
+        for state, theirs in zip(self.states, other.states, strict=True):
+            state.cache = [None if x is None else x[row : row + 1] for x in theirs.cache]
+        self._begin()
 
     def replace(self, rows: Sequence[int], fresh: SlotCache) -> None:
         assert isinstance(fresh, CausalCache)
@@ -171,7 +184,8 @@ class LayerCache:
     """A layer's part of a CausalCache, with the methods that mlx-lm's models call."""
 
     def __init__(self, slots: CausalCache, layer: int, window: int | None):
-        self._slots, self._layer, self._window = slots, layer, window
+        # Not a cycle of references: a cache is freed as soon as it is not used any more.
+        self._slots, self._layer, self._window = proxy(slots), layer, window
 
     @property
     def offset(self) -> int | mx.array:
@@ -217,16 +231,8 @@ class DecoderOnly(nn.Module):
         if not lengths.all():
             raise InputError("a prompt without a token cannot be continued")
         cache = self.new_cache(B)
-        ahead = np.arange(S - 1, dtype=np.int32)
-        positions = np.where(ahead < lengths[:, None] - 1, ahead, MASKED).astype(np.int32)
-        for start in range(0, S - 1, PREFILL):
-            end = min(start + PREFILL, S - 1)
-            self.decode(tokens[:, start:end], positions[:, start:end], cache)
-            cache.keep(np.full(B, end - start))
-            cache.wait()
-            mx.clear_cache()  # each chunk needs larger buffers, so free the last one's
-            if self.progress:
-                self.progress(end, S - 1)
+        rows = [row[:n] for row, n in zip(np.array(tokens), lengths, strict=True)]
+        read(self, cache, rows)
         return cache
 
 

@@ -153,16 +153,24 @@ def encode_prompt(
 ) -> list[int]:
     """A prompt's tokens as mlx-lm's command line makes them: in the chat template, which writes the special
     tokens, if the model has one."""
-    chat = model.chat
-    if ignore_chat_template or not chat.has_chat_template:
+    if ignore_chat_template or not model.chat.has_chat_template:
         if system_prompt is not None:
             raise InputError("a system prompt needs a chat template, and there is none in use")
         return model.tokenizer.encode(prompt).ids
     messages = [{"role": "user", "content": prompt}]
     if system_prompt is not None:
         messages.insert(0, {"role": "system", "content": system_prompt})
-    text = chat.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return model.tokenizer.encode(text, add_special_tokens=False).ids
+    return model.tokenizer.encode(in_template(model, messages), add_special_tokens=False).ids
+
+
+def in_template(model: Any, messages: list[dict[str, Any]]) -> str:
+    """The prompt that the model's chat template makes of messages, with the special tokens. InputError if it refuses
+    them."""
+    try:
+        return model.chat.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # templates may raise any class
+        reason = first_line(error)
+        raise InputError(f"the chat template refuses these messages: {reason}") from None
 
 
 def convert_with_mlx_lm(

@@ -100,10 +100,13 @@ class Writer:
         }
 
     def _usage(self, ends: Sequence[Progress]) -> dict[str, Any]:
-        read = sum(len(row.prompt) for row in self._rows[:: self._rows[0].options.num_samples])
+        samples = self._rows[0].options.num_samples
+        read = sum(len(row.prompt) for row in self._rows[::samples])
+        cached = sum(end.stats.cached_tokens for end in ends[::samples])
         stats = sum((end.stats for end in ends), Stats())
         return {
             "prompt_tokens": read,
+            "prompt_tokens_details": {"cached_tokens": cached},
             "completion_tokens": stats.tokens,
             "total_tokens": read + stats.tokens,
             "completion_tokens_details": {

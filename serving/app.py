@@ -20,6 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from errors import InputError
+from families.causal_loading import in_template
 from serving import answers
 from serving.answers import Writer
 from serving.engine import Engine, Progress, Refused
@@ -140,7 +141,9 @@ class Api:
         if isinstance(asked, Completion):
             prompts, tokens = asked.prompt, None
         else:  # the template writes the special tokens itself
-            prompts = [self._in_template(asked)]
+            if self._chat is None:
+                raise InputError("this model has no chat template: use /v1/completions")
+            prompts = [in_template(decoder.model, [m.model_dump() for m in asked.messages])]
             tokens = decoder.tokenizer.encode(prompts[0], add_special_tokens=False).ids
         new, seed, samples = decoder.row, RowSeeds(options.seed), range(options.num_samples)
         rows = [new(prompt, options, seed, tokens) for prompt in prompts for _ in samples]
@@ -148,17 +151,6 @@ class Api:
         if longest > self.max_prompt_tokens:
             raise InputError(f"the prompt has {longest} tokens; {self.max_prompt_tokens} at most")
         return rows
-
-    def _in_template(self, asked: Chat) -> str:
-        """The prompt that the chat template makes of the messages."""
-        chat, messages = self._chat, [message.model_dump() for message in asked.messages]
-        if chat is None:
-            raise InputError("this model has no chat template: use /v1/completions")
-        try:
-            return chat.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # templates may raise any class
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise InputError(f"the chat template refuses these messages: {reason}") from None
 
     def _authorize(self, request: Request) -> None:
         given = request.headers.get("authorization", "").encode("latin-1")  # the bytes as sent

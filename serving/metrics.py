@@ -12,6 +12,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _COUNTED = {  # fields of Stats -> names of metrics
     "prompt_tokens": ("prompt_tokens", "Tokens of prompts read."),
+    "cached_tokens": ("cached_prompt_tokens", "Of these, tokens that an earlier text had read."),
     "tokens": ("generated_tokens", "Tokens of texts."),
     "target_calls": ("target_calls", "Calls of the target, counted per text."),
     "drafted": ("drafted_tokens", "Tokens that were proposed."),

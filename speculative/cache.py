@@ -36,6 +36,7 @@ class SlotCache:
     own slot, only fillers see it, and its logits mean nothing.
     """
 
+    forgets = True  # any tokens, not only those of the last calls
     STEP = 128  # slots added at a time
     FEW = 32  # slots that are not worth compacting
 
@@ -51,9 +52,14 @@ class SlotCache:
         """How many tokens of each row the cache holds: [B]."""
         return (self.position[:, : self.cursor] != MASKED).sum(axis=1)
 
+    @property
+    def arrays(self) -> list[mx.array]:
+        """All that it keeps on the device."""
+        return [slots for slots in self.keys + self.values if slots is not None]
+
     def wait(self) -> None:
-        """Wait until everything that `start` computes is ready."""
-        mx.eval([slots for slots in self.keys + self.values if slots is not None])
+        """Wait until everything that was read is ready."""
+        mx.eval(self.arrays)
 
     # A step: reserve once, append in every layer, keep once.
 
@@ -140,6 +146,13 @@ class SlotCache:
                     store[layer] = self._grown(store[layer], slots)
                     store[layer][index, :, :held] = slots[:, :, :held]
 
+    def take(self, other: "SlotCache", row: int, n: int) -> None:
+        """Fill this empty cache of one row with the first n tokens of another's row."""
+        slots = mx.array(np.argsort(other.position[row, : other.cursor], kind="stable")[:n])
+        self.position, self.cursor, self._kept = np.arange(n, dtype=np.int32)[None], n, n
+        for store, theirs in ((self.keys, other.keys), (self.values, other.values)):
+            store[:] = [None if x is None else x[row : row + 1][:, :, slots] for x in theirs]
+
     def select(self, rows: Sequence[int]) -> None:
         """Keep `rows`, in this order. A row may appear twice, to be replaced."""
         index = mx.array(list(rows))
@@ -168,9 +181,9 @@ class CrossCache(SlotCache):
         self.mask = mask
         self.cross_mask = padding_mask(mask)
 
-    def wait(self) -> None:
-        super().wait()
-        mx.eval(self.cross)
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [*super().arrays, *(x for pair in self.cross for x in pair)]
 
     def replace(self, rows: Sequence[int], fresh: SlotCache) -> None:
         assert isinstance(fresh, CrossCache)

@@ -7,10 +7,9 @@ from typing import Any, Protocol
 import mlx.core as mx
 import numpy as np
 
+from errors import InputError
 from speculative.cache import MASKED, SlotCache
-
-Rows = Sequence[Sequence[int]]
-"""The tokens of each row, the model's prefix first; none for a row that takes no part in a call."""
+from speculative.reading import Kept, Rows, known, lacking, read
 
 
 class Model(Protocol):
@@ -28,19 +27,27 @@ class CachedModel:
 
     BEHIND = 8  # tokens: a row that lacks more catches up first
 
-    def __init__(self, model: Model, share: Callable[[mx.array], mx.array] = lambda tokens: tokens):
-        """share: makes drafted tokens the same for all processes that run the model together."""
+    def __init__(
+        self,
+        model: Model,
+        share: Callable[[mx.array], mx.array] = lambda tokens: tokens,
+        kept: Kept | None = None,
+    ):
+        """share: makes drafted tokens the same for all processes that run the model together.
+        kept: what decoder-only models have read of earlier rows; None: keep nothing."""
         self.config, self.model, self._share = model.config, model, share
+        self._whole = model  # `model` may be narrowed
+        self._new_cache = getattr(model, "new_cache", None)  # of decoder-only models
+        self._kept = kept if self._new_cache else None
         self.cache: SlotCache | None = None
         self._lacked = 0  # tokens per row before the drafted ones in the last call
 
-    def admit(self, batch_size: int, rows: Sequence[int], prompts: Rows) -> None:
-        """Read a prompt for each of `rows` in a batch of `batch_size`; rows may be replaced or new ones at the end."""
+    def admit(self, batch_size: int, rows: Sequence[int], prompts: Rows) -> list[int]:
+        """Read a prompt for each of `rows` in a batch of `batch_size`; rows may be replaced or new ones at the end.
+        Return how many tokens of each prompt had been read already."""
         once: dict[tuple[int, ...], int] = {}  # equal prompts are read once
         order = [once.setdefault(tuple(prompt), len(once)) for prompt in prompts]
-        tokens, mask = padded(list(once), self.config.pad_token_id)
-        vocab_size = getattr(self.config, "source_vocab_size", self.config.vocab_size)
-        fresh = self.model.start(mx.array(self._known(tokens, vocab_size)), mask)
+        fresh, reused = self._begun(list(once))
         if len(once) < len(order):
             fresh.select(order)
         if self.cache is None:
@@ -51,6 +58,33 @@ class CachedModel:
         else:
             self.resize(batch_size)
             self.cache.replace(rows, fresh)
+        return [reused[i] for i in order]
+
+    def _begun(self, prompts: Rows) -> tuple[Any, list[int]]:
+        """A cache in which the prompts have been read, and how many tokens of each were known."""
+        reused, config = [0] * len(prompts), self.config
+        if not (self._kept and self._new_cache):
+            tokens, mask = padded(prompts, config.pad_token_id)
+            vocab_size = getattr(config, "source_vocab_size", config.vocab_size)
+            return self.model.start(mx.array(known(tokens, vocab_size, config)), mask), reused
+        if not all(prompts):
+            raise InputError("a prompt without a token cannot be continued")
+        cache = self._new_cache(len(prompts))
+        reused = self._kept.begin(self._whole, cache, prompts)
+        read(self._whole, cache, prompts)
+        if not cache.forgets:  # later only the text's end can be kept
+            for b, prompt in enumerate(prompts):
+                self._kept.add(self._whole, cache, b, prompt[:-1])
+        return cache, reused
+
+    def unread(self, prompt: Sequence[int]) -> int:
+        """How many tokens of a prompt are not known."""
+        return len(prompt) - (self._kept.known(self._whole, prompt) if self._kept else 0)
+
+    def remember(self, row: int, tokens: Sequence[int]) -> None:
+        """Keep what has been read of a row's tokens."""
+        if self._kept and self.cache:
+            self._kept.add(self._whole, self.cache, row, tokens)
 
     def resize(self, batch_size: int) -> None:
         """Make room for more rows; admit them before decoding."""
@@ -78,9 +112,10 @@ class CachedModel:
         the first lengths[b] count. Call `keep` afterwards."""
         if (self.behind(rows) > self.BEHIND).any():
             self.catch_up(rows)
-        lacking, positions = self._lacking(rows)
-        self._lacked = lacking.shape[1]
-        block = mx.array(lacking)
+        assert self.cache
+        tokens, positions = lacking(rows, self.cache.lengths, self.config)
+        self._lacked = tokens.shape[1]
+        block = mx.array(tokens)
         if drafted.shape[1]:
             block = mx.concatenate([block, self._share(drafted)], axis=1)
             positions = np.concatenate([positions, following(rows, lengths)], axis=1)
@@ -104,29 +139,7 @@ class CachedModel:
     def catch_up(self, rows: Rows) -> None:
         """Read all but the last token of each row."""
         assert self.cache
-        tokens, positions = self._lacking([row[:-1] for row in rows])
-        self.model.decode(mx.array(tokens), positions, self.cache)
-        self.cache.keep(np.full(len(rows), tokens.shape[1]))
-
-    def _lacking(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens of each row that the cache does not hold, and their positions: [B, P] each.
-
-        Rows end at the block's right edge; fillers of shorter rows have the position MASKED.
-        """
-        assert self.cache
-        held = self.cache.lengths
-        new = [row[n:] for row, n in zip(rows, held, strict=True)]
-        width = max(map(len, new))
-        tokens = np.full((len(rows), width), self.config.pad_token_id, np.int32)
-        positions = np.full((len(rows), width), MASKED, np.int32)
-        for b, row in enumerate(new):
-            tokens[b, width - len(row) :] = row
-            positions[b, width - len(row) :] = np.arange(held[b], held[b] + len(row))
-        return self._known(tokens, self.config.vocab_size), positions
-
-    def _known(self, tokens: np.ndarray, vocab_size: int) -> np.ndarray:
-        """The tokens, with ids that this model lacks (another model's) replaced by padding."""
-        return np.where(tokens < vocab_size, tokens, self.config.pad_token_id)
+        read(self.model, self.cache, rows)
 
 
 class AheadModel(CachedModel):
@@ -157,9 +170,9 @@ class AheadModel(CachedModel):
         if self._ahead is None:
             super().keep(n)
 
-    def admit(self, batch_size: int, rows: Sequence[int], prompts: Rows) -> None:
+    def admit(self, batch_size: int, rows: Sequence[int], prompts: Rows) -> list[int]:
         self._forget()
-        super().admit(batch_size, rows, prompts)
+        return super().admit(batch_size, rows, prompts)
 
     def select(self, rows: Sequence[int]) -> None:
         self._forget()

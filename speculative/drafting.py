@@ -11,6 +11,7 @@ import numpy as np
 from speculative.cached_model import CachedModel, Model, Rows, following
 from speculative.draft import Candidate, Draft, Plan, no_draft
 from speculative.lookup import UNBOUNDED, WEAK, PromptMatcher
+from speculative.reading import Kept
 from speculative.row import Row
 from speculative.sampling import Greedy, Sampler
 from speculative.vocabulary import DraftVocabulary, Narrowed
@@ -59,16 +60,18 @@ class ModelDrafter(Drafter):
         vocab_size: int | None = None,
         broadcast: Callable[[Any], Any] = lambda x: np.array(x),
         vocabulary: DraftVocabulary | None = None,
+        kept: Kept | None = None,
     ):
         """vocab_size: ids from here on are never proposed: the target does not share them.
         broadcast: copies floats to the host, the same for all processes that run the target together.
-        vocabulary: the tokens to score; None: all of them."""
+        vocabulary: the tokens to score; None: all of them.
+        kept: see CachedModel."""
         self._broadcast, self._vocabulary = broadcast, vocabulary
         self._narrowed: Narrowed | None = None
-        self._whole, self._model = model, CachedModel(model)
+        self._whole, self._model = model, CachedModel(model, kept=kept)
         self._vocab_size = vocab_size or model.config.vocab_size
         self._batch: list[Row] = []
-        self._read: set[Row] = set()  # rows whose prompt has been read
+        self._unread: dict[Row, int] = {}  # rows to read -> tokens of their prompts
         self._fared: dict[Row, str] = {}
         self._lengths = np.zeros(0, np.int32)
 
@@ -77,7 +80,8 @@ class ModelDrafter(Drafter):
             self._model.cache = None
         self._model.resize(len(batch))
         self._batch = list(batch)
-        self._read.intersection_update(batch)
+        self._unread |= {batch[b]: self._model.unread(batch[b].prompt) for b in new}
+        self._unread = {row: n for row, n in self._unread.items() if row in batch}
         self._fared = {row: self._fared.get(row, "new") for row in batch}
         if self._vocabulary:
             languages = {row.options.target_lang for row in batch}
@@ -100,8 +104,8 @@ class ModelDrafter(Drafter):
 
     def _behind(self, rows: Rows) -> np.ndarray:
         """How many tokens the model must read before it can draft for each row: [B]."""
-        known = [b for b, row in enumerate(self._batch) if row in self._read]
-        behind = np.array([len(row.prompt) for row in self._batch])
+        known = [b for b, row in enumerate(self._batch) if row not in self._unread]
+        behind = np.array([self._unread.get(row, 0) for row in self._batch])
         if known:
             lacking = self._model.behind(rows)[known]
             behind[known] = np.where(lacking > CachedModel.BEHIND, lacking, 0)
@@ -140,11 +144,12 @@ class ModelDrafter(Drafter):
     def _prepare(self, rows: Rows) -> float:
         """Read what the model has not yet read of the rows to draft for, and wait. Return the seconds, which do
         not count as the step's."""
-        new = [b for b, row in enumerate(self._batch) if rows[b] and row not in self._read]
+        new = [b for b, row in enumerate(self._batch) if rows[b] and row in self._unread]
         began = time.perf_counter()
         if new:
             self._model.admit(len(rows), new, [self._batch[b].prompt for b in new])
-            self._read.update(self._batch[b] for b in new)
+            for b in new:
+                del self._unread[self._batch[b]]
         if (self._model.behind(rows) > CachedModel.BEHIND).any():
             self._model.catch_up(rows)
         self._model.wait()
@@ -160,6 +165,9 @@ class ModelDrafter(Drafter):
             self._fared[self._batch[b]] = fared
 
     def learn(self, done: Sequence[Row]) -> None:
+        for row in done:
+            if not self._unread.pop(row, 0):
+                self._model.remember(self._batch.index(row), row.tokens)
         if self._vocabulary:
             for row in done:
                 self._vocabulary.learn(row.generated, row.options.target_lang)

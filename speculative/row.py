@@ -21,6 +21,7 @@ class Stats:
     """Counts and times of decoding. Rows of a batch split its seconds, so their sum is the time that passed."""
 
     prompt_tokens: int = 0
+    cached_tokens: int = 0  # of these, read for an earlier row
     tokens: int = 0  # generated
     target_calls: int = 0
     drafted: int = 0

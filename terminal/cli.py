@@ -76,6 +76,11 @@ def positive(text: str) -> int:
     return number
 
 
+def gigabytes(text: str) -> float:
+    """The type of a flag that takes GB; in bytes."""
+    return float(text) * 1e9
+
+
 def note_types(*models: Any) -> None:
     """Say on stderr if weights are in 16 bits or quantized and there is no GPU."""
     import mlx.core as mx

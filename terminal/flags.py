@@ -55,6 +55,17 @@ def add_memory(parser: cli.Parser) -> None:
     )
 
 
+def add_keep_read(parser: cli.Parser) -> None:
+    """--keep-read."""
+    parser.add_argument(
+        "--keep-read",
+        type=cli.gigabytes,
+        metavar="GB",
+        help="memory for what a decoder-only model has read: a prompt that begins as an earlier one did is not read "
+        "again from its start; 0: keep nothing (default: a tenth of the memory)",
+    )
+
+
 def add_growing_memory(parser: cli.Parser) -> None:
     """--memory and --memory-append."""
     add_memory(parser)

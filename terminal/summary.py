@@ -34,8 +34,9 @@ class Summary:
         stats = self.stats
         texts = "1 output" if self.texts == 1 else f"{self.texts} outputs"
         cut = f" ({self.cut} cut at max_tokens)" if self.cut else ""
+        cached = f" ({stats.cached_tokens} of them read before)" if stats.cached_tokens else ""
         lines = [
-            f"{texts}{cut}: {stats.prompt_tokens} {self.unit}, {stats.tokens} tokens in "
+            f"{texts}{cut}: {stats.prompt_tokens} {self.unit}{cached}, {stats.tokens} tokens in "
             f"{seconds:.2f} s, {stats.tokens / seconds:.1f} tokens/s, "
             f"{stats.tokens_per_call:.2f} tokens per target call"
         ]

@@ -11,8 +11,8 @@ from helpers.causal_models import alone, build, prompts
 from helpers.decoding import decode_with, partial_steps, total
 
 from errors import InputError
-from families import causal
 from families.causal import MASKED, CausalModel
+from speculative import reading
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
 
 pytestmark = pytest.mark.slow
@@ -78,7 +78,7 @@ def test_prompts_are_read_in_chunks_without_logits(llama, monkeypatch):
     tokens, mask = np.random.default_rng(0).integers(3, 61, (2, 40)), np.arange(40) < [[40], [9]]
     last, at = mx.array(tokens[[0, 1], [39, 8]][:, None]), np.array([[39], [8]], np.int32)
     expected = whole.decode(last, at, whole.start(mx.array(tokens), mask))
-    monkeypatch.setattr(causal, "PREFILL", 7)
+    monkeypatch.setattr(reading, "CHUNK", 7)
     whole.progress = lambda *done: told.append(done)
     cache = whole.start(mx.array(tokens), mask)
     assert told == [(n, 39) for n in (7, 14, 21, 28, 35, 39)]

@@ -193,7 +193,7 @@ def no_tokenizer(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "change", "of_last", "code", "message"),
     [
-        (["--verbose"], None, [], 2, "give either --prompt or --prompt-file"),
+        (["--verbose"], None, [], 2, "give one of --prompt, --prompt-file and --chat"),
         (["-p", "-"], None, [], 1, "mlx.launch does not pass on the end of standard"),
         (["-p", "x", "--model", "demo-target"], None, [], 1, "cannot be split among 3 ranks"),
         (PAIR, other_weights, [], 1, "rank 1 has a different weights.npz from rank 0"),

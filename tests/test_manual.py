@@ -138,7 +138,9 @@ def test_every_command_of_main_runs_and_prints_what_the_manual_says(name, work):
     for fence, after in zip(fences, [*fences[1:], None], strict=False):
         asked = [c for c in commands(fence[2]) if fence[1] != "python"]
         printed = [
-            output_of(arguments, work) for script, *arguments in asked if script == "main.py"
+            output_of(arguments, work)
+            for script, *arguments in asked
+            if script == "main.py" and "--chat" not in arguments  # nobody types
         ]
         assert all(text.strip() for text in printed)
         follows = after and not text[fence.end() : after.start()].strip()

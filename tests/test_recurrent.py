@@ -11,8 +11,8 @@ from mlx_lm.models import mamba2
 
 from decoder import Batch, SpeculativeDecoder
 from errors import InputError
-from families import causal
 from families.causal import CausalCache, CausalModel
+from speculative import reading
 from speculative.cached_model import CachedModel
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
 from text.tokenizer import byte_tokenizer
@@ -68,7 +68,7 @@ def test_prompts_in_chunks_and_rows_that_go(monkeypatch):
     lm, model, draft = pair("qwen3_next")
     prompted = prompts(4, 30)
     expected = [alone(lm, prompt, 12) for prompt in prompted]
-    monkeypatch.setattr(causal, "PREFILL", 7)
+    monkeypatch.setattr(reading, "CHUNK", 7)
     batch = start(model, ModelDrafter(draft), prompted, num_draft=3, max_tokens=12)
     batch.advance()
     rows = list(batch.rows)
@@ -88,7 +88,7 @@ def test_a_row_without_a_token_keeps_its_states(monkeypatch):
         return right(x, *usual, *((None, None) if ignored else (mask, lengths)))
 
     monkeypatch.setattr(mamba2, "ssm_update", as_on_metal)
-    monkeypatch.setattr(causal, "PREFILL", 7)
+    monkeypatch.setattr(reading, "CHUNK", 7)
     lm, prompted = build("mamba2"), prompts(5, 9)
     rows = decode_with(CausalModel(lm), Drafter(), prompted, num_draft=0, max_tokens=16)
     assert [row.generated for row in rows] == [alone(lm, prompt, 16) for prompt in prompted]

@@ -151,6 +151,10 @@ def test_a_chat_is_decoded_in_the_models_template(tmp_path):
         parts = [chunk.choices[0].delta for chunk in chunks]
         assert parts[0].role == "assistant"
         assert "".join(part.content or "" for part in parts) + "\n" == printed
+        again = client.chat.completions.create(**asked)
+        assert again.choices[0].message.content + "\n" == printed
+        usage = again.usage
+        assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens - 1
         text = client.completions.create(model="target", prompt="the cat sat").choices[0].text
         assert text + "\n" == raw != printed
 

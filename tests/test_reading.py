@@ -1,0 +1,175 @@
+"""What has been read once is not read again, and no text depends on it."""
+
+import gc
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-lm.txt")
+
+from helpers import causal_folders
+from helpers.causal_configs import VOCAB
+from helpers.causal_models import build, randomised
+
+from decoder import SpeculativeDecoder
+from families import loading, opt
+from families.causal import CausalModel
+from speculative.reading import Kept
+from terminal import chat
+from text.tokenizer import byte_tokenizer
+
+TINY, LARGE = 60_000, 1 << 30  # bytes
+
+
+def as_text(tokens) -> str:
+    return " ".join(map(str, tokens))
+
+
+def decoder(model, draft, keep_read: int, vocabulary=None) -> SpeculativeDecoder:
+    """Its prompts are lists of tokens."""
+    if draft:
+        draft.tokenizer = byte_tokenizer()
+    return SpeculativeDecoder(
+        model,
+        byte_tokenizer(),
+        draft,
+        lambda text: list(map(int, text.split())),
+        None,
+        vocabulary,
+        keep_read,
+    )
+
+
+def random_prompts(count: int, most: int, begin=(), seed: int = 0) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [[*begin, *rng.integers(3, VOCAB, n).tolist()] for n in rng.integers(1, most, count)]
+
+
+def models(name: str):
+    if name == "opt":
+        sizes = dict(hidden_size=32, ffn_dim=48, num_attention_heads=4, num_hidden_layers=2)
+        config = opt.Config.from_hub(dict(vocab_size=VOCAB, **sizes), None)
+        return randomised(opt.OPT(config)), randomised(opt.OPT(config), noise=0.1)
+    return CausalModel(build(name)), CausalModel(build(name, noise=0.1))
+
+
+# Full attention, a window, states (in batches and alone), and our own.
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("falcon_h1", "mamba", "opt")]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", *SLOW])
+def test_texts_are_the_same_with_and_without(cpu, name):
+    target, draft = models(name)
+    without, *others = (
+        decoder(target, draft, keep_read, vocabulary)
+        for keep_read, vocabulary in ((0, None), (LARGE, None), (TINY, None), (LARGE, range(50)))
+    )
+    reused = np.zeros(len(others), int)
+
+    def same(prompts, batch_size, **options) -> list[list[int]]:
+        texts = list(map(as_text, prompts))
+        found = without.batch_generate(texts, batch_size, max_tokens=12, **options)
+        for i, other in enumerate(others):
+            answers = other.batch_generate(texts, batch_size, max_tokens=12, **options)
+            assert [a.tokens for a in answers] == [f.tokens for f in found], (i, options)
+            reused[i] += sum(a.stats.cached_tokens for a in answers)
+        return [each.tokens for each in found]
+
+    talks = random_prompts(4, 40)
+    for turn, options in enumerate((dict(num_draft=3), dict(temp=0.8, seed=5), dict(lookup=True))):
+        texts = same(talks, 3, **options)
+        new = random_prompts(4, 9, seed=turn)
+        talks = [[*talk, *text, *more] for talk, text, more in zip(talks, texts, new, strict=True)]
+    lines = random_prompts(6, 12, begin=[7, 8, 9] * 20)
+    same(lines, 4, num_draft=2)
+    assert (reused > (300, 50, 300)).all(), reused
+    assert all(0 < other.kept.size <= other.kept.limit for other in others)
+
+
+def test_a_shared_beginning_is_read_once_and_a_conversation_goes_on(cpu):
+    model, read = CausalModel(build("llama")), []
+    whole = model.decode
+    model.decode = lambda tokens, *rest: (read.append(tokens.size), whole(tokens, *rest))[1]
+    ours = decoder(model, None, LARGE)
+    lines = random_prompts(8, 5, begin=[7] * 200)
+    ours.batch_generate(list(map(as_text, lines)), 8, max_tokens=1)
+    assert sum(read) < 200 + 8 * 6 + 8
+    read.clear()
+    answer = ours.batch_generate([as_text(lines[0])], max_tokens=9)[0]
+    assert answer.stats.cached_tokens == len(lines[0]) - 1 and sum(read) == len(answer.tokens)
+    turn = [*lines[0], *answer.tokens, 5, 6]
+    (answer,) = ours.batch_generate([as_text(turn)], max_tokens=1)
+    assert answer.stats.cached_tokens == len(turn) - 3  # the text's last token was never read
+
+
+def test_states_count_only_where_all_that_they_hold_is_there(cpu):
+    ours = decoder(CausalModel(build("mamba2")), None, LARGE)
+    (prompt,) = random_prompts(1, 30)
+
+    def reused(tokens) -> tuple[int, list[int]]:
+        (found,) = ours.batch_generate([as_text(tokens)], max_tokens=6, num_draft=0)
+        return found.stats.cached_tokens, found.tokens
+
+    _, text = reused(prompt)
+    assert reused([*prompt, *text, 5])[0] == len(prompt) + len(text) - 1
+    assert reused([*prompt, text[0] - 1, 5])[0] == len(prompt) - 1  # to the prompt's end
+    assert reused(prompt[:-2])[0] == 0
+
+
+def test_what_was_used_least_recently_goes_first(cpu):
+    model = CausalModel(build("llama"))
+    prompts = [[n] * 9 for n in (3, 4, 5)]
+
+    def read(kept: Kept, prompt):
+        cache = model.start(mx.array([prompt]))
+        kept.add(model, cache, 0, prompt)
+
+    kept = Kept(LARGE)
+    read(kept, prompts[0])
+    kept = Kept(2 * kept.size)
+    for prompt in (prompts[0], prompts[1], prompts[0], prompts[2]):
+        read(kept, prompt)
+    assert [kept.known(model, prompt) for prompt in prompts] == [8, 0, 8]
+    assert kept.known(CausalModel(build("llama")), prompts[0]) == 0  # another model's
+    read(kept, prompts[0] + [7])  # has all of the shorter one, but is longer than what is left
+    assert kept.size <= kept.limit and kept.known(model, prompts[0]) == 8
+
+
+def test_memory_is_free_once_it_is_not_used(cpu):
+    ours = decoder(CausalModel(build("llama")), None, TINY)
+    gc.collect()
+    gc.disable()  # it comes late, because it counts objects and not bytes
+    try:
+        before = mx.get_active_memory()
+        for prompt in random_prompts(20, 60):
+            ours.generate(as_text(prompt), max_tokens=4)
+        assert mx.get_active_memory() - before < 2 * TINY
+    finally:
+        gc.enable()
+
+
+def test_a_chat_keeps_its_messages_in_the_template(cpu, tmp_path, monkeypatch, capsys):
+    causal_folders.write(tmp_path / "target")
+    model, tokenizer = loading.load(tmp_path / "target")
+    typed = iter(["the cat", "", "and the dog", "/r", "the cat", "x " * 300, "a mat", "/q", "no"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
+    ours, first = SpeculativeDecoder(model, tokenizer, encode=list), []
+    chat.chat(ours, options := chat.Options(max_tokens=8), first, lambda r: r.text, lambda *_: None)
+    printed, errors = capsys.readouterr()
+    assert "the prompt has" in errors and next(typed) == "no" and not first
+
+    messages, expected = [], []
+    for content in ("the cat", "and the dog", None, "the cat", "a mat"):
+        if content is None:
+            messages.clear()
+            continue
+        messages.append({"role": "user", "content": content})
+        prompt = model.chat.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
+        tokens = tokenizer.encode(prompt, add_special_tokens=False).ids
+        plain = SpeculativeDecoder(model, tokenizer, encode=lambda _, now=tokens: now, keep_read=0)
+        expected.append(plain.generate("x", **vars(options)))
+        messages.append({"role": "assistant", "content": expected[-1]})
+    assert printed == "\n".join([*expected, ""])
