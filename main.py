@@ -10,6 +10,7 @@ import terminal  # noqa: F401 (first: it checks Python and the packages)
 import argparse
 import functools
 import json
+import os
 import sys
 import time
 import zlib
@@ -69,6 +70,8 @@ def parse_args(argv: list[str] | None = None):
         "name ends in .jsonl or the first line begins with {"
     )
     flag("--prompt-file", type=cli.name, metavar="FILE", help=text)
+    text = "write the outputs of the prompt file here; if it holds some already, go on after them"
+    flag("--output", "-o", type=cli.path, metavar="FILE", help=text)
     text = f"prompts of the file to decode in one batch (default: {BATCH_SIZE})"
     flag("--batch-size", type=cli.count, default=argparse.SUPPRESS, help=text)
     text = (
@@ -95,6 +98,8 @@ def parse_args(argv: list[str] | None = None):
     if [args.prompt is not None, args.prompt_file is not None, args.chat].count(True) != 1:
         parser.error("give one of --prompt, --prompt-file and --chat")
     check_models(args, parser)
+    if args.output and args.prompt_file in (None, "-"):
+        parser.error("--output is for the outputs of a --prompt-file")
     if args.chat and (args.json or args.memory_append):
         parser.error("--chat goes with neither --json nor --memory-append")
     if args.show_draft and args.json:
@@ -204,14 +209,18 @@ def answer_file(
     def finish(text: str) -> None:
         if response := finished.pop(output.reached, None):  # else the line has no prompt
             remember(response)
-        cli.write(text, end="")
+        cli.write(text, kept, end="")
 
     # A prompt that is too long for the model is a bad line too.
     unlimited = decoder.model.config.max_prompt_tokens is None
     check = check_prompt if unlimited else functools.partial(decoder.check, options=options)
-    file = PromptFile(args.prompt_file, report, ranks, check)
     size, samples = vars(args).get("batch_size", BATCH_SIZE), options.num_samples
-    output, finished = InOrder(finish), dict[int, Response]()
+    kept, done = sys.stdout, 0
+    if args.output:
+        done = answered(args.output, samples, args.json)
+        kept = open(args.output, "a", encoding="utf-8")  # noqa: SIM115 (it lives as long as we do)
+    file = PromptFile(args.prompt_file, report, ranks, check, done)
+    output, finished = InOrder(finish, done * samples), dict[int, Response]()
     shown = show_draft(args)
     summary, began = Summary(), time.perf_counter()
     with tqdm(desc="prompts", unit="", disable=None) as progress:
@@ -232,6 +241,27 @@ def answer_file(
     print_summary(args, decoder, options, summary, began)
     if file.bad_lines:
         raise InputError(f"{file.name}: {file.bad_lines} of {file.lines} lines have no answer")
+
+
+def answered(path: Path, samples: int, as_json: bool) -> int:
+    """How many lines of a prompt file have their outputs in this file. What comes after these is removed: an interrupted
+    run may have left a part. InputError if it holds something else."""
+    *lines, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    done = len(lines) // samples
+    try:
+        if as_json and lines:
+            of = [json.loads(line)["index"] for line in lines]
+            done = of[-1] + (of.count(of[-1]) == samples)
+            lines = lines[: len(of) if done > of[-1] else of.index(of[-1])]
+    except (ValueError, TypeError, KeyError):
+        raise InputError(f"{path} exists and does not hold outputs of --json") from None
+    if not as_json:
+        del lines[done * samples :]
+    if path.exists():
+        os.truncate(path, sum(map(len, lines)) + len(lines))
+    if done:
+        print(f"{path} has the outputs up to line {done}: going on after it", file=sys.stderr)
+    return done
 
 
 def report_unused(given: dict, options: Options) -> None:
@@ -277,8 +307,8 @@ def open_decoder(args, options: Options, ranks: Ranks) -> SpeculativeDecoder:
 
 def check_ranks(args, ranks: Ranks) -> None:
     """InputError unless all ranks were started with the same arguments, program and memory."""
-    if args.chat:
-        raise InputError("--chat runs as one process, not under mlx.launch")
+    if args.chat or args.output:
+        raise InputError("--chat and --output are for one process, not for mlx.launch")
     if "-" in (args.prompt, args.prompt_file):
         raise InputError(
             "mlx.launch does not pass on the end of standard input; use --prompt-file with a file"

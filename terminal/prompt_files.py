@@ -31,11 +31,12 @@ class PromptFile:
         report: Callable[[int, str], None],
         ranks: Ranks = ALONE,
         check: Callable[[str | Prompt], object] = check_prompt,
+        skip: int = 0,
     ):
-        """path: "-" for standard input; check: raises InputError for an unusable prompt. OSError or
-        InputError if the file cannot be opened."""
+        """path: "-" for standard input; check: raises InputError for an unusable prompt; skip: pass over so many lines.
+        OSError or InputError if the file cannot be opened."""
         self.name = "standard input" if path == "-" else one_line(path)
-        self._path, self._report, self._check = path, report, check
+        self._path, self._report, self._check, self._skipped = path, report, check, skip
         self._lines = ranks.lines(self._open)
         self._is_json = path.endswith(".jsonl")
         self._next: str | Prompt | None = None
@@ -82,6 +83,8 @@ class PromptFile:
             raise InputError(f"{self.name}: UTF-16 text; save it as UTF-8")
         line = line.removeprefix(codecs.BOM_UTF8)  # also inside concatenated files
         self._is_json = self._is_json or (number == 0 and line.lstrip().startswith(b"{"))
+        if number < self._skipped:
+            return None
         try:
             prompt = _prompt_of(line, self._is_json)
             self._check(prompt)
@@ -174,10 +177,9 @@ class InOrder:
     """Writes texts in the order of their numbers: the first unfinished one as it grows, each later one once all
     before it are finished. `reached`: how many are finished and written."""
 
-    def __init__(self, write: Callable[[str], object]):
-        self._write = write
+    def __init__(self, write: Callable[[str], object], reached: int = 0):
+        self._write, self.reached = write, reached
         self._waiting: dict[int, tuple[str, bool]] = {}
-        self.reached = 0
 
     def put(self, number: int, text: str, finished: bool = True) -> None:
         """Add to a text."""

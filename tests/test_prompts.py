@@ -264,3 +264,41 @@ def test_standard_input_is_answered_as_lines_come(work):
         process.stdin.close()
         assert process.wait(timeout=60) == 1
         watchdog.cancel()
+
+
+@pytest.mark.parametrize("how", [[], ["--json", "--temp", "1", "--num-samples", "2"]])
+def test_a_file_goes_on_where_it_was_interrupted(demo_folders, tmp_path, how):
+    lines = [f"translate number to German: {n}" for n in (12, 345, 6, 7890)]
+    lines[2:2] = [""]  # without an output, but for an empty line
+    (tmp_path / "p.txt").write_text("\n".join(lines))
+    out, memory = tmp_path / "out.txt", tmp_path / "memory.jsonl"
+    kept = ["--memory", memory, "--memory-append", *how, "--max-tokens", "12"]
+
+    def texts_of(data: bytes) -> list:
+        if not how:
+            return data.splitlines()
+        read = [json.loads(line) for line in data.splitlines()]
+        return [(each["index"], each["sample"], each["text"]) for each in read]
+
+    def translated():
+        arguments = ["--prompt-file", tmp_path / "p.txt", "-o", out, *kept]
+        return call(*arguments, cwd=demo_folders), out.read_bytes(), memory.read_bytes()
+
+    first, whole, pairs = translated()
+    assert first.returncode == 1 and first.stdout == "" and "line 3: the prompt" in first.stderr
+    again, *same = translated()
+    assert same == [whole, pairs] and "has the outputs up to line 5: going on" in again.stderr
+    for end in (0, 1, len(whole) // 2, len(whole) - 1):
+        out.write_bytes(whole[:end])
+        _, resumed, _ = translated()
+        assert texts_of(resumed) == texts_of(whole)
+    assert memory.read_bytes() == pairs
+
+
+def test_what_holds_no_outputs_is_left_alone(demo_folders, tmp_path):
+    (tmp_path / "p.txt").write_text("a\n")
+    (tmp_path / "out").write_text("my notes\n")
+    command = ["--prompt-file", tmp_path / "p.txt", "--json", "-o", tmp_path / "out"]
+    found = call(*command, cwd=demo_folders)
+    assert found.returncode == 1 and "does not hold outputs of --json" in found.stderr
+    assert (tmp_path / "out").read_text() == "my notes\n"
