@@ -4,6 +4,7 @@ import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,7 @@ class Languages:
         raise InputError(f"{option}: no language {name!r}; there are {listed}{more}")
 
 
+@lru_cache(1024)  # every row asks, about every language of the model
 def tag_of(name: str) -> str | None:
     """The BCP 47 tag of a language's code or name, in any language; None if there is no such language."""
     with contextlib.suppress(ValueError):
@@ -92,6 +94,7 @@ def tag_of(name: str) -> str | None:
     return None
 
 
+@lru_cache(1024)
 def _name(code: str) -> str:
     tag = tag_of(code)
     return langcodes.Language.get(tag).language_name() if tag else code
