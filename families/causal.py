@@ -53,6 +53,7 @@ class CausalCache(SlotCache):
         self.windows: list[int | None] = []
         self.layers = [self._layer(each) for each in like]
         super().__init__(batch_size, len(self.windows))
+        self.forgets = not self.states
         self._mask_axes = mask_axes
         # By calls since the last `keep`: where each row's tokens [B] and the call end, and the states then.
         self._calls: list[tuple[np.ndarray, int, list[list[Any]]]] = []
@@ -107,10 +108,6 @@ class CausalCache(SlotCache):
                     state.cache[j] = _chosen([states[i][j] for _, _, states in self._calls], last)
         super().keep(n)
         self._begin()
-
-    @property
-    def forgets(self) -> bool:  # type: ignore[override]
-        return not self.states
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -223,14 +220,17 @@ class DecoderOnly(nn.Module):
         """The same model with logits for `ids` [n] only."""
         return narrowed(self, self.config.vocab_size, ids)
 
-    def start(self, tokens: mx.array, mask: np.ndarray | None = None) -> Any:
+    def start(
+        self, tokens: mx.array, mask: np.ndarray | None = None, cache: SlotCache | None = None
+    ) -> Any:
         """A cache with all but the last of each row's tokens [B, S]; mask [B, S] true on tokens, which
-        are on the left (None: no padding). InputError for a row without a token."""
+        are on the left (None: no padding). cache: one that holds beginnings of the rows, to be filled up. InputError for a
+        row without a token."""
         B, S = tokens.shape
         lengths = np.full(B, S) if mask is None else np.asarray(mask, bool).sum(axis=1)
         if not lengths.all():
             raise InputError("a prompt without a token cannot be continued")
-        cache = self.new_cache(B)
+        cache = cache or self.new_cache(B)
         rows = [row[:n] for row, n in zip(np.array(tokens), lengths, strict=True)]
         read(self, cache, rows)
         return cache

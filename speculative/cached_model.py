@@ -7,7 +7,6 @@ from typing import Any, Protocol
 import mlx.core as mx
 import numpy as np
 
-from errors import InputError
 from speculative.cache import MASKED, SlotCache
 from speculative.reading import Kept, Rows, known, lacking, read
 
@@ -36,7 +35,7 @@ class CachedModel:
         """share: makes drafted tokens the same for all processes that run the model together.
         kept: what decoder-only models have read of earlier rows; None: keep nothing."""
         self.config, self.model, self._share = model.config, model, share
-        self._whole = model  # `model` may be narrowed
+        self._whole: Any = model  # `model` may be narrowed
         self._new_cache = getattr(model, "new_cache", None)  # of decoder-only models
         self._kept = kept if self._new_cache else None
         self.cache: SlotCache | None = None
@@ -63,15 +62,14 @@ class CachedModel:
     def _begun(self, prompts: Rows) -> tuple[Any, list[int]]:
         """A cache in which the prompts have been read, and how many tokens of each were known."""
         reused, config = [0] * len(prompts), self.config
+        tokens, mask = padded(prompts, config.pad_token_id)
+        vocab_size = getattr(config, "source_vocab_size", config.vocab_size)
+        source = mx.array(known(tokens, vocab_size, config))
         if not (self._kept and self._new_cache):
-            tokens, mask = padded(prompts, config.pad_token_id)
-            vocab_size = getattr(config, "source_vocab_size", config.vocab_size)
-            return self.model.start(mx.array(known(tokens, vocab_size, config)), mask), reused
-        if not all(prompts):
-            raise InputError("a prompt without a token cannot be continued")
+            return self.model.start(source, mask), reused
         cache = self._new_cache(len(prompts))
         reused = self._kept.begin(self._whole, cache, prompts)
-        read(self._whole, cache, prompts)
+        self._whole.start(source, mask, cache)
         if not cache.forgets:  # later only the text's end can be kept
             for b, prompt in enumerate(prompts):
                 self._kept.add(self._whole, cache, b, prompt[:-1])

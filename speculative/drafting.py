@@ -80,8 +80,8 @@ class ModelDrafter(Drafter):
             self._model.cache = None
         self._model.resize(len(batch))
         self._batch = list(batch)
-        self._unread |= {batch[b]: self._model.unread(batch[b].prompt) for b in new}
-        self._unread = {row: n for row, n in self._unread.items() if row in batch}
+        unread = self._unread | {batch[b]: self._model.unread(batch[b].prompt) for b in new}
+        self._unread = {row: unread[row] for row in batch if row in unread}
         self._fared = {row: self._fared.get(row, "new") for row in batch}
         if self._vocabulary:
             languages = {row.options.target_lang for row in batch}
