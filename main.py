@@ -10,7 +10,6 @@ import terminal  # noqa: F401 (first: it checks Python and the packages)
 import argparse
 import functools
 import json
-import os
 import sys
 import time
 import zlib
@@ -36,7 +35,7 @@ from terminal.flags import (
     read_draft_vocabulary,
     read_memory,
 )
-from terminal.prompt_files import InOrder, PromptFile
+from terminal.prompt_files import InOrder, PromptFile, answered
 from terminal.reading import Reading
 from terminal.reports import report_alone, report_generation, report_memory
 from terminal.summary import Summary
@@ -241,27 +240,6 @@ def answer_file(
     print_summary(args, decoder, options, summary, began)
     if file.bad_lines:
         raise InputError(f"{file.name}: {file.bad_lines} of {file.lines} lines have no answer")
-
-
-def answered(path: Path, samples: int, as_json: bool) -> int:
-    """How many lines of a prompt file have their outputs in this file. What comes after these is removed: an interrupted
-    run may have left a part. InputError if it holds something else."""
-    *lines, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
-    done = len(lines) // samples
-    try:
-        if as_json and lines:
-            of = [json.loads(line)["index"] for line in lines]
-            done = of[-1] + (of.count(of[-1]) == samples)
-            lines = lines[: len(of) if done > of[-1] else of.index(of[-1])]
-    except (ValueError, TypeError, KeyError):
-        raise InputError(f"{path} exists and does not hold outputs of --json") from None
-    if not as_json:
-        del lines[done * samples :]
-    if path.exists():
-        os.truncate(path, sum(map(len, lines)) + len(lines))
-    if done:
-        print(f"{path} has the outputs up to line {done}: going on after it", file=sys.stderr)
-    return done
 
 
 def report_unused(given: dict, options: Options) -> None:

@@ -6,6 +6,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from select import select
 from typing import BinaryIO
 
@@ -171,6 +172,24 @@ class Arriving:
         some = os.read(self._file.fileno(), 1 << 16)
         self._read += some
         self._ended = not some
+
+
+def answered(path: Path, samples: int, as_json: bool) -> int:
+    """How many lines of a prompt file have their outputs in this file. What comes after these is removed: an interrupted
+    run may have left a part. InputError if it holds something else."""
+    if not path.exists():
+        return 0
+    *lines, _ = path.read_bytes().split(b"\n")
+    try:  # the prompt's line of each output
+        of = [json.loads(x)["index"] if as_json else i // samples for i, x in enumerate(lines)]
+        done = of[-1] + (of.count(of[-1]) == samples) if of else 0
+        kept = lines[: sum(line < done for line in of)]
+    except (ValueError, TypeError, KeyError):
+        raise InputError(f"{path} exists and does not hold outputs of --json") from None
+    os.truncate(path, sum(len(line) + 1 for line in kept))
+    if done:
+        print(f"{path} has the outputs up to line {done}: going on after it", file=sys.stderr)
+    return done
 
 
 class InOrder:
