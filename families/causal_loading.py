@@ -160,6 +160,11 @@ def encode_prompt(
     messages = [{"role": "user", "content": prompt}]
     if system_prompt is not None:
         messages.insert(0, {"role": "system", "content": system_prompt})
+    return encode_messages(model, messages)
+
+
+def encode_messages(model: Any, messages: list[dict[str, Any]]) -> list[int]:
+    """The tokens of `in_template`."""
     return model.tokenizer.encode(in_template(model, messages), add_special_tokens=False).ids
 
 

@@ -12,9 +12,9 @@
 3. It chooses the way and t with the most tokens per second, and each row's best candidate. The time a draft model
    needs to read a text first is spread over a text's usual length.
 4. A draft model goes on, token by token, while more tokens are worth their seconds at the chosen rate (Dinkelbach 1967,
-   on quotients), by its confidence in those it has drafted; how much that says is learned. docs/design.md: the formula.
+   on quotients), by its confidence in those it has drafted; how much that says is learned. docs/design.md: the formula,
+   and why the output's distribution stays: whether a draft stops depends only on its tokens so far.
 5. A way that has not been used for long is tried again, less and less often if it does not help.
-Whether a draft stops depends only on its tokens so far, so the output's distribution is unchanged (docs/design.md).
 """
 
 from collections import defaultdict

@@ -8,7 +8,7 @@ from typing import Any
 
 from decoder import Options, Response, SpeculativeDecoder
 from errors import InputError
-from families.causal_loading import in_template
+from families.causal_loading import encode_messages
 from terminal.summary import Summary
 
 
@@ -27,11 +27,7 @@ def chat(
         prompt = ">> "
         print("/r begins anew, /q ends, Ctrl-C stops an answer", file=sys.stderr)
     if decoder.encode:  # with a chat template
-        decoder.encode = lambda _: (
-            decoder.tokenizer.encode(
-                in_template(decoder.model, messages), add_special_tokens=False
-            ).ids
-        )
+        decoder.encode = lambda _: encode_messages(decoder.model, messages)
     while (typed := _line(prompt)) != "/q":
         if typed in ("", "/r"):
             messages[:] = first if typed else messages
