@@ -19,9 +19,10 @@ from helpers import t5gemma_checkpoints as t5gemma
 from helpers.bart_models import LIVELY
 from helpers.checkpoints import SMALL, UNSCALED, save, state_dict, torch_model
 from helpers.programs import ANSWER, PROMPT, ROOT
-from helpers.rank_program import WAYS, decode
+from helpers.rank_program import decode
 from helpers.ranks import LIMIT, by_hand, ends, launch, launched, run_jobs
 
+import main
 from checkpoints.npz import map_npz
 from checkpoints.quantization import Quantization
 from distributed.ranks import Ranks, session
@@ -105,7 +106,7 @@ def split_bytes(folder: Path, ranks: int) -> float:
         (
             2,
             {"8": ["plain", "draft", "lookup", "block"], "bart": ["draft"], "t5gemma": ["draft"]}
-            | dict.fromkeys(["t5gemma2", "12", "16", "affine", "mxfp8", "float16", "bfloat16"], []),
+            | {name: [] for name in ("t5gemma2", "12", "16", *TOLERANCE)},
         ),
         (4, {"8": ["short"], "12": [], "16": [], "affine": []}),
     ],
@@ -192,7 +193,6 @@ def other_weights(folder: Path) -> None:
     ("arguments", "change", "of_last", "code", "message"),
     [
         (["--verbose"], None, [], 2, "give one of --prompt, --prompt-file and --chat"),
-        (["-p", "-"], None, [], 1, "mlx.launch does not pass on the end of standard"),
         (["-p", "x", "--model", "demo-target"], None, [], 1, "cannot be split among 3 ranks"),
         (PAIR, other_weights, [], 1, "rank 1 has a different weights.npz from rank 0"),
         (PAIR, None, ["--seed", "1"], 1, "rank 1 has a different set of arguments from rank 0"),
@@ -218,6 +218,11 @@ def test_a_file_that_one_rank_lacks_is_named():
     ranks.gather = lambda text: ['{"a.npz": "1", "b.json": "2"}', '{"a.npz": "1"}']
     with pytest.raises(InputError, match=r"rank 1 has a different b\.json from rank 0"):
         ranks.check_same()
+
+
+def test_standard_input_is_for_one_process():
+    with pytest.raises(InputError, match=r"mlx\.launch does not pass on the end of standard input"):
+        main.check_ranks(main.parse_args(["-p", "-"]), Ranks())
 
 
 @pytest.mark.parametrize("backend", ["ring", "jaccl"])
