@@ -132,15 +132,8 @@ class CausalCache(SlotCache):
                 state.cache[j] = _chosen([old, moved], order >= 0)
         self._begin()
 
-    def select(self, rows: Sequence[int]) -> None:
-        super().select(rows)
-        self._move(rows)
-
     def reorder(self, rows: Sequence[int]) -> None:
         super().reorder(rows)
-        self._move(rows)
-
-    def _move(self, rows: Sequence[int]) -> None:
         index = mx.array(list(rows))
         for state in self.states:
             state.cache = [None if x is None else x[index] for x in state.cache]

@@ -22,6 +22,7 @@ from helpers.hub_server import Hub, cut, refuse, replace, stall
 from helpers.programs import ROOT
 from huggingface_hub import constants
 
+import main
 from checkpoints.folder import weight_files
 from checkpoints.hub import fetch
 from decoder import load
@@ -157,20 +158,22 @@ def test_the_command_downloads_once_and_then_works_offline(hub, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ["target", "causal-target"])
-def test_a_model_on_the_hub_is_decoded_by_its_name(hub, tmp_path, role):
+def test_a_model_on_the_hub_is_decoded_by_its_name(hub, cache, tmp_path, monkeypatch, capsys, role):
     """Interrupted twice on the way, it goes on; then it needs no hub."""
+    monkeypatch.chdir(tmp_path)
+    prompt = "translate number to German: 1284"
+    monkeypatch.setattr(sys, "argv", ["main.py", "--model", MODEL, "--prompt", prompt])
     hub.add(MODEL, {p.name: p.read_bytes() for p in (ROOT / "demo" / role).iterdir()})
-    how = "main.py", "--prompt", "translate number to German: 1284"
     for end in (1_000_000, 2_000_000):
         hub.faults = {"GET .*safetensors": cut(end)}
-        out, errors = run(hub, tmp_path / "home", *how).communicate()
-        assert out == "" and errors.splitlines()[-1].endswith("run the same command to resume")
+        with pytest.raises(InputError, match="run the same command to resume"):
+            main.main()
     hub.faults = {}
+    capsys.readouterr()
     for said in (f"{MODEL}: downloading 0.00 GB", ""):
-        run_ = run(hub, tmp_path / "home", *how)
-        out, errors = run_.communicate()
-        assert (run_.returncode, out) == (0, "eintausendzweihundertvierundachtzig\n"), errors
-        assert errors.startswith(said)
+        main.main()
+        out, errors = capsys.readouterr()
+        assert out == "eintausendzweihundertvierundachtzig\n" and errors.startswith(said)
         hub.requests.clear()
         hub.faults = {"": refuse(500)}
     assert hub.requests == []
