@@ -108,7 +108,7 @@ def test_texts_and_scores_are_those_of_transformers(models, beams, penalty, earl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", ["t5", "v1.1", "ul2", "one end"])
+@pytest.mark.parametrize("variant", ["t5", "one end"])
 def test_every_length_penalty_and_way_to_stop(variant):
     models = pair("ul2", ENDS[:1]) if variant == "one end" else pair(variant)
     ways = itertools.product((0.5, 1.0, 2.0, -0.5, 0.0), (False, True, "never"))
