@@ -357,15 +357,3 @@ def test_wrong_weights_are_named(folder, tmp_path, name, shape, message):
         convert(str(folder), tmp_path / "out")
     assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
     assert {p.name for p in tmp_path.iterdir()} == {"checkpoint", ".out.lock"}
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("nobody/nothing", "not complete in the cache .*, and HF_HUB_OFFLINE is set"),
-        ("./no/such/folder", "neither a folder nor a name on the Hugging Face hub"),
-    ],
-)
-def test_wrong_names_are_named(tmp_path, name, message):
-    with pytest.raises(InputError, match=message):
-        convert(name, tmp_path / "out")
