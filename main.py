@@ -268,8 +268,8 @@ def report_unused(given: dict, options: Options) -> None:
 def open_decoder(args, options: Options, ranks: Ranks) -> SpeculativeDecoder:
     """The models that the command line names, or the embedded pair, with the memory and what else they need."""
     if args.model is None:
-        args.model = ranks.in_turn(lambda: demo_model("target"))
-        args.draft_model = ranks.in_turn(lambda: demo_model("draft"))
+        args.model = ranks.together(lambda: demo_model("target"))
+        args.draft_model = ranks.together(lambda: demo_model("draft"))
     model, tokenizer = load(args.model, ranks.group)
     draft_model = None
     if args.draft_model and options.num_draft and options.num_beams == 1:

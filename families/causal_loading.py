@@ -187,7 +187,7 @@ def convert_with_mlx_lm(
         from mlx_lm.convert import convert
 
         check_cache(utils.load_model(source, lazy=True)[0])  # before the slow part
-        how = quantization.to_dict() if quantization else {}
+        how = vars(quantization) if quantization else {}
         named = {f"q_{key}": value for key, value in how.items()}
         convert(str(source), str(output), quantize=bool(how), dtype=dtype, **named)
 

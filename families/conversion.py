@@ -44,9 +44,11 @@ def read_config(folder: Path) -> dict:
 
 def converted_size(
     folder: Path, dtype: str | None, quantization: Quantization | None = None
-) -> int:
+) -> int | None:
     """Bytes of the weights once converted, computed from the folder's config.json alone: the weights may be
-    missing. InputError for a model that cannot be converted."""
+    missing; None for a model that mlx-lm runs. InputError for a model that cannot be converted."""
+    if _for_mlx_lm(folder):
+        return None
     with naming(folder):
         raw = read_config(folder)
         family = family_of(raw)
@@ -82,7 +84,7 @@ def convert(
             raise InputError(f"{output} is not a converted model; --force does not replace it")
         try:
             how = dtype, quantization
-            source = fetch(model, revision, output, lambda folder: _size(folder, *how))
+            source = fetch(model, revision, output, lambda folder: converted_size(folder, *how))
             if _for_mlx_lm(source):
                 how = dtype or "bfloat16", quantization
                 convert_with_mlx_lm(source, partial, *how)
@@ -112,13 +114,8 @@ def find(name: str) -> Path:
         raise missing(name)
     output = converted_path(name)
     output.parent.mkdir(parents=True, exist_ok=True)
-    source = fetch(name, None, output, lambda folder: _size(folder, None, None), MOST)
+    source = fetch(name, None, output, lambda folder: converted_size(folder, None), MOST)
     return source if _for_mlx_lm(source) else convert(name, exist_ok=True)
-
-
-def _size(folder: Path, dtype: str | None, quantization: Quantization | None) -> int | None:
-    """Like `converted_size`; None for a model that mlx-lm runs."""
-    return None if _for_mlx_lm(folder) else converted_size(folder, dtype, quantization)
 
 
 def _for_mlx_lm(folder: Path) -> bool:
@@ -159,7 +156,7 @@ def _write(
     write_weights(output / WEIGHTS, tensors, dtype, family.float32, quantization)
     values = raw | config.to_dict() | {"dtype": dtype, "converted_from": origin}
     if quantization:
-        values["quantization"] = quantization.to_dict()
+        values["quantization"] = vars(quantization)
     (output / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     if (source / GENERATION).exists():
         shutil.copyfile(source / GENERATION, output / GENERATION)

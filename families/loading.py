@@ -43,7 +43,7 @@ def build(
             weight = module.get("weight")
             return weight is not None and quantization.covers(name, weight.shape)
 
-        nn.quantize(model, **quantization.to_dict(), class_predicate=covered)
+        nn.quantize(model, **vars(quantization), class_predicate=covered)
     try:
         model.load_weights([(name, mx.zeros(shape)) for name, shape in shapes.items()])
     except (ValueError, OverflowError) as error:

@@ -356,6 +356,7 @@ def test_what_is_wrong_is_said_in_one_line(
     [
         ("org/none", None, NOT_THERE),
         ("a--b/c..d", None, NOT_THERE),
+        ("./no/such/folder", None, " is neither a folder nor a name on the Hugging Face hub"),
         (MODEL, "v9", " has no revision v9 on the Hugging Face hub"),
     ],
 )
