@@ -27,7 +27,7 @@ from checkpoints.folder import weight_files
 from checkpoints.hub import fetch
 from decoder import load
 from errors import InputError
-from families.conversion import convert
+from families.conversion import convert, describe
 
 MODEL = "org/model"
 CONFIG = b'{"model_type": "t5", "vocab_size": 9, "d_model": 4, "d_kv": 2, "d_ff": 4, "num_heads": 2, "num_layers": 1}'
@@ -179,19 +179,36 @@ def test_a_model_on_the_hub_is_decoded_by_its_name(hub, cache, tmp_path, monkeyp
     assert hub.requests == []
 
 
+@pytest.mark.parametrize("answer", [None, "n", "y"])
 @pytest.mark.parametrize("decoder_only", [False, True])
-def test_a_large_download_is_asked_for(hub, cache, tmp_path, monkeypatch, decoder_only):
+def test_a_large_download_is_asked_for(hub, cache, tmp_path, monkeypatch, decoder_only, answer):
     monkeypatch.chdir(tmp_path)
     if decoder_only:
         config = b'{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}'
         hub.add(MODEL, SINGLE | {"config.json": config})
     hub.sizes[SAFE] = 20_100_000_000
     usage(monkeypatch, 10**12)
+    if answer:
+        for file in (sys.stdin, sys.stderr):
+            monkeypatch.setattr(file, "isatty", lambda: True)
+        monkeypatch.setattr("builtins.input", lambda: answer)
     with pytest.raises(InputError) as caught:
         load(MODEL)
     told = f"{MODEL} is a download of 20.10 GB; to start it: python convert.py --model {MODEL}"
-    assert str(caught.value) == told
-    assert SAFE not in hub.fetched()
+    no = f"{MODEL} is not downloaded; smaller models: docs/models.md"
+    assert answer == "y" or str(caught.value) == (no if answer else told)
+    assert (SAFE in hub.fetched()) == (answer == "y")
+
+
+def test_what_a_model_would_take_is_told_by_its_config_alone(hub, cache, capsys):
+    hub.sizes[SAFE] = 6_000_000_000
+    describe(MODEL)
+    download, about, *lines = capsys.readouterr().out.splitlines()
+    assert download == "download: 6.00 GB" and about.endswith(
+        "8 prompts and outputs of 512 tokens:"
+    )
+    assert lines == [f"  in {bits} bits 0.00 GB, a Mac of 8 GB" for bits in (16, 8, 4)]
+    assert hub.fetched() == ["config.json"]
 
 
 def test_what_is_no_family_of_ours_is_told_by_its_config_alone(hub, cache, tmp_path):
