@@ -93,11 +93,10 @@ def refuse(args, names: Iterable[str], why: str) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
-        family, *_, address = min(found, key=lambda each: each[0])  # IPv4 first
-        return socket.create_server((str(address[0]), port), family=family, backlog=1024)
-    except (OSError, OverflowError, UnicodeError) as error:
+        return socket.create_server((host.strip("[]"), port), family=family, backlog=1024)
+    except (OSError, OverflowError, UnicodeError, TypeError) as error:
         reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
         said = f"cannot listen on port {port} of {host}: {reason} (see --port, --host)"
         raise InputError(said) from None

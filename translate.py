@@ -142,8 +142,12 @@ def read(name: str, output: Path | None) -> Document:
     if form is None:
         raise InputError(f"{path}: translate.py reads {', '.join(FORMATS)}")
     data = sys.stdin.buffer.read() if name == STDIN else path.read_bytes()
-    with naming(Path(name)):
-        return form(data)
+    try:
+        with naming(Path(name)):
+            return form(data)
+    except ImportError:
+        needed = f"{path.suffix} needs: pip install -r requirements-documents.txt"
+        raise InputError(needed) from None
 
 
 def output_of(name: str, output: Path | None, language: str | None, force: bool) -> Path | None:
