@@ -19,8 +19,9 @@ from pathlib import Path
 
 from decoder import BATCH_SIZE, Options, Response, SpeculativeDecoder, load
 from demo.pair import demo_model
-from distributed.ranks import Ranks, session
+from distributed.ranks import ALONE, Ranks, session
 from errors import InputError
+from families.causal_loading import encode_prompt
 from speculative.options import MAX_TOKENS
 from terminal import cli
 from terminal.chat import chat
@@ -49,7 +50,7 @@ DRAFTING = "draft_model draft_vocabulary lookup delta reference memory".split()
 SOURCES = "draft_model lookup reference memory prompt_file".split()  # its lines may have references
 BEAMS = ("length_penalty", "early_stopping")  # have no effect without beam search
 SAMPLING = ("top_k", "top_p", "min_p", "seed", "acceptance")  # have no effect on greedy decoding
-ALONE = """\
+WITHOUT_PROMPT = """\
 main.py needs a prompt (--prompt) or a file of prompts (--prompt-file). With the demo models, which are included:
   python main.py --prompt "translate number to German: 1284"
 With a model from the Hugging Face hub, downloaded and converted on first use (docs/models.md lists models):
@@ -93,7 +94,7 @@ def parse_args(argv: list[str] | None = None):
     flag("--show-draft", action="store_true", help=text)
     args = parser.parse_args(argv)
     if not (sys.argv[1:] if argv is None else argv):
-        parser.exit(cli.USAGE_ERROR, ALONE)
+        parser.exit(cli.USAGE_ERROR, WITHOUT_PROMPT)
     if [args.prompt is not None, args.prompt_file is not None, args.chat].count(True) != 1:
         parser.error("give one of --prompt, --prompt-file and --chat")
     check_models(args, parser)
@@ -134,8 +135,6 @@ def in_template(args, model) -> Callable[[str], list[int]] | None:
         if args.system_prompt is not None or args.ignore_chat_template:
             raise InputError("this model has no chat template")
         return None
-    from families.causal_loading import encode_prompt
-
     return lambda prompt: encode_prompt(
         model, prompt, args.system_prompt, args.ignore_chat_template
     )
@@ -265,8 +264,11 @@ def report_unused(given: dict, options: Options) -> None:
                 print(f"--{name.replace('_', '-')} has no effect {reason}", file=sys.stderr)
 
 
-def open_decoder(args, options: Options, ranks: Ranks) -> SpeculativeDecoder:
-    """The models that the command line names, or the embedded pair, with the memory and what else they need."""
+def open_decoder(
+    args, options: Options, ranks: Ranks = ALONE, beams: bool = True
+) -> SpeculativeDecoder:
+    """The models that the command line names, or the embedded pair, with the memory and what else they need.
+    beams: whether the command has --num-beams."""
     if args.model is None:
         args.model = ranks.in_turn(lambda: demo_model("target"))
         args.draft_model = ranks.in_turn(lambda: demo_model("draft"))
@@ -276,7 +278,7 @@ def open_decoder(args, options: Options, ranks: Ranks) -> SpeculativeDecoder:
         draft_model, _ = load(args.draft_model, ranks.group, split=False)
     cli.note_types(model, draft_model)
     report_memory()
-    report_generation(model, options, args.verbose)
+    report_generation(model, options, args.verbose, beams)
     memory = read_memory(args.memory) if args.memory else None
     tokens = read_draft_vocabulary(args.draft_vocabulary, tokenizer) if draft_model else None
     encode, keep_read = in_template(args, model), vars(args).get("keep_read")

@@ -29,6 +29,7 @@ from terminal import cli, flags
 from terminal.summary import Summary
 from text.languages import chosen, defaults, short, title
 from text.memory import MemoryFile, Pair, load_memory, words_of
+from text.prompts import Prompt
 
 STDIN = "-"
 FORMATS: dict[str, Callable[[bytes], Document]] = {
@@ -112,7 +113,8 @@ class Translator:
     def fits(self, text: str) -> bool:
         """Whether the model can read the text and write as much."""
         try:
-            row = self.decoder.row(text, self.options, RowSeeds(0))
+            # With a reference: otherwise the memory would be searched for one.
+            row = self.decoder.row(Prompt(text, "-"), self.options, RowSeeds(0))
         except InputError:  # more than it reads
             return not text.strip()
         return len(row.prompt) <= _FULL * row.max_tokens

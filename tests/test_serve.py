@@ -11,6 +11,7 @@ import pytest
 from helpers.programs import ANSWER, PROMPT, call
 from helpers.serving import Server
 
+import main
 import serve
 from decoder import load
 from errors import InputError
@@ -339,8 +340,8 @@ def test_what_the_model_cannot_do_is_refused_at_the_start(demo_folders, monkeypa
     """And what its checkpoint asks for in vain is told, without advice to search with beams."""
     model, tokenizer = load(demo_folders / "mlx_models" / "demo-target")
     model.generation = Generation(not_done={"num_beams": 4})
-    monkeypatch.setattr(serve, "load", lambda name: (model, tokenizer))
-    args = serve.parse_args(["--target-lang", "Klingon"])
+    monkeypatch.setattr(main, "load", lambda *_, **__: (model, tokenizer))
+    args = serve.parse_args(["--model", "target", "--target-lang", "Klingon"])
     with pytest.raises(InputError, match="target_lang: no language 'Klingon'"):
-        serve.text_decoder(args, "target", None, serve.options_of(args))
+        serve.text_decoder(args, serve.options_of(args))
     assert capsys.readouterr().err == "ignored from generation_config.json: num_beams=4\n"
