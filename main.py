@@ -28,8 +28,8 @@ from terminal.chat import chat
 from terminal.colours import coloured, legend, painted
 from terminal.flags import (
     add_decoding_options,
-    add_growing_memory,
     add_keep_read,
+    add_memory,
     add_models,
     check_models,
     options_of,
@@ -78,7 +78,7 @@ def parse_args(argv: list[str] | None = None):
         "answer prompts typed on the terminal; a model with a chat template keeps the conversation"
     )
     flag("--chat", action="store_true", help=text)
-    add_growing_memory(parser)
+    add_memory(parser, grows=True)
     add_keep_read(parser)
     add_decoding_options(parser)
     flag("--system-prompt", metavar="TEXT", help="system prompt, for a model with a chat template")

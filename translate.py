@@ -63,7 +63,7 @@ def parse_args(argv: list[str] | None = None):
     flag("--terms", type=cli.path, metavar="FILE", help=text)
     text = "sentences to decode in one batch (default: %(default)s)"
     flag("--batch-size", type=cli.positive, default=BATCH_SIZE, metavar="N", help=text)
-    flags.add_growing_memory(parser)
+    flags.add_memory(parser, grows=True)
     flags.add_decoding_options(parser, without=("logprobs", "num_samples", "reference", "stop"))
     flag("--verbose", action="store_true", help="print statistics to stderr at the end")
     args = parser.parse_intermixed_args(argv)

@@ -5,7 +5,6 @@ import json
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 
 import pytest
 from helpers.programs import ANSWER, PROMPT, call
@@ -272,15 +271,6 @@ def test_slow_readers_hold_nobody_up(server):
     assert sum(b'"finish_reason": "length"' in line for line in received) == 1
     for connection in connections:
         connection.close()
-
-
-def test_bodies_that_do_not_come_hold_nobody_up(server):
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    with ExitStack() as connections:
-        for start in (b"", head, head + b"content-length: 99\r\n\r\n{", b"\x16\x03\x01\x00"):
-            connection = socket.create_connection(("127.0.0.1", server.port))
-            connections.enter_context(connection).sendall(start)
-        assert server.post({"prompt": PROMPT})[1]["choices"][0]["text"] == ANSWER
 
 
 def test_a_signal_finishes_what_runs_and_refuses_the_rest(demo_folders, decoder):
