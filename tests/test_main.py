@@ -260,7 +260,12 @@ def test_a_name_on_the_hub_means_its_own_conversion(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("script", "arguments", "unneeded", "printed"),
     [
-        ("main", ["-p", PROMPT], ["torch", "transformers", "huggingface_hub"], ANSWER),
+        (
+            "main",
+            ["-p", PROMPT],
+            ["torch", "transformers", "sentencepiece", "huggingface_hub"],
+            ANSWER,
+        ),
         ("convert", ["--model", "checkpoint", "--mlx-path", "made"], ["torch"], "made"),
     ],
 )
