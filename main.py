@@ -19,16 +19,17 @@ from pathlib import Path
 
 from decoder import BATCH_SIZE, Options, Response, SpeculativeDecoder, load
 from demo.pair import demo_model
-from distributed.ranks import Ranks, session
+from distributed.ranks import ALONE, Ranks, session
 from errors import InputError
+from families.causal_loading import encode_prompt
 from speculative.options import MAX_TOKENS
 from terminal import cli
 from terminal.chat import chat
 from terminal.colours import coloured, legend, painted
 from terminal.flags import (
     add_decoding_options,
-    add_growing_memory,
     add_keep_read,
+    add_memory,
     add_models,
     check_models,
     options_of,
@@ -48,7 +49,7 @@ DRAFTING = "draft_model draft_vocabulary lookup delta reference memory".split()
 SOURCES = "draft_model lookup reference memory prompt_file".split()  # its lines may have references
 BEAMS = ("length_penalty", "early_stopping")  # have no effect without beam search
 SAMPLING = ("top_k", "top_p", "min_p", "seed", "acceptance")  # have no effect on greedy decoding
-ALONE = """\
+WITHOUT_PROMPT = """\
 main.py needs a prompt (--prompt) or a file of prompts (--prompt-file). With the demo models, which are included:
   python main.py --prompt "translate number to German: 1284"
 With a model from the Hugging Face hub, downloaded and converted on first use (docs/models.md lists models):
@@ -76,7 +77,7 @@ def parse_args(argv: list[str] | None = None):
         "answer prompts typed on the terminal; a model with a chat template keeps the conversation"
     )
     flag("--chat", action="store_true", help=text)
-    add_growing_memory(parser)
+    add_memory(parser, grows=True)
     add_keep_read(parser)
     add_decoding_options(parser)
     flag("--system-prompt", metavar="TEXT", help="system prompt, for a model with a chat template")
@@ -92,7 +93,7 @@ def parse_args(argv: list[str] | None = None):
     flag("--show-draft", action="store_true", help=text)
     args = parser.parse_args(argv)
     if not (sys.argv[1:] if argv is None else argv):
-        parser.exit(cli.USAGE_ERROR, ALONE)
+        parser.exit(cli.USAGE_ERROR, WITHOUT_PROMPT)
     if [args.prompt is not None, args.prompt_file is not None, args.chat].count(True) != 1:
         parser.error("give one of --prompt, --prompt-file and --chat")
     check_models(args, parser)
@@ -133,8 +134,6 @@ def in_template(args, model) -> Callable[[str], list[int]] | None:
         if args.system_prompt is not None or args.ignore_chat_template:
             raise InputError("this model has no chat template")
         return None
-    from families.causal_loading import encode_prompt
-
     return lambda prompt: encode_prompt(
         model, prompt, args.system_prompt, args.ignore_chat_template
     )
@@ -264,8 +263,11 @@ def report_unused(given: dict, options: Options) -> None:
                 print(f"--{name.replace('_', '-')} has no effect {reason}", file=sys.stderr)
 
 
-def open_decoder(args, options: Options, ranks: Ranks) -> SpeculativeDecoder:
-    """The models that the command line names, or the embedded pair, with the memory and what else they need."""
+def open_decoder(
+    args, options: Options, ranks: Ranks = ALONE, beams: bool = True
+) -> SpeculativeDecoder:
+    """The models that the command line names, or the embedded pair, with the memory and what else they need.
+    beams: whether the command has --num-beams."""
     if args.model is None:
         args.model = ranks.together(lambda: demo_model("target"))
         args.draft_model = ranks.together(lambda: demo_model("draft"))
@@ -274,7 +276,7 @@ def open_decoder(args, options: Options, ranks: Ranks) -> SpeculativeDecoder:
     if args.draft_model and options.num_draft and options.num_beams == 1:
         draft_model, _ = load(args.draft_model, ranks.group, split=False)
     cli.note_types(model, draft_model)
-    report_generation(model, options, args.verbose)
+    report_generation(model, options, args.verbose, beams)
     memory = read_memory(args.memory) if args.memory else None
     tokens = read_draft_vocabulary(args.draft_vocabulary, tokenizer) if draft_model else None
     encode, keep_read = in_template(args, model), vars(args).get("keep_read")

@@ -18,9 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from decoder import BATCH_SIZE, Options, SpeculativeDecoder, load
-from demo.pair import demo_model
+from decoder import BATCH_SIZE, Options, SpeculativeDecoder
 from errors import InputError
+from main import open_decoder
 from speculative.options import DECLARED
 from speech.transcriber import Transcriber, is_speech
 from terminal import cli
@@ -31,10 +31,8 @@ from terminal.flags import (
     add_models,
     check_models,
     options_of,
-    read_draft_vocabulary,
-    read_memory,
 )
-from terminal.reports import report_alone, report_generation
+from terminal.reports import report_alone
 
 COUNTS = {  # flag: (default, help)
     "batch-size": (BATCH_SIZE, "prompts to decode in one batch"),
@@ -59,6 +57,7 @@ def parse_args(argv: list[str] | None = None):
     what = "Serve a model over HTTP with OpenAI's protocol and speculative decoding."
     parser = cli.Parser(prog="serve.py", description=what)
     add_models(parser)
+    parser.set_defaults(system_prompt=None, ignore_chat_template=False)
     flag = parser.add_argument
     text = "address to listen on; 0.0.0.0: all addresses of this machine (default: %(default)s)"
     flag("--host", type=cli.name, default=LOCAL[0], help=text)
@@ -93,11 +92,10 @@ def refuse(args, names: Iterable[str], why: str) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
-        family, *_, address = min(found, key=lambda each: each[0])  # IPv4 first
-        return socket.create_server((str(address[0]), port), family=family, backlog=1024)
-    except (OSError, OverflowError, UnicodeError) as error:
+        return socket.create_server((host.strip("[]"), port), family=family, backlog=1024)
+    except (OSError, OverflowError, UnicodeError, TypeError) as error:
         reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
         said = f"cannot listen on port {port} of {host}: {reason} (see --port, --host)"
         raise InputError(said) from None
@@ -115,16 +113,10 @@ def allowed_hosts(host: str, address: str) -> Sequence[str]:
     return sorted({*LOCAL, host.lower(), in_url(address)})
 
 
-def text_decoder(args, target: str, draft: str | None, options: Options) -> SpeculativeDecoder:
-    """A decoder with these models, for a server of texts."""
-    model, tokenizer = load(target)
-    draft_model = load(draft)[0] if draft else None
-    report_generation(model, options, args.verbose, beams=False)
-    memory = read_memory(args.memory) if args.memory else None
-    tokens = read_draft_vocabulary(args.draft_vocabulary, tokenizer) if draft_model else None
-    decoder = SpeculativeDecoder(
-        model, tokenizer, draft_model, None, memory, tokens, args.keep_read
-    )
+def text_decoder(args, options: Options) -> SpeculativeDecoder:
+    """The decoder for a server of texts."""
+    decoder = open_decoder(args, options, beams=False)
+    decoder.encode = None  # requests say whether they are chats
     report_alone(decoder)
     decoder.check("a", options)  # such as a language that the model does not know
     return decoder
@@ -144,21 +136,18 @@ def main() -> None:
     options = options_of(args)
     listener = listen(args.host, args.port)
     address, port = listener.getsockname()[:2]
-    target, draft = args.model, args.draft_model
-    if target is None:
-        target, draft = (str(demo_model(role)) for role in ("target", "draft"))
-    draft, transcriber = draft if options.num_draft else None, None
-    if is_speech(target):
+    transcriber = None
+    if args.model and is_speech(args.model):
         refuse(args, OF_TEXT, "the model transcribes sound; this is for texts")
-        transcriber = Transcriber(target, draft)
+        transcriber = Transcriber(args.model, args.draft_model if options.num_draft else None)
         decoder, options = transcriber.decoder, replace(options, lookup=False)
+        cli.note_types(decoder.model, decoder.draft_model)
     else:
-        decoder = text_decoder(args, target, draft, options)
-    cli.note_types(decoder.model, decoder.draft_model)
+        decoder = text_decoder(args, options)
     engine = Engine(decoder, options, args.batch_size, args.queue)
     api = Api(
-        name=Path(target).name,
-        draft_model=Path(draft).name if draft else None,
+        name=Path(args.model).name,
+        draft_model=Path(args.draft_model).name if decoder.draft_model else None,
         engine=engine,
         max_prompt_tokens=args.max_prompt_tokens,
         max_tokens=args.max_request_tokens,

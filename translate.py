@@ -29,6 +29,7 @@ from terminal import cli, flags
 from terminal.summary import Summary
 from text.languages import chosen, defaults, short, title
 from text.memory import MemoryFile, Pair, load_memory, words_of
+from text.prompts import Prompt
 
 STDIN = "-"
 FORMATS: dict[str, Callable[[bytes], Document]] = {
@@ -62,7 +63,7 @@ def parse_args(argv: list[str] | None = None):
     flag("--terms", type=cli.path, metavar="FILE", help=text)
     text = "sentences to decode in one batch (default: %(default)s)"
     flag("--batch-size", type=cli.positive, default=BATCH_SIZE, metavar="N", help=text)
-    flags.add_growing_memory(parser)
+    flags.add_memory(parser, grows=True)
     flags.add_decoding_options(parser, without=("logprobs", "num_samples", "reference", "stop"))
     flag("--verbose", action="store_true", help="print statistics to stderr at the end")
     args = parser.parse_intermixed_args(argv)
@@ -112,7 +113,8 @@ class Translator:
     def fits(self, text: str) -> bool:
         """Whether the model can read the text and write as much."""
         try:
-            row = self.decoder.row(text, self.options, RowSeeds(0))
+            # With a reference: otherwise the memory would be searched for one.
+            row = self.decoder.row(Prompt(text, "-"), self.options, RowSeeds(0))
         except InputError:  # more than it reads
             return not text.strip()
         return len(row.prompt) <= _FULL * row.max_tokens
@@ -142,8 +144,12 @@ def read(name: str, output: Path | None) -> Document:
     if form is None:
         raise InputError(f"{path}: translate.py reads {', '.join(FORMATS)}")
     data = sys.stdin.buffer.read() if name == STDIN else path.read_bytes()
-    with naming(Path(name)):
-        return form(data)
+    try:
+        with naming(Path(name)):
+            return form(data)
+    except ImportError:
+        needed = f"{path.suffix} needs: pip install -r requirements-documents.txt"
+        raise InputError(needed) from None
 
 
 def output_of(name: str, output: Path | None, language: str | None, force: bool) -> Path | None:

@@ -29,26 +29,21 @@ OtherWay = Callable[[Prompts], list[list[int]]]
 def widened_pair(sizes: Sequence[str], dtype: str | None = None) -> tuple[Any, Any]:
     """The embedded pair widened to these sizes, with the attributes that `load` sets. dtype: by default what people
     decode in on this device."""
-    widened, of = _widened_t5, getattr(mx, dtype or usual_dtype())
-    if sizes[0] in CAUSAL_SHAPES:
-        widened = _widened_causal
-    return widened("target", sizes[0], of), widened("draft", sizes[1], of)
+    of = getattr(mx, dtype or usual_dtype())
+    return _widened("target", sizes[0], of), _widened("draft", sizes[1], of)
 
 
-def _widened_t5(role: str, size: str, dtype: mx.Dtype) -> Any:
-    small, tokenizer = load(demo_model(role))
+def _widened(role: str, size: str, dtype: mx.Dtype) -> Any:
+    causal = size in CAUSAL_SHAPES
+    small, tokenizer = load(DEMO / f"causal-{role}" if causal else demo_model(role))
     small.set_dtype(dtype)
-    wide = widen(small, size)
+    if causal:
+        c, inner = small.config, widen_llama(small.model, size)
+        wide: Any = CausalModel(inner, c.eos_token_ids, c.pad_token_id, c.max_positions)
+        wide.chat = small.chat
+    else:
+        wide = widen(small, size)
     wide.tokenizer = tokenizer
-    return wide
-
-
-def _widened_causal(role: str, size: str, dtype: mx.Dtype) -> Any:
-    small, tokenizer = load(DEMO / f"causal-{role}")
-    small.set_dtype(dtype)
-    c, inner = small.config, widen_llama(small.model, size)
-    wide = CausalModel(inner, c.eos_token_ids, c.pad_token_id, c.max_positions)
-    wide.tokenizer, wide.chat = tokenizer, small.chat
     return wide
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from errors import InputError
 from text.memory import UNSPACED
 
-MOST = 1 << 25  # bytes of text; the Bible has 2^22
 Span = tuple[int, int]
 
 _LINE = re.compile(r"[^\r\n]+")
@@ -51,8 +50,6 @@ def in_text(
 ) -> Document:
     """A document of plain text, whose segments `find` finds in it. fit: what to write into each span of a segment;
     None: the text, spread over them by length. InputError if it is not text."""
-    if len(data) > MOST:
-        raise InputError(f"{len(data) >> 20} MB of text; split it into files of {MOST >> 20} MB")
     marks = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
     encoding = marks.get(data[:2], "utf-8")
     try:

@@ -25,10 +25,8 @@ def read(data: bytes) -> Document:
 
 
 def _segments(source: str) -> Iterator[Segment]:
-    try:
-        import polib
-    except ImportError:
-        raise InputError(".po needs: pip install -r requirements-documents.txt") from None
+    import polib
+
     try:
         entries = polib.pofile(source.lstrip("\ufeff").replace("\r\n", "\n"))
     except (OSError, ValueError, IndexError, KeyError) as error:

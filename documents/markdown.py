@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator
 
 from documents.document import Document, Segment, Span, in_text, lines_of, segment
-from errors import InputError
 
 _FRONT = re.compile(r"\A\ufeff?---[ \t]*\r?\n.*?^(?:---|\.\.\.)[ \t]*$", re.DOTALL | re.MULTILINE)
 _MARKS = r"(?P<tick>`+)(?:(?!`).)+?(?P=tick)(?!`)|!\[[^\]]*\]\([^()]*\)|\]\([^()]*\)|\]\[[^\]]*\]|\[\^[^\]]+\]|\*\*|\["
@@ -15,10 +14,8 @@ def read(data: bytes) -> Document:
 
 
 def _segments(source: str) -> Iterator[Segment]:
-    try:
-        from markdown_it import MarkdownIt
-    except ImportError:
-        raise InputError("Markdown needs: pip install -r requirements-documents.txt") from None
+    from markdown_it import MarkdownIt
+
     front = _FRONT.match(source)
     hidden = re.sub(r"[^\r\n]", " ", front[0]) if front else ""
     shown = hidden + source[len(hidden) :].replace("\ufeff", " ")

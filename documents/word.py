@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 from zipfile import BadZipFile, ZipFile
 
-from documents.document import MOST, Document, Segment, Span, in_text
+from documents.document import Document, Segment, Span, in_text
 from errors import InputError
 
 _PART = re.compile(r"word/(document|header\d*|footer\d*|footnotes|endnotes)\.xml")
@@ -27,8 +27,6 @@ def read(data: bytes) -> Document:
     try:
         archive = ZipFile(BytesIO(data))
         files = archive.infolist()
-        if sum(file.file_size for file in files) > 8 * MOST:
-            raise ValueError(f"more than {8 * MOST >> 20} MB unpacked")
         contents = [archive.read(file) for file in files]
         archive.getinfo("word/document.xml")
     except (*_WRONG, KeyError) as error:

@@ -44,8 +44,8 @@ def add_models(parser: cli.Parser) -> None:
     )
 
 
-def add_memory(parser: cli.Parser) -> None:
-    """--memory."""
+def add_memory(parser: cli.Parser, grows: bool = False) -> None:
+    """--memory and, where it grows, --memory-append."""
     parser.add_argument(
         "--memory",
         type=cli.path,
@@ -53,6 +53,9 @@ def add_memory(parser: cli.Parser) -> None:
         help="a translation memory: draft tokens are copied from the output of a similar earlier prompt; JSON lines, "
         "tab-separated (.tsv, .txt) or TMX (default: none)",
     )
+    if grows:
+        text = "add this run's prompts and outputs to it"
+        parser.add_argument("--memory-append", action="store_true", help=text)
 
 
 def add_keep_read(parser: cli.Parser) -> None:
@@ -64,13 +67,6 @@ def add_keep_read(parser: cli.Parser) -> None:
         help="memory for what a decoder-only model has read: a prompt that begins as an earlier one did is not read "
         "again from its start; 0: keep nothing (default: a tenth of the memory)",
     )
-
-
-def add_growing_memory(parser: cli.Parser) -> None:
-    """--memory and --memory-append."""
-    add_memory(parser)
-    text = "add this run's prompts and outputs to it"
-    parser.add_argument("--memory-append", action="store_true", help=text)
 
 
 def read_memory(path: Path) -> Memory:

@@ -92,23 +92,10 @@ TMX = """<?xml version="1.0"?><!DOCTYPE tmx SYSTEM "tmx14.dtd"><tmx version="1.4
 <tu><tuv xml:lang="en"><seg>alone</seg></tuv></tu></body></tmx>"""
 
 
-ENCODINGS = [
-    "utf-8",
-    "utf-8-sig",
-    "utf-16",
-    "utf-32",
-    "Shift_JIS",
-    "GB2312",
-    "Big5",
-    "EUC-KR",
-    "latin-1",
-]
-
-
-@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32", "Shift_JIS", "latin-1"])
 def test_tmx_is_read_in_both_directions_without_its_codes(read, encoding):
     english, german = "A red house & a tree", "Ein rotes Haus"
-    if encoding in ENCODINGS[4:-1]:
+    if encoding == "Shift_JIS":
         german = "大人 中文 水"
     pairs = [Pair(english, german, "en", "de-DE"), Pair(german, english, "de-DE", "en")]
     declared = TMX.replace("?>", f' encoding="{encoding}"?>', 1).replace("Ein rotes Haus", german)

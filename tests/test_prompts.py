@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Timer
 
 import pytest
-from helpers.programs import ANSWER, PROMPT, ROOT, call, run
+from helpers.programs import ANSWER, PROMPT, ROOT, call
 
 import main
 from decoder import Options, SpeculativeDecoder, stream_generate
@@ -144,13 +144,6 @@ def test_progress_is_shown_on_a_terminal_only(work):
     shown = os.read(terminal, 65536).decode()
     os.close(terminal)
     assert "prompts: 2" in shown and "line 2: the prompt is empty" in shown
-
-
-def test_prompts_from_standard_input(work):
-    lines = "".join(json.dumps({"prompt": p}) + "\n" for p in (FRENCH, PROMPT))
-    result = run("--prompt-file", "-", "--verbose", cwd=work, input=lines)
-    assert (result.returncode, result.stdout) == (0, f"quatre-vingts\n{ANSWER}\n")
-    assert result.stderr.startswith("2 outputs: ") and len(result.stderr.splitlines()) == 3
 
 
 def test_json_has_the_fields_of_a_response(work):

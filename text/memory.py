@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import BinaryIO
 from xml.etree import ElementTree
 
+import langcodes
 import numpy as np
+from rapidfuzz import fuzz
 
 from errors import InputError, naming
 
@@ -72,8 +74,6 @@ class Memory:
         self, prompt: str, source_lang: str | None = None, target_lang: str | None = None
     ) -> str | None:
         """The text of the closest pair, the latest among equals; None if no pair is close."""
-        from rapidfuzz import fuzz
-
         task, rest = _split(prompt)
         target_lang = target_lang or _language(task)
         best, text = 100 * CLOSE, None
@@ -128,8 +128,6 @@ def _fit(one: str | None, other: str | None) -> bool:
     """Whether two codes, such as fra_Latn and fr-CA, may name the same language; None may be any."""
     if one is None or other is None or one == other:
         return True
-    import langcodes
-
     try:
         return langcodes.tag_distance(one.replace("_", "-"), other.replace("_", "-")) < 10
     except ValueError:  # not a language code
