@@ -109,9 +109,12 @@ class Batch(RowBatch):
                 continue
             *drafted, n, token = found[b].tolist()
             length = int(draft.lengths[b])
-            origins = "drafted" if modelled[b] else "copied", "corrected" if n < length else "plain"
+            origins = (
+                "draft_model" if modelled[b] else "lookup",
+                "corrected" if n < length else "target",
+            )
             accepted[b] = row.commit(drafted[:n], token, origins, self.target.config.eos_token_ids)
-            row.stats.drafted += length
+            row.stats.draft_tokens += length
             if row.options.logprobs is not None:
                 row.score(*(x[b] for x in scores))
         return accepted

@@ -86,8 +86,8 @@ def parse_args(argv: list[str] | None = None):
     flag("--json", action="store_true", help=text)
     flag("--verbose", action="store_true", help="print statistics to stderr at the end")
     text = (
-        "on a terminal, colour each token by its origin: copied, drafted, corrected by the target, "
-        "or the target's own"
+        "on a terminal, colour each token by its origin: prompt lookup, the draft model, the target in place of a "
+        "rejected token, or the target's own"
     )
     flag("--show-draft", action="store_true", help=text)
     args = parser.parse_args(argv)
@@ -116,7 +116,7 @@ def read_prompt(argument: str) -> str:
 
 def as_json(index: int, response: Response) -> str:
     """The response as a JSON object on one line."""
-    names = "target_calls drafted accepted accepted_lengths seconds preparing_seconds".split()
+    names = "target_calls draft_tokens accepted accepted_lengths seconds preparing_seconds".split()
     stats = {name: getattr(response.stats, name) for name in names}
     stats["accepted_lengths"] = response.stats.histogram()
     fields = {"index": index, **vars(response), "stats": stats, "from_draft": response.from_draft}
@@ -265,7 +265,7 @@ def report_unused(given: dict, options: Options) -> None:
 
 
 def open_decoder(args, options: Options, ranks: Ranks) -> SpeculativeDecoder:
-    """The models that the command line names, or the embedded pair, with the memory and what else they need."""
+    """The models that the command line names, or the demo models, with the memory and what else they need."""
     if args.model is None:
         args.model = ranks.in_turn(lambda: demo_model("target"))
         args.draft_model = ranks.in_turn(lambda: demo_model("draft"))

@@ -40,10 +40,10 @@ class Summary:
             f"{seconds:.2f} s, {stats.tokens / seconds:.1f} tokens/s, "
             f"{stats.tokens_per_call:.2f} tokens per target call"
         ]
-        if stats.drafted:
+        if stats.draft_tokens:
             steps = stats.histogram()
             lines.append(
-                f"draft: {stats.accepted} of {stats.drafted} tokens accepted "
+                f"draft: {stats.accepted} of {stats.draft_tokens} tokens accepted "
                 f"({stats.acceptance:.0%}), steps by tokens accepted: "
                 f"0 |{sparkline(steps)}| {len(steps) - 1}"
             )
