@@ -129,7 +129,6 @@ def speed(args) -> dict:
     asked, reports = texts(args), {}
     if args.model:
         target, draft = (load(name)[0] if name else None for name in (args.model, args.draft_model))
-        cli.note_types(target, draft)
     else:
         target, draft = widened_pair(args.sizes)
     theirs = others(args, target, draft)

@@ -46,6 +46,7 @@ Done = Callable[[Response], None]
 # Have no effect with beam search, nor with --num-draft 0
 DRAFTING = "draft_model draft_vocabulary lookup delta reference memory".split()
 SOURCES = "draft_model lookup reference memory prompt_file".split()  # its lines may have references
+TOLD = 10  # seconds after which --verbose says again how far a file is, without a terminal
 BEAMS = ("length_penalty", "early_stopping")  # have no effect without beam search
 SAMPLING = ("top_k", "top_p", "min_p", "seed", "acceptance")  # have no effect on greedy decoding
 ALONE = """\
@@ -163,6 +164,7 @@ def print_summary(args, decoder, options: Options, summary: Summary, began: floa
             reason = f"the model's maximum length cut {texts} short"
         print(reason, file=sys.stderr)
     if args.verbose:
+        summary.pairs = len(decoder.memory.pairs) if decoder.memory else 0
         print("\n".join(summary.lines(time.perf_counter() - began)), file=sys.stderr)
         if decoder.draft_vocabulary:
             print(decoder.draft_vocabulary, file=sys.stderr)
@@ -197,6 +199,7 @@ def answer_file(
     remember: Done = lambda response: None,
 ) -> None:
     """Decode the prompts of a file. Report lines without a usable prompt; they make the exit code 1."""
+
     from tqdm import tqdm
 
     def report(line: int, reason: str) -> None:
@@ -221,15 +224,21 @@ def answer_file(
     output, finished = InOrder(finish, done * samples), dict[int, Response]()
     shown = show_draft(args)
     summary, began = Summary(), time.perf_counter()
-    with tqdm(desc="prompts", unit="", disable=None) as progress:
+    regular = args.prompt_file != "-" and Path(args.prompt_file).is_file()
+    lines = len(Path(args.prompt_file).read_bytes().splitlines()) if regular else None
+    told = began
+    with tqdm(desc="prompts", unit="", total=lines, initial=done, disable=None) as progress:
         try:
             for line, response in file.answers(decoder, size, options):
                 text = as_json(line, response) if args.json else cli.one_line(shown(response))
                 number = line * samples + response.sample
                 finished[number] = response
                 output.put(number, f"{text}\n")
-                progress.update(1 / samples)
+                progress.update(response.sample == 0)
                 summary.add(response)
+                if args.verbose and progress.disable and time.perf_counter() - told >= TOLD:
+                    told = time.perf_counter()
+                    print(f"{done + summary.texts // samples}/{lines or '?'}", file=sys.stderr)
         except (Exception, KeyboardInterrupt) as error:
             if output.reached >= samples and not isinstance(error, BrokenPipeError):
                 n = output.reached // samples
@@ -237,6 +246,8 @@ def answer_file(
                 cli.write(line, sys.stderr)
             raise
     print_summary(args, decoder, options, summary, began)
+    if args.output:
+        print(args.output)
     if file.bad_lines:
         raise InputError(f"{file.name}: {file.bad_lines} of {file.lines} lines have no answer")
 
@@ -273,7 +284,6 @@ def open_decoder(args, options: Options, ranks: Ranks) -> SpeculativeDecoder:
     draft_model = None
     if args.draft_model and options.num_draft and options.num_beams == 1:
         draft_model, _ = load(args.draft_model, ranks.group, split=False)
-    cli.note_types(model, draft_model)
     report_generation(model, options, args.verbose)
     memory = read_memory(args.memory) if args.memory else None
     tokens = read_draft_vocabulary(args.draft_vocabulary, tokenizer) if draft_model else None

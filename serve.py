@@ -154,7 +154,6 @@ def main() -> None:
         decoder, options = transcriber.decoder, replace(options, lookup=False)
     else:
         decoder = text_decoder(args, target, draft, options)
-    cli.note_types(decoder.model, decoder.draft_model)
     engine = Engine(decoder, options, args.batch_size, args.queue)
     api = Api(
         name=Path(target).name,

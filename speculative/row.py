@@ -25,6 +25,8 @@ class Stats:
     tokens: int = 0  # generated
     target_calls: int = 0
     draft_tokens: int = 0  # proposed
+    remembered: int = 0  # prompts like one in the translation memory
+    from_memory: int = 0  # of the accepted tokens, from there
     accepted_lengths: Counter[int] = field(default_factory=Counter)  # drafted tokens kept: steps
     encoding_seconds: float = 0.0  # until the target had read the prompt
     preparing_seconds: float = 0.0  # until the draft model had read what it lacked

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from errors import InputError
 
@@ -79,18 +79,6 @@ def positive(text: str) -> int:
 def gigabytes(text: str) -> float:
     """The type of a flag that takes GB; in bytes."""
     return float(text) * 1e9
-
-
-def note_types(*models: Any) -> None:
-    """Say on stderr if weights are in 16 bits or quantized and there is no GPU."""
-    import mlx.core as mx
-    from mlx.utils import tree_flatten
-
-    parameters = [dict(tree_flatten(model.parameters())) for model in models if model]
-    types = {weight.dtype for each in parameters for weight in each.values()}
-    if mx.default_device() == mx.cpu and types - {mx.float32}:
-        text = "without a GPU, half-precision and quantized weights are several times slower than float32"
-        print(text, file=sys.stderr)
 
 
 def run(main: Callable[[], None]) -> None:

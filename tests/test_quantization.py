@@ -18,7 +18,6 @@ from errors import InputError
 from families.conversion import convert, converted_size
 from families.t5 import Config
 from model import T5
-from terminal.cli import note_types
 
 # Rows that divide into every group; as many heads as a group has members, as in t5-3b.
 WIDE = dict(d_model=128, d_kv=8, d_ff=256, num_heads=32)
@@ -154,14 +153,3 @@ def test_tables_that_are_added_are_no_matrices():
     assert not is_matrix("decoder.layers.0.attention.query.bias", (64,))
     for name in ("decoder.relative_bias.0.weight", "encoder.positions.weight", "final_logits_bias"):
         assert not is_matrix(name, (32, 64)) and not Quantization().covers(name, (32, 64))
-
-
-@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
-def test_commands_say_where_16_bits_are_slow(monkeypatch, capsys, dtype):
-    model = T5(Config.from_hub(checkpoints.SMALL, []))
-    model.set_dtype(dtype)
-    for device in (mx.gpu, mx.cpu):
-        monkeypatch.setattr(mx, "default_device", lambda device=device: device)
-        note_types(model, None)
-        said = capsys.readouterr().err
-        assert ("slower than float32" in said) == (device == mx.cpu and dtype != mx.float32)

@@ -163,6 +163,9 @@ def test_the_command_line_takes_references_and_keeps_a_memory(demo_folders):
         r["prompt"]: r["text"] for r in first
     }
     assert len(pairs) == 4  # none twice
+    tokens = sum(r["stats"]["accepted"] for r in second)
+    said = f"4 pairs, 4 of 4 prompts found one like it, {tokens} tokens came from there"
+    assert tokens > 20 and said in call(*asked, "--verbose", cwd=demo_folders).stderr
 
 
 def test_json_lines_and_flags_have_references(demo_folders):
