@@ -109,9 +109,12 @@ class Batch(RowBatch):
                 continue
             *drafted, n, token = found[b].tolist()
             length = int(draft.lengths[b])
-            origins = "drafted" if modelled[b] else "copied", "corrected" if n < length else "plain"
+            drafter, candidate = "draft_model" if modelled[b] else "lookup", plan.candidates[b]
+            origins = drafter, "corrected" if n < length else "target"
             accepted[b] = row.commit(drafted[:n], token, origins, self.target.config.eos_token_ids)
-            row.stats.drafted += length
+            if row.stats.remembered and candidate and candidate.kind.startswith("reference"):
+                row.stats.from_memory += accepted[b]
+            row.stats.draft_tokens += length
             if row.options.logprobs is not None:
                 row.score(*(x[b] for x in scores))
         return accepted
@@ -301,6 +304,7 @@ class SpeculativeDecoder:
         row.prompt_text = text
         if not reference and self.memory:
             reference = self.memory.reference(text, *languages)
+            row.stats.remembered = int(reference is not None)
         if reference and options.num_beams == 1:
             ends = self.model.config.eos_token_ids[:1]
             known = self.tokenizer.encode(reference, add_special_tokens=False).ids

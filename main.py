@@ -47,6 +47,7 @@ Done = Callable[[Response], None]
 # Have no effect with beam search, nor with --num-draft 0
 DRAFTING = "draft_model draft_vocabulary lookup delta reference memory".split()
 SOURCES = "draft_model lookup reference memory prompt_file".split()  # its lines may have references
+TOLD = 10  # seconds after which --verbose says again how far a file is, without a terminal
 BEAMS = ("length_penalty", "early_stopping")  # have no effect without beam search
 SAMPLING = ("top_k", "top_p", "min_p", "seed", "acceptance")  # have no effect on greedy decoding
 WITHOUT_PROMPT = """\
@@ -87,8 +88,8 @@ def parse_args(argv: list[str] | None = None):
     flag("--json", action="store_true", help=text)
     flag("--verbose", action="store_true", help="print statistics to stderr at the end")
     text = (
-        "on a terminal, colour each token by its origin: copied, drafted, corrected by the target, "
-        "or the target's own"
+        "on a terminal, colour each token by its origin: prompt lookup, the draft model, the target in place of a "
+        "rejected token, or the target's own"
     )
     flag("--show-draft", action="store_true", help=text)
     args = parser.parse_args(argv)
@@ -117,7 +118,7 @@ def read_prompt(argument: str) -> str:
 
 def as_json(index: int, response: Response) -> str:
     """The response as a JSON object on one line."""
-    names = "target_calls drafted accepted accepted_lengths seconds preparing_seconds".split()
+    names = "target_calls draft_tokens accepted accepted_lengths seconds preparing_seconds".split()
     stats = {name: getattr(response.stats, name) for name in names}
     stats["accepted_lengths"] = response.stats.histogram()
     fields = {"index": index, **vars(response), "stats": stats, "from_draft": response.from_draft}
@@ -162,6 +163,7 @@ def print_summary(args, decoder, options: Options, summary: Summary, began: floa
             reason = f"the model's maximum length cut {texts} short"
         print(reason, file=sys.stderr)
     if args.verbose:
+        summary.pairs = len(decoder.memory.pairs) if decoder.memory else 0
         print("\n".join(summary.lines(time.perf_counter() - began)), file=sys.stderr)
         if decoder.draft_vocabulary:
             print(decoder.draft_vocabulary, file=sys.stderr)
@@ -196,6 +198,7 @@ def answer_file(
     remember: Done = lambda response: None,
 ) -> None:
     """Decode the prompts of a file. Report lines without a usable prompt; they make the exit code 1."""
+
     from tqdm import tqdm
 
     def report(line: int, reason: str) -> None:
@@ -220,15 +223,21 @@ def answer_file(
     output, finished = InOrder(finish, done * samples), dict[int, Response]()
     shown = show_draft(args)
     summary, began = Summary(), time.perf_counter()
-    with tqdm(desc="prompts", unit="", disable=None) as progress:
+    regular = args.prompt_file != "-" and Path(args.prompt_file).is_file()
+    lines = len(Path(args.prompt_file).read_bytes().splitlines()) if regular else None
+    told = began
+    with tqdm(desc="prompts", unit="", total=lines, initial=done, disable=None) as progress:
         try:
             for line, response in file.answers(decoder, size, options):
                 text = as_json(line, response) if args.json else cli.one_line(shown(response))
                 number = line * samples + response.sample
                 finished[number] = response
                 output.put(number, f"{text}\n")
-                progress.update(1 / samples)
+                progress.update(response.sample == 0)
                 summary.add(response)
+                if args.verbose and progress.disable and time.perf_counter() - told >= TOLD:
+                    told = time.perf_counter()
+                    print(f"{done + summary.texts // samples}/{lines or '?'}", file=sys.stderr)
         except (Exception, KeyboardInterrupt) as error:
             if output.reached >= samples and not isinstance(error, BrokenPipeError):
                 n = output.reached // samples
@@ -236,6 +245,8 @@ def answer_file(
                 cli.write(line, sys.stderr)
             raise
     print_summary(args, decoder, options, summary, began)
+    if args.output:
+        print(args.output)
     if file.bad_lines:
         raise InputError(f"{file.name}: {file.bad_lines} of {file.lines} lines have no answer")
 
@@ -266,7 +277,7 @@ def report_unused(given: dict, options: Options) -> None:
 def open_decoder(
     args, options: Options, ranks: Ranks = ALONE, beams: bool = True
 ) -> SpeculativeDecoder:
-    """The models that the command line names, or the embedded pair, with the memory and what else they need.
+    """The models that the command line names, or the demo models, with the memory and what else they need.
     beams: whether the command has --num-beams."""
     if args.model is None:
         args.model = ranks.together(lambda: demo_model("target"))

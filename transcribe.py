@@ -8,6 +8,7 @@ import terminal  # noqa: F401 (first: it checks Python and the packages)
 
 # isort: split
 import argparse
+import json
 import sys
 import time
 from collections import Counter
@@ -115,6 +116,13 @@ def names_of(args) -> list[str]:
     return names
 
 
+def titled(name: str, form: str, text: str) -> str:
+    """One of several transcripts that are printed, with its sound's name."""
+    if form == "json":
+        return json.dumps({"file": name} | json.loads(text), ensure_ascii=False) + "\n"
+    return text.replace("WEBVTT", f"NOTE {name}", 1) if form == "vtt" else f"{name}:\n{text}"
+
+
 def write_files(transcript: Transcript, path: Path, format: str) -> None:
     """Write `path` with the format, or one file for each format if it is "all"."""
     for each in FORMATS if format == "all" else [format]:
@@ -128,12 +136,17 @@ def transcribe_files(args, transcriber: Transcriber, asked: Asked, names: list[s
     began = time.perf_counter()
     output = InOrder(partial(cli.write, end=""))
     streamed = args.output_format == "txt" and not args.output_dir
+    several = len(names) > 1 and not args.output_dir
+    if several and args.output_format == "vtt":  # one header for all
+        cli.write("WEBVTT\n")
 
     def complain(line: str) -> None:
         cli.write(cli.one_line(line), sys.stderr)
 
     def open_sound(index: int, name: str, bar):
         samples = audio.read(name, report=complain)
+        if streamed and several:
+            output.put(index, f"{name}:\n", finished=False)
         length = len(samples) / RATE
         if (late := max(asked.clip_timestamps[::2], default=0)) > length:
             what = f"--clip-timestamps has no effect from {late:g} s on"
@@ -150,7 +163,7 @@ def transcribe_files(args, transcriber: Transcriber, asked: Asked, names: list[s
 
         return samples, heard
 
-    with tqdm(desc="sound", unit="s", disable=None) as bar:
+    with tqdm(desc="audio", unit="s", disable=None) as bar:
         sounds = (partial(open_sound, i, name, bar) for i, name in enumerate(args.audio))
         for index, found in transcriber.transcribe_all(sounds, asked, args.batch_size):
             if isinstance(found, InputError):
@@ -161,10 +174,14 @@ def transcribe_files(args, transcriber: Transcriber, asked: Asked, names: list[s
             if args.output_dir:
                 write_files(found, args.output_dir / names[index], args.output_format)
             printed = not (streamed or args.output_dir)
-            output.put(index, FORMATS[args.output_format](found) if printed else "")
+            text = FORMATS[args.output_format](found) if printed else ""
+            title = cli.one_line(args.audio[index])
+            output.put(index, titled(title, args.output_format, text) if several and text else text)
             summary.texts += 1
             summary.stats += found.stats
             played += found.duration
+            if args.verbose and bar.disable:
+                complain(f"{summary.texts}/{len(names)} files, {played:.0f} s of audio")
     if args.verbose:
         import mlx.core as mx  # after decoder, which loads a faster BLAS first
 

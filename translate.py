@@ -222,6 +222,7 @@ def translate_file(
     whole.write_bytes(data)
     whole.replace(output)
     part.unlink()
+    print(output)
 
 
 def answer(args, ranks: Ranks) -> None:
@@ -238,6 +239,7 @@ def answer(args, ranks: Ranks) -> None:
     for task in zip(args.documents, documents, outputs, strict=True):
         translate_file(args, translator, *task)
     if args.verbose:
+        translator.summary.pairs = len(decoder.memory.pairs) if decoder.memory else 0
         lines = translator.summary.lines(time.perf_counter() - began)
         print("\n".join(lines), file=sys.stderr)
 

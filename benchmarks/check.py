@@ -183,7 +183,7 @@ def auto(target: Any, draft: Any) -> Verdict:
     prompts = [example.prompt for example in examples(PER_KIND, SHORT_KINDS)]
     runs = take_turns(ways, prompts, 1, lambda: None)
     late = sum((row.stats for row in runs["auto"].rows[len(prompts) // 2 :]), Stats())
-    drafted = f"{late.drafted / late.target_calls:.1f} drafted a call"
+    drafted = f"{late.draft_tokens / late.target_calls:.1f} drafted a call"
     rates = ", ".join(f"{k}: {run.rate:.0f}" for k, run in runs.items())
     return TOLD, f"{drafted}; tokens/s by length, {rates}"
 

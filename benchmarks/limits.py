@@ -77,7 +77,7 @@ class CallTimes:
 
     def predicted(self, stats: Stats, drafts: bool) -> float:
         """The speed-up of steps, predicted from tokens per call and the calls' times."""
-        drafted = stats.drafted / max(1, stats.target_calls)
+        drafted = stats.draft_tokens / max(1, stats.target_calls)
         return stats.tokens_per_call * self[1] / self.seconds(drafted, drafts)
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from checkpoints.folder import read_json
+from checkpoints.folder import check_kind, read_json
 from errors import InputError
 
 MODELS = Path("mlx_models")
@@ -37,6 +37,7 @@ def missing(name: str) -> InputError:
     if (Path(name) / "config.json").exists():
         return InputError(f"{name} is not converted yet: python convert.py --model {name}")
     if Path(name).is_dir():
+        check_kind(name, [path.name for path in Path(name).iterdir()])
         return InputError(f"{name} is not a converted model: it has no {WEIGHTS}")
     path, new = converted_path(name), MODELS / name.replace("/", "-")
     if other := _other(name, path):

@@ -111,7 +111,7 @@ class Writer:
             "total_tokens": read + stats.tokens,
             "completion_tokens_details": {
                 "accepted_prediction_tokens": stats.accepted,
-                "rejected_prediction_tokens": stats.drafted - stats.accepted,
+                "rejected_prediction_tokens": stats.draft_tokens - stats.accepted,
             },
         }
 
@@ -122,7 +122,7 @@ def _token(text: str, score: float) -> dict[str, Any]:
 
 def counts(stats: Stats) -> dict[str, int]:
     """The counts of tokens and calls."""
-    names = ("tokens", "target_calls", "drafted", "accepted")
+    names = ("tokens", "target_calls", "draft_tokens", "accepted")
     return {name: getattr(stats, name) for name in names}
 
 

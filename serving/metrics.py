@@ -15,7 +15,7 @@ _COUNTED = {  # fields of Stats -> names of metrics
     "cached_tokens": ("cached_prompt_tokens", "Of these, tokens that an earlier text had read."),
     "tokens": ("generated_tokens", "Tokens of texts."),
     "target_calls": ("target_calls", "Calls of the target, counted per text."),
-    "drafted": ("drafted_tokens", "Tokens that were proposed."),
+    "draft_tokens": ("draft_tokens", "Tokens that were proposed."),
     "accepted": ("accepted_tokens", "Proposed tokens that are in the texts."),
 }
 without_times_of_creation()

@@ -113,7 +113,7 @@ class Search:
         texts = [[*self.beams[beams[i]].tokens, int(tokens[i])] for i in on]
         for beam, text in zip(self.beams, texts, strict=True):
             beam.tokens = text
-            beam.origins.append("plain")
+            beam.origins.append("target")
         return beams[on]
 
     def _score(self, logprobs: np.float32, length: int) -> np.float32:
@@ -134,7 +134,7 @@ class Search:
         for row, (score, tokens) in zip(rows, found, strict=False):
             row.text_score = float(score)
             for token in tokens:
-                row.commit([], token, ("plain", "plain"), self._ends)
+                row.commit([], token, ("target", "target"), self._ends)
             row.finish_reason = row.finish_reason or "stop"  # nothing could be written
         for beam in self.beams:
             beam.finish_reason = self.row.finish_reason

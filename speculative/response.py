@@ -15,7 +15,9 @@ class Response:
     text: str
     tokens: list[int]
     texts: list[str]  # per token: what it adds to the text; a character comes with its last token
-    origins: list[str]  # per token: "copied", "drafted", "corrected" or "plain"; see row.ORIGINS
+    origins: list[
+        str
+    ]  # per token: "lookup", "draft_model", "corrected" or "target"; see row.ORIGINS
     finish_reason: str | None  # "stop": end of sequence; "length": max_tokens; None: goes on
     prompt_tokens: int
     generation_tokens: int  # so far

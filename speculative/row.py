@@ -11,8 +11,8 @@ from speculative.options import MAX_TOKENS, Options
 from speculative.processors import Processor, processors_for
 
 # Where a token comes from: copied or written by a draft model, and accepted by the target; or the target's own, in
-# place of a rejected token ("corrected") or with none rejected ("plain").
-ORIGINS = ("copied", "drafted", "corrected", "plain")
+# place of a rejected token ("corrected") or with none rejected ("target").
+ORIGINS = ("lookup", "draft_model", "corrected", "target")
 DRAFTED = ORIGINS[:2]
 
 
@@ -24,7 +24,9 @@ class Stats:
     cached_tokens: int = 0  # of these, read for an earlier row
     tokens: int = 0  # generated
     target_calls: int = 0
-    drafted: int = 0
+    draft_tokens: int = 0  # proposed
+    remembered: int = 0  # prompts like one in the translation memory
+    from_memory: int = 0  # of the accepted tokens, from there
     accepted_lengths: Counter[int] = field(default_factory=Counter)  # drafted tokens kept: steps
     encoding_seconds: float = 0.0  # until the target had read the prompt
     preparing_seconds: float = 0.0  # until the draft model had read what it lacked
@@ -43,7 +45,7 @@ class Stats:
 
     @property
     def acceptance(self) -> float:
-        return self.accepted / max(1, self.drafted)
+        return self.accepted / max(1, self.draft_tokens)
 
     @property
     def tokens_per_call(self) -> float:

@@ -12,14 +12,14 @@ from decoder import Response
 # From the 16 colours that a terminal's theme keeps legible; underlined for readers who cannot tell
 # green from red.
 _COLOURS = {
-    "copied": ("\033[35m", "\033[0m"),
-    "drafted": ("\033[32m", "\033[0m"),
+    "lookup": ("\033[35m", "\033[0m"),
+    "draft_model": ("\033[32m", "\033[0m"),
     "corrected": ("\033[4;91m", "\033[0m"),
 }
 _MEANINGS = {
-    "copied": ("magenta", "copied and accepted"),
-    "drafted": ("green", "drafted and accepted"),
-    "corrected": ("red, underlined", "corrected by the target"),
+    "lookup": ("magenta", "prompt lookup's, accepted"),
+    "draft_model": ("green", "the draft model's, accepted"),
+    "corrected": ("red, underlined", "the target's, in place of a rejected token"),
 }
 
 
@@ -53,4 +53,4 @@ def legend(stream: TextIO) -> str:
         _paint(origin, meaning) if stream.isatty() else f"{name}: {meaning}"
         for origin, (name, meaning) in _MEANINGS.items()
     ]
-    return ", ".join([*parts, "plain: the target's own"])
+    return ", ".join([*parts, "no colour: the target's own"])

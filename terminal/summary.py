@@ -17,6 +17,7 @@ class Summary:
     longest_cut: int = 0  # tokens of the longest of them
     stats: Stats = field(default_factory=Stats)
     peak_memory: float = 0.0  # GB
+    pairs: int = 0  # in the translation memory
     unit: str = "prompt tokens"  # what prompt_tokens counts
 
     def add(self, response: Response) -> None:
@@ -40,12 +41,17 @@ class Summary:
             f"{seconds:.2f} s, {stats.tokens / seconds:.1f} tokens/s, "
             f"{stats.tokens_per_call:.2f} tokens per target call"
         ]
-        if stats.drafted:
+        if stats.draft_tokens:
             steps = stats.histogram()
             lines.append(
-                f"draft: {stats.accepted} of {stats.drafted} tokens accepted "
+                f"draft: {stats.accepted} of {stats.draft_tokens} tokens accepted "
                 f"({stats.acceptance:.0%}), steps by tokens accepted: "
                 f"0 |{sparkline(steps)}| {len(steps) - 1}"
+            )
+        if self.pairs:
+            lines.append(
+                f"translation memory: {self.pairs} pairs, {stats.remembered} of {self.texts} prompts found one like it, "
+                f"{stats.from_memory} tokens came from there"
             )
         parts = {"prompt processing": stats.encoding_seconds}
         if stats.preparing_seconds:

@@ -146,5 +146,5 @@ def test_texts_end_where_the_positions_do_and_drafts_where_the_draft_models_do(b
     plain = decode_with(model, None, prompts, max_tokens=80)
     assert [row.tokens for row in rows] == [row.tokens for row in plain]
     assert {(len(row.tokens), row.finish_reason) for row in rows} == {(64, "length")}
-    assert rows[0].stats.drafted > 0 and rows[1].stats.drafted == 0
-    assert all(origin == "plain" for origin in rows[0].origins[20:])
+    assert rows[0].stats.draft_tokens > 0 and rows[1].stats.draft_tokens == 0
+    assert all(origin == "target" for origin in rows[0].origins[20:])

@@ -2,6 +2,7 @@
 they would have got alone is shown in test_decoder.py."""
 
 import itertools
+import json
 import os
 import random
 import resource
@@ -13,9 +14,12 @@ from helpers.decoding import finish, new_batch, new_rows, start
 from helpers.models import random_model
 from helpers.programs import DEMO, PROMPT, call
 from helpers.scripted import EOS, ScriptedModel
+from tokenizers import Tokenizer, models
 
 from decoder import Options, SpeculativeDecoder, generate
 from demo.training.tasks import held_out_example
+from families import memory
+from families.conversion import unset
 from speculative.batch import Waiting, decode
 
 CLIP = DEMO / "speech" / "numbers.wav"
@@ -124,3 +128,21 @@ def test_places_of_finished_rows_are_filled_several_at_once(batch_size, held):
     assert sum(admitted) == 40
     assert (2 < 40 / len(admitted) < 8) == held, admitted
     assert all(steps < 2 * batch_size for steps in idle[:-1])
+
+
+@pytest.mark.slow
+def test_memory_computed_from_a_config_is_what_decoding_takes(tmp_path, monkeypatch):
+    """Eight rows of 32 tokens read and 32 written, within a tenth."""
+    monkeypatch.setattr(memory, "TOKENS", 32)
+    shape = dict(d_model=512, d_kv=64, d_ff=1024, num_heads=8, num_layers=4, vocab_size=16000)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5", **shape}))
+    model, _, float32 = unset(tmp_path)
+    needed = memory.needed(model, "float32", float32)[16]
+    before = mx.get_active_memory()
+    mx.eval(model.parameters())  # random numbers take more than the weights
+    mx.reset_peak_memory()
+    tokenizer = Tokenizer(models.WordLevel({"a": 0}, "a"))
+    decoder = SpeculativeDecoder(model, tokenizer, encode=lambda text: [int(text)] * 32)
+    how = dict(num_draft=0, max_tokens=32, min_tokens=32)
+    assert len(decoder.batch_generate([str(n) for n in range(5, 13)], 8, **how)) == 8
+    assert mx.get_peak_memory() - before == pytest.approx(needed, rel=0.1)

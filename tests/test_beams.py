@@ -134,7 +134,7 @@ def test_rows_come_and_go_and_a_batch_shrinks(models):
     rows = search(models[0], 5, **how)
     for row in rows:
         assert row.stats.tokens == len(row.generated) <= row.stats.target_calls
-        assert row.origins == ["plain"] * len(row.generated)
+        assert row.origins == ["target"] * len(row.generated)
         assert row.stats.seconds > 0 and row.stats.encoding_seconds > 0
         assert row.finish_reason == ("stop" if row.generated[-1] in ENDS else "length")
     assert {row.finish_reason for row in rows} == {"stop", "length"}
@@ -157,7 +157,7 @@ def test_responses_are_the_best_texts_and_their_scores(demo_pair):
     assert (whole.tokens, whole.text) == (best.tokens, best.text)
     assert whole.score == pytest.approx(best.score, abs=1e-5)
     total = sum((r.stats for r in responses), Stats())
-    assert total.tokens == sum(len(r.tokens) for r in responses) and total.drafted == 0
+    assert total.tokens == sum(len(r.tokens) for r in responses) and total.draft_tokens == 0
 
 
 # ---------------------------------------------------------------------------------------------

@@ -123,7 +123,7 @@ def test_scripted_rows_that_come_and_go_are_plain_rows(monkeypatch, events, kind
             assert row.finish_reason == ("stop" if row.tokens[-1] == EOS else "length")
             assert len(row.origins) == len(row.generated)
             drafted = sum(origin in DRAFTED for origin in row.origins)
-            assert drafted == row.stats.accepted <= row.stats.drafted
+            assert drafted == row.stats.accepted <= row.stats.draft_tokens
             assert sum(row.stats.accepted_lengths.values()) == row.stats.target_calls
         if batch_size > 1 and num_draft != "auto":  # what `auto` drafts depends on the machine
             assert events["_grown"] and events["select"]
@@ -153,7 +153,7 @@ def test_a_text_may_end_anywhere_in_a_step(last, num_draft, reason):
     assert row.finish_reason == reason
     assert target.calls == -(-last // (num_draft + 1))
     if reason == "length":
-        assert row.stats.drafted == last - target.calls  # nothing that had no room
+        assert row.stats.draft_tokens == last - target.calls  # nothing that had no room
 
 
 # ---------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def test_rows_of_all_settings_have_the_texts_they_have_alone(decoder, lookup):
     for fields, of_request in zip(requests, jobs, strict=True):
         assert ended(of_request) == alone(decoder, fields), fields
     plainly, by_three = jobs[1][0].progress.stats, jobs[2][0].progress.stats
-    assert plainly.drafted == 0 < by_three.drafted <= 3 * by_three.target_calls
+    assert plainly.draft_tokens == 0 < by_three.draft_tokens <= 3 * by_three.target_calls
 
 
 def test_a_row_tells_of_each_step(decoder):

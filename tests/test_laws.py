@@ -112,5 +112,5 @@ def test_rows_whose_drafts_stop_have_the_targets_law(rule):
     options = Options(max_tokens=4, temp=0.7, acceptance=rule, seed=5)
     rows = decoded(options, ModelDrafter(draft), Stopping(4, 0.15 * BATCH))
     assert deviation_of(rows, law()) < LIMIT
-    drafted = {row.stats.drafted / row.stats.target_calls for row in rows}
+    drafted = {row.stats.draft_tokens / row.stats.target_calls for row in rows}
     assert len(drafted) > 4  # rows stop on their own

@@ -193,6 +193,7 @@ def test_python_in_the_manual_runs(name, work, monkeypatch):
         if not (work / "mlx_models" / model).exists():
             (work / "mlx_models" / model).symlink_to(of_pair)
     known = {"prompt": PROMPT, "prompts": [PROMPT] * 2}
+    (work / "demo").symlink_to(ROOT / "demo")
     for code in found:
         exec(compile(code, name, "exec"), known)
         assert known["text"] == ANSWER

@@ -76,7 +76,7 @@ def test_a_text_is_written_by_keyboard_and_coloured_and_mistakes_are_said(page):
     (pane,) = panes(page)
     assert pane["text"] == REPAIRED and pane["title"] == "Speculative"
     kinds = {origin for _, origin in pane["origins"]}
-    assert "copied" in kinds and kinds <= {"copied", "drafted", "corrected", "plain"}
+    assert "lookup" in kinds and kinds <= {"lookup", "draft_model", "corrected", "target"}
     tokens, calls = (int(pane["figures"][name]) for name in ("tokens", "calls"))
     assert calls == len(pane["calls"]) < tokens
     squares = [kind for call in pane["calls"] for kind in call]
@@ -86,7 +86,7 @@ def test_a_text_is_written_by_keyboard_and_coloured_and_mistakes_are_said(page):
     write(page, REPAIR, "Control+Shift+Enter")
     plain, speculative = panes(page)
     assert plain["text"] == speculative["text"] == REPAIRED
-    assert {origin for _, origin in plain["origins"]} == {"plain"}
+    assert {origin for _, origin in plain["origins"]} == {"target"}
     assert len(speculative["calls"]) < len(plain["calls"])
 
     page.evaluate("document.getElementById('most').value = 99999")

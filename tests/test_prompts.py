@@ -143,7 +143,14 @@ def test_progress_is_shown_on_a_terminal_only(work):
     assert result.stdout.decode() == f"{ANSWER}\n\nquatre-vingts\n"
     shown = os.read(terminal, 65536).decode()
     os.close(terminal)
-    assert "prompts: 2" in shown and "line 2: the prompt is empty" in shown
+    assert "2/3" in shown and "line 2: the prompt is empty" in shown
+
+
+def test_without_a_terminal_verbose_says_how_far_it_is(work, monkeypatch):
+    for seconds, told in ((10, []), (0, ["1/3", "2/3"])):
+        monkeypatch.setattr(main, "TOLD", seconds)
+        result = call("--prompt-file", "p.txt", "--verbose", cwd=work)
+        assert [line for line in result.stderr.splitlines() if line[1:2] == "/"] == told
 
 
 def test_json_has_the_fields_of_a_response(work):
@@ -278,7 +285,11 @@ def test_a_file_goes_on_where_it_was_interrupted(demo_folders, tmp_path, how):
         return call(*arguments, cwd=demo_folders), out.read_bytes(), memory.read_bytes()
 
     first, whole, pairs = translated()
-    assert first.returncode == 1 and first.stdout == "" and "line 3: the prompt" in first.stderr
+    assert (
+        first.returncode == 1
+        and first.stdout == f"{out}\n"
+        and "line 3: the prompt" in first.stderr
+    )
     again, *same = translated()
     assert same == [whole, pairs] and "has the outputs up to line 5: going on" in again.stderr
     for end in (0, 1, len(whole) // 2, len(whole) - 1):

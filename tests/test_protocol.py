@@ -116,7 +116,7 @@ def test_what_a_request_may_ask_for_is_declared(name):
 def rows(count: int, **options) -> list[Row]:
     made = [Row([5, 6, 7], Options(**options)) for _ in range(count)]
     for row in made:
-        row.texts, row.origins = [" one", "", " two"], ["plain", "drafted", "drafted"]
+        row.texts, row.origins = [" one", "", " two"], ["target", "draft_model", "draft_model"]
         row.logprobs = [-0.5, -1.0, -2.0]
         row.best = [[(3, -0.5)], [(4, -1.0)], [(5, -2.0)]]
     return made
@@ -127,7 +127,7 @@ def writer(fields, of_rows, kind=Completion) -> Writer:
 
 
 HALF = Progress(1, None, Stats(tokens=1))
-END = Progress(3, "stop", Stats(tokens=3, drafted=4, accepted_lengths=Counter({0: 1, 2: 1})))
+END = Progress(3, "stop", Stats(tokens=3, draft_tokens=4, accepted_lengths=Counter({0: 1, 2: 1})))
 
 
 def test_a_chats_answers():

@@ -72,7 +72,7 @@ def test_a_function_is_the_rule(demo_pair):
         stats[rule, num_draft] = last.stats
     assert stats["token", 3].accepted > 3
     assert all(
-        stats[nothing_passes, n].accepted == 0 < stats[nothing_passes, n].drafted
+        stats[nothing_passes, n].accepted == 0 < stats[nothing_passes, n].draft_tokens
         for n in (3, "auto")
     )
 

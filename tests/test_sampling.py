@@ -82,7 +82,7 @@ def test_a_model_that_drafts_for_itself_is_accepted():
         model.logits[:, 1_024:] = -60  # no pieces: they never win
     options = dict(temp=1.0, top_p=0.95, num_draft=4, max_tokens=16, acceptance="coupled", seed=3)
     stats = total(decode_with(target, ModelDrafter(draft, 1_024), [[5, 6], [7]], **options))
-    assert stats.drafted > 20 and stats.acceptance == 1.0
+    assert stats.draft_tokens > 20 and stats.acceptance == 1.0
 
 
 def test_one_candidate_is_greedy():

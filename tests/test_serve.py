@@ -90,10 +90,10 @@ def test_origins_and_log_probabilities_are_those_of_the_text(server):
     fields = {"prompt": PROMPT, "num_draft": 3, "origins": True, "logprobs": 3}
     _, answer = server.post(fields)
     choice = answer["choices"][0]
-    drafted = [origin for _, origin in choice["origins"]].count("drafted")
+    drafted = [origin for _, origin in choice["origins"]].count("draft_model")
     assert "".join(text for text, _ in choice["origins"]) == choice["text"] == ANSWER
     assert choice["stats"]["accepted"] == drafted > 0
-    rejected = choice["stats"]["drafted"] - drafted
+    rejected = choice["stats"]["draft_tokens"] - drafted
     assert list(answer["usage"]["completion_tokens_details"].values()) == [drafted, rejected]
     scores = choice["logprobs"]
     assert "".join(scores["tokens"]) == ANSWER

@@ -37,10 +37,10 @@ def expected_origins(target, draft, source, num_draft: int, max_tokens: int) -> 
         for token in [*proposed[len(tokens) :], None]:
             right = target.next_token(tuple(source), tuple(tokens))
             tokens.append(right)
-            origins.append("plain" if token is None else "drafted")
+            origins.append("target" if token is None else "draft_model")
             if token not in (None, right):
                 origins[-1] = "corrected"
-            if origins[-1] != "drafted" or right == EOS:
+            if origins[-1] != "draft_model" or right == EOS:
                 break
     return origins
 
@@ -51,7 +51,7 @@ def test_origins_are_those_of_the_definition(num_draft):
     sources = ragged_prompts(6, 50)
     rows = decode_with(target, ModelDrafter(draft), sources, num_draft=num_draft, max_tokens=30)
     found = {origin for row in rows for origin in row.origins}
-    assert found == ({"drafted", "corrected", "plain"} if num_draft else {"plain"})
+    assert found == ({"draft_model", "corrected", "target"} if num_draft else {"target"})
     for row in rows:
         assert row.origins == expected_origins(target, draft, row.prompt, num_draft, 30)
 
@@ -67,7 +67,7 @@ def test_copied_tokens_are_told_from_the_draft_models():
     target.next_token = draft.next_token = next_token
     drafter = CombinedDrafter(PromptLookup(), ModelDrafter(draft))
     (row,) = decode_with(target, drafter, [[5, 6, 7, 8, 9]], num_draft=2, max_tokens=30)
-    copied, drafted = ["copied"] * 2 + ["plain"], ["drafted"] * 2 + ["plain"]
+    copied, drafted = ["lookup"] * 2 + ["target"], ["draft_model"] * 2 + ["target"]
     assert row.origins == copied * 2 + drafted * 3
 
 
@@ -96,7 +96,7 @@ def test_marks_change_nothing_of_the_text(demo_pair, data):
 
 def test_a_character_of_several_tokens_has_the_last_ones_colour():
     tokens = [byte + 3 for byte in "aé🙂".encode()]
-    origins = ["drafted", "plain", "drafted", *["plain"] * 3, "corrected"]
+    origins = ["draft_model", "target", "draft_model", *["target"] * 3, "corrected"]
     shown = painted(response_of(byte_tokenizer(), tokens, origins))
     assert shown == "\033[32maé\033[0m\033[4;91m🙂\033[0m"
 
@@ -118,8 +118,8 @@ def test_colour_only_where_it_is_wanted(monkeypatch, environment, yes):
     monkeypatch.setattr(os, "environ", environment)
     terminal, pipe = (SimpleNamespace(isatty=lambda yes=yes: yes) for yes in (True, False))
     assert coloured(terminal) == yes and not coloured(pipe)
-    assert "\033[35mcopied and accepted\033[0m, " in legend(terminal)
-    assert legend(pipe).startswith("magenta: copied and accepted, green: drafted")
+    assert "\033[35mprompt lookup's, accepted\033[0m, " in legend(terminal)
+    assert legend(pipe).startswith("magenta: prompt lookup's, accepted, green: the draft model's")
 
 
 @pytest.mark.parametrize("given", [["-p", REPAIR], ["--prompt-file", "p.txt"]])
@@ -138,4 +138,4 @@ def test_colour_on_a_terminal(work, given):
         "\033[4;91mhouse\033[0m\033[35m.\033[0m"
     )
     assert [ESCAPES.sub("", line) for line in others] == [ANSWER] * (given[0] != "-p")
-    assert result.stderr.count(b"\n") == 1 and b"magenta: copied" in result.stderr
+    assert result.stderr.count(b"\n") == 1 and b"magenta: prompt lookup" in result.stderr

@@ -48,8 +48,19 @@ def test_files_are_those_of_one_after_the_other_and_a_bad_one_is_named(folder):
         assert json.loads(written)["segments"][0]["no_speech_prob"] > 0
     printed = transcribe(folder, "one.wav", "two.wav", *MODELS, "--verbose")
     texts = [(folder / "out" / f"{name}.txt").read_text() for name in ("one", "two")]
-    assert printed.stdout == "".join(texts)
-    assert "3.4 s of sound" in printed.stderr and "tokens per target call" in printed.stderr
+    assert printed.stdout == "one.wav:\n{}two.wav:\n{}".format(*texts)
+    assert (
+        "1/2 files, " in printed.stderr
+        and "3.4 s of sound" in printed.stderr
+        and "tokens per target call" in printed.stderr
+    )
+
+
+def test_transcripts_that_are_printed_have_their_names(folder):
+    both = transcribe(folder, "one.wav", "two.wav", *MODELS, "-f", "vtt").stdout
+    assert both.count("WEBVTT") == 1 and "NOTE one.wav\n\n" in both.partition("NOTE two.wav\n\n")[0]
+    both = transcribe(folder, "one.wav", "two.wav", *MODELS, "-f", "json").stdout
+    assert [json.loads(line)["file"] for line in both.splitlines()] == ["one.wav", "two.wav"]
 
 
 def test_an_interrupt_keeps_what_is_done(folder, monkeypatch):

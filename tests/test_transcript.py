@@ -114,7 +114,7 @@ def test_drafted_transcripts_are_plain_ones(models, how):
             assert texts == plain
             steps = stats.accepted_lengths
             partial += sum(n for length, n in steps.items() if 0 < length < 3)
-            cut += draft is None and stats.drafted > 0
+            cut += draft is None and stats.draft_tokens > 0
     assert partial > 30 and cut  # the last window's tail has been drafted
     temperatures = {temperature for text in plain for *_, temperature in text}
     assert temperatures == ({0.0} if how is NEVER else temperatures - {0.0})
@@ -149,7 +149,7 @@ def test_rows_can_be_decoded_when_nobody_waits_for_their_transcript(models):
         transcript.close()
         while not row.finish_reason:
             batch.advance()
-    assert row.stats.drafted
+    assert row.stats.draft_tokens
 
 
 # ---------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ class Script:
             text, logprob = self.texts[min(round(5 * row.options.temp), len(self.texts) - 1)]
             tokens = [*wm.tokenizer().encode(text).ids, wm.END]
         row.tokens += tokens
-        row.origins += ["plain"] * len(tokens)
+        row.origins += ["target"] * len(tokens)
         row.logprobs += [logprob] * len(tokens)
         row.finish_reason = "stop"
 

@@ -34,7 +34,7 @@ def files(folder) -> list[str]:
 
 def test_a_document_appears_beside_its_source_and_is_not_replaced(run, tmp_path):
     result = run("a.txt", "--to", "German", "--verbose")
-    assert result.returncode == 0 and result.stdout == ""
+    assert result.returncode == 0 and result.stdout == "a.de.txt\n"
     assert result.stderr.splitlines()[0] == "translating from English (en); --from changes that"
     assert "2 outputs" in result.stderr  # each distinct sentence once
     assert (tmp_path / "a.de.txt").read_text() == TEXT and files(tmp_path) == ["a.de.txt", "a.txt"]
@@ -73,7 +73,7 @@ def test_standard_input_is_translated_to_standard_output_or_a_format(run, tmp_pa
     ask = partial(programs.run, "-", "--to", "de", cwd=tmp_path, script="translate.py")
     assert ask(input=SOURCE).stdout == TEXT
     cue = "WEBVTT\n\n00:01.000 --> 00:02.000\n"
-    assert ask("-o", "b.vtt", input=f"{cue}{HAUS}\n").stdout == ""
+    assert ask("-o", "b.vtt", input=f"{cue}{HAUS}\n").stdout == "b.vtt\n"
     assert (tmp_path / "b.vtt").read_text() == f"{cue}{GERMAN[HAUS]}\n"
 
 

@@ -107,7 +107,7 @@ def test_rules_are_those_of_transformers_at_every_position():
             row.begin(prefix, config)
             text = written(rng, int(rng.integers(0, 12)) + T)
             row.tokens += text[: len(text) - T]
-            row.origins = ["plain"] * (len(text) - T)
+            row.origins = ["target"] * (len(text) - T)
             rows.append((row, text, len(prefix)))
         logits = rng.normal(0, 3, (3, T + 1, wm.VOCAB)).astype(np.float32)
         drafted = mx.array([text[len(text) - T :] for _, text, _ in rows])
@@ -234,7 +234,7 @@ def test_a_pairs_tokenizers_may_leave_the_timestamps_out(tmp_path, lacking):
     asked = Asked("de", compression_ratio_threshold=None, logprob_threshold=None)
     plain, drafted = (transcriber.transcribe(samples, replace(asked, num_draft=n)) for n in (0, 3))
     assert [s.tokens for s in drafted.segments] == [s.tokens for s in plain.segments]
-    assert drafted.stats.accepted == drafted.stats.drafted > 0  # timestamps among them
+    assert drafted.stats.accepted == drafted.stats.draft_tokens > 0  # timestamps among them
 
 
 def test_steering_of_models_of_one_language():

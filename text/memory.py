@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 import langcodes
 import numpy as np
 from rapidfuzz import fuzz
+from tqdm import tqdm
 
 from errors import InputError, naming
 
@@ -56,7 +57,8 @@ class Memory:
         self._same: dict[str, list[int]] = {}
         self._words: dict[str, int] = {}
         words, counts = list[int](), list[int]()
-        for i, pair in enumerate(self.pairs):
+        how = dict(unit=" pairs", delay=2, leave=False, disable=None)
+        for i, pair in enumerate(tqdm(self.pairs, "translation memory", **how)):
             self._same.setdefault(pair.prompt, []).append(i)
             found = {self._words.setdefault(w, len(self._words)) for w in words_of(pair.prompt)}
             words.extend(found)

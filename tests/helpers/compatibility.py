@@ -32,7 +32,7 @@ We tried every file of mlx-lm {mlx_lm} that defines a model, with small random w
 page is what `python -m tests.helpers.compatibility` prints.
 
 A model works if its greedy text equals mlx-lm's own: {texts} prompts of 1 to 30 tokens, 10 new ones each, three rows
-side by side, without drafts and with three tokens drafted by a disturbed copy. Sliding windows have {window} tokens, so
+in a batch, without drafts and with three tokens drafted by a disturbed copy. Sliding windows have {window} tokens, so
 texts outgrow them. Other models are refused by name when they are loaded, with the reason. Models of text and images
 decode text only. Models that need a Metal kernel were tried without Metal; loading tries them again.
 

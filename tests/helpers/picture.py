@@ -35,10 +35,10 @@ PAUSE = 2.5  # seconds between the end of the slowest one and the next turn
 COLUMNS = 72  # of the text, in characters
 WIDTH, LINE, MARGIN = 700, 24, 24  # in pixels
 COLOURS = {  # and meanings
-    "copied": ("#e58fff", "copied"),
-    "drafted": ("#7ee787", "drafted"),
+    "lookup": ("#e58fff", "copied"),
+    "draft_model": ("#7ee787", "drafted"),
     "corrected": ("#ff7b72", "corrected by the target"),
-    "plain": ("#e6edf3", "the target's own"),
+    "target": ("#e6edf3", "the target's own"),
 }
 SVG = """\
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" \

@@ -53,7 +53,7 @@ def decode(folder: str, ways: list[str], group=None, tampered: bool = False) -> 
         options = dict(max_tokens=10) | WAYS[way]
         drafts = None if way == "lookup" else draft
         results = batch_generate(target, tokenizer, PROMPTS, drafts, **options)
-        found[way] = [[r.tokens, r.stats.drafted, r.stats.histogram()] for r in results]
+        found[way] = [[r.tokens, r.stats.draft_tokens, r.stats.histogram()] for r in results]
     return found
 
 
