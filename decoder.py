@@ -40,6 +40,7 @@ from speculative.row import Stats as Stats
 from speculative.sampling import RowSeeds, log_probabilities, sampler
 from speculative.schedule import AdaptiveSchedule, FixedSchedule, Schedule
 from speculative.vocabulary import DraftVocabulary
+from text.grammar import Grammars
 from text.languages import chosen, frame
 from text.memory import Memory
 from text.prompts import Prompt, check_prompt
@@ -110,7 +111,8 @@ class Batch(RowBatch):
             *drafted, n, token = found[b].tolist()
             length = int(draft.lengths[b])
             origins = "drafted" if modelled[b] else "copied", "corrected" if n < length else "plain"
-            accepted[b] = row.commit(drafted[:n], token, origins, self.target.config.eos_token_ids)
+            ends = self.target.config.eos_token_ids
+            accepted[b] = row.commit(drafted[:n], token, origins, ends, int(plan.forced[b]))
             row.stats.drafted += length
             if row.options.logprobs is not None:
                 row.score(*(x[b] for x in scores))
@@ -196,6 +198,7 @@ class SpeculativeDecoder:
         self.model, self.tokenizer, self.draft_model = model, tokenizer, draft_model
         self.encode, self.memory, config = encode, memory, model.config
         self._hidden = {config.pad_token_id, *config.eos_token_ids, *getattr(model, "hidden", ())}
+        self.grammars = Grammars(tokenizer, config.vocab_size, config.eos_token_ids, self._hidden)
         self._shared = 0  # target and draft model share the ids below this
         if draft_model is not None:
             _check_model("draft_model", draft_model)
@@ -304,7 +307,7 @@ class SpeculativeDecoder:
         text_stream = TextStream(self.tokenizer, self._hidden, options.stops)
         row = Row(tokens, options, seed(tokens), prefix, text_stream)
         row.begin(prefix, self.model.config)
-        row.prompt_text = text
+        row.prompt_text, row.grammar = text, self.grammars.matcher(options)
         if not reference and self.memory:
             reference = self.memory.reference(text, *languages)
         if reference and options.num_beams == 1:

@@ -10,6 +10,7 @@ UNBOUNDED = 1 << 30
 NEAR = 8  # tokens ahead in the prompt that a corrected text may have skipped
 LONG = 4  # a match of this many tokens is no chance
 LOST = 4  # tokens since the text left the prompt, after which its position there is forgotten
+ALLOWED = 64  # copied tokens, at most, that a grammar is asked about
 _PREFIX = 16  # tokens within which a task's prefix ("summarize:") ends
 
 
@@ -115,6 +116,20 @@ class PromptMatcher:
         else:
             return []
         return [Candidate(kind, most, partial(self.copy, position))]
+
+    def after(self, tokens: Sequence[int]) -> list[Candidate]:
+        """What could be copied after these tokens, which come next: what followed the longest match of the end."""
+        text = [*self.text, *tokens]
+
+        def length(position: int) -> int:
+            pairs = zip(text[position::-1], text[::-1], strict=False)
+            return next((i for i, (old, new) in enumerate(pairs) if old != new), position + 1)
+
+        found = [(length(at), at) for at in self._positions.get(text[-1], ())]
+        if not found:
+            return []
+        best, position = max(found)
+        return self._from(f"repetition {_bucket(best)}", position + 1)
 
     def copy(self, position: int, count: int) -> list[int]:
         """`count` tokens from `position` on; past the output's end, they repeat."""

@@ -166,7 +166,7 @@ class Sampler:
 
     def _positions(self, count: int) -> np.ndarray:
         """The positions [B, count] of the next `count` tokens of each row."""
-        return np.array([len(row.tokens) for row in self._rows])[:, None] + np.arange(count)
+        return self.process.lengths[:, None] + np.arange(count)
 
     def _keys(self, purpose: int, positions: np.ndarray) -> mx.array:
         """A random key for each of the positions [B, T]: [B, T, 2]. It depends on the seed, the row's prompt,
@@ -227,7 +227,7 @@ def _padded_q(draft: Draft, vocab_size: int) -> mx.array:
     q = (draft.tokens[..., None] == mx.arange(vocab_size)).astype(mx.float32)
     if draft.q is not None:
         drawn = mx.pad(draft.q, [(0, 0), (0, 0), (0, vocab_size - draft.q.shape[-1])])
-        certain = np.array(False) if draft.certain is None else draft.certain[:, None, None]
+        certain = np.array(False) if draft.certain is None else draft.certain[..., None]
         q = mx.where(mx.array(certain), q, drawn)
     meant = np.arange(q.shape[1]) < draft.lengths[:, None]
     q = mx.where(mx.array(meant[..., None]), q, 0.0)
