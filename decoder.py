@@ -111,8 +111,9 @@ class Batch(RowBatch):
             *drafted, n, token = found[b].tolist()
             length = int(draft.lengths[b])
             origins = "drafted" if modelled[b] else "copied", "corrected" if n < length else "plain"
-            ends = self.target.config.eos_token_ids
-            accepted[b] = row.commit(drafted[:n], token, origins, ends, int(plan.forced[b]))
+            ends, candidate = self.target.config.eos_token_ids, plan.candidates[b]
+            forced = candidate.forced if candidate else ()
+            accepted[b] = row.commit(drafted[:n], token, origins, ends, len(forced))
             row.stats.drafted += length
             if row.options.logprobs is not None:
                 row.score(*(x[b] for x in scores))
@@ -198,7 +199,7 @@ class SpeculativeDecoder:
         self.model, self.tokenizer, self.draft_model = model, tokenizer, draft_model
         self.encode, self.memory, config = encode, memory, model.config
         self._hidden = {config.pad_token_id, *config.eos_token_ids, *getattr(model, "hidden", ())}
-        self.grammars = Grammars(tokenizer, config.vocab_size, config.eos_token_ids, self._hidden)
+        self.grammars = Grammars(tokenizer, config, self._hidden)
         self._shared = 0  # target and draft model share the ids below this
         if draft_model is not None:
             _check_model("draft_model", draft_model)

@@ -10,7 +10,7 @@ import numpy as np
 from speculative.batch import RowBatch, with_others
 from speculative.cached_model import Model
 from speculative.draft import no_draft
-from speculative.processors import FAILED, Controls
+from speculative.processors import Controls
 from speculative.row import Row
 
 NOTHING = np.float32(-1e9)  # the score of a text that does not exist (yet)
@@ -70,8 +70,7 @@ class BeamBatch(RowBatch):
         return [b * N + i for b in rows for i in range(N)]
 
     def _set_controls(self) -> None:
-        beams = [beam for search in self._searches for beam in search.beams]
-        self._process = Controls(beams, may_stray=True)
+        self._process = Controls([beam for search in self._searches for beam in search.beams])
 
 
 class Search:
@@ -96,10 +95,6 @@ class Search:
     def step(self, ids: np.ndarray, logprobs: np.ndarray) -> np.ndarray:
         """Extend the beams with the best of each beam's likeliest tokens [N, K]; return which beam each of them
         follows, [N]. If the search ends, give the row its text."""
-        if any(beam.finish_reason for beam in self.beams):  # a grammar has failed
-            for each in with_others([self.row]):
-                each.finish_reason = FAILED
-            return np.arange(len(self.beams))
         N, K = ids.shape
         length, is_last = len(self.beams[0].origins) + 1, self.beams[0].room == 1
         sums = (self.sums[:, None] + logprobs).reshape(-1)

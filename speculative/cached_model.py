@@ -110,10 +110,6 @@ class CachedModel:
         the first lengths[b] count. Call `keep` afterwards."""
         if (self.behind(rows) > self.BEHIND).any():
             self.catch_up(rows)
-        return self.continued(rows, drafted, lengths)
-
-    def continued(self, rows: Rows, drafted: mx.array, lengths: np.ndarray) -> mx.array:
-        """As a call, without catching up: `keep` may then take back the rows' last tokens too, with an n below 0."""
         assert self.cache
         tokens, positions = lacking(rows, self.cache.lengths, self.config)
         self._lacked = tokens.shape[1]

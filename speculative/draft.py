@@ -6,8 +6,6 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-FORCED = "forced"  # the kind of candidates that a grammar forces
-
 
 @dataclass(frozen=True)
 class Candidate:
@@ -18,7 +16,7 @@ class Candidate:
     most: how many tokens it has
     copy: returns the first n of them; None for a draft model
     unread: how many tokens the draft model has to read before it can draft
-    forced: the first of its tokens, which a grammar forces; they count in `most` and `copy`
+    forced: the first of its tokens, which a grammar forces
     """
 
     kind: str
@@ -27,21 +25,10 @@ class Candidate:
     unread: int = 0
     forced: tuple[int, ...] = ()
 
-    def first(self, n: int) -> "Candidate | None":
-        """The candidate for a draft of n tokens: a draft model is not asked for what is forced."""
-        if n and n <= len(self.forced):
-            return forced_candidate(self.forced)
-        return self if n else None
-
     @property
     def modelled(self) -> bool:
         """Whether it is a draft model's; only these take time before the target's call."""
         return self.copy is None
-
-
-def forced_candidate(tokens: Sequence[int]) -> Candidate:
-    """A candidate of forced tokens only."""
-    return Candidate(FORCED, len(tokens), lambda n: tokens[:n], forced=tuple(tokens))
 
 
 @dataclass(frozen=True)
@@ -58,12 +45,6 @@ class Plan:
     def modelled(self) -> np.ndarray:
         """The rows [B] that a draft model drafts for."""
         return np.array([c is not None and c.modelled for c in self.candidates], bool)
-
-    @property
-    def forced(self) -> np.ndarray:
-        """How many tokens of each row's draft [B] a grammar forces."""
-        sizes = [len(c.forced) if c else 0 for c in self.candidates]
-        return np.minimum(np.array(sizes, np.int32), self.limits)
 
     @property
     def unread(self) -> int:
@@ -83,7 +64,7 @@ class Draft:
     tokens: mx.array  # [B, k]
     lengths: np.ndarray  # [B], how many of a row's tokens count
     q: mx.array | None = None  # [B, k, V'], their distributions; None: they were certain
-    certain: np.ndarray | None = None  # [B, k], the certain tokens, where q is ignored
+    certain: np.ndarray | None = None  # [B, k], certain tokens, where q is ignored
     # [B, n]: how sure a draft model is of the first ones, p / (p + the best other token's p); negative where a
     # token ends the text, 0 where a row has none; None: unknown.
     confidence: np.ndarray | None = None

@@ -10,8 +10,8 @@ import mlx.core as mx
 import numpy as np
 
 from speculative.cached_model import CachedModel, Model, Rows, following
-from speculative.draft import FORCED, Candidate, Draft, Plan, forced_candidate, no_draft
-from speculative.lookup import ALLOWED, UNBOUNDED, WEAK, PromptMatcher
+from speculative.draft import Candidate, Draft, Plan, no_draft
+from speculative.lookup import ALLOWED, FORCED, UNBOUNDED, WEAK, PromptMatcher
 from speculative.reading import Kept
 from speculative.row import Row
 from speculative.sampling import Greedy, Sampler
@@ -74,7 +74,7 @@ class ModelDrafter(Drafter):
         self._batch: list[Row] = []
         self._unread: dict[Row, int] = {}  # rows to read -> tokens of their prompts
         self._fared: dict[Row, str] = {}
-        self._lengths = self._forced = np.zeros(0, np.int32)
+        self._lengths = np.zeros(0, np.int32)
 
     def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
         if len(new) == len(batch):
@@ -113,42 +113,41 @@ class ModelDrafter(Drafter):
         return behind
 
     def draft(self, rows: Rows, plan: Plan, sampler: Greedy | Sampler) -> Draft:
-        self._forced = plan.forced
-        self._lengths = limits = plan.limits - self._forced
-        plan = replace(plan, limits=limits)
+        self._lengths = limits = plan.limits
         if not limits.any():
             return no_draft(len(rows))
         rows = [row if n else [] for row, n in zip(rows, limits, strict=True)]
         preparing = self._prepare(rows) if plan.unread else 0.0
-        # What a grammar forces is read as if it were in the text already.
-        forced = [c.forced if c else () for c in plan.candidates]
-        rows = [[*row, *tokens] for row, tokens in zip(rows, forced, strict=True)]
-        sampler.process.assumed = forced
-        ahead, nothing = following(rows, limits), no_draft(len(rows))
-        logits = self._model.continued(rows, nothing.tokens, nothing.lengths)[:, -1]
-        drafted, q = list[mx.array](), list[Any]()  # q is None each where tokens are certain
-        doubt = _Doubt(plan, self._model.config.eos_token_ids, self._broadcast)
-        for i in range(ahead.shape[1]):
+        ahead = following(rows, limits)
+        forced, certain = _forced(plan)
+        begun = int(certain.sum(axis=1)[limits > 0].min())  # forced in all rows: read in one call
+        drafted = [mx.array(column[:, None]) for column in forced.T[:begun]]
+        first = mx.array(forced[:, :begun])
+        logits = self._model(rows, first, np.minimum(limits, begun))[:, -1]
+        q = list[Any]()  # None each where tokens are certain
+        doubt = _Doubt(plan, self._model.config.eos_token_ids, self._broadcast, begun)
+        for i in range(begun, ahead.shape[1]):
             wide = self._narrowed.widened(logits) if self._narrowed else logits
             logits = wide[:, : self._vocab_size]
             token, distribution = sampler.propose(logits, drafted)
+            if certain[:, i].any():
+                token = mx.where(mx.array(certain[:, i]), mx.array(forced[:, i]), token)
             mx.async_eval(token)  # runs while the host prepares the next
             drafted.append(token[:, None])
             q.append(distribution)
             if i + 1 == ahead.shape[1] or doubt.stops(logits, token):
                 break  # the last one need not be read
             logits = self._model.feed(drafted[-1], ahead[:, i : i + 1])
-        sampler.process.assumed = [()] * len(rows)
         self._lengths = np.minimum(doubt.lengths, len(drafted))
-        meant = slice(self._lengths.max())
-        draft = Draft(
+        meant, q = slice(self._lengths.max()), q[:1] * begun + q
+        return Draft(
             mx.concatenate(drafted[meant], axis=1),
             self._lengths,
-            q=None if q[0] is None else mx.stack(q[meant], axis=1),
+            q=None if not q or q[0] is None else mx.stack(q[meant], axis=1),
+            certain=certain[:, meant],
             confidence=doubt.confidence,
             preparing_seconds=preparing,
         )
-        return _after(forced, draft) if any(forced) else draft
 
     def _prepare(self, rows: Rows) -> float:
         """Read what the model has not yet read of the rows to draft for, and wait. Return the seconds, which do
@@ -168,10 +167,9 @@ class ModelDrafter(Drafter):
         if not self._lengths.any():
             return
         # The last proposal was never read: `SlotCache.keep` keeps at most what was written.
-        n = n - self._forced
         self._model.keep(n)
         for b in np.flatnonzero(self._lengths):
-            fared = "none" if n[b] <= 0 else "whole" if n[b] == self._lengths[b] else "part"
+            fared = "none" if n[b] == 0 else "whole" if n[b] == self._lengths[b] else "part"
             self._fared[self._batch[b]] = fared
 
     def learn(self, done: Sequence[Row]) -> None:
@@ -186,12 +184,14 @@ class ModelDrafter(Drafter):
 class _Doubt:
     """How sure a draft model is of its tokens. Used only if the plan asks, because the host must wait for it."""
 
-    def __init__(self, plan: Plan, ends: Collection[int], broadcast: Callable):
+    def __init__(self, plan: Plan, ends: Collection[int], broadcast: Callable, begun: int):
+        """begun: how many tokens of each row are certain."""
         self._stop, self._ends, self._broadcast = plan.stop, ends, broadcast
         # A GPU would idle while the host waits: look a token later there, when the next is queued.
         self._late = int(mx.default_device() == mx.gpu)
-        self._coming: list[mx.array] = []
-        self.confidence = np.zeros((len(plan.limits), 0))  # [B, n], as `Draft` has it
+        self._coming = [mx.ones(len(plan.limits))] * begun
+        # [B, n], as `Draft` has it
+        self.confidence = np.ones((len(plan.limits), max(0, begun - self._late)))
         self.lengths = plan.limits  # [B], without what follows an end
 
     def stops(self, logits: mx.array, token: mx.array) -> bool:
@@ -255,20 +255,20 @@ class PromptLookup(Drafter):
         return found
 
     def _of(self, row: Row, matchers: Sequence[PromptMatcher]) -> list[Candidate]:
-        """A row's candidates, cut to what its grammar allows, after what it forces."""
+        """A row's candidates, after what its grammar forces and cut at the first token that it forbids."""
         if row.grammar is None:
             return [c for m in matchers for c in m.candidates()]
         most = min(row.room - 1, ALLOWED)
-        forced = row.grammar.forced(row.generated, most)
-        offered = [c for m in matchers for c in (m.after(forced) if forced else m.candidates())]
+        forced = tuple(row.grammar.forced(row.generated, most))
         found = []
-        for each in offered:
-            assert each.copy
-            tokens = [*forced, *each.copy(min(each.most, ALLOWED))][:most]
-            n = row.grammar.passing(row.generated, tokens)
-            if n > len(forced):
-                found.append(Candidate(each.kind, n, partial(_first, tokens), forced=tuple(forced)))
-        return [*found, forced_candidate(forced)] if forced else found
+        for each in (c for m in matchers for c in (m.after(forced) if forced else m.candidates())):
+            tokens = [*forced, *each.copy(min(each.most, most))][:most]
+            tokens = tokens[: row.grammar.passing(row.generated, tokens)]
+            if len(tokens) > len(forced):
+                copy = partial(_first, tokens)
+                found.append(replace(each, most=len(tokens), copy=copy, forced=forced))
+        alone = Candidate(FORCED, len(forced), partial(_first, forced), forced=forced)
+        return [*found, alone] if forced else found
 
     def draft(self, rows: Rows, plan: Plan, sampler: Greedy | Sampler) -> Draft:
         tokens = np.zeros((len(rows), plan.limits.max()), np.int32)
@@ -307,16 +307,12 @@ class CombinedDrafter(Drafter):
         self._model.select(rows)
 
     def candidates(self, rows: Rows) -> list[list[Candidate]]:
-        found = []
-        for copied, own in zip(
-            self._lookup.candidates(rows), self._model.candidates(rows), strict=True
-        ):
-            forced = copied[-1].forced if copied else ()
-            own = [replace(each, forced=forced) for each in own]
-            # Matches that may be chance come after the model.
-            weak = (*WEAK, FORCED)
-            found.append(sorted(copied + own, key=lambda c: c.kind in weak))
-        return found
+        both = zip(self._lookup.candidates(rows), self._model.candidates(rows), strict=True)
+        # Matches that may be chance come after the model.
+        return [
+            sorted(copied + _after(copied, own), key=lambda c: c.kind in WEAK)
+            for copied, own in both
+        ]
 
     def draft(self, rows: Rows, plan: Plan, sampler: Greedy | Sampler) -> Draft:
         self._asked = asked = plan.modelled
@@ -329,11 +325,7 @@ class CombinedDrafter(Drafter):
         pair = (_widened(draft.tokens, width) for draft in (modelled, copied))
         tokens = mx.where(mx.array(asked[:, None]), *pair)
         q = None if modelled.q is None else _widened(modelled.q, width)
-        certain = np.broadcast_to(~asked[:, None], (len(rows), width))
-        if modelled.certain is not None:
-            certain = certain | np.pad(
-                modelled.certain, [(0, 0), (0, width - modelled.certain.shape[1])]
-            )
+        certain = ~asked[:, None] | _forced(plan)[1][:, :width]
         return replace(modelled, tokens=tokens, lengths=lengths, q=q, certain=certain)
 
     def hindsight(self, rows: Rows, plan: Plan) -> list[tuple[Candidate, int, bool]]:
@@ -350,27 +342,20 @@ def _first(tokens: Sequence[int], n: int) -> Sequence[int]:
     return tokens[:n]
 
 
-def _after(forced: Sequence[Sequence[int]], draft: Draft) -> Draft:
-    """A draft model's draft, each row's tokens after those forced."""
-    sizes = np.array([len(tokens) for tokens in forced])
-    lengths = draft.lengths + sizes
-    column, first = np.arange(lengths.max()), np.zeros((len(sizes), lengths.max()), np.int32)
-    for b, tokens in enumerate(forced):
-        first[b, : len(tokens)] = tokens
-    certain, source = column < sizes[:, None], column - sizes[:, None]
+def _after(copied: Sequence[Candidate], own: list[Candidate]) -> list[Candidate]:
+    """A draft model's candidates, after what a grammar forces."""
+    if not copied or not (forced := copied[-1].forced):
+        return own
+    return [replace(c, kind=f"{c.kind.partition(',')[0]}, {FORCED}", forced=forced) for c in own]
 
-    def moved(x: Any, index: np.ndarray) -> Any:
-        return mx.take_along_axis(x, mx.array(index.clip(0, x.shape[1] - 1)), axis=1)
 
-    tokens = mx.where(mx.array(certain), mx.array(first), moved(draft.tokens, source))
-    q = None if draft.q is None else moved(draft.q, source[..., None])
-    confidence = draft.confidence
-    if confidence is not None and (known := confidence.shape[1]):
-        theirs = np.take_along_axis(confidence, source.clip(0, known - 1), axis=1)
-        confidence = np.where(certain, 1.0, np.where(source < known, theirs, 0.0))
-    return replace(
-        draft, tokens=tokens, lengths=lengths, q=q, certain=certain, confidence=confidence
-    )
+def _forced(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+    """What a grammar forces of each row's draft, and where: [B, k] each."""
+    tokens = np.zeros((len(plan.limits), plan.limits.max()), np.int32)
+    forced = [c.forced[:n] if c else () for c, n in zip(plan.candidates, plan.limits, strict=True)]
+    for b, of_row in enumerate(forced):
+        tokens[b, : len(of_row)] = of_row
+    return tokens, np.arange(tokens.shape[1]) < np.array([[len(of_row)] for of_row in forced])
 
 
 def _widened(x: mx.array, width: int) -> mx.array:

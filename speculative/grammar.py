@@ -1,21 +1,20 @@
 """Texts in a given form: which tokens a grammar allows after a text, and what it forces.
 
-A row has a matcher of its own. It is told no history: each question brings the whole text, and the matcher goes back to
-what that shares with the last one, so rejected drafts, beams and replaced rows need no book-keeping.
+A row has a matcher of its own. Each question brings the whole text, and the matcher goes back to what that shares with
+the last one, so rejected drafts, beams and replaced rows need no book-keeping.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
 
-Usual = Callable[[Sequence[int], bytes], list[int]]
-
 
 class Matcher:
-    """What a grammar allows. The engine is llguidance's LLMatcher, or whatever has its methods."""
+    """What a grammar allows. Its engine is llguidance's LLMatcher, or has the same methods."""
 
-    def __init__(self, start: Any, usual: Usual):
+    def __init__(self, start: Any, usual: Callable[[Sequence[int], bytes], list[int]]):
         """start: the engine before a text; it is copied.
         usual: the tokens with which a text usually goes on in these bytes."""
         self._start, self._usual = start, usual
@@ -27,42 +26,31 @@ class Matcher:
 
     def go_to(self, text: Sequence[int]) -> bool:
         """Read this text; return whether the grammar allows all of it."""
-        if (
-            self._engine.is_error()
-        ):  # it stays so, but the text may have left what was too much for it
+        if self._engine.is_error():  # it stays so, but this text may be another
             self._engine, self._text = self._start.deep_copy(), []
-        text, known = list(text), len(self._text)
-        if text[:known] != self._text:
-            pairs = zip(text, self._text, strict=False)
-            same = next((i for i, (new, old) in enumerate(pairs) if new != old), len(text))
-            self._engine.rollback(known - same)
-            known = same
-        self._text = text[: known + self._engine.try_consume_tokens(text[known:])]
-        return len(self._text) == len(text)
+        pairs = zip(self._text, text, strict=False)
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        self._engine.rollback(len(self._text) - same)
+        read = same + self._engine.try_consume_tokens(list(text[same:]))
+        self._text = list(text[:read])
+        return read == len(text)
 
-    def allowed(self, text: Sequence[int]) -> np.ndarray | None:
-        """Which tokens may follow a text, boolean [V]; none of them after one that is not allowed itself. None: the
-        engine has failed; this text is too much for it."""
-        fits = self.go_to(text)
-        bits = np.unpackbits(
-            np.frombuffer(self._engine.compute_bitmask(), np.uint8), bitorder="little"
-        )
-        # An engine that fails allows the end of sequence and says nothing.
-        if self._engine.is_error() or (
-            self._engine.is_stopped() and not self._engine.is_accepting()
-        ):
-            return None
-        return bits.astype(bool) & fits
+    def allowed(self, text: Sequence[int]) -> np.ndarray:
+        """Which tokens may follow a text, boolean [V or a few more]: none if it is not allowed itself, and only the ends
+        if the engine has failed."""
+        fits, mask = self.go_to(text), self._engine.compute_bitmask()
+        return np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little").astype(bool) & fits
+
+    def whole(self, text: Sequence[int]) -> bool:
+        """Whether a text may end here."""
+        return self.go_to(text) and self._engine.is_accepting()
 
     def passing(self, text: Sequence[int], tokens: Sequence[int]) -> int:
         """How many of these tokens may follow a text."""
         return self._engine.validate_tokens(list(tokens)) if self.go_to(text) else 0
 
     def forced(self, text: Sequence[int], most: int) -> list[int]:
-        """Up to `most` tokens for what must follow a text, in the usual tokenization; the last may reach further."""
-        if most < 1 or not self.go_to(text) or not (forced := self._engine.compute_ff_bytes()):
-            return []
-        tokens = self._usual(text, forced[: 64 * most])[
-            :most
-        ]  # a grammar may force a text without end
-        return tokens[: self._engine.validate_tokens(tokens)]
+        """Up to `most` tokens of what must follow a text, which may have no end, in the usual tokenization."""
+        bytes_ = self._engine.compute_ff_bytes() if self.go_to(text) else b""
+        tokens = self._usual(text, bytes_[: 16 * most])[:most] if bytes_ else []
+        return tokens[: self.passing(text, tokens)]

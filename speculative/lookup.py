@@ -9,8 +9,9 @@ from speculative.draft import Candidate
 UNBOUNDED = 1 << 30
 NEAR = 8  # tokens ahead in the prompt that a corrected text may have skipped
 LONG = 4  # a match of this many tokens is no chance
-LOST = 4  # tokens since the text left the prompt, after which its position there is forgotten
 ALLOWED = 64  # copied tokens, at most, that a grammar is asked about
+FORCED = "forced"  # the kind of what a grammar forces, and of what follows that
+LOST = 4  # tokens since the text left the prompt, after which its position there is forgotten
 _PREFIX = 16  # tokens within which a task's prefix ("summarize:") ends
 
 
@@ -118,18 +119,12 @@ class PromptMatcher:
         return [Candidate(kind, most, partial(self.copy, position))]
 
     def after(self, tokens: Sequence[int]) -> list[Candidate]:
-        """What could be copied after these tokens, which come next: what followed the longest match of the end."""
-        text = [*self.text, *tokens]
-
-        def length(position: int) -> int:
-            pairs = zip(text[position::-1], text[::-1], strict=False)
-            return next((i for i, (old, new) in enumerate(pairs) if old != new), position + 1)
-
-        found = [(length(at), at) for at in self._positions.get(text[-1], ())]
-        if not found:
-            return []
-        best, position = max(found)
-        return self._from(f"repetition {_bucket(best)}", position + 1)
+        """What could be copied after these tokens, which come next: what followed the last two of them lately."""
+        pair = [*self.text[-1:], *tokens][-2:]
+        for position in reversed(self._positions.get(pair[-1], [])):
+            if self.text[max(0, position - 1) : position + 1] == pair:
+                return self._from(FORCED, position + 1)
+        return []
 
     def copy(self, position: int, count: int) -> list[int]:
         """`count` tokens from `position` on; past the output's end, they repeat."""
@@ -144,9 +139,9 @@ def _bucket(length: int) -> str:
     return "1" if length == 1 else f"2-{LONG - 1}" if length < LONG else f"{LONG}+"
 
 
-WEAK = tuple(
-    f"{source}, repetition {_bucket(length)}"
-    for source in ("copy", "reference")
-    for length in (1, 2)
+WEAK = (
+    *(f"{source}, repetition {_bucket(n)}" for source in ("copy", "reference") for n in (1, 2)),
+    *(f"{source}, {FORCED}" for source in ("copy", "reference")),
+    FORCED,
 )
 """Kinds of candidates that may match by chance."""

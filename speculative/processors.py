@@ -196,20 +196,12 @@ def _biased(biases: Mapping[tuple[int, ...], float]) -> SequenceBias:
     return SequenceBias(tuple(sorted((tokens, float(bias)) for tokens, bias in biases.items())))
 
 
-FAILED = "failed"  # why a row ends whose grammar has failed
-
-
 class Controls:
-    """The processors and grammars of a batch's rows (row.Row). It reads the rows at each call and processes those with
-    equal processors together.
+    """The processors and grammars of a batch's rows (row.Row). It reads the rows at each call and processes those with equal
+    processors together."""
 
-    assumed: for each row, tokens that count as its text's next while the draft model drafts.
-    """
-
-    def __init__(self, rows: Sequence[Any], may_stray: bool = False):
-        """may_stray: whether a row may leave its grammar, as beams without hope do."""
-        self._rows, self._may_stray = list(rows), may_stray
-        self.assumed: Sequence[Sequence[int]] = [()] * len(self._rows)
+    def __init__(self, rows: Sequence[Any]):
+        self._rows = list(rows)
         self._groups: dict[tuple[Processor, ...], list[int]] = {}
         for b, row in enumerate(self._rows):
             self._groups.setdefault(row.processors, []).append(b)
@@ -218,22 +210,39 @@ class Controls:
     def __call__(self, logits: mx.array, drafted: Sequence[mx.array]) -> mx.array:
         """Process logits [B, T, V]. Of the drafted tokens [B, k], in any number of parts, the last T - 1 are between
         these positions, the others before them."""
-        allowed = self._allowed(logits, drafted)
-        raw = logits
-        if any(self._groups):
-            logits = self._processed(logits.astype(mx.float32), drafted)
-        if allowed is None:
-            return logits
-        masked = mx.where(allowed, logits, -mx.inf)
-        # Where the processors ban all that is allowed, the grammar wins.
+        processed = self._processed(logits, drafted) if any(self._groups) else logits
+        if (allowed := self._allowed(logits, drafted)) is None:
+            return processed
+        masked = mx.where(allowed, processed, -mx.inf)
+        # Where processors ban all that is allowed, the grammar wins.
         banned = masked.max(axis=-1, keepdims=True) == -mx.inf
-        return mx.where(banned & allowed, raw, masked)
+        return mx.where(banned & allowed, logits, masked)
+
+    def _allowed(self, logits: mx.array, drafted: Sequence[mx.array]) -> mx.array | None:
+        """What the rows' grammars allow in the places of logits [B, T, V], boolean; None: everything."""
+        live = [b for b, row in enumerate(self._rows) if row.grammar and not row.finish_reason]
+        (B, T, V), count = logits.shape, sum(part.shape[1] for part in drafted)
+        # A GPU would idle while the host waits for a draft model's token; the target rejects a forbidden one.
+        if not live or (count > T - 1 and mx.default_device() == mx.gpu):
+            return None
+        # Wait for the drafted tokens only: the device computes the logits meanwhile.
+        mx.async_eval(*drafted)
+        mx.async_eval(logits)
+        known = np.concatenate([np.zeros((B, 0), int), *map(np.array, drafted)], axis=1).tolist()
+        allowed = np.ones(logits.shape, bool)
+        for b in live:
+            row = self._rows[b]
+            for t in range(T):
+                mask = row.grammar.allowed([*row.generated, *known[b][: count - T + 1 + t]])[:V]
+                allowed[b, t] = np.pad(mask, (0, V - len(mask)))
+                if not mask.any():
+                    break  # the drafted token before will not pass
+        return mx.array(allowed)
 
     def _processed(self, logits: mx.array, drafted: Sequence[mx.array]) -> mx.array:
-        history = self._history()
+        logits, history = logits.astype(mx.float32), self._history()
         tokens = mx.concatenate([history, *drafted], axis=1)
-        assumed = np.array([len(tokens) for tokens in self.assumed])
-        ahead = assumed + tokens.shape[1] - history.shape[1] - (logits.shape[1] - 1)
+        ahead = tokens.shape[1] - history.shape[1] - (logits.shape[1] - 1)
         generated = np.array([len(row.origins) for row in self._rows]) + ahead
         room = np.array([row.room for row in self._rows]) - ahead
         for processors, rows in self._groups.items():
@@ -244,48 +253,12 @@ class Controls:
             logits[index] = part
         return logits
 
-    def _allowed(self, logits: mx.array, drafted: Sequence[mx.array]) -> mx.array | None:
-        """What the rows' grammars allow in the places of logits [B, T, V], boolean; None: everything. A row whose
-        grammar has failed ends."""
-        live = [b for b, row in enumerate(self._rows) if row.grammar and not row.finish_reason]
-        (_, T, V), count = logits.shape, sum(part.shape[1] for part in drafted)
-        late = (
-            count > T - 1
-        )  # the draft model's later tokens: a GPU would idle while the host waits for the earlier
-        if not live or (late and mx.default_device() == mx.gpu):
-            return None
-        # The host waits for the drafted tokens only, and makes the masks while the device computes the logits.
-        mx.async_eval(*drafted)
-        mx.async_eval(logits)
-        known = np.concatenate(
-            [np.zeros((len(self._rows), 0), int), *map(np.array, drafted)], axis=1
-        )
-        allowed = np.ones(logits.shape, bool)
-        for b in live:
-            row = self._rows[b]
-            text = [*row.generated, *self.assumed[b], *known[b].tolist()]
-            for t in range(T):
-                mask = row.grammar.allowed(text[: len(text) - (T - 1) + t])
-                lost = mask is None or not mask.any()
-                allowed[b, t] = False if lost else np.pad(mask, (0, max(0, V - len(mask))))[:V]
-                if lost and t == 0 and not (late or (mask is not None and self._may_stray)):
-                    row.finish_reason = FAILED
-                if lost:
-                    break  # the drafted token before is not accepted, or the row fails after it
-        return mx.array(allowed)
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """How many tokens each row has, [B]."""
-        each = zip(self._rows, self.assumed, strict=True)
-        return np.array([len(row.tokens) + len(assumed) for row, assumed in each])
-
     def _history(self) -> mx.array:
         """The rows' tokens, right-aligned after -1: [B, L]."""
-        lengths = self.lengths.tolist()
+        lengths = [len(row.tokens) for row in self._rows]
         if lengths != self._lengths:
             history = np.full((len(lengths), max(lengths)), -1, np.int32)
             for b, row in enumerate(self._rows):
-                history[b, history.shape[1] - lengths[b] :] = [*row.tokens, *self.assumed[b]]
+                history[b, history.shape[1] - lengths[b] :] = row.tokens
             self._lengths, self._tokens = lengths, mx.array(history)
         return self._tokens

@@ -15,6 +15,7 @@ from speculative.processors import Processor, processors_for
 # target's own, in place of a rejected token ("corrected") or with none rejected ("plain").
 ORIGINS = ("forced", "copied", "drafted", "corrected", "plain")
 DRAFTED = ORIGINS[:3]
+FAILED = "failed"  # a finish reason: the grammar was too much for its engine, or the vocabulary cannot write it
 
 
 @dataclass
@@ -80,8 +81,7 @@ class Row:
     texts: list[str] = field(default_factory=list)  # per token: what it adds to the text
     logprobs: list[float] = field(default_factory=list)  # per token, if asked for
     best: list[list[tuple[int, float]]] = field(default_factory=list)  # the best, with logprobs
-    # "stop", "length", "failed" (its grammar became too complex), or the reason that the caller gave
-    finish_reason: str | None = None
+    finish_reason: str | None = None  # "stop", "length", FAILED, or the reason that the caller gave
     stats: Stats = field(default_factory=Stats)
     started: float = 0.0  # time.perf_counter() when the prompt had been read
     text_score: float | None = None  # from beam search
@@ -111,28 +111,24 @@ class Row:
         return 0 if self.finish_reason else self.max_tokens - len(self.origins)
 
     def commit(
-        self,
-        accepted: list[int],
-        token: int,
-        origins: tuple,
-        ends: Container[int],
-        forced: int = 0,
+        self, accepted: list[int], token: int, origins: tuple, ends: Container[int], forced: int = 0
     ) -> int:
         """Append accepted drafted tokens and the target's own until one ends the text or the room is full. Return
-        how many drafted tokens were kept. origins: of the drafted tokens, and of the target's. forced: how many of the
-        drafted tokens come from the grammar instead."""
+        how many drafted tokens were kept. origins: of the drafted tokens after the first `forced`, and of the
+        target's."""
         new = [*accepted, token][: self.room]
         end = next((i for i, t in enumerate(new) if self._stops(t) or t in ends), None)
         new = new if end is None else new[: end + 1]
         kept = min(len(accepted), len(new))
         self.tokens += new
-        drafted = ["forced"] * forced + [origins[0]] * (kept - forced)
-        self.origins += drafted[:kept] + [origins[1]] * (len(new) - kept)
+        self.origins += (["forced"] * forced + [origins[0]] * kept)[:kept]
+        self.origins += [origins[1]] * (len(new) - kept)
         self.stats.tokens += len(new)
         self.stats.accepted_lengths[kept] += 1
         forced = self.options.forced_eos_token_id not in (None, -1)  # at the last place: no end
         if end is not None and (self.room or not forced):
-            self.finish_reason = "stop"
+            early = new[-1] in ends and self.grammar and not self.grammar.whole(self.generated[:-1])
+            self.finish_reason = FAILED if early else "stop"
         elif not self.room:
             self.finish_reason = "length"
         if self.text and self.finish_reason:

@@ -166,7 +166,7 @@ class Sampler:
 
     def _positions(self, count: int) -> np.ndarray:
         """The positions [B, count] of the next `count` tokens of each row."""
-        return self.process.lengths[:, None] + np.arange(count)
+        return np.array([len(row.tokens) for row in self._rows])[:, None] + np.arange(count)
 
     def _keys(self, purpose: int, positions: np.ndarray) -> mx.array:
         """A random key for each of the positions [B, T]: [B, T, 2]. It depends on the seed, the row's prompt,

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from speculative.draft import FORCED, Candidate, Plan, Step
+from speculative.draft import Candidate, Plan, Step
 
 KNOTS = (0, 1, 2, 4, 8, 16, 32, 64)  # tokens to check; no draft is longer
 # First beliefs, with one row and with several: b and d in plain steps; how firm those on b and on no jump are.
@@ -57,7 +57,7 @@ class Schedule:
 def _plan(chosen: Sequence[Candidate | None], room: Sequence[int], most: Sequence[int]) -> Plan:
     each = zip(chosen, room, most, strict=True)
     limits = [max(0, min(c.most, r, m)) if c else 0 for c, r, m in each]
-    meant = [c.first(n) if c else None for c, n in zip(chosen, limits, strict=True)]
+    meant = [c if n > 0 else None for c, n in zip(chosen, limits, strict=True)]
     return Plan(meant, np.array(limits, np.int32))
 
 
@@ -251,8 +251,7 @@ class AdaptiveSchedule(Schedule):
         few = sorted(found, key=lambda b: found[b].unread)[: -(-len(room) // SAMPLE)]
         chosen = [found[b] if b in few else None for b in range(len(room))]
         again = len(room) == 1 and costs.known[way]  # may longer drafts pay, if one token does not?
-        most = SAMPLE if again else 1
-        return _plan(chosen, room, [most + len(c.forced) if c else 0 for c in chosen])
+        return _plan(chosen, room, [SAMPLE if again else 1] * len(room))
 
     def _of(self, rows: int) -> Costs:
         """The costs with this many rows, first guessed from the nearest number."""
@@ -266,8 +265,7 @@ class AdaptiveSchedule(Schedule):
     def _brings(self, candidate: Candidate, room: int, t: np.ndarray, rate: float) -> np.ndarray:
         """How many tokens are expected to pass in drafts of `t` tokens, less the cost of reading."""
         h = self._chances[candidate.kind].of(self._mean(candidate))
-        chances = np.where(t > len(candidate.forced), h, self._chances[FORCED].of(1.0))
-        passing = np.cumprod(np.where(t > 0, chances, 1.0))  # of the t-th token and all before
+        passing = np.cumprod(np.where(t > 0, h, 1.0))  # of the t-th token and all before
         tokens = (np.cumsum(passing) - 1)[np.minimum(t, min(candidate.most, room))]
         left = min(room, self._texts.of(TEXT, 1.0))
         reading = rate * candidate.unread * self._reading.of(0.0, 1.0) / left
@@ -279,12 +277,6 @@ class AdaptiveSchedule(Schedule):
         kin = [share for kind, share in self._chances.items() if _drafter(kind) == drafter]
         return Share(sum(x.part for x in kin), sum(x.whole for x in kin)).of(CHANCE)
 
-    def _learn(self, candidate: Candidate, passed: int, tried: int) -> None:
-        forced = len(candidate.forced)
-        first = min(passed, forced), min(tried, forced)
-        self._chances[FORCED].add(*first)
-        self._chances[candidate.kind].add(passed - first[0], tried - first[1])
-
     def observe(self, step, seconds, ended=(), hindsight=()) -> None:
         lengths, confidence = step.draft.lengths, step.draft.confidence
         for share in (*self._chances.values(), self._rejections):
@@ -294,15 +286,15 @@ class AdaptiveSchedule(Schedule):
             if candidate is None:
                 continue
             tried = passed + (passed < length)
-            self._learn(candidate, passed, tried)
+            self._chances[candidate.kind].add(passed, tried)
             if confidence is not None and candidate.modelled:
                 doubt = -np.log(np.maximum(abs(confidence[b, :tried]), 1e-9)).sum()
                 self._rejections.add(passed < min(length, confidence.shape[1]), doubt)
         for candidate, passed, rejected in hindsight:
-            self._learn(candidate, passed, passed + rejected)
+            self._chances[candidate.kind].add(passed, passed + rejected)
         if step.plan.unread:
             self._reading.add(step.draft.preparing_seconds, step.plan.unread, FADING)
         for tokens in ended:
             self._texts.add(tokens, 1, FADING)
-        drafted = int((lengths - step.plan.forced)[step.plan.modelled].max(initial=0))
+        drafted = int(lengths[step.plan.modelled].max(initial=0))
         self._of(len(lengths)).add(int(lengths.max()), drafted, seconds, self._trying)
