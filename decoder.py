@@ -110,10 +110,11 @@ class Batch(RowBatch):
                 continue
             *drafted, n, token = found[b].tolist()
             length = int(draft.lengths[b])
-            origins = "drafted" if modelled[b] else "copied", "corrected" if n < length else "plain"
-            ends, candidate = self.target.config.eos_token_ids, plan.candidates[b]
-            forced = candidate.forced if candidate else ()
-            accepted[b] = row.commit(drafted[:n], token, origins, ends, len(forced))
+            candidate = plan.candidates[b]
+            first = ["forced"] * len(candidate.forced) if candidate else []
+            drafts = first + ["drafted" if modelled[b] else "copied"] * n
+            origins = drafts, "corrected" if n < length else "plain"
+            accepted[b] = row.commit(drafted[:n], token, origins, self.target.config.eos_token_ids)
             row.stats.drafted += length
             if row.options.logprobs is not None:
                 row.score(*(x[b] for x in scores))

@@ -21,7 +21,7 @@ from decoder import BATCH_SIZE, Options, Response, SpeculativeDecoder, load
 from demo.pair import demo_model
 from distributed.ranks import Ranks, session
 from errors import InputError
-from speculative.options import MAX_TOKENS
+from speculative.options import FORMS, MAX_TOKENS
 from terminal import cli
 from terminal.chat import chat
 from terminal.colours import coloured, legend, painted
@@ -46,7 +46,8 @@ from text.prompts import check_prompt
 Done = Callable[[Response], None]
 # Have no effect with beam search, nor with --num-draft 0
 DRAFTING = "draft_model draft_vocabulary lookup delta reference memory".split()
-SOURCES = "draft_model lookup reference memory prompt_file".split()  # its lines may have references
+# Of drafts; a prompt file's lines may have references
+SOURCES = ["draft_model", "lookup", "reference", "memory", "prompt_file", *FORMS]
 BEAMS = ("length_penalty", "early_stopping")  # have no effect without beam search
 SAMPLING = ("top_k", "top_p", "min_p", "seed", "acceptance")  # have no effect on greedy decoding
 ALONE = """\
@@ -87,7 +88,7 @@ def parse_args(argv: list[str] | None = None):
     flag("--json", action="store_true", help=text)
     flag("--verbose", action="store_true", help="print statistics to stderr at the end")
     text = (
-        "on a terminal, colour each token by its origin: copied, drafted, corrected by the target, "
+        "on a terminal, colour each token by its origin: forced, copied, drafted, corrected by the target, "
         "or the target's own"
     )
     flag("--show-draft", action="store_true", help=text)
@@ -163,6 +164,11 @@ def print_summary(args, decoder, options: Options, summary: Summary, began: floa
         elif summary.longest_cut < limit:
             reason = f"the model's maximum length cut {texts} short"
         print(reason, file=sys.stderr)
+    if summary.failed:
+        print(
+            f"{summary.failed} of {summary.texts} outputs could not keep to their form",
+            file=sys.stderr,
+        )
     if args.verbose:
         print("\n".join(summary.lines(time.perf_counter() - began)), file=sys.stderr)
         if decoder.draft_vocabulary:

@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,8 @@ def text_decoder(args, target: str, draft: str | None, options: Options) -> Spec
         model, tokenizer, draft_model, None, memory, tokens, args.keep_read
     )
     report_alone(decoder)
+    with suppress(InputError):  # without llguidance, only what asks for it is refused
+        _ = decoder.grammars.ready
     decoder.check("a", options)  # such as a language that the model does not know
     return decoder
 

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -255,19 +254,17 @@ class PromptLookup(Drafter):
         return found
 
     def _of(self, row: Row, matchers: Sequence[PromptMatcher]) -> list[Candidate]:
-        """A row's candidates, after what its grammar forces and cut at the first token that it forbids."""
+        """A row's candidates: copies up to the first token that its grammar forbids, and what it forces."""
         if row.grammar is None:
             return [c for m in matchers for c in m.candidates()]
         most = min(row.room - 1, ALLOWED)
-        forced = tuple(row.grammar.forced(row.generated, most))
-        found = []
-        for each in (c for m in matchers for c in (m.after(forced) if forced else m.candidates())):
-            tokens = [*forced, *each.copy(min(each.most, most))][:most]
-            tokens = tokens[: row.grammar.passing(row.generated, tokens)]
-            if len(tokens) > len(forced):
-                copy = partial(_first, tokens)
-                found.append(replace(each, most=len(tokens), copy=copy, forced=forced))
-        alone = Candidate(FORCED, len(forced), partial(_first, forced), forced=forced)
+        forced, found = tuple(row.grammar.forced(row.generated, most)), []
+        for each in (c for m in matchers for c in m.candidates()):
+            tokens = each.copy(min(each.most, most)) if each.copy else []
+            allowed = row.grammar.passing(row.generated, tokens)
+            if allowed > len(forced):
+                found.append(replace(each, most=allowed))
+        alone = Candidate(FORCED, len(forced), lambda n: forced[:n], forced=forced)
         return [*found, alone] if forced else found
 
     def draft(self, rows: Rows, plan: Plan, sampler: Greedy | Sampler) -> Draft:
@@ -307,12 +304,15 @@ class CombinedDrafter(Drafter):
         self._model.select(rows)
 
     def candidates(self, rows: Rows) -> list[list[Candidate]]:
-        both = zip(self._lookup.candidates(rows), self._model.candidates(rows), strict=True)
-        # Matches that may be chance come after the model.
-        return [
-            sorted(copied + _after(copied, own), key=lambda c: c.kind in WEAK)
-            for copied, own in both
-        ]
+        found = []
+        for copied, own in zip(
+            self._lookup.candidates(rows), self._model.candidates(rows), strict=True
+        ):
+            if forced := copied[-1].forced if copied else ():
+                own = [replace(c, kind=f"{c.kind}, {FORCED}", forced=forced) for c in own]
+            # Matches that may be chance come after the model.
+            found.append(sorted(copied + own, key=lambda c: c.kind in (*WEAK, FORCED)))
+        return found
 
     def draft(self, rows: Rows, plan: Plan, sampler: Greedy | Sampler) -> Draft:
         self._asked = asked = plan.modelled
@@ -336,17 +336,6 @@ class CombinedDrafter(Drafter):
 
     def keep(self, n: np.ndarray) -> None:
         self._model.keep(np.where(self._asked, n, 0))
-
-
-def _first(tokens: Sequence[int], n: int) -> Sequence[int]:
-    return tokens[:n]
-
-
-def _after(copied: Sequence[Candidate], own: list[Candidate]) -> list[Candidate]:
-    """A draft model's candidates, after what a grammar forces."""
-    if not copied or not (forced := copied[-1].forced):
-        return own
-    return [replace(c, kind=f"{c.kind.partition(',')[0]}, {FORCED}", forced=forced) for c in own]
 
 
 def _forced(plan: Plan) -> tuple[np.ndarray, np.ndarray]:

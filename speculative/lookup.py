@@ -10,7 +10,7 @@ UNBOUNDED = 1 << 30
 NEAR = 8  # tokens ahead in the prompt that a corrected text may have skipped
 LONG = 4  # a match of this many tokens is no chance
 ALLOWED = 64  # copied tokens, at most, that a grammar is asked about
-FORCED = "forced"  # the kind of what a grammar forces, and of what follows that
+FORCED = "forced"  # the kind of what a grammar forces
 LOST = 4  # tokens since the text left the prompt, after which its position there is forgotten
 _PREFIX = 16  # tokens within which a task's prefix ("summarize:") ends
 
@@ -118,14 +118,6 @@ class PromptMatcher:
             return []
         return [Candidate(kind, most, partial(self.copy, position))]
 
-    def after(self, tokens: Sequence[int]) -> list[Candidate]:
-        """What could be copied after these tokens, which come next: what followed the last two of them lately."""
-        pair = [*self.text[-1:], *tokens][-2:]
-        for position in reversed(self._positions.get(pair[-1], [])):
-            if self.text[max(0, position - 1) : position + 1] == pair:
-                return self._from(FORCED, position + 1)
-        return []
-
     def copy(self, position: int, count: int) -> list[int]:
         """`count` tokens from `position` on; past the output's end, they repeat."""
         found = self.text[position : position + count]
@@ -139,9 +131,9 @@ def _bucket(length: int) -> str:
     return "1" if length == 1 else f"2-{LONG - 1}" if length < LONG else f"{LONG}+"
 
 
-WEAK = (
-    *(f"{source}, repetition {_bucket(n)}" for source in ("copy", "reference") for n in (1, 2)),
-    *(f"{source}, {FORCED}" for source in ("copy", "reference")),
-    FORCED,
+WEAK = tuple(
+    f"{source}, repetition {_bucket(length)}"
+    for source in ("copy", "reference")
+    for length in (1, 2)
 )
 """Kinds of candidates that may match by chance."""

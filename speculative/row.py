@@ -110,19 +110,15 @@ class Row:
         """How many tokens it may still gain; 0: it is finished."""
         return 0 if self.finish_reason else self.max_tokens - len(self.origins)
 
-    def commit(
-        self, accepted: list[int], token: int, origins: tuple, ends: Container[int], forced: int = 0
-    ) -> int:
+    def commit(self, accepted: list[int], token: int, origins: tuple, ends: Container[int]) -> int:
         """Append accepted drafted tokens and the target's own until one ends the text or the room is full. Return
-        how many drafted tokens were kept. origins: of the drafted tokens after the first `forced`, and of the
-        target's."""
+        how many drafted tokens were kept. origins: of each drafted token, and of the target's."""
         new = [*accepted, token][: self.room]
         end = next((i for i, t in enumerate(new) if self._stops(t) or t in ends), None)
         new = new if end is None else new[: end + 1]
         kept = min(len(accepted), len(new))
         self.tokens += new
-        self.origins += (["forced"] * forced + [origins[0]] * kept)[:kept]
-        self.origins += [origins[1]] * (len(new) - kept)
+        self.origins += origins[0][:kept] + [origins[1]] * (len(new) - kept)
         self.stats.tokens += len(new)
         self.stats.accepted_lengths[kept] += 1
         forced = self.options.forced_eos_token_id not in (None, -1)  # at the last place: no end

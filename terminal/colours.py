@@ -12,6 +12,7 @@ from decoder import Response
 # From the 16 colours that a terminal's theme keeps legible; underlined for readers who cannot tell
 # green from red.
 _COLOURS = {
+    "forced": ("\033[34m", "\033[0m"),
     "copied": ("\033[35m", "\033[0m"),
     "drafted": ("\033[32m", "\033[0m"),
     "corrected": ("\033[4;91m", "\033[0m"),
@@ -20,6 +21,7 @@ _MEANINGS = {
     "copied": ("magenta", "copied and accepted"),
     "drafted": ("green", "drafted and accepted"),
     "corrected": ("red, underlined", "corrected by the target"),
+    "forced": ("blue", "forced by the grammar"),
 }
 
 

@@ -16,7 +16,6 @@ from speculative.grammar import Matcher
 from speculative.options import FORMS, Options
 from text.tokenizer import byte_characters
 
-COMPILED = 32  # grammars to keep
 CONTEXT = 8  # tokens that may matter to the tokenization of the next
 # As Python's json.dumps writes it, and models are used to. With free white space almost nothing would be forced.
 STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -30,16 +29,15 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer, config: Any, hidden: Container[int]):
         """config: the model's; hidden: tokens without text."""
         self._tokenizer, self._config, self._hidden = tokenizer, config, hidden
-        self._compiled = lru_cache(COMPILED)(self._compile)
+        self._compiled = lru_cache(32)(self._compile)
 
     def matcher(self, options: Options) -> Matcher | None:
         """A matcher for the form that the options ask for, if any. Raises InputError if it cannot be compiled, or
         llguidance is not installed."""
         for name in FORMS:
             if (form := getattr(options, name)) is not None:
-                return self._compiled(
-                    name, form if isinstance(form, str) else json.dumps(form)
-                ).copy()
+                text = form if isinstance(form, str) else json.dumps(form, ensure_ascii=False)
+                return self._compiled(name, text).copy()
         return None
 
     @cached_property
@@ -48,41 +46,37 @@ class Grammars:
         try:
             from llguidance import LLTokenizer, TokenizerWrapper
         except ImportError:
-            raise InputError(
-                "output in a given form needs llguidance: pip install -r requirements-grammar.txt"
-            ) from None
+            what = "output in a given form needs llguidance"
+            raise InputError(f"{what}: pip install -r requirements-grammar.txt") from None
         self.eos_token_id, *_ = ends = list(self._config.eos_token_ids)
-        state = self._tokenizer.decoder.__getstate__()
-        self._is_byte_level = b'"ByteLevel"' in state
-        self.tokens = [self._bytes(token) for token in range(self._config.vocab_size)]
+        self._is_byte_level = b'"ByteLevel"' in self._tokenizer.decoder.__getstate__()
+        self.tokens = self._texts()
         self.special_token_ids = [token for token, text in enumerate(self.tokens) if not text]
         # SentencePiece drops the space before a text's first word.
         word = next((i for i, text in enumerate(self.tokens) if re.match(rb" \w", text)), None)
-        self._space = " " if word is not None and self._decode([word])[:1] != " " else ""
+        dropped = word is not None and not self._tokenizer.decode([word]).startswith(" ")
+        self._space = " " if dropped else ""
         return LLTokenizer(TokenizerWrapper(self), eos_token=ends)
 
-    def _bytes(self, token: int) -> bytes:
-        """The bytes of a token; none of one without text."""
-        piece, added = self._tokenizer.id_to_token(token), self._added.get(token)
-        if piece is None or token in self._hidden or (added and added.special):
-            return b""
-        if self._is_byte_level and not added:
-            return bytes(self._by_character[character] for character in piece)
-        if byte := re.fullmatch("<0x([0-9A-F]{2})>", piece):
-            return bytes.fromhex(byte[1])
-        return piece.replace("▁", " ").encode()
-
-    @cached_property
-    def _added(self) -> dict:
-        return self._tokenizer.get_added_tokens_decoder()
-
-    @cached_property
-    def _by_character(self) -> dict[str, int]:
-        return {character: byte for byte, character in byte_characters().items()}
+    def _texts(self) -> list[bytes]:
+        """The bytes of each token; none of one without text."""
+        added, found = self._tokenizer.get_added_tokens_decoder(), []
+        byte_of = {character: byte for byte, character in byte_characters().items()}
+        for token in range(self._config.vocab_size):
+            piece = self._tokenizer.id_to_token(token)
+            if piece is None or token in self._hidden or (token in added and added[token].special):
+                found.append(b"")
+            elif self._is_byte_level and token not in added:
+                found.append(bytes(byte_of[character] for character in piece))
+            elif byte := re.fullmatch("<0x([0-9A-F]{2})>", piece):
+                found.append(bytes.fromhex(byte[1]))
+            else:
+                found.append(piece.replace("▁", " ").encode())
+        return found
 
     def _compile(self, name: str, form: str) -> Matcher:
         ready = self.ready
-        from llguidance import LLMatcher, LLParserLimits
+        from llguidance import LLMatcher
         from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
         try:
@@ -95,24 +89,20 @@ class Grammars:
                 (answer,) = json.loads(source)["grammars"]
             # Forcing allows only the usual tokens of a forced text, which must have exactly its bytes then.
             plain = self._is_byte_level and form.isascii() and not re.search(r"\\[uUxX]", form)
-            lossless = plain and self._decode(self(form)) == form
+            lossless = plain and self._tokenizer.decode(self(form)) == form
             head = "" if lossless else '%llguidance {"no_forcing": true}\n'
             outer = {"lark_grammar": f"{head}start: {json.dumps(self._space)} @answer"}
             text = json.dumps({"grammars": [outer, answer | {"name": "answer"}]})
+            engine = LLMatcher(ready, text, log_level=0)
+            if engine.is_error():
+                raise ValueError(engine.get_error())
         except (ValueError, RecursionError, GbnfToLarkError) as error:
-            raise _wrong(name, error) from None
-        limits = LLParserLimits(verbose_errors=False)
-        engine = LLMatcher(ready, text, log_level=0, limits=limits)
-        engine.deep_copy().compute_bitmask()
-        if engine.is_error():
-            raise _wrong(name, engine.get_error())
+            reason = shorten(str(error), 300, placeholder=" ...")
+            raise InputError(f"{name}: {reason}") from None
         return Matcher(engine, self._usual)
 
     def __call__(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
-
-    def _decode(self, tokens: Sequence[int]) -> str:
-        return self._tokenizer.decode(tokens, skip_special_tokens=False)
 
     def _usual(self, text: Sequence[int], new: bytes) -> list[int]:
         """The tokens with which a text usually goes on in these bytes."""
@@ -122,7 +112,3 @@ class Grammars:
         if len(new) in sizes:
             return found[-1 - sizes.index(len(new)) :]
         return self(new.decode(errors="ignore"))
-
-
-def _wrong(name: str, error: object) -> InputError:
-    return InputError(f"{name}: {shorten(str(error), 300, placeholder=' ...')}")
