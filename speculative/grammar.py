@@ -39,7 +39,8 @@ class Matcher:
         """Which tokens may follow a text, boolean [V or a few more]: none if it is not allowed itself, and only the ends
         if the engine has failed."""
         fits, mask = self.go_to(text), self._engine.compute_bitmask()
-        return np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little").astype(bool) & fits
+        bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little").astype(bool)
+        return bits & (fits or self._engine.is_error())
 
     def whole(self, text: Sequence[int]) -> bool:
         """Whether a text may end here."""
