@@ -11,7 +11,7 @@ import terminal  # noqa: F401 (first: it checks Python and the packages)
 # isort: split
 from checkpoints.quantization import BITS, GROUP_SIZES, MODES, Quantization
 from checkpoints.weights import DTYPES
-from families.conversion import convert
+from families.conversion import convert, describe
 from terminal import cli
 
 
@@ -43,6 +43,8 @@ def parse_args(argv: list[str] | None = None):
     )
     flag("--revision", type=cli.name, help="branch, tag or commit on the hub")
     flag("--force", action="store_true", help="replace an earlier conversion")
+    text = "only say what it would take: bytes to download, memory, and the smallest Mac"
+    flag("--dry-run", action="store_true", help=text)
     args = parser.parse_args(argv)
     if not args.quantize and (args.q_mode or args.q_bits or args.q_group_size):
         parser.error("--q-mode, --q-bits and --q-group-size need --quantize")
@@ -51,6 +53,8 @@ def parse_args(argv: list[str] | None = None):
 
 def main() -> None:
     args = parse_args()
+    if args.dry_run:
+        return describe(args.model, args.revision)
     wanted = (args.q_mode or "affine", args.q_bits or 0, args.q_group_size or 0)
     quantization = Quantization(*wanted) if args.quantize else None
     how = dict(revision=args.revision, force=args.force, quantization=quantization)

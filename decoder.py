@@ -11,7 +11,6 @@ the one that the target alone would write.
 import blas  # noqa: F401 (before mlx: see there)
 
 # isort: split
-import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,6 +25,7 @@ from distributed.ranks import ALONE, Ranks
 from errors import InputError
 from families.causal import DecoderOnly
 from families.loading import load as load  # for users, as Stats below
+from families.memory import installed, recommended
 from model import EncoderDecoder
 from speculative.batch import Prompts, RowBatch, decode, with_others
 from speculative.beams import BeamBatch
@@ -147,20 +147,14 @@ class Batch(RowBatch):
         self.sampler = sampler(self.rows, self._options, self.target.config.vocab_size)
 
 
-def a_tenth() -> int:
-    """A tenth of the memory in bytes: of what the system recommends for a Mac's GPU, otherwise of the machine's."""
-    most = mx.device_info().get("max_recommended_working_set_size")
-    return int(most or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) // 10
-
-
 @contextmanager
 def wired_memory() -> Iterator[None]:
     """On a Mac's GPU, keep as much memory as the system recommends from being paged out, as mlx-lm does."""
-    most = mx.device_info().get("max_recommended_working_set_size")
+    most = recommended()
     if most is None:
         yield
         return
-    before = mx.set_wired_limit(int(most))
+    before = mx.set_wired_limit(most)
     try:
         yield
     finally:
@@ -218,7 +212,7 @@ class SpeculativeDecoder:
                 shared_vocabulary(sources[0] or tokenizer, sources[1] or theirs)
         self.draft_vocabulary = self._vocabulary(draft_vocabulary)
         self._learned: dict[tuple, AdaptiveSchedule] = {}
-        limit = a_tenth() if keep_read is None else keep_read
+        limit = (recommended() or installed()) // 10 if keep_read is None else keep_read
         # Several machines would have to keep the same, and their memories differ.
         self.kept = Kept(limit) if limit and _ranks(model).size == 1 else None
 

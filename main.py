@@ -36,8 +36,7 @@ from terminal.flags import (
     read_memory,
 )
 from terminal.prompt_files import InOrder, PromptFile, answered
-from terminal.reading import Reading
-from terminal.reports import report_alone, report_generation, report_memory
+from terminal.reports import report_alone, report_generation
 from terminal.summary import Summary
 from text.languages import chosen
 from text.memory import MemoryFile, Pair
@@ -274,14 +273,13 @@ def report_unused(given: dict, options: Options) -> None:
 def open_decoder(args, options: Options, ranks: Ranks) -> SpeculativeDecoder:
     """The models that the command line names, or the embedded pair, with the memory and what else they need."""
     if args.model is None:
-        args.model = ranks.in_turn(lambda: demo_model("target"))
-        args.draft_model = ranks.in_turn(lambda: demo_model("draft"))
+        args.model = ranks.together(lambda: demo_model("target"))
+        args.draft_model = ranks.together(lambda: demo_model("draft"))
     model, tokenizer = load(args.model, ranks.group)
     draft_model = None
     if args.draft_model and options.num_draft and options.num_beams == 1:
         draft_model, _ = load(args.draft_model, ranks.group, split=False)
     cli.note_types(model, draft_model)
-    report_memory()
     report_generation(model, options, args.verbose)
     memory = read_memory(args.memory) if args.memory else None
     tokens = read_draft_vocabulary(args.draft_vocabulary, tokenizer) if draft_model else None
@@ -326,8 +324,6 @@ def answer(args, ranks: Ranks) -> None:
     growing = MemoryFile(args.memory) if args.memory_append else None  # creates the file if needed
     decoder = open_decoder(args, options, ranks)
     model, memory = decoder.model, decoder.memory
-    if hasattr(model, "progress"):
-        model.progress = Reading()
     languages = None, None
     if decoder.encode is None:
         languages = chosen(model, options.source_lang, options.target_lang)

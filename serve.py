@@ -35,7 +35,7 @@ from terminal.flags import (
     read_draft_vocabulary,
     read_memory,
 )
-from terminal.reports import report_alone, report_generation, report_memory
+from terminal.reports import report_alone, report_generation
 
 COUNTS = {  # flag: (default, help)
     "batch-size": (BATCH_SIZE, "prompts to decode in one batch"),
@@ -158,7 +158,6 @@ def main() -> None:
     else:
         decoder = text_decoder(args, target, draft, options)
     cli.note_types(decoder.model, decoder.draft_model)
-    report_memory()
     engine = Engine(decoder, options, args.batch_size, args.queue)
     api = Api(
         name=Path(target).name,

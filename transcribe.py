@@ -33,7 +33,6 @@ from speech.transcript import Asked
 from terminal import cli
 from terminal.flags import reading
 from terminal.prompt_files import InOrder
-from terminal.reports import report_memory
 from terminal.summary import Summary
 
 STDIN = "-"
@@ -189,7 +188,6 @@ def answer(args) -> None:
         model, draft = (demo_model(f"speech/{role}") for role in ("target", "draft"))
     transcriber = Transcriber(model, draft if args.num_draft else None)
     cli.note_types(transcriber.model, transcriber.decoder.draft_model)
-    report_memory()
     if args.language:
         code = language_code(args.language, transcriber.special.languages)
         asked = replace(asked, language=code)

@@ -7,7 +7,6 @@ interrupted file, and t5-11b is a single file of 45 GB.
 import errno
 import fcntl
 import hashlib
-import math
 import re
 import shutil
 import sys
@@ -27,13 +26,13 @@ def fetch(
     revision: str | None = None,
     output: Path = Path(),
     converted_size: Callable[[Path], int | None] = lambda folder: 0,
-    most: float = math.inf,
+    start: Callable[[int], bool] = lambda size: True,
 ) -> Path:
     """The folder of a local checkpoint, or of a hub repository's files, downloaded if needed.
 
     Before weights are downloaded, `converted_size` is called with a folder that holds the config.json. It
     raises InputError for an unusable model, and returns the bytes that `output` will take, or None if all files that
-    mlx-lm reads are wanted. A download of more than `most` bytes is an InputError, which names convert.py.
+    mlx-lm reads are wanted. `start`, called with the bytes that are missing, says whether to download them.
     """
     if Path(model).is_dir():
         if revision:
@@ -56,7 +55,7 @@ def fetch(
             if answered or (folder := _cached(model, revision)) is None:
                 raise
             return folder
-        return _download(model, revision, info, output, converted_size, most)
+        return _download(model, revision, info, output, converted_size, start)
     except (errors.HTTPError, errors.HFValidationError, OSError) as error:
         # The client wraps the error that kept it from requesting a file.
         wrapped = isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__
@@ -107,7 +106,7 @@ def _download(
     info,
     output: Path,
     converted_size: Callable[[Path], int | None],
-    most: float,
+    start: Callable[[int], bool],
 ) -> Path:
     """Download what is not in the cache, weights last: if they are there, so is everything else."""
     from huggingface_hub import constants, hf_hub_download, hf_hub_url
@@ -133,7 +132,9 @@ def _download(
     missing = [files[name] for name in (*small, *weights) if not (folder / name).exists()]
     blobs = folder.parents[1] / "blobs"
     download = sum(_remaining(blobs, file) for file in missing)
-    _announce(model, download, output, converted or 0, most)
+    if not start(download):
+        return folder
+    _announce(model, download, output, converted or 0)
     for file in missing:
         if file.lfs and file.size <= constants.MAX_HTTP_DOWNLOAD_SIZE:
             url = hf_hub_url(model, file.rfilename, revision=info.sha)
@@ -154,28 +155,24 @@ def _remaining(blobs: Path, file) -> int:
     return file.size - (found[0].stat().st_size if found else 0)
 
 
-def _announce(model: str, download: int, output: Path, converted: int, most: float) -> None:
-    """Say on stderr what a download and its conversion will take, if anything. InputError for more than `most` bytes,
-    or more than the disk has."""
+def _announce(model: str, download: int, output: Path, converted: int) -> None:
+    """Say on stderr what a download and its conversion will take, if anything. InputError for more than the disk has."""
     from huggingface_hub import constants
 
-    if download > most:
-        ask = f"python convert.py --model {model}"
-        raise InputError(f"{model} is a download of {_gb(download)}; to start it: {ask}")
     cache, beside = Path(constants.HF_HUB_CACHE), output.absolute().parent
     together = cache.stat().st_dev == beside.stat().st_dev
     for folder, needed in ((cache, download + converted * together), (beside, converted)):
         if needed > (free := shutil.disk_usage(folder).free):
             raise InputError(
-                f"{model} needs {_gb(download)} for the download and {_gb(converted)} converted, but "
-                f"{folder} has {_gb(free)} free (move the cache with HF_HOME, the result with --mlx-path)"
+                f"{model} needs {gb(download)} for the download and {gb(converted)} converted, but "
+                f"{folder} has {gb(free)} free (move the cache with HF_HOME, the result with --mlx-path)"
             )
     if download:
-        kept = f", and {_gb(converted)} converted to {output}" if converted else ""
-        print(f"{model}: downloading {_gb(download)} to {cache}{kept}", file=sys.stderr)
+        kept = f", and {gb(converted)} converted to {output}" if converted else ""
+        print(f"{model}: downloading {gb(download)} to {cache}{kept}", file=sys.stderr)
 
 
-def _gb(size: int) -> str:
+def gb(size: float) -> str:
     return f"{size / 1e9:.2f} GB"
 
 
@@ -208,7 +205,7 @@ def _resume(what: str, url: str, file: BinaryIO, size: int) -> None:
         raise
     except errors.HTTPError:
         raise InputError(
-            f"{what}: the connection was lost after {_gb(file.seek(0, 2))} of {_gb(size)}; "
+            f"{what}: the connection was lost after {gb(file.seek(0, 2))} of {gb(size)}; "
             "run the same command to resume"
         ) from None
     except OSError as error:

@@ -1,7 +1,7 @@
 """Which weights are quantized, and how. Modes and their names are MLX's."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import prod
 
 from errors import InputError
@@ -53,9 +53,6 @@ class Quantization:
         if not isinstance(values, dict) or not values.keys() <= {"mode", "bits", "group_size"}:
             raise InputError(f"config.json: unknown quantization {values!r}")
         return cls(**values)
-
-    def to_dict(self) -> dict:
-        return asdict(self)
 
     def covers(self, name: str, shape: tuple[int, ...]) -> bool:
         """Whether the weight `name` is quantized: a matrix whose rows divide into groups."""

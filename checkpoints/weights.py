@@ -111,7 +111,7 @@ def _write_quantized(
 
     def packed() -> Iterator[np.ndarray]:
         for block in blocks:
-            weight, *rest = mx.quantize(to_mlx(block), **quantization.to_dict())
+            weight, *rest = mx.quantize(to_mlx(block), **vars(quantization))
             beside.append([to_numpy(x) for x in rest])
             yield to_numpy(weight)
 

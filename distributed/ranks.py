@@ -92,11 +92,6 @@ class Ranks:
                 raise InputError(error if len({*errors}) == 1 else f"rank {rank}: {error}")
         return cast(T, result)
 
-    def in_turn(self, step: Callable[[], T]) -> T:
-        """This rank's step(), once the ranks before it have finished theirs. Errors as in `together`."""
-        turns = [step if rank == self.rank else lambda: None for rank in range(self.size)]
-        return cast(T, [self.together(turn) for turn in turns][self.rank])
-
     def lines(self, file: Callable[[], Iterable[bytes]]) -> Iterator[bytes]:
         """The lines of the file that rank 0 opens with file(), read as needed."""
         if self.size == 1:

@@ -14,8 +14,7 @@ What the speculative step needs from a model:
                                      to the cache -> logits [B, T, V]
     model.narrowed(ids) -> model     of a draft model: itself, but with the logits of ids [n] only, [B, T, n]
 
-A model that reads prompts in chunks has an attribute `progress`: None, or a function called with the number of
-tokens read and their total. The cache is a class of speculative/cache.py, which says what sees what, or a
+The cache is a class of speculative/cache.py, which says what sees what, or a
 subclass. `model.ranks` is set when several processes share a model's layers.
 
 A new architecture is a module here with FAMILY, a `Family`, and a line in _MODULES. Conversion and loading

@@ -4,7 +4,7 @@ Each layer of an mlx-lm model gets a LayerCache or, for a state (of a recurrent 
 own cache. How to load them: causal_loading.py.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -132,15 +132,8 @@ class CausalCache(SlotCache):
                 state.cache[j] = _chosen([old, moved], order >= 0)
         self._begin()
 
-    def select(self, rows: Sequence[int]) -> None:
-        super().select(rows)
-        self._move(rows)
-
     def reorder(self, rows: Sequence[int]) -> None:
         super().reorder(rows)
-        self._move(rows)
-
-    def _move(self, rows: Sequence[int]) -> None:
         index = mx.array(list(rows))
         for state in self.states:
             state.cache = [None if x is None else x[index] for x in state.cache]
@@ -207,8 +200,6 @@ class DecoderOnly(nn.Module):
     """The part of the contract that decoder-only models share; subclasses add `decode`."""
 
     ranks = ALONE  # the processes that share the model's layers
-    # Called with the number of prompt tokens read and their total.
-    progress: Callable[[int, int], None] | None = None
 
     def prefix(self, prompt: Sequence[int]) -> list[int]:
         return list(prompt)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 
 from checkpoints.config import MOST_LAYERS
@@ -24,6 +25,7 @@ from families.causal import CausalModel
 from families.causal_check import check_cache, first_line
 from families.causal_positions import lifted, max_positions, set_positions, text_of
 from families.folders import WEIGHTS, converted_path
+from families.memory import read_weights
 from text.generation import Generation
 
 
@@ -101,7 +103,7 @@ def _config(raw: dict) -> dict:
 
 
 def load(
-    folder: Path, group: mx.distributed.Group | None = None, split: bool = True
+    name: str, folder: Path, group: mx.distributed.Group | None = None, split: bool = True
 ) -> tuple[CausalModel, Tokenizer]:
     """The model and the tokenizer of a folder that `is_causal`; group, split: as for loading.load.
     `model.chat` is mlx-lm's tokenizer, which knows the chat template.
@@ -113,9 +115,11 @@ def load(
     ranks.check_folder(folder, "mlx-lm")
 
     def read(utils) -> tuple:
-        model, raw = utils.load_model(folder, lazy=split)
+        model, raw = utils.load_model(folder, lazy=True)
         if split:
             _shard(model, raw, group)
+        else:
+            read_weights(name, folder, dict(tree_flatten(model.parameters())), mx.eval)
         set_positions(model, raw)
         return model, raw, utils.load_tokenizer(folder, eos_token_ids=raw.get("eos_token_id"))
 
@@ -129,6 +133,11 @@ def load(
     if split:
         causal.ranks = ranks
     return causal, tokenizer
+
+
+def without_weights(folder: Path) -> Any:
+    """mlx-lm's model of a config.json, its weights unset. InputError if there is none."""
+    return _with_mlx_lm(folder, "size", lambda utils: utils.load_model(folder, True, False)[0])
 
 
 def _shard(model: Any, raw: Mapping, group: mx.distributed.Group | None) -> None:
@@ -187,7 +196,7 @@ def convert_with_mlx_lm(
         from mlx_lm.convert import convert
 
         check_cache(utils.load_model(source, lazy=True)[0])  # before the slow part
-        how = quantization.to_dict() if quantization else {}
+        how = vars(quantization) if quantization else {}
         named = {f"q_{key}": value for key, value in how.items()}
         convert(str(source), str(output), quantize=bool(how), dtype=dtype, **named)
 

@@ -5,28 +5,31 @@ import json
 import re
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 from filelock import FileLock
 
 from checkpoints.folder import open_checkpoint, read_json
-from checkpoints.hub import fetch
+from checkpoints.hub import fetch, gb
 from checkpoints.quantization import Quantization
 from checkpoints.weights import stored_size, write_weights
 from errors import InputError, naming
-from families import architecture_of, default_dtype, family_of
+from families import architecture_of, default_dtype, family_of, memory
 from families.causal_loading import (
     convert_with_mlx_lm,
     find_causal,
     is_causal,
     is_decoder_only,
+    without_weights,
 )
 from families.folders import WEIGHTS, converted, converted_path, missing
 from families.loading import build, read_tokenizers, weight_shapes
 from text.generation import FILE as GENERATION
 
-MOST = 20e9  # bytes that are downloaded without being asked for by convert.py
+MOST = 20e9  # bytes that are downloaded without asking
 
 
 def read_config(folder: Path) -> dict:
@@ -44,14 +47,24 @@ def read_config(folder: Path) -> dict:
 
 def converted_size(
     folder: Path, dtype: str | None, quantization: Quantization | None = None
-) -> int:
+) -> int | None:
     """Bytes of the weights once converted, computed from the folder's config.json alone: the weights may be
-    missing. InputError for a model that cannot be converted."""
+    missing; None for a model that mlx-lm runs. InputError for a model that cannot be converted."""
+    if _for_mlx_lm(folder):
+        return None
+    model, own_dtype, float32 = unset(folder)
+    return stored_size(weight_shapes(model), dtype or own_dtype, float32, quantization)
+
+
+def unset(folder: Path) -> tuple[Any, str, tuple[str, ...]]:
+    """The model of a config.json without its weights, the type that conversion gives them, and which stay float32."""
+    if _for_mlx_lm(folder):
+        return without_weights(folder), "bfloat16", ()
     with naming(folder):
         raw = read_config(folder)
         family = family_of(raw)
-        shapes = weight_shapes(family.model(family.config.from_hub(raw, None)))
-    return stored_size(shapes, dtype or default_dtype(raw), family.float32, quantization)
+        model = family.model(family.config.from_hub(raw, None))
+    return model, default_dtype(raw), family.float32
 
 
 def convert(
@@ -82,7 +95,7 @@ def convert(
             raise InputError(f"{output} is not a converted model; --force does not replace it")
         try:
             how = dtype, quantization
-            source = fetch(model, revision, output, lambda folder: _size(folder, *how))
+            source = fetch(model, revision, output, lambda folder: converted_size(folder, *how))
             if _for_mlx_lm(source):
                 how = dtype or "bfloat16", quantization
                 convert_with_mlx_lm(source, partial, *how)
@@ -102,6 +115,19 @@ def convert(
     return output
 
 
+def describe(model: str, revision: str | None = None) -> None:
+    """Print what a model takes. Of one on the hub only the config.json is downloaded."""
+
+    def stop(size: int) -> bool:
+        print(f"download: {gb(size)}")
+        return False
+
+    found = memory.needed(*unset(fetch(model, revision, start=stop)))
+    print(f"memory for {memory.ROWS} prompts and outputs of {memory.TOKENS} tokens:")
+    for bits, size in found.items():
+        print(f"  in {bits} bits {gb(size)}, a Mac of {memory.mac_for(size)}")
+
+
 def find(name: str) -> Path:
     """The folder that a user means: a converted one or one for mlx-lm, by its path or its name under mlx_models/, or
     owner/name on the hub, which is downloaded and converted on first use. InputError if there is none."""
@@ -112,13 +138,22 @@ def find(name: str) -> Path:
         raise missing(name)
     output = converted_path(name)
     output.parent.mkdir(parents=True, exist_ok=True)
-    source = fetch(name, None, output, lambda folder: _size(folder, None, None), MOST)
+    wanted = partial(_wanted, name)
+    source = fetch(name, None, output, lambda folder: converted_size(folder, None), wanted)
     return source if _for_mlx_lm(source) else convert(name, exist_ok=True)
 
 
-def _size(folder: Path, dtype: str | None, quantization: Quantization | None) -> int | None:
-    """Like `converted_size`; None for a model that mlx-lm runs."""
-    return None if _for_mlx_lm(folder) else converted_size(folder, dtype, quantization)
+def _wanted(name: str, size: int) -> bool:
+    """Whether to download `size` bytes: if they are many, asks on a terminal, and elsewhere raises InputError."""
+    if size <= MOST:
+        return True
+    said = f"{name} is a download of {gb(size)}"
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise InputError(f"{said}; to start it: python convert.py --model {name}")
+    print(f"{said}. Start it? [y/N] ", end="", file=sys.stderr, flush=True)
+    if input().lower() not in ("y", "yes"):
+        raise InputError(f"{name} is not downloaded; smaller models: docs/models.md")
+    return True
 
 
 def _for_mlx_lm(folder: Path) -> bool:
@@ -159,7 +194,7 @@ def _write(
     write_weights(output / WEIGHTS, tensors, dtype, family.float32, quantization)
     values = raw | config.to_dict() | {"dtype": dtype, "converted_from": origin}
     if quantization:
-        values["quantization"] = quantization.to_dict()
+        values["quantization"] = vars(quantization)
     (output / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     if (source / GENERATION).exists():
         shutil.copyfile(source / GENERATION, output / GENERATION)

@@ -19,7 +19,7 @@ from checkpoints.tensors import to_mlx
 from distributed import sharding
 from distributed.ranks import Ranks
 from errors import InputError, naming
-from families import Family, causal_loading, family_of
+from families import Family, causal_loading, family_of, memory
 from families.folders import WEIGHTS
 from text.generation import Generation
 from text.languages import Languages
@@ -43,7 +43,7 @@ def build(
             weight = module.get("weight")
             return weight is not None and quantization.covers(name, weight.shape)
 
-        nn.quantize(model, **quantization.to_dict(), class_predicate=covered)
+        nn.quantize(model, **vars(quantization), class_predicate=covered)
     try:
         model.load_weights([(name, mx.zeros(shape)) for name, shape in shapes.items()])
     except (ValueError, OverflowError) as error:
@@ -77,7 +77,7 @@ def load(
 
     path = ranks.together(lambda: conversion.find(str(name)))
     if causal_loading.is_causal(path):
-        return causal_loading.load(path, group, split)
+        return causal_loading.load(str(name), path, group, split)
     family, model, quantization, arrays = ranks.together(lambda: _open(path))
     ranks.check_folder(path)
 
@@ -88,7 +88,8 @@ def load(
             sharding.load_shard(model, arrays, ranks.rank)
             model.ranks = ranks
         else:
-            model.load_weights([(key, to_mlx(array)) for key, array in arrays.items()])
+            loaded = memory.read_weights(str(name), path, arrays, to_mlx)
+            model.load_weights(list(loaded.items()))
         mx.eval(model.parameters())  # what is lazy can only be computed by the thread that made it
         with naming(path / TOKENIZER):  # a target compares it with its own
             model.tokenizer, model.source_tokenizer = read_tokenizers(path, model.config)

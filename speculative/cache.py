@@ -155,15 +155,15 @@ class SlotCache:
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep `rows`, in this order. A row may appear twice, to be replaced."""
-        index = mx.array(list(rows))
-        self.position = self.position[list(rows)]
-        for store in (self.keys, self.values):
-            store[:] = [None if slots is None else slots[index] for slots in store]
+        self.reorder(rows)
 
     def reorder(self, rows: Sequence[int]) -> None:
         """Keep `rows`, in this order; each must replace a row of the same prompt, because the source's
         keys and values stay in place."""
-        SlotCache.select(self, rows)
+        index = mx.array(list(rows))
+        self.position = self.position[list(rows)]
+        for store in (self.keys, self.values):
+            store[:] = [None if slots is None else slots[index] for slots in store]
 
 
 class CrossCache(SlotCache):

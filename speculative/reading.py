@@ -10,6 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from tqdm import tqdm
 
 from speculative.cache import MASKED, SlotCache
 
@@ -20,17 +21,17 @@ CHUNK = 512  # tokens of each row in a call that reads
 
 
 def read(model: Any, cache: SlotCache, rows: Rows) -> None:
-    """Read all but the last token of each row, as far as the cache lacks them."""
+    """Read all but the last token of each row, as far as the cache lacks them. A terminal shows a bar after two
+    seconds."""
     tokens, positions = lacking([row[:-1] for row in rows], cache.lengths, model.config)
     width = tokens.shape[1]
-    for start in range(0, width, CHUNK):
+    how: Any = dict(unit="tok", unit_scale=CHUNK, delay=2, leave=False, disable=None)
+    for start in tqdm(range(0, width, CHUNK), "reading the prompt", **how):
         end = min(start + CHUNK, width)
         model.decode(mx.array(tokens[:, start:end]), positions[:, start:end], cache)
         cache.keep(np.full(len(rows), end - start))
         cache.wait()
         mx.clear_cache()  # each chunk needs larger buffers, so free the last one's
-        if progress := getattr(model, "progress", None):
-            progress(end, width)
 
 
 def lacking(rows: Rows, held: np.ndarray, config: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -2,8 +2,6 @@
 
 import sys
 
-import mlx.core as mx
-
 from decoder import SpeculativeDecoder
 from speculative.options import Options
 
@@ -26,16 +24,3 @@ def report_alone(decoder: SpeculativeDecoder) -> None:
     """Say on stderr if the model cannot decode in batches."""
     if decoder.at_most(2) == 1:
         print("this model decodes one prompt at a time (docs/mlx_lm_models.md)", file=sys.stderr)
-
-
-def report_memory() -> None:
-    """Say on stderr if the loaded models need nearly all the memory that macOS recommends for the GPU: 0.9, as in
-    mlx-lm."""
-    most = int(mx.device_info().get("max_recommended_working_set_size") or 0)
-    used = mx.get_active_memory()
-    if 0 < 0.9 * most < used:
-        print(
-            f"the models take {used / 1e9:.1f} GB, and macOS recommends {most / 1e9:.1f} GB at most for the GPU: "
-            "decoding may be slow; convert them with --quantize, or use smaller ones",
-            file=sys.stderr,
-        )

@@ -2,6 +2,7 @@
 they would have got alone is shown in test_decoder.py."""
 
 import itertools
+import os
 import random
 import resource
 import sys
@@ -96,7 +97,13 @@ def test_models_that_hardly_fit_are_told(demo_folders, monkeypatch, most, told):
     for script, asked in (("main.py", ("-p", PROMPT)), ("transcribe.py", (CLIP,))):
         result = call(*asked, cwd=demo_folders, script=script)
         assert result.returncode == 0
-        assert ("macOS recommends 0.0 GB" in result.stderr) == told
+        assert ("0.00 GB of memory are left for it: decoding may be slow" in result.stderr) == told
+    monkeypatch.setattr(os, "sysconf", lambda name: 1 << 10)
+    result = call("-p", PROMPT, cwd=demo_folders)
+    assert (
+        result.returncode == bool(told or most is None)
+        and ("main.py: " in result.stderr) == result.returncode
+    )
 
 
 @pytest.mark.parametrize(("batch_size", "held"), [(8, True), (1, False), (40, False)])

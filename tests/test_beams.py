@@ -108,7 +108,7 @@ def test_texts_and_scores_are_those_of_transformers(models, beams, penalty, earl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", ["t5", "v1.1", "ul2", "one end"])
+@pytest.mark.parametrize("variant", ["t5", "one end"])
 def test_every_length_penalty_and_way_to_stop(variant):
     models = pair("ul2", ENDS[:1]) if variant == "one end" else pair(variant)
     ways = itertools.product((0.5, 1.0, 2.0, -0.5, 0.0), (False, True, "never"))
@@ -172,15 +172,11 @@ WAYS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bart", "mbart", "pegasus"])
-def test_barts_family(name):
+def test_barts_family():
     """With what BART's checkpoints ask for: no 3-gram twice, a least length, a forced first and last token."""
-    raw = RAW[name] | dict(decoder_layers=2)
+    raw = RAW["bart"] | dict(decoder_layers=2)
     reference, model = both(raw)
     reference.generation_config.forced_eos_token_id = None  # as its config has it
-    if name == "mbart":  # whose text begins with the last token of its source
-        reference.generation_config.decoder_start_token_id = 9
-        model.prefix = lambda prompt: [9]
     end = raw["eos_token_id"]
     asked = dict(no_repeat_ngram_size=3, min_tokens=3, forced_bos_token_id=7)
     for how in WAYS:

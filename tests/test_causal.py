@@ -73,15 +73,12 @@ def test_fillers_see_themselves_and_nobody_sees_them(llama):
 
 
 def test_prompts_are_read_in_chunks_without_logits(llama, monkeypatch):
-    told = []
     whole = CausalModel(llama)
     tokens, mask = np.random.default_rng(0).integers(3, 61, (2, 40)), np.arange(40) < [[40], [9]]
     last, at = mx.array(tokens[[0, 1], [39, 8]][:, None]), np.array([[39], [8]], np.int32)
     expected = whole.decode(last, at, whole.start(mx.array(tokens), mask))
     monkeypatch.setattr(reading, "CHUNK", 7)
-    whole.progress = lambda *done: told.append(done)
     cache = whole.start(mx.array(tokens), mask)
-    assert told == [(n, 39) for n in (7, 14, 21, 28, 35, 39)]
     assert cache.lengths.tolist() == [39, 8]
     assert mx.allclose(whole.decode(last, at, cache), expected, atol=1e-4)
     monkeypatch.undo()

@@ -13,11 +13,13 @@ pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-lm.t
 
 from helpers import programs
 from helpers.programs import ANSWER, DEMO, PROMPT
+from tqdm import tqdm
 
 from benchmarks import causal
 from benchmarks.measure import decoder, widened_pair
 from demo.examples import examples
 from families.causal_loading import encode_prompt
+from speculative import reading
 
 pytestmark = pytest.mark.slow
 
@@ -78,13 +80,16 @@ def test_main_answers_in_the_template(tmp_path, arguments):
     assert all("half-precision" in line for line in result.stderr.splitlines())  # without a GPU
 
 
-def test_a_long_prompt_shows_how_far_it_is_read(tmp_path):
-    """On a terminal, and only where it is read in several chunks."""
+def test_a_long_prompt_shows_how_far_it_is_read(tmp_path, monkeypatch):
+    """On a terminal, once it takes long: the demo's are read at once."""
     terminal, stderr = pty.openpty()
     fcntl.ioctl(stderr, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     shown = []
-    for prompt in (PROMPT, "repair: " + "The king sees the house. " * 100):
-        asked = [*PAIR, "-m", "2", "-p", prompt]
+    asked = [*PAIR, "-m", "2", "-p", "repair: " + "The king sees the house. " * 100]
+    for seconds in (2, 0):
+        monkeypatch.setattr(
+            reading, "tqdm", lambda *a, s=seconds, **k: tqdm(*a, **k | {"delay": s})
+        )
         assert programs.call(*asked, cwd=tmp_path, terminal=stderr).returncode == 0
         shown.append(os.read(terminal, 65536).decode())
     os.close(stderr), os.close(terminal)

@@ -159,7 +159,7 @@ def test_a_failed_replacement_leaves_the_earlier_conversion(folder, tmp_path, mo
 
 @pytest.mark.slow
 def test_a_full_disk_is_one_line_and_leaves_nothing(folder, tmp_path):
-    """Simulated by a limit on the size of a file, at many places of the tokenizer's files and of weights.npz."""
+    """Simulated by a limit on the size of a file, in the tokenizer's files, amid weights.npz and at its end."""
     size = (convert(str(folder), tmp_path / "whole") / "weights.npz").stat().st_size
     code = (
         "import resource, sys, convert; from terminal import cli;"
@@ -168,7 +168,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(folder, tmp_path):
     )
     output = tmp_path / "out"
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    for limit in (1, 20_000, size // 3, size // 2, size - 300, size - 1):
+    for limit in (1, size // 2, size - 1):
         command = [sys.executable, "-c", code, *HOW, folder, "--mlx-path", output, str(limit)]
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         assert result.returncode == 1
@@ -357,15 +357,3 @@ def test_wrong_weights_are_named(folder, tmp_path, name, shape, message):
         convert(str(folder), tmp_path / "out")
     assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
     assert {p.name for p in tmp_path.iterdir()} == {"checkpoint", ".out.lock"}
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("nobody/nothing", "not complete in the cache .*, and HF_HUB_OFFLINE is set"),
-        ("./no/such/folder", "neither a folder nor a name on the Hugging Face hub"),
-    ],
-)
-def test_wrong_names_are_named(tmp_path, name, message):
-    with pytest.raises(InputError, match=message):
-        convert(name, tmp_path / "out")

@@ -22,11 +22,12 @@ from helpers.hub_server import Hub, cut, refuse, replace, stall
 from helpers.programs import ROOT
 from huggingface_hub import constants
 
+import main
 from checkpoints.folder import weight_files
 from checkpoints.hub import fetch
 from decoder import load
 from errors import InputError
-from families.conversion import convert
+from families.conversion import convert, describe
 
 MODEL = "org/model"
 CONFIG = b'{"model_type": "t5", "vocab_size": 9, "d_model": 4, "d_kv": 2, "d_ff": 4, "num_heads": 2, "num_layers": 1}'
@@ -157,38 +158,57 @@ def test_the_command_downloads_once_and_then_works_offline(hub, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ["target", "causal-target"])
-def test_a_model_on_the_hub_is_decoded_by_its_name(hub, tmp_path, role):
+def test_a_model_on_the_hub_is_decoded_by_its_name(hub, cache, tmp_path, monkeypatch, capsys, role):
     """Interrupted twice on the way, it goes on; then it needs no hub."""
+    monkeypatch.chdir(tmp_path)
+    prompt = "translate number to German: 1284"
+    monkeypatch.setattr(sys, "argv", ["main.py", "--model", MODEL, "--prompt", prompt])
     hub.add(MODEL, {p.name: p.read_bytes() for p in (ROOT / "demo" / role).iterdir()})
-    how = "main.py", "--prompt", "translate number to German: 1284"
     for end in (1_000_000, 2_000_000):
         hub.faults = {"GET .*safetensors": cut(end)}
-        out, errors = run(hub, tmp_path / "home", *how).communicate()
-        assert out == "" and errors.splitlines()[-1].endswith("run the same command to resume")
+        with pytest.raises(InputError, match="run the same command to resume"):
+            main.main()
     hub.faults = {}
+    capsys.readouterr()
     for said in (f"{MODEL}: downloading 0.00 GB", ""):
-        run_ = run(hub, tmp_path / "home", *how)
-        out, errors = run_.communicate()
-        assert (run_.returncode, out) == (0, "eintausendzweihundertvierundachtzig\n"), errors
-        assert errors.startswith(said)
+        main.main()
+        out, errors = capsys.readouterr()
+        assert out == "eintausendzweihundertvierundachtzig\n" and errors.startswith(said)
         hub.requests.clear()
         hub.faults = {"": refuse(500)}
     assert hub.requests == []
 
 
+@pytest.mark.parametrize("answer", [None, "n", "y"])
 @pytest.mark.parametrize("decoder_only", [False, True])
-def test_a_large_download_is_asked_for(hub, cache, tmp_path, monkeypatch, decoder_only):
+def test_a_large_download_is_asked_for(hub, cache, tmp_path, monkeypatch, decoder_only, answer):
     monkeypatch.chdir(tmp_path)
     if decoder_only:
         config = b'{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}'
         hub.add(MODEL, SINGLE | {"config.json": config})
     hub.sizes[SAFE] = 20_100_000_000
     usage(monkeypatch, 10**12)
+    if answer:
+        for file in (sys.stdin, sys.stderr):
+            monkeypatch.setattr(file, "isatty", lambda: True)
+        monkeypatch.setattr("builtins.input", lambda: answer)
     with pytest.raises(InputError) as caught:
         load(MODEL)
     told = f"{MODEL} is a download of 20.10 GB; to start it: python convert.py --model {MODEL}"
-    assert str(caught.value) == told
-    assert SAFE not in hub.fetched()
+    no = f"{MODEL} is not downloaded; smaller models: docs/models.md"
+    assert answer == "y" or str(caught.value) == (no if answer else told)
+    assert (SAFE in hub.fetched()) == (answer == "y")
+
+
+def test_what_a_model_would_take_is_told_by_its_config_alone(hub, cache, capsys):
+    hub.sizes[SAFE] = 6_000_000_000
+    describe(MODEL)
+    download, about, *lines = capsys.readouterr().out.splitlines()
+    assert download == "download: 6.00 GB" and about.endswith(
+        "8 prompts and outputs of 512 tokens:"
+    )
+    assert lines == [f"  in {bits} bits 0.00 GB, a Mac of 8 GB" for bits in (16, 8, 4)]
+    assert hub.fetched() == ["config.json"]
 
 
 def test_what_is_no_family_of_ours_is_told_by_its_config_alone(hub, cache, tmp_path):
@@ -353,6 +373,7 @@ def test_what_is_wrong_is_said_in_one_line(
     [
         ("org/none", None, NOT_THERE),
         ("a--b/c..d", None, NOT_THERE),
+        ("./no/such/folder", None, " is neither a folder nor a name on the Hugging Face hub"),
         (MODEL, "v9", " has no revision v9 on the Hugging Face hub"),
     ],
 )

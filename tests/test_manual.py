@@ -198,6 +198,13 @@ def test_python_in_the_manual_runs(name, work, monkeypatch):
         assert known["text"] == ANSWER
 
 
+def test_the_table_of_memory_is_what_its_script_prints():
+    pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-lm.txt")
+    from helpers.memory_table import table
+
+    assert table() in read("docs/models.md")
+
+
 def test_the_step_in_the_manual_is_the_step():
     (shown,) = blocks_in("docs/design.md", "python")
     _, _, body = inspect.getsource(Batch.step).split('"""')

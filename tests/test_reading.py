@@ -69,9 +69,9 @@ def test_texts_are_the_same_with_and_without(cpu, name):
 
     def same(prompts, batch_size, **options) -> list[list[int]]:
         texts = list(map(as_text, prompts))
-        found = without.batch_generate(texts, batch_size, max_tokens=12, **options)
+        found = without.batch_generate(texts, batch_size, max_tokens=6, **options)
         for i, other in enumerate(others):
-            answers = other.batch_generate(texts, batch_size, max_tokens=12, **options)
+            answers = other.batch_generate(texts, batch_size, max_tokens=6, **options)
             assert [a.tokens for a in answers] == [f.tokens for f in found], (i, options)
             reused[i] += sum(a.stats.cached_tokens for a in answers)
         return [each.tokens for each in found]
@@ -83,7 +83,7 @@ def test_texts_are_the_same_with_and_without(cpu, name):
         talks = [[*talk, *text, *more] for talk, text, more in zip(talks, texts, new, strict=True)]
     lines = random_prompts(6, 12, begin=[7, 8, 9] * 20)
     same(lines, 4, num_draft=2)
-    assert (reused > (300, 50, 300)).all(), reused
+    assert (reused > (200, 50, 200)).all(), reused
     assert all(0 < other.kept.size <= other.kept.limit for other in others)
 
 

@@ -4,18 +4,14 @@ import json
 import random
 from operator import itemgetter
 
-import mlx.core as mx
-import numpy as np
 import pytest
 from helpers.decoding import decode_with, drafters, new_batch, new_rows, ragged_prompts, total
-from helpers.laws import LIMIT, TableModel, decoded, deviation_of, joint_law
 from helpers.programs import call
 from helpers.scripted import Clock, agreeing, plain
 
 from decoder import Options, SpeculativeDecoder, batch_generate, generate
 from speculative.batch import Waiting, decode
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
-from speculative.sampling import probabilities
 from text.memory import Memory, Pair
 from text.prompts import Prompt
 
@@ -50,20 +46,6 @@ def test_rows_with_references_are_plain_rows(kind, num_draft):
     assert [row.generated for row in rows] == expected
     right = total(rows[::5])
     assert right.accepted > right.drafted / 2 > 0
-
-
-@pytest.mark.slow
-def test_sampled_rows_with_references_have_the_targets_law():
-    class Referring(PromptLookup):
-        def _matchers_for(self, row):
-            row.reference = [0, 1, 2, 3]
-            return super()._matchers_for(row)
-
-    options = Options(max_tokens=4, temp=0.7, num_draft=4, acceptance="block", seed=4)
-    rows = decoded(options, Referring())
-    p = np.array(probabilities(mx.array(TableModel(0).logits), 0.7))
-    assert deviation_of(rows, joint_law(p, 4)) < LIMIT
-    assert total(rows).accepted > len(rows) / 2
 
 
 def test_a_right_reference_is_copied_to_the_end_and_goes_on_after_a_change():

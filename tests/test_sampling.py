@@ -22,7 +22,6 @@ from helpers.decoding import (
 from helpers.laws import TableModel
 from helpers.models import random_model
 from helpers.oracle import disturbed, with_eos
-from helpers.pairs import ours
 
 from speculative.batch import Waiting, decode
 from speculative.drafting import ModelDrafter
@@ -47,14 +46,13 @@ def sampled(model, drafter, prompts, batch_size, **options) -> list[list[int]]:
 MODELS = {
     "v1.1": partial(random_model, "v1.1"),
     "marian": partial(lively_model, "marian"),  # bans a token
-    "t5gemma": partial(ours, "t5gemma"),  # windows and capped logits
 }
 SLOW = partial(pytest.param, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("both", "v1.1"), SLOW("model", "v1.1"), SLOW("lookup", "marian"), SLOW("both", "t5gemma")],
+    [("both", "v1.1"), SLOW("lookup", "marian")],
 )
 def test_coupled_text_is_plain_text(kind, name):
     """Over prompts, seeds, numbers of drafted tokens and batches, each with a good and a useless draft model."""
@@ -98,7 +96,7 @@ def test_one_candidate_is_greedy():
 
 @pytest.mark.parametrize(
     ("rule", "name"),
-    [*((rule, "v1.1") for rule in RULES), SLOW("token", "marian"), SLOW("block", "t5gemma")],
+    [*((rule, "v1.1") for rule in RULES), SLOW("token", "marian")],
 )
 def test_rows_do_not_depend_on_their_batch(rule, name):
     """A greedy row beside sampled ones, other filters, processors and seeds: each as it is alone."""

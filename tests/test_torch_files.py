@@ -10,7 +10,6 @@ from helpers import checkpoints
 from helpers.torch_files import DATA, Call, Global, legacy, payload, tensor, whole, zipped
 
 from checkpoints import tensors
-from checkpoints.folder import open_checkpoint
 from checkpoints.torch_files import read_torch
 from errors import InputError
 
@@ -76,24 +75,6 @@ def test_blocks_bound_what_is_read_at_once(tmp_path, monkeypatch, kind):
         assert [len(block) for block in found.blocks()] == [2, 2, 2, 2, 2, 1]
         assert all(block.base is None or block.nbytes <= 100 for block in found.blocks())
     check(state, tmp_path / "m.bin")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_shards_are_found_through_the_index_whatever_their_names(tmp_path, kind):
-    state = {name: torch.randn(3, 4) for name in "abcdef"}
-    checkpoints.save(tmp_path, {}, state, shards=3, kind=kind)
-    other = checkpoints.FORMATS["legacy" if kind == "zip" else "zip"][0]
-    file = sorted(tmp_path.glob("*.bin"))[1]
-    other(torch.load(file), file)  # shards need not agree in their format
-    found = open_checkpoint(tmp_path)
-    assert found.keys() == state.keys()
-    assert all(whole(found[name]) == payload(state[name]) for name in state)
-
-
-def test_safetensors_come_first(tmp_path):
-    for kind, value in (("safetensors", 1.0), ("zip", 2.0)):
-        checkpoints.save(tmp_path, {}, {"w": torch.full((2,), value)}, kind=kind)
-    assert next(open_checkpoint(tmp_path)["w"].blocks())[0] == 1
 
 
 # ---------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ def pair(name: str, bits: int | None = None):
 SLOW = [
     pytest.param(*each, marks=pytest.mark.slow)
     for each in (
-        *(("v1.1", 8), ("mt5", None), ("m2m", None), ("marian", None), ("bart", None)),
+        *(("v1.1", 8), ("m2m", None), ("marian", None), ("bart", None)),
         *(("t5gemma", None), ("qwen3", None), ("llama", 8)),
     )
 ]

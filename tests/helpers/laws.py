@@ -6,13 +6,15 @@ from types import SimpleNamespace
 import mlx.core as mx
 import numpy as np
 
-from helpers.decoding import finish, new_batch, new_rows
+from helpers.decoding import new_batch, new_rows
+from speculative.batch import Waiting, decode
 from speculative.cache import CrossCache
 from speculative.options import Options
 from speculative.sampling import Draft, _padded_q, probabilities
 
 V = 4
 LIMIT = 4.5  # deviation; one in 300,000 by chance
+BATCH = 2000
 
 
 def deviation(counts: np.ndarray, law: np.ndarray) -> float:
@@ -86,10 +88,10 @@ def counts_of_one_step(accept, p: np.ndarray, q: np.ndarray, k: int, draws: int,
 
 
 def decoded(options: Options, drafter, schedule=None, count: int = 30_000):
-    """Rows, decoded side by side with TableModel(0)."""
+    """Rows, decoded with TableModel(0), BATCH of them side by side."""
     batch = new_batch(TableModel(0), drafter, options, schedule)
-    batch.admit(new_rows([[b % 3, b % 2] for b in range(count)], options))
-    return finish(batch)
+    rows = new_rows([[b % 3, b % 2] for b in range(count)], options)
+    return list(decode(batch, Waiting(rows), BATCH))
 
 
 def deviation_of(rows, law: np.ndarray) -> float:

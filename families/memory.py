@@ -1,0 +1,107 @@
+"""How much memory there is, and how much a model needs, from its config.json alone."""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
+from tqdm import tqdm
+
+from checkpoints.folder import read_json
+from checkpoints.hub import gb
+from checkpoints.quantization import Quantization
+from checkpoints.weights import stored_size
+from errors import InputError
+from model import EncoderDecoder
+
+ROWS, TOKENS = 8, 512  # prompts of a batch, and the tokens of each prompt and of each output
+T = TypeVar("T")
+MACS = (8, 16, 24, 32, 64, 128)  # GB of RAM
+
+
+def recommended() -> int | None:
+    """Bytes that macOS recommends at most for a Mac's GPU; None elsewhere."""
+    most = mx.device_info().get("max_recommended_working_set_size")
+    return None if most is None else int(most)
+
+
+def installed() -> int:
+    """Bytes of the machine's RAM."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def mac_for(needed: int) -> str:
+    """The RAM of the smallest Mac whose GPU may use so many bytes. macOS recommends (llama.cpp logs it) two thirds of
+    16, 24 and 32 GB, and three quarters or more of 64 and 128 GB."""
+    usable = {ram: (2 / 3 if ram <= 32 else 3 / 4) * ram * 2**30 for ram in MACS}
+    found = next((ram for ram in MACS if needed <= usable[ram]), None)
+    return f"{found} GB" if found else f"over {MACS[-1]} GB"
+
+
+def read_weights(
+    name: str, folder: Path, weights: Mapping[str, Any], read: Callable[[Any], T]
+) -> dict[str, T]:
+    """read(weight) of each weight of the model in a folder; a terminal shows a bar after two seconds. InputError if the
+    machine has not enough memory; if nearly all of it will be in use (0.9, as in mlx-lm), say so on stderr."""
+    size, found = sum(weight.nbytes for weight in weights.values()), dict[str, T]()
+    _check_room(name, folder, size)
+    how: Any = dict(unit="B", unit_scale=True, delay=2, leave=False, disable=None)
+    with tqdm(desc=f"loading {name}", total=size, **how) as bar:
+        for key, weight in weights.items():
+            found[key] = read(weight)
+            bar.update(weight.nbytes)
+    return found
+
+
+def _check_room(name: str, folder: Path, size: int) -> None:
+    room, used = recommended() or installed(), mx.get_active_memory()
+    if size + used <= 0.9 * room:
+        return
+    origin = read_json(folder / "config.json").get("converted_from", name)
+    hint = f"for fewer bits see python convert.py --model {origin} --dry-run, for smaller models docs/models.md"
+    said = f"{name} takes {gb(size)}, and {gb(max(0, room - used))} of memory are left for it"
+    if size + used > installed():
+        raise InputError(f"{said}; {hint}")
+    print(f"{said}: decoding may be slow; {hint}", file=sys.stderr)
+
+
+def needed(model: Any, dtype: str, float32: tuple[str, ...] = ()) -> dict[int, int]:
+    """Bits of the weights (16: as `dtype` has them, 8, 4) -> bytes that a model takes to decode a batch: weights and
+    caches, which outgrow what reading the prompts took. float32: as for `stored_size`.
+
+    Nothing is computed: MLX knows the shape of what it has yet to compute.
+    """
+    weights: dict[str, Any] = dict(tree_flatten(model.parameters()))
+    shapes = {name: weight.shape for name, weight in weights.items()}
+    model.set_dtype(getattr(mx, dtype))
+    batch, found = _full_cache(model), {}
+    for bits in (16, 8, 4):
+        quantization = Quantization(bits=bits) if bits < 16 else None
+        found[bits] = batch + stored_size(shapes, dtype, float32, quantization)
+    return found
+
+
+def _full_cache(model: Any) -> int:
+    """Bytes of the caches of ROWS prompts of TOKENS tokens with outputs as long."""
+    if not hasattr(model, "start"):  # mlx-lm's own
+        from mlx_lm.models.cache import make_prompt_cache
+
+        layers = make_prompt_cache(model)
+        model(mx.zeros((ROWS, 2 * TOKENS), mx.int32), cache=layers)
+        return sum(layer.nbytes for layer in layers)
+    c, most = model.config, TOKENS
+    if not isinstance(model, EncoderDecoder):
+        cache, most = model.new_cache(ROWS), 2 * TOKENS
+    elif hasattr(model, "windows"):  # of sound: they are Whisper's prompts
+        silence = np.zeros((c.frames, c.num_mel_bins), np.float32)
+        windows = [model.windows.add(silence) for _ in range(ROWS)]
+        cache = model.start(mx.array(windows))
+    else:
+        cache = model.start(mx.zeros((ROWS, min(TOKENS, c.max_prompt_tokens or TOKENS)), mx.int32))
+    positions = np.tile(np.arange(min(most, c.max_positions or most), dtype=np.int32), (ROWS, 1))
+    model.decode(mx.zeros(positions.shape, mx.int32), positions, cache)
+    return sum(array.nbytes for array in cache.arrays)
