@@ -57,21 +57,6 @@ def test_the_form_asked_for_replaces_the_servers(fields, option):
     assert options_of(fields, Chat, Options(regex="b")) == Options(**option or {"regex": "b"})
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"response_format": {"type": "yaml"}},
-        {"structured_outputs": {"structural_tag": "x"}},
-        {"structured_outputs": {"regex": "a", "grammar": "b"}},
-        {"regex": "a"},
-        {"tools": [{"type": "function"}]},
-    ],
-)
-def test_other_forms_are_refused(fields):
-    with pytest.raises(InputError):
-        options_of(fields)
-
-
 def test_each_field_is_an_option():
     expected = {"temp" if name == "temperature" else name: x for name, x in FIELDS.items()}
     assert options_of(FIELDS) == Options(**expected)
