@@ -40,6 +40,7 @@ from speculative.row import Stats as Stats
 from speculative.sampling import RowSeeds, log_probabilities, sampler
 from speculative.schedule import AdaptiveSchedule, FixedSchedule, Schedule
 from speculative.vocabulary import DraftVocabulary
+from text.grammar import Grammars
 from text.languages import chosen, frame
 from text.memory import Memory
 from text.prompts import Prompt, check_prompt
@@ -109,8 +110,10 @@ class Batch(RowBatch):
                 continue
             *drafted, n, token = found[b].tolist()
             length = int(draft.lengths[b])
-            drafter, candidate = "draft_model" if modelled[b] else "lookup", plan.candidates[b]
-            origins = drafter, "corrected" if n < length else "target"
+            candidate = plan.candidates[b]
+            first = ["forced"] * len(candidate.forced) if candidate else []
+            drafts = first + ["draft_model" if modelled[b] else "lookup"] * n
+            origins = drafts, "corrected" if n < length else "target"
             accepted[b] = row.commit(drafted[:n], token, origins, self.target.config.eos_token_ids)
             if row.stats.remembered and candidate and candidate.kind.startswith("reference"):
                 row.stats.from_memory += accepted[b]
@@ -193,6 +196,7 @@ class SpeculativeDecoder:
         self.model, self.tokenizer, self.draft_model = model, tokenizer, draft_model
         self.encode, self.memory, config = encode, memory, model.config
         self._hidden = {config.pad_token_id, *config.eos_token_ids, *getattr(model, "hidden", ())}
+        self.grammars = Grammars(tokenizer, config, self._hidden)
         self._shared = 0  # target and draft model share the ids below this
         if draft_model is not None:
             _check_model("draft_model", draft_model)
@@ -301,7 +305,7 @@ class SpeculativeDecoder:
         text_stream = TextStream(self.tokenizer, self._hidden, options.stops)
         row = Row(tokens, options, seed(tokens), prefix, text_stream)
         row.begin(prefix, self.model.config)
-        row.prompt_text = text
+        row.prompt_text, row.grammar = text, self.grammars.matcher(options)
         if not reference and self.memory:
             reference = self.memory.reference(text, *languages)
             row.stats.remembered = int(reference is not None)

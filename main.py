@@ -22,7 +22,7 @@ from demo.pair import demo_model
 from distributed.ranks import ALONE, Ranks, session
 from errors import InputError
 from families.causal_loading import encode_prompt
-from speculative.options import MAX_TOKENS
+from speculative.options import FORMS, MAX_TOKENS
 from terminal import cli
 from terminal.chat import chat
 from terminal.colours import coloured, legend, painted
@@ -46,7 +46,8 @@ from text.prompts import check_prompt
 Done = Callable[[Response], None]
 # Have no effect with beam search, nor with --num-draft 0
 DRAFTING = "draft_model draft_vocabulary lookup delta reference memory".split()
-SOURCES = "draft_model lookup reference memory prompt_file".split()  # its lines may have references
+# Of drafts; a prompt file's lines may have references
+SOURCES = ["draft_model", "lookup", "reference", "memory", "prompt_file", *FORMS]
 TOLD = 10  # seconds after which --verbose says again how far a file is, without a terminal
 BEAMS = ("length_penalty", "early_stopping")  # have no effect without beam search
 SAMPLING = ("top_k", "top_p", "min_p", "seed", "acceptance")  # have no effect on greedy decoding
@@ -88,7 +89,7 @@ def parse_args(argv: list[str] | None = None):
     flag("--json", action="store_true", help=text)
     flag("--verbose", action="store_true", help="print statistics to stderr at the end")
     text = (
-        "on a terminal, colour each token by its origin: prompt lookup, the draft model, the target in place of a "
+        "on a terminal, colour each token by its origin: a form, prompt lookup, the draft model, the target in place of a "
         "rejected token, or the target's own"
     )
     flag("--show-draft", action="store_true", help=text)
@@ -162,6 +163,11 @@ def print_summary(args, decoder, options: Options, summary: Summary, began: floa
         elif summary.longest_cut < limit:
             reason = f"the model's maximum length cut {texts} short"
         print(reason, file=sys.stderr)
+    if summary.failed:
+        print(
+            f"{summary.failed} of {summary.texts} outputs could not keep to their form",
+            file=sys.stderr,
+        )
     if args.verbose:
         summary.pairs = len(decoder.memory.pairs) if decoder.memory else 0
         print("\n".join(summary.lines(time.perf_counter() - began)), file=sys.stderr)

@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,8 @@ def text_decoder(args, options: Options) -> SpeculativeDecoder:
     decoder = open_decoder(args, options, beams=False)
     decoder.encode = None  # requests say whether they are chats
     report_alone(decoder)
+    with suppress(InputError):  # without llguidance, only what asks for it is refused
+        _ = decoder.grammars.ready
     decoder.check("a", options)  # such as a language that the model does not know
     return decoder
 

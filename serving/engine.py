@@ -14,11 +14,11 @@ import mlx.core as mx
 from decoder import Batch, Options, SpeculativeDecoder
 from serving.metrics import Metrics
 from speculative.batch import decode
-from speculative.row import Row, Stats
+from speculative.row import FAILED, Row, Stats
 from speculative.schedule import OwnLengths
 
-# What a row ends with besides "stop" and "length".
-CANCELLED, REFUSED, FAILED = "cancelled", "refused", "failed"
+# What a row ends with besides "stop", "length" and FAILED.
+CANCELLED, REFUSED = "cancelled", "refused"
 
 
 class Refused(Exception):

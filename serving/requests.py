@@ -1,6 +1,7 @@
 """OpenAI's requests: from a body to the options of its rows, which speculative/options.py declares. Unknown fields, and
 unsupported ones that would change a text, are refused by name. null means that a field is not given."""
 
+import json
 import re
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -9,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, Vali
 from pydantic_core import from_json
 
 from errors import InputError
-from speculative.options import DECLARED, MOST, Options
+from speculative.options import DECLARED, FORMS, MOST, Options
 from speculative.processors import CountPenalty
 
 _NEUTRAL: dict[str, tuple] = {  # unsupported fields -> values that change nothing
@@ -18,7 +19,6 @@ _NEUTRAL: dict[str, tuple] = {  # unsupported fields -> values that change nothi
     "function_call": ("none", "auto"),
     "functions": ([],),
     "modalities": (["text"],),
-    "response_format": ({"type": "text"},),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
@@ -59,6 +59,23 @@ class _Prediction(BaseModel):
     content: Annotated[str, BeforeValidator(_joined)]
 
 
+class _Format(BaseModel):
+    """OpenAI's response_format."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: dict[str, Any] | None = None
+
+
+class _Form(BaseModel):
+    """vLLM's structured_outputs."""
+
+    model_config = ConfigDict(extra="forbid")
+    of_json: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: Annotated[list[str], Field(min_length=1)] | None = None
+    grammar: str | None = None
+
+
 class Fields(BaseModel):
     """The fields that completions and chats share; most options are in `model_extra`."""
 
@@ -68,6 +85,8 @@ class Fields(BaseModel):
     stream_options: dict[str, bool | None] | None = None
     origins: bool | None = None
     prediction: _Prediction | None = None
+    response_format: _Format | None = None
+    structured_outputs: _Form | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: dict[Annotated[int, Strict(False)], float] | None = None  # JSON keys are strings
@@ -87,6 +106,8 @@ class Fields(BaseModel):
         penalties = (self.presence_penalty or 0.0, self.frequency_penalty or 0.0)
         if any(penalties):
             asked["processors"] = (*defaults.processors, CountPenalty(*penalties))
+        if any(name in asked for name in FORMS):
+            asked = dict.fromkeys(FORMS) | asked
         limits = _SERVED | {"max_tokens": max_tokens}
         try:
             _check_sizes(asked, limits)
@@ -102,7 +123,15 @@ class Fields(BaseModel):
     def _own(self) -> dict[str, Any]:
         """The options that are fields of this class."""
         reference = self.prediction.content if self.prediction else None
-        return {"logit_bias": self.logit_bias, "reference": reference}
+        form, as_json = self.structured_outputs or _Form(json=None), self.response_format
+        schema, grammar = form.of_json, form.grammar
+        if as_json and as_json.type != "text":
+            schema = (as_json.json_schema or {}).get("schema", {"type": "object"})
+        if form.choice:
+            texts = (json.dumps(text, ensure_ascii=False) for text in form.choice)
+            grammar = f"start: {' | '.join(texts)}"
+        forms = {"json_schema": schema, "regex": form.regex, "grammar": grammar}
+        return {"logit_bias": self.logit_bias, "reference": reference, **forms}
 
 
 class Completion(Fields):

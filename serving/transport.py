@@ -19,7 +19,7 @@ from speculative.row import Row
 BODY_SECONDS = 30.0  # in which a body must arrive
 RETRY_AFTER = {"retry-after": "1"}  # seconds
 FAILURES = {
-    FAILED: (500, "decoding failed; the server's log says why"),
+    FAILED: (500, "decoding failed; the server's log says why, if it was not the text's form"),
     REFUSED: (503, "the server is shutting down"),
     CANCELLED: (503, "the server is shutting down"),
 }

@@ -83,6 +83,7 @@ class Search:
         self.beams = [Row(row.prompt, row.options) for _ in range(num_beams)]
         for beam in self.beams:
             beam.begin(row.tokens, config)
+            beam.grammar = row.grammar and row.grammar.copy()
         # The first step finds N different tokens after one beam, not one token after N equal beams.
         self.sums = np.full(num_beams, NOTHING)  # of the beams' log-probabilities
         self.sums[0] = 0
@@ -134,7 +135,7 @@ class Search:
         for row, (score, tokens) in zip(rows, found, strict=False):
             row.text_score = float(score)
             for token in tokens:
-                row.commit([], token, ("target", "target"), self._ends)
+                row.commit([], token, ([], "target"), self._ends)
             row.finish_reason = row.finish_reason or "stop"  # nothing could be written
         for beam in self.beams:
             beam.finish_reason = self.row.finish_reason

@@ -16,12 +16,14 @@ class Candidate:
     most: how many tokens it has
     copy: returns the first n of them; None for a draft model
     unread: how many tokens the draft model has to read before it can draft
+    forced: the first of its tokens, which a grammar forces
     """
 
     kind: str
     most: int
     copy: Callable[[int], Sequence[int]] | None = None
     unread: int = 0
+    forced: tuple[int, ...] = ()
 
     @property
     def modelled(self) -> bool:
@@ -62,7 +64,7 @@ class Draft:
     tokens: mx.array  # [B, k]
     lengths: np.ndarray  # [B], how many of a row's tokens count
     q: mx.array | None = None  # [B, k, V'], their distributions; None: they were certain
-    certain: np.ndarray | None = None  # [B], rows with certain tokens, where q is ignored
+    certain: np.ndarray | None = None  # [B, k], certain tokens, where q is ignored
     # [B, n]: how sure a draft model is of the first ones, p / (p + the best other token's p); negative where a
     # token ends the text, 0 where a row has none; None: unknown.
     confidence: np.ndarray | None = None

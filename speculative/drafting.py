@@ -10,7 +10,7 @@ import numpy as np
 
 from speculative.cached_model import CachedModel, Model, Rows, following
 from speculative.draft import Candidate, Draft, Plan, no_draft
-from speculative.lookup import UNBOUNDED, WEAK, PromptMatcher
+from speculative.lookup import ALLOWED, FORCED, UNBOUNDED, WEAK, PromptMatcher
 from speculative.reading import Kept
 from speculative.row import Row
 from speculative.sampling import Greedy, Sampler
@@ -118,13 +118,19 @@ class ModelDrafter(Drafter):
         rows = [row if n else [] for row, n in zip(rows, limits, strict=True)]
         preparing = self._prepare(rows) if plan.unread else 0.0
         ahead = following(rows, limits)
-        logits = self._model(rows, no_draft(len(rows)).tokens, np.zeros_like(limits))[:, -1]
-        drafted, q = list[mx.array](), list[Any]()  # q is None each where tokens are certain
-        doubt = _Doubt(plan, self._model.config.eos_token_ids, self._broadcast)
-        for i in range(ahead.shape[1]):
+        forced, certain = _forced(plan)
+        begun = int(certain.sum(axis=1)[limits > 0].min())  # forced in all rows: read in one call
+        drafted = [mx.array(column[:, None]) for column in forced.T[:begun]]
+        first = mx.array(forced[:, :begun])
+        logits = self._model(rows, first, np.minimum(limits, begun))[:, -1]
+        q = list[Any]()  # None each where tokens are certain
+        doubt = _Doubt(plan, self._model.config.eos_token_ids, self._broadcast, begun)
+        for i in range(begun, ahead.shape[1]):
             wide = self._narrowed.widened(logits) if self._narrowed else logits
             logits = wide[:, : self._vocab_size]
             token, distribution = sampler.propose(logits, drafted)
+            if certain[:, i].any():
+                token = mx.where(mx.array(certain[:, i]), mx.array(forced[:, i]), token)
             mx.async_eval(token)  # runs while the host prepares the next
             drafted.append(token[:, None])
             q.append(distribution)
@@ -132,11 +138,12 @@ class ModelDrafter(Drafter):
                 break  # the last one need not be read
             logits = self._model.feed(drafted[-1], ahead[:, i : i + 1])
         self._lengths = np.minimum(doubt.lengths, len(drafted))
-        meant = slice(self._lengths.max())
+        meant, q = slice(self._lengths.max()), q[:1] * begun + q
         return Draft(
             mx.concatenate(drafted[meant], axis=1),
             self._lengths,
-            q=None if q[0] is None else mx.stack(q[meant], axis=1),
+            q=None if not q or q[0] is None else mx.stack(q[meant], axis=1),
+            certain=certain[:, meant],
             confidence=doubt.confidence,
             preparing_seconds=preparing,
         )
@@ -176,12 +183,14 @@ class ModelDrafter(Drafter):
 class _Doubt:
     """How sure a draft model is of its tokens. Used only if the plan asks, because the host must wait for it."""
 
-    def __init__(self, plan: Plan, ends: Collection[int], broadcast: Callable):
+    def __init__(self, plan: Plan, ends: Collection[int], broadcast: Callable, begun: int):
+        """begun: how many tokens of each row are certain."""
         self._stop, self._ends, self._broadcast = plan.stop, ends, broadcast
         # A GPU would idle while the host waits: look a token later there, when the next is queued.
         self._late = int(mx.default_device() == mx.gpu)
-        self._coming: list[mx.array] = []
-        self.confidence = np.zeros((len(plan.limits), 0))  # [B, n], as `Draft` has it
+        self._coming = [mx.ones(len(plan.limits))] * begun
+        # [B, n], as `Draft` has it
+        self.confidence = np.ones((len(plan.limits), max(0, begun - self._late)))
         self.lengths = plan.limits  # [B], without what follows an end
 
     def stops(self, logits: mx.array, token: mx.array) -> bool:
@@ -240,9 +249,23 @@ class PromptLookup(Drafter):
             matchers = self._matchers[row]
             for matcher in matchers:
                 matcher.extend(tokens[row.prefix_size + matcher.output_size :])
-            found.append([c for m in matchers for c in m.candidates()] if tokens else [])
+            found.append(self._of(row, matchers) if tokens else [])
         self._offered, self._known = found, list(map(len, rows))
         return found
+
+    def _of(self, row: Row, matchers: Sequence[PromptMatcher]) -> list[Candidate]:
+        """A row's candidates: copies up to the first token that its grammar forbids, and what it forces."""
+        if row.grammar is None:
+            return [c for m in matchers for c in m.candidates()]
+        most = min(row.room - 1, ALLOWED)
+        forced, found = tuple(row.grammar.forced(row.generated, most)), []
+        for each in (c for m in matchers for c in m.candidates()):
+            tokens = each.copy(min(each.most, most)) if each.copy else []
+            allowed = row.grammar.passing(row.generated, tokens)
+            if allowed > len(forced):
+                found.append(replace(each, most=allowed))
+        alone = Candidate(FORCED, len(forced), lambda n: forced[:n], forced=forced)
+        return [*found, alone] if forced else found
 
     def draft(self, rows: Rows, plan: Plan, sampler: Greedy | Sampler) -> Draft:
         tokens = np.zeros((len(rows), plan.limits.max()), np.int32)
@@ -281,9 +304,15 @@ class CombinedDrafter(Drafter):
         self._model.select(rows)
 
     def candidates(self, rows: Rows) -> list[list[Candidate]]:
-        both = zip(self._lookup.candidates(rows), self._model.candidates(rows), strict=True)
-        # Matches that may be chance come after the model.
-        return [sorted(copied + own, key=lambda c: c.kind in WEAK) for copied, own in both]
+        found = []
+        for copied, own in zip(
+            self._lookup.candidates(rows), self._model.candidates(rows), strict=True
+        ):
+            if forced := copied[-1].forced if copied else ():
+                own = [replace(c, kind=f"{c.kind}, {FORCED}", forced=forced) for c in own]
+            # Matches that may be chance come after the model.
+            found.append(sorted(copied + own, key=lambda c: c.kind in (*WEAK, FORCED)))
+        return found
 
     def draft(self, rows: Rows, plan: Plan, sampler: Greedy | Sampler) -> Draft:
         self._asked = asked = plan.modelled
@@ -296,7 +325,8 @@ class CombinedDrafter(Drafter):
         pair = (_widened(draft.tokens, width) for draft in (modelled, copied))
         tokens = mx.where(mx.array(asked[:, None]), *pair)
         q = None if modelled.q is None else _widened(modelled.q, width)
-        return replace(modelled, tokens=tokens, lengths=lengths, q=q, certain=~asked)
+        certain = ~asked[:, None] | _forced(plan)[1][:, :width]
+        return replace(modelled, tokens=tokens, lengths=lengths, q=q, certain=certain)
 
     def hindsight(self, rows: Rows, plan: Plan) -> list[tuple[Candidate, int, bool]]:
         return self._lookup.hindsight(rows, plan)
@@ -306,6 +336,15 @@ class CombinedDrafter(Drafter):
 
     def keep(self, n: np.ndarray) -> None:
         self._model.keep(np.where(self._asked, n, 0))
+
+
+def _forced(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+    """What a grammar forces of each row's draft, and where: [B, k] each."""
+    tokens = np.zeros((len(plan.limits), plan.limits.max()), np.int32)
+    forced = [c.forced[:n] if c else () for c, n in zip(plan.candidates, plan.limits, strict=True)]
+    for b, of_row in enumerate(forced):
+        tokens[b, : len(of_row)] = of_row
+    return tokens, np.arange(tokens.shape[1]) < np.array([[len(of_row)] for of_row in forced])
 
 
 def _widened(x: mx.array, width: int) -> mx.array:

@@ -9,6 +9,8 @@ from speculative.draft import Candidate
 UNBOUNDED = 1 << 30
 NEAR = 8  # tokens ahead in the prompt that a corrected text may have skipped
 LONG = 4  # a match of this many tokens is no chance
+ALLOWED = 64  # copied tokens, at most, that a grammar is asked about
+FORCED = "forced"  # the kind of what a grammar forces
 LOST = 4  # tokens since the text left the prompt, after which its position there is forgotten
 _PREFIX = 16  # tokens within which a task's prefix ("summarize:") ends
 

@@ -79,6 +79,7 @@ DRAFT = replace(
 PART = number(0, 1)
 SHARE = replace(PART, what="a number above 0, up to 1", accepts=lambda x: x and PART.accepts(x))
 REFERENCE = Values(str, "a text", _is_text, "TEXT/@FILE")
+FORM = replace(REFERENCE, accepts=lambda v: isinstance(v, Mapping) or _is_text(v))
 CODE = Values(str, "a language's code or name", _is_text, "LANGUAGE")
 TEXTS = Values(
     list,
@@ -126,6 +127,8 @@ _drafting = partial(option, group="drafting")
 _beams = partial(option, group="beams", request=None)
 CHECKPOINT = "the checkpoint's"
 _control = partial(option, None, words=CHECKPOINT, group="controls")
+_form = partial(_control, FORM, words="none", request=None)
+FORMS = ("json_schema", "regex", "grammar")  # options for the form of a text; at most one is given
 
 
 @dataclass(frozen=True)
@@ -238,6 +241,9 @@ class Options:
         served=16,
         group="controls",
     )
+    json_schema: str | Mapping | None = _form("a JSON schema: generate only JSON that fits it")
+    regex: str | None = _form("a regular expression: generate only text that matches it whole")
+    grammar: str | None = _form("a grammar in Lark or GBNF: generate only text that fits it")
     logprobs: int | None = _control(
         COUNT,
         "with --json: log-probabilities of each token and of the N most probable",
@@ -273,6 +279,10 @@ class Options:
                 raise InputError(f"{name} is {repr(value)[:100]}, not {values.what}")
         if self.delta and self.temp and self.rule != "token":
             raise InputError(f"delta works only with the acceptance rule token, not {self.rule}")
+        if forms := [name for name in FORMS if getattr(self, name) is not None]:
+            other = "delta" if self.delta else forms[1] if forms[1:] else None
+            if other:
+                raise InputError(f"{forms[0]} cannot be used with {other}")
         N, beams = self.num_samples, self.num_beams
         if N > 1 and beams == 1 and self.temp == 0:
             raise InputError("num_samples above 1 needs temp above 0, or num_beams above 1")

@@ -197,7 +197,7 @@ def _biased(biases: Mapping[tuple[int, ...], float]) -> SequenceBias:
 
 
 class Controls:
-    """The processors of a batch's rows (row.Row). It reads the rows at each call and processes those with equal
+    """The processors and grammars of a batch's rows (row.Row). It reads the rows at each call and processes those with equal
     processors together."""
 
     def __init__(self, rows: Sequence[Any]):
@@ -210,8 +210,36 @@ class Controls:
     def __call__(self, logits: mx.array, drafted: Sequence[mx.array]) -> mx.array:
         """Process logits [B, T, V]. Of the drafted tokens [B, k], in any number of parts, the last T - 1 are between
         these positions, the others before them."""
-        if not any(self._groups):
-            return logits
+        processed = self._processed(logits, drafted) if any(self._groups) else logits
+        if (allowed := self._allowed(logits, drafted)) is None:
+            return processed
+        masked = mx.where(allowed, processed, -mx.inf)
+        # Where processors ban all that is allowed, the grammar wins.
+        banned = masked.max(axis=-1, keepdims=True) == -mx.inf
+        return mx.where(banned & allowed, logits, masked)
+
+    def _allowed(self, logits: mx.array, drafted: Sequence[mx.array]) -> mx.array | None:
+        """What the rows' grammars allow in the places of logits [B, T, V], boolean; None: everything."""
+        live = [b for b, row in enumerate(self._rows) if row.grammar and not row.finish_reason]
+        (B, T, V), count = logits.shape, sum(part.shape[1] for part in drafted)
+        # A GPU would idle while the host waits for a draft model's token; the target rejects a forbidden one.
+        if not live or (count > T - 1 and mx.default_device() == mx.gpu):
+            return None
+        # Wait for the drafted tokens only: the device computes the logits meanwhile.
+        mx.async_eval(*drafted)
+        mx.async_eval(logits)
+        known = np.concatenate([np.zeros((B, 0), int), *map(np.array, drafted)], axis=1).tolist()
+        allowed = np.ones(logits.shape, bool)
+        for b in live:
+            row = self._rows[b]
+            for t in range(T):
+                mask = row.grammar.allowed([*row.generated, *known[b][: count - T + 1 + t]])[:V]
+                allowed[b, t] = np.pad(mask, (0, V - len(mask)))
+                if not mask.any():
+                    break  # the drafted token before will not pass
+        return mx.array(allowed)
+
+    def _processed(self, logits: mx.array, drafted: Sequence[mx.array]) -> mx.array:
         logits, history = logits.astype(mx.float32), self._history()
         tokens = mx.concatenate([history, *drafted], axis=1)
         ahead = tokens.shape[1] - history.shape[1] - (logits.shape[1] - 1)

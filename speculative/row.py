@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from speculative.grammar import Matcher
 from speculative.options import MAX_TOKENS, Options
 from speculative.processors import Processor, processors_for
 
-# Where a token comes from: copied or written by a draft model, and accepted by the target; or the target's own, in
-# place of a rejected token ("corrected") or with none rejected ("target").
-ORIGINS = ("lookup", "draft_model", "corrected", "target")
-DRAFTED = ORIGINS[:2]
+# Where a token comes from: forced by a grammar, copied or written by a draft model, and accepted by the target; or the
+# target's own, in place of a rejected token ("corrected") or with none rejected ("target").
+ORIGINS = ("forced", "lookup", "draft_model", "corrected", "target")
+DRAFTED = ORIGINS[:3]
+FAILED = "failed"  # a finish reason: the grammar was too much for its engine, or the vocabulary cannot write it
 
 
 @dataclass
@@ -76,11 +78,12 @@ class Row:
     prefix_size: int = 0
     max_tokens: int = 0  # of the text
     processors: tuple[Processor, ...] = ()
+    grammar: Matcher | None = None  # what its text has to fit
     origins: list[str] = field(default_factory=list)  # of the generated tokens: see ORIGINS
     texts: list[str] = field(default_factory=list)  # per token: what it adds to the text
     logprobs: list[float] = field(default_factory=list)  # per token, if asked for
     best: list[list[tuple[int, float]]] = field(default_factory=list)  # the best, with logprobs
-    finish_reason: str | None = None  # "stop", "length", or the reason that the caller gave
+    finish_reason: str | None = None  # "stop", "length", FAILED, or the reason that the caller gave
     stats: Stats = field(default_factory=Stats)
     started: float = 0.0  # time.perf_counter() when the prompt had been read
     text_score: float | None = None  # from beam search
@@ -111,18 +114,19 @@ class Row:
 
     def commit(self, accepted: list[int], token: int, origins: tuple, ends: Container[int]) -> int:
         """Append accepted drafted tokens and the target's own until one ends the text or the room is full. Return
-        how many drafted tokens were kept. origins: of the drafted tokens, and of the target's."""
+        how many drafted tokens were kept. origins: of each drafted token, and of the target's."""
         new = [*accepted, token][: self.room]
         end = next((i for i, t in enumerate(new) if self._stops(t) or t in ends), None)
         new = new if end is None else new[: end + 1]
         kept = min(len(accepted), len(new))
         self.tokens += new
-        self.origins += [origins[0]] * kept + [origins[1]] * (len(new) - kept)
+        self.origins += origins[0][:kept] + [origins[1]] * (len(new) - kept)
         self.stats.tokens += len(new)
         self.stats.accepted_lengths[kept] += 1
         forced = self.options.forced_eos_token_id not in (None, -1)  # at the last place: no end
         if end is not None and (self.room or not forced):
-            self.finish_reason = "stop"
+            early = new[-1] in ends and self.grammar and not self.grammar.whole(self.generated[:-1])
+            self.finish_reason = FAILED if early else "stop"
         elif not self.room:
             self.finish_reason = "length"
         if self.text and self.finish_reason:

@@ -227,7 +227,7 @@ def _padded_q(draft: Draft, vocab_size: int) -> mx.array:
     q = (draft.tokens[..., None] == mx.arange(vocab_size)).astype(mx.float32)
     if draft.q is not None:
         drawn = mx.pad(draft.q, [(0, 0), (0, 0), (0, vocab_size - draft.q.shape[-1])])
-        certain = np.array(False) if draft.certain is None else draft.certain[:, None, None]
+        certain = np.array(False) if draft.certain is None else draft.certain[..., None]
         q = mx.where(mx.array(certain), q, drawn)
     meant = np.arange(q.shape[1]) < draft.lengths[:, None]
     q = mx.where(mx.array(meant[..., None]), q, 0.0)

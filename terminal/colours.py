@@ -12,6 +12,7 @@ from decoder import Response
 # From the 16 colours that a terminal's theme keeps legible; underlined for readers who cannot tell
 # green from red.
 _COLOURS = {
+    "forced": ("\033[34m", "\033[0m"),
     "lookup": ("\033[35m", "\033[0m"),
     "draft_model": ("\033[32m", "\033[0m"),
     "corrected": ("\033[4;91m", "\033[0m"),
@@ -20,6 +21,7 @@ _MEANINGS = {
     "lookup": ("magenta", "prompt lookup's, accepted"),
     "draft_model": ("green", "the draft model's, accepted"),
     "corrected": ("red, underlined", "the target's, in place of a rejected token"),
+    "forced": ("blue", "forced by the form of the output"),
 }
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from decoder import Response, Stats
+from speculative.row import FAILED
 
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -14,6 +15,7 @@ class Summary:
 
     texts: int = 0
     cut: int = 0  # texts cut off by max_tokens or the model's maximum length
+    failed: int = 0  # texts that could not keep to their form
     longest_cut: int = 0  # tokens of the longest of them
     stats: Stats = field(default_factory=Stats)
     peak_memory: float = 0.0  # GB
@@ -22,6 +24,7 @@ class Summary:
 
     def add(self, response: Response) -> None:
         self.texts += 1
+        self.failed += response.finish_reason == FAILED
         if response.finish_reason == "length":
             self.cut += 1
             self.longest_cut = max(self.longest_cut, response.generation_tokens)

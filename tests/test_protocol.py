@@ -34,6 +34,29 @@ def options_of(fields, kind=Completion, defaults=Options()) -> Options:  # noqa:
     return asked_for(fields, kind).options(defaults)
 
 
+@pytest.mark.parametrize(
+    ("fields", "option"),
+    [
+        ({"response_format": {"type": "text"}}, {}),
+        ({"response_format": {"type": "json_object"}}, {"json_schema": {"type": "object"}}),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {}},
+                }
+            },
+            {"json_schema": {}},
+        ),
+        ({"structured_outputs": {"json": "{}"}}, {"json_schema": "{}"}),
+        ({"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
+        ({"structured_outputs": {"choice": ["ä", '"']}}, {"grammar": 'start: "ä" | "\\""'}),
+    ],
+)
+def test_the_form_asked_for_replaces_the_servers(fields, option):
+    assert options_of(fields, Chat, Options(regex="b")) == Options(**option or {"regex": "b"})
+
+
 def test_each_field_is_an_option():
     expected = {"temp" if name == "temperature" else name: x for name, x in FIELDS.items()}
     assert options_of(FIELDS) == Options(**expected)

@@ -77,13 +77,17 @@ def like_sentencepiece(tokenizer: Tokenizer) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(state))
 
 
-def byte_tokenizer(extra_ids: int = 125) -> Tokenizer:
-    """byT5's tokenizer: each token is a byte, with the id byte + 3 (Xue et al. 2022, arXiv 2105.13626)."""
-    # The characters of the byte-level alphabet, in the order of their bytes.
+def byte_characters() -> dict[int, str]:
+    """The byte-level alphabet: the character that stands for each byte (GPT-2's)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     character = {byte: chr(byte) for byte in printable}
-    character |= {byte: chr(256 + i) for i, byte in enumerate(others)}
+    return character | {byte: chr(256 + i) for i, byte in enumerate(others)}
+
+
+def byte_tokenizer(extra_ids: int = 125) -> Tokenizer:
+    """byT5's tokenizer: each token is a byte, with the id byte + 3 (Xue et al. 2022, arXiv 2105.13626)."""
+    character = byte_characters()
     specials = ["<pad>", "</s>", "<unk>"]
     vocab = {token: i for i, token in enumerate(specials)}
     vocab |= {character[byte]: byte + len(specials) for byte in range(256)}

@@ -1,0 +1,57 @@
+"""Texts in a given form: which tokens a grammar allows after a text, and what it forces.
+
+A row has a matcher of its own. Each question brings the whole text, and the matcher goes back to what that shares with
+the last one, so rejected drafts, beams and replaced rows need no book-keeping.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from typing import Any
+
+import numpy as np
+
+
+class Matcher:
+    """What a grammar allows. Its engine is llguidance's LLMatcher, or has the same methods."""
+
+    def __init__(self, start: Any, usual: Callable[[Sequence[int], bytes], list[int]]):
+        """start: the engine before a text; it is copied.
+        usual: the tokens with which a text usually goes on in these bytes."""
+        self._start, self._usual = start, usual
+        self._engine, self._text = start.deep_copy(), list[int]()
+
+    def copy(self) -> "Matcher":
+        """A matcher for another row."""
+        return Matcher(self._start, self._usual)
+
+    def go_to(self, text: Sequence[int]) -> bool:
+        """Read this text; return whether the grammar allows all of it."""
+        if self._engine.is_error():  # it stays so, but this text may be another
+            self._engine, self._text = self._start.deep_copy(), []
+        pairs = zip(self._text, text, strict=False)
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        self._engine.rollback(len(self._text) - same)
+        read = same + self._engine.try_consume_tokens(list(text[same:]))
+        self._text = list(text[:read])
+        return read == len(text)
+
+    def allowed(self, text: Sequence[int]) -> np.ndarray:
+        """Which tokens may follow a text, boolean [V or a few more]: none if it is not allowed itself, and only the ends
+        if the engine has failed."""
+        fits, mask = self.go_to(text), self._engine.compute_bitmask()
+        bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little").astype(bool)
+        return bits & (fits or self._engine.is_error())
+
+    def whole(self, text: Sequence[int]) -> bool:
+        """Whether a text may end here."""
+        return self.go_to(text) and self._engine.is_accepting()
+
+    def passing(self, text: Sequence[int], tokens: Sequence[int]) -> int:
+        """How many of these tokens may follow a text."""
+        return self._engine.validate_tokens(list(tokens)) if self.go_to(text) else 0
+
+    def forced(self, text: Sequence[int], most: int) -> list[int]:
+        """Up to `most` tokens of what must follow a text, which may have no end, in the usual tokenization."""
+        bytes_ = self._engine.compute_ff_bytes() if self.go_to(text) else b""
+        tokens = self._usual(text, bytes_[: 16 * most])[:most] if bytes_ else []
+        return tokens[: self.passing(text, tokens)]

@@ -1,0 +1,229 @@
+"""Texts in a given form: they fit it, they are plain decoding's under the same masks, and a form that fails fails alone."""
+
+import json
+import re
+from collections import Counter
+from types import SimpleNamespace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from helpers.causal_folders import write
+from helpers.decoding import drafters, finish, new_batch, new_rows
+from helpers.laws import LIMIT, TableModel, V, deviation, frequencies, joint_law
+
+from decoder import SpeculativeDecoder, load
+from errors import InputError
+from speculative.batch import Waiting, decode
+from speculative.grammar import Matcher
+from speculative.options import Options
+from speculative.response import respond
+from speculative.row import FAILED
+from speculative.sampling import probabilities
+from text.grammar import Grammars
+from text.tokenizer import byte_tokenizer
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 9},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+        "likes": {"type": "array", "items": {"enum": ["tea", "coffee"]}, "maxItems": 2},
+    },
+    "required": ["name", "age", "likes"],
+    "additionalProperties": False,
+}
+RECORDS = 'start: "[" record (", " record)* "]"\nrecord: "a record of " /[0-9]{1,2}/ " parts"'
+FORMS = [
+    {"json_schema": PERSON},
+    {"regex": r"(one|two)( hundred)? [a-z]{2,9}\."},
+    {"grammar": RECORDS},
+    {"regex": " leading (yes|no)"},
+]
+PROMPTS = ["translate number to German: 1284", "a record of 12 parts", "one two", "tea"]
+
+
+def fits(form: dict, text: str) -> bool:
+    if "json_schema" not in form:
+        part = "a record of [0-9]{1,2} parts"
+        return bool(re.fullmatch(form.get("regex", rf"\[{part}(, {part})*\]"), text))
+    value = json.loads(text)
+    right = 0 <= value["age"] <= 99 and {*value["likes"]} <= {"tea", "coffee"}
+    return [*value] == ["name", "age", "likes"] and len(value["name"]) <= 9 and right
+
+
+def texts(decoder: SpeculativeDecoder, batch_size: int, **options) -> list:
+    """The responses for PROMPTS, each in its own form, `batch_size` side by side."""
+    waiting = [
+        decoder.row(prompt, Options(**form, **options), lambda tokens: bytes(16))
+        for prompt, form in zip(PROMPTS, FORMS, strict=True)
+    ]
+    with decoder.running(Options(**options)) as batch:
+        list(decode(batch, Waiting(waiting), batch_size))
+    return [respond(row) for row in waiting]
+
+
+@pytest.fixture(scope="module")
+def lossless(tmp_path_factory):
+    """A decoder-only pair whose byte-level tokenizer gives every text back: only usual tokens may write what is forced."""
+    folder = tmp_path_factory.mktemp("pair")
+    write(folder / "target")
+    write(folder / "draft", noise=0.2)
+    (target, tokenizer), (draft, _) = load(folder / "target"), load(folder / "draft")
+    return target, tokenizer, draft
+
+
+@pytest.fixture(params=["SentencePiece", "byte-level"])
+def pair(request, demo_pair, lossless):
+    return demo_pair if request.param == "SentencePiece" else lossless
+
+
+@pytest.mark.parametrize("sampled", [{}, {"temp": 1.0, "seed": 3}])
+def test_texts_fit_their_forms_and_are_plain_decodings(cpu, pair, sampled):
+    target, tokenizer, draft = pair
+    alone, both = (
+        SpeculativeDecoder(target, tokenizer),
+        SpeculativeDecoder(target, tokenizer, draft),
+    )
+    plain = texts(alone, 5, num_draft=0, max_tokens=70, **sampled)
+    for form, response in zip(FORMS, plain, strict=True):
+        assert response.finish_reason != FAILED
+        assert response.finish_reason == "length" or fits(form, response.text), response.text
+    assert sum(response.finish_reason == "stop" for response in plain) >= 2
+    origins = Counter[str]()
+    for decoder, batch_size, how in (
+        (alone, 5, dict(num_draft=6, lookup=True)),
+        (alone, 2, dict(num_draft="auto", reference='{"name": "')),
+        (both, 5, dict(num_draft=4)),
+        (both, 2, dict(num_draft=9, lookup=True)),
+        (both, 1, dict(num_draft="auto")),
+    ):
+        found = texts(decoder, batch_size, max_tokens=70, **how, **sampled)
+        assert [r.tokens for r in found] == [r.tokens for r in plain], how
+        origins.update(origin for r in found for origin in r.origins)
+    assert all(origins[kind] > 9 for kind in ("forced", "draft_model", "corrected"))
+
+
+def test_what_is_forced_passes_and_needs_no_draft_model(cpu, lossless):
+    decoder = SpeculativeDecoder(*lossless[:2])
+    (response,) = decoder.batch_generate(["x"], json_schema=PERSON, num_draft=8, max_tokens=90)
+    assert response.stats.tokens_per_call > 2
+    assert response.stats.accepted == response.stats.drafted == response.origins.count("forced")
+
+
+def test_beams_fit_their_form(pair):
+    decoder = SpeculativeDecoder(*pair[:2])
+    for form in FORMS:
+        found = decoder.batch_generate(PROMPTS[:2], num_beams=3, max_tokens=60, **form)
+        assert all(r.finish_reason == "length" or fits(form, r.text) for r in found)
+
+
+class Table:
+    """The methods of llguidance's matcher, for a grammar that is a table: which token may follow which, [V, V]. It fails
+    when it has read the token `fatal`."""
+
+    def __init__(self, table: np.ndarray, fatal: int = -1):
+        self.table, self.fatal, self.text = table, fatal, [0]
+
+    def deep_copy(self):
+        return Table(self.table, self.fatal)
+
+    def is_error(self):
+        return self.fatal in self.text
+
+    def is_accepting(self):
+        return False
+
+    def rollback(self, n):
+        self.text = self.text[: len(self.text) - n]
+
+    def try_consume_tokens(self, tokens):
+        read = self.validate_tokens(tokens)
+        self.text += tokens[:read]
+        return read
+
+    def validate_tokens(self, tokens):
+        pairs = zip([self.text[-1], *tokens], tokens, strict=False)
+        return ([not self.table[pair] for pair in pairs] + [True]).index(True)
+
+    def compute_bitmask(self):
+        only_end = np.arange(V) == 1
+        return np.packbits(
+            only_end if self.is_error() else self.table[self.text[-1]], bitorder="little"
+        )
+
+    def compute_ff_bytes(self):
+        allowed = np.flatnonzero(self.table[self.text[-1]])
+        return bytes(allowed.tolist()) if len(allowed) == 1 else b""
+
+
+def usual(text, new: bytes) -> list[int]:
+    return list(new)
+
+
+RULES = np.array([[0, 1, 1, 1], [1, 1, 0, 1], [0, 0, 0, 1], [1, 0, 1, 1]], bool)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_rows_have_the_law_of_the_masked_target(rule):
+    """Renormalised token by token; a 3 is forced after a 2."""
+    target, options = TableModel(0), Options(num_draft=2, acceptance=rule, max_tokens=3, temp=1.0)
+    batch, count = new_batch(target, drafters(TableModel(1))["both"], options), 6000
+    rows = new_rows([[b % 3, b % 2] for b in range(count)], options)
+    for row in rows:
+        row.grammar = Matcher(Table(RULES), usual)
+    batch.admit(rows)
+    found = frequencies(np.array([row.tokens[1:] for row in finish(batch)]))
+    p = np.array(probabilities(mx.array(np.where(RULES, target.logits, -np.inf)), 1.0))
+    assert deviation(found, joint_law(p, 3)) < LIMIT
+    other = np.array(probabilities(mx.array(target.logits), 1.0)) * RULES
+    assert deviation(found, joint_law(other, 3) / joint_law(other, 3).sum()) > LIMIT  # conditioned
+    assert Counter(o for row in rows for o in row.origins)["forced"] > 99
+
+
+@pytest.mark.parametrize("kind", ["model", "lookup"])
+def test_a_matcher_that_fails_fails_its_row_alone(cpu, kind):
+    target, found = TableModel(0), []
+    target.config.eos_token_ids = (1,)
+    for fatal, drafter in ((2, None), (2, drafters(TableModel(1))[kind]), (-1, None)):
+        options = Options(num_draft=3 if drafter else 0, max_tokens=40, temp=1.0)
+        batch = new_batch(target, drafter, options)
+        rows = new_rows([[2, 3], [3], [2]], options)
+        rows[0].grammar = Matcher(Table(np.ones((V, V), bool) & (np.arange(V) != 1), fatal), usual)
+        batch.admit(rows)
+        found.append([(row.tokens, row.finish_reason) for row in finish(batch)])
+    failed, drafted, whole = found
+    assert failed == drafted and failed[1:] == whole[1:]
+    assert failed[0][1] == FAILED and failed[0][0][-2:] == [2, 1] and whole[0][1] == "length"
+
+
+def test_the_grammar_wins_over_bans(demo_pair):
+    target, tokenizer, _ = demo_pair
+    end = target.config.eos_token_ids[0]
+    decoder = SpeculativeDecoder(target, tokenizer)
+    assert decoder.generate("x", regex="(one|two)", min_tokens=30, max_tokens=40) in ("one", "two")
+    assert decoder.generate("x", regex="two", suppress_tokens=[end], max_tokens=40) == "two"
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ({"json_schema": {"uniqueItems": True}}, "uniqueItems"),
+        ({"json_schema": "{"}, "EOF"),
+        ({"regex": "(?=a)b"}, "look-around"),
+        ({"grammar": "start: missing"}, "missing"),
+        ({"regex": "a", "json_schema": {}}, "cannot be used with"),
+        ({"regex": "a", "delta": 0.5}, "cannot be used with delta"),
+    ],
+)
+def test_a_wrong_form_is_one_line(demo_pair, form, said):
+    with pytest.raises(InputError, match=said) as error:
+        SpeculativeDecoder(*demo_pair[:2]).check("x", Options(**form))
+    assert "\n" not in str(error.value) and len(str(error.value)) < 400
+
+
+def test_forcing_without_end_is_bounded():
+    config = SimpleNamespace(vocab_size=259, eos_token_ids=(1,))
+    grammars = Grammars(byte_tokenizer(0), config, {0, 1, 2})
+    endless = grammars.matcher(Options(grammar='start: "ab" start'))
+    assert endless.forced([], 5) == [100, 101, 100, 101, 100]
