@@ -78,6 +78,10 @@ def parse_args(argv: list[str] | None = None):
         flag(f"--{name}-threshold", type=number, default=default, metavar="X", help=text)
     text = "parts to transcribe, in seconds: start,end,start,... (default: all)"
     flag("--clip-timestamps", type=seconds, default=(), metavar="LIST", help=text)
+    text = "find when each word is spoken, for subtitles and JSON"
+    flag("--word-timestamps", action="store_true", help=text)
+    text = "leave out words invented in a silence of at least X s; needs --word-timestamps"
+    flag("--hallucination-silence-threshold", type=float, metavar="X", help=text)
     text = "all: one file per format, needs --output-dir (default: txt)"
     flag("--output-format", "-f", choices=(*FORMATS, "all"), default="txt", help=text)
     text = "write files here, named after the sound (default: print)"

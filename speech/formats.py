@@ -2,9 +2,21 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from speculative.row import Stats
+
+
+@dataclass
+class Word:
+    word: str  # with the space before it and the punctuation around it
+    start: float  # seconds
+    end: float
+    probability: float  # the mean of its tokens'
+    tokens: int  # how many
+
+    def to_dict(self) -> dict:
+        return {name: value for name, value in vars(self).items() if name != "tokens"}
 
 
 @dataclass(frozen=True)
@@ -22,10 +34,14 @@ class Segment:
     compression_ratio: float
     no_speech_prob: float | None = None  # None: not computed
     origins: tuple[str, ...] = ()  # of each token: see row.ORIGINS
+    words: tuple[Word, ...] | None = None  # None: not asked for
 
     def to_dict(self) -> dict:
-        """Its fields except the origins."""
-        return {name: value for name, value in asdict(self).items() if name != "origins"}
+        """Its fields except the origins, and the words if there are any."""
+        found = {name: x for name, x in vars(self).items() if name not in ("origins", "words")}
+        if self.words is not None:
+            found["words"] = [word.to_dict() for word in self.words]
+        return found
 
 
 @dataclass(frozen=True)

@@ -10,22 +10,31 @@ import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from errors import InputError
-from families.whisper import Whisper, Window
+from families.whisper import Pairs, Whisper, Window
 from speculative.options import Options
 from speculative.processors import Processor
 from speculative.row import Row, Stats
 from speculative.sampling import RowSeeds
-from speech.features import HOP, RATE, log_mel
-from speech.formats import Segment, Transcript
+from speech.features import FRAMES, RATE, log_mel
+from speech.formats import Segment, Transcript, Word
 from speech.rules import SECONDS_PER_TIMESTAMP, TASKS, Against, OneOf, Special
+from speech.words import (
+    WITHOUT_SPACES,
+    attended,
+    first_columns,
+    last_end,
+    placed,
+    split,
+    spoken,
+    without_inventions,
+)
 
-FRAMES = RATE // HOP  # per second
 _PER_TIMESTAMP = round(SECONDS_PER_TIMESTAMP * FRAMES)  # frames
 
 Rows = Generator[list[Row], None, Transcript]
@@ -51,6 +60,8 @@ class Asked:
     ] = ()  # seconds: start, end, start ...; the last end may be missing
     seed: int = 0
     num_draft: int | str = "auto"
+    word_timestamps: bool = False
+    hallucination_silence_threshold: float | None = None  # seconds; needs word_timestamps
     no_speech_probs: bool = False  # for every segment, which takes one more call per window
 
     def __post_init__(self):
@@ -63,6 +74,8 @@ class Asked:
         clips = self.clip_timestamps
         if any(not 0 <= t < math.inf for t in clips) or list(clips) != sorted(set(clips)):
             raise InputError("clip_timestamps are not seconds, each later than the one before")
+        if self.hallucination_silence_threshold is not None and not self.word_timestamps:
+            raise InputError("hallucination_silence_threshold needs word_timestamps")
         Options(seed=self.seed, num_draft=self.num_draft)
 
     @property
@@ -106,7 +119,7 @@ class Sound:
         heard: called after each window with its segments, the seconds of sound done, and the stats so far
         """
         self._tokenizer, self._special, self._asked = tokenizer, special, asked
-        self._config, self._windows, self._heard = model.config, model.windows, heard
+        self._model, self._config, self._heard = model, model.config, heard
         self._features = log_mel(samples, self._config.num_mel_bins)
         self._duration = len(samples) / RATE
         self._seeds = RowSeeds(asked.seed)
@@ -116,6 +129,7 @@ class Sound:
         known = tokenizer.encode(f" {prompt}", add_special_tokens=False).ids
         self._previous = [t for t in known if t < self._special.end] if prompt else []
         self._tail: list[int] = []  # the unfinished text at the end of the last window
+        self._spoken = 0.0  # when the last word has ended, in seconds
 
     def transcribed(self) -> Rows:
         """Yield the rows to decode next, resume when they are finished, and return the transcript."""
@@ -123,7 +137,7 @@ class Sound:
         for seek, end in self._clips():
             while seek < end:
                 size = min(frames, end - seek)
-                window = self._windows.add(self._features_of(seek, size))
+                window = self._model.windows.add(self._features_of(seek, size))
                 language = language or (yield from self._language(window))
                 steering = self._special.prefix(language, self._asked.task)
                 read = self._stats.prompt_tokens + 1
@@ -132,7 +146,10 @@ class Sound:
                 kept: list[Segment] = []
                 advance = size
                 if self._is_speech(found):
-                    segments, advance = self._cut(found, seek, size)
+                    segments, advance, ended = self._cut(found, seek, size)
+                    if self._asked.word_timestamps:
+                        segments = yield from self._timed(window, segments, size, language)
+                        segments, advance = self._going_on(segments, seek, size, advance, ended)
                     kept = self._kept(segments, found)
                 seek += advance
                 self._heard(kept, seek / FRAMES, self._stats)
@@ -238,8 +255,8 @@ class Sound:
         sure = least is not None and found.avg_logprob > least
         return sure or not self._is_silent(found)
 
-    def _cut(self, found: Attempt, seek: int, size: int) -> tuple[list[Segment], int]:
-        """A window's segments, and how many frames they cover. Two timestamps in a row end one segment and begin the
+    def _cut(self, found: Attempt, seek: int, size: int) -> tuple[list[Segment], int, bool]:
+        """A window's segments, how many frames they cover, and whether its last timestamp is an end. Two timestamps in a row end one segment and begin the
         next. Text after the last pair is dropped, and drafts the next window."""
         first, tokens = self._special.first_timestamp, found.tokens
         stamps = [token >= first for token in tokens]
@@ -248,7 +265,7 @@ class Sound:
         if not cuts:
             last = max((t - first for t in tokens if t > first), default=None)
             frames = size if last is None else last * _PER_TIMESTAMP
-            return [self._segment(found, slice(None), seek, 0, frames)], size
+            return [self._segment(found, slice(None), seek, 0, frames)], size, ended
         parts = [*cuts, len(tokens)] if ended else cuts
         segments = []
         for begin, end in pairwise([0, *parts]):
@@ -256,9 +273,55 @@ class Sound:
             times = [(t - first) * _PER_TIMESTAMP for t in (part[0], part[-1])]
             segments.append(self._segment(found, slice(begin, end), seek, *times))
         if ended:
-            return segments, size
+            return segments, size, ended
         self._tail = [first, *tokens[cuts[-1] + 1 :]]
-        return segments, max(1, (tokens[cuts[-1] - 1] - first) * _PER_TIMESTAMP)
+        advance = (tokens[cuts[-1] - 1] - first) * _PER_TIMESTAMP
+        return segments, max(1, advance), ended
+
+    def _timed(
+        self, window: Window, segments: list[Segment], size: int, language: str
+    ) -> Generator[list[Row], None, list[Segment]]:
+        """A window's segments with their words, and times that are the words'."""
+        s, c, task = self._special, self._config, self._asked.task
+        text = [token for segment in segments for token in segment.tokens if token < s.end]
+        found, words = list[np.ndarray](), list[Word]()
+        if text:
+            layers, upper = range(c.decoder_layers), c.decoder_layers // 2
+            heads = s.alignment_heads or tuple(
+                product(layers[upper:], range(c.decoder_attention_heads))
+            )
+            prefix = [*s.prefix(language, task), s.no_timestamps]
+
+            def read(model: Whisper, cross: Pairs) -> None:
+                found[:] = attended(model, cross, prefix, text, s.end, heads, max(1, size // 2))
+
+            window.then = read  # in the thread that decodes
+            yield from self._one_token(window, [s.start], OneOf((s.end,)))
+            spaces = task == TASKS[1] or language not in WITHOUT_SPACES
+            begins = first_columns(found[0]) * SECONDS_PER_TIMESTAMP
+            words = spoken(split(text, self._text, spaces), begins, found[1])
+        return placed(segments, words, s.end, self._spoken)
+
+    def _going_on(
+        self, segments: list[Segment], seek: int, size: int, advance: int, ended: bool
+    ) -> tuple[list[Segment], int]:
+        """The segments of a window whose words' times are known, without inventions, and how far it covers them."""
+        threshold, whole = self._asked.hallucination_silence_threshold, seek + self._config.frames
+        last = last_end(segments)
+        if not ended and last > seek / FRAMES:
+            rests = threshold is not None and whole / FRAMES - last <= threshold
+            advance = size if rests else round(last * FRAMES) - seek
+        if threshold is not None:
+            times = (
+                seek / FRAMES,
+                (seek + size) / FRAMES,
+                whole / FRAMES,
+                len(self._features) / FRAMES,
+            )
+            segments, onward = without_inventions(segments, times, self._spoken, threshold)
+            advance = advance if onward is None else round(onward * FRAMES) - seek
+        self._spoken = last_end(segments) if segments else self._spoken
+        return segments, max(1, advance)
 
     def _segment(self, found: Attempt, part: slice, seek: int, begin: int, end: int) -> Segment:
         """A segment of the tokens `part`, from frame `begin` to `end` of the window at `seek`."""
