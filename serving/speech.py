@@ -17,7 +17,7 @@ from serving.engine import Engine, Refused
 from serving.transport import event_of, read_body, steps_of, stream_of, while_there
 from speculative.row import Row, Stats
 from speech.audio import check_length, decoded
-from speech.formats import FORMATS, Segment, Transcript
+from speech.formats import FORMATS, Layout, Segment, Transcript
 from speech.transcriber import Transcriber
 from speech.transcript import Asked, Rows
 
@@ -65,7 +65,7 @@ class Speech:
         if kind == "text":
             return PlainTextResponse(f"{found.text.strip()}\n")
         if kind in FORMATS and kind != "json":
-            return PlainTextResponse(FORMATS[kind](found))
+            return PlainTextResponse(FORMATS[kind](found, Layout()))
         return JSONResponse(_body(found, task, kind == "verbose_json"))
 
     async def _parts(self, file: Any, asked: Asked) -> AsyncGenerator[Told | Transcript]:
