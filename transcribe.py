@@ -79,6 +79,10 @@ def parse_args(argv: list[str] | None = None):
         flag(f"--{name}-threshold", type=number, default=default, metavar="X", help=text)
     text = "parts to transcribe, in seconds: start,end,start,... (default: all)"
     flag("--clip-timestamps", type=seconds, default=(), metavar="LIST", help=text)
+    text = "transcribe only what a voice detector takes for speech"
+    flag("--vad", action="store_true", help=text)
+    text = "decode windows cut at pauses side by side; the text may differ; needs --vad"
+    flag("--batched", action="store_true", help=text)
     text = "find when each word is spoken, for subtitles and JSON"
     flag("--word-timestamps", action="store_true", help=text)
     text = "leave out words invented in a silence of at least X s; needs --word-timestamps"
