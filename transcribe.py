@@ -27,7 +27,7 @@ from errors import InputError
 from speculative.options import DECLARED
 from speech import audio
 from speech.features import RATE
-from speech.formats import FORMATS, Segment, Transcript
+from speech.formats import FORMATS, Layout, Segment, Transcript
 from speech.rules import TASKS, language_code
 from speech.transcriber import Transcriber
 from speech.transcript import Asked
@@ -37,6 +37,7 @@ from terminal.prompt_files import InOrder
 from terminal.summary import Summary
 
 STDIN = "-"
+NEED_WORDS = ("max_line_count", "max_words_per_line", "highlight_words")
 THRESHOLDS = {
     "compression-ratio": "retry a window if its text compresses better than X: it repeats itself",
     "logprob": "retry a window if its tokens' mean log-probability is below X",
@@ -78,6 +79,22 @@ def parse_args(argv: list[str] | None = None):
         flag(f"--{name}-threshold", type=number, default=default, metavar="X", help=text)
     text = "parts to transcribe, in seconds: start,end,start,... (default: all)"
     flag("--clip-timestamps", type=seconds, default=(), metavar="LIST", help=text)
+    text = "transcribe only what a voice detector takes for speech"
+    flag("--vad", action="store_true", help=text)
+    text = "decode windows cut at pauses side by side; the text may differ; needs --vad"
+    flag("--batched", action="store_true", help=text)
+    text = "find when each word is spoken, for subtitles and JSON"
+    flag("--word-timestamps", action="store_true", help=text)
+    text = "leave out words invented in a silence of at least X s; needs --word-timestamps"
+    flag("--hallucination-silence-threshold", type=float, metavar="X", help=text)
+    text = "break the lines of subtitles after X characters at most"
+    flag("--max-line-width", type=cli.positive, metavar="X", help=text)
+    text = "lines of a subtitle, for --max-line-width; needs --word-timestamps"
+    flag("--max-line-count", type=cli.positive, metavar="N", help=text)
+    text = "words of a subtitle; needs --word-timestamps"
+    flag("--max-words-per-line", type=cli.positive, metavar="N", help=text)
+    text = "underline each word of a subtitle while it is spoken; needs --word-timestamps"
+    flag("--highlight-words", action="store_true", help=text)
     text = "all: one file per format, needs --output-dir (default: txt)"
     flag("--output-format", "-f", choices=(*FORMATS, "all"), default="txt", help=text)
     text = "write files here, named after the sound (default: print)"
@@ -86,6 +103,9 @@ def parse_args(argv: list[str] | None = None):
     flag("--output-name", type=cli.name, metavar="NAME", help=text)
     flag("--verbose", action="store_true", help="print statistics to stderr at the end")
     args = parser.parse_intermixed_args(argv)
+    for name in NEED_WORDS:
+        if getattr(args, name) and not args.word_timestamps:
+            parser.error(f"--{name.replace('_', '-')} needs --word-timestamps")
     if args.draft_model and not args.model:
         parser.error("--draft-model needs --model; the demo models bring their own")
     if args.output_format == "all" and not args.output_dir:
@@ -123,10 +143,15 @@ def titled(name: str, form: str, text: str) -> str:
     return text.replace("WEBVTT", f"NOTE {name}", 1) if form == "vtt" else f"{name}:\n{text}"
 
 
-def write_files(transcript: Transcript, path: Path, format: str) -> None:
+def fields(args, kind: type) -> dict[str, Any]:
+    """The flags that are fields of a dataclass."""
+    return {name: value for name, value in vars(args).items() if name in kind.__annotations__}
+
+
+def write_files(transcript: Transcript, path: Path, format: str, layout: Layout) -> None:
     """Write `path` with the format, or one file for each format if it is "all"."""
     for each in FORMATS if format == "all" else [format]:
-        Path(f"{path}.{each}").write_text(FORMATS[each](transcript), encoding="utf-8")
+        Path(f"{path}.{each}").write_text(FORMATS[each](transcript, layout), encoding="utf-8")
 
 
 def transcribe_files(args, transcriber: Transcriber, asked: Asked, names: list[str]) -> None:
@@ -135,6 +160,7 @@ def transcribe_files(args, transcriber: Transcriber, asked: Asked, names: list[s
     failed, summary, played = 0, Summary(unit="windows"), 0.0
     began = time.perf_counter()
     output = InOrder(partial(cli.write, end=""))
+    layout = Layout(**fields(args, Layout))
     streamed = args.output_format == "txt" and not args.output_dir
     several = len(names) > 1 and not args.output_dir
     if several and args.output_format == "vtt":  # one header for all
@@ -172,9 +198,9 @@ def transcribe_files(args, transcriber: Transcriber, asked: Asked, names: list[s
                 output.put(index, "")
                 continue
             if args.output_dir:
-                write_files(found, args.output_dir / names[index], args.output_format)
+                write_files(found, args.output_dir / names[index], args.output_format, layout)
             printed = not (streamed or args.output_dir)
-            text = FORMATS[args.output_format](found) if printed else ""
+            text = FORMATS[args.output_format](found, layout) if printed else ""
             title = cli.one_line(args.audio[index])
             output.put(index, titled(title, args.output_format, text) if several and text else text)
             summary.texts += 1
@@ -195,7 +221,7 @@ def transcribe_files(args, transcriber: Transcriber, asked: Asked, names: list[s
 
 def answer(args) -> None:
     """Do what the command line asks for."""
-    given = {name: value for name, value in vars(args).items() if name in Asked.__annotations__}
+    given = fields(args, Asked)
     given["no_speech_probs"] = args.output_format in ("json", "all")
     asked, names = Asked(**given), names_of(args)
     if args.output_dir:

@@ -5,7 +5,7 @@ them, so a draft model with the target's encoder never runs it again.
 Shapes: B rows, F frames of a window, S encoder positions (F / 2), T new tokens, V vocabulary.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
@@ -24,6 +24,9 @@ from families.bart_checkpoints import NAMES as BART
 from model import EncoderDecoder
 from speculative.cache import CrossCache, known_positions
 
+Pairs = Sequence[
+    Sequence[mx.array]
+]  # keys and values of the sound, [1, H, S, D] each, of every layer
 _END = 50257  # in the multilingual vocabulary; fine-tunes may leave it out
 
 
@@ -70,6 +73,9 @@ class Window(list[int]):
         super().__init__([number])
         self.features = features
         self.encoded: dict[int, mx.array] = {}  # by encoder
+        self.then: Callable[[Whisper, Pairs], object] | None = (
+            None  # once, when a model has read it
+        )
 
 
 class Windows:
@@ -85,9 +91,12 @@ class Windows:
         self._windows[window[0]] = window
         return window
 
+    def __getitem__(self, number: int) -> Window:
+        return self._windows[number]
+
     def encoded(self, numbers: Sequence[int], encoder: "Encoder") -> mx.array:
         """The encodings of these windows, [B, S, d_model]; the encoder runs only for those it has not seen."""
-        windows, key = {n: self._windows[n] for n in numbers}, id(encoder)
+        windows, key = {n: self[n] for n in numbers}, id(encoder)
         missing = [window for window in windows.values() if key not in window.encoded]
         if missing:
             found = encoder(mx.array(np.stack([window.features for window in missing])))
@@ -159,7 +168,34 @@ class Whisper(EncoderDecoder):
         numbers = np.array(tokens)[:, 0].tolist()
         memory = self.windows.encoded(numbers, self.encoder)
         cross = [layer.cross_attention.project(memory) for layer in self.decoder.layers]
+        for b, window in enumerate(self.windows[n] for n in numbers):
+            then, window.then = window.then, None
+            if then:
+                then(self, [[x[b : b + 1] for x in pair] for pair in cross])
         return CrossCache(cross, np.ones(memory.shape[:2], bool))
+
+    def attention(
+        self, tokens: mx.array, cross: Pairs, heads: Sequence[tuple[int, int]], positions: int
+    ) -> tuple[mx.array, mx.array]:
+        """The logits [1, T, V] of tokens [1, T], and how much each attends to the first encoder positions: float32
+        weights [H, T, positions] of these heads, (layer, head), of the cross-attention. In one call, without a cache."""
+        x = self.embedding(tokens) + self.decoder.positions.weight[: tokens.shape[1]]
+        mask, weights = mx.tril(mx.ones([tokens.shape[1]] * 2, mx.bool_)), []
+        for i, (layer, (keys, values)) in enumerate(zip(self.decoder.layers, cross, strict=True)):
+            x = layer.residual(x, "attention", lambda y: layer.attend(y, mask, None, i))  # noqa: B023
+            queries = layer.cross_attention.queries(layer.cross_attention_norm(x))
+            own = [head for at, head in heads if at == i]
+            if own:
+                q, k = (y[0, own].astype(mx.float32) for y in (queries, keys[:, :, :positions]))
+                scores = q @ k.swapaxes(1, 2) * q.shape[-1] ** -0.5
+                weights.append(mx.softmax(scores, axis=-1))
+            x = layer.residual(
+                x,
+                "cross_attention",
+                lambda y: layer.cross_attention(y, keys, values, None),  # noqa: B023
+            )
+            x = layer.residual(x, "feed_forward", layer.feed_forward)
+        return self.logits(self.decoder.norm(x)), mx.concatenate(weights)
 
     def decode(self, tokens: mx.array, positions: np.ndarray, cache: CrossCache) -> mx.array:
         """As the contract says. Raises InputError for a position beyond the model's last."""

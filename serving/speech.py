@@ -17,7 +17,7 @@ from serving.engine import Engine, Refused
 from serving.transport import event_of, read_body, steps_of, stream_of, while_there
 from speculative.row import Row, Stats
 from speech.audio import check_length, decoded
-from speech.formats import FORMATS, Segment, Transcript
+from speech.formats import FORMATS, Layout, Segment, Transcript
 from speech.transcriber import Transcriber
 from speech.transcript import Asked, Rows
 
@@ -65,7 +65,7 @@ class Speech:
         if kind == "text":
             return PlainTextResponse(f"{found.text.strip()}\n")
         if kind in FORMATS and kind != "json":
-            return PlainTextResponse(FORMATS[kind](found))
+            return PlainTextResponse(FORMATS[kind](found, Layout()))
         return JSONResponse(_body(found, task, kind == "verbose_json"))
 
     async def _parts(self, file: Any, asked: Asked) -> AsyncGenerator[Told | Transcript]:
@@ -168,8 +168,6 @@ async def _form(request: Request) -> FormData:
     for field in form:
         if field not in _KNOWN:
             raise InputError(f"{field[:50]} is not supported")
-    if "word" in form.getlist("timestamp_granularities[]"):
-        raise InputError("word timestamps are not supported")
     return form
 
 
@@ -191,6 +189,7 @@ def _asked(form: FormData, task: str, num_draft: int | str) -> Asked:
         temperature=temperature,
         initial_prompt=str(form.get("prompt") or ""),
         num_draft=num_draft,
+        word_timestamps="word" in form.getlist("timestamp_granularities[]"),
         no_speech_probs=form.get("response_format") == "verbose_json",
     )
 
@@ -205,4 +204,6 @@ def _body(found: Transcript, task: str, verbose: bool) -> dict[str, Any]:
         segments = [segment.to_dict() for segment in found.segments]
         about = {"task": task, "language": found.language, "duration": found.duration}
         body |= about | {"segments": segments}
+        if any(segment.words for segment in found.segments):
+            body["words"] = [word for segment in segments for word in segment.pop("words")]
     return body

@@ -6,6 +6,7 @@ import numpy as np
 
 RATE = 16_000  # samples a second
 HOP = 160  # samples from one frame to the next
+FRAMES = RATE // HOP  # per second
 _WIDTH = 400  # samples of a frame
 _BLOCK = 6_000  # frames to transform together
 

@@ -1,10 +1,23 @@
 """Transcripts and their file formats, which are OpenAI whisper's."""
 
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from speculative.row import Stats
+
+
+@dataclass
+class Word:
+    word: str  # with the space before it and the punctuation around it
+    start: float  # seconds
+    end: float
+    probability: float  # the mean of its tokens'
+    tokens: int  # how many
+
+    def to_dict(self) -> dict:
+        return {name: value for name, value in vars(self).items() if name != "tokens"}
 
 
 @dataclass(frozen=True)
@@ -22,10 +35,14 @@ class Segment:
     compression_ratio: float
     no_speech_prob: float | None = None  # None: not computed
     origins: tuple[str, ...] = ()  # of each token: see row.ORIGINS
+    words: tuple[Word, ...] | None = None  # None: not asked for
 
     def to_dict(self) -> dict:
-        """Its fields except the origins."""
-        return {name: value for name, value in asdict(self).items() if name != "origins"}
+        """Its fields except the origins, and the words if there are any."""
+        found = {name: x for name, x in vars(self).items() if name not in ("origins", "words")}
+        if self.words is not None:
+            found["words"] = [word.to_dict() for word in self.words]
+        return found
 
 
 @dataclass(frozen=True)
@@ -37,6 +54,16 @@ class Transcript:
     stats: Stats = field(default_factory=Stats)
 
 
+@dataclass(frozen=True)
+class Layout:
+    """How subtitles are broken into lines. All but the width needs words' times."""
+
+    max_line_width: int | None = None  # in characters
+    max_line_count: int | None = None  # of a subtitle; with a width, subtitles go across segments
+    max_words_per_line: int | None = None
+    highlight_words: bool = False  # underline each word while it is spoken
+
+
 def _stamp(seconds: float, hours: bool, point: str) -> str:
     """A time such as 01:02:03.456; without `hours`, 02:03.456 if it is less than one hour."""
     whole, milliseconds = divmod(round(seconds * 1000), 1000)
@@ -46,43 +73,99 @@ def _stamp(seconds: float, hours: bool, point: str) -> str:
     return f"{before}{minute:02d}:{second:02d}{point}{milliseconds:03d}"
 
 
-def _span(segment: Segment, hours: bool, point: str = ".") -> str:
-    times = (_stamp(t, hours, point) for t in (segment.start, segment.end))
-    return " --> ".join(times)
+Line = list[Word]
+Cue = tuple[float, float, str]  # beginning and end in seconds, text
 
 
-def _line(segment: Segment) -> str:
-    """The text, without arrows that a player would take for another cue."""
-    return segment.text.strip().replace("-->", "->")
+def _subtitles(transcript: Transcript, layout: Layout) -> Iterator[list[Line]]:
+    """The lines of each subtitle, from words, broken where OpenAI's program breaks them."""
+    width, count = layout.max_line_width, layout.max_line_count
+    apart = width is None or count is None  # a subtitle is within a segment
+    lines: list[Line] = []
+    length, last = 0, 0.0
+    for segment in transcript.segments:
+        for i, word in enumerate(segment.words or ()):
+            new = apart and i % (layout.max_words_per_line or 1000) == 0
+            pause = not apart and word.start - last > 3
+            last = word.start
+            if lines and not new and not pause and length + len(word.word) <= (width or 1000):
+                lines[-1].append(word)
+                length += len(word.word)
+                continue
+            if lines and (new or (count and (pause or len(lines) >= count))):
+                yield lines
+                lines = []
+            lines.append([word])
+            length = len(word.word.strip())
+    if lines:
+        yield lines
 
 
-def _txt(transcript: Transcript) -> str:
+def _text(lines: list[Line], marked: Word | None = None) -> str:
+    def shown(word: Word) -> str:
+        bare = word.word.strip()
+        return word.word.replace(bare, f"<u>{bare}</u>", 1) if word is marked else word.word
+
+    return "\n".join("".join(map(shown, line)).strip() for line in lines)
+
+
+def _highlighted(lines: list[Line]) -> Iterator[Cue]:
+    words = [word for line in lines for word in line]
+    last = words[0].start
+    for word in words:
+        if last != word.start:
+            yield last, word.start, _text(lines)
+        yield word.start, word.end, _text(lines, word)
+        last = word.end
+
+
+def _cues(transcript: Transcript, layout: Layout) -> Iterator[Cue]:
+    if any(segment.words for segment in transcript.segments):
+        for lines in _subtitles(transcript, layout):
+            if layout.highlight_words:
+                yield from _highlighted(lines)
+            else:
+                yield lines[0][0].start, lines[-1][-1].end, _text(lines)
+        return
+    for segment in transcript.segments:
+        text, width = segment.text.strip(), layout.max_line_width
+        text = textwrap.fill(text, width, break_on_hyphens=False) if width else text
+        yield segment.start, segment.end, text
+
+
+def _cue(cue: Cue, hours: bool, point: str) -> str:
+    """Times and text, without arrows that a player would take for another cue."""
+    start, end, text = cue
+    times = f"{_stamp(start, hours, point)} --> {_stamp(end, hours, point)}"
+    return f"{times}\n{text.replace('-->', '->')}\n\n"
+
+
+def _txt(transcript: Transcript, layout: Layout) -> str:
     return "".join(f"{segment.text.strip()}\n" for segment in transcript.segments)
 
 
-def _vtt(transcript: Transcript) -> str:
-    cues = (f"{_span(s, hours=False)}\n{_line(s)}\n\n" for s in transcript.segments)
-    return "WEBVTT\n\n" + "".join(cues)
+def _vtt(transcript: Transcript, layout: Layout) -> str:
+    return "WEBVTT\n\n" + "".join(_cue(cue, False, ".") for cue in _cues(transcript, layout))
 
 
-def _srt(transcript: Transcript) -> str:
-    cues = ((s.id + 1, _span(s, True, ","), _line(s)) for s in transcript.segments)
-    return "".join(f"{number}\n{span}\n{text}\n\n" for number, span, text in cues)
+def _srt(transcript: Transcript, layout: Layout) -> str:
+    cues = enumerate(_cues(transcript, layout), 1)
+    return "".join(f"{number}\n{_cue(cue, True, ',')}" for number, cue in cues)
 
 
-def _tsv(transcript: Transcript) -> str:
+def _tsv(transcript: Transcript, layout: Layout) -> str:
     cues = ((round(1000 * s.start), round(1000 * s.end), s.text) for s in transcript.segments)
     lines = (f"{start}\t{end}\t{text.strip().replace(chr(9), ' ')}\n" for start, end, text in cues)
     return "start\tend\ttext\n" + "".join(lines)
 
 
-def _json(transcript: Transcript) -> str:
+def _json(transcript: Transcript, layout: Layout) -> str:
     segments = [segment.to_dict() for segment in transcript.segments]
     about = {"text": transcript.text, "segments": segments, "language": transcript.language}
     return json.dumps(about, ensure_ascii=False) + "\n"
 
 
-FORMATS: dict[str, Callable[[Transcript], str]] = {
+FORMATS: dict[str, Callable[[Transcript, Layout], str]] = {
     "txt": _txt,
     "vtt": _vtt,
     "srt": _srt,

@@ -44,6 +44,7 @@ class Special:
     languages: Mapping[str, int] = field(hash=False)  # by code; {}: English only
     suppressed: tuple[int, ...] = ()
     latest: int = _FIRST  # the last timestamp that a window may begin with
+    alignment_heads: tuple[tuple[int, int], ...] = ()  # (layer, head); (): not known
 
     first_timestamp = property(lambda s: s.no_timestamps + 1)
 
@@ -76,6 +77,7 @@ class Special:
             languages=languages if several else {},
             suppressed=tuple(generation.get("suppress_tokens") or ()),
             latest=_FIRST if first is None else first,
+            alignment_heads=tuple((i, head) for i, head in generation.get("alignment_heads") or ()),
         )
 
     def prefix(self, language: str, task: str) -> list[int]:

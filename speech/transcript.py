@@ -10,23 +10,35 @@ import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from errors import InputError
-from families.whisper import Whisper, Window
+from families.whisper import Pairs, Whisper, Window
 from speculative.options import Options
 from speculative.processors import Processor
 from speculative.row import Row, Stats
 from speculative.sampling import RowSeeds
-from speech.features import HOP, RATE, log_mel
-from speech.formats import Segment, Transcript
+from speech.features import FRAMES, RATE, log_mel
+from speech.formats import Segment, Transcript, Word
 from speech.rules import SECONDS_PER_TIMESTAMP, TASKS, Against, OneOf, Special
+from speech.voice import last_pause, probabilities, with_speech
+from speech.words import (
+    WITHOUT_SPACES,
+    attended,
+    first_columns,
+    last_end,
+    placed,
+    split,
+    spoken,
+    without_inventions,
+)
 
-FRAMES = RATE // HOP  # per second
 _PER_TIMESTAMP = round(SECONDS_PER_TIMESTAMP * FRAMES)  # frames
+_TOGETHER = 32  # windows of a sound, if batched: their features stay in memory
 
 Rows = Generator[list[Row], None, Transcript]
 Heard = Callable[[Sequence[Segment], float, Stats], object]
@@ -51,6 +63,10 @@ class Asked:
     ] = ()  # seconds: start, end, start ...; the last end may be missing
     seed: int = 0
     num_draft: int | str = "auto"
+    vad: bool = False  # read only what a voice detector takes for speech
+    batched: bool = False  # windows end at pauses and know nothing of each other; needs vad
+    word_timestamps: bool = False
+    hallucination_silence_threshold: float | None = None  # seconds; needs word_timestamps
     no_speech_probs: bool = False  # for every segment, which takes one more call per window
 
     def __post_init__(self):
@@ -63,6 +79,12 @@ class Asked:
         clips = self.clip_timestamps
         if any(not 0 <= t < math.inf for t in clips) or list(clips) != sorted(set(clips)):
             raise InputError("clip_timestamps are not seconds, each later than the one before")
+        if self.hallucination_silence_threshold is not None and not self.word_timestamps:
+            raise InputError("hallucination_silence_threshold needs word_timestamps")
+        if self.batched and not self.vad:
+            raise InputError("batched needs vad")
+        if self.batched and self.hallucination_silence_threshold is not None:
+            raise InputError("hallucination_silence_threshold is not for batched")
         Options(seed=self.seed, num_draft=self.num_draft)
 
     @property
@@ -106,8 +128,13 @@ class Sound:
         heard: called after each window with its segments, the seconds of sound done, and the stats so far
         """
         self._tokenizer, self._special, self._asked = tokenizer, special, asked
-        self._config, self._windows, self._heard = model.config, model.windows, heard
+        self._model, self._config, self._heard = model, model.config, heard
         self._features = log_mel(samples, self._config.num_mel_bins)
+        self._at: np.ndarray | None = None  # with vad: frames of the sound that are read
+        if asked.vad:
+            chances = probabilities(samples)
+            self._at = np.flatnonzero(with_speech(chances))
+            self._features, self._chances = self._features[self._at], chances[self._at]
         self._duration = len(samples) / RATE
         self._seeds = RowSeeds(asked.seed)
         self._segments: list[Segment] = []
@@ -116,43 +143,80 @@ class Sound:
         known = tokenizer.encode(f" {prompt}", add_special_tokens=False).ids
         self._previous = [t for t in known if t < self._special.end] if prompt else []
         self._tail: list[int] = []  # the unfinished text at the end of the last window
+        self._spoken = 0.0  # when the last word has ended, in seconds
 
     def transcribed(self) -> Rows:
         """Yield the rows to decode next, resume when they are finished, and return the transcript."""
-        language, frames = self._asked.language, self._config.frames
-        for seek, end in self._clips():
+        language = self._asked.language
+        for first, end in self._clips():
+            seek = first
             while seek < end:
-                size = min(frames, end - seek)
-                window = self._windows.add(self._features_of(seek, size))
-                language = language or (yield from self._language(window))
-                steering = self._special.prefix(language, self._asked.task)
-                read = self._stats.prompt_tokens + 1
-                found = yield from self._attempts(window, seek, steering)
-                self._stats.prompt_tokens = read  # each window once, however often it was tried
-                kept: list[Segment] = []
-                advance = size
-                if self._is_speech(found):
-                    segments, advance = self._cut(found, seek, size)
-                    kept = self._kept(segments, found)
-                seek += advance
-                self._heard(kept, seek / FRAMES, self._stats)
+                spans = self._spans(seek, end)
+                windows = [self._window(*span) for span in spans]
+                language = language or (yield from self._language(windows[0]))
+                readings = [
+                    self._read(window, *span, language)
+                    for window, span in zip(windows, spans, strict=True)
+                ]
+                for segments, advance, sure in (yield from together(readings)):
+                    kept = self._kept(segments, sure)
+                    seek += advance
+                    self._heard(kept, self._seconds(seek / FRAMES, True), self._stats)
         text = "".join(segment.text for segment in self._segments)
         return Transcript(
             text, tuple(self._segments), language or "en", self._duration, self._stats
         )
 
+    def _read(
+        self, window: Window, seek: int, size: int, language: str
+    ) -> Generator[list[Row], None, tuple[list[Segment], int, bool]]:
+        """A window's segments, how many frames they cover, and whether they may prompt the next window."""
+        found = yield from self._attempts(
+            window, seek, self._special.prefix(language, self._asked.task)
+        )
+        self._stats.prompt_tokens += 1  # each window once, however often it was tried
+        segments, advance = list[Segment](), size
+        if self._is_speech(found):
+            segments, advance, ended = self._cut(found, seek, size)
+            if self._asked.word_timestamps:
+                segments = yield from self._timed(window, segments, size, language)
+                segments, advance = self._going_on(segments, seek, size, advance, ended)
+        return segments, advance, found.temperature <= 0.5
+
     def _clips(self) -> Iterator[tuple[int, int]]:
         """The ranges of frames to transcribe: first and end."""
+        points = [round(t * FRAMES) for t in self._asked.clip_timestamps] or [0]
+        if self._at is not None:
+            points = np.searchsorted(self._at, points).tolist()
         last = len(self._features)
-        points = [min(round(t * FRAMES), last) for t in self._asked.clip_timestamps] or [0]
-        points += [last] * (len(points) % 2)
+        points = [min(point, last) for point in points] + [last] * (len(points) % 2)
         return zip(points[::2], points[1::2], strict=True)
 
-    def _features_of(self, seek: int, size: int) -> np.ndarray:
-        """The features of `size` frames, padded with zeros to a whole window."""
+    def _spans(self, seek: int, end: int) -> list[tuple[int, int]]:
+        """The next windows, as their first frame and how many they have: one, or with `batched` some that end in
+        pauses, each in its second half."""
+        most, spans = self._config.frames, list[tuple[int, int]]()
+        while seek < end and len(spans) < (_TOGETHER if self._asked.batched else 1):
+            size = min(most, end - seek)
+            if self._asked.batched and end - seek > most:
+                half = most // 2
+                size = half + last_pause(self._chances[seek + half : seek + most])
+            spans.append((seek, size))
+            seek += size
+        return spans
+
+    def _window(self, seek: int, size: int) -> Window:
+        """A window of `size` frames, padded with zeros."""
         features = np.zeros((self._config.frames, self._config.num_mel_bins), np.float32)
         features[:size] = self._features[seek : seek + size]
-        return features
+        return self._model.windows.add(features)
+
+    def _seconds(self, seconds: float, end: bool = False) -> float:
+        """A time in the sound, from one in what is read of it."""
+        if self._at is None:
+            return seconds
+        frame = min(max(round(seconds * FRAMES) - end, 0), len(self._at) - 1)
+        return float(self._at[frame] + end) / FRAMES
 
     def _language(self, window: Window) -> Generator[list[Row], None, str]:
         """The most probable language of a window."""
@@ -190,7 +254,7 @@ class Sound:
             for row in rows:
                 row.begin(prefix, self._config)
             yield rows
-            self._stats = sum((row.stats for row in rows), self._stats)
+            self._stats = sum((replace(row.stats, prompt_tokens=0) for row in rows), self._stats)
             found = max((self._attempt(row) for row in rows), key=lambda each: each.avg_logprob)
             if silence is None and self._asks_for_silence(found):
                 silence = yield from self._silence(window, prefix)
@@ -238,27 +302,74 @@ class Sound:
         sure = least is not None and found.avg_logprob > least
         return sure or not self._is_silent(found)
 
-    def _cut(self, found: Attempt, seek: int, size: int) -> tuple[list[Segment], int]:
-        """A window's segments, and how many frames they cover. Two timestamps in a row end one segment and begin the
-        next. Text after the last pair is dropped, and drafts the next window."""
+    def _cut(self, found: Attempt, seek: int, size: int) -> tuple[list[Segment], int, bool]:
+        """A window's segments, how many frames they cover, and whether nothing is left of its text. Two timestamps in
+        a row end one segment and begin the next. Text after the last pair is dropped, and drafts the next window; a
+        window that is `batched` has no next one."""
         first, tokens = self._special.first_timestamp, found.tokens
         stamps = [token >= first for token in tokens]
         cuts = [i + 1 for i, pair in enumerate(pairwise(stamps)) if all(pair)]
-        ended = stamps[-2:] == [False, True]
+        ended = self._asked.batched or stamps[-2:] == [False, True]
         if not cuts:
             last = max((t - first for t in tokens if t > first), default=None)
             frames = size if last is None else last * _PER_TIMESTAMP
-            return [self._segment(found, slice(None), seek, 0, frames)], size
-        parts = [*cuts, len(tokens)] if ended else cuts
+            return [self._segment(found, slice(None), seek, 0, frames)], size, ended
         segments = []
-        for begin, end in pairwise([0, *parts]):
-            part = tokens[begin:end]
-            times = [(t - first) * _PER_TIMESTAMP for t in (part[0], part[-1])]
+        for begin, end in pairwise([0, *cuts, *([len(tokens)] if ended else [])]):
+            times = [(tokens[i] - first) * _PER_TIMESTAMP for i in (begin, end - 1)]
+            times[1] = times[1] if stamps[end - 1] else size
             segments.append(self._segment(found, slice(begin, end), seek, *times))
         if ended:
-            return segments, size
+            return segments, size, ended
         self._tail = [first, *tokens[cuts[-1] + 1 :]]
-        return segments, max(1, (tokens[cuts[-1] - 1] - first) * _PER_TIMESTAMP)
+        advance = (tokens[cuts[-1] - 1] - first) * _PER_TIMESTAMP
+        return segments, max(1, advance), ended
+
+    def _timed(
+        self, window: Window, segments: list[Segment], size: int, language: str
+    ) -> Generator[list[Row], None, list[Segment]]:
+        """A window's segments with their words, and times that are the words'."""
+        s, c, task = self._special, self._config, self._asked.task
+        text = [token for segment in segments for token in segment.tokens if token < s.end]
+        found, words = list[np.ndarray](), list[Word]()
+        if text:
+            layers, upper = range(c.decoder_layers), c.decoder_layers // 2
+            heads = s.alignment_heads or tuple(
+                product(layers[upper:], range(c.decoder_attention_heads))
+            )
+            prefix = [*s.prefix(language, task), s.no_timestamps]
+
+            def read(model: Whisper, cross: Pairs) -> None:
+                found[:] = attended(model, cross, prefix, text, s.end, heads, max(1, size // 2))
+
+            window.then = read  # in the thread that decodes
+            yield from self._one_token(window, [s.start], OneOf((s.end,)))
+            spaces = task == TASKS[1] or language not in WITHOUT_SPACES
+            begins = first_columns(found[0]) * SECONDS_PER_TIMESTAMP
+            words = spoken(split(text, self._text, spaces), begins, found[1])
+        before = segments[0].seek / FRAMES if self._asked.batched else self._spoken
+        return placed(segments, words, s.end, before)
+
+    def _going_on(
+        self, segments: list[Segment], seek: int, size: int, advance: int, ended: bool
+    ) -> tuple[list[Segment], int]:
+        """The segments of a window whose words' times are known, without inventions, and how far it covers them."""
+        threshold, whole = self._asked.hallucination_silence_threshold, seek + self._config.frames
+        last = last_end(segments)
+        if not ended and last > seek / FRAMES:
+            rests = threshold is not None and whole / FRAMES - last <= threshold
+            advance = size if rests else round(last * FRAMES) - seek
+        if threshold is not None:
+            times = (
+                seek / FRAMES,
+                (seek + size) / FRAMES,
+                whole / FRAMES,
+                len(self._features) / FRAMES,
+            )
+            segments, onward = without_inventions(segments, times, self._spoken, threshold)
+            advance = advance if onward is None else round(onward * FRAMES) - seek
+        self._spoken = last_end(segments) if segments else self._spoken
+        return segments, max(1, advance)
 
     def _segment(self, found: Attempt, part: slice, seek: int, begin: int, end: int) -> Segment:
         """A segment of the tokens `part`, from frame `begin` to `end` of the window at `seek`."""
@@ -281,12 +392,41 @@ class Sound:
         known = [token for token in tokens if token < self._special.end]
         return self._tokenizer.decode(known, skip_special_tokens=False)
 
-    def _kept(self, segments: list[Segment], found: Attempt) -> list[Segment]:
-        """Add the segments that have text and a duration to the transcript; return these."""
+    def _kept(self, segments: list[Segment], sure: bool) -> list[Segment]:
+        """Add the segments that have text and a duration to the transcript; return these. sure: they may prompt the
+        next window."""
         kept = [s for s in segments if s.text.strip() and s.end > s.start]
-        kept = [replace(s, id=len(self._segments) + i) for i, s in enumerate(kept)]
+        kept = [self._numbered(s, len(self._segments) + i) for i, s in enumerate(kept)]
         self._segments += kept
+        if self._asked.batched:
+            return kept
         self._previous += [token for segment in kept for token in segment.tokens]
-        if not self._asked.condition_on_previous_text or found.temperature > 0.5:
+        if not (sure and self._asked.condition_on_previous_text):
             self._previous = []
         return kept
+
+    def _numbered(self, segment: Segment, id: int) -> Segment:
+        """The segment with its number and, if not all of the sound is read, the sound's times."""
+        times = self._seconds
+        for word in segment.words or ():
+            word.start, word.end = times(word.start), times(word.end, True)
+        seek = round(FRAMES * times(segment.seek / FRAMES))
+        start, end = times(segment.start), times(segment.end, True)
+        return replace(segment, id=id, seek=seek, start=start, end=end)
+
+
+def together(readings: list[Generator[list[Row], None, Any]]) -> Generator[list[Row], None, list]:
+    """What generators of rows return, whose rows are decoded together."""
+    found: list[Any] = [None] * len(readings)
+    live = dict(enumerate(readings))
+    while live:
+        rows = list[Row]()
+        for i, reading in list(live.items()):
+            try:
+                rows += next(reading)
+            except StopIteration as end:
+                found[i] = end.value
+                del live[i]
+        if rows:
+            yield rows
+    return found

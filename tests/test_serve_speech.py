@@ -149,7 +149,6 @@ SILENCE = sound_file("wav", "pcm_u8", np.zeros([24 << 20, 1], np.int16), 1000)
         (form({"temperature": "hot"}), 400, "temperature is not a number"),
         (form({"temperature": "nan"}), 400, "temperature is nan"),
         (form({"response_format": "diarized_json"}), 400, "not one of json"),
-        (form({"timestamp_granularities[]": "word"}), 400, "word timestamps"),
         (form({"chunking_strategy": "auto"}), 400, "chunking_strategy is not supported"),
         (form({}, origin="http://elsewhere"), 403, "other web pages"),
         ((b"{}", {"content-type": "application/json"}), 415, "multipart/form-data"),
