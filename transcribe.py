@@ -164,7 +164,7 @@ def transcribe_files(args, transcriber: Transcriber, asked: Asked, names: list[s
     streamed = args.output_format == "txt" and not args.output_dir
     several = len(names) > 1 and not args.output_dir
     if several and args.output_format == "vtt":  # one header for all
-        cli.write("WEBVTT\n")
+        cli.write("WEBVTT\n\n", end="")
 
     def complain(line: str) -> None:
         cli.write(cli.one_line(line), sys.stderr)

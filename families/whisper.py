@@ -24,9 +24,8 @@ from families.bart_checkpoints import NAMES as BART
 from model import EncoderDecoder
 from speculative.cache import CrossCache, known_positions
 
-Pairs = Sequence[
-    Sequence[mx.array]
-]  # keys and values of the sound, [1, H, S, D] each, of every layer
+# Keys and values of the sound, [1, H, S, D] each, of every layer
+Pairs = Sequence[Sequence[mx.array]]
 _END = 50257  # in the multilingual vocabulary; fine-tunes may leave it out
 
 
@@ -73,9 +72,8 @@ class Window(list[int]):
         super().__init__([number])
         self.features = features
         self.encoded: dict[int, mx.array] = {}  # by encoder
-        self.then: Callable[[Whisper, Pairs], object] | None = (
-            None  # once, when a model has read it
-        )
+        # called once, when a model has read it
+        self.then: Callable[[Whisper, Pairs], object] | None = None
 
 
 class Windows:

@@ -2,6 +2,7 @@
 
 import functools
 from pathlib import Path
+from typing import cast
 
 import mlx.core as mx
 import numpy as np
@@ -18,9 +19,8 @@ _MARGIN = 40  # frames around a part
 
 @functools.cache
 def _weights() -> dict[str, np.ndarray]:
-    return {
-        name: np.array(weight.astype(mx.float32)) for name, weight in mx.load(str(_WEIGHTS)).items()
-    }  # type: ignore[union-attr]
+    weights = cast(dict[str, mx.array], mx.load(str(_WEIGHTS)))
+    return {name: np.array(weight.astype(mx.float32)) for name, weight in weights.items()}
 
 
 def _convolved(x: np.ndarray, name: str, stride: int) -> np.ndarray:
