@@ -2,7 +2,7 @@
 
 import json
 
-from speech.formats import FORMATS, Segment, Transcript
+from speech.formats import FORMATS, Layout, Segment, Transcript
 
 
 def segment(number: int, start: float, end: float, text: str, **fields) -> Segment:
@@ -79,5 +79,5 @@ EMPTY["json"] = '{"text": "", "segments": [], "language": "en"}\n'
 
 
 def test_files_are_those_of_openais_writers():
-    assert {name: write(TRANSCRIPT) for name, write in FORMATS.items()} == FILES
-    assert {name: write(NOTHING) for name, write in FORMATS.items()} == EMPTY
+    assert {name: write(TRANSCRIPT, Layout()) for name, write in FORMATS.items()} == FILES
+    assert {name: write(NOTHING, Layout()) for name, write in FORMATS.items()} == EMPTY

@@ -32,7 +32,9 @@ def pair(folder):
 
 def test_the_command_hears_every_clip(folder):
     done = call(*FILES, cwd=folder, script="transcribe.py")
-    said = [segment["text"] for clip in CLIPS.values() for segment in clip["segments"]]
+    said = []
+    for file, clip in zip(FILES, CLIPS.values(), strict=True):
+        said += [f"{file}:", *(segment["text"] for segment in clip["segments"])]
     assert done.returncode == 0 and done.stdout.splitlines() == said
 
 
