@@ -64,8 +64,8 @@ def add_keep_read(parser: cli.Parser) -> None:
         "--keep-read",
         type=cli.gigabytes,
         metavar="GB",
-        help="memory for what a decoder-only model has read: a prompt that begins as an earlier one did is not read "
-        "again from its start; 0: keep nothing (default: a tenth of the memory)",
+        help="RAM for what a decoder-only model has read: a prompt that begins as an earlier one did is not read "
+        "again from its start; 0: keep nothing (default: a tenth of the RAM)",
     )
 
 
