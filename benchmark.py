@@ -48,7 +48,8 @@ def parse_args(argv: list[str] | None = None):
     flag(
         "--sizes",
         **sizes,
-        help=f"shapes to widen the demo models to, two of {named} (default: {' '.join(USUAL)})",
+        help=f"widen the demo models to these sizes, to time large models without a download; two of {named} "
+        f"(default: {' '.join(USUAL)})",
     )
     flag("--prompt-file", help="one prompt per line (default: the demo's)")
     few = "how many of the demo's prompts per task (default: %(default)s)"
@@ -59,13 +60,13 @@ def parse_args(argv: list[str] | None = None):
     flag("--drafter", nargs="+", choices=["model", "lookup", "both"], help=drafts)
     sizes = dict(nargs="+", type=cli.positive, default=[1], metavar="B")
     flag("--batch-size", **sizes, help="batch sizes (default: 1)")
-    turn = "prompts that each way of decoding has before the next one's turn; more if the machine is noisy (default: the largest batch)"
+    turn = "the ways of decoding take turns of N prompts; raise it if a prompt takes so little time that noise hides it (default: the largest batch)"
     flag("--per-turn", type=cli.positive, metavar="N", help=turn)
     flag(
         "--kinds",
         nargs="+",
         choices=KINDS,
-        help="which of the demo's tasks to measure, each in its own table (default: the short ones, in one)",
+        help="the demo's tasks to measure, each in a table of its own (default: all but paragraph, in one table)",
     )
     flag("--max-tokens", type=cli.positive, default=128, help="per output (default: %(default)s)")
     beside = "compare with transformers and CTranslate2, or with mlx-lm, if installed"

@@ -30,7 +30,7 @@ def parse_args(argv: list[str] | None = None):
     )
     smaller = "quantize the weights: smaller, but less precise"
     flag("-q", "--quantize", action="store_true", help=smaller)
-    modes = "how weights are quantized; mxfp4, nvfp4 and mxfp8 are fixed formats, which need no --q-bits (default: affine)"
+    modes = "format of quantized weights; keep affine unless you want one of the others, whose bits and groups are fixed (default: affine)"
     flag("--q-mode", choices=MODES, help=modes)
     flag(
         "--q-bits", type=int, choices=BITS, help="bits per weight (default: the mode's; affine: 4)"
@@ -39,7 +39,7 @@ def parse_args(argv: list[str] | None = None):
         "--q-group-size",
         type=int,
         choices=GROUP_SIZES,
-        help="weights that share a scale: fewer are more exact and larger (default: the mode's; affine: 64)",
+        help="how many weights share a scale; take a smaller number if outputs get worse: more exact, more memory (default: the mode's; affine: 64)",
     )
     flag("--revision", type=cli.name, help="branch, tag or commit on the hub")
     flag("--force", action="store_true", help="replace an earlier conversion")

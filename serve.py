@@ -37,7 +37,7 @@ from terminal.reports import report_alone
 
 COUNTS = {  # flag: (default, help)
     "batch-size": (BATCH_SIZE, "prompts to decode in one batch"),
-    "queue": (256, "prompts, or audio files, that may wait for their turn; further ones get 503"),
+    "queue": (256, "prompts or audio files that may wait; raise it if clients get too many 503"),
     "max-prompt-tokens": (4096, "longest prompt to accept, in tokens"),
     "max-request-tokens": (4096, "largest max_tokens that a request may ask for"),
     "max-seconds": (3600, "longest audio to accept, in seconds"),
@@ -141,7 +141,7 @@ def main() -> None:
     address, port = listener.getsockname()[:2]
     transcriber = None
     if args.model and is_speech(args.model):
-        refuse(args, OF_TEXT, "the model transcribes sound; this is for texts")
+        refuse(args, OF_TEXT, "the model transcribes audio; this is for texts")
         transcriber = Transcriber(args.model, args.draft_model if options.num_draft else None)
         decoder, options = transcriber.decoder, replace(options, lookup=False)
         cli.note_types(decoder.model, decoder.draft_model)

@@ -1,4 +1,4 @@
-"""Transcribe sound with Whisper, speculatively if there is a draft model.
+"""Transcribe audio with Whisper, speculatively if there is a draft model.
 
 python transcribe.py talk.mp3 --model whisper-large-v3 --draft-model distil-large-v3
 python transcribe.py *.m4a --model whisper-medium -f srt -o subtitles
@@ -47,13 +47,13 @@ THRESHOLDS = {
 
 def parse_args(argv: list[str] | None = None):
     parser = cli.Parser(
-        prog="transcribe.py", description="Transcribe sound with Whisper and speculative decoding."
+        prog="transcribe.py", description="Transcribe audio with Whisper and speculative decoding."
     )
     flag, asked = parser.add_argument, Asked()
-    text = "sound, or video with sound; - reads standard input"
+    text = "an audio file, or a video; - reads standard input"
     flag("audio", nargs="+", metavar="FILE", help=text)
     flag("--model", type=cli.name, help=f"{cli.MODEL} (default: the demo models)")
-    text = "a smaller one with the same vocabulary, such as distil-large-v3 (default: none)"
+    text = "a smaller one with the same vocabulary, such as distil-large-v3 (default: none, or the demo models' own)"
     flag("--draft-model", type=cli.name, help=text)
     text = f"{DECLARED['num_draft'].help} (default: auto)"
     flag("--num-draft", default="auto", help=text, **reading("num_draft"))
@@ -68,7 +68,7 @@ def parse_args(argv: list[str] | None = None):
     text = "at temperatures above 0, keep the best of N texts (default: %(default)s)"
     flag("--best-of", type=cli.positive, default=asked.best_of, metavar="N", help=text)
     flag("--seed", type=cli.whole, default=asked.seed, metavar="N", help="random seed")
-    text = "text that could precede the sound, with names spelled as you want them"
+    text = "text that could precede the audio, with names spelled as you want them"
     flag("--initial-prompt", default="", metavar="TEXT", help=text)
     how: dict[str, Any] = dict(action=argparse.BooleanOptionalAction, default=True)
     text = "prompt each window with the text before it (default: yes)"
@@ -81,7 +81,7 @@ def parse_args(argv: list[str] | None = None):
     flag("--clip-timestamps", type=seconds, default=(), metavar="LIST", help=text)
     text = "transcribe only what a voice detector takes for speech"
     flag("--vad", action="store_true", help=text)
-    text = "decode windows cut at pauses side by side; the text may differ; needs --vad"
+    text = "decode windows cut at pauses in one batch; the text may differ; needs --vad"
     flag("--batched", action="store_true", help=text)
     text = "find when each word is spoken, for subtitles and JSON"
     flag("--word-timestamps", action="store_true", help=text)
@@ -97,9 +97,9 @@ def parse_args(argv: list[str] | None = None):
     flag("--highlight-words", action="store_true", help=text)
     text = "all: one file per format, needs --output-dir (default: txt)"
     flag("--output-format", "-f", choices=(*FORMATS, "all"), default="txt", help=text)
-    text = "write files here, named after the sound (default: print)"
+    text = "write files here, named after the audio file (default: print)"
     flag("--output-dir", "-o", type=cli.path, metavar="FOLDER", help=text)
-    text = "name of the output, for a single sound"
+    text = "name of the output, for a single audio file"
     flag("--output-name", type=cli.name, metavar="NAME", help=text)
     flag("--verbose", action="store_true", help="print statistics to stderr at the end")
     args = parser.parse_intermixed_args(argv)
@@ -176,7 +176,7 @@ def transcribe_files(args, transcriber: Transcriber, asked: Asked, names: list[s
         length = len(samples) / RATE
         if (late := max(asked.clip_timestamps[::2], default=0)) > length:
             what = f"--clip-timestamps has no effect from {late:g} s on"
-            complain(f"{name}: {what}: the sound ends at {length:.1f} s")
+            complain(f"{name}: {what}: the audio ends at {length:.1f} s")
         bar.total = (bar.total or 0) + length
         before = [0.0]
 
@@ -213,7 +213,7 @@ def transcribe_files(args, transcriber: Transcriber, asked: Asked, names: list[s
 
         seconds = time.perf_counter() - began
         summary.peak_memory = mx.get_peak_memory() / 1e9
-        print(f"{played:.1f} s of sound in {seconds:.1f} s", file=sys.stderr)
+        print(f"{played:.1f} s of audio in {seconds:.1f} s", file=sys.stderr)
         print("\n".join(summary.lines(seconds)), file=sys.stderr)
     if failed:
         raise InputError(f"{failed} of {len(args.audio)} files were not transcribed")

@@ -44,7 +44,7 @@ def _yarn(p: Mapping, periods: np.ndarray) -> Scaled:  # Peng et al. 2023, arXiv
 
 
 def _longrope(p: Mapping, periods: np.ndarray) -> Scaled:  # Ding et al. 2024, arXiv 2402.13753
-    # Up to the original length, where `max_positions` ends texts: beyond it, all positions change.
+    # For the original length only: beyond it all positions change, so `max_positions` ends texts there.
     size = math.log(max(p["factor"], 1)) / math.log(p["original_max_position_embeddings"])
     own = p.get("short_mscale") or p.get("attention_factor") or math.sqrt(1 + size)
     return periods * np.array(p["short_factor"]), own
@@ -52,7 +52,7 @@ def _longrope(p: Mapping, periods: np.ndarray) -> Scaled:  # Ding et al. 2024, a
 
 _TYPES: dict[str, Callable[[Mapping, np.ndarray], Scaled] | None] = {
     "default": lambda p, periods: (periods, 1.0),
-    "dynamic": lambda p, periods: (periods, 1.0),  # texts here are too short for it to scale
+    "dynamic": lambda p, periods: (periods, 1.0),  # it scales only texts that are longer than here
     "linear": lambda p, periods: (periods * p["factor"], 1.0),
     "llama3": _llama3,
     "yarn": _yarn,
@@ -172,9 +172,8 @@ def _set_ropes(model: nn.Module, text: Mapping) -> None:
         rope: Any = module[key]
         dims, base = getattr(rope, "dim", None) or rope.dims, getattr(rope, "base", None)
         if dims == head and text.get("model_type") == "glm":
-            dims = int(
-                dims * (p["partial_rotary_factor"] or 1)
-            )  # glm's file in mlx-lm rotates all of them
+            # mlx-lm's file for glm rotates all dimensions.
+            dims = int(dims * (p["partial_rotary_factor"] or 1))
         p = p | {"rope_theta": ("" in ropes and base) or p["rope_theta"] or 10000.0}
         here = [getattr(rope, name, None) for name in ("dims", "base", "scale")]
         scale, default = _TYPES[p["rope_type"]], p["rope_type"] == "default"

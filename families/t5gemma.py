@@ -148,7 +148,7 @@ class T5Gemma(EncoderDecoder):
             if min(behind, ahead) >= S - 1:
                 return token
             near = (distance <= behind) & (distance >= -ahead)
-            # A filler with no token in its window sees itself: the softmax over nothing is NaN.
+            # A filler with no token in its window sees itself, because the softmax over nothing is NaN.
             return near if token is None else (near & token) | (distance == 0)
 
         masks = [seen(window) for window in self.config.encoder.windows]

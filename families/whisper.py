@@ -159,7 +159,7 @@ class Whisper(EncoderDecoder):
 
     def prefix(self, prompt: Sequence[int]) -> list[int]:
         """Raise InputError: speech/rules.py gives a text its first tokens."""
-        raise InputError("this model transcribes sound: use transcribe.py, or a server's /v1/audio")
+        raise InputError("this model transcribes audio: use transcribe.py, or a server's /v1/audio")
 
     def start(self, tokens: mx.array, mask: np.ndarray | None = None) -> CrossCache:
         """Encode the windows whose numbers are tokens [B, 1], and project their keys and values."""

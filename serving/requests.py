@@ -32,6 +32,7 @@ _SERVED = {name: d.served for name, d in DECLARED.items() if d.served is not Non
 _FORMS = {
     "prompt": "a string or a list of strings",
     "prediction": '{"type": "content", "content": "..."}',
+    "logit_bias": 'token ids with a number each, such as {"1234": -5.0}',
 }
 _NAMES = {d.request or name: name for name, d in DECLARED.items() if d.request is not None}
 
@@ -199,6 +200,6 @@ def _said(error: ValidationError) -> str:
         return "the body is not a JSON object"
     if kind == "value_error":
         return f"{where} {first['ctx']['error']}"
-    if path[0] in _FORMS and (len(path) > 1 or kind.endswith("_type")):
+    if path[0] in _FORMS and (len(path) > 1 or kind.endswith(("_type", "_parsing"))):
         return f"{path[0]} is not {_FORMS[path[0]]}"
     return f"{where}: {what[0].lower()}{what[1:]}"

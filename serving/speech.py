@@ -50,7 +50,7 @@ class Speech:
         self._authorize(request)
         _check_origin(request)
         if self._transcriber is None:
-            raise InputError("this model reads text, not sound")
+            raise InputError("this model reads text, not audio")
         form = await _form(request)
         self._check_model(str(form["model"]) if form.get("model") else None)
         asked, kind = _asked(form, task, self._engine.options.num_draft), _format(form)
@@ -72,7 +72,7 @@ class Speech:
         """Each segment of a sound, once there is a place for it, and the whole transcript."""
         told = list[Told]()
         if self._places.statistics().tasks_waiting >= self._engine.queue_size:
-            raise Refused("too many sounds are waiting; try again later")
+            raise Refused("too many audio files are waiting; try again later")
         async with self._places:
             transcript = await to_thread.run_sync(
                 self._begin, file, asked, told, limiter=self._reading
@@ -164,7 +164,7 @@ async def _form(request: Request) -> FormData:
     except (MultiPartException, KeyError, ValueError) as error:
         raise InputError(f"the body is not a form: {getattr(error, 'message', error)}") from None
     if not isinstance(form.get("file"), UploadFile):
-        raise InputError("the field file, with the sound, is missing")
+        raise InputError("the field file, with the audio, is missing")
     for field in form:
         if field not in _KNOWN:
             raise InputError(f"{field[:50]} is not supported")

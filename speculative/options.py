@@ -186,7 +186,7 @@ class Options:
     delta: float = option(
         0.0,
         PART,
-        "give up exactness for speed: 0 is exact, 1 accepts every draft token",
+        "accept more draft tokens, for speed, if the output may differ from the target's: 0 is exact, 1 accepts all",
         request=None,
     )
     source_lang: str | None = option(
@@ -225,7 +225,8 @@ class Options:
     )
     suppress_tokens: Sequence[int] | None = _control(TOKENS, "tokens never to generate: [5, 6]")
     forced_bos_token_id: int | None = _control(
-        TOKEN, "the id of the token that every output begins with; -1: any"
+        TOKEN,
+        "the id of the token that every output begins with; for a language, use --target-lang instead; -1: any",
     )
     forced_eos_token_id: int | None = _control(
         TOKEN, "the id of the token that ends an output cut off at its token limit; -1: any"
@@ -267,7 +268,7 @@ class Options:
     early_stopping: bool | str | None = _beams(
         None,
         EARLY,
-        "stop searching once --num-beams outputs are finished; never: only when no better one is possible",
+        "end the search, for speed, as soon as --num-beams outputs are finished; never: go on until no better one is possible",
         f"{CHECKPOINT}, or no",
     )
 

@@ -25,7 +25,7 @@ Check = Callable[[float], None]
 def check_length(seconds: float, longest: float = 24 * 3600) -> None:
     """Raise InputError for a sound that is longer: weeks of silence fit into a few MB."""
     if round(seconds) > longest:
-        raise InputError(f"more than {longest} seconds of sound; cut it")
+        raise InputError(f"more than {longest} seconds of audio; cut it")
 
 
 def read(
@@ -56,7 +56,7 @@ def decoded(file: BinaryIO, report: Report, check: Check = check_length) -> np.n
     samples = _from_ffmpeg(file, report, check) if av else _from_wav(file)
     check(len(samples) / RATE)
     if not samples.size:
-        raise InputError("holds no sound")
+        raise InputError("holds no audio")
     return samples
 
 
@@ -69,10 +69,10 @@ def _from_ffmpeg(file: BinaryIO, report: Report, check: Check) -> np.ndarray:
             tracks = container.streams.audio
             track = next((each for each in tracks if each.codec_context), None)
             if not track:  # before PyAV 18.1, decoding an unknown codec ends the process
-                raise InputError("holds no sound")
+                raise InputError("holds no audio")
             sound = b"".join(_resampled(_frames(container.demux(track), report, check)))
     except av.error.FFmpegError as error:
-        raise InputError(f"no sound file that FFmpeg reads ({error.strerror})") from None
+        raise InputError(f"no audio file that FFmpeg reads ({error.strerror})") from None
     return np.divide(np.frombuffer(sound, np.int16), 32768, dtype=np.float32)
 
 

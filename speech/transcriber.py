@@ -98,7 +98,7 @@ def _encoder(name: str | Path) -> dict[str, tuple[int, int]]:
 
 
 class _Sounds:
-    """A source of rows for `speculative.batch.decode`: one row an audio window, of several sounds at a time."""
+    """A source of rows for `speculative.batch.decode`: a row for each audio window, several sounds at a time."""
 
     def __init__(self, make: Callable[..., Sound], sounds: Iterable, most: int):
         self._make, self._most = make, most

@@ -39,8 +39,8 @@ def add_models(parser: cli.Parser) -> None:
         "--draft-vocabulary",
         type=cli.name,
         metavar="FILE",
-        help="let the draft model choose only among the tokens in this text file or translation memory, which makes a "
-        "multilingual one faster; auto: among those generated so far, once few new ones appear (default: all tokens)",
+        help="make a multilingual draft model faster, with the same output: it chooses only among the tokens in this text "
+        "file or translation memory; auto: among those generated so far, once few new ones appear (default: all tokens)",
     )
 
 
@@ -64,8 +64,8 @@ def add_keep_read(parser: cli.Parser) -> None:
         "--keep-read",
         type=cli.gigabytes,
         metavar="GB",
-        help="memory for what a decoder-only model has read: a prompt that begins as an earlier one did is not read "
-        "again from its start; 0: keep nothing (default: a tenth of the memory)",
+        help="RAM for what a decoder-only model has read: a prompt that begins as an earlier one did is not read "
+        "again from its start; 0: keep nothing (default: a tenth of the RAM)",
     )
 
 
@@ -179,7 +179,8 @@ def _json(kind: Any) -> Callable[[str], Any]:
                 raise ValueError
             return {int(k): v for k, v in value.items()} if kind is dict else value
         except (ValueError, RecursionError):
-            what = 'an object in JSON such as {"1234": -5.0}' if kind is dict else "a list in JSON"
+            ids = 'an object in JSON with token ids as keys, such as {"1234": -5.0}'
+            what = ids if kind is dict else "a list in JSON"
             raise argparse.ArgumentTypeError(f"{text[:40]!r} is not {what}") from None
 
     return read

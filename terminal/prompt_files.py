@@ -82,6 +82,8 @@ class PromptFile:
         number, self.lines = self.lines, self.lines + 1
         if number == 0 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise InputError(f"{self.name}: UTF-16 text; save it as UTF-8")
+        if number == 0 and b"\0" in line:
+            raise InputError(f"{self.name}: not a text file; for documents, use translate.py")
         line = line.removeprefix(codecs.BOM_UTF8)  # also inside concatenated files
         self._is_json = self._is_json or (number == 0 and line.lstrip().startswith(b"{"))
         if number < self._skipped:

@@ -49,22 +49,22 @@ PLAYLIST = b"ffconcat version 1.0\nfile clip.wav\n"
 LISTENER = (
     b"v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=audio 5004 RTP/AVP 0\n"
 )
-UNREADABLE = "no sound file that FFmpeg reads (Invalid data found when processing input)"
+UNREADABLE = "no audio file that FFmpeg reads (Invalid data found when processing input)"
 MISTAKES = {
     "empty": (b"", UNREADABLE),
     "text": (b"To be, or not to be\n" * 99, UNREADABLE),
     "half a wav header": (WAV[:30], UNREADABLE),
-    "a wav header": (WAV[: WAV.index(b"data") + 8], "holds no sound"),
-    "an unknown codec": (WAV.replace(b"fmt \x10\0\0\0\1", b"fmt \x10\0\0\0\0"), "holds no sound"),
+    "a wav header": (WAV[: WAV.index(b"data") + 8], "holds no audio"),
+    "an unknown codec": (WAV.replace(b"fmt \x10\0\0\0\1", b"fmt \x10\0\0\0\0"), "holds no audio"),
     "half an m4a": (M4A[: len(M4A) // 2], UNREADABLE),
-    "a video without sound": (sound_file("mp4", "aac", SILENCE, video=True), "holds no sound"),
+    "a video without sound": (sound_file("mp4", "aac", SILENCE, video=True), "holds no audio"),
     "one sample a second": (
         WAV.replace(struct.pack("<I", RATE), struct.pack("<I", 1), 1),
         "damaged: 1 samples a second",
     ),
     "a list of other files": (
         PLAYLIST,
-        "no sound file that FFmpeg reads (Invalid argument)",
+        "no audio file that FFmpeg reads (Invalid argument)",
     ),
     "an address to listen at": (LISTENER, UNREADABLE),
 }
@@ -162,7 +162,7 @@ def test_sound_has_a_longest():
         return audio.decoded(io.BytesIO(slow), print, check)
 
     assert len(up_to(16)) == 16 * RATE
-    with pytest.raises(InputError, match="more than 4 seconds of sound; cut it"):
+    with pytest.raises(InputError, match="more than 4 seconds of audio; cut it"):
         up_to(4)
     assert 4 < read[-1] < 8
 

@@ -136,7 +136,7 @@ def test_verbose_ends_with_a_summary(folder):
         (
             ["-p", "x", "--logit-bias", '{"5":' * 3000],
             2,
-            'is not an object in JSON such as {"1234": -5.0}',
+            'is not an object in JSON with token ids as keys, such as {"1234": -5.0}',
         ),
         (["translate this"], 2, "translate this (put the prompt after --prompt)"),
         (["-p", "x", "--traget-lang", "de"], 2, "--traget-lang de (did you mean --target-lang?)"),

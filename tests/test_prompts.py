@@ -241,11 +241,18 @@ def test_a_prompt_too_large_for_the_memory_fails_alone(work, monkeypatch):
     assert result.returncode == 1 and max(rows for rows, _ in begun[1:]) == 2
 
 
-def test_an_error_before_the_first_answer_is_one_line(work):
-    (work / "p.txt").write_text("one\n", "utf-16")
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("one\n".encode("utf-16"), "UTF-16 text; save it as UTF-8"),
+        (b"PK\3\4\0\n\xff\n\xff\n", "not a text file; for documents, use translate.py"),
+    ],
+)
+def test_an_error_before_the_first_answer_is_one_line(content, message, work):
+    (work / "p.txt").write_bytes(content)
     result = call("--prompt-file", "p.txt", cwd=work)
     assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr == "main.py: p.txt: UTF-16 text; save it as UTF-8\n"
+    assert result.stderr == f"main.py: p.txt: {message}\n"
 
 
 @pytest.mark.slow

@@ -172,7 +172,11 @@ WRONG = [
     ({"prompt": "x", "max_tokens": 0}, 400, "from 1 to 4096"),
     ({"prompt": "x", "n": 3}, 400, "n above 1 needs temperature above 0"),
     ({"prompt": "x", "logit_bias": {"99999": 1}}, 400, "no token 99999"),
-    ({"prompt": "x", "logit_bias": {"a\nb": 1}}, 400, "logit_bias: "),
+    (
+        {"prompt": "x", "logit_bias": {"a\nb": 1}},
+        400,
+        "logit_bias is not token ids with a number each",
+    ),
     ({"prompt": "x", "echo": True}, 400, "echo is not supported"),
     ({"prompt": "x", "temprature": 1}, 400, "no field 'temprature'"),
     ({"prompt": "x", "lookup": True}, 400, "whole server"),

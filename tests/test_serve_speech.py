@@ -142,7 +142,7 @@ SILENCE = sound_file("wav", "pcm_u8", np.zeros([24 << 20, 1], np.int16), 1000)
 @pytest.mark.parametrize(
     "request_, status, message",
     [
-        (form({}), 400, "no sound file"),
+        (form({}), 400, "no audio file"),
         (form({}, None), 400, "is missing"),
         (form({"model": "other"}), 404, "this server has only the model target"),
         (form({"language": "xx"}), 400, "no language 'xx'"),
@@ -157,7 +157,7 @@ SILENCE = sound_file("wav", "pcm_u8", np.zeros([24 << 20, 1], np.int16), 1000)
         (form({}, origin="http://["), 403, "other web pages"),
         (half("unicode_escape", rb"\ud800"), 400, "not a form"),
         (half("utf-7", b"+2AA-"), 400, "not a form"),
-        (form({}, SILENCE), 400, "more than 1000 seconds of sound"),
+        (form({}, SILENCE), 400, "more than 1000 seconds of audio"),
     ],
 )
 def test_what_is_wrong_is_refused(server, request_, status, message):
@@ -209,13 +209,13 @@ def test_a_signal_does_not_wait_for_sounds(folder):
 def test_options_for_texts_are_refused(folder, flags):
     refused = run("--model", "target", "--port", "0", *flags, cwd=folder, script="serve.py")
     assert refused.returncode == 1 and refused.stderr.count("\n") == 1
-    assert f"{flags[0]}: the model transcribes sound" in refused.stderr
+    assert f"{flags[0]}: the model transcribes audio" in refused.stderr
 
 
 def test_texts_are_not_for_a_model_of_speech(server, demo_folders):
     status, answer = server.post({"prompt": "x"})
-    assert status == 400 and "transcribes sound" in answer["error"]["message"]
+    assert status == 400 and "transcribes audio" in answer["error"]["message"]
     with Server(demo_folders) as texts:
         body, headers = form({})
         status, answer = texts.post(body, "/v1/audio/transcriptions", **headers)
-        assert status == 400 and "reads text, not sound" in answer["error"]["message"]
+        assert status == 400 and "reads text, not audio" in answer["error"]["message"]

@@ -51,7 +51,7 @@ def test_files_are_those_of_one_after_the_other_and_a_bad_one_is_named(folder):
     assert printed.stdout == "one.wav:\n{}two.wav:\n{}".format(*texts)
     assert (
         "1/2 files, " in printed.stderr
-        and "3.4 s of sound" in printed.stderr
+        and "3.4 s of audio" in printed.stderr
         and "tokens per target call" in printed.stderr
     )
 
@@ -105,7 +105,7 @@ def test_mistakes_are_one_line(folder, arguments, error):
         (["--output-name", "x"], "--output-name has no effect without --output-dir\n"),
         (
             ["--clip-timestamps", "0.5,1,500,600"],
-            "one.wav: --clip-timestamps has no effect from 500 s on: the sound ends at 1.2 s\n",
+            "one.wav: --clip-timestamps has no effect from 500 s on: the audio ends at 1.2 s\n",
         ),
     ],
 )
@@ -116,4 +116,4 @@ def test_a_flag_without_effect_is_told(folder, arguments, told):
 
 def test_other_commands_say_where_speech_is(folder):
     done = call("--model", "target", "--prompt", "x", cwd=folder)
-    assert done.returncode == 1 and "this model transcribes sound: use transcribe.py" in done.stderr
+    assert done.returncode == 1 and "this model transcribes audio: use transcribe.py" in done.stderr

@@ -20,7 +20,7 @@ SOURCE_FILE = "source_tokenizer.json"  # if a model has separate vocabularies fo
 
 @contextlib.contextmanager
 def readable(what: str) -> Iterator[None]:
-    """Raise InputError that `what` is not a tokenizer, for whatever its readers raise: often a bare Exception."""
+    """Turn what a tokenizer's reader raises, often a bare Exception, into InputError: `what` is not a tokenizer."""
     try:
         yield
     except InputError:
