@@ -101,7 +101,13 @@ def test_a_word_has_its_tokens_times_and_their_mean_probability():
 
 def test_marks_join_words_and_have_no_time():
     said = words(
-        (" ¿", 0, 1), (" (", 1, 2), (" a", 2, 3), (")", 3, 4), (".", 4, 5), (" -", 5, 6), ("b", 6, 7)
+        (" ¿", 0, 1),
+        (" (", 1, 2),
+        (" a", 2, 3),
+        (")", 3, 4),
+        (".", 4, 5),
+        (" -", 5, 6),
+        ("b", 6, 7),
     )
     found = _with_marks(said)
     assert times(found) == [(" ¿ ( a).", 2, 3), (" -b", 6, 7)]
