@@ -55,25 +55,23 @@ def _median_filtered(x: mx.array) -> mx.array:
 
 def first_columns(gain: np.ndarray) -> np.ndarray:
     """Where each row of a matrix [N, M] begins on the path from its first to its last corner, down, right or both in
-    each step, along which the sum is greatest: [N]."""
+    each step, along which the sum is greatest: [N]. Between equal sums, OpenAI's path, which goes right."""
     N, M = gain.shape
-    cost = np.full((N + 1, M + 1), np.inf)
+    cost = np.full((N + M + 1, N + 1), np.inf)  # of the path to (i, j), at [i + j, i]
+    moves = np.full(cost.shape, 2)  # 0: both, 1: down, 2: right
     cost[0, 0] = 0
-    for above, row, step in zip(cost, cost[1:], -gain.astype(np.float64), strict=False):
-        # row[j] = step[j] + min(above[j - 1], above[j], row[j - 1]), for all j at once
-        total = np.cumsum(step)
-        best = np.minimum(above[:-1], above[1:])
-        row[1:] = total + np.minimum.accumulate(best - (total - step))
+    for d in range(2, N + M + 1):
+        i = np.arange(max(1, d - M), min(N, d - 1) + 1)
+        both, down, right = cost[d - 2, i - 1], cost[d - 1, i - 1], cost[d - 1, i]
+        by_both, by_down = (both < down) & (both < right), (down < both) & (down < right)
+        before = np.where(by_both, both, np.where(by_down, down, right))
+        cost[d, i] = before - gain[i - 1, d - i - 1]
+        moves[d, i] = np.where(by_both, 0, np.where(by_down, 1, 2))
     found, i, j = np.zeros(N, int), N, M
     while i and j:
         found[i - 1] = j - 1
-        diagonal, up, left = cost[i - 1, j - 1], cost[i - 1, j], cost[i, j - 1]
-        if diagonal < up and diagonal < left:
-            i, j = i - 1, j - 1
-        elif up < diagonal and up < left:
-            i -= 1
-        else:
-            j -= 1
+        move = moves[i + j, i]
+        i, j = i - (move < 2), j - (move != 1)
     return found
 
 

@@ -76,6 +76,16 @@ def test_answers_are_transcribe_pys(client, folder, kind):
             assert all(0 < s.no_speech_prob < 1 for s in found.segments)
 
 
+def test_words_are_transcribe_pys(client, folder):
+    asked = dict(response_format="verbose_json", timestamp_granularities=["word"])
+    found = ask(client, folder, "3.wav", **asked)
+    segments = json.loads(printed(folder, "3.wav", "--word-timestamps", "-f", "json"))["segments"]
+    words = [(w["word"], w["start"], w["end"]) for s in segments for w in s["words"]]
+    assert [(w.word, w.start, w.end) for w in found.words] == words and len(words) > 3
+    assert [s.end for s in found.segments] == [s["end"] for s in segments]
+    assert ask(client, folder, "3.wav", response_format="verbose_json").words is None
+
+
 def test_several_at_once_are_each_its_own(client, folder):
     names = [f"{i}.wav" for i in range(4)] * 2
     with ThreadPoolExecutor(8) as pool:

@@ -1,0 +1,436 @@
+"""Words' times beside transformers' attentions and OpenAI's rules, subtitles made of them, and the voice detector."""
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import torch
+from helpers import whisper_models as wm
+from helpers.programs import DEMO, call
+from transformers.models.whisper import generation_whisper as theirs
+
+import speech.transcript
+from families.conversion import convert
+from speech.audio import read
+from speech.features import HOP, RATE, log_mel
+from speech.formats import FORMATS, Layout, Segment, Transcript, Word
+from speech.transcriber import Transcriber
+from speech.transcript import Asked
+from speech.voice import last_pause, probabilities, with_speech
+from speech.words import (
+    _median_filtered,
+    _with_marks,
+    first_columns,
+    placed,
+    split,
+    spoken,
+    without_inventions,
+)
+
+NEVER = dict(
+    compression_ratio_threshold=None, logprob_threshold=None, no_speech_threshold=None
+)  # is a text tried again
+
+
+def their_columns(gain):
+    rows, columns = theirs._dynamic_time_warping(-gain)
+    return columns[np.diff(rows, prepend=-1) > 0]
+
+
+def test_paths_are_openais_where_sums_are_equal():
+    rng = np.random.default_rng(0)
+    for _ in range(500):
+        gain = rng.integers(-2, 3, rng.integers(1, 8, 2)).astype(float)
+        assert first_columns(gain).tolist() == their_columns(gain).tolist()
+
+
+def test_medians_are_of_seven_mirrored():
+    for size in (1, 3, 4, 5, 30):
+        x = np.random.default_rng(size).normal(size=(2, 3, size)).astype(np.float32)
+        near = np.pad(x, [(0, 0), (0, 0), (3, 3)], "reflect") if size > 3 else x
+        width = 7 if size > 3 else 1
+        expected = np.median(np.lib.stride_tricks.sliding_window_view(near, width, -1), -1)
+        assert np.array_equal(np.array(_median_filtered(mx.array(x))), expected)
+
+
+@pytest.mark.parametrize(
+    "text, spaces, words",
+    [
+        (" Hello, it's  fünf", True, [" Hello", ",", " it", "'s", " ", " fünf"]),
+        ("你好。ab", True, ["你好。ab"]),  # no mark of ASCII
+        ("你好 a🙂", False, ["你", "好", " ", "a", "🙂"]),
+        ("", True, []),
+    ],
+)
+def test_words_are_whole_characters(text, spaces, words):
+    tokenizer = wm.tokenizer()  # one token a byte
+    found = list(split(tokenizer.encode(text).ids, tokenizer.decode, spaces))
+    assert found == [(word, len(word.encode())) for word in words]
+
+
+def test_bytes_that_are_no_character_are_a_word_of_their_own():
+    tokenizer = wm.tokenizer()
+    a, half, b = (tokenizer.encode(text).ids for text in (" a", "ü", "b"))
+    found = list(split([*a, half[0], *b], tokenizer.decode, False))
+    assert found == [(" ", 1), ("a", 1), ("\ufffd", 1), ("b", 1)]
+
+
+def words(*given, probability=0.9):
+    """Of (text, start, end), with a token for each."""
+    return [Word(text, start, end, probability, 1) for text, start, end in given]
+
+
+def times(found):
+    return [(word.word, word.start, word.end) for word in found]
+
+
+def segment(start, end, own=None, count=0, seek=0, text=""):
+    fields = dict(temperature=0.0, avg_logprob=-0.1, compression_ratio=1.0)
+    own = None if own is None else tuple(own)
+    return Segment(0, seek, start, end, text, [7] * count, words=own, **fields)
+
+
+def test_a_word_has_its_tokens_times_and_their_mean_probability():
+    begins, chances = np.array([0, 0.2, 0.3, 1]), np.array([0.5, 1, 0.2])
+    found = spoken([(" a", 2), (" b", 1)], begins, chances)
+    assert found == [Word(" a", 0, 0.3, 0.75, 2), Word(" b", 0.3, 1, 0.2, 1)]
+
+
+def test_marks_join_words_and_have_no_time():
+    said = words(
+        (" ¿", 0, 1),
+        (" (", 1, 2),
+        (" a", 2, 3),
+        (")", 3, 4),
+        (".", 4, 5),
+        (" -", 5, 6),
+        ("b", 6, 7),
+    )
+    found = _with_marks(said)
+    assert times(found) == [(" ¿ ( a).", 2, 3), (" -b", 6, 7)]
+    assert [word.tokens for word in found] == [5, 2]
+
+
+USUAL = [(f" {i}", 10 + i / 5, 10.2 + i / 5) for i in range(9)]  # words of 0.2 s
+
+
+@pytest.mark.parametrize(
+    "said, bounds, last, expected, moved",
+    [
+        ([(" a", 1, 1.2), (" b", 1.2, 1.4)], (0.9, 1.5), 0, None, (1, 1.4)),
+        # a pause is in a mark, or in the word after one
+        ([(" a", 1, 1.2), (".", 1.2, 3), (" b", 3, 3.2)], (1, 3.2), 1, [(" a.", 1, 1.2), (" b", 3, 3.2)], (1, 3.2)),
+        ([(" a", 1, 1.2), (".", 1.2, 1.3), (" b", 1.3, 3)], (1, 3), 1, [(" a.", 1, 1.2), (" b", 2.6, 3)], (1, 3)),
+        # the first word after a pause, and the second
+        ([(" a", 1, 3), (" b", 3, 3.2)], (1, 3.2), 0, [(" a", 2.6, 3), (" b", 3, 3.2)], (2.6, 3.2)),
+        ([(" a", 1, 1.2), (" b", 1.2, 4)], (1, 4), 0.1, [(" a", 3.2, 3.6), (" b", 3.6, 4)], (3.2, 4)),
+        ([(" a", 1, 3), (" b", 3, 3.2)], (1, 3.2), 2.5, None, (1, 3.2)),  # no pause before
+        # the segment's own ends where a word goes far beyond them
+        ([(" a", 1, 2), (" b", 2, 2.2)], (1.6, 2.2), 1.9, [(" a", 1.6, 2), (" b", 2, 2.2)], (1.6, 2.2)),
+        ([(" a", 1, 1.2), (" b", 1.2, 2)], (1, 1.45), 1, [(" a", 1, 1.2), (" b", 1.2, 1.45)], (1, 1.45)),
+    ],
+)  # fmt: skip
+def test_words_and_segments_are_moved_as_openais(said, bounds, last, expected, moved):
+    given = [segment(*bounds, count=len(said)), segment(10, 12, count=len(USUAL))]
+    found, rest = placed(given, words(*said, *USUAL), end=9, last=last)
+    assert times(found.words) == [(w, pytest.approx(a), pytest.approx(b)) for w, a, b in expected or said]  # fmt: skip
+    assert (found.start, found.end) == pytest.approx(moved)
+    assert [word.word for word in rest.words] == [word for word, *_ in USUAL]
+
+
+def test_times_are_the_sounds_not_the_windows():
+    given = [segment(30, 31, count=1, seek=3000), segment(31, 32, seek=3000)]
+    with_words, empty = placed(given, words((" a", 0.2, 0.4)), end=9, last=30)
+    assert times(with_words.words) == [(" a", 30.2, 30.4)] and empty == replace(given[1], words=())
+
+
+SURE = segment(5, 6, words((" a", 5, 5.5), (" b", 5.5, 6)))
+
+
+def doubtful(start, end):
+    return segment(start, end, words((" x", start, end), probability=0.1))
+
+
+@pytest.mark.parametrize(
+    "segments, kept, onward",
+    [
+        ([SURE], 1, None),
+        ([doubtful(4, 5)], 0, 4),  # leading silence is skipped
+        ([doubtful(0.5, 1), SURE], 0, 1),  # in silence: at least one second on
+        ([doubtful(1.5, 4), SURE], 2, None),  # speech is near
+        ([SURE, doubtful(9, 10)], 1, 9),
+        ([SURE, doubtful(7, 10)], 2, None),
+        ([SURE, doubtful(28.5, 29)], 1, 40),  # nothing is behind it
+        ([SURE, doubtful(9, 10), segment(10, 11, ()), doubtful(11, 12)], 1, 9),
+        ([SURE, segment(9, 9.1, words((" x", 9, 9.01)))], 1, 9),  # too short
+        ([SURE, segment(9, 14, words((" x", 9, 14)))], 1, 9),  # too long
+        ([SURE, segment(9, 10, words((".", 9, 9.01), (" x", 9.01, 10)))], 2, None),
+    ],
+)
+def test_inventions_in_silence_are_left_out(segments, kept, onward):
+    sound_end = 30 if onward == 40 else 60
+    onward = sound_end if onward == 40 else onward
+    found = without_inventions(segments, (0, 30, 30, sound_end), 0, 2)
+    assert found == (segments[:kept], onward)
+
+
+# ---------------------------------------------------------------------------------------------
+# A model's words
+
+
+def sound(frames, seed=0):
+    noise = np.random.default_rng(seed).normal(0, 0.1, frames * HOP)
+    return noise.astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A target of transformers', ours, a draft with its encoder and one with its own."""
+    folder = tmp_path_factory.mktemp("whisper")
+    target = wm.reference_model(max_target_positions=48)
+    ours = wm.converted(target, folder / "target")
+    shared = wm.converted(wm.disturbed(target, 0.03, "model.decoder"), folder / "shared")
+    return target, ours, shared, wm.converted(wm.disturbed(target, 0.03), folder / "own")
+
+
+@pytest.fixture
+def voice(monkeypatch):
+    """A detector that hears a pause of 0.2 s in every 0.5 s."""
+
+    def chances(samples):
+        return np.where(np.arange(len(samples) // HOP) % 50 < 30, 0.9, 0.1)
+
+    monkeypatch.setattr(speech.transcript, "probabilities", chances)
+
+
+def their_times(reference, features, text, heads, positions):
+    """When each token and the end begin, in seconds, and the probability of each."""
+    prefix = [wm.IDS[name] for name in ("startoftranscript", "de", "transcribe", "notimestamps")]
+    tokens = torch.tensor([[*prefix, *text, wm.END]])
+    padded = np.zeros((2 * wm.POSITIONS, features.shape[1]), np.float32)
+    padded[: len(features)] = features
+    reference.set_attn_implementation("eager")
+    with torch.no_grad():
+        found = reference(
+            torch.tensor(padded.T[None]), decoder_input_ids=tokens, output_attentions=True
+        )
+    weights = torch.stack([found.cross_attentions[i][0, head] for i, head in heads])
+    weights = weights[..., :positions] / weights[..., :positions].sum(-1, keepdim=True)
+    std, mean = torch.std_mean(weights, dim=-2, keepdim=True, unbiased=False)
+    matrix = theirs._median_filter((weights - mean)[None] / std, 7)[0].mean(0)
+    chances = found.logits[0, 3:-2, : wm.END].softmax(-1)[torch.arange(len(text)), text]
+    return 0.02 * their_columns(matrix[3:-1].double().numpy()), chances.numpy()
+
+
+@pytest.mark.parametrize("heads", [(), ((0, 1), (1, 0))], ids=["upper layers", "given heads"])
+def test_times_are_those_of_transformers_attentions(models, monkeypatch, heads):
+    reference, ours, *_ = models
+    transcriber, windows = Transcriber(ours), []
+    transcriber.special = replace(transcriber.special, alignment_heads=heads)
+
+    def noted(segments, words, *about):
+        windows.append((segments, [replace(word) for word in words]))
+        return placed(segments, words, *about)
+
+    monkeypatch.setattr(speech.transcript, "placed", noted)
+    asked = Asked("de", word_timestamps=True, **NEVER)
+    for frames in (45, 170):  # less than one window, and several
+        transcriber.transcribe(sound(frames, frames), asked)
+        features = log_mel(sound(frames, frames), wm.SHAPE["num_mel_bins"])
+        for segments, found in windows:
+            seek = segments[0].seek
+            text = [token for part in segments for token in part.tokens if token < wm.END]
+            here = features[seek : seek + 60]
+            given = reference, here, text, heads or ((1, 0), (1, 1)), len(here) // 2
+            begins, chances = their_times(*given)
+            at = np.cumsum([0, *(word.tokens for word in found)])
+            assert at[-1] == len(text) > 0
+            assert [word.start for word in found] == pytest.approx(begins[at[:-1]], abs=0.02)
+            assert [word.end for word in found] == pytest.approx(begins[at[1:]], abs=0.02)
+            means = [chances[a:b].mean() for a, b in pairwise(at)]
+            assert [word.probability for word in found] == pytest.approx(means, rel=1e-3)
+        assert len(windows) > (frames > 60)
+        windows.clear()
+
+
+def said(transcript):
+    return [(s.tokens, s.start, s.end, times(s.words or ())) for s in transcript.segments]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how",
+    [{}, dict(vad=True, batched=True), dict(hallucination_silence_threshold=0.2)],
+    ids=["plain", "batched", "without inventions"],
+)
+def test_drafted_words_are_plain_ones(models, voice, cpu, how):
+    _, ours, shared, own = models
+    asked = Asked("de", word_timestamps=True, num_draft=0, **NEVER | how)
+    plain = said(Transcriber(ours).transcribe(sound(110), asked))
+    assert sum(len(found) for *_, found in plain) > 3
+    for draft, num_draft in ((None, 3), (shared, 5), (own, 3)):
+        transcriber = Transcriber(ours, draft)
+        found = transcriber.transcribe(sound(110), replace(asked, num_draft=num_draft))
+        assert said(found) == plain and (draft is None or found.stats.draft_tokens)
+
+
+def tokens(transcript):
+    return [s.tokens for s in transcript.segments]
+
+
+def test_words_change_no_text(models, voice, cpu):
+    transcriber = Transcriber(models[1])
+    for frames, how in ((60, {}), (110, dict(vad=True, batched=True))):
+        asked = Asked("de", **NEVER | how)
+        plain = transcriber.transcribe(sound(frames), asked)
+        timed = transcriber.transcribe(sound(frames), replace(asked, word_timestamps=True))
+        assert tokens(plain) == tokens(timed) and plain.text == timed.text
+        assert all(s.words is None for s in plain.segments) and timed.segments[0].words
+        assert plain.text == "".join(w.word for s in timed.segments for w in s.words)
+
+
+def test_batched_windows_end_at_pauses_and_know_nothing_of_each_other(models, voice, cpu):
+    transcriber = Transcriber(models[1])
+    asked = Asked("de", vad=True, batched=True, **NEVER)
+    both = transcriber.transcribe(sound(170), asked)
+    assert sorted({s.seek for s in both.segments}) == [0, 41, 91, 141]
+    alone = [
+        transcriber.transcribe(sound(170), replace(asked, clip_timestamps=clip))
+        for clip in ((0, 0.41), (0.41, 0.91), (0.91, 1.41), (1.41,))
+    ]
+    assert tokens(both) == [found for one in alone for found in tokens(one)]
+
+
+# ---------------------------------------------------------------------------------------------
+# The voice detector
+
+CLIPS = json.loads((DEMO / "speech" / "clips.json").read_text(encoding="utf-8"))
+
+
+def test_nothing_is_read_of_silence(models):
+    chances = probabilities(np.zeros(5 * RATE, np.float32))
+    assert len(chances) == 500 and not with_speech(chances).any()
+    silence = Transcriber(models[1]).sound(np.zeros(5 * RATE, np.float32), Asked(vad=True))
+    assert list(silence.transcribed()) == []
+
+
+@pytest.mark.parametrize("name", CLIPS)
+def test_what_is_said_in_the_clips_is_speech(name):
+    samples = np.pad(read(str(DEMO / "speech" / name)), 5 * RATE)
+    kept = with_speech(probabilities(samples))
+    for part in CLIPS[name]["segments"]:
+        start, end = (round(100 * part[bound]) + 500 for bound in ("start", "end"))
+        assert kept[start:end].all()
+    assert not kept[:450].any() and not kept[-450:].any()
+
+
+def test_parts_have_margins_and_short_pauses_are_read():
+    chances = np.full(1000, 0.1)
+    chances[100:150] = chances[300:310] = chances[700:720] = 0.6
+    chances[720:730] = chances[900:] = 0.4  # goes on, but does not begin
+    kept = np.flatnonzero(np.diff(with_speech(chances))) + 1
+    assert kept.tolist() == [60, 350, 660, 770]
+    assert last_pause(chances[:315]) == 291 and last_pause(np.linspace(1, 0.5, 50)) == 49
+
+
+@pytest.mark.slow
+def test_words_are_where_the_sound_has_them_though_silence_is_left_out(tmp_path, cpu):
+    convert(str(DEMO / "speech" / "target"), tmp_path / "target", dtype="float32")
+    transcriber = Transcriber(tmp_path / "target")
+    clip, before = read(str(DEMO / "speech" / "sentence.wav")), 7
+    for how in ({}, {"batched": True}):
+        asked = Asked("en", vad=True, word_timestamps=True, **how)
+        (alone,) = transcriber.transcribe(clip, asked).segments
+        samples = np.concatenate([np.zeros(before * RATE, np.float32), clip, clip * 0])
+        (found,) = transcriber.transcribe(samples, asked).segments
+        assert found.text == alone.text == f" {CLIPS['sentence.wav']['text']}"
+        for word, first in zip(found.words, alone.words, strict=True):
+            assert word.word == first.word
+            assert (word.start, word.end) == pytest.approx(
+                (first.start + before, first.end + before), abs=0.4
+            )
+
+
+# ---------------------------------------------------------------------------------------------
+# Subtitles, as OpenAI's writers make them
+
+SEGMENTS = (
+    segment(1, 3, words((" One", 1, 1.5), (" two,", 1.5, 2), (" three", 2.5, 3)), text=" One two, three"),
+    segment(8, 9, words((" four", 8, 8.5), (" five.", 8.5, 9)), text=" four five."),
+)  # fmt: skip
+SAID = Transcript(" One two, three four five.", SEGMENTS, "en", 10.0)
+
+
+WHOLE = "1.0-3.0 One two, three", "8.0-9.0 four five."
+NARROW = "1.0-3.0 One two,|three", "8.0-9.0 four|five."
+ONE_LINE = "1.0-2.0 One two,", "2.5-3.0 three", "8.0-8.5 four", "8.5-9.0 five."
+PAIRS = "1.0-2.0 One two,", "2.5-3.0 three", "8.0-9.0 four five."
+MARKED = (
+    *("1.0-1.5 <u>One</u> two,|three", "1.5-2.0 One <u>two,</u>|three", "2.0-2.5 One two,|three"),
+    *("2.5-3.0 One two,|<u>three</u>", "8.0-8.5 <u>four</u>|five.", "8.5-9.0 four|<u>five.</u>"),
+)
+
+
+@pytest.mark.parametrize(
+    "layout, expected",
+    [
+        ({}, WHOLE),
+        (dict(max_line_width=9), NARROW),
+        (dict(max_line_width=8), NARROW),  # a line's first word has no space
+        (dict(max_line_width=7), ("1.0-3.0 One|two,|three", NARROW[1])),
+        (dict(max_line_count=1), WHOLE),  # without a width
+        (dict(max_line_width=9, max_line_count=1), ONE_LINE),
+        (dict(max_line_width=9, max_line_count=2), NARROW),  # after a pause of more than 3 s
+        (dict(max_words_per_line=2), PAIRS),
+        (dict(max_words_per_line=2, max_line_width=9, max_line_count=2), NARROW),
+        (dict(max_line_width=9, highlight_words=True), MARKED),
+    ],
+)
+def test_subtitles_are_broken_as_openais(layout, expected):
+    vtt, srt = "WEBVTT\n\n", ""
+    for i, cue in enumerate(expected, 1):
+        bounds, _, text = cue.replace("|", "\n").partition(" ")
+        start, end = (f"00:0{bound}00" for bound in bounds.split("-"))
+        vtt += f"{start} --> {end}\n{text}\n\n"
+        srt += f"{i}\n00:{start} --> 00:{end}".replace(".", ",") + f"\n{text}\n\n"
+    assert FORMATS["vtt"](SAID, Layout(**layout)) == vtt
+    assert FORMATS["srt"](SAID, Layout(**layout)) == srt
+
+
+def test_subtitles_go_on_across_segments_if_lines_have_a_width_and_a_count():
+    second = segment(4, 5, words((" four", 4, 4.5), (" five.", 4.5, 5)))
+    joined = replace(SAID, segments=(SEGMENTS[0], second))
+    assert FORMATS["srt"](joined, Layout(max_line_width=10, max_line_count=2)) == (
+        "1\n00:00:01,000 --> 00:00:04,500\nOne two,\nthree four\n\n"
+        "2\n00:00:04,500 --> 00:00:05,000\nfive.\n\n"
+    )
+
+
+def test_a_width_needs_no_words():
+    bare = replace(SAID, segments=tuple(replace(each, words=None) for each in SEGMENTS))
+    assert FORMATS["vtt"](bare, Layout(max_line_width=9)) == (
+        "WEBVTT\n\n00:01.000 --> 00:03.000\nOne two,\nthree\n\n"
+        "00:08.000 --> 00:09.000\nfour\nfive.\n\n"
+    )
+
+
+SILENT = ["--hallucination-silence-threshold", "2"]
+
+
+@pytest.mark.parametrize(
+    "flags, error",
+    [
+        (["--max-line-count", "2"], "--max-line-count needs --word-timestamps"),
+        (["--max-words-per-line", "2"], "--max-words-per-line needs --word-timestamps"),
+        (["--highlight-words"], "--highlight-words needs --word-timestamps"),
+        (SILENT, "needs word_timestamps"),
+        (["--batched"], "batched needs vad"),
+        (["--batched", "--vad", "--word-timestamps", *SILENT], "is not for batched"),
+    ],
+)
+def test_flags_that_lack_another_are_refused(tmp_path, flags, error):
+    done = call("x.wav", *flags, cwd=tmp_path, script="transcribe.py")
+    assert done.returncode in (1, 2) and done.stderr.strip().endswith(error)
