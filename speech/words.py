@@ -103,6 +103,8 @@ def _characters(
         if broken < 0 or whole[known + broken : known + broken + 1] == "\ufffd":
             yield text, len(group)
             known, group = known + len(text), []
+    if group:
+        yield decode(group), len(group)
 
 
 def spoken(
