@@ -406,12 +406,17 @@ class Sound:
         return kept
 
     def _numbered(self, segment: Segment, id: int) -> Segment:
-        """The segment with its number and, if not all of the sound is read, the sound's times."""
-        times = self._seconds
-        for word in segment.words or ():
-            word.start, word.end = times(word.start), times(word.end, True)
+        """The segment with its number and, if not all of the sound is read, the sound's times. A word across a pause
+        that is left out goes where its middle is."""
+        times, words = self._seconds, segment.words
         seek = round(FRAMES * times(segment.seek / FRAMES))
         start, end = times(segment.start), times(segment.end, True)
+        if words and self._at is not None:
+            for word in words:
+                middle = round((word.start + word.end) / 2, 2)
+                later = times(middle) - middle
+                word.start, word.end = round(word.start + later, 2), round(word.end + later, 2)
+            start, end = words[0].start, words[-1].end
         return replace(segment, id=id, seek=seek, start=start, end=end)
 
 
