@@ -103,9 +103,9 @@ def _config(raw: dict) -> dict:
 
 
 def load(
-    folder: Path, group: mx.distributed.Group | None = None, split: bool = True, name: str = ""
+    name: str, folder: Path, group: mx.distributed.Group | None = None, split: bool = True
 ) -> tuple[CausalModel, Tokenizer]:
-    """The model and the tokenizer of a folder that `is_causal`; group, split: as for loading.load; name: for messages.
+    """The model and the tokenizer of a folder that `is_causal`; group, split: as for loading.load.
     `model.chat` is mlx-lm's tokenizer, which knows the chat template.
 
     InputError, with the reason, for a model that mlx-lm or the step cannot run, and for ranks that differ.
@@ -119,9 +119,7 @@ def load(
         if split:
             _shard(model, raw, group)
         else:
-            read_weights(
-                name or folder.name, folder, dict(tree_flatten(model.parameters())), mx.eval
-            )
+            read_weights(name, folder, dict(tree_flatten(model.parameters())), mx.eval)
         set_positions(model, raw)
         return model, raw, utils.load_tokenizer(folder, eos_token_ids=raw.get("eos_token_id"))
 

@@ -77,7 +77,7 @@ def load(
 
     path = ranks.together(lambda: conversion.find(str(name)))
     if causal_loading.is_causal(path):
-        return causal_loading.load(path, group, split, str(name))
+        return causal_loading.load(str(name), path, group, split)
     family, model, quantization, arrays = ranks.together(lambda: _open(path))
     ranks.check_folder(path)
 

@@ -64,9 +64,8 @@ def first_columns(gain: np.ndarray) -> np.ndarray:
         i = np.arange(max(1, d - M), min(N, d - 1) + 1)
         both, down, right = cost[d - 2, i - 1], cost[d - 1, i - 1], cost[d - 1, i]
         by_both, by_down = (both < down) & (both < right), (down < both) & (down < right)
-        before = np.where(by_both, both, np.where(by_down, down, right))
-        cost[d, i] = before - gain[i - 1, d - i - 1]
         moves[d, i] = np.where(by_both, 0, np.where(by_down, 1, 2))
+        cost[d, i] = np.choose(moves[d, i], (both, down, right)) - gain[i - 1, d - i - 1]
     found, i, j = np.zeros(N, int), N, M
     while i and j:
         found[i - 1] = j - 1

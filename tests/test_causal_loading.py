@@ -33,7 +33,7 @@ LONG = dict(factor=4.0, original_max_position_embeddings=32768)
 def test_a_folder_of_mlx_communitys(tmp_path):
     lm = causal_folders.write(tmp_path / "some-llama")
     assert is_causal(tmp_path / "some-llama")
-    model, tokenizer = causal_loading.load(tmp_path / "some-llama")
+    model, tokenizer = causal_loading.load("x", tmp_path / "some-llama")
     config = model.config
     assert (config.vocab_size, config.eos_token_ids, config.pad_token_id) == (320, (1, 5), 0)
     assert config.max_positions == 256
@@ -98,7 +98,7 @@ def test_what_mlx_lm_cannot_load_is_one_line(change, why, tmp_path, capsys):
     if not change:
         weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(InputError, match=why) as raised:
-        causal_loading.load(tmp_path)
+        causal_loading.load("x", tmp_path)
     assert "\n" not in str(raised.value) and str(tmp_path) in str(raised.value)
     assert capsys.readouterr().out == ""
 
@@ -107,7 +107,7 @@ def test_without_mlx_lm_the_error_says_what_to_install(tmp_path, monkeypatch):
     causal_folders.write(tmp_path)
     monkeypatch.setitem(sys.modules, "mlx_lm.utils", None)
     with pytest.raises(InputError, match=r"pip install -r requirements-lm\.txt"):
-        causal_loading.load(tmp_path)
+        causal_loading.load("x", tmp_path)
 
 
 def test_nothing_heavy_is_imported_before_it_is_needed():
@@ -139,7 +139,7 @@ def test_conversion_goes_through_mlx_lm(tmp_path, capsys):
     )
     assert is_causal(output)
     assert capsys.readouterr().out == ""
-    model, tokenizer = causal_loading.load(output)
+    model, tokenizer = causal_loading.load("x", output)
     assert model.model.model.layers[0].mlp.up_proj.bits == 8
     prompted = prompts(3, 12)
     rows = decode_with(model, PromptLookup(), prompted, 3, num_draft=3, max_tokens=5)
@@ -192,7 +192,7 @@ def test_the_commands_take_a_decoder_only_pair(tmp_path, monkeypatch, capsys):
         return capsys.readouterr().out
 
     lm, chat = mlx_lm.load("mlx_models/target")
-    model, _ = causal_loading.load(Path("mlx_models/target"))
+    model, _ = causal_loading.load("x", Path("mlx_models/target"))
     tokens = encode_prompt(model, "the cat sat")
     expected = mlx_lm.generate(lm, chat, tokens, max_tokens=12) + "\n"
     for how in (["--num-draft", "0"], ["--draft-model", "draft"], ["--lookup"]):

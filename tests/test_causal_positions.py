@@ -1,6 +1,7 @@
 """Decoder-only checkpoints as transformers saves them: their texts here are transformers' own."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
@@ -44,7 +45,7 @@ def assert_same(model, reference) -> None:
 @pytest.mark.parametrize(("kind", "rope"), CHECKPOINTS)
 def test_texts_are_those_of_transformers(kind, rope, tmp_path):
     reference = save(tmp_path, kind, rope)
-    assert_same(causal_loading.load(tmp_path)[0], reference)
+    assert_same(causal_loading.load("x", tmp_path)[0], reference)
 
 
 def test_older_configs_say_it_elsewhere(tmp_path):
@@ -57,7 +58,7 @@ def test_older_configs_say_it_elsewhere(tmp_path):
     raw |= dict(rope_theta=scaling.pop("rope_theta"), rope_local_base_freq=local)
     config.write_text(json.dumps(raw | dict(rope_scaling=scaling, sliding_window_pattern=2)))
     reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    assert_same(causal_loading.load(tmp_path)[0], reference)
+    assert_same(causal_loading.load("x", tmp_path)[0], reference)
 
 
 def test_converted_checkpoints(tmp_path, monkeypatch):
@@ -68,7 +69,7 @@ def test_converted_checkpoints(tmp_path, monkeypatch):
     reference = save(Path("hub/some-mistral"), "mistral", "llama3", sliding_window=None)
     monkeypatch.setattr("sys.argv", "convert.py --model hub/some-mistral --dtype float32".split())
     convert.main()
-    assert_same(causal_loading.load(Path("mlx_models/some-mistral"))[0], reference)
+    assert_same(causal_loading.load("x", Path("mlx_models/some-mistral"))[0], reference)
     lm = mlx_lm.load("mlx_models/some-mistral")[0]
     tokens = list(range(6, 40))
     assert np.abs(np.array(lm(mx.array([tokens]))[0]) - logits(reference, tokens)).max() < 1e-3
@@ -95,7 +96,10 @@ def test_what_cannot_be_read_rightly_is_refused(change, why, tmp_path):
     save(tmp_path / "hub", "llama", "default")
     config = tmp_path / "hub" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | change))
-    for use in (causal_loading.load, lambda folder: convert.convert(str(folder), tmp_path / "out")):
+    for use in (
+        partial(causal_loading.load, "x"),
+        lambda folder: convert.convert(str(folder), tmp_path / "out"),
+    ):
         with pytest.raises(InputError, match=f"hub: {why}"):
             use(tmp_path / "hub")
 
@@ -104,7 +108,7 @@ def test_a_forced_first_token_is_for_prompts_of_one_token(tmp_path):
     reference = save(tmp_path, "llama", "default")
     (tmp_path / "generation_config.json").write_text('{"forced_bos_token_id": 9}')
     reference.generation_config.forced_bos_token_id = 9
-    model, tokenizer = causal_loading.load(tmp_path)
+    model, tokenizer = causal_loading.load("x", tmp_path)
     for prompt, forced in (([7], True), ([7, 8, 11], False)):
         decoder = SpeculativeDecoder(model, tokenizer, encode=lambda _, tokens=prompt: tokens)
         (response,) = decoder.batch_generate(["any"], max_tokens=6)

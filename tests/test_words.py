@@ -364,6 +364,15 @@ def test_words_are_where_the_sound_has_them_though_silence_is_left_out(tmp_path,
             )
 
 
+def test_a_word_across_silence_that_is_left_out_keeps_its_length(models):
+    sound = Transcriber(models[1]).sound(np.zeros(7 * RATE, np.float32), Asked(vad=True))
+    sound._at = np.r_[:100, 600:700]  # frames that are read
+    said = words((" a", 0.7, 1.1), (" b", 0.95, 1.5))
+    found = sound._numbered(segment(0.7, 1.5, said), 0)
+    assert times(found.words) == [(" a", 0.7, 1.1), (" b", 5.95, 6.5)]
+    assert (found.start, found.end) == (0.7, 6.5)
+
+
 # ---------------------------------------------------------------------------------------------
 # Subtitles, as OpenAI's writers make them
 
