@@ -9,7 +9,7 @@ import pytest
 import sentencepiece
 from helpers.programs import DEMO, ROOT
 from helpers.texts import AWKWARD, SHARED, assert_same_tokenizer, needs_shared, prompts, streamed
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import AutoTokenizer, ByT5Tokenizer, T5Tokenizer
 
 from demo.training.tasks import held_out_example
@@ -130,6 +130,23 @@ def test_every_family_is_tokenized_as_by_sentencepiece(trained, tmp_path, name, 
         assert reference.piece_to_id(tag) in ours.encode(f"{tag} two words").ids
     extra = 0 if TRAINED[name][1] else 100
     assert ours.get_vocab_size() == reference.get_piece_size() + extra
+
+
+def test_tokens_that_a_fine_tuner_added_cut_the_text(tmp_path):
+    """Pieces that the vocabulary has already included, with every flag, as in transformers."""
+    reference = AutoTokenizer.from_pretrained(DEMO / "target")
+    word, bare = AddedToken("to", single_word=True), AddedToken("er", lstrip=True, normalized=False)
+    reference.add_tokens(["7", "-", ".", "<ans>", word, bare])
+    reference.save_pretrained(tmp_path / "tuned")
+    ours = converted(tmp_path / "tuned", tmp_path)
+    texts = [
+        "translate number to German: 1784",
+        "a - b. to<ans>tor to 17 7",
+        "long er\n<ans> -",
+        "",
+    ]
+    assert [ours.encode(t).ids for t in texts] == [reference(t).input_ids for t in texts]
+    assert ours.encode(texts[0]).tokens[-6:] == ["1", "7", "▁", "8", "4", "</s>"]
 
 
 def test_byte_tokenizer_is_byt5s():
