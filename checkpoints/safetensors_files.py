@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from checkpoints.tensors import BFLOAT16, Tensor, are_sizes
+from checkpoints.tensors import BFLOAT16, QUANTIZED, Tensor, are_sizes
 from errors import InputError
 
 _DTYPES: dict[str, np.dtype] = {
@@ -31,6 +31,8 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
             header = json.loads(file.read(length))
             header.pop("__metadata__", None)
             return {n: _safetensor(path, n, entry, 8 + length, size) for n, entry in header.items()}
+        except InputError:
+            raise
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             fault = f"truncated, or its header is damaged: {error}"
             raise InputError(f"{path}: {fault}") from None
@@ -38,7 +40,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 def _safetensor(path: Path, name: str, entry: dict, start: int, size: int) -> Tensor:
     if (dtype := entry["dtype"]) not in _DTYPES:
-        raise ValueError(f"{name} is {dtype}, not a floating-point type")
+        raise InputError(f"{path}: {name} is {dtype}, {QUANTIZED}")
     begin, end = entry["data_offsets"]
     tensor = Tensor(path, start + begin, _DTYPES[dtype], tuple(entry["shape"]))
     fits = are_sizes((begin, end, *tensor.shape)) and start + end <= size

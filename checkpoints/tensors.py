@@ -18,6 +18,9 @@ from errors import InputError
 
 BFLOAT16 = np.dtype("V2")
 BLOCK_BYTES = 16 << 20
+QUANTIZED = (
+    "not floating-point of 16 bits or more: convert the checkpoint from before it was quantized"
+)
 
 
 @dataclass(frozen=True)

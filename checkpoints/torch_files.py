@@ -13,7 +13,7 @@ from typing import BinaryIO, ClassVar, NamedTuple
 
 import numpy as np
 
-from checkpoints.tensors import BFLOAT16, Tensor, are_sizes, span, stored_members
+from checkpoints.tensors import BFLOAT16, QUANTIZED, Tensor, are_sizes, span, stored_members
 from errors import InputError
 
 _MAGIC = 0x1950A86A20F9469CFC6C
@@ -42,6 +42,8 @@ def read_torch(path: Path) -> dict[str, Tensor]:
             is_zip = file.read(4) == b"PK\3\4"
             file.seek(0)
             return _read_zip(path, file) if is_zip else _read_legacy(path, file)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
     except Exception as error:  # damage raises about a dozen kinds
         fault = f"truncated, or not a torch state dict: {error}"
         raise InputError(f"{path}: {fault}") from None
@@ -109,6 +111,8 @@ class _Unpickler(pickle._Unpickler):
         """Our stand-in for a name that the pickle calls; never the real object."""
         if module == "torch" and name in _STORAGES:
             return _STORAGES[name]
+        if module == "torch" and name.endswith("Storage"):
+            raise InputError(f"it has torch.{name}, {QUANTIZED}")
         if (module, name) not in _CALLABLE:
             needed = "which a floating-point state dict does not need"
             raise ValueError(f"the pickle asks for {module}.{name}, {needed}")

@@ -27,7 +27,7 @@ from errors import InputError
 from text.languages import Languages
 from text.tokenizer import FILE as TOKENIZER
 from text.tokenizer import SOURCE_FILE, readable
-from text.tokenizer_files import copy_sources, from_transformers, save
+from text.tokenizer_files import added_tokens, copy_sources, from_transformers, save, settings_of
 
 UNKNOWN, END, PADDING = "<unk>", "</s>", "<pad>"
 _LANGUAGE = re.compile(r"[a-z]{2,3}_([A-Z]{2}|[A-Z][a-z]{3})")  # en_XX, eng_Latn
@@ -47,7 +47,7 @@ def write_tokenizer(folder: Path, output: Path) -> None:
     with readable(str(folder)):
         if kind == "marian":
             tokenizer, languages = _marian(folder, "source.spm", "vocab.json")
-            if _settings(folder).get("separate_vocabs"):
+            if settings_of(folder).get("separate_vocabs"):
                 save(_within(tokenizer, rows), output, SOURCE_FILE)
                 tokenizer, _ = _marian(folder, "target.spm", "target_vocab.json")
                 languages = None if languages and languages.source else languages
@@ -195,24 +195,10 @@ def _template(tokenizer: Tokenizer, single: str) -> Any:
     return processors.TemplateProcessing(single=single, special_tokens=tokens)
 
 
-def _settings(folder: Path) -> dict:
-    file = folder / "tokenizer_config.json"
-    return read_json(file) if file.exists() else {}
-
-
-def _added(folder: Path) -> tuple[dict[str, int], list[AddedToken]]:
-    """The ids of tokens that were added to a tokenizer without a tokenizer.json, and the tokens."""
-    old, listed = folder / "added_tokens.json", _settings(folder).get("added_tokens_decoder") or {}
-    tokens = {i: {"content": t} for t, i in (read_json(old) if old.exists() else {}).items()}
-    tokens |= {int(i): token for i, token in listed.items()}
-    ids = {token["content"]: i for i, token in tokens.items()}
-    return ids, [AddedToken(**token | {"normalized": False}) for token in tokens.values()]
-
-
 def _marian(folder: Path, model: str, vocabulary: str) -> tuple[Tokenizer, Languages | None]:
     """A model of many target languages reads one as >>fra<< at the text's very start."""
     ids = read_json(folder / vocabulary)
-    added, cuts = _added(folder) if vocabulary == "vocab.json" else ({}, [])
+    added, cuts = added_tokens(folder) if vocabulary == "vocab.json" else ({}, [])
     ids |= added
     codes = {t[2:-2]: i for t, i in ids.items() if t.startswith(">>") and t.endswith("<<")}
     pieces = {t: i for t, i in ids.items() if i not in codes.values()}
@@ -226,7 +212,7 @@ def _marian(folder: Path, model: str, vocabulary: str) -> tuple[Tokenizer, Langu
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([apart, tokenizer.pre_tokenizer])
     tokenizer.post_processor = _template(tokenizer, f"$A {END}")
     languages = Languages(codes, ["target", "text", ids[END]], ["start"]) if codes else None
-    settings = _settings(folder)
+    settings = settings_of(folder)
     reads, writes = settings.get("source_lang"), settings.get("target_lang")
     if not codes and isinstance(reads, str) and isinstance(writes, str):
         languages = Languages({writes: ""}, reads=reads)
@@ -236,9 +222,9 @@ def _marian(folder: Path, model: str, vocabulary: str) -> tuple[Tokenizer, Langu
 def _m2m(folder: Path) -> tuple[Tokenizer, Languages]:
     from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES
 
-    settings, ids = _settings(folder), read_json(folder / "vocab.json")
+    settings, ids = settings_of(folder), read_json(folder / "vocab.json")
     names = FAIRSEQ_LANGUAGE_CODES[settings.get("language_codes") or "m2m100"]
-    added, cuts = _added(folder)
+    added, cuts = added_tokens(folder)
     numbered = {i: f"__{name}__" for i, name in enumerate(names, len(ids))}
     ids |= {token: i for i, token in numbered.items() if i not in added.values()} | added
     codes = {token[2:-2]: i for token, i in ids.items() if re.fullmatch(r"__\w+__", token)}

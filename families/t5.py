@@ -15,7 +15,7 @@ from families import Family
 from text.languages import Languages
 from text.tokenizer import FILE as TOKENIZER
 from text.tokenizer import byte_tokenizer, like_sentencepiece, readable
-from text.tokenizer_files import copy_sources, from_transformers, save
+from text.tokenizer_files import added_tokens, copy_sources, from_transformers, save
 
 
 class Config(model.Config):
@@ -99,7 +99,9 @@ def write_tokenizer(folder: Path, output: Path) -> None:
     if "spiece.model" not in found and TOKENIZER not in found:
         configs = [read_json(folder / n) for n in ("config.json", *found) if n.endswith(".json")]
         if any(config.get("tokenizer_class") == "ByT5Tokenizer" for config in configs):
-            save(byte_tokenizer(), output)
+            tokenizer = byte_tokenizer()
+            tokenizer.add_tokens(added_tokens(folder)[1])
+            save(tokenizer, output)
             return
         raise InputError(f"{folder}: no tokenizer: neither {TOKENIZER} nor spiece.model")
     # For umT5 the automatic class reads tokenizer.json only.

@@ -93,7 +93,7 @@ WRONG_PICKLES = {
     "no tensor": ({"w": tensor(), "step": 3}, "step is not a tensor but int"),
     "integers": (
         {"w": tensor(kind="IntStorage")},
-        "asks for torch.IntStorage, which a floating-point state dict does not need",
+        "bin: it has torch.IntStorage, not floating-point of 16 bits or more: convert the checkpoint",
     ),
     "too many elements": ({"w": tensor(shape=(2, 3), strides=(3, 1))}, MALFORMED),
     "large strides": ({"w": tensor(strides=(4, 1))}, MALFORMED),

@@ -4,9 +4,9 @@ import os
 import shutil
 from pathlib import Path
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
-from checkpoints.folder import TOKENIZER_FILES
+from checkpoints.folder import TOKENIZER_FILES, read_json
 from text.tokenizer import FILE, readable
 
 
@@ -16,6 +16,22 @@ def copy_sources(folder: Path, output: Path) -> list[str]:
     for name in found:
         shutil.copyfile(folder / name, output / name)
     return found
+
+
+def settings_of(folder: Path) -> dict:
+    """The tokenizer_config.json, {} if there is none."""
+    file = folder / "tokenizer_config.json"
+    return read_json(file) if file.exists() else {}
+
+
+def added_tokens(folder: Path) -> tuple[dict[str, int], list[AddedToken]]:
+    """The ids of tokens that were added to a tokenizer without a tokenizer.json, and the tokens."""
+    old, listed = folder / "added_tokens.json", settings_of(folder).get("added_tokens_decoder")
+    tokens = {i: {"content": t} for t, i in (read_json(old) if old.exists() else {}).items()}
+    tokens |= {int(i): token for i, token in (listed or {}).items()}
+    tokens = dict(sorted(tokens.items()))
+    ids = {token["content"]: i for i, token in tokens.items()}
+    return ids, [AddedToken(**token | {"normalized": False}) for token in tokens.values()]
 
 
 def from_transformers(kind: str, folder: Path) -> Tokenizer:
