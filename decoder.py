@@ -11,6 +11,7 @@ the one that the target alone would write.
 import blas  # noqa: F401 (before mlx: see there)
 
 # isort: split
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -405,6 +406,9 @@ def _decoder(
     model: Model, tokenizer: Tokenizer, draft_model: Model | None, options: dict
 ) -> SpeculativeDecoder:
     own = {name: options.pop(name, None) for name in ("memory", "draft_vocabulary")}
+    generation = getattr(model, "generation", None)
+    if generation and (ignored := generation.ignored(options.get("num_beams"))):
+        warnings.warn(ignored, stacklevel=3)
     return SpeculativeDecoder(model, tokenizer, draft_model, **own)
 
 

@@ -114,7 +114,8 @@ def _download(
     def get(name: str) -> Path:
         return Path(hf_hub_download(model, name, revision=info.sha))
 
-    files = {file.rfilename: file for file in info.siblings or [] if "/" not in file.rfilename}
+    top = re.compile(r"(additional_chat_templates/)?[^/]+")
+    files = {f.rfilename: f for f in info.siblings or [] if top.fullmatch(f.rfilename)}
     check_kind(model, files)
     if CONFIG not in files:
         raise InputError(f"{model} has no {CONFIG}, so it is not a Hugging Face model")

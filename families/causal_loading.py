@@ -5,7 +5,9 @@ template, and conversion. Importing mlx-lm takes seconds, so it is imported only
 import importlib.util
 import os
 import re
+import shutil
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -27,6 +29,8 @@ from families.causal_positions import lifted, max_positions, set_positions, text
 from families.folders import WEIGHTS, converted_path
 from families.memory import read_weights
 from text.generation import Generation
+
+TEMPLATE = "chat_template.json"
 
 
 def is_causal(folder: Path) -> bool:
@@ -121,7 +125,7 @@ def load(
         else:
             read_weights(name, folder, dict(tree_flatten(model.parameters())), mx.eval)
         set_positions(model, raw)
-        return model, raw, utils.load_tokenizer(folder, eos_token_ids=raw.get("eos_token_id"))
+        return model, raw, _chat(utils, folder, raw.get("eos_token_id"))
 
     model, raw, chat = ranks.together(lambda: _with_mlx_lm(folder, "load", read))
     tokenizer = _fast(chat, folder)
@@ -133,6 +137,16 @@ def load(
     if split:
         causal.ranks = ranks
     return causal, tokenizer
+
+
+def _chat(utils: Any, folder: Path, ends: int | list[int] | None) -> Any:
+    """mlx-lm's tokenizer. transformers reads chat_template.json only for models that see pictures too."""
+    chat, file = utils.load_tokenizer(folder, eos_token_ids=ends), folder / TEMPLATE
+    if chat.has_chat_template or not file.exists():
+        return chat
+    return utils.load_tokenizer(
+        folder, {"chat_template": read_json(file).get("chat_template")}, ends
+    )
 
 
 def without_weights(folder: Path) -> Any:
@@ -181,10 +195,14 @@ def in_template(model: Any, messages: list[dict[str, Any]]) -> str:
     """The prompt that the model's chat template makes of messages, with the special tokens. InputError if it refuses
     them."""
     try:
-        return model.chat.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text = model.chat.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     except Exception as error:  # templates may raise any class
         reason = first_line(error)
         raise InputError(f"the chat template refuses these messages: {reason}") from None
+    said = [m["content"] for m in messages if m["role"] == "user" and isinstance(m["content"], str)]
+    if said and said[-1].strip() not in text:
+        warnings.warn("the chat template leaves out or changes the user's text", stacklevel=2)
+    return text
 
 
 def convert_with_mlx_lm(
@@ -199,5 +217,7 @@ def convert_with_mlx_lm(
         how = vars(quantization) if quantization else {}
         named = {f"q_{key}": value for key, value in how.items()}
         convert(str(source), str(output), quantize=bool(how), dtype=dtype, **named)
+        if (source / TEMPLATE).exists():
+            shutil.copyfile(source / TEMPLATE, output / TEMPLATE)
 
     _with_mlx_lm(source, "convert", run)

@@ -28,6 +28,7 @@ from families.causal_loading import (
 from families.folders import WEIGHTS, converted, converted_path, missing
 from families.loading import build, read_tokenizers, weight_shapes
 from text.generation import FILE as GENERATION
+from text.generation import Generation
 
 MOST = 20e9  # bytes that are downloaded without asking
 
@@ -130,29 +131,36 @@ def describe(model: str, revision: str | None = None) -> None:
 
 def find(name: str) -> Path:
     """The folder that a user means: a converted one or one for mlx-lm, by its path or its name under mlx_models/, or
-    owner/name on the hub, which is downloaded and converted on first use. InputError if there is none."""
+    a checkpoint to convert on first use, a folder or owner/name on the hub, which is downloaded. InputError if there is
+    none."""
     if path := converted(name) or find_causal(name):
         return path
+    local = (Path(name) / "config.json").exists()
     on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not Path(name).parent.exists()
-    if not on_hub or converted_path(name).exists():
-        raise missing(name)
     output = converted_path(name)
+    if not (local or on_hub) or output.exists():
+        raise missing(name)
+    if local:
+        _wanted(name, "conversion", converted_size(Path(name), None) or 0)
+        print(f"{name}: converting it to {output}", file=sys.stderr)
+        return convert(name, exist_ok=True)
     output.parent.mkdir(parents=True, exist_ok=True)
-    wanted = partial(_wanted, name)
+    wanted = partial(_wanted, name, "download")
     source = fetch(name, None, output, lambda folder: converted_size(folder, None), wanted)
     return source if _for_mlx_lm(source) else convert(name, exist_ok=True)
 
 
-def _wanted(name: str, size: int) -> bool:
-    """Whether to download `size` bytes: if they are many, asks on a terminal, and elsewhere raises InputError."""
+def _wanted(name: str, task: str, size: int) -> bool:
+    """Whether to download or convert `size` bytes: if they are many, asks on a terminal, and elsewhere raises
+    InputError."""
     if size <= MOST:
         return True
-    said = f"{name} is a download of {gb(size)}"
+    said = f"{name} is a {task} of {gb(size)}"
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise InputError(f"{said}; to start it: python convert.py --model {name}")
     print(f"{said}. Start it? [y/N] ", end="", file=sys.stderr, flush=True)
     if input().lower() not in ("y", "yes"):
-        raise InputError(f"{name} is not downloaded; smaller models: docs/models.md")
+        raise InputError(f"the {task} of {name} is not started; smaller models: docs/models.md")
     return True
 
 
@@ -191,6 +199,7 @@ def _write(
                 print(f"{source}: {note}", file=sys.stderr)
         family.write_tokenizer(source, output)
         read_tokenizers(output, config)
+        Generation.load(source)
     write_weights(output / WEIGHTS, tensors, dtype, family.float32, quantization)
     values = raw | config.to_dict() | {"dtype": dtype, "converted_from": origin}
     if quantization:

@@ -16,8 +16,8 @@ def converted_path(name: str) -> Path:
 
 
 def converted(name: str) -> Path | None:
-    """The converted folder that a user means: a path, or a name under mlx_models/. owner/name means only what was
-    converted from that."""
+    """The converted folder that a user means: a path, or a name under mlx_models/. owner/name and a checkpoint's folder
+    mean only what was converted from that."""
     if (Path(name) / WEIGHTS).exists():
         return Path(name)
     path = converted_path(name)
@@ -25,25 +25,27 @@ def converted(name: str) -> Path | None:
 
 
 def _other(name: str, path: Path) -> str | None:
-    """What the folder `path` was converted from, if that is not the model owner/name."""
-    if "/" not in name or Path(name).is_dir() or not (path / "config.json").exists():
+    """What the folder `path` was converted from, if that is not the model owner/name or the checkpoint's folder."""
+    local = (Path(name) / "config.json").exists()
+    if not (local or "/" in name) or not (path / "config.json").exists():
         return None
     origin = read_json(path / "config.json").get("converted_from", name)
-    return None if origin == name else origin
+    same = Path(origin).resolve() == Path(name).resolve() if local else origin == name
+    return None if same else origin
 
 
 def missing(name: str) -> InputError:
     """Why no folder is `converted` by this name, and what to type."""
-    if (Path(name) / "config.json").exists():
-        return InputError(f"{name} is not converted yet: python convert.py --model {name}")
-    if Path(name).is_dir():
+    path, new = converted_path(name), MODELS / "-".join(Path(name).resolve().parts[-2:])
+    if Path(name).is_dir() and not (Path(name) / "config.json").exists():
         check_kind(name, [path.name for path in Path(name).iterdir()])
         return InputError(f"{name} is not a converted model: it has no {WEIGHTS}")
-    path, new = converted_path(name), MODELS / name.replace("/", "-")
     if other := _other(name, path):
         why = f"{path} is converted from {other}, not from {name}"
         return InputError(
             f"{why}; to convert that: python convert.py --model {name} --mlx-path {new}"
         )
+    if path.exists():
+        return InputError(f"{path} is not a converted model: remove it, or give it another name")
     hint = "" if "/" in name else " (a name on the hub has an owner: google/flan-t5-base)"
     return InputError(f"no model {name!r} here{hint}")

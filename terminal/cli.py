@@ -3,6 +3,7 @@
 import argparse
 import re
 import sys
+import warnings
 from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
@@ -94,7 +95,8 @@ def note_types(*models: Any) -> None:
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a command's `main`; report a user's error in one line and exit with its code."""
+    """Run a command's `main`; report a user's error and warnings in one line, and exit with the error's code."""
+    warnings.formatwarning = lambda message, *_: one_line(str(message)) + "\n"
     try:
         main()
         print(end="", flush=True)

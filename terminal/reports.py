@@ -9,15 +9,13 @@ from speculative.options import Options
 def report_generation(model, options: Options, verbose: bool, beams: bool = True) -> None:
     """Say on stderr which of the checkpoint's generation settings are ignored and, if `verbose`, which are used.
     beams: whether the command has --num-beams."""
-    ignored = dict(model.generation.not_done)
-    if options.num_beams > 1:
-        ignored.pop("num_beams", None)
-    hint = f" (use --num-beams {ignored['num_beams']})" if beams and "num_beams" in ignored else ""
-    taken = model.generation.taken(options) if verbose else {}
-    for what, settings, after in (("ignored", ignored, hint), ("used", taken, "")):
-        if settings:
-            listed = ", ".join(f"{name}={value}" for name, value in settings.items())
-            print(f"{what} from generation_config.json: {listed}{after}", file=sys.stderr)
+    if ignored := model.generation.ignored(options.num_beams):
+        beams = beams and options.num_beams == 1 and "num_beams" in model.generation.not_done
+        hint = f" (use --num-beams {model.generation.not_done['num_beams']})" if beams else ""
+        print(f"{ignored}{hint}", file=sys.stderr)
+    if taken := model.generation.taken(options) if verbose else {}:
+        listed = ", ".join(f"{name}={value}" for name, value in taken.items())
+        print(f"used from generation_config.json: {listed}", file=sys.stderr)
 
 
 def report_alone(decoder: SpeculativeDecoder) -> None:

@@ -57,6 +57,22 @@ def test_a_folder_of_mlx_communitys(tmp_path):
         encode_prompt(model, "hi", "be brief", ignore_chat_template=True)
 
 
+def test_a_chat_template_of_its_own_file_is_found(tmp_path, recwarn):
+    """Where transformers looks for models that see pictures; a template that drops the question is told."""
+    hub, question = tmp_path / "hub", "{{ messages[0].content }}"
+    causal_folders.write(hub, hidden_size=64)
+    settings = json.loads((hub / "tokenizer_config.json").read_text())
+    (hub / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": None}))
+    for template in (f"<user>{question}<end>", [{"name": "default", "template": "<user>"}]):
+        (hub / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+        for folder in (hub, convert.convert(str(hub), tmp_path / "out", force=True)):
+            model, tokenizer = causal_loading.load("x", folder)
+            text = tokenizer.decode(encode_prompt(model, " hi"), skip_special_tokens=False)
+            dropped = "the chat template leaves out" in str([w.message for w in recwarn])
+            assert text == ("<user>" if dropped else "<user> hi<end>")
+            assert dropped == isinstance(template, list)
+
+
 def test_which_folders_are_meant(tmp_path, monkeypatch):
     from huggingface_hub import constants
 

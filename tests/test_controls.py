@@ -125,7 +125,7 @@ def test_samples_share_the_reading_and_are_those_of_a_list(demo_pair, prompts, m
 # A checkpoint's own settings
 
 SETTINGS = dict(no_repeat_ngram_size=2, repetition_penalty=1.3, min_length=9, max_length=11)
-SETTINGS |= dict(forced_eos_token_id=1, bad_words_ids=[[24, 9], [5]], num_beams=4)
+SETTINGS |= dict(forced_eos_token_id=[1], bad_words_ids=[[24, 9], [5]], num_beams=4)
 
 
 def checkpoint(folder, legacy: bool):
@@ -150,6 +150,8 @@ def test_a_checkpoints_settings_are_what_transformers_makes_of_them(tmp_path, pr
     responses = batch_generate(model, tokenizer, prompts)
     assert [r.tokens for r in responses] == expected
     assert {r.generation_tokens for r in responses} <= {9, 10}
+    with pytest.warns(UserWarning, match=r"^ignored from generation_config.json: num_beams=4$"):
+        assert generate(model, tokenizer, prompts[0]) == responses[0].text
     # What is asked for wins.
     neutral = dict(no_repeat_ngram_size=0, repetition_penalty=1, min_tokens=0, max_tokens=40)
     neutral |= dict(forced_eos_token_id=-1, bad_words_ids=[])
@@ -169,6 +171,16 @@ def test_what_is_taken_is_told(tmp_path):
     assert second.startswith("used from generation_config.json: ")
     assert "repetition_penalty=1.3" in second and "no_repeat_ngram_size" not in second
     assert third == "the checkpoint's max_length=11 cut the text short; see --max-tokens"
+
+
+def test_settings_that_are_not_supported_are_named(tmp_path):
+    """If they would change the text."""
+    named = dict(num_beams=4, stop_strings=["und"], max_time=2.5, watermarking_config={"bias": 2})
+    rest = dict(sequence_bias={}, num_beam_groups=1, use_cache=True, do_sample=True, temperature=2)
+    (tmp_path / "generation_config.json").write_text(json.dumps(named | rest))
+    generation = Generation.load(tmp_path)
+    assert generation.not_done == named
+    assert "num_beams" in generation.ignored(1) and "num_beams" not in generation.ignored(4)
 
 
 def test_settings_that_cannot_be_are_named(tmp_path):

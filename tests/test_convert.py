@@ -22,8 +22,9 @@ from checkpoints import tensors, weights
 from checkpoints.npz import map_npz
 from decoder import load
 from errors import InputError
-from families import default_dtype
+from families import conversion, default_dtype
 from families.conversion import _note, convert
+from families.folders import WEIGHTS
 
 HOW = ("--dtype", "bfloat16", "--model")
 
@@ -126,6 +127,25 @@ def test_default_output_is_found_by_any_name_of_the_model(tmp_path, monkeypatch)
         load(name)
     monkeypatch.chdir("org/small-model")
     assert convert(".") == Path("mlx_models/small-model")
+
+
+def test_a_local_checkpoint_is_converted_on_first_use(tmp_path, monkeypatch, capsys):
+    """As one on the hub; another of the same name is not taken for it."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("ours/small", "theirs/small", "big"):
+        checkpoints.make_folder(Path(name), "t5")
+    output = Path("mlx_models/small")
+    load("ours/small")
+    assert "ours/small: converting it to mlx_models/small" in capsys.readouterr().err
+    before = (output / WEIGHTS).stat().st_mtime_ns
+    for name in ("ours/small", "./theirs/../ours/small/", tmp_path / "ours" / "small"):
+        load(name)
+    assert (output / WEIGHTS).stat().st_mtime_ns == before
+    with pytest.raises(InputError, match="mlx_models/small is converted from ours/small, not fro"):
+        load("theirs/small")
+    monkeypatch.setattr(conversion, "MOST", 1000)
+    with pytest.raises(InputError, match=r"big is a conversion of .* GB; to start it: python conv"):
+        load("big")
 
 
 def test_an_output_that_exists_is_replaced_only_by_force(folder, tmp_path):

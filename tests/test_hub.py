@@ -194,7 +194,7 @@ def test_a_large_download_is_asked_for(hub, cache, tmp_path, monkeypatch, decode
     with pytest.raises(InputError) as caught:
         load(MODEL)
     told = f"{MODEL} is a download of 20.10 GB; to start it: python convert.py --model {MODEL}"
-    no = f"{MODEL} is not downloaded; smaller models: docs/models.md"
+    no = f"the download of {MODEL} is not started; smaller models: docs/models.md"
     assert answer == "y" or str(caught.value) == (no if answer else told)
     assert (SAFE in hub.fetched()) == (answer == "y")
 

@@ -11,13 +11,13 @@ from speculative.options import Options
 
 FILE = "generation_config.json"
 
+_FORCED = ("forced_bos_token_id", "forced_eos_token_id")  # one or, as in old files, a list
 _OPTIONS = (  # same names as in options.Options
     "repetition_penalty",
     "no_repeat_ngram_size",
     "bad_words_ids",
     "suppress_tokens",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
+    *_FORCED,
 )
 _BEAMS = ("length_penalty", "early_stopping")  # used as well if the user asks for beams
 _LENGTHS = {  # (length of the text, length of prefix and text) -> our option
@@ -35,17 +35,16 @@ _NEUTRAL = {  # values that change nothing
     "encoder_no_repeat_ngram_size": 0,
     "encoder_repetition_penalty": 1,
     "guidance_scale": 1,
+    "num_beam_groups": 1,
+    "diversity_penalty": 0,
+    "num_return_sequences": 1,
+    "token_healing": False,
 }
-_NOT_DONE = (
-    "num_beams",
-    "begin_suppress_tokens",
-    "encoder_no_repeat_ngram_size",
-    "encoder_repetition_penalty",
-    "exponential_decay_length_penalty",
-    "guidance_scale",
-    "penalty_alpha",
-    "sequence_bias",
-)
+_NOT_DONE = (  # sampling settings are not among them: greedy is the default here
+    "num_beams num_beam_groups diversity_penalty num_return_sequences begin_suppress_tokens sequence_bias "
+    "encoder_no_repeat_ngram_size encoder_repetition_penalty exponential_decay_length_penalty guidance_scale "
+    "penalty_alpha stop_strings max_time token_healing watermarking_config dola_layers constraints force_words_ids"
+).split()
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,10 @@ class Generation:
         in_prefix: settings that the model's prefix already covers. InputError for values out of range."""
         name = FILE if (folder / FILE).exists() else "config.json"
         values = read_json(folder / name)
-        given = {k: v for k, v in values.items() if v is not None and v != _NEUTRAL.get(k)}
+        given = {k: v for k, v in values.items() if v not in (None, [], {}, _NEUTRAL.get(k))}
+        for key, value in given.items():
+            if key in _FORCED and isinstance(value, list) and all(type(t) is int for t in value):
+                given[key] = min(value)  # the first of the equally probable
         lengths = [key for pair in _LENGTHS for key in pair]
         names = {*_OPTIONS, *_BEAMS, *lengths} - set(in_prefix)
         found = cls(
@@ -86,6 +88,12 @@ class Generation:
                 least = int(name == "max_tokens")
                 defaults[name] = max(least, _whole(whole, self.settings[whole]) - prefix_size)
         return options.filled(defaults)
+
+    def ignored(self, num_beams: int | None) -> str:
+        """What to say about settings that we do not support, with the user's num_beams; "" if there are none."""
+        done = {"num_beams"} if (num_beams or 1) > 1 else set()
+        left = [f"{name}={value}" for name, value in self.not_done.items() if name not in done]
+        return f"ignored from {FILE}: {', '.join(left)}" if left else ""
 
     def taken(self, options: Options) -> dict[str, Any]:
         """The settings that apply under the user's `options`."""
