@@ -31,16 +31,14 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
             header = json.loads(file.read(length))
             header.pop("__metadata__", None)
             return {n: _safetensor(path, n, entry, 8 + length, size) for n, entry in header.items()}
-        except InputError:
-            raise
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            fault = f"truncated, or its header is damaged: {error}"
-            raise InputError(f"{path}: {fault}") from None
+            fault = "" if isinstance(error, InputError) else "truncated, or its header is damaged: "
+            raise InputError(f"{path}: {fault}{error}") from None
 
 
 def _safetensor(path: Path, name: str, entry: dict, start: int, size: int) -> Tensor:
     if (dtype := entry["dtype"]) not in _DTYPES:
-        raise InputError(f"{path}: {name} is {dtype}, {QUANTIZED}")
+        raise InputError(f"{name} is {dtype}, {QUANTIZED}")
     begin, end = entry["data_offsets"]
     tensor = Tensor(path, start + begin, _DTYPES[dtype], tuple(entry["shape"]))
     fits = are_sizes((begin, end, *tensor.shape)) and start + end <= size

@@ -18,9 +18,7 @@ from errors import InputError
 
 BFLOAT16 = np.dtype("V2")
 BLOCK_BYTES = 16 << 20
-QUANTIZED = (
-    "not floating-point of 16 bits or more: convert the checkpoint from before it was quantized"
-)
+QUANTIZED = "not floating-point of 16 bits or more: convert the original, unquantized checkpoint"
 
 
 @dataclass(frozen=True)

@@ -42,11 +42,9 @@ def read_torch(path: Path) -> dict[str, Tensor]:
             is_zip = file.read(4) == b"PK\3\4"
             file.seek(0)
             return _read_zip(path, file) if is_zip else _read_legacy(path, file)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
     except Exception as error:  # damage raises about a dozen kinds
-        fault = f"truncated, or not a torch state dict: {error}"
-        raise InputError(f"{path}: {fault}") from None
+        fault = "" if isinstance(error, InputError) else "truncated, or not a torch state dict: "
+        raise InputError(f"{path}: {fault}{error}") from None
 
 
 def _read_zip(path: Path, file: BinaryIO) -> dict[str, Tensor]:

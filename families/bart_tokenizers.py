@@ -7,7 +7,7 @@ transformers lacks, are made of their SentencePiece models and of vocab.json, wh
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,6 @@ from text.tokenizer_files import added_tokens, copy_sources, from_transformers, 
 
 UNKNOWN, END, PADDING = "<unk>", "</s>", "<pad>"
 _LANGUAGE = re.compile(r"[a-z]{2,3}_([A-Z]{2}|[A-Z][a-z]{3})")  # en_XX, eng_Latn
-_WORD = re.compile(
-    r"\w[\w-]*"
-)  # a special token that is one is a language too: a fine-tuner's mansi
 _NORMAL, _USER_DEFINED = 1, 4  # kinds of SentencePiece's pieces
 _BPE = 2
 # Private-use characters: they mark pieces that no text may match.
@@ -79,10 +76,9 @@ def _mended(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
     end of a text would be a piece, and mBART would not know ligatures."""
     if "Metaspace" not in str(tokenizer.pre_tokenizer):  # bytes, which SentencePiece never saw
         return tokenizer
-    pieces = tokenizer.get_vocab(with_added_tokens=False)
-    for token in tokenizer.get_added_tokens_decoder().values():
-        if not token.special or token.content not in pieces:
-            return tokenizer  # fine-tuned, with tokens added, on what transformers makes of texts
+    own, added = tokenizer.get_vocab(False), tokenizer.get_added_tokens_decoder().values()
+    if any(not token.special or token.content not in own for token in added):
+        return tokenizer  # fine-tuned, with tokens added, on what transformers makes of texts
     steps = [tokenizer.normalizer] if tokenizer.normalizer else []
     trained = folder / "sentencepiece.bpe.model"
     if "Precompiled" not in str(tokenizer.normalizer) and trained.exists():
@@ -96,11 +92,8 @@ def _languages(tokenizer: Tokenizer, kind: str | None) -> Languages | None:
     """The languages, read from the special tokens and the frame around a text."""
     added = tokenizer.get_added_tokens_decoder()
     special = {token.content: i for i, token in added.items()}
-    codes = {
-        code: i
-        for code, i in special.items()
-        if _LANGUAGE.fullmatch(code) or (added[i].special and _WORD.fullmatch(code))
-    }
+    words = {t.content for t in added.values() if t.special and t.content[:1].isalpha()}  # mansi
+    codes = {code: i for code, i in special.items() if code in words or _LANGUAGE.fullmatch(code)}
     frame = json.loads(tokenizer.to_str())["post_processor"] or {}
     source: list[int | str] = []
     for part in frame.get("single", []):
@@ -128,16 +121,13 @@ def _read_model(path: Path) -> Any:
         return format.ModelProto.FromString(path.read_bytes())
 
 
-def _from_sentencepiece(
-    proto: Any, ids: Mapping[str, int], special: list[str], added: Sequence[AddedToken] = ()
-) -> Tokenizer:
+def _from_sentencepiece(proto: Any, ids: Mapping[str, int], cuts: list[AddedToken]) -> Tokenizer:
     """A tokenizer that splits text as the SentencePiece model does and numbers pieces by `ids`; pieces
-    without a number are split further. added: tokens of `ids` at which a text is cut before."""
+    without a number are split further. cuts: tokens of `ids` at which a text is split first."""
     pieces = {p.piece: p.score for p in proto.pieces if p.type in (_NORMAL, _USER_DEFINED)}
     scores = {piece: score for piece, score in pieces.items() if piece in ids}
     make = _bpe if proto.trainer_spec.model_type == _BPE else _unigram
-    plain = {UNKNOWN, *special, *(token.content for token in added)}
-    tokenizer = Tokenizer(make(scores, ids, plain))
+    tokenizer = Tokenizer(make(scores, ids, {token.content for token in cuts}))
     spec = proto.normalizer_spec
     steps: list[Any] = []
     if spec.precompiled_charsmap:
@@ -151,9 +141,12 @@ def _from_sentencepiece(
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=before)
     shown = [decoders.Replace(_HIDDEN, ""), decoders.Metaspace(prepend_scheme=before)]
     tokenizer.decoder = decoders.Sequence(shown)
-    tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in (UNKNOWN, *special)])
-    tokenizer.add_tokens(list(added))
+    tokenizer.add_tokens(cuts)
     return tokenizer
+
+
+def _special(*tokens: str) -> list[AddedToken]:
+    return [AddedToken(token, special=True, normalized=False) for token in tokens]
 
 
 def _unigram(scores: Mapping[str, float], ids: Mapping[str, int], plain: set[str]) -> Any:
@@ -198,13 +191,13 @@ def _template(tokenizer: Tokenizer, single: str) -> Any:
 def _marian(folder: Path, model: str, vocabulary: str) -> tuple[Tokenizer, Languages | None]:
     """A model of many target languages reads one as >>fra<< at the text's very start."""
     ids = read_json(folder / vocabulary)
-    added, cuts = added_tokens(folder) if vocabulary == "vocab.json" else ({}, [])
-    ids |= added
+    added = added_tokens(folder) if vocabulary == "vocab.json" else {}
+    ids |= {token.content: i for i, token in added.items()}
     codes = {t[2:-2]: i for t, i in ids.items() if t.startswith(">>") and t.endswith("<<")}
     pieces = {t: i for t, i in ids.items() if i not in codes.values()}
     pieces |= {f"▁{_CODE}{code}<<": i for code, i in codes.items()}
-    cuts = [token for token in cuts if token.content in pieces]
-    tokenizer = _from_sentencepiece(_read_model(folder / model), pieces, [END, PADDING], cuts)
+    cuts = _special(UNKNOWN, END, PADDING) + [t for t in added.values() if t.content in pieces]
+    tokenizer = _from_sentencepiece(_read_model(folder / model), pieces, cuts)
     if codes:  # ">>" counts at the start only, so there it becomes what no piece of text has
         start = normalizers.Replace(Regex(r"\A>>(?=[\s\S]*?<<)"), _CODE)
         apart = pre_tokenizers.Split(Regex(rf"{_CODE}[\s\S]*?<<"), "isolated")
@@ -224,14 +217,15 @@ def _m2m(folder: Path) -> tuple[Tokenizer, Languages]:
 
     settings, ids = settings_of(folder), read_json(folder / "vocab.json")
     names = FAIRSEQ_LANGUAGE_CODES[settings.get("language_codes") or "m2m100"]
-    added, cuts = added_tokens(folder)
+    added = added_tokens(folder)
     numbered = {i: f"__{name}__" for i, name in enumerate(names, len(ids))}
-    ids |= {token: i for i, token in numbered.items() if i not in added.values()} | added
+    ids |= {token: i for i, token in numbered.items() if i not in added}
+    ids |= {token.content: i for i, token in added.items()}
     codes = {token[2:-2]: i for token, i in ids.items() if re.fullmatch(r"__\w+__", token)}
     languages = Languages(codes, ["source", "text", ids[END]], ["start", "target"])
     proto = _read_model(folder / "sentencepiece.bpe.model")
-    special = ["<s>", PADDING, END, *(f"__{name}__" for name in codes)]
-    tokenizer = _from_sentencepiece(proto, ids, special, cuts)
+    special = _special(UNKNOWN, "<s>", PADDING, END, *(f"__{name}__" for name in codes))
+    tokenizer = _from_sentencepiece(proto, ids, [*special, *added.values()])
     own = settings.get("src_lang") or "en"
     own = languages.find("source_lang", own)  # raises if it is none
     tokenizer.post_processor = _template(tokenizer, f"__{own}__ $A {END}")

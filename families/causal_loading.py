@@ -30,8 +30,6 @@ from families.folders import WEIGHTS, converted_path
 from families.memory import read_weights
 from text.generation import Generation
 
-TEMPLATE = "chat_template.json"
-
 
 def is_causal(folder: Path) -> bool:
     """Whether a folder is a model for mlx-lm: of an architecture that convert.py does not convert, with
@@ -125,7 +123,13 @@ def load(
         else:
             read_weights(name, folder, dict(tree_flatten(model.parameters())), mx.eval)
         set_positions(model, raw)
-        return model, raw, _chat(utils, folder, raw.get("eos_token_id"))
+        own = folder / "chat_template.json"  # transformers reads it only for models that see too
+        ends = raw.get("eos_token_id")
+        chat = utils.load_tokenizer(folder, eos_token_ids=ends)
+        if not chat.has_chat_template and own.exists():
+            template = {"chat_template": read_json(own).get("chat_template")}
+            chat = utils.load_tokenizer(folder, template, ends)
+        return model, raw, chat
 
     model, raw, chat = ranks.together(lambda: _with_mlx_lm(folder, "load", read))
     tokenizer = _fast(chat, folder)
@@ -137,16 +141,6 @@ def load(
     if split:
         causal.ranks = ranks
     return causal, tokenizer
-
-
-def _chat(utils: Any, folder: Path, ends: int | list[int] | None) -> Any:
-    """mlx-lm's tokenizer. transformers reads chat_template.json only for models that see pictures too."""
-    chat, file = utils.load_tokenizer(folder, eos_token_ids=ends), folder / TEMPLATE
-    if chat.has_chat_template or not file.exists():
-        return chat
-    return utils.load_tokenizer(
-        folder, {"chat_template": read_json(file).get("chat_template")}, ends
-    )
 
 
 def without_weights(folder: Path) -> Any:
@@ -217,7 +211,7 @@ def convert_with_mlx_lm(
         how = vars(quantization) if quantization else {}
         named = {f"q_{key}": value for key, value in how.items()}
         convert(str(source), str(output), quantize=bool(how), dtype=dtype, **named)
-        if (source / TEMPLATE).exists():
-            shutil.copyfile(source / TEMPLATE, output / TEMPLATE)
+        if (source / "chat_template.json").exists():
+            shutil.copy(source / "chat_template.json", output)
 
     _with_mlx_lm(source, "convert", run)

@@ -130,9 +130,8 @@ def describe(model: str, revision: str | None = None) -> None:
 
 
 def find(name: str) -> Path:
-    """The folder that a user means: a converted one or one for mlx-lm, by its path or its name under mlx_models/, or
-    a checkpoint to convert on first use, a folder or owner/name on the hub, which is downloaded. InputError if there is
-    none."""
+    """The folder that a user means: a converted one or one for mlx-lm, by its path or its name under mlx_models/, or a
+    checkpoint, a folder or owner/name on the hub, which is converted on first use. InputError if there is none."""
     if path := converted(name) or find_causal(name):
         return path
     local = (Path(name) / "config.json").exists()
@@ -151,8 +150,7 @@ def find(name: str) -> Path:
 
 
 def _wanted(name: str, task: str, size: int) -> bool:
-    """Whether to download or convert `size` bytes: if they are many, asks on a terminal, and elsewhere raises
-    InputError."""
+    """Whether to start with `size` bytes: if they are many, asks on a terminal, and elsewhere raises InputError."""
     if size <= MOST:
         return True
     said = f"{name} is a {task} of {gb(size)}"

@@ -100,7 +100,7 @@ def write_tokenizer(folder: Path, output: Path) -> None:
         configs = [read_json(folder / n) for n in ("config.json", *found) if n.endswith(".json")]
         if any(config.get("tokenizer_class") == "ByT5Tokenizer" for config in configs):
             tokenizer = byte_tokenizer()
-            tokenizer.add_tokens(added_tokens(folder)[1])
+            tokenizer.add_tokens([*added_tokens(folder).values()])
             save(tokenizer, output)
             return
         raise InputError(f"{folder}: no tokenizer: neither {TOKENIZER} nor spiece.model")

@@ -5,18 +5,9 @@ import shutil
 
 import pytest
 import sentencepiece
-import tokenizers
 import transformers
 from helpers import bart_tokenizers as folders
-from helpers.bart_tokenizers import (
-    EDGES,
-    FAMILIES,
-    MULTILINGUAL,
-    ODD,
-    SENTENCES,
-    assert_same,
-    reader,
-)
+from helpers.bart_tokenizers import EDGES, FAMILIES, ODD, SENTENCES, assert_same, reader
 
 from errors import InputError
 from families.bart_tokenizers import write_tokenizer
@@ -41,24 +32,21 @@ def test_ids_are_those_of_transformers(pair):
     assert_same(reference, ours, [*SENTENCES.values(), *odd])
 
 
-NEW_LANGUAGE = {"m2m": "__mansi__", "marian, codes": ">>mansi<<"}  # a special token
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_tokens_that_a_fine_tuner_added_are_those_of_transformers(bart_folders, tmp_path, name):
-    """White space before them too; a new special token is a language, an added word is not."""
-    source = shutil.copytree(bart_folders[name][0], tmp_path / "tuned")
-    reference, new = transformers.AutoTokenizer.from_pretrained(source), NEW_LANGUAGE.get(name)
-    reference.add_tokens(["7", "quick", tokenizers.AddedToken("{", rstrip=True), "<2de>"])
-    reference.add_special_tokens({"additional_special_tokens": [new or "mansi"]})
-    reference.save_pretrained(source)
-    (tmp_path / "out").mkdir()
-    write_tokenizer(source, tmp_path / "out")
-    texts = ["1784", "the quick <2de> brown fox", "<2de>a{ b }7", "quick", *SENTENCES.values()]
-    assert_same(reference, reader(tmp_path / "out"), texts)
-    if languages := name in MULTILINGUAL and Languages.load(tmp_path / "out", 1000):
+    """White space before them too; a special one is a language."""
+    folder = shutil.copytree(bart_folders[name][0], tmp_path / "tuned")
+    reference = transformers.AutoTokenizer.from_pretrained(folder)
+    new = {"m2m": "__mansi__", "marian, codes": ">>mansi<<"}.get(name, "mansi")
+    reference.add_tokens(["7", "quick", "<2de>"])
+    reference.add_tokens([new], special_tokens=True)
+    reference.save_pretrained(folder)
+    write_tokenizer(folder, tmp_path)
+    assert_same(reference, reader(tmp_path), ["1784", "the quick <2de> brown fox", "<2de>a 7"])
+    languages = Languages.load(tmp_path, 1000)
+    if languages and languages.source:
         assert languages.find("target_lang", "Mansi") == "mansi" and "quick" not in languages.codes
-        assert languages.codes["mansi"] == reference.convert_tokens_to_ids(new or "mansi")
+        assert languages.codes["mansi"] == reference.convert_tokens_to_ids(new)
 
 
 # The SentencePiece model, and how many tokens are before and behind the text.

@@ -55,22 +55,9 @@ def test_a_folder_of_mlx_communitys(tmp_path):
         assert model.tokenizer.decode(tokens, skip_special_tokens=False) == expected
     with pytest.raises(InputError, match="a system prompt needs a chat template"):
         encode_prompt(model, "hi", "be brief", ignore_chat_template=True)
-
-
-def test_a_chat_template_of_its_own_file_is_found(tmp_path, recwarn):
-    """Where transformers looks for models that see pictures; a template that drops the question is told."""
-    hub, question = tmp_path / "hub", "{{ messages[0].content }}"
-    causal_folders.write(hub, hidden_size=64)
-    settings = json.loads((hub / "tokenizer_config.json").read_text())
-    (hub / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": None}))
-    for template in (f"<user>{question}<end>", [{"name": "default", "template": "<user>"}]):
-        (hub / "chat_template.json").write_text(json.dumps({"chat_template": template}))
-        for folder in (hub, convert.convert(str(hub), tmp_path / "out", force=True)):
-            model, tokenizer = causal_loading.load("x", folder)
-            text = tokenizer.decode(encode_prompt(model, " hi"), skip_special_tokens=False)
-            dropped = "the chat template leaves out" in str([w.message for w in recwarn])
-            assert text == ("<user>" if dropped else "<user> hi<end>")
-            assert dropped == isinstance(template, list)
+    model.chat._tokenizer.chat_template = "<user>"
+    with pytest.warns(UserWarning, match="the chat template leaves out or changes the user's text"):
+        encode_prompt(model, "hi")
 
 
 def test_which_folders_are_meant(tmp_path, monkeypatch):
@@ -149,6 +136,11 @@ def test_context_limits(raw, most):
 @pytest.mark.usefixtures("cpu")
 def test_conversion_goes_through_mlx_lm(tmp_path, capsys):
     causal_folders.write(tmp_path / "hub", hidden_size=64)
+    file = tmp_path / "hub" / "tokenizer_config.json"
+    settings = json.loads(file.read_text())
+    template = {"chat_template": settings.pop("chat_template")}
+    file.write_text(json.dumps(settings))
+    (tmp_path / "hub" / "chat_template.json").write_text(json.dumps(template))
     quantization = Quantization(bits=8, group_size=32)
     output = convert.convert(
         str(tmp_path / "hub"), tmp_path / "out", "float32", quantization=quantization
@@ -157,6 +149,8 @@ def test_conversion_goes_through_mlx_lm(tmp_path, capsys):
     assert capsys.readouterr().out == ""
     model, tokenizer = causal_loading.load("x", output)
     assert model.model.model.layers[0].mlp.up_proj.bits == 8
+    text = tokenizer.decode(encode_prompt(model, "hi"), skip_special_tokens=False)
+    assert text == "<user>hi<end><assistant>"
     prompted = prompts(3, 12)
     rows = decode_with(model, PromptLookup(), prompted, 3, num_draft=3, max_tokens=5)
     assert [row.generated for row in rows] == [alone(model.model, p, 5) for p in prompted]

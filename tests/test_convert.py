@@ -24,7 +24,6 @@ from decoder import load
 from errors import InputError
 from families import conversion, default_dtype
 from families.conversion import _note, convert
-from families.folders import WEIGHTS
 
 HOW = ("--dtype", "bfloat16", "--model")
 
@@ -121,31 +120,20 @@ def test_generation_config_decides_the_token_ids(folder, tmp_path):
 
 def test_default_output_is_found_by_any_name_of_the_model(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    checkpoints.make_folder(Path("org/small-model"), "t5")
-    assert convert("org/small-model") == Path("mlx_models/small-model")
-    for name in ("small-model", "org/small-model", "mlx_models/small-model"):
-        load(name)
-    monkeypatch.chdir("org/small-model")
-    assert convert(".") == Path("mlx_models/small-model")
-
-
-def test_a_local_checkpoint_is_converted_on_first_use(tmp_path, monkeypatch, capsys):
-    """As one on the hub; another of the same name is not taken for it."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("ours/small", "theirs/small", "big"):
+    for name in ("org/small-model", "other/small-model", "big"):
         checkpoints.make_folder(Path(name), "t5")
-    output = Path("mlx_models/small")
-    load("ours/small")
-    assert "ours/small: converting it to mlx_models/small" in capsys.readouterr().err
-    before = (output / WEIGHTS).stat().st_mtime_ns
-    for name in ("ours/small", "./theirs/../ours/small/", tmp_path / "ours" / "small"):
+    load("org/small-model")  # converts it, as it does a name on the hub
+    made = Path("mlx_models/small-model/weights.npz").stat().st_mtime_ns
+    for name in ("small-model", Path("org/small-model").resolve(), "mlx_models/small-model"):
         load(name)
-    assert (output / WEIGHTS).stat().st_mtime_ns == before
-    with pytest.raises(InputError, match="mlx_models/small is converted from ours/small, not fro"):
-        load("theirs/small")
+    assert Path("mlx_models/small-model/weights.npz").stat().st_mtime_ns == made
+    with pytest.raises(InputError, match="mlx_models/small-model is converted from org/small-mod"):
+        load("other/small-model")
     monkeypatch.setattr(conversion, "MOST", 1000)
     with pytest.raises(InputError, match=r"big is a conversion of .* GB; to start it: python conv"):
         load("big")
+    monkeypatch.chdir("org/small-model")
+    assert convert(".") == Path("mlx_models/small-model")
 
 
 def test_an_output_that_exists_is_replaced_only_by_force(folder, tmp_path):

@@ -132,21 +132,15 @@ def test_every_family_is_tokenized_as_by_sentencepiece(trained, tmp_path, name, 
     assert ours.get_vocab_size() == reference.get_piece_size() + extra
 
 
-def test_tokens_that_a_fine_tuner_added_cut_the_text(tmp_path):
-    """Pieces that the vocabulary has already included, with every flag, as in transformers."""
-    reference = AutoTokenizer.from_pretrained(DEMO / "target")
-    word, bare = AddedToken("to", single_word=True), AddedToken("er", lstrip=True, normalized=False)
-    reference.add_tokens(["7", "-", ".", "<ans>", word, bare])
+@pytest.mark.parametrize("kind, folder", [(T5Tokenizer, DEMO / "target"), (ByT5Tokenizer, None)])
+def test_tokens_that_a_fine_tuner_added_cut_the_text(tmp_path, kind, folder):
+    """Those that the vocabulary has as pieces, too."""
+    reference = kind.from_pretrained(folder) if folder else kind()
+    reference.add_tokens(["7", "-", ".", AddedToken("er", lstrip=True), AddedToken("<x>")])
     reference.save_pretrained(tmp_path / "tuned")
     ours = converted(tmp_path / "tuned", tmp_path)
-    texts = [
-        "translate number to German: 1784",
-        "a - b. to<ans>tor to 17 7",
-        "long er\n<ans> -",
-        "",
-    ]
-    assert [ours.encode(t).ids for t in texts] == [reference(t).input_ids for t in texts]
-    assert ours.encode(texts[0]).tokens[-6:] == ["1", "7", "▁", "8", "4", "</s>"]
+    for text in ("translate number to German: 1784", "a - b.<x>c 17 7 long er", ""):
+        assert ours.encode(text).ids == reference(text).input_ids
 
 
 def test_byte_tokenizer_is_byt5s():

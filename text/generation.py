@@ -31,17 +31,14 @@ _NEUTRAL = {  # values that change nothing
     "min_new_tokens": 0,
     "num_beams": 1,
     "length_penalty": 1,
-    "early_stopping": False,
     "encoder_no_repeat_ngram_size": 0,
     "encoder_repetition_penalty": 1,
     "guidance_scale": 1,
     "num_beam_groups": 1,
     "diversity_penalty": 0,
-    "num_return_sequences": 1,
-    "token_healing": False,
 }
 _NOT_DONE = (  # sampling settings are not among them: greedy is the default here
-    "num_beams num_beam_groups diversity_penalty num_return_sequences begin_suppress_tokens sequence_bias "
+    "num_beams num_beam_groups diversity_penalty begin_suppress_tokens sequence_bias "
     "encoder_no_repeat_ngram_size encoder_repetition_penalty exponential_decay_length_penalty guidance_scale "
     "penalty_alpha stop_strings max_time token_healing watermarking_config dola_layers constraints force_words_ids"
 ).split()
@@ -60,7 +57,8 @@ class Generation:
         in_prefix: settings that the model's prefix already covers. InputError for values out of range."""
         name = FILE if (folder / FILE).exists() else "config.json"
         values = read_json(folder / name)
-        given = {k: v for k, v in values.items() if v not in (None, [], {}, _NEUTRAL.get(k))}
+        given = {k: v for k, v in values.items() if v is not False}
+        given = {k: v for k, v in given.items() if v not in (None, [], {}, _NEUTRAL.get(k))}
         for key, value in given.items():
             if key in _FORCED and isinstance(value, list) and all(type(t) is int for t in value):
                 given[key] = min(value)  # the first of the equally probable

@@ -24,14 +24,12 @@ def settings_of(folder: Path) -> dict:
     return read_json(file) if file.exists() else {}
 
 
-def added_tokens(folder: Path) -> tuple[dict[str, int], list[AddedToken]]:
-    """The ids of tokens that were added to a tokenizer without a tokenizer.json, and the tokens."""
+def added_tokens(folder: Path) -> dict[int, AddedToken]:
+    """The tokens that were added to a tokenizer without a tokenizer.json, in the order of their ids."""
     old, listed = folder / "added_tokens.json", settings_of(folder).get("added_tokens_decoder")
     tokens = {i: {"content": t} for t, i in (read_json(old) if old.exists() else {}).items()}
     tokens |= {int(i): token for i, token in (listed or {}).items()}
-    tokens = dict(sorted(tokens.items()))
-    ids = {token["content"]: i for i, token in tokens.items()}
-    return ids, [AddedToken(**token | {"normalized": False}) for token in tokens.values()]
+    return {i: AddedToken(**tokens[i] | {"normalized": False}) for i in sorted(tokens)}
 
 
 def from_transformers(kind: str, folder: Path) -> Tokenizer:
