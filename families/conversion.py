@@ -30,7 +30,7 @@ from families.loading import build, read_tokenizers, weight_shapes
 from text.generation import FILE as GENERATION
 from text.generation import Generation
 
-MOST = 20e9  # bytes that are downloaded without asking
+MOST = 20e9  # bytes that are downloaded or converted without asking
 
 
 def read_config(folder: Path) -> dict:

@@ -62,7 +62,7 @@ def load(
     name: str | Path, group: mx.distributed.Group | None = None, split: bool = True
 ) -> tuple[Any, Tokenizer]:
     """Load the model and tokenizer of a converted folder or a name under mlx_models/, of a folder that mlx-lm can
-    load, or of a name on the Hugging Face hub (owner/name), which is downloaded and converted on first use.
+    load, or of a checkpoint, a folder or owner/name on the Hugging Face hub, which is converted on first use.
 
     group: `mx.distributed.init()`, in processes that mlx.launch started. Each holds a part of the
     layers; or, without `split`, all of them.

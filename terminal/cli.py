@@ -14,8 +14,8 @@ from errors import InputError
 USAGE_ERROR, INPUT_ERROR, INTERRUPTED = 2, 1, 130
 _MOST = 10**9
 MODEL = (  # what --model takes
-    "a converted folder, its name under mlx_models/, or a name on the Hugging Face hub, such as google/flan-t5-base, which "
-    "is downloaded and converted on first use"
+    "a converted folder, its name under mlx_models/, or a checkpoint, which is converted on first use: a folder, or a name "
+    "on the Hugging Face hub, such as google/flan-t5-base"
 )
 
 
