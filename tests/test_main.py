@@ -19,7 +19,7 @@ from terminal import cli
 
 @pytest.fixture
 def folder(work) -> Path:
-    """With a checkpoint that is not converted, too."""
+    """With a checkpoint, too."""
     (work / "m.tsv").write_text("a\tb\n")
     (work / "checkpoint").symlink_to(ROOT / "demo" / "draft")
     (work / "p.txt").write_text(f"{PROMPT}\ntranslate number to German: 5\n{PROMPT}\n")
@@ -140,7 +140,7 @@ def test_verbose_ends_with_a_summary(folder):
         ),
         (["translate this"], 2, "translate this (put the prompt after --prompt)"),
         (["-p", "x", "--traget-lang", "de"], 2, "--traget-lang de (did you mean --target-lang?)"),
-        (["-p", "x", "--model", "checkpoint"], 1, "python convert.py --model checkpoint"),
+        (["-p", "x", "--model", "mlx_models"], 1, "mlx_models is not a converted model: it has no"),
         (
             ["-p", "x", "--model", "demo-target", "--draft-model", "t5-tiny"],
             1,
