@@ -28,18 +28,18 @@ from families.causal import DecoderOnly
 from families.loading import load as load  # for users, as Stats below
 from families.memory import installed, recommended
 from model import EncoderDecoder
-from speculative.batch import Prompts, RowBatch, decode, with_others
 from speculative.beams import BeamBatch
 from speculative.cached_model import AheadModel, Model
 from speculative.draft import Draft, Plan, Step
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
+from speculative.driver import Driver, Prompts, place, with_others
 from speculative.options import Options
 from speculative.reading import Kept
 from speculative.response import Response, respond
 from speculative.row import Row
 from speculative.row import Stats as Stats
 from speculative.sampling import RowSeeds, log_probabilities, sampler
-from speculative.schedule import AdaptiveSchedule, FixedSchedule, Schedule
+from speculative.schedule import Schedule
 from speculative.vocabulary import DraftVocabulary
 from text.grammar import Grammars
 from text.languages import chosen, frame
@@ -54,8 +54,9 @@ BATCH_SIZE = 8
 _WINDOW = 32  # how many batches of prompts are sorted by length together
 
 
-class Batch(RowBatch):
-    """Rows decoded together, one step at a time: tokens in, tokens out."""
+class Batch:
+    """Rows decoded together, one step at a time: tokens in, tokens out. speculative/driver.py times the steps, and
+    admits rows."""
 
     def __init__(
         self,
@@ -65,16 +66,20 @@ class Batch(RowBatch):
         schedule: Schedule,
         kept: Kept | None = None,
     ):
-        super().__init__(model, _ranks(model))
-        self.target: AheadModel = AheadModel(model, self.ranks.share, kept)
-        self.drafter, self.schedule, self._options = drafter, schedule, options
+        self.ranks = _ranks(model)
+        self.target = AheadModel(model, self.ranks.share, kept)
+        self.drafter = drafter
+        self.schedule = schedule
+        self.rows: list[Row] = []
+        self._options = options
 
     def step(self) -> Step:
         """Draft, verify, accept, keep (Leviathan et al. 2023, arXiv 2211.17192, algorithm 1), for all rows
         at once. Every unfinished row gains at least one token."""
         rows = [row.context for row in self.rows]
-        room = [row.room - 1 for row in self.rows]  # for drafted tokens, before the target's own
-        plan = self.schedule.plan(self.drafter.candidates(rows), room)
+        draft_room = [row.room - 1 for row in self.rows]  # the last token is the target's own
+        wanted = [row.options.num_draft for row in self.rows]
+        plan = self.schedule.plan(self.drafter.candidates(rows), draft_room, wanted)
         draft = self.drafter.draft(rows, plan, self.sampler)  # d_1 .. d_k ~ q
         logits = self.target(rows, draft.tokens, draft.lengths)  # p_1 .. p_k+1, in one call
         logits = self.sampler.process(logits, [draft.tokens])  # penalties, bans
@@ -82,12 +87,12 @@ class Batch(RowBatch):
         scores = self.score(logits, n, token, draft.tokens)
         result = mx.concatenate([draft.tokens, n[:, None], token[:, None]], axis=1)
         mx.async_eval(result)
-        if plan.again and self.runs_ahead():
-            self.target.run_ahead(rows, token, [left > 0 for left in room])
-        found = self.ranks.broadcast(result)  # the only wait for the target
-        self.target.keep(found[:, -2])
-        self.drafter.keep(found[:, -2])
-        return Step(plan, draft, self.commit(plan, draft, found, scores))
+        if plan.idle_next and self.runs_ahead():
+            self.target.run_ahead(rows, token, [left > 0 for left in draft_room])
+        result = self.ranks.broadcast(result)  # the only wait for the target
+        self.target.keep(result[:, -2])
+        self.drafter.keep(result[:, -2])
+        return Step(plan, draft, self.commit(plan, draft, result, scores))
 
     def runs_ahead(self) -> bool:
         """Whether to start the next call before the host has this one's tokens. A GPU would otherwise idle; a CPU
@@ -96,20 +101,23 @@ class Batch(RowBatch):
 
     def score(self, logits: mx.array, n: mx.array, token: mx.array, drafted: mx.array) -> list:
         """The log-probabilities of a step's tokens, not waited for; empty if no row asks for them."""
-        asked = [row.options.logprobs for row in self.rows if row.options.logprobs is not None]
-        scores = log_probabilities(logits, n, token, drafted, max(asked)) if asked else ()
+        logprobs = [row.options.logprobs for row in self.rows if row.options.logprobs is not None]
+        if not logprobs:
+            return []
+        scores = log_probabilities(logits, n, token, drafted, max(logprobs))
         mx.async_eval(scores)
         return list(scores)
 
-    def commit(self, plan: Plan, draft: Draft, found: np.ndarray, scores: list) -> list[int]:
+    def commit(self, plan: Plan, draft: Draft, result: np.ndarray, scores: list) -> list[int]:
         """Append its accepted tokens and the target's own to each unfinished row; return how many drafted
-        tokens each row kept. found [B, k + 2]: drafted tokens, n, and the target's token."""
+        tokens each row gained. result [B, k + 2]: drafted tokens, n, and the target's token."""
         accepted = [0] * len(self.rows)
-        scores, modelled = [np.array(x) for x in scores], plan.modelled
+        scores = [np.array(x) for x in scores]
+        modelled = plan.modelled
         for b, row in enumerate(self.rows):
             if row.finish_reason:
                 continue
-            *drafted, n, token = found[b].tolist()
+            *drafted, n, token = result[b].tolist()
             length = int(draft.lengths[b])
             candidate = plan.candidates[b]
             first = ["forced"] * len(candidate.forced) if candidate else []
@@ -123,25 +131,30 @@ class Batch(RowBatch):
                 row.score(*(x[b] for x in scores))
         return accepted
 
-    def observe(self, step: Step, seconds: float, done: Sequence[Row]) -> None:
-        self.drafter.learn(done)
-        for row in done:
+    def observe(self, step: Step, finished: Sequence[Row]) -> None:
+        """Let the drafter and the schedule learn, and add the finished rows to the prefix cache."""
+        self.drafter.learn(finished)
+        for row in finished:
             self.target.remember(self.rows.index(row), row.tokens)
-        if self.schedule.learns:
-            seconds = float(self.ranks.broadcast(seconds))
-            ended = [row.stats.tokens for row in done]
+        if step.plan.learns:
+            step.seconds = float(self.ranks.broadcast(step.seconds))
+            ended = [row.stats.tokens for row in finished]
             hindsight = self.drafter.hindsight([row.tokens for row in self.rows], step.plan)
-            self.schedule.observe(step, seconds, ended, hindsight)
+            self.schedule.observe(step, ended, hindsight)
 
-    def read(self, new: Sequence[int]) -> None:
-        found = self.target.admit(len(self.rows), new, [self.rows[b].prompt for b in new])
-        for b, known in zip(new, found, strict=True):
-            self.rows[b].stats.cached_tokens = known
+    def admit(self, new_rows: Sequence[Row]) -> None:
+        """Prefill new rows, in the places of finished ones first."""
+        new = place(self.rows, new_rows)
+        cached = self.target.admit(len(self.rows), new, [row.prompt for row in new_rows])
+        for row, tokens in zip(new_rows, cached, strict=True):
+            row.stats.cached_tokens = tokens
         self.drafter.admit(self.rows, new)
         self._set_sampler()
+        self.target.wait()
 
     def select(self, indices: Sequence[int]) -> None:
-        super().select(indices)
+        """Go on with these rows only."""
+        self.rows = [self.rows[b] for b in indices]
         self.target.select(indices)
         self.drafter.select(indices)
         self._set_sampler()
@@ -214,7 +227,7 @@ class SpeculativeDecoder:
             if any(sources):
                 shared_vocabulary(sources[0] or tokenizer, sources[1] or theirs)
         self.draft_vocabulary = self._vocabulary(draft_vocabulary)
-        self._learned: dict[tuple, AdaptiveSchedule] = {}
+        self._learned: dict[tuple, Schedule] = {}
         limit = (recommended() or installed()) // 10 if keep_read is None else keep_read
         # Several machines would have to keep the same, and their memories differ.
         self.kept = Kept(limit) if limit and _ranks(model).size == 1 else None
@@ -247,16 +260,12 @@ class SpeculativeDecoder:
             lookup, ModelDrafter(draft, shared, broadcast, vocabulary, self.kept)
         )
 
-    def schedule(self, options: Options, drafter: Drafter) -> Schedule:
+    def schedule(self, options: Options) -> Schedule:
         """The schedule of draft lengths. What `auto` learns is kept for each set of options that matter to it."""
-        if type(drafter) is Drafter:
-            return FixedSchedule(0)
-        if options.num_draft != "auto":
-            return FixedSchedule(int(options.num_draft))
         penalties = options.repetition_penalty, options.no_repeat_ngram_size
         lookup = options.copies(self.draft_model is not None)
         law = options.rule, options.delta, *options.distribution.values(), *penalties
-        new = AdaptiveSchedule(self.model.config.vocab_size)
+        new = Schedule(self.model.config.vocab_size)
         return self._learned.setdefault((lookup, *law), new)
 
     def at_most(self, batch_size: int) -> int:
@@ -266,17 +275,17 @@ class SpeculativeDecoder:
         return min([batch_size, *filter(None, limits)])
 
     @contextmanager
-    def running(self, options: Options) -> Iterator[RowBatch]:
-        """An empty batch for `decode`; on a Mac, memory stays wired while it is open."""
+    def running(self, options: Options) -> Iterator[Driver]:
+        """The driver of an empty batch; on a Mac, memory stays wired while it is open."""
         if options.num_beams > self.at_most(options.num_beams):
             raise InputError("this model decodes one row at a time: no beams")
         with wired_memory():
             if options.num_beams > 1:
-                yield BeamBatch(self.model, _ranks(self.model), options.num_beams)
+                yield Driver(BeamBatch(self.model, _ranks(self.model), options.num_beams))
             else:
                 drafter = self.drafter(options)
-                schedule = self.schedule(options, drafter)
-                yield Batch(self.model, drafter, options, schedule, self.kept)
+                schedule = self.schedule(options)
+                yield Driver(Batch(self.model, drafter, options, schedule, self.kept))
 
     def row(
         self, prompt: Text, options: Options, seed: RowSeeds, tokens: list[int] | None = None
@@ -330,11 +339,11 @@ class SpeculativeDecoder:
         if settings.num_samples > 1:
             raise InputError("num_samples above 1 is for batch_generate and stream_batch")
         row = self.row(prompt, settings, RowSeeds(settings.seed))
-        with self.running(settings) as batch:
-            batch.admit([row])
+        with self.running(settings) as driver:
+            driver.admit([row])
             while not row.finish_reason:
                 first = len(row.origins)
-                if batch.advance() or len(row.origins) > first:  # a beam search has no text yet
+                if driver.advance() or len(row.origins) > first:  # a beam search has no text yet
                     yield respond(row, first)
 
     def generate(self, prompt: Text, **options) -> str:
@@ -367,8 +376,8 @@ class SpeculativeDecoder:
             return rows[:1]
 
         source = Prompts(prompts, make, _WINDOW * int(batch_size))
-        with self.running(settings) as batch:
-            for row in decode(batch, source, self.at_most(int(batch_size))):
+        with self.running(settings) as driver:
+            for row in driver.decode(source, self.at_most(int(batch_size))):
                 index, sample = source.index.pop(row)
                 for i, each in enumerate(with_others([row])):
                     yield index, replace(respond(each), sample=sample + i)

@@ -15,7 +15,7 @@ from demo.pair import DEMO, demo_model, usual_dtype
 from demo.widen import CAUSAL_SHAPES, widen, widen_llama
 from families.causal import CausalModel
 from families.causal_loading import encode_prompt
-from speculative.batch import Waiting, decode
+from speculative.driver import Waiting
 from speculative.row import Row
 from speculative.sampling import RowSeeds
 
@@ -60,8 +60,8 @@ def decoding(target: Any, draft: Any | None = None, batch_size: int = 1, **optio
 
     def run(prompts: Sequence[str]) -> list[Row]:
         rows = [own.row(prompt, settings, RowSeeds(settings.seed)) for prompt in prompts]
-        with own.running(settings) as batch:
-            list(decode(batch, Waiting(rows), own.at_most(batch_size)))
+        with own.running(settings) as driver:
+            list(driver.decode(Waiting(rows), own.at_most(batch_size)))
         return rows
 
     return run

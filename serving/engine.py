@@ -11,11 +11,9 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from decoder import Batch, Options, SpeculativeDecoder
+from decoder import Options, SpeculativeDecoder
 from serving.metrics import Metrics
-from speculative.batch import decode
 from speculative.row import FAILED, Row, Stats
-from speculative.schedule import OwnLengths
 
 # What a row ends with besides "stop", "length" and FAILED.
 CANCELLED, REFUSED = "cancelled", "refused"
@@ -137,12 +135,8 @@ class Engine:
 
     def _decode(self) -> None:
         """Decode until no row is left."""
-        with self.decoder.running(self.options) as batch:
-            assert isinstance(batch, Batch)  # no beams
-            batch.schedule = OwnLengths(
-                batch.schedule, lambda: [row.options.num_draft for row in batch.rows]
-            )
-            for _ in decode(batch, self, self.batch_size, self._watch):
+        with self.decoder.running(self.options) as driver:
+            for _ in driver.decode(self, self.batch_size, self._watch):
                 pass
 
     def take(self, count: int, wait: bool) -> list[Row]:

@@ -7,24 +7,27 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from speculative.batch import RowBatch, with_others
-from speculative.cached_model import Model
-from speculative.draft import no_draft
+from speculative.cached_model import CachedModel, Model
+from speculative.draft import Step, no_draft, plain_step
+from speculative.driver import place, with_others
 from speculative.processors import Controls
 from speculative.row import Row
 
 NOTHING = np.float32(-1e9)  # the score of a text that does not exist (yet)
 
 
-class BeamBatch(RowBatch):
+class BeamBatch:
     """Rows searched together, each with N beams: row b has the target's rows b * N .. b * N + N - 1."""
 
     def __init__(self, model: Model, ranks: Any, num_beams: int):
-        super().__init__(model, ranks)
+        """ranks: the processes that share the target; see distributed/ranks.py."""
+        self.ranks = ranks
+        self.target = CachedModel(model, ranks.share)
+        self.rows: list[Row] = []
         self._num_beams = num_beams
         self._searches: list[Search] = []  # the rows'
 
-    def step(self) -> None:
+    def step(self) -> Step:
         """Extend every beam of an unfinished row by a token, or replace it by a copy of a better beam."""
         beams = [beam for search in self._searches for beam in search.beams]
         nothing = no_draft(len(beams))
@@ -40,6 +43,10 @@ class BeamBatch(RowBatch):
                 order[mine] = b * N + search.step(ids[mine], logprobs[mine])
         if (order != np.arange(len(beams))).any():
             self.target.reorder(order.tolist())
+        return plain_step(len(self.rows))
+
+    def observe(self, step: Step, finished: Sequence[Row]) -> None:
+        """There is nothing to learn."""
 
     def best(self, logits: mx.array) -> tuple[mx.array, mx.array]:
         """The ids and log-probabilities [B * N, K] of the best tokens, from logits [B * N, 1, V]: enough that a
@@ -51,16 +58,18 @@ class BeamBatch(RowBatch):
         ids = mx.argpartition(-logprobs, K - 1, axis=-1)[:, :K]
         return ids, mx.take_along_axis(logprobs, ids, axis=-1)
 
-    def read(self, new: Sequence[int]) -> None:
+    def admit(self, new_rows: Sequence[Row]) -> None:
         N = self._num_beams
+        new = place(self.rows, new_rows)
         for b in new:
             self._searches[b : b + 1] = [Search(self.rows[b], N, self.target.config)]
         prompts = [self.rows[b].prompt for b in new for _ in range(N)]
         self.target.admit(len(self.rows) * N, self._of_target(new), prompts)
         self._set_controls()
+        self.target.wait()
 
     def select(self, indices: Sequence[int]) -> None:
-        super().select(indices)
+        self.rows = [self.rows[b] for b in indices]
         self._searches = [self._searches[b] for b in indices]
         self.target.select(self._of_target(indices))
         self._set_controls()

@@ -39,7 +39,8 @@ class Plan:
     limits: np.ndarray  # [B]
     # Whether to stop, given confidences [B, n] of the first tokens and how many tokens each row has
     stop: Callable[[np.ndarray, int], bool] | None = None
-    again: bool = False  # nothing is drafted, and probably nothing in the next step
+    idle_next: bool = False  # nothing is drafted, and probably nothing in the next step
+    learns: bool = False  # the schedule wants to observe the step
 
     @property
     def modelled(self) -> np.ndarray:
@@ -53,8 +54,8 @@ class Plan:
 
     def only(self, rows: np.ndarray) -> "Plan":
         """The plan for the rows where `rows` [B] is true, and nothing for the others."""
-        kept = [c if row else None for c, row in zip(self.candidates, rows, strict=True)]
-        return Plan(kept, np.where(rows, self.limits, 0), stop=self.stop)
+        candidates = [c if row else None for c, row in zip(self.candidates, rows, strict=True)]
+        return Plan(candidates, np.where(rows, self.limits, 0), stop=self.stop)
 
 
 @dataclass(frozen=True)
@@ -68,17 +69,29 @@ class Draft:
     # [B, n]: how sure a draft model is of the first ones, p / (p + the best other token's p); negative where a
     # token ends the text, 0 where a row has none; None: unknown.
     confidence: np.ndarray | None = None
-    preparing_seconds: float = 0.0  # until the draft model had read what it lacked
+    prefill_seconds: float = 0.0  # of the draft model, before it could draft
 
 
 def no_draft(batch_size: int) -> Draft:
     return Draft(mx.zeros((batch_size, 0), mx.int32), np.zeros(batch_size, np.int32))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Step:
-    """What was planned, what was drafted, and how many drafted tokens of each row are in its text."""
+    """What was planned, what was drafted, how many drafted tokens of each row are in its text, and its times."""
 
     plan: Plan
     draft: Draft
     accepted: list[int]
+    seconds: float = 0.0  # without the draft model's prefill
+
+    @property
+    def prefill_seconds(self) -> float:
+        """Until the draft model had read what it lacked."""
+        return self.draft.prefill_seconds
+
+
+def plain_step(batch_size: int) -> Step:
+    """A step for which nothing was drafted."""
+    plan = Plan([None] * batch_size, np.zeros(batch_size, np.int32))
+    return Step(plan, no_draft(batch_size), [0] * batch_size)

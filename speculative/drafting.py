@@ -116,7 +116,7 @@ class ModelDrafter(Drafter):
         if not limits.any():
             return no_draft(len(rows))
         rows = [row if n else [] for row, n in zip(rows, limits, strict=True)]
-        preparing = self._prepare(rows) if plan.unread else 0.0
+        prefill_seconds = self._prefill(rows) if plan.unread else 0.0
         ahead = following(rows, limits)
         forced, certain = _forced(plan)
         begun = int(certain.sum(axis=1)[limits > 0].min())  # forced in all rows: read in one call
@@ -145,10 +145,10 @@ class ModelDrafter(Drafter):
             q=None if not q or q[0] is None else mx.stack(q[meant], axis=1),
             certain=certain[:, meant],
             confidence=doubt.confidence,
-            preparing_seconds=preparing,
+            prefill_seconds=prefill_seconds,
         )
 
-    def _prepare(self, rows: Rows) -> float:
+    def _prefill(self, rows: Rows) -> float:
         """Read what the model has not yet read of the rows to draft for, and wait. Return the seconds, which do
         not count as the step's."""
         new = [b for b, row in enumerate(self._batch) if rows[b] and row in self._unread]

@@ -15,6 +15,7 @@ from typing import Any
 from errors import InputError
 from speculative.processors import Processor
 
+AUTO = "auto"  # num_draft: the fastest number, by what steps have taken
 RULES = ("token", "block", "coupled")  # of sampling.py
 DEFAULT_RULE = "coupled"  # the same seed gives the same text, with any drafts
 MAX_TOKENS = 512  # if neither the caller nor the checkpoint sets it
@@ -73,8 +74,8 @@ _is_token = COUNT.accepts
 DRAFT = replace(
     COUNT,
     what=f"{COUNT.what}, or auto",
-    accepts=lambda v: v == "auto" or COUNT.accepts(v),
-    choices=("auto",),
+    accepts=lambda v: v == AUTO or COUNT.accepts(v),
+    choices=(AUTO,),
 )
 PART = number(0, 1)
 SHARE = replace(PART, what="a number above 0, up to 1", accepts=lambda x: x and PART.accepts(x))
@@ -137,7 +138,7 @@ class Options:
     options. Raises InputError for an invalid value."""
 
     num_draft: int | str = _drafting(
-        "auto",
+        AUTO,
         DRAFT,
         "draft tokens per step; 0: decode without drafts; auto: the fastest length, which may be zero",
         flags=("--num-draft-tokens",),
@@ -313,7 +314,7 @@ class Options:
     def copies(self, has_draft_model: bool) -> bool:
         """Whether to draft by copying. If `lookup` does not say: beside a draft model with `auto`, which measures whether
         copying pays; but not with delta, which would let copied tokens into the text."""
-        default = has_draft_model and self.num_draft == "auto" and not self.delta
+        default = has_draft_model and self.num_draft == AUTO and not self.delta
         return default if self.lookup is None else self.lookup
 
     def filled(self, defaults: Mapping[str, Any]) -> "Options":

@@ -1,6 +1,6 @@
-"""How many tokens to draft in a step: a fixed number, or (`AdaptiveSchedule`) the fastest one.
+"""How many tokens to draft in a step: for each row the number that it wants or, with `auto`, the fastest one.
 
-`AdaptiveSchedule` maximises a step's expected tokens over its expected seconds (the renewal-reward theorem):
+`auto` maximises a step's expected tokens over its expected seconds (the renewal-reward theorem):
 
 1. A step takes c(t) + d s seconds, where t is the longest draft to check and s the number of tokens that the draft
    model drafts. c is linear between KNOTS only: on a GPU a call of two tokens may cost two of one, and a call of sixteen
@@ -24,10 +24,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from speculative.draft import Candidate, Plan, Step
+from speculative.options import AUTO
 
 KNOTS = (0, 1, 2, 4, 8, 16, 32, 64)  # tokens to check; no draft is longer
-# First beliefs, with one row and with several: b and d in plain steps; how firm those on b and on no jump are.
-ALONE, TOGETHER = (0.15, 0.1, 2.0, 0.7), (0.3, 0.1, 0.5, 0.7)
 CHANCE = 0.7  # first guess: a drafted token's chance
 WORTH = 4.0  # tokens of evidence that this guess counts for
 TEXT = 32  # first guess: tokens of a text
@@ -39,26 +38,32 @@ LOGITS = 1 << 26  # the most logits in one verification: 256 MB in float32
 PLAIN, COPIED, MODELLED = range(3)  # ways of a step
 
 
-class Schedule:
-    """Decides how much to draft."""
+@dataclass(frozen=True)
+class Prior:
+    """What a step is believed to cost before any is known, in plain steps."""
 
-    learns = False  # whether `observe` needs to be called
-
-    def plan(self, candidates: Sequence[Sequence[Candidate]], room: Sequence[int]) -> Plan:
-        """Plan a step. candidates: each row's, likeliest first. room: how many drafted tokens each row can
-        take; -1: the row is finished."""
-        raise NotImplementedError
-
-    def observe(self, step: Step, seconds: float, ended=(), hindsight=()) -> None:
-        """Learn from a step: its seconds without the draft model's reading, the lengths of the texts that
-        ended, and how other candidates would have fared (`Drafter.hindsight`)."""
+    token: float  # each further token to check: b
+    draft: float  # each token that the draft model drafts: d
+    token_weight: float  # how firm the belief in b is, in observations
+    no_jump_weight: float  # how firm the belief is that the first token adds no jump
 
 
-def _plan(chosen: Sequence[Candidate | None], room: Sequence[int], most: Sequence[int]) -> Plan:
-    each = zip(chosen, room, most, strict=True)
-    limits = [max(0, min(c.most, r, m)) if c else 0 for c, r, m in each]
-    meant = [c if n > 0 else None for c, n in zip(chosen, limits, strict=True)]
-    return Plan(meant, np.array(limits, np.int32))
+ONE_ROW = Prior(token=0.15, draft=0.1, token_weight=2.0, no_jump_weight=0.7)
+MORE_ROWS = Prior(token=0.3, draft=0.1, token_weight=0.5, no_jump_weight=0.7)
+
+
+def _plan(
+    candidates: Sequence[Candidate | None],
+    room: Sequence[int],
+    most: Sequence[int],
+    learns: bool = True,
+) -> Plan:
+    """A plan to draft at most `most` tokens of each row's candidate, as far as there is room."""
+    limits = []
+    for candidate, left, number in zip(candidates, room, most, strict=True):
+        limits.append(max(0, min(candidate.most, left, number)) if candidate else 0)
+    drafting = [c if n > 0 else None for c, n in zip(candidates, limits, strict=True)]
+    return Plan(drafting, np.array(limits, np.int32), learns=learns)
 
 
 def _drafter(kind: str) -> str:
@@ -70,40 +75,6 @@ def _way(candidate: Candidate) -> int:
     return MODELLED if candidate.modelled else COPIED
 
 
-class FixedSchedule(Schedule):
-    """Always this many tokens of each row's first candidate."""
-
-    def __init__(self, num_draft: int):
-        self._num_draft = num_draft
-
-    def plan(self, candidates: Sequence[Sequence[Candidate]], room: Sequence[int]) -> Plan:
-        first = [next(iter(of_row), None) for of_row in candidates]
-        plan = _plan(first, room, [self._num_draft] * len(first))
-        return replace(plan, again=not (self._num_draft and any(first)))
-
-
-class OwnLengths(Schedule):
-    """A schedule, except for rows that ask for their own number."""
-
-    def __init__(self, schedule: Schedule, own: Callable[[], Sequence[int | str]]):
-        """own: what each row asks for, a number or "auto"."""
-        self._schedule, self._own, self.learns = schedule, own, schedule.learns
-
-    def plan(self, candidates: Sequence[Sequence[Candidate]], room: Sequence[int]) -> Plan:
-        plan = self._schedule.plan(candidates, room)
-        chosen, most, least = list(plan.candidates), plan.limits.tolist(), 0
-        for b, number in enumerate(self._own()):
-            if not isinstance(number, str):
-                chosen[b], most[b] = next(iter(candidates[b]), None), number
-                least = max(least, number)
-        stop = plan.stop
-        patient = stop and (lambda known, drafted: drafted >= least and stop(known, drafted))
-        return replace(_plan(chosen, room, most), stop=patient)
-
-    def observe(self, step: Step, seconds: float, ended=(), hindsight=()) -> None:
-        self._schedule.observe(step, seconds, ended, hindsight)
-
-
 @dataclass
 class Share:
     """The share of tries that succeeded; old evidence fades. It starts from a guess worth some evidence."""
@@ -112,7 +83,8 @@ class Share:
     whole: float = 0.0
 
     def add(self, part: float, whole: float, fading: float = 1.0) -> None:
-        self.part, self.whole = fading * self.part + part, fading * self.whole + whole
+        self.part = fading * self.part + part
+        self.whole = fading * self.whole + whole
 
     def of(self, guess: float, worth: float = WORTH) -> float:
         return (self.part + worth * guess) / (self.whole + worth)
@@ -123,21 +95,34 @@ class Costs:
 
     def __init__(self, rows: int, like: "Costs | None" = None):
         """like: the costs with another number of rows, to start from."""
-        token, draft, firm, flat, jump = *(ALONE if rows == 1 else TOGETHER), 0.0
+        prior = ONE_ROW if rows == 1 else MORE_ROWS
+        token = prior.token
+        draft = prior.draft
+        jump = 0.0
         if like:
-            (plain, *_), *found = like.estimate()
-            draft, token, jump = (seconds / plain for seconds in found)
-        # Unknown are the seconds at the knots, d, b and j. Each belief is a sum of them that should be 0.
+            knot_seconds, *others = like.estimate()
+            draft, token, jump = (seconds / knot_seconds[0] for seconds in others)
+        # The unknowns are the seconds at the knots, d, b and j. A prior row is a linear combination of them that is
+        # expected to be 0.
         *knots, d, b, j = np.eye(len(KNOTS) + 3)
-        grows = np.diff(knots, axis=0) - np.outer(np.diff(KNOTS), b)
-        grows[0] -= j
-        guesses = firm * (b - token * knots[0]), flat * (j - jump * knots[0]), d - draft * knots[0]
-        self._beliefs = np.array([*grows, *guesses])
+        grows = np.diff(knots, axis=0) - np.outer(
+            np.diff(KNOTS), b
+        )  # from knot to knot by b a token,
+        grows[0] -= j  # and by j besides for the first
+        self._prior_rows = np.array(
+            [
+                *grows,
+                prior.token_weight * (b - token * knots[0]),  # b is so many plain steps
+                prior.no_jump_weight * (j - jump * knots[0]),  # j too
+                d - draft * knots[0],  # d too
+            ]
+        )
         self._sums = np.zeros((3, len(d), len(d) + 1))  # by way: the normal equations
         self._sums[PLAIN, 0, [0, -1]] = 1e-9  # a plain step of a second, until one is known
-        self._patience, self.known = [PATIENCE // 2] * 3, [False] * 3
-        # Try a way at once if nothing is known of it.
-        self._unused = [0 if like and like.known[way] else PATIENCE for way in range(3)]
+        self._patience = [PATIENCE // 2] * 3
+        self.tried = [False] * 3
+        # Try a way at once that has never been tried.
+        self._unused = [0 if like and like.tried[way] else PATIENCE for way in range(3)]
         self._warm = like is not None
         self.reach = 8  # the longest draft worth a guess: twice the longest that has been tried
 
@@ -148,9 +133,10 @@ class Costs:
         if not trying:
             self._patience[way] = PATIENCE
         if not self._warm:  # do not count the very first step; try it again
-            self._warm, self._unused[way] = True, PATIENCE
+            self._warm = True
+            self._unused[way] = PATIENCE
             return
-        self.known[way] = True
+        self.tried[way] = True
         hats = [np.interp(checked, KNOTS, knot) for knot in np.eye(len(KNOTS))]
         x = np.array([*hats, drafted, 0, 0]) / max(seconds, 1e-9)
         self._sums[way] = FADING**2 * self._sums[way] + np.outer(x, [*x, 1])
@@ -168,9 +154,9 @@ class Costs:
     def estimate(self) -> tuple[np.ndarray, float, float, float]:
         """Seconds of a step that checks as many tokens as KNOTS, of drafting one, and b and j."""
         n, sums = len(KNOTS), self._sums.sum(axis=0)
-        beliefs = self._beliefs * (sums[:n, :n].sum() / sums[:n, -1].sum())  # per usual step
-        found = np.linalg.solve(sums[:, :-1] + beliefs.T @ beliefs, sums[:, -1]).clip(0)
-        return np.maximum.accumulate(found[:n] + 1e-9), *found[n:].tolist()
+        prior = self._prior_rows * (sums[:n, :n].sum() / sums[:n, -1].sum())  # per usual step
+        seconds = np.linalg.solve(sums[:, :-1] + prior.T @ prior, sums[:, -1]).clip(0)
+        return np.maximum.accumulate(seconds[:n] + 1e-9), *seconds[n:].tolist()
 
 
 @dataclass(frozen=True)
@@ -188,10 +174,19 @@ class Stop:
         return bool(passes <= self.least[min(drafted, len(self.least) - 1)])
 
 
-class AdaptiveSchedule(Schedule):
-    """The fastest draft length, by the steps so far. Keep one for a pair of models, a drafter and a distribution."""
+@dataclass(frozen=True)
+class StopAfter:
+    """Stops as another rule does, but not before the draft has so many tokens, which a row wants."""
 
-    learns = True
+    least: int
+    stop: Callable[[np.ndarray, int], bool]
+
+    def __call__(self, confidence: np.ndarray, drafted: int) -> bool:
+        return drafted >= self.least and self.stop(confidence, drafted)
+
+
+class Schedule:
+    """Decides how much to draft. Keep one for a pair of models, a drafter and a distribution: it learns."""
 
     def __init__(self, vocab_size: int):
         self._vocab_size = vocab_size
@@ -199,14 +194,41 @@ class AdaptiveSchedule(Schedule):
         self._rejections = Share()  # over -log(confidence) of the tokens that were tried
         self._drafter = ""  # the draft model's: see Candidate.kind
         self._costs: dict[tuple[int, str], Costs] = {}  # by the power of two of rows, and by it
-        self._reading, self._texts = Share(), Share()  # seconds a token; tokens a text
+        self._prefill = Share()  # seconds a token
+        self._texts = Share()  # tokens a text
         self._trying = False  # whether this step only tries a way
 
-    def plan(self, candidates: Sequence[Sequence[Candidate]], room: Sequence[int]) -> Plan:
+    def plan(
+        self,
+        candidates: Sequence[Sequence[Candidate]],
+        room: Sequence[int],
+        wanted: Sequence[int | str] | None = None,
+    ) -> Plan:
+        """Plan a step. candidates: each row's, likeliest first. room: how many drafted tokens each row can take; -1:
+        the row is finished. wanted: how many tokens of its first candidate to draft for each row, or AUTO for the
+        fastest number of its best; None: AUTO for all."""
+        fixed = {b: int(number) for b, number in enumerate(wanted or ()) if number != AUTO}
+        rows = len(room)
+        if len(fixed) < rows:
+            plan = self._fastest(candidates, room)
+        else:
+            plan = replace(_plan([None] * rows, room, [0] * rows, learns=False), idle_next=True)
+        if not fixed:
+            return plan
+        drafting = list(plan.candidates)
+        most = plan.limits.tolist()
+        for b, number in fixed.items():
+            drafting[b] = next(iter(candidates[b]), None)
+            most[b] = number
+        idle_next = plan.idle_next and not any(n and drafting[b] for b, n in fixed.items())
+        stop = plan.stop and StopAfter(max(fixed.values()), plan.stop)
+        return replace(_plan(drafting, room, most, plan.learns), stop=stop, idle_next=idle_next)
+
+    def _fastest(self, candidates: Sequence[Sequence[Candidate]], room: Sequence[int]) -> Plan:
         candidates = [c if r > 0 else [] for c, r in zip(candidates, room, strict=True)]
         rows, live = len(room), sum(r >= 0 for r in room)
         if not any(candidates):
-            return replace(_plan([None] * rows, room, [0] * rows), again=True)
+            return replace(_plan([None] * rows, room, [0] * rows), idle_next=True)
         kinds = (c.kind for of_row in candidates for c in of_row if c.modelled)
         self._drafter = next(map(_drafter, kinds), self._drafter)
         costs = self._of(rows)
@@ -220,19 +242,22 @@ class AdaptiveSchedule(Schedule):
         longest = max(0, min(KNOTS[-1], costs.reach, LOGITS // (rows * self._vocab_size) - 1))
         t = np.arange(longest + 1)
         call = np.interp(t, KNOTS, seconds)
-        k, rate, chosen = 0, live / call[0], list[Candidate | None]([None] * rows)
+        k = 0
+        rate = live / call[0]
+        best = list[Candidate | None]([None] * rows)
         for way in sorted(offered - {PLAIN}):
             brought = []
             for of_row, r in zip(candidates, room, strict=True):
                 usable = [c for c in of_row if _way(c) <= way]
                 tokens = ((self._brings(c, r, t, rate), c) for c in usable)
                 brought.append([(0.0 * t, None), *tokens])
-            best = sum(np.maximum.reduce([tokens for tokens, _ in of_row]) for of_row in brought)
-            rates = (live + best) / (call + d * (way == MODELLED) * t)
+            most = sum(np.maximum.reduce([tokens for tokens, _ in of_row]) for of_row in brought)
+            rates = (live + most) / (call + d * (way == MODELLED) * t)
             if rates.max() > rate:
-                k, rate = int(rates.argmax()), rates.max()
-                chosen = [max(of_row, key=lambda each: each[0][k])[1] for of_row in brought]
-        plan = _plan(chosen, room, [longest if c and c.modelled else k for c in chosen])
+                k = int(rates.argmax())
+                rate = rates.max()
+                best = [max(of_row, key=lambda each: each[0][k])[1] for of_row in brought]
+        plan = _plan(best, room, [longest if c and c.modelled else k for c in best])
         if plan.modelled.any():
             copied = int(plan.limits[~plan.modelled].max(initial=0))
             mean = self._mean(next(c for c in plan.candidates if c and c.modelled))
@@ -242,23 +267,24 @@ class AdaptiveSchedule(Schedule):
             least = rate * np.where(more > 0, price, np.inf).min(axis=1)
             return replace(plan, stop=Stop(least, self._rejections.of(1.0), mean))
         foreseen = COPIED not in offered and not any(costs.due(way, ahead=1) for way in offered)
-        return replace(plan, again=k == 0 and foreseen)
+        return replace(plan, idle_next=k == 0 and foreseen)
 
     def _try(self, way: int, candidates: Sequence, room: Sequence[int], costs: Costs) -> Plan:
         """Draft for one row in SAMPLE, those with the least to read."""
         each = ((b, c) for b, of_row in enumerate(candidates) for c in of_row[::-1])
-        found = {b: c for b, c in each if _way(c) == way}
-        few = sorted(found, key=lambda b: found[b].unread)[: -(-len(room) // SAMPLE)]
-        chosen = [found[b] if b in few else None for b in range(len(room))]
-        again = len(room) == 1 and costs.known[way]  # may longer drafts pay, if one token does not?
-        return _plan(chosen, room, [SAMPLE if again else 1] * len(room))
+        usable = {b: c for b, c in each if _way(c) == way}
+        few = sorted(usable, key=lambda b: usable[b].unread)[: -(-len(room) // SAMPLE)]
+        drafting = [usable[b] if b in few else None for b in range(len(room))]
+        longer = len(room) == 1 and costs.tried[way]  # may more tokens pay, if one does not?
+        return _plan(drafting, room, [SAMPLE if longer else 1] * len(room))
 
     def _of(self, rows: int) -> Costs:
         """The costs with this many rows, first guessed from the nearest number."""
-        key = size, drafter = rows.bit_length(), self._drafter
+        size = rows.bit_length()
+        key = size, self._drafter
         if key not in self._costs:
-            like = [known for known in self._costs if known[1] == drafter] or list(self._costs)
-            nearest = min(like, key=lambda known: abs(known[0] - size), default=key)
+            like = [each for each in self._costs if each[1] == self._drafter] or list(self._costs)
+            nearest = min(like, key=lambda each: abs(each[0] - size), default=key)
             self._costs[key] = Costs(rows, self._costs.get(nearest))
         return self._costs[key]
 
@@ -268,8 +294,8 @@ class AdaptiveSchedule(Schedule):
         passing = np.cumprod(np.where(t > 0, h, 1.0))  # of the t-th token and all before
         tokens = (np.cumsum(passing) - 1)[np.minimum(t, min(candidate.most, room))]
         left = min(room, self._texts.of(TEXT, 1.0))
-        reading = rate * candidate.unread * self._reading.of(0.0, 1.0) / left
-        return tokens - reading * (1 + tokens) * (t > 0)
+        prefill = rate * candidate.unread * self._prefill.of(0.0, 1.0) / left
+        return tokens - prefill * (1 + tokens) * (t > 0)
 
     def _mean(self, candidate: Candidate) -> float:
         """The chance of a drafted token, over all kinds of its drafter."""
@@ -277,8 +303,16 @@ class AdaptiveSchedule(Schedule):
         kin = [share for kind, share in self._chances.items() if _drafter(kind) == drafter]
         return Share(sum(x.part for x in kin), sum(x.whole for x in kin)).of(CHANCE)
 
-    def observe(self, step, seconds, ended=(), hindsight=()) -> None:
-        lengths, confidence = step.draft.lengths, step.draft.confidence
+    def observe(
+        self,
+        step: Step,
+        ended: Sequence[int] = (),
+        hindsight: Sequence[tuple[Candidate, int, bool]] = (),
+    ) -> None:
+        """Learn from a step and its times, the lengths of the texts that ended, and how other candidates would have
+        fared (`Drafter.hindsight`)."""
+        lengths = step.draft.lengths
+        confidence = step.draft.confidence
         for share in (*self._chances.values(), self._rejections):
             share.add(0, 0, FADING)
         each = zip(step.plan.candidates, lengths.tolist(), step.accepted, strict=True)
@@ -293,8 +327,8 @@ class AdaptiveSchedule(Schedule):
         for candidate, passed, rejected in hindsight:
             self._chances[candidate.kind].add(passed, passed + rejected)
         if step.plan.unread:
-            self._reading.add(step.draft.preparing_seconds, step.plan.unread, FADING)
+            self._prefill.add(step.prefill_seconds, step.plan.unread, FADING)
         for tokens in ended:
             self._texts.add(tokens, 1, FADING)
         drafted = int(lengths[step.plan.modelled].max(initial=0))
-        self._of(len(lengths)).add(int(lengths.max()), drafted, seconds, self._trying)
+        self._of(len(lengths)).add(int(lengths.max()), drafted, step.seconds, self._trying)

@@ -15,7 +15,6 @@ from errors import InputError
 from families.conversion import find
 from families.folders import WEIGHTS
 from families.whisper import Whisper
-from speculative.batch import decode
 from speculative.row import Row
 from speech.formats import Transcript
 from speech.rules import Special
@@ -69,8 +68,8 @@ class Transcriber:
         self.check(asked)
         source = _Sounds(partial(self.sound, asked=asked), sounds, batch_size)
         rows = max(batch_size, asked.best_of)
-        with self.decoder.running(self.special.options(num_draft=asked.num_draft)) as batch:
-            for row in decode(batch, source, rows):
+        with self.decoder.running(self.special.options(num_draft=asked.num_draft)) as driver:
+            for row in driver.decode(source, rows):
                 source.finished(row)
                 yield from source.results()
         yield from source.results()
@@ -98,7 +97,7 @@ def _encoder(name: str | Path) -> dict[str, tuple[int, int]]:
 
 
 class _Sounds:
-    """A source of rows for `speculative.batch.decode`: a row for each audio window, several sounds at a time."""
+    """A source of rows for the driver: a row for each audio window, several sounds at a time."""
 
     def __init__(self, make: Callable[..., Sound], sounds: Iterable, most: int):
         self._make, self._most = make, most

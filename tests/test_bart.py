@@ -19,13 +19,12 @@ from transformers import GenerationConfig
 from decoder import Batch
 from errors import InputError
 from families.bart import Config, Model
-from speculative.batch import Waiting
-from speculative.batch import decode as decode_rows
 from speculative.cache import MASKED
 from speculative.drafting import Drafter, ModelDrafter
+from speculative.driver import Driver, Waiting
 from speculative.options import Options
 from speculative.row import Row
-from speculative.schedule import FixedSchedule
+from speculative.schedule import Schedule
 from text.generation import Generation
 
 pytestmark = pytest.mark.slow
@@ -122,14 +121,15 @@ def test_texts_under_a_checkpoints_own_settings(tmp_path, name):
         expected.append(row[len(model.prefix(source)) :])
     assert len(set(map(tuple, expected))) > 6
     for num_draft in (0, 3):
-        rows = [
-            Row(source, generation.fill(Options(), len(prefix)), tokens=prefix)
-            for source in sources
-            for prefix in [model.prefix(source)]
-        ]
+        rows = []
+        for source in sources:
+            prefix = model.prefix(source)
+            row = Row(source, generation.fill(Options(num_draft=num_draft), len(prefix)))
+            row.begin(prefix, model.config)
+            rows.append(row)
         drafter = ModelDrafter(draft) if num_draft else Drafter()
-        batch = Batch(model, drafter, Options(), FixedSchedule(num_draft))
-        list(decode_rows(batch, Waiting(rows), 5))
+        driver = Driver(Batch(model, drafter, Options(), Schedule(100)))
+        list(driver.decode(Waiting(rows), 5))
         assert [row.generated for row in rows] == expected
 
 

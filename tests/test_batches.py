@@ -10,7 +10,7 @@ import sys
 
 import mlx.core as mx
 import pytest
-from helpers.decoding import finish, new_batch, new_rows, start
+from helpers.decoding import finish, new_driver, new_rows, start
 from helpers.models import random_model
 from helpers.programs import DEMO, PROMPT, call
 from helpers.scripted import EOS, ScriptedModel
@@ -20,7 +20,7 @@ from decoder import Options, SpeculativeDecoder, generate
 from demo.training.tasks import held_out_example
 from families import memory
 from families.conversion import unset
-from speculative.batch import Waiting, decode
+from speculative.driver import Waiting
 
 CLIP = DEMO / "speech" / "numbers.wav"
 
@@ -89,9 +89,10 @@ def test_a_thousand_prompts_leave_no_trace_in_memory(demo_pair):
 
 
 def test_memory_that_mlx_keeps_is_given_back_every_256_steps(monkeypatch):
-    cleared, batch = [], start(ScriptedModel(lambda source, prefix: 5), None, [[3]], max_tokens=600)
-    monkeypatch.setattr(mx, "clear_cache", lambda: cleared.append(len(batch.rows[0].generated)))
-    finish(batch)
+    cleared = []
+    driver = start(ScriptedModel(lambda source, prefix: 5), None, [[3]], max_tokens=600)
+    monkeypatch.setattr(mx, "clear_cache", lambda: cleared.append(len(driver.rows[0].generated)))
+    finish(driver)
     assert cleared == [1, 257, 513]
 
 
@@ -115,16 +116,16 @@ def test_places_of_finished_rows_are_filled_several_at_once(batch_size, held):
     """Texts of 1 to 24 tokens. Reading a prompt costs about a step, so a place may be empty for one, and not
     for long; a row for which there is room beside the others begins at once."""
     target = ScriptedModel(lambda source, prefix: EOS if len(prefix) >= source[0] else 5)
-    waiting = Waiting(new_rows([[3 + i % 22] for i in range(40)], Options()))
-    batch = new_batch(target, None, Options())
+    waiting = Waiting(new_rows(target, [[3 + i % 22] for i in range(40)], Options()))
+    driver = new_driver(target, None, Options())
     admitted, idle = [], [0]
-    admit = batch.admit
-    batch.admit = lambda rows: (admitted.append(len(rows)), idle.append(0), admit(rows))
+    admit = driver.admit
+    driver.admit = lambda rows: (admitted.append(len(rows)), idle.append(0), admit(rows))
 
     def watch(rows):
         idle[-1] += sum(bool(row.finish_reason) for row in rows)
 
-    assert len(list(decode(batch, waiting, batch_size, watch))) == 40
+    assert len(list(driver.decode(waiting, batch_size, watch))) == 40
     assert sum(admitted) == 40
     assert (2 < 40 / len(admitted) < 8) == held, admitted
     assert all(steps < 2 * batch_size for steps in idle[:-1])

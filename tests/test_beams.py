@@ -19,8 +19,8 @@ from benchmarks import baselines
 from decoder import SpeculativeDecoder, Stats
 from demo.examples import examples
 from distributed.ranks import ALONE
-from speculative.batch import Waiting, decode, with_others
 from speculative.beams import BeamBatch
+from speculative.driver import Driver, Waiting, with_others
 from speculative.options import Options
 
 ENDS = (1, 5)
@@ -54,11 +54,11 @@ def theirs(reference, **options) -> list[tuple[list[int], float]]:
 def search(model, batch_size, **options):
     """The finished rows of our search: each prompt's texts, the best first."""
     settings = Options(**options)
-    rows = new_rows(PROMPTS, settings)
+    rows = new_rows(model, PROMPTS, settings)
     for row in rows:
-        row.others = new_rows([row.prompt] * (settings.num_samples - 1), settings)
-    batch = BeamBatch(model, ALONE, settings.num_beams)
-    assert len(list(decode(batch, Waiting(rows), batch_size))) == len(rows)
+        row.others = new_rows(model, [row.prompt] * (settings.num_samples - 1), settings)
+    driver = Driver(BeamBatch(model, ALONE, settings.num_beams))
+    assert len(list(driver.decode(Waiting(rows), batch_size))) == len(rows)
     return with_others(rows)
 
 

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 from helpers.bart_models import KINDS, lively_model
 from helpers.decoding import (
+    Fixed,
     Stopping,
     decode_with,
     drafters,
     finish,
-    new_batch,
+    new_driver,
     new_rows,
     partial_steps,
     ragged_prompts,
@@ -34,7 +35,6 @@ from speculative.draft import Plan
 from speculative.drafting import ModelDrafter
 from speculative.options import Options
 from speculative.row import DRAFTED
-from speculative.schedule import FixedSchedule
 
 BATCH_SIZES = (1, 3, 8)
 
@@ -66,15 +66,16 @@ def events(monkeypatch):
 # Scripted models
 
 
-class AnyLength(FixedSchedule):
+class AnyLength(Fixed):
     """Other candidates and lengths in every step, and at times none, or fewer where a draft model becomes
     unsure: whatever `auto` may do."""
 
     def __init__(self):
+        super().__init__(0)
         self._rng = random.Random(0)
 
-    def plan(self, candidates, room):
-        self._num_draft = self._rng.choice((0, 1, 2, 5, 20))
+    def plan(self, candidates, room, wanted=None):
+        self.num_draft = self._rng.choice((0, 1, 2, 5, 20))
         plan = super().plan([self._rng.sample(c, len(c)) for c in candidates], room)
         lengths = [self._rng.randint(0, n) for n in plan.limits]
         chosen = [c if n else None for c, n in zip(plan.candidates, lengths, strict=True)]
@@ -224,17 +225,17 @@ def test_rows_join_in_free_places_and_beside_the_others(models):
     """A step after others have begun, and get what they get alone."""
     (target, draft), options = models(), Options(num_draft=2, max_tokens=30)
     first, second, third = ragged_prompts(3, 50), ragged_prompts(5, 50, 45)[3:], [[8, 9, 10]]
-    batch = start(target, ModelDrafter(draft), first, num_draft=2, max_tokens=30)
-    batch.advance()
-    batch.rows[1].finish_reason = "stop"  # say
-    batch.admit(new_rows(second, options))
-    assert len(batch.rows) == 4  # one in its place, one beside the others
-    batch.advance()
-    batch.admit(new_rows(third, options))
-    for row in finish(batch):
+    driver = start(target, ModelDrafter(draft), first, num_draft=2, max_tokens=30)
+    driver.advance()
+    driver.rows[1].finish_reason = "stop"  # say
+    driver.admit(new_rows(target, second, options))
+    assert len(driver.rows) == 4  # one in its place, one beside the others
+    driver.advance()
+    driver.admit(new_rows(target, third, options))
+    for row in finish(driver):
         (alone,) = decode_with(target, None, [row.prompt], max_tokens=30)
         assert row.tokens == alone.tokens
-    assert [row.prompt for row in batch.rows] == [first[0], second[0], first[2], second[1], *third]
+    assert [row.prompt for row in driver.rows] == [first[0], second[0], first[2], second[1], *third]
 
 
 @pytest.mark.usefixtures("cpu")
@@ -255,10 +256,10 @@ def test_synchronisations_of_a_step(monkeypatch, stops):
     for num_draft in (1, 3, 7):
         options = Options(num_draft=num_draft, max_tokens=48)
         schedule = Stopping(num_draft, least=-1.0) if stops else None
-        batch = new_batch(model, ModelDrafter(model), options, schedule)
-        batch.admit(new_rows([[5, 6]], options))
+        driver = new_driver(model, ModelDrafter(model), options, schedule)
+        driver.admit(new_rows(model, [[5, 6]], options))
         monkeypatch.setattr(np, "array", spy)
-        (row,) = finish(batch)
+        (row,) = finish(driver)
         monkeypatch.undo()
         of_step = [(1,)] * (num_draft - 1 if stops else 0) + [(1, num_draft + 2)]
         assert read == of_step * row.stats.target_calls

@@ -2,14 +2,14 @@
 in test_decoder.py and test_sampling.py."""
 
 import pytest
-from helpers.decoding import Stopping, decode_with, new_batch, new_rows, start
+from helpers.decoding import Stopping, decode_with, new_driver, new_rows, start
 from helpers.scripted import EOS, START, ScriptedModel
 
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 from speculative.lookup import LONG, PromptMatcher
 from speculative.options import Options
 from speculative.row import Row
-from speculative.schedule import FixedSchedule
+from speculative.schedule import Schedule
 
 # ---------------------------------------------------------------------------------------------
 # What is proposed
@@ -90,13 +90,13 @@ def test_what_a_copy_would_have_given_is_seen_in_the_text(source, came, passed, 
     (first,), nothing = lookup.candidates([[START], []])
     assert nothing == []
     rows = [[START, *came], [START, 8]]
-    undrafted = FixedSchedule(0).plan([[first], []], [100, -1])
+    undrafted = Schedule(100).plan([[first], []], [100, -1], [0, 0])
     assert lookup.hindsight(rows, undrafted) == [(first, passed, other)]
-    drafted = FixedSchedule(2).plan([[first], []], [100, -1])
+    drafted = Schedule(100).plan([[first], []], [100, -1], [2, 2])
     assert lookup.hindsight(rows, drafted) == []
     second = lookup.candidates([rows[0], []])[0]
     rows[0] = rows[0] + [8]
-    plan = FixedSchedule(0).plan([second, []], [100, -1])
+    plan = Schedule(100).plan([second, []], [100, -1], [0, 0])
     assert [c for c, _, _ in lookup.hindsight(rows, plan)] == second
 
 
@@ -121,10 +121,10 @@ def test_a_row_s_candidates_tell_how_its_last_draft_fared():
     right = {*range(1, 6)}
     draft = ScriptedModel(lambda source, prefix: 3 + len(prefix) if len(prefix) in right else 4)
     drafter, kinds = ModelDrafter(draft), []
-    batch = start(target, drafter, [[5]], num_draft=3, max_tokens=12)
-    while not batch.rows[0].finish_reason:
-        kinds.append(drafter.candidates([batch.rows[0].tokens])[0][0].kind)
-        batch.advance()
+    driver = start(target, drafter, [[5]], num_draft=3, max_tokens=12)
+    while not driver.rows[0].finish_reason:
+        kinds.append(drafter.candidates([driver.rows[0].tokens])[0][0].kind)
+        driver.advance()
     assert kinds[:4] == ["model, new", "model, whole", "model, part", "model, none"]
 
 
@@ -135,9 +135,9 @@ def test_a_row_whose_draft_ends_waits_for_others_that_do_not():
 
     models = ScriptedModel(next_token), ModelDrafter(ScriptedModel(next_token))
     options = Options(max_tokens=6)
-    batch = new_batch(*models, options, Stopping(5, least=-1.0))
-    batch.admit(new_rows([[5], [6]], options))
-    step = batch.step()
+    driver = new_driver(*models, options, Stopping(5, least=-1.0))
+    driver.admit(new_rows(models[0], [[5], [6]], options))
+    step = driver.batch.step()
     assert step.draft.lengths.tolist() == step.accepted == [2, 5]
     confidence = step.draft.confidence
     assert (confidence[0] > 0).tolist() == [True, False, False, False]  # the end, and nothing

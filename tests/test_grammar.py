@@ -9,12 +9,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from helpers.causal_folders import write
-from helpers.decoding import drafters, finish, new_batch, new_rows
+from helpers.decoding import drafters, finish, new_driver, new_rows
 from helpers.laws import LIMIT, TableModel, V, deviation, frequencies, joint_law
 
 from decoder import SpeculativeDecoder, load
 from errors import InputError
-from speculative.batch import Waiting, decode
+from speculative.driver import Waiting
 from speculative.grammar import Matcher
 from speculative.options import Options
 from speculative.response import respond
@@ -58,8 +58,8 @@ def texts(decoder: SpeculativeDecoder, batch_size: int, **options) -> list:
         decoder.row(prompt, Options(**form, **options), lambda tokens: bytes(16))
         for prompt, form in zip(PROMPTS, FORMS, strict=True)
     ]
-    with decoder.running(Options(**options)) as batch:
-        list(decode(batch, Waiting(waiting), batch_size))
+    with decoder.running(Options(**options)) as driver:
+        list(driver.decode(Waiting(waiting), batch_size))
     return [respond(row) for row in waiting]
 
 
@@ -170,12 +170,13 @@ RULES = np.array([[0, 1, 1, 1], [1, 1, 0, 1], [0, 0, 0, 1], [1, 0, 1, 1]], bool)
 def test_rows_have_the_law_of_the_masked_target(rule):
     """Renormalised token by token; a 3 is forced after a 2."""
     target, options = TableModel(0), Options(num_draft=2, acceptance=rule, max_tokens=3, temp=1.0)
-    batch, count = new_batch(target, drafters(TableModel(1))["both"], options), 6000
-    rows = new_rows([[b % 3, b % 2] for b in range(count)], options)
+    driver = new_driver(target, drafters(TableModel(1))["both"], options)
+    count = 6000
+    rows = new_rows(target, [[b % 3, b % 2] for b in range(count)], options)
     for row in rows:
         row.grammar = Matcher(Table(RULES), usual)
-    batch.admit(rows)
-    found = frequencies(np.array([row.tokens[1:] for row in finish(batch)]))
+    driver.admit(rows)
+    found = frequencies(np.array([row.tokens[1:] for row in finish(driver)]))
     p = np.array(probabilities(mx.array(np.where(RULES, target.logits, -np.inf)), 1.0))
     assert deviation(found, joint_law(p, 3)) < LIMIT
     other = np.array(probabilities(mx.array(target.logits), 1.0)) * RULES
@@ -189,11 +190,11 @@ def test_a_matcher_that_fails_fails_its_row_alone(cpu, kind):
     target.config.eos_token_ids = (1,)
     for fatal, drafter in ((2, None), (2, drafters(TableModel(1))[kind]), (-1, None)):
         options = Options(num_draft=3 if drafter else 0, max_tokens=40, temp=1.0)
-        batch = new_batch(target, drafter, options)
-        rows = new_rows([[2, 3], [3], [2]], options)
+        driver = new_driver(target, drafter, options)
+        rows = new_rows(target, [[2, 3], [3], [2]], options)
         rows[0].grammar = Matcher(Table(np.ones((V, V), bool) & (np.arange(V) != 1), fatal), usual)
-        batch.admit(rows)
-        found.append([(row.tokens, row.finish_reason) for row in finish(batch)])
+        driver.admit(rows)
+        found.append([(row.tokens, row.finish_reason) for row in finish(driver)])
     failed, drafted, whole = found
     assert failed == drafted and failed[1:] == whole[1:]
     assert failed[0][1] == FAILED and failed[0][0][-2:] == [2, 1] and whole[0][1] == "length"

@@ -4,17 +4,17 @@ who owns what was learned."""
 import gc
 import itertools
 import weakref
+from dataclasses import replace
 
 import mlx.core as mx
 import pytest
-from helpers.decoding import decode_with, finish, start
+from helpers.decoding import Fixed, decode_with, finish, start
 from helpers.scripted import EOS, Clock, ScriptedModel, scripted_next
 
 from decoder import SpeculativeDecoder
 from distributed.ranks import Ranks
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 from speculative.options import Options
-from speculative.schedule import FixedSchedule
 
 
 class Timed(ScriptedModel):
@@ -33,21 +33,22 @@ class Timed(ScriptedModel):
         return super().decode(tokens, positions, cache)
 
 
-class Scripted(FixedSchedule):
+class Scripted(Fixed):
     """Drafts of given lengths, one a step, and what was observed of them."""
 
-    learns = True
-
     def __init__(self, lengths):
+        super().__init__(0)
         self._lengths, self.seen = iter(lengths), []
 
-    def plan(self, candidates, room):
-        self._num_draft = next(self._lengths)
-        return super().plan(candidates, room)
+    def plan(self, candidates, room, wanted=None):
+        self.num_draft = next(self._lengths)
+        return replace(super().plan(candidates, room), learns=True)
 
-    def observe(self, step, seconds, ended=(), hindsight=()):
-        drafted, preparing = int(step.draft.lengths.max()), step.draft.preparing_seconds
-        self.seen.append((drafted, step.plan.unread, seconds, preparing, list(ended)))
+    def observe(self, step, ended=(), hindsight=()):
+        drafted = int(step.draft.lengths.max())
+        self.seen.append(
+            (drafted, step.plan.unread, step.seconds, step.prefill_seconds, list(ended))
+        )
 
 
 def next_token(prompt, prefix):
@@ -115,7 +116,7 @@ def test_what_is_learned_belongs_to_a_decoder_and_to_a_distribution(demo_pair):
 
     def schedule(of, **options):
         settings = Options(**options)
-        return of.schedule(settings, of.drafter(settings))
+        return of.schedule(settings)
 
     kinds = [dict(), dict(temp=1.0), dict(temp=1.0, top_k=5), dict(lookup=False)]
     kinds += [dict(lookup=False, delta=0.5), dict(lookup=True, delta=0.5)]
@@ -142,9 +143,9 @@ def test_auto_copies_beside_a_draft_model():
 def test_a_draft_of_a_row_never_waits_for_a_row_that_has_not_been_read():
     """Rows with nothing to draft stay unread beside one that is drafted for."""
     target, draft = ScriptedModel(next_token), ScriptedModel(next_token)
-    batch = start(target, ModelDrafter(draft), [[5], [6, 7]], num_draft=3, max_tokens=8)
-    batch.rows[0].max_tokens = 1
-    rows = finish(batch)
+    driver = start(target, ModelDrafter(draft), [[5], [6, 7]], num_draft=3, max_tokens=8)
+    driver.rows[0].max_tokens = 1
+    rows = finish(driver)
     expected = [decode_with(target, None, [p], max_tokens=m)[0] for p, m in (([5], 1), ([6, 7], 8))]
     assert [row.tokens for row in rows] == [row.tokens for row in expected]
     assert draft.reads[0] == 2
@@ -161,6 +162,6 @@ def test_memory_is_wired_while_a_batch_is_open(monkeypatch, demo_pair):
     assert limits == [0, 1 << 30]
     responses.close()
     assert limits == [0, 1 << 30, 0]
-    with decoder.running(Options()) as batch:
-        assert not batch.rows and limits[-1] == 1 << 30
+    with decoder.running(Options()) as driver:
+        assert not driver.rows and limits[-1] == 1 << 30
     assert limits[-1] == 0

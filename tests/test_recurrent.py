@@ -69,12 +69,12 @@ def test_prompts_in_chunks_and_rows_that_go(monkeypatch):
     prompted = prompts(4, 30)
     expected = [alone(lm, prompt, 12) for prompt in prompted]
     monkeypatch.setattr(reading, "CHUNK", 7)
-    batch = start(model, ModelDrafter(draft), prompted, num_draft=3, max_tokens=12)
-    batch.advance()
-    rows = list(batch.rows)
-    batch.select([2, 0, 3])
-    while not all(row.finish_reason for row in batch.rows):
-        batch.advance()
+    driver = start(model, ModelDrafter(draft), prompted, num_draft=3, max_tokens=12)
+    driver.advance()
+    rows = list(driver.rows)
+    driver.batch.select([2, 0, 3])
+    while not all(row.finish_reason for row in driver.rows):
+        driver.advance()
     assert [rows[b].generated for b in (0, 2, 3)] == [expected[b] for b in (0, 2, 3)]
 
 

@@ -5,13 +5,13 @@ import random
 from operator import itemgetter
 
 import pytest
-from helpers.decoding import decode_with, drafters, new_batch, new_rows, ragged_prompts, total
+from helpers.decoding import decode_with, drafters, new_driver, new_rows, ragged_prompts, total
 from helpers.programs import call
 from helpers.scripted import Clock, agreeing, plain
 
 from decoder import Options, SpeculativeDecoder, batch_generate, generate
-from speculative.batch import Waiting, decode
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
+from speculative.driver import Waiting
 from text.memory import Memory, Pair
 from text.prompts import Prompt
 
@@ -38,11 +38,10 @@ def test_rows_with_references_are_plain_rows(kind, num_draft):
     expected = [plain(target, prompt, 60) for prompt in prompts]
     drafter = drafters(draft).get(kind) or PromptLookup(copied=None)
     options = Options(num_draft=num_draft, max_tokens=60)
-    rows = new_rows(prompts, options)
+    rows = new_rows(target, prompts, options)
     for row, text, share in zip(rows, expected, (0, 0.1, 0.5, 1, 0) * 4, strict=True):
         row.reference = changed([*text, 9, 9, 9], share, rng) if row is not rows[4] else []
-    batch = new_batch(target, drafter, options)
-    list(decode(batch, Waiting(rows), 3))
+    list(new_driver(target, drafter, options).decode(Waiting(rows), 3))
     assert [row.generated for row in rows] == expected
     right = total(rows[::5])
     assert right.accepted > right.draft_tokens / 2 > 0
@@ -55,9 +54,10 @@ def test_a_right_reference_is_copied_to_the_end_and_goes_on_after_a_change():
 
     def calls(reference: list[int]) -> int:
         options = Options(num_draft=10, max_tokens=60)
-        (row,) = rows = new_rows([prompt], options)
+        (row,) = rows = new_rows(target, [prompt], options)
         row.reference = reference
-        list(decode(new_batch(target, PromptLookup(copied=None), options), Waiting(rows), 1))
+        driver = new_driver(target, PromptLookup(copied=None), options)
+        list(driver.decode(Waiting(rows), 1))
         assert row.generated == text
         return row.stats.target_calls
 
@@ -77,11 +77,11 @@ def test_auto_stops_copying_from_a_bad_reference_and_keeps_to_a_good_one(monkeyp
     found = {}
     for name in ("good", "bad"):
         options = Options(max_tokens=50)
-        rows = new_rows(prompts, options)
+        rows = new_rows(target, prompts, options)
         for row in rows:
             text = plain(target, row.prompt, 50)
             row.reference = text if name == "good" else changed(text, 1, rng)
-        list(decode(new_batch(target, drafter, options), Waiting(rows), 1))
+        list(new_driver(target, drafter, options).decode(Waiting(rows), 1))
         found[name] = total(rows)
     assert found["good"].tokens_per_call > 5
     copied = decode_with(target, drafters(draft)["both"], prompts, 1, max_tokens=50)

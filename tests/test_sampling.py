@@ -3,6 +3,7 @@ the edges of the rules. That the law of what is sampled is the target's is in te
 
 import io
 import itertools
+from dataclasses import replace
 from functools import partial
 
 import mlx.core as mx
@@ -14,7 +15,7 @@ from helpers.bart_models import lively_model
 from helpers.decoding import (
     decode_with,
     drafters,
-    new_batch,
+    new_driver,
     partial_steps,
     ragged_prompts,
     total,
@@ -23,8 +24,8 @@ from helpers.laws import TableModel
 from helpers.models import random_model
 from helpers.oracle import disturbed, with_eos
 
-from speculative.batch import Waiting, decode
 from speculative.drafting import ModelDrafter
+from speculative.driver import Waiting
 from speculative.options import RULES, Options
 from speculative.row import Row
 from speculative.sampling import (
@@ -112,9 +113,11 @@ def test_rows_do_not_depend_on_their_batch(rule, name):
     ]
 
     def decoded(batch_size: int) -> list[list[int]]:
-        batch = new_batch(model, drafter, Options(temp=1.0, acceptance=rule, num_draft=7))
-        rows = [Row(prompts[i], wishes[i], bytes([i])) for i in range(8)]
-        assert len(list(decode(batch, Waiting(rows), batch_size))) == 8
+        driver = new_driver(model, drafter, Options(temp=1.0, acceptance=rule, num_draft=7))
+        rows = [Row(prompts[i], replace(wishes[i], num_draft=7), bytes([i])) for i in range(8)]
+        for row in rows:
+            row.begin(model.prefix(row.prompt), model.config)
+        assert len(list(driver.decode(Waiting(rows), batch_size))) == 8
         assert total(rows).accepted > 0
         return [row.tokens for row in rows]
 

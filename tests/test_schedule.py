@@ -7,7 +7,7 @@ import pytest
 
 from speculative.draft import Candidate, Draft, Step
 from speculative.lookup import UNBOUNDED
-from speculative.schedule import LOGITS, PATIENCE, AdaptiveSchedule, FixedSchedule, OwnLengths, Stop
+from speculative.schedule import LOGITS, PATIENCE, Schedule, Stop
 
 COPY, MODEL = Candidate("copy, match 4+", UNBOUNDED, list), Candidate("model", UNBOUNDED)
 
@@ -51,14 +51,14 @@ class Simulation:
         random.seed(0)
         self.machine, self.draft_cost, self.rows = machine, draft_cost, rows
         self.candidates, self.confidence = [list(candidates)] * rows, confidence
-        self.schedule = AdaptiveSchedule(32128)
+        self.schedule = Schedule(32128)
         self.steps: list[Step] = []
 
-    def run(self, steps: int, chance, schedule=None) -> float:
+    def run(self, steps: int, chance, wanted=None) -> float:
         """Tokens per second over so many steps; `chance`: a number, or by the candidate."""
-        schedule, tokens, total = schedule or self.schedule, 0, 0.0
+        tokens, total = 0, 0.0
         for _ in range(steps):
-            plan = schedule.plan(self.candidates, [1000] * self.rows)
+            plan = self.schedule.plan(self.candidates, [1000] * self.rows, wanted)
             step = take(plan, chance if callable(chance) else lambda c: chance, self.confidence)
             longest, asked = int(step.draft.lengths.max()), plan.modelled.any()
             points = zip(*MACHINES[self.machine], strict=True)
@@ -66,7 +66,9 @@ class Simulation:
                 np.interp(self.rows * (1 + longest), *points) + asked * longest * self.draft_cost
             )
             noise = 1 + abs(random.gauss(0, 0.03)) if self.steps else 5
-            schedule.observe(step, seconds * noise)
+            step.seconds = seconds * noise
+            if plan.learns:
+                self.schedule.observe(step)
             self.steps.append(step)
             tokens, total = tokens + sum(step.accepted) + self.rows, total + seconds
         return tokens / total
@@ -81,7 +83,7 @@ class Simulation:
 def test_it_is_about_as_fast_as_the_best_fixed_length(machine, rows, chance):
     simulation = Simulation(machine, rows=rows)
     rate = simulation.run(300, chance)
-    fixed = [simulation.run(100, chance, FixedSchedule(k)) for k in (0, 1, 2, 4, 8, 16, 32)]
+    fixed = [simulation.run(100, chance, [k] * rows) for k in (0, 1, 2, 4, 8, 16, 32)]
     assert rate >= 0.85 * max(fixed) and rate >= 0.95 * fixed[0]
 
 
@@ -112,7 +114,7 @@ def test_the_better_candidate_of_a_row_is_taken(copied, modelled):
 
 def test_a_copy_that_failed_at_first_is_taken_up_where_it_would_have_passed():
     """What would have passed is seen while the draft model is asked."""
-    schedule, copied = AdaptiveSchedule(32128), []
+    schedule, copied = Schedule(32128), []
     for _ in range(60):
         plan = schedule.plan([[COPY, MODEL]], [1000])
         chosen = plan.candidates[0]
@@ -121,7 +123,8 @@ def test_a_copy_that_failed_at_first_is_taken_up_where_it_would_have_passed():
         step = take(plan, lambda c, right=right: 0.9 * right)
         seen = [] if chosen is COPY else [(COPY, step.accepted[0] + 1, False)]
         asked = 0.1 * plan.modelled.any()
-        schedule.observe(step, 1 + (0.05 + asked) * plan.limits.max(), hindsight=seen)
+        step.seconds = 1 + (0.05 + asked) * plan.limits.max()
+        schedule.observe(step, hindsight=seen)
     assert len(copied) > 25
 
 
@@ -129,15 +132,15 @@ def test_a_draft_model_that_is_dear_to_read_is_not_read():
     """Reading takes as long as 50 plain steps and texts have 12 tokens: drafting loses, though a step with
     drafts is twice as fast. Now and then it is tried all the same."""
     for reading, drafts in ((50.0, False), (1.0, True)):
-        schedule, drafted = AdaptiveSchedule(50), []
+        schedule, drafted = Schedule(50), []
         for step in range(200):
             fresh = step % 6 == 0
             candidate = Candidate("model", UNBOUNDED, unread=40 if fresh else 0)
             plan = schedule.plan([[candidate]], [30])
-            draft = Draft(None, plan.limits, preparing_seconds=reading if plan.unread else 0.0)
+            draft = Draft(None, plan.limits, prefill_seconds=reading if plan.unread else 0.0)
             k = int(plan.limits[0])
             ended = [12] if step % 6 == 5 else []
-            schedule.observe(Step(plan, draft, [k]), 1 + 0.05 * k, ended)
+            schedule.observe(Step(plan, draft, [k], 1 + 0.05 * k), ended)
             if fresh and step > 20:
                 drafted.append(k > 0)
         assert np.mean(np.array(drafted) == drafts) > 0.9
@@ -146,7 +149,7 @@ def test_a_draft_model_that_is_dear_to_read_is_not_read():
 def test_any_order_of_steps_can_be_planned_for():
     """Batches of changing size, rows of every room, with and without candidates, from the first step on."""
     for seed in range(100):
-        rng, schedule = random.Random(seed), AdaptiveSchedule(32128)
+        rng, schedule = random.Random(seed), Schedule(32128)
         for _ in range(12):
             room = [rng.choice((-1, 0, 1, 3, 50)) for _ in range(rng.choice((1, 2, 3, 9)))]
             known = [MODEL, Candidate("copy, match 1", rng.choice((1, 3, 20)), list)]
@@ -159,27 +162,27 @@ def test_any_order_of_steps_can_be_planned_for():
                 else:
                     assert candidate in of_row and 0 < n <= min(candidate.most, r)
             accepted = [rng.randint(0, n) for n in plan.limits]
-            schedule.observe(Step(plan, Draft(None, plan.limits), accepted), rng.random())
+            schedule.observe(Step(plan, Draft(None, plan.limits), accepted, rng.random()))
 
 
 def test_a_large_vocabulary_bounds_the_length():
-    schedule = AdaptiveSchedule(250_112)
+    schedule = Schedule(250_112)
     for _ in range(40):
         plan = schedule.plan([[COPY]] * 32, [1000] * 32)
-        schedule.observe(Step(plan, Draft(None, plan.limits), plan.limits.tolist()), 1.0)
+        schedule.observe(Step(plan, Draft(None, plan.limits), plan.limits.tolist(), 1.0))
         assert 32 * 250_112 * (plan.limits.max() + 1) <= LOGITS
 
 
 def test_steps_without_drafts_are_foreseen_unless_something_may_be_copied():
     modelled, copied = Simulation("M4 Pro", 2.0), Simulation("M4 Pro", candidates=[COPY])
     modelled.run(400, 0.0)
-    foreseen = [step.plan.again for step in modelled.steps]
+    foreseen = [step.plan.idle_next for step in modelled.steps]
     drafts = [step.plan.limits[0] > 0 for step in modelled.steps]
-    assert not any(again and drafted for again, drafted in zip(foreseen, drafts[1:], strict=False))
+    assert not any(idle and drafted for idle, drafted in zip(foreseen, drafts[1:], strict=False))
     assert sum(foreseen) > 300 and any(drafts[20:])
-    assert FixedSchedule(0).plan([[COPY]], [500]).again
+    assert Schedule(100).plan([[COPY]], [500], [0]).idle_next
     copied.run(60, 0.0)  # what may be copied changes with every token
-    assert not any(step.plan.again for step in copied.steps)
+    assert not any(step.plan.idle_next for step in copied.steps)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -188,9 +191,8 @@ def test_steps_without_drafts_are_foreseen_unless_something_may_be_copied():
 
 def test_a_row_may_ask_for_a_number_of_its_own():
     copied = Candidate("copied", 9, list)
-    schedule = OwnLengths(FixedSchedule(4), lambda: ["auto", 2, 0, 8, 8, 5])
     candidates = [[MODEL], [copied, MODEL], [MODEL], [copied], [], [MODEL]]
-    plan = schedule.plan(candidates, [20, 20, 20, 6, 20, -1])
+    plan = Schedule(100).plan(candidates, [20, 20, 20, 6, 20, -1], [4, 2, 0, 8, 8, 5])
     assert plan.limits.tolist() == [4, 2, 0, 6, 0, 0]
     assert plan.candidates == [MODEL, copied, None, copied, None, None]
 
@@ -198,7 +200,7 @@ def test_a_row_may_ask_for_a_number_of_its_own():
 def test_rows_of_their_own_numbers_get_them_and_others_draft_beside_them():
     """Though no step is plain, where plain steps would be tried first; nor does one stop early."""
     simulation = Simulation("free", 0.01, rows=2, confidence=0.01)
-    simulation.run(40, 0.95, OwnLengths(simulation.schedule, lambda: ["auto", 12]))
+    simulation.run(40, 0.95, ["auto", 12])
     lengths = np.array([step.draft.lengths for step in simulation.steps])
     assert (lengths[:, 1] == 12).all() and np.median(lengths[:, 0]) > 2
 

@@ -5,9 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 import main
-from decoder import Options, batch_generate
+from decoder import Batch, Options, batch_generate
 from demo.examples import examples
-from speculative.schedule import FixedSchedule
 from terminal.summary import Summary, sparkline
 from text.generation import Generation
 
@@ -28,18 +27,15 @@ def test_rows_share_the_time_of_their_steps(demo_pair, monkeypatch):
     target, tokenizer, draft = demo_pair
     prompts = [example.prompt for example in examples(2)]
     steps = []
-    monkeypatch.setattr(FixedSchedule, "learns", True)
-    monkeypatch.setattr(
-        FixedSchedule,
-        "observe",
-        lambda self, step, *args: steps.append((args[0], step.draft.preparing_seconds)),
-    )
+    monkeypatch.setattr(Batch, "observe", lambda self, step, finished: steps.append(step))
     options = dict(draft_model=draft, num_draft=3)
     found = batch_generate(target, tokenizer, prompts, batch_size=4, **options)
     summary = summary_of(found)
     assert len(steps) < summary.stats.target_calls  # rows were decoded side by side
-    assert summary.stats.seconds == pytest.approx(sum(seconds for seconds, _ in steps))
-    assert summary.stats.preparing_seconds == pytest.approx(sum(reading for _, reading in steps))
+    assert summary.stats.seconds == pytest.approx(sum(step.seconds for step in steps))
+    assert summary.stats.preparing_seconds == pytest.approx(
+        sum(step.prefill_seconds for step in steps)
+    )
 
 
 def test_a_text_that_the_models_length_cuts_is_told(capsys):

@@ -144,11 +144,11 @@ def test_rows_can_be_decoded_when_nobody_waits_for_their_transcript(models):
     transcriber = Transcriber(ours, own)
     transcript = transcriber.sound(sound(60, 1), Asked("de")).transcribed()
     (row,) = next(transcript)
-    with transcriber.decoder.running(transcriber.special.options(num_draft=3)) as batch:
-        batch.admit([row])
+    with transcriber.decoder.running(transcriber.special.options(num_draft=3)) as driver:
+        driver.admit([row])
         transcript.close()
         while not row.finish_reason:
-            batch.advance()
+            driver.advance()
     assert row.stats.draft_tokens
 
 

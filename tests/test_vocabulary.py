@@ -19,7 +19,7 @@ from families.causal import CausalModel
 from speculative.draft import Candidate
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 from speculative.sampling import probabilities
-from speculative.schedule import AdaptiveSchedule
+from speculative.schedule import Schedule
 from speculative.vocabulary import LEAST, MISSES, DraftVocabulary
 from text.tokenizer import byte_tokenizer
 from text.vocabulary import completion, read_tokens
@@ -128,7 +128,7 @@ def test_a_vocabulary_is_learned_for_each_language():
 
 def test_costs_and_chances_are_learned_apart():
     """A narrowed draft model is another drafter: what the whole one took says nothing of it."""
-    schedule = AdaptiveSchedule(100)
+    schedule = Schedule(100)
     whole, narrow = (Candidate(f"{kind}, new", 50) for kind in ("model", "narrowed"))
     for candidate in (whole, narrow):
         schedule.plan([[candidate]], [50])

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 from helpers import whisper_models as wm
-from helpers.decoding import new_batch
+from helpers.decoding import new_driver
 from helpers.models import assert_close
 from helpers.oracle import disturbed
 from tokenizers import Tokenizer, models
@@ -154,10 +154,10 @@ def test_a_windows_text_is_transformers_own_with_drafts_and_without(tmp_path):
         for num_draft in (0, 4):
             row = Row(window, s.options(num_draft=num_draft, max_tokens=500))
             row.begin(prefix, model.config)
-            batch = new_batch(model, ModelDrafter(draft), row.options)
-            batch.admit([row])
+            driver = new_driver(model, ModelDrafter(draft), row.options)
+            driver.admit([row])
             while not row.finish_reason:
-                batch.advance()
+                driver.advance()
             assert row.tokens == expected
             steps = row.stats.accepted_lengths
             partial += sum(n for length, n in steps.items() if 0 < length < num_draft)

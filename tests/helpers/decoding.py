@@ -6,74 +6,87 @@ from dataclasses import replace
 import numpy as np
 
 from decoder import Batch
-from speculative.batch import Waiting, decode
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
+from speculative.driver import Driver, Waiting
 from speculative.options import Options
 from speculative.row import Row, Stats
 from speculative.sampling import RowSeeds
-from speculative.schedule import AdaptiveSchedule, FixedSchedule
+from speculative.schedule import Schedule
 
 
-class Stopping(FixedSchedule):
+class Fixed(Schedule):
+    """So many tokens, whatever the rows want."""
+
+    def __init__(self, num_draft: int):
+        super().__init__(vocab_size=100)
+        self.num_draft = num_draft
+
+    def plan(self, candidates, room, wanted=None):
+        return super().plan(candidates, room, [self.num_draft] * len(room))
+
+
+class Stopping(Fixed):
     """Drafts a number of tokens, or fewer: as soon as of fewer rows than `least` all is expected to pass."""
 
     def __init__(self, num_draft: int, least: float):
         super().__init__(num_draft)
         self._least = least
 
-    def plan(self, candidates, room):
+    def plan(self, candidates, room, wanted=None):
         return replace(super().plan(candidates, room), stop=self._stop)
 
     def _stop(self, confidence, drafted) -> bool:
         return bool(np.maximum(confidence, 0).prod(axis=1).sum() <= self._least)
 
 
-class RashSchedule(FixedSchedule):
+class RashSchedule(Fixed):
     """Nothing in two steps of three, and then a promise that the next is alike, which it may not be."""
 
     def __init__(self):
+        super().__init__(0)
         self._rng = random.Random(0)
 
-    def plan(self, candidates, room):
-        self._num_draft = self._rng.choice((0, 0, 0, 0, 3, 7))
-        return replace(super().plan(candidates, room), again=self._num_draft == 0)
+    def plan(self, candidates, room, wanted=None):
+        self.num_draft = self._rng.choice((0, 0, 0, 0, 3, 7))
+        return replace(super().plan(candidates, room), idle_next=self.num_draft == 0)
 
 
-def new_rows(prompts, options: Options) -> list[Row]:
+def new_rows(model, prompts, options: Options) -> list[Row]:
     seed = RowSeeds(options.seed)
-    return [Row(prompt, options, seed(prompt)) for prompt in prompts]
+    rows = [Row(prompt, options, seed(prompt)) for prompt in prompts]
+    for row in rows:
+        row.begin(model.prefix(row.prompt), model.config)
+    return rows
 
 
-def new_batch(model, drafter: Drafter | None, options: Options, schedule=None) -> Batch:
-    """An empty batch that drafts as the options say."""
-    if schedule is None and drafter and options.num_draft == "auto":
-        schedule = AdaptiveSchedule(model.config.vocab_size)
-    elif schedule is None:
-        schedule = FixedSchedule(int(options.num_draft) if drafter else 0)
-    return Batch(model, drafter or Drafter(), options, schedule)
+def new_driver(model, drafter: Drafter | None, options: Options, schedule=None) -> Driver:
+    """The driver of an empty batch that drafts as the options say."""
+    if schedule is None:
+        schedule = Schedule(model.config.vocab_size) if drafter else Fixed(0)
+    return Driver(Batch(model, drafter or Drafter(), options, schedule))
 
 
-def start(model, drafter, prompts, **options) -> Batch:
-    """A batch that has read all prompts."""
+def start(model, drafter, prompts, **options) -> Driver:
+    """The driver of a batch that has read all prompts."""
     settings = Options(**options)
-    batch = new_batch(model, drafter, settings)
-    batch.admit(new_rows(prompts, settings))
-    return batch
+    driver = new_driver(model, drafter, settings)
+    driver.admit(new_rows(model, prompts, settings))
+    return driver
 
 
-def finish(batch: Batch) -> list[Row]:
+def finish(driver: Driver) -> list[Row]:
     """The batch's rows, decoded to their ends."""
-    while not all(row.finish_reason for row in batch.rows):
-        batch.advance()
-    return batch.rows
+    while not all(row.finish_reason for row in driver.rows):
+        driver.advance()
+    return driver.rows
 
 
 def decode_with(model, drafter, prompts, batch_size=None, schedule=None, **options) -> list[Row]:
     """The decoded rows, in the order of their prompts; batch_size None: all side by side."""
     settings = Options(**options)
-    rows = new_rows(prompts, settings)
-    batch = new_batch(model, drafter, settings, schedule)
-    finished = list(decode(batch, Waiting(rows), batch_size or len(rows)))
+    rows = new_rows(model, prompts, settings)
+    driver = new_driver(model, drafter, settings, schedule)
+    finished = list(driver.decode(Waiting(rows), batch_size or len(rows)))
     assert sorted(map(id, finished)) == sorted(map(id, rows))
     return rows
 

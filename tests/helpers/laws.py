@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import mlx.core as mx
 import numpy as np
 
-from helpers.decoding import new_batch, new_rows
-from speculative.batch import Waiting, decode
+from helpers.decoding import new_driver, new_rows
 from speculative.cache import CrossCache
+from speculative.driver import Waiting
 from speculative.options import Options
 from speculative.sampling import Draft, _padded_q, probabilities
 
@@ -89,9 +89,9 @@ def counts_of_one_step(accept, p: np.ndarray, q: np.ndarray, k: int, draws: int,
 
 def decoded(options: Options, drafter, schedule=None, count: int = 30_000):
     """Rows, decoded with TableModel(0), BATCH of them side by side."""
-    batch = new_batch(TableModel(0), drafter, options, schedule)
-    rows = new_rows([[b % 3, b % 2] for b in range(count)], options)
-    return list(decode(batch, Waiting(rows), BATCH))
+    driver = new_driver(TableModel(0), drafter, options, schedule)
+    rows = new_rows(TableModel(0), [[b % 3, b % 2] for b in range(count)], options)
+    return list(driver.decode(Waiting(rows), BATCH))
 
 
 def deviation_of(rows, law: np.ndarray) -> float:

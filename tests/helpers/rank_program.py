@@ -61,10 +61,10 @@ def tamper(target, draft) -> None:
     """What another kind of machine might do on this rank, exaggerated: other drafts, other logits from
     the same hidden states, and a clock without sense."""
     import decoder
-    from speculative import batch
+    from speculative import driver
 
     rng = random.Random(0)
-    decoder.time = batch.time = SimpleNamespace(perf_counter=lambda: rng.random() * 100)
+    decoder.time = driver.time = SimpleNamespace(perf_counter=lambda: rng.random() * 100)
     draft.decoder.norm.weight = -draft.decoder.norm.weight
     target.decoder.norm.weight = -target.decoder.norm.weight
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import mlx.core as mx
 import numpy as np
 
-from speculative import batch, drafting
+from speculative import drafting, driver
 from speculative.cache import MASKED, CrossCache
 
 PAD, EOS, START = 0, 1, 2
@@ -100,7 +100,7 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now = 0.0
-        for module in (batch, drafting):
+        for module in (driver, drafting):
             monkeypatch.setattr(module, "time", self)
 
     def perf_counter(self) -> float:

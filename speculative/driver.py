@@ -1,0 +1,174 @@
+"""The driver of a batch: it admits rows, times their steps, gives memory back, and refills the batch.
+
+What a step is belongs to the batch: `decoder.Batch` decodes speculatively, `BeamBatch` (beams.py) searches.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import mlx.core as mx
+
+from speculative.draft import Step
+from speculative.row import Row
+
+CLEAR_EVERY = 256  # steps after which MLX gives back the memory that it holds, as in mlx-lm
+
+
+class RowBatch(Protocol):
+    """Rows decoded together. A finished row stays, and takes no part in a step, until another replaces it."""
+
+    rows: list[Row]
+
+    def admit(self, new_rows: Sequence[Row]) -> None:
+        """Prefill new rows at the places that `place` gives them. Returns when the prefill is done."""
+
+    def step(self) -> Step:
+        """Decode every unfinished row further."""
+
+    def select(self, indices: Sequence[int]) -> None:
+        """Go on with these rows only."""
+
+    def observe(self, step: Step, finished: Sequence[Row]) -> None:
+        """Learn from a step, which has its times, and from the rows that it finished."""
+
+
+class Source(Protocol):
+    """Where the driver gets its rows from."""
+
+    def take(self, count: int, wait: bool) -> list[Row]:
+        """Up to `count` rows; with `wait` at least one, unless no more will come."""
+
+
+class Driver:
+    """Takes a batch from step to step, and records what its rows' prefill and steps took."""
+
+    def __init__(self, batch: RowBatch):
+        self.batch = batch
+        self._steps = 0
+
+    @property
+    def rows(self) -> list[Row]:
+        return self.batch.rows
+
+    def admit(self, new_rows: Sequence[Row]) -> None:
+        """Prefill new rows. They replace finished rows first, then widen the batch."""
+        began = time.perf_counter()
+        self.batch.admit(new_rows)
+        now = time.perf_counter()
+        admitted = with_others(new_rows)
+        tokens = sum(len(row.prompt) for row in admitted)
+        for row in admitted:
+            row.started = now
+            row.stats.encoding_seconds = (now - began) * len(row.prompt) / tokens
+
+    def advance(self) -> list[Row]:
+        """Take a step and record its times; return the rows that it finished."""
+        live = [row for row in self.rows if not row.finish_reason]
+        began = time.perf_counter()
+        step = self.batch.step()
+        step.seconds = time.perf_counter() - began - step.prefill_seconds
+        if self._steps % CLEAR_EVERY == 0:
+            mx.clear_cache()
+        self._steps += 1
+        sharing = with_others(live)
+        for row in sharing:
+            row.stats.target_calls += 1
+            row.stats.seconds += step.seconds / len(sharing)
+            row.stats.preparing_seconds += step.prefill_seconds / len(sharing)
+        finished = [row for row in live if row.finish_reason]
+        self.batch.observe(step, finished)
+        return finished
+
+    def decode(
+        self,
+        source: Source,
+        batch_size: int,
+        watch: Callable[[Sequence[Row]], object] = lambda rows: None,
+    ) -> Iterator[Row]:
+        """Decode the rows of a source, at most `batch_size` together; yield each as soon as it finishes.
+
+        A prefill takes about a step, however many rows there are. So new rows join once the idle time of finished rows
+        adds up to a step of the whole batch (the economic order quantity, Harris 1913), or at once where the batch is
+        not full. If no row comes, the batch shrinks as soon as a quarter of it has finished.
+        watch: gets the batch's rows after each step, and may end some by setting finish_reason
+        """
+        idle = 0  # steps that finished rows have been idle since rows last joined
+        while True:
+            live = [b for b, row in enumerate(self.rows) if not row.finish_reason]
+            idle += len(self.rows) - len(live)
+            if not live or len(self.rows) < batch_size or idle >= batch_size:
+                new_rows = source.take(batch_size - len(live), wait=not live)
+                if new_rows:
+                    self.admit(new_rows)
+                    idle = 0
+                elif not live:
+                    return
+                elif 4 * len(live) <= 3 * len(self.rows):
+                    self.batch.select(live)
+            finished = self.advance()
+            watch(self.rows)
+            yield from finished
+
+
+def place(rows: list[Row], new_rows: Sequence[Row]) -> list[int]:
+    """Put new rows in the places of finished ones first, then at the end; return their indices."""
+    free = [b for b, row in enumerate(rows) if row.finish_reason]
+    added = range(len(rows), len(rows) + len(new_rows))
+    indices = [*free, *added][: len(new_rows)]
+    for b, row in zip(indices, new_rows, strict=True):
+        rows[b : b + 1] = [row]
+    return indices
+
+
+def with_others(rows: Iterable[Row]) -> list[Row]:
+    """These rows, each followed by the rows for its next best texts."""
+    return [each for row in rows for each in (row, *row.others)]
+
+
+class Waiting:
+    """A source with all its rows from the start."""
+
+    def __init__(self, rows: Iterable[Row]):
+        self._rows = list(rows)[::-1]
+
+    def take(self, count: int, wait: bool) -> list[Row]:
+        return [self._rows.pop() for _ in range(min(count, len(self._rows)))]
+
+
+class Prompts:
+    """A source of rows for prompts. Takes up to `window` prompts that are available and gives the longest first."""
+
+    def __init__(self, prompts: Iterable, make: Callable[[Any], list[Row]], window: int):
+        """make: makes the rows of a prompt."""
+        self._prompts = enumerate(prompts)
+        self._make = make
+        self._window = window
+        self._ready = getattr(prompts, "ready", lambda: True)
+        self._waiting: list[Row] = []  # the shortest first
+        self._ended = False
+        # unfinished row -> (index of its prompt, its index within the prompt)
+        self.index: dict[Row, tuple[int, int]] = {}
+
+    def take(self, count: int, wait: bool) -> list[Row]:
+        if len(self._waiting) < count:
+            self._fetch(wait and not self._waiting)
+        return [self._waiting.pop() for _ in range(min(count, len(self._waiting)))]
+
+    def _fetch(self, wait: bool) -> None:
+        """Make the rows of the prompts that are available; with `wait`, of one at least."""
+        fetched = 0
+        while fetched < self._window and not self._ended:
+            if not (self._ready() or (wait and not fetched)):
+                break
+            new = next(self._prompts, None)
+            if new is None:
+                self._ended = True
+                break
+            number, prompt = new
+            rows = self._make(prompt)
+            self._waiting += rows
+            self.index |= {row: (number, i) for i, row in enumerate(rows)}
+            fetched += 1
+        self._waiting.sort(key=lambda row: self.index[row], reverse=True)
+        self._waiting.sort(key=lambda row: len(row.prompt))
