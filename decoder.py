@@ -25,9 +25,9 @@ from tokenizers import Tokenizer
 from distributed.ranks import ALONE, Ranks
 from errors import InputError
 from families.causal import DecoderOnly
+from families.encoder_decoder import EncoderDecoder
 from families.loading import load as load  # for users, as Stats below
 from families.memory import installed, recommended
-from model import EncoderDecoder
 from speculative.beams import BeamBatch
 from speculative.cached_model import AheadModel, Model
 from speculative.draft import Draft, Plan, Step

@@ -72,7 +72,7 @@ class Family:
     # (checkpoint's folder, converted folder): copies the tokenizer's files and writes a tokenizer.json for
     # the `tokenizers` package.
     write_tokenizer: Callable[[Path, Path], None] = write_tokenizer
-    # Suffixes of weights that stay float32 in a float16 model: see model.FeedForward.
+    # Suffixes of weights that stay float32 in a float16 model: see encoder_decoder.FeedForward.
     float32: tuple[str, ...] = ("feed_forward.down.weight",)
     shows_special: bool = False  # in the text, special tokens: T5's sentinels are for the reader
 

@@ -13,12 +13,11 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-import model
 from errors import InputError
-from families import Family
+from families import Family, encoder_decoder
 from families.bart_checkpoints import Config, rename
 from families.bart_tokenizers import write_tokenizer
-from model import Attention, EncoderDecoder, Sublayer, activation
+from families.encoder_decoder import Attention, EncoderDecoder, Sublayer, activation
 from speculative.cache import CrossCache, known_positions, padding_mask
 
 _FIRST = 2  # a learned table's row for position 0
@@ -50,7 +49,7 @@ def _plus(x: mx.array, y: mx.array) -> mx.array:
     return mx.clip(x + y.astype(x.dtype), -64504, 64504)
 
 
-class Layer(model.Layer):
+class Layer(encoder_decoder.Layer):
     """c: d_model, norm_first and activation. bias: of linear layers; affine: norms have weights and biases."""
 
     def __init__(
@@ -80,7 +79,7 @@ class Layer(model.Layer):
         return self.down(self._activation(self.up(x)))
 
 
-class Stack(model.Stack):
+class Stack(encoder_decoder.Stack):
     def __init__(self, c: Config, layers: list[Layer]):
         super().__init__()
         self._config = c

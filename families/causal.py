@@ -17,7 +17,7 @@ import numpy as np
 from distributed.ranks import ALONE
 from errors import InputError
 from families.causal_check import check, check_cache, has_state, own_cache, refused
-from model import narrowed
+from families.encoder_decoder import narrowed
 from speculative.cache import MASKED, SlotCache
 from speculative.reading import read
 

@@ -16,7 +16,7 @@ from checkpoints.hub import gb
 from checkpoints.quantization import Quantization
 from checkpoints.weights import stored_size
 from errors import InputError
-from model import EncoderDecoder
+from families.encoder_decoder import EncoderDecoder
 
 ROWS, TOKENS = 8, 512  # prompts of a batch, and the tokens of each prompt and of each output
 T = TypeVar("T")

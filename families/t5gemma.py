@@ -14,9 +14,9 @@ import mlx.nn as nn
 import numpy as np
 
 import model
-from families import Family
+from families import Family, encoder_decoder
+from families.encoder_decoder import EncoderDecoder, FeedForward, Mask, Sublayer
 from families.t5gemma_checkpoint import NAMES, Config, StackConfig
-from model import EncoderDecoder, FeedForward, Mask, Sublayer
 from speculative.cache import CrossCache, known_positions, padding_mask
 
 
@@ -33,7 +33,7 @@ class Norm(model.Norm):
         return mx.fast.rms_norm(x, factor, self._eps).astype(self.weight.dtype)
 
 
-class Attention(model.Attention):
+class Attention(encoder_decoder.Attention):
     """Grouped-query attention with capped scores, and rotary positions if positions are given."""
 
     def __init__(self, config: StackConfig, source_dims: int):
@@ -76,7 +76,7 @@ class Attention(model.Attention):
         return (weights @ values).reshape(B, H, T, D)
 
 
-class Layer(model.Layer):
+class Layer(encoder_decoder.Layer):
     """A layer with norms before and after each sub-layer. source_dims: the encoder's width, for cross-attention."""
 
     def __init__(self, c: StackConfig, source_dims: int | None = None):
@@ -95,7 +95,7 @@ class Layer(model.Layer):
         return x + self[f"post_{name}_norm"](sublayer(self[f"pre_{name}_norm"](x)))
 
 
-class Stack(model.Stack):
+class Stack(encoder_decoder.Stack):
     """A stack with its own embedding."""
 
     def __init__(self, config: StackConfig, layers: Sequence[Layer]):

@@ -13,9 +13,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from families import Family, t5gemma_checkpoint
+from families.encoder_decoder import Mask
 from families.t5gemma import Layer, T5Gemma
 from families.t5gemma_checkpoint import FULL, SLIDING, rope
-from model import Mask
 from speculative.cache import CrossCache
 
 _THETA = {SLIDING: ("rope_local_base_freq", 1e4), FULL: ("rope_theta", 1e6)}

@@ -15,13 +15,12 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-import model
 from checkpoints.config import BaseConfig, token_id, token_ids
 from checkpoints.tensors import Tensor
 from errors import InputError
-from families import Family, bart
+from families import Family, bart, encoder_decoder
 from families.bart_checkpoints import NAMES as BART
-from model import EncoderDecoder
+from families.encoder_decoder import EncoderDecoder
 from speculative.cache import CrossCache, known_positions
 
 # Keys and values of the sound, [1, H, S, D] each, of every layer
@@ -110,7 +109,7 @@ class Layer(bart.Layer):
             self[name].key = nn.Linear(c.d_model, c.d_model, bias=False)
 
 
-class Encoder(model.Stack):
+class Encoder(encoder_decoder.Stack):
     def __init__(self, c: Config):
         super().__init__()
         heads, inner = c.encoder_attention_heads, c.encoder_ffn_dim
@@ -127,7 +126,7 @@ class Encoder(model.Stack):
         return super().__call__(x, [None] * len(self.layers))
 
 
-class Decoder(model.Stack):
+class Decoder(encoder_decoder.Stack):
     def __init__(self, c: Config):
         super().__init__()
         parts = c.decoder_attention_heads, c.decoder_ffn_dim, "attention", "cross_attention"

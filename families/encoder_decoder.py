@@ -1,0 +1,223 @@
+"""What the encoder-decoder models share: attention, stacks of layers, and their part of a model's contract.
+
+Shapes: B rows, S source tokens, T new tokens, N cache slots, H heads, D head width, V vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from errors import InputError
+from speculative.cache import CrossCache
+
+Sublayer = Callable[[mx.array], mx.array]
+Mask = mx.array | None  # boolean, or added to scores: broadcast to [B, H, T, N]; None: hide nothing
+
+_ACTIVATIONS = {
+    "relu": nn.relu,
+    "gelu": nn.gelu,  # by the error function, here and in transformers
+    "gelu_new": nn.gelu_approx,  # the tanh form; nn.gelu_fast_approx is another function
+    "gelu_pytorch_tanh": nn.gelu_approx,
+    "silu": nn.silu,
+    "swish": nn.silu,
+}
+
+
+def activation(name: str) -> Sublayer:
+    """The function that config.json calls `name`."""
+    if name not in _ACTIVATIONS:
+        raise InputError(f"config.json: unknown activation {name!r}")
+    return _ACTIVATIONS[name]
+
+
+class Attention(nn.Module):
+    """Multi-head attention; T5's has no scaling and no biases. source_dims: the width of the input of
+    keys and values, if it is not `dims`."""
+
+    def __init__(
+        self,
+        dims: int,
+        num_heads: int,
+        head_width: int,
+        scale: float = 1.0,
+        bias: bool = False,
+        key_heads: int | None = None,  # None: one for each query head
+        source_dims: int | None = None,
+    ):
+        super().__init__()
+        self._head_width, self._scale = head_width, scale
+        inner, inner_keys = num_heads * head_width, (key_heads or num_heads) * head_width
+        self.query = nn.Linear(dims, inner, bias)
+        self.key = nn.Linear(source_dims or dims, inner_keys, bias)
+        self.value = nn.Linear(source_dims or dims, inner_keys, bias)
+        self.out = nn.Linear(inner, dims, bias)
+
+    def _split(self, x: mx.array) -> mx.array:
+        B, T, _ = x.shape
+        return x.reshape(B, T, -1, self._head_width).transpose(0, 2, 1, 3)  # [B, H, T, D]
+
+    def queries(self, x: mx.array, *positions: mx.array) -> mx.array:
+        """[B, H, T, D] from x [B, T, d_model]. positions [B, T]: given only to rotate queries and keys."""
+        return self._split(self.query(x))
+
+    def project(self, x: mx.array, *positions: mx.array) -> tuple[mx.array, mx.array]:
+        """Keys and values, [B, H, T, D] each, from x [B, T, d_model]."""
+        return self._split(self.key(x)), self._split(self.value(x))
+
+    def attend(self, queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
+        return mx.fast.scaled_dot_product_attention(
+            queries, keys, values, scale=self._scale, mask=mask
+        )
+
+    def __call__(
+        self, x: mx.array, keys: mx.array, values: mx.array, mask: Mask, *positions: mx.array
+    ) -> mx.array:
+        B, T, _ = x.shape
+        heads = self.attend(self.queries(x, *positions), keys, values, mask)
+        out = self.out(heads.transpose(0, 2, 1, 3).reshape(B, T, -1))
+        # Some weights overflow float16 here; transformers clamps T5's as well.
+        return mx.clip(out, -65504, 65504) if out.dtype == mx.float16 else out
+
+
+class FeedForward(nn.Module):
+    def __init__(self, dims: int, inner: int, activation_name: str, gated: bool):
+        super().__init__()
+        self._activation = activation(activation_name)
+        if gated:
+            self.gate = nn.Linear(dims, inner, bias=False)
+        self.up = nn.Linear(dims, inner, bias=False)
+        self.down = nn.Linear(inner, dims, bias=False)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if "gate" not in self:
+            return self.down(self._activation(self.up(x)))
+        gate, up = self.gate(x), self.up(x)
+        if x.dtype == mx.float16:  # their product outgrows it; conversion keeps `down` in float32
+            gate, up = gate.astype(mx.float32), up.astype(mx.float32)
+        return self.down(self._activation(gate) * up)
+
+
+class Layer(nn.Module):
+    """`attention`, `cross_attention` (in decoders) and `feed_forward`, each with a norm."""
+
+    def residual(self, x: mx.array, name: str, sublayer: Sublayer) -> mx.array:
+        """The residual stream x after the sub-layer `name`."""
+        return x + sublayer(self[f"{name}_norm"](x))
+
+    def attend(
+        self, x: mx.array, mask: Mask, cache: CrossCache | None, index: int, *positions: mx.array
+    ) -> mx.array:
+        keys, values = self.attention.project(x, *positions)
+        if cache is not None:
+            keys, values = cache.append(index, keys, values)
+        return self.attention(x, keys, values, mask, *positions)
+
+    def __call__(
+        self, x: mx.array, mask: Mask, cache: Any, index: int, *positions: mx.array
+    ) -> mx.array:
+        """cache: the decoder's, where this layer is number `index`; None in the encoder."""
+        x = self.residual(x, "attention", lambda y: self.attend(y, mask, cache, index, *positions))
+        if cache is not None and "cross_attention" in self:
+            source = (*cache.cross[index], cache.cross_mask)
+            x = self.residual(x, "cross_attention", lambda y: self.cross_attention(y, *source))
+        return self.residual(x, "feed_forward", self.feed_forward)
+
+
+class Stack(nn.Module):
+    """The encoder or the decoder: `layers` and, in most families, a last `norm`."""
+
+    def __call__(
+        self,
+        x: mx.array,
+        masks: Sequence[Mask],
+        cache: CrossCache | None = None,
+        *positions: mx.array,
+    ) -> mx.array:
+        """masks: one per layer. cache: the decoder's."""
+        for i, (layer, mask) in enumerate(zip(self.layers, masks, strict=True)):
+            x = layer(x, mask, cache, i, *positions)
+        return self.norm(x) if "norm" in self else x
+
+
+_TABLES = (nn.Linear, nn.QuantizedLinear, nn.Embedding, nn.QuantizedEmbedding)
+
+
+class NarrowedEmbedding(nn.Module):
+    """An embedding that keeps only some of its rows when used as the head."""
+
+    def __init__(self, whole: nn.Module, rows: nn.Module):
+        super().__init__()
+        self.whole, self.rows = whole, rows
+
+    def __call__(self, tokens: mx.array) -> mx.array:
+        return self.whole(tokens)
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        return self.rows.as_linear(x)
+
+
+def narrowed(model: nn.Module, vocab_size: int, ids: mx.array) -> nn.Module:
+    """The same model with logits for `ids` [n] only; nothing but the head is copied. The head is the linear layer
+    with `vocab_size` rows or, if there is none, the embedding."""
+
+    def replaced(module: nn.Module, kinds: tuple[type, ...]) -> nn.Module:
+        """The module with its tables of these kinds narrowed; itself if it has none."""
+        if isinstance(module, kinds) and len(module.weight) == vocab_size:
+            rows = copy(module)
+            for name in ("weight", "scales", "biases", "bias"):  # quantized in groups within a row
+                if name in rows:
+                    rows[name] = rows[name][ids]
+            mx.eval(
+                rows.parameters()
+            )  # what is lazy can only be computed by the thread that made it
+            return NarrowedEmbedding(module, rows) if hasattr(module, "as_linear") else rows
+        parts = {name: part for name, part in module.items() if isinstance(part, nn.Module)}
+        new = {name: replaced(part, kinds) for name, part in parts.items()}
+        if all(new[name] is part for name, part in parts.items()):
+            return module
+        module = copy(module)
+        for name, part in new.items():
+            module[name] = part
+        return module
+
+    found = replaced(model, _TABLES[:2])
+    return found if found is not model else replaced(model, _TABLES[2:])
+
+
+class EncoderDecoder(nn.Module):
+    """The part of the contract (families/__init__.py) that these models share.
+
+    A family adds `decode` and `encode`, from tokens [B, S] with mask [B, S] to [B, S, d_model], finite on padding
+    too. It has `encoder`, `decoder`, `embedding` and, unless the embedding is the head as well, `head`.
+    """
+
+    config: Any
+
+    def prefix(self, prompt: Sequence[int]) -> list[int]:
+        """The tokens that a row begins with."""
+        return [self.config.decoder_start_token_id]
+
+    def start(self, tokens: mx.array, mask: np.ndarray | None = None) -> CrossCache:
+        """Encode the sources, tokens [B, S] with mask [B, S] (true on tokens; None: no padding), and
+        project their keys and values for every decoder layer. InputError if a source is empty or too long."""
+        S, most = tokens.shape[1], self.config.max_prompt_tokens
+        if most is not None and most < S:
+            raise InputError(f"a source of {S} tokens; the model reads {most} at most")
+        mask = np.ones(tokens.shape, bool) if mask is None else np.asarray(mask, bool)
+        if not mask.any(axis=1).all():
+            raise InputError("a source without a token cannot be encoded")
+        memory = self.encode(tokens, mask)
+        readers = [each.get("cross_attention", each.attention) for each in self.decoder.layers]
+        return CrossCache([reader.project(memory) for reader in readers], mask)
+
+    def narrowed(self, ids: mx.array) -> Any:
+        """The same model with logits for `ids` [n] only."""
+        return narrowed(self, self.config.vocab_size, ids)
+
+    def logits(self, x: mx.array) -> mx.array:
+        """[B, T, V] from the decoder's output [B, T, d_model]."""
+        return self.head(x) if "head" in self else self.embedding.as_linear(x)
