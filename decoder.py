@@ -31,6 +31,7 @@ from families.memory import installed, recommended
 from speculative.beams import BeamBatch
 from speculative.cached_model import AheadModel, Model
 from speculative.draft import Draft, Plan, Step
+from speculative.draft_vocabulary import DraftVocabulary
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
 from speculative.driver import Driver, Prompts, place, with_others
 from speculative.options import Options
@@ -40,7 +41,6 @@ from speculative.row import Row
 from speculative.row import Stats as Stats
 from speculative.sampling import RowSeeds, log_probabilities, sampler
 from speculative.schedule import Schedule
-from speculative.vocabulary import DraftVocabulary
 from text.grammar import Grammars
 from text.languages import chosen, frame
 from text.memory import Memory

@@ -18,7 +18,7 @@ from families import Family, encoder_decoder
 from families.bart_checkpoints import Config, rename
 from families.bart_tokenizers import write_tokenizer
 from families.encoder_decoder import Attention, EncoderDecoder, Sublayer, activation
-from speculative.cache import CrossCache, known_positions, padding_mask
+from speculative.cache import CrossCache, padding_mask, table_positions
 
 _FIRST = 2  # a learned table's row for position 0
 
@@ -141,11 +141,12 @@ class Model(EncoderDecoder):
 
     def decode(self, tokens: mx.array, positions: np.ndarray, cache: CrossCache) -> mx.array:
         """As the contract says. Raises InputError for a position beyond the model's last."""
-        known = known_positions(positions)
-        if (most := self.config.max_positions) and known.max() >= most:
+        places = table_positions(positions)
+        most = self.config.max_positions
+        if most and places.max() >= most:
             raise InputError(f"the text is longer than the {most} positions that the model knows")
         cache.reserve(positions)
-        x = self.decoder.begin(self.embedding, tokens, known)
+        x = self.decoder.begin(self.embedding, tokens, places)
         return self.logits(self.decoder(x, [cache.self_mask()] * self.config.decoder_layers, cache))
 
     def logits(self, x: mx.array) -> mx.array:
@@ -158,12 +159,12 @@ class Model(EncoderDecoder):
         return logits
 
     def narrowed(self, ids: mx.array) -> "Model":
-        found = super().narrowed(ids)
-        found._ids = ids
+        narrow = super().narrowed(ids)
+        narrow._ids = ids
         if self.config.logits_bias:
-            found.logits_bias = self.logits_bias[ids]
-            mx.eval(found.logits_bias)
-        return found
+            narrow.logits_bias = self.logits_bias[ids]
+            mx.eval(narrow.logits_bias)
+        return narrow
 
 
 FAMILY = Family(Config, Model, rename, write_tokenizer)

@@ -86,7 +86,7 @@ class CausalCache(SlotCache):
     def decoded(self, positions: np.ndarray) -> None:
         """Note that a call with tokens at these positions is over. A row without a token keeps the states from before
         it: on Metal, Mamba 2's kernel for one token takes a filler for text."""
-        end = self.cursor - self._kept
+        end = self.cursor - self._committed
         columns = np.arange(end - positions.shape[1], end) + 1
         last = np.where(positions != MASKED, columns, 0).max(axis=1)
         self._calls.append((np.where(last, last, MASKED), end, self._snapshot()))

@@ -17,7 +17,7 @@ import model
 from families import Family, encoder_decoder
 from families.encoder_decoder import EncoderDecoder, FeedForward, Mask, Sublayer
 from families.t5gemma_checkpoint import NAMES, Config, StackConfig
-from speculative.cache import CrossCache, known_positions, padding_mask
+from speculative.cache import CrossCache, padding_mask, table_positions
 
 
 @partial(mx.compile, shapeless=True)
@@ -159,7 +159,7 @@ class T5Gemma(EncoderDecoder):
         slots.reserve(positions)
         seen = cache(lambda window: self.decoder_mask(slots, window))
         masks = [seen(window) for window in self.config.decoder.windows]
-        at = mx.array(known_positions(positions))
+        at = mx.array(table_positions(positions))
         return self.logits(self.decoder(embed(self.embedding, tokens), masks, slots, at))
 
     def logits(self, x: mx.array) -> mx.array:

@@ -21,7 +21,7 @@ from errors import InputError
 from families import Family, bart, encoder_decoder
 from families.bart_checkpoints import NAMES as BART
 from families.encoder_decoder import EncoderDecoder
-from speculative.cache import CrossCache, known_positions
+from speculative.cache import CrossCache, table_positions
 
 # Keys and values of the sound, [1, H, S, D] each, of every layer
 Pairs = Sequence[Sequence[mx.array]]
@@ -196,7 +196,7 @@ class Whisper(EncoderDecoder):
 
     def decode(self, tokens: mx.array, positions: np.ndarray, cache: CrossCache) -> mx.array:
         """As the contract says. Raises InputError for a position beyond the model's last."""
-        known, most = known_positions(positions), self.config.max_positions
+        known, most = table_positions(positions), self.config.max_positions
         if known.max() >= most:
             raise InputError(f"the text is longer than the {most} positions that the model knows")
         cache.reserve(positions)

@@ -10,11 +10,11 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+# The position of a slot that no query sees, and of a filler: a token that only fills a ragged block
 MASKED = 1 << 30
-"""The position of a slot that no query sees, and of a token that only fills a ragged block."""
 
 
-def known_positions(positions: np.ndarray) -> np.ndarray:
+def table_positions(positions: np.ndarray) -> np.ndarray:
     """Positions that may index a table, which MLX reads beyond its end without an error: 0 for MASKED."""
     return np.where(positions == MASKED, 0, positions)
 
@@ -45,7 +45,7 @@ class SlotCache:
         self.values: list[Any] = [None] * num_layers
         self.position = np.full((batch_size, 0), MASKED, np.int32)
         self.cursor = 0
-        self._kept = 0  # the cursor at the last `keep`
+        self._committed = 0  # the cursor at the last `keep`
 
     @property
     def lengths(self) -> np.ndarray:
@@ -65,8 +65,9 @@ class SlotCache:
 
     def reserve(self, positions: np.ndarray) -> np.ndarray:
         """Take slots for tokens at `positions` [B, T]; return the positions of all slots [B, N]."""
-        start, self.cursor = self.cursor, self.cursor + positions.shape[1]
-        self._make_room(self.cursor)
+        start = self.cursor
+        self.cursor = start + positions.shape[1]
+        self._reserve_slots(self.cursor)
         self.position[:, start : self.cursor] = positions
         self._queries = positions
         return self.position[:, : self.cursor]
@@ -86,7 +87,7 @@ class SlotCache:
         seen = distance >= 0 if window is None else (distance >= 0) & (distance < window)
         return None if seen.all() else mx.array(seen[:, None])
 
-    def _make_room(self, slots: int) -> None:
+    def _reserve_slots(self, slots: int) -> None:
         missing = _in_steps(max(0, slots - self.position.shape[1]))
         self.position = np.pad(self.position, [(0, 0), (0, missing)], constant_values=MASKED)
 
@@ -100,7 +101,8 @@ class SlotCache:
         return self.keys[layer][:, :, : self.cursor], self.values[layer][:, :, : self.cursor]
 
     def _grown(self, store: mx.array | None, new: mx.array) -> mx.array:
-        (B, capacity), (_, H, _, D) = self.position.shape, new.shape
+        B, capacity = self.position.shape
+        _, H, _, D = new.shape
         if store is None:
             return mx.zeros((B, H, capacity, D), new.dtype)
         missing = capacity - store.shape[2]
@@ -109,16 +111,16 @@ class SlotCache:
     def keep(self, n: np.ndarray) -> None:
         """Row b keeps the first n[b] of the tokens written since the last `keep`, or all of them
         where n[b] is larger."""
-        written = self.position[:, self._kept : self.cursor]
+        written = self.position[:, self._committed : self.cursor]
         written[np.arange(written.shape[1]) >= n[:, None]] = MASKED
-        self._kept = self.cursor = min(self.cursor, self._kept + int(n.max()))
+        self._committed = self.cursor = min(self.cursor, self._committed + int(n.max()))
         if self.cursor > self.FEW and self.cursor > 2 * self.lengths.max():
             self._compact()
 
     def _compact(self) -> None:
         """Move every row's live slots to the front, in one gather."""
         masked = self.position[:, : self.cursor] == MASKED
-        self.cursor = self._kept = int(self.lengths.max())
+        self.cursor = self._committed = int(self.lengths.max())
         order = np.argsort(masked, axis=1, kind="stable")[:, : _in_steps(self.cursor)]
         self.position = np.take_along_axis(self.position, order, axis=1)
         index = mx.array(order)[:, None, :, None]
@@ -134,10 +136,10 @@ class SlotCache:
         """Replace `rows` with the rows of `fresh`, which fill the first slots."""
         self.position[rows] = MASKED
         if not self.lengths.any():
-            self.cursor = self._kept = 0
+            self.cursor = self._committed = 0
         held = fresh.cursor
-        self._make_room(held)
-        self.cursor = self._kept = max(self.cursor, held)
+        self._reserve_slots(held)
+        self.cursor = self._committed = max(self.cursor, held)
         self.position[rows, :held] = fresh.position[:, :held]
         index = mx.array(list(rows))
         for store, new in ((self.keys, fresh.keys), (self.values, fresh.values)):
@@ -149,7 +151,8 @@ class SlotCache:
     def take(self, other: "SlotCache", row: int, n: int) -> None:
         """Fill this empty cache of one row with the first n tokens of another's row."""
         slots = mx.array(np.argsort(other.position[row, : other.cursor], kind="stable")[:n])
-        self.position, self.cursor, self._kept = np.arange(n, dtype=np.int32)[None], n, n
+        self.position = np.arange(n, dtype=np.int32)[None]
+        self.cursor = self._committed = n
         for store, theirs in ((self.keys, other.keys), (self.values, other.values)):
             store[:] = [None if x is None else x[row : row + 1][:, :, slots] for x in theirs]
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from speculative.cached_model import CachedModel, Model, Rows, following
 from speculative.draft import Candidate, Draft, Plan, no_draft
+from speculative.draft_vocabulary import DraftVocabulary, Narrowed
 from speculative.lookup import ALLOWED, FORCED, UNBOUNDED, WEAK, PromptMatcher
 from speculative.reading import Kept
 from speculative.row import Row
 from speculative.sampling import Greedy, Sampler
-from speculative.vocabulary import DraftVocabulary, Narrowed
 
 
 class Drafter:

@@ -41,21 +41,22 @@ Processor = Callable[[mx.array, Prefixes], mx.array]
 
 def _counts(tokens: mx.array, where: mx.array, vocab_size: int) -> mx.array:
     """How often tokens [B, N] hold each of V tokens where `where` [B or 1, T, N] is true: [B, T, V]."""
-    known = (tokens >= 0) & (tokens < vocab_size)
-    where = (where & known[:, None]).astype(mx.float32)
+    is_token = (tokens >= 0) & (tokens < vocab_size)
+    where = (where & is_token[:, None]).astype(mx.float32)
     B, T, _ = where.shape
     rows, positions = mx.arange(B)[:, None, None], mx.arange(T)[:, None]
-    index = mx.where(known, tokens, 0)[:, None]
+    index = mx.where(is_token, tokens, 0)[:, None]
     return mx.zeros((B, T, vocab_size)).at[rows, positions, index].add(where)
 
 
 def _follows(prefixes: Prefixes, T: int, sequence: Sequence[int]) -> mx.array:
     """Whether the tokens before each of T positions end with the sequence: [B, T]."""
     tokens = mx.pad(prefixes.tokens, [(0, 0), (len(sequence), 0)], constant_values=-1)
-    found, first = mx.array(True), prefixes.tokens.shape[1] - T + 1
+    first = prefixes.tokens.shape[1] - T + 1
+    follows = mx.array(True)
     for i, token in enumerate(sequence, first):
-        found = found & (tokens[:, i : i + T] == token)
-    return found
+        follows = follows & (tokens[:, i : i + T] == token)
+    return follows
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,13 @@ class SequenceBias:
 
     def __call__(self, logits: mx.array, prefixes: Prefixes) -> mx.array:
         T, V = logits.shape[1:]
-        known = [(sequence, bias) for sequence, bias in self.biases if sequence[-1] < V]
-        for (*before, last), bias in known:
+        biases = [(sequence, bias) for sequence, bias in self.biases if sequence[-1] < V]
+        for (*before, last), bias in biases:
             if before:
                 follows = _follows(prefixes, T, before)
                 logits = logits.at[:, :, last].add(mx.where(follows, bias, 0.0))
-        if single := [(sequence[0], bias) for sequence, bias in known if len(sequence) == 1]:
+        single = [(sequence[0], bias) for sequence, bias in biases if len(sequence) == 1]
+        if single:
             index, bias = (mx.array(column) for column in zip(*single, strict=True))
             logits = logits.at[:, :, index].add(bias)
         return logits
@@ -164,32 +166,38 @@ def processors_for(options: Any, config: Any) -> tuple[Processor, ...]:
     config: the model's, for its end tokens and vocabulary. Raises InputError if it lacks a token.
     """
     ends = tuple(config.eos_token_ids)
-    bias, banned = options.logit_bias or {}, options.suppress_tokens or ()
-    words, forced = options.bad_words_ids or (), ("forced_bos_token_id", "forced_eos_token_id")
-    asked = dict(logit_bias=bias, bad_words_ids=chain(*words), suppress_tokens=banned)
-    for name, tokens in (asked | {name: [getattr(options, name) or -1] for name in forced}).items():
+    bias = options.logit_bias or {}
+    banned = options.suppress_tokens or ()
+    words = options.bad_words_ids or ()
+    forced = dict(
+        forced_bos_token_id=options.forced_bos_token_id,
+        forced_eos_token_id=options.forced_eos_token_id,
+    )
+    ids = dict(logit_bias=bias, bad_words_ids=chain(*words), suppress_tokens=banned)
+    ids |= {name: [token or -1] for name, token in forced.items()}
+    for name, tokens in ids.items():
         for token in tokens:
             if token >= config.vocab_size:
                 raise InputError(f"{name}: no token {token}; the model has {config.vocab_size}")
-    found: list[Processor] = []
+    processors: list[Processor] = []
     if bias:
-        found.append(_biased({(token,): value for token, value in bias.items()}))
+        processors.append(_biased({(token,): value for token, value in bias.items()}))
     if options.repetition_penalty not in (None, 1):
         context = options.repetition_context_size or 0
-        found.append(RepetitionPenalty(float(options.repetition_penalty), context))
+        processors.append(RepetitionPenalty(float(options.repetition_penalty), context))
     if options.no_repeat_ngram_size:
-        found.append(NoRepeatNGrams(options.no_repeat_ngram_size))
+        processors.append(NoRepeatNGrams(options.no_repeat_ngram_size))
     # As in transformers, the end of sequence alone cannot be banned this way.
     if words := {tuple(word) for word in words} - {(end,) for end in ends}:
-        found.append(_biased(dict.fromkeys(words, -np.inf)))
+        processors.append(_biased(dict.fromkeys(words, -np.inf)))
     if options.min_tokens and ends:
-        found.append(MinTokens(options.min_tokens, ends))
-    for name in forced:
-        if (token := getattr(options, name)) not in (None, -1):
-            found.append(Forced(token, at_end=name == "forced_eos_token_id"))
+        processors.append(MinTokens(options.min_tokens, ends))
+    for name, token in forced.items():
+        if token not in (None, -1):
+            processors.append(Forced(token, at_end=name == "forced_eos_token_id"))
     if banned:
-        found.append(_biased({(token,): -np.inf for token in banned}))
-    return (*found, *options.processors)
+        processors.append(_biased({(token,): -np.inf for token in banned}))
+    return (*processors, *options.processors)
 
 
 def _biased(biases: Mapping[tuple[int, ...], float]) -> SequenceBias:
@@ -211,7 +219,8 @@ class Controls:
         """Process logits [B, T, V]. Of the drafted tokens [B, k], in any number of parts, the last T - 1 are between
         these positions, the others before them."""
         processed = self._processed(logits, drafted) if any(self._groups) else logits
-        if (allowed := self._allowed(logits, drafted)) is None:
+        allowed = self._allowed(logits, drafted)
+        if allowed is None:
             return processed
         masked = mx.where(allowed, processed, -mx.inf)
         # Where processors ban all that is allowed, the grammar wins.
@@ -221,33 +230,36 @@ class Controls:
     def _allowed(self, logits: mx.array, drafted: Sequence[mx.array]) -> mx.array | None:
         """What the rows' grammars allow in the places of logits [B, T, V], boolean; None: everything."""
         live = [b for b, row in enumerate(self._rows) if row.grammar and not row.finish_reason]
-        (B, T, V), count = logits.shape, sum(part.shape[1] for part in drafted)
+        B, T, V = logits.shape
+        count = sum(part.shape[1] for part in drafted)
         # A GPU would idle while the host waits for a draft model's token; the target rejects a forbidden one.
         if not live or (count > T - 1 and mx.default_device() == mx.gpu):
             return None
         # Wait for the drafted tokens only: the device computes the logits meanwhile.
         mx.async_eval(*drafted)
         mx.async_eval(logits)
-        known = np.concatenate([np.zeros((B, 0), int), *map(np.array, drafted)], axis=1).tolist()
+        tokens = np.concatenate([np.zeros((B, 0), int), *map(np.array, drafted)], axis=1).tolist()
         allowed = np.ones(logits.shape, bool)
         for b in live:
             row = self._rows[b]
             for t in range(T):
-                mask = row.grammar.allowed([*row.generated, *known[b][: count - T + 1 + t]])[:V]
+                mask = row.grammar.allowed([*row.generated, *tokens[b][: count - T + 1 + t]])[:V]
                 allowed[b, t] = np.pad(mask, (0, V - len(mask)))
                 if not mask.any():
                     break  # the drafted token before will not pass
         return mx.array(allowed)
 
     def _processed(self, logits: mx.array, drafted: Sequence[mx.array]) -> mx.array:
-        logits, history = logits.astype(mx.float32), self._history()
+        logits = logits.astype(mx.float32)
+        history = self._history()
         tokens = mx.concatenate([history, *drafted], axis=1)
         ahead = tokens.shape[1] - history.shape[1] - (logits.shape[1] - 1)
         generated = np.array([len(row.origins) for row in self._rows]) + ahead
         room = np.array([row.room for row in self._rows]) - ahead
         for processors, rows in self._groups.items():
             index = slice(None) if len(rows) == len(self._rows) else mx.array(rows)
-            part, prefixes = logits[index], Prefixes(tokens[index], generated[rows], room[rows])
+            part = logits[index]
+            prefixes = Prefixes(tokens[index], generated[rows], room[rows])
             for processor in processors:
                 part = processor(part, prefixes)
             logits[index] = part
@@ -260,5 +272,6 @@ class Controls:
             history = np.full((len(lengths), max(lengths)), -1, np.int32)
             for b, row in enumerate(self._rows):
                 history[b, history.shape[1] - lengths[b] :] = row.tokens
-            self._lengths, self._tokens = lengths, mx.array(history)
+            self._lengths = lengths
+            self._tokens = mx.array(history)
         return self._tokens

@@ -1,4 +1,4 @@
-"""The tokens in texts, for a draft model that scores only those (speculative/vocabulary.py)."""
+"""The tokens in texts, for a draft model that scores only those (speculative/draft_vocabulary.py)."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator

@@ -17,10 +17,10 @@ from decoder import Options, SpeculativeDecoder
 from errors import InputError
 from families.causal import CausalModel
 from speculative.draft import Candidate
+from speculative.draft_vocabulary import LEAST, MISSES, DraftVocabulary
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 from speculative.sampling import probabilities
 from speculative.schedule import Schedule
-from speculative.vocabulary import LEAST, MISSES, DraftVocabulary
 from text.tokenizer import byte_tokenizer
 from text.vocabulary import completion, read_tokens
 

@@ -44,29 +44,34 @@ class DraftVocabulary:
     ):
         """size: the target lacks ids from here on. tokens: None to learn them.
         complete: adds tokens that any such text may need, such as single characters."""
-        self._model, self._size, self._given, self._complete = model, size, tokens, complete
+        self._model = model
+        self._size = size
+        self._given = tokens
+        self._complete = complete
         self._written: defaultdict[str | None, Counter[int]] = defaultdict(Counter)
         self._made: Narrowed | None = None
         self._languages: Collection[str | None] = ()  # of what was made
         self._misses = 0  # since then
         # Tokens written since the first set, and how many the current set lacked.
-        self.written = self.missed = 0
+        self.written = 0
+        self.missed = 0
         if tokens is not None:
             self._make(tokens)
 
     def __str__(self) -> str:
         if not self._made:
             return "draft vocabulary: all tokens, as many new ones came"
-        kept, missed = len(self._made.tokens), self.missed / max(1, self.written)
+        size = len(self._made.tokens)
+        missed = self.missed / max(1, self.written)
         others = f"{missed:.1%} of the {self.written:,} tokens written since are others"
-        return f"draft vocabulary: {kept:,} of {self._size:,} tokens; {others}"
+        return f"draft vocabulary: {size:,} of {self._size:,} tokens; {others}"
 
     def narrowed(self, languages: Collection[str | None]) -> Narrowed | None:
         """The model for rows of these target languages; None: use the whole model."""
         if self._given is not None:
             return self._made
         counts = [self._written[language] for language in languages]
-        if not all(map(_known, counts)):
+        if not all(map(_new_are_rare, counts)):
             return None
         tokens = set().union(*counts)
         covered = self._made and set(languages) <= set(self._languages)
@@ -87,13 +92,14 @@ class DraftVocabulary:
             self._written[language].update(tokens)
 
     def _make(self, tokens: Collection[int]) -> None:
-        kept = sorted(token for token in self._complete(tokens) if token < self._size)
-        ids = mx.array(kept, mx.int32)
+        scored = sorted(token for token in self._complete(tokens) if token < self._size)
+        ids = mx.array(scored, mx.int32)
         self._misses = 0
-        self._made = Narrowed(self._model.narrowed(ids), frozenset(kept), ids, self._size)
+        self._made = Narrowed(self._model.narrowed(ids), frozenset(scored), ids, self._size)
 
 
-def _known(written: Counter[int]) -> bool:
+def _new_are_rare(written: Counter[int]) -> bool:
     """Whether new tokens are rare: their expected share is that of tokens written once (Good 1953)."""
-    once, total = sum(n == 1 for n in written.values()), written.total()
+    once = sum(n == 1 for n in written.values())
+    total = written.total()
     return total >= LEAST and once <= RARE * total
