@@ -54,7 +54,8 @@ def parse_args(argv: list[str] | None = None):
 def main() -> None:
     args = parse_args()
     if args.dry_run:
-        return describe(args.model, args.revision)
+        print(*describe(args.model, args.revision), sep="\n")
+        return
     wanted = (args.q_mode or "affine", args.q_bits or 0, args.q_group_size or 0)
     quantization = Quantization(*wanted) if args.quantize else None
     how = dict(revision=args.revision, force=args.force, quantization=quantization)

@@ -9,13 +9,13 @@ import fcntl
 import hashlib
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from checkpoints.folder import TOKENIZER_FILES, check_kind, weight_files
 from errors import InputError
+from reporting import reporter
 
 CONFIG = "config.json"
 MLX_LM = {".json", ".jinja", ".model", ".txt", ".tiktoken"}  # what it reads beside the weights
@@ -157,7 +157,7 @@ def _remaining(blobs: Path, file) -> int:
 
 
 def _announce(model: str, download: int, output: Path, converted: int) -> None:
-    """Say on stderr what a download and its conversion will take, if anything. InputError for more than the disk has."""
+    """Report what a download and its conversion will take, if anything. InputError for more than the disk has."""
     from huggingface_hub import constants
 
     cache, beside = Path(constants.HF_HUB_CACHE), output.absolute().parent
@@ -169,8 +169,8 @@ def _announce(model: str, download: int, output: Path, converted: int) -> None:
                 f"{folder} has {gb(free)} free (move the cache with HF_HOME, the result with --mlx-path)"
             )
     if download:
-        kept = f", and {gb(converted)} converted to {output}" if converted else ""
-        print(f"{model}: downloading {gb(download)} to {cache}{kept}", file=sys.stderr)
+        result = f", and {gb(converted)} converted to {output}" if converted else ""
+        reporter.note(f"{model}: downloading {gb(download)} to {cache}{result}")
 
 
 def gb(size: float) -> str:

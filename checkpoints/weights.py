@@ -1,6 +1,6 @@
 """Writing a model's weights, cast and quantized, with one block of one tensor in memory at a time."""
 
-import sys
+import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from math import prod
@@ -13,6 +13,7 @@ from checkpoints.npz import write_npz_member
 from checkpoints.quantization import Quantization, is_matrix
 from checkpoints.tensors import BFLOAT16, Tensor, to_mlx, to_numpy
 from errors import InputError
+from reporting import Advance, reporter
 
 DTYPES: dict[str, np.dtype] = {
     "float32": np.dtype("<f4"),
@@ -54,40 +55,39 @@ def write_weights(
     quantization: Quantization | None = None,
 ) -> None:
     """Write tensors to an npz file under our names. float32: as in `stored_dtype`. Weights that are not
-    finite in their new type are written anyway and named on stderr."""
-    from tqdm import tqdm
-
+    finite in their new type are written anyway and named in a warning."""
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     if quantization:
         _check_groups(shapes, quantization)
     size = stored_size(shapes, dtype, float32, None)
-    progress = tqdm(total=size, unit="B", unit_scale=True, desc=path.parent.name, disable=None)
+    progress = reporter.bar(path.parent.name, size, "B", 0)
     wrong: dict[str, None] = {}  # an ordered set
-    with progress, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+    with progress as advance, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for name, tensor in tensors.items():
             stored = stored_dtype(name, dtype, float32)
-            blocks = _cast(tensor, stored, name, wrong, progress)
+            blocks = _cast(tensor, stored, name, wrong, advance)
             if quantization and quantization.covers(name, tensor.shape):
                 _write_quantized(archive, name, tensor.shape, blocks, quantization)
             else:
                 write_npz_member(archive, name, stored, tensor.shape, blocks)
     if wrong:
-        print(f"warning: NaN or infinite as {dtype}: {', '.join(wrong)}", file=sys.stderr)
+        warnings.warn(f"warning: NaN or infinite as {dtype}: {', '.join(wrong)}", stacklevel=2)
 
 
 def _check_groups(shapes: dict[str, tuple[int, ...]], quantization: Quantization) -> None:
-    """Say on stderr how many matrices cannot be quantized; InputError if none can."""
+    """Warn if some matrices cannot be quantized; InputError if none can."""
     matrices = [weight for weight in shapes.items() if is_matrix(*weight)]
     left = len(matrices) - sum(quantization.covers(*weight) for weight in matrices)
     reason = f"row lengths are not multiples of the group size {quantization.group_size}"
     if left == len(matrices):
         raise InputError(f"no weight can be quantized: {reason}")
     if left:
-        print(f"{left} of {len(matrices)} matrices are not quantized: {reason}", file=sys.stderr)
+        said = f"{left} of {len(matrices)} matrices are not quantized: {reason}"
+        warnings.warn(said, stacklevel=3)
 
 
 def _cast(
-    tensor: Tensor, dtype: np.dtype, name: str, wrong: dict[str, None], progress
+    tensor: Tensor, dtype: np.dtype, name: str, wrong: dict[str, None], advance: Advance
 ) -> Iterator[np.ndarray]:
     """The tensor's blocks in their new type; adds `name` to `wrong` if a value is not finite."""
     to = {np.dtype("<f4"): mx.float32, np.dtype("<f2"): mx.float16, BFLOAT16: mx.bfloat16}[dtype]
@@ -96,7 +96,7 @@ def _cast(
         if not mx.isfinite(array).all():
             wrong[name] = None
         yield to_numpy(array)
-        progress.update(array.nbytes)
+        advance(array.nbytes)
 
 
 def _write_quantized(
@@ -107,17 +107,21 @@ def _write_quantized(
     quantization: Quantization,
 ) -> None:
     """Write the packed weight block by block, then its scales and offsets, which are small."""
-    beside: list[list[np.ndarray]] = []
+    scales: list[np.ndarray] = []
+    biases: list[np.ndarray] = []  # none in some modes
 
     def packed() -> Iterator[np.ndarray]:
         for block in blocks:
-            weight, *rest = mx.quantize(to_mlx(block), **vars(quantization))
-            beside.append([to_numpy(x) for x in rest])
+            weight, block_scales, *block_biases = mx.quantize(to_mlx(block), **vars(quantization))
+            scales.append(to_numpy(block_scales))
+            biases.extend(map(to_numpy, block_biases))
             yield to_numpy(weight)
 
-    width = shape[1] * quantization.bits // 32
-    write_npz_member(archive, name, np.dtype("<u4"), (shape[0], width), packed())
-    whole = (shape[0], shape[1] // quantization.group_size)
-    for suffix, parts in zip(("scales", "biases"), zip(*beside, strict=True), strict=False):
-        beside_name = name.removesuffix("weight") + suffix
-        write_npz_member(archive, beside_name, parts[0].dtype, whole, parts)
+    rows, width = shape
+    packed_shape = rows, width * quantization.bits // 32
+    write_npz_member(archive, name, np.dtype("<u4"), packed_shape, packed())
+    groups = rows, width // quantization.group_size
+    for suffix, parts in (("scales", scales), ("biases", biases)):
+        if parts:
+            member = name.removesuffix("weight") + suffix
+            write_npz_member(archive, member, parts[0].dtype, groups, parts)

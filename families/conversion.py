@@ -4,7 +4,7 @@ have to be downloaded and converted."""
 import json
 import re
 import shutil
-import sys
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from families.causal_loading import (
 )
 from families.folders import WEIGHTS, converted, converted_path, missing
 from families.loading import build, read_tokenizers, weight_shapes
+from reporting import reporter
 from text.generation import FILE as GENERATION
 from text.generation import Generation
 
@@ -116,17 +117,19 @@ def convert(
     return output
 
 
-def describe(model: str, revision: str | None = None) -> None:
-    """Print what a model takes. Of one on the hub only the config.json is downloaded."""
+def describe(model: str, revision: str | None = None) -> list[str]:
+    """What a model takes, in lines. Of one on the hub only the config.json is downloaded."""
+    lines = []
 
     def stop(size: int) -> bool:
-        print(f"download: {gb(size)}")
+        lines.append(f"download: {gb(size)}")
         return False
 
-    found = memory.needed(*unset(fetch(model, revision, start=stop)))
-    print(f"memory for {memory.ROWS} prompts and outputs of {memory.TOKENS} tokens:")
-    for bits, size in found.items():
-        print(f"  in {bits} bits {gb(size)}, a Mac of {memory.mac_for(size)}")
+    sizes = memory.needed(*unset(fetch(model, revision, start=stop)))
+    lines.append(f"memory for {memory.ROWS} prompts and outputs of {memory.TOKENS} tokens:")
+    for bits, size in sizes.items():
+        lines.append(f"  in {bits} bits {gb(size)}, a Mac of {memory.mac_for(size)}")
+    return lines
 
 
 def find(name: str) -> Path:
@@ -141,7 +144,7 @@ def find(name: str) -> Path:
         raise missing(name)
     if local:
         _wanted(name, "conversion", converted_size(Path(name), None) or 0)
-        print(f"{name}: converting it to {output}", file=sys.stderr)
+        reporter.note(f"{name}: converting it to {output}")
         return convert(name, exist_ok=True)
     output.parent.mkdir(parents=True, exist_ok=True)
     wanted = partial(_wanted, name, "download")
@@ -150,14 +153,13 @@ def find(name: str) -> Path:
 
 
 def _wanted(name: str, task: str, size: int) -> bool:
-    """Whether to start with `size` bytes: if they are many, asks on a terminal, and elsewhere raises InputError."""
+    """Whether to start with `size` bytes: if they are many, asks, or raises InputError if there is nobody to ask."""
     if size <= MOST:
         return True
     said = f"{name} is a {task} of {gb(size)}"
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if reporter.confirm is None:
         raise InputError(f"{said}; to start it: python convert.py --model {name}")
-    print(f"{said}. Start it? [y/N] ", end="", file=sys.stderr, flush=True)
-    if input().lower() not in ("y", "yes"):
+    if not reporter.confirm(f"{said}. Start it?"):
         raise InputError(f"the {task} of {name} is not started; smaller models: docs/models.md")
     return True
 
@@ -190,11 +192,11 @@ def _write(
         if raw.get("feed_forward_proj") == "gelu" and config.to_dict().get("gated"):
             # Some copies of flan-t5-xxl have this.
             note = "config.json says gelu, but the weights are gated: using gated-gelu"
-            print(f"{source}: {note}", file=sys.stderr)
+            warnings.warn(f"{source}: {note}", stacklevel=2)
         if dtype is None:
             dtype = default_dtype(raw)
             if note := _note(dtype):
-                print(f"{source}: {note}", file=sys.stderr)
+                reporter.note(f"{source}: {note}")
         family.write_tokenizer(source, output)
         read_tokenizers(output, config)
         Generation.load(source)

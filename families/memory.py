@@ -1,7 +1,7 @@
 """How much memory there is, and how much a model needs, from its config.json alone."""
 
 import os
-import sys
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
-from tqdm import tqdm
 
 from checkpoints.folder import read_json
 from checkpoints.hub import gb
@@ -17,6 +16,7 @@ from checkpoints.quantization import Quantization
 from checkpoints.weights import stored_size
 from errors import InputError
 from families.encoder_decoder import EncoderDecoder
+from reporting import reporter
 
 ROWS, TOKENS = 8, 512  # prompts of a batch, and the tokens of each prompt and of each output
 T = TypeVar("T")
@@ -38,35 +38,36 @@ def mac_for(needed: int) -> str:
     """The RAM of the smallest Mac whose GPU may use so many bytes. macOS recommends (llama.cpp logs it) two thirds of
     16, 24 and 32 GB, and three quarters or more of 64 and 128 GB."""
     usable = {ram: (2 / 3 if ram <= 32 else 3 / 4) * ram * 2**30 for ram in MACS}
-    found = next((ram for ram in MACS if needed <= usable[ram]), None)
-    return f"{found} GB" if found else f"over {MACS[-1]} GB"
+    enough = [ram for ram in MACS if needed <= usable[ram]]
+    return f"{enough[0]} GB" if enough else f"over {MACS[-1]} GB"
 
 
 def read_weights(
     name: str, folder: Path, weights: Mapping[str, Any], read: Callable[[Any], T]
 ) -> dict[str, T]:
-    """read(weight) of each weight of the model in a folder; a terminal shows a bar after two seconds. InputError if the
-    machine has not enough memory; if nearly all of it will be in use (0.9, as in mlx-lm), say so on stderr."""
-    size, found = sum(weight.nbytes for weight in weights.values()), dict[str, T]()
-    _check_room(name, folder, size)
-    how: Any = dict(unit="B", unit_scale=True, delay=2, leave=False, disable=None)
-    with tqdm(desc=f"loading {name}", total=size, **how) as bar:
+    """read(weight) of each weight of the model in a folder, with a bar. InputError if the machine has not enough memory; a
+    warning if nearly all of it will be in use (0.9, as in mlx-lm)."""
+    size = sum(weight.nbytes for weight in weights.values())
+    _check_fits(name, folder, size)
+    loaded = dict[str, T]()
+    with reporter.bar(f"loading {name}", size, "B", 2) as advance:
         for key, weight in weights.items():
-            found[key] = read(weight)
-            bar.update(weight.nbytes)
-    return found
+            loaded[key] = read(weight)
+            advance(weight.nbytes)
+    return loaded
 
 
-def _check_room(name: str, folder: Path, size: int) -> None:
-    room, used = recommended() or installed(), mx.get_active_memory()
-    if size + used <= 0.9 * room:
+def _check_fits(name: str, folder: Path, size: int) -> None:
+    ram = recommended() or installed()
+    used = mx.get_active_memory()
+    if size + used <= 0.9 * ram:
         return
     origin = read_json(folder / "config.json").get("converted_from", name)
     hint = f"for fewer bits see python convert.py --model {origin} --dry-run, for smaller models docs/models.md"
-    said = f"{name} takes {gb(size)}, and {gb(max(0, room - used))} of memory are left for it"
+    said = f"{name} takes {gb(size)}, and {gb(max(0, ram - used))} of memory are left for it"
     if size + used > installed():
         raise InputError(f"{said}; {hint}")
-    print(f"{said}: decoding may be slow; {hint}", file=sys.stderr)
+    warnings.warn(f"{said}: decoding may be slow; {hint}", stacklevel=4)
 
 
 def needed(model: Any, dtype: str, float32: tuple[str, ...] = ()) -> dict[int, int]:
@@ -78,11 +79,12 @@ def needed(model: Any, dtype: str, float32: tuple[str, ...] = ()) -> dict[int, i
     weights: dict[str, Any] = dict(tree_flatten(model.parameters()))
     shapes = {name: weight.shape for name, weight in weights.items()}
     model.set_dtype(getattr(mx, dtype))
-    batch, found = _full_cache(model), {}
+    batch = _full_cache(model)
+    by_bits = {}
     for bits in (16, 8, 4):
         quantization = Quantization(bits=bits) if bits < 16 else None
-        found[bits] = batch + stored_size(shapes, dtype, float32, quantization)
-    return found
+        by_bits[bits] = batch + stored_size(shapes, dtype, float32, quantization)
+    return by_bits
 
 
 def _full_cache(model: Any) -> int:

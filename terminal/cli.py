@@ -4,12 +4,14 @@ import argparse
 import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TextIO
 
 from errors import InputError
+from reporting import Advance, reporter
 
 USAGE_ERROR, INPUT_ERROR, INTERRUPTED = 2, 1, 130
 _MOST = 10**9
@@ -94,9 +96,41 @@ def note_types(*models: Any) -> None:
         print(text, file=sys.stderr)
 
 
+@contextmanager
+def bar(title: str, total: int, unit: str, delay: float) -> Iterator[Advance]:
+    """A bar on stderr, where that is a terminal; one that appears late vanishes at its end."""
+    from tqdm import tqdm
+
+    is_bytes = unit == "B"
+    with tqdm(
+        desc=title,
+        total=total,
+        unit=unit,
+        unit_scale=is_bytes,
+        delay=delay,
+        leave=not delay,
+        disable=None,
+    ) as progress:
+        yield progress.update
+
+
+def confirm(question: str) -> bool:
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return input().lower() in ("y", "yes")
+
+
+def report_on_stderr() -> None:
+    """Let notes, warnings and bars of all parts appear on stderr, and questions on a terminal."""
+    reporter.note = lambda line: print(line, file=sys.stderr)
+    reporter.bar = bar
+    is_terminal = sys.stdin.isatty() and sys.stderr.isatty()
+    reporter.confirm = confirm if is_terminal else None
+    warnings.showwarning = lambda message, *_: print(one_line(str(message)), file=sys.stderr)
+
+
 def run(main: Callable[[], None]) -> None:
     """Run a command's `main`; report a user's error and warnings in one line, and exit with the error's code."""
-    warnings.formatwarning = lambda message, *_: one_line(str(message)) + "\n"
+    report_on_stderr()
     try:
         main()
         print(end="", flush=True)

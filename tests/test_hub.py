@@ -28,6 +28,8 @@ from checkpoints.hub import fetch
 from decoder import load
 from errors import InputError
 from families.conversion import convert, describe
+from reporting import reporter
+from terminal import cli
 
 MODEL = "org/model"
 CONFIG = b'{"model_type": "t5", "vocab_size": 9, "d_model": 4, "d_kv": 2, "d_ff": 4, "num_heads": 2, "num_layers": 1}'
@@ -187,10 +189,8 @@ def test_a_large_download_is_asked_for(hub, cache, tmp_path, monkeypatch, decode
         hub.add(MODEL, SINGLE | {"config.json": config})
     hub.sizes[SAFE] = 20_100_000_000
     usage(monkeypatch, 10**12)
-    if answer:
-        for file in (sys.stdin, sys.stderr):
-            monkeypatch.setattr(file, "isatty", lambda: True)
-        monkeypatch.setattr("builtins.input", lambda: answer)
+    monkeypatch.setattr(reporter, "confirm", cli.confirm if answer else None)
+    monkeypatch.setattr("builtins.input", lambda: answer)
     with pytest.raises(InputError) as caught:
         load(MODEL)
     told = f"{MODEL} is a download of 20.10 GB; to start it: python convert.py --model {MODEL}"
@@ -199,10 +199,9 @@ def test_a_large_download_is_asked_for(hub, cache, tmp_path, monkeypatch, decode
     assert (SAFE in hub.fetched()) == (answer == "y")
 
 
-def test_what_a_model_would_take_is_told_by_its_config_alone(hub, cache, capsys):
+def test_what_a_model_would_take_is_told_by_its_config_alone(hub, cache):
     hub.sizes[SAFE] = 6_000_000_000
-    describe(MODEL)
-    download, about, *lines = capsys.readouterr().out.splitlines()
+    download, about, *lines = describe(MODEL)
     assert download == "download: 6.00 GB" and about.endswith(
         "8 prompts and outputs of 512 tokens:"
     )
