@@ -61,11 +61,9 @@ class BaseConfig:
         missing = [f.name for f in fields(cls) if f.name not in values]
         if missing:
             raise InputError(f"config.json has no {', '.join(missing)}: convert the model again")
-        known = {f.name: values[f.name] for f in fields(cls)}
-        tuples = {
-            k: tuple(v) for k, v in known.items() if isinstance(v, list)
-        }  # JSON has lists only
-        return cls(**known | tuples)
+        own = {f.name: values[f.name] for f in fields(cls)}
+        tuples = {k: tuple(v) for k, v in own.items() if isinstance(v, list)}  # JSON has lists only
+        return cls(**own | tuples)
 
     def to_dict(self) -> dict:
         return asdict(self)

@@ -49,9 +49,9 @@ def check_kind(model: object, names: Collection[str]) -> None:
     """InputError if these files of `model`, a folder or a repository, are in another project's format."""
     if any(name.startswith(_SINGLE) for name in names):
         return
-    for ending, what in _OTHERS.items():
+    for ending, kind in _OTHERS.items():
         if any(name.endswith(ending) for name in names):
-            raise InputError(f"{model} is {what}")
+            raise InputError(f"{model} is {kind}")
 
 
 def weight_files(names: Collection[str], get: Callable[[str], Path]) -> list[str]:

@@ -42,15 +42,15 @@ class Names:
 
     def one_embedding(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors with a single embedding, under its first name; the head is kept only if it differs."""
-        found = [name for name in self.embedding if name in tensors]
-        if not found:
+        copies = [name for name in self.embedding if name in tensors]
+        if not copies:
             missing = self.embedding[0]
             raise InputError(f"the checkpoint has no {missing}: not a {self.family}-type model")
-        kept = {self.embedding[0]: tensors[found[0]]}
+        used = {self.embedding[0]: tensors[copies[0]]}
         head = self.embedding[-1]
-        if head in found[1:] and not equal(tensors[found[0]], tensors[head]):
-            kept[head] = tensors[head]
-        return kept | {name: tensor for name, tensor in tensors.items() if name not in found}
+        if head in copies[1:] and not equal(tensors[copies[0]], tensors[head]):
+            used[head] = tensors[head]
+        return used | {name: tensor for name, tensor in tensors.items() if name not in copies}
 
     def rename(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """All of a checkpoint's tensors under our names, each once: aliases are dropped."""

@@ -36,12 +36,12 @@ class Quantization:
     def __post_init__(self):
         if self.mode not in MODES:
             raise InputError(f"mode is {self.mode!r}, not one of {', '.join(MODES)}")
-        for field, known in zip(("bits", "group_size"), MODES[self.mode], strict=True):
+        for field, allowed in zip(("bits", "group_size"), MODES[self.mode], strict=True):
             value = getattr(self, field)
             if not value:
-                object.__setattr__(self, field, known[0])
-            elif value not in known:
-                listed = ", ".join(map(str, sorted(known)))
+                object.__setattr__(self, field, allowed[0])
+            elif value not in allowed:
+                listed = ", ".join(map(str, sorted(allowed)))
                 raise InputError(f"{field} is {value!r}, but the mode {self.mode} needs {listed}")
 
     @classmethod

@@ -120,7 +120,7 @@ class Ranks:
         if self.size == 1:
             return
 
-        def found() -> dict[str, str]:
+        def sums() -> dict[str, str]:
             same = {f"version_of_{name}": version(name) for name in ("mlx", *packages)}
             for path in folder.iterdir():
                 if path.name == "config.json":  # without where the checkpoint was
@@ -131,7 +131,7 @@ class Ranks:
                     same[path.name] = _end(path)
             return dict(sorted(same.items()))
 
-        self.check_same(**self.together(found))
+        self.check_same(**self.together(sums))
 
 
 def _end(path: Path) -> str:

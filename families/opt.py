@@ -106,13 +106,13 @@ class OPT(DecoderOnly):
         """Append tokens [B, T] at positions [B, T] to the cache; return their logits [B, T, V]. Positions
         from config.max_positions on, which only a draft model may get, count as the last one."""
         c = self.config
-        known = np.minimum(positions, c.max_positions - 1)  # a filler's position is MASKED
+        places = np.minimum(positions, c.max_positions - 1)  # a filler's position is MASKED
         cache.reserve(positions)
         mask = cache.self_mask()
         x = self.embedding(tokens)
         if "project_in" in self:
             x = self.project_in(x)
-        x = x + self.positions(mx.array(known + _FIRST))
+        x = x + self.positions(mx.array(places + _FIRST))
         for i, layer in enumerate(self.layers):
             x = layer(x, mask, cache, i)
         if "norm" in self:

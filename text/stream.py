@@ -55,12 +55,14 @@ class TextStream:
         if self.stopped:
             return ""
         text = self._waiting + text
-        found = [(i + len(stop), i) for stop in self._stops if (i := text.find(stop)) >= 0]
-        if found:
-            self.stopped, self._waiting = True, ""
-            return text[: min(found)[1]]
-        begun = range(max(0, len(text) - max(map(len, self._stops), default=1) + 1), len(text))
-        ends = (i for i in begun if any(stop.startswith(text[i:]) for stop in self._stops))
-        end = next(ends, len(text))
+        complete = [(i + len(stop), i) for stop in self._stops if (i := text.find(stop)) >= 0]
+        if complete:
+            self.stopped = True
+            self._waiting = ""
+            return text[: min(complete)[1]]
+        longest = max(map(len, self._stops), default=1)
+        tail = range(max(0, len(text) - longest + 1), len(text))
+        begun = (i for i in tail if any(stop.startswith(text[i:]) for stop in self._stops))
+        end = next(begun, len(text))
         self._waiting = text[end:]
         return text[:end]
