@@ -31,6 +31,8 @@ class Writer:
             "created": int(time.time()),
             "model": model,
         }
+        if rows[0].options.temp:
+            self._head["seed"] = rows[0].options.seed
 
     def whole(self, ends: Sequence[Progress]) -> dict[str, Any]:
         """The whole answer, once all rows have ended."""

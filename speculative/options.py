@@ -64,7 +64,10 @@ def _is_bias(value: Any) -> bool:
 
 
 def _are(entry: Callable[[Any], bool], values: Any) -> bool:
-    return isinstance(values, Sequence) and not isinstance(values, str) and all(map(entry, values))
+    chars = (str, bytes, bytearray)
+    return (
+        isinstance(values, Sequence) and not isinstance(values, chars) and all(map(entry, values))
+    )
 
 
 SWITCH = Values(bool, "True or False", lambda v: isinstance(v, bool))
@@ -175,7 +178,9 @@ class Options:
     min_p: float = option(
         0.0, PART, "sample only from tokens at least X times as probable as the most probable one"
     )
-    seed: int = option(0, ANY, "random seed; the same seed gives the same text", served=10**18)
+    seed: int | None = option(
+        None, ANY, "random seed; the same seed gives the same text", "a new one", served=10**18
+    )
     acceptance: str | Callable | None = option(  # noqa: RUF009
         None,
         RULE,
