@@ -293,7 +293,8 @@ class SpeculativeDecoder:
     ) -> Row:
         """A row to decode. Raises InputError if the prompt is empty or too long, a language is unknown, or
         the model lacks a token. tokens: the prompt's, if it has been encoded already."""
-        asked, config = check_prompt(prompt), self.model.config
+        asked = check_prompt(prompt)
+        config = self.model.config
         text, reference = asked.text, asked.reference or options.reference
         languages = options.source_lang, options.target_lang
         if asked.tokens:

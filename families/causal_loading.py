@@ -193,10 +193,9 @@ def encode_messages(model: Any, messages: list[dict[str, Any]], /, **settings: A
 def in_template(model: Any, messages: list[dict[str, Any]], /, **settings: Any) -> str:
     """The prompt that the model's chat template makes of messages, with the special tokens. InputError if it refuses
     them. settings: further arguments of mlx-lm's `apply_chat_template`."""
+    settings = {"add_generation_prompt": True} | settings | {"tokenize": False}
     try:
-        text = model.chat.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, **settings
-        )
+        text = model.chat.apply_chat_template(messages, **settings)
     except Exception as error:  # templates may raise any class
         reason = first_line(error)
         raise InputError(f"the chat template refuses these messages: {reason}") from None

@@ -30,9 +30,8 @@ class Writer:
             "object": f"{kind}.chunk" if self._chat and asked.stream else kind,
             "created": int(time.time()),
             "model": model,
+            "seed": rows[0].options.seed,  # null: none was needed
         }
-        if rows[0].options.temp:
-            self._head["seed"] = rows[0].options.seed
 
     def whole(self, ends: Sequence[Progress]) -> dict[str, Any]:
         """The whole answer, once all rows have ended."""

@@ -64,10 +64,7 @@ def _is_bias(value: Any) -> bool:
 
 
 def _are(entry: Callable[[Any], bool], values: Any) -> bool:
-    chars = (str, bytes, bytearray)
-    return (
-        isinstance(values, Sequence) and not isinstance(values, chars) and all(map(entry, values))
-    )
+    return isinstance(values, Sequence) and not isinstance(values, str) and all(map(entry, values))
 
 
 SWITCH = Values(bool, "True or False", lambda v: isinstance(v, bool))

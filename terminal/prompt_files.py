@@ -105,13 +105,11 @@ class PromptFile:
         return prompt
 
     def _entries(self, first: bytes) -> Iterator[bytes]:
-        """The file's lines or, if they are a JSON array of texts and objects, an object on a line for each."""
+        """The file's lines or, if they are a JSON array, an object on a line for each of its entries."""
         lines = [first, *self._lines]
         try:
             values = json.loads(b"".join(lines))
         except (ValueError, RecursionError):
-            return iter(lines)
-        if not {*map(type, values)} <= {str, dict}:
             return iter(lines)
         self._is_json = True
         return (json.dumps(v if isinstance(v, dict) else {"prompt": v}).encode() for v in values)

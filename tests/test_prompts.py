@@ -284,9 +284,7 @@ def test_standard_input_is_answered_as_lines_come(work):
         watchdog.cancel()
 
 
-@pytest.mark.parametrize(
-    "how", [[], ["--json", "--temp", "1", "--seed", "3", "--num-samples", "2"]]
-)
+@pytest.mark.parametrize("how", [[], "--json --temp 1 --seed 3 --num-samples 2".split()])
 def test_a_file_goes_on_where_it_was_interrupted(demo_folders, tmp_path, how):
     lines = [f"translate number to German: {n}" for n in (12, 345, 6, 7890)]
     lines[2:2] = [""]  # without an output, but for an empty line

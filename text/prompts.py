@@ -19,7 +19,7 @@ class Prompt:
 def check_prompt(prompt: Any) -> Prompt:
     """The prompt as a `Prompt`; InputError if it is empty, or neither valid text nor token ids."""
     found = prompt if isinstance(prompt, Prompt) else Prompt(prompt)
-    if TOKENS.accepts(found.text):
+    if isinstance(found.text, (list, tuple)) and TOKENS.accepts(found.text):
         found = replace(found, text="", tokens=[*found.text])
     for name, text in (("prompt", found.text), ("reference", found.reference or "")):
         if not isinstance(text, str):

@@ -53,10 +53,8 @@ def decode(folder: str, ways: list[str], group=None, tampered: bool = False) -> 
     for way in ways:
         options = dict(max_tokens=10) | WAYS[way]
         drafts = None if way == "lookup" else draft
-        results = batch_generate(target, tokenizer, PROMPTS, drafts, **options)
-        found[way] = [
-            [r.tokens, r.stats.draft_tokens, r.stats.histogram(), r.seed] for r in results
-        ]
+        done = batch_generate(target, tokenizer, PROMPTS, drafts, **options)
+        found[way] = [[r.tokens, r.stats.draft_tokens, r.stats.histogram(), r.seed] for r in done]
     return found
 
 
