@@ -212,7 +212,7 @@ def test_the_grammar_wins_over_bans(demo_pair):
     ("form", "said"),
     [
         ({"json_schema": {"uniqueItems": True}}, "uniqueItems"),
-        ({"json_schema": "{"}, "EOF"),
+        ({"json_schema": "{"}, "Expecting property name"),
         ({"regex": "(?=a)b"}, "look-around"),
         ({"grammar": "start: missing"}, "missing"),
         ({"grammar": "start: <foo>"}, "llguidance cannot compile it"),
@@ -221,6 +221,7 @@ def test_the_grammar_wins_over_bans(demo_pair):
         ({"regex": r"[^\s\S]"}, "no text in the model's vocabulary"),
         ({"json_schema": {"oneOf": [{"type": "string"}, {"minLength": 2}]}}, "use anyOf"),
         ({"json_schema": {"patternProperties": {}, "minProperties": 3}}, "use required"),
+        ({"json_schema": {"const": -(2**63)}}, "below"),
         ({"regex": "a", "json_schema": {}}, "cannot be used with"),
         ({"regex": "a", "delta": 0.5}, "cannot be used with delta"),
     ],
@@ -262,3 +263,8 @@ def test_a_refusal_is_remembered_and_an_end_is_needed(monkeypatch):
         monkeypatch.setattr(grammars, "_compile", None)
         with pytest.raises(InputError, match=said):
             grammars.matcher(Options(regex=r"[^\s\S]"))
+
+
+def test_a_long_chain_of_rules_compiles():
+    rules = "".join(f"a{i}: a{i + 1}\n" for i in range(9000))
+    assert bytes_only(1).matcher(Options(grammar=f'start: a0\n{rules}a9000: "x"')).whole([123])

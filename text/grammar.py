@@ -3,7 +3,9 @@ regular expression, or a grammar in Lark or GBNF."""
 
 import json
 import re
+import threading
 from collections.abc import Container, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from textwrap import shorten
@@ -20,6 +22,8 @@ from text.tokenizer import token_bytes
 CONTEXT = 8  # tokens that may matter to the tokenization of the next
 # As Python's json.dumps writes it, and models are used to. With free white space almost nothing would be forced.
 STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+STACK = 512 << 20  # bytes: the compiler recurses from rule to rule; 5,000 rules overflow 8 MB
+_STACK_SIZE = threading.Lock()  # Python has one size for all new threads
 
 
 class Grammars:
@@ -46,8 +50,12 @@ class Grammars:
 
     def _attempt(self, name: str, form: str) -> Matcher | str:
         """The matcher, or why there is none: some forms take seconds to be refused."""
+        with ThreadPoolExecutor(1) as pool, _STACK_SIZE:
+            before = threading.stack_size(STACK)
+            compiling = pool.submit(self._compile, name, form)  # starts its thread
+            threading.stack_size(before)
         try:
-            return self._compile(name, form)
+            return compiling.result()
         except InputError as error:
             return str(error)
 
@@ -85,6 +93,7 @@ class Grammars:
                 both = f"/{regex_to_lark(form, '')}/ & /{_writable(self.tokens)}/"
                 answer = {"lark_grammar": f"start: TEXT\nTEXT: {both}"}
             else:
+                json.loads(form, parse_int=_check_number, parse_float=_check_number)
                 if '"minProperties"' in form and '"patternProperties"' in form:
                     raise ValueError("minProperties with patternProperties: use required")
                 style = STYLE | {"lenient": True}  # warns of what it does not support
@@ -142,3 +151,10 @@ def _writable(tokens: Sequence[bytes]) -> str:
         codes &= {*range(0x80)}
         others = r"\x{80}-\x{10ffff}"
     return "[" + "".join(f"\\x{{{code:x}}}" for code in codes) + others + "]*"
+
+
+def _check_number(text: str) -> float:
+    """The number. Raises ValueError for those near the end of 64 bits, with which llguidance overflows its stack."""
+    if float(text) < -9.2e18:
+        raise ValueError(f"{text} is below -9.2e18")
+    return float(text)
