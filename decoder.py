@@ -210,8 +210,8 @@ class SpeculativeDecoder:
             raise InputError(_expected("tokenizer", tokenizer, "tokenizer"))
         self.model, self.tokenizer, self.draft_model = model, tokenizer, draft_model
         self.encode, self.memory, config = encode, memory, model.config
-        self._hidden = {config.pad_token_id, *config.eos_token_ids, *getattr(model, "hidden", ())}
-        self.grammars = Grammars(tokenizer, config, self._hidden)
+        self.hidden = {config.pad_token_id, *config.eos_token_ids, *getattr(model, "hidden", ())}
+        self.grammars = Grammars(tokenizer, config, self.hidden)
         self._shared = 0  # target and draft model share the ids below this
         if draft_model is not None:
             _check_model("draft_model", draft_model)
@@ -320,7 +320,7 @@ class SpeculativeDecoder:
             prefix = prefix[:-1]
         if generation := getattr(self.model, "generation", None):
             options = generation.fill(options, len(prefix))
-        text_stream = TextStream(self.tokenizer, self._hidden, options.stops)
+        text_stream = TextStream(self.tokenizer, self.hidden, options.stops)
         row = Row(tokens, options, seed(tokens), prefix, text_stream)
         row.begin(prefix, self.model.config)
         row.prompt_text, row.grammar = text, self.grammars.matcher(options)

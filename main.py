@@ -199,6 +199,8 @@ def answer_prompt(args, decoder: SpeculativeDecoder, options: Options, remember:
         summary.add(response)
         remember(replace(response, text=text))
     print_summary(args, decoder, options, summary, began)
+    if summary.failed:
+        sys.exit(cli.INPUT_ERROR)
 
 
 def answer_file(
@@ -260,6 +262,8 @@ def answer_file(
         print(args.output)
     if file.bad_lines:
         raise InputError(f"{file.name}: {file.bad_lines} of {file.lines} lines have no answer")
+    if summary.failed:
+        sys.exit(cli.INPUT_ERROR)
 
 
 def report_unused(given: dict, options: Options) -> None:

@@ -2,8 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Container, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -12,8 +11,9 @@ from tokenizers import Tokenizer
 from serving.engine import START, Progress
 from serving.requests import Chat, Fields
 from speculative.row import Row, Stats
+from text.tokenizer import token_bytes
 
-Piece = Callable[[int, bool], str]
+Piece = Callable[[int, bool], tuple[str, bytes]]
 
 
 class Writer:
@@ -81,23 +81,22 @@ class Writer:
     def _scored(self, row: Row, new: slice) -> dict[str, Any] | None:
         if row.options.logprobs is None:
             return None
-        texts, scores = row.texts[new], row.logprobs[new]
-        offsets = [*accumulate(map(len, row.texts[: new.stop]), initial=0)][new]
+        tokens, positions = row.generated, range(new.start, new.stop)
+        first = next((i for i, token in enumerate(tokens) if self._piece(token, False)[1]), 0)
+        chosen = [_token(self._piece(tokens[i], i <= first), row.logprobs[i]) for i in positions]
         best = [
-            [(self._piece(token, not offset), score) for token, score in pairs]
-            for pairs, offset in zip(row.best[new], offsets, strict=True)
+            [_token(self._piece(token, i <= first), score) for token, score in row.best[i]]
+            for i in positions
         ]
         if self._chat:
-            content = [
-                _token(text, score) | {"top_logprobs": [_token(*pair) for pair in pairs]}
-                for text, score, pairs in zip(texts, scores, best, strict=True)
-            ]
+            pairs = zip(chosen, best, strict=True)
+            content = [token | {"top_logprobs": others} for token, others in pairs]
             return {"content": content, "refusal": None}
         return {
-            "tokens": texts,
-            "token_logprobs": scores,
-            "top_logprobs": [dict(reversed(pairs)) for pairs in best],
-            "text_offset": offsets,
+            "tokens": [token["token"] for token in chosen],
+            "token_logprobs": row.logprobs[new],
+            "top_logprobs": [{t["token"]: t["logprob"] for t in others[::-1]} for others in best],
+            "text_offset": [*accumulate(map(len, row.texts[: new.stop]), initial=0)][new],
         }
 
     def _usage(self, ends: Sequence[Progress]) -> dict[str, Any]:
@@ -117,8 +116,9 @@ class Writer:
         }
 
 
-def _token(text: str, score: float) -> dict[str, Any]:
-    return {"token": text, "logprob": score, "bytes": list(text.encode())}
+def _token(piece: tuple[str, bytes], score: float) -> dict[str, Any]:
+    name, own = piece
+    return {"token": name, "logprob": score, "bytes": list(own)}
 
 
 def counts(stats: Stats) -> dict[str, int]:
@@ -127,12 +127,20 @@ def counts(stats: Stats) -> dict[str, int]:
     return {name: getattr(stats, name) for name in names}
 
 
-def pieces(tokenizer: Tokenizer) -> Piece:
-    """A function that gives a token's text: with the space before it, unless it is a text's first."""
-    before = tokenizer.encode("a", add_special_tokens=False).ids
-    decode = partial(tokenizer.decode, skip_special_tokens=False)
-    known = len(decode(before))
-    return lambda token, first: decode([token]) if first else decode([*before, token])[known:]
+def pieces(tokenizer: Tokenizer, hidden: Container[int]) -> Piece:
+    """A function that gives a token's name and bytes: with the space before it, unless it is a text's first."""
+    own = token_bytes(tokenizer, hidden)
+
+    def piece(token: int, first: bool) -> tuple[str, bytes]:
+        text = own(token)
+        if not text:  # special: shown unless it is hidden
+            name = tokenizer.id_to_token(token) or ""
+            return name, b"" if token in hidden else name.encode()
+        if first and not tokenizer.decode([token]).startswith(" "):
+            text = text.removeprefix(b" ")
+        return text.decode(errors="backslashreplace"), text
+
+    return piece
 
 
 def error(status: int, message: str) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class Api:
 
     def __post_init__(self):
         model, tokenizer = self.engine.decoder.model, self.engine.decoder.tokenizer
-        self._piece = answers.pieces(tokenizer)
+        self._piece = answers.pieces(tokenizer, self.engine.decoder.hidden)
         chat = getattr(model, "chat", None)
         self._chat = chat if chat is not None and chat.has_chat_template else None
         self._listed = {

@@ -13,10 +13,11 @@ import mlx.core as mx
 
 from decoder import Options, SpeculativeDecoder
 from serving.metrics import Metrics
-from speculative.row import FAILED, Row, Stats
+from speculative.row import Row, Stats
 
-# What a row ends with besides "stop", "length" and FAILED.
+# What a row ends with besides "stop", "length" and row.FAILED.
 CANCELLED, REFUSED = "cancelled", "refused"
+LOST = "lost"  # a step of its batch failed
 
 
 class Refused(Exception):
@@ -121,7 +122,7 @@ class Engine:
                 if not self._running:
                     self.take(len(self._waiting), wait=False)
                 for job in list(self._running.values()):
-                    self._end(job, FAILED)
+                    self._end(job, LOST)
 
     def _wait(self) -> bool:
         """Wait for a row; return whether there is one, or the engine was closed."""

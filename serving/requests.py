@@ -1,7 +1,6 @@
 """OpenAI's requests: from a body to the options of its rows, which speculative/options.py declares. Unknown fields, and
 unsupported ones that would change a text, are refused by name. null means that a field is not given."""
 
-import json
 import re
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -125,13 +124,12 @@ class Fields(BaseModel):
         """The options that are fields of this class."""
         reference = self.prediction.content if self.prediction else None
         form, as_json = self.structured_outputs or _Form(json=None), self.response_format
-        schema, grammar = form.of_json, form.grammar
+        schema, regex = form.of_json, form.regex
         if as_json and as_json.type != "text":
             schema = (as_json.json_schema or {}).get("schema", {"type": "object"})
         if form.choice:
-            texts = (json.dumps(text, ensure_ascii=False) for text in form.choice)
-            grammar = f"start: {' | '.join(texts)}"
-        forms = {"json_schema": schema, "regex": form.regex, "grammar": grammar}
+            regex = "|".join(map(re.escape, form.choice))
+        forms = {"json_schema": schema, "regex": regex, "grammar": form.grammar}
         return {"logit_bias": self.logit_bias, "reference": reference, **forms}
 
 

@@ -13,13 +13,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 
-from serving.engine import CANCELLED, FAILED, REFUSED, START, Engine, Progress
-from speculative.row import Row
+from serving.engine import CANCELLED, LOST, REFUSED, START, Engine, Progress
+from speculative.row import FAILED, Row
 
 BODY_SECONDS = 30.0  # in which a body must arrive
 RETRY_AFTER = {"retry-after": "1"}  # seconds
 FAILURES = {
-    FAILED: (500, "decoding failed; the server's log says why, if it was not the text's form"),
+    FAILED: (400, "the text's form became too complex, or the model's vocabulary cannot write it"),
+    LOST: (500, "decoding failed; the server's log says why"),
     REFUSED: (503, "the server is shutting down"),
     CANCELLED: (503, "the server is shutting down"),
 }
@@ -73,7 +74,8 @@ async def steps_of(
             progress = [job.progress for job in jobs]
             for each in progress:
                 if each.finish_reason in FAILURES:
-                    raise HTTPException(*FAILURES[each.finish_reason], headers=RETRY_AFTER)
+                    status, message = FAILURES[each.finish_reason]
+                    raise HTTPException(status, message, RETRY_AFTER if status >= 500 else None)
             yield progress
     finally:
         engine.cancel(jobs)

@@ -11,7 +11,7 @@ from speculative.cached_model import CachedModel, Model
 from speculative.draft import Step, no_draft, plain_step
 from speculative.driver import place, with_others
 from speculative.processors import Controls
-from speculative.row import Row
+from speculative.row import NONE, Row
 
 NOTHING = np.float32(-1e9)  # the score of a text that does not exist (yet)
 
@@ -111,8 +111,8 @@ class Search:
         beams, tokens, sums = order // K, ids.reshape(-1)[order], sums[order]
         stops = np.isin(tokens, self._ends) | is_last
         for i in np.flatnonzero(stops[:N]):  # an end counts only among the N best
-            score = self._score(sums[i], length)
-            if score > NOTHING:
+            if sums[i] > NOTHING / 2:  # else it follows a beam that does not exist
+                score = self._score(sums[i], length)
                 self.ended.append((score, [*self.beams[beams[i]].generated, int(tokens[i])]))
         self.ended = sorted(self.ended, key=lambda text: -text[0])[:N]
         on = np.flatnonzero(~stops)[:N]
@@ -145,6 +145,6 @@ class Search:
             row.text_score = float(score)
             for token in tokens:
                 row.commit([], token, ([], "target"), self._ends)
-            row.finish_reason = row.finish_reason or "stop"  # nothing could be written
+            row.finish_reason = row.finish_reason or NONE
         for beam in self.beams:
             beam.finish_reason = self.row.finish_reason

@@ -46,6 +46,10 @@ class Matcher:
         """Whether a text may end here."""
         return self.go_to(text) and self._engine.is_accepting()
 
+    def goes_on(self, text: Sequence[int]) -> bool:
+        """Whether the tokens can write what has to follow a text, as far as the next one shows."""
+        return bool(self.allowed(text).any()) and not self._engine.is_error()
+
     def passing(self, text: Sequence[int], tokens: Sequence[int]) -> int:
         """How many of these tokens may follow a text."""
         return self._engine.validate_tokens(list(tokens)) if self.go_to(text) else 0

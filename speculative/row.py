@@ -16,6 +16,7 @@ from speculative.processors import Processor, processors_for
 ORIGINS = ("forced", "lookup", "draft_model", "corrected", "target")
 DRAFTED = ORIGINS[:3]
 FAILED = "failed"  # a finish reason: the grammar was too much for its engine, or the vocabulary cannot write it
+NONE = "none"  # a finish reason: beam search has no further text
 
 
 @dataclass
@@ -83,7 +84,7 @@ class Row:
     texts: list[str] = field(default_factory=list)  # per token: what it adds to the text
     logprobs: list[float] = field(default_factory=list)  # per token, if asked for
     best: list[list[tuple[int, float]]] = field(default_factory=list)  # the best, with logprobs
-    finish_reason: str | None = None  # "stop", "length", FAILED, or the reason that the caller gave
+    finish_reason: str | None = None  # "stop", "length", FAILED, NONE, or what the caller gave
     stats: Stats = field(default_factory=Stats)
     started: float = 0.0  # time.perf_counter() when the prompt had been read
     text_score: float | None = None  # from beam search

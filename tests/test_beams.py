@@ -142,7 +142,13 @@ def test_rows_come_and_go_and_a_batch_shrinks(models):
 
 def test_where_nothing_may_be_written_the_text_is_empty(models):
     row, *_ = search(models[0], 5, num_beams=2, suppress_tokens=list(range(VOCAB)))
-    assert (row.generated, row.finish_reason, row.text_score) == ([], "stop", -1e9)
+    assert (row.generated, row.finish_reason, row.text_score) == ([], "none", -1e9)
+
+
+def test_beams_that_have_no_text_say_so(demo_pair):
+    how = dict(regex="two", num_beams=4, num_samples=4)
+    found = SpeculativeDecoder(*demo_pair[:2]).batch_generate(["x"], **how)
+    assert [(r.text, r.finish_reason) for r in found] == [("two", "stop")] * 3 + [("", "none")]
 
 
 def test_responses_are_the_best_texts_and_their_scores(demo_pair):

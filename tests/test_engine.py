@@ -10,7 +10,7 @@ from helpers.programs import ANSWER, PROMPT
 from helpers.serving import alone, mixed
 
 from decoder import Options
-from serving.engine import CANCELLED, FAILED, REFUSED, Engine, Job, Refused
+from serving.engine import CANCELLED, LOST, REFUSED, Engine, Job, Refused
 from serving.requests import Completion, parse
 from speculative.row import Row
 from speculative.sampling import RowSeeds
@@ -133,7 +133,7 @@ def test_what_fails_takes_its_batch_along_and_nobody_else(
     monkeypatch.setattr(what, name, fail)
     running.at = lambda: later and bad.progress.finish_reason and running.put(later.pop())
     running.run()
-    assert [job.progress.finish_reason for job in (bad, beside)] == [FAILED, FAILED]
+    assert [job.progress.finish_reason for job in (bad, beside)] == [LOST, LOST]
     assert ended(running.jobs[2:]) == [(ANSWER, "stop")]
     assert type(error).__name__ in capsys.readouterr().err
 

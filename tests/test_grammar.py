@@ -212,9 +212,16 @@ def test_the_grammar_wins_over_bans(demo_pair):
     ("form", "said"),
     [
         ({"json_schema": {"uniqueItems": True}}, "uniqueItems"),
-        ({"json_schema": "{"}, "EOF"),
+        ({"json_schema": "{"}, "Expecting property name"),
         ({"regex": "(?=a)b"}, "look-around"),
         ({"grammar": "start: missing"}, "missing"),
+        ({"grammar": "start: <foo>"}, "llguidance cannot compile it"),
+        ({"grammar": 'start: "one" "\\n"'}, "no text in the model's vocabulary"),
+        ({"regex": "a\nb"}, "no text in the model's vocabulary"),
+        ({"regex": r"[^\s\S]"}, "no text in the model's vocabulary"),
+        ({"json_schema": {"oneOf": [{"type": "string"}, {"minLength": 2}]}}, "use anyOf"),
+        ({"json_schema": {"patternProperties": {}, "minProperties": 3}}, "use required"),
+        ({"json_schema": {"const": -(2**63)}}, "below"),
         ({"regex": "a", "json_schema": {}}, "cannot be used with"),
         ({"regex": "a", "delta": 0.5}, "cannot be used with delta"),
     ],
@@ -226,7 +233,38 @@ def test_a_wrong_form_is_one_line(demo_pair, form, said):
 
 
 def test_forcing_without_end_is_bounded():
-    config = SimpleNamespace(vocab_size=259, eos_token_ids=(1,))
-    grammars = Grammars(byte_tokenizer(0), config, {0, 1, 2})
-    endless = grammars.matcher(Options(grammar='start: "ab" start'))
+    endless = bytes_only(1).matcher(Options(grammar='start: "ab"{900}'))
     assert endless.forced([], 5) == [100, 101, 100, 101, 100]
+
+
+def bytes_only(*ends: int) -> Grammars:
+    config = SimpleNamespace(vocab_size=259, eos_token_ids=ends)
+    return Grammars(byte_tokenizer(0), config, {0, 1, 2})
+
+
+def test_only_formats_that_are_known_bind():
+    for name, fits in (("file-path", True), ("password", True), ("date", False)):
+        matcher = bytes_only(1).matcher(Options(json_schema={"type": "string", "format": name}))
+        assert matcher.whole([byte + 3 for byte in b'"a"']) is fits
+
+
+def test_what_cannot_be_written_leaves_what_can_and_forced_tokens_keep_their_spaces(demo_pair):
+    decoder = SpeculativeDecoder(*demo_pair[:2])
+    for regex in ("eintausend\nzwei|zwei", "日本|zwei", r"(a|b)?\n|zwei"):
+        assert decoder.generate(PROMPTS[0], regex=regex) == "zwei"
+    (response,) = decoder.batch_generate(["x"], json_schema=PERSON, num_draft=8, max_tokens=90)
+    assert response.stats.tokens_per_call > 2.5
+
+
+def test_a_refusal_is_remembered_and_an_end_is_needed(monkeypatch):
+    for grammars, said in ((bytes_only(1), "vocabulary"), (bytes_only(), "no end token")):
+        with pytest.raises(InputError, match=said):
+            grammars.matcher(Options(regex=r"[^\s\S]"))
+        monkeypatch.setattr(grammars, "_compile", None)
+        with pytest.raises(InputError, match=said):
+            grammars.matcher(Options(regex=r"[^\s\S]"))
+
+
+def test_a_long_chain_of_rules_compiles():
+    rules = "".join(f"a{i}: a{i + 1}\n" for i in range(9000))
+    assert bytes_only(1).matcher(Options(grammar=f'start: a0\n{rules}a9000: "x"')).whole([123])

@@ -155,6 +155,7 @@ def test_verbose_ends_with_a_summary(folder):
         (["-p", "x", "--max-tokens", "9" * 5000], 2, "'99999999999999999999' is not a whole"),
         (["-p", "x", "a\nb\u2028c"], 2, "unrecognized arguments: a b c ("),
         (["--prompt-file", "."], 1, "Is a directory"),
+        (["-p", "x", "--regex", "a\nb"], 1, "no text in the model's vocabulary fits it"),
     ],
 )
 def test_a_mistake_is_one_line_and_an_exit_code(folder, arguments, code, message):
@@ -286,3 +287,8 @@ def test_what_a_program_does_not_need_it_does_not_import(
     command = [sys.executable, "-c", code, *arguments]
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (0, f"{printed}\n"), result.stderr
+
+
+def test_a_text_that_fails_its_form_is_an_exit_code(folder):
+    result = run("-p", "x", "--grammar", 'start: "a" ("b" | "c\\n") "\\n"', cwd=folder)
+    assert result.returncode == 1 and "could not keep to their form" in result.stderr

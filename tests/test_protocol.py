@@ -50,7 +50,7 @@ def options_of(fields, kind=Completion, defaults=Options()) -> Options:  # noqa:
         ),
         ({"structured_outputs": {"json": "{}"}}, {"json_schema": "{}"}),
         ({"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
-        ({"structured_outputs": {"choice": ["ä", '"']}}, {"grammar": 'start: "ä" | "\\""'}),
+        ({"structured_outputs": {"choice": ["ä", '"']}}, {"regex": 'ä|"'}),
     ],
 )
 def test_the_form_asked_for_replaces_the_servers(fields, option):
@@ -139,6 +139,7 @@ def test_what_a_request_may_ask_for_is_declared(name):
 def rows(count: int, **options) -> list[Row]:
     made = [Row([5, 6, 7], Options(**options)) for _ in range(count)]
     for row in made:
+        row.tokens = [3, 4, 5]
         row.texts, row.origins = [" one", "", " two"], ["target", "draft_model", "draft_model"]
         row.logprobs = [-0.5, -1.0, -2.0]
         row.best = [[(3, -0.5)], [(4, -1.0)], [(5, -2.0)]]
@@ -146,7 +147,9 @@ def rows(count: int, **options) -> list[Row]:
 
 
 def writer(fields, of_rows, kind=Completion) -> Writer:
-    return Writer(asked_for(fields, kind), of_rows, "model", lambda token, first: f"t{token}")
+    return Writer(
+        asked_for(fields, kind), of_rows, "model", lambda token, first: (f"t{token}", b"x")
+    )
 
 
 HALF = Progress(1, None, Stats(tokens=1))
@@ -160,8 +163,8 @@ def test_a_chats_answers():
     assert whole["object"] == "chat.completion" and choice["finish_reason"] == "stop"
     assert choice["message"] == {"role": "assistant", "content": " one two", "refusal": None}
     scored = choice["logprobs"]["content"]
-    assert [token["token"] for token in scored] == [" one", "", " two"]
-    assert scored[0]["top_logprobs"] == [{"token": "t3", "logprob": -0.5, "bytes": [116, 51]}]
+    assert [token["token"] for token in scored] == ["t3", "t4", "t5"]
+    assert scored[0]["top_logprobs"] == [{"token": "t3", "logprob": -0.5, "bytes": [120]}]
     details = {"accepted_prediction_tokens": 2, "rejected_prediction_tokens": 2}
     assert whole["usage"]["completion_tokens_details"] == details
 

@@ -16,6 +16,7 @@ from demo.training.tasks import held_out_example
 from errors import InputError
 from families.loading import without_text
 from families.t5 import FAMILY, write_tokenizer
+from serving.answers import pieces as named_pieces
 from text.stream import TextStream
 from text.tokenizer import byte_tokenizer, load_tokenizer, shared_vocabulary
 
@@ -170,6 +171,10 @@ def test_bytes_that_make_no_character_do_not_end_the_stream():
     stream = TextStream(tokenizer, set())
     assert [stream.push([t]) for t in tokens] == ["p", "\n", "", "", "\ufffd\ufffdq", " p", "\n"]
     assert stream.finish() == ""
+    named = [named_pieces(tokenizer, {0})(token, i == 0) for i, token in enumerate((*tokens, 0))]
+    assert [own for _, own in named] == [b"p", b"\n", b"\xf0", b"\xf1", b"q", b" p", b"\n", b""]
+    assert [name for name, _ in named[2:]] == ["\\xf0", "\\xf1", "q", " p", "\n", "<unk>"]
+    assert named_pieces(byte_tokenizer(), {0, 1})(259, True) == ("<extra_id_0>", b"<extra_id_0>")
 
 
 def test_sentinels_are_text_and_padding_is_not():

@@ -3,7 +3,9 @@ regular expression, or a grammar in Lark or GBNF."""
 
 import json
 import re
+import threading
 from collections.abc import Container, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from textwrap import shorten
@@ -13,12 +15,15 @@ from tokenizers import Tokenizer
 
 from errors import InputError
 from speculative.grammar import Matcher
+from speculative.lookup import ALLOWED
 from speculative.options import FORMS, Options
-from text.tokenizer import byte_characters
+from text.tokenizer import token_bytes
 
 CONTEXT = 8  # tokens that may matter to the tokenization of the next
 # As Python's json.dumps writes it, and models are used to. With free white space almost nothing would be forced.
 STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+STACK = 512 << 20  # bytes: the compiler recurses from rule to rule; 5,000 rules overflow 8 MB
+_STACK_SIZE = threading.Lock()  # Python has one size for all new threads
 
 
 class Grammars:
@@ -29,7 +34,7 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer, config: Any, hidden: Container[int]):
         """config: the model's; hidden: tokens without text."""
         self._tokenizer, self._config, self._hidden = tokenizer, config, hidden
-        self._compiled = lru_cache(32)(self._compile)
+        self._compiled = lru_cache(32)(self._attempt)
 
     def matcher(self, options: Options) -> Matcher | None:
         """A matcher for the form that the options ask for, if any. Raises InputError if it cannot be compiled, or
@@ -37,8 +42,22 @@ class Grammars:
         for name in FORMS:
             if (form := getattr(options, name)) is not None:
                 text = form if isinstance(form, str) else json.dumps(form, ensure_ascii=False)
-                return self._compiled(name, text).copy()
+                compiled = self._compiled(name, text)
+                if isinstance(compiled, str):
+                    raise InputError(compiled)
+                return compiled.copy()
         return None
+
+    def _attempt(self, name: str, form: str) -> Matcher | str:
+        """The matcher, or why there is none: some forms take seconds to be refused."""
+        with ThreadPoolExecutor(1) as pool, _STACK_SIZE:
+            before = threading.stack_size(STACK)
+            compiling = pool.submit(self._compile, name, form)  # starts its thread
+            threading.stack_size(before)
+        try:
+            return compiling.result()
+        except InputError as error:
+            return str(error)
 
     @cached_property
     def ready(self) -> Any:
@@ -48,9 +67,13 @@ class Grammars:
         except ImportError:
             what = "output in a given form needs llguidance"
             raise InputError(f"{what}: pip install -r requirements-grammar.txt") from None
-        self.eos_token_id, *_ = ends = list(self._config.eos_token_ids)
+        ends = list(self._config.eos_token_ids)
+        if not ends:
+            raise InputError("the model names no end token, which a form needs: set eos_token_id")
+        self.eos_token_id = ends[0]
         self._is_byte_level = b'"ByteLevel"' in self._tokenizer.decoder.__getstate__()
-        self.tokens = self._texts()
+        own = token_bytes(self._tokenizer, self._hidden)
+        self.tokens = [own(token) for token in range(self._config.vocab_size)]
         self.special_token_ids = [token for token, text in enumerate(self.tokens) if not text]
         # SentencePiece drops the space before a text's first word.
         word = next((i for i, text in enumerate(self.tokens) if re.match(rb" \w", text)), None)
@@ -58,34 +81,23 @@ class Grammars:
         self._space = " " if dropped else ""
         return LLTokenizer(TokenizerWrapper(self), eos_token=ends)
 
-    def _texts(self) -> list[bytes]:
-        """The bytes of each token; none of one without text."""
-        added, found = self._tokenizer.get_added_tokens_decoder(), []
-        byte_of = {character: byte for byte, character in byte_characters().items()}
-        for token in range(self._config.vocab_size):
-            piece = self._tokenizer.id_to_token(token)
-            if piece is None or token in self._hidden or (token in added and added[token].special):
-                found.append(b"")
-            elif self._is_byte_level and token not in added:
-                found.append(bytes(byte_of[character] for character in piece))
-            elif byte := re.fullmatch("<0x([0-9A-F]{2})>", piece):
-                found.append(bytes.fromhex(byte[1]))
-            else:
-                found.append(piece.replace("▁", " ").encode())
-        return found
-
     def _compile(self, name: str, form: str) -> Matcher:
         ready = self.ready
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, regex_to_lark
         from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
         try:
             if name == "grammar":
                 answer = {"lark_grammar": any_to_lark(form)}
             elif name == "regex":
-                (answer,) = json.loads(LLMatcher.grammar_from_regex(form))["grammars"]
+                both = f"/{regex_to_lark(form, '')}/ & /{_writable(self.tokens)}/"
+                answer = {"lark_grammar": f"start: TEXT\nTEXT: {both}"}
             else:
-                source = LLMatcher.grammar_from_json_schema(form, overrides=STYLE)
+                json.loads(form, parse_int=_check_number, parse_float=_check_number)
+                if '"minProperties"' in form and '"patternProperties"' in form:
+                    raise ValueError("minProperties with patternProperties: use required")
+                style = STYLE | {"lenient": True}  # warns of what it does not support
+                source = LLMatcher.grammar_from_json_schema(form, overrides=style)
                 (answer,) = json.loads(source)["grammars"]
             # Forcing allows only the usual tokens of a forced text, which must have exactly its bytes then.
             plain = self._is_byte_level and form.isascii() and not re.search(r"\\[uUxX]", form)
@@ -96,19 +108,53 @@ class Grammars:
             engine = LLMatcher(ready, text, log_level=0)
             if engine.is_error():
                 raise ValueError(engine.get_error())
+            for warning in engine.get_grammar_warnings() if name == "json_schema" else ():
+                if warning.startswith("oneOf"):
+                    raise ValueError("the alternatives of oneOf may overlap; use anyOf")
+                if not warning.startswith("Unknown format"):  # those are annotations
+                    raise ValueError(warning)
+            matcher = Matcher(engine, self._usual)
+            if not matcher.goes_on(matcher.forced([], ALLOWED)):
+                raise ValueError("no text in the model's vocabulary fits it, or it is too complex")
         except (ValueError, RecursionError, GbnfToLarkError) as error:
             reason = shorten(str(error), 300, placeholder=" ...")
+            if reason.startswith("panic"):
+                reason = "llguidance cannot compile it"
             raise InputError(f"{name}: {reason}") from None
-        return Matcher(engine, self._usual)
+        return matcher
 
     def __call__(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
+    def _split(self, text: str) -> list[int]:
+        """The tokens of a part of a text. A SentencePiece tokenizer would add a space before it and drop one at its end."""
+        if self._is_byte_level:
+            return self(text)
+        return [token.id for token in self._tokenizer.model.tokenize(text.replace(" ", "▁"))]
+
     def _usual(self, text: Sequence[int], new: bytes) -> list[int]:
         """The tokens with which a text usually goes on in these bytes."""
         before = b"".join(self.tokens[token] for token in text[-CONTEXT:])
-        found = self((before + new).decode(errors="ignore").removeprefix(self._space))
+        found = self._split((before + new).decode(errors="ignore"))
         sizes = [*accumulate(len(self.tokens[token]) for token in reversed(found))]
         if len(new) in sizes:
             return found[-1 - sizes.index(len(new)) :]
-        return self(new.decode(errors="ignore"))
+        return self._split(new.decode(errors="ignore"))
+
+
+def _writable(tokens: Sequence[bytes]) -> str:
+    """A regular expression for the texts that these tokens can write, as far as single characters say."""
+    texts = (token.decode(errors="replace") for token in tokens)
+    codes = {ord(text) for text in texts if len(text) == 1}
+    others = ""
+    if 0xFFFD in codes:  # there are tokens for parts of characters
+        codes &= {*range(0x80)}
+        others = r"\x{80}-\x{10ffff}"
+    return "[" + "".join(f"\\x{{{code:x}}}" for code in codes) + others + "]*"
+
+
+def _check_number(text: str) -> float:
+    """The number. Raises ValueError for those near the end of 64 bits, with which llguidance overflows its stack."""
+    if float(text) < -9.2e18:
+        raise ValueError(f"{text} is below -9.2e18")
+    return float(text)

@@ -6,7 +6,8 @@ tokenizer.json for every model. byT5 has no vocabulary file; its tokenizer is bu
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from textwrap import shorten
 
@@ -84,6 +85,25 @@ def byte_characters() -> dict[int, str]:
     others = [byte for byte in range(256) if byte not in printable]
     character = {byte: chr(byte) for byte in printable}
     return character | {byte: chr(256 + i) for i, byte in enumerate(others)}
+
+
+def token_bytes(tokenizer: Tokenizer, hidden: Container[int]) -> Callable[[int], bytes]:
+    """A function that gives a token's bytes, with the space before a word; none for hidden and special tokens."""
+    added = tokenizer.get_added_tokens_decoder()
+    byte_level = b'"ByteLevel"' in tokenizer.decoder.__getstate__()
+    byte_of = {character: byte for byte, character in byte_characters().items()}
+
+    def own(token: int) -> bytes:
+        piece = tokenizer.id_to_token(token)
+        if piece is None or token in hidden or (token in added and added[token].special):
+            return b""
+        if byte_level and token not in added:
+            return bytes(byte_of[character] for character in piece)
+        if byte := re.fullmatch("<0x([0-9A-F]{2})>", piece):
+            return bytes.fromhex(byte[1])
+        return piece.replace("▁", " ").encode()
+
+    return own
 
 
 def byte_tokenizer(extra_ids: int = 125) -> Tokenizer:
