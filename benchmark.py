@@ -105,10 +105,10 @@ def texts(args) -> dict[str, list[str]]:
     """Table name -> its prompts."""
     if args.prompt_file is not None:
         file = PromptFile(args.prompt_file, lambda line, reason: None)
-        found = [check_prompt(prompt).text for prompt in file]
-        if not found:
+        prompts = [check_prompt(prompt).content for prompt in file]
+        if not prompts:
             raise InputError(f"{args.prompt_file}: no prompts")
-        return {"": found}
+        return {"": prompts}
     tables = {kind: [kind] for kind in args.kinds} if args.kinds else {"": SHORT_KINDS}
     return {name: [e.prompt for e in examples(args.examples, of)] for name, of in tables.items()}
 

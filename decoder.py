@@ -12,7 +12,7 @@ import blas  # noqa: F401 (before mlx: see there)
 
 # isort: split
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Integral
@@ -30,11 +30,12 @@ from families.encoder_decoder import EncoderDecoder
 from families.loading import load as load  # for users, as Stats below
 from families.memory import installed, recommended
 from speculative.beams import BeamBatch
-from speculative.cached_model import AheadModel, Model
+from speculative.cached_model import AheadModel
 from speculative.draft import Draft, Plan, Step
 from speculative.draft_vocabulary import DraftVocabulary
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
 from speculative.driver import Driver, Prompts, place, with_others
+from speculative.model import Model
 from speculative.options import Options
 from speculative.reading import Kept
 from speculative.response import Response, respond
@@ -43,14 +44,15 @@ from speculative.row import Stats as Stats
 from speculative.sampling import RowSeeds, log_probabilities, sampler
 from speculative.schedule import Schedule
 from text.grammar import Grammars
-from text.languages import chosen, frame
 from text.memory import Memory
 from text.prompts import Prompt, check_prompt
 from text.stream import TextStream
+from text.text_side import TextSide
 from text.tokenizer import shared_vocabulary, translation
 from text.vocabulary import completion
 
-Text = str | Sequence[int] | Prompt  # Sequence[int]: token ids
+# A text, a chat's messages, token ids, or one of these with a reference
+Content = str | Sequence[Mapping[str, Any]] | Sequence[int] | Prompt
 BATCH_SIZE = 8
 _WINDOW = 32  # how many batches of prompts are sorted by length together
 
@@ -186,11 +188,10 @@ def wired_memory() -> Iterator[None]:
 class SpeculativeDecoder:
     """A target, an optional draft model, and what was learned about their speed: keep one for many calls.
 
-    encode: turns a prompt into token ids; None: use the tokenizer, with the languages of the options.
     memory: earlier texts; drafts are copied from the texts of similar prompts.
     draft_vocabulary: token ids; the draft model scores only these, which is faster. "auto": the tokens that the
     target writes, once new ones have become rare, learned for each target language.
-    keep_read: how many bytes of what decoder-only models have read to keep for prompts that begin the same; None: a
+    prefix_cache: how many bytes of what decoder-only models have read to keep for prompts that begin the same; None: a
     tenth of the memory.
     Raises InputError if an argument is not a model or tokenizer, or the draft model has another vocabulary.
     """
@@ -200,43 +201,45 @@ class SpeculativeDecoder:
         model: Model,
         tokenizer: Tokenizer,
         draft_model: Model | None = None,
-        encode: Callable[[str], list[int]] | None = None,
         memory: Memory | None = None,
         draft_vocabulary: Collection[int] | str | None = None,
-        keep_read: float | None = None,
+        prefix_cache: float | None = None,
     ):
         _check_model("model", model)
         if not isinstance(tokenizer, Tokenizer):
             raise InputError(_expected("tokenizer", tokenizer, "tokenizer"))
-        self.model, self.tokenizer, self.draft_model = model, tokenizer, draft_model
-        self.encode, self.memory, config = encode, memory, model.config
-        self.hidden = {config.pad_token_id, *config.eos_token_ids, *getattr(model, "hidden", ())}
+        self.model = model
+        self.tokenizer = tokenizer
+        self.draft_model = draft_model
+        self.memory = memory
+        self.text = replace(model.text or TextSide(tokenizer), tokenizer=tokenizer)
+        config = model.config
+        self.hidden = {config.pad_token_id, *config.eos_token_ids, *self.text.hidden}
         self.grammars = Grammars(tokenizer, config, self.hidden)
         self._shared = 0  # target and draft model share the ids below this
         if draft_model is not None:
             _check_model("draft_model", draft_model)
-            theirs = getattr(draft_model, "tokenizer", None)
-            if theirs is None:
+            if draft_model.text is None:
                 raise InputError("the draft model has no tokenizer to compare: use that of load()")
+            theirs = draft_model.text
             if isinstance(model, EncoderDecoder) and isinstance(draft_model, DecoderOnly):
                 raise InputError("the model has an encoder: its draft model needs one too")
-            sizes = shared_vocabulary(tokenizer, theirs), model.config.vocab_size
-            if getattr(model.config, "fixed_vocabulary", False):  # whatever tokenizers name
-                sizes = model.config.vocab_size, draft_model.config.vocab_size
-            self._shared = min(sizes)
-            sources = [getattr(each, "source_tokenizer", None) for each in (model, draft_model)]
-            if any(sources):
-                shared_vocabulary(sources[0] or tokenizer, sources[1] or theirs)
+            named = shared_vocabulary(tokenizer, theirs.tokenizer)
+            if model.fixed_vocabulary:  # whatever tokenizers name
+                named = draft_model.config.vocab_size
+            self._shared = min(named, config.vocab_size)
+            if self.text.source_tokenizer or theirs.source_tokenizer:
+                shared_vocabulary(self.text.source, theirs.source)
         self.draft_vocabulary = self._vocabulary(draft_vocabulary)
         self._learned: dict[tuple, Schedule] = {}
-        limit = (recommended() or installed()) // 10 if keep_read is None else keep_read
+        limit = (recommended() or installed()) // 10 if prefix_cache is None else prefix_cache
         # Several machines would have to keep the same, and their memories differ.
         self.kept = Kept(limit) if limit and _ranks(model).size == 1 else None
 
     def _vocabulary(self, tokens: Collection[int] | str | None) -> DraftVocabulary | None:
         if tokens is None:
             return None
-        if self.draft_model is None or not hasattr(self.draft_model, "narrowed"):
+        if self.draft_model is None:
             raise InputError("a draft vocabulary needs a draft model of this project's")
         size = min(self._shared, self.draft_model.config.vocab_size)
         given = None if isinstance(tokens, str) else set(tokens)
@@ -250,7 +253,7 @@ class SpeculativeDecoder:
             return Drafter()
         copied = None
         if options.copies(self.draft_model is not None):
-            source = getattr(self.model, "source_tokenizer", None)
+            source = self.text.source_tokenizer
             copied = translation(source, self.tokenizer) if source else int
         lookup = PromptLookup(lambda token: self.tokenizer.id_to_token(token) or "", copied)
         if self.draft_model is None:
@@ -271,8 +274,7 @@ class SpeculativeDecoder:
 
     def at_most(self, batch_size: int) -> int:
         """How many rows the models can decode together, up to `batch_size`."""
-        models = [each for each in (self.model, self.draft_model) if each]
-        limits = [getattr(each.config, "max_rows", None) for each in models]
+        limits = [each.max_rows for each in (self.model, self.draft_model) if each]
         return min([batch_size, *filter(None, limits)])
 
     @contextmanager
@@ -288,52 +290,47 @@ class SpeculativeDecoder:
                 schedule = self.schedule(options)
                 yield Driver(Batch(self.model, drafter, options, schedule, self.kept))
 
-    def row(
-        self, prompt: Text, options: Options, seed: RowSeeds, tokens: list[int] | None = None
-    ) -> Row:
+    def row(self, prompt: Content, options: Options, seed: RowSeeds) -> Row:
         """A row to decode. Raises InputError if the prompt is empty or too long, a language is unknown, or
-        the model lacks a token. tokens: the prompt's, if it has been encoded already."""
-        asked = check_prompt(prompt)
+        the model lacks a token."""
+        checked = check_prompt(prompt)
         config = self.model.config
-        text, reference = asked.text, asked.reference or options.reference
-        languages = options.source_lang, options.target_lang
-        if asked.tokens:
-            tokens = asked.tokens
-            size = getattr(config, "source_vocab_size", config.vocab_size)
-            if max(tokens) >= size:
-                raise InputError(f"the prompt has the token {max(tokens)}, the model {size} tokens")
-            text = (getattr(self.model, "source_tokenizer", None) or self.tokenizer).decode(tokens)
-        elif self.encode:
-            tokens = self.encode(text)
-        if tokens is None:
-            languages = chosen(self.model, *languages)
-            tokens, prefix = frame(self.model, self.tokenizer, text, *languages)
-        elif any(languages):
-            raise InputError("source_lang and target_lang are not for chat templates or token ids")
-        else:
-            prefix = self.model.prefix(tokens)
-        most = config.max_prompt_tokens
-        if most is not None and len(tokens) > most:
-            raise InputError(f"the prompt has {len(tokens)} tokens; the model reads {most} at most")
-        own = getattr(config, "forced_bos_token_id", None)
-        if own is not None and options.forced_bos_token_id is not None and prefix[-1:] == [own]:
+        encoded = self.text.encode(checked, options.source_lang, options.target_lang)
+        self._check_tokens(encoded.tokens)
+        prefix = encoded.prefix or self.model.prefix(encoded.tokens)
+        forced = self.model.forced_bos_token_id
+        if options.forced_bos_token_id is not None and prefix[-1:] == [forced]:
             prefix = prefix[:-1]
-        if generation := getattr(self.model, "generation", None):
-            options = generation.fill(options, len(prefix))
-        text_stream = TextStream(self.tokenizer, self.hidden, options.stops)
-        row = Row(tokens, options, seed(tokens), prefix, text_stream)
-        row.begin(prefix, self.model.config)
-        row.prompt_text, row.grammar = text, self.grammars.matcher(options)
+        options = self.text.defaults.with_defaults(options, len(prefix))
+        row = Row(
+            encoded.tokens,
+            options,
+            seed(encoded.tokens),
+            text=TextStream(self.tokenizer, self.hidden, options.stops),
+            prompt_text=encoded.text,
+            grammar=self.grammars.matcher(options),
+        )
+        row.begin(prefix, config)
+        reference = checked.reference or options.reference
         if not reference and self.memory:
-            reference = self.memory.reference(text, *languages)
+            languages = encoded.source_lang, encoded.target_lang
+            reference = self.memory.reference(encoded.text, *languages)
             row.stats.remembered = int(reference is not None)
         if reference and options.num_beams == 1:
-            ends = self.model.config.eos_token_ids[:1]
-            known = self.tokenizer.encode(reference, add_special_tokens=False).ids
-            row.reference = [*known[: row.max_tokens], *ends]
+            tokens = self.tokenizer.encode(reference, add_special_tokens=False).ids
+            row.reference = [*tokens[: row.max_tokens], *config.eos_token_ids[:1]]
         return row
 
-    def check(self, prompt: Text, options: Options) -> None:
+    def _check_tokens(self, tokens: Sequence[int]) -> None:
+        """InputError for a prompt that is too long, or has a token that the model lacks."""
+        size = self.model.source_vocab_size
+        if max(tokens, default=0) >= size:
+            raise InputError(f"the prompt has the token {max(tokens)}, the model {size} tokens")
+        most = self.model.config.max_prompt_tokens
+        if most is not None and len(tokens) > most:
+            raise InputError(f"the prompt has {len(tokens)} tokens; the model reads {most} at most")
+
+    def check(self, prompt: Content, options: Options) -> None:
         """Raise InputError if the prompt cannot be decoded: see `row`."""
         self.row(prompt, options, RowSeeds(0))
 
@@ -344,7 +341,7 @@ class SpeculativeDecoder:
             options = replace(options, seed=int(seed))
         return options
 
-    def stream_generate(self, prompt: Text, **options) -> Iterator[Response]:
+    def stream_generate(self, prompt: Content, **options) -> Iterator[Response]:
         """Decode one prompt; yield a Response per step, with the text that the step added.
 
         options: the fields of `Options`. Drafting changes only the speed: the text is the same (greedy, or sampled
@@ -361,12 +358,12 @@ class SpeculativeDecoder:
                 if driver.advance() or len(row.origins) > first:  # a beam search has no text yet
                     yield respond(row, first)
 
-    def generate(self, prompt: Text, **options) -> str:
+    def generate(self, prompt: Content, **options) -> str:
         """The text for one prompt. Arguments and errors: as `stream_generate`."""
         return "".join(response.text for response in self.stream_generate(prompt, **options))
 
     def stream_batch(
-        self, prompts: Iterable[Text], batch_size: int = BATCH_SIZE, **options
+        self, prompts: Iterable[Content], batch_size: int = BATCH_SIZE, **options
     ) -> Iterator[tuple[int, Response]]:
         """Decode many prompts, `batch_size` at a time; yield (index, Response) as each finishes.
 
@@ -383,7 +380,7 @@ class SpeculativeDecoder:
             raise InputError(_expected("prompts", prompts, "list of texts"))
         seed = RowSeeds(settings.seed)
 
-        def make(prompt: Text) -> list[Row]:
+        def make(prompt: Content) -> list[Row]:
             rows = [self.row(prompt, settings, seed) for _ in range(settings.num_samples)]
             if settings.num_beams == 1:
                 return rows
@@ -398,7 +395,7 @@ class SpeculativeDecoder:
                     yield index, replace(respond(each), sample=sample + i)
 
     def batch_generate(
-        self, prompts: Iterable[Text], batch_size: int = BATCH_SIZE, **options
+        self, prompts: Iterable[Content], batch_size: int = BATCH_SIZE, **options
     ) -> list[Response]:
         """The Responses for many prompts, in their order: num_samples for each prompt. Arguments: as
         `stream_batch`."""
@@ -408,7 +405,7 @@ class SpeculativeDecoder:
 
 def _ranks(model: Any) -> Ranks:
     """The processes that run a model together."""
-    return getattr(model, "ranks", ALONE)
+    return model.ranks or ALONE
 
 
 def _expected(name: str, value: object, what: str) -> str:
@@ -430,21 +427,22 @@ def _decoder(
     model: Model, tokenizer: Tokenizer, draft_model: Model | None, options: dict
 ) -> SpeculativeDecoder:
     own = {name: options.pop(name, None) for name in ("memory", "draft_vocabulary")}
-    generation = getattr(model, "generation", None)
-    if generation and (ignored := generation.ignored(options.get("num_beams"))):
+    decoder = SpeculativeDecoder(model, tokenizer, draft_model, **own)
+    ignored = decoder.text.defaults.ignored(options.get("num_beams"))
+    if ignored:
         warnings.warn(ignored, stacklevel=3)
-    return SpeculativeDecoder(model, tokenizer, draft_model, **own)
+    return decoder
 
 
 def stream_generate(
-    model: Model, tokenizer: Tokenizer, prompt: Text, draft_model: Model | None = None, **options
+    model: Model, tokenizer: Tokenizer, prompt: Content, draft_model: Model | None = None, **options
 ) -> Iterator[Response]:
     """As `SpeculativeDecoder.stream_generate`."""
     return _decoder(model, tokenizer, draft_model, options).stream_generate(prompt, **options)
 
 
 def generate(
-    model: Model, tokenizer: Tokenizer, prompt: Text, draft_model: Model | None = None, **options
+    model: Model, tokenizer: Tokenizer, prompt: Content, draft_model: Model | None = None, **options
 ) -> str:
     """As `SpeculativeDecoder.generate`."""
     return _decoder(model, tokenizer, draft_model, options).generate(prompt, **options)
@@ -453,7 +451,7 @@ def generate(
 def batch_generate(
     model: Model,
     tokenizer: Tokenizer,
-    prompts: Iterable[Text],
+    prompts: Iterable[Content],
     draft_model: Model | None = None,
     batch_size: int = BATCH_SIZE,
     **options,

@@ -13,6 +13,11 @@ class InputError(ValueError):
         return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its class."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Let every InputError raised inside name `path`, or a file in it."""

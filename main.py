@@ -17,32 +17,26 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from decoder import BATCH_SIZE, Options, Response, SpeculativeDecoder, load
-from demo.pair import demo_model
-from distributed.ranks import ALONE, Ranks, session
+from decoder import BATCH_SIZE, Options, Response, SpeculativeDecoder
+from distributed.ranks import Ranks, session
 from errors import InputError
-from families.causal_loading import encode_prompt
 from speculative.options import FORMS, MAX_TOKENS
 from terminal import cli
-from terminal.chat import chat
+from terminal.chat import Conversation, chat
 from terminal.colours import coloured, legend, painted
 from terminal.flags import (
     add_decoding_options,
-    add_keep_read,
     add_memory,
     add_models,
+    add_prefix_cache,
     check_models,
     json_of,
     options_of,
-    read_draft_vocabulary,
-    read_memory,
 )
+from terminal.models import Models, note_alone, open_decoder
 from terminal.prompt_files import InOrder, PromptFile, answered
-from terminal.reports import report_alone, report_generation
 from terminal.summary import Summary
-from text.languages import chosen
 from text.memory import MemoryFile, Pair
-from text.prompts import check_prompt
 
 Done = Callable[[Response], None]
 # Have no effect with beam search, nor with --num-draft 0
@@ -52,7 +46,6 @@ SOURCES = ["draft_model", "lookup", "reference", "memory", "prompt_file", *FORMS
 TOLD = 10  # seconds after which --verbose says again how far a file is, without a terminal
 BEAMS = ("length_penalty", "early_stopping")  # have no effect without beam search
 SAMPLING = ("top_k", "top_p", "min_p", "seed", "acceptance")  # have no effect on greedy decoding
-TEMPLATE = ("system_prompt", "ignore_chat_template", "chat_template_config")
 WITHOUT_PROMPT = """\
 main.py needs a prompt (--prompt) or a file of prompts (--prompt-file). With the demo models, which are included:
   python main.py --prompt "translate number to German: 1284"
@@ -82,7 +75,7 @@ def parse_args(argv: list[str] | None = None):
     )
     flag("--chat", action="store_true", help=text)
     add_memory(parser, grows=True)
-    add_keep_read(parser)
+    add_prefix_cache(parser)
     add_decoding_options(parser)
     flag("--system-prompt", metavar="TEXT", help="system prompt, for a model with a chat template")
     text = "do not put the prompt into the model's chat template"
@@ -136,16 +129,6 @@ def as_json(index: int, response: Response) -> str:
     return json.dumps({k: v for k, v in fields.items() if k not in left_out}, ensure_ascii=False)
 
 
-def in_template(args, model) -> Callable[[str], list[int]] | None:
-    """A function that puts a prompt into the model's chat template, as mlx-lm does; None if there is no template."""
-    given = {name: value for name, value in vars(args).items() if name in TEMPLATE}
-    if getattr(model, "chat", None) is None:
-        if any(value not in (None, False) for value in given.values()):
-            raise InputError("this model has no chat template")
-        return None
-    return lambda prompt: encode_prompt(model, prompt, **given)
-
-
 def show_draft(args) -> Callable[[Response], str]:
     """A function from a response to the text to show. With --show-draft on a terminal, says what the colours mean."""
     if not (args.show_draft and coloured(sys.stdout)):
@@ -158,12 +141,12 @@ def print_summary(args, decoder, options: Options, summary: Summary, began: floa
     """Say on stderr which limit cut texts off; with --verbose, print statistics."""
     if summary.cut:
         texts = f"{summary.cut} of {summary.texts} texts" if args.prompt_file else "the text"
-        taken = decoder.model.generation.taken(options)
-        setting = next((name for name in ("max_new_tokens", "max_length") if name in taken), None)
+        applied = decoder.text.defaults.applied(options)
+        setting = next((name for name in ("max_new_tokens", "max_length") if name in applied), None)
         limit = options.max_tokens or MAX_TOKENS
         reason = f"--max-tokens {limit} cut {texts} short; raise it for the rest"
         if setting:
-            limit = taken[setting]
+            limit = applied[setting]
             reason = f"the checkpoint's {setting}={limit} cut {texts} short; see --max-tokens"
         elif summary.longest_cut < limit:
             reason = f"the model's maximum length cut {texts} short"
@@ -180,9 +163,11 @@ def print_summary(args, decoder, options: Options, summary: Summary, began: floa
             print(decoder.draft_vocabulary, file=sys.stderr)
 
 
-def answer_prompt(args, decoder: SpeculativeDecoder, options: Options, remember: Done) -> None:
+def answer_prompt(
+    args, decoder: SpeculativeDecoder, options: Options, conversation: Conversation, remember: Done
+) -> None:
     """Decode the one prompt, streaming its text to stdout."""
-    prompt = read_prompt(args.prompt)
+    prompt = conversation.prompt(read_prompt(args.prompt))
     summary, began = Summary(), time.perf_counter()
     shown = show_draft(args)
     if args.json or options.num_samples > 1:
@@ -207,6 +192,7 @@ def answer_file(
     args,
     decoder: SpeculativeDecoder,
     options: Options,
+    conversation: Conversation,
     ranks: Ranks,
     remember: Done = lambda response: None,
 ) -> None:
@@ -225,14 +211,14 @@ def answer_file(
         cli.write(text, kept, end="")
 
     # A prompt that is too long for the model is a bad line too.
-    unlimited = decoder.model.config.max_prompt_tokens is None
-    check = check_prompt if unlimited else functools.partial(decoder.check, options=options)
+    limited = decoder.model.config.max_prompt_tokens is not None
+    check = functools.partial(decoder.check, options=options) if limited else None
     size, samples = vars(args).get("batch_size", BATCH_SIZE), options.num_samples
     kept, done = sys.stdout, 0
     if args.output:
         done = answered(args.output, samples, args.json)
         kept = open(args.output, "a", encoding="utf-8")  # noqa: SIM115 (it lives as long as we do)
-    file = PromptFile(args.prompt_file, report, ranks, check, done)
+    file = PromptFile(args.prompt_file, report, ranks, conversation.prompt, check, done)
     output, finished = InOrder(finish, done * samples), dict[int, Response]()
     shown = show_draft(args)
     summary, began = Summary(), time.perf_counter()
@@ -289,30 +275,6 @@ def report_unused(given: dict, options: Options) -> None:
                 print(f"--{name.replace('_', '-')} has no effect {reason}", file=sys.stderr)
 
 
-def open_decoder(
-    args, options: Options, ranks: Ranks = ALONE, beams: bool = True
-) -> SpeculativeDecoder:
-    """The models that the command line names, or the demo models, with the memory and what else they need.
-    beams: whether the command has --num-beams."""
-    if args.model is None:
-        args.model = ranks.together(lambda: demo_model("target"))
-        args.draft_model = ranks.together(lambda: demo_model("draft"))
-    model, tokenizer = load(args.model, ranks.group)
-    for name in vars(args).get("extra_eos_token", ()):
-        if (token := tokenizer.token_to_id(name)) is None:
-            raise InputError(f"--extra-eos-token: {name[:50]!r} is not a token of this model")
-        model.config = replace(model.config, eos_token_ids=(*model.config.eos_token_ids, token))
-    draft_model = None
-    if args.draft_model and options.num_draft and options.num_beams == 1:
-        draft_model, _ = load(args.draft_model, ranks.group, split=False)
-    cli.note_types(model, draft_model)
-    report_generation(model, options, args.verbose, beams)
-    memory = read_memory(args.memory) if args.memory else None
-    tokens = read_draft_vocabulary(args.draft_vocabulary, tokenizer) if draft_model else None
-    encode, keep_read = in_template(args, model), vars(args).get("keep_read")
-    return SpeculativeDecoder(model, tokenizer, draft_model, encode, memory, tokens, keep_read)
-
-
 def check_ranks(args, ranks: Ranks) -> None:
     """InputError unless all ranks were started with the same arguments, program and memory."""
     if args.chat or args.output:
@@ -348,11 +310,13 @@ def answer(args, ranks: Ranks) -> None:
     elif args.prompt_file not in (None, "-"):
         Path(args.prompt_file).stat()  # report a missing file before models are loaded
     growing = MemoryFile(args.memory) if args.memory_append else None  # creates the file if needed
-    decoder = open_decoder(args, options, ranks)
-    model, memory = decoder.model, decoder.memory
-    languages = None, None
-    if decoder.encode is None:
-        languages = chosen(model, options.source_lang, options.target_lang)
+    models = Models.of(args, ranks)
+    decoder = open_decoder(models, options, ranks, args.verbose)
+    conversation = Conversation.of(
+        decoder.text, args.system_prompt, args.chat_template_config, args.ignore_chat_template
+    )
+    memory = decoder.memory
+    languages = decoder.text.resolve_languages(options.source_lang, options.target_lang)
 
     def remember(response: Response) -> None:
         """Add the text to the memory if it is finished and new."""
@@ -363,14 +327,12 @@ def answer(args, ranks: Ranks) -> None:
 
     if args.chat:
         report = functools.partial(print_summary, args, decoder, options)
-        system = args.system_prompt
-        first = [{"role": "system", "content": system}] if system else []
-        chat(decoder, options, first, args.chat_template_config or {}, show_draft(args), report)
+        chat(decoder, options, conversation, show_draft(args), report)
     elif args.prompt_file is None:
-        answer_prompt(args, decoder, options, remember)
+        answer_prompt(args, decoder, options, conversation, remember)
     else:
-        report_alone(decoder)
-        answer_file(args, decoder, options, ranks, remember)
+        note_alone(decoder)
+        answer_file(args, decoder, options, conversation, ranks, remember)
 
 
 if __name__ == "__main__":

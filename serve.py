@@ -21,19 +21,18 @@ from typing import Any
 
 from decoder import BATCH_SIZE, Options, SpeculativeDecoder
 from errors import InputError
-from main import open_decoder
 from speculative.options import DECLARED
 from speech.transcriber import Transcriber, is_speech
 from terminal import cli
 from terminal.flags import (
     add_decoding_options,
-    add_keep_read,
     add_memory,
     add_models,
+    add_prefix_cache,
     check_models,
     options_of,
 )
-from terminal.reports import report_alone
+from terminal.models import Models, note_alone, open_decoder
 
 COUNTS = {  # flag: (default, help)
     "batch-size": (BATCH_SIZE, "prompts to decode in one batch"),
@@ -43,7 +42,7 @@ COUNTS = {  # flag: (default, help)
     "max-seconds": (3600, "longest audio to accept, in seconds"),
 }
 BEAMS = [name for name, declared in DECLARED.items() if declared.group == "beams"]
-OF_TEXT = {*DECLARED, "memory", "draft_vocabulary", "keep_read"} - {
+OF_TEXT = {*DECLARED, "memory", "draft_vocabulary", "prefix_cache"} - {
     "num_draft",
     "acceptance",
     "delta",
@@ -68,7 +67,7 @@ def parse_args(argv: list[str] | None = None):
     for name, (default, text) in COUNTS.items():
         text = f"{text} (default: %(default)s)"
         flag(f"--{name}", type=cli.positive, default=default, metavar="N", help=text)
-    add_keep_read(parser)
+    add_prefix_cache(parser)
     flag("--verbose", action="store_true", help="log requests to stderr")
     parser.epilog = "The decoding options are defaults; a request may set its own. No beam search."
     add_memory(parser)
@@ -113,11 +112,10 @@ def allowed_hosts(host: str, address: str) -> Sequence[str]:
     return sorted({*LOCAL, host.lower(), in_url(address)})
 
 
-def text_decoder(args, options: Options) -> SpeculativeDecoder:
+def text_decoder(models: Models, options: Options, verbose: bool) -> SpeculativeDecoder:
     """The decoder for a server of texts."""
-    decoder = open_decoder(args, options, beams=False)
-    decoder.encode = None  # requests say whether they are chats
-    report_alone(decoder)
+    decoder = open_decoder(models, options, verbose=verbose, has_beams=False)
+    note_alone(decoder)
     with suppress(InputError):  # without llguidance, only what asks for it is refused
         _ = decoder.grammars.ready
     decoder.check("a", options)  # such as a language that the model does not know
@@ -141,15 +139,17 @@ def main() -> None:
     transcriber = None
     if args.model and is_speech(args.model):
         refuse(args, OF_TEXT, "the model transcribes audio; this is for texts")
+        models = Models(args.model, args.draft_model)
         transcriber = Transcriber(args.model, args.draft_model if options.num_draft else None)
         decoder, options = transcriber.decoder, replace(options, lookup=False)
         cli.note_types(decoder.model, decoder.draft_model)
     else:
-        decoder = text_decoder(args, options)
+        models = Models.of(args)
+        decoder = text_decoder(models, options, args.verbose)
     engine = Engine(decoder, options, args.batch_size, args.queue)
     api = Api(
-        name=Path(args.model).name,
-        draft_model=Path(args.draft_model).name if decoder.draft_model else None,
+        name=Path(models.model).name,
+        draft_model=Path(models.draft_model).name if decoder.draft_model else None,
         engine=engine,
         max_prompt_tokens=args.max_prompt_tokens,
         max_tokens=args.max_request_tokens,

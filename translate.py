@@ -23,11 +23,12 @@ from documents import gettext, markdown, plain, subtitles, word
 from documents.document import Document, Segment
 from documents.sentences import changed, kept, masked, sentences, translatable
 from errors import InputError, naming
-from main import open_decoder
 from speculative.sampling import RowSeeds
 from terminal import cli, flags
+from terminal.chat import Conversation
+from terminal.models import Models, open_decoder
 from terminal.summary import Summary
-from text.languages import chosen, defaults, short, title
+from text.languages import short, title
 from text.memory import MemoryFile, Pair, load_memory, words_of
 from text.prompts import Prompt
 
@@ -78,10 +79,11 @@ class Translator:
     def __init__(self, args, decoder: SpeculativeDecoder, options: Options, language: str | None):
         """language: that of the sentences."""
         self.decoder, self.language = decoder, short(language or "en")
+        self.prompt = Conversation.of(decoder.text, None, None, False).prompt
         self.options = decoder.seeded(options)
         self.size, self.whole = args.batch_size, args.whole
         self.growing = MemoryFile(args.memory) if args.memory_append else None
-        self.languages = chosen(decoder.model, options.source_lang, options.target_lang)
+        self.languages = decoder.text.resolve_languages(options.source_lang, options.target_lang)
         self.how = zlib.crc32(repr((args.model, options)).encode())  # what texts depend on
         self.texts: dict[str, str] = {}
         self.cut = set[str]()  # sentences whose texts are not whole
@@ -114,7 +116,7 @@ class Translator:
         """Whether the model can read the text and write as much."""
         try:
             # With a reference: otherwise the memory would be searched for one.
-            row = self.decoder.row(Prompt(text, "-"), self.options, RowSeeds(0))
+            row = self.decoder.row(self.prompt(Prompt(text, "-")), self.options, RowSeeds(0))
         except InputError:  # more than it reads
             return not text.strip()
         return len(row.prompt) <= _FULL * row.max_tokens
@@ -122,7 +124,7 @@ class Translator:
     def learn(self, wanted: Iterable[str], name: str, journal: MemoryFile | None) -> None:
         """Translate what has no text yet, and note it in the journal and the memory."""
         todo = [text for text in dict.fromkeys(wanted) if text not in self.texts]
-        found = self.decoder.stream_batch(todo, self.size, **vars(self.options))
+        found = self.decoder.stream_batch(map(self.prompt, todo), self.size, **vars(self.options))
         for _, response in tqdm(found, name, len(todo), unit="", disable=None, leave=False):
             self.summary.add(response)
             text = cli.one_line(response.text).strip()
@@ -168,9 +170,9 @@ def output_of(name: str, output: Path | None, language: str | None, force: bool)
 
 def languages_of(decoder: SpeculativeDecoder, options: Options) -> tuple[str | None, str | None]:
     """The model's codes for source and target language. Its own are named on stderr if they were not asked for."""
-    asked = chosen(decoder.model, options.source_lang, options.target_lang)
-    own = defaults(decoder.model, decoder.tokenizer)
-    if getattr(decoder.model, "languages", None) and not (asked[1] or own[1]):
+    asked = decoder.text.resolve_languages(options.source_lang, options.target_lang)
+    own = decoder.text.default_languages(decoder.model.prefix([]))
+    if decoder.text.languages and not (asked[1] or own[1]):
         raise InputError("into which language? Say so with --to")
     for way, code, default in zip(("from", "to"), asked, own, strict=True):
         if default and not code:
@@ -232,7 +234,9 @@ def answer(args, ranks: Ranks) -> None:
     args.terms = flags.read_memory(args.terms).pairs if args.terms else []
     if args.memory_append:
         MemoryFile(args.memory)  # creates the file if needed
-    decoder = open_decoder(args, options, ranks)
+    models = Models.of(args, ranks)
+    decoder = open_decoder(models, options, ranks, args.verbose)
+    args.model = str(models.model)
     source, target = languages_of(decoder, options)
     outputs = [output_of(name, args.output, target, args.force) for name in args.documents]
     translator, began = Translator(args, decoder, options, source), time.perf_counter()

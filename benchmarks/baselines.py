@@ -25,7 +25,7 @@ from benchmarks.measure import OtherWay, Prompts, until_end, widened_pair
 from demo.pair import DEMO
 from families.t5 import NAMES
 from model import T5
-from speculative.cached_model import padded
+from speculative.model import padded
 
 
 def in_transformers(model: T5, vocab_size: int | None = None) -> T5ForConditionalGeneration:

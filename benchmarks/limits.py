@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from speculative.cached_model import Model
+from speculative.model import Model
 from speculative.row import Row, Stats
 
 TOKEN = 7  # any token: only the time matters
@@ -117,7 +117,7 @@ def step_bytes(model: Any) -> int:
 def calls(model: Model, prompt: Sequence[int]) -> Callable[..., float]:
     """A function that returns the seconds of a decoder call on `width` tokens, as in a step, or of each of
     `chained` calls that take the tokens of the call before."""
-    cache = model.start(mx.array([prompt]))
+    cache = model.start([prompt])
 
     def decode(tokens: mx.array, after: int) -> mx.array:
         positions = cache.lengths[:, None] + after + np.arange(tokens.shape[1])
@@ -150,7 +150,7 @@ def known_to_draft(draft: Model, row: Row) -> tuple[np.ndarray, float]:
     """Whether the draft model would draft each token of a text, given those before; and the seconds that it takes
     to read the prompt."""
     began = time.perf_counter()
-    cache = draft.start(mx.array([row.prompt]))
+    cache = draft.start([row.prompt])
     cache.wait()
     reading = time.perf_counter() - began
     found = np.array(mx.argmax(text_logits(draft, row, cache), axis=-1))
@@ -159,7 +159,7 @@ def known_to_draft(draft: Model, row: Row) -> tuple[np.ndarray, float]:
 
 def text_logits(model: Model, row: Row, cache: Any = None) -> mx.array:
     """Logits [T, V] of the T tokens of a row's text, read in one call. cache: of its prompt, if that has been read."""
-    cache = cache or model.start(mx.array([row.prompt]))
+    cache = cache or model.start([row.prompt])
     first, T = int(cache.lengths[0]), len(row.generated)
     read = np.minimum([row.tokens[first:-1]], model.config.vocab_size - 1).astype(np.int32)
     positions = np.arange(first, len(row.tokens) - 1, dtype=np.int32)[None]

@@ -1,7 +1,6 @@
 """Measuring for benchmark.py: ways of decoding take turns, so that anything that slows the machine down slows
 all of them."""
 
-import functools
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,10 +13,10 @@ from decoder import Options, SpeculativeDecoder, Stats, load
 from demo.pair import DEMO, demo_model, usual_dtype
 from demo.widen import CAUSAL_SHAPES, widen, widen_llama
 from families.causal import CausalModel
-from families.causal_loading import encode_prompt
 from speculative.driver import Waiting
 from speculative.row import Row
 from speculative.sampling import RowSeeds
+from terminal.chat import Conversation
 
 Way = Callable[[Sequence[str]], list]
 """Decodes prompts; returns a Row for each, or its tokens."""
@@ -35,31 +34,31 @@ def widened_pair(sizes: Sequence[str], dtype: str | None = None) -> tuple[Any, A
 
 def _widened(role: str, size: str, dtype: mx.Dtype) -> Any:
     causal = size in CAUSAL_SHAPES
-    small, tokenizer = load(DEMO / f"causal-{role}" if causal else demo_model(role))
+    small, _ = load(DEMO / f"causal-{role}" if causal else demo_model(role))
     small.set_dtype(dtype)
     if causal:
         c, inner = small.config, widen_llama(small.model, size)
         wide: Any = CausalModel(inner, c.eos_token_ids, c.pad_token_id, c.max_positions)
-        wide.chat = small.chat
     else:
         wide = widen(small, size)
-    wide.tokenizer = tokenizer
+    wide.text = small.text
     return wide
 
 
 def decoder(target: Any, draft: Any | None = None) -> SpeculativeDecoder:
-    """A decoder for models from `load`, with the target's chat template if it has one."""
-    has_chat = getattr(target, "chat", None) is not None
-    encode = functools.partial(encode_prompt, target) if has_chat else None
-    return SpeculativeDecoder(target, target.tokenizer, draft, encode)
+    """A decoder for models from `load`."""
+    return SpeculativeDecoder(target, target.text.tokenizer, draft)
 
 
 def decoding(target: Any, draft: Any | None = None, batch_size: int = 1, **options) -> Way:
     """Our way with these options, `batch_size` prompts at a time. What it learns for `auto` stays its own."""
-    own, settings = decoder(target, draft), Options(**options)
+    own = decoder(target, draft)
+    settings = Options(**options)
+    conversation = Conversation.of(own.text, None, None, False)
 
     def run(prompts: Sequence[str]) -> list[Row]:
-        rows = [own.row(prompt, settings, RowSeeds(settings.seed or 0)) for prompt in prompts]
+        seed = RowSeeds(settings.seed or 0)
+        rows = [own.row(conversation.prompt(prompt), settings, seed) for prompt in prompts]
         with own.running(settings) as driver:
             list(driver.decode(Waiting(rows), own.at_most(batch_size)))
         return rows

@@ -135,8 +135,16 @@ class Model(EncoderDecoder):
         x = self.encoder.begin(embedding, tokens, positions)
         return self.encoder(x, [padding_mask(mask)] * c.encoder_layers)
 
+    @property
+    def source_vocab_size(self) -> int:
+        return self.config.source_vocab_size
+
+    @property
+    def forced_bos_token_id(self) -> int | None:  # type: ignore[override]
+        return self.config.forced_bos_token_id
+
     def prefix(self, prompt: Sequence[int]) -> list[int]:
-        forced = self.config.forced_bos_token_id
+        forced = self.forced_bos_token_id
         return super().prefix(prompt) + ([] if forced is None else [forced])
 
     def decode(self, tokens: mx.array, positions: np.ndarray, cache: CrossCache) -> mx.array:

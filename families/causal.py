@@ -14,11 +14,11 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from distributed.ranks import ALONE
 from errors import InputError
 from families.causal_check import check, check_cache, has_state, own_cache, refused
 from families.encoder_decoder import narrowed
 from speculative.cache import MASKED, SlotCache
+from speculative.model import Model, Rows
 from speculative.reading import read
 
 UNKNOWN = 2**31 - 1  # the size of a vocabulary, until the model has been tried
@@ -196,10 +196,8 @@ class LayerCache:
         return self._slots.mask(self._window or window_size, return_array)
 
 
-class DecoderOnly(nn.Module):
+class DecoderOnly(Model, nn.Module):
     """The part of the contract that decoder-only models share; subclasses add `decode`."""
-
-    ranks = ALONE  # the processes that share the model's layers
 
     def prefix(self, prompt: Sequence[int]) -> list[int]:
         return list(prompt)
@@ -211,19 +209,13 @@ class DecoderOnly(nn.Module):
         """The same model with logits for `ids` [n] only."""
         return narrowed(self, self.config.vocab_size, ids)
 
-    def start(
-        self, tokens: mx.array, mask: np.ndarray | None = None, cache: SlotCache | None = None
-    ) -> Any:
-        """A cache with all but the last of each row's tokens [B, S]; mask [B, S] true on tokens, which
-        are on the left (None: no padding). cache: one that holds beginnings of the rows, to be filled up. InputError for a
-        row without a token."""
-        B, S = tokens.shape
-        lengths = np.full(B, S) if mask is None else np.asarray(mask, bool).sum(axis=1)
-        if not lengths.all():
+    def start(self, prompts: Rows, cache: SlotCache | None = None) -> Any:
+        """A cache with all but the last of each row's tokens. cache: one that holds beginnings of the rows, to be filled
+        up. InputError for a row without a token."""
+        if not all(len(prompt) for prompt in prompts):
             raise InputError("a prompt without a token cannot be continued")
-        cache = cache or self.new_cache(B)
-        rows = [row[:n] for row, n in zip(np.array(tokens), lengths, strict=True)]
-        read(self, cache, rows)
+        cache = cache or self.new_cache(len(prompts))
+        read(self, cache, prompts)
         return cache
 
 
@@ -248,6 +240,10 @@ class CausalModel(DecoderOnly):
         # Padding never shows in a text, so it must not be a token that does.
         pads = [i for i in (pad_token_id, *eos, 0) if i is not None and i < vocab_size]
         self.config = CausalConfig(vocab_size, eos, pads[0], min(limits, default=None), rows)
+
+    @property
+    def max_rows(self) -> int | None:  # type: ignore[override]
+        return self.config.max_rows
 
     def new_cache(self, batch_size: int) -> CausalCache:
         return CausalCache(batch_size, self._like, self._mask_axes)

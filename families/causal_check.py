@@ -9,7 +9,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
-from errors import InputError
+from errors import InputError, first_line
 from speculative.cache import MASKED
 from speculative.cached_model import CachedModel
 
@@ -17,10 +17,6 @@ from speculative.cached_model import CachedModel
 _TOLERANCE = (0.02, 0.1)
 # And states, in units of their size. Found: up to 6e-7 and 0.01 where fillers stay out, 0.45 and more where they do not.
 _STATE_TOLERANCE = (0.001, 0.05)
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def own_cache(model: nn.Module) -> list:

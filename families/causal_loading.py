@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -21,14 +20,15 @@ from checkpoints.config import MOST_LAYERS
 from checkpoints.folder import read_json, weight_files
 from checkpoints.quantization import Quantization
 from distributed.ranks import Ranks
-from errors import InputError
+from errors import InputError, first_line
 from families import architecture_of, is_ours
 from families.causal import CausalModel
-from families.causal_check import check_cache, first_line
+from families.causal_check import check_cache
 from families.causal_positions import lifted, max_positions, set_positions, text_of
 from families.folders import WEIGHTS, converted_path
 from families.memory import read_weights
-from text.generation import Generation
+from text.generation import GenerationDefaults
+from text.text_side import ChatTemplate, TextSide
 
 
 def is_causal(folder: Path) -> bool:
@@ -108,7 +108,6 @@ def load(
     name: str, folder: Path, group: mx.distributed.Group | None = None, split: bool = True
 ) -> tuple[CausalModel, Tokenizer]:
     """The model and the tokenizer of a folder that `is_causal`; group, split: as for loading.load.
-    `model.chat` is mlx-lm's tokenizer, which knows the chat template.
 
     InputError, with the reason, for a model that mlx-lm or the step cannot run, and for ranks that differ.
     """
@@ -116,7 +115,7 @@ def load(
     split = split and ranks.size > 1
     ranks.check_folder(folder, "mlx-lm")
 
-    def read(utils) -> tuple:
+    def load_weights(utils) -> tuple:
         model, raw = utils.load_model(folder, lazy=True)
         if split:
             _shard(model, raw, group)
@@ -131,13 +130,16 @@ def load(
             chat = utils.load_tokenizer(folder, template, ends)
         return model, raw, chat
 
-    model, raw, chat = ranks.together(lambda: _with_mlx_lm(folder, "load", read))
+    model, raw, chat = ranks.together(lambda: _with_mlx_lm(folder, "load", load_weights))
     tokenizer = _fast(chat, folder)
     # This checks the model, which needs all ranks.
     causal = CausalModel(model, chat.eos_token_ids, chat.pad_token_id, max_positions(raw))
-    causal.chat, causal.tokenizer = chat, tokenizer
-    causal.begins = chat.bos_token or ""
-    causal.generation = Generation.load(folder)
+    causal.text = TextSide(
+        tokenizer,
+        defaults=GenerationDefaults.load(folder),
+        chat=ChatTemplate(chat.apply_chat_template) if chat.has_chat_template else None,
+        bos=chat.bos_token or "",
+    )
     if split:
         causal.ranks = ranks
     return causal, tokenizer
@@ -165,46 +167,6 @@ def _fast(chat: Any, folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def encode_prompt(
-    model: Any,
-    prompt: str,
-    system_prompt: str | None = None,
-    ignore_chat_template: bool = False,
-    chat_template_config: Mapping[str, Any] | None = None,
-) -> list[int]:
-    """A prompt's tokens as mlx-lm's command line makes them: in the chat template, which writes the special
-    tokens, if the model has one."""
-    if ignore_chat_template or not model.chat.has_chat_template:
-        if (system_prompt, chat_template_config) != (None, None):
-            raise InputError("a system prompt or a setting needs a chat template; none is in use")
-        return model.tokenizer.encode(prompt).ids
-    messages = [{"role": "user", "content": prompt}]
-    if system_prompt is not None:
-        messages.insert(0, {"role": "system", "content": system_prompt})
-    return encode_messages(model, messages, **(chat_template_config or {}))
-
-
-def encode_messages(model: Any, messages: list[dict[str, Any]], /, **settings: Any) -> list[int]:
-    """The tokens of `in_template`."""
-    prompt = in_template(model, messages, **settings)
-    return model.tokenizer.encode(prompt, add_special_tokens=False).ids
-
-
-def in_template(model: Any, messages: list[dict[str, Any]], /, **settings: Any) -> str:
-    """The prompt that the model's chat template makes of messages, with the special tokens. InputError if it refuses
-    them. settings: further arguments of mlx-lm's `apply_chat_template`."""
-    settings = {"add_generation_prompt": True} | settings | {"tokenize": False}
-    try:
-        text = model.chat.apply_chat_template(messages, **settings)
-    except Exception as error:  # templates may raise any class
-        reason = first_line(error)
-        raise InputError(f"the chat template refuses these messages: {reason}") from None
-    said = [m["content"] for m in messages if m["role"] == "user" and isinstance(m["content"], str)]
-    if said and said[-1].strip() not in text:
-        warnings.warn("the chat template leaves out or changes the user's text", stacklevel=2)
-    return text
-
-
 def convert_with_mlx_lm(
     source: Path, output: Path, dtype: str, quantization: Quantization | None = None
 ) -> None:
@@ -214,9 +176,9 @@ def convert_with_mlx_lm(
         from mlx_lm.convert import convert
 
         check_cache(utils.load_model(source, lazy=True)[0])  # before the slow part
-        how = vars(quantization) if quantization else {}
-        named = {f"q_{key}": value for key, value in how.items()}
-        convert(str(source), str(output), quantize=bool(how), dtype=dtype, **named)
+        settings = vars(quantization) if quantization else {}
+        named = {f"q_{key}": value for key, value in settings.items()}
+        convert(str(source), str(output), quantize=bool(settings), dtype=dtype, **named)
         if (source / "chat_template.json").exists():
             shutil.copy(source / "chat_template.json", output)
 

@@ -26,10 +26,10 @@ from families.causal_loading import (
     without_weights,
 )
 from families.folders import WEIGHTS, converted, converted_path, missing
-from families.loading import build, read_tokenizers, weight_shapes
+from families.loading import build, load_tokenizers, weight_shapes
 from reporting import reporter
 from text.generation import FILE as GENERATION
-from text.generation import Generation
+from text.generation import GenerationDefaults
 
 MOST = 20e9  # bytes that are downloaded or converted without asking
 
@@ -188,7 +188,8 @@ def _write(
         family = family_of(raw)
         tensors = family.rename(open_checkpoint(source))
         config = family.config.from_hub(raw, tensors)
-        build(family, config, {name: tensor.shape for name, tensor in tensors.items()})
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        model = build(family, config, shapes)
         if raw.get("feed_forward_proj") == "gelu" and config.to_dict().get("gated"):
             # Some copies of flan-t5-xxl have this.
             note = "config.json says gelu, but the weights are gated: using gated-gelu"
@@ -198,8 +199,8 @@ def _write(
             if note := _note(dtype):
                 reporter.note(f"{source}: {note}")
         family.write_tokenizer(source, output)
-        read_tokenizers(output, config)
-        Generation.load(source)
+        load_tokenizers(output, model)
+        GenerationDefaults.load(source)
     write_weights(output / WEIGHTS, tensors, dtype, family.float32, quantization)
     values = raw | config.to_dict() | {"dtype": dtype, "converted_from": origin}
     if quantization:

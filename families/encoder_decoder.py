@@ -9,10 +9,10 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 
 from errors import InputError
 from speculative.cache import CrossCache
+from speculative.model import Model, Rows, padded, replace_unknown
 
 Sublayer = Callable[[mx.array], mx.array]
 Mask = mx.array | None  # boolean, or added to scores: broadcast to [B, H, T, N]; None: hide nothing
@@ -188,31 +188,31 @@ def narrowed(model: nn.Module, vocab_size: int, ids: mx.array) -> nn.Module:
     return found if found is not model else replaced(model, _TABLES[2:])
 
 
-class EncoderDecoder(nn.Module):
-    """The part of the contract (families/__init__.py) that these models share.
+class EncoderDecoder(Model, nn.Module):
+    """The part of the contract (speculative/model.py) that these models share.
 
     A family adds `decode` and `encode`, from tokens [B, S] with mask [B, S] to [B, S, d_model], finite on padding
     too. It has `encoder`, `decoder`, `embedding` and, unless the embedding is the head as well, `head`.
     """
 
-    config: Any
-
     def prefix(self, prompt: Sequence[int]) -> list[int]:
         """The tokens that a row begins with."""
         return [self.config.decoder_start_token_id]
 
-    def start(self, tokens: mx.array, mask: np.ndarray | None = None) -> CrossCache:
-        """Encode the sources, tokens [B, S] with mask [B, S] (true on tokens; None: no padding), and
-        project their keys and values for every decoder layer. InputError if a source is empty or too long."""
-        S, most = tokens.shape[1], self.config.max_prompt_tokens
+    def start(self, prompts: Rows) -> CrossCache:
+        """Encode the sources of B rows, and project their keys and values for every decoder layer. Tokens that the
+        model lacks (another model's) become padding. InputError if a source is empty or too long."""
+        tokens, mask = padded(prompts, self.config.pad_token_id)
+        S = tokens.shape[1]
+        most = self.config.max_prompt_tokens
         if most is not None and most < S:
             raise InputError(f"a source of {S} tokens; the model reads {most} at most")
-        mask = np.ones(tokens.shape, bool) if mask is None else np.asarray(mask, bool)
         if not mask.any(axis=1).all():
             raise InputError("a source without a token cannot be encoded")
-        memory = self.encode(tokens, mask)
+        tokens = replace_unknown(tokens, self.source_vocab_size, self.config.pad_token_id)
+        encoded = self.encode(mx.array(tokens), mask)
         readers = [each.get("cross_attention", each.attention) for each in self.decoder.layers]
-        return CrossCache([reader.project(memory) for reader in readers], mask)
+        return CrossCache([reader.project(encoded) for reader in readers], mask)
 
     def narrowed(self, ids: mx.array) -> Any:
         """The same model with logits for `ids` [n] only."""

@@ -21,8 +21,9 @@ from distributed.ranks import Ranks
 from errors import InputError, naming
 from families import Family, causal_loading, family_of, memory
 from families.folders import WEIGHTS
-from text.generation import Generation
+from text.generation import GenerationDefaults
 from text.languages import Languages
+from text.text_side import TextSide
 from text.tokenizer import FILE as TOKENIZER
 from text.tokenizer import SOURCE_FILE as SOURCE_TOKENIZER
 from text.tokenizer import check_rows, load_tokenizer
@@ -67,8 +68,7 @@ def load(
     group: `mx.distributed.init()`, in processes that mlx.launch started. Each holds a part of the
     layers; or, without `split`, all of them.
 
-    The model's attributes hold what its texts need: tokenizer; source_tokenizer, None if it is the same;
-    languages, None if there are none to choose; hidden, the tokens that a text does not show.
+    `model.text` is its text side (text/text_side.py).
 
     InputError for no such model, files that do not fit each other, or ranks that differ.
     """
@@ -81,7 +81,7 @@ def load(
     family, model, quantization, arrays = ranks.together(lambda: _open(path))
     ranks.check_folder(path)
 
-    def read() -> None:
+    def load_arrays() -> None:
         if split and group and ranks.size > 1:
             sharding.check_ranks(model.config, quantization, ranks.size)
             sharding.shard(model, group)
@@ -92,26 +92,32 @@ def load(
             model.load_weights(list(loaded.items()))
         mx.eval(model.parameters())  # what is lazy can only be computed by the thread that made it
         with naming(path / TOKENIZER):  # a target compares it with its own
-            model.tokenizer, model.source_tokenizer = read_tokenizers(path, model.config)
-        languages = model.languages = Languages.load(path, model.config.vocab_size)
+            tokenizer, source_tokenizer = load_tokenizers(path, model)
+        languages = Languages.load(path, model.config.vocab_size)
         codes = languages.codes.values() if languages and languages.source else ()
-        model.hidden = {*codes, *without_text(family, model.tokenizer)}
-        forced = "forced_bos_token_id"
-        model.generation = Generation.load(path, [forced] if hasattr(model.config, forced) else [])
+        in_prefix = [] if model.forced_bos_token_id is None else ["forced_bos_token_id"]
+        model.text = TextSide(
+            tokenizer,
+            source_tokenizer,
+            languages,
+            GenerationDefaults.load(path, in_prefix),
+            hidden=frozenset({*codes, *without_text(family, tokenizer)}),
+            start_token=model.config.decoder_start_token_id,
+        )
 
-    ranks.together(read)
-    return model, model.tokenizer
+    ranks.together(load_arrays)
+    return model, model.text.tokenizer
 
 
-def read_tokenizers(folder: Path, config: BaseConfig) -> tuple[Tokenizer, Tokenizer | None]:
+def load_tokenizers(folder: Path, model: Any) -> tuple[Tokenizer, Tokenizer | None]:
     """A converted folder's tokenizer, and that of its sources if they have their own vocabulary.
     InputError if the model lacks some of its tokens."""
     tokenizer = load_tokenizer(folder)
-    check_rows(tokenizer, config.vocab_size)
+    check_rows(tokenizer, model.config.vocab_size)
     if not (folder / SOURCE_TOKENIZER).exists():
         return tokenizer, None
     source = load_tokenizer(folder, SOURCE_TOKENIZER)
-    check_rows(source, getattr(config, "source_vocab_size", config.vocab_size))
+    check_rows(source, model.source_vocab_size)
     return tokenizer, source
 
 

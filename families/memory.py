@@ -17,6 +17,7 @@ from checkpoints.weights import stored_size
 from errors import InputError
 from families.encoder_decoder import EncoderDecoder
 from reporting import reporter
+from speculative.model import Model
 
 ROWS, TOKENS = 8, 512  # prompts of a batch, and the tokens of each prompt and of each output
 T = TypeVar("T")
@@ -89,7 +90,7 @@ def needed(model: Any, dtype: str, float32: tuple[str, ...] = ()) -> dict[int, i
 
 def _full_cache(model: Any) -> int:
     """Bytes of the caches of ROWS prompts of TOKENS tokens with outputs as long."""
-    if not hasattr(model, "start"):  # mlx-lm's own
+    if not isinstance(model, Model):  # mlx-lm's own
         from mlx_lm.models.cache import make_prompt_cache
 
         layers = make_prompt_cache(model)
@@ -97,13 +98,14 @@ def _full_cache(model: Any) -> int:
         return sum(layer.nbytes for layer in layers)
     c, most = model.config, TOKENS
     if not isinstance(model, EncoderDecoder):
+        assert model.new_cache is not None
         cache, most = model.new_cache(ROWS), 2 * TOKENS
     elif hasattr(model, "windows"):  # of sound: they are Whisper's prompts
         silence = np.zeros((c.frames, c.num_mel_bins), np.float32)
         windows = [model.windows.add(silence) for _ in range(ROWS)]
-        cache = model.start(mx.array(windows))
+        cache = model.start(windows)
     else:
-        cache = model.start(mx.zeros((ROWS, min(TOKENS, c.max_prompt_tokens or TOKENS)), mx.int32))
+        cache = model.start([[0] * min(TOKENS, c.max_prompt_tokens or TOKENS)] * ROWS)
     positions = np.tile(np.arange(min(most, c.max_positions or most), dtype=np.int32), (ROWS, 1))
     model.decode(mx.zeros(positions.shape, mx.int32), positions, cache)
     return sum(array.nbytes for array in cache.arrays)

@@ -22,6 +22,7 @@ from families import Family, bart, encoder_decoder
 from families.bart_checkpoints import NAMES as BART
 from families.encoder_decoder import EncoderDecoder
 from speculative.cache import CrossCache, table_positions
+from speculative.model import Rows
 
 # Keys and values of the sound, [1, H, S, D] each, of every layer
 Pairs = Sequence[Sequence[mx.array]]
@@ -46,8 +47,6 @@ class Config(BaseConfig):
     activation: str = "gelu"
 
     norm_first = property(lambda c: True)
-    fixed_vocabulary = property(lambda c: True)  # tokens without a name are timestamps
-    source_vocab_size = property(lambda c: 1 << 30)  # windows may have any number
     frames = property(lambda c: 2 * c.max_source_positions)  # of a window
 
     @classmethod
@@ -136,6 +135,8 @@ class Decoder(encoder_decoder.Stack):
 
 
 class Whisper(EncoderDecoder):
+    fixed_vocabulary = True  # tokens without a name are timestamps
+
     def __init__(self, config: Config):
         super().__init__()
         c = self.config = config
@@ -160,9 +161,9 @@ class Whisper(EncoderDecoder):
         """Raise InputError: speech/rules.py gives a text its first tokens."""
         raise InputError("this model transcribes audio: use transcribe.py, or a server's /v1/audio")
 
-    def start(self, tokens: mx.array, mask: np.ndarray | None = None) -> CrossCache:
-        """Encode the windows whose numbers are tokens [B, 1], and project their keys and values."""
-        numbers = np.array(tokens)[:, 0].tolist()
+    def start(self, prompts: Rows) -> CrossCache:
+        """Encode the windows whose numbers the prompts are, and project their keys and values."""
+        numbers = [int(prompt[0]) for prompt in prompts]
         memory = self.windows.encoded(numbers, self.encoder)
         cross = [layer.cross_attention.project(memory) for layer in self.decoder.layers]
         for b, window in enumerate(self.windows[n] for n in numbers):

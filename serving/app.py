@@ -20,7 +20,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from errors import InputError
-from families.causal_loading import in_template
 from serving import answers
 from serving.answers import Writer
 from serving.engine import Engine, Progress, Refused
@@ -58,8 +57,7 @@ class Api:
     def __post_init__(self):
         model, tokenizer = self.engine.decoder.model, self.engine.decoder.tokenizer
         self._piece = answers.pieces(tokenizer, self.engine.decoder.hidden)
-        chat = getattr(model, "chat", None)
-        self._chat = chat if chat is not None and chat.has_chat_template else None
+        self._chat = model.text.chat
         self._listed = {
             "id": self.name,
             "object": "model",
@@ -140,14 +138,13 @@ class Api:
         decoder = self.engine.decoder
         options = decoder.seeded(asked.options(self.engine.options, self.max_tokens))
         if isinstance(asked, Completion):
-            prompts, tokens = asked.prompt, None
+            prompts = asked.prompt
         else:  # the template writes the special tokens itself
             if self._chat is None:
                 raise InputError("this model has no chat template: use /v1/completions")
-            prompts = [in_template(decoder.model, [m.model_dump() for m in asked.messages])]
-            tokens = decoder.tokenizer.encode(prompts[0], add_special_tokens=False).ids
+            prompts = [[message.model_dump() for message in asked.messages]]
         new, seed, samples = decoder.row, RowSeeds(options.seed), range(options.num_samples)
-        rows = [new(prompt, options, seed, tokens) for prompt in prompts for _ in samples]
+        rows = [new(prompt, options, seed) for prompt in prompts for _ in samples]
         longest = max(len(row.prompt) for row in rows)
         if longest > self.max_prompt_tokens:
             raise InputError(f"the prompt has {longest} tokens; {self.max_prompt_tokens} at most")

@@ -7,9 +7,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from speculative.cached_model import CachedModel, Model
+from speculative.cached_model import CachedModel
 from speculative.draft import Step, no_draft, plain_step
 from speculative.driver import place, with_others
+from speculative.model import Model
 from speculative.processors import Controls
 from speculative.row import NONE, Row
 

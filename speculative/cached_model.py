@@ -2,23 +2,14 @@
 one. A draft model lacks two after a fully accepted draft, because it never reads a draft's last token."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from speculative.cache import MASKED, SlotCache
-from speculative.reading import Kept, Rows, known, lacking, read
-
-
-class Model(Protocol):
-    """What the step needs from a model; families/__init__.py says what each means."""
-
-    config: Any
-
-    def prefix(self, prompt: Sequence[int]) -> list[int]: ...
-    def start(self, tokens: mx.array, mask: np.ndarray | None = None) -> Any: ...
-    def decode(self, tokens: mx.array, positions: np.ndarray, cache: Any) -> mx.array: ...
+from speculative.model import Model, Rows
+from speculative.reading import Kept, lacking, read
 
 
 class CachedModel:
@@ -36,7 +27,7 @@ class CachedModel:
         kept: what decoder-only models have read of earlier rows; None: keep nothing."""
         self.config, self.model, self._share = model.config, model, share
         self._whole: Any = model  # `model` may be narrowed
-        self._new_cache = getattr(model, "new_cache", None)  # of decoder-only models
+        self._new_cache = model.new_cache
         self._kept = kept if self._new_cache else None
         self.cache: SlotCache | None = None
         self._lacked = 0  # tokens per row before the drafted ones in the last call
@@ -44,10 +35,13 @@ class CachedModel:
     def admit(self, batch_size: int, rows: Sequence[int], prompts: Rows) -> list[int]:
         """Read a prompt for each of `rows` in a batch of `batch_size`; rows may be replaced or new ones at the end.
         Return how many tokens of each prompt had been read already."""
-        once: dict[tuple[int, ...], int] = {}  # equal prompts are read once
-        order = [once.setdefault(tuple(prompt), len(once)) for prompt in prompts]
-        fresh, reused = self._begun(list(once))
-        if len(once) < len(order):
+        distinct: dict[tuple[int, ...], Sequence[int]] = {}  # equal prompts are read once
+        for prompt in prompts:
+            distinct.setdefault(tuple(prompt), prompt)
+        fresh, reused = self._begun(list(distinct.values()))
+        places = {prompt: i for i, prompt in enumerate(distinct)}
+        order = [places[tuple(prompt)] for prompt in prompts]
+        if len(distinct) < len(order):
             fresh.select(order)
         if self.cache is None:
             place = {row: i for i, row in enumerate(rows)}
@@ -61,15 +55,11 @@ class CachedModel:
 
     def _begun(self, prompts: Rows) -> tuple[Any, list[int]]:
         """A cache in which the prompts have been read, and how many tokens of each were known."""
-        reused, config = [0] * len(prompts), self.config
-        tokens, mask = padded(prompts, config.pad_token_id)
-        vocab_size = getattr(config, "source_vocab_size", config.vocab_size)
-        source = mx.array(known(tokens, vocab_size, config))
         if not (self._kept and self._new_cache):
-            return self.model.start(source, mask), reused
+            return self.model.start(prompts), [0] * len(prompts)
         cache = self._new_cache(len(prompts))
         reused = self._kept.begin(self._whole, cache, prompts)
-        self._whole.start(source, mask, cache)
+        self._whole.start(prompts, cache)
         if not cache.forgets:  # later only the text's end can be kept
             for b, prompt in enumerate(prompts):
                 self._kept.add(self._whole, cache, b, prompt[:-1])
@@ -187,12 +177,3 @@ def following(rows: Rows, lengths: np.ndarray) -> np.ndarray:
     first = np.array([len(row) for row in rows], np.int32)[:, None]
     ahead = np.arange(lengths.max(), dtype=np.int32)
     return np.where(ahead < lengths[:, None], first + ahead, MASKED)
-
-
-def padded(prompts: Rows, filler: int) -> tuple[np.ndarray, np.ndarray]:
-    """Prompts as one array [B, S], and its mask, true on tokens."""
-    lengths = np.array([len(prompt) for prompt in prompts])
-    mask = np.arange(lengths.max()) < lengths[:, None]
-    tokens = np.full(mask.shape, filler, np.int32)
-    tokens[mask] = np.concatenate(prompts)
-    return tokens, mask

@@ -8,10 +8,11 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from speculative.cached_model import CachedModel, Model, Rows, following
+from speculative.cached_model import CachedModel, following
 from speculative.draft import Candidate, Draft, Plan, no_draft
 from speculative.draft_vocabulary import DraftVocabulary, Narrowed
 from speculative.lookup import ALLOWED, FORCED, UNBOUNDED, WEAK, PromptMatcher
+from speculative.model import Model, Rows
 from speculative.reading import Kept
 from speculative.row import Row
 from speculative.sampling import Greedy, Sampler

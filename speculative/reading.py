@@ -13,9 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from speculative.cache import MASKED, SlotCache
-
-Rows = Sequence[Sequence[int]]
-"""The tokens of each row, the model's prefix first; none for a row that takes no part in a call."""
+from speculative.model import Rows, replace_unknown
 
 CHUNK = 512  # tokens of each row in a call that reads
 
@@ -46,12 +44,7 @@ def lacking(rows: Rows, held: np.ndarray, config: Any) -> tuple[np.ndarray, np.n
     for b, row in enumerate(new):
         tokens[b, width - len(row) :] = row
         positions[b, width - len(row) :] = np.arange(held[b], held[b] + len(row))
-    return known(tokens, config.vocab_size, config), positions
-
-
-def known(tokens: np.ndarray, vocab_size: int, config: Any) -> np.ndarray:
-    """The tokens, with ids that the model lacks (another model's) replaced by padding."""
-    return np.where(tokens < vocab_size, tokens, config.pad_token_id)
+    return replace_unknown(tokens, config.vocab_size, config.pad_token_id), positions
 
 
 @dataclass(frozen=True, eq=False)

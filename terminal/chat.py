@@ -1,43 +1,87 @@
-"""main.py --chat: answers what is typed on the terminal."""
+"""Conversations: how a prompt gets into the model's chat template, and main.py --chat."""
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from decoder import Options, Response, SpeculativeDecoder
+from decoder import Content, Options, Response, SpeculativeDecoder
 from errors import InputError
-from families.causal_loading import encode_messages
 from terminal.summary import Summary
+from text.prompts import Prompt
+from text.text_side import TextSide
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What the flags say about the chat template. Without one, or if it is not to be used, a prompt stays as it is."""
+
+    system_prompt: str | None = None
+    template: Mapping[str, Any] = field(default_factory=dict)  # arguments for the chat template
+    in_use: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        text: TextSide,
+        system_prompt: str | None,
+        template: Mapping[str, Any] | None,
+        ignore_chat_template: bool,
+    ) -> "Conversation":
+        """InputError for settings of a chat template if none is in use."""
+        in_use = text.chat is not None and not ignore_chat_template
+        if not in_use and (system_prompt is not None or template is not None):
+            missing = "none is in use" if text.chat else "this model has no chat template"
+            raise InputError(f"a system prompt or a setting needs a chat template: {missing}")
+        return cls(system_prompt, template or {}, in_use)
+
+    @property
+    def first(self) -> list[dict[str, Any]]:
+        """The messages that it begins with."""
+        if self.system_prompt is None:
+            return []
+        return [{"role": "system", "content": self.system_prompt}]
+
+    def prompt(self, content: Content) -> Content:
+        """A text as the user's first message. Anything else stays as it is."""
+        prompt = content if isinstance(content, Prompt) else Prompt(content)
+        if not (self.in_use and prompt.is_text):
+            return content
+        message = {"role": "user", "content": prompt.content}
+        return Prompt([*self.first, message], prompt.reference, self.template)
 
 
 def chat(
     decoder: SpeculativeDecoder,
     options: Options,
-    first: list[dict[str, Any]],
-    settings: dict[str, Any],
-    shown: Callable[[Response], str],
+    conversation: Conversation,
+    show: Callable[[Response], str],
     report: Callable[[Summary, float], None],
 ) -> None:
-    """Answer until /q or the end of the input. With a chat template the conversation goes on; other models get each
-    prompt alone. first: the first messages; settings: the template's; report: called after each answer."""
-    messages, prompt = first[:], ""
+    """Answer what is typed on the terminal until /q or the end of the input. With a chat template the conversation goes
+    on; otherwise each prompt stands alone. show: the text to print; report: called after each answer."""
+    messages = conversation.first
+    typed_after = ""
     if sys.stdin.isatty():
         import_module("readline")  # arrows in `input`
-        prompt = ">> "
+        typed_after = ">> "
         print("/r begins anew, /q ends, Ctrl-C stops an answer", file=sys.stderr)
-    if decoder.encode:  # with a chat template
-        decoder.encode = lambda _: encode_messages(decoder.model, messages, **settings)
-    while (typed := _line(prompt)) != "/q":
-        if typed in ("", "/r"):
-            messages[:] = first if typed else messages
+    while (typed := _line(typed_after)) != "/q":
+        if not typed:
+            continue
+        if typed == "/r":
+            messages = conversation.first
             continue
         messages.append({"role": "user", "content": typed})
-        text, summary, began = "", Summary(), time.perf_counter()
+        prompt = Prompt(messages, template=conversation.template) if conversation.in_use else typed
+        text = ""
+        summary = Summary()
+        began = time.perf_counter()
         try:
-            for response in decoder.stream_generate(typed, **vars(options)):
-                print(shown(response), end="", flush=True)
+            for response in decoder.stream_generate(prompt, **vars(options)):
+                print(show(response), end="", flush=True)
                 text += response.text
             summary.add(response)
         except KeyboardInterrupt:

@@ -58,10 +58,10 @@ def add_memory(parser: cli.Parser, grows: bool = False) -> None:
         parser.add_argument("--memory-append", action="store_true", help=text)
 
 
-def add_keep_read(parser: cli.Parser) -> None:
-    """--keep-read."""
+def add_prefix_cache(parser: cli.Parser) -> None:
+    """--prefix-cache."""
     parser.add_argument(
-        "--keep-read",
+        "--prefix-cache",
         type=cli.gigabytes,
         metavar="GB",
         help="RAM for what a decoder-only model has read: a prompt that begins as an earlier one did is not read "

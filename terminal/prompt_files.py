@@ -11,7 +11,7 @@ from pathlib import Path
 from select import select
 from typing import BinaryIO
 
-from decoder import Options, Response, SpeculativeDecoder, Text
+from decoder import Content, Options, Response, SpeculativeDecoder
 from distributed.ranks import ALONE, Ranks
 from errors import InputError
 from terminal.cli import one_line, out_of_memory
@@ -35,18 +35,23 @@ class PromptFile:
         path: str,
         report: Callable[[int, str], None],
         ranks: Ranks = ALONE,
-        check: Callable[[Text], object] = check_prompt,
+        make: Callable[[Content], Content] = lambda prompt: prompt,
+        check: Callable[[Content], object] | None = None,
         skip: int = 0,
     ):
-        """path: "-" for standard input; check: raises InputError for an unusable prompt; skip: pass over so many lines.
-        OSError or InputError if the file cannot be opened."""
+        """path: "-" for standard input; make: makes a prompt of what a line has; check: raises InputError for an unusable
+        prompt, None: whatever is a prompt will do; skip: pass over so many lines. OSError or InputError if the file cannot be opened."""
         self.name = "standard input" if path == "-" else one_line(path)
-        self._path, self._report, self._check, self._skipped = path, report, check, skip
+        self._path = path
+        self._report = report
+        self._make = make
+        self._check = check or check_prompt
+        self._skipped = skip
         self._lines = ranks.lines(self._open)
         self._is_json = True if path.endswith((".jsonl", ".json")) else None  # None: not known yet
-        self._next: Text | None = None
+        self._next: Content | None = None
         self._lines_of: list[int] = []
-        self._unanswered: dict[int, Text] = {}  # by line
+        self._unanswered: dict[int, Content] = {}  # by line
         self.lines = self.bad_lines = 0
 
     def _open(self) -> "BinaryIO | Arriving":
@@ -70,10 +75,10 @@ class PromptFile:
             self._next = self._read(line)
         return True
 
-    def __iter__(self) -> Iterator[Text]:
+    def __iter__(self) -> Iterator[Content]:
         return self
 
-    def __next__(self) -> Text:
+    def __next__(self) -> Content:
         while self._next is None:
             self._next = self._read(next(self._lines))
         prompt, self._next = self._next, None
@@ -81,7 +86,7 @@ class PromptFile:
         self._unanswered[self.lines - 1] = prompt
         return prompt
 
-    def _read(self, line: bytes) -> Text | None:
+    def _read(self, line: bytes) -> Content | None:
         """The prompt in the next line; None, after a report, if it has none."""
         number, self.lines = self.lines, self.lines + 1
         if number == 0 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -97,7 +102,7 @@ class PromptFile:
         if number < self._skipped:
             return None
         try:
-            prompt = _prompt_of(line, bool(self._is_json))
+            prompt = self._make(_prompt_of(line, bool(self._is_json)))
             self._check(prompt)
         except InputError as error:
             self._skip(number, str(error))
@@ -147,7 +152,7 @@ class PromptFile:
                 del self._unanswered[line]
 
 
-def _prompt_of(line: bytes, is_json: bool) -> Text:
+def _prompt_of(line: bytes, is_json: bool) -> Content:
     try:
         text = line.decode("utf-8").rstrip("\r\n")
         value = json.loads(text) if is_json else {"prompt": text}

@@ -47,7 +47,7 @@ def test_json_lines(tmp_path, name):
         "plain": "not JSON: ",
         '{"text": "x"}': "not a JSON object with a field prompt",
         '{"prompt": ""}': "the prompt is empty",
-        '{"prompt": 3}': "the prompt is int, not text or a list of token ids",
+        '{"prompt": 3}': "the prompt is int, not text, messages or token ids",
         "[1]": "not a JSON object with a field prompt",
         '{"prompt": "a\\ud800b"}': "the prompt is not valid Unicode text",
         "[" * 200_000: "not JSON: ",

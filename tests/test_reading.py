@@ -26,7 +26,7 @@ def as_text(tokens) -> str:
     return " ".join(map(str, tokens))
 
 
-def decoder(model, draft, keep_read: int, vocabulary=None) -> SpeculativeDecoder:
+def decoder(model, draft, prefix_cache: int, vocabulary=None) -> SpeculativeDecoder:
     """Its prompts are lists of tokens."""
     if draft:
         draft.tokenizer = byte_tokenizer()
@@ -37,7 +37,7 @@ def decoder(model, draft, keep_read: int, vocabulary=None) -> SpeculativeDecoder
         lambda text: list(map(int, text.split())),
         None,
         vocabulary,
-        keep_read,
+        prefix_cache,
     )
 
 
@@ -62,8 +62,8 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("falcon_h1", "ma
 def test_texts_are_the_same_with_and_without(cpu, name):
     target, draft = models(name)
     without, *others = (
-        decoder(target, draft, keep_read, vocabulary)
-        for keep_read, vocabulary in ((0, None), (LARGE, None), (TINY, None), (LARGE, range(50)))
+        decoder(target, draft, prefix_cache, vocabulary)
+        for prefix_cache, vocabulary in ((0, None), (LARGE, None), (TINY, None), (LARGE, range(50)))
     )
     reused = np.zeros(len(others), int)
 
@@ -169,7 +169,9 @@ def test_a_chat_keeps_its_messages_in_the_template(cpu, tmp_path, monkeypatch, c
             messages, tokenize=False, add_generation_prompt=True
         )
         tokens = tokenizer.encode(prompt, add_special_tokens=False).ids
-        plain = SpeculativeDecoder(model, tokenizer, encode=lambda _, now=tokens: now, keep_read=0)
+        plain = SpeculativeDecoder(
+            model, tokenizer, encode=lambda _, now=tokens: now, prefix_cache=0
+        )
         expected.append(plain.generate("x", **vars(options)))
         messages.append({"role": "assistant", "content": expected[-1]})
     assert printed == "\n".join([*expected, ""])

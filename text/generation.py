@@ -45,14 +45,14 @@ _NOT_DONE = (  # sampling settings are not among them: greedy is the default her
 
 
 @dataclass(frozen=True)
-class Generation:
+class GenerationDefaults:
     """The settings of a checkpoint that change a text, under transformers' names."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     not_done: Mapping[str, Any] = field(default_factory=dict)  # settings that we do not support
 
     @classmethod
-    def load(cls, folder: Path, in_prefix: Iterable[str] = ()) -> "Generation":
+    def load(cls, folder: Path, in_prefix: Iterable[str] = ()) -> "GenerationDefaults":
         """The settings in a folder, from config.json if there is no generation_config.json, as in old checkpoints.
         in_prefix: settings that the model's prefix already covers. InputError for values out of range."""
         name = FILE if (folder / FILE).exists() else "config.json"
@@ -64,15 +64,15 @@ class Generation:
                 given[key] = min(value)  # the first of the equally probable
         lengths = [key for pair in _LENGTHS for key in pair]
         names = {*_OPTIONS, *_BEAMS, *lengths} - set(in_prefix)
-        found = cls(
+        defaults = cls(
             {key: value for key, value in given.items() if key in names},
             {key: value for key, value in given.items() if key in _NOT_DONE},
         )
         with naming(folder / name):
-            found.fill(Options(num_beams=2), 0)
-        return found
+            defaults.with_defaults(Options(num_beams=2), 0)
+        return defaults
 
-    def fill(self, options: Options, prefix_size: int) -> Options:
+    def with_defaults(self, options: Options, prefix_size: int) -> Options:
         """The options, with these settings in place of None; prefix_size: tokens that the row begins with."""
         if not self.settings:
             return options
@@ -93,7 +93,7 @@ class Generation:
         left = [f"{name}={value}" for name, value in self.not_done.items() if name not in done]
         return f"ignored from {FILE}: {', '.join(left)}" if left else ""
 
-    def taken(self, options: Options) -> dict[str, Any]:
+    def applied(self, options: Options) -> dict[str, Any]:
         """The settings that apply under the user's `options`."""
         ours = {key: key for key in _same_names(options)}
         ours |= {key: name for pair, name in _LENGTHS.items() for key in pair}

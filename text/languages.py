@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import langcodes
 from rapidfuzz import fuzz
-from tokenizers import Tokenizer
 
 from checkpoints.folder import read_json
 from errors import InputError
@@ -55,6 +53,14 @@ class Languages:
     def save(self, folder: Path) -> None:
         text = json.dumps(asdict(self), indent=1, ensure_ascii=False)
         (folder / FILE).write_text(text + "\n", encoding="utf-8")
+
+    def source_tokens(self, parts: Mapping[str, list[int] | None]) -> list[int]:
+        """What the encoder reads, with the tokens of "text", "source" and "target"; [] if one of them is missing."""
+        return _filled(self.source, parts)
+
+    def prefix_tokens(self, parts: Mapping[str, list[int] | None]) -> list[int]:
+        """What a row begins with, with the tokens of "start" and "target"; [] if one of them is missing."""
+        return _filled(self.prefix, parts)
 
     def find(self, option: str, name: str) -> str:
         """The code of the language that `name` means: the code itself, another one such as de, deu or de-AT, or a
@@ -124,69 +130,7 @@ def _distance(wanted: str, code: str) -> int:
     return distance
 
 
-def chosen(
-    model: Any, source_lang: str | None, target_lang: str | None
-) -> tuple[str | None, str | None]:
-    """The model's own codes for languages given by code or name; None stays None. InputError for a language that is
-    unknown or cannot be chosen."""
-    given = {"source_lang": source_lang, "target_lang": target_lang}
-    if not any(given.values()):
-        return None, None
-    if (languages := getattr(model, "languages", None)) is None:
-        raise InputError(
-            f"{' and '.join(filter(given.get, given))}: this model has no languages to choose from"
-        )
-    source, target = (name and languages.find(option, name) for option, name in given.items())
-    return source, target
-
-
-def defaults(model: Any, tokenizer: Tokenizer) -> tuple[str | None, str | None]:
-    """The codes of the languages that the model translates from and to when not told; None: unknown, or none."""
-    languages = getattr(model, "languages", None)
-    if languages is None:
-        return None, None
-    named = {token: code for code, token in languages.codes.items()}
-    read = (getattr(model, "source_tokenizer", None) or tokenizer).encode("").ids
-    source = next((named[token] for token in read if token in named), languages.reads)
-    only = next(iter(named.values())) if len(named) == 1 else None
-    return source, next((named[token] for token in model.prefix([]) if token in named), only)
-
-
-def frame(
-    model: Any,
-    tokenizer: Tokenizer,
-    text: str,
-    source_lang: str | None = None,
-    target_lang: str | None = None,
-) -> tuple[list[int], list[int]]:
-    """The tokens that the encoder reads for `text`, and the first tokens of the row.
-
-    Without a language these follow the tokenizer's source language and the model's own first tokens, as in
-    transformers. InputError for a language that is unknown or cannot be chosen.
-    """
-    tokenizer = getattr(model, "source_tokenizer", None) or tokenizer
-    begun = getattr(model, "begins", "")  # what a text in a chat template already begins with
-    special = not (begun and text.startswith(begun))
-    whole = tokenizer.encode(text, add_special_tokens=special).ids
-    if source_lang is None and target_lang is None:
-        return whole, model.prefix(whole)
-    source_lang, target_lang = chosen(model, source_lang, target_lang)
-    codes, languages = model.languages.codes, model.languages
-    target = codes.get(target_lang)
-    if not languages.source:  # told in words
-        whole = tokenizer.encode((target or "") + text).ids
-    given = {
-        "text": tokenizer.encode(text, add_special_tokens=False).ids,
-        "source": [codes[source_lang]] if source_lang in codes else None,
-        "target": [target] if target_lang else None,
-        "start": [model.config.decoder_start_token_id],
-    }
-    # Without a source language use the tokenizer's, without a target language the model's.
-    source = _filled(languages.source, given) or whole
-    return source, _filled(languages.prefix, given) or model.prefix(source)
-
-
-def _filled(template: Sequence[int | str], given: Mapping[str, list[int] | None]) -> list[int]:
+def _filled(template: Sequence[int | str], parts: Mapping[str, list[int] | None]) -> list[int]:
     """The tokens of a template; [] if it needs something that is not given."""
-    parts = [[part] if isinstance(part, int) else given[part] for part in template]
-    return [] if None in parts else [token for part in parts for token in part or ()]
+    filled = [[part] if isinstance(part, int) else parts[part] for part in template]
+    return [] if None in filled else [token for tokens in filled for token in tokens or ()]

@@ -1,0 +1,78 @@
+"""What the step needs from a model, and what else it may have: the whole contract."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from errors import InputError
+
+# The tokens of each row, the model's prefix first; none for a row that takes no part in a call
+Rows = Sequence[Sequence[int]]
+
+
+class Model:
+    """A model to decode with. A subclass has `config`, `prefix`, `start` and `decode`; all else has a default.
+
+    config: with
+        vocab_size         how many tokens its logits have
+        pad_token_id       fills ragged arrays
+        eos_token_ids      the tokens that end a text
+        max_positions      the most tokens of a row in the decoder; None: any number
+        max_prompt_tokens  the longest prompt; None: any
+    """
+
+    config: Any
+    text: Any = (
+        None  # its text side (text/text_side.py); None: the caller's tokenizer is all there is
+    )
+    ranks: Any = (
+        None  # the processes that share its layers (distributed/ranks.py); None: this one alone
+    )
+    max_rows: int | None = None  # how many rows it can decode together; None: any number
+    fixed_vocabulary = (
+        False  # it has all tokens of its vocabulary, also those that its tokenizer does not name
+    )
+    forced_bos_token_id: int | None = (
+        None  # the last token of `prefix`, unless the user forces another one
+    )
+    # Makes the empty cache of a number of rows, which `start` then takes too: only of models that read prompts as the
+    # beginning of a row, so that later rows can reuse them
+    new_cache: Callable[[int], Any] | None = None
+
+    @property
+    def source_vocab_size(self) -> int:
+        """How many tokens its prompts may have."""
+        return self.config.vocab_size
+
+    def prefix(self, prompt: Sequence[int]) -> list[int]:
+        """What a row begins with, given the prompt's tokens: a start token or, of a decoder-only model, the prompt."""
+        raise NotImplementedError
+
+    def start(self, prompts: Rows) -> Any:
+        """Encode and project prompts of B rows, or prefill all but the last token of each: a cache, of a class of
+        speculative/cache.py or a subclass. InputError for a prompt that is empty or too long."""
+        raise NotImplementedError
+
+    def decode(self, tokens: mx.array, positions: np.ndarray, cache: Any) -> mx.array:
+        """Append tokens [B, T] at positions [B, T] (int32; cache.MASKED: a filler) to the cache: logits [B, T, V]."""
+        raise NotImplementedError
+
+    def narrowed(self, ids: mx.array) -> "Model":
+        """As a draft model: the same, but with the logits of `ids` [n] alone, [B, T, n]."""
+        raise InputError("a draft vocabulary needs a draft model of this project's")
+
+
+def padded(prompts: Rows, filler: int) -> tuple[np.ndarray, np.ndarray]:
+    """Prompts as one array [B, S], and its mask, true on tokens."""
+    lengths = np.array([len(prompt) for prompt in prompts])
+    mask = np.arange(lengths.max()) < lengths[:, None]
+    tokens = np.full(mask.shape, filler, np.int32)
+    tokens[mask] = np.concatenate(prompts)
+    return tokens, mask
+
+
+def replace_unknown(tokens: np.ndarray, vocab_size: int, filler: int) -> np.ndarray:
+    """The tokens, with ids that a model lacks (another model's) replaced by a filler."""
+    return np.where(tokens < vocab_size, tokens, filler)

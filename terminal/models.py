@@ -1,0 +1,89 @@
+"""Opening the models that a command line names."""
+
+import argparse
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from decoder import Options, SpeculativeDecoder, load
+from demo.pair import demo_model
+from distributed.ranks import ALONE, Ranks
+from errors import InputError
+from terminal.cli import note_types
+from terminal.flags import read_draft_vocabulary, read_memory
+
+
+@dataclass(frozen=True)
+class Models:
+    """What the flags for models say: names or folders, files, and what a decoder has besides."""
+
+    model: str | Path
+    draft_model: str | Path | None = None
+    draft_vocabulary: str | None = None
+    memory: Path | None = None
+    prefix_cache: float | None = None  # bytes; None: SpeculativeDecoder's default
+    extra_eos_tokens: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, args: argparse.Namespace, ranks: Ranks = ALONE) -> "Models":
+        """The models of a command line, with the demo pair in place of none."""
+        given = vars(args)
+        models = cls(
+            args.model or "",
+            args.draft_model,
+            args.draft_vocabulary,
+            args.memory,
+            given.get("prefix_cache"),
+            tuple(given.get("extra_eos_token", ())),
+        )
+        if args.model is not None:
+            return models
+        target = ranks.together(lambda: demo_model("target"))
+        draft = ranks.together(lambda: demo_model("draft"))
+        return replace(models, model=target, draft_model=draft)
+
+
+def open_decoder(
+    models: Models,
+    options: Options,
+    ranks: Ranks = ALONE,
+    verbose: bool = False,
+    has_beams: bool = True,
+) -> SpeculativeDecoder:
+    """Load the models, the memory and the draft vocabulary. Says on stderr which of the checkpoint's settings are
+    ignored and, if `verbose`, which are used. has_beams: the command has --num-beams."""
+    model, tokenizer = load(models.model, ranks.group)
+    for name in models.extra_eos_tokens:
+        token = tokenizer.token_to_id(name)
+        if token is None:
+            raise InputError(f"--extra-eos-token: {name[:50]!r} is not a token of this model")
+        model.config = replace(model.config, eos_token_ids=(*model.config.eos_token_ids, token))
+    draft_model = None
+    vocabulary = None
+    if models.draft_model and options.num_draft and options.num_beams == 1:
+        draft_model, _ = load(models.draft_model, ranks.group, split=False)
+        vocabulary = read_draft_vocabulary(models.draft_vocabulary, tokenizer)
+    note_types(model, draft_model)
+    _note_defaults(model.text.defaults, options, verbose, has_beams)
+    memory = read_memory(models.memory) if models.memory else None
+    return SpeculativeDecoder(
+        model, tokenizer, draft_model, memory, vocabulary, models.prefix_cache
+    )
+
+
+def _note_defaults(defaults, options: Options, verbose: bool, has_beams: bool) -> None:
+    ignored = defaults.ignored(options.num_beams)
+    if ignored:
+        beams = defaults.not_done.get("num_beams") if options.num_beams == 1 else None
+        hint = f" (use --num-beams {beams})" if has_beams and beams else ""
+        print(f"{ignored}{hint}", file=sys.stderr)
+    applied = defaults.applied(options) if verbose else {}
+    if applied:
+        listed = ", ".join(f"{name}={value}" for name, value in applied.items())
+        print(f"used from generation_config.json: {listed}", file=sys.stderr)
+
+
+def note_alone(decoder: SpeculativeDecoder) -> None:
+    """Say on stderr if the model cannot decode in batches."""
+    if decoder.at_most(2) == 1:
+        print("this model decodes one prompt at a time (docs/mlx_lm_models.md)", file=sys.stderr)

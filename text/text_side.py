@@ -1,0 +1,151 @@
+"""A model's text side: all that stands between its prompts and texts, and its tokens."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tokenizers import Tokenizer
+
+from errors import InputError, first_line
+from text.generation import GenerationDefaults
+from text.languages import Languages
+from text.prompts import Prompt
+
+
+class Encoded(NamedTuple):
+    """A prompt in tokens."""
+
+    text: str  # the user's
+    tokens: list[int]  # what the model reads
+    prefix: list[int] | None = None  # what the row begins with; None: the model's own prefix
+    source_lang: str | None = None  # the model's codes; None: none was asked for
+    target_lang: str | None = None
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """apply: transformers' and mlx-lm's `apply_chat_template`."""
+
+    apply: Callable[..., str]
+
+    def render(self, messages: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> str:
+        """The prompt that the template makes of messages, with the special tokens. InputError if it refuses them.
+        settings: further arguments of `apply`."""
+        arguments = {"add_generation_prompt": True} | dict(settings) | {"tokenize": False}
+        try:
+            text = self.apply([dict(message) for message in messages], **arguments)
+        except Exception as error:  # templates may raise any class
+            reason = first_line(error)
+            raise InputError(f"the chat template refuses these messages: {reason}") from None
+        if last_text(messages).strip() not in text:
+            warnings.warn("the chat template leaves out or changes the user's text", stacklevel=2)
+        return text
+
+
+def last_text(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The last text that the user wrote; "" if there is none."""
+    texts = [message.get("content") for message in messages if message.get("role") == "user"]
+    return texts[-1] if texts and isinstance(texts[-1], str) else ""
+
+
+@dataclass(frozen=True)
+class TextSide:
+    """A model's tokenizers, languages, defaults and chat template.
+
+    source_tokenizer: of sources with a vocabulary of their own; None: `tokenizer`
+    languages: None if there are none to choose
+    defaults: the settings of the checkpoint's generation_config.json
+    hidden: special tokens that a text does not show, besides end and padding
+    chat: None without a chat template
+    bos: what a rendered chat template begins with: not to be added again
+    start_token: what the decoder of an encoder-decoder model begins with
+    """
+
+    tokenizer: Tokenizer
+    source_tokenizer: Tokenizer | None = None
+    languages: Languages | None = None
+    defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
+    hidden: frozenset[int] = frozenset()
+    chat: ChatTemplate | None = None
+    bos: str = ""
+    start_token: int | None = None
+
+    @property
+    def source(self) -> Tokenizer:
+        """The tokenizer of prompts."""
+        return self.source_tokenizer or self.tokenizer
+
+    def encode(
+        self, prompt: Prompt, source_lang: str | None = None, target_lang: str | None = None
+    ) -> Encoded:
+        """The tokens of a prompt, a text, a chat's messages or tokens already.
+
+        Without a language they follow the tokenizer's source language and the model's own prefix, as in transformers.
+        InputError for a language that is unknown or cannot be chosen, and for messages without a chat template.
+        """
+        content = prompt.content
+        if prompt.is_text and (source_lang is not None or target_lang is not None):
+            return self._translating(content, source_lang, target_lang)
+        if prompt.is_text:
+            # A rendered template may come as a text.
+            special = not (self.bos and content.startswith(self.bos))
+            return Encoded(content, self.source.encode(content, add_special_tokens=special).ids)
+        if source_lang is not None or target_lang is not None:
+            raise InputError("source_lang and target_lang are not for chat templates or token ids")
+        if prompt.is_chat:
+            if self.chat is None:
+                raise InputError("this model has no chat template")
+            text = self.chat.render(content, prompt.template)
+            tokens = self.tokenizer.encode(text, add_special_tokens=False).ids
+            return Encoded(last_text(content), tokens)
+        return Encoded(self.source.decode(content), list(content))
+
+    def _translating(self, text: str, source_lang: str | None, target_lang: str | None) -> Encoded:
+        source_lang, target_lang = self.resolve_languages(source_lang, target_lang)
+        languages = self.languages
+        assert languages is not None
+        if not languages.source:  # the model is told in words
+            words = languages.codes.get(target_lang or "", "")
+            tokens = self.source.encode(f"{words}{text}").ids
+            return Encoded(text, tokens, None, source_lang, target_lang)
+
+        def token_of(code: str | None) -> list[int] | None:
+            token = languages.codes.get(code or "")
+            return [token] if isinstance(token, int) else None
+
+        parts = {
+            "text": self.source.encode(text, add_special_tokens=False).ids,
+            "source": token_of(source_lang),
+            "target": token_of(target_lang),
+            "start": None if self.start_token is None else [self.start_token],
+        }
+        # Without a source language use the tokenizer's, without a target language the model's.
+        tokens = languages.source_tokens(parts) or self.source.encode(text).ids
+        prefix = languages.prefix_tokens(parts) or None
+        return Encoded(text, tokens, prefix, source_lang, target_lang)
+
+    def resolve_languages(
+        self, source_lang: str | None, target_lang: str | None
+    ) -> tuple[str | None, str | None]:
+        """The model's own codes for languages given by code or name; None stays None. InputError for a language that is
+        unknown or cannot be chosen."""
+        given = {"source_lang": source_lang, "target_lang": target_lang}
+        names = [option for option, name in given.items() if name]
+        if not names:
+            return None, None
+        if self.languages is None:
+            raise InputError(f"{' and '.join(names)}: this model has no languages to choose from")
+        codes = [name and self.languages.find(option, name) for option, name in given.items()]
+        return codes[0], codes[1]
+
+    def default_languages(self, prefix: Sequence[int]) -> tuple[str | None, str | None]:
+        """The codes of the languages that the model translates from and to when not told; None: unknown, or none.
+        prefix: the model's, of an empty prompt."""
+        if self.languages is None:
+            return None, None
+        by_token = {token: code for code, token in self.languages.codes.items()}
+        read = self.source.encode("").ids
+        source = next((by_token[t] for t in read if t in by_token), self.languages.reads)
+        only = next(iter(by_token.values())) if len(by_token) == 1 else None
+        return source, next((by_token[t] for t in prefix if t in by_token), only)
