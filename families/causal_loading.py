@@ -28,6 +28,7 @@ from families.causal_check import check_cache, first_line
 from families.causal_positions import lifted, max_positions, set_positions, text_of
 from families.folders import WEIGHTS, converted_path
 from families.memory import read_weights
+from speculative.reading import common_beginning
 from text.generation import Generation
 
 
@@ -138,9 +139,24 @@ def load(
     causal.chat, causal.tokenizer = chat, tokenizer
     causal.begins = chat.bos_token or ""
     causal.generation = Generation.load(folder)
+    if causal.new_cache(1).states:  # which cannot be cut back to a shared beginning later
+        causal.user_turn = _user_turn(causal)
     if split:
         causal.ranks = ranks
     return causal, tokenizer
+
+
+def _user_turn(model: CausalModel) -> tuple[int, ...]:
+    """The tokens with which the chat template begins a user's turn, whatever stands before and in it. Empty if there is
+    no template, or if it refuses system prompts or puts them into the turn."""
+    before = []
+    try:
+        for system in (None, "a", "b.\n"):
+            prompts = [encode_prompt(model, user, system) for user in ("the", " a", "\n\n1")]
+            before.append(common_beginning(prompts)[::-1])
+    except InputError:
+        return ()
+    return tuple(common_beginning(before)[::-1])
 
 
 def without_weights(folder: Path) -> Any:
