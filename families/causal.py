@@ -44,6 +44,7 @@ class CausalCache(SlotCache):
     A state cannot forget, but arrays are immutable, so keeping those from before a call costs nothing. If a
     row keeps all its tokens of a call, its states after the call are right; if not, it goes back to the states before,
     and lacks all tokens of the call.
+    Slots of a call are first a row's tokens, then its fillers; `keep` counts columns as `decode` got them.
     """
 
     def __init__(self, batch_size: int, like: Sequence[Any], mask_axes: int = 4):
@@ -57,6 +58,7 @@ class CausalCache(SlotCache):
         self._mask_axes = mask_axes
         # By calls since the last `keep`: where each row's tokens [B] and the call end, and the states then.
         self._calls: list[tuple[np.ndarray, int, list[list[Any]]]] = []
+        self._columns: np.ndarray  # of `decode`, by slots since the last `keep`: [B, T]
         self._begin()
 
     def _layer(self, like: Any) -> Any:
@@ -83,12 +85,13 @@ class CausalCache(SlotCache):
             state.lengths = None if real.all() else mx.array(real.sum(axis=1))
         return slots
 
-    def decoded(self, positions: np.ndarray) -> None:
-        """Note that a call with tokens at these positions is over. A row without a token keeps the states from before
-        it: on Metal, Mamba 2's kernel for one token takes a filler for text."""
+    def decoded(self, positions: np.ndarray, order: np.ndarray) -> None:
+        """Note that a call with tokens at these positions [B, T] is over; order [B, T]: the column of each slot. A row
+        without a token keeps the states from before it: on Metal, Mamba 2's kernel for one token takes a filler for text."""
         end = self.cursor - self._committed
-        columns = np.arange(end - positions.shape[1], end) + 1
-        last = np.where(positions != MASKED, columns, 0).max(axis=1)
+        start = end - positions.shape[1]
+        self._columns = np.concatenate([self._columns, start + order], axis=1)
+        last = np.where(positions != MASKED, np.arange(start, end) + 1, 0).max(axis=1)
         self._calls.append((np.where(last, last, MASKED), end, self._snapshot()))
 
     def _snapshot(self) -> list[list[Any]]:
@@ -96,16 +99,22 @@ class CausalCache(SlotCache):
 
     def _begin(self) -> None:
         self._calls = [(np.zeros(len(self.position), int), 0, self._snapshot())]
+        self._columns = np.zeros((len(self.position), 0), int)
+
+    def _last_calls(self, n: np.ndarray | int) -> np.ndarray:
+        """Each row's last call with tokens that ends within its first n columns since the last `keep`: [B]."""
+        ends = np.array([end for end, _, _ in self._calls])  # [calls, B]
+        return len(ends) - 1 - (ends <= n)[::-1].argmax(axis=0)
 
     def keep(self, n: np.ndarray) -> None:
         if self.states:
-            ends = np.array([end for end, _, _ in self._calls])  # [calls, B]
-            # Each row's last call that stays.
-            last = len(ends) - 1 - (ends <= n)[::-1].argmax(axis=0)
+            last = self._last_calls(n)
             n = np.array([columns for _, columns, _ in self._calls])[last]
             for i, state in enumerate(self.states):
                 for j in range(len(state.cache)):
                     state.cache[j] = _chosen([states[i][j] for _, _, states in self._calls], last)
+        written = self.position[:, self._committed : self.cursor]
+        written[self._columns >= n[:, None]] = MASKED
         super().keep(n)
         self._begin()
 
@@ -114,11 +123,12 @@ class CausalCache(SlotCache):
         return [*super().arrays, *(x for s in self.states for x in s.cache if x is not None)]
 
     def take(self, other: SlotCache, row: int, n: int) -> None:
-        """As for all caches; the states are taken as they are."""
+        """As for all caches, with the states after the row's last token: a later call may have had only a filler."""
         assert isinstance(other, CausalCache)
         super().take(other, row, n)
-        for state, theirs in zip(self.states, other.states, strict=True):
-            state.cache = [None if x is None else x[row : row + 1] for x in theirs.cache]
+        last = other._last_calls(MASKED - 1)[row]
+        for state, theirs in zip(self.states, other._calls[last][2], strict=True):
+            state.cache = [None if x is None else x[row : row + 1] for x in theirs]
         self._begin()
 
     def replace(self, rows: Sequence[int], fresh: SlotCache) -> None:
@@ -205,6 +215,10 @@ class DecoderOnly(Model, nn.Module):
     def new_cache(self, batch_size: int) -> SlotCache:
         return SlotCache(batch_size, len(self.layers))
 
+    def shared(self, prompt: Sequence[int]) -> int:
+        """How many of a prompt's first tokens to read on their own, because other conversations may begin with them."""
+        return 0
+
     def narrowed(self, ids: mx.array) -> Any:
         """The same model with logits for `ids` [n] only."""
         return narrowed(self, self.config.vocab_size, ids)
@@ -240,6 +254,8 @@ class CausalModel(DecoderOnly):
         # Padding never shows in a text, so it must not be a token that does.
         pads = [i for i in (pad_token_id, *eos, 0) if i is not None and i < vocab_size]
         self.config = CausalConfig(vocab_size, eos, pads[0], min(limits, default=None), rows)
+        # The tokens that begin a user's turn in a chat, for models with states: see causal_loading.py.
+        self.user_turn: tuple[int, ...] = ()
 
     @property
     def max_rows(self) -> int | None:  # type: ignore[override]
@@ -248,13 +264,17 @@ class CausalModel(DecoderOnly):
     def new_cache(self, batch_size: int) -> CausalCache:
         return CausalCache(batch_size, self._like, self._mask_axes)
 
+    def shared(self, prompt: Sequence[int]) -> int:
+        """The tokens up to the first user's turn: the system prompt and what the chat template writes around it."""
+        size = len(self.user_turn)
+        ends = range(size, len(prompt) + 1) if size else ()
+        return next((n for n in ends if tuple(prompt[n - size : n]) == self.user_turn), 0)
+
     def decode(self, tokens: mx.array, positions: np.ndarray, cache: CausalCache) -> mx.array:
         """Append tokens [B, T] at positions [B, T], which follow each other within a row, to the cache;
         their logits [B, T, V]. A token at position MASKED is a filler: its logits mean nothing."""
-        if not cache.states:
-            cache.reserve(positions)
-            return self.model(tokens, cache=cache.layers)
-        # A state must not read fillers before tokens, so rows begin at the left.
+        # Rows begin at the left: a state must not read fillers before tokens, and a model may compute NaN from negative
+        # positions, which fillers there would have.
         T = positions.shape[1]
         first = (positions != MASKED).argmax(axis=1)[:, None]
         there, back = (np.arange(T) + first) % T, (np.arange(T) - first) % T
@@ -262,7 +282,7 @@ class CausalModel(DecoderOnly):
             tokens = mx.take_along_axis(tokens, mx.array(there), axis=1)
         cache.reserve(np.take_along_axis(positions, there, axis=1))
         logits = self.model(tokens, cache=cache.layers)
-        cache.decoded(positions)
+        cache.decoded(positions, there)
         return (
             mx.take_along_axis(logits, mx.array(back)[..., None], axis=1) if first.any() else logits
         )

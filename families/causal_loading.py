@@ -27,7 +27,9 @@ from families.causal_check import check_cache
 from families.causal_positions import lifted, max_positions, set_positions, text_of
 from families.folders import WEIGHTS, converted_path
 from families.memory import read_weights
+from speculative.reading import common_beginning
 from text.generation import GenerationDefaults
+from text.prompts import Prompt
 from text.text_side import ChatTemplate, TextSide
 
 
@@ -140,9 +142,31 @@ def load(
         chat=ChatTemplate(chat.apply_chat_template) if chat.has_chat_template else None,
         bos=chat.bos_token or "",
     )
+    if causal.new_cache(1).states:  # which cannot be cut back to a shared beginning later
+        causal.user_turn = _user_turn(causal.text)
     if split:
         causal.ranks = ranks
     return causal, tokenizer
+
+
+def _user_turn(text: TextSide) -> tuple[int, ...]:
+    """The tokens with which the chat template begins a user's turn, whatever stands before and in it. Empty if there is
+    no template, or if it refuses system prompts or puts them into the turn."""
+    if text.chat is None:
+        return ()
+    before = []
+    try:
+        for system in ([], [_message("system", "a")], [_message("system", "b.\n")]):
+            users = (_message("user", content) for content in ("the", " a", "\n\n1"))
+            prompts = [text.encode(Prompt([*system, user])).tokens for user in users]
+            before.append(common_beginning(prompts)[::-1])
+    except InputError:
+        return ()
+    return tuple(common_beginning(before)[::-1])
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
 
 
 def without_weights(folder: Path) -> Any:

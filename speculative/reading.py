@@ -47,6 +47,12 @@ def lacking(rows: Rows, held: np.ndarray, config: Any) -> tuple[np.ndarray, np.n
     return replace_unknown(tokens, config.vocab_size, config.pad_token_id), positions
 
 
+def common_beginning(rows: Rows) -> list[int]:
+    """The first tokens that all rows have in common."""
+    columns = zip(*rows, strict=False)
+    return [each[0] for each in takewhile(lambda each: len(set(each)) == 1, columns)]
+
+
 @dataclass(frozen=True, eq=False)
 class Beginning:
     """What a model has read: a cache of one row that holds exactly these tokens."""
@@ -93,15 +99,25 @@ class Kept:
 
     def begin(self, model: Any, cache: SlotCache, prompts: Rows) -> list[int]:
         """Fill an empty cache with what is known of the prompts but for their last tokens; return how many tokens of
-        each. A long beginning that all of them share is read first."""
-        columns = zip(*(prompt[:-1] for prompt in prompts), strict=False)
-        shared = [each[0] for each in takewhile(lambda each: len(set(each)) == 1, columns)] + [0]
-        if len(prompts) > 1 and len(shared) - self.known(model, shared) > self.WORTH:
-            alone = model.new_cache(1)
-            self._copy(model, alone, 0, shared)
-            read(model, alone, [shared])
-            self.add(model, alone, 0, shared[:-1])
-        return [self._copy(model, cache, b, prompt) for b, prompt in enumerate(prompts)]
+        each. Then read the long beginnings that all of them share, or that later prompts may have, on their own."""
+        common = common_beginning([prompt[:-1] for prompt in prompts]) if len(prompts) > 1 else []
+        reused = []
+        for b, prompt in enumerate(prompts):
+            n = self._copy(model, cache, b, prompt)
+            reused.append(n)
+            for end in sorted([len(common), model.shared(prompt)]):
+                if end - n > self.WORTH:
+                    cache.replace([b], self._prefill(model, prompt[: end + 1]))
+                    n = end
+        return reused
+
+    def _prefill(self, model: Any, beginning: Sequence[int]) -> SlotCache:
+        """A cache of one row with all but the last token of a beginning, which is kept."""
+        alone = model.new_cache(1)
+        self._copy(model, alone, 0, beginning)
+        read(model, alone, [beginning])
+        self.add(model, alone, 0, beginning[:-1])
+        return alone
 
     def _copy(self, model: Any, cache: SlotCache, row: int, prompt: Sequence[int]) -> int:
         """Fill a row with what is known of a prompt but for its last token; return how many tokens."""

@@ -1,5 +1,9 @@
 """mlx-lm's models behind the contract: their text is mlx-lm's own alone, and what cannot be so is refused."""
 
+import re
+from itertools import pairwise
+from pathlib import Path
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -13,12 +17,25 @@ from helpers.decoding import decode_with, partial_steps, total
 from errors import InputError
 from families.causal import MASKED, CausalModel
 from speculative import reading
+from speculative.cached_model import CachedModel
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
 
 pytestmark = pytest.mark.slow
 
-SLIDING = ["gemma3_text", "gpt_oss", "olmo3"]
-OTHERS = "llama mixtral gpt2 deepseek_v3 gemma3n".split()  # more: test_causal_positions.py
+SLIDING = ["gemma3_text", "gpt_oss", "ministral3", "olmo3"]
+OTHERS = "llama mixtral gpt2 deepseek_v3 gemma3n mistral4".split()  # more: test_causal_positions.py
+
+
+def working() -> dict[str, bool]:
+    """The models that work according to docs/mlx_lm_models.md, and whether they do in batches."""
+    page = (Path(__file__).parents[1] / "docs/mlx_lm_models.md").read_text()
+    count, section = page.split("\n## ")[1].split(" work")
+    models: dict[str, bool] = {}
+    for heading, names in pairwise(section.rstrip().split("\n\n")):
+        if not names.endswith(":"):
+            models |= dict.fromkeys(re.split(r",\s+", names), "one text" not in heading)
+    assert len(models) == int(count)
+    return models
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +89,14 @@ def test_fillers_see_themselves_and_nobody_sees_them(llama):
                 assert positions[b, mask[b, t]].tolist() == [i - 1, i]
 
 
+def test_drafted_tokens_of_a_row_that_begins_later_are_taken_back(llama):
+    cached = CachedModel(CausalModel(llama))
+    cached.admit(2, range(2), [[5], [8]])
+    cached([[5, 6, 7], [8]], mx.array([[9, 9], [9, 9]]), np.array([2, 2]))
+    cached.keep(np.array([1, 1]))
+    assert cached.cache.lengths.tolist() == [4, 2]
+
+
 def test_prompts_are_read_in_chunks_without_logits(llama, monkeypatch):
     whole = CausalModel(llama)
     tokens, mask = np.random.default_rng(0).integers(3, 61, (2, 40)), np.arange(40) < [[40], [9]]
@@ -115,6 +140,11 @@ def test_learned_positions_end():
 def test_what_would_be_wrong_is_refused_by_name(name, why):
     with pytest.raises(InputError, match=f"^{name} cannot be decoded here: .*{why}"):
         CausalModel(build(name))
+
+
+@pytest.mark.parametrize(("name", "batches"), working().items())
+def test_every_model_on_the_page_loads(name, batches):
+    assert (CausalModel(build(name)).config.max_rows is None) == batches
 
 
 def test_experts_in_16_bits_need_a_gpu():

@@ -5,16 +5,20 @@ import pytest
 
 pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-lm.txt")
 
+from helpers import causal_folders
 from helpers.causal_models import alone, build, prompts
-from helpers.decoding import RashSchedule, decode_with, partial_steps, start, total
-from mlx_lm.models import mamba2
+from helpers.decoding import RashSchedule, decode_with, new_rows, partial_steps, start, total
 
 from decoder import Batch, SpeculativeDecoder
 from errors import InputError
-from families.causal import CausalCache, CausalModel
+from families import loading
+from families.causal import MASKED, CausalCache, CausalModel
+from families.causal_loading import encode_prompt
 from speculative import reading
 from speculative.cached_model import CachedModel
-from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
+from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
+from speculative.driver import Driver, Waiting
+from speculative.options import Options
 from text.tokenizer import byte_tokenizer
 
 SLOW = pytest.mark.slow
@@ -78,31 +82,47 @@ def test_prompts_in_chunks_and_rows_that_go(monkeypatch):
     assert [rows[b].generated for b in (0, 2, 3)] == [expected[b] for b in (0, 2, 3)]
 
 
-def test_a_row_without_a_token_keeps_its_states(monkeypatch):
-    """On Metal, mlx-lm's kernel for one token takes fillers for text: here in the second chunk of the longest prompt."""
-    right = mamba2.ssm_update
+@pytest.fixture
+def spoiled(monkeypatch):
+    """As on Metal, where kernels of mlx-lm's for one token take fillers for text."""
+    decoded = CausalCache.decoded
 
-    def as_on_metal(x, *args):
-        *usual, mask, lengths = args
-        ignored = x.shape[1] == 1 and usual[6] is not None  # the state
-        return right(x, *usual, *((None, None) if ignored else (mask, lengths)))
+    def spoiling(self, positions, *rest):
+        idle = mx.array((positions == MASKED).all(axis=1))
+        for state in self.states:
+            state.cache = [x + idle.reshape(-1, *[1] * (x.ndim - 1)) for x in state.cache]
+        decoded(self, positions, *rest)
 
-    monkeypatch.setattr(mamba2, "ssm_update", as_on_metal)
-    monkeypatch.setattr(reading, "CHUNK", 7)
-    lm, prompted = build("mamba2"), prompts(5, 9)
-    rows = decode_with(CausalModel(lm), Drafter(), prompted, num_draft=0, max_tokens=16)
-    assert [row.generated for row in rows] == [alone(lm, prompt, 16) for prompt in prompted]
+    monkeypatch.setattr(CausalCache, "decoded", spoiling)
 
 
-def test_calls_that_begin_ahead(monkeypatch):
-    """As on a GPU, also where the foreseen call is not the one that comes."""
-    lm, model, draft = pair("qwen3_next")
-    prompted = prompts(5, 25)
-    expected = [alone(lm, prompt, 30) for prompt in prompted]
+@pytest.mark.parametrize("name", TOGETHER)
+def test_calls_that_begin_ahead(name, monkeypatch, spoiled):
+    """As on a GPU, also where the foreseen call is not the one that comes. A row without a token in a call keeps its
+    states: when its prompt is shorter, and when it has ended and is remembered."""
+    lm, model, draft = pair(name)
+    prefix_cache, prompted, options = reading.Kept(1 << 30), prompts(5, 25), Options(max_tokens=20)
     monkeypatch.setattr(Batch, "runs_ahead", lambda self: True)
-    options = dict(num_draft="auto", max_tokens=30)
-    rows = decode_with(model, ModelDrafter(draft), prompted, 3, RashSchedule(), **options)
-    assert [row.generated for row in rows] == expected
+    monkeypatch.setattr(reading, "CHUNK", 7)
+    for _ in range(2):
+        batch = Batch(model, ModelDrafter(draft), options, RashSchedule(), prefix_cache)
+        rows = new_rows(model, prompted, options)
+        list(Driver(batch).decode(Waiting(rows), 3))
+        assert [row.generated for row in rows] == [alone(lm, prompt, 20) for prompt in prompted]
+        prompted = [[*row.tokens, 9, 4] for row in rows]
+
+
+def test_conversations_share_their_system_prompt(tmp_path):
+    causal_folders.write(tmp_path, "lfm2")
+    model, tokenizer = loading.load(tmp_path)
+    system = "a dog saw the cat on the mat, or is it so? " * 3
+    shared = tokenizer.encode(f"<system>{system}<end><user>", add_special_tokens=False).ids
+    ours = SpeculativeDecoder(model, tokenizer)
+    plain = SpeculativeDecoder(model, tokenizer, keep_read=0)
+    ours.encode = plain.encode = lambda user: encode_prompt(model, user, system)
+    for user, cached in (("the cat", 0), ("and the dog", len(shared)), ("\nis", len(shared))):
+        (answer,), (expected,) = (d.batch_generate([user], max_tokens=8) for d in (ours, plain))
+        assert (answer.tokens, answer.stats.cached_tokens) == (expected.tokens, cached)
 
 
 def states_stay(self, n):
