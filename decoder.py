@@ -37,7 +37,7 @@ from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptL
 from speculative.driver import Driver, Prompts, place, with_others
 from speculative.model import Model
 from speculative.options import Options
-from speculative.reading import Kept
+from speculative.prefill import PrefixCache
 from speculative.response import Response, respond
 from speculative.row import Row
 from speculative.row import Stats as Stats
@@ -67,10 +67,10 @@ class Batch:
         drafter: Drafter,
         options: Options,
         schedule: Schedule,
-        kept: Kept | None = None,
+        prefix_cache: PrefixCache | None = None,
     ):
         self.ranks = _ranks(model)
-        self.target = AheadModel(model, self.ranks.share, kept)
+        self.target = AheadModel(model, self.ranks.share, prefix_cache)
         self.drafter = drafter
         self.schedule = schedule
         self.rows: list[Row] = []
@@ -191,8 +191,7 @@ class SpeculativeDecoder:
     memory: earlier texts; drafts are copied from the texts of similar prompts.
     draft_vocabulary: token ids; the draft model scores only these, which is faster. "auto": the tokens that the
     target writes, once new ones have become rare, learned for each target language.
-    prefix_cache: how many bytes of what decoder-only models have read to keep for prompts that begin the same; None: a
-    tenth of the memory.
+    prefix_cache: size of the prefix cache in bytes, for decoder-only models; None: a tenth of RAM
     Raises InputError if an argument is not a model or tokenizer, or the draft model has another vocabulary.
     """
 
@@ -234,7 +233,7 @@ class SpeculativeDecoder:
         self._learned: dict[tuple, Schedule] = {}
         limit = (recommended() or installed()) // 10 if prefix_cache is None else prefix_cache
         # Several machines would have to keep the same, and their memories differ.
-        self.kept = Kept(limit) if limit and _ranks(model).size == 1 else None
+        self.prefix_cache = PrefixCache(limit) if limit and _ranks(model).size == 1 else None
 
     def _vocabulary(self, tokens: Collection[int] | str | None) -> DraftVocabulary | None:
         if tokens is None:
@@ -261,7 +260,7 @@ class SpeculativeDecoder:
         shared, broadcast = self._shared, _ranks(self.model).broadcast
         draft, vocabulary = self.draft_model, self.draft_vocabulary
         return CombinedDrafter(
-            lookup, ModelDrafter(draft, shared, broadcast, vocabulary, self.kept)
+            lookup, ModelDrafter(draft, shared, broadcast, vocabulary, self.prefix_cache)
         )
 
     def schedule(self, options: Options) -> Schedule:
@@ -288,7 +287,7 @@ class SpeculativeDecoder:
             else:
                 drafter = self.drafter(options)
                 schedule = self.schedule(options)
-                yield Driver(Batch(self.model, drafter, options, schedule, self.kept))
+                yield Driver(Batch(self.model, drafter, options, schedule, self.prefix_cache))
 
     def row(self, prompt: Content, options: Options, seed: RowSeeds) -> Row:
         """A row to decode. Raises InputError if the prompt is empty or too long, a language is unknown, or

@@ -19,7 +19,7 @@ from families.causal_check import check, check_cache, has_state, own_cache, refu
 from families.encoder_decoder import narrowed
 from speculative.cache import MASKED, SlotCache
 from speculative.model import Model, Rows
-from speculative.reading import read
+from speculative.prefill import prefill
 
 UNKNOWN = 2**31 - 1  # the size of a vocabulary, until the model has been tried
 
@@ -215,10 +215,6 @@ class DecoderOnly(Model, nn.Module):
     def new_cache(self, batch_size: int) -> SlotCache:
         return SlotCache(batch_size, len(self.layers))
 
-    def shared(self, prompt: Sequence[int]) -> int:
-        """How many of a prompt's first tokens to read on their own, because other conversations may begin with them."""
-        return 0
-
     def narrowed(self, ids: mx.array) -> Any:
         """The same model with logits for `ids` [n] only."""
         return narrowed(self, self.config.vocab_size, ids)
@@ -229,7 +225,7 @@ class DecoderOnly(Model, nn.Module):
         if not all(len(prompt) for prompt in prompts):
             raise InputError("a prompt without a token cannot be continued")
         cache = cache or self.new_cache(len(prompts))
-        read(self, cache, prompts)
+        prefill(self, cache, prompts)
         return cache
 
 
@@ -265,7 +261,7 @@ class CausalModel(DecoderOnly):
         return CausalCache(batch_size, self._like, self._mask_axes)
 
     def shared(self, prompt: Sequence[int]) -> int:
-        """The tokens up to the first user's turn: the system prompt and what the chat template writes around it."""
+        """As the contract says: up to the first user's turn, the system prompt and what the chat template writes around it."""
         size = len(self.user_turn)
         ends = range(size, len(prompt) + 1) if size else ()
         return next((n for n in ends if tuple(prompt[n - size : n]) == self.user_turn), 0)

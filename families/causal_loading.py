@@ -27,7 +27,7 @@ from families.causal_check import check_cache
 from families.causal_positions import lifted, max_positions, set_positions, text_of
 from families.folders import WEIGHTS, converted_path
 from families.memory import read_weights
-from speculative.reading import common_beginning
+from speculative.prefill import common_prefix
 from text.generation import GenerationDefaults
 from text.prompts import Prompt
 from text.text_side import ChatTemplate, TextSide
@@ -159,10 +159,10 @@ def _user_turn(text: TextSide) -> tuple[int, ...]:
         for system in ([], [_message("system", "a")], [_message("system", "b.\n")]):
             users = (_message("user", content) for content in ("the", " a", "\n\n1"))
             prompts = [text.encode(Prompt([*system, user])).tokens for user in users]
-            before.append(common_beginning(prompts)[::-1])
+            before.append(common_prefix(prompts)[::-1])
     except InputError:
         return ()
-    return tuple(common_beginning(before)[::-1])
+    return tuple(common_prefix(before)[::-1])
 
 
 def _message(role: str, content: str) -> dict[str, str]:

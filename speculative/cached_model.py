@@ -9,7 +9,7 @@ import numpy as np
 
 from speculative.cache import MASKED, SlotCache
 from speculative.model import Model, Rows
-from speculative.reading import Kept, lacking, read
+from speculative.prefill import PrefixCache, missing_tokens, prefill
 
 
 class CachedModel:
@@ -21,14 +21,14 @@ class CachedModel:
         self,
         model: Model,
         share: Callable[[mx.array], mx.array] = lambda tokens: tokens,
-        kept: Kept | None = None,
+        prefix_cache: PrefixCache | None = None,
     ):
         """share: makes drafted tokens the same for all processes that run the model together.
-        kept: what decoder-only models have read of earlier rows; None: keep nothing."""
+        prefix_cache: for a decoder-only model."""
         self.config, self.model, self._share = model.config, model, share
         self._whole: Any = model  # `model` may be narrowed
         self._new_cache = model.new_cache
-        self._kept = kept if self._new_cache else None
+        self._prefixes = prefix_cache if self._new_cache else None
         self.cache: SlotCache | None = None
         self._lacked = 0  # tokens per row before the drafted ones in the last call
 
@@ -55,24 +55,25 @@ class CachedModel:
 
     def _begun(self, prompts: Rows) -> tuple[Any, list[int]]:
         """A cache in which the prompts have been read, and how many tokens of each were known."""
-        if not (self._kept and self._new_cache):
+        if not (self._prefixes and self._new_cache):
             return self.model.start(prompts), [0] * len(prompts)
         cache = self._new_cache(len(prompts))
-        reused = self._kept.begin(self._whole, cache, prompts)
+        reused = self._prefixes.begin(self._whole, cache, prompts)
         self._whole.start(prompts, cache)
         if not cache.forgets:  # later only the text's end can be kept
             for b, prompt in enumerate(prompts):
-                self._kept.add(self._whole, cache, b, prompt[:-1])
+                self._prefixes.add(self._whole, cache, b, prompt[:-1])
         return cache, reused
 
-    def unread(self, prompt: Sequence[int]) -> int:
-        """How many tokens of a prompt are not known."""
-        return len(prompt) - (self._kept.known(self._whole, prompt) if self._kept else 0)
+    def tokens_to_prefill(self, prompt: Sequence[int]) -> int:
+        """How many tokens of a prompt are not in the prefix cache."""
+        cached = self._prefixes.cached_tokens(self._whole, prompt) if self._prefixes else 0
+        return len(prompt) - cached
 
     def remember(self, row: int, tokens: Sequence[int]) -> None:
-        """Keep what has been read of a row's tokens."""
-        if self._kept and self.cache:
-            self._kept.add(self._whole, self.cache, row, tokens)
+        """Add what the cache holds of a row's tokens to the prefix cache."""
+        if self._prefixes and self.cache:
+            self._prefixes.add(self._whole, self.cache, row, tokens)
 
     def resize(self, batch_size: int) -> None:
         """Make room for more rows; admit them before decoding."""
@@ -101,7 +102,7 @@ class CachedModel:
         if (self.behind(rows) > self.BEHIND).any():
             self.catch_up(rows)
         assert self.cache
-        tokens, positions = lacking(rows, self.cache.lengths, self.config)
+        tokens, positions = missing_tokens(rows, self.cache.lengths, self.config)
         self._lacked = tokens.shape[1]
         block = mx.array(tokens)
         if drafted.shape[1]:
@@ -125,9 +126,9 @@ class CachedModel:
         return np.maximum(np.array([len(row) for row in rows]) - held, 0)
 
     def catch_up(self, rows: Rows) -> None:
-        """Read all but the last token of each row."""
+        """Prefill all but the last token of each row."""
         assert self.cache
-        read(self.model, self.cache, rows)
+        prefill(self.model, self.cache, rows)
 
 
 class AheadModel(CachedModel):

@@ -13,7 +13,7 @@ from speculative.draft import Candidate, Draft, Plan, no_draft
 from speculative.draft_vocabulary import DraftVocabulary, Narrowed
 from speculative.lookup import ALLOWED, FORCED, UNBOUNDED, WEAK, PromptMatcher
 from speculative.model import Model, Rows
-from speculative.reading import Kept
+from speculative.prefill import PrefixCache
 from speculative.row import Row
 from speculative.sampling import Greedy, Sampler
 
@@ -61,15 +61,15 @@ class ModelDrafter(Drafter):
         vocab_size: int | None = None,
         broadcast: Callable[[Any], Any] = lambda x: np.array(x),
         vocabulary: DraftVocabulary | None = None,
-        kept: Kept | None = None,
+        prefix_cache: PrefixCache | None = None,
     ):
         """vocab_size: ids from here on are never proposed: the target does not share them.
         broadcast: copies floats to the host, the same for all processes that run the target together.
         vocabulary: the tokens to score; None: all of them.
-        kept: see CachedModel."""
+        prefix_cache: see CachedModel."""
         self._broadcast, self._vocabulary = broadcast, vocabulary
         self._narrowed: Narrowed | None = None
-        self._whole, self._model = model, CachedModel(model, kept=kept)
+        self._whole, self._model = model, CachedModel(model, prefix_cache=prefix_cache)
         self._vocab_size = vocab_size or model.config.vocab_size
         self._batch: list[Row] = []
         self._unread: dict[Row, int] = {}  # rows to read -> tokens of their prompts
@@ -81,7 +81,9 @@ class ModelDrafter(Drafter):
             self._model.cache = None
         self._model.resize(len(batch))
         self._batch = list(batch)
-        unread = self._unread | {batch[b]: self._model.unread(batch[b].prompt) for b in new}
+        unread = self._unread | {
+            batch[b]: self._model.tokens_to_prefill(batch[b].prompt) for b in new
+        }
         self._unread = {row: unread[row] for row in batch if row in unread}
         self._fared = {row: self._fared.get(row, "new") for row in batch}
         if self._vocabulary:

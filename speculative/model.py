@@ -59,6 +59,11 @@ class Model:
         """Append tokens [B, T] at positions [B, T] (int32; cache.MASKED: a filler) to the cache: logits [B, T, V]."""
         raise NotImplementedError
 
+    def shared(self, prompt: Sequence[int]) -> int:
+        """With `new_cache`: how many of a prompt's first tokens later prompts may begin with, if that has to be known while
+        they are read, because the cache cannot be cut back; 0: it can, or none."""
+        return 0
+
     def narrowed(self, ids: mx.array) -> "Model":
         """As a draft model: the same, but with the logits of `ids` [n] alone, [B, T, n]."""
         raise InputError("a draft vocabulary needs a draft model of this project's")

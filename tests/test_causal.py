@@ -16,7 +16,7 @@ from helpers.decoding import decode_with, partial_steps, total
 
 from errors import InputError
 from families.causal import MASKED, CausalModel
-from speculative import reading
+from speculative import prefill
 from speculative.cached_model import CachedModel
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
 
@@ -102,7 +102,7 @@ def test_prompts_are_read_in_chunks_without_logits(llama, monkeypatch):
     tokens, mask = np.random.default_rng(0).integers(3, 61, (2, 40)), np.arange(40) < [[40], [9]]
     last, at = mx.array(tokens[[0, 1], [39, 8]][:, None]), np.array([[39], [8]], np.int32)
     expected = whole.decode(last, at, whole.start(mx.array(tokens), mask))
-    monkeypatch.setattr(reading, "CHUNK", 7)
+    monkeypatch.setattr(prefill, "CHUNK", 7)
     cache = whole.start(mx.array(tokens), mask)
     assert cache.lengths.tolist() == [39, 8]
     assert mx.allclose(whole.decode(last, at, cache), expected, atol=1e-4)

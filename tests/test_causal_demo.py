@@ -19,7 +19,6 @@ from benchmarks import causal
 from benchmarks.measure import decoder, widened_pair
 from demo.examples import examples
 from families.causal_loading import encode_prompt
-from speculative import reading
 
 pytestmark = pytest.mark.slow
 

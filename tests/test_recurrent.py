@@ -14,7 +14,7 @@ from errors import InputError
 from families import loading
 from families.causal import MASKED, CausalCache, CausalModel
 from families.causal_loading import encode_prompt
-from speculative import reading
+from speculative import prefill
 from speculative.cached_model import CachedModel
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 from speculative.driver import Driver, Waiting
@@ -72,7 +72,7 @@ def test_prompts_in_chunks_and_rows_that_go(monkeypatch):
     lm, model, draft = pair("qwen3_next")
     prompted = prompts(4, 30)
     expected = [alone(lm, prompt, 12) for prompt in prompted]
-    monkeypatch.setattr(reading, "CHUNK", 7)
+    monkeypatch.setattr(prefill, "CHUNK", 7)
     driver = start(model, ModelDrafter(draft), prompted, num_draft=3, max_tokens=12)
     driver.advance()
     rows = list(driver.rows)
@@ -101,9 +101,13 @@ def test_calls_that_begin_ahead(name, monkeypatch, spoiled):
     """As on a GPU, also where the foreseen call is not the one that comes. A row without a token in a call keeps its
     states: when its prompt is shorter, and when it has ended and is remembered."""
     lm, model, draft = pair(name)
-    prefix_cache, prompted, options = reading.Kept(1 << 30), prompts(5, 25), Options(max_tokens=20)
+    prefix_cache, prompted, options = (
+        prefill.PrefixCache(1 << 30),
+        prompts(5, 25),
+        Options(max_tokens=20),
+    )
     monkeypatch.setattr(Batch, "runs_ahead", lambda self: True)
-    monkeypatch.setattr(reading, "CHUNK", 7)
+    monkeypatch.setattr(prefill, "CHUNK", 7)
     for _ in range(2):
         batch = Batch(model, ModelDrafter(draft), options, RashSchedule(), prefix_cache)
         rows = new_rows(model, prompted, options)

@@ -15,7 +15,7 @@ from helpers.causal_models import build, randomised
 from decoder import SpeculativeDecoder
 from families import loading, opt
 from families.causal import CausalModel
-from speculative.reading import Kept
+from speculative.prefill import PrefixCache
 from terminal import chat
 from text.tokenizer import byte_tokenizer
 
@@ -84,7 +84,7 @@ def test_texts_are_the_same_with_and_without(cpu, name):
     lines = random_prompts(6, 12, begin=[7, 8, 9] * 20)
     same(lines, 4, num_draft=2)
     assert (reused > (200, 50, 200)).all(), reused
-    assert all(0 < other.kept.size <= other.kept.limit for other in others)
+    assert all(0 < other.prefix_cache.size <= other.prefix_cache.limit for other in others)
 
 
 def test_a_shared_beginning_is_read_once_and_a_conversation_goes_on(cpu):
@@ -125,9 +125,9 @@ def test_what_was_used_least_recently_goes_first(cpu):
         cache = model.start(mx.array([prompt]))
         kept.add(model, cache, 0, prompt)
 
-    kept = Kept(LARGE)
+    kept = PrefixCache(LARGE)
     read(kept, prompts[0])
-    kept = Kept(2 * kept.size)
+    kept = PrefixCache(2 * kept.size)
     for prompt in (prompts[0], prompts[1], prompts[0], prompts[2]):
         read(kept, prompt)
     assert [kept.known(model, prompt) for prompt in prompts] == [8, 0, 8]
