@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Integral
+from secrets import randbits
 from typing import Any
 
 import mlx.core as mx
@@ -49,7 +50,7 @@ from text.stream import TextStream
 from text.tokenizer import shared_vocabulary, translation
 from text.vocabulary import completion
 
-Text = str | Prompt
+Text = str | Sequence[int] | Prompt  # Sequence[int]: token ids
 BATCH_SIZE = 8
 _WINDOW = 32  # how many batches of prompts are sorted by length together
 
@@ -293,21 +294,28 @@ class SpeculativeDecoder:
         """A row to decode. Raises InputError if the prompt is empty or too long, a language is unknown, or
         the model lacks a token. tokens: the prompt's, if it has been encoded already."""
         asked = check_prompt(prompt)
+        config = self.model.config
         text, reference = asked.text, asked.reference or options.reference
         languages = options.source_lang, options.target_lang
-        if self.encode:
+        if asked.tokens:
+            tokens = asked.tokens
+            size = getattr(config, "source_vocab_size", config.vocab_size)
+            if max(tokens) >= size:
+                raise InputError(f"the prompt has the token {max(tokens)}, the model {size} tokens")
+            text = (getattr(self.model, "source_tokenizer", None) or self.tokenizer).decode(tokens)
+        elif self.encode:
             tokens = self.encode(text)
         if tokens is None:
             languages = chosen(self.model, *languages)
             tokens, prefix = frame(self.model, self.tokenizer, text, *languages)
         elif any(languages):
-            raise InputError("source_lang and target_lang are not for prompts in a chat template")
+            raise InputError("source_lang and target_lang are not for chat templates or token ids")
         else:
             prefix = self.model.prefix(tokens)
-        most = self.model.config.max_prompt_tokens
+        most = config.max_prompt_tokens
         if most is not None and len(tokens) > most:
             raise InputError(f"the prompt has {len(tokens)} tokens; the model reads {most} at most")
-        own = getattr(self.model.config, "forced_bos_token_id", None)
+        own = getattr(config, "forced_bos_token_id", None)
         if own is not None and options.forced_bos_token_id is not None and prefix[-1:] == [own]:
             prefix = prefix[:-1]
         if generation := getattr(self.model, "generation", None):
@@ -329,13 +337,20 @@ class SpeculativeDecoder:
         """Raise InputError if the prompt cannot be decoded: see `row`."""
         self.row(prompt, options, RowSeeds(0))
 
+    def seeded(self, options: Options) -> Options:
+        """These options, with a fresh seed if they sample and name none. Ranks take rank 0's."""
+        if options.seed is None and options.temp:
+            seed, *_ = _ranks(self.model).gather(str(randbits(32)))
+            options = replace(options, seed=int(seed))
+        return options
+
     def stream_generate(self, prompt: Text, **options) -> Iterator[Response]:
         """Decode one prompt; yield a Response per step, with the text that the step added.
 
         options: the fields of `Options`. Drafting changes only the speed: the text is the same (greedy, or sampled
         by the rule `coupled`) or has the same distribution. Errors: as `row`, and options out of range.
         """
-        settings = Options.named(options)
+        settings = self.seeded(Options.named(options))
         if settings.num_samples > 1:
             raise InputError("num_samples above 1 is for batch_generate and stream_batch")
         row = self.row(prompt, settings, RowSeeds(settings.seed))
@@ -361,7 +376,7 @@ class SpeculativeDecoder:
         Each prompt gets the tokens it would get alone (in float32; narrower types may round differently in
         a batch); a repeated prompt draws other random numbers. Errors: as `stream_generate`.
         """
-        settings = Options.named(options)
+        settings = self.seeded(Options.named(options))
         if not isinstance(batch_size, Integral) or isinstance(batch_size, bool) or batch_size < 1:
             raise InputError(f"batch_size is {batch_size!r}, not a whole number of 1 or more")
         if isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, Iterable):

@@ -32,6 +32,7 @@ from terminal.flags import (
     add_memory,
     add_models,
     check_models,
+    json_of,
     options_of,
     read_draft_vocabulary,
     read_memory,
@@ -51,6 +52,7 @@ SOURCES = ["draft_model", "lookup", "reference", "memory", "prompt_file", *FORMS
 TOLD = 10  # seconds after which --verbose says again how far a file is, without a terminal
 BEAMS = ("length_penalty", "early_stopping")  # have no effect without beam search
 SAMPLING = ("top_k", "top_p", "min_p", "seed", "acceptance")  # have no effect on greedy decoding
+TEMPLATE = ("system_prompt", "ignore_chat_template", "chat_template_config")
 WITHOUT_PROMPT = """\
 main.py needs a prompt (--prompt) or a file of prompts (--prompt-file). With the demo models, which are included:
   python main.py --prompt "translate number to German: 1284"
@@ -68,7 +70,7 @@ def parse_args(argv: list[str] | None = None):
     flag("--prompt", "-p", help="the prompt; - reads it from standard input")
     text = (
         "a file of prompts, one per line; - reads standard input; JSON lines with a field prompt if the "
-        "name ends in .jsonl or the first line begins with {"
+        "name ends in .jsonl or the first line is one; or a JSON array of prompts"
     )
     flag("--prompt-file", type=cli.name, metavar="FILE", help=text)
     text = "write the outputs of the prompt file here; if it holds some already, go on after them"
@@ -85,6 +87,10 @@ def parse_args(argv: list[str] | None = None):
     flag("--system-prompt", metavar="TEXT", help="system prompt, for a model with a chat template")
     text = "do not put the prompt into the model's chat template"
     flag("--ignore-chat-template", action="store_true", help=text)
+    text = 'arguments for the chat template: {"enable_thinking": false}'
+    flag("--chat-template-config", type=json_of(dict, str), metavar="JSON", help=text)
+    text = "further tokens that end an output, by name: </answer>"
+    flag("--extra-eos-token", nargs="+", default=(), metavar="TOKEN", help=text)
     text = "print each output as a JSON object instead of text"
     flag("--json", action="store_true", help=text)
     flag("--verbose", action="store_true", help="print statistics to stderr at the end")
@@ -124,7 +130,7 @@ def as_json(index: int, response: Response) -> str:
     stats["accepted_lengths"] = response.stats.histogram()
     fields = {"index": index, **vars(response), "stats": stats, "from_draft": response.from_draft}
     fields["mean_logprob"] = response.mean_logprob
-    left_out = {"score"} if response.score is None else set()
+    left_out = {name for name in ("score", "seed") if fields[name] is None}
     if response.logprobs is None:
         left_out |= {"logprobs", "top_logprobs", "mean_logprob"}
     return json.dumps({k: v for k, v in fields.items() if k not in left_out}, ensure_ascii=False)
@@ -132,13 +138,12 @@ def as_json(index: int, response: Response) -> str:
 
 def in_template(args, model) -> Callable[[str], list[int]] | None:
     """A function that puts a prompt into the model's chat template, as mlx-lm does; None if there is no template."""
+    given = {name: value for name, value in vars(args).items() if name in TEMPLATE}
     if getattr(model, "chat", None) is None:
-        if args.system_prompt is not None or args.ignore_chat_template:
+        if any(value not in (None, False) for value in given.values()):
             raise InputError("this model has no chat template")
         return None
-    return lambda prompt: encode_prompt(
-        model, prompt, args.system_prompt, args.ignore_chat_template
-    )
+    return lambda prompt: encode_prompt(model, prompt, **given)
 
 
 def show_draft(args) -> Callable[[Response], str]:
@@ -293,6 +298,10 @@ def open_decoder(
         args.model = ranks.together(lambda: demo_model("target"))
         args.draft_model = ranks.together(lambda: demo_model("draft"))
     model, tokenizer = load(args.model, ranks.group)
+    for name in vars(args).get("extra_eos_token", ()):
+        if (token := tokenizer.token_to_id(name)) is None:
+            raise InputError(f"--extra-eos-token: {name[:50]!r} is not a token of this model")
+        model.config = replace(model.config, eos_token_ids=(*model.config.eos_token_ids, token))
     draft_model = None
     if args.draft_model and options.num_draft and options.num_beams == 1:
         draft_model, _ = load(args.draft_model, ranks.group, split=False)
@@ -354,8 +363,9 @@ def answer(args, ranks: Ranks) -> None:
 
     if args.chat:
         report = functools.partial(print_summary, args, decoder, options)
-        first = {"role": "system", "content": args.system_prompt}
-        chat(decoder, options, [first] if args.system_prompt else [], show_draft(args), report)
+        system = args.system_prompt
+        first = [{"role": "system", "content": system}] if system else []
+        chat(decoder, options, first, args.chat_template_config or {}, show_draft(args), report)
     elif args.prompt_file is None:
         answer_prompt(args, decoder, options, remember)
     else:

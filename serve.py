@@ -58,7 +58,6 @@ def parse_args(argv: list[str] | None = None):
     what = "Serve a model over HTTP with OpenAI's protocol and speculative decoding."
     parser = cli.Parser(prog="serve.py", description=what)
     add_models(parser)
-    parser.set_defaults(system_prompt=None, ignore_chat_template=False)
     flag = parser.add_argument
     text = "address to listen on; 0.0.0.0: all addresses of this machine (default: %(default)s)"
     flag("--host", type=cli.name, default=LOCAL[0], help=text)

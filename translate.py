@@ -47,7 +47,6 @@ def parse_args(argv: list[str] | None = None):
     parser = cli.Parser(
         prog="translate.py", description="Translate documents, sentence by sentence."
     )
-    parser.set_defaults(system_prompt=None, ignore_chat_template=False)
     flag = parser.add_argument
     text = f"a document ({', '.join(FORMATS)}); - reads standard input and prints"
     flag("documents", nargs="+", metavar="FILE", type=cli.name, help=text)
@@ -78,7 +77,8 @@ class Translator:
 
     def __init__(self, args, decoder: SpeculativeDecoder, options: Options, language: str | None):
         """language: that of the sentences."""
-        self.decoder, self.options, self.language = decoder, options, short(language or "en")
+        self.decoder, self.language = decoder, short(language or "en")
+        self.options = decoder.seeded(options)
         self.size, self.whole = args.batch_size, args.whole
         self.growing = MemoryFile(args.memory) if args.memory_append else None
         self.languages = chosen(decoder.model, options.source_lang, options.target_lang)

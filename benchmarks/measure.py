@@ -59,7 +59,7 @@ def decoding(target: Any, draft: Any | None = None, batch_size: int = 1, **optio
     own, settings = decoder(target, draft), Options(**options)
 
     def run(prompts: Sequence[str]) -> list[Row]:
-        rows = [own.row(prompt, settings, RowSeeds(settings.seed)) for prompt in prompts]
+        rows = [own.row(prompt, settings, RowSeeds(settings.seed or 0)) for prompt in prompts]
         with own.running(settings) as driver:
             list(driver.decode(Waiting(rows), own.at_most(batch_size)))
         return rows

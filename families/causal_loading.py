@@ -182,30 +182,36 @@ def _fast(chat: Any, folder: Path) -> Tokenizer:
 
 
 def encode_prompt(
-    model: Any, prompt: str, system_prompt: str | None = None, ignore_chat_template: bool = False
+    model: Any,
+    prompt: str,
+    system_prompt: str | None = None,
+    ignore_chat_template: bool = False,
+    chat_template_config: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """A prompt's tokens as mlx-lm's command line makes them: in the chat template, which writes the special
     tokens, if the model has one."""
     if ignore_chat_template or not model.chat.has_chat_template:
-        if system_prompt is not None:
-            raise InputError("a system prompt needs a chat template, and there is none in use")
+        if (system_prompt, chat_template_config) != (None, None):
+            raise InputError("a system prompt or a setting needs a chat template; none is in use")
         return model.tokenizer.encode(prompt).ids
     messages = [{"role": "user", "content": prompt}]
     if system_prompt is not None:
         messages.insert(0, {"role": "system", "content": system_prompt})
-    return encode_messages(model, messages)
+    return encode_messages(model, messages, **(chat_template_config or {}))
 
 
-def encode_messages(model: Any, messages: list[dict[str, Any]]) -> list[int]:
+def encode_messages(model: Any, messages: list[dict[str, Any]], /, **settings: Any) -> list[int]:
     """The tokens of `in_template`."""
-    return model.tokenizer.encode(in_template(model, messages), add_special_tokens=False).ids
+    prompt = in_template(model, messages, **settings)
+    return model.tokenizer.encode(prompt, add_special_tokens=False).ids
 
 
-def in_template(model: Any, messages: list[dict[str, Any]]) -> str:
+def in_template(model: Any, messages: list[dict[str, Any]], /, **settings: Any) -> str:
     """The prompt that the model's chat template makes of messages, with the special tokens. InputError if it refuses
-    them."""
+    them. settings: further arguments of mlx-lm's `apply_chat_template`."""
+    settings = {"add_generation_prompt": True} | settings | {"tokenize": False}
     try:
-        text = model.chat.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text = model.chat.apply_chat_template(messages, **settings)
     except Exception as error:  # templates may raise any class
         reason = first_line(error)
         raise InputError(f"the chat template refuses these messages: {reason}") from None

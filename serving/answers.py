@@ -30,6 +30,7 @@ class Writer:
             "object": f"{kind}.chunk" if self._chat and asked.stream else kind,
             "created": int(time.time()),
             "model": model,
+            "seed": rows[0].options.seed,  # null: none was needed
         }
 
     def whole(self, ends: Sequence[Progress]) -> dict[str, Any]:

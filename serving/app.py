@@ -137,7 +137,8 @@ class Api:
     def _rows(self, asked: Completion | Chat) -> list[Row]:
         """The rows of a request. Raises InputError now for what the model cannot take, so that it fails this request
         and not the rows beside it."""
-        options, decoder = asked.options(self.engine.options, self.max_tokens), self.engine.decoder
+        decoder = self.engine.decoder
+        options = decoder.seeded(asked.options(self.engine.options, self.max_tokens))
         if isinstance(asked, Completion):
             prompts, tokens = asked.prompt, None
         else:  # the template writes the special tokens itself

@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, Vali
 from pydantic_core import from_json
 
 from errors import InputError
-from speculative.options import DECLARED, FORMS, MOST, Options
+from speculative.options import DECLARED, FORMS, MOST, TOKENS, Options
 from speculative.processors import CountPenalty
 
 _NEUTRAL: dict[str, tuple] = {  # unsupported fields -> values that change nothing
@@ -29,7 +29,7 @@ _OF_NO_MATTER = (  # fields that do not affect the text
 _THE_SERVERS = ("lookup", "delta", "acceptance")
 _SERVED = {name: d.served for name, d in DECLARED.items() if d.served is not None}
 _FORMS = {
-    "prompt": "a string or a list of strings",
+    "prompt": "a string, a list of token ids, or a list of these",
     "prediction": '{"type": "content", "content": "..."}',
     "logit_bias": 'token ids with a number each, such as {"1234": -5.0}',
 }
@@ -135,9 +135,9 @@ class Fields(BaseModel):
 
 class Completion(Fields):
     prompt: Annotated[
-        list[str],
+        list[str | list[int]],
         Field(min_length=1, max_length=256),
-        BeforeValidator(lambda prompt: [prompt] if isinstance(prompt, str) else prompt),
+        BeforeValidator(lambda p: [p] if isinstance(p, str) or (p and TOKENS.accepts(p)) else p),
     ]
     logprobs: Any = None
 

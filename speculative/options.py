@@ -175,7 +175,9 @@ class Options:
     min_p: float = option(
         0.0, PART, "sample only from tokens at least X times as probable as the most probable one"
     )
-    seed: int = option(0, ANY, "random seed; the same seed gives the same text", served=10**18)
+    seed: int | None = option(
+        None, ANY, "random seed; the same seed gives the same text", "a new one", served=10**18
+    )
     acceptance: str | Callable | None = option(  # noqa: RUF009
         None,
         RULE,

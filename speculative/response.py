@@ -30,6 +30,7 @@ class Response:
     sample: int = 0  # which of the prompt's num_samples texts
     score: float | None = None  # from beam search, which picks the highest
     prompt: str = ""
+    seed: int | None = None  # None: none was needed
 
     @property
     def mean_logprob(self) -> float | None:
@@ -60,4 +61,5 @@ def respond(row: Row, first: int = 0) -> Response:
         top_logprobs=row.best[first:] if scored else None,
         score=row.text_score,
         prompt=row.prompt_text,
+        seed=row.options.seed,
     )

@@ -134,7 +134,7 @@ class RowSeeds:
     """The roots of the noise for one list of prompts: equal for equal (seed, prompt), except that a repeated prompt
     gets a new one."""
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: int | None):
         self._seed = seed
         self._seen: Counter[bytes] = Counter()
 

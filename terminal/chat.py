@@ -16,18 +16,19 @@ def chat(
     decoder: SpeculativeDecoder,
     options: Options,
     first: list[dict[str, Any]],
+    settings: dict[str, Any],
     shown: Callable[[Response], str],
     report: Callable[[Summary, float], None],
 ) -> None:
     """Answer until /q or the end of the input. With a chat template the conversation goes on; other models get each
-    prompt alone. first: messages that a conversation begins with; report: called after each answer."""
+    prompt alone. first: the first messages; settings: the template's; report: called after each answer."""
     messages, prompt = first[:], ""
     if sys.stdin.isatty():
         import_module("readline")  # arrows in `input`
         prompt = ">> "
         print("/r begins anew, /q ends, Ctrl-C stops an answer", file=sys.stderr)
     if decoder.encode:  # with a chat template
-        decoder.encode = lambda _: encode_messages(decoder.model, messages)
+        decoder.encode = lambda _: encode_messages(decoder.model, messages, **settings)
     while (typed := _line(prompt)) != "/q":
         if typed in ("", "/r"):
             messages[:] = first if typed else messages

@@ -135,7 +135,7 @@ def reading(name: str) -> dict[str, Any]:
     if values.metavar == "TEXT":
         return dict(action="append", metavar="TEXT")
     if values.metavar == "JSON":
-        return dict(type=_json(values.kind), metavar="JSON")
+        return dict(type=json_of(values.kind), metavar="JSON")
     if values.metavar == "TEXT/@FILE":
         return dict(type=_text_or_file, metavar=values.metavar)
     if values.kind is str:
@@ -169,18 +169,18 @@ def _text_or_file(text: str) -> str:
         raise argparse.ArgumentTypeError(f"{text[1:]}: {reason}") from None
 
 
-def _json(kind: Any) -> Callable[[str], Any]:
-    """The type of a flag that takes a JSON list, or a JSON object with numbers as keys."""
+def json_of(kind: Any, key: Callable = int) -> Callable[[str], Any]:
+    """The type of a flag that takes a JSON list, or a JSON object with such keys."""
 
     def read(text: str) -> Any:
         try:
             value = json.loads(text)
             if not isinstance(value, kind):
                 raise ValueError
-            return {int(k): v for k, v in value.items()} if kind is dict else value
+            return {key(k): v for k, v in value.items()} if kind is dict else value
         except (ValueError, RecursionError):
-            ids = 'an object in JSON with token ids as keys, such as {"1234": -5.0}'
-            what = ids if kind is dict else "a list in JSON"
+            ids = ' with token ids as keys, such as {"1234": -5.0}' if key is int else ""
+            what = f"an object in JSON{ids}" if kind is dict else "a list in JSON"
             raise argparse.ArgumentTypeError(f"{text[:40]!r} is not {what}") from None
 
     return read

@@ -3,6 +3,7 @@
 import codecs
 import json
 import os
+import re
 import stat
 import sys
 from collections.abc import Callable, Iterator
@@ -10,20 +11,23 @@ from pathlib import Path
 from select import select
 from typing import BinaryIO
 
-from decoder import Options, Response, SpeculativeDecoder
+from decoder import Options, Response, SpeculativeDecoder, Text
 from distributed.ranks import ALONE, Ranks
 from errors import InputError
 from terminal.cli import one_line, out_of_memory
 from text.prompts import Prompt, check_prompt
+
+_OBJECT = re.compile(rb'\s*\{\s*"(.*")?(prompt|messages)"\s*:')  # how JSON lines begin
+_ARRAY = re.compile(rb'\s*\[\s*(["{]|$)')  # how a JSON array of texts or objects begins
 
 
 class PromptFile:
     """An iterator over the prompts of a file, which reads lines as needed; `ready` tells whether the next
     prompt is there without waiting.
 
-    Each line is a prompt. If the file's name ends in .jsonl or its first line begins with an opening brace, each line
-    is a JSON object with a field `prompt` and optionally `reference`. A line without a usable prompt is skipped after
-    `report(number, reason)`. Lines count from 0.
+    Each line is a prompt or, if the name ends in .jsonl or .json or the first line is of this kind, a JSON object with a
+    field `prompt` and optionally `reference`. A JSON array of texts or such objects has these for lines. A line without
+    a usable prompt is skipped after `report(number, reason)`. Lines count from 0.
     """
 
     def __init__(
@@ -31,7 +35,7 @@ class PromptFile:
         path: str,
         report: Callable[[int, str], None],
         ranks: Ranks = ALONE,
-        check: Callable[[str | Prompt], object] = check_prompt,
+        check: Callable[[Text], object] = check_prompt,
         skip: int = 0,
     ):
         """path: "-" for standard input; check: raises InputError for an unusable prompt; skip: pass over so many lines.
@@ -39,10 +43,10 @@ class PromptFile:
         self.name = "standard input" if path == "-" else one_line(path)
         self._path, self._report, self._check, self._skipped = path, report, check, skip
         self._lines = ranks.lines(self._open)
-        self._is_json = path.endswith(".jsonl")
-        self._next: str | Prompt | None = None
+        self._is_json = True if path.endswith((".jsonl", ".json")) else None  # None: not known yet
+        self._next: Text | None = None
         self._lines_of: list[int] = []
-        self._unanswered: dict[int, str | Prompt] = {}  # by line
+        self._unanswered: dict[int, Text] = {}  # by line
         self.lines = self.bad_lines = 0
 
     def _open(self) -> "BinaryIO | Arriving":
@@ -66,10 +70,10 @@ class PromptFile:
             self._next = self._read(line)
         return True
 
-    def __iter__(self) -> Iterator[str | Prompt]:
+    def __iter__(self) -> Iterator[Text]:
         return self
 
-    def __next__(self) -> str | Prompt:
+    def __next__(self) -> Text:
         while self._next is None:
             self._next = self._read(next(self._lines))
         prompt, self._next = self._next, None
@@ -77,7 +81,7 @@ class PromptFile:
         self._unanswered[self.lines - 1] = prompt
         return prompt
 
-    def _read(self, line: bytes) -> str | Prompt | None:
+    def _read(self, line: bytes) -> Text | None:
         """The prompt in the next line; None, after a report, if it has none."""
         number, self.lines = self.lines, self.lines + 1
         if number == 0 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -85,16 +89,30 @@ class PromptFile:
         if number == 0 and b"\0" in line:
             raise InputError(f"{self.name}: not a text file; for documents, use translate.py")
         line = line.removeprefix(codecs.BOM_UTF8)  # also inside concatenated files
-        self._is_json = self._is_json or (number == 0 and line.lstrip().startswith(b"{"))
+        if number == 0 and _ARRAY.match(line):
+            self._lines = self._entries(line)
+            line = next(self._lines, b"")
+        if self._is_json is None and line.strip():
+            self._is_json = bool(_OBJECT.match(line))
         if number < self._skipped:
             return None
         try:
-            prompt = _prompt_of(line, self._is_json)
+            prompt = _prompt_of(line, bool(self._is_json))
             self._check(prompt)
         except InputError as error:
             self._skip(number, str(error))
             return None
         return prompt
+
+    def _entries(self, first: bytes) -> Iterator[bytes]:
+        """The file's lines or, if they are a JSON array, an object on a line for each of its entries."""
+        lines = [first, *self._lines]
+        try:
+            values = json.loads(b"".join(lines))
+        except (ValueError, RecursionError):
+            return iter(lines)
+        self._is_json = True
+        return (json.dumps(v if isinstance(v, dict) else {"prompt": v}).encode() for v in values)
 
     def _skip(self, line: int, reason: str) -> None:
         self.bad_lines += 1
@@ -105,7 +123,7 @@ class PromptFile:
     ) -> Iterator[tuple[int, Response]]:
         """Decode the prompts; yield (line, Response) as each finishes. If memory runs out, the prompts at hand are
         decoded again one by one, and those that are too large even then are reported."""
-        settings = vars(options)
+        settings = vars(decoder.seeded(options))
         while True:
             first = len(self._lines_of)
             try:
@@ -129,7 +147,7 @@ class PromptFile:
                 del self._unanswered[line]
 
 
-def _prompt_of(line: bytes, is_json: bool) -> str | Prompt:
+def _prompt_of(line: bytes, is_json: bool) -> Text:
     try:
         text = line.decode("utf-8").rstrip("\r\n")
         value = json.loads(text) if is_json else {"prompt": text}

@@ -20,6 +20,7 @@ class Summary:
     stats: Stats = field(default_factory=Stats)
     peak_memory: float = 0.0  # GB
     pairs: int = 0  # in the translation memory
+    seed: int | None = None  # None: greedy
     unit: str = "prompt tokens"  # what prompt_tokens counts
 
     def add(self, response: Response) -> None:
@@ -30,6 +31,7 @@ class Summary:
             self.longest_cut = max(self.longest_cut, response.generation_tokens)
         self.stats += response.stats
         self.peak_memory = max(self.peak_memory, response.peak_memory)
+        self.seed = response.seed
 
     def lines(self, seconds: float) -> list[str]:
         """The lines to print, for `seconds` of work in total."""
@@ -37,10 +39,11 @@ class Summary:
             return ["0 outputs"]
         stats = self.stats
         texts = "1 output" if self.texts == 1 else f"{self.texts} outputs"
+        seed = "" if self.seed is None else f" with seed {self.seed}"
         cut = f" ({self.cut} cut at max_tokens)" if self.cut else ""
         cached = f" ({stats.cached_tokens} of them read before)" if stats.cached_tokens else ""
         lines = [
-            f"{texts}{cut}: {stats.prompt_tokens} {self.unit}{cached}, {stats.tokens} tokens in "
+            f"{texts}{seed}{cut}: {stats.prompt_tokens} {self.unit}{cached}, {stats.tokens} tokens in "
             f"{seconds:.2f} s, {stats.tokens / seconds:.1f} tokens/s, "
             f"{stats.tokens_per_call:.2f} tokens per target call"
         ]

@@ -53,8 +53,11 @@ def test_a_folder_of_mlx_communitys(tmp_path):
     ):
         tokens = encode_prompt(model, *texts)
         assert model.tokenizer.decode(tokens, skip_special_tokens=False) == expected
-    with pytest.raises(InputError, match="a system prompt needs a chat template"):
+    with pytest.raises(InputError, match="a system prompt or a setting needs a chat template"):
         encode_prompt(model, "hi", "be brief", ignore_chat_template=True)
+    model.chat.chat_template += "{{ 'hm' if thinks }}"
+    tokens = encode_prompt(model, "hi", chat_template_config={"thinks": True})
+    assert tokenizer.decode(tokens).endswith("hm")
     model.chat._tokenizer.chat_template = "<user>"
     with pytest.warns(UserWarning, match="the chat template leaves out or changes the user's text"):
         encode_prompt(model, "hi")

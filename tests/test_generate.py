@@ -94,10 +94,24 @@ def test_a_draft_never_proposes_what_the_target_has_no_row_for(demo_pair):
         return decode(tokens, positions, cache)
 
     narrow.decode = spy
-    options = dict(temp=3.0, max_tokens=40, acceptance="coupled")
+    options = dict(temp=3.0, seed=0, max_tokens=40, acceptance="coupled")
     plain = generate(narrow, tokenizer, prompt, **options)
     assert generate(narrow, tokenizer, prompt, draft, **options) == plain
     assert 500 < max(fed) < 600
+
+
+def test_a_fresh_seed_makes_the_same_texts_again_also_of_token_ids(demo_pair):
+    target, tokenizer, draft = demo_pair
+    texts, options = ["x", "the sun", "x"], dict(temp=2.0, max_tokens=12)
+    ids = [tokenizer.encode(text).ids for text in texts]
+    first, second = (batch_generate(target, tokenizer, ids, **options) for _ in range(2))
+    seed = first[0].seed
+    mixed = [texts[0], *map(tuple, ids[1:])]
+    again = batch_generate(target, tokenizer, mixed, draft, seed=seed, **options)
+    assert [each.seed for each in again] == [seed] * 3 and second[0].seed != seed
+    for each in (first, again):
+        assert [r.text for r in each] == [r.text for r in first] != [r.text for r in second]
+        assert [r.prompt for r in each] == texts
 
 
 def test_wrong_arguments_are_named(demo_pair):
@@ -108,6 +122,10 @@ def test_wrong_arguments_are_named(demo_pair):
     for arguments, options, message in [
         ((target, tokenizer, " \n"), {}, "the prompt is empty"),
         ((target, tokenizer, "a \udcff b"), {}, "not valid Unicode"),
+        ((target, tokenizer, []), {}, "the prompt is empty"),
+        ((target, tokenizer, [5, "a"]), {}, "the prompt is list, not text or a list of token ids"),
+        ((target, tokenizer, b"x"), {}, "the prompt is bytes, not text or a list of token ids"),
+        ((target, tokenizer, [5, 10**6]), {}, "the token 1000000, the model 1056 tokens"),
         ((target, tokenizer, "x"), dict(num_draft=-1), "num_draft is -1"),
         ((target, byte_tokenizer(), "x", draft), {}, "a different vocabulary"),
         (("mlx_models/t5", tokenizer, "x"), {}, r"model is a str, not a model; load\(\) returns"),

@@ -82,7 +82,7 @@ def test_some_models_are_told_in_words(demo_pair, monkeypatch):
     with pytest.raises(InputError, match="this model has no languages to choose from"):
         frame(draft, tokenizer, "good day", target_lang="de")
     decoder = SpeculativeDecoder(target, tokenizer, encode=lambda text: [3, 4])
-    with pytest.raises(InputError, match="not for prompts in a chat template"):
+    with pytest.raises(InputError, match="are not for chat templates or token ids"):
         decoder.generate("good day", target_lang="de")
 
 

@@ -47,6 +47,10 @@ def test_prompt_from_standard_input(folder):
     assert run("-p", "-", cwd=folder, input=PROMPT + "\n").stdout == f"{ANSWER}\n"
 
 
+def test_another_token_may_end_the_text(folder):
+    assert run("-p", PROMPT, "--extra-eos-token", "a", cwd=folder).stdout == f"{ANSWER[:-7]}\n"
+
+
 def test_texts_that_max_tokens_cuts_are_told(folder):
     result = call("-p", PROMPT, "-m", "4", "--json", cwd=folder)
     text = json.loads(result.stdout)["text"]
@@ -138,6 +142,8 @@ def test_verbose_ends_with_a_summary(folder):
             2,
             'is not an object in JSON with token ids as keys, such as {"1234": -5.0}',
         ),
+        (["-p", "x", "--extra-eos-token", "a b"], 1, "'a b' is not a token of this model"),
+        (["-p", "x", "--chat-template-config", "[1]"], 2, "'[1]' is not an object in JSON ("),
         (["translate this"], 2, "translate this (put the prompt after --prompt)"),
         (["-p", "x", "--traget-lang", "de"], 2, "--traget-lang de (did you mean --target-lang?)"),
         (["-p", "x", "--model", "mlx_models"], 1, "mlx_models is not a converted model: it has no"),

@@ -148,9 +148,25 @@ def test_every_command_of_main_runs_and_prints_what_the_manual_says(name, work):
             assert "".join(printed) == after[2]
 
 
+def of_mlx_lm(program: str) -> set[str]:
+    """The flags of an mlx-lm program."""
+    lm = pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-lm.txt")
+    source = Path(lm.__file__).with_name(f"{program}.py").read_text(encoding="utf-8")
+    return set(re.findall(r'"(--[a-z][\w-]*)"', source))
+
+
+@pytest.mark.parametrize(("program", "script"), [("generate", "main.py"), ("server", "serve.py")])
+def test_every_flag_of_mlx_lms_is_here_or_in_its_table(program, script):
+    _, rest = read("docs/from_mlx_lm.md").split(f"| `mlx_lm.{program}` | `{script}` |")
+    named = set(re.findall(r"--[a-z][\w-]*", rest.partition("\n\n")[0]))
+    assert "--kv-bits" in of_mlx_lm(program) <= flags_of(script) | named
+
+
 @pytest.mark.parametrize("name", MANUAL)
 def test_every_flag_in_the_text_is_a_programs(name):
     known = FOREIGN.union(*map(flags_of, PARSERS))
+    if name == "docs/from_mlx_lm.md":
+        known |= of_mlx_lm("generate") | of_mlx_lm("server")
     named = {f for span in spans(read(name)) for f in re.findall(r"(?<![\w-])--[a-z][\w-]*", span)}
     assert named <= known, f"{name}: no program has {named - known}"
 

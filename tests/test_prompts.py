@@ -35,19 +35,19 @@ def read(path: Path, content: bytes) -> tuple[list[tuple[int, str]], list[str]]:
 
 
 def test_plain_lines(tmp_path):
-    content = "one\r\n\n{not json\n \nzwölf".encode() + b"\n\xff\nlast"
+    content = "{one}\r\n\n{not json\n \nzwölf".encode() + b"\n\xff\nlast"
     prompts, errors = read(tmp_path / "p.txt", content)
-    assert prompts == [(0, "one"), (2, "{not json"), (4, "zwölf"), (6, "last")]
+    assert prompts == [(0, "{one}"), (2, "{not json"), (4, "zwölf"), (6, "last")]
     assert errors == ["1: the prompt is empty", "3: the prompt is empty", "5: not UTF-8 text"]
 
 
-@pytest.mark.parametrize("name", ["p.jsonl", "p.txt"])
+@pytest.mark.parametrize("name", ["p.jsonl", "p.json", "p.txt"])
 def test_json_lines(tmp_path, name):
     bad = {
         "plain": "not JSON: ",
         '{"text": "x"}': "not a JSON object with a field prompt",
         '{"prompt": ""}': "the prompt is empty",
-        '{"prompt": 3}': "the prompt is int, not text",
+        '{"prompt": 3}': "the prompt is int, not text or a list of token ids",
         "[1]": "not a JSON object with a field prompt",
         '{"prompt": "a\\ud800b"}': "the prompt is not valid Unicode text",
         "[" * 200_000: "not JSON: ",
@@ -58,6 +58,17 @@ def test_json_lines(tmp_path, name):
     assert prompts == [(0, "one"), (len(bad) + 1, "two\nlines")]
     for line, (error, reason) in enumerate(zip(errors, bad.values(), strict=True), 1):
         assert error.startswith(f"{line}: {reason}")
+
+
+def test_a_json_array_is_its_prompts(tmp_path):
+    array = ["{one", {"prompt": [5, 6]}, {"text": "x"}]
+    for content in (json.dumps(array), "\ufeff" + json.dumps(array, indent=1)):
+        prompts, errors = read(tmp_path / "p.txt", content.encode())
+        assert prompts == [(0, "{one"), (1, [5, 6])]
+        assert errors == ["2: not a JSON object with a field prompt"]
+    text = [(0, '["one"] is'), (1, '["two"]')]
+    assert read(tmp_path / "p.txt", b'["one"] is\n["two"]') == (text, [])
+    assert read(tmp_path / "p.txt", b'\n{"prompt": "one"}\n{"prompt":')[0] == [(1, "one")]
 
 
 @pytest.mark.parametrize(
@@ -273,7 +284,7 @@ def test_standard_input_is_answered_as_lines_come(work):
         watchdog.cancel()
 
 
-@pytest.mark.parametrize("how", [[], ["--json", "--temp", "1", "--num-samples", "2"]])
+@pytest.mark.parametrize("how", [[], "--json --temp 1 --seed 3 --num-samples 2".split()])
 def test_a_file_goes_on_where_it_was_interrupted(demo_folders, tmp_path, how):
     lines = [f"translate number to German: {n}" for n in (12, 345, 6, 7890)]
     lines[2:2] = [""]  # without an output, but for an empty line

@@ -71,6 +71,15 @@ def test_a_stream_adds_up_to_the_answer(client):
     assert last.usage.total_tokens == whole.usage.total_tokens
 
 
+def test_the_seed_that_an_answer_names_makes_it_again(client, demo_pair):
+    ids = demo_pair[1].encode(PROMPT).ids
+    asked = dict(model="demo-target", temperature=2.0, max_tokens=12)
+    first, second = (client.completions.create(**asked, prompt=[ids, "x"]) for _ in range(2))
+    asked |= dict(prompt=[PROMPT, "x"], seed=first.seed)
+    assert client.completions.create(**asked).choices == first.choices and first.seed != second.seed
+    assert {part.seed for part in client.completions.create(**asked, stream=True)} == {first.seed}
+
+
 def test_a_prediction_is_copied_and_changes_nothing(client):
     prompt = "translate English to French: The old king sees two red doors behind the church."
     asked = dict(model="demo-target", prompt=prompt)
@@ -169,7 +178,8 @@ WRONG = [
     ({"prompt": "x " * 5000}, 400, "4096 at most"),
     ({"prompt": "x" * (1 << 20)}, 413, "too large"),
     ({"prompt": "x", "max_tokens": 10**9}, 400, "max_tokens"),
-    ({"prompt": [5, 6]}, 400, "prompt is not a string or a list of strings"),
+    ({"prompt": [5, -6]}, 400, "prompt is not a string, a list of token ids, or a list of these"),
+    ({"prompt": [5, 10**6]}, 400, "the prompt has the token 1000000"),
     ({"prompt": "x", "prediction": "y"}, 400, 'not {"type": "content", "content": "..."}'),
     ({"prompt": "x", "max_tokens": 0}, 400, "from 1 to 4096"),
     ({"prompt": "x", "n": 3}, 400, "n above 1 needs temperature above 0"),

@@ -23,6 +23,7 @@ WAYS = {
     "lookup": dict(num_draft=3, lookup=True),
     "auto": dict(num_draft="auto", lookup=True, max_tokens=24),
     "coupled": dict(num_draft=2, temp=0.8, seed=3),
+    "fresh": dict(num_draft=2, temp=3.0),
     "beams": dict(num_beams=3, num_samples=2, length_penalty=0.5, batch_size=2),
     "block": dict(num_draft=2, temp=0.8, seed=3, acceptance="block"),
 }
@@ -52,8 +53,8 @@ def decode(folder: str, ways: list[str], group=None, tampered: bool = False) -> 
     for way in ways:
         options = dict(max_tokens=10) | WAYS[way]
         drafts = None if way == "lookup" else draft
-        results = batch_generate(target, tokenizer, PROMPTS, drafts, **options)
-        found[way] = [[r.tokens, r.stats.draft_tokens, r.stats.histogram()] for r in results]
+        done = batch_generate(target, tokenizer, PROMPTS, drafts, **options)
+        found[way] = [[r.tokens, r.stats.draft_tokens, r.stats.histogram(), r.seed] for r in done]
     return found
 
 
