@@ -413,7 +413,7 @@ def _expected(name: str, value: object, what: str) -> str:
 
 
 def _check_model(name: str, model: object) -> None:
-    if not all(hasattr(model, part) for part in ("config", "start", "decode")):
+    if not isinstance(model, Model):
         raise InputError(_expected(name, model, "model"))
 
 

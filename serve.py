@@ -149,7 +149,7 @@ def main() -> None:
     engine = Engine(decoder, options, args.batch_size, args.queue)
     api = Api(
         name=Path(models.model).name,
-        draft_model=Path(models.draft_model).name if decoder.draft_model else None,
+        draft_model=Path(models.draft_model or "").name if decoder.draft_model else None,
         engine=engine,
         max_prompt_tokens=args.max_prompt_tokens,
         max_tokens=args.max_request_tokens,

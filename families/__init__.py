@@ -1,21 +1,4 @@
-"""The architectures, behind one contract, and the table from config.json to family.
-
-What the speculative step needs from a model:
-
-    model.config                     vocab_size, eos_token_ids, pad_token_id; max_positions, the most tokens
-                                     of a row in the decoder, and max_prompt_tokens, None without a limit;
-                                     fixed_vocabulary: tokens that the tokenizer does not name are known too
-    model.prefix(prompt) -> tokens   what a row begins with, given the prompt's tokens: T5's start token; a
-                                     decoder-only model's prompt itself
-    model.start(tokens, mask)        tokens [B, S], mask [B, S] true on tokens (None: no padding): encodes
-                                     and projects, or prefills all but the last token -> a cache
-    model.decode(tokens, positions, cache)
-                                     appends tokens [B, T] at positions [B, T] (np.int32; MASKED: a filler)
-                                     to the cache -> logits [B, T, V]
-    model.narrowed(ids) -> model     of a draft model: itself, but with the logits of ids [n] only, [B, T, n]
-
-The cache is a class of speculative/cache.py, which says what sees what, or a
-subclass. `model.ranks` is set when several processes share a model's layers.
+"""The architectures, behind the contract of speculative/model.py, and the table from config.json to family.
 
 A new architecture is a module here with FAMILY, a `Family`, and a line in _MODULES. Conversion and loading
 go by the names of weights: layers called query, key, value, out, gate, up and down are split among ranks

@@ -195,9 +195,13 @@ class EncoderDecoder(Model, nn.Module):
     too. It has `encoder`, `decoder`, `embedding` and, unless the embedding is the head as well, `head`.
     """
 
+    @property
+    def start_token_id(self) -> int:  # type: ignore[override]
+        return self.config.decoder_start_token_id
+
     def prefix(self, prompt: Sequence[int]) -> list[int]:
         """The tokens that a row begins with."""
-        return [self.config.decoder_start_token_id]
+        return [self.start_token_id]
 
     def start(self, prompts: Rows) -> CrossCache:
         """Encode the sources of B rows, and project their keys and values for every decoder layer. Tokens that the

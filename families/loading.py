@@ -102,7 +102,7 @@ def load(
             languages,
             GenerationDefaults.load(path, in_prefix),
             hidden=frozenset({*codes, *without_text(family, tokenizer)}),
-            start_token=model.config.decoder_start_token_id,
+            start_token=model.start_token_id,
         )
 
     ranks.together(load_arrays)

@@ -37,6 +37,7 @@ class Model:
     forced_bos_token_id: int | None = (
         None  # the last token of `prefix`, unless the user forces another one
     )
+    start_token_id: int | None = None  # what the decoder begins with, if it has an encoder
     # Makes the empty cache of a number of rows, which `start` then takes too: only of models that read prompts as the
     # beginning of a row, so that later rows can reuse them
     new_cache: Callable[[int], Any] | None = None

@@ -25,7 +25,7 @@ from speculative.driver import Driver, Waiting
 from speculative.options import Options
 from speculative.row import Row
 from speculative.schedule import Schedule
-from text.generation import Generation
+from text.generation import GenerationDefaults
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +59,7 @@ def test_every_tensor_arrives_in_its_place(name):
 def test_fillers_do_not_reach_the_positions_table(bart):
     """MASKED as a row of the table would be foreign memory."""
     _, model = bart
-    cache, kind = model.start(mx.array([[5, 6, 2]])), type(model.decoder.positions)
+    cache, kind = model.start([[5, 6, 2]]), type(model.decoder.positions)
     positions = np.array([[MASKED, MASKED, 0, 1, 2]], np.int32)
     with mock.patch.object(kind, "__call__", autospec=True, side_effect=kind.__call__) as table:
         model.decode(mx.full((1, 5), 7), positions, cache)
@@ -113,7 +113,7 @@ def test_texts_under_a_checkpoints_own_settings(tmp_path, name):
     reference.generation_config = GenerationConfig.from_pretrained(
         tmp_path, decoder_start_token_id=model.config.decoder_start_token_id
     )
-    generation = Generation.load(tmp_path, ["forced_bos_token_id"])
+    generation = GenerationDefaults.load(tmp_path, ["forced_bos_token_id"])
     sources, draft = prompts(model.config, 12), disturbed(model, 0.08)
     expected = []
     for source in sources:
@@ -124,7 +124,7 @@ def test_texts_under_a_checkpoints_own_settings(tmp_path, name):
         rows = []
         for source in sources:
             prefix = model.prefix(source)
-            row = Row(source, generation.fill(Options(num_draft=num_draft), len(prefix)))
+            row = Row(source, generation.with_defaults(Options(num_draft=num_draft), len(prefix)))
             row.begin(prefix, model.config)
             rows.append(row)
         drafter = ModelDrafter(draft) if num_draft else Drafter()

@@ -9,14 +9,15 @@ from helpers.bart_tokenizers import FAMILIES, SENTENCES, assert_same, checkpoint
 from helpers.models import T, assert_close, cached_logits, mlx_model, reference_logits
 from helpers.oracle import disturbed, greedy
 from helpers.pairs import inputs, known
+from helpers.texts import encoded
 
 from decoder import Options, SpeculativeDecoder
 from errors import InputError
 from families.bart import FAMILY, Config, Model
 from families.conversion import convert
 from families.loading import load
-from text.languages import frame
 from text.stream import TextStream
+from text.text_side import TextSide
 from text.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -107,7 +108,7 @@ def test_converted_checkpoints_write_transformers_texts(bart_folders, tmp_path, 
     model, tokenizer = load(convert(str(tmp_path / "hub"), tmp_path / "out", dtype="float32"))
     bans = reference.config.pad_token_id
     for text in list(SENTENCES.values())[:3]:
-        source, prefix = frame(model, tokenizer, text)
+        source, prefix = encoded(model, text)
         assert source == tokens(text).input_ids
         output = reference.generate(
             torch.tensor([source]),
@@ -121,7 +122,7 @@ def test_converted_checkpoints_write_transformers_texts(bart_folders, tmp_path, 
     # What a text shows of special tokens: nothing.
     ids = [i for i in (*tokens.all_special_ids, *range(20, 30)) if i < model.config.vocab_size]
     stream = TextStream(tokenizer, SpeculativeDecoder(model, tokenizer).hidden)
-    languages = {*model.languages.codes.values()} if model.languages else {}
+    languages = {*model.text.languages.codes.values()} if model.text.languages else {}
     expected = tokens.decode([i for i in ids if i not in languages], skip_special_tokens=True)
     assert stream.push(ids) + stream.finish() == expected
 
@@ -150,7 +151,7 @@ def test_what_is_copied_from_a_source_is_in_the_texts_vocabulary(two_vocabularie
     assert max(row.prompt) >= model.config.vocab_size  # more pieces than the text's
     lookup = decoder.drafter(Options(lookup=True))
     lookup.admit([row], [0])
-    known, pieces = tokenizer.get_vocab(), map(model.source_tokenizer.id_to_token, row.prompt)
+    known, pieces = tokenizer.get_vocab(), map(model.text.source_tokenizer.id_to_token, row.prompt)
     expected = [piece if piece in known else "<unk>" for piece in pieces]
     assert [tokenizer.id_to_token(token) for token in lookup._matchers[row][0].text] == expected
     assert len({*expected}) > 5
@@ -162,6 +163,6 @@ def test_what_is_copied_from_a_source_is_in_the_texts_vocabulary(two_vocabularie
 def test_a_draft_model_of_another_source_vocabulary_is_refused(two_vocabularies, bart_folders):
     model, tokenizer = two_vocabularies
     draft = disturbed(model, 0)
-    draft.tokenizer, draft.source_tokenizer = tokenizer, load_tokenizer(bart_folders["marian"][1])
+    draft.text = TextSide(tokenizer, load_tokenizer(bart_folders["marian"][1]))
     with pytest.raises(InputError, match="a different vocabulary from the target"):
         SpeculativeDecoder(model, tokenizer, draft)

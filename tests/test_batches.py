@@ -21,6 +21,7 @@ from demo.training.tasks import held_out_example
 from families import memory
 from families.conversion import unset
 from speculative.driver import Waiting
+from text.text_side import TextSide
 
 CLIP = DEMO / "speech" / "numbers.wav"
 
@@ -75,7 +76,7 @@ def test_nothing_waits_for_prompts_that_are_not_there(demo_pair):
 def test_a_thousand_prompts_leave_no_trace_in_memory(demo_pair):
     _, tokenizer, _ = demo_pair
     model = random_model(vocab_size=1024)
-    model.tokenizer = tokenizer
+    model.text = TextSide(tokenizer)
     decoder = SpeculativeDecoder(model, tokenizer, model)
     rng = random.Random(6)
     prompts = (held_out_example(rng).prompt for _ in range(1000))
@@ -143,7 +144,7 @@ def test_memory_computed_from_a_config_is_what_decoding_takes(tmp_path, monkeypa
     mx.eval(model.parameters())  # random numbers take more than the weights
     mx.reset_peak_memory()
     tokenizer = Tokenizer(models.WordLevel({"a": 0}, "a"))
-    decoder = SpeculativeDecoder(model, tokenizer, encode=lambda text: [int(text)] * 32)
+    decoder = SpeculativeDecoder(model, tokenizer)
     how = dict(num_draft=0, max_tokens=32, min_tokens=32)
-    assert len(decoder.batch_generate([str(n) for n in range(5, 13)], 8, **how)) == 8
+    assert len(decoder.batch_generate([[n] * 32 for n in range(5, 13)], 8, **how)) == 8
     assert mx.get_peak_memory() - before == pytest.approx(needed, rel=0.1)

@@ -80,7 +80,7 @@ def test_the_bytes_of_a_step_are_those_of_the_weights_that_matter(variant):
     """Those whose change is seen in a step after the source has been encoded and projected, but for the position bias,
     of which a few rows are read."""
     model = random_model(variant)
-    source, positions = mx.array([[5, 6]]), np.array([[0, 1]], np.int32)
+    source, positions = [[5, 6]], np.array([[0, 1]], np.int32)
 
     def logits(cache) -> mx.array:
         return model.decode(mx.array([[7, 8]]), positions, cache)

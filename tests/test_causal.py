@@ -64,7 +64,7 @@ def test_texts_are_mlx_lms_own(name):
 
 def test_one_row_needs_no_mask(llama):
     model = CausalModel(llama)
-    cache = model.start(mx.array([[5, 6, 7]]))
+    cache = model.start([[5, 6, 7]])
     layer = cache.layers[0]
     cache.reserve(np.array([[2]], np.int32))
     assert layer.offset == 2 and layer.make_mask(1) is None
@@ -76,8 +76,7 @@ def test_one_row_needs_no_mask(llama):
 
 
 def test_fillers_see_themselves_and_nobody_sees_them(llama):
-    prompts = mx.array([[5, 6, 7], [8, 9, 9]])
-    cache = CausalModel(llama).start(prompts, np.array([[1, 1, 1], [1, 1, 0]]))
+    cache = CausalModel(llama).start([[5, 6, 7], [8, 9]])
     cache.reserve(np.array([[MASKED, 2, 3], [1, 2, MASKED]], np.int32))
     assert cache.layers[0].offset.tolist() == [1, 1]
     mask = np.array(cache.layers[0].make_mask(3, window_size=2))[:, 0]
@@ -99,18 +98,19 @@ def test_drafted_tokens_of_a_row_that_begins_later_are_taken_back(llama):
 
 def test_prompts_are_read_in_chunks_without_logits(llama, monkeypatch):
     whole = CausalModel(llama)
-    tokens, mask = np.random.default_rng(0).integers(3, 61, (2, 40)), np.arange(40) < [[40], [9]]
+    tokens = np.random.default_rng(0).integers(3, 61, (2, 40))
+    rows = [tokens[0].tolist(), tokens[1, :9].tolist()]
     last, at = mx.array(tokens[[0, 1], [39, 8]][:, None]), np.array([[39], [8]], np.int32)
-    expected = whole.decode(last, at, whole.start(mx.array(tokens), mask))
+    expected = whole.decode(last, at, whole.start(rows))
     monkeypatch.setattr(prefill, "CHUNK", 7)
-    cache = whole.start(mx.array(tokens), mask)
+    cache = whole.start(rows)
     assert cache.lengths.tolist() == [39, 8]
     assert mx.allclose(whole.decode(last, at, cache), expected, atol=1e-4)
     monkeypatch.undo()
     wide = CausalModel(build("llama", num_hidden_layers=1, vocab_size=20_000))
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    wide.start(mx.array(np.full((1, 500), 5)))
+    wide.start([[5] * 500])
     assert mx.get_peak_memory() - before < 20e6  # the logits would be 40 MB
 
 
@@ -157,7 +157,7 @@ def test_experts_in_16_bits_need_a_gpu():
 def test_nan_and_an_empty_prompt_are_refused():
     lm = build("llama", num_hidden_layers=2)
     with pytest.raises(InputError, match="without a token"):
-        CausalModel(lm).start(mx.array([[5], [5]]), np.array([[1], [0]]))
+        CausalModel(lm).start([[5], []])
     lm.model.norm.weight = mx.full((32,), mx.nan)
     with pytest.raises(InputError, match="logits"):
         CausalModel(lm)

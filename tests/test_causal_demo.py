@@ -11,14 +11,14 @@ import pytest
 
 pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-lm.txt")
 
+import tqdm
 from helpers import programs
 from helpers.programs import ANSWER, DEMO, PROMPT
-from tqdm import tqdm
+from helpers.texts import chat_tokens
 
 from benchmarks import causal
 from benchmarks.measure import decoder, widened_pair
 from demo.examples import examples
-from families.causal_loading import encode_prompt
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +33,7 @@ def pair():
 
 @pytest.fixture(scope="module")
 def prompts(pair):
-    return [encode_prompt(pair[0], example.prompt) for example in examples(4)]
+    return [chat_tokens(pair[0], example.prompt) for example in examples(4)]
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +85,9 @@ def test_a_long_prompt_shows_how_far_it_is_read(tmp_path, monkeypatch):
     fcntl.ioctl(stderr, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     shown = []
     asked = [*PAIR, "-m", "2", "-p", "repair: " + "The king sees the house. " * 100]
+    bar = tqdm.tqdm
     for seconds in (600, 0):
-        monkeypatch.setattr(
-            reading, "tqdm", lambda *a, s=seconds, **k: tqdm(*a, **k | {"delay": s})
-        )
+        monkeypatch.setattr(tqdm, "tqdm", lambda *a, s=seconds, **k: bar(*a, **k | {"delay": s}))
         assert programs.call(*asked, cwd=tmp_path, terminal=stderr).returncode == 0
         shown.append(os.read(terminal, 65536).decode())
     os.close(stderr), os.close(terminal)

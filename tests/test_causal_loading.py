@@ -16,14 +16,16 @@ from helpers.causal_models import alone, build, prompts
 from helpers.decoding import decode_with
 from helpers.rank_program import decode
 from helpers.ranks import run_jobs
+from helpers.texts import chat_tokens
 
 import convert
 import main
 from checkpoints.quantization import Quantization
 from errors import InputError
 from families import causal_loading
-from families.causal_loading import encode_prompt, find_causal, is_causal
+from families.causal_loading import find_causal, is_causal
 from speculative.drafting import PromptLookup
+from terminal.chat import Conversation
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
@@ -38,7 +40,8 @@ def test_a_folder_of_mlx_communitys(tmp_path):
     assert (config.vocab_size, config.eos_token_ids, config.pad_token_id) == (320, (1, 5), 0)
     assert config.max_positions == 256
     ids = tokenizer.encode("the cat sat").ids
-    assert ids == model.chat.encode("the cat sat") and model.tokenizer is tokenizer
+    own = model.text.chat.apply.__self__  # transformers' tokenizer
+    assert ids == own.encode("the cat sat") and model.text.tokenizer is tokenizer
     assert tokenizer.decode(ids) == "the cat sat"
     prompted = [tokenizer.encode(text).ids for text in causal_folders.TEXTS]
     rows = decode_with(model, PromptLookup(), prompted, 2, num_draft=3, max_tokens=8)
@@ -47,20 +50,21 @@ def test_a_folder_of_mlx_communitys(tmp_path):
         ends = [i for i, token in enumerate(text) if token in (1, 5)]
         assert row.generated == (text[: ends[0] + 1] if ends else text)
 
-    for texts, expected in (
-        (["hi"], "<user>hi<end><assistant>"),
-        (["hi", "be brief"], "<system>be brief<end><user>hi<end><assistant>"),
-    ):
-        tokens = encode_prompt(model, *texts)
-        assert model.tokenizer.decode(tokens, skip_special_tokens=False) == expected
+    def prompted_with(system, template=None, ignore=False) -> str:
+        conversation = Conversation.of(model.text, system, template, ignore)
+        tokens = model.text.encode(conversation.prompt("hi")).tokens
+        return tokenizer.decode(tokens, skip_special_tokens=False)
+
+    assert prompted_with(None) == "<user>hi<end><assistant>"
+    assert prompted_with("be brief") == "<system>be brief<end><user>hi<end><assistant>"
     with pytest.raises(InputError, match="a system prompt or a setting needs a chat template"):
-        encode_prompt(model, "hi", "be brief", ignore_chat_template=True)
-    model.chat.chat_template += "{{ 'hm' if thinks }}"
-    tokens = encode_prompt(model, "hi", chat_template_config={"thinks": True})
-    assert tokenizer.decode(tokens).endswith("hm")
-    model.chat._tokenizer.chat_template = "<user>"
+        prompted_with("be brief", ignore=True)
+    chat = model.text.chat.apply.__self__
+    chat.chat_template += "{{ 'hm' if thinks }}"
+    assert prompted_with(None, {"thinks": True}).endswith("hm")
+    chat.chat_template = "<user>"
     with pytest.warns(UserWarning, match="the chat template leaves out or changes the user's text"):
-        encode_prompt(model, "hi")
+        prompted_with(None)
 
 
 def test_which_folders_are_meant(tmp_path, monkeypatch):
@@ -152,7 +156,8 @@ def test_conversion_goes_through_mlx_lm(tmp_path, capsys):
     assert capsys.readouterr().out == ""
     model, tokenizer = causal_loading.load("x", output)
     assert model.model.model.layers[0].mlp.up_proj.bits == 8
-    text = tokenizer.decode(encode_prompt(model, "hi"), skip_special_tokens=False)
+    tokens = chat_tokens(model, "hi")
+    text = tokenizer.decode(tokens, skip_special_tokens=False)
     assert text == "<user>hi<end><assistant>"
     prompted = prompts(3, 12)
     rows = decode_with(model, PromptLookup(), prompted, 3, num_draft=3, max_tokens=5)
@@ -206,7 +211,7 @@ def test_the_commands_take_a_decoder_only_pair(tmp_path, monkeypatch, capsys):
 
     lm, chat = mlx_lm.load("mlx_models/target")
     model, _ = causal_loading.load("x", Path("mlx_models/target"))
-    tokens = encode_prompt(model, "the cat sat")
+    tokens = chat_tokens(model, "the cat sat")
     expected = mlx_lm.generate(lm, chat, tokens, max_tokens=12) + "\n"
     for how in (["--num-draft", "0"], ["--draft-model", "draft"], ["--lookup"]):
         assert written("-p", "the cat sat", *how) == expected

@@ -33,7 +33,7 @@ def assert_same(model, reference) -> None:
     """Logits of 60 tokens, beyond all windows and original lengths, and texts with copied drafts."""
     rng = np.random.default_rng(1)
     tokens = rng.integers(6, 320, 60).tolist()
-    cache = model.start(mx.array([tokens[:1]]))
+    cache = model.start([tokens[:1]])
     found = model.decode(mx.array([tokens]), np.arange(60, dtype=np.int32)[None], cache)
     expected = logits(reference, tokens)
     assert np.abs(np.array(found[0]) - expected).max() < 1e-4 * np.abs(expected).max()
@@ -110,7 +110,6 @@ def test_a_forced_first_token_is_for_prompts_of_one_token(tmp_path):
     reference.generation_config.forced_bos_token_id = 9
     model, tokenizer = causal_loading.load("x", tmp_path)
     for prompt, forced in (([7], True), ([7, 8, 11], False)):
-        decoder = SpeculativeDecoder(model, tokenizer, encode=lambda _, tokens=prompt: tokens)
-        (response,) = decoder.batch_generate(["any"], max_tokens=6)
+        (response,) = SpeculativeDecoder(model, tokenizer).batch_generate([prompt], max_tokens=6)
         assert response.tokens == greedy(reference, prompt, 6)
         assert (response.tokens[0] == 9) == forced

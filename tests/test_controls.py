@@ -17,7 +17,7 @@ from errors import InputError
 from families.conversion import convert
 from speculative.options import Options
 from speculative.sampling import BANNED
-from text.generation import Generation
+from text.generation import GenerationDefaults
 from text.stream import TextStream
 
 WAYS = [(False, 4, 3), (True, 6, 8), (True, "auto", 1)]  # lookup, num_draft, batch size
@@ -107,11 +107,13 @@ def test_samples_share_the_reading_and_are_those_of_a_list(demo_pair, prompts, m
     target, tokenizer, draft = demo_pair
     read, start = [], type(target).start
     monkeypatch.setattr(
-        type(target), "start", lambda self, t, m=None: read.append(t.shape) or start(self, t, m)
+        type(target),
+        "start",
+        lambda self, prompts: read.append(len(prompts)) or start(self, prompts),
     )
     options = dict(temp=4.0, seed=3, max_tokens=20)
     samples = batch_generate(target, tokenizer, [prompts[0]], num_samples=5, **options)
-    assert len(read) == 1 and read[0][0] == 1
+    assert read == [1]
     assert [r.sample for r in samples] == list(range(5)) and len({r.text for r in samples}) == 5
     several = batch_generate(target, tokenizer, prompts, draft, 4, num_samples=3, **options)
     listed = [prompt for prompt in prompts for _ in range(3)]
@@ -176,19 +178,23 @@ def test_what_is_taken_is_told(tmp_path):
 def test_settings_that_cannot_be_or_are_not_supported_are_named(tmp_path):
     settings = dict(stop_strings=["und"], sequence_bias={}, num_beam_groups=1, do_sample=True)
     (tmp_path / "generation_config.json").write_text(json.dumps(settings))
-    assert Generation.load(tmp_path).not_done == dict(stop_strings=["und"])
+    assert GenerationDefaults.load(tmp_path).not_done == dict(stop_strings=["und"])
     for name, value in dict(max_length=-3, bad_words_ids=[5]).items():
         (tmp_path / "generation_config.json").write_text(json.dumps({name: value}))
         with pytest.raises(InputError, match=f"generation_config.json: {name} is "):
-            Generation.load(tmp_path)
+            GenerationDefaults.load(tmp_path)
 
 
 def test_settings_are_filled_in_where_they_count():
     """Lengths count what a row begins with; settings of beams are for those who ask for beams."""
-    generation = Generation({"min_length": 10, "max_length": 20, "max_new_tokens": 7})
-    assert generation.fill(Options(), prefix_size=2) == Options(min_tokens=8, max_tokens=7)
-    generation = Generation(dict(length_penalty=2.0, early_stopping=True))
+    generation = GenerationDefaults({"min_length": 10, "max_length": 20, "max_new_tokens": 7})
+    assert generation.with_defaults(Options(), prefix_size=2) == Options(min_tokens=8, max_tokens=7)
+    generation = GenerationDefaults(dict(length_penalty=2.0, early_stopping=True))
     own = Options(num_beams=4, length_penalty=0.5)
-    assert generation.fill(Options(), 1) == Options() and generation.taken(Options()) == {}
-    assert generation.fill(own, 1) == Options(num_beams=4, length_penalty=0.5, early_stopping=True)
-    assert generation.taken(own) == dict(early_stopping=True)
+    assert (
+        generation.with_defaults(Options(), 1) == Options() and generation.applied(Options()) == {}
+    )
+    assert generation.with_defaults(own, 1) == Options(
+        num_beams=4, length_penalty=0.5, early_stopping=True
+    )
+    assert generation.applied(own) == dict(early_stopping=True)

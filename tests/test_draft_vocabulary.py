@@ -59,7 +59,7 @@ def test_texts_are_those_without_a_draft_model(name, bits):
     """And the draft model's logits are the whole one's, where it has any."""
     target, draft = pair(name, bits)
     size, rng = target.config.vocab_size, np.random.default_rng(0)
-    source, tokens, at = mx.array([[5, 6, 7]]), mx.array([[4, 9]]), np.array([[3, 4]], np.int32)
+    source, tokens, at = [[5, 6, 7]], mx.array([[4, 9]]), np.array([[3, 4]], np.int32)
     prompts = ragged_prompts(5, min(size, 50))
     for options in ({}, COUPLED, dict(repetition_penalty=1.3)):
         plain = [row.tokens for row in decode_with(target, None, prompts, max_tokens=24, **options)]

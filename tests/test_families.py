@@ -18,6 +18,7 @@ from helpers.models import (
     cached_logits,
     reference_logits,
     reference_texts,
+    rows_of,
     until,
 )
 from helpers.pairs import RAW, VARIANTS, both, in_dtype, inputs, known
@@ -73,7 +74,7 @@ def test_rejected_tokens_and_fillers_leave_no_trace(pair):
     _, reference, model = pair
     source, mask, target = inputs(model.config)
     expected = known(reference_logits(reference, source, mask, target), model.config)
-    cache, rng = model.start(mx.array(source), mask), np.random.default_rng(1)
+    cache, rng = model.start(rows_of(source, mask)), np.random.default_rng(1)
     written, rejected = np.zeros(B, int), 0
     while written.min() < 20:
         width = int(rng.integers(2, 7))
@@ -150,11 +151,11 @@ def test_float16_stays_finite_where_values_outgrow_it(name, factors):
 def test_sources_without_a_token_or_beyond_the_limit_are_refused(name):
     model = both(RAW[name])[1]
     with pytest.raises(InputError, match="without a token"):
-        model.start(mx.array([[3], [0]]), np.array([[True], [False]]))
+        model.start([[3], []])
     if (most := model.config.max_prompt_tokens) is not None:
-        model.start(mx.full((1, most), 5))
+        model.start([[5] * most])
         with pytest.raises(InputError, match=f"a source of {most + 1} tokens; the model reads"):
-            model.start(mx.full((1, most + 1), 5))
+            model.start([[5] * (most + 1)])
 
 
 @pytest.mark.usefixtures("cpu")

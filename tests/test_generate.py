@@ -16,6 +16,7 @@ from demo.training.tasks import SHORT_KINDS, held_out_example
 from errors import InputError
 from families.causal import DecoderOnly
 from model import T5
+from text.text_side import TextSide
 from text.tokenizer import byte_tokenizer
 
 
@@ -118,7 +119,7 @@ def test_wrong_arguments_are_named(demo_pair):
     target, tokenizer, draft = demo_pair
     pair, continuing = (draft, tokenizer), DecoderOnly()
     continuing.config, continuing.decode = draft.config, draft.decode
-    continuing.tokenizer = tokenizer
+    continuing.text = TextSide(tokenizer)
     for arguments, options, message in [
         ((target, tokenizer, " \n"), {}, "the prompt is empty"),
         ((target, tokenizer, "a \udcff b"), {}, "not valid Unicode"),

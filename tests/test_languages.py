@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 from helpers.bart_tokenizers import MULTILINGUAL, checkpoint
+from helpers.texts import encoded
 from tokenizers import Tokenizer
 
 import main
@@ -15,7 +16,8 @@ from errors import InputError
 from families.conversion import convert
 from families.loading import load
 from families.t5 import asked_in_words
-from text.languages import Languages, frame
+from text.languages import Languages
+from text.text_side import TextSide
 
 pytestmark = pytest.mark.slow
 
@@ -42,16 +44,16 @@ def test_languages_are_framed_as_in_transformers(multilingual):
     name, reference, model, tokenizer = multilingual
     own = tokenizer.encode("good day").ids
     with pytest.raises(InputError, match="no language 'Frrench'; there are French \\(fr") as error:
-        frame(model, tokenizer, "good day", target_lang="Frrench")
+        encoded(model, "good day", target_lang="Frrench")
     assert str(error.value).startswith("target_lang: ")
-    assert frame(model, tokenizer, "good day") == (own, model.prefix(own))
+    assert encoded(model, "good day") == (own, model.prefix(own))
     source_lang, target_lang = CODES[name]
-    source, prefix = frame(model, tokenizer, "good day", source_lang, target_lang)
+    source, prefix = encoded(model, "good day", source_lang, target_lang)
     if name == "marian, codes":
         assert source == reference(f">>{target_lang}<< good day").input_ids
         assert prefix == model.prefix(own) == [reference.pad_token_id]
         with pytest.raises(InputError, match="source_lang: this model does not take a source"):
-            frame(model, tokenizer, "good day", source_lang="eng")
+            encoded(model, "good day", source_lang="eng")
         return
     inputs = reference._build_translation_inputs(
         "good day", return_tensors=None, src_lang=source_lang, tgt_lang=target_lang
@@ -60,30 +62,31 @@ def test_languages_are_framed_as_in_transformers(multilingual):
     assert source == inputs["input_ids"] and source != own and forced > 3
     assert prefix == ([forced] if name == "mbart" else [2, forced])
     # One of the two alone: the other is the tokenizer's or the model's own.
-    assert frame(model, tokenizer, "good day", target_lang=target_lang) == (own, prefix)
-    assert frame(model, tokenizer, "good day", source_lang) == (source, model.prefix(own))
+    assert encoded(model, "good day", target_lang=target_lang) == (own, prefix)
+    assert encoded(model, "good day", source_lang) == (source, model.prefix(own))
 
 
 def test_some_models_are_told_in_words(demo_pair, monkeypatch):
     """T5, and so the embedded pair, by what its config.json lists; MADLAD-400 by a tag in the text."""
     target, tokenizer, draft = demo_pair
     asked = tokenizer.encode("translate English to German: The king sees.").ids
-    framed = frame(target, tokenizer, "The king sees.", "English", "Deutsch")
+    framed = encoded(target, "The king sees.", "English", "Deutsch")
     assert framed == (asked, target.prefix(asked))
     for option, name in (("source_lang", "fr"), ("target_lang", "Italian")):
         with pytest.raises(InputError, match=f"{option}: no language '{name}'; there are "):
-            frame(target, tokenizer, "good day", **{option: name})
+            encoded(target, "good day", **{option: name})
     own = Tokenizer.from_str(tokenizer.to_str())
     own.add_special_tokens(["<2de>", "<2zh>"])
     codes = asked_in_words({}, own)
     assert codes == {"de": "<2de> ", "zh": "<2zh> "}
-    monkeypatch.setattr(target, "languages", Languages(codes))
-    assert frame(target, own, "good day", None, "German")[0] == own.encode("<2de> good day").ids
+    told = TextSide(own, languages=Languages(codes))
+    monkeypatch.setattr(target, "text", told)
+    assert encoded(target, "good day", None, "German")[0] == own.encode("<2de> good day").ids
     with pytest.raises(InputError, match="this model has no languages to choose from"):
-        frame(draft, tokenizer, "good day", target_lang="de")
-    decoder = SpeculativeDecoder(target, tokenizer, encode=lambda text: [3, 4])
+        encoded(draft, "good day", target_lang="de")
+    decoder = SpeculativeDecoder(target, tokenizer)
     with pytest.raises(InputError, match="are not for chat templates or token ids"):
-        decoder.generate("good day", target_lang="de")
+        decoder.generate([3, 4], target_lang="de")
 
 
 NLLB = "ace_Arab arb_Arab crh_Latn deu_Latn kor_Hang nno_Latn nob_Latn por_Latn prs_Arab srp_Cyrl zho_Hans zho_Hant"
@@ -133,7 +136,7 @@ def test_languages_are_options_of_decoding(bart_folders, tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     model, tokenizer = load(convert("hub", dtype="float32"))
     languages = dict(source_lang="deu_Latn", target_lang="fra_Latn")
-    source, prefix = frame(model, tokenizer, "good day", **languages)
+    source, prefix = encoded(model, "good day", **languages)
     forced = dict(forced_bos_token_id=prefix[1], forced_eos_token_id=None)
     expected = reference.generate(torch.tensor([source]), max_new_tokens=9, num_beams=1, **forced)
     for draft in (None, model):

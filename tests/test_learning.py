@@ -24,9 +24,9 @@ class Timed(ScriptedModel):
         super().__init__(next_token)
         self._clock, self._seconds = clock, seconds
 
-    def start(self, tokens, mask=None):
-        self._clock.now += self._seconds * tokens.shape[1]
-        return super().start(tokens, mask)
+    def start(self, prompts):
+        self._clock.now += self._seconds * max(map(len, prompts))
+        return super().start(prompts)
 
     def decode(self, tokens, positions, cache):
         self._clock.now += self._seconds * tokens.shape[1]

@@ -135,7 +135,7 @@ def test_verbose_ends_with_a_summary(folder):
     [
         (["--lookup"], 2, "give one of --prompt, --prompt-file and --chat"),
         (["--chat", "--json"], 2, "--chat goes with neither --json nor --memory-append"),
-        (["-p", "x", "--keep-read", "a"], 2, "invalid gigabytes value: 'a'"),
+        (["-p", "x", "--prefix-cache", "a"], 2, "invalid gigabytes value: 'a'"),
         (["-p", "x", "--num-draft", "two"], 2, "'two' is neither a number nor auto"),
         (
             ["-p", "x", "--logit-bias", '{"5":' * 3000],

@@ -184,7 +184,7 @@ def test_hidden_keys_are_minus_infinity():
 
 def test_what_cross_attention_reads_lies_side_by_side():
     """Else MLX's processor backend copies it in every step."""
-    cache = random_model().start(mx.array([[5, 6, 7, 1], [8, 9, 1, 1]]))
+    cache = random_model().start([[5, 6, 7, 1], [8, 9, 1, 1]])
     mx.eval(cache.cross)
     assert all(memoryview(x).c_contiguous for pair in cache.cross for x in pair)
 

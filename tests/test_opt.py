@@ -44,8 +44,7 @@ def test_logits_are_those_of_transformers(pair):
     tokens = np.random.default_rng(0).integers(3, 300, (2, 30))
     with torch.no_grad():
         expected = reference(torch.tensor(tokens)).logits.numpy()
-    mask = np.arange(20) < np.array([[20], [5]])
-    cache = model.start(mx.array(tokens[:, :20]), mask)
+    cache = model.start([tokens[0, :20].tolist(), tokens[1, :5].tolist()])
     assert cache.lengths.tolist() == [19, 4]
     first = [[tokens[0, 19], 7, 7, 7], [tokens[1, 4], 7, 7, 7]]
     at = np.array([[19, 20, 21, MASKED], [4, 5, 6, 7]], np.int32)
@@ -90,6 +89,6 @@ def test_positions_end(pair):
     assert (model.config.max_positions, model.config.max_prompt_tokens) == (64, 63)
     row = decode_with(model, PromptLookup(), [[2, *[9, 17, 4] * 20]], num_draft=5, max_tokens=9)[0]
     assert len(row.tokens) == 64 or row.finish_reason == "stop"
-    cache = model.start(mx.array([[5] * 64]))
+    cache = model.start([[5] * 64])
     beyond = model.decode(mx.array([[7, 8]]), np.array([[64, 65]], np.int32), cache)
     assert np.isfinite(np.array(beyond)).all()

@@ -17,27 +17,21 @@ from families import loading, opt
 from families.causal import CausalModel
 from speculative.prefill import PrefixCache
 from terminal import chat
+from text.text_side import TextSide
 from text.tokenizer import byte_tokenizer
 
 TINY, LARGE = 60_000, 1 << 30  # bytes
 
 
-def as_text(tokens) -> str:
-    return " ".join(map(str, tokens))
-
-
 def decoder(model, draft, prefix_cache: int, vocabulary=None) -> SpeculativeDecoder:
-    """Its prompts are lists of tokens."""
     if draft:
-        draft.tokenizer = byte_tokenizer()
+        draft.text = TextSide(byte_tokenizer())
     return SpeculativeDecoder(
         model,
         byte_tokenizer(),
         draft,
-        lambda text: list(map(int, text.split())),
-        None,
-        vocabulary,
-        prefix_cache,
+        draft_vocabulary=vocabulary,
+        prefix_cache=prefix_cache,
     )
 
 
@@ -68,7 +62,7 @@ def test_texts_are_the_same_with_and_without(cpu, name):
     reused = np.zeros(len(others), int)
 
     def same(prompts, batch_size, **options) -> list[list[int]]:
-        texts = list(map(as_text, prompts))
+        texts = list(prompts)
         found = without.batch_generate(texts, batch_size, max_tokens=6, **options)
         for i, other in enumerate(others):
             answers = other.batch_generate(texts, batch_size, max_tokens=6, **options)
@@ -93,13 +87,13 @@ def test_a_shared_beginning_is_read_once_and_a_conversation_goes_on(cpu):
     model.decode = lambda tokens, *rest: (read.append(tokens.size), whole(tokens, *rest))[1]
     ours = decoder(model, None, LARGE)
     lines = random_prompts(8, 5, begin=[7] * 200)
-    ours.batch_generate(list(map(as_text, lines)), 8, max_tokens=1)
+    ours.batch_generate(list(lines), 8, max_tokens=1)
     assert sum(read) < 200 + 8 * 6 + 8
     read.clear()
-    answer = ours.batch_generate([as_text(lines[0])], max_tokens=9)[0]
+    answer = ours.batch_generate([lines[0]], max_tokens=9)[0]
     assert answer.stats.cached_tokens == len(lines[0]) - 1 and sum(read) == len(answer.tokens)
     turn = [*lines[0], *answer.tokens, 5, 6]
-    (answer,) = ours.batch_generate([as_text(turn)], max_tokens=1)
+    (answer,) = ours.batch_generate([turn], max_tokens=1)
     assert answer.stats.cached_tokens == len(turn) - 3  # the text's last token was never read
 
 
@@ -108,7 +102,7 @@ def test_states_count_only_where_all_that_they_hold_is_there(cpu):
     (prompt,) = random_prompts(1, 30)
 
     def reused(tokens) -> tuple[int, list[int]]:
-        (found,) = ours.batch_generate([as_text(tokens)], max_tokens=6, num_draft=0)
+        (found,) = ours.batch_generate([tokens], max_tokens=6, num_draft=0)
         return found.stats.cached_tokens, found.tokens
 
     _, text = reused(prompt)
@@ -121,19 +115,18 @@ def test_what_was_used_least_recently_goes_first(cpu):
     model = CausalModel(build("llama"))
     prompts = [[n] * 9 for n in (3, 4, 5)]
 
-    def read(kept: Kept, prompt):
-        cache = model.start(mx.array([prompt]))
-        kept.add(model, cache, 0, prompt)
+    def read(prefixes: PrefixCache, prompt):
+        prefixes.add(model, model.start([prompt]), 0, prompt)
 
-    kept = PrefixCache(LARGE)
-    read(kept, prompts[0])
-    kept = PrefixCache(2 * kept.size)
+    prefixes = PrefixCache(LARGE)
+    read(prefixes, prompts[0])
+    prefixes = PrefixCache(2 * prefixes.size)
     for prompt in (prompts[0], prompts[1], prompts[0], prompts[2]):
-        read(kept, prompt)
-    assert [kept.known(model, prompt) for prompt in prompts] == [8, 0, 8]
-    assert kept.known(CausalModel(build("llama")), prompts[0]) == 0  # another model's
-    read(kept, prompts[0] + [7])  # has all of the shorter one, but is longer than what is left
-    assert kept.size <= kept.limit and kept.known(model, prompts[0]) == 8
+        read(prefixes, prompt)
+    assert [prefixes.cached_tokens(model, prompt) for prompt in prompts] == [8, 0, 8]
+    assert prefixes.cached_tokens(CausalModel(build("llama")), prompts[0]) == 0  # another model's
+    read(prefixes, prompts[0] + [7])  # has all of the shorter one, but is longer than what is left
+    assert prefixes.size <= prefixes.limit and prefixes.cached_tokens(model, prompts[0]) == 8
 
 
 def test_memory_is_free_once_it_is_not_used(cpu):
@@ -143,7 +136,7 @@ def test_memory_is_free_once_it_is_not_used(cpu):
     try:
         before = mx.get_active_memory()
         for prompt in random_prompts(20, 60):
-            ours.generate(as_text(prompt), max_tokens=4)
+            ours.generate(prompt, max_tokens=4)
         assert mx.get_active_memory() - before < 2 * TINY
     finally:
         gc.enable()
@@ -154,10 +147,12 @@ def test_a_chat_keeps_its_messages_in_the_template(cpu, tmp_path, monkeypatch, c
     model, tokenizer = loading.load(tmp_path / "target")
     typed = iter(["the cat", "", "and the dog", "/r", "the cat", "x " * 300, "a mat", "/q", "no"])
     monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
-    ours, first = SpeculativeDecoder(model, tokenizer, encode=list), []
-    chat.chat(ours, options := chat.Options(max_tokens=8), first, lambda r: r.text, lambda *_: None)
+    ours = SpeculativeDecoder(model, tokenizer)
+    conversation = chat.Conversation.of(ours.text, None, None, ignore_chat_template=False)
+    options = chat.Options(max_tokens=8)
+    chat.chat(ours, options, conversation, lambda r: r.text, lambda *_: None)
     printed, errors = capsys.readouterr()
-    assert "the prompt has" in errors and next(typed) == "no" and not first
+    assert "the prompt has" in errors and next(typed) == "no"
 
     messages, expected = [], []
     for content in ("the cat", "and the dog", None, "the cat", "a mat"):
@@ -165,13 +160,9 @@ def test_a_chat_keeps_its_messages_in_the_template(cpu, tmp_path, monkeypatch, c
             messages.clear()
             continue
         messages.append({"role": "user", "content": content})
-        prompt = model.chat.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True
-        )
+        prompt = model.text.chat.apply(messages, tokenize=False, add_generation_prompt=True)
         tokens = tokenizer.encode(prompt, add_special_tokens=False).ids
-        plain = SpeculativeDecoder(
-            model, tokenizer, encode=lambda _, now=tokens: now, prefix_cache=0
-        )
-        expected.append(plain.generate("x", **vars(options)))
+        plain = SpeculativeDecoder(model, tokenizer, prefix_cache=0)
+        expected.append(plain.generate(tokens, **vars(options)))
         messages.append({"role": "assistant", "content": expected[-1]})
     assert printed == "\n".join([*expected, ""])

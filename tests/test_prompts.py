@@ -20,6 +20,7 @@ from decoder import Options, SpeculativeDecoder, stream_generate
 from distributed.ranks import ALONE
 from model import T5
 from terminal import cli
+from terminal.chat import Conversation
 from terminal.prompt_files import PromptFile
 
 FRENCH = "translate number to French: 80"
@@ -213,7 +214,9 @@ def test_after_an_error_a_user_knows_where_to_go_on(
     args = main.parse_args(["--prompt-file", str(path)] + ["--json"] * (output == "json"))
     kept = []
     with pytest.raises(SystemExit):
-        cli.run(lambda: main.answer_file(args, decoder, Options(), ALONE, kept.append))
+        cli.run(
+            lambda: main.answer_file(args, decoder, Options(), Conversation(), ALONE, kept.append)
+        )
     printed, errors = capsys.readouterr()
     assert [response.text for response in kept] == ["text\n0", "text\n1"]
     if output == "json":
@@ -233,11 +236,11 @@ def test_a_prompt_too_large_for_the_memory_fails_alone(work, monkeypatch):
     """Those beside it are decoded again, one by one, and then those after it side by side."""
     begun, start = [], T5.start
 
-    def limited(model, tokens, mask):
-        begun.append(tokens.shape)
-        if tokens.size > 60:
+    def limited(model, prompts):
+        begun.append(len(prompts))
+        if len(prompts) * max(map(len, prompts)) > 60:
             raise RuntimeError("[malloc] Unable to allocate 9 bytes")
-        return start(model, tokens, mask)
+        return start(model, prompts)
 
     monkeypatch.setattr(T5, "start", limited)
     lines = [PROMPT, PROMPT * 9, *[FRENCH] * 62, PROMPT, FRENCH]
@@ -249,7 +252,7 @@ def test_a_prompt_too_large_for_the_memory_fails_alone(work, monkeypatch):
         "p.txt, line 2: too large for the memory: [malloc] Unable to allocate 9 bytes",
         "main.py: p.txt: 1 of 66 lines have no answer",
     ]
-    assert result.returncode == 1 and max(rows for rows, _ in begun[1:]) == 2
+    assert result.returncode == 1 and max(begun[1:]) == 2
 
 
 @pytest.mark.parametrize(

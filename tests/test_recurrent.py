@@ -13,7 +13,6 @@ from decoder import Batch, SpeculativeDecoder
 from errors import InputError
 from families import loading
 from families.causal import MASKED, CausalCache, CausalModel
-from families.causal_loading import encode_prompt
 from speculative import prefill
 from speculative.cached_model import CachedModel
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
@@ -122,10 +121,12 @@ def test_conversations_share_their_system_prompt(tmp_path):
     system = "a dog saw the cat on the mat, or is it so? " * 3
     shared = tokenizer.encode(f"<system>{system}<end><user>", add_special_tokens=False).ids
     ours = SpeculativeDecoder(model, tokenizer)
-    plain = SpeculativeDecoder(model, tokenizer, keep_read=0)
-    ours.encode = plain.encode = lambda user: encode_prompt(model, user, system)
+    plain = SpeculativeDecoder(model, tokenizer, prefix_cache=0)
     for user, cached in (("the cat", 0), ("and the dog", len(shared)), ("\nis", len(shared))):
-        (answer,), (expected,) = (d.batch_generate([user], max_tokens=8) for d in (ours, plain))
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+        (answer,), (expected,) = (
+            decoder.batch_generate([messages], max_tokens=8) for decoder in (ours, plain)
+        )
         assert (answer.tokens, answer.stats.cached_tokens) == (expected.tokens, cached)
 
 

@@ -5,6 +5,7 @@ import json
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from helpers.programs import ANSWER, PROMPT, call
@@ -14,7 +15,7 @@ import main
 import serve
 from decoder import load
 from errors import InputError
-from text.generation import Generation
+from text.generation import GenerationDefaults
 
 pytestmark = pytest.mark.slow
 
@@ -350,7 +351,8 @@ def test_a_wrong_command_is_one_line(arguments, reason, capsys):
 def test_what_the_model_cannot_do_is_refused_at_the_start(demo_folders, monkeypatch, capsys):
     """And what its checkpoint asks for in vain is told, without advice to search with beams."""
     model, tokenizer = load(demo_folders / "mlx_models" / "demo-target")
-    model.generation = Generation(not_done={"num_beams": 4})
+    defaults = GenerationDefaults(not_done={"num_beams": 4})
+    model.text = replace(model.text, defaults=defaults)
     monkeypatch.setattr(main, "load", lambda *_, **__: (model, tokenizer))
     args = serve.parse_args(["--model", "target", "--target-lang", "Klingon"])
     with pytest.raises(InputError, match="target_lang: no language 'Klingon'"):

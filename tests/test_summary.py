@@ -8,7 +8,7 @@ import main
 from decoder import Batch, Options, batch_generate
 from demo.examples import examples
 from terminal.summary import Summary, sparkline
-from text.generation import Generation
+from text.generation import GenerationDefaults
 
 
 def test_a_bar_is_as_high_as_its_count():
@@ -41,6 +41,6 @@ def test_rows_share_the_time_of_their_steps(demo_pair, monkeypatch):
 def test_a_text_that_the_models_length_cuts_is_told(capsys):
     args = SimpleNamespace(prompt_file=None, verbose=False)
     summary = Summary(texts=1, cut=1, longest_cut=63)
-    decoder = SimpleNamespace(model=SimpleNamespace(generation=Generation()))
+    decoder = SimpleNamespace(text=SimpleNamespace(defaults=GenerationDefaults()))
     main.print_summary(args, decoder, Options(max_tokens=512), summary, 0.0)
     assert capsys.readouterr().err == "the model's maximum length cut the text short\n"

@@ -23,7 +23,7 @@ def test_held_out_examples_are_none_to_train_on():
 def test_a_widened_model_is_the_same_function(demo_pair):
     target, tokenizer, draft = demo_pair
     assert tokenizer.get_vocab_size() < draft.config.vocab_size < target.config.vocab_size
-    source = mx.array([tokenizer.encode("repair: The kign sees the the house.").ids])
+    source = [tokenizer.encode("repair: The kign sees the the house.").ids]
     tokens, positions = mx.array([[0, 36, 40, 80]]), np.arange(4)[None]
     for model in (target, draft):
         wide = widen(model, "t5-small")

@@ -55,7 +55,7 @@ def test_logits_are_those_of_transformers(tmp_path, changes):
             as_theirs(sound), decoder_input_ids=torch.tensor(tokens)
         ).logits.numpy()
     one, two = map(model.windows.add, sound)
-    cache = model.start(mx.array([one, two]))
+    cache = model.start([one, two])
     wrong = np.concatenate([tokens[:, :5], np.full((2, 3), 7)], axis=1)
     at = np.tile(np.arange(8, dtype=np.int32), (2, 1))
     logits = np.array(model.decode(mx.array(wrong), at, cache))
@@ -167,7 +167,7 @@ def test_a_windows_text_is_transformers_own_with_drafts_and_without(tmp_path):
 def test_a_window_is_forgotten_with_its_last_row(tmp_path):
     model, _ = load(wm.converted(wm.reference_model(), tmp_path))
     row = Row(model.windows.add(features(1)[0]))
-    model.start(mx.array([row.prompt]))
+    model.start([row.prompt])
     held = weakref.ref(row.prompt)
     assert held().encoded
     del row
@@ -193,7 +193,7 @@ def test_a_checkpoint_in_shards_and_half_precision_is_read(tmp_path):
         logits = []
         for each in (whole, model):
             window = each.windows.add(features(1)[0])
-            cache = each.start(mx.array([window]))
+            cache = each.start([window])
             at = np.arange(3, dtype=np.int32)[None]
             logits.append(
                 np.array(each.decode(mx.array([[1, 2, 3]]), at, cache).astype(mx.float32))

@@ -9,6 +9,7 @@ import numpy as np
 from helpers.decoding import new_driver, new_rows
 from speculative.cache import CrossCache
 from speculative.driver import Waiting
+from speculative.model import Model
 from speculative.options import Options
 from speculative.sampling import Draft, _padded_q, probabilities
 
@@ -98,7 +99,7 @@ def deviation_of(rows, law: np.ndarray) -> float:
     return deviation(frequencies(np.array([row.tokens[1:] for row in rows])), law)
 
 
-class TableModel:
+class TableModel(Model):
     """A model of `size` tokens whose logits [size, size] are a table's, by the last token."""
 
     def __init__(self, seed: int, size: int = V):
@@ -109,8 +110,9 @@ class TableModel:
     def prefix(self, prompt):
         return [0]
 
-    def start(self, tokens, mask=None):
-        return CrossCache([(mx.zeros((tokens.shape[0], 1, 1, 1)),) * 2], mask)
+    def start(self, prompts):
+        mask = np.ones((len(prompts), 1), bool)
+        return CrossCache([(mx.zeros((len(prompts), 1, 1, 1)),) * 2], mask)
 
     def decode(self, tokens, positions, cache):
         cache.reserve(positions)

@@ -51,12 +51,12 @@ def mlx_model(folder: Path, raw: dict):
 
 
 def padded_inputs(vocab_size: int):
-    """Source tokens, their mask (row 0 whole, row 1 padded right, row 2 left), decoder tokens."""
+    """Source tokens, their mask (row 0 whole, rows 1 and 2 padded), decoder tokens."""
     rng = np.random.default_rng(0)
     source = rng.integers(3, vocab_size, (B, S))
     target = rng.integers(3, vocab_size, (B, T))
     mask = np.ones((B, S), bool)
-    mask[1, 25:] = mask[2, :7] = False
+    mask[1, 25:] = mask[2, 7:] = False
     return source, mask, target
 
 
@@ -70,12 +70,17 @@ def reference_logits(reference, source, mask, target) -> np.ndarray:
     return output.logits.float().numpy()
 
 
+def rows_of(tokens: np.ndarray, mask: np.ndarray) -> list[list[int]]:
+    """The rows of a padded array [B, S]; mask [B, S], true on tokens."""
+    return [row[:n].tolist() for row, n in zip(tokens, mask.sum(axis=1), strict=True)]
+
+
 def cached_logits(model, source, mask, target, blocks: int | list[int]) -> np.ndarray:
     """Through the cache, in blocks of a size or of several."""
     rows, count = target.shape
     if isinstance(blocks, int):
         blocks = [blocks] * -(-count // blocks)
-    cache, parts, start = model.start(mx.array(source), mask), [], 0
+    cache, parts, start = model.start(rows_of(source, mask)), [], 0
     for width in blocks:
         tokens = target[:, start : start + width]
         positions = np.tile(np.arange(start, start + tokens.shape[1], dtype=np.int32), (rows, 1))

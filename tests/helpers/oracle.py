@@ -13,7 +13,7 @@ def greedy(model: T5, source: list[int], max_tokens: int) -> list[int]:
     """The tokens after the start token, the end of sequence included."""
     tokens = [model.config.decoder_start_token_id]
     while len(tokens) <= max_tokens:
-        cache = model.start(mx.array([source]))
+        cache = model.start([source])
         positions = np.arange(len(tokens), dtype=np.int32)[None]
         logits = model.decode(mx.array([tokens]), positions, cache)
         tokens.append(mx.argmax(logits[0, -1]).item())

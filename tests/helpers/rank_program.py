@@ -31,8 +31,7 @@ WAYS = {
 
 def logits(model) -> list:
     """Of a batch with padding, in two steps, the second of which follows a rejection."""
-    sources = mx.array([[3, 9, 12, 5, 1], [7, 4, 1, 0, 0]])
-    cache = model.start(sources, np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]))
+    cache = model.start([[3, 9, 12, 5, 1], [7, 4, 1]])
     tokens = mx.array([[0, 8, 5], [0, 6, 11]])
     first = model.decode(tokens, np.array([[0, 1, 2]] * 2, np.int32), cache)
     cache.keep(np.array([3, 2]))

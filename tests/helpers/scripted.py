@@ -13,6 +13,7 @@ import numpy as np
 
 from speculative import drafting, driver
 from speculative.cache import MASKED, CrossCache
+from speculative.model import Model, padded
 
 PAD, EOS, START = 0, 1, 2
 
@@ -21,7 +22,7 @@ def scripted_next(source: tuple[int, ...], prefix: tuple[int, ...], vocab_size: 
     return 3 + zlib.crc32(bytes(source) + b"|" + bytes(prefix)) % (vocab_size - 3)
 
 
-class ScriptedModel:
+class ScriptedModel(Model):
     """`next_token(source, prefix)`: the argmax after `prefix`, the start token first."""
 
     def __init__(self, next_token, vocab_size: int = 50):
@@ -39,11 +40,11 @@ class ScriptedModel:
     def prefix(self, prompt) -> list[int]:
         return [START]
 
-    def start(self, tokens: mx.array, mask: np.ndarray | None = None) -> CrossCache:
+    def start(self, prompts) -> CrossCache:
         """A cache of one layer whose cross-attention holds the prompt's tokens themselves."""
+        tokens, mask = padded(prompts, PAD)
         self.reads.append(tokens.shape[1])
-        mask = np.ones(tokens.shape, bool) if mask is None else mask
-        return CrossCache([(tokens[:, None, :, None],) * 2], mask)
+        return CrossCache([(mx.array(tokens)[:, None, :, None],) * 2], mask)
 
     def decode(self, tokens: mx.array, positions: np.ndarray, cache: CrossCache) -> mx.array:
         self.calls += 1

@@ -6,6 +6,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from helpers.programs import ROOT
+from text.prompts import Prompt
 from text.stream import TextStream
 
 SHARED = ROOT.parent / "shared"
@@ -21,6 +22,17 @@ AWKWARD = [
     "x",
     "translate English to German: That is good.",
 ]
+
+
+def encoded(model, text: str, *languages, **named) -> tuple[list[int], list[int]]:
+    """The tokens that a model reads for a text, and those that the row begins with."""
+    prompt = model.text.encode(Prompt(text), *languages, **named)
+    return prompt.tokens, prompt.prefix or model.prefix(prompt.tokens)
+
+
+def chat_tokens(model, text: str) -> list[int]:
+    """The tokens of a chat that begins with this text."""
+    return model.text.encode(Prompt([{"role": "user", "content": text}])).tokens
 
 
 def prompts() -> list[str]:
