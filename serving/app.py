@@ -46,6 +46,7 @@ class Api:
     """What is served and to whom, with the handlers of the routes."""
 
     name: str  # of the model
+    names: Sequence[str]  # by which requests may also call it
     draft_model: str | None  # its name
     engine: Engine
     max_prompt_tokens: int
@@ -144,7 +145,9 @@ class Api:
         else:  # the template writes the special tokens itself
             if self._chat is None:
                 raise InputError("this model has no chat template: use /v1/completions")
-            prompts = [in_template(decoder.model, [m.model_dump() for m in asked.messages])]
+            template = str(decoder.model.chat.chat_template)
+            messages = [message.for_template(template) for message in asked.messages]
+            prompts = [in_template(decoder.model, messages)]
             tokens = decoder.tokenizer.encode(prompts[0], add_special_tokens=False).ids
         new, seed, samples = decoder.row, RowSeeds(options.seed), range(options.num_samples)
         rows = [new(prompt, options, seed, tokens) for prompt in prompts for _ in samples]
@@ -161,7 +164,7 @@ class Api:
             )
 
     def _check_model(self, name: str | None) -> None:
-        if name not in (None, self.name):
+        if name and name not in (self.name, *self.names):
             raise HTTPException(404, f"this server has only the model {self.name}")
 
 
@@ -181,7 +184,8 @@ def _counted(app: ASGIApp, requests: Counter) -> ASGIApp:
 
 def _addressed(app: ASGIApp, hosts: Sequence[str]) -> ASGIApp:
     """The app, for requests to one of these hosts: another web page may let its own name resolve to this machine."""
-    refused = _error(400, f"this server answers only requests to {', '.join(hosts)}")
+    names = ", ".join(hosts)
+    refused = _error(400, f"this server answers only requests to {names} (see --allowed-hosts)")
 
     async def addressed(scope: Scope, receive: Receive, send: Send) -> None:
         inner = app
