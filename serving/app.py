@@ -145,7 +145,7 @@ class Api:
         else:  # the template writes the special tokens itself
             if self._chat is None:
                 raise InputError("this model has no chat template: use /v1/completions")
-            template = str(decoder.model.chat.chat_template)
+            template = str(self._chat.chat_template)
             messages = [message.for_template(template) for message in asked.messages]
             prompts = [in_template(decoder.model, messages)]
             tokens = decoder.tokenizer.encode(prompts[0], add_special_tokens=False).ids

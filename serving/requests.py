@@ -76,6 +76,7 @@ class _Message(_Object):
     def for_template(self, template: str) -> dict[str, Any]:
         """The message as the template gets it. Raises InputError for a field that the template never uses."""
         more = {name: value for name, value in (self.model_extra or {}).items() if value}
+        more.pop("parsed", None)  # its content again, from the client of OpenAI
         for name in more:
             if not re.search(rf"\b{re.escape(name)}\b", template):
                 raise InputError(f"the model's chat template has no use for {name[:50]!r}")
