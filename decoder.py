@@ -295,7 +295,7 @@ class SpeculativeDecoder:
         checked = check_prompt(prompt)
         config = self.model.config
         encoded = self.text.encode(checked, options.source_lang, options.target_lang)
-        self._check_tokens(encoded.tokens)
+        self._check_tokens(encoded.tokens, are_given=not (checked.is_text or checked.is_chat))
         prefix = encoded.prefix or self.model.prefix(encoded.tokens)
         forced = self.model.forced_bos_token_id
         if options.forced_bos_token_id is not None and prefix[-1:] == [forced]:
@@ -320,10 +320,10 @@ class SpeculativeDecoder:
             row.reference = [*tokens[: row.max_tokens], *config.eos_token_ids[:1]]
         return row
 
-    def _check_tokens(self, tokens: Sequence[int]) -> None:
-        """InputError for a prompt that is too long, or has a token that the model lacks."""
+    def _check_tokens(self, tokens: Sequence[int], are_given: bool) -> None:
+        """InputError for a prompt that is too long or, if the user gave the tokens, has one that the model lacks."""
         size = self.model.source_vocab_size
-        if max(tokens, default=0) >= size:
+        if are_given and max(tokens) >= size:
             raise InputError(f"the prompt has the token {max(tokens)}, the model {size} tokens")
         most = self.model.config.max_prompt_tokens
         if most is not None and len(tokens) > most:

@@ -37,8 +37,8 @@ from terminal.models import Models, note_alone, open_decoder
 COUNTS = {  # flag: (default, help)
     "batch-size": (BATCH_SIZE, "prompts to decode in one batch"),
     "queue": (256, "prompts or audio files that may wait; raise it if clients get too many 503"),
-    "max-prompt-tokens": (4096, "longest prompt to accept, in tokens"),
-    "max-request-tokens": (4096, "largest max_tokens that a request may ask for"),
+    "max-prompt-tokens": (None, "longest prompt to accept, in tokens"),
+    "max-request-tokens": (None, "most tokens of an answer; a larger max_tokens means this"),
     "max-seconds": (3600, "longest audio to accept, in seconds"),
 }
 BEAMS = [name for name, declared in DECLARED.items() if declared.group == "beams"]
@@ -48,6 +48,9 @@ OF_TEXT = {*DECLARED, "memory", "draft_vocabulary", "prefix_cache"} - {
     "delta",
 }
 LOCAL = ("127.0.0.1", "localhost", "[::1]")  # names of this machine in a browser
+DOCKER = "host.docker.internal"  # its name in a container; nobody can register it
+DEFAULT_NAME = "default_model"  # mlx-lm's, for the model that is served
+MAX_TOKENS = 4096  # of a prompt and of an answer, where the model has no limit
 UVICORN: dict[str, Any] = dict(
     log_config=None, ws="none", server_header=False, timeout_graceful_shutdown=10
 )
@@ -64,8 +67,13 @@ def parse_args(argv: list[str] | None = None):
     flag("--port", type=cli.count, default=8080, help=text)
     text = "answer only clients that send this key (default: no key needed)"
     flag("--api-key", metavar="KEY", help=text)
+    text = "more host names, with commas, by which requests may address the server; *: any"
+    flag("--allowed-hosts", default="", metavar="NAMES", help=text)
+    text = "the model's name in /v1/models and in answers (default: the last part of --model)"
+    flag("--served-model-name", type=cli.name, metavar="NAME", help=text)
     for name, (default, text) in COUNTS.items():
-        text = f"{text} (default: %(default)s)"
+        shown = "%(default)s" if default else f"the model's limit, or {MAX_TOKENS}"
+        text = f"{text} (default: {shown})"
         flag(f"--{name}", type=cli.positive, default=default, metavar="N", help=text)
     add_prefix_cache(parser)
     flag("--verbose", action="store_true", help="log requests to stderr")
@@ -76,7 +84,8 @@ def parse_args(argv: list[str] | None = None):
     check_models(args, parser)
     if args.api_key == "":
         parser.error("--api-key is empty")
-    if vars(args).get("max_tokens", 0) > args.max_request_tokens:
+    most = args.max_request_tokens
+    if most and vars(args).get("max_tokens", 0) > most:
         parser.error("--max-tokens is more than --max-request-tokens")
     refuse(args, BEAMS, "the server does not search with beams")
     replace(options_of(args), temp=1.0)  # InputError if no request could sample
@@ -104,12 +113,13 @@ def in_url(address: str) -> str:
     return f"[{address}]" if ":" in address else address
 
 
-def allowed_hosts(host: str, address: str) -> Sequence[str]:
-    """The host names that requests may use for a server on this address. On loopback only this machine's names:
-    otherwise a foreign page could point its own name here (DNS rebinding)."""
-    if not ipaddress.ip_address(address).is_loopback:
+def allowed_hosts(host: str, address: str, more: str = "") -> Sequence[str]:
+    """The host names that requests may use for a server on this address. On loopback only this machine's names and
+    `more`, a list with commas: otherwise a foreign page could point its own name here (DNS rebinding)."""
+    given = {name.strip().lower() for name in more.split(",")} - {""}
+    if not given and not ipaddress.ip_address(address).is_loopback:
         return ("*",)
-    return sorted({*LOCAL, host.lower(), in_url(address)})
+    return sorted({*LOCAL, DOCKER, host.lower(), in_url(address), *given})
 
 
 def text_decoder(models: Models, options: Options, verbose: bool) -> SpeculativeDecoder:
@@ -147,14 +157,19 @@ def main() -> None:
         models = Models.of(args)
         decoder = text_decoder(models, options, args.verbose)
     engine = Engine(decoder, options, args.batch_size, args.queue)
+    config = decoder.model.config
+    most_read = config.max_prompt_tokens or MAX_TOKENS
+    most_written = config.max_positions or MAX_TOKENS
+    last_part = Path(models.model).absolute().name or DEFAULT_NAME  # "." has no name
     api = Api(
-        name=Path(models.model).name,
+        name=args.served_model_name or last_part,
+        names=(args.model or "", str(models.model), last_part, DEFAULT_NAME),
         draft_model=Path(models.draft_model or "").name if decoder.draft_model else None,
         engine=engine,
-        max_prompt_tokens=args.max_prompt_tokens,
-        max_tokens=args.max_request_tokens,
+        max_prompt_tokens=args.max_prompt_tokens or most_read,
+        max_tokens=args.max_request_tokens or max(most_written, options.max_tokens or 0),
         api_key=args.api_key,
-        hosts=allowed_hosts(args.host, address),
+        hosts=allowed_hosts(args.host, address, args.allowed_hosts),
         max_seconds=args.max_seconds,
         transcriber=transcriber,
     )

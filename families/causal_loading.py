@@ -139,7 +139,7 @@ def load(
     causal.text = TextSide(
         tokenizer,
         defaults=GenerationDefaults.load(folder),
-        chat=ChatTemplate(chat.apply_chat_template) if chat.has_chat_template else None,
+        chat=_template(chat),
         bos=chat.bos_token or "",
     )
     if causal.new_cache(1).states:  # which cannot be cut back to a shared beginning later
@@ -147,6 +147,12 @@ def load(
     if split:
         causal.ranks = ranks
     return causal, tokenizer
+
+
+def _template(chat: Any) -> ChatTemplate | None:
+    if not chat.has_chat_template:
+        return None
+    return ChatTemplate(chat.apply_chat_template, str(chat.chat_template))
 
 
 def _user_turn(text: TextSide) -> tuple[int, ...]:

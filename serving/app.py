@@ -45,6 +45,7 @@ class Api:
     """What is served and to whom, with the handlers of the routes."""
 
     name: str  # of the model
+    names: Sequence[str]  # by which requests may also call it
     draft_model: str | None  # its name
     engine: Engine
     max_prompt_tokens: int
@@ -142,7 +143,8 @@ class Api:
         else:  # the template writes the special tokens itself
             if self._chat is None:
                 raise InputError("this model has no chat template: use /v1/completions")
-            prompts = [[message.model_dump() for message in asked.messages]]
+            template = self._chat.source
+            prompts = [[message.for_template(template) for message in asked.messages]]
         new, seed, samples = decoder.row, RowSeeds(options.seed), range(options.num_samples)
         rows = [new(prompt, options, seed) for prompt in prompts for _ in samples]
         longest = max(len(row.prompt) for row in rows)
@@ -158,7 +160,7 @@ class Api:
             )
 
     def _check_model(self, name: str | None) -> None:
-        if name not in (None, self.name):
+        if name and name not in (self.name, *self.names):
             raise HTTPException(404, f"this server has only the model {self.name}")
 
 
@@ -178,7 +180,8 @@ def _counted(app: ASGIApp, requests: Counter) -> ASGIApp:
 
 def _addressed(app: ASGIApp, hosts: Sequence[str]) -> ASGIApp:
     """The app, for requests to one of these hosts: another web page may let its own name resolve to this machine."""
-    refused = _error(400, f"this server answers only requests to {', '.join(hosts)}")
+    names = ", ".join(hosts)
+    refused = _error(400, f"this server answers only requests to {names} (see --allowed-hosts)")
 
     async def addressed(scope: Scope, receive: Receive, send: Send) -> None:
         inner = app

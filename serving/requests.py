@@ -1,11 +1,12 @@
 """OpenAI's requests: from a body to the options of its rows, which speculative/options.py declares. Unknown fields, and
-unsupported ones that would change a text, are refused by name. null means that a field is not given."""
+unsupported ones that would change a text, are refused by name, wherever they are. null means that a field is not given."""
 
 import re
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import from_json
 
 from errors import InputError
@@ -17,14 +18,18 @@ _NEUTRAL: dict[str, tuple] = {  # unsupported fields -> values that change nothi
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
+    "ignore_eos": (False,),
     "modalities": (["text"],),
+    "skip_special_tokens": (True,),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
+    "verbosity": ("medium",),
 }
 _OF_NO_MATTER = (  # fields that do not affect the text
     *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
-    *("prompt_cache_retention", "parallel_tool_calls"),
+    *("prompt_cache_retention", "parallel_tool_calls", "cache_prompt", "priority", "request_id"),
+    *("chat_id", "session_id", "id"),
 )
 _THE_SERVERS = ("lookup", "delta", "acceptance")
 _SERVED = {name: d.served for name, d in DECLARED.items() if d.served is not None}
@@ -34,75 +39,134 @@ _FORMS = {
     "logit_bias": 'token ids with a number each, such as {"1234": -5.0}',
 }
 _NAMES = {d.request or name: name for name, d in DECLARED.items() if d.request is not None}
+_ALIASES = {"num_draft_tokens": "num_draft"}  # mlx-lm's names -> ours
+_OFF = {"top_k": (-1, 0), "top_p": (0, 1.0), "repetition_penalty": (0, 1.0), "stop": ("", ())}
+# option -> other servers' value for "off", and ours
 
 
 def _joined(content: Any) -> str:
     """A message's content: a text or a list of text parts."""
-    parts = content if isinstance(content, list) else [{"text": content}]
-    try:
-        return "".join(part["text"] for part in parts)
-    except (TypeError, KeyError):
-        raise ValueError("has to be text here") from None
+    parts = content if isinstance(content, list) else [content]
+    may = {"type", "text", "cache_control"}  # the last is for a provider's cache
+    texts = [x.get("text") if isinstance(x, dict) and x.keys() <= may else x for x in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("has to be text here")
+    return "".join(map(str, texts))
 
 
-class _Message(BaseModel):
-    model_config = ConfigDict(strict=True)
+class _Object(BaseModel):
+    """An object of a request: a field that is null is not given, and one that is not declared is refused."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, fields: Any) -> Any:
+        items = fields.items() if isinstance(fields, dict) else ()
+        return {name: value for name, value in items if value is not None} if items else fields
+
+
+class _Message(_Object):
+    """A message. Its other fields are for the chat template."""
+
+    model_config = ConfigDict(extra="allow")
     role: str
-    content: Annotated[str, BeforeValidator(_joined)]
+    content: Annotated[str, BeforeValidator(_joined)] = ""
+
+    def for_template(self, template: str) -> dict[str, Any]:
+        """The message as the template gets it. Raises InputError for a field that the template never uses."""
+        more = {name: value for name, value in (self.model_extra or {}).items() if value}
+        more.pop("parsed", None)  # its content again, from the client of OpenAI
+        for name in more:
+            if not re.search(rf"\b{re.escape(name)}\b", template):
+                raise InputError(f"the model's chat template has no use for {name[:50]!r}")
+        return {"role": self.role, "content": self.content, **more}
 
 
-class _Prediction(BaseModel):
+class _Prediction(_Object):
     """A text that the answer will resemble (OpenAI's predicted outputs)."""
 
-    model_config = ConfigDict(strict=True)
     type: Literal["content"]
     content: Annotated[str, BeforeValidator(_joined)]
 
 
-class _Format(BaseModel):
-    """OpenAI's response_format."""
+class _Schema(_Object):
+    """A JSON schema with its name."""
+
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+    fields: dict[str, Any] | None = Field(None, alias="schema")
+
+
+def _named(schema: Any) -> Any:
+    """OpenAI's {"name": ..., "schema": ...}, also for a schema that stands in its place."""
+    is_named = not isinstance(schema, dict) or "schema" in schema or "name" in schema
+    return schema if is_named else {"schema": schema or None}
+
+
+class _Format(_Schema):
+    """OpenAI's response_format; the schema may also be beside the type, as llama.cpp has it."""
 
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: dict[str, Any] | None = None
+    json_schema: Annotated[_Schema, BeforeValidator(_named)] | None = None
+
+    def schema_of_text(self) -> dict[str, Any] | None:
+        """The JSON schema of the text; None: any text. Raises InputError without the one that the type promises."""
+        schemas = [self.fields, self.json_schema.fields if self.json_schema else None]
+        given = [schema for schema in schemas if schema is not None]
+        if len(given) > 1 or (given and self.type == "text"):
+            raise InputError(f"response_format: {len(given)} schemas for the type {self.type}")
+        if self.type == "json_schema" and not given:
+            raise InputError('response_format: no schema in "json_schema": {"schema": {...}}')
+        return given[0] if given else {"type": "object"} if self.type == "json_object" else None
 
 
-class _Form(BaseModel):
+class _StreamOptions(_Object):
+    include_usage: bool = False
+    include_obfuscation: bool | None = None
+
+
+class _Form(_Object):
     """vLLM's structured_outputs."""
 
-    model_config = ConfigDict(extra="forbid")
     of_json: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
     choice: Annotated[list[str], Field(min_length=1)] | None = None
     grammar: str | None = None
 
 
-class Fields(BaseModel):
+class Fields(_Object):
     """The fields that completions and chats share; most options are in `model_extra`."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
     model: str | None = None
     stream: bool | None = None
-    stream_options: dict[str, bool | None] | None = None
+    stream_options: _StreamOptions | None = None
     origins: bool | None = None
     prediction: _Prediction | None = None
     response_format: _Format | None = None
     structured_outputs: _Form | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    logit_bias: dict[Annotated[int, Strict(False)], float] | None = None  # JSON keys are strings
+    logit_bias: dict[Annotated[int, Field(strict=False)], float] | None = (
+        None  # JSON keys are strings
+    )
 
     @property
     def include_usage(self) -> bool:
         """Whether a stream ends with its usage."""
-        return bool((self.stream_options or {}).get("include_usage"))
+        return bool(self.stream_options and self.stream_options.include_usage)
 
     def options(self, defaults: Options, max_tokens: int = MOST) -> Options:
-        """The options of its rows. Raises InputError if they are out of range, or ask for more than `max_tokens`."""
-        more = self.model_extra or {}
+        """The options of its rows, with `max_tokens` tokens at most. Raises InputError if they are out of range."""
+        more = {_ALIASES.get(field, field): x for field, x in (self.model_extra or {}).items()}
         _check_fields(more)
         asked = {name: more.get(field) for field, name in _NAMES.items()}
         asked |= {name: value for name, value in self._own().items() if value is not None}
-        asked = {name: value for name, value in asked.items() if value is not None}
+        asked = {name: _usual(name, x) for name, x in asked.items() if x is not None}
+        if isinstance(tokens := asked.get("max_tokens"), int) and not isinstance(tokens, bool):
+            asked["max_tokens"] = max_tokens if tokens == -1 else min(tokens, max_tokens)
         penalties = (self.presence_penalty or 0.0, self.frequency_penalty or 0.0)
         if any(penalties):
             asked["processors"] = (*defaults.processors, CountPenalty(*penalties))
@@ -123,10 +187,12 @@ class Fields(BaseModel):
     def _own(self) -> dict[str, Any]:
         """The options that are fields of this class."""
         reference = self.prediction.content if self.prediction else None
-        form, as_json = self.structured_outputs or _Form(json=None), self.response_format
+        form, as_json = self.structured_outputs or _Form.model_validate({}), self.response_format
         schema, regex = form.of_json, form.regex
-        if as_json and as_json.type != "text":
-            schema = (as_json.json_schema or {}).get("schema", {"type": "object"})
+        if as_json and (of_text := as_json.schema_of_text()) is not None:
+            if form.model_fields_set:
+                raise InputError("response_format cannot be used with structured_outputs")
+            schema = of_text
         if form.choice:
             regex = "|".join(map(re.escape, form.choice))
         forms = {"json_schema": schema, "regex": regex, "grammar": form.grammar}
@@ -162,11 +228,21 @@ def _check_fields(more: dict[str, Any]) -> None:
     """Raise InputError for an unknown or unsupported field."""
     for field, value in more.items():
         if not any(field in known for known in (_NAMES, _NEUTRAL, _THE_SERVERS, _OF_NO_MATTER)):
-            raise InputError(f"there is no field {field[:50]!r}")
+            fields = (*_NAMES, *Completion.model_fields, *Chat.model_fields)
+            near = "".join(f"; nearest: {name!r}" for name in get_close_matches(field, fields, 1))
+            raise InputError(f"there is no field {field[:50]!r}{near}")
         if field in _THE_SERVERS and value is not None:
             raise InputError(f"{field} is set for the whole server when it starts")
         if field in _NEUTRAL and value not in (None, *_NEUTRAL[field]):
             raise InputError(f"{field} is not supported")
+
+
+def _usual(name: str, value: Any) -> Any:
+    """An option's value as `Options` takes it: JSON writes 256.0 for 256, and other servers have their own "off"."""
+    if isinstance(value, float) and value.is_integer() and DECLARED[name].values.kind is int:
+        value = int(value)
+    theirs, ours = _OFF.get(name, (None, None))
+    return ours if value == theirs and not isinstance(value, bool) else value
 
 
 def _check_sizes(asked: dict[str, Any], limits: dict[str, int]) -> None:
@@ -196,6 +272,8 @@ def _said(error: ValidationError) -> str:
     where, kind, what = ".".join(map(str, path)), first["type"], first["msg"]
     if not where:
         return "the body is not a JSON object"
+    if kind == "extra_forbidden":
+        return f"there is no field {where[:99]!r}"
     if kind == "value_error":
         return f"{where} {first['ctx']['error']}"
     if path[0] in _FORMS and (len(path) > 1 or kind.endswith(("_type", "_parsing"))):

@@ -48,6 +48,18 @@ def options_of(fields, kind=Completion, defaults=Options()) -> Options:  # noqa:
             },
             {"json_schema": {}},
         ),
+        (
+            {"response_format": {"type": "json_object", "schema": {"a": 1}}},
+            {"json_schema": {"a": 1}},
+        ),
+        (
+            {"response_format": {"type": "json_schema", "schema": {"a": 1}}},
+            {"json_schema": {"a": 1}},
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"a": 1}}},
+            {"json_schema": {"a": 1}},
+        ),
         ({"structured_outputs": {"json": "{}"}}, {"json_schema": "{}"}),
         ({"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
         ({"structured_outputs": {"choice": ["ä", '"']}}, {"regex": 'ä|"'}),
@@ -74,6 +86,58 @@ def test_what_is_not_said_is_the_servers():
     assert options_of({}, defaults=defaults) == defaults
     assert options_of({"temperature": None, "seed": None}, defaults=defaults) == defaults
     assert options_of({"user": "me", "metadata": {}, "best_of": 1, "echo": False}) == Options()
+
+
+@pytest.mark.parametrize(
+    "fields, reason",
+    [
+        ({"response_format": {"type": "json_schema"}}, "no schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "no schema"),
+        ({"response_format": {"type": "text", "schema": {}}}, "1 schemas for the type text"),
+        ({"response_format": {"type": "text", "schma": {}}}, "no field 'response_format.schma'"),
+        ({"stream_options": {"include_usge": True}}, "no field 'stream_options.include_usge'"),
+        ({"prediction": {"type": "content", "content": "x", "n": 1}}, "no field 'prediction.n'"),
+        ({"temprature": 1}, "no field 'temprature'; nearest: 'temperature'"),
+        ({"verbosity": "low"}, "verbosity is not supported"),
+    ],
+)
+def test_what_is_not_obeyed_is_refused_at_every_depth(fields, reason):
+    with pytest.raises(InputError, match=reason):
+        options_of(fields, Chat)
+
+
+@pytest.mark.parametrize(
+    "fields, expected",
+    [
+        (dict.fromkeys(("reasoning_effort", "audio", "stop_token_ids", "adapters", "xyz")), {}),
+        ({"stream_options": {"include_usage": None}, "response_format": None}, {}),
+        ({"chat_id": "x", "session_id": "y", "verbosity": "medium", "cache_prompt": True}, {}),
+        ({"top_k": -1, "top_p": 0, "stop": ""}, {"stop": ()}),
+        ({"repetition_penalty": 0.0}, {"repetition_penalty": 1.0}),
+        ({"max_tokens": 256.0, "seed": 3.0}, {"max_tokens": 256, "seed": 3}),
+        ({"num_draft_tokens": 3}, {"num_draft": 3}),
+        ({"max_tokens": 8192}, {"max_tokens": 4096}),
+        ({"max_completion_tokens": 1 << 40}, {"max_tokens": 4096}),
+        ({"max_tokens": -1}, {"max_tokens": 4096}),
+    ],
+)
+def test_nulls_off_values_and_large_limits_are_taken(fields, expected):
+    assert asked_for(fields, Chat).options(Options(), 4096) == Options(**expected)
+
+
+def test_a_message_has_what_its_template_uses():
+    calls = [{"function": {"name": "f"}}]
+    messages = [
+        {"role": "assistant", "content": None, "tool_calls": calls, "audio": None},
+        {"role": "assistant", "annotations": []},
+        {"role": "user", "content": ["a", {"type": "text", "text": "b"}]},
+    ]
+    made = asked_for({"messages": messages}, Chat).messages
+    first, second, third = (m.for_template("{{ m.tool_calls }}") for m in made)
+    assert first == {"role": "assistant", "content": "", "tool_calls": calls}
+    assert (second["content"], third["content"]) == ("", "ab")
+    with pytest.raises(InputError, match="no use for 'tool_calls'"):
+        made[0].for_template("{{ m.content }}")
 
 
 def test_a_chats_parts_are_its_text():

@@ -11,10 +11,10 @@ import pytest
 from helpers.programs import ANSWER, PROMPT, call
 from helpers.serving import Server
 
-import main
 import serve
 from decoder import load
 from errors import InputError
+from terminal import models
 from text.generation import GenerationDefaults
 
 pytestmark = pytest.mark.slow
@@ -178,7 +178,6 @@ WRONG = [
     ({"prompt": " "}, 400, "the prompt is empty"),
     ({"prompt": "x " * 5000}, 400, "4096 at most"),
     ({"prompt": "x" * (1 << 20)}, 413, "too large"),
-    ({"prompt": "x", "max_tokens": 10**9}, 400, "max_tokens"),
     ({"prompt": [5, -6]}, 400, "prompt is not a string, a list of token ids, or a list of these"),
     ({"prompt": [5, 10**6]}, 400, "the prompt has the token 1000000"),
     ({"prompt": "x", "prediction": "y"}, 400, 'not {"type": "content", "content": "..."}'),
@@ -221,7 +220,13 @@ def test_other_pages_of_a_browser_cannot_ask(server):
     kind = "Application/Json; charset=UTF-8"
     assert server.post({"prompt": PROMPT}, **{"content-type": kind})[0] == 200
     status, answer = server.post({"prompt": "x"}, **{"host": "elsewhere.example"})
-    assert status == 400 and "127.0.0.1, [::1], localhost" in answer["error"]["message"]
+    assert status == 400 and "localhost (see --allowed-hosts)" in answer["error"]["message"]
+    assert server.post({"prompt": "x"}, **{"host": "host.docker.internal:8080"})[0] == 200
+
+
+def test_the_served_model_has_several_names(server):
+    for name in ("demo-target", "default_model", "", None):
+        assert server.post({"prompt": PROMPT, "model": name})[0] == 200
 
 
 @pytest.mark.parametrize("host", ["127.1", "LOCALHOST", "::1", "[::1]", "2130706433"])
@@ -236,6 +241,7 @@ def test_every_spelling_of_loopback_has_the_host_check(host):
     hosts = serve.allowed_hosts(host, address)
     assert "*" not in hosts and {"localhost", serve.in_url(address)} <= {*hosts}
     assert serve.allowed_hosts("0.0.0.0", "0.0.0.0") == ("*",)
+    assert {"a.example", "b"} <= {*serve.allowed_hosts(host, address, "A.example, b")}
 
 
 def test_a_key_is_asked_for(demo_folders):
@@ -337,7 +343,10 @@ def test_an_address_that_cannot_be_is_one_line(server, host):
         (["--host", ""], "is empty"),
         (["--num-beams", "4"], "--num-beams: the server does not search with beams"),
         (["--length-penalty", "2"], "--length-penalty: the server does not search with beams"),
-        (["--max-tokens", "9999"], "--max-tokens is more than --max-request-tokens"),
+        (
+            ["--max-tokens", "9", "--max-request-tokens", "5"],
+            "--max-tokens is more than --max-request-tokens",
+        ),
         (["--delta", "0.2", "--acceptance", "block"], "delta works only with"),
     ],
 )
@@ -353,8 +362,8 @@ def test_what_the_model_cannot_do_is_refused_at_the_start(demo_folders, monkeypa
     model, tokenizer = load(demo_folders / "mlx_models" / "demo-target")
     defaults = GenerationDefaults(not_done={"num_beams": 4})
     model.text = replace(model.text, defaults=defaults)
-    monkeypatch.setattr(main, "load", lambda *_, **__: (model, tokenizer))
+    monkeypatch.setattr(models, "load", lambda *_, **__: (model, tokenizer))
     args = serve.parse_args(["--model", "target", "--target-lang", "Klingon"])
     with pytest.raises(InputError, match="target_lang: no language 'Klingon'"):
-        serve.text_decoder(args, serve.options_of(args))
+        serve.text_decoder(models.Models.of(args), serve.options_of(args), verbose=False)
     assert capsys.readouterr().err == "ignored from generation_config.json: num_beams=4\n"

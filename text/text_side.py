@@ -25,9 +25,10 @@ class Encoded(NamedTuple):
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """apply: transformers' and mlx-lm's `apply_chat_template`."""
+    """apply: transformers' and mlx-lm's `apply_chat_template`; source: the template's text."""
 
     apply: Callable[..., str]
+    source: str = ""
 
     def render(self, messages: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> str:
         """The prompt that the template makes of messages, with the special tokens. InputError if it refuses them.
