@@ -60,7 +60,7 @@ def parse_args(argv: list[str] | None = None):
     flag("--drafter", nargs="+", choices=["model", "lookup", "both"], help=drafts)
     sizes = dict(nargs="+", type=cli.positive, default=[1], metavar="B")
     flag("--batch-size", **sizes, help="batch sizes (default: 1)")
-    turn = "the ways of decoding take turns of N prompts; raise it if a prompt takes so little time that noise hides it (default: the largest batch)"
+    turn = "the ways of decoding take turns of N prompts; raise it if a prompt takes so little time that noise hides it (default: the largest batch; with --baselines all prompts, in two rounds with pauses)"
     flag("--per-turn", type=cli.positive, metavar="N", help=turn)
     flag(
         "--kinds",
@@ -163,7 +163,10 @@ def compare(
         return lambda prompts: way([tokens[prompt] for prompt in prompts])
 
     ways |= {name: of_tokens(way) for name, way in theirs.items()}
-    runs = take_turns(ways, prompts, args.per_turn or max(args.batch_size), times.measure)
+    # Beside other libraries: whole blocks, and no program's threads spin while another's work.
+    blocks: Any = dict(rounds=2, pause=1.0) if theirs else {}
+    per_turn = args.per_turn or (len(prompts) if theirs else max(args.batch_size))
+    runs = take_turns(ways, prompts, per_turn, times.measure, **blocks)
     found |= times.report()
     if draft and args.batch_size[0] == 1:
         found["oracle"] = oracle_rate(next(iter(runs.values())).rows, draft, times)

@@ -74,8 +74,10 @@ def with_transformers(sizes: Sequence[str], max_tokens: int) -> Callable[..., li
     return generate
 
 
-def with_ctranslate2(sizes: Sequence[str], max_tokens: int) -> Callable[..., list[list[int]]]:
-    """A function that decodes a batch of prompts greedily."""
+def with_ctranslate2(
+    sizes: Sequence[str], max_tokens: int, compute_type: str
+) -> Callable[..., list[list[int]]]:
+    """A function that decodes a batch of prompts greedily. compute_type: "float32" or "int8"."""
     import ctranslate2
     from transformers import AutoTokenizer
 
@@ -88,7 +90,7 @@ def with_ctranslate2(sizes: Sequence[str], max_tokens: int) -> Callable[..., lis
         ctranslate2.converters.TransformersConverter(str(theirs)).convert(converted)
         threads = torch.get_num_threads()
         translator = ctranslate2.Translator(
-            converted, compute_type="float32", inter_threads=1, intra_threads=threads
+            converted, compute_type=compute_type, inter_threads=1, intra_threads=threads
         )
 
     def generate(prompts: Prompts):
@@ -136,7 +138,9 @@ def ways(sizes: Sequence[str], max_tokens: int, batch_sizes: Sequence[int]) -> d
     in_torch = process(), (with_transformers, tuple(sizes), max_tokens)
     plainly = {"transformers": in_torch}
     if importlib.util.find_spec("ctranslate2"):
-        plainly["CTranslate2"] = process(), (with_ctranslate2, tuple(sizes), max_tokens)
+        for dtype in ("float32", "int8"):
+            made = with_ctranslate2, tuple(sizes), max_tokens, dtype
+            plainly[f"CTranslate2 {dtype}"] = process(), made
     found = {
         f"{name}, plain" + (f", batch {size}" if size > 1 else ""): way(*where, size)
         for size in batch_sizes

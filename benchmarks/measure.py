@@ -102,17 +102,25 @@ class Run:
 
 
 def take_turns(
-    ways: Mapping[Any, Way], prompts: Sequence[str], per_turn: int, beside: Callable[[], None]
+    ways: Mapping[Any, Way],
+    prompts: Sequence[str],
+    per_turn: int,
+    beside: Callable[[], None],
+    rounds: int = 1,
+    pause: float = 0.0,
 ) -> dict[Any, Run]:
     """Decode all prompts in each way. The ways take turns of `per_turn` prompts, after a warm-up with the first
-    prompt. `beside` is called once per turn."""
+    prompt, in `rounds` over all prompts. `beside` is called once per turn. pause: seconds of rest before each
+    turn, longer than a library's threads spin when its work has ended (OpenMP of Intel: 0.2 s)."""
     runs = {name: Run() for name in ways}
     for way in ways.values():
         way(prompts[:1])
     names = list(ways)
-    for i, start in enumerate(range(0, len(prompts), per_turn)):
+    starts = [*range(0, len(prompts), per_turn)] * rounds
+    for i, start in enumerate(starts):
         beside()
         for name in names[i % len(names) :] + names[: i % len(names)]:
+            time.sleep(pause)
             began, run = time.perf_counter(), runs[name]
             results = ways[name](prompts[start : start + per_turn])
             run.seconds.append(time.perf_counter() - began)

@@ -157,6 +157,22 @@ def test_every_way_takes_its_turn_at_every_source():
     assert runs["a"].tokens == [4, 2] and len(runs["b"].texts) == 3
 
 
+def test_blocks_alternate_with_pauses(monkeypatch):
+    calls = []
+    monkeypatch.setattr(measure.time, "sleep", lambda seconds: calls.append(seconds))
+    ways = {name: lambda prompts, name=name: calls.append(name) or [[1]] * 2 for name in "ab"}
+    measure.take_turns(ways, ["x", "y"], 2, lambda: calls.append("beside"), rounds=2, pause=1.0)
+    assert calls[2:] == ["beside", 1.0, "a", 1.0, "b", "beside", 1.0, "b", 1.0, "a"]
+
+
+def test_the_fastest_read_is_the_limit(demo_pair):
+    times = limits.CallTimes(demo_pair[0], None, [5, 6])
+    times._seconds |= {width: [3.0, 1.0, 2.0] for width in [*limits.WIDTHS, "read"]}
+    report = times.report()
+    assert report["read_gb_s"] == limits.READ / 1e9
+    assert report["step_ms"] == 2000  # the median
+
+
 @pytest.mark.slow
 def test_baselines_write_the_same_text(demo_pair, monkeypatch):
     pytest.importorskip("torch")
