@@ -6,8 +6,8 @@ from functools import partial
 import pytest
 from helpers import programs
 
-import translate
 from decoder import SpeculativeDecoder
+from documents import translator
 
 KING, HAUS = "The old king sees two red doors.", "The king sees the house."
 GERMAN = {KING: "Der alte König sieht zwei rote Türen.", HAUS: "Der König sieht das Haus."}
@@ -111,7 +111,7 @@ def test_a_placeholder_lost_is_tried_again_as_a_plain_token(run, tmp_path, monke
 
 
 def test_a_sentence_cut_short_is_named(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(translate, "_FULL", 99)
+    monkeypatch.setattr(translator, "_FULL", 99)
     result = run("a.txt", "--to", "de", "-m", "3")
     assert "a.txt, line 4: a sentence was cut short; see --max-tokens" in result.stderr
 
