@@ -117,7 +117,9 @@ def test_a_text_is_spread_by_length(lengths, text, parts):
 @given(st.text(st.sampled_from("ab. ,!`%{}\n。é\u2028"), max_size=80), st.integers(1, 9))
 def test_sentences_joined_are_the_text(text, most):
     for whole in (False, True):
-        pieces = [*sentences(text, "en", keep_pattern("`[^`]*`"), lambda text: len(text) <= most, whole)]
+        pieces = [
+            *sentences(text, "en", keep_pattern("`[^`]*`"), lambda text: len(text) <= most, whole)
+        ]
         assert "".join(pieces) == text and all(len(piece) <= most for piece in pieces)
 
 
@@ -134,8 +136,12 @@ def test_sentences_are_cut_where_a_reader_would():
 def test_placeholders_are_kept():
     source = "%d of {name} at <b>https://a.org/x?y</b>, a@b.org: 50 % off"
     held = ["%d", "{name}", "<b>", "https://a.org/x?y", "</b>", "a@b.org"]
-    assert changed(source, "", keep_pattern()) == held and not changed(source, source, keep_pattern())
+    assert changed(source, "", keep_pattern()) == held and not changed(
+        source, source, keep_pattern()
+    )
     assert changed("one", "%s", keep_pattern()) == ["%s"]
     plain, restored = masked(source, keep_pattern())
     assert plain == "X1 of X2 at X3X4X5, X6: 50 % off" and restored(plain) == source
-    assert translatable("50 % off", keep_pattern()) and not translatable("<b>50</b> a@b.org", keep_pattern())
+    assert translatable("50 % off", keep_pattern()) and not translatable(
+        "<b>50</b> a@b.org", keep_pattern()
+    )
