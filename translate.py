@@ -18,8 +18,8 @@ from pathlib import Path
 
 from decoder import BATCH_SIZE
 from distributed.ranks import Ranks, session
+from documents import FORMATS
 from documents.document import Document
-from documents.formats import FORMATS
 from documents.translator import Translator
 from errors import InputError, naming
 from main import open_decoder
@@ -95,21 +95,18 @@ def load(name: str, output: Path | None) -> Document:
         raise InputError(needed) from None
 
 
-def output_of(name: str, output: Path | None, language: str | None) -> Path | None:
-    """Where a document's translation goes; None: stdout."""
+def output_of(name: str, output: Path | None, language: str | None, force: bool) -> Path | None:
+    """Where a document's translation goes; None: stdout. InputError if that exists, unless `force`."""
     if str(output or name) == STDIN:
         return None
-    if output and not output.is_dir():
-        return output
-    if language is None:
-        raise InputError("the model does not say its language: name the file with --output")
-    path = Path(name)
-    return (output or path.parent) / f"{path.stem}.{short(language)}{path.suffix}"
-
-
-def check_free(output: Path | None, force: bool) -> None:
-    if output and output.exists() and not force:
+    if output is None or output.is_dir():
+        if language is None:
+            raise InputError("the model does not say its language: name the file with --output")
+        path = Path(name)
+        output = (output or path.parent) / f"{path.stem}.{short(language)}{path.suffix}"
+    if output.exists() and not force:
         raise InputError(f"{output} already exists; --force replaces it")
+    return output
 
 
 def check_apart(names: Sequence[str], outputs: Sequence[Path | None]) -> None:
@@ -136,27 +133,37 @@ def report_languages(translator: Translator) -> None:
 
 
 def translate_file(
-    translator: Translator, name: str, document: Document, output: Path | None, settings: int
-) -> bytes:
-    """The bytes of the translation. Sentences that a run with these settings translated before it was interrupted are
-    not translated again."""
+    translator: Translator,
+    name: str,
+    document: Document,
+    output: Path | None,
+    part: str,
+    force: bool,
+) -> None:
+    """Write a document's translation, whole or not at all. Sentences that a run translated before it was interrupted
+    are not translated again. part: the ending of the file that has them."""
     journal = None
     if output:
-        path = journal_of(output, settings)
+        path = output.with_name(f".{output.name}.{part}")
         journal = MemoryFile(path)
         with suppress(FileNotFoundError):  # another run may just have finished with it
             finished = load_memory(path, lambda *_: None)  # passes over a line that was cut off
             translator.texts |= {pair.prompt: pair.text for pair in finished.pairs}
-    translation = translator.translate(document, name, journal)
-    for problem in translation.problems:
+    data, problems = translator.translate(document, name, journal)
+    for problem in problems:
         print(cli.one_line(f"{name}, {problem}"), file=sys.stderr)
     if document.plain:
         print(f"{name}: {len(document.plain)} formatted words became plain", file=sys.stderr)
-    return translation.data
-
-
-def journal_of(output: Path, settings: int) -> Path:
-    return output.with_name(f".{output.name}.{settings:08x}.part")
+    if output is None:
+        sys.stdout.buffer.write(data)
+        return
+    output_of(name, output, None, force)  # it may have appeared meanwhile
+    # Another run may write the same output and use the same journal, but not this file.
+    whole = path.with_suffix(f".{secrets.token_hex(4)}.whole")
+    whole.write_bytes(data)
+    whole.replace(output)
+    path.unlink(missing_ok=True)
+    print(output)
 
 
 def run_command(args, ranks: Ranks) -> None:
@@ -171,24 +178,13 @@ def run_command(args, ranks: Ranks) -> None:
         decoder, options, args.batch_size, args.whole, terms, memory_file, summary.add
     )
     report_languages(translator)
-    outputs = [output_of(name, args.output, translator.target_lang) for name in args.documents]
+    language = translator.target_lang
+    outputs = [output_of(name, args.output, language, args.force) for name in args.documents]
     check_apart(args.documents, outputs)
-    for output in outputs:
-        check_free(output, args.force)
     settings = zlib.crc32(repr((args.model, options)).encode())  # what texts depend on
     began = time.perf_counter()
-    for name, document, output in zip(args.documents, documents, outputs, strict=True):
-        data = translate_file(translator, name, document, output, settings)
-        if output is None:
-            sys.stdout.buffer.write(data)
-            continue
-        check_free(output, args.force)  # it may have appeared meanwhile
-        # A run that writes the same output shares the journal, but not this file.
-        whole = output.with_name(f".{output.name}.{secrets.token_hex(4)}.whole")
-        whole.write_bytes(data)
-        whole.replace(output)
-        journal_of(output, settings).unlink(missing_ok=True)
-        print(output)
+    for task in zip(args.documents, documents, outputs, strict=True):
+        translate_file(translator, *task, f"{settings:08x}.part", args.force)
     if args.verbose:
         summary.pairs = len(decoder.memory.pairs) if decoder.memory else 0
         print("\n".join(summary.lines(time.perf_counter() - began)), file=sys.stderr)

@@ -3,3 +3,18 @@
 A format is a module with `parse(data) -> Document`: it finds the parts to translate, and everything else stays byte for
 byte. Only translator.py knows a model.
 """
+
+from collections.abc import Callable
+from functools import partial
+
+from documents import gettext, markdown, plain, subtitles, word
+from documents.document import Document
+
+FORMATS: dict[str, Callable[[bytes], Document]] = {
+    ".txt": plain.parse,
+    ".md": markdown.parse,
+    ".docx": word.parse,
+    ".po": gettext.parse,
+    ".srt": partial(subtitles.parse, srt=True),
+    ".vtt": subtitles.parse,
+}

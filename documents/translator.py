@@ -68,7 +68,8 @@ class Translator:
         wanted = [sentence for sentence in stripped if translatable(sentence, pattern)]
         self._decode(wanted, name, journal)
         lost = [each for each in wanted if changed(each, self.texts[each], pattern)]
-        self._decode([masked(each, pattern)[0] for each in lost], name, journal)
+        if lost:
+            self._decode([masked(each, pattern)[0] for each in lost], name, journal)
         texts = list[str | None]()
         problems = list[str]()
         for passage, of_passage in zip(document.passages, pieces, strict=True):

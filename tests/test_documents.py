@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from documents import FORMATS
 from documents.document import Passage, by_length
-from documents.formats import FORMATS
 from documents.sentences import changed, keep_pattern, masked, sentences, translatable
 from errors import InputError
 

@@ -63,7 +63,7 @@ def test_the_reference_is_the_closest_of_all_pairs_and_the_latest_of_equals(lett
         for _ in range(rng.randint(0, 4)):
             prompt[rng.randrange(len(prompt))] = rng.choice("abcd")
         task = rng.choice(["", "", "<2de> ", "task: "])
-        pairs.append(Pair(task + "".join(prompt), str(i), None, rng.choice(languages)))
+        pairs.append(Pair(f"{task}x{''.join(prompt)}", str(i), None, rng.choice(languages)))
     query, language = rng.choice(pairs).prompt, rng.choice(languages)
     scores = [_score(query, language, pair) for pair in pairs]
     best = max(reversed(range(30)), key=scores.__getitem__)

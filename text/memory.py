@@ -52,7 +52,7 @@ class Memory:
         # Place and prompt, the latest first: extractOne returns the first of equals.
         self._groups: dict[tuple[str, str | None, str | None], dict[int, str]] = {}
         for place, pair in reversed([*enumerate(self.pairs)]):
-            task, _ = _split(pair.prompt)
+            task = _split(pair.prompt)[0]
             group = self._groups.setdefault((task, pair.source_lang, pair.target_lang), {})
             group[place] = pair.prompt
 
@@ -63,16 +63,15 @@ class Memory:
         self, prompt: str, source_lang: str | None = None, target_lang: str | None = None
     ) -> str | None:
         """The text of the closest pair, the latest among equals; None if no pair is close."""
-        task, rest = _split(prompt)
-        target_lang = target_lang or _language(task)
+        task, language, rest = _split(prompt)
+        target_lang = target_lang or language
         closest = 100 * CLOSE, -1  # score and place
         for (group_task, source, target), prompts in self._groups.items():
             if task and group_task and task != group_task:
                 continue
             if not (_fit(source_lang, source) and _fit(target_lang, target)):
                 continue
-            queries = [prompt] if group_task or not task else [prompt, rest]
-            for query in queries:
+            for query in {prompt, prompt if group_task else rest}:
                 cutoff = closest[0] - 0.01  # rounding drops some scores that are equal to it
                 match = process.extractOne(query, prompts, scorer=fuzz.ratio, score_cutoff=cutoff)
                 if match:
@@ -81,16 +80,12 @@ class Memory:
         return self._texts[closest[1]] if closest[1] >= 0 else None
 
 
-def _split(prompt: str) -> tuple[str, str]:
-    """The task that a prompt begins with, or "", and the rest."""
+def _split(prompt: str) -> tuple[str, str | None, str]:
+    """The task that a prompt begins with, or "", the language that its tag names, and the rest."""
     task = _TASK.match(prompt)
-    return (task[0].strip(), prompt[task.end() :]) if task else ("", prompt)
-
-
-def _language(task: str) -> str | None:
-    """The language that a task's tag names."""
-    tag = _TASK.match(task)
-    return (tag[1] or tag[2]) if tag else None
+    if not task:
+        return "", None, prompt
+    return task[0].strip(), task[1] or task[2], prompt[task.end() :]
 
 
 @lru_cache(1024)
