@@ -115,7 +115,8 @@ def check_apart(names: Sequence[str], outputs: Sequence[Path | None]) -> None:
     for i, output in enumerate(outputs):
         owner = owners.setdefault(_identity(output), i) if output else i
         if owner != i:
-            raise InputError(f"{names[owner]} and {names[i]} would both be {output}; use --output")
+            both = f"{names[owner]} and {names[i]} would both be {output}"
+            raise InputError(f"{both}; translate one of them in another run, with --output")
 
 
 def _identity(path: Path) -> str:
