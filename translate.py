@@ -7,41 +7,28 @@ python translate.py film.srt --to fr -o film.fr.srt
 import terminal  # noqa: F401 (first: it checks Python and the packages)
 
 # isort: split
-import re
+import secrets
 import sys
 import time
+import unicodedata
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from tqdm import tqdm
-
-from decoder import BATCH_SIZE, Options, SpeculativeDecoder
+from decoder import BATCH_SIZE
 from distributed.ranks import Ranks, session
-from documents import gettext, markdown, plain, subtitles, word
-from documents.document import Document, Segment
-from documents.sentences import changed, kept, masked, sentences, translatable
+from documents import FORMATS
+from documents.document import Document
+from documents.translator import Translator
 from errors import InputError, naming
-from speculative.sampling import RowSeeds
 from terminal import cli, flags
-from terminal.chat import Conversation
 from terminal.models import Models, open_decoder
 from terminal.summary import Summary
 from text.languages import short, title
-from text.memory import MemoryFile, Pair, load_memory, words_of
-from text.prompts import Prompt
+from text.memory import MemoryFile, load_memory
 
 STDIN = "-"
-FORMATS: dict[str, Callable[[bytes], Document]] = {
-    ".txt": plain.read,
-    ".md": markdown.read,
-    ".docx": word.read,
-    ".po": gettext.read,
-    ".srt": partial(subtitles.read, srt=True),
-    ".vtt": subtitles.read,
-}
-_FULL = 0.6  # of the longest output: longer sentences are cut
 
 
 def parse_args(argv: list[str] | None = None):
@@ -49,20 +36,40 @@ def parse_args(argv: list[str] | None = None):
         prog="translate.py", description="Translate documents, sentence by sentence."
     )
     flag = parser.add_argument
-    text = f"a document ({', '.join(FORMATS)}); - reads standard input and prints"
-    flag("documents", nargs="+", metavar="FILE", type=cli.name, help=text)
-    flags.add_models(parser)
-    text = (
-        "the file to write, or a folder (default: the document's name with the language: a.de.txt)"
+    flag(
+        "documents",
+        nargs="+",
+        metavar="FILE",
+        type=cli.name,
+        help=f"a document ({', '.join(FORMATS)}); - reads standard input and prints",
     )
-    flag("--output", "-o", type=cli.path, metavar="FILE", help=text)
+    flags.add_models(parser)
+    flag(
+        "--output",
+        "-o",
+        type=cli.path,
+        metavar="FILE",
+        help="the file to write, or a folder (default: the document's name with the language: a.de.txt)",
+    )
     flag("--force", action="store_true", help="replace files that exist")
-    text = "translate paragraphs as a whole, for a model that reads more than a sentence"
-    flag("--whole", action="store_true", help=text)
-    text = "a glossary, tab-separated (.tsv, .txt): list where a term's translation is missing"
-    flag("--terms", type=cli.path, metavar="FILE", help=text)
-    text = "sentences to decode in one batch (default: %(default)s)"
-    flag("--batch-size", type=cli.positive, default=BATCH_SIZE, metavar="N", help=text)
+    flag(
+        "--whole",
+        action="store_true",
+        help="translate paragraphs as a whole, for a model that reads more than a sentence",
+    )
+    flag(
+        "--terms",
+        type=cli.path,
+        metavar="FILE",
+        help="a glossary, tab-separated (.tsv, .txt): list where a term's translation is missing",
+    )
+    flag(
+        "--batch-size",
+        type=cli.positive,
+        default=BATCH_SIZE,
+        metavar="N",
+        help="sentences to decode in one batch (default: %(default)s)",
+    )
     flags.add_memory(parser, grows=True)
     flags.add_decoding_options(parser, without=("logprobs", "num_samples", "reference", "stop"))
     flag("--verbose", action="store_true", help="print statistics to stderr at the end")
@@ -73,82 +80,16 @@ def parse_args(argv: list[str] | None = None):
     return args
 
 
-class Translator:
-    """Translates sentences, each distinct one once."""
-
-    def __init__(self, args, decoder: SpeculativeDecoder, options: Options, language: str | None):
-        """language: that of the sentences."""
-        self.decoder, self.language = decoder, short(language or "en")
-        self.prompt = Conversation.of(decoder.text, None, None, False).prompt
-        self.options = decoder.seeded(options)
-        self.size, self.whole = args.batch_size, args.whole
-        self.growing = MemoryFile(args.memory) if args.memory_append else None
-        self.languages = decoder.text.resolve_languages(options.source_lang, options.target_lang)
-        self.how = zlib.crc32(repr((args.model, options)).encode())  # what texts depend on
-        self.texts: dict[str, str] = {}
-        self.cut = set[str]()  # sentences whose texts are not whole
-        self.summary = Summary()
-
-    def translate(self, document: Document, name: str, journal: MemoryFile | None) -> list[str]:
-        """The text of each segment."""
-        pattern = kept(document.marks)
-        pieces = [
-            [*sentences(segment.text, self.language, pattern, self.fits, self.whole)]
-            for segment in document.segments
-        ]
-        wanted = [each.strip() for of in pieces for each in of if translatable(each, pattern)]
-        self.learn(wanted, name, journal)
-        lost = (each for each in wanted if changed(each, self.texts[each], pattern))
-        self.learn((masked(each, pattern)[0] for each in lost), name, journal)
-        return ["".join(self.text_of(each, pattern) for each in of) for of in pieces]
-
-    def text_of(self, piece: str, pattern: re.Pattern) -> str:
-        """A sentence's text with the space around it; the one from plain tokens if that alone has the placeholders."""
-        source = piece.strip()
-        text = self.texts.get(source, source)
-        if changed(source, text, pattern):
-            plain, restored = masked(source, pattern)
-            other = restored(self.texts[plain])
-            text = text if changed(source, other, pattern) else other
-        return piece.replace(source, text, 1)
-
-    def fits(self, text: str) -> bool:
-        """Whether the model can read the text and write as much."""
-        try:
-            # With a reference: otherwise the memory would be searched for one.
-            row = self.decoder.row(self.prompt(Prompt(text, "-")), self.options, RowSeeds(0))
-        except InputError:  # more than it reads
-            return not text.strip()
-        return len(row.prompt) <= _FULL * row.max_tokens
-
-    def learn(self, wanted: Iterable[str], name: str, journal: MemoryFile | None) -> None:
-        """Translate what has no text yet, and note it in the journal and the memory."""
-        todo = [text for text in dict.fromkeys(wanted) if text not in self.texts]
-        found = self.decoder.stream_batch(map(self.prompt, todo), self.size, **vars(self.options))
-        for _, response in tqdm(found, name, len(todo), unit="", disable=None, leave=False):
-            self.summary.add(response)
-            text = cli.one_line(response.text).strip()
-            self.texts[response.prompt] = text or response.prompt
-            if response.finish_reason != "stop" or not text:
-                self.cut.add(response.prompt)
-                continue
-            pair = Pair(response.prompt, text, *self.languages)
-            if journal:
-                journal.append(pair)
-            if self.growing and pair not in (self.decoder.memory or ()):
-                self.growing.append(pair)
-
-
-def read(name: str, output: Path | None) -> Document:
+def load(name: str, output: Path | None) -> Document:
     """The document in a file. Standard input has the format of the output's name."""
     path = Path(output or name) if name == STDIN else Path(name)
-    form = FORMATS.get(path.suffix.lower() or ".txt")
-    if form is None:
+    parse = FORMATS.get(path.suffix.lower() or ".txt")
+    if parse is None:
         raise InputError(f"{path}: translate.py reads {', '.join(FORMATS)}")
     data = sys.stdin.buffer.read() if name == STDIN else path.read_bytes()
     try:
         with naming(Path(name)):
-            return form(data)
+            return parse(data)
     except ImportError:
         needed = f"{path.suffix} needs: pip install -r requirements-documents.txt"
         raise InputError(needed) from None
@@ -168,91 +109,94 @@ def output_of(name: str, output: Path | None, language: str | None, force: bool)
     return output
 
 
-def languages_of(decoder: SpeculativeDecoder, options: Options) -> tuple[str | None, str | None]:
-    """The model's codes for source and target language. Its own are named on stderr if they were not asked for."""
-    asked = decoder.text.resolve_languages(options.source_lang, options.target_lang)
-    own = decoder.text.default_languages(decoder.model.prefix([]))
-    if decoder.text.languages and not (asked[1] or own[1]):
-        raise InputError("into which language? Say so with --to")
-    for way, code, default in zip(("from", "to"), asked, own, strict=True):
-        if default and not code:
-            print(f"translating {way} {title(default)}; --{way} changes that", file=sys.stderr)
-    return asked[0] or own[0], asked[1] or own[1]
+def check_apart(names: Sequence[str], outputs: Sequence[Path | None]) -> None:
+    """InputError if a translation would replace another one, or another document."""
+    owners = {_identity(Path(name)): i for i, name in enumerate(names) if name != STDIN}
+    for i, output in enumerate(outputs):
+        owner = owners.setdefault(_identity(output), i) if output else i
+        if owner != i:
+            both = f"{names[owner]} and {names[i]} would both be {output}"
+            raise InputError(f"{both}; translate one of them in another run, with --output")
 
 
-def problems(
-    translator: Translator, segment: Segment, text: str, pattern: re.Pattern, terms: Sequence[Pair]
-) -> Iterator[str]:
-    """What a reader should look at in a segment's text."""
-    if lost := changed(segment.text, text, pattern):
-        yield f"check {' '.join(lost)}"
-    if any(sentence in segment.text for sentence in translator.cut):
-        yield "a sentence was cut short; see --max-tokens"
-    words = f" {' '.join(words_of(segment.text))} "
-    for term in terms:
-        named = f" {' '.join(words_of(term.prompt))} " in words
-        if named and term.text.lower() not in text.lower():
-            yield f"{term.prompt!r} is not {term.text!r}"
+def _identity(path: Path) -> str:
+    """The same for all names of a file. A Mac's file systems ignore case and how accents are encoded."""
+    name = str(path.resolve())
+    return unicodedata.normalize("NFC", name).casefold() if sys.platform == "darwin" else name
+
+
+def report_languages(translator: Translator) -> None:
+    """Name on stderr the model's own languages that it uses because none were given."""
+    codes = translator.source_lang, translator.target_lang
+    for flag, given, code in zip(("from", "to"), translator.languages, codes, strict=True):
+        if code and not given:
+            print(f"translating {flag} {title(code)}; --{flag} changes that", file=sys.stderr)
 
 
 def translate_file(
-    args, translator: Translator, name: str, document: Document, output: Path | None
+    translator: Translator,
+    name: str,
+    document: Document,
+    output: Path | None,
+    part: str,
+    force: bool,
 ) -> None:
     """Write a document's translation, whole or not at all. Sentences that a run translated before it was interrupted
-    are not translated again."""
+    are not translated again. part: the ending of the file that has them."""
     journal = None
     if output:
-        part = output.with_name(f".{output.name}.{translator.how:08x}.part")
-        journal = MemoryFile(part)
-        before = load_memory(part, lambda *_: None)  # passes over a line that was cut off
-        translator.texts |= {pair.prompt: pair.text for pair in before.pairs}
-    texts, pattern = translator.translate(document, name, journal), kept(document.marks)
-    written = list[str | None]()
-    for segment, text in zip(document.segments, texts, strict=True):
-        for problem in problems(translator, segment, text, pattern, args.terms):
-            cli.write(cli.one_line(f"{name}, {document.place(segment)}: {problem}"), sys.stderr)
-        lost = document.strict and changed(segment.text, text, pattern)
-        written.append(None if lost else text)
-    data = document.write(written)
+        path = output.with_name(f".{output.name}.{part}")
+        journal = MemoryFile(path)
+        with suppress(FileNotFoundError):  # another run may just have finished with it
+            finished = load_memory(path, lambda *_: None)  # passes over a line that was cut off
+            translator.texts |= {pair.prompt: pair.text for pair in finished.pairs}
+    data, problems = translator.translate(document, name, journal)
+    for problem in problems:
+        print(cli.one_line(f"{name}, {problem}"), file=sys.stderr)
     if document.plain:
-        cli.write(f"{name}: {len(document.plain)} formatted words became plain", sys.stderr)
+        print(f"{name}: {len(document.plain)} formatted words became plain", file=sys.stderr)
     if output is None:
         sys.stdout.buffer.write(data)
         return
-    output_of(name, output, None, args.force)  # it may have appeared meanwhile
-    whole = part.with_suffix(".whole")
+    output_of(name, output, None, force)  # it may have appeared meanwhile
+    # Another run may write the same output and use the same journal, but not this file.
+    whole = path.with_suffix(f".{secrets.token_hex(4)}.whole")
     whole.write_bytes(data)
     whole.replace(output)
-    part.unlink()
+    path.unlink(missing_ok=True)
     print(output)
 
 
-def answer(args, ranks: Ranks) -> None:
+def run_command(args, ranks: Ranks) -> None:
     """Do what the command line asks for."""
     options = flags.options_of(args)
-    documents = [read(name, args.output) for name in args.documents]
-    args.terms = flags.read_memory(args.terms).pairs if args.terms else []
-    if args.memory_append:
-        MemoryFile(args.memory)  # creates the file if needed
+    documents = [load(name, args.output) for name in args.documents]
+    terms = [*flags.read_memory(args.terms).pairs] if args.terms else []
+    memory_file = MemoryFile(args.memory) if args.memory_append else None  # created if needed
     models = Models.of(args, ranks)
     decoder = open_decoder(models, options, ranks, args.verbose)
-    args.model = str(models.model)
-    source, target = languages_of(decoder, options)
-    outputs = [output_of(name, args.output, target, args.force) for name in args.documents]
-    translator, began = Translator(args, decoder, options, source), time.perf_counter()
+    summary = Summary()
+    translator = Translator(
+        decoder, options, args.batch_size, args.whole, terms, memory_file, summary.add
+    )
+    report_languages(translator)
+    language = translator.target_lang
+    outputs = [output_of(name, args.output, language, args.force) for name in args.documents]
+    check_apart(args.documents, outputs)
+    settings = zlib.crc32(repr((str(models.model), options)).encode())  # what texts depend on
+    began = time.perf_counter()
     for task in zip(args.documents, documents, outputs, strict=True):
-        translate_file(args, translator, *task)
+        translate_file(translator, *task, f"{settings:08x}.part", args.force)
     if args.verbose:
-        translator.summary.pairs = len(decoder.memory.pairs) if decoder.memory else 0
-        lines = translator.summary.lines(time.perf_counter() - began)
-        print("\n".join(lines), file=sys.stderr)
+        summary.pairs = len(decoder.memory.pairs) if decoder.memory else 0
+        print("\n".join(summary.lines(time.perf_counter() - began)), file=sys.stderr)
 
 
 def main() -> None:
     with session() as ranks:
         if ranks.size > 1:
             raise InputError("translate.py runs as one process, not under mlx.launch")
-        answer(parse_args(), ranks)
+        run_command(parse_args(), ranks)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 
 from benchmarks.measure import OtherWay, Prompts, until_end
+from demo.pair import DEMO
 from families.causal import CausalModel
 
 
@@ -19,8 +20,10 @@ def ways(
 ) -> dict[str, OtherWay]:
     """Name -> a way of mlx-lm to decode with a pair of its models; numbers: draft lengths."""
     from mlx_lm.generate import batch_generate, generate_step, speculative_generate_step
+    from mlx_lm.utils import load_tokenizer
 
     ends = target.config.eos_token_ids
+    tokenizer = load_tokenizer(DEMO / "causal-target")
 
     def one_by_one(prompts: Prompts, step: Callable, **how) -> list[list[int]]:
         def text(prompt: list[int]) -> list[int]:
@@ -32,7 +35,7 @@ def ways(
     def batch(prompts: Prompts, size: int) -> list[list[int]]:
         how: Any = dict(completion_batch_size=size, prefill_batch_size=size, return_token_ids=True)
         how |= dict(max_tokens=max_tokens)
-        found: Any = batch_generate(target.model, target.chat, list(prompts), **how)
+        found: Any = batch_generate(target.model, tokenizer, list(prompts), **how)
         return [  # mlx-lm leaves out the end token
             tokens if len(tokens) == max_tokens else [*tokens, ends[0]]
             for tokens in found.token_ids or []

@@ -1,5 +1,20 @@
 """Documents to translate: formats behind one contract, and what stands between a text and a model's sentences.
 
-A format is a module with `read(data) -> Document`: it finds the parts to translate, and everything else stays byte for
-byte. Nothing here knows a model.
+A format is a module with `parse(data) -> Document`: it finds the parts to translate, and everything else stays byte for
+byte. Only translator.py knows a model.
 """
+
+from collections.abc import Callable
+from functools import partial
+
+from documents import gettext, markdown, plain, subtitles, word
+from documents.document import Document
+
+FORMATS: dict[str, Callable[[bytes], Document]] = {
+    ".txt": plain.parse,
+    ".md": markdown.parse,
+    ".docx": word.parse,
+    ".po": gettext.parse,
+    ".srt": partial(subtitles.parse, srt=True),
+    ".vtt": subtitles.parse,
+}

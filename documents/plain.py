@@ -4,21 +4,21 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-from documents.document import Document, Segment, blocks_of, in_text, lines_of, segment
+from documents.document import Document, Passage, blocks_of, in_text, lines_of, passage
 
 _NARROWEST = 40  # characters; below that, lines are a list or verses
 _ENDED = re.compile(r"""[.!?:;…。！？]["'»”’)\]]*$""")  # noqa: RUF001
 
 
-def read(data: bytes) -> Document:
-    return in_text(data, _segments)
+def parse(data: bytes) -> Document:
+    return in_text(data, _passages)
 
 
-def _segments(source: str) -> Iterator[Segment]:
+def _passages(source: str) -> Iterator[Passage]:
     for block in blocks_of(source):
         spans = [*lines_of(source, *block)]
         wrapped = _wrapped([source[start:stop] for start, stop in spans])
-        yield from (segment(source, each) for each in ([spans] if wrapped else zip(spans)))
+        yield from (passage(source, each) for each in ([spans] if wrapped else zip(spans)))
 
 
 def _wrapped(lines: list[str]) -> bool:

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator
 
 from documents.document import (
     Document,
-    Segment,
+    Passage,
     Span,
     blocks_of,
     in_text,
     line_number,
     lines_of,
-    segment,
+    passage,
 )
 from errors import InputError
 
@@ -23,12 +23,12 @@ _TIMES = re.compile(rf"[ \t\ufeff]*{_TIME}[ \t]*-->[ \t]*{_TIME}(?!\S)[^\r\n]*")
 _ARROW = re.compile(r"^.*-->.*$", re.MULTILINE)
 _NUMBER = re.compile(r"\s*\d+[ \t]*\r?\n[ \t]*\S")
 _TAGS = re.compile(r"(?:<[^<>]*>|\{\\[^{}]*\})+")  # at the edges of a line
-_SAID = re.compile(r"[-–—♪#]")  # a line of its own: a speaker's, a song's  # noqa: RUF001
+_SPEAKER = re.compile(r"[-–—♪#]")  # a line of its own: a speaker's, a song's  # noqa: RUF001
 _ENDED = re.compile(r"""[.!?…。！？♪]["'»”’)\]]*$""")  # noqa: RUF001
 _MOST = 6  # cues that a sentence may run over
 
 
-def read(data: bytes, srt: bool = False) -> Document:
+def parse(data: bytes, srt: bool = False) -> Document:
     return in_text(data, lambda source: _joined(source, _cues(source, srt)))
 
 
@@ -48,30 +48,35 @@ def _cues(source: str, srt: bool) -> Iterator[list[Span]]:
         raise InputError("no cues with times")
 
 
-def _joined(source: str, cues: Iterable[list[Span]]) -> Iterator[Segment]:
-    spans, cues_joined = list[Span](), 0
+def _joined(source: str, cues: Iterable[list[Span]]) -> Iterator[Passage]:
+    spans = list[Span]()
+    cues_joined = 0
     for cue in cues:
-        lines = [line for span in cue if (line := _bare(source, *span))]
-        alone = any(_SAID.match(source, start) for start, _ in lines)
+        lines = [*filter(None, (_bare(source, *span) for span in cue))]
+        alone = any(_SPEAKER.match(source, start) for start, _ in lines)
         if spans and (alone or cues_joined == _MOST):
-            yield segment(source, spans)
-            spans, cues_joined = [], 0
+            yield passage(source, spans)
+            spans = []
+            cues_joined = 0
         if alone:
-            yield from (segment(source, [line]) for line in lines)
+            yield from (passage(source, [line]) for line in lines)
             continue
-        spans, cues_joined = spans + lines, cues_joined + 1
+        spans += lines
+        cues_joined += 1
         if spans and _ENDED.search(source[slice(*spans[-1])]):
-            yield segment(source, spans)
-            spans, cues_joined = [], 0
+            yield passage(source, spans)
+            spans = []
+            cues_joined = 0
     if spans:
-        yield segment(source, spans)
+        yield passage(source, spans)
 
 
 def _bare(source: str, start: int, stop: int) -> Span | None:
     """The line without tags around it; None if nothing is left."""
-    if tag := _TAGS.match(source, start, stop):
-        start = tag.end()
-    for tag in _TAGS.finditer(source, start, stop):
-        if tag.end() == stop:
-            stop = tag.start()
+    tags = _TAGS.match(source, start, stop)
+    if tags:
+        start = tags.end()
+    for tags in _TAGS.finditer(source, start, stop):
+        if tags.end() == stop:
+            stop = tags.start()
     return next(lines_of(source, start, stop), None)

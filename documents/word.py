@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 from zipfile import BadZipFile, ZipFile
 
-from documents.document import Document, Segment, Span, in_text
+from documents.document import Document, Passage, Span, in_text
 from errors import InputError
 
 _PART = re.compile(r"word/(document|header\d*|footer\d*|footnotes|endnotes)\.xml")
@@ -23,7 +23,7 @@ _UNSEEN = re.compile(r"<w:(?:lang|noProof)\b[^>]*>")  # in a run's formatting
 _WRONG = (BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, ValueError, zlib.error)
 
 
-def read(data: bytes) -> Document:
+def parse(data: bytes) -> Document:
     try:
         archive = ZipFile(BytesIO(data))
         files = archive.infolist()
@@ -32,23 +32,27 @@ def read(data: bytes) -> Document:
     except (*_WRONG, KeyError) as error:
         raise InputError(f"not a .docx file: {error}") from None
     plain = list[str]()
-    named = ((i, _PART.fullmatch(file.filename)) for i, file in enumerate(files))
-    parts = {i: _part(contents[i], found[1], plain) for i, found in named if found}
+    parts = dict[int, Document]()
+    for i, file in enumerate(files):
+        match = _PART.fullmatch(file.filename)
+        if match:
+            parts[i] = _part(contents[i], match[1], plain)
 
     def write(texts: Sequence[str | None]) -> bytes:
-        left = iter(texts)
-        with ZipFile(output := BytesIO(), "w") as written:
+        remaining = iter(texts)
+        output = BytesIO()
+        with ZipFile(output, "w") as archive:
             for i, file in enumerate(files):
                 part = parts.get(i)
-                new = part and part.write([next(left) for _ in part.segments])
-                written.writestr(file, new or contents[i])
+                new = part and part.write([next(remaining) for _ in part.passages])
+                archive.writestr(file, new or contents[i])
         return output.getvalue()
 
-    def place(segment: Segment) -> str:
-        return repr(segment.text[:40])
+    def place(passage: Passage) -> str:
+        return repr(passage.text[:40])
 
-    segments = [each for part in parts.values() for each in part.segments]
-    return Document(segments, write, place, plain=plain)
+    passages = [each for part in parts.values() for each in part.passages]
+    return Document(passages, write, place, plain=plain)
 
 
 def _part(xml: bytes, name: str, plain: list[str]) -> Document:
@@ -60,44 +64,53 @@ def _part(xml: bytes, name: str, plain: list[str]) -> Document:
         raise InputError(f"not a .docx file: {name}.xml: {error}") from None
     runs = dict[Span, tuple[str, str]]()  # text and formatting
 
-    def find(source: str) -> Iterator[Segment]:
-        format, spans = "", list[Span]()
+    def find(source: str) -> Iterator[Passage]:
+        format = ""
+        spans = list[Span]()
         for tag in _TAG.finditer(source):
             if tag.lastgroup == "text":
                 spans.append(tag.span("text"))
                 runs[spans[-1]] = unescape(tag["text"].partition(">")[2]), format
             elif tag.lastgroup == "cut" and spans:
-                yield Segment("".join(runs[span][0] for span in spans), tuple(spans))
+                yield Passage("".join(runs[span][0] for span in spans), tuple(spans))
                 spans = []
             elif tag.lastgroup != "cut":
                 format = _UNSEEN.sub("", tag["format"] or "")
 
-    def fit(segment: Segment, text: str) -> list[str]:
-        new = _spread([runs[span] for span in segment.spans], text, plain)
+    def fit(passage: Passage, text: str) -> list[str]:
+        new = _spread([runs[span] for span in passage.spans], text, plain)
         return [f' xml:space="preserve">{escape(each)}' for each in new]
 
     return in_text(xml, find, fit)
 
 
 def _spread(runs: Sequence[tuple[str, str]], text: str, plain: list[str]) -> list[str]:
-    """What to write into each run. Marks, such as bold words, are what is not formatted as most of the paragraph; where
-    the text has not the same words, they become plain and are added to `plain`."""
+    """What to write into each run. Runs whose formatting differs from the paragraph's main one, such as bold words, keep
+    it where the text has the same words; if not, these words become plain and are added to `plain`."""
     sizes = Counter[str]()
     for words, format in runs:
         sizes[format] += len(words)
-    usual = [i for i, (_, format) in enumerate(runs) if format == sizes.most_common(1)[0][0]]
-    new, at, host = [""] * len(runs), 0, usual[0]
+    main_format = sizes.most_common(1)[0][0]
+    main_runs = [i for i, (_, format) in enumerate(runs) if format == main_format]
+    new = [""] * len(runs)
+    position = 0  # in the text: what stands before it is in `new`
+    host = main_runs[0]  # takes the text that comes next
     for i, (words, _) in enumerate(runs):
-        if i in usual or not (words := words.strip()):
+        words = words.strip()
+        if i in main_runs or not words:
             continue
-        found = text.find(words, at)
-        after = next((j for j in usual if j > i), None)
-        ends = after is None and found + len(words) < len(text)  # and no run takes the rest
-        if found < 0 or ends or (host > i and found > at):
+        start = text.find(words, position)
+        end = start + len(words)
+        next_main = next((j for j in main_runs if j > i), None)
+        nobody_takes_the_rest = next_main is None and end < len(text)
+        nobody_takes_the_text_before = host > i and start > position
+        if start < 0 or nobody_takes_the_rest or nobody_takes_the_text_before:
             plain.append(words)
             continue
         if host < i:
-            new[host] = text[at:found]
-        new[i], at, host = words, found + len(words), i if after is None else after
-    new[host] += text[at:]
+            new[host] = text[position:start]
+        new[i] = words
+        position = end
+        host = i if next_main is None else next_main
+    new[host] += text[position:]
     return new

@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers.decoding import new_rows, ragged_prompts
 from helpers.models import cached_logits, padded_inputs, random_model, until
-from helpers.option_tables import in_transformers
+from helpers.oracle import in_transformers
 from helpers.pairs import RAW, both
 
 from benchmarks import baselines

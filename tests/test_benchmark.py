@@ -9,7 +9,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from helpers import picture, programs
+from helpers import programs
 from helpers.bart_tokenizers import checkpoint
 from helpers.models import random_model
 from mlx.utils import tree_flatten
@@ -18,6 +18,7 @@ from benchmarks import limits, measure
 from decoder import load
 from demo.examples import examples
 from demo.pair import demo_model
+from docs.tools import picture
 from families.conversion import convert
 
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from documents.document import Segment, by_length
-from documents.sentences import changed, kept, masked, sentences, translatable
+from documents import FORMATS
+from documents.document import Passage, by_length
+from documents.sentences import changed, keep_pattern, masked, sentences, translatable
 from errors import InputError
-from translate import FORMATS
 
 WRAPPED = "An old king sees a door that is red, and\nhis old dog sees it too."
 CUES = "1\n00:00:01,000 --> 00:00:02,000\nan old king\r\nsees\n\n2\n00:00:03,000 --> 00:00:04,500\n<i>an old door.</i>\n"
@@ -28,7 +28,7 @@ READ = [
 @pytest.mark.parametrize("ending, source, texts", READ)
 def test_only_texts_change(ending, source, texts):
     document = FORMATS[ending](source.encode())
-    assert [segment.text for segment in document.segments] == texts
+    assert [passage.text for passage in document.passages] == texts
     assert document.write([None] * len(texts)) == source.encode()
     new = [text.replace("old", "new") for text in texts]
     assert document.write(new).decode() == source.replace("old", "new")
@@ -40,10 +40,10 @@ def test_a_po_files_messages_without_a_translation_get_one():
     asked = 'msgid "one\\n"\n"more"\nmsgid_plural "many"\n'
     fuzzy = f'#, c-format, fuzzy\n#| msgid "old"\n{asked}msgstr[0] "x"\nmsgstr[1] ""\n'
     document = FORMATS[".po"](f"{head}{fuzzy}{done}".encode())
-    assert [segment.text for segment in document.segments] == ["one\nmore", "many", "%d"]
+    assert [passage.text for passage in document.passages] == ["one\nmore", "many", "%d"]
     new = f'#, c-format\n{asked}msgstr[0] ""\n"eins\\n"\n"\\"mehr\\""\nmsgstr[1] "viele"\n'
     written = document.write(['eins\n"mehr"', "viele", None]).decode()
-    assert written == f"{head}{new}{done}" and document.place(document.segments[1]) == "line 10"
+    assert written == f"{head}{new}{done}" and document.place(document.passages[1]) == "line 10"
     bare = b'msgid "one"\nmsgstr ""\n'  # without a head
     assert FORMATS[".po"](bare).write(["eins"]) == bare.replace(b'""', b'"eins"')
 
@@ -71,7 +71,7 @@ def test_words_of_a_docx_keep_their_formatting_where_they_are_found(text, runs, 
     formats = ["", "<w:b/>", '<w:lang w:val="de"/>', ""]
     old = docx(*zip(formats, ["We, ", "Ann", " &amp; a d", "og"], strict=True))
     document = FORMATS[".docx"](old)
-    assert [segment.text for segment in document.segments] == ["We, Ann & a dog"]
+    assert [passage.text for passage in document.passages] == ["We, Ann & a dog"]
     for texts, body in (([None], old), ([text], docx(*zip(formats, runs, strict=True)))):
         one, other = (zipfile.ZipFile(io.BytesIO(x)) for x in (document.write(texts), body))
         assert one.namelist() == other.namelist()
@@ -111,19 +111,21 @@ def test_what_cannot_be_read_is_one_line(ending, data, message):
     ],
 )
 def test_a_text_is_spread_by_length(lengths, text, parts):
-    assert by_length(Segment("", tuple((0, length) for length in lengths)), text) == parts
+    assert by_length(Passage("", tuple((0, length) for length in lengths)), text) == parts
 
 
 @given(st.text(st.sampled_from("ab. ,!`%{}\n。é\u2028"), max_size=80), st.integers(1, 9))
 def test_sentences_joined_are_the_text(text, most):
     for whole in (False, True):
-        pieces = [*sentences(text, "en", kept("`[^`]*`"), lambda text: len(text) <= most, whole)]
+        pieces = [
+            *sentences(text, "en", keep_pattern("`[^`]*`"), lambda text: len(text) <= most, whole)
+        ]
         assert "".join(pieces) == text and all(len(piece) <= most for piece in pieces)
 
 
 def test_sentences_are_cut_where_a_reader_would():
     def cut(text: str, most: int = 99, **how) -> list[str]:
-        pattern = kept(r"!\[.*?\]")
+        pattern = keep_pattern(r"!\[.*?\]")
         return [*sentences(text, "en", pattern, lambda text: len(text) <= most, **how)]
 
     assert cut("Dr. Ann sees. ![A dog] is.  Go!") == ["Dr. Ann sees. ", "![A dog] is.  ", "Go!"]
@@ -134,8 +136,12 @@ def test_sentences_are_cut_where_a_reader_would():
 def test_placeholders_are_kept():
     source = "%d of {name} at <b>https://a.org/x?y</b>, a@b.org: 50 % off"
     held = ["%d", "{name}", "<b>", "https://a.org/x?y", "</b>", "a@b.org"]
-    assert changed(source, "", kept()) == held and not changed(source, source, kept())
-    assert changed("one", "%s", kept()) == ["%s"]
-    plain, restored = masked(source, kept())
+    assert changed(source, "", keep_pattern()) == held and not changed(
+        source, source, keep_pattern()
+    )
+    assert changed("one", "%s", keep_pattern()) == ["%s"]
+    plain, restored = masked(source, keep_pattern())
     assert plain == "X1 of X2 at X3X4X5, X6: 50 % off" and restored(plain) == source
-    assert translatable("50 % off", kept()) and not translatable("<b>50</b> a@b.org", kept())
+    assert translatable("50 % off", keep_pattern()) and not translatable(
+        "<b>50</b> a@b.org", keep_pattern()
+    )

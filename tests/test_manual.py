@@ -216,7 +216,7 @@ def test_python_in_the_manual_runs(name, work, monkeypatch):
 
 def test_the_table_of_memory_is_what_its_script_prints():
     pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-lm.txt")
-    from helpers.memory_table import table
+    from docs.tools.memory_table import table
 
     assert table() in read("docs/models.md")
 

@@ -4,11 +4,15 @@ import errno
 import json
 import random
 import resource
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rapidfuzz import fuzz
 
 from errors import InputError
-from text.memory import Memory, MemoryFile, Pair, load_memory
+from text.memory import CLOSE, Memory, MemoryFile, Pair, load_memory
 
 HOUSE = "The old house stands on the hill behind the church."
 
@@ -41,6 +45,43 @@ def test_the_closest_prompt_gives_its_text():
     assert Memory([]).reference(HOUSE) is None
     # Of equal prompts the latest counts.
     assert Memory([Pair(HOUSE, "first"), Pair(HOUSE, "last")]).reference(HOUSE) == "last"
+
+
+def test_a_close_prompt_in_the_right_language_is_found_behind_an_exact_one_in_another():
+    german, french = Pair(HOUSE, "DE", "en", "de"), Pair(HOUSE[:-1], "FR", "en", "fr")
+    for other in (german, Pair(f"<2de> {HOUSE}", "DE")):
+        memory = Memory([other, french])
+        assert memory.reference(other.prompt.replace("de", "fr"), "en", "fr") == "FR"
+
+
+@given(st.lists(st.sampled_from("ab ,"), min_size=5, max_size=60), st.randoms())
+def test_the_reference_is_the_closest_of_all_pairs_and_the_latest_of_equals(letters, rng):
+    languages = [None, "de", "fr", "fr-CA"]
+    pairs = []
+    for i in range(30):
+        prompt = letters[:]
+        for _ in range(rng.randint(0, 4)):
+            prompt[rng.randrange(len(prompt))] = rng.choice("abcd")
+        task = rng.choice(["", "", "<2de> ", "task: "])
+        pairs.append(Pair(f"{task}x{''.join(prompt)}", str(i), None, rng.choice(languages)))
+    query, language = rng.choice(pairs).prompt, rng.choice(languages)
+    scores = [_score(query, language, pair) for pair in pairs]
+    best = max(reversed(range(30)), key=scores.__getitem__)
+    expected = pairs[best].text if scores[best] >= 100 * CLOSE else None
+    assert Memory(pairs).reference(query, None, language) == expected
+
+
+def _score(query: str, language: str | None, pair: Pair) -> float:
+    """By the definition in Memory."""
+    task, _, rest = query.rpartition("> " if ">" in query else ": ")
+    names_a_task = ">" in pair.prompt or ":" in pair.prompt
+    if task and names_a_task and not pair.prompt.startswith(task):
+        return 0
+    language = language or ("de" if "<2de>" in query else None)
+    if language and pair.target_lang and language[:2] != pair.target_lang[:2]:
+        return 0
+    queries = [query, rest] if task and not names_a_task else [query]
+    return max(fuzz.ratio(each, pair.prompt) for each in queries)
 
 
 def test_where_words_are_not_written_apart_characters_count():
@@ -110,7 +151,7 @@ BILLION_LAUGHS = "".join(f'<!ENTITY a{i + 1} "{f"&a{i};" * 10}">' for i in range
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ('<?xml version="1.0" encoding="klingon"?><tmx/>', "the encoding klingon is unknown; save"),
         ('<?xml version="1.0" encoding="zlib"?><tmx/>', "the encoding zlib is unknown; save"),
@@ -120,8 +161,8 @@ BILLION_LAUGHS = "".join(f'<!ENTITY a{i + 1} "{f"&a{i};" * 10}">' for i in range
         ("<html><p>not found", "not valid XML: no element found"),
     ],
 )
-def test_tmx_that_cannot_be_read_whole_is_refused(read, content, told):
-    with pytest.raises(InputError, match=rf"m\.tmx: .*{told}"):
+def test_tmx_that_cannot_be_read_whole_is_refused(read, content, message):
+    with pytest.raises(InputError, match=rf"m\.tmx: .*{message}"):
         read("m.tmx", content)
 
 
@@ -143,6 +184,14 @@ def test_a_memory_grows_by_whole_lines_also_after_a_crash(tmp_path, read):
     assert read(path.name, path.read_bytes()) == ([pair], [2, 4])
     with pytest.raises(InputError, match="JSON lines"):
         MemoryFile(tmp_path / "m.tmx")
+
+
+def test_a_memory_file_is_closed_when_nobody_has_it_any_more(tmp_path):
+    """Otherwise a run of some hundred documents has too many open files: a Mac allows 256."""
+    before = len([*Path("/dev/fd").iterdir()])
+    for i in range(20):
+        MemoryFile(tmp_path / f"{i}.jsonl")
+    assert len([*Path("/dev/fd").iterdir()]) < before + 5
 
 
 def test_a_pair_that_the_disk_has_no_room_for_is_told(tmp_path):

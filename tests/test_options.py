@@ -1,8 +1,8 @@
 """Options of decoding: what is out of range is named, and what follows from them."""
 
 import pytest
-from helpers.option_tables import PAGE, with_tables
 
+from docs.tools.option_tables import PAGE, with_tables
 from errors import InputError
 from speculative.options import DECLARED, MOST, Options
 from speculative.row import Row
@@ -51,7 +51,7 @@ def test_numbers_end_where_mlx_cannot_count_or_logits_would_be_infinite(name):
 
 
 def test_the_manual_has_every_option_as_it_is_declared():
-    """PYTHONPATH=.:tests python -m helpers.option_tables writes them."""
+    """python -m docs.tools.option_tables writes them."""
     page = PAGE.read_text()
     assert with_tables(page) == page
     for declared in DECLARED.values():

@@ -11,8 +11,7 @@ from helpers import checkpoints
 from helpers.decoding import decode_with, drafters, partial_steps, ragged_prompts, total
 from helpers.laws import LIMIT, TableModel, V, decoded, deviation_of
 from helpers.models import reference_texts
-from helpers.option_tables import in_transformers
-from helpers.oracle import disturbed, with_eos
+from helpers.oracle import disturbed, in_transformers, with_eos
 from helpers.pairs import both
 from transformers import GenerationConfig, T5ForConditionalGeneration
 

@@ -1,13 +1,17 @@
 """translate.py with the embedded pair."""
 
 import json
+import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 from helpers import programs
 
 import translate
 from decoder import SpeculativeDecoder
+from documents import translator
+from errors import InputError
 
 KING, HAUS = "The old king sees two red doors.", "The king sees the house."
 GERMAN = {KING: "Der alte König sieht zwei rote Türen.", HAUS: "Der König sieht das Haus."}
@@ -69,6 +73,59 @@ def test_an_interrupted_run_goes_on_where_it_stopped(run, tmp_path, monkeypatch)
     assert (tmp_path / "a.de.txt").read_text() == TEXT
 
 
+def test_two_runs_may_write_one_output(run, tmp_path, monkeypatch):
+    """The other run begins and ends while this one decodes."""
+    decode = SpeculativeDecoder.stream_batch
+    results = []
+
+    def interleaved(self, *args, **options):
+        for response in decode(self, *args, **options):
+            if not results:
+                results.append(None)
+                results.append(run("a.txt", "--to", "de", "--force"))
+            yield response
+
+    monkeypatch.setattr(SpeculativeDecoder, "stream_batch", interleaved)
+    results.append(run("a.txt", "--to", "de", "--force"))
+    assert [(each.returncode, each.stdout) for each in results[1:]] == [(0, "a.de.txt\n")] * 2
+    assert (tmp_path / "a.de.txt").read_text() == TEXT and files(tmp_path) == ["a.de.txt", "a.txt"]
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["x/a.txt", "a.txt", "-o", "out"], "x/a.txt and a.txt would both be out/a.de.txt"),
+        (["a.txt", "./a.txt"], "a.txt and ./a.txt would both be a.de.txt"),
+        (["a.txt", "a.de.txt"], "a.de.txt and a.txt would both be a.de.txt"),
+    ],
+)
+def test_translations_that_would_be_one_file_are_refused_first(run, tmp_path, arguments, message):
+    for folder in ("x", "out"):
+        (tmp_path / folder).mkdir()
+    for name in ("x/a.txt", "a.de.txt"):
+        (tmp_path / name).write_text(HAUS)
+    result = run(*arguments, "--to", "de", "--force")
+    assert result.returncode == 1 and not result.stdout
+    (line,) = result.stderr.splitlines()[1:]
+    assert line.startswith(f"translate.py: {message}; translate one of them in another run")
+    assert (tmp_path / "a.de.txt").read_text() == HAUS and not any((tmp_path / "out").iterdir())
+
+
+def test_a_document_may_be_replaced_by_its_own_translation(run, tmp_path):
+    assert run("a.txt", "--to", "de", "-o", "a.txt", "--force").returncode == 0
+    assert (tmp_path / "a.txt").read_text() == TEXT
+
+
+@pytest.mark.parametrize("names", [("A.txt", "a.txt"), ("\u00e9.txt", "e\u0301.txt")])
+def test_on_a_mac_names_of_one_file_differ_in_case_and_accents(names, monkeypatch):
+    outputs = [Path("out") / name for name in names]
+    sources = [f"{i}.txt" for i in range(2)]
+    translate.check_apart(sources, outputs)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(InputError, match="would both be"):
+        translate.check_apart(sources, outputs)
+
+
 def test_standard_input_is_translated_to_standard_output_or_a_format(run, tmp_path):
     ask = partial(programs.run, "-", "--to", "de", cwd=tmp_path, script="translate.py")
     assert ask(input=SOURCE).stdout == TEXT
@@ -111,7 +168,7 @@ def test_a_placeholder_lost_is_tried_again_as_a_plain_token(run, tmp_path, monke
 
 
 def test_a_sentence_cut_short_is_named(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(translate, "_FULL", 99)
+    monkeypatch.setattr(translator, "_FULL", 99)
     result = run("a.txt", "--to", "de", "-m", "3")
     assert "a.txt, line 4: a sentence was cut short; see --max-tokens" in result.stderr
 

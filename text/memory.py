@@ -8,24 +8,18 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from itertools import permutations
 from pathlib import Path
 from typing import BinaryIO
 from xml.etree import ElementTree
 
 import langcodes
-import numpy as np
-from rapidfuzz import fuzz
-from tqdm import tqdm
+from rapidfuzz import fuzz, process
 
 from errors import InputError, naming
 
 CLOSE = 0.7  # the least similarity that counts; translators' tools use 0.7 or 0.75
-_SCORED = 16  # candidates, those that share most rare words, to compare in full
-_LOOKED_UP = 4000  # index entries to look up per prompt, rarest words first
-# Words; single characters in scripts that do not separate words.
-UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"  # Thai to Han
-_WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
 _TASK = re.compile(r"\s*(?:<2(\w+)>|>>(\w+)<<|([^:\n]{1,40}:(?=\s)))\s*")
 
 _VARIANTS = 64  # the most of a TMX unit, which makes a pair of every two
@@ -45,7 +39,7 @@ class Pair:
 
 
 class Memory:
-    """Pairs, with an index of the words in their prompts.
+    """Pairs, grouped by the task that their prompts name and by their languages.
 
     Two prompts are as similar as the share of their characters that need not be deleted or inserted (rapidfuzz's
     ratio). The closest pair has the most similar prompt, with a similarity of at least `CLOSE`. Its languages must
@@ -53,79 +47,48 @@ class Memory:
     """
 
     def __init__(self, pairs: Iterable[Pair]):
-        self.pairs = list(dict.fromkeys(pairs))
-        self._same: dict[str, list[int]] = {}
-        self._words: dict[str, int] = {}
-        words, counts = list[int](), list[int]()
-        how = dict(unit=" pairs", delay=2, leave=False, disable=None)
-        for i, pair in enumerate(tqdm(self.pairs, "translation memory", **how)):
-            self._same.setdefault(pair.prompt, []).append(i)
-            found = {self._words.setdefault(w, len(self._words)) for w in words_of(pair.prompt)}
-            words.extend(found)
-            counts.append(len(found))
-        of_words = np.array(words, np.int32)
-        order = np.argsort(of_words, kind="stable")
-        # The pairs with word w are _places[_starts[w] : _starts[w + 1]].
-        self._places = np.repeat(np.arange(len(counts), dtype=np.int32), counts)[order]
-        self._starts = np.searchsorted(of_words[order], np.arange(len(self._words) + 1))
+        self.pairs = dict.fromkeys(pairs)  # in their order, each once
+        self._texts = [pair.text for pair in self.pairs]
+        # Place and prompt, the latest first: extractOne returns the first of equals.
+        self._groups: dict[tuple[str, str | None, str | None], dict[int, str]] = {}
+        for place, pair in reversed([*enumerate(self.pairs)]):
+            task = _split(pair.prompt)[0]
+            group = self._groups.setdefault((task, pair.source_lang, pair.target_lang), {})
+            group[place] = pair.prompt
 
     def __contains__(self, pair: Pair) -> bool:
-        return any(self.pairs[i] == pair for i in self._same.get(pair.prompt, ()))
+        return pair in self.pairs
 
     def reference(
         self, prompt: str, source_lang: str | None = None, target_lang: str | None = None
     ) -> str | None:
         """The text of the closest pair, the latest among equals; None if no pair is close."""
-        task, rest = _split(prompt)
-        target_lang = target_lang or _language(task)
-        best, text = 100 * CLOSE, None
-        for i in self._same.get(prompt, []) or self._alike(prompt):
-            pair = self.pairs[i]
-            theirs = _split(pair.prompt)[0]
-            if task and theirs and task != theirs:
+        task, language, rest = _split(prompt)
+        target_lang = target_lang or language
+        closest = 100 * CLOSE, -1  # score and place
+        for (group_task, source, target), prompts in self._groups.items():
+            if task and group_task and task != group_task:
                 continue
-            if not (_fit(source_lang, pair.source_lang) and _fit(target_lang, pair.target_lang)):
+            if not (_fit(source_lang, source) and _fit(target_lang, target)):
                 continue
-            score = fuzz.ratio(prompt, pair.prompt, score_cutoff=best)
-            if task and not theirs:
-                score = max(score, fuzz.ratio(rest, pair.prompt, score_cutoff=best))
-            if score >= best:
-                best, text = score, pair.text
-        return text
-
-    def _alike(self, prompt: str) -> list[int]:
-        """Indices of pairs that share many of the prompt's rarest words, in order."""
-        known = [self._words[w] for w in set(words_of(prompt)) if w in self._words]
-        known.sort(key=lambda w: self._starts[w + 1] - self._starts[w])
-        found, total = list[np.ndarray](), 0
-        for w in known:
-            places = self._places[self._starts[w] : self._starts[w + 1]]
-            if found and total + len(places) > _LOOKED_UP:
-                break
-            found.append(places[-_LOOKED_UP:])
-            total += len(places)
-        if not found:
-            return []
-        pairs, shared = np.unique(np.concatenate(found), return_counts=True)
-        return sorted(pairs[np.argsort(-shared, kind="stable")[:_SCORED]].tolist())
+            for query in {prompt, prompt if group_task else rest}:
+                cutoff = closest[0] - 0.01  # rounding drops some scores that are equal to it
+                match = process.extractOne(query, prompts, scorer=fuzz.ratio, score_cutoff=cutoff)
+                if match:
+                    _, score, place = match
+                    closest = max(closest, (score, place))
+        return self._texts[closest[1]] if closest[1] >= 0 else None
 
 
-def words_of(text: str) -> list[str]:
-    return _WORD.findall(text.lower())
-
-
-def _split(prompt: str) -> tuple[str, str]:
-    """The task that a prompt begins with, or "", and the rest."""
+def _split(prompt: str) -> tuple[str, str | None, str]:
+    """The task that a prompt begins with, or "", the language that its tag names, and the rest."""
     task = _TASK.match(prompt)
-    return (task[0].strip(), prompt[task.end() :]) if task else ("", prompt)
+    if not task:
+        return "", None, prompt
+    return task[0].strip(), task[1] or task[2], prompt[task.end() :]
 
 
-def _language(task: str) -> str | None:
-    """The language that a task's tag names."""
-    tag = _TASK.match(task)
-    return (tag[1] or tag[2]) if tag else None
-
-
+@lru_cache(1024)
 def _fit(one: str | None, other: str | None) -> bool:
     """Whether two codes, such as fra_Latn and fr-CA, may name the same language; None may be any."""
     if one is None or other is None or one == other:
@@ -150,18 +113,19 @@ def load_memory(path: Path, report: Report) -> Memory:
         if path.suffix.lower() == ".tmx":
             with naming(path):
                 return Memory(_tmx_pairs(file))
-        read = _tab_separated if path.suffix.lower() in (".tsv", ".txt") else _json_object
-        return Memory(_line_pairs(file, read, report))
+        is_tabular = path.suffix.lower() in (".tsv", ".txt")
+        parse = _tab_separated if is_tabular else _json_object
+        return Memory(_line_pairs(file, parse, report))
 
 
 def _line_pairs(
-    file: Iterable[bytes], read: Callable[[str], Pair], report: Report
+    file: Iterable[bytes], parse: Callable[[str], Pair], report: Report
 ) -> Iterator[Pair]:
     for number, line in enumerate(file, 1):
         try:
             text = line.removeprefix(codecs.BOM_UTF8).decode("utf-8").rstrip("\r\n")
             if text.strip():
-                yield read(text)
+                yield parse(text)
         except InputError as error:
             report(number, str(error))
         except UnicodeDecodeError:
@@ -181,8 +145,8 @@ def _json_object(line: str) -> Pair:
     value = json.loads(line)
     names = ("prompt", "text", "source_lang", "target_lang")
     fields = [value.get(name) for name in names] if isinstance(value, dict) else [None]
-    of_text = all(isinstance(x, str) for x in fields[:2])
-    if not of_text or not all(x is None or isinstance(x, str) for x in fields):
+    are_texts = all(isinstance(x, str) for x in fields[:2])
+    if not are_texts or not all(x is None or isinstance(x, str) for x in fields):
         raise InputError('not a JSON object with the texts "prompt" and "text"')
     return Pair(*fields)
 
@@ -192,9 +156,10 @@ def _tmx_pairs(file: BinaryIO) -> Iterator[Pair]:
     head = file.read(200)
     file.seek(0)
     # expat knows UTF-8, UTF-16 and encodings of one byte; Python knows most others.
-    found = re.match(rb"""<\?xml[^>]*?encoding\s*=\s*["']([\w.:-]+)""", head)
-    utf32 = head.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE))
-    name = "utf-32" if utf32 else found[1].decode() if found else ""
+    declared = re.match(rb"""<\?xml[^>]*?encoding\s*=\s*["']([\w.:-]+)""", head)
+    name = declared[1].decode() if declared else ""
+    if head.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        name = "utf-32"
     try:
         for _, element in ElementTree.iterparse(io.TextIOWrapper(file, name) if name else file):
             tag = element.tag.rpartition("}")[2]
@@ -215,13 +180,14 @@ def _tmx_pairs(file: BinaryIO) -> Iterator[Pair]:
 def _unit_pairs(unit: ElementTree.Element) -> Iterator[Pair]:
     variants = []
     for tuv in unit:
-        if text := "".join(tuv.itertext()).strip():
+        text = "".join(tuv.itertext()).strip()
+        if text:
             variants.append((tuv.get(_LANGUAGE) or tuv.get("lang"), text))
     if len(variants) > _VARIANTS:
         raise InputError(f"a unit (<tu>) has {len(variants)} variants, more than {_VARIANTS}")
-    for (of_one, one), (of_other, other) in permutations(variants, 2):
-        if of_one != of_other:
-            yield Pair(one, other, of_one, of_other)
+    for (source_lang, source), (target_lang, target) in permutations(variants, 2):
+        if source_lang != target_lang:
+            yield Pair(source, target, source_lang, target_lang)
 
 
 class MemoryFile:
@@ -233,13 +199,15 @@ class MemoryFile:
         if path.suffix.lower() in (".tmx", ".tsv", ".txt"):
             raise InputError(f"{path}: pairs can be added to JSON lines (.jsonl) only")
         self._path = path
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        self._file = path.open("a+b", buffering=0)
 
     def append(self, pair: Pair) -> None:
         fields = {name: value for name, value in asdict(pair).items() if value is not None}
         line = json.dumps(fields, ensure_ascii=False).encode() + b"\n"
-        size = os.fstat(self._file).st_size
-        if size and os.pread(self._file, 1, size - 1) != b"\n":  # a crash cut the last line off
+        size = os.fstat(self._file.fileno()).st_size
+        if (
+            size and os.pread(self._file.fileno(), 1, size - 1) != b"\n"
+        ):  # a crash cut the last line off
             line = b"\n" + line
-        if os.write(self._file, line) < len(line):
+        if self._file.write(line) < len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))

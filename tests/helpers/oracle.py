@@ -42,3 +42,15 @@ def disturbed(model, noise: float, seed: int = 0):
 
 def flat_weights(model: T5) -> list[tuple[str, mx.array]]:
     return tree_flatten(model.parameters())
+
+
+_THEIRS = dict(
+    max_tokens="max_new_tokens", min_tokens="min_new_tokens", num_samples="num_return_sequences"
+)
+
+
+def in_transformers(options: dict) -> dict:
+    """The same as arguments of transformers' `generate`."""
+    renamed = {_THEIRS.get(k, k): v for k, v in options.items() if k != "logit_bias"}
+    bias = [[[token], value] for token, value in options.get("logit_bias", {}).items()]
+    return renamed | ({"sequence_bias": bias} if bias else {})

@@ -1,6 +1,6 @@
 """Which of mlx-lm's models work here, tried one by one on small random weights: docs/mlx_lm_models.md.
 
-    python -m tests.helpers.compatibility > docs/mlx_lm_models.md
+    python -m docs.tools.compatibility > docs/mlx_lm_models.md
 
 Some minutes. Progress goes to stderr.
 """
@@ -11,17 +11,16 @@ from pathlib import Path
 from textwrap import fill
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).parents[i]) for i in (1, 2)]
+    sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 import mlx.core as mx
+from helpers.causal_configs import WINDOW
+from helpers.causal_models import alone, build, prompts
+from helpers.decoding import decode_with
 
 from errors import InputError
 from families.causal import CausalModel
 from speculative.drafting import Drafter, ModelDrafter
-
-from .causal_configs import WINDOW
-from .causal_models import alone, build, prompts
-from .decoding import decode_with
 
 TEXTS = prompts(5, 30)
 MAX_TOKENS = 10
@@ -29,7 +28,7 @@ SEEDS = 20
 INTRO = """# mlx-lm's models
 
 We tried every file of mlx-lm {mlx_lm} that defines a model, with small random weights in float32 on MLX {mlx}. This
-page is what `python -m tests.helpers.compatibility` prints.
+page is what `python -m docs.tools.compatibility` prints.
 
 A model works if its greedy text equals mlx-lm's own: {texts} prompts of 1 to 30 tokens, 10 new ones each, three rows
 in a batch, without drafts and with three tokens drafted by a disturbed copy. Sliding windows have {window} tokens, so

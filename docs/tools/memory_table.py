@@ -1,22 +1,18 @@
 """Which pairs run on which Mac: the table in docs/models.md, computed from the checkpoints' configs.
 
-python -m tests.helpers.memory_table
+python -m docs.tools.memory_table
 """
 
 import json
-import sys
 import tempfile
 from pathlib import Path
-
-if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).parents[i]) for i in (1, 2)]
 
 from mlx.utils import tree_flatten
 
 from families import memory
 from families.conversion import unset
 
-KNOWN = json.loads(Path(__file__).with_name("configs.json").read_text())
+PAIRS = json.loads(Path(__file__).with_name("configs.json").read_text())
 HEAD = """\
 | for | target | draft model | licence | download, GB | memory, GB: 16, 8, 4 bits | Mac: 16, 8, 4 bits |
 |---|---|---|---|---|---|---|
@@ -25,24 +21,24 @@ HEAD = """\
 
 def sizes(name: str) -> tuple[float, dict[int, int]]:
     """GB to download, of weights in the type of the config; bytes of memory by bits."""
-    raw = KNOWN["configs"][name]
+    raw = PAIRS["configs"][name]
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(raw))
-        model, *how = unset(Path(folder))
+        model, *rest = unset(Path(folder))
     count = sum(weight.size for _, weight in tree_flatten(model.parameters()))
-    return count * (4 if raw["dtype"] == "float32" else 2) / 1e9, memory.needed(model, *how)
+    return count * (4 if raw["dtype"] == "float32" else 2) / 1e9, memory.needed(model, *rest)
 
 
 def table() -> str:
     """The table in Markdown."""
     lines = HEAD
-    for use, target, draft, licence in KNOWN["pairs"]:
-        found = [sizes(name) for name in (target, draft) if name]
-        needed = [sum(of[bits] for _, of in found) for bits in (16, 8, 4)]
+    for use, target, draft, licence in PAIRS["pairs"]:
+        models = [sizes(name) for name in (target, draft) if name]
+        needed = [sum(by_bits[bits] for _, by_bits in models) for bits in (16, 8, 4)]
         gb = ", ".join(f"{size / 1e9:.1f}" for size in needed)
         macs = ", ".join(memory.mac_for(size).removesuffix(" GB") for size in needed)
         pair = f"`{target}` | {f'`{draft}`' if draft else 'none: `--lookup`'}"
-        download = f"{sum(size for size, _ in found):.1f}"
+        download = f"{sum(size for size, _ in models):.1f}"
         lines += f"| {use} | {pair} | {licence} | {download} | {gb} | {macs} GB |\n"
     return lines
 

@@ -1,21 +1,16 @@
 """The moving picture of the README: one text decoded plainly and speculatively, each token when it came.
 
-    python -m tests.helpers.picture docs/speculation.svg
+    python -m docs.tools.picture docs/speculation.svg
 
 decodes with the embedded pair in the sizes of t5-large and t5-small, once to warm up and once to record, and
 writes an animated SVG without scripts.
 """
 
-import sys
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from html import escape
-from pathlib import Path
 from typing import NamedTuple
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.measure import decoder, widened_pair
 from benchmarks.report import describe
@@ -109,7 +104,7 @@ def svg(runs: Mapping[str, Sequence[Token]]) -> str:
 
 
 def main() -> None:
-    parser = cli.Parser(prog="python -m tests.helpers.picture")
+    parser = cli.Parser(prog="python -m docs.tools.picture")
     parser.add_argument("file", type=cli.path, help="the SVG to write")
     file = parser.parse_args().file
     models, runs = decoder(*widened_pair(("t5-large", "t5-small"))), {}

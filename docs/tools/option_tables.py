@@ -1,5 +1,4 @@
-"""The tables of options in docs/using.md, from their declaration: `python -m helpers.option_tables` writes them anew;
-and options under transformers' names."""
+"""The tables of options in docs/using.md, from their declaration: `python -m docs.tools.option_tables` writes them anew."""
 
 import re
 from pathlib import Path
@@ -7,10 +6,7 @@ from pathlib import Path
 from speculative.options import DECLARED
 from terminal.flags import default_of
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/using.md"
-_THEIRS = dict(
-    max_tokens="max_new_tokens", min_tokens="min_new_tokens", num_samples="num_return_sequences"
-)
+PAGE = Path(__file__).resolve().parents[1] / "using.md"
 _PLACE = re.compile(r"(<!-- options: (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 
 
@@ -25,13 +21,6 @@ def table(group: str) -> str:
                 f"| {', '.join(f'`{f}`' for f in flags)} {value} | {declared.help} | {default_of(name)} |"
             )
     return "\n".join(lines) + "\n"
-
-
-def in_transformers(options: dict) -> dict:
-    """The same as arguments of transformers' `generate`."""
-    found = {_THEIRS.get(k, k): v for k, v in options.items() if k != "logit_bias"}
-    bias = [[[token], value] for token, value in options.get("logit_bias", {}).items()]
-    return found | ({"sequence_bias": bias} if bias else {})
 
 
 def with_tables(text: str) -> str:
