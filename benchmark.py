@@ -27,6 +27,7 @@ from demo.widen import CAUSAL_SHAPES, SHAPES
 from errors import InputError
 from speculative.sampling import RowSeeds
 from terminal import cli
+from terminal.chat import Conversation
 from terminal.flags import check_models, reading
 from terminal.prompt_files import PromptFile
 from text.prompts import check_prompt
@@ -146,7 +147,8 @@ def compare(
     """Print one table, of our ways and theirs; return it as data."""
     options = {name: getattr(args, name) for name in ("max_tokens", "source_lang", "target_lang")}
     rows, settings, seed = decoder(target), Options(**options), RowSeeds(0)
-    tokens = {prompt: rows.row(prompt, settings, seed).prompt for prompt in prompts}
+    framed = Conversation.of(rows.text, None, None, ignore_chat_template=False).prompt
+    tokens = {prompt: rows.row(framed(prompt), settings, seed).prompt for prompt in prompts}
     found: dict[str, Any] = report.describe() | report.sizes(target, draft, tokens)
     print("\n".join(f"{key}: {value}" for key, value in found.items()), end="\n\n", flush=True)
 
