@@ -13,11 +13,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
 from decoder import BATCH_SIZE
@@ -25,12 +26,14 @@ from demo.pair import demo_model
 from distributed.ranks import session
 from errors import InputError
 from speculative.options import DECLARED
+from speculative.row import Stats
 from speech import audio
 from speech.features import RATE
 from speech.formats import FORMATS, Layout, Segment, Transcript
-from speech.rules import TASKS, language_code
+from speech.options import TranscribeOptions
+from speech.rules import TASKS
 from speech.transcriber import Transcriber
-from speech.transcript import Asked
+from speech.transcript import OnWindow
 from terminal import cli
 from terminal.flags import reading
 from terminal.prompt_files import InOrder
@@ -49,59 +52,61 @@ def parse_args(argv: list[str] | None = None):
     parser = cli.Parser(
         prog="transcribe.py", description="Transcribe audio with Whisper and speculative decoding."
     )
-    flag, asked = parser.add_argument, Asked()
-    text = "an audio file, or a video; - reads standard input"
-    flag("audio", nargs="+", metavar="FILE", help=text)
+    flag = parser.add_argument
+    defaults = TranscribeOptions()
+    # fmt: off
+    flag("audio", nargs="+", metavar="FILE",
+         help="an audio file, or a video; - reads standard input")
     flag("--model", type=cli.name, help=f"{cli.MODEL} (default: the demo models)")
-    text = "a smaller one with the same vocabulary, such as distil-large-v3 (default: none, or the demo models' own)"
-    flag("--draft-model", type=cli.name, help=text)
-    text = f"{DECLARED['num_draft'].help} (default: auto)"
-    flag("--num-draft", default="auto", help=text, **reading("num_draft"))
-    text = "files to transcribe in one batch (default: %(default)s)"
-    flag("--batch-size", type=cli.positive, default=BATCH_SIZE, metavar="N", help=text)
-    text = "translate: into English (default: %(default)s)"
-    flag("--task", choices=TASKS, default=asked.task, help=text)
-    text = "spoken language: a code or its English name (default: detected in the first window)"
-    flag("--language", help=text)
-    text = "0: greedy; a window that fails is retried at 0.2 more, up to 1 (default: %(default)s)"
-    flag("--temperature", "--temp", type=float, default=asked.temperature, metavar="X", help=text)
-    text = "at temperatures above 0, keep the best of N texts (default: %(default)s)"
-    flag("--best-of", type=cli.positive, default=asked.best_of, metavar="N", help=text)
-    flag("--seed", type=cli.whole, default=asked.seed, metavar="N", help="random seed")
-    text = "text that could precede the audio, with names spelled as you want them"
-    flag("--initial-prompt", default="", metavar="TEXT", help=text)
-    how: dict[str, Any] = dict(action=argparse.BooleanOptionalAction, default=True)
-    text = "prompt each window with the text before it (default: yes)"
-    flag("--condition-on-previous-text", **how, help=text)
+    flag("--draft-model", type=cli.name,
+         help="a smaller one with the same vocabulary, such as distil-large-v3 (default: none, or the demo models' own)")
+    flag("--num-draft", default="auto", **reading("num_draft"),
+         help=f"{DECLARED['num_draft'].help} (default: auto)")
+    flag("--batch-size", type=cli.positive, default=BATCH_SIZE, metavar="N",
+         help="files to transcribe in one batch (default: %(default)s)")
+    flag("--task", choices=TASKS, default=defaults.task,
+         help="translate: into English (default: %(default)s)")
+    flag("--language",
+         help="spoken language: a code or its name in any language (default: detected in the first window)")
+    flag("--temperature", "--temp", type=float, default=defaults.temperature, metavar="X",
+         help="0: greedy; a window that fails is retried at 0.2 more, up to 1 (default: %(default)s)")
+    flag("--best-of", type=cli.positive, default=defaults.best_of, metavar="N",
+         help="at temperatures above 0, keep the best of N texts (default: %(default)s)")
+    flag("--seed", type=cli.whole, default=defaults.seed, metavar="N", help="random seed")
+    flag("--initial-prompt", default="", metavar="TEXT",
+         help="text that could precede the audio, with names spelled as you want them")
+    flag("--condition-on-previous-text", action=argparse.BooleanOptionalAction, default=True,
+         help="prompt each window with the text before it (default: yes)")
     for name, text in THRESHOLDS.items():
-        default = getattr(asked, f"{name.replace('-', '_')}_threshold")
-        text = f"{text}; none: never (default: %(default)s)"
-        flag(f"--{name}-threshold", type=number, default=default, metavar="X", help=text)
-    text = "parts to transcribe, in seconds: start,end,start,... (default: all)"
-    flag("--clip-timestamps", type=seconds, default=(), metavar="LIST", help=text)
-    text = "transcribe only what a voice detector takes for speech"
-    flag("--vad", action="store_true", help=text)
-    text = "decode windows cut at pauses in one batch; the text may differ; needs --vad"
-    flag("--batched", action="store_true", help=text)
-    text = "find when each word is spoken, for subtitles and JSON"
-    flag("--word-timestamps", action="store_true", help=text)
-    text = "leave out words invented in a silence of at least X s; needs --word-timestamps"
-    flag("--hallucination-silence-threshold", type=float, metavar="X", help=text)
-    text = "break the lines of subtitles after X characters at most"
-    flag("--max-line-width", type=cli.positive, metavar="X", help=text)
-    text = "lines of a subtitle, for --max-line-width; needs --word-timestamps"
-    flag("--max-line-count", type=cli.positive, metavar="N", help=text)
-    text = "words of a subtitle; needs --word-timestamps"
-    flag("--max-words-per-line", type=cli.positive, metavar="N", help=text)
-    text = "underline each word of a subtitle while it is spoken; needs --word-timestamps"
-    flag("--highlight-words", action="store_true", help=text)
-    text = "all: one file per format, needs --output-dir (default: txt)"
-    flag("--output-format", "-f", choices=(*FORMATS, "all"), default="txt", help=text)
-    text = "write files here, named after the audio file (default: print)"
-    flag("--output-dir", "-o", type=cli.path, metavar="FOLDER", help=text)
-    text = "name of the output, for a single audio file"
-    flag("--output-name", type=cli.name, metavar="NAME", help=text)
+        flag(f"--{name}-threshold", type=number, metavar="X",
+             default=getattr(defaults, f"{name.replace('-', '_')}_threshold"),
+             help=f"{text}; none: never (default: %(default)s)")
+    flag("--clip-timestamps", type=seconds, default=(), metavar="LIST",
+         help="parts to transcribe, in seconds: start,end,start,... (default: all)")
+    flag("--vad", action="store_true",
+         help="transcribe only what a voice detector takes for speech")
+    flag("--batched", action="store_true",
+         help="decode windows cut at pauses in one batch; the text may differ; needs --vad")
+    flag("--word-timestamps", action="store_true",
+         help="find when each word is spoken, for subtitles and JSON")
+    flag("--hallucination-silence-threshold", type=float, metavar="X",
+         help="leave out words invented in a silence of at least X s; needs --word-timestamps")
+    flag("--max-line-width", type=cli.positive, metavar="X",
+         help="break the lines of subtitles after X characters at most")
+    flag("--max-line-count", type=cli.positive, metavar="N",
+         help="lines of a subtitle, for --max-line-width; needs --word-timestamps")
+    flag("--max-words-per-line", type=cli.positive, metavar="N",
+         help="words of a subtitle; needs --word-timestamps")
+    flag("--highlight-words", action="store_true",
+         help="underline each word of a subtitle while it is spoken; needs --word-timestamps")
+    flag("--output-format", "-f", choices=(*FORMATS, "all"), default="txt",
+         help="all: one file per format, needs --output-dir (default: txt)")
+    flag("--output-dir", "-o", type=cli.path, metavar="FOLDER",
+         help="write files here, named after the audio file (default: print)")
+    flag("--output-name", type=cli.name, metavar="NAME",
+         help="name of the output, for a single audio file")
     flag("--verbose", action="store_true", help="print statistics to stderr at the end")
+    # fmt: on
     args = parser.parse_intermixed_args(argv)
     for name in NEED_WORDS:
         if getattr(args, name) and not args.word_timestamps:
@@ -121,94 +126,136 @@ def seconds(text: str) -> tuple[float, ...]:
     return tuple(map(float, text.split(",")))
 
 
-def names_of(args) -> list[str]:
+@dataclass(frozen=True)
+class Output:
+    """Where transcripts go, and in which format."""
+
+    format: str  # one of FORMATS, or all
+    folder: Path | None  # None: they are printed
+    layout: Layout
+
+    @property
+    def streamed(self) -> bool:
+        """Whether segments are printed as they come."""
+        return self.format == "txt" and not self.folder
+
+    def write_files(self, transcript: Transcript, name: str) -> None:
+        """Write a file of this name, or one for each format."""
+        for each in FORMATS if self.format == "all" else [self.format]:
+            text = FORMATS[each](transcript, self.layout)
+            Path(f"{self.folder}/{name}.{each}").write_text(text, encoding="utf-8")
+
+    def text(self, transcript: Transcript, title: str | None) -> str:
+        """What is printed of a transcript at its end, with a title if it is one of several."""
+        if self.streamed or self.folder:
+            return ""
+        text = FORMATS[self.format](transcript, self.layout)
+        if not text or title is None:
+            return text
+        if self.format == "json":
+            return json.dumps({"file": title} | json.loads(text), ensure_ascii=False) + "\n"
+        if self.format == "vtt":
+            return text.replace("WEBVTT", f"NOTE {title}", 1)
+        return f"{title}:\n{text}"
+
+
+def file_names(sources: Sequence[str], output_name: str | None, folder: Path | None) -> list[str]:
     """The names of each sound's files, without the format. InputError if two are the same."""
-    names = ["stdin" if name == STDIN else Path(name).stem for name in args.audio]
-    if args.output_name:
+    names = ["stdin" if source == STDIN else Path(source).stem for source in sources]
+    if output_name:
         if len(names) > 1:
             raise InputError("--output-name works for one file only")
-        if not args.output_dir:
+        if not folder:
             print("--output-name has no effect without --output-dir", file=sys.stderr)
-        names = [args.output_name]
-    twice, times = Counter(names).most_common(1)[0]
-    if args.output_dir and times > 1:
-        raise InputError(f"{times} files would be written as {twice}; transcribe them one by one")
+        names = [output_name]
+    name, count = Counter(names).most_common(1)[0]
+    if folder and count > 1:
+        raise InputError(f"{count} files would be written as {name}; transcribe them one by one")
     return names
 
 
-def titled(name: str, form: str, text: str) -> str:
-    """One of several transcripts that are printed, with its sound's name."""
-    if form == "json":
-        return json.dumps({"file": name} | json.loads(text), ensure_ascii=False) + "\n"
-    return text.replace("WEBVTT", f"NOTE {name}", 1) if form == "vtt" else f"{name}:\n{text}"
+def complain(line: str) -> None:
+    cli.write(cli.one_line(line), sys.stderr)
 
 
-def fields(args, kind: type) -> dict[str, Any]:
-    """The flags that are fields of a dataclass."""
-    return {name: value for name, value in vars(args).items() if name in kind.__annotations__}
+class Printer:
+    """Prints what comes of each sound, in the order of the files."""
+
+    def __init__(self, sources: Sequence[str], output: Output, late: float, bar: tqdm):
+        """late: the last second at which a clip begins"""
+        self._sources, self._output, self._late, self._bar = sources, output, late, bar
+        self._several = len(sources) > 1 and not output.folder
+        self._lines = InOrder(partial(cli.write, end=""))
+        if self._several and output.format == "vtt":  # one header for all
+            cli.write("WEBVTT\n\n", end="")
+
+    def open_sound(self, index: int) -> tuple[np.ndarray, OnWindow]:
+        """A sound's samples, and what prints its windows."""
+        source = self._sources[index]
+        samples = audio.read(source, report=complain)
+        if self._output.streamed and self._several:
+            self._lines.put(index, f"{source}:\n", finished=False)
+        length = len(samples) / RATE
+        if self._late > length:
+            complain(
+                f"{source}: --clip-timestamps has no effect from {self._late:g} s on: "
+                f"the audio ends at {length:.1f} s"
+            )
+        self._bar.total = (self._bar.total or 0) + length
+        shown = 0.0  # seconds
+
+        def on_window(segments: Sequence[Segment], seconds: float, stats: Stats) -> None:
+            nonlocal shown
+            if self._output.streamed:
+                text = "".join(f"{segment.text.strip()}\n" for segment in segments)
+                self._lines.put(index, text, finished=False)
+            self._bar.update(seconds - shown)
+            shown = seconds
+
+        return samples, on_window
+
+    def end(self, index: int, transcript: Transcript | None) -> None:
+        """Print what is left of a sound. None: it could not be read."""
+        text = ""
+        if transcript:
+            title = cli.one_line(self._sources[index]) if self._several else None
+            text = self._output.text(transcript, title)
+        self._lines.put(index, text)
 
 
-def write_files(transcript: Transcript, path: Path, format: str, layout: Layout) -> None:
-    """Write `path` with the format, or one file for each format if it is "all"."""
-    for each in FORMATS if format == "all" else [format]:
-        Path(f"{path}.{each}").write_text(FORMATS[each](transcript, layout), encoding="utf-8")
-
-
-def transcribe_files(args, transcriber: Transcriber, asked: Asked, names: list[str]) -> None:
+def transcribe_files(
+    transcriber: Transcriber,
+    sources: Sequence[str],
+    options: TranscribeOptions,
+    output: Output,
+    names: Sequence[str],
+    batch_size: int,
+    verbose: bool,
+) -> None:
     """Transcribe all files: to stdout in their order, txt segment by segment, or to files under these names. Report
     those that cannot be read; they make the exit code 1."""
-    failed, summary, played = 0, Summary(unit="windows"), 0.0
     began = time.perf_counter()
-    output = InOrder(partial(cli.write, end=""))
-    layout = Layout(**fields(args, Layout))
-    streamed = args.output_format == "txt" and not args.output_dir
-    several = len(names) > 1 and not args.output_dir
-    if several and args.output_format == "vtt":  # one header for all
-        cli.write("WEBVTT\n\n", end="")
-
-    def complain(line: str) -> None:
-        cli.write(cli.one_line(line), sys.stderr)
-
-    def open_sound(index: int, name: str, bar):
-        samples = audio.read(name, report=complain)
-        if streamed and several:
-            output.put(index, f"{name}:\n", finished=False)
-        length = len(samples) / RATE
-        if (late := max(asked.clip_timestamps[::2], default=0)) > length:
-            what = f"--clip-timestamps has no effect from {late:g} s on"
-            complain(f"{name}: {what}: the audio ends at {length:.1f} s")
-        bar.total = (bar.total or 0) + length
-        before = [0.0]
-
-        def heard(segments: Sequence[Segment], seconds: float, _) -> None:
-            if streamed:
-                text = "".join(f"{each.text.strip()}\n" for each in segments)
-                output.put(index, text, finished=False)
-            bar.update(seconds - before[0])
-            before[0] = seconds
-
-        return samples, heard
-
+    summary = Summary(unit="windows")
+    failed = 0
+    played = 0.0
     with tqdm(desc="audio", unit="s", disable=None) as bar:
-        sounds = (partial(open_sound, i, name, bar) for i, name in enumerate(args.audio))
-        for index, found in transcriber.transcribe_all(sounds, asked, args.batch_size):
-            if isinstance(found, InputError):
+        printer = Printer(sources, output, max(options.clip_timestamps[::2], default=0), bar)
+        sounds = (partial(printer.open_sound, i) for i in range(len(sources)))
+        for index, transcript in transcriber.transcribe_all(sounds, options, batch_size):
+            if isinstance(transcript, InputError):
                 failed += 1
-                complain(str(found))
-                output.put(index, "")
+                complain(str(transcript))
+                printer.end(index, None)
                 continue
-            if args.output_dir:
-                write_files(found, args.output_dir / names[index], args.output_format, layout)
-            printed = not (streamed or args.output_dir)
-            text = FORMATS[args.output_format](found, layout) if printed else ""
-            title = cli.one_line(args.audio[index])
-            output.put(index, titled(title, args.output_format, text) if several and text else text)
+            if output.folder:
+                output.write_files(transcript, names[index])
+            printer.end(index, transcript)
             summary.texts += 1
-            summary.stats += found.stats
-            played += found.duration
-            if args.verbose and bar.disable:
-                complain(f"{summary.texts}/{len(names)} files, {played:.0f} s of audio")
-    if args.verbose:
+            summary.stats += transcript.stats
+            played += transcript.duration
+            if verbose and bar.disable:
+                complain(f"{summary.texts}/{len(sources)} files, {played:.0f} s of audio")
+    if verbose:
         import mlx.core as mx  # after decoder, which loads a faster BLAS first
 
         seconds = time.perf_counter() - began
@@ -216,32 +263,37 @@ def transcribe_files(args, transcriber: Transcriber, asked: Asked, names: list[s
         print(f"{played:.1f} s of audio in {seconds:.1f} s", file=sys.stderr)
         print("\n".join(summary.lines(seconds)), file=sys.stderr)
     if failed:
-        raise InputError(f"{failed} of {len(args.audio)} files were not transcribed")
+        raise InputError(f"{failed} of {len(sources)} files were not transcribed")
 
 
-def answer(args) -> None:
-    """Do what the command line asks for."""
-    given = fields(args, Asked)
-    given["no_speech_probs"] = args.output_format in ("json", "all")
-    asked, names = Asked(**given), names_of(args)
-    if args.output_dir:
-        args.output_dir.mkdir(parents=True, exist_ok=True)
-    model, draft = args.model, args.draft_model
+def fields(args: argparse.Namespace, kind: type) -> dict[str, Any]:
+    """The flags that are fields of a dataclass."""
+    return {name: value for name, value in vars(args).items() if name in kind.__annotations__}
+
+
+def run_command(args: argparse.Namespace) -> None:
+    needs_silence = args.output_format in ("json", "all")
+    options = TranscribeOptions(**fields(args, TranscribeOptions), no_speech_probs=needs_silence)
+    output = Output(args.output_format, args.output_dir, Layout(**fields(args, Layout)))
+    names = file_names(args.audio, args.output_name, output.folder)
+    if output.folder:
+        output.folder.mkdir(parents=True, exist_ok=True)
+    model = args.model
+    draft_model = args.draft_model
     if model is None:
-        model, draft = (demo_model(f"speech/{role}") for role in ("target", "draft"))
-    transcriber = Transcriber(model, draft if args.num_draft else None)
+        model = demo_model("speech/target")
+        draft_model = demo_model("speech/draft")
+    transcriber = Transcriber(model, draft_model if args.num_draft else None)
     cli.note_types(transcriber.model, transcriber.decoder.draft_model)
-    if args.language:
-        code = language_code(args.language, transcriber.special.languages)
-        asked = replace(asked, language=code)
-    transcribe_files(args, transcriber, asked, names)
+    options = transcriber.resolve(options)
+    transcribe_files(transcriber, args.audio, options, output, names, args.batch_size, args.verbose)
 
 
 def main() -> None:
     with session() as ranks:
         if ranks.size > 1:
             raise InputError("transcribe.py runs as one process, not under mlx.launch")
-        answer(parse_args())
+        run_command(parse_args())
 
 
 if __name__ == "__main__":

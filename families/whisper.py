@@ -5,10 +5,10 @@ them, so a draft model with the target's encoder never runs it again.
 Shapes: B rows, F frames of a window, S encoder positions (F / 2), T new tokens, V vocabulary.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
 import mlx.core as mx
@@ -24,8 +24,6 @@ from families.encoder_decoder import EncoderDecoder
 from speculative.cache import CrossCache, table_positions
 from speculative.model import Rows
 
-# Keys and values of the sound, [1, H, S, D] each, of every layer
-Pairs = Sequence[Sequence[mx.array]]
 _END = 50257  # in the multilingual vocabulary; fine-tunes may leave it out
 
 
@@ -46,8 +44,12 @@ class Config(BaseConfig):
     decoder_start_token_id: int
     activation: str = "gelu"
 
-    norm_first = property(lambda c: True)
-    frames = property(lambda c: 2 * c.max_source_positions)  # of a window
+    norm_first: ClassVar = True
+
+    @property
+    def frames(self) -> int:
+        """Of a window."""
+        return 2 * self.max_source_positions
 
     @classmethod
     def from_hub(cls, raw: Mapping, weights: Iterable[str] | None) -> "Config":
@@ -70,8 +72,6 @@ class Window(list[int]):
         super().__init__([number])
         self.features = features
         self.encoded: dict[int, mx.array] = {}  # by encoder
-        # called once, when a model has read it
-        self.then: Callable[[Whisper, Pairs], object] | None = None
 
 
 class Windows:
@@ -92,11 +92,12 @@ class Windows:
 
     def encoded(self, numbers: Sequence[int], encoder: "Encoder") -> mx.array:
         """The encodings of these windows, [B, S, d_model]; the encoder runs only for those it has not seen."""
-        windows, key = {n: self[n] for n in numbers}, id(encoder)
+        windows = {n: self[n] for n in numbers}
+        key = id(encoder)
         missing = [window for window in windows.values() if key not in window.encoded]
         if missing:
-            found = encoder(mx.array(np.stack([window.features for window in missing])))
-            for window, encoded in zip(missing, found, strict=True):
+            outputs = encoder(mx.array(np.stack([window.features for window in missing])))
+            for window, encoded in zip(missing, outputs, strict=True):
                 window.encoded[key] = encoded
         return mx.stack([windows[n].encoded[key] for n in numbers])
 
@@ -164,44 +165,48 @@ class Whisper(EncoderDecoder):
     def start(self, prompts: Rows) -> CrossCache:
         """Encode the windows whose numbers the prompts are, and project their keys and values."""
         numbers = [int(prompt[0]) for prompt in prompts]
-        memory = self.windows.encoded(numbers, self.encoder)
-        cross = [layer.cross_attention.project(memory) for layer in self.decoder.layers]
-        for b, window in enumerate(self.windows[n] for n in numbers):
-            then, window.then = window.then, None
-            if then:
-                then(self, [[x[b : b + 1] for x in pair] for pair in cross])
-        return CrossCache(cross, np.ones(memory.shape[:2], bool))
+        encoded = self.windows.encoded(numbers, self.encoder)
+        cross = [layer.cross_attention.project(encoded) for layer in self.decoder.layers]
+        return CrossCache(cross, np.ones(encoded.shape[:2], bool))
 
     def attention(
-        self, tokens: mx.array, cross: Pairs, heads: Sequence[tuple[int, int]], positions: int
+        self, windows: Sequence[Window], tokens: mx.array, heads: Sequence[tuple[int, int]]
     ) -> tuple[mx.array, mx.array]:
-        """The logits [1, T, V] of tokens [1, T], and how much each attends to the first encoder positions: float32
-        weights [H, T, positions] of these heads, (layer, head), of the cross-attention. In one call, without a cache."""
-        x = self.embedding(tokens) + self.decoder.positions.weight[: tokens.shape[1]]
-        mask, weights = mx.tril(mx.ones([tokens.shape[1]] * 2, mx.bool_)), []
-        for i, (layer, (keys, values)) in enumerate(zip(self.decoder.layers, cross, strict=True)):
+        """The logits [B, T, V] of tokens [B, T], and how much each attends to the encoder positions: float32 scores
+        [B, H, T, S], before softmax, of these heads, (layer, head), of the cross-attention. In one call, without a
+        cache."""
+        T = tokens.shape[1]
+        encoded = self.windows.encoded([window[0] for window in windows], self.encoder)
+        x = self.embedding(tokens) + self.decoder.positions.weight[:T]
+        mask = mx.tril(mx.ones([T, T], mx.bool_))
+        scores = []
+        for i, layer in enumerate(self.decoder.layers):
             x = layer.residual(x, "attention", lambda y: layer.attend(y, mask, None, i))  # noqa: B023
-            queries = layer.cross_attention.queries(layer.cross_attention_norm(x))
-            own = [head for at, head in heads if at == i]
+            keys, values = layer.cross_attention.project(encoded)
+            own = [head for number, head in heads if number == i]
             if own:
-                q, k = (y[0, own].astype(mx.float32) for y in (queries, keys[:, :, :positions]))
-                scores = q @ k.swapaxes(1, 2) * q.shape[-1] ** -0.5
-                weights.append(mx.softmax(scores, axis=-1))
+                queries = layer.cross_attention.queries(layer.cross_attention_norm(x))
+                q = queries[:, own].astype(mx.float32)
+                k = keys[:, own].astype(mx.float32)
+                scores.append(q @ k.swapaxes(2, 3) * q.shape[-1] ** -0.5)
             x = layer.residual(
                 x,
                 "cross_attention",
                 lambda y: layer.cross_attention(y, keys, values, None),  # noqa: B023
             )
             x = layer.residual(x, "feed_forward", layer.feed_forward)
-        return self.logits(self.decoder.norm(x)), mx.concatenate(weights)
+        return self.logits(self.decoder.norm(x)), mx.concatenate(scores, axis=1)
 
     def decode(self, tokens: mx.array, positions: np.ndarray, cache: CrossCache) -> mx.array:
         """As the contract says. Raises InputError for a position beyond the model's last."""
-        known, most = table_positions(positions), self.config.max_positions
-        if known.max() >= most:
-            raise InputError(f"the text is longer than the {most} positions that the model knows")
+        rows = table_positions(positions)
+        longest = self.config.max_positions
+        if rows.max() >= longest:
+            raise InputError(
+                f"the text is longer than the {longest} positions that the model knows"
+            )
         cache.reserve(positions)
-        x = self.embedding(tokens) + self.decoder.positions(mx.array(known))
+        x = self.embedding(tokens) + self.decoder.positions(mx.array(rows))
         masks = [cache.self_mask()] * self.config.decoder_layers
         return self.logits(self.decoder(x, masks, cache))
 
@@ -222,13 +227,15 @@ NAMES = replace(
 
 def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The checkpoint's tensors under our names, with convolutions in MLX's layout [out, width, in]."""
-    found = NAMES.rename(tensors)
+    renamed = NAMES.rename(tensors)
     for name in ("encoder.conv1.weight", "encoder.conv2.weight"):
-        if (t := found.get(name)) and len(t.shape) == 3:
-            o, i, width = t.shape
-            by_out, by_in, by_place = t.strides or (i * width, width, 1)
-            found[name] = replace(t, shape=(o, width, i), strides=(by_out, by_place, by_in))
-    return found
+        tensor = renamed.get(name)
+        if tensor and len(tensor.shape) == 3:
+            o, i, width = tensor.shape
+            by_out, by_in, by_place = tensor.strides or (i * width, width, 1)
+            strides = by_out, by_place, by_in
+            renamed[name] = replace(tensor, shape=(o, width, i), strides=strides)
+    return renamed
 
 
 FAMILY = Family(Config, Whisper, rename)

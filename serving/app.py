@@ -22,10 +22,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from errors import InputError
 from serving import answers
 from serving.answers import Writer
+from serving.audio import Speech
 from serving.engine import Engine, Progress, Refused
 from serving.metrics import CONTENT_TYPE
 from serving.requests import Chat, Completion, parse
-from serving.speech import Speech
 from serving.transport import RETRY_AFTER, event_of, read_body, steps_of, stream_of, while_there
 from speculative.row import Row
 from speculative.sampling import RowSeeds

@@ -7,7 +7,9 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 import mlx.core as mx
 
@@ -63,6 +65,7 @@ class Engine:
         self.batch_size, self.queue_size = decoder.at_most(batch_size), queue_size
         self._waiting: deque[Job] = deque()
         self._running: dict[Row, Job] = {}
+        self._calls: deque[Callable[[], object]] = deque()
         self._changed = threading.Condition()
         self.closed = False
         self.metrics = Metrics(lambda: len(self._running), lambda: len(self._waiting))
@@ -80,6 +83,23 @@ class Engine:
             self._waiting.extend(jobs)
             self._changed.notify()
         return jobs
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Call a function between two steps, where it may use the models; return its result. Raises Refused once the
+        engine is closed, and what the function raises."""
+        future = Future[Any]()
+
+        def run() -> None:
+            try:
+                future.set_result(function())
+            except Exception as error:
+                future.set_exception(error)
+
+        with self._changed:
+            self.check()
+            self._calls.append(run)
+            self._changed.notify()
+        return future.result()
 
     def check(self) -> None:
         """Raise Refused once the engine is closed."""
@@ -115,6 +135,7 @@ class Engine:
         """Decode submitted rows until `close`."""
         while self._wait():
             try:
+                self._run_calls()
                 self._decode()
             except Exception:
                 # Too little memory, or a bug. Only the batch's rows are lost; without a batch, those that wait.
@@ -125,14 +146,18 @@ class Engine:
                     self._end(job, LOST)
 
     def _wait(self) -> bool:
-        """Wait for a row; return whether there is one, or the engine was closed."""
+        """Wait for a row or a call; return whether there is one, or the engine was closed."""
         with self._changed:
             if not self._waiting:
                 mx.clear_cache()  # memory that MLX keeps for new arrays
             # Wait one second at a time: Python may miss a signal that comes just before a wait.
-            while not self._waiting and not self.closed:
+            while not self._waiting and not self._calls and not self.closed:
                 self._changed.wait(1)
-            return bool(self._waiting)
+            return bool(self._waiting or self._calls)
+
+    def _run_calls(self) -> None:
+        while self._calls:
+            self._calls.popleft()()
 
     def _decode(self) -> None:
         """Decode until no row is left."""
@@ -148,7 +173,8 @@ class Engine:
         return [job.row for job in jobs]
 
     def _watch(self, rows: Sequence[Row]) -> None:
-        """Publish the rows' progress, and end those that nobody waits for."""
+        """Publish the rows' progress, end those that nobody waits for, and make the calls."""
+        self._run_calls()
         for row in [row for row in rows if row in self._running]:
             job = self._running[row]
             if not job.progress.tokens:

@@ -12,23 +12,12 @@ from tokenizers import Tokenizer
 from errors import InputError
 from speculative.options import Options
 from speculative.processors import Prefixes
+from text.languages import Languages
 
 TASKS = ("transcribe", "translate")
 SECONDS_PER_TIMESTAMP = 0.02
-_LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
+_LANGUAGE = re.compile(r"<\|[a-z]{2,3}\|>")
 _FIRST = 50  # in timestamps: a text begins within its window's first second
-
-
-def language_code(text: str, known: Mapping[str, int]) -> str:
-    """The code of a language, from a code or an English name. Raises InputError if it is not `known`."""
-    code = text.lower()
-    if code not in known and len(code) > 3:
-        from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
-
-        code = TO_LANGUAGE_CODE.get(code, code)
-    if code not in (known or ["en"]):
-        raise InputError(f"no language {text!r}; there are {', '.join(known or ['en'])}")
-    return code
 
 
 @dataclass(frozen=True)
@@ -46,7 +35,9 @@ class Special:
     latest: int = _FIRST  # the last timestamp that a window may begin with
     alignment_heads: tuple[tuple[int, int], ...] = ()  # (layer, head); (): not known
 
-    first_timestamp = property(lambda s: s.no_timestamps + 1)
+    @property
+    def first_timestamp(self) -> int:
+        return self.no_timestamps + 1
 
     @classmethod
     def read(cls, tokenizer: Tokenizer, generation: Mapping, end: int) -> "Special":
@@ -54,17 +45,20 @@ class Special:
         lacks one of these tokens."""
 
         def token(*names: str) -> int:
-            found = (tokenizer.token_to_id(f"<|{name}|>") for name in names)
-            known = next((id for id in found if id is not None), None)
-            if known is None:
-                raise InputError(f"the tokenizer has no <|{names[0]}|>: not a Whisper model's")
-            return known
+            for name in names:
+                id = tokenizer.token_to_id(f"<|{name}|>")
+                if id is not None:
+                    return id
+            raise InputError(f"the tokenizer has no <|{names[0]}|>: not a Whisper model's")
 
         start = token("startoftranscript")
         tasks = {task: token(task) for task in TASKS}
         added = tokenizer.get_added_tokens_decoder()
-        codes = {m[1]: i for i, t in added.items() if (m := _LANGUAGE.fullmatch(t.content))}
-        languages = {code: i for code, i in codes.items() if start < i < min(tasks.values())}
+        languages = {
+            token.content[2:-2]: id
+            for id, token in added.items()
+            if start < id < min(tasks.values()) and _LANGUAGE.fullmatch(token.content)
+        }
         several = generation.get("is_multilingual", tokenizer.get_vocab_size() > 51864)
         first = generation.get("max_initial_timestamp_index")
         return cls(
@@ -80,19 +74,27 @@ class Special:
             alignment_heads=tuple((i, head) for i, head in generation.get("alignment_heads") or ()),
         )
 
+    def language_code(self, name: str) -> str:
+        """The code of a language, from a code or a name in any language. Raises InputError if the model lacks it."""
+        return Languages(self.languages or {"en": ""}).find("language", name)
+
     def prefix(self, language: str, task: str) -> list[int]:
-        """The tokens before a window's text. Raises InputError if the model lacks the language or the task."""
+        """The tokens before a window's text, from a code. Raises InputError if the model transcribes English only."""
         if not self.languages:
             if language != "en" or task != TASKS[0]:
                 raise InputError("this model transcribes English only")
             return [self.start]
-        language = language_code(language, self.languages)
         return [self.start, self.languages[language], self.tasks[task]]
 
-    def options(self, **asked) -> Options:
+    def options(self, **options) -> Options:
         """The options to decode a window with."""
-        asked |= dict(suppress_tokens=self.suppressed or None, processors=(Timestamps(self),))
-        return Options(logprobs=0, lookup=False, **asked)
+        return Options(
+            logprobs=0,
+            lookup=False,
+            suppress_tokens=self.suppressed or None,
+            processors=(Timestamps(self),),
+            **options,
+        )
 
 
 @dataclass(frozen=True)
@@ -104,21 +106,25 @@ class Timestamps:
     special: Special
 
     def __call__(self, logits: mx.array, prefixes: Prefixes) -> mx.array:
-        s, (T, V) = self.special, logits.shape[1:]
+        s = self.special
+        T, V = logits.shape[1:]
         tokens = prefixes.tokens  # [B, N]
-        known = tokens.shape[1] - T + 1  # columns before the first position
+        before_first = tokens.shape[1] - T + 1  # columns before the first position
         generated = mx.array(prefixes.generated)[:, None] + mx.arange(T)  # [B, T]
         column = mx.arange(tokens.shape[1])
-        begin = known - mx.array(prefixes.generated)[:, None]  # of the text: [B, 1]
+        begin = before_first - mx.array(prefixes.generated)[:, None]  # of the text: [B, 1]
         stamps = (tokens >= s.first_timestamp) & (column >= begin)  # [B, N]
-        before = mx.pad(stamps, [(0, 0), (2, 0)])[:, known:]  # one earlier each, [B, T + 1]
-        last, second = before[:, 1 : T + 1], before[:, :T] | (generated < 2)
-        at = mx.cummax(mx.where(stamps, column, -1), axis=1)[:, known - 1 : known - 1 + T]
-        newest = mx.take_along_axis(tokens, mx.maximum(at, 0), axis=1)  # [B, T]
-        least = mx.where(at >= 0, newest + ~(last & ~second), s.first_timestamp)
+        before = mx.pad(stamps, [(0, 0), (2, 0)])[:, before_first:]  # one earlier each, [B, T + 1]
+        last = before[:, 1 : T + 1]
+        second = before[:, :T] | (generated < 2)
+        latest = mx.cummax(mx.where(stamps, column, -1), axis=1)  # the column of the last stamp
+        latest = latest[:, before_first - 1 : before_first - 1 + T]
+        newest = mx.take_along_axis(tokens, mx.maximum(latest, 0), axis=1)  # [B, T]
+        least = mx.where(latest >= 0, newest + ~(last & ~second), s.first_timestamp)
 
         ids = mx.arange(V)
-        stamp, text = ids >= s.first_timestamp, ids < s.end
+        stamp = ids >= s.first_timestamp
+        text = ids < s.end
         opening = (generated == 0)[..., None]
         late = ids > s.first_timestamp + s.latest
         banned = (ids == s.no_timestamps) | ((last & second)[..., None] & stamp)
@@ -151,6 +157,6 @@ class Against:
 
     def __call__(self, logits: mx.array, prefixes: Prefixes) -> mx.array:
         ids = mx.arange(logits.shape[-1])
-        one, others = ids == self.token, mx.where(ids == self.token, -mx.inf, logits)
-        rest = mx.logsumexp(others, axis=-1, keepdims=True)
+        one = ids == self.token
+        rest = mx.logsumexp(mx.where(one, -mx.inf, logits), axis=-1, keepdims=True)
         return mx.where(one, logits, mx.where(ids == self.other, rest, -mx.inf))

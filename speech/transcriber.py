@@ -3,6 +3,7 @@
 import zipfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,11 +18,14 @@ from families.folders import WEIGHTS
 from families.whisper import Whisper
 from speculative.row import Row
 from speech.formats import Transcript
+from speech.options import TranscribeOptions
 from speech.rules import Special
-from speech.transcript import Asked, Heard, Rows, Sound
+from speech.steps import Call, Decode, Steps, steps
+from speech.transcript import OnWindow, Sound
 from text.generation import FILE as GENERATION
 
 Result = Transcript | InputError
+OpenSound = Callable[[], tuple[np.ndarray, OnWindow]]
 
 
 class Transcriber:
@@ -38,39 +42,55 @@ class Transcriber:
         end = self.model.config.eos_token_ids[0]
         self.special = Special.read(self.tokenizer, generation, end)
 
-    def check(self, asked: Asked) -> None:
-        """Raise InputError if the model lacks the language or the task."""
-        self.special.prefix(asked.language or next(iter(self.special.languages), "en"), asked.task)
+    def resolve(self, options: TranscribeOptions) -> TranscribeOptions:
+        """The options with the language's code. Raises InputError if the model lacks the language or the task."""
+        if options.language:
+            options = replace(options, language=self.special.language_code(options.language))
+        self.special.prefix(
+            options.language or next(iter(self.special.languages), "en"), options.task
+        )
+        return options
 
-    def sound(self, samples: np.ndarray, asked: Asked, heard: Heard = lambda *_: None) -> Sound:
-        """A sound to transcribe. Arguments: as for `Sound`."""
-        return Sound(self.model, self.tokenizer, self.special, samples, asked, heard)
+    def sound(
+        self,
+        samples: np.ndarray,
+        options: TranscribeOptions,
+        on_window: OnWindow = lambda *_: None,
+    ) -> Sound:
+        """A sound to transcribe. Arguments: as for `Sound`, the options from `resolve`."""
+        return Sound(self.model, self.tokenizer, self.special, samples, options, on_window)
 
     def transcribe(
-        self, samples: np.ndarray, asked: Asked | None = None, heard: Heard = lambda *_: None
+        self,
+        samples: np.ndarray,
+        options: TranscribeOptions | None = None,
+        on_window: OnWindow = lambda *_: None,
     ) -> Transcript:
         """Transcribe one sound. Arguments: as for `Sound`."""
-        ((_, found),) = self.transcribe_all([lambda: (samples, heard)], asked or Asked(), 1)
-        assert isinstance(found, Transcript)
-        return found
+        sounds = [lambda: (samples, on_window)]
+        ((_, transcript),) = self.transcribe_all(sounds, options or TranscribeOptions(), 1)
+        assert isinstance(transcript, Transcript)
+        return transcript
 
     def transcribe_all(
-        self,
-        sounds: Iterable[Callable[[], tuple[np.ndarray, Heard]]],
-        asked: Asked,
-        batch_size: int,
+        self, sounds: Iterable[OpenSound], options: TranscribeOptions, batch_size: int
     ) -> Iterator[tuple[int, Result]]:
         """Transcribe many sounds, `batch_size` together; yield (index, transcript) as each finishes, or
         (index, InputError) if it cannot be read.
 
-        sounds: functions that return a sound's samples and its `heard` (see `Sound`)
+        sounds: functions that return a sound's samples and its `on_window` (see `Sound`)
         """
-        self.check(asked)
-        source = _Sounds(partial(self.sound, asked=asked), sounds, batch_size)
-        rows = max(batch_size, asked.best_of)
-        with self.decoder.running(self.special.options(num_draft=asked.num_draft)) as driver:
+        options = self.resolve(options)
+
+        def transcribe(open_sound: OpenSound, decode: Decode, call: Call) -> Transcript:
+            samples, on_window = open_sound()
+            return self.sound(samples, options, on_window).transcript(decode, call)
+
+        source = _Sounds((partial(transcribe, each) for each in sounds), batch_size)
+        rows = max(batch_size, options.best_of)
+        with self.decoder.running(self.special.options(num_draft=options.num_draft)) as driver:
             for row in driver.decode(source, rows):
-                source.finished(row)
+                source.finish(row)
                 yield from source.results()
         yield from source.results()
 
@@ -97,46 +117,52 @@ def _encoder(name: str | Path) -> dict[str, tuple[int, int]]:
 
 
 class _Sounds:
-    """A source of rows for the driver: a row for each audio window, several sounds at a time."""
+    """A source of rows for the driver: those of several sounds at a time."""
 
-    def __init__(self, make: Callable[..., Sound], sounds: Iterable, most: int):
-        self._make, self._most = make, most
-        self._coming = enumerate(sounds)
+    def __init__(
+        self, transcripts: Iterable[Callable[[Decode, Call], Transcript]], batch_size: int
+    ):
+        self._transcripts, self._batch_size = enumerate(transcripts), batch_size
+        self._running: dict[int, Steps[Transcript]] = {}
         self._waiting: deque[Row] = deque()
-        self._running: dict[int, Rows] = {}
-        self._of: dict[Row, int] = {}  # rows that are not finished
+        self._unfinished: dict[Row, int] = {}  # row -> index of its sound
         self._results: list[tuple[int, Result]] = []
 
     def take(self, count: int, wait: bool) -> list[Row]:
-        while len(self._waiting) < count and len(self._running) < self._most:
-            coming = next(self._coming, None)
-            if coming is None:
+        while len(self._waiting) < count and len(self._running) < self._batch_size:
+            index, transcript = next(self._transcripts, (0, None))
+            if transcript is None:
                 break
-            index, sound = coming
-            try:
-                samples, heard = sound()
-                self._go_on(index, self._make(samples, heard=heard).transcribed())
-            except InputError as error:
-                self._results.append((index, error))
+            self._running[index] = steps(transcript)
+            self._resume(index)
         return [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
 
-    def _go_on(self, index: int, transcript: Rows) -> None:
+    def _resume(self, index: int) -> None:
+        """Let a sound go on until it needs rows decoded, or ends."""
+        running = self._running[index]
         try:
-            rows = next(transcript)
+            work = next(running)
+            while not isinstance(work, list):
+                work = running.send(work())
         except StopIteration as end:
-            self._running.pop(index, None)
-            self._results.append((index, end.value))
+            self._end(index, end.value)
+        except InputError as error:
+            self._end(index, error)
         else:
-            self._running[index] = transcript
-            self._of |= dict.fromkeys(rows, index)
-            self._waiting.extend(rows)
+            self._unfinished |= dict.fromkeys(work, index)
+            self._waiting.extend(work)
 
-    def finished(self, row: Row) -> None:
+    def _end(self, index: int, result: Result) -> None:
+        del self._running[index]
+        self._results.append((index, result))
+
+    def finish(self, row: Row) -> None:
         """Resume this row's sound if none of its rows is left to decode."""
-        index = self._of.pop(row)
-        if index not in self._of.values():
-            self._go_on(index, self._running[index])
+        index = self._unfinished.pop(row)
+        if index not in self._unfinished.values():
+            self._resume(index)
 
-    def results(self) -> Iterator[tuple[int, Result]]:
-        found, self._results = self._results, []
-        yield from found
+    def results(self) -> list[tuple[int, Result]]:
+        """Those since the last call."""
+        results, self._results = self._results, []
+        return results

@@ -3,43 +3,78 @@ time warping (Sakoe and Chiba 1978). All of it as in OpenAI's whisper/timing.py,
 
 import string
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import pairwise, product
 
 import mlx.core as mx
 import numpy as np
 
-from families.whisper import Pairs, Whisper
+from families.whisper import Whisper, Window
 from speech.features import FRAMES
 from speech.formats import Segment, Word
+from speech.rules import SECONDS_PER_TIMESTAMP, TASKS, Special
 
-WITHOUT_SPACES = ("zh", "ja", "th", "lo", "my", "yue")  # languages whose words are characters
+_WITHOUT_SPACES = ("zh", "ja", "th", "lo", "my", "yue")  # languages whose words are characters
 _BEFORE = "\"'“¿([{-"  # marks that join the next word
 _AFTER = "\"'.。,，!！?？:：”)]}、"  # noqa: RUF001 (marks that join the word before)
 _SENTENCE_ENDS = ".。!！?？"  # noqa: RUF001
 _FILTER = 7  # encoder positions
+_HEADS = 64  # of all windows of a call: their weights stay in memory
+
+
+@dataclass(frozen=True)
+class TimedWindow:
+    """A window whose words are timed."""
+
+    prompt: Window
+    tokens: list[int]  # of its text, without timestamps
+    positions: int  # encoder positions with sound
 
 
 def attended(
+    model: Whisper, special: Special, steering: Sequence[int], windows: Sequence[TimedWindow]
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each window, how much each token of its text and the end attend to each position with sound, [T + 1, S], and
+    the probability of each token, [T]."""
+    heads = special.alignment_heads
+    if not heads:  # all of the upper half
+        layers = range(model.config.decoder_layers)[model.config.decoder_layers // 2 :]
+        heads = tuple(product(layers, range(model.config.decoder_attention_heads)))
+    results = []
+    together = max(1, _HEADS // len(heads))
+    for i in range(0, len(windows), together):
+        results += _attended(model, special, steering, windows[i : i + together], heads)
+    return results
+
+
+def _attended(
     model: Whisper,
-    cross: Pairs,
-    prefix: Sequence[int],
-    text: Sequence[int],
-    end: int,
+    special: Special,
+    steering: Sequence[int],
+    windows: Sequence[TimedWindow],
     heads: Sequence[tuple[int, int]],
-    positions: int,
-) -> tuple[np.ndarray, np.ndarray]:
-    """How much each token of a text and its end attend to each encoder position, [T + 1, S], and the probability
-    of each token, [T]. heads: (layer, head); positions: those of them with sound."""
-    tokens = mx.array([[*prefix, *text, end]])
-    logits, weights = model.attention(tokens, cross, heads, positions)  # [1, N, V], [H, N, S]
-    weights = (weights - weights.mean(-2, keepdims=True)) / mx.std(weights, -2, keepdims=True)
-    begin, last = len(prefix) - 1, len(prefix) - 1 + len(text)
-    matrix = _median_filtered(weights[:, begin : last + 1]).mean(0)
-    chances = mx.softmax(logits[0, begin:last, :end].astype(mx.float32), axis=-1)
-    found = mx.take_along_axis(chances, mx.array(list(text))[:, None], axis=1)[:, 0]
-    mx.eval(matrix, found)
-    return np.array(matrix), np.array(found)
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    prefix = [*steering, special.no_timestamps]
+    longest = max(len(window.tokens) for window in windows)
+    tokens = [
+        [*prefix, *window.tokens, *[special.end] * (longest + 1 - len(window.tokens))]
+        for window in windows
+    ]
+    prompts = [window.prompt for window in windows]
+    logits, scores = model.attention(prompts, mx.array(tokens), heads)  # [B, N, V], [B, H, N, S]
+    results = []
+    for b, window in enumerate(windows):
+        begin = len(prefix) - 1
+        end = begin + len(window.tokens)
+        weights = mx.softmax(scores[b, :, : end + 2, : window.positions], axis=-1)
+        mean = weights.mean(-2, keepdims=True)
+        weights = (weights - mean) / mx.std(weights, -2, keepdims=True)
+        matrix = _median_filtered(weights[:, begin : end + 1]).mean(0)
+        chances = mx.softmax(logits[b, begin:end, : special.end].astype(mx.float32), axis=-1)
+        chances = mx.take_along_axis(chances, mx.array(window.tokens)[:, None], axis=1)[:, 0]
+        mx.eval(matrix, chances)
+        results.append((np.array(matrix), np.array(chances)))
+    return results
 
 
 def _median_filtered(x: mx.array) -> mx.array:
@@ -63,15 +98,23 @@ def first_columns(gain: np.ndarray) -> np.ndarray:
     for d in range(2, N + M + 1):
         i = np.arange(max(1, d - M), min(N, d - 1) + 1)
         both, down, right = cost[d - 2, i - 1], cost[d - 1, i - 1], cost[d - 1, i]
-        by_both, by_down = (both < down) & (both < right), (down < both) & (down < right)
+        by_both = (both < down) & (both < right)
+        by_down = (down < both) & (down < right)
         moves[d, i] = np.where(by_both, 0, np.where(by_down, 1, 2))
         cost[d, i] = np.choose(moves[d, i], (both, down, right)) - gain[i - 1, d - i - 1]
-    found, i, j = np.zeros(N, int), N, M
+    columns = np.zeros(N, int)
+    i, j = N, M
     while i and j:
-        found[i - 1] = j - 1
+        columns[i - 1] = j - 1
         move = moves[i + j, i]
-        i, j = i - (move < 2), j - (move != 1)
-    return found
+        i -= move < 2
+        j -= move != 1
+    return columns
+
+
+def has_spaces(language: str, task: str) -> bool:
+    """Whether words are what spaces separate in the text."""
+    return task == TASKS[1] or language not in _WITHOUT_SPACES
 
 
 def split(
@@ -94,28 +137,33 @@ def _characters(
     tokens: Sequence[int], decode: Callable[[list[int]], str]
 ) -> Iterator[tuple[str, int]]:
     """The tokens in the smallest groups that are whole characters; bytes that are none are a group too."""
-    whole, known, group = decode(list(tokens)), 0, list[int]()
+    whole = decode(list(tokens))
+    position = 0  # of the group in the whole text
+    group = list[int]()
     for token in tokens:
         group.append(token)
         text = decode(group)
         broken = text.find("\ufffd")
-        if broken < 0 or whole[known + broken : known + broken + 1] == "\ufffd":
+        if broken < 0 or whole[position + broken : position + broken + 1] == "\ufffd":
             yield text, len(group)
-            known, group = known + len(text), []
+            position += len(text)
+            group = []
     if group:
         yield decode(group), len(group)
 
 
-def spoken(
-    pieces: Iterable[tuple[str, int]], begins: np.ndarray, chances: np.ndarray
+def timed_words(
+    pieces: Iterable[tuple[str, int]], weights: np.ndarray, chances: np.ndarray
 ) -> list[Word]:
-    """Words with their times in the window, from `split`, and the seconds when each token and the end begin."""
-    words, at = [], 0
+    """Words, from `split`, with their times in the window. weights, chances: see `attended`."""
+    begins = first_columns(weights) * SECONDS_PER_TIMESTAMP
+    words = []
+    first = 0
     for text, count in pieces:
-        after = at + count
-        chance = float(chances[at:after].mean())
-        words.append(Word(text, float(begins[at]), float(begins[after]), chance, count))
-        at = after
+        after = first + count
+        chance = float(chances[first:after].mean())
+        words.append(Word(text, float(begins[first]), float(begins[after]), chance, count))
+        first = after
     return words
 
 
@@ -126,10 +174,12 @@ def _lengths(words: Sequence[Word]) -> tuple[float, float]:
     return usual, 2 * usual
 
 
-def placed(segments: Sequence[Segment], words: list[Word], end: int, last: float) -> list[Segment]:
-    """A window's segments with their words, and their ends at those of the words.
+def place_words(
+    segments: Sequence[Segment], words: list[Word], end: int, last: float
+) -> list[Segment]:
+    """Assign words to segments; move each segment's start and end to its words'.
 
-    words: of all of them, with times in the window; end: the id after the last of text; last: when speech before
+    words: of all segments, with times in the window; end: the id after the last of text; last: when speech before
     the window ended, in seconds
     """
     usual, longest = _lengths(words)
@@ -140,20 +190,20 @@ def placed(segments: Sequence[Segment], words: list[Word], end: int, last: float
             elif before.word in _SENTENCE_ENDS:
                 word.start = word.end - longest
     rest = iter(_with_marks(words))
-    found = []
+    timed = []
     for segment in segments:
-        missing, own = sum(token < end for token in segment.tokens), []
+        missing = sum(token < end for token in segment.tokens)
+        own = list[Word]()
         while missing > 0 and (word := next(rest, None)):
             missing -= word.tokens
-            word.start, word.end = (
-                round(segment.seek / FRAMES + t, 2) for t in (word.start, word.end)
-            )
+            word.start = round(segment.seek / FRAMES + word.start, 2)
+            word.end = round(segment.seek / FRAMES + word.end, 2)
             own.append(word)
         if own:
             segment = _moved(segment, own, usual, longest, last)
             last = segment.end
-        found.append(replace(segment, words=tuple(own)))
-    return found
+        timed.append(replace(segment, words=tuple(own)))
+    return timed
 
 
 def _with_marks(words: Iterable[Word]) -> list[Word]:
@@ -165,21 +215,22 @@ def _with_marks(words: Iterable[Word]) -> list[Word]:
             joined[-1].tokens += word.tokens
         else:
             joined.append(word)
-    found: list[Word] = []
+    whole: list[Word] = []
     for word in reversed(joined):
-        if found and not found[-1].word.endswith(" ") and word.word in _AFTER:
-            found[-1].word += word.word
-            found[-1].tokens += word.tokens
+        if whole and not whole[-1].word.endswith(" ") and word.word in _AFTER:
+            whole[-1].word += word.word
+            whole[-1].tokens += word.tokens
         else:
-            found.append(word)
-    return found
+            whole.append(word)
+    return whole
 
 
 def _moved(
     segment: Segment, words: list[Word], usual: float, longest: float, last: float
 ) -> Segment:
     """The segment with its ends at those of its words; words that hold a pause are made shorter."""
-    first, final = words[0], words[-1]
+    first = words[0]
+    final = words[-1]
     second = words[1] if len(words) > 1 else None
     long = first.end - first.start > longest
     long = long or (second is not None and second.end - first.start > 2 * longest)
@@ -187,7 +238,8 @@ def _moved(
         if second and second.end - second.start > longest:
             first.end = second.start = max(second.end / 2, second.end - longest)
         first.start = max(0, first.end - longest)
-    start, end = segment.start, segment.end
+    start = segment.start
+    end = segment.end
     if first.start + 0.5 < start < first.end:
         first.start = max(0, min(first.end - usual, start))
     else:
@@ -205,37 +257,48 @@ def last_end(segments: Sequence[Segment]) -> float:
     return next(ends, segments[-1].end)
 
 
-def without_inventions(
-    segments: list[Segment],
-    window: tuple[float, float, float, float],
-    last: float,
-    threshold: float,
-) -> tuple[list[Segment], float | None]:
-    """A window's segments up to the first that stands in silence and whose words are improbable, very short or very
-    long; and where to go on for that, in seconds (None: where the window would).
+@dataclass(frozen=True)
+class WindowTimes:
+    """Times of a window in what is transcribed, in seconds."""
 
-    window: its beginning, the end of its sound, its own end and the end of the whole sound; last: when speech before
-    the window ended; threshold: from what duration on silence counts, all in seconds
+    start: float
+    sound_end: float  # where its padding begins
+    end: float
+    whole_end: float  # of the whole sound
+
+
+def drop_hallucinations(
+    segments: list[Segment], window: WindowTimes, last: float, threshold: float
+) -> tuple[list[Segment], float | None]:
+    """Drop the first segment that stands in silence and whose words are improbable, very short or very long, and
+    those after it. Returns the others and where to seek next, in seconds (None: at the end of the window).
+
+    last: when speech before the window ended; threshold: from what duration on silence counts, both in seconds
     """
-    begin, end, whole_end, sound_end = window
     with_words = [i for i, segment in enumerate(segments) if segment.words]
-    for i, after in zip(with_words, [*with_words[1:], None], strict=True):
-        segment, following = segments[i], None if after is None else segments[after]
-        invented, gap = _invented(segment), segment.start - begin
-        if i == with_words[0] and invented and gap > threshold:
+    for i, after in zip(with_words, [*with_words, None][1:], strict=True):
+        segment = segments[i]
+        following = None if after is None else segments[after]
+        hallucinated = _is_hallucinated(segment)
+        gap = segment.start - window.start
+        if i == with_words[0] and hallucinated and gap > threshold:
             return [], segment.start
-        next_start = following.words[0].start if following and following.words else end
-        before = segment.start - last > threshold or segment.start < threshold or gap < 2
-        behind = next_start - segment.end > threshold or whole_end - segment.end < 2
-        behind = behind or (following is not None and _invented(following))
-        if invented and before and behind:
-            ends = sound_end - segment.end < threshold
-            return segments[:i], sound_end if ends else max(begin + 1, segment.start)
+        next_start = window.sound_end
+        if following and following.words:
+            next_start = following.words[0].start
+        silent_before = segment.start - last > threshold or segment.start < threshold or gap < 2
+        silent_after = next_start - segment.end > threshold or window.end - segment.end < 2
+        silent_after = silent_after or (following is not None and _is_hallucinated(following))
+        if hallucinated and silent_before and silent_after:
+            seek = max(window.start + 1, segment.start)
+            if window.whole_end - segment.end < threshold:
+                seek = window.whole_end
+            return segments[:i], seek
         last = segment.end
     return segments, None
 
 
-def _invented(segment: Segment) -> bool:
+def _is_hallucinated(segment: Segment) -> bool:
     """Whether the words of a segment (the first eight) are not like speech."""
     words = [word for word in segment.words or () if word.word not in _BEFORE + _AFTER][:8]
     score = 0.0

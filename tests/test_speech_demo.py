@@ -8,8 +8,8 @@ from helpers.programs import DEMO, call
 from families.conversion import convert
 from speculative.row import Stats
 from speech.audio import read
+from speech.options import TranscribeOptions
 from speech.transcriber import Transcriber
-from speech.transcript import Asked
 
 CLIPS = json.loads((DEMO / "speech" / "clips.json").read_text(encoding="utf-8"))
 FILES = [DEMO / "speech" / name for name in CLIPS]
@@ -40,11 +40,13 @@ def test_the_command_hears_every_clip(folder):
 
 def test_drafts_are_accepted_and_change_nothing(pair):
     assert pair.decoder.draft_model.encoder is pair.model.encoder  # found to be the same
-    plain = [pair.transcribe(read(str(file)), Asked(num_draft=0)) for file in FILES]
+    plain = [pair.transcribe(read(str(file)), TranscribeOptions(num_draft=0)) for file in FILES]
     assert [found.language for found in plain] == [clip["language"] for clip in CLIPS.values()]
     for num_draft, batch_size in ((5, 5), ("auto", 3)):
         sounds = [lambda file=file: (read(str(file)), lambda *_: None) for file in FILES]
-        found = dict(pair.transcribe_all(sounds, Asked(num_draft=num_draft), batch_size))
+        found = dict(
+            pair.transcribe_all(sounds, TranscribeOptions(num_draft=num_draft), batch_size)
+        )
         for i, expected in enumerate(plain):
             assert [s.tokens for s in found[i].segments] == [s.tokens for s in expected.segments]
         stats = sum((each.stats for each in found.values()), Stats())

@@ -13,9 +13,11 @@ import speech.transcript
 from families.whisper import Encoder, Windows
 from speculative.row import Stats
 from speech.features import HOP
+from speech.options import TranscribeOptions
 from speech.rules import Special
+from speech.steps import steps
 from speech.transcriber import Transcriber
-from speech.transcript import Asked, Sound
+from speech.transcript import Sound
 
 BINS = wm.SHAPE["num_mel_bins"]
 MOST = 40  # tokens of a window's text
@@ -38,8 +40,8 @@ def noise(monkeypatch):
     monkeypatch.setattr(speech.transcript, "log_mel", log_mel)
     options = Special.options
 
-    def short(self, **asked):
-        return options(self, **asked | ({"max_tokens": MOST} if "temp" in asked else {}))
+    def short(self, **given):
+        return options(self, **given | ({"max_tokens": MOST} if "temp" in given else {}))
 
     monkeypatch.setattr(Special, "options", short)
     return log_mel
@@ -78,10 +80,10 @@ def their_segments(reference, samples, noise, condition):
 def test_the_long_form_is_transformers_own(models, noise, condition):
     reference, ours, *_ = models
     transcriber = Transcriber(ours)
-    asked = Asked("de", condition_on_previous_text=condition, **NEVER)
+    options = TranscribeOptions("de", condition_on_previous_text=condition, **NEVER)
     for seed in (0, 2):
         samples = sound(60 + 77 * seed, seed)
-        found = transcriber.transcribe(samples, asked).segments
+        found = transcriber.transcribe(samples, options).segments
         expected = their_segments(reference, samples, noise, condition)
         assert len(found) == len(expected) > 0
         for mine, theirs in zip(found, expected, strict=True):
@@ -91,10 +93,10 @@ def test_the_long_form_is_transformers_own(models, noise, condition):
             assert mine.end == pytest.approx(float(theirs["end"]))
 
 
-def transcribed(transcriber, asked, batch_size=1, count=2):
+def transcribed(transcriber, options, batch_size=1, count=2):
     """The transcripts of some sounds, as far as texts go, and what they took."""
     sounds = [lambda i=i: (sound(60 + 50 * i, i), lambda *_: None) for i in range(count)]
-    found = dict(transcriber.transcribe_all(sounds, asked, batch_size))
+    found = dict(transcriber.transcribe_all(sounds, options, batch_size))
     texts = [[(s.tokens, s.start, s.temperature) for s in found[i].segments] for i in range(count)]
     return texts, sum((found[i].stats for i in range(count)), Stats())
 
@@ -105,12 +107,14 @@ def transcribed(transcriber, asked, batch_size=1, count=2):
 )
 def test_drafted_transcripts_are_plain_ones(models, how):
     _, ours, shared, own = models
-    plain, _ = transcribed(Transcriber(ours), Asked(num_draft=0, **how))
+    plain, _ = transcribed(Transcriber(ours), TranscribeOptions(num_draft=0, **how))
     partial = cut = 0
     for draft in (None, shared, own):
         transcriber = Transcriber(ours, draft)
         for num_draft, batch_size in ((3, 1), (7, 3)):
-            texts, stats = transcribed(transcriber, Asked(num_draft=num_draft, **how), batch_size)
+            texts, stats = transcribed(
+                transcriber, TranscribeOptions(num_draft=num_draft, **how), batch_size
+            )
             assert texts == plain
             steps = stats.accepted_lengths
             partial += sum(n for length, n in steps.items() if 0 < length < 3)
@@ -130,8 +134,8 @@ def test_a_window_is_encoded_once(models, monkeypatch):
         transcriber = Transcriber(ours, draft)
         encoded.clear()
         windows = []
-        asked = Asked(temperature=0.6, best_of=2, num_draft=3, no_speech_probs=True)
-        transcriber.transcribe(sound(80, 3), asked, lambda *heard: windows.append(heard))  # noqa: B023
+        options = TranscribeOptions(temperature=0.6, best_of=2, num_draft=3, no_speech_probs=True)
+        transcriber.transcribe(sound(80, 3), options, lambda *heard: windows.append(heard))  # noqa: B023
         counts = Counter()
         for each, count in encoded:
             counts[id(each)] += count
@@ -142,7 +146,7 @@ def test_rows_can_be_decoded_when_nobody_waits_for_their_transcript(models):
     """A server's client may go away before the draft model has read its window."""
     _, ours, _, own = models
     transcriber = Transcriber(ours, own)
-    transcript = transcriber.sound(sound(60, 1), Asked("de")).transcribed()
+    transcript = steps(transcriber.sound(sound(60, 1), TranscribeOptions("de")).transcript)
     (row,) = next(transcript)
     with transcriber.decoder.running(transcriber.special.options(num_draft=3)) as driver:
         driver.admit([row])
@@ -160,20 +164,16 @@ class Script:
     """Answers rows in a model's place: a window's text and the log-probability of its tokens, by temperature; and how
     probable silence is."""
 
-    def __init__(self, texts, silence=0.0, **asked):
+    def __init__(self, texts, silence=0.0, **options):
         self.texts, self.silence, self.rows = texts, silence, []
         model = SimpleNamespace(config=CONFIG, windows=Windows())
         special = Special.read(wm.tokenizer(), wm.GENERATION, wm.END)
-        self.made = Sound(model, wm.tokenizer(), special, sound(60, 1), Asked("en", **asked))
+        self.made = Sound(
+            model, wm.tokenizer(), special, sound(60, 1), TranscribeOptions("en", **options)
+        )
 
     def play(self):
-        steps = self.made.transcribed()
-        try:
-            while True:
-                for row in next(steps):
-                    self.answer(row)
-        except StopIteration as end:
-            return end.value
+        return self.made.transcript(lambda rows: list(map(self.answer, rows)), None)
 
     def answer(self, row):
         if row.options.max_tokens == 1:
@@ -195,7 +195,7 @@ FINE, LOOP = "<|0.00|> said well.<|0.40|>", f"<|0.00|>{' ha' * 30}<|0.40|>"
 
 
 @pytest.mark.parametrize(
-    "texts, silence, asked, tried, kept",
+    "texts, silence, options, tried, kept",
     [
         ([(FINE, -0.5)], 0.9, {}, [0], 0),  # sure: nobody asks whether it is silence
         ([(FINE, -1.0)], 0.5, {}, [0], 0),  # the threshold itself is no failure
@@ -216,8 +216,8 @@ FINE, LOOP = "<|0.00|> said well.<|0.40|>", f"<|0.00|>{' ha' * 30}<|0.40|>"
         ),
     ],
 )
-def test_a_text_that_fails_is_tried_again(texts, silence, asked, tried, kept):
-    script = Script(texts, silence, best_of=2, **asked)
+def test_a_text_that_fails_is_tried_again(texts, silence, options, tried, kept):
+    script = Script(texts, silence, best_of=2, **options)
     transcript = script.play()
     segments = transcript.segments
     assert transcript.stats.prompt_tokens == 1  # a window, however often it is tried
@@ -236,8 +236,8 @@ def test_what_a_window_goes_on_from():
     steering = [wm.IDS[name] for name in ("startoftranscript", "en", "transcribe")]
     for i, prefix in enumerate(before):
         assert prefix == [wm.IDS["startofprev"], *[*prompt, *said * i][-63:], *steering]
-    for asked in ({"condition_on_previous_text": False}, {"temperature": 0.6, "best_of": 1}):
-        script = Script([(FINE, -0.5)], **asked)
+    for options in ({"condition_on_previous_text": False}, {"temperature": 0.6, "best_of": 1}):
+        script = Script([(FINE, -0.5)], **options)
         script.made._features = np.zeros((180, BINS), np.float32)
         script.play()
         assert [row.tokens[: row.prefix_size] for row in script.rows] == [steering] * 3

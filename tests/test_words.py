@@ -17,17 +17,19 @@ from families.conversion import convert
 from speech.audio import read
 from speech.features import HOP, RATE, log_mel
 from speech.formats import FORMATS, Layout, Segment, Transcript, Word
+from speech.options import TranscribeOptions
 from speech.transcriber import Transcriber
-from speech.transcript import Asked, Sound
+from speech.transcript import Sound
 from speech.voice import last_pause, probabilities, with_speech
 from speech.words import (
+    WindowTimes,
     _median_filtered,
     _with_marks,
+    drop_hallucinations,
     first_columns,
-    placed,
+    place_words,
     split,
-    spoken,
-    without_inventions,
+    timed_words,
 )
 
 NEVER = dict(
@@ -96,9 +98,9 @@ def segment(start, end, own=None, count=0, seek=0, text=""):
 
 
 def test_a_word_has_its_tokens_times_and_their_mean_probability():
-    begins, chances = np.array([0, 0.2, 0.3, 1]), np.array([0.5, 1, 0.2])
-    found = spoken([(" a", 2), (" b", 1)], begins, chances)
-    assert found == [Word(" a", 0, 0.3, 0.75, 2), Word(" b", 0.3, 1, 0.2, 1)]
+    weights = np.repeat(2 * np.eye(4) - 1, [3, 2, 5, 1], axis=1)
+    timed = timed_words([(" a", 2), (" b", 1)], weights, np.array([0.5, 1, 0.2]))
+    assert timed == [Word(" a", 0, 0.1, 0.75, 2), Word(" b", 0.1, 0.2, 0.2, 1)]
 
 
 def test_marks_join_words_and_have_no_time():
@@ -137,7 +139,7 @@ USUAL = [(f" {i}", 10 + i / 5, 10.2 + i / 5) for i in range(9)]  # words of 0.2 
 )  # fmt: skip
 def test_words_and_segments_are_moved_as_openais(said, bounds, last, expected, moved):
     given = [segment(*bounds, count=len(said)), segment(10, 12, count=len(USUAL))]
-    found, rest = placed(given, words(*said, *USUAL), end=9, last=last)
+    found, rest = place_words(given, words(*said, *USUAL), end=9, last=last)
     assert times(found.words) == [(w, pytest.approx(a), pytest.approx(b)) for w, a, b in expected or said]  # fmt: skip
     assert (found.start, found.end) == pytest.approx(moved)
     assert [word.word for word in rest.words] == [word for word, *_ in USUAL]
@@ -145,7 +147,7 @@ def test_words_and_segments_are_moved_as_openais(said, bounds, last, expected, m
 
 def test_times_are_the_sounds_not_the_windows():
     given = [segment(30, 31, count=1, seek=3000), segment(31, 32, seek=3000)]
-    with_words, empty = placed(given, words((" a", 0.2, 0.4)), end=9, last=30)
+    with_words, empty = place_words(given, words((" a", 0.2, 0.4)), end=9, last=30)
     assert times(with_words.words) == [(" a", 30.2, 30.4)] and empty == replace(given[1], words=())
 
 
@@ -160,6 +162,7 @@ def doubtful(start, end):
     "segments, kept, onward",
     [
         ([SURE], 1, None),
+        ([segment(0, 30, ())], 1, None),  # a text without words
         ([doubtful(4, 5)], 0, 4),  # leading silence is skipped
         ([doubtful(0.5, 1), SURE], 0, 1),  # in silence: at least one second on
         ([doubtful(1.5, 4), SURE], 2, None),  # speech is near
@@ -172,10 +175,10 @@ def doubtful(start, end):
         ([SURE, segment(9, 10, words((".", 9, 9.01), (" x", 9.01, 10)))], 2, None),
     ],
 )
-def test_inventions_in_silence_are_left_out(segments, kept, onward):
+def test_hallucinations_in_silence_are_dropped(segments, kept, onward):
     sound_end = 30 if onward == 40 else 60
     onward = sound_end if onward == 40 else onward
-    found = without_inventions(segments, (0, 30, 30, sound_end), 0, 2)
+    found = drop_hallucinations(segments, WindowTimes(0, 30, 30, sound_end), 0, 2)
     assert found == (segments[:kept], onward)
 
 
@@ -235,12 +238,12 @@ def test_times_are_those_of_transformers_attentions(models, monkeypatch, heads):
 
     def noted(segments, words, *about):
         windows.append((segments, [replace(word) for word in words]))
-        return placed(segments, words, *about)
+        return place_words(segments, words, *about)
 
-    monkeypatch.setattr(speech.transcript, "placed", noted)
-    asked = Asked("de", word_timestamps=True, **NEVER)
+    monkeypatch.setattr(speech.transcript, "place_words", noted)
+    options = TranscribeOptions("de", word_timestamps=True, **NEVER)
     for frames in (45, 170):  # less than one window, and several
-        transcriber.transcribe(sound(frames, frames), asked)
+        transcriber.transcribe(sound(frames, frames), options)
         features = log_mel(sound(frames, frames), wm.SHAPE["num_mel_bins"])
         for segments, found in windows:
             seek = segments[0].seek
@@ -270,12 +273,12 @@ def said(transcript):
 )
 def test_drafted_words_are_plain_ones(models, voice, cpu, how):
     _, ours, shared, own = models
-    asked = Asked("de", word_timestamps=True, num_draft=0, **NEVER | how)
-    plain = said(Transcriber(ours).transcribe(sound(110), asked))
+    options = TranscribeOptions("de", word_timestamps=True, num_draft=0, **NEVER | how)
+    plain = said(Transcriber(ours).transcribe(sound(110), options))
     assert sum(len(found) for *_, found in plain) > 0
     for draft, num_draft in ((None, 3), (shared, 5), (own, 3)):
         transcriber = Transcriber(ours, draft)
-        found = transcriber.transcribe(sound(110), replace(asked, num_draft=num_draft))
+        found = transcriber.transcribe(sound(110), replace(options, num_draft=num_draft))
         assert said(found) == plain and (draft is None or found.stats.draft_tokens)
 
 
@@ -292,11 +295,11 @@ def test_words_change_no_text(models, voice, cpu, monkeypatch):
 
     monkeypatch.setattr(Sound, "_attempt", noted)
     for frames, how, count in ((60, {}, 1), (110, dict(vad=True, batched=True), 3)):
-        asked = Asked("de", **NEVER | how)
-        plain = transcriber.transcribe(sound(frames), asked)
+        options = TranscribeOptions("de", **NEVER | how)
+        plain = transcriber.transcribe(sound(frames), options)
         expected = written[:count]
         written.clear()
-        timed = transcriber.transcribe(sound(frames), replace(asked, word_timestamps=True))
+        timed = transcriber.transcribe(sound(frames), replace(options, word_timestamps=True))
         assert written[:count] == expected and plain.segments[0].words is None
         assert timed.segments[0].words
         written.clear()
@@ -304,11 +307,11 @@ def test_words_change_no_text(models, voice, cpu, monkeypatch):
 
 def test_batched_windows_end_at_pauses_and_know_nothing_of_each_other(models, voice, cpu):
     transcriber = Transcriber(models[1])
-    asked = Asked("de", vad=True, batched=True, **NEVER)
-    both = transcriber.transcribe(sound(170), asked)
+    options = TranscribeOptions("de", vad=True, batched=True, **NEVER)
+    both = transcriber.transcribe(sound(170), options)
     assert sorted({s.seek for s in both.segments}) == [0, 41, 91, 141]
     alone = [
-        transcriber.transcribe(sound(170), replace(asked, clip_timestamps=clip))
+        transcriber.transcribe(sound(170), replace(options, clip_timestamps=clip))
         for clip in ((0, 0.41), (0.41, 0.91), (0.91, 1.41), (1.41,))
     ]
     assert tokens(both) == [found for one in alone for found in tokens(one)]
@@ -323,8 +326,10 @@ CLIPS = json.loads((DEMO / "speech" / "clips.json").read_text(encoding="utf-8"))
 def test_nothing_is_read_of_silence(models):
     chances = probabilities(np.zeros(5 * RATE, np.float32))
     assert len(chances) == 500 and not with_speech(chances).any()
-    silence = Transcriber(models[1]).sound(np.zeros(5 * RATE, np.float32), Asked(vad=True))
-    assert list(silence.transcribed()) == []
+    silence = Transcriber(models[1]).sound(
+        np.zeros(5 * RATE, np.float32), TranscribeOptions(vad=True)
+    )
+    assert silence.transcript(None, None).segments == ()  # nothing is decoded
 
 
 @pytest.mark.parametrize("name", CLIPS)
@@ -352,10 +357,10 @@ def test_words_are_where_the_sound_has_them_though_silence_is_left_out(tmp_path,
     transcriber = Transcriber(tmp_path / "target")
     clip, before = read(str(DEMO / "speech" / "sentence.wav")), 7
     for how in ({}, {"batched": True}):
-        asked = Asked("en", vad=True, word_timestamps=True, **how)
-        (alone,) = transcriber.transcribe(clip, asked).segments
+        options = TranscribeOptions("en", vad=True, word_timestamps=True, **how)
+        (alone,) = transcriber.transcribe(clip, options).segments
         samples = np.concatenate([np.zeros(before * RATE, np.float32), clip, clip * 0])
-        (found,) = transcriber.transcribe(samples, asked).segments
+        (found,) = transcriber.transcribe(samples, options).segments
         assert found.text == alone.text == f" {CLIPS['sentence.wav']['text']}"
         for word, first in zip(found.words, alone.words, strict=True):
             assert word.word == first.word
@@ -365,8 +370,10 @@ def test_words_are_where_the_sound_has_them_though_silence_is_left_out(tmp_path,
 
 
 def test_a_word_across_silence_that_is_left_out_keeps_its_length(models):
-    sound = Transcriber(models[1]).sound(np.zeros(7 * RATE, np.float32), Asked(vad=True))
-    sound._at = np.r_[:100, 600:700]  # frames that are read
+    sound = Transcriber(models[1]).sound(
+        np.zeros(7 * RATE, np.float32), TranscribeOptions(vad=True)
+    )
+    sound._frames = np.r_[:100, 600:700]  # frames that are read
     said = words((" a", 0.7, 1.1), (" b", 0.95, 1.5))
     found = sound._numbered(segment(0.7, 1.5, said), 0)
     assert times(found.words) == [(" a", 0.7, 1.1), (" b", 5.95, 6.5)]

@@ -1,6 +1,7 @@
 """OpenAI's /v1/audio routes: sounds are decoded as rows of the same engine as texts."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import closing
 from typing import Any
 
 from anyio import CapacityLimiter, Semaphore, from_thread, to_thread
@@ -15,16 +16,18 @@ from errors import InputError
 from serving import answers
 from serving.engine import Engine, Refused
 from serving.transport import event_of, read_body, steps_of, stream_of, while_there
-from speculative.row import Row, Stats
+from speculative.row import Stats
 from speech.audio import check_length, decoded
 from speech.formats import FORMATS, Layout, Segment, Transcript
+from speech.options import TranscribeOptions
+from speech.steps import Steps, steps
 from speech.transcriber import Transcriber
-from speech.transcript import Asked, Rows
+from speech.transcript import Sound
 
 MAX_SOUND = 25 << 20  # bytes, as OpenAI has it
 _FORMATS = ("json", "verbose_json", "text", "srt", "vtt")
-Told = tuple[Segment, Stats]
-_KNOWN = {
+Part = tuple[Segment, Stats] | Transcript
+_FIELDS = {
     *("file", "model", "language", "prompt", "response_format", "temperature", "stream"),
     *("timestamp_granularities[]", "origins", "user"),
 }
@@ -53,43 +56,49 @@ class Speech:
             raise InputError("this model reads text, not audio")
         form = await _form(request)
         self._check_model(str(form["model"]) if form.get("model") else None)
-        asked, kind = _asked(form, task, self._engine.options.num_draft), _format(form)
-        self._transcriber.check(asked)
+        options = _options(form, task, self._engine.options.num_draft)
+        kind = _format(form)
+        options = self._transcriber.resolve(options)
         async with while_there(request):
-            parts = self._parts(form["file"], asked)
+            parts = self._parts(form["file"], options)
             first = await anext(parts)  # the status must be known before a stream begins
             if form.get("stream") in ("true", "True", "1"):
                 return stream_of(self._events(first, parts, form.get("origins") == "true"), parts)
-            *_, found = [first, *[part async for part in parts]]
-        assert isinstance(found, Transcript)
+            *_, transcript = [first, *[part async for part in parts]]
+        assert isinstance(transcript, Transcript)
         if kind == "text":
-            return PlainTextResponse(f"{found.text.strip()}\n")
+            return PlainTextResponse(f"{transcript.text.strip()}\n")
         if kind in FORMATS and kind != "json":
-            return PlainTextResponse(FORMATS[kind](found, Layout()))
-        return JSONResponse(_body(found, task, kind == "verbose_json"))
+            return PlainTextResponse(FORMATS[kind](transcript, Layout()))
+        return JSONResponse(_body(transcript, task, kind == "verbose_json"))
 
-    async def _parts(self, file: Any, asked: Asked) -> AsyncGenerator[Told | Transcript]:
+    async def _parts(self, file: Any, options: TranscribeOptions) -> AsyncGenerator[Part]:
         """Each segment of a sound, once there is a place for it, and the whole transcript."""
-        told = list[Told]()
+        segments = list[Part]()
         if self._places.statistics().tasks_waiting >= self._engine.queue_size:
             raise Refused("too many audio files are waiting; try again later")
         async with self._places:
-            transcript = await to_thread.run_sync(
-                self._begin, file, asked, told, limiter=self._reading
+            sound = await to_thread.run_sync(
+                self._open, file, options, segments, limiter=self._reading
             )
-            while True:
-                found = await run_in_threadpool(_next, transcript)
-                for part in told:
-                    yield part
-                told.clear()
-                if isinstance(found, Transcript):
-                    yield found
-                    return
-                async for _ in steps_of(self._engine, found, more=True):
-                    pass
+            with closing(steps(sound.transcript)) as transcript:
+                result: Any = None
+                while True:
+                    work = await run_in_threadpool(_next, transcript, result)
+                    for part in segments:
+                        yield part
+                    segments.clear()
+                    if isinstance(work, Transcript):
+                        yield work
+                        return
+                    if isinstance(work, list):
+                        async for _ in steps_of(self._engine, work, more=True):
+                            pass
+                    else:
+                        result = await run_in_threadpool(self._engine.call, work)
 
-    def _begin(self, file: UploadFile, asked: Asked, told: list[Told]) -> Rows:
-        """The transcript to be, which notes its segments in `told`. InputError for a file without sound."""
+    def _open(self, file: UploadFile, options: TranscribeOptions, segments: list[Part]) -> Sound:
+        """The sound, which adds its segments to `segments`. InputError for a file without sound."""
         assert self._transcriber
 
         def check(seconds: float) -> None:
@@ -97,14 +106,14 @@ class Speech:
             self._engine.check()
             check_length(seconds, self._max_seconds)
 
-        def heard(segments: Sequence[Segment], seconds: float, stats: Stats) -> None:
-            told.extend((segment, stats) for segment in segments)
+        def on_window(added: Sequence[Segment], seconds: float, stats: Stats) -> None:
+            segments.extend((segment, stats) for segment in added)
 
         samples = decoded(file.file, lambda line: None, check)
-        return self._transcriber.sound(samples, asked, heard).transcribed()
+        return self._transcriber.sound(samples, options, on_window)
 
     async def _events(
-        self, first: Told | Transcript, parts: AsyncGenerator[Told | Transcript], origins: bool
+        self, first: Part, parts: AsyncGenerator[Part], origins: bool
     ) -> AsyncIterator[str]:
         """A delta for each segment, and the whole text."""
         try:
@@ -116,7 +125,7 @@ class Speech:
         except Refused as error:
             yield event_of(answers.error(503, str(error)))
 
-    def _event(self, part: Told | Transcript, origins: bool) -> str:
+    def _event(self, part: Part, origins: bool) -> str:
         if isinstance(part, Transcript):
             about = {"text": part.text.strip(), "usage": _usage(part)}
             return event_of({"type": "transcript.text.done", **about})
@@ -134,10 +143,10 @@ class Speech:
         return [(piece(token, False)[0] if token < end else "", origin) for token, origin in pairs]
 
 
-def _next(transcript: Rows) -> list[Row] | Transcript:
-    """The rows to decode next, or the transcript."""
+def _next(transcript: Steps[Transcript], result: Any) -> Any:
+    """What to decode or to call next, or the transcript."""
     try:
-        return next(transcript)
+        return transcript.send(result)
     except StopIteration as end:
         return end.value
 
@@ -166,7 +175,7 @@ async def _form(request: Request) -> FormData:
     if not isinstance(form.get("file"), UploadFile):
         raise InputError("the field file, with the audio, is missing")
     for field in form:
-        if field not in _KNOWN:
+        if field not in _FIELDS:
             raise InputError(f"{field[:50]} is not supported")
     return form
 
@@ -178,12 +187,12 @@ def _format(form: FormData) -> str:
     return kind
 
 
-def _asked(form: FormData, task: str, num_draft: int | str) -> Asked:
+def _options(form: FormData, task: str, num_draft: int | str) -> TranscribeOptions:
     try:
         temperature = float(str(form.get("temperature") or 0))
     except ValueError:
         raise InputError("temperature is not a number") from None
-    return Asked(
+    return TranscribeOptions(
         language=str(form["language"]).lower() if form.get("language") else None,
         task=task,
         temperature=temperature,
@@ -194,16 +203,16 @@ def _asked(form: FormData, task: str, num_draft: int | str) -> Asked:
     )
 
 
-def _usage(found: Transcript) -> dict[str, Any]:
-    return {"type": "duration", "seconds": round(found.duration, 2)}
+def _usage(transcript: Transcript) -> dict[str, Any]:
+    return {"type": "duration", "seconds": round(transcript.duration, 2)}
 
 
-def _body(found: Transcript, task: str, verbose: bool) -> dict[str, Any]:
-    body: dict[str, Any] = {"text": found.text.strip(), "usage": _usage(found)}
+def _body(transcript: Transcript, task: str, verbose: bool) -> dict[str, Any]:
+    body: dict[str, Any] = {"text": transcript.text.strip(), "usage": _usage(transcript)}
     if verbose:
-        segments = [segment.to_dict() for segment in found.segments]
-        about = {"task": task, "language": found.language, "duration": found.duration}
+        segments = [segment.to_dict() for segment in transcript.segments]
+        about = {"task": task, "language": transcript.language, "duration": transcript.duration}
         body |= about | {"segments": segments}
-        if any(segment.words for segment in found.segments):
+        if any(segment.words for segment in transcript.segments):
             body["words"] = [word for segment in segments for word in segment.pop("words")]
     return body
