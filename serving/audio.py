@@ -20,8 +20,7 @@ from speculative.row import Stats
 from speech.audio import check_length, decoded
 from speech.formats import FORMATS, Layout, Segment, Transcript
 from speech.options import TranscribeOptions
-from speech.steps import Steps, steps
-from speech.transcriber import Transcriber
+from speech.transcriber import Steps, Transcriber, steps
 from speech.transcript import Sound
 
 MAX_SOUND = 25 << 20  # bytes, as OpenAI has it

@@ -1,33 +1,11 @@
-"""The options of a transcript, and when they reject a window's text."""
+"""The options of a transcript."""
 
 import math
-import zlib
 from dataclasses import dataclass
 
 from errors import InputError
 from speculative.options import Options
 from speech.rules import TASKS
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """A window's text at one temperature."""
-
-    tokens: list[int]  # with timestamps, without the end
-    origins: list[str]
-    text: str
-    temperature: float
-    avg_logprob: float  # of the tokens and the end
-    no_speech_prob: float | None = None  # None: not computed
-
-    @property
-    def compression_ratio(self) -> float:
-        """The text's bytes divided by its compressed bytes: high if the text repeats itself."""
-        data = self.text.strip().encode()
-        return len(data) / len(zlib.compress(data))
-
-
-UNTRIED = Attempt([], [], "", 0.0, -math.inf)
 
 
 @dataclass(frozen=True)
@@ -77,26 +55,3 @@ class TranscribeOptions:
         """0, 0.2, ... 1: each is tried if the text at the one before has failed."""
         steps = (round(self.temperature + i / 5, 2) for i in range(6))
         return [temperature for temperature in steps if temperature <= 1]
-
-    def fails(self, attempt: Attempt) -> bool:
-        """Whether to try the next temperature."""
-        ratio = self.compression_ratio_threshold
-        repeats = ratio is not None and attempt.compression_ratio > ratio
-        threshold = self.logprob_threshold
-        unsure = threshold is not None and attempt.avg_logprob < threshold
-        return (repeats or unsure) and not (unsure and self._is_silent(attempt))
-
-    def is_speech(self, attempt: Attempt) -> bool:
-        threshold = self.logprob_threshold
-        sure = threshold is not None and attempt.avg_logprob > threshold
-        return sure or not self._is_silent(attempt)
-
-    def _is_silent(self, attempt: Attempt) -> bool:
-        threshold = self.no_speech_threshold
-        probability = attempt.no_speech_prob
-        return threshold is not None and probability is not None and probability > threshold
-
-    def needs_no_speech_prob(self, attempt: Attempt) -> bool:
-        threshold = self.logprob_threshold
-        unsure = threshold is None or attempt.avg_logprob <= threshold
-        return self.no_speech_probs or (self.no_speech_threshold is not None and unsure)

@@ -29,15 +29,12 @@ class Special:
     previous: int  # before earlier text
     no_speech: int
     no_timestamps: int
+    first_timestamp: int
     tasks: Mapping[str, int] = field(hash=False)
     languages: Mapping[str, int] = field(hash=False)  # by code; {}: English only
     suppressed: tuple[int, ...] = ()
     latest: int = _FIRST  # the last timestamp that a window may begin with
     alignment_heads: tuple[tuple[int, int], ...] = ()  # (layer, head); (): not known
-
-    @property
-    def first_timestamp(self) -> int:
-        return self.no_timestamps + 1
 
     @classmethod
     def read(cls, tokenizer: Tokenizer, generation: Mapping, end: int) -> "Special":
@@ -52,6 +49,7 @@ class Special:
             raise InputError(f"the tokenizer has no <|{names[0]}|>: not a Whisper model's")
 
         start = token("startoftranscript")
+        no_timestamps = token("notimestamps")
         tasks = {task: token(task) for task in TASKS}
         added = tokenizer.get_added_tokens_decoder()
         languages = {
@@ -66,7 +64,8 @@ class Special:
             start=start,
             previous=token("startofprev"),
             no_speech=token("nospeech", "nocaptions"),
-            no_timestamps=token("notimestamps"),
+            no_timestamps=no_timestamps,
+            first_timestamp=no_timestamps + 1,
             tasks=tasks,
             languages=languages if several else {},
             suppressed=tuple(generation.get("suppress_tokens") or ()),

@@ -2,10 +2,13 @@
 
 import zipfile
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, TypeVar
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -17,13 +20,16 @@ from families.conversion import find
 from families.folders import WEIGHTS
 from families.whisper import Whisper
 from speculative.row import Row
+from speech.decoding import Decode
 from speech.formats import Transcript
 from speech.options import TranscribeOptions
 from speech.rules import Special
-from speech.steps import Call, Decode, Steps, steps
-from speech.transcript import OnWindow, Sound
+from speech.transcript import Call, OnWindow, Sound
 from text.generation import FILE as GENERATION
 
+T = TypeVar("T")
+# Yields rows to decode, or a function to call where models may be used and whose result to send back
+Steps = Generator[list[Row] | Callable[[], Any], Any, T]
 Result = Transcript | InputError
 OpenSound = Callable[[], tuple[np.ndarray, OnWindow]]
 
@@ -91,8 +97,9 @@ class Transcriber:
         with self.decoder.running(self.special.options(num_draft=options.num_draft)) as driver:
             for row in driver.decode(source, rows):
                 source.finish(row)
-                yield from source.results()
-        yield from source.results()
+                while source.results:
+                    yield source.results.popleft()
+        yield from source.results
 
 
 def is_speech(name: str | Path) -> bool:
@@ -116,6 +123,42 @@ def _encoder(name: str | Path) -> dict[str, tuple[int, int]]:
     return {member.filename: (member.file_size, member.CRC) for member in members}
 
 
+class _Stopped(BaseException):
+    """Nobody waits for the function's result."""
+
+
+def steps(function: Callable[[Decode, Call], T]) -> Steps[T]:
+    """Run function(decode, call) in a thread of its own; yield what it hands to `decode` and `call` and wait there for
+    the result, sent back. So only one of both threads runs at a time. Returns and raises as the function."""
+    works = SimpleQueue[tuple[bool, Any]]()  # whether it is the end, and the work, result or error
+    results = SimpleQueue[Any]()
+
+    def hand_over(work: Any) -> Any:
+        works.put((False, work))
+        result = results.get()
+        if result is _Stopped:
+            raise _Stopped
+        return result
+
+    def run() -> None:
+        try:
+            works.put((True, function(hand_over, hand_over)))
+        except BaseException as error:
+            works.put((True, error))
+
+    Thread(target=run, daemon=True).start()
+    try:
+        while True:
+            ended, work = works.get()
+            if isinstance(work, BaseException):
+                raise work
+            if ended:
+                return work
+            results.put((yield work))
+    finally:
+        results.put(_Stopped)
+
+
 class _Sounds:
     """A source of rows for the driver: those of several sounds at a time."""
 
@@ -126,7 +169,7 @@ class _Sounds:
         self._running: dict[int, Steps[Transcript]] = {}
         self._waiting: deque[Row] = deque()
         self._unfinished: dict[Row, int] = {}  # row -> index of its sound
-        self._results: list[tuple[int, Result]] = []
+        self.results = deque[tuple[int, Result]]()
 
     def take(self, count: int, wait: bool) -> list[Row]:
         while len(self._waiting) < count and len(self._running) < self._batch_size:
@@ -144,25 +187,15 @@ class _Sounds:
             work = next(running)
             while not isinstance(work, list):
                 work = running.send(work())
-        except StopIteration as end:
-            self._end(index, end.value)
-        except InputError as error:
-            self._end(index, error)
+        except (StopIteration, InputError) as end:
+            del self._running[index]
+            self.results.append((index, end if isinstance(end, InputError) else end.value))
         else:
             self._unfinished |= dict.fromkeys(work, index)
             self._waiting.extend(work)
-
-    def _end(self, index: int, result: Result) -> None:
-        del self._running[index]
-        self._results.append((index, result))
 
     def finish(self, row: Row) -> None:
         """Resume this row's sound if none of its rows is left to decode."""
         index = self._unfinished.pop(row)
         if index not in self._unfinished.values():
             self._resume(index)
-
-    def results(self) -> list[tuple[int, Result]]:
-        """Those since the last call."""
-        results, self._results = self._results, []
-        return results

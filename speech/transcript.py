@@ -2,29 +2,24 @@
 section 4.5 and the reference implementation), with drafts for every text.
 
 `Sound.transcript` calls `decode` with the rows to decode next. So one batch can decode many sounds together, each in
-its own order: see `steps`.
+its own order: see `transcriber.steps`.
 """
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from families.whisper import Whisper
-from families.whisper import Window as Prompt
-from speculative.options import Options
-from speculative.processors import Processor
-from speculative.row import Row, Stats
-from speculative.sampling import RowSeeds
+from speculative.row import Stats
+from speech.decoding import Decode, WindowDecoder, WindowText
 from speech.features import FRAMES, RATE, log_mel
 from speech.formats import Segment, Transcript, Word
-from speech.options import UNTRIED, Attempt, TranscribeOptions
-from speech.rules import Against, OneOf, Special
-from speech.segments import Cut, cut
-from speech.steps import Call, Decode
+from speech.options import TranscribeOptions
+from speech.rules import SECONDS_PER_TIMESTAMP, Special
 from speech.voice import last_pause, probabilities, with_speech
 from speech.words import (
     TimedWindow,
@@ -40,19 +35,21 @@ from speech.words import (
 
 _TOGETHER = 32  # windows of a sound, if batched: their features stay in memory
 
+_PER_TIMESTAMP = round(SECONDS_PER_TIMESTAMP * FRAMES)  # frames
+
+Call = Callable[
+    [Callable[[], Any]], Any
+]  # the result of a function, called where models may be used
 OnWindow = Callable[[Sequence[Segment], float, Stats], object]
 
 
 @dataclass
-class _Text:
-    """A window, and what was decoded of it."""
+class Cut:
+    """The segments of a window's text."""
 
-    prompt: Prompt
-    seek: int  # its first frame
-    size: int  # frames with sound
-    draft: list[int] = field(default_factory=list)  # a text that drafts this one
-    attempt: Attempt = UNTRIED
-    no_speech_prob: float | None = None
+    segments: list[Segment]
+    advance: int  # frames that they cover
+    rest: list[int] | None = None  # tokens after the last segment; None: the text is complete
 
 
 class Sound:
@@ -73,6 +70,7 @@ class Sound:
         self._model, self._config = model, model.config
         self._tokenizer, self._special = tokenizer, special
         self._options, self._on_window = options, on_window
+        self._decoder = WindowDecoder(model.config, tokenizer, special, options)
         self._duration = len(samples) / RATE
         self._features = log_mel(samples, self._config.num_mel_bins)
         self._frames: np.ndarray | None = None  # with vad: the sound's, of each of the features
@@ -82,14 +80,11 @@ class Sound:
             self._features = self._features[self._frames]
             self._speech = speech[self._frames]  # how probable it is in each frame
         self._language = options.language
-        self._seeds = RowSeeds(options.seed)
         self._segments: list[Segment] = []
-        self._stats = Stats()
         self._previous: list[int] = []  # the text before the next window
         if prompt := options.initial_prompt.strip():
-            self._previous = self._text_tokens(
-                tokenizer.encode(f" {prompt}", add_special_tokens=False).ids
-            )
+            tokens = tokenizer.encode(f" {prompt}", add_special_tokens=False).ids
+            self._previous = [token for token in tokens if token < special.end]
         self._rest: list[int] = []  # the unfinished text at the end of the last window
         self._spoken = 0.0  # when the last word has ended, in seconds
 
@@ -97,24 +92,24 @@ class Sound:
         """decode: returns when rows are finished; call: calls a function where the models may be used"""
         for seek, end in self._clips():
             while seek < end:
-                texts = self._next_windows(seek, end)
+                windows = self._next_windows(seek, end)
                 if self._language is None:
-                    self._language = self._detect_language(texts[0].prompt, decode)
-                self._decode(texts, decode)
-                cuts = [self._cut(text) for text in texts]
+                    self._language = self._decoder.detect_language(windows[0].prompt, decode)
+                self._decoder.decode(windows, self._language, self._previous, decode)
+                cuts = [self._cut(window) for window in windows]
                 if self._options.word_timestamps:
-                    self._time_words(texts, cuts, call)
-                for text, part in zip(texts, cuts, strict=True):
-                    segments = self._append(part.segments, text.attempt.temperature <= 0.5)
+                    self._time_words(windows, cuts, call)
+                for window, part in zip(windows, cuts, strict=True):
+                    segments = self._append(part.segments, window.attempt.temperature <= 0.5)
                     self._rest = part.rest or []
                     seek += part.advance
                     seconds = self._seconds(seek / FRAMES, True)
-                    self._on_window(segments, seconds, self._stats)
-        whole = "".join(segment.text for segment in self._segments)
+                    self._on_window(segments, seconds, self._decoder.stats)
+        text = "".join(segment.text for segment in self._segments)
         language = self._language or "en"
-        return Transcript(whole, tuple(self._segments), language, self._duration, self._stats)
-
-    # Windows
+        return Transcript(
+            text, tuple(self._segments), language, self._duration, self._decoder.stats
+        )
 
     def _clips(self) -> Iterator[tuple[int, int]]:
         """The ranges of frames to transcribe: first and end."""
@@ -127,11 +122,11 @@ class Sound:
             points.append(last)
         return zip(points[::2], points[1::2], strict=True)
 
-    def _next_windows(self, seek: int, end: int) -> list[_Text]:
+    def _next_windows(self, seek: int, end: int) -> list[WindowText]:
         """The next window; or with `batched` some that end in pauses, each in its second half."""
         longest = self._config.frames
-        texts = list[_Text]()
-        while seek < end and len(texts) < (_TOGETHER if self._options.batched else 1):
+        windows = list[WindowText]()
+        while seek < end and len(windows) < (_TOGETHER if self._options.batched else 1):
             size = min(longest, end - seek)
             if self._options.batched and end - seek > longest:
                 half = longest // 2
@@ -139,9 +134,9 @@ class Sound:
             features = np.zeros((longest, self._config.num_mel_bins), np.float32)
             features[:size] = self._features[seek : seek + size]
             prompt = self._model.windows.add(features)
-            texts.append(_Text(prompt, seek, size, draft=self._rest))
+            windows.append(WindowText(prompt, seek, size, draft=self._rest))
             seek += size
-        return texts
+        return windows
 
     def _seconds(self, seconds: float, end: bool = False) -> float:
         """A time in the sound, from one in what is transcribed of it."""
@@ -150,142 +145,94 @@ class Sound:
         index = min(max(round(seconds * FRAMES) - end, 0), len(self._frames) - 1)
         return float(self._frames[index] + end) / FRAMES
 
-    # Texts
+    def _cut(self, window: WindowText) -> Cut:
+        """Cut a window's text. Two timestamps in a row end one segment and begin the next. Text after the last pair
+        is left for the next window, unless one timestamp ends it; a window that is `batched` has no next one."""
+        if not self._decoder.is_speech(window.attempt):
+            return Cut([], window.size)
+        first = self._special.first_timestamp
+        tokens = window.attempt.tokens
+        frames = [(token - first) * _PER_TIMESTAMP for token in tokens]  # of timestamps
+        stamps = [token >= first for token in tokens]
+        complete = self._options.batched or stamps[-2:] == [False, True]
+        cuts = [i + 1 for i, pair in enumerate(pairwise(stamps)) if all(pair)]
+        if not cuts:
+            last = max((frame for frame in frames if frame > 0), default=window.size)
+            whole = self._segment(window, 0, len(tokens), 0, last)
+            return Cut([whole], window.size, None if complete else [])
+        bounds = [0, *cuts]
+        if complete:
+            bounds.append(len(tokens))
+        segments = []
+        for begin, end in pairwise(bounds):
+            last = frames[end - 1] if stamps[end - 1] else window.size
+            segments.append(self._segment(window, begin, end, frames[begin], last))
+        if complete:
+            return Cut(segments, window.size)
+        rest = [first, *tokens[cuts[-1] + 1 :]]
+        return Cut(segments, max(1, frames[cuts[-1] - 1]), rest)
 
-    def _detect_language(self, prompt: Prompt, decode: Decode) -> str:
-        """The most probable language of a window."""
-        codes = {token: code for code, token in self._special.languages.items()}
-        if not codes:
-            return "en"
-        row = self._one_token_row(prompt, [self._special.start], OneOf(tuple(codes)))
-        decode([row])
-        return codes[row.generated[0]]
-
-    def _one_token_row(self, prompt: Prompt, prefix: list[int], rule: Processor) -> Row:
-        options = Options(max_tokens=1, logprobs=0, lookup=False, processors=(rule,))
-        row = Row(prompt, options)
-        row.begin(prefix, self._config)
-        return row
-
-    def _decode(self, texts: list[_Text], decode: Decode) -> None:
-        """Decode each window at the first temperature where its text does not fail."""
-        earlier = list[int]()
-        if self._previous:
-            longest = self._config.max_positions // 2
-            earlier = [self._special.previous, *self._previous[1 - longest :]]
-        prefix = [*earlier, *self._steering()]
-        failing = texts
-        for temperature in self._options.temperatures:
-            rows = [self._rows(text, prefix, temperature) for text in failing]
-            decode([row for group in rows for row in group])
-            for text, group in zip(failing, rows, strict=True):
-                for row in group:
-                    self._stats += replace(row.stats, prompt_tokens=0)
-                attempts = map(self._attempt, group)
-                text.attempt = max(attempts, key=lambda attempt: attempt.avg_logprob)
-                text.draft = group[0].generated
-            self._find_silence(failing, [*earlier, self._special.start], decode)
-            failing = [text for text in failing if self._options.fails(text.attempt)]
-            if not failing:
-                break
-        self._stats.prompt_tokens += len(texts)  # each window once, however often it was tried
-
-    def _steering(self) -> list[int]:
-        return self._special.prefix(self._language or "en", self._options.task)
-
-    def _rows(self, text: _Text, prefix: list[int], temperature: float) -> list[Row]:
-        options = self._special.options(
-            temp=temperature,
-            max_tokens=self._config.max_positions // 2,
-            num_draft=self._options.num_draft,
+    def _segment(self, window: WindowText, begin: int, end: int, first: int, last: int) -> Segment:
+        """A segment of tokens begin to end, from one frame of the window to another."""
+        attempt = window.attempt
+        return Segment(
+            id=0,
+            seek=window.seek,
+            start=(window.seek + first) / FRAMES,
+            end=(window.seek + last) / FRAMES,
+            text=self._decoder.text(attempt.tokens[begin:end]),
+            tokens=attempt.tokens[begin:end],
+            origins=tuple(attempt.origins[begin:end]),
+            temperature=attempt.temperature,
+            avg_logprob=attempt.avg_logprob,
+            compression_ratio=attempt.compression_ratio,
+            no_speech_prob=attempt.no_speech_prob,
         )
-        seed = partial(self._seeds, [text.seek, round(100 * temperature)])
-        count = self._options.best_of if temperature else 1
-        rows = [Row(text.prompt, options, seed(), reference=text.draft) for _ in range(count)]
-        for row in rows:
-            row.begin(prefix, self._config)
-        return rows
 
-    def _attempt(self, row: Row) -> Attempt:
-        tokens = [token for token in row.generated if token != self._special.end]
-        mean = sum(row.logprobs) / (len(tokens) + 1)
-        origins = row.origins[: len(tokens)]
-        return Attempt(tokens, origins, self._text(tokens), row.options.temp, mean)
-
-    def _find_silence(self, texts: list[_Text], prefix: list[int], decode: Decode) -> None:
-        """Find the probability that nobody speaks, before any rule applies, of each window where it matters."""
-        no_speech = self._special.no_speech
-        rule = Against(no_speech, self._special.end)
-        rows = dict[int, Row]()
-        for i, text in enumerate(texts):
-            unknown = text.no_speech_prob is None
-            if unknown and self._options.needs_no_speech_prob(text.attempt):
-                rows[i] = self._one_token_row(text.prompt, prefix, rule)
-        if rows:
-            decode(list(rows.values()))
-        for i, row in rows.items():
-            p = math.exp(row.logprobs[0])
-            texts[i].no_speech_prob = p if row.generated[0] == no_speech else 1 - p
-        for text in texts:
-            text.attempt = replace(text.attempt, no_speech_prob=text.no_speech_prob)
-
-    def _text_tokens(self, tokens: Iterable[int]) -> list[int]:
-        """The tokens without timestamps."""
-        return [token for token in tokens if token < self._special.end]
-
-    def _text(self, tokens: Sequence[int]) -> str:
-        """The tokens' text, without timestamps."""
-        return self._tokenizer.decode(self._text_tokens(tokens), skip_special_tokens=False)
-
-    # Segments
-
-    def _cut(self, text: _Text) -> Cut:
-        if not self._options.is_speech(text.attempt):
-            return Cut([], text.size)
-        first, complete = self._special.first_timestamp, self._options.batched
-        return cut(text.attempt, text.seek, text.size, first, self._text, complete)
-
-    def _time_words(self, texts: list[_Text], cuts: list[Cut], call: Call) -> None:
+    def _time_words(self, windows: list[WindowText], cuts: list[Cut], call: Call) -> None:
         """Give the segments their words, and times that are the words'."""
-        tokens = [self._text_tokens(t for s in part.segments for t in s.tokens) for part in cuts]
-        spoken = [i for i, ids in enumerate(tokens) if ids]
-        words = dict[int, list[Word]]()
+        end = self._special.end
+        language = self._language or "en"
+        steering = self._special.prefix(language, self._options.task)
+        spaces = has_spaces(language, self._options.task)
+        texts = [[t for s in part.segments for t in s.tokens if t < end] for part in cuts]
+        spoken = [
+            TimedWindow(window.prompt, text, max(1, window.size // 2))
+            for window, text in zip(windows, texts, strict=True)
+            if text
+        ]
+        attention = iter(())
         if spoken:
-            windows = [
-                TimedWindow(texts[i].prompt, tokens[i], max(1, texts[i].size // 2)) for i in spoken
-            ]
-            attention = call(
-                lambda: attended(self._model, self._special, self._steering(), windows)
-            )
-            spaces = has_spaces(self._language or "en", self._options.task)
-            for i, (weights, chances) in zip(spoken, attention, strict=True):
-                words[i] = timed_words(split(tokens[i], self._text, spaces), weights, chances)
-        for i, (text, part) in enumerate(zip(texts, cuts, strict=True)):
-            if part.segments:
-                before = text.seek / FRAMES if self._options.batched else self._spoken
-                end = self._special.end
-                part.segments = place_words(part.segments, words.get(i, []), end, before)
-                self._follow_words(text, part)
+            attention = iter(call(lambda: attended(self._model, self._special, steering, spoken)))
+        for window, part, text in zip(windows, cuts, texts, strict=True):
+            if not part.segments:
+                continue
+            words = list[Word]()
+            if text:
+                words = timed_words(split(text, self._decoder.text, spaces), *next(attention))
+            before = window.seek / FRAMES if self._options.batched else self._spoken
+            part.segments = place_words(part.segments, words, end, before)
+            self._follow_words(window, part)
 
-    def _follow_words(self, text: _Text, part: Cut) -> None:
+    def _follow_words(self, window: WindowText, part: Cut) -> None:
         """Advance to the end of the last word if text is left, and drop hallucinated segments."""
         threshold = self._options.hallucination_silence_threshold
-        window = WindowTimes(
-            start=text.seek / FRAMES,
-            sound_end=(text.seek + text.size) / FRAMES,
-            end=(text.seek + self._config.frames) / FRAMES,
+        times = WindowTimes(
+            start=window.seek / FRAMES,
+            sound_end=(window.seek + window.size) / FRAMES,
+            end=(window.seek + self._config.frames) / FRAMES,
             whole_end=len(self._features) / FRAMES,
         )
         last = last_end(part.segments)
-        if part.rest is not None and last > window.start:
-            silent = threshold is not None and window.end - last <= threshold
-            part.advance = text.size if silent else round(last * FRAMES) - text.seek
+        if part.rest is not None and last > times.start:
+            silent = threshold is not None and times.end - last <= threshold
+            part.advance = window.size if silent else round(last * FRAMES) - window.seek
         if threshold is not None:
             part.segments, onward = drop_hallucinations(
-                part.segments, window, self._spoken, threshold
+                part.segments, times, self._spoken, threshold
             )
             if onward is not None:
-                part.advance = round(onward * FRAMES) - text.seek
+                part.advance = round(onward * FRAMES) - window.seek
         part.advance = max(1, part.advance)
         if part.segments:
             self._spoken = last_end(part.segments)

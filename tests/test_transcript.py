@@ -15,8 +15,7 @@ from speculative.row import Stats
 from speech.features import HOP
 from speech.options import TranscribeOptions
 from speech.rules import Special
-from speech.steps import steps
-from speech.transcriber import Transcriber
+from speech.transcriber import Transcriber, steps
 from speech.transcript import Sound
 
 BINS = wm.SHAPE["num_mel_bins"]

@@ -15,11 +15,11 @@ from transformers.models.whisper import generation_whisper as theirs
 import speech.transcript
 from families.conversion import convert
 from speech.audio import read
+from speech.decoding import WindowDecoder
 from speech.features import HOP, RATE, log_mel
 from speech.formats import FORMATS, Layout, Segment, Transcript, Word
 from speech.options import TranscribeOptions
 from speech.transcriber import Transcriber
-from speech.transcript import Sound
 from speech.voice import last_pause, probabilities, with_speech
 from speech.words import (
     WindowTimes,
@@ -287,13 +287,13 @@ def tokens(transcript):
 
 
 def test_words_change_no_text(models, voice, cpu, monkeypatch):
-    transcriber, written, attempt = Transcriber(models[1]), [], Sound._attempt
+    transcriber, written, attempt = Transcriber(models[1]), [], WindowDecoder._attempt
 
     def noted(self, row):
         written.append(row.generated)
         return attempt(self, row)
 
-    monkeypatch.setattr(Sound, "_attempt", noted)
+    monkeypatch.setattr(WindowDecoder, "_attempt", noted)
     for frames, how, count in ((60, {}, 1), (110, dict(vad=True, batched=True), 3)):
         options = TranscribeOptions("de", **NEVER | how)
         plain = transcriber.transcribe(sound(frames), options)

@@ -1,0 +1,168 @@
+"""Decodes windows of sound, each at the first temperature where its text does not fail (Radford et al. 2022, section
+4.5)."""
+
+import math
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from families.whisper import Config, Window
+from speculative.options import Options
+from speculative.processors import Processor
+from speculative.row import Row, Stats
+from speculative.sampling import RowSeeds
+from speech.options import TranscribeOptions
+from speech.rules import Against, OneOf, Special
+
+Decode = Callable[[list[Row]], Any]  # returns when the rows are finished
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A window's text at one temperature."""
+
+    tokens: list[int]  # with timestamps, without the end
+    origins: list[str]
+    temperature: float
+    avg_logprob: float  # of the tokens and the end
+    compression_ratio: float  # high if the text repeats itself
+    no_speech_prob: float | None = None  # None: not computed
+
+
+UNTRIED = Attempt([], [], 0.0, -math.inf, 1.0)
+
+
+@dataclass
+class WindowText:
+    """A window, and what was decoded of it."""
+
+    prompt: Window
+    seek: int  # its first frame
+    size: int  # frames with sound
+    draft: list[int] = field(default_factory=list)  # a text that drafts this one
+    attempt: Attempt = UNTRIED
+    no_speech_prob: float | None = None
+
+
+class WindowDecoder:
+    """Decodes the windows of a sound."""
+
+    def __init__(
+        self, config: Config, tokenizer: Tokenizer, special: Special, options: TranscribeOptions
+    ):
+        self._config, self._tokenizer = config, tokenizer
+        self._special, self._options = special, options
+        self._seeds = RowSeeds(options.seed)
+        self.stats = Stats()
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The tokens' text, without timestamps."""
+        words = [token for token in tokens if token < self._special.end]
+        return self._tokenizer.decode(words, skip_special_tokens=False)
+
+    def detect_language(self, prompt: Window, decode: Decode) -> str:
+        """The most probable language of a window."""
+        codes = {token: code for code, token in self._special.languages.items()}
+        if not codes:
+            return "en"
+        row = self._one_token_row(prompt, [self._special.start], OneOf(tuple(codes)))
+        decode([row])
+        return codes[row.generated[0]]
+
+    def _one_token_row(self, prompt: Window, prefix: list[int], rule: Processor) -> Row:
+        options = Options(max_tokens=1, logprobs=0, lookup=False, processors=(rule,))
+        row = Row(prompt, options)
+        row.begin(prefix, self._config)
+        return row
+
+    def decode(
+        self, texts: list[WindowText], language: str, previous: list[int], decode: Decode
+    ) -> None:
+        """Decode each window at the first temperature where its text does not fail."""
+        earlier = list[int]()
+        if previous:
+            longest = self._config.max_positions // 2
+            earlier = [self._special.previous, *previous[1 - longest :]]
+        prefix = [*earlier, *self._special.prefix(language, self._options.task)]
+        failing = texts
+        for temperature in self._options.temperatures:
+            rows = [self._rows(text, prefix, temperature) for text in failing]
+            decode([row for group in rows for row in group])
+            for text, group in zip(failing, rows, strict=True):
+                for row in group:
+                    self.stats += replace(row.stats, prompt_tokens=0)
+                attempts = map(self._attempt, group)
+                text.attempt = max(attempts, key=lambda attempt: attempt.avg_logprob)
+                text.draft = group[0].generated
+            self._find_silence(failing, [*earlier, self._special.start], decode)
+            failing = [text for text in failing if self._fails(text.attempt)]
+            if not failing:
+                break
+        self.stats.prompt_tokens += len(texts)  # each window once, however often it was tried
+
+    def _rows(self, text: WindowText, prefix: list[int], temperature: float) -> list[Row]:
+        options = self._special.options(
+            temp=temperature,
+            max_tokens=self._config.max_positions // 2,
+            num_draft=self._options.num_draft,
+        )
+        seed = partial(self._seeds, [text.seek, round(100 * temperature)])
+        count = self._options.best_of if temperature else 1
+        rows = [Row(text.prompt, options, seed(), reference=text.draft) for _ in range(count)]
+        for row in rows:
+            row.begin(prefix, self._config)
+        return rows
+
+    def _attempt(self, row: Row) -> Attempt:
+        tokens = [token for token in row.generated if token != self._special.end]
+        mean = sum(row.logprobs) / (len(tokens) + 1)
+        origins = row.origins[: len(tokens)]
+        text = self.text(tokens).strip().encode()
+        ratio = len(text) / len(zlib.compress(text))
+        return Attempt(tokens, origins, row.options.temp, mean, ratio)
+
+    def _find_silence(self, texts: list[WindowText], prefix: list[int], decode: Decode) -> None:
+        """Find the probability that nobody speaks, before any rule applies, of each window where it matters."""
+        no_speech = self._special.no_speech
+        rule = Against(no_speech, self._special.end)
+        rows = dict[int, Row]()
+        for i, text in enumerate(texts):
+            unknown = text.no_speech_prob is None
+            if unknown and self._needs_no_speech_prob(text.attempt):
+                rows[i] = self._one_token_row(text.prompt, prefix, rule)
+        if rows:
+            decode(list(rows.values()))
+        for i, row in rows.items():
+            p = math.exp(row.logprobs[0])
+            texts[i].no_speech_prob = p if row.generated[0] == no_speech else 1 - p
+        for text in texts:
+            text.attempt = replace(text.attempt, no_speech_prob=text.no_speech_prob)
+
+    def _fails(self, attempt: Attempt) -> bool:
+        """Whether to try the next temperature."""
+        ratio = self._options.compression_ratio_threshold
+        repeats = ratio is not None and attempt.compression_ratio > ratio
+        threshold = self._options.logprob_threshold
+        unsure = threshold is not None and attempt.avg_logprob < threshold
+        return (repeats or unsure) and not (unsure and self._is_silent(attempt))
+
+    def is_speech(self, attempt: Attempt) -> bool:
+        threshold = self._options.logprob_threshold
+        sure = threshold is not None and attempt.avg_logprob > threshold
+        return sure or not self._is_silent(attempt)
+
+    def _is_silent(self, attempt: Attempt) -> bool:
+        threshold = self._options.no_speech_threshold
+        probability = attempt.no_speech_prob
+        return threshold is not None and probability is not None and probability > threshold
+
+    def _needs_no_speech_prob(self, attempt: Attempt) -> bool:
+        threshold = self._options.logprob_threshold
+        unsure = threshold is None or attempt.avg_logprob <= threshold
+        return self._options.no_speech_probs or (
+            self._options.no_speech_threshold is not None and unsure
+        )
