@@ -44,9 +44,8 @@ def test_drafts_are_accepted_and_change_nothing(pair):
     assert [found.language for found in plain] == [clip["language"] for clip in CLIPS.values()]
     for num_draft, batch_size in ((5, 5), ("auto", 3)):
         sounds = [lambda file=file: (read(str(file)), lambda *_: None) for file in FILES]
-        found = dict(
-            pair.transcribe_all(sounds, TranscribeOptions(num_draft=num_draft), batch_size)
-        )
+        options = TranscribeOptions(num_draft=num_draft)
+        found = dict(pair.transcribe_all(sounds, options, batch_size))
         for i, expected in enumerate(plain):
             assert [s.tokens for s in found[i].segments] == [s.tokens for s in expected.segments]
         stats = sum((each.stats for each in found.values()), Stats())

@@ -83,10 +83,7 @@ def test_an_interrupt_keeps_what_is_done(folder, monkeypatch):
     [
         (["no.wav", *MODELS], "no.wav: No such file"),
         (["one.wav", "--model", "none"], "no model 'none'"),
-        (
-            ["one.wav", *MODELS, "--language", "klingon"],
-            "no language 'klingon'; there are English (en)",
-        ),
+        (["one.wav", *MODELS, "--language", "klingon"], "'klingon'; there are English (en), Ger"),
         (["one.wav", *MODELS, "--clip-timestamps", "5,1"], "each later than the one before"),
         (["one.wav", *MODELS, "--clip-timestamps", "a"], "invalid seconds value: 'a'"),
         (["one.wav", *MODELS, "--temperature", "2"], "temperature is 2.0, not from 0 to 1"),

@@ -232,9 +232,8 @@ def test_a_pairs_tokenizers_may_leave_the_timestamps_out(tmp_path, lacking):
     file.write_text(json.dumps(raw))
     samples, transcriber = features(1)[0, :, 0].repeat(160), Transcriber(*folders)
     options = TranscribeOptions("de", compression_ratio_threshold=None, logprob_threshold=None)
-    plain, drafted = (
-        transcriber.transcribe(samples, replace(options, num_draft=n)) for n in (0, 3)
-    )
+    both = [replace(options, num_draft=n) for n in (0, 3)]
+    plain, drafted = (transcriber.transcribe(samples, each) for each in both)
     assert [s.tokens for s in drafted.segments] == [s.tokens for s in plain.segments]
     assert drafted.stats.accepted == drafted.stats.draft_tokens > 0  # timestamps among them
 

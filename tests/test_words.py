@@ -326,9 +326,8 @@ CLIPS = json.loads((DEMO / "speech" / "clips.json").read_text(encoding="utf-8"))
 def test_nothing_is_read_of_silence(models):
     chances = probabilities(np.zeros(5 * RATE, np.float32))
     assert len(chances) == 500 and not with_speech(chances).any()
-    silence = Transcriber(models[1]).sound(
-        np.zeros(5 * RATE, np.float32), TranscribeOptions(vad=True)
-    )
+    silence = np.zeros(5 * RATE, np.float32)
+    silence = Transcriber(models[1]).sound(silence, TranscribeOptions(vad=True))
     assert silence.transcript(None, None).segments == ()  # nothing is decoded
 
 
@@ -370,9 +369,8 @@ def test_words_are_where_the_sound_has_them_though_silence_is_left_out(tmp_path,
 
 
 def test_a_word_across_silence_that_is_left_out_keeps_its_length(models):
-    sound = Transcriber(models[1]).sound(
-        np.zeros(7 * RATE, np.float32), TranscribeOptions(vad=True)
-    )
+    samples = np.zeros(7 * RATE, np.float32)
+    sound = Transcriber(models[1]).sound(samples, TranscribeOptions(vad=True))
     sound._frames = np.r_[:100, 600:700]  # frames that are read
     said = words((" a", 0.7, 1.1), (" b", 0.95, 1.5))
     found = sound._numbered(segment(0.7, 1.5, said), 0)
