@@ -112,7 +112,8 @@ class Layer(bart.Layer):
 class Encoder(encoder_decoder.Stack):
     def __init__(self, c: Config):
         super().__init__()
-        heads, inner = c.encoder_attention_heads, c.encoder_ffn_dim
+        heads = c.encoder_attention_heads
+        inner = c.encoder_ffn_dim
         self.conv1 = nn.Conv1d(c.num_mel_bins, c.d_model, 3, padding=1)
         self.conv2 = nn.Conv1d(c.d_model, c.d_model, 3, stride=2, padding=1)
         self.positions = nn.Embedding(c.max_source_positions, c.d_model)

@@ -137,7 +137,8 @@ class Speech:
     def _origins(self, segment: Segment) -> list[tuple[str, str]]:
         """The pieces of a segment's text, and where each comes from."""
         assert self._transcriber
-        end, piece = self._transcriber.special.end, answers.pieces(self._transcriber.tokenizer, ())
+        end = self._transcriber.special.end
+        piece = answers.pieces(self._transcriber.tokenizer, ())
         pairs = zip(segment.tokens, segment.origins, strict=True)
         return [(piece(token, False)[0] if token < end else "", origin) for token, origin in pairs]
 

@@ -88,7 +88,9 @@ def _readable(packets: Iterator[Any], report: Report) -> Iterator[Any]:
 
 def _frames(packets: Iterator[Any], report: Report, check: Check) -> Iterator[Any]:
     """The frames of the packets that can be decoded."""
-    count, damaged, seconds = 0, 0, 0.0
+    count = 0
+    damaged = 0
+    seconds = 0.0
     for packet in _readable(packets, report):
         count += 1
         try:

@@ -34,11 +34,11 @@ def log_mel(samples: np.ndarray, bins: int) -> np.ndarray:
     padded = np.concatenate([before, samples, silence])
     window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(_WIDTH) / _WIDTH)
     framed = np.lib.stride_tricks.sliding_window_view(padded, _WIDTH)[::HOP]
-    found = np.empty((frames, bins), np.float32)
+    features = np.empty((frames, bins), np.float32)
     for start in range(0, frames, _BLOCK):
         block = slice(start, min(start + _BLOCK, frames))
         energy = np.abs(np.fft.rfft(framed[block] * window)) ** 2  # [F, 201]
-        found[block] = np.log10(np.maximum(energy @ _filters(bins), 1e-10))
-    np.maximum(found, found.max(initial=-10.0) - 8, out=found)
-    found += 4
-    return np.divide(found, 4, out=found)
+        features[block] = np.log10(np.maximum(energy @ _filters(bins), 1e-10))
+    np.maximum(features, features.max(initial=-10.0) - 8, out=features)
+    features += 4
+    return np.divide(features, 4, out=features)

@@ -35,14 +35,14 @@ class Segment:
     compression_ratio: float
     no_speech_prob: float | None = None  # None: not computed
     origins: tuple[str, ...] = ()  # of each token: see row.ORIGINS
-    words: tuple[Word, ...] | None = None  # None: not asked for
+    words: tuple[Word, ...] | None = None  # None: not timed
 
     def to_dict(self) -> dict:
         """Its fields except the origins, and the words if there are any."""
-        found = {name: x for name, x in vars(self).items() if name not in ("origins", "words")}
+        fields = {name: x for name, x in vars(self).items() if name not in ("origins", "words")}
         if self.words is not None:
-            found["words"] = [word.to_dict() for word in self.words]
-        return found
+            fields["words"] = [word.to_dict() for word in self.words]
+        return fields
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,12 @@ Cue = tuple[float, float, str]  # beginning and end in seconds, text
 
 def _subtitles(transcript: Transcript, layout: Layout) -> Iterator[list[Line]]:
     """The lines of each subtitle, from words, broken where OpenAI's program breaks them."""
-    width, count = layout.max_line_width, layout.max_line_count
+    width = layout.max_line_width
+    count = layout.max_line_count
     apart = width is None or count is None  # a subtitle is within a segment
     lines: list[Line] = []
-    length, last = 0, 0.0
+    length = 0
+    last = 0.0
     for segment in transcript.segments:
         for i, word in enumerate(segment.words or ()):
             new = apart and i % (layout.max_words_per_line or 1000) == 0
@@ -128,8 +130,9 @@ def _cues(transcript: Transcript, layout: Layout) -> Iterator[Cue]:
                 yield lines[0][0].start, lines[-1][-1].end, _text(lines)
         return
     for segment in transcript.segments:
-        text, width = segment.text.strip(), layout.max_line_width
-        text = textwrap.fill(text, width, break_on_hyphens=False) if width else text
+        text = segment.text.strip()
+        if layout.max_line_width:
+            text = textwrap.fill(text, layout.max_line_width, break_on_hyphens=False)
         yield segment.start, segment.end, text
 
 

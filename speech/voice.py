@@ -25,7 +25,8 @@ def _weights() -> dict[str, np.ndarray]:
 
 def _convolved(x: np.ndarray, name: str, stride: int) -> np.ndarray:
     """A convolution of width 3 and ReLU: [B, T, in] to [B, T / stride, out]."""
-    weight, bias = _weights()[f"{name}.weight"], _weights()[f"{name}.bias"]
+    weight = _weights()[f"{name}.weight"]
+    bias = _weights()[f"{name}.bias"]
     near = np.lib.stride_tricks.sliding_window_view(np.pad(x, [(0, 0), (1, 1), (0, 0)]), 3, axis=1)
     near = near[:, ::stride].reshape(len(x), -1, weight[0].size)
     return np.maximum(near @ weight.reshape(len(weight), -1).T + bias, 0)
@@ -37,10 +38,12 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 
 def probabilities(samples: np.ndarray) -> np.ndarray:
     """How probable speech is in each frame: [frames]. samples: mono, in [-1, 1], at RATE."""
-    w, chunks = _weights(), -(-len(samples) // _CHUNK)
+    w = _weights()
+    chunks = -(-len(samples) // _CHUNK)
     padded = np.pad(samples, (_CONTEXT, chunks * _CHUNK - len(samples)))
     seen = np.lib.stride_tricks.sliding_window_view(padded, _CONTEXT + _CHUNK)[::_CHUNK]
-    basis, gates = w["stft.weight"][:, 0].T, []
+    basis = w["stft.weight"][:, 0].T
+    gates = []
     for start in range(0, chunks, _BLOCK):
         block = np.pad(seen[start : start + _BLOCK], [(0, 0), (0, _CONTEXT)], "reflect")
         spectra = np.lib.stride_tricks.sliding_window_view(block, 256, axis=1)[:, ::128] @ basis
@@ -49,7 +52,8 @@ def probabilities(samples: np.ndarray) -> np.ndarray:
             x = _convolved(x, name, stride)
         gates.append(x[:, 0] @ w["lstm.weight_ih"].T + w["lstm.bias_ih"])
     h, c = np.zeros((2, 128), np.float32)
-    recurrent, bias = w["lstm.weight_hh"], w["lstm.bias_hh"]
+    recurrent = w["lstm.weight_hh"]
+    bias = w["lstm.bias_hh"]
     hidden = np.empty((chunks, 128), np.float32)
     for t, given in enumerate(np.concatenate(gates) if gates else ()):
         gate = given + recurrent @ h + bias
@@ -62,14 +66,14 @@ def probabilities(samples: np.ndarray) -> np.ndarray:
 
 def with_speech(chances: np.ndarray) -> np.ndarray:
     """Which frames to transcribe, [frames] boolean: speech, and silence that is near it or short."""
-    kept = np.zeros(len(chances), bool)
+    transcribed = np.zeros(len(chances), bool)
     for start, end in _stretches(chances >= _PAUSE):
         if chances[start:end].max() >= _SPEECH:
-            kept[max(0, start - _MARGIN) : end + _MARGIN] = True
-    for start, end in _stretches(~kept):
-        if start and end < len(kept) and end - start < _SHORTEST:
-            kept[start:end] = True
-    return kept
+            transcribed[max(0, start - _MARGIN) : end + _MARGIN] = True
+    for start, end in _stretches(~transcribed):
+        if start and end < len(transcribed) and end - start < _SHORTEST:
+            transcribed[start:end] = True
+    return transcribed
 
 
 def _stretches(where: np.ndarray) -> list[list[int]]:

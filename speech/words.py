@@ -79,7 +79,8 @@ def _attended(
 
 def _median_filtered(x: mx.array) -> mx.array:
     """Each number's median with its neighbours in the last axis, mirrored at both ends."""
-    half, size = _FILTER // 2, x.shape[-1]
+    half = _FILTER // 2
+    size = x.shape[-1]
     if size <= half:
         return x
     mirrored = np.abs(np.arange(-half, size + half))
@@ -128,7 +129,8 @@ def split(
         if not spaces or text.startswith(" ") or text.strip() in string.punctuation:
             yield word, size
             word, size = "", 0
-        word, size = word + text, size + count
+        word += text
+        size += count
     if size:
         yield word, size
 
