@@ -31,10 +31,12 @@ from families.loading import load as load  # for users, as Stats below
 from families.memory import installed, recommended
 from speculative.beams import BeamBatch
 from speculative.cached_model import AheadModel
-from speculative.draft import Draft, Plan, Step
+from speculative.draft import Step
 from speculative.draft_vocabulary import DraftVocabulary
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
 from speculative.driver import Driver, Prompts, place, with_others
+from speculative.forms import with_forms
+from speculative.lookup import REFERENCE
 from speculative.model import Model
 from speculative.options import Options
 from speculative.prefill import PrefixCache
@@ -43,7 +45,7 @@ from speculative.row import Row
 from speculative.row import Stats as Stats
 from speculative.sampling import RowSeeds, log_probabilities, sampler
 from speculative.schedule import Schedule
-from text.grammar import Grammars
+from text.grammar_compiler import Grammars
 from text.memory import Memory
 from text.prompts import Prompt, check_prompt
 from text.stream import TextStream
@@ -82,7 +84,8 @@ class Batch:
         rows = [row.context for row in self.rows]
         draft_room = [row.room - 1 for row in self.rows]  # the last token is the target's own
         wanted = [row.options.num_draft for row in self.rows]
-        plan = self.schedule.plan(self.drafter.candidates(rows), draft_room, wanted)
+        candidates = self.drafter.candidates(rows)
+        plan = self.schedule.plan(candidates, draft_room, wanted)
         draft = self.drafter.draft(rows, plan, self.sampler)  # d_1 .. d_k ~ q
         logits = self.target(rows, draft.tokens, draft.lengths)  # p_1 .. p_k+1, in one call
         logits = self.sampler.process(logits, [draft.tokens])  # penalties, bans
@@ -95,7 +98,9 @@ class Batch:
         result = self.ranks.broadcast(result)  # the only wait for the target
         self.target.keep(result[:, -2])
         self.drafter.keep(result[:, -2])
-        return Step(plan, draft, self.commit(plan, draft, result, scores))
+        step = Step(plan, draft, offered=candidates)
+        self.commit(step, result, scores)
+        return step
 
     def runs_ahead(self) -> bool:
         """Whether to start the next call before the host has this one's tokens. A GPU would otherwise idle; a CPU
@@ -111,28 +116,28 @@ class Batch:
         mx.async_eval(scores)
         return list(scores)
 
-    def commit(self, plan: Plan, draft: Draft, result: np.ndarray, scores: list) -> list[int]:
-        """Append its accepted tokens and the target's own to each unfinished row; return how many drafted
-        tokens each row gained. result [B, k + 2]: drafted tokens, n, and the target's token."""
-        accepted = [0] * len(self.rows)
+    def commit(self, step: Step, result: np.ndarray, scores: list) -> None:
+        """Append its accepted tokens and the target's own to each unfinished row, and record what each row
+        gained. result [B, k + 2]: drafted tokens, n, and the target's token."""
         scores = [np.array(x) for x in scores]
-        modelled = plan.modelled
+        ends = self.target.config.eos_token_ids
         for b, row in enumerate(self.rows):
-            if row.finish_reason:
-                continue
-            *drafted, n, token = result[b].tolist()
-            length = int(draft.lengths[b])
-            candidate = plan.candidates[b]
-            first = ["forced"] * len(candidate.forced) if candidate else []
-            drafts = first + ["draft_model" if modelled[b] else "lookup"] * n
-            origins = drafts, "corrected" if n < length else "target"
-            accepted[b] = row.commit(drafted[:n], token, origins, self.target.config.eos_token_ids)
-            if row.stats.remembered and candidate and candidate.kind.startswith("reference"):
-                row.stats.from_memory += accepted[b]
-            row.stats.draft_tokens += length
-            if row.options.logprobs is not None:
-                row.score(*(x[b] for x in scores))
-        return accepted
+            before = len(row.tokens)
+            accepted = 0
+            if not row.finish_reason:
+                *drafted, n, token = result[b].tolist()
+                length = int(step.draft.lengths[b])
+                candidate = step.plan.candidates[b]
+                origins = candidate.origins(n) if candidate else []
+                origins.append("corrected" if n < length else "target")
+                accepted = row.commit([*drafted[:n], token], origins, ends)
+                row.stats.draft_tokens += length
+                if row.stats.remembered and candidate and candidate.source == REFERENCE:
+                    row.stats.from_memory += accepted
+                if row.options.logprobs is not None:
+                    row.score(*(x[b] for x in scores))
+            step.accepted.append(accepted)
+            step.gained.append(row.tokens[before:])
 
     def observe(self, step: Step, finished: Sequence[Row]) -> None:
         """Let the drafter and the schedule learn, and add the finished rows to the prefix cache."""
@@ -141,9 +146,7 @@ class Batch:
             self.target.remember(self.rows.index(row), row.tokens)
         if step.plan.learns:
             step.seconds = float(self.ranks.broadcast(step.seconds))
-            ended = [row.stats.tokens for row in finished]
-            hindsight = self.drafter.hindsight([row.tokens for row in self.rows], step.plan)
-            self.schedule.observe(step, ended, hindsight)
+            self.schedule.observe(step, [row.stats.tokens for row in finished])
 
     def admit(self, new_rows: Sequence[Row]) -> None:
         """Prefill new rows, in the places of finished ones first."""
@@ -151,6 +154,8 @@ class Batch:
         cached = self.target.admit(len(self.rows), new, [row.prompt for row in new_rows])
         for row, tokens in zip(new_rows, cached, strict=True):
             row.stats.cached_tokens = tokens
+        if self._options.num_draft != 0 and any(row.grammar for row in new_rows):
+            self.drafter = with_forms(self.drafter)
         self.drafter.admit(self.rows, new)
         self._set_sampler()
         self.target.wait()

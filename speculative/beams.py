@@ -145,7 +145,7 @@ class Search:
         for row, (score, tokens) in zip(rows, found, strict=False):
             row.text_score = float(score)
             for token in tokens:
-                row.commit([], token, ([], "target"), self._ends)
+                row.commit([token], ["target"], self._ends)
             row.finish_reason = row.finish_reason or NONE
         for beam in self.beams:
             beam.finish_reason = self.row.finish_reason

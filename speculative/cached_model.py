@@ -101,6 +101,10 @@ class CachedModel:
         the first lengths[b] count. Call `keep` afterwards."""
         if (self.behind(rows) > self.BEHIND).any():
             self.catch_up(rows)
+        return self.decode(rows, drafted, lengths)
+
+    def decode(self, rows: Rows, drafted: mx.array, lengths: np.ndarray) -> mx.array:
+        """As a call, in one go whatever the cache lacks: `keep` can forget all of it."""
         assert self.cache
         tokens, positions = missing_tokens(rows, self.cache.lengths, self.config)
         self._lacked = tokens.shape[1]
@@ -116,7 +120,8 @@ class CachedModel:
         return self.model.decode(tokens, positions, self.cache)[:, -1]
 
     def keep(self, n: np.ndarray) -> None:
-        """Keep the first n[b] of each row's drafted tokens, or all that were read; forget the others."""
+        """Keep the first n[b] of each row's drafted tokens, or all that were read; forget the others. Below 0: forget so
+        many of the row's last tokens in the call too."""
         assert self.cache
         self.cache.keep(self._lacked + n)
 

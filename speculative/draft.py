@@ -1,7 +1,7 @@
 """The data of a step: candidates, plan, draft and result."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 import numpy as np
@@ -11,24 +11,33 @@ import numpy as np
 class Candidate:
     """Tokens that a drafter could propose for a row.
 
-    kind: groups candidates with similar acceptance; a new kind starts from the kinds that share its beginning,
-        up to a comma
+    kind: groups candidates with similar acceptance; a new kind starts from the kinds of the same source
     most: how many tokens it has
     copy: returns the first n of them; None for a draft model
-    unread: how many tokens the draft model has to read before it can draft
-    forced: the first of its tokens, which a grammar forces
+    tokens_to_prefill: how many tokens the draft model has to read before it can draft
+    forced: the first of its tokens, which the row's form forces
     """
 
     kind: str
     most: int
     copy: Callable[[int], Sequence[int]] | None = None
-    unread: int = 0
+    tokens_to_prefill: int = 0
     forced: tuple[int, ...] = ()
+
+    @property
+    def source(self) -> str:
+        """Where its tokens come from: the beginning of its kind, up to a comma."""
+        return self.kind.partition(",")[0]
 
     @property
     def modelled(self) -> bool:
         """Whether it is a draft model's; only these take time before the target's call."""
         return self.copy is None
+
+    def origins(self, n: int) -> list[str]:
+        """The origins of its first n tokens: see row.ORIGINS."""
+        origin = "draft_model" if self.modelled else "lookup"
+        return [*["forced"] * len(self.forced), *[origin] * n][:n]
 
 
 @dataclass(frozen=True)
@@ -48,14 +57,15 @@ class Plan:
         return np.array([c is not None and c.modelled for c in self.candidates], bool)
 
     @property
-    def unread(self) -> int:
+    def tokens_to_prefill(self) -> int:
         """How many tokens the draft model has to read before it can draft."""
-        return sum(c.unread for c in self.candidates if c is not None)
+        return sum(c.tokens_to_prefill for c in self.candidates if c is not None)
 
     def only(self, rows: np.ndarray) -> "Plan":
         """The plan for the rows where `rows` [B] is true, and nothing for the others."""
         candidates = [c if row else None for c, row in zip(self.candidates, rows, strict=True)]
-        return Plan(candidates, np.where(rows, self.limits, 0), stop=self.stop)
+        limits = np.where(rows, self.limits, 0)
+        return replace(self, candidates=candidates, limits=limits)
 
 
 @dataclass(frozen=True)
@@ -78,17 +88,34 @@ def no_draft(batch_size: int) -> Draft:
 
 @dataclass
 class Step:
-    """What was planned, what was drafted, how many drafted tokens of each row are in its text, and its times."""
+    """What was offered, planned and drafted, what each row gained, and the step's times."""
 
     plan: Plan
     draft: Draft
-    accepted: list[int]
+    accepted: list[int] = field(
+        default_factory=list
+    )  # by row: how many drafted tokens are in its text
     seconds: float = 0.0  # without the draft model's prefill
+    offered: Sequence[Sequence[Candidate]] = ()  # by row: all its candidates
+    gained: list[list[int]] = field(default_factory=list)  # by row: the new tokens of its text
 
     @property
     def prefill_seconds(self) -> float:
         """Until the draft model had read what it lacked."""
         return self.draft.prefill_seconds
+
+    def hindsight(self) -> Iterator[tuple[Candidate, int, bool]]:
+        """Copies that were offered but not drafted: how many of their tokens the text gained all the same, and whether
+        a different one followed."""
+        for drafted, candidates, gained in zip(
+            self.plan.candidates, self.offered, self.gained, strict=False
+        ):
+            for candidate in candidates:
+                if candidate.copy and candidate is not drafted:
+                    tokens = candidate.copy(min(len(gained), candidate.most))
+                    equal = [ours == theirs for ours, theirs in zip(tokens, gained, strict=False)]
+                    passed = [*equal, False].index(False)
+                    yield candidate, passed, passed < len(tokens)
 
 
 def plain_step(batch_size: int) -> Step:

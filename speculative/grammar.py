@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+LOOKAHEAD = 64  # tokens, at most, that a grammar is asked about at once
+
 
 class Matcher:
     """What a grammar allows. Its engine is llguidance's LLMatcher, or has the same methods."""
@@ -18,27 +20,30 @@ class Matcher:
         """start: the engine before a text; it is copied.
         usual: the tokens with which a text usually goes on in these bytes."""
         self._start, self._usual = start, usual
-        self._engine, self._text = start.deep_copy(), list[int]()
+        self._engine = start.deep_copy()
+        self._text: list[int] = []
 
     def copy(self) -> "Matcher":
         """A matcher for another row."""
         return Matcher(self._start, self._usual)
 
     def go_to(self, text: Sequence[int]) -> bool:
-        """Read this text; return whether the grammar allows all of it."""
+        """Move to the end of this text, or as far as the grammar allows it; return whether it allows all of it."""
         if self._engine.is_error():  # it stays so, but this text may be another
-            self._engine, self._text = self._start.deep_copy(), []
+            self._engine = self._start.deep_copy()
+            self._text = []
         pairs = zip(self._text, text, strict=False)
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        self._engine.rollback(len(self._text) - same)
-        read = same + self._engine.try_consume_tokens(list(text[same:]))
-        self._text = list(text[:read])
-        return read == len(text)
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        self._engine.rollback(len(self._text) - shared)
+        length = shared + self._engine.try_consume_tokens(list(text[shared:]))
+        self._text = list(text[:length])
+        return length == len(text)
 
     def allowed(self, text: Sequence[int]) -> np.ndarray:
         """Which tokens may follow a text, boolean [V or a few more]: none if it is not allowed itself, and only the ends
         if the engine has failed."""
-        fits, mask = self.go_to(text), self._engine.compute_bitmask()
+        fits = self.go_to(text)
+        mask = self._engine.compute_bitmask()
         bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little").astype(bool)
         return bits & (fits or self._engine.is_error())
 

@@ -9,10 +9,25 @@ from speculative.draft import Candidate
 UNBOUNDED = 1 << 30
 NEAR = 8  # tokens ahead in the prompt that a corrected text may have skipped
 LONG = 4  # a match of this many tokens is no chance
-ALLOWED = 64  # copied tokens, at most, that a grammar is asked about
-FORCED = "forced"  # the kind of what a grammar forces
 LOST = 4  # tokens since the text left the prompt, after which its position there is forgotten
 _PREFIX = 16  # tokens within which a task's prefix ("summarize:") ends
+COPY, REFERENCE = (
+    "copy",
+    "reference",
+)  # sources of candidates: the prompt or the text so far; a reference
+
+
+def _bucket(length: int) -> str:
+    """Group lengths of matches that are worth about the same."""
+    if length == 1:
+        return "1"
+    return f"2-{LONG - 1}" if length < LONG else f"{LONG}+"
+
+
+# Kinds of candidates that may match by chance
+WEAK = tuple(
+    f"{source}, repetition {_bucket(length)}" for source in (COPY, REFERENCE) for length in (1, 2)
+)
 
 
 class PromptMatcher:
@@ -30,13 +45,13 @@ class PromptMatcher:
         reference: `prompt` is a text that the output resembles; do not look for repetitions in the output."""
         self.text = list(prompt)  # and then the output
         self._piece = piece
+        self._source = REFERENCE if reference else COPY
         self._prompt_size = len(prompt)
         self._positions: dict[int, list[int]] = {}
         for position, token in enumerate(prompt):
             self._positions.setdefault(token, []).append(position)
         # By position: how many tokens up to it match the output's end. A new token extends or ends each match.
         self._matches: dict[int, int] = {}
-        self._reference = reference
         # The position in the prompt that the output has reached.
         self._next = 0 if reference else self._after_prefix()
         self._lost = 0  # output tokens since it was there
@@ -57,14 +72,15 @@ class PromptMatcher:
             positions = self._positions.setdefault(token, [])
             self._matches = {at: self._matches.get(at - 1, 0) + 1 for at in positions}
             self._follow(token)
-            if not self._reference:
+            if self._source == COPY:
                 positions.append(len(self.text))
             self.text.append(token)
 
     def _follow(self, token: int) -> None:
         position = self._best(at for at in self._matches if at < self._prompt_size)
         if position is not None and (self._is_near(position) or self._matches[position] >= LONG):
-            self._next, self._lost = position + 1, 0
+            self._next = position + 1
+            self._lost = 0
             return
         if self._lost and self._starts_word(token):  # one more word that differs from the prompt
             self._next = self._next_word(self._next)
@@ -72,7 +88,8 @@ class PromptMatcher:
 
     def _best(self, positions: Iterable[int]) -> int | None:
         def rank(position: int) -> tuple:
-            length, ahead = self._matches[position], position - self._next
+            length = self._matches[position]
+            ahead = position - self._next
             trusted = length if length >= LONG or self._is_near(position) else 0
             return trusted, length, position < self._prompt_size, ahead >= 0, -abs(ahead)
 
@@ -94,7 +111,9 @@ class PromptMatcher:
         """What could be copied now, likeliest first."""
         if not self.output_size:
             return self._from("start", self._next)
-        position, length, in_order = self._best(self._matches), 0, []
+        position = self._best(self._matches)
+        length = 0
+        in_order = []
         if self._lost == 0:
             length = self._matches[self._next - 1]
             in_order = self._from(f"match {_bucket(length)}", self._next)
@@ -109,31 +128,17 @@ class PromptMatcher:
 
     def _from(self, kind: str, position: int) -> list[Candidate]:
         """A candidate that copies from `position`, if there is anything: in the output it has no end."""
-        kind = f"{'reference' if self._reference else 'copy'}, {kind}"
         if position < self._prompt_size:
             most = self._prompt_size - position
         elif self._prompt_size < position < len(self.text):
             most = UNBOUNDED
         else:
             return []
-        return [Candidate(kind, most, partial(self.copy, position))]
+        return [Candidate(f"{self._source}, {kind}", most, partial(self.copy, position))]
 
     def copy(self, position: int, count: int) -> list[int]:
         """`count` tokens from `position` on; past the output's end, they repeat."""
-        found = self.text[position : position + count]
-        while len(found) < count:
-            found += found[: count - len(found)]
-        return found
-
-
-def _bucket(length: int) -> str:
-    """Group lengths of matches that are worth about the same."""
-    return "1" if length == 1 else f"2-{LONG - 1}" if length < LONG else f"{LONG}+"
-
-
-WEAK = tuple(
-    f"{source}, repetition {_bucket(length)}"
-    for source in ("copy", "reference")
-    for length in (1, 2)
-)
-"""Kinds of candidates that may match by chance."""
+        tokens = self.text[position : position + count]
+        while len(tokens) < count:
+            tokens += tokens[: count - len(tokens)]
+        return tokens

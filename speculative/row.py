@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Container, Sequence
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -24,15 +25,15 @@ class Stats:
     """Counts and times of decoding. Rows of a batch split its seconds, so their sum is the time that passed."""
 
     prompt_tokens: int = 0
-    cached_tokens: int = 0  # of these, read for an earlier row
+    cached_tokens: int = 0  # of these, from the prefix cache
     tokens: int = 0  # generated
     target_calls: int = 0
     draft_tokens: int = 0  # proposed
     remembered: int = 0  # prompts like one in the translation memory
     from_memory: int = 0  # of the accepted tokens, from there
-    accepted_lengths: Counter[int] = field(default_factory=Counter)  # drafted tokens kept: steps
-    encoding_seconds: float = 0.0  # until the target had read the prompt
-    preparing_seconds: float = 0.0  # until the draft model had read what it lacked
+    accepted_lengths: Counter[int] = field(default_factory=Counter)  # by draft tokens kept: steps
+    encoding_seconds: float = 0.0  # of the target's prefill
+    preparing_seconds: float = 0.0  # of the draft model's prefill
     seconds: float = 0.0  # of the steps, without these two
 
     def __add__(self, other: "Stats") -> "Stats":
@@ -86,13 +87,14 @@ class Row:
     best: list[list[tuple[int, float]]] = field(default_factory=list)  # the best, with logprobs
     finish_reason: str | None = None  # "stop", "length", FAILED, NONE, or what the caller gave
     stats: Stats = field(default_factory=Stats)
-    started: float = 0.0  # time.perf_counter() when the prompt had been read
+    started: float = 0.0  # time.perf_counter() after the prefill
     text_score: float | None = None  # from beam search
     others: "list[Row]" = field(default_factory=list)  # rows that take its next best texts
 
     def begin(self, prefix: Sequence[int], config: Any) -> None:
         """Start with this prefix; config: the model's. Raises InputError if the model lacks a token."""
-        self.tokens, self.prefix_size = list(prefix), len(prefix)
+        self.tokens = list(prefix)
+        self.prefix_size = len(prefix)
         self.stats.prompt_tokens = len(self.prompt)
         self.max_tokens = self.options.max_tokens or MAX_TOKENS
         if config.max_positions is not None:
@@ -113,30 +115,41 @@ class Row:
         """How many tokens it may still gain; 0: it is finished."""
         return 0 if self.finish_reason else self.max_tokens - len(self.origins)
 
-    def commit(self, accepted: list[int], token: int, origins: tuple, ends: Container[int]) -> int:
-        """Append accepted drafted tokens and the target's own until one ends the text or the room is full. Return
-        how many drafted tokens were kept. origins: of each drafted token, and of the target's."""
-        new = [*accepted, token][: self.room]
+    def followed_by(self, tokens: Sequence[int]) -> "Row":
+        """The row as it will be if these tokens are its next; for drafting only."""
+        row = copy(self)
+        row.tokens = [*self.tokens, *tokens]
+        row.origins = [*self.origins, *["forced"] * len(tokens)]
+        return row
+
+    def commit(self, tokens: Sequence[int], origins: Sequence[str], ends: Container[int]) -> int:
+        """Append accepted draft tokens and, as the last one, the target's own, until one ends the text or the room is
+        full. Return how many draft tokens were kept. origins: of each token."""
+        new = list(tokens[: self.room])
         end = next((i for i, t in enumerate(new) if self._stops(t) or t in ends), None)
-        new = new if end is None else new[: end + 1]
-        kept = min(len(accepted), len(new))
+        if end is not None:
+            new = new[: end + 1]
+        accepted = min(len(tokens) - 1, len(new))
         self.tokens += new
-        self.origins += origins[0][:kept] + [origins[1]] * (len(new) - kept)
+        self.origins += origins[: len(new)]
         self.stats.tokens += len(new)
-        self.stats.accepted_lengths[kept] += 1
-        forced = self.options.forced_eos_token_id not in (None, -1)  # at the last place: no end
+        self.stats.accepted_lengths[accepted] += 1
+        # A forced end at the last place is no end.
+        forced = self.options.forced_eos_token_id not in (None, -1)
         if end is not None and (self.room or not forced):
-            early = new[-1] in ends and self.grammar and not self.grammar.whole(self.generated[:-1])
-            self.finish_reason = FAILED if early else "stop"
+            self.finish_reason = "stop"
+            if self.grammar and new[-1] in ends and not self.grammar.whole(self.generated[:-1]):
+                self.finish_reason = FAILED
         elif not self.room:
             self.finish_reason = "length"
         if self.text and self.finish_reason:
             self.texts[-1] += self.text.finish()
-        return kept
+        return accepted
 
     def score(self, logprobs: np.ndarray, ids: np.ndarray, best: np.ndarray) -> None:
         """Store log-probabilities [T] of the last committed tokens, and the best ids with theirs [T, N]."""
-        new, N = len(self.origins) - len(self.logprobs), self.options.logprobs
+        new = len(self.origins) - len(self.logprobs)
+        N = self.options.logprobs
         self.logprobs += logprobs[:new].tolist()
         pairs = zip(ids[:new, :N].tolist(), best[:new, :N].tolist(), strict=True)
         self.best += [list(zip(*pair, strict=True)) for pair in pairs]

@@ -31,6 +31,10 @@ class Greedy:
         self.process = Controls(rows)
         self._delta = delta
 
+    def for_rows(self, rows: Sequence[Row], uncommitted: np.ndarray) -> "Greedy":
+        """A sampler that proposes for these rows, whose last uncommitted [B] tokens may still be rejected."""
+        return Greedy(rows, self._delta)
+
     def propose(self, logits: mx.array, drafted: Sequence[mx.array]) -> tuple[mx.array, Any]:
         """The draft model's next token [B] from its logits [B, V'] after the tokens that it has
         drafted in this step, [B, 1] each; and the distribution [B, V'] it was drawn from, or None."""
@@ -155,14 +159,28 @@ class Sampler:
     delta > 0 (rule token only) is lossy: a drafted token is accepted with probability p/q + delta.
     """
 
-    def __init__(self, rows: Sequence[Row], options: Options, vocab_size: int):
-        """vocab_size: rows of the target's vocabulary; the draft may have fewer, the first ones"""
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        options: Options,
+        vocab_size: int,
+        uncommitted: np.ndarray | int = 0,
+    ):
+        """vocab_size: rows of the target's vocabulary; the draft may have fewer, the first ones
+        uncommitted: how many of each row's last tokens may still be rejected, [B]"""
         self.process = Controls(rows)
         self._rows, self._rule, self._delta = rows, options.rule, options.delta
-        self._vocab_size = vocab_size
-        asked = [row.options.distribution for row in rows]  # target and draft share it
-        columns = {name: np.array([of_row[name] for of_row in asked]) for name in asked[0]}
-        self._distribution = {name: column[:, None, None] for name, column in columns.items()}
+        self._options, self._vocab_size = options, vocab_size
+        self._uncommitted = np.broadcast_to(uncommitted, len(rows))[:, None]
+        distributions = [row.options.distribution for row in rows]  # target and draft share them
+        self._distribution = {
+            name: np.array([each[name] for each in distributions])[:, None, None]
+            for name in distributions[0]
+        }
+
+    def for_rows(self, rows: Sequence[Row], uncommitted: np.ndarray) -> "Sampler":
+        """As `Greedy.for_rows`."""
+        return Sampler(rows, self._options, self._vocab_size, uncommitted)
 
     def _positions(self, count: int) -> np.ndarray:
         """The positions [B, count] of the next `count` tokens of each row."""
@@ -194,7 +212,8 @@ class Sampler:
         else:
             # Not by position alone: a position drafted again after a rejection needs new noise,
             # because rule block has looked at the rejected tokens.
-            noise = self._noise(_DRAFT, self._positions(1) * 2**32 + i)
+            committed = self._positions(1) - self._uncommitted
+            noise = self._noise(_DRAFT, committed * 2**32 + self._uncommitted + i)
         return mx.argmax(mx.log(q) + noise[:, 0, : q.shape[-1]], axis=-1), q
 
     def accept(self, logits: mx.array, draft: Draft) -> tuple[mx.array, mx.array]:

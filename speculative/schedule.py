@@ -273,7 +273,7 @@ class Schedule:
         """Draft for one row in SAMPLE, those with the least to read."""
         each = ((b, c) for b, of_row in enumerate(candidates) for c in of_row[::-1])
         usable = {b: c for b, c in each if _way(c) == way}
-        few = sorted(usable, key=lambda b: usable[b].unread)[: -(-len(room) // SAMPLE)]
+        few = sorted(usable, key=lambda b: usable[b].tokens_to_prefill)[: -(-len(room) // SAMPLE)]
         drafting = [usable[b] if b in few else None for b in range(len(room))]
         longer = len(room) == 1 and costs.tried[way]  # may more tokens pay, if one does not?
         return _plan(drafting, room, [SAMPLE if longer else 1] * len(room))
@@ -294,7 +294,7 @@ class Schedule:
         passing = np.cumprod(np.where(t > 0, h, 1.0))  # of the t-th token and all before
         tokens = (np.cumsum(passing) - 1)[np.minimum(t, min(candidate.most, room))]
         left = min(room, self._texts.of(TEXT, 1.0))
-        prefill = rate * candidate.unread * self._prefill.of(0.0, 1.0) / left
+        prefill = rate * candidate.tokens_to_prefill * self._prefill.of(0.0, 1.0) / left
         return tokens - prefill * (1 + tokens) * (t > 0)
 
     def _mean(self, candidate: Candidate) -> float:
@@ -307,10 +307,9 @@ class Schedule:
         self,
         step: Step,
         ended: Sequence[int] = (),
-        hindsight: Sequence[tuple[Candidate, int, bool]] = (),
     ) -> None:
-        """Learn from a step and its times, the lengths of the texts that ended, and how other candidates would have
-        fared (`Drafter.hindsight`)."""
+        """Learn from a step and its times, how other candidates would have fared in it, and the lengths of the texts
+        that ended."""
         lengths = step.draft.lengths
         confidence = step.draft.confidence
         for share in (*self._chances.values(), self._rejections):
@@ -324,10 +323,10 @@ class Schedule:
             if confidence is not None and candidate.modelled:
                 doubt = -np.log(np.maximum(abs(confidence[b, :tried]), 1e-9)).sum()
                 self._rejections.add(passed < min(length, confidence.shape[1]), doubt)
-        for candidate, passed, rejected in hindsight:
+        for candidate, passed, rejected in step.hindsight():
             self._chances[candidate.kind].add(passed, passed + rejected)
-        if step.plan.unread:
-            self._prefill.add(step.prefill_seconds, step.plan.unread, FADING)
+        if step.plan.tokens_to_prefill:
+            self._prefill.add(step.prefill_seconds, step.plan.tokens_to_prefill, FADING)
         for tokens in ended:
             self._texts.add(tokens, 1, FADING)
         drafted = int(lengths[step.plan.modelled].max(initial=0))

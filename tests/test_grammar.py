@@ -20,7 +20,7 @@ from speculative.options import Options
 from speculative.response import respond
 from speculative.row import FAILED
 from speculative.sampling import probabilities
-from text.grammar import Grammars
+from text.grammar_compiler import Grammars
 from text.tokenizer import byte_tokenizer
 
 PERSON = {

@@ -44,10 +44,10 @@ class Scripted(Fixed):
         self.num_draft = next(self._lengths)
         return replace(super().plan(candidates, room), learns=True)
 
-    def observe(self, step, ended=(), hindsight=()):
+    def observe(self, step, ended=()):
         drafted = int(step.draft.lengths.max())
         self.seen.append(
-            (drafted, step.plan.unread, step.seconds, step.prefill_seconds, list(ended))
+            (drafted, step.plan.tokens_to_prefill, step.seconds, step.prefill_seconds, list(ended))
         )
 
 

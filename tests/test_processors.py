@@ -56,7 +56,7 @@ def row_with(tokens: list[int], options: Options) -> Row:
     row = Row([5], options)
     row.begin(tokens[:1], Config)
     for token in tokens[1:]:
-        row.commit([], token, ([], "target"), ())
+        row.commit([token], ["target"], ())
     return row
 
 

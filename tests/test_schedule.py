@@ -121,10 +121,11 @@ def test_a_copy_that_failed_at_first_is_taken_up_where_it_would_have_passed():
         right = chosen is MODEL or len(copied) > 1
         copied += [chosen] if chosen is COPY else []
         step = take(plan, lambda c, right=right: 0.9 * right)
-        seen = [] if chosen is COPY else [(COPY, step.accepted[0] + 1, False)]
+        step.offered = [[COPY, MODEL]]
+        step.gained = [[0] * (step.accepted[0] + 1)]
         asked = 0.1 * plan.modelled.any()
         step.seconds = 1 + (0.05 + asked) * plan.limits.max()
-        schedule.observe(step, hindsight=seen)
+        schedule.observe(step)
     assert len(copied) > 25
 
 
@@ -135,9 +136,9 @@ def test_a_draft_model_that_is_dear_to_read_is_not_read():
         schedule, drafted = Schedule(50), []
         for step in range(200):
             fresh = step % 6 == 0
-            candidate = Candidate("model", UNBOUNDED, unread=40 if fresh else 0)
+            candidate = Candidate("model", UNBOUNDED, tokens_to_prefill=40 if fresh else 0)
             plan = schedule.plan([[candidate]], [30])
-            draft = Draft(None, plan.limits, prefill_seconds=reading if plan.unread else 0.0)
+            draft = Draft(None, plan.limits, prefill_seconds=reading if plan.tokens_to_prefill else 0.0)
             k = int(plan.limits[0])
             ended = [12] if step % 6 == 5 else []
             schedule.observe(Step(plan, draft, [k], 1 + 0.05 * k), ended)

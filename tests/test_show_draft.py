@@ -75,7 +75,7 @@ def response_of(tokenizer, tokens: list[int], origins: list[str]):
     row = Row([5], Options(max_tokens=len(tokens)), text=TextStream(tokenizer, {0, 1}))
     row.begin([0], SimpleNamespace(eos_token_ids=(), max_positions=None, vocab_size=1 << 30))
     for token, origin in zip(tokens, origins, strict=True):
-        row.commit([], token, ([], origin), ())
+        row.commit([token], [origin], ())
     row.stats.encoding_seconds = 1.0
     return respond(row)
 

@@ -14,8 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from errors import InputError
-from speculative.grammar import Matcher
-from speculative.lookup import ALLOWED
+from speculative.grammar import LOOKAHEAD, Matcher
 from speculative.options import FORMS, Options
 from text.tokenizer import token_bytes
 
@@ -114,7 +113,7 @@ class Grammars:
                 if not warning.startswith("Unknown format"):  # those are annotations
                     raise ValueError(warning)
             matcher = Matcher(engine, self._usual)
-            if not matcher.goes_on(matcher.forced([], ALLOWED)):
+            if not matcher.goes_on(matcher.forced([], LOOKAHEAD)):
                 raise ValueError("no text in the model's vocabulary fits it, or it is too complex")
         except (ValueError, RecursionError, GbnfToLarkError) as error:
             reason = shorten(str(error), 300, placeholder=" ...")

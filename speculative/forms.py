@@ -1,0 +1,154 @@
+"""Drafting in texts of a given form: first what the form forces, then what another drafter proposes.
+
+A form that forces tokens leaves the target no choice there, so they cost no model and nearly always pass. (Where the
+vocabulary can write the same text in other tokens, the target may prefer those.)
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+import numpy as np
+
+from speculative.draft import Candidate, Draft, Plan
+from speculative.drafting import Drafter
+from speculative.grammar import LOOKAHEAD
+from speculative.model import Rows
+from speculative.row import Row
+from speculative.sampling import Greedy, Sampler
+
+FORCED = "forced"  # the kind of what a form forces
+
+
+class FormDrafter(Drafter):
+    """Puts the tokens that a row's form forces in front of a draft model's, and cuts copies where the form forbids
+    them. The other drafter knows nothing of forms: its rows go on with the forced tokens, as if these were committed.
+    """
+
+    def __init__(self, inner: Drafter):
+        self._inner = inner
+        self._batch: list[Row] = []
+        self._forced = np.zeros(0, np.int32)  # [B], forced tokens in the last draft
+        self._limits = np.zeros(0, np.int32)  # [B], at most so many of the other drafter followed
+
+    def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
+        self._batch = list(batch)
+        self._inner.admit(batch, new)
+
+    def select(self, rows: Sequence[int]) -> None:
+        self._batch = [self._batch[row] for row in rows]
+        self._inner.select(rows)
+
+    def candidates(self, rows: Rows) -> list[list[Candidate]]:
+        offered = self._inner.candidates(rows)
+        for b, row in enumerate(self._batch):
+            if row.grammar and not row.finish_reason:
+                offered[b] = _fitting(row, offered[b])
+        return offered
+
+    def draft(self, rows: Rows, plan: Plan, sampler: Greedy | Sampler) -> Draft:
+        forced = [
+            candidate.forced[:limit] if candidate else ()
+            for candidate, limit in zip(plan.candidates, plan.limits.tolist(), strict=True)
+        ]
+        self._forced = np.array([len(tokens) for tokens in forced], np.int32)
+        self._limits = plan.limits - self._forced
+        if not self._forced.any():
+            return self._inner.draft(rows, plan, sampler)
+        inner_plan = replace(plan, limits=self._limits)
+        modelled = plan.modelled & (self._limits > 0)
+        if not modelled.any():
+            return _joined(forced, self._inner.draft(rows, inner_plan, sampler), 0)
+        ahead = [row.followed_by(tokens) for row, tokens in zip(self._batch, forced, strict=True)]
+        if plan.stop:
+            most = int(self._forced[modelled].max())
+            inner_plan = replace(inner_plan, stop=_StopBehind(plan.stop, most))
+        draft = self._inner.draft(
+            [row.context for row in ahead], inner_plan, sampler.for_rows(ahead, self._forced)
+        )
+        return _joined(forced, draft, int(self._forced[modelled].min()))
+
+    def keep(self, n: np.ndarray) -> None:
+        self._inner.keep(np.where(self._limits > 0, n - self._forced, 0))
+
+    def learn(self, done: Sequence[Row]) -> None:
+        self._inner.learn(done)
+
+
+def with_forms(drafter: Drafter) -> Drafter:
+    """The drafter for a batch in which rows have forms."""
+    return drafter if isinstance(drafter, FormDrafter) else FormDrafter(drafter)
+
+
+def _fitting(row: Row, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """What a row can use of these candidates, and what its form forces alone."""
+    assert row.grammar
+    most = min(row.room - 1, LOOKAHEAD)
+    forced = tuple(row.grammar.forced(row.generated, most))
+    fitting = []
+    for candidate in candidates:
+        if candidate.copy:
+            tokens = candidate.copy(min(candidate.most, most))
+            allowed = row.grammar.passing(row.generated, tokens)
+            if allowed > len(forced):
+                fitting.append(replace(candidate, most=allowed))
+        elif forced:
+            kind = f"{candidate.kind}, {FORCED}"
+            fitting.append(replace(candidate, kind=kind, forced=forced))
+        else:
+            fitting.append(candidate)
+    if forced:
+        fitting.append(Candidate(FORCED, len(forced), lambda n: forced[:n], forced=forced))
+    return fitting
+
+
+@dataclass(frozen=True)
+class _StopBehind:
+    """Stops as another rule does, in a draft with so many certain tokens in front."""
+
+    stop: Callable[[np.ndarray, int], bool]
+    certain: int
+
+    def __call__(self, confidence: np.ndarray, drafted: int) -> bool:
+        front = np.ones((len(confidence), self.certain))
+        return self.stop(np.hstack([front, confidence]), drafted + self.certain)
+
+
+def _joined(forced: Sequence[Sequence[int]], draft: Draft, common: int) -> Draft:
+    """A draft with each row's forced tokens in front of its own.
+
+    common: how many of them are forced in all rows with a draft model's tokens
+    """
+    counts = np.array([len(tokens) for tokens in forced])[:, None]
+    front = np.zeros((len(forced), counts.max()), np.int32)
+    for b, tokens in enumerate(forced):
+        front[b, : len(tokens)] = tokens
+    F, K = front.shape[1], draft.tokens.shape[1]
+    lengths = counts[:, 0] + draft.lengths
+    # What stands in each place [B, k]: a column of `front`, or of the draft, which comes behind it.
+    place = np.arange(lengths.max())
+    column = np.where(place < counts, place, np.minimum(F - counts + place, F + K - 1))
+    index = mx.array(column)
+    tokens = mx.concatenate([mx.array(front).astype(draft.tokens.dtype), draft.tokens], axis=1)
+    q = None
+    certain = None
+    if draft.q is not None:
+        q = mx.pad(draft.q, [(0, 0), (F, 0), (0, 0)])
+        q = mx.take_along_axis(q, index[..., None], axis=1)
+        certain = np.zeros((len(forced), K), bool) if draft.certain is None else draft.certain
+        certain = np.take_along_axis(np.hstack([front >= 0, certain]), column, axis=1)
+    confidence = draft.confidence
+    if confidence is not None:
+        n = confidence.shape[1]
+        columns = np.minimum(column[:, : common + n], F + n - 1)
+        confidence = np.take_along_axis(
+            np.hstack([np.ones(front.shape), confidence]), columns, axis=1
+        )
+    return replace(
+        draft,
+        tokens=mx.take_along_axis(tokens, index, axis=1),
+        lengths=lengths,
+        q=q,
+        certain=certain,
+        confidence=confidence,
+    )
