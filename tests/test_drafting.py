@@ -5,6 +5,7 @@ import pytest
 from helpers.decoding import Stopping, decode_with, new_driver, new_rows, start
 from helpers.scripted import EOS, START, ScriptedModel
 
+from speculative.draft import Step, no_draft
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 from speculative.lookup import LONG, PromptMatcher
 from speculative.options import Options
@@ -76,7 +77,7 @@ def test_a_match_ends_where_the_text_departs():
 
 
 @pytest.mark.parametrize(
-    ("source", "came", "passed", "other"),
+    ("source", "gained", "passed", "rejected"),
     [
         ([5, 6, 7], [5, 6, 9], 2, True),
         ([5, 6, 7], [9], 0, True),
@@ -84,20 +85,20 @@ def test_a_match_ends_where_the_text_departs():
         ([5, 6], [5, 6, EOS], 2, False),  # there was no third
     ],
 )
-def test_what_a_copy_would_have_given_is_seen_in_the_text(source, came, passed, other):
+def test_what_a_copy_would_have_given_is_seen_in_the_text(source, gained, passed, rejected):
+    def hindsight(candidates, num_draft, gained):
+        plan = Schedule(100).plan(candidates, [100, -1], [num_draft] * 2)
+        step = Step(plan, no_draft(2), offered=candidates, gained=[gained, []])
+        return list(step.hindsight())
+
     lookup = PromptLookup()
     lookup.admit([Row(source, prefix_size=1), Row(source, prefix_size=1)], [0, 1])
-    (first,), nothing = lookup.candidates([[START], []])
+    first, nothing = lookup.candidates([[START], []])
     assert nothing == []
-    rows = [[START, *came], [START, 8]]
-    undrafted = Schedule(100).plan([[first], []], [100, -1], [0, 0])
-    assert lookup.hindsight(rows, undrafted) == [(first, passed, other)]
-    drafted = Schedule(100).plan([[first], []], [100, -1], [2, 2])
-    assert lookup.hindsight(rows, drafted) == []
-    second = lookup.candidates([rows[0], []])[0]
-    rows[0] = rows[0] + [8]
-    plan = Schedule(100).plan([second, []], [100, -1], [0, 0])
-    assert [c for c, _, _ in lookup.hindsight(rows, plan)] == second
+    assert hindsight([first, []], 0, gained) == [(first[0], passed, rejected)]
+    assert hindsight([first, []], 2, gained) == []
+    second = lookup.candidates([[START, *gained], []])[0]
+    assert [c for c, _, _ in hindsight([second, []], 0, [8])] == second
 
 
 # ---------------------------------------------------------------------------------------------

@@ -164,7 +164,7 @@ def test_a_row_that_lacks_many_tokens_is_read_alone_once():
 
     widths, decode = [], model.decode
     model.decode = lambda tokens, *args: widths.append(tokens.shape[1]) or decode(tokens, *args)
-    (row,) = decode_with(model, Nearly(copied=None), [prompt], num_draft=4, max_tokens=40)
+    (row,) = decode_with(model, Nearly(to_target=None), [prompt], num_draft=4, max_tokens=40)
     assert row.generated == text
     assert total([row]).accepted and max(widths) <= CachedModel.BEHIND + 1 + 4 + 4
 

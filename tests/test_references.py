@@ -36,7 +36,7 @@ def test_rows_with_references_are_plain_rows(kind, num_draft):
     target, draft = agreeing(ends=0.03, copies=0.3)
     rng, prompts = random.Random(1), ragged_prompts(20, 50, 30)
     expected = [plain(target, prompt, 60) for prompt in prompts]
-    drafter = drafters(draft).get(kind) or PromptLookup(copied=None)
+    drafter = drafters(draft).get(kind) or PromptLookup(to_target=None)
     options = Options(num_draft=num_draft, max_tokens=60)
     rows = new_rows(target, prompts, options)
     for row, text, share in zip(rows, expected, (0, 0.1, 0.5, 1, 0) * 4, strict=True):
@@ -56,7 +56,7 @@ def test_a_right_reference_is_copied_to_the_end_and_goes_on_after_a_change():
         options = Options(num_draft=10, max_tokens=60)
         (row,) = rows = new_rows(target, [prompt], options)
         row.reference = reference
-        driver = new_driver(target, PromptLookup(copied=None), options)
+        driver = new_driver(target, PromptLookup(to_target=None), options)
         list(driver.decode(Waiting(rows), 1))
         assert row.generated == text
         return row.stats.target_calls

@@ -9,7 +9,8 @@ from speculative.draft import Candidate, Draft, Step
 from speculative.lookup import UNBOUNDED
 from speculative.schedule import LOGITS, PATIENCE, Schedule, Stop
 
-COPY, MODEL = Candidate("copy, match 4+", UNBOUNDED, list), Candidate("model", UNBOUNDED)
+COPY = Candidate("copy, match 4+", UNBOUNDED, lambda n: [0] * n)
+MODEL = Candidate("model", UNBOUNDED)
 
 # What checking T tokens costs in units of one, by (T, cost) points.
 MACHINES = {
@@ -138,7 +139,9 @@ def test_a_draft_model_that_is_dear_to_read_is_not_read():
             fresh = step % 6 == 0
             candidate = Candidate("model", UNBOUNDED, tokens_to_prefill=40 if fresh else 0)
             plan = schedule.plan([[candidate]], [30])
-            draft = Draft(None, plan.limits, prefill_seconds=reading if plan.tokens_to_prefill else 0.0)
+            draft = Draft(
+                None, plan.limits, prefill_seconds=reading if plan.tokens_to_prefill else 0.0
+            )
             k = int(plan.limits[0])
             ended = [12] if step % 6 == 5 else []
             schedule.observe(Step(plan, draft, [k], 1 + 0.05 * k), ended)

@@ -1,0 +1,110 @@
+"""Forced tokens in front of a draft: they go on into it, and a model that has read them forgets them if they fail."""
+
+import random
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from helpers.decoding import drafters, finish, new_driver, new_rows, ragged_prompts, total
+from helpers.scripted import START, agreeing, plain
+
+from speculative.draft import Candidate, Draft, Plan
+from speculative.drafting import Drafter
+from speculative.forms import FormDrafter
+from speculative.options import Options
+from speculative.row import Row
+from speculative.sampling import Greedy
+
+
+class Guess:
+    """A matcher that forces what the target would write, with errors: as if it could write the same in other tokens."""
+
+    def __init__(self, target, prompt, share: float):
+        self._target, self._prompt, self._share = target, tuple(prompt), share
+
+    def forced(self, text, most):
+        rng = random.Random(len(text))
+        count = rng.choice((0, 0, 1, 3, 12))
+        text = [START, *text]
+        forced = []
+        while len(forced) < min(count, most):
+            token = self._target.next_token(self._prompt, tuple(text + forced))
+            forced.append(token if rng.random() < self._share else 3 + (token + 1) % 47)
+        return forced
+
+    def passing(self, text, tokens):
+        return len(tokens)
+
+    def allowed(self, text):
+        return np.ones(50, bool)
+
+    def whole(self, text):
+        return True
+
+
+@pytest.mark.usefixtures("cpu")
+@pytest.mark.parametrize("kind", ["lookup", "model", "both"])
+@pytest.mark.parametrize("num_draft", [3, 16, "auto"])
+def test_forced_tokens_that_fail_leave_no_trace(kind, num_draft):
+    """A scripted model insists that its cache holds exactly the row's tokens."""
+    target, draft = agreeing(0.8, ends=0.02, copies=0.5)
+    prompts = ragged_prompts(7, 50)
+    options = Options(num_draft=num_draft, max_tokens=50)
+    rows = new_rows(target, prompts, options)
+    for i, row in enumerate(rows[:5]):
+        row.grammar = Guess(target, row.prompt, share=(0.6, 0.9, 1.0)[i % 3])
+    driver = new_driver(target, drafters(draft)[kind], options)
+    driver.admit(rows[:4])
+    driver.advance()
+    driver.admit(rows[4:])
+    finish(driver)
+    for row in rows:
+        assert row.tokens[1:] == plain(target, row.prompt, 50)
+    origins = [origin for row in rows for origin in row.origins]
+    if num_draft != "auto":
+        assert origins.count("forced") > 9
+        assert total(rows).accepted < total(rows).draft_tokens
+        assert kind == "lookup" or "draft_model" in origins
+
+
+class Ahead(Drafter):
+    """A draft model that proposes each row's length, then one more each."""
+
+    def draft(self, rows, plan, sampler):
+        self.lengths = plan.limits - (plan.limits > 1)
+        start = np.array([[len(row)] for row in rows])
+        tokens = start + np.arange(plan.limits.max() - 1)
+        q = mx.array(np.eye(50, dtype=np.float32)[tokens])
+        confidence = np.full(tokens.shape, 0.5)
+        self.stopped = plan.stop(confidence, tokens.shape[1])
+        return Draft(mx.array(tokens), self.lengths, q=q, confidence=confidence)
+
+    def keep(self, n):
+        self.accepted = n.tolist()
+
+
+def test_rows_with_more_and_fewer_forced_tokens_draft_side_by_side():
+    inner = Ahead()
+    drafter = FormDrafter(inner)
+    rows = [Row([5], tokens=[START] * n) for n in (1, 2, 3)]
+    drafter.admit(rows, [0, 1, 2])
+    candidates = [Candidate("model", 9, forced=forced) for forced in ((7,), (), (7, 8, 9))]
+    calls = []
+
+    def stop(confidence, drafted):
+        calls.append((confidence.tolist(), drafted))
+        return True
+
+    plan = Plan(candidates, np.array([4, 4, 4]), stop=stop)
+    draft = drafter.draft([row.tokens for row in rows], plan, Greedy(rows))
+    assert draft.lengths.tolist() == [3, 3, 4]
+    assert draft.tokens.tolist() == [[7, 2, 3, 4], [2, 3, 4, 4], [7, 8, 9, 6]]
+    certain = np.arange(4) < np.array([[1], [0], [3]])
+    assert draft.certain.tolist() == certain.tolist()
+    drawn = np.array(draft.q.argmax(axis=-1))
+    assert (drawn == np.array(draft.tokens))[~certain].all()
+    # As far as it is known for all rows; a rule that stops counts all tokens of the longest draft.
+    assert draft.confidence.tolist() == [[1, 0.5, 0.5], [0.5] * 3, [1, 1, 1]]
+    assert calls == [([[1] * 3 + [0.5] * 3] * 3, 6)]
+    drafter.keep(np.array([0, 2, 4]))
+    assert inner.accepted == [-1, 2, 1]
