@@ -246,9 +246,9 @@ class PromptLookup(Drafter):
 
     def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
         self._batch = list(batch)
-        self._matchers = {row: self._matchers.get(row) or self._new(row) for row in batch}
+        self._matchers = {row: self._matchers.get(row) or self._matchers_for(row) for row in batch}
 
-    def _new(self, row: Row) -> list[PromptMatcher]:
+    def _matchers_for(self, row: Row) -> list[PromptMatcher]:
         """The matchers for a row."""
         matchers = []
         if row.reference:
