@@ -120,24 +120,25 @@ class Batch:
         """Append its accepted tokens and the target's own to each unfinished row, and record what each row
         gained. result [B, k + 2]: drafted tokens, n, and the target's token."""
         scores = [np.array(x) for x in scores]
-        ends = self.target.config.eos_token_ids
+        step.accepted = [0] * len(self.rows)
+        step.gained = [[] for _ in self.rows]
         for b, row in enumerate(self.rows):
+            if row.finish_reason:
+                continue
+            *drafted, n, token = result[b].tolist()
+            length = int(step.draft.lengths[b])
+            candidate = step.plan.candidates[b]
+            origins = candidate.origins(n) if candidate else []
+            origins.append("corrected" if n < length else "target")
             before = len(row.tokens)
-            accepted = 0
-            if not row.finish_reason:
-                *drafted, n, token = result[b].tolist()
-                length = int(step.draft.lengths[b])
-                candidate = step.plan.candidates[b]
-                origins = candidate.origins(n) if candidate else []
-                origins.append("corrected" if n < length else "target")
-                accepted = row.commit([*drafted[:n], token], origins, ends)
-                row.stats.draft_tokens += length
-                if row.stats.remembered and candidate and candidate.source == REFERENCE:
-                    row.stats.from_memory += accepted
-                if row.options.logprobs is not None:
-                    row.score(*(x[b] for x in scores))
-            step.accepted.append(accepted)
-            step.gained.append(row.tokens[before:])
+            accepted = row.commit([*drafted[:n], token], origins, self.target.config.eos_token_ids)
+            step.accepted[b] = accepted
+            step.gained[b] = row.tokens[before:]
+            row.stats.draft_tokens += length
+            if row.stats.remembered and candidate and candidate.source == REFERENCE:
+                row.stats.from_memory += accepted
+            if row.options.logprobs is not None:
+                row.score(*(x[b] for x in scores))
 
     def observe(self, step: Step, finished: Sequence[Row]) -> None:
         """Let the drafter and the schedule learn, and add the finished rows to the prefix cache."""

@@ -37,11 +37,12 @@ class BeamBatch:
         mx.eval(best)  # the only wait for the target
         ids, logprobs = map(self.ranks.broadcast, best)
         self.target.keep(nothing.lengths)
-        N, order = self._num_beams, np.arange(len(beams))
+        N = self._num_beams
+        order = np.arange(len(beams))
         for b, search in enumerate(self._searches):
             if not search.row.finish_reason:
-                mine = slice(b * N, (b + 1) * N)
-                order[mine] = b * N + search.step(ids[mine], logprobs[mine])
+                of_search = slice(b * N, (b + 1) * N)
+                order[of_search] = b * N + search.step(ids[of_search], logprobs[of_search])
         if (order != np.arange(len(beams))).any():
             self.target.reorder(order.tolist())
         return plain_step(len(self.rows))
@@ -65,17 +66,18 @@ class BeamBatch:
         for b in new:
             self._searches[b : b + 1] = [Search(self.rows[b], N, self.target.config)]
         prompts = [self.rows[b].prompt for b in new for _ in range(N)]
-        self.target.admit(len(self.rows) * N, self._of_target(new), prompts)
+        self.target.admit(len(self.rows) * N, self._target_rows(new), prompts)
         self._set_controls()
         self.target.wait()
 
     def select(self, indices: Sequence[int]) -> None:
         self.rows = [self.rows[b] for b in indices]
         self._searches = [self._searches[b] for b in indices]
-        self.target.select(self._of_target(indices))
+        self.target.select(self._target_rows(indices))
         self._set_controls()
 
-    def _of_target(self, rows: Sequence[int]) -> list[int]:
+    def _target_rows(self, rows: Sequence[int]) -> list[int]:
+        """The target's rows of these rows' beams."""
         N = self._num_beams
         return [b * N + i for b in rows for i in range(N)]
 
@@ -87,7 +89,8 @@ class Search:
     """The search for one row's text: N beams, and the N best texts that have ended."""
 
     def __init__(self, row: Row, num_beams: int, config: Any):
-        self.row, self._ends = row, list(config.eos_token_ids)
+        self.row = row
+        self._ends = list(config.eos_token_ids)
         # Enough that N go on, however many end.
         self.candidates = max(2, 1 + len(self._ends)) * num_beams
         self.beams = [Row(row.prompt, row.options) for _ in range(num_beams)]
@@ -106,26 +109,29 @@ class Search:
         """Extend the beams with the best of each beam's likeliest tokens [N, K]; return which beam each of them
         follows, [N]. If the search ends, give the row its text."""
         N, K = ids.shape
-        length, is_last = len(self.beams[0].origins) + 1, self.beams[0].room == 1
+        length = len(self.beams[0].origins) + 1
+        is_last = self.beams[0].room == 1
         sums = (self.sums[:, None] + logprobs).reshape(-1)
         order = np.lexsort((ids.reshape(-1), -sums))[: self.candidates]
-        beams, tokens, sums = order // K, ids.reshape(-1)[order], sums[order]
+        beams = order // K
+        tokens = ids.reshape(-1)[order]
+        sums = sums[order]
         stops = np.isin(tokens, self._ends) | is_last
         for i in np.flatnonzero(stops[:N]):  # an end counts only among the N best
             if sums[i] > NOTHING / 2:  # else it follows a beam that does not exist
                 score = self._score(sums[i], length)
                 self.ended.append((score, [*self.beams[beams[i]].generated, int(tokens[i])]))
         self.ended = sorted(self.ended, key=lambda text: -text[0])[:N]
-        on = np.flatnonzero(~stops)[:N]
-        if is_last or self._is_over(sums[on[0]], length):
+        best = np.flatnonzero(~stops)[:N]  # of those that go on
+        if is_last or self._is_over(sums[best[0]], length):
             self._finish()
             return np.arange(N)
-        self.sums = sums[on]
-        texts = [[*self.beams[beams[i]].tokens, int(tokens[i])] for i in on]
+        self.sums = sums[best]
+        texts = [[*self.beams[beams[i]].tokens, int(tokens[i])] for i in best]
         for beam, text in zip(self.beams, texts, strict=True):
             beam.tokens = text
             beam.origins.append("target")
-        return beams[on]
+        return beams[best]
 
     def _score(self, logprobs: np.float32, length: int) -> np.float32:
         with np.errstate(over="ignore", divide="ignore"):
@@ -141,8 +147,8 @@ class Search:
 
     def _finish(self) -> None:
         rows = with_others([self.row])
-        found = [*self.ended, *[(NOTHING, [])] * len(rows)]
-        for row, (score, tokens) in zip(rows, found, strict=False):
+        texts = [*self.ended, *[(NOTHING, [])] * len(rows)]
+        for row, (score, tokens) in zip(rows, texts, strict=False):
             row.text_score = float(score)
             for token in tokens:
                 row.commit([token], ["target"], self._ends)

@@ -74,7 +74,7 @@ class Draft:
 
     tokens: mx.array  # [B, k]
     lengths: np.ndarray  # [B], how many of a row's tokens count
-    q: mx.array | None = None  # [B, k, V'], their distributions; None: they were certain
+    q: mx.array | None = None  # [B, k, V'], their distributions; None: all tokens are certain
     certain: np.ndarray | None = None  # [B, k], certain tokens, where q is ignored
     # [B, n]: how sure a draft model is of the first ones, p / (p + the best other token's p); negative where a
     # token ends the text, 0 where a row has none; None: unknown.
@@ -98,11 +98,6 @@ class Step:
     seconds: float = 0.0  # without the draft model's prefill
     offered: Sequence[Sequence[Candidate]] = ()  # by row: all its candidates
     gained: list[list[int]] = field(default_factory=list)  # by row: the new tokens of its text
-
-    @property
-    def prefill_seconds(self) -> float:
-        """Until the draft model had read what it lacked."""
-        return self.draft.prefill_seconds
 
     def hindsight(self) -> Iterator[tuple[Candidate, int, bool]]:
         """Copies that were offered but not drafted: how many of their tokens the text gained all the same, and whether

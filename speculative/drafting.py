@@ -265,7 +265,7 @@ class PromptLookup(Drafter):
         for row, tokens, candidates in zip(self._batch, rows, offered, strict=True):
             if tokens:
                 for matcher in self._matchers[row]:
-                    matcher.extend(tokens[row.prefix_size + matcher.output_size :])
+                    matcher.extend(tokens[row.prefix_size :])
                     candidates += matcher.candidates()
         return offered
 

@@ -67,7 +67,7 @@ class Driver:
         live = [row for row in self.rows if not row.finish_reason]
         began = time.perf_counter()
         step = self.batch.step()
-        step.seconds = time.perf_counter() - began - step.prefill_seconds
+        step.seconds = time.perf_counter() - began - step.draft.prefill_seconds
         if self._steps % CLEAR_EVERY == 0:
             mx.clear_cache()
         self._steps += 1
@@ -75,7 +75,7 @@ class Driver:
         for row in sharing:
             row.stats.target_calls += 1
             row.stats.seconds += step.seconds / len(sharing)
-            row.stats.preparing_seconds += step.prefill_seconds / len(sharing)
+            row.stats.preparing_seconds += step.draft.prefill_seconds / len(sharing)
         finished = [row for row in live if row.finish_reason]
         self.batch.observe(step, finished)
         return finished

@@ -56,19 +56,15 @@ class PromptMatcher:
         self._next = 0 if reference else self._after_prefix()
         self._lost = 0  # output tokens since it was there
 
-    @property
-    def output_size(self) -> int:
-        return len(self.text) - self._prompt_size
-
     def _after_prefix(self) -> int:
         """Where copying begins: after a task's prefix, which ends in a colon, else at the start."""
         first = range(min(_PREFIX, self._prompt_size))
         colons = (i for i in first if self._piece(self.text[i]).endswith(":"))
         return next(colons, -1) + 1
 
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Take note of new output tokens."""
-        for token in tokens:
+    def extend(self, output: Sequence[int]) -> None:
+        """Take note of what is new in the output."""
+        for token in output[len(self.text) - self._prompt_size :]:
             positions = self._positions.setdefault(token, [])
             self._matches = {at: self._matches.get(at - 1, 0) + 1 for at in positions}
             self._follow(token)
@@ -109,7 +105,7 @@ class PromptMatcher:
 
     def candidates(self) -> list[Candidate]:
         """What could be copied now, likeliest first."""
-        if not self.output_size:
+        if len(self.text) == self._prompt_size:  # no output so far
             return self._from("start", self._next)
         position = self._best(self._matches)
         length = 0

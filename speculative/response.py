@@ -15,13 +15,11 @@ class Response:
     text: str
     tokens: list[int]
     texts: list[str]  # per token: what it adds to the text; a character comes with its last token
-    origins: list[
-        str
-    ]  # per token: "lookup", "draft_model", "corrected" or "target"; see row.ORIGINS
+    origins: list[str]  # per token: see row.ORIGINS
     finish_reason: str | None  # "stop": end of sequence; "length": max_tokens; None: goes on
     prompt_tokens: int
     generation_tokens: int  # so far
-    prompt_tps: float  # prompt tokens per second, of all that were read together
+    prompt_tps: float  # prompt tokens per second, of all prompts in one prefill
     generation_tps: float
     peak_memory: float  # GB
     stats: Stats  # so far
@@ -44,7 +42,8 @@ class Response:
 
 def respond(row: Row, first: int = 0) -> Response:
     """The response for the row's generated tokens from index `first` on."""
-    stats, scored = row.stats.copy(), row.options.logprobs is not None
+    stats = row.stats.copy()
+    scored = row.options.logprobs is not None
     return Response(
         text="".join(row.texts[first:]),
         tokens=row.generated[first:],

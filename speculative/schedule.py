@@ -326,7 +326,7 @@ class Schedule:
         for candidate, passed, rejected in step.hindsight():
             self._chances[candidate.kind].add(passed, passed + rejected)
         if step.plan.tokens_to_prefill:
-            self._prefill.add(step.prefill_seconds, step.plan.tokens_to_prefill, FADING)
+            self._prefill.add(step.draft.prefill_seconds, step.plan.tokens_to_prefill, FADING)
         for tokens in ended:
             self._texts.add(tokens, 1, FADING)
         drafted = int(lengths[step.plan.modelled].max(initial=0))

@@ -70,9 +70,9 @@ def test_a_match_ends_where_the_text_departs():
     matcher = PromptMatcher(words.ids("a b c d e f"), words.piece)
     matcher.extend(words.ids("a b c d"))
     assert matcher.candidates()[0].kind == f"copy, match {LONG}+"
-    matcher.extend(words.ids("X"))
+    matcher.extend(words.ids("a b c d X"))
     assert matcher.candidates()[0].kind == "copy, correction"
-    matcher.extend(words.ids("f"))
+    matcher.extend(words.ids("a b c d X f"))
     assert matcher.candidates() == []  # the source is used up
 
 

@@ -47,7 +47,13 @@ class Scripted(Fixed):
     def observe(self, step, ended=()):
         drafted = int(step.draft.lengths.max())
         self.seen.append(
-            (drafted, step.plan.tokens_to_prefill, step.seconds, step.prefill_seconds, list(ended))
+            (
+                drafted,
+                step.plan.tokens_to_prefill,
+                step.seconds,
+                step.draft.prefill_seconds,
+                list(ended),
+            )
         )
 
 

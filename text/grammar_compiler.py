@@ -32,19 +32,23 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer, config: Any, hidden: Container[int]):
         """config: the model's; hidden: tokens without text."""
-        self._tokenizer, self._config, self._hidden = tokenizer, config, hidden
+        self._tokenizer = tokenizer
+        self._config = config
+        self._hidden = hidden
         self._compiled = lru_cache(32)(self._attempt)
 
     def matcher(self, options: Options) -> Matcher | None:
         """A matcher for the form that the options ask for, if any. Raises InputError if it cannot be compiled, or
         llguidance is not installed."""
-        for name in FORMS:
-            if (form := getattr(options, name)) is not None:
-                text = form if isinstance(form, str) else json.dumps(form, ensure_ascii=False)
-                compiled = self._compiled(name, text)
-                if isinstance(compiled, str):
-                    raise InputError(compiled)
-                return compiled.copy()
+        forms = [(name, getattr(options, name)) for name in FORMS]
+        for name, form in forms:
+            if form is None:
+                continue
+            text = form if isinstance(form, str) else json.dumps(form, ensure_ascii=False)
+            compiled = self._compiled(name, text)
+            if isinstance(compiled, str):
+                raise InputError(compiled)
+            return compiled.copy()
         return None
 
     def _attempt(self, name: str, form: str) -> Matcher | str:
@@ -64,54 +68,35 @@ class Grammars:
         try:
             from llguidance import LLTokenizer, TokenizerWrapper
         except ImportError:
-            what = "output in a given form needs llguidance"
-            raise InputError(f"{what}: pip install -r requirements-grammar.txt") from None
+            raise InputError(
+                "output in a given form needs llguidance: pip install -r requirements-grammar.txt"
+            ) from None
         ends = list(self._config.eos_token_ids)
         if not ends:
             raise InputError("the model names no end token, which a form needs: set eos_token_id")
         self.eos_token_id = ends[0]
         self._is_byte_level = b'"ByteLevel"' in self._tokenizer.decoder.__getstate__()
-        own = token_bytes(self._tokenizer, self._hidden)
-        self.tokens = [own(token) for token in range(self._config.vocab_size)]
+        bytes_of = token_bytes(self._tokenizer, self._hidden)
+        self.tokens = [bytes_of(token) for token in range(self._config.vocab_size)]
         self.special_token_ids = [token for token, text in enumerate(self.tokens) if not text]
         # SentencePiece drops the space before a text's first word.
         word = next((i for i, text in enumerate(self.tokens) if re.match(rb" \w", text)), None)
         dropped = word is not None and not self._tokenizer.decode([word]).startswith(" ")
-        self._space = " " if dropped else ""
+        self._dropped_space = " " if dropped else ""
         return LLTokenizer(TokenizerWrapper(self), eos_token=ends)
 
     def _compile(self, name: str, form: str) -> Matcher:
-        ready = self.ready
-        from llguidance import LLMatcher, regex_to_lark
-        from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+        tokenizer = self.ready
+        from llguidance import LLMatcher
+        from llguidance.gbnf_to_lark import GbnfToLarkError
 
         try:
-            if name == "grammar":
-                answer = {"lark_grammar": any_to_lark(form)}
-            elif name == "regex":
-                both = f"/{regex_to_lark(form, '')}/ & /{_writable(self.tokens)}/"
-                answer = {"lark_grammar": f"start: TEXT\nTEXT: {both}"}
-            else:
-                json.loads(form, parse_int=_check_number, parse_float=_check_number)
-                if '"minProperties"' in form and '"patternProperties"' in form:
-                    raise ValueError("minProperties with patternProperties: use required")
-                style = STYLE | {"lenient": True}  # warns of what it does not support
-                source = LLMatcher.grammar_from_json_schema(form, overrides=style)
-                (answer,) = json.loads(source)["grammars"]
-            # Forcing allows only the usual tokens of a forced text, which must have exactly its bytes then.
-            plain = self._is_byte_level and form.isascii() and not re.search(r"\\[uUxX]", form)
-            lossless = plain and self._tokenizer.decode(self(form)) == form
-            head = "" if lossless else '%llguidance {"no_forcing": true}\n'
-            outer = {"lark_grammar": f"{head}start: {json.dumps(self._space)} @answer"}
-            text = json.dumps({"grammars": [outer, answer | {"name": "answer"}]})
-            engine = LLMatcher(ready, text, log_level=0)
+            grammars = json.dumps({"grammars": self._grammars(name, form)})
+            engine = LLMatcher(tokenizer, grammars, log_level=0)
             if engine.is_error():
                 raise ValueError(engine.get_error())
-            for warning in engine.get_grammar_warnings() if name == "json_schema" else ():
-                if warning.startswith("oneOf"):
-                    raise ValueError("the alternatives of oneOf may overlap; use anyOf")
-                if not warning.startswith("Unknown format"):  # those are annotations
-                    raise ValueError(warning)
+            if name == "json_schema":
+                _check_warnings(engine.get_grammar_warnings())
             matcher = Matcher(engine, self._usual)
             if not matcher.goes_on(matcher.forced([], LOOKAHEAD)):
                 raise ValueError("no text in the model's vocabulary fits it, or it is too complex")
@@ -121,6 +106,23 @@ class Grammars:
                 reason = "llguidance cannot compile it"
             raise InputError(f"{name}: {reason}") from None
         return matcher
+
+    def _grammars(self, name: str, form: str) -> list[dict]:
+        """The form as llguidance's grammars, the first of which is the whole text's."""
+        from llguidance.gbnf_to_lark import any_to_lark
+
+        if name == "grammar":
+            answer = {"lark_grammar": any_to_lark(form)}
+        elif name == "regex":
+            answer = {"lark_grammar": _regex_grammar(form, self.tokens)}
+        else:
+            answer = _schema_grammar(form)
+        # Forcing allows only the usual tokens of a forced text, which must have exactly its bytes.
+        plain = self._is_byte_level and form.isascii() and not re.search(r"\\[uUxX]", form)
+        lossless = plain and self._tokenizer.decode(self(form)) == form
+        head = "" if lossless else '%llguidance {"no_forcing": true}\n'
+        text = {"lark_grammar": f"{head}start: {json.dumps(self._dropped_space)} @answer"}
+        return [text, answer | {"name": "answer"}]
 
     def __call__(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -134,11 +136,39 @@ class Grammars:
     def _usual(self, text: Sequence[int], new: bytes) -> list[int]:
         """The tokens with which a text usually goes on in these bytes."""
         before = b"".join(self.tokens[token] for token in text[-CONTEXT:])
-        found = self._split((before + new).decode(errors="ignore"))
-        sizes = [*accumulate(len(self.tokens[token]) for token in reversed(found))]
+        tokens = self._split((before + new).decode(errors="ignore"))
+        sizes = [*accumulate(len(self.tokens[token]) for token in reversed(tokens))]
         if len(new) in sizes:
-            return found[-1 - sizes.index(len(new)) :]
+            return tokens[-1 - sizes.index(len(new)) :]
         return self._split(new.decode(errors="ignore"))
+
+
+def _regex_grammar(form: str, tokens: Sequence[bytes]) -> str:
+    """A regular expression as a grammar in Lark, for texts that these tokens can write."""
+    from llguidance import regex_to_lark
+
+    return f"start: TEXT\nTEXT: /{regex_to_lark(form, '')}/ & /{_writable(tokens)}/"
+
+
+def _schema_grammar(form: str) -> dict:
+    """A JSON schema as a grammar."""
+    from llguidance import LLMatcher
+
+    json.loads(form, parse_int=_check_number, parse_float=_check_number)
+    if '"minProperties"' in form and '"patternProperties"' in form:
+        raise ValueError("minProperties with patternProperties: use required")
+    style = STYLE | {"lenient": True}  # warns of what it does not support
+    (grammar,) = json.loads(LLMatcher.grammar_from_json_schema(form, overrides=style))["grammars"]
+    return grammar
+
+
+def _check_warnings(warnings: Sequence[str]) -> None:
+    """Raise ValueError for what llguidance does not support in a schema."""
+    for warning in warnings:
+        if warning.startswith("oneOf"):
+            raise ValueError("the alternatives of oneOf may overlap; use anyOf")
+        if not warning.startswith("Unknown format"):  # those are annotations
+            raise ValueError(warning)
 
 
 def _writable(tokens: Sequence[bytes]) -> str:
