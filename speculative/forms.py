@@ -29,7 +29,7 @@ class FormDrafter(Drafter):
         self._inner = inner
         self._batch: list[Row] = []
         self._forced = np.zeros(0, np.int32)  # [B], forced tokens in the last draft
-        self._limits = np.zeros(0, np.int32)  # [B], at most so many of the other drafter followed
+        self._limits = np.zeros(0, np.int32)  # [B], how many more the other drafter could add
 
     def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
         self._batch = list(batch)
@@ -59,7 +59,10 @@ class FormDrafter(Drafter):
         modelled = plan.modelled & (self._limits > 0)
         if not modelled.any():
             return _joined(forced, self._inner.draft(rows, inner_plan, sampler), 0)
-        ahead = [row.followed_by(tokens) for row, tokens in zip(self._batch, forced, strict=True)]
+        ahead = [
+            row.followed_by(tokens) if tokens else row
+            for row, tokens in zip(self._batch, forced, strict=True)
+        ]
         if plan.stop:
             most = int(self._forced[modelled].max())
             inner_plan = replace(inner_plan, stop=_StopBehind(plan.stop, most))
