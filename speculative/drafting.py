@@ -184,11 +184,11 @@ class ModelDrafter(Drafter):
                 self._vocabulary.learn(row.generated, row.options.target_lang)
 
 
-def _fared(kept: int, length: int) -> str:
-    """How a draft fared of which so many tokens were kept."""
-    if kept <= 0:
+def _fared(accepted: int, length: int) -> str:
+    """How a draft of so many tokens fared, of which so many were accepted."""
+    if accepted <= 0:
         return "none"
-    return "whole" if kept == length else "part"
+    return "whole" if accepted == length else "part"
 
 
 class _Doubt:
