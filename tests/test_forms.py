@@ -6,6 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from helpers.decoding import drafters, finish, new_driver, new_rows, ragged_prompts, total
+from helpers.laws import LIMIT, TableModel, V, deviation, frequencies, joint_law
 from helpers.scripted import START, agreeing, plain
 
 from speculative.draft import Candidate, Draft, Plan
@@ -13,7 +14,7 @@ from speculative.drafting import Drafter
 from speculative.forms import FormDrafter
 from speculative.options import Options
 from speculative.row import Row
-from speculative.sampling import Greedy
+from speculative.sampling import Greedy, probabilities
 
 
 class Guess:
@@ -65,6 +66,30 @@ def test_forced_tokens_that_fail_leave_no_trace(kind, num_draft):
         assert origins.count("forced") > 9
         assert total(rows).accepted < total(rows).draft_tokens
         assert kind == "lookup" or "draft_model" in origins
+
+
+class Wrong(Guess):
+    """Forces tokens that the target may not want, after which the draft model goes on."""
+
+    def forced(self, text, most):
+        return [1, 2][: min(most, 2 - len(text) % 2)]
+
+    def allowed(self, text):
+        return np.ones(V, bool)
+
+
+@pytest.mark.parametrize("rule", ["coupled", "token", "block"])
+def test_forced_tokens_that_fail_leave_the_targets_law(rule):
+    target = TableModel(0)
+    options = Options(num_draft=4, acceptance=rule, max_tokens=4, temp=1.0)
+    driver = new_driver(target, drafters(TableModel(1))["both"], options)
+    rows = new_rows(target, [[b % 3, b % 2] for b in range(6000)], options)
+    for row in rows:
+        row.grammar = Wrong(target, row.prompt, 0)
+    driver.admit(rows)
+    found = frequencies(np.array([row.tokens[1:] for row in finish(driver)]))
+    p = np.array(probabilities(mx.array(target.logits), 1.0))
+    assert deviation(found, joint_law(p, 4)) < LIMIT
 
 
 class Ahead(Drafter):
