@@ -109,6 +109,14 @@ def listen(host: str, port: int) -> socket.socket:
         raise InputError(said) from None
 
 
+def model_id(model: str | Path) -> str:
+    """The last part of a model's name or of its folder's path, such as of "." and ".."."""
+    path = Path(model)
+    if path.name in ("", ".."):
+        path = path.resolve()
+    return path.name or DEFAULT_NAME
+
+
 def in_url(address: str) -> str:
     return f"[{address}]" if ":" in address else address
 
@@ -160,11 +168,11 @@ def main() -> None:
     config = decoder.model.config
     most_read = config.max_prompt_tokens or MAX_TOKENS
     most_written = config.max_positions or MAX_TOKENS
-    last_part = Path(models.model).absolute().name or DEFAULT_NAME  # "." has no name
+    last_part = model_id(models.model)
     api = Api(
         name=args.served_model_name or last_part,
         names=(args.model or "", str(models.model), last_part, DEFAULT_NAME),
-        draft_model=Path(models.draft_model or "").name if decoder.draft_model else None,
+        draft_model=model_id(models.draft_model or "") if decoder.draft_model else None,
         engine=engine,
         max_prompt_tokens=args.max_prompt_tokens or most_read,
         max_tokens=args.max_request_tokens or max(most_written, options.max_tokens or 0),

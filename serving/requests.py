@@ -40,6 +40,7 @@ _FORMS = {
 }
 _NAMES = {d.request or name: name for name, d in DECLARED.items() if d.request is not None}
 _ALIASES = {"num_draft_tokens": "num_draft"}  # mlx-lm's names -> ours
+_NEAR = 0.8  # difflib's similarity of a field that was probably meant
 _OFF = {"top_k": (-1, 0), "top_p": (0, 1.0), "repetition_penalty": (0, 1.0), "stop": ("", ())}
 # option -> other servers' value for "off", and ours
 
@@ -135,6 +136,13 @@ class _Form(_Object):
     choice: Annotated[list[str], Field(min_length=1)] | None = None
     grammar: str | None = None
 
+    @model_validator(mode="after")
+    def _one_form(self) -> "_Form":
+        given = [name.removeprefix("of_") for name in sorted(self.model_fields_set)]
+        if len(given) > 1:
+            raise ValueError(f"can have only one of {' and '.join(given)}")
+        return self
+
 
 class Fields(_Object):
     """The fields that completions and chats share; most options are in `model_extra`."""
@@ -229,8 +237,9 @@ def _check_fields(more: dict[str, Any]) -> None:
     for field, value in more.items():
         if not any(field in known for known in (_NAMES, _NEUTRAL, _THE_SERVERS, _OF_NO_MATTER)):
             fields = (*_NAMES, *Completion.model_fields, *Chat.model_fields)
-            near = "".join(f"; nearest: {name!r}" for name in get_close_matches(field, fields, 1))
-            raise InputError(f"there is no field {field[:50]!r}{near}")
+            near = get_close_matches(field, fields, n=1, cutoff=_NEAR)
+            hint = f"; nearest: {near[0]!r}" if near else ""
+            raise InputError(f"there is no field {field[:50]!r}{hint}")
         if field in _THE_SERVERS and value is not None:
             raise InputError(f"{field} is set for the whole server when it starts")
         if field in _NEUTRAL and value not in (None, *_NEUTRAL[field]):

@@ -61,7 +61,7 @@ def options_of(fields, kind=Completion, defaults=Options()) -> Options:  # noqa:
             {"json_schema": {"a": 1}},
         ),
         ({"structured_outputs": {"json": "{}"}}, {"json_schema": "{}"}),
-        ({"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
+        ({"structured_outputs": {"regex": "a+", "json": None}}, {"regex": "a+"}),
         ({"structured_outputs": {"choice": ["ä", '"']}}, {"regex": 'ä|"'}),
     ],
 )
@@ -98,7 +98,18 @@ def test_what_is_not_said_is_the_servers():
         ({"stream_options": {"include_usge": True}}, "no field 'stream_options.include_usge'"),
         ({"prediction": {"type": "content", "content": "x", "n": 1}}, "no field 'prediction.n'"),
         ({"temprature": 1}, "no field 'temprature'; nearest: 'temperature'"),
+        ({"reasoning_effort": "high"}, "no field 'reasoning_effort'$"),
+        ({"max_new_tokens": 5}, "no field 'max_new_tokens'; nearest: 'max_tokens'"),
         ({"verbosity": "low"}, "verbosity is not supported"),
+        (
+            {"structured_outputs": {"choice": ["a"], "grammar": "start: "}},
+            "^structured_outputs can have only one of choice and grammar$",
+        ),
+        ({"structured_outputs": {"choice": ["a"], "regex": "b"}}, "one of choice and regex"),
+        (
+            {"structured_outputs": {"regex": "b"}, "response_format": {"type": "json_object"}},
+            "^response_format cannot be used with structured_outputs$",
+        ),
     ],
 )
 def test_what_is_not_obeyed_is_refused_at_every_depth(fields, reason):

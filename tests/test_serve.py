@@ -166,6 +166,12 @@ def test_a_chat_is_decoded_in_the_models_template(tmp_path):
         assert again.choices[0].message.content + "\n" == printed
         usage = again.usage
         assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens - 1
+        turn = again.choices[0].message.model_dump() | {"parsed": {}}
+        sent_back = [*messages, turn, messages[1]]
+        answer = client.chat.completions.create(**asked | {"messages": sent_back})
+        assert answer.usage.prompt_tokens > usage.prompt_tokens
+        longest = dict(prompt=[5] * 250, max_tokens=8192)
+        assert client.completions.create(model="target", **longest).usage.total_tokens == 256
         text = client.completions.create(model="target", prompt="the cat sat").choices[0].text
         assert text + "\n" == raw != printed
 
@@ -227,6 +233,23 @@ def test_other_pages_of_a_browser_cannot_ask(server):
 def test_the_served_model_has_several_names(server):
     for name in ("demo-target", "default_model", "", None):
         assert server.post({"prompt": PROMPT, "model": name})[0] == 200
+
+
+@pytest.mark.parametrize(
+    "model, name",
+    [
+        (".", "target"),
+        ("..", "models"),
+        ("target/", "target"),
+        ("a/b-c", "b-c"),
+        ("/", "default_model"),
+    ],
+)
+def test_every_model_has_a_name(model, name, tmp_path, monkeypatch):
+    folder = tmp_path / "models" / "target"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    assert serve.model_id(model) == name
 
 
 @pytest.mark.parametrize("host", ["127.1", "LOCALHOST", "::1", "[::1]", "2130706433"])
