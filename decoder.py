@@ -28,7 +28,7 @@ from errors import InputError
 from families.causal import DecoderOnly
 from families.encoder_decoder import EncoderDecoder
 from families.loading import load as load  # for users, as Stats below
-from families.memory import installed, recommended
+from families.ram import installed, recommended
 from speculative.beams import BeamBatch
 from speculative.cached_model import AheadModel
 from speculative.draft import Step
@@ -51,7 +51,7 @@ from text.prompts import Prompt, check_prompt
 from text.stream import TextStream
 from text.text_side import TextSide
 from text.tokenizer import shared_vocabulary, translation
-from text.vocabulary import completion
+from text.tokens_in_texts import completion
 
 # A text, a chat's messages, token ids, or one of these with a reference
 Content = str | Sequence[Mapping[str, Any]] | Sequence[int] | Prompt

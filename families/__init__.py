@@ -77,7 +77,7 @@ def default_dtype(raw: Mapping) -> str:
     return "float16" if _kind(raw) in _FLOAT16 else "bfloat16"
 
 
-def is_ours(raw: Mapping) -> bool:
+def has_family(raw: Mapping) -> bool:
     """Whether a config.json belongs to one of these families."""
     return _kind(raw) in _MODULES
 

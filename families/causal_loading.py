@@ -21,33 +21,33 @@ from checkpoints.folder import read_json, weight_files
 from checkpoints.quantization import Quantization
 from distributed.ranks import Ranks
 from errors import InputError, first_line
-from families import architecture_of, is_ours
+from families import architecture_of, has_family
 from families.causal import CausalModel
 from families.causal_check import check_cache
 from families.causal_positions import lifted, max_positions, set_positions, text_of
 from families.folders import WEIGHTS, converted_path
-from families.memory import read_weights
+from families.ram import load_weights
 from speculative.prefill import common_prefix
 from text.generation import GenerationDefaults
 from text.prompts import Prompt
 from text.text_side import ChatTemplate, TextSide
 
 
-def is_causal(folder: Path) -> bool:
+def is_mlx_lm_folder(folder: Path) -> bool:
     """Whether a folder is a model for mlx-lm: of an architecture that convert.py does not convert, with
     safetensors. A converted folder and any other checkpoint is not."""
     if (folder / WEIGHTS).exists() or not (folder / "config.json").exists():
         return False
     names = {path.name for path in folder.iterdir()}
-    return not is_ours(read_json(folder / "config.json")) and any(
+    return not has_family(read_json(folder / "config.json")) and any(
         name.startswith("model") for name in weight_files(names, folder.joinpath)
     )
 
 
-def is_decoder_only(raw: Mapping) -> bool:
+def runs_in_mlx_lm(raw: Mapping) -> bool:
     """Whether a config.json is of a model for mlx-lm: none of our families, and of a type that mlx-lm has
     or, where it is not installed, of a class that says so."""
-    if is_ours(raw):
+    if has_family(raw):
         return False
     if not importlib.util.find_spec("mlx_lm"):
         return architecture_of(raw).endswith(("ForCausalLM", "LMHeadModel"))
@@ -56,7 +56,7 @@ def is_decoder_only(raw: Mapping) -> bool:
     return (Path(utils.__file__).parent / "models" / f"{file}.py").exists()
 
 
-def find_causal(name: str) -> Path | None:
+def find_mlx_lm_folder(name: str) -> Path | None:
     """The folder of the decoder-only model that a user means: a path, a name under mlx_models/, or a name
     on the hub that is in its cache; None: there is none."""
     folders = [Path(name), converted_path(name)]
@@ -65,7 +65,7 @@ def find_causal(name: str) -> Path | None:
 
         config = try_to_load_from_cache(name, "config.json")
         folders += [Path(config).parent] if isinstance(config, str) else []
-    return next((folder for folder in folders if is_causal(folder)), None)
+    return next((folder for folder in folders if is_mlx_lm_folder(folder)), None)
 
 
 def _mlx_lm() -> Any:
@@ -109,7 +109,7 @@ def _config(raw: dict) -> dict:
 def load(
     name: str, folder: Path, group: mx.distributed.Group | None = None, split: bool = True
 ) -> tuple[CausalModel, Tokenizer]:
-    """The model and the tokenizer of a folder that `is_causal`; group, split: as for loading.load.
+    """The model and the tokenizer of a folder that `is_mlx_lm_folder`; group, split: as for loading.load.
 
     InputError, with the reason, for a model that mlx-lm or the step cannot run, and for ranks that differ.
     """
@@ -117,12 +117,12 @@ def load(
     split = split and ranks.size > 1
     ranks.check_folder(folder, "mlx-lm")
 
-    def load_weights(utils) -> tuple:
+    def load_all(utils) -> tuple:
         model, raw = utils.load_model(folder, lazy=True)
         if split:
             _shard(model, raw, group)
         else:
-            read_weights(name, folder, dict(tree_flatten(model.parameters())), mx.eval)
+            load_weights(name, folder, dict(tree_flatten(model.parameters())), mx.eval)
         set_positions(model, raw)
         own = folder / "chat_template.json"  # transformers reads it only for models that see too
         ends = raw.get("eos_token_id")
@@ -132,7 +132,7 @@ def load(
             chat = utils.load_tokenizer(folder, template, ends)
         return model, raw, chat
 
-    model, raw, chat = ranks.together(lambda: _with_mlx_lm(folder, "load", load_weights))
+    model, raw, chat = ranks.together(lambda: _with_mlx_lm(folder, "load", load_all))
     tokenizer = _fast(chat, folder)
     # This checks the model, which needs all ranks.
     causal = CausalModel(model, chat.eos_token_ids, chat.pad_token_id, max_positions(raw))

@@ -17,12 +17,12 @@ from checkpoints.hub import fetch, gb
 from checkpoints.quantization import Quantization
 from checkpoints.weights import stored_size, write_weights
 from errors import InputError, naming
-from families import architecture_of, default_dtype, family_of, memory
+from families import architecture_of, default_dtype, family_of, ram
 from families.causal_loading import (
     convert_with_mlx_lm,
-    find_causal,
-    is_causal,
-    is_decoder_only,
+    find_mlx_lm_folder,
+    is_mlx_lm_folder,
+    runs_in_mlx_lm,
     without_weights,
 )
 from families.folders import WEIGHTS, converted, converted_path, missing
@@ -52,7 +52,7 @@ def converted_size(
 ) -> int | None:
     """Bytes of the weights once converted, computed from the folder's config.json alone: the weights may be
     missing; None for a model that mlx-lm runs. InputError for a model that cannot be converted."""
-    if _for_mlx_lm(folder):
+    if runs_in_mlx_lm(_raw_config(folder)):
         return None
     model, own_dtype, float32 = unset(folder)
     return stored_size(weight_shapes(model), dtype or own_dtype, float32, quantization)
@@ -60,7 +60,7 @@ def converted_size(
 
 def unset(folder: Path) -> tuple[Any, str, tuple[str, ...]]:
     """The model of a config.json without its weights, the type that conversion gives them, and which stay float32."""
-    if _for_mlx_lm(folder):
+    if runs_in_mlx_lm(_raw_config(folder)):
         return without_weights(folder), "bfloat16", ()
     with naming(folder):
         raw = read_config(folder)
@@ -93,12 +93,12 @@ def convert(
             return output
         if output.exists() and not force:
             raise InputError(f"{output} already exists; --force replaces it")
-        if output.exists() and not (output / WEIGHTS).exists() and not is_causal(output):
+        if output.exists() and not (output / WEIGHTS).exists() and not is_mlx_lm_folder(output):
             raise InputError(f"{output} is not a converted model; --force does not replace it")
         try:
             how = dtype, quantization
             source = fetch(model, revision, output, lambda folder: converted_size(folder, *how))
-            if _for_mlx_lm(source):
+            if runs_in_mlx_lm(_raw_config(source)):
                 how = dtype or "bfloat16", quantization
                 convert_with_mlx_lm(source, partial, *how)
             else:
@@ -125,17 +125,17 @@ def describe(model: str, revision: str | None = None) -> list[str]:
         lines.append(f"download: {gb(size)}")
         return False
 
-    sizes = memory.needed(*unset(fetch(model, revision, start=stop)))
-    lines.append(f"memory for {memory.ROWS} prompts and outputs of {memory.TOKENS} tokens:")
+    sizes = ram.needed(*unset(fetch(model, revision, start=stop)))
+    lines.append(f"memory for {ram.ROWS} prompts and outputs of {ram.TOKENS} tokens:")
     for bits, size in sizes.items():
-        lines.append(f"  in {bits} bits {gb(size)}, a Mac of {memory.mac_for(size)}")
+        lines.append(f"  in {bits} bits {gb(size)}, a Mac of {ram.mac_for(size)}")
     return lines
 
 
 def find(name: str) -> Path:
     """The folder that a user means: a converted one or one for mlx-lm, by its path or its name under mlx_models/, or a
     checkpoint, a folder or owner/name on the hub, which is converted on first use. InputError if there is none."""
-    if path := converted(name) or find_causal(name):
+    if path := converted(name) or find_mlx_lm_folder(name):
         return path
     local = (Path(name) / "config.json").exists()
     on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not Path(name).parent.exists()
@@ -149,7 +149,7 @@ def find(name: str) -> Path:
     output.parent.mkdir(parents=True, exist_ok=True)
     wanted = partial(_wanted, name, "download")
     source = fetch(name, None, output, lambda folder: converted_size(folder, None), wanted)
-    return source if _for_mlx_lm(source) else convert(name, exist_ok=True)
+    return source if runs_in_mlx_lm(_raw_config(source)) else convert(name, exist_ok=True)
 
 
 def _wanted(name: str, task: str, size: int) -> bool:
@@ -164,9 +164,10 @@ def _wanted(name: str, task: str, size: int) -> bool:
     return True
 
 
-def _for_mlx_lm(folder: Path) -> bool:
-    config = folder / "config.json"
-    return config.exists() and is_decoder_only(read_json(config))
+def _raw_config(folder: Path) -> dict:
+    """A folder's config.json; {} if it has none."""
+    path = folder / "config.json"
+    return read_json(path) if path.exists() else {}
 
 
 def _note(dtype: str) -> str | None:

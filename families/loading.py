@@ -19,7 +19,7 @@ from checkpoints.tensors import to_mlx
 from distributed import sharding
 from distributed.ranks import Ranks
 from errors import InputError, naming
-from families import Family, causal_loading, family_of, memory
+from families import Family, causal_loading, family_of, ram
 from families.folders import WEIGHTS
 from text.generation import GenerationDefaults
 from text.languages import Languages
@@ -76,7 +76,7 @@ def load(
     from families import conversion  # which imports this module
 
     path = ranks.together(lambda: conversion.find(str(name)))
-    if causal_loading.is_causal(path):
+    if causal_loading.is_mlx_lm_folder(path):
         return causal_loading.load(str(name), path, group, split)
     family, model, quantization, arrays = ranks.together(lambda: _open(path))
     ranks.check_folder(path)
@@ -88,7 +88,7 @@ def load(
             sharding.load_shard(model, arrays, ranks.rank)
             model.ranks = ranks
         else:
-            loaded = memory.read_weights(str(name), path, arrays, to_mlx)
+            loaded = ram.load_weights(str(name), path, arrays, to_mlx)
             model.load_weights(list(loaded.items()))
         mx.eval(model.parameters())  # what is lazy can only be computed by the thread that made it
         with naming(path / TOKENIZER):  # a target compares it with its own

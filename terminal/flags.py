@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from speculative.options import DECLARED, DEFAULTS, Options
 from terminal import cli
 from text.memory import Memory, load_memory
-from text.vocabulary import read_tokens
+from text.tokens_in_texts import read_tokens
 
 SHOWN = 20  # unusable lines of a file that are reported one by one
 

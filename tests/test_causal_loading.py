@@ -23,7 +23,7 @@ import main
 from checkpoints.quantization import Quantization
 from errors import InputError
 from families import causal_loading
-from families.causal_loading import find_causal, is_causal
+from families.causal_loading import find_mlx_lm_folder, is_mlx_lm_folder
 from speculative.drafting import PromptLookup
 from terminal.chat import Conversation
 
@@ -34,7 +34,7 @@ LONG = dict(factor=4.0, original_max_position_embeddings=32768)
 
 def test_a_folder_of_mlx_communitys(tmp_path):
     lm = causal_folders.write(tmp_path / "some-llama")
-    assert is_causal(tmp_path / "some-llama")
+    assert is_mlx_lm_folder(tmp_path / "some-llama")
     model, tokenizer = causal_loading.load("x", tmp_path / "some-llama")
     config = model.config
     assert (config.vocab_size, config.eos_token_ids, config.pad_token_id) == (320, (1, 5), 0)
@@ -73,23 +73,25 @@ def test_which_folders_are_meant(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small = tmp_path / "mlx_models" / "small"
     causal_folders.write(small)
-    assert find_causal("small") == find_causal("org/small") == Path("mlx_models/small")
-    assert find_causal(str(small)) == small
-    assert find_causal("another") is None
+    assert (
+        find_mlx_lm_folder("small") == find_mlx_lm_folder("org/small") == Path("mlx_models/small")
+    )
+    assert find_mlx_lm_folder(str(small)) == small
+    assert find_mlx_lm_folder("another") is None
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     repository = tmp_path / "cache" / "models--org--other"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("0" * 40)
     shutil.copytree(small, repository / "snapshots" / ("0" * 40))
-    assert find_causal("org/other") == repository / "snapshots" / ("0" * 40)
-    assert find_causal("org/none") is None
+    assert find_mlx_lm_folder("org/other") == repository / "snapshots" / ("0" * 40)
+    assert find_mlx_lm_folder("org/none") is None
     config = small / "config.json"
     config.write_text(config.read_text().replace('"llama"', '"t5"'))
-    assert find_causal("small") is None
+    assert find_mlx_lm_folder("small") is None
     config.write_text(config.read_text().replace('"t5"', '"llama"'))
     for file in small.glob("model.safetensors*"):
         file.unlink()
-    assert find_causal("small") is None
+    assert find_mlx_lm_folder("small") is None
 
 
 @pytest.mark.parametrize(
@@ -152,7 +154,7 @@ def test_conversion_goes_through_mlx_lm(tmp_path, capsys):
     output = convert.convert(
         str(tmp_path / "hub"), tmp_path / "out", "float32", quantization=quantization
     )
-    assert is_causal(output)
+    assert is_mlx_lm_folder(output)
     assert capsys.readouterr().out == ""
     model, tokenizer = causal_loading.load("x", output)
     assert model.model.model.layers[0].mlp.up_proj.bits == 8

@@ -18,7 +18,7 @@ import convert
 from decoder import SpeculativeDecoder
 from errors import InputError
 from families import causal_loading
-from families.causal_loading import is_decoder_only
+from families.causal_loading import runs_in_mlx_lm
 from speculative.drafting import PromptLookup
 
 pytestmark = pytest.mark.slow
@@ -79,7 +79,7 @@ def test_model_types_that_mlx_lm_renames():
     from mlx_lm.utils import MODEL_REMAPPING
 
     assert "mistral" in MODEL_REMAPPING
-    assert all(is_decoder_only(dict(model_type=kind)) for kind in MODEL_REMAPPING)
+    assert all(runs_in_mlx_lm(dict(model_type=kind)) for kind in MODEL_REMAPPING)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 from speculative.sampling import probabilities
 from speculative.schedule import Schedule
 from text.tokenizer import byte_tokenizer
-from text.vocabulary import completion, read_tokens
+from text.tokens_in_texts import completion, read_tokens
 
 COUPLED = dict(temp=0.9, top_p=0.9, seed=3, acceptance="coupled")
 

@@ -43,17 +43,17 @@ def mac_for(needed: int) -> str:
     return f"{enough[0]} GB" if enough else f"over {MACS[-1]} GB"
 
 
-def read_weights(
-    name: str, folder: Path, weights: Mapping[str, Any], read: Callable[[Any], T]
+def load_weights(
+    name: str, folder: Path, weights: Mapping[str, Any], load: Callable[[Any], T]
 ) -> dict[str, T]:
-    """read(weight) of each weight of the model in a folder, with a bar. InputError if the machine has not enough memory; a
+    """load(weight) of each weight of the model in a folder, with a bar. InputError if the machine has not enough memory; a
     warning if nearly all of it will be in use (0.9, as in mlx-lm)."""
     size = sum(weight.nbytes for weight in weights.values())
     _check_fits(name, folder, size)
     loaded = dict[str, T]()
     with reporter.bar(f"loading {name}", size, "B", 2) as advance:
         for key, weight in weights.items():
-            loaded[key] = read(weight)
+            loaded[key] = load(weight)
             advance(weight.nbytes)
     return loaded
 
@@ -65,10 +65,10 @@ def _check_fits(name: str, folder: Path, size: int) -> None:
         return
     origin = read_json(folder / "config.json").get("converted_from", name)
     hint = f"for fewer bits see python convert.py --model {origin} --dry-run, for smaller models docs/models.md"
-    said = f"{name} takes {gb(size)}, and {gb(max(0, ram - used))} of memory are left for it"
+    message = f"{name} takes {gb(size)}, and {gb(max(0, ram - used))} of memory are left for it"
     if size + used > installed():
-        raise InputError(f"{said}; {hint}")
-    warnings.warn(f"{said}: decoding may be slow; {hint}", stacklevel=4)
+        raise InputError(f"{message}; {hint}")
+    warnings.warn(f"{message}: decoding may be slow; {hint}", stacklevel=4)
 
 
 def needed(model: Any, dtype: str, float32: tuple[str, ...] = ()) -> dict[int, int]:
@@ -96,16 +96,20 @@ def _full_cache(model: Any) -> int:
         layers = make_prompt_cache(model)
         model(mx.zeros((ROWS, 2 * TOKENS), mx.int32), cache=layers)
         return sum(layer.nbytes for layer in layers)
-    c, most = model.config, TOKENS
+    config = model.config
+    most = TOKENS
     if not isinstance(model, EncoderDecoder):
         assert model.new_cache is not None
-        cache, most = model.new_cache(ROWS), 2 * TOKENS
+        cache = model.new_cache(ROWS)
+        most = 2 * TOKENS
     elif hasattr(model, "windows"):  # of sound: they are Whisper's prompts
-        silence = np.zeros((c.frames, c.num_mel_bins), np.float32)
+        silence = np.zeros((config.frames, config.num_mel_bins), np.float32)
         windows = [model.windows.add(silence) for _ in range(ROWS)]
         cache = model.start(windows)
     else:
-        cache = model.start([[0] * min(TOKENS, c.max_prompt_tokens or TOKENS)] * ROWS)
-    positions = np.tile(np.arange(min(most, c.max_positions or most), dtype=np.int32), (ROWS, 1))
+        cache = model.start([[0] * min(TOKENS, config.max_prompt_tokens or TOKENS)] * ROWS)
+    positions = np.tile(
+        np.arange(min(most, config.max_positions or most), dtype=np.int32), (ROWS, 1)
+    )
     model.decode(mx.zeros(positions.shape, mx.int32), positions, cache)
     return sum(array.nbytes for array in cache.arrays)
