@@ -57,24 +57,45 @@ UVICORN: dict[str, Any] = dict(
 
 
 def parse_args(argv: list[str] | None = None):
-    what = "Serve a model over HTTP with OpenAI's protocol and speculative decoding."
-    parser = cli.Parser(prog="serve.py", description=what)
+    parser = cli.Parser(
+        prog="serve.py",
+        description="Serve a model over HTTP with OpenAI's protocol and speculative decoding.",
+    )
     add_models(parser)
     flag = parser.add_argument
-    text = "address to listen on; 0.0.0.0: all addresses of this machine (default: %(default)s)"
-    flag("--host", type=cli.name, default=LOCAL[0], help=text)
-    text = "port to listen on; 0: any free one (default: %(default)s)"
-    flag("--port", type=cli.count, default=8080, help=text)
-    text = "answer only clients that send this key (default: no key needed)"
-    flag("--api-key", metavar="KEY", help=text)
-    text = "more host names, with commas, by which requests may address the server; *: any"
-    flag("--allowed-hosts", default="", metavar="NAMES", help=text)
-    text = "the model's name in /v1/models and in answers (default: the last part of --model)"
-    flag("--served-model-name", type=cli.name, metavar="NAME", help=text)
+    flag(
+        "--host",
+        type=cli.name,
+        default=LOCAL[0],
+        help="address to listen on; 0.0.0.0: all addresses of this machine (default: %(default)s)",
+    )
+    flag(
+        "--port",
+        type=cli.count,
+        default=8080,
+        help="port to listen on; 0: any free one (default: %(default)s)",
+    )
+    flag(
+        "--api-key",
+        metavar="KEY",
+        help="answer only clients that send this key (default: no key needed)",
+    )
+    flag(
+        "--allowed-hosts",
+        default="",
+        metavar="NAMES",
+        help="more host names, with commas, by which requests may address the server; *: any",
+    )
+    flag(
+        "--served-model-name",
+        type=cli.name,
+        metavar="NAME",
+        help="the model's name in /v1/models and in answers (default: the last part of --model)",
+    )
     for name, (default, text) in COUNTS.items():
         shown = "%(default)s" if default else f"the model's limit, or {MAX_TOKENS}"
-        text = f"{text} (default: {shown})"
-        flag(f"--{name}", type=cli.positive, default=default, metavar="N", help=text)
+        about = f"{text} (default: {shown})"
+        flag(f"--{name}", type=cli.positive, default=default, metavar="N", help=about)
     add_prefix_cache(parser)
     flag("--verbose", action="store_true", help="log requests to stderr")
     parser.epilog = "The decoding options are defaults; a request may set its own. No beam search."
@@ -105,8 +126,8 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host.strip("[]"), port), family=family, backlog=1024)
     except (OSError, OverflowError, UnicodeError, TypeError) as error:
         reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
-        said = f"cannot listen on port {port} of {host}: {reason} (see --port, --host)"
-        raise InputError(said) from None
+        message = f"cannot listen on port {port} of {host}: {reason} (see --port, --host)"
+        raise InputError(message) from None
 
 
 def model_id(model: str | Path) -> str:
@@ -159,23 +180,24 @@ def main() -> None:
         refuse(args, OF_TEXT, "the model transcribes audio; this is for texts")
         models = Models(args.model, args.draft_model)
         transcriber = Transcriber(args.model, args.draft_model if options.num_draft else None)
-        decoder, options = transcriber.decoder, replace(options, lookup=False)
+        decoder = transcriber.decoder
+        options = replace(options, lookup=False)
         cli.note_types(decoder.model, decoder.draft_model)
     else:
         models = Models.of(args)
         decoder = text_decoder(models, options, args.verbose)
     engine = Engine(decoder, options, args.batch_size, args.queue)
     config = decoder.model.config
-    most_read = config.max_prompt_tokens or MAX_TOKENS
-    most_written = config.max_positions or MAX_TOKENS
+    most_prompt = config.max_prompt_tokens or MAX_TOKENS
+    most_answer = config.max_positions or MAX_TOKENS
     last_part = model_id(models.model)
     api = Api(
         name=args.served_model_name or last_part,
         names=(args.model or "", str(models.model), last_part, DEFAULT_NAME),
         draft_model=model_id(models.draft_model or "") if decoder.draft_model else None,
         engine=engine,
-        max_prompt_tokens=args.max_prompt_tokens or most_read,
-        max_tokens=args.max_request_tokens or max(most_written, options.max_tokens or 0),
+        max_prompt_tokens=args.max_prompt_tokens or most_prompt,
+        max_tokens=args.max_request_tokens or max(most_answer, options.max_tokens or 0),
         api_key=args.api_key,
         hosts=allowed_hosts(args.host, address, args.allowed_hosts),
         max_seconds=args.max_seconds,
@@ -186,7 +208,7 @@ def main() -> None:
     serve(server, listener, engine, f"{api.name} at http://{in_url(address)}:{port}")
 
 
-def serve(server, listener: socket.socket, engine, what: str) -> None:
+def serve(server, listener: socket.socket, engine, name: str) -> None:
     """Decode in this thread and answer in another until a signal comes. Then finish the running requests; a second
     signal aborts them."""
 
@@ -195,7 +217,7 @@ def serve(server, listener: socket.socket, engine, what: str) -> None:
         end = engine.abort if engine.closed else engine.close
         threading.Thread(target=end).start()
 
-    def answer() -> None:
+    def serve_http() -> None:
         try:
             server.run(sockets=[listener])
         finally:
@@ -203,15 +225,15 @@ def serve(server, listener: socket.socket, engine, what: str) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-    answering = threading.Thread(target=answer)
-    answering.start()
-    print(f"serving {what}", file=sys.stderr, flush=True)
+    http_thread = threading.Thread(target=serve_http)
+    http_thread.start()
+    print(f"serving {name}", file=sys.stderr, flush=True)
     try:
         engine.run()
     finally:
         engine.close()
         server.should_exit = True
-        answering.join()
+        http_thread.join()
 
 
 if __name__ == "__main__":

@@ -19,15 +19,17 @@ Piece = Callable[[int, bool], tuple[str, bytes]]
 class Writer:
     """Writes the bodies of a request's answers. Its rows are its prompts in order, `num_samples` of each."""
 
-    def __init__(self, asked: Fields, rows: Sequence[Row], model: str, piece: Piece):
+    def __init__(self, request: Fields, rows: Sequence[Row], model: str, piece: Piece):
         """piece: see `pieces`."""
-        self._asked, self._rows, self._piece = asked, rows, piece
-        self._told = [START] * len(rows)  # progress that the stream has sent
-        self._chat = isinstance(asked, Chat)
+        self._request = request
+        self._rows = rows
+        self._piece = piece
+        self._sent = [START] * len(rows)  # progress that the stream has sent
+        self._chat = isinstance(request, Chat)
         kind, name = ("chat.completion", "chatcmpl") if self._chat else ("text_completion", "cmpl")
         self._head = {
             "id": f"{name}-{uuid.uuid4().hex}",
-            "object": f"{kind}.chunk" if self._chat and asked.stream else kind,
+            "object": f"{kind}.chunk" if self._chat and request.stream else kind,
             "created": int(time.time()),
             "model": model,
             "seed": rows[0].options.seed,  # null: none was needed
@@ -46,34 +48,36 @@ class Writer:
 
     def chunks(self, progress: Sequence[Progress]) -> Iterator[dict[str, Any]]:
         """Chunks with what the rows have gained since the last."""
-        told, self._told = self._told, list(progress)
-        for index, (before, now) in enumerate(zip(told, progress, strict=True)):
+        sent = self._sent
+        self._sent = list(progress)
+        for index, (before, now) in enumerate(zip(sent, progress, strict=True)):
             if now is not before:
                 yield self._chunk(self._choice(index, before, now))
 
     def end(self) -> Iterator[dict[str, Any]]:
         """The last chunks of a stream."""
-        if self._asked.include_usage:
-            yield {**self._head, "choices": [], "usage": self._usage(self._told)}
+        if self._request.include_usage:
+            yield {**self._head, "choices": [], "usage": self._usage(self._sent)}
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         chunk = {**self._head, "choices": [choice]}
-        return {**chunk, "usage": None} if self._asked.include_usage else chunk
+        return {**chunk, "usage": None} if self._request.include_usage else chunk
 
     def _choice(self, index: int, before: Progress, now: Progress) -> dict[str, Any]:
-        row, new = self._rows[index], slice(before.tokens, now.tokens)
+        row = self._rows[index]
+        new = slice(before.tokens, now.tokens)
         texts = row.texts[new]
         text = "".join(texts)
         choice: dict[str, Any] = {"index": index}
         if not self._chat:
             choice["text"] = text
-        elif self._asked.stream:
+        elif self._request.stream:
             choice["delta"] = {"content": text}
         else:
             choice["message"] = {"role": "assistant", "content": text, "refusal": None}
         choice["logprobs"] = self._scored(row, new)
         choice["finish_reason"] = now.finish_reason
-        if self._asked.origins:
+        if self._request.origins:
             choice["origins"] = [list(pair) for pair in zip(texts, row.origins[new], strict=True)]
             choice["stats"] = counts(now.stats)
         return choice
@@ -81,19 +85,20 @@ class Writer:
     def _scored(self, row: Row, new: slice) -> dict[str, Any] | None:
         if row.options.logprobs is None:
             return None
-        tokens, positions = row.generated, range(new.start, new.stop)
+        tokens = row.generated
+        positions = range(new.start, new.stop)
         first = next((i for i, token in enumerate(tokens) if self._piece(token, False)[1]), 0)
-        chosen = [_token(self._piece(tokens[i], i <= first), row.logprobs[i]) for i in positions]
+        scored = [_token(self._piece(tokens[i], i <= first), row.logprobs[i]) for i in positions]
         best = [
             [_token(self._piece(token, i <= first), score) for token, score in row.best[i]]
             for i in positions
         ]
         if self._chat:
-            pairs = zip(chosen, best, strict=True)
+            pairs = zip(scored, best, strict=True)
             content = [token | {"top_logprobs": others} for token, others in pairs]
             return {"content": content, "refusal": None}
         return {
-            "tokens": [token["token"] for token in chosen],
+            "tokens": [token["token"] for token in scored],
             "token_logprobs": row.logprobs[new],
             "top_logprobs": [{t["token"]: t["logprob"] for t in others[::-1]} for others in best],
             "text_offset": [*accumulate(map(len, row.texts[: new.stop]), initial=0)][new],
@@ -101,14 +106,14 @@ class Writer:
 
     def _usage(self, ends: Sequence[Progress]) -> dict[str, Any]:
         samples = self._rows[0].options.num_samples
-        read = sum(len(row.prompt) for row in self._rows[::samples])
+        prompt_tokens = sum(len(row.prompt) for row in self._rows[::samples])
         cached = sum(end.stats.cached_tokens for end in ends[::samples])
         stats = sum((end.stats for end in ends), Stats())
         return {
-            "prompt_tokens": read,
+            "prompt_tokens": prompt_tokens,
             "prompt_tokens_details": {"cached_tokens": cached},
             "completion_tokens": stats.tokens,
-            "total_tokens": read + stats.tokens,
+            "total_tokens": prompt_tokens + stats.tokens,
             "completion_tokens_details": {
                 "accepted_prediction_tokens": stats.accepted,
                 "rejected_prediction_tokens": stats.draft_tokens - stats.accepted,

@@ -56,9 +56,9 @@ class Api:
     transcriber: Transcriber | None = None  # for a Whisper model
 
     def __post_init__(self):
-        model, tokenizer = self.engine.decoder.model, self.engine.decoder.tokenizer
-        self._piece = answers.pieces(tokenizer, self.engine.decoder.hidden)
-        self._chat = model.text.chat
+        decoder = self.engine.decoder
+        self._piece = answers.pieces(decoder.tokenizer, decoder.hidden)
+        self._chat = decoder.model.text.chat
         self._listed = {
             "id": self.name,
             "object": "model",
@@ -73,7 +73,7 @@ class Api:
         self._speech = Speech(self.transcriber, self.engine, self.max_seconds, *checks)
 
     def app(self) -> Starlette:
-        answer = partial(Route, methods=["POST"])
+        post = partial(Route, methods=["POST"])
         return Starlette(
             routes=[
                 Route("/", self.page),
@@ -81,10 +81,10 @@ class Api:
                 Route("/metrics", self.metrics),
                 Route("/v1/models", self.models),
                 Route("/v1/models/{name:path}", self.models),
-                answer("/v1/completions", partial(self.answer, kind=Completion)),
-                answer("/v1/chat/completions", partial(self.answer, kind=Chat)),
-                answer("/v1/audio/transcriptions", partial(self._speech.answer, task=TASKS[0])),
-                answer("/v1/audio/translations", partial(self._speech.answer, task=TASKS[1])),
+                post("/v1/completions", partial(self.complete, kind=Completion)),
+                post("/v1/chat/completions", partial(self.complete, kind=Chat)),
+                post("/v1/audio/transcriptions", partial(self._speech.answer, task=TASKS[0])),
+                post("/v1/audio/translations", partial(self._speech.answer, task=TASKS[1])),
             ],
             middleware=[
                 Middleware(_counted, requests=self.engine.metrics.requests),
@@ -119,34 +119,37 @@ class Api:
             return JSONResponse(self._listed)
         return JSONResponse({"object": "list", "data": [self._listed]})
 
-    async def answer(self, request: Request, kind: type[Completion] | type[Chat]) -> Response:
-        self._authorize(request)
-        asked = parse(await _body(request), kind)
-        self._check_model(asked.model)
-        async with while_there(request):
-            rows = await run_in_threadpool(self._rows, asked)
-            writer, steps = Writer(asked, rows, self.name, self._piece), steps_of(self.engine, rows)
+    async def complete(self, http: Request, kind: type[Completion] | type[Chat]) -> Response:
+        self._authorize(http)
+        request = parse(await _body(http), kind)
+        self._check_model(request.model)
+        async with while_there(http):
+            rows = await run_in_threadpool(self._rows, request)
+            writer = Writer(request, rows, self.name, self._piece)
+            steps = steps_of(self.engine, rows)
             last = await anext(steps)  # the status must be known before a stream begins
-            if asked.stream:
+            if request.stream:
                 return stream_of(_events(writer, last, steps), steps)
             async for progress in steps:
                 last = progress
             return JSONResponse(writer.whole(last))
 
-    def _rows(self, asked: Completion | Chat) -> list[Row]:
+    def _rows(self, request: Completion | Chat) -> list[Row]:
         """The rows of a request. Raises InputError now for what the model cannot take, so that it fails this request
         and not the rows beside it."""
         decoder = self.engine.decoder
-        options = decoder.seeded(asked.options(self.engine.options, self.max_tokens))
-        if isinstance(asked, Completion):
-            prompts = asked.prompt
+        options = decoder.seeded(request.options(self.engine.options, self.max_tokens))
+        if isinstance(request, Completion):
+            prompts = request.prompt
         else:  # the template writes the special tokens itself
             if self._chat is None:
                 raise InputError("this model has no chat template: use /v1/completions")
             template = self._chat.source
-            prompts = [[message.for_template(template) for message in asked.messages]]
-        new, seed, samples = decoder.row, RowSeeds(options.seed), range(options.num_samples)
-        rows = [new(prompt, options, seed) for prompt in prompts for _ in samples]
+            prompts = [[message.for_template(template) for message in request.messages]]
+        seed = RowSeeds(options.seed)
+        rows = []
+        for prompt in prompts:
+            rows += [decoder.row(prompt, options, seed) for _ in range(options.num_samples)]
         longest = max(len(row.prompt) for row in rows)
         if longest > self.max_prompt_tokens:
             raise InputError(f"the prompt has {longest} tokens; {self.max_prompt_tokens} at most")

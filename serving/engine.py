@@ -48,7 +48,7 @@ class Job:
     cancelled: bool = False
     submitted: float = field(default_factory=time.perf_counter)
 
-    def tell(self, finish_reason: str | None) -> None:
+    def publish(self, finish_reason: str | None) -> None:
         """Let the row's present tokens be read."""
         self.progress = Progress(len(self.row.origins), finish_reason, self.row.stats.copy())
         self.wake()
@@ -61,8 +61,10 @@ class Engine:
         self, decoder: SpeculativeDecoder, options: Options, batch_size: int, queue_size: int
     ):
         """options: the acceptance rule, lenience and drafter for all rows; all other options are each row's own."""
-        self.decoder, self.options = decoder, options
-        self.batch_size, self.queue_size = decoder.at_most(batch_size), queue_size
+        self.decoder = decoder
+        self.options = options
+        self.batch_size = decoder.at_most(batch_size)
+        self.queue_size = queue_size
         self._waiting: deque[Job] = deque()
         self._running: dict[Row, Job] = {}
         self._calls: deque[Callable[[], object]] = deque()
@@ -115,16 +117,17 @@ class Engine:
             self._waiting = deque(job for job in waiting if not job.cancelled)
         for job in waiting:
             if job.cancelled:
-                job.tell(CANCELLED)
+                job.publish(CANCELLED)
 
     def close(self) -> None:
         """Take no more rows, refuse those that wait, and let `run` return once the others are done."""
         with self._changed:
             self.closed = True
-            refused, self._waiting = self._waiting, deque()
+            refused = self._waiting
+            self._waiting = deque()
             self._changed.notify()
         for job in refused:
-            job.tell(REFUSED)
+            job.publish(REFUSED)
 
     def abort(self) -> None:
         """Close without waiting for running rows."""
@@ -184,9 +187,9 @@ class Engine:
             if row.finish_reason:
                 self._end(job, row.finish_reason)
             else:
-                job.tell(None)
+                job.publish(None)
 
     def _end(self, job: Job, finish_reason: str) -> None:
         del self._running[job.row]
         self.metrics.add(job.row.stats, finish_reason)
-        job.tell(finish_reason)
+        job.publish(finish_reason)

@@ -26,18 +26,24 @@ class Metrics:
 
     def __init__(self, running: Callable[[], int], waiting: Callable[[], int]):
         """running, waiting: functions that return the rows in the batch and in the queue."""
-        self._registry, self._stats = CollectorRegistry(), Stats()
-        about: dict[str, Any] = dict(namespace="speculative", registry=self._registry)
-        self.requests = Counter("requests", "Requests answered, by status.", ["status"], **about)
-        ended = "Texts ended, by what ended them."
-        self._texts = Counter("texts", ended, ["finish_reason"], **about)
-        self._counted = {of: Counter(*as_what, **about) for of, as_what in _COUNTED.items()}
-        Gauge("texts_running", "Texts in the batch.", **about).set_function(running)
-        Gauge("texts_waiting", "Texts in the queue.", **about).set_function(waiting)
+        self._registry = CollectorRegistry()
+        self._stats = Stats()
+        common: dict[str, Any] = dict(namespace="speculative", registry=self._registry)
+        self.requests = Counter("requests", "Requests answered, by status.", ["status"], **common)
+        self._texts = Counter(
+            "texts", "Texts ended, by what ended them.", ["finish_reason"], **common
+        )
+        self._counted = {field: Counter(*metric, **common) for field, metric in _COUNTED.items()}
+        Gauge("texts_running", "Texts in the batch.", **common).set_function(running)
+        Gauge("texts_waiting", "Texts in the queue.", **common).set_function(waiting)
         share = "The share of proposed tokens that were accepted."
-        Gauge("acceptance", share, **about).set_function(lambda: self._stats.acceptance)
-        name, text = "time_to_first_token_seconds", "From a text's request to its first token."
-        self.first_token = Histogram(name, text, buckets=SECONDS, **about)
+        Gauge("acceptance", share, **common).set_function(lambda: self._stats.acceptance)
+        self.first_token = Histogram(
+            "time_to_first_token_seconds",
+            "From a text's request to its first token.",
+            buckets=SECONDS,
+            **common,
+        )
 
     def add(self, stats: Stats, finish_reason: str) -> None:
         """Count a row that has ended."""

@@ -120,7 +120,9 @@ class _Format(_Schema):
             raise InputError(f"response_format: {len(given)} schemas for the type {self.type}")
         if self.type == "json_schema" and not given:
             raise InputError('response_format: no schema in "json_schema": {"schema": {...}}')
-        return given[0] if given else {"type": "object"} if self.type == "json_object" else None
+        if given:
+            return given[0]
+        return {"type": "object"} if self.type == "json_object" else None
 
 
 class _StreamOptions(_Object):
@@ -195,14 +197,16 @@ class Fields(_Object):
     def _own(self) -> dict[str, Any]:
         """The options that are fields of this class."""
         reference = self.prediction.content if self.prediction else None
-        form, as_json = self.structured_outputs or _Form.model_validate({}), self.response_format
-        schema, regex = form.of_json, form.regex
-        if as_json and (of_text := as_json.schema_of_text()) is not None:
-            if form.model_fields_set:
-                raise InputError("response_format cannot be used with structured_outputs")
-            schema = of_text
+        form = self.structured_outputs or _Form.model_validate({})
+        schema = form.of_json
+        regex = form.regex
         if form.choice:
             regex = "|".join(map(re.escape, form.choice))
+        text_schema = self.response_format.schema_of_text() if self.response_format else None
+        if text_schema is not None:
+            if form.model_fields_set:
+                raise InputError("response_format cannot be used with structured_outputs")
+            schema = text_schema
         forms = {"json_schema": schema, "regex": regex, "grammar": form.grammar}
         return {"logit_bias": self.logit_bias, "reference": reference, **forms}
 
@@ -235,7 +239,7 @@ class Chat(Fields):
 def _check_fields(more: dict[str, Any]) -> None:
     """Raise InputError for an unknown or unsupported field."""
     for field, value in more.items():
-        if not any(field in known for known in (_NAMES, _NEUTRAL, _THE_SERVERS, _OF_NO_MATTER)):
+        if not any(field in names for names in (_NAMES, _NEUTRAL, _THE_SERVERS, _OF_NO_MATTER)):
             fields = (*_NAMES, *Completion.model_fields, *Chat.model_fields)
             near = get_close_matches(field, fields, n=1, cutoff=_NEAR)
             hint = f"; nearest: {near[0]!r}" if near else ""
@@ -254,14 +258,15 @@ def _usual(name: str, value: Any) -> Any:
     return ours if value == theirs and not isinstance(value, bool) else value
 
 
-def _check_sizes(asked: dict[str, Any], limits: dict[str, int]) -> None:
+def _check_sizes(options: dict[str, Any], limits: dict[str, int]) -> None:
     """Raise InputError if an option is above the limit for requests."""
-    for name, value in asked.items():
-        most, is_list = limits.get(name), isinstance(value, (list, dict))
+    for name, value in options.items():
+        most = limits.get(name)
+        is_list = isinstance(value, (list, dict))
         size = len(value) if is_list else value
         if most is not None and isinstance(size, int) and size > most:
-            found = f"has {size} entries" if is_list else f"is {size}"
-            raise InputError(f"{name} {found}; {most} at most")
+            excess = f"has {size} entries" if is_list else f"is {size}"
+            raise InputError(f"{name} {excess}; {most} at most")
 
 
 def parse(body: bytes, kind: type[Completion] | type[Chat]) -> Completion | Chat:
@@ -269,16 +274,18 @@ def parse(body: bytes, kind: type[Completion] | type[Chat]) -> Completion | Chat
     try:
         return kind.model_validate(from_json(body, allow_inf_nan=False))
     except ValidationError as error:
-        raise InputError(_said(error)) from None
+        raise InputError(_message(error)) from None
     except ValueError as error:
         raise InputError(f"the body is not JSON: {error}") from None
 
 
-def _said(error: ValidationError) -> str:
+def _message(error: ValidationError) -> str:
     """The first error, in one line."""
     first = error.errors(include_url=False, include_input=False)[0]
     path = first["loc"][:1] if "logit_bias" in first["loc"] else first["loc"]  # not the user's keys
-    where, kind, what = ".".join(map(str, path)), first["type"], first["msg"]
+    where = ".".join(map(str, path))
+    kind = first["type"]
+    message = first["msg"]
     if not where:
         return "the body is not a JSON object"
     if kind == "extra_forbidden":
@@ -287,4 +294,4 @@ def _said(error: ValidationError) -> str:
         return f"{where} {first['ctx']['error']}"
     if path[0] in _FORMS and (len(path) > 1 or kind.endswith(("_type", "_parsing"))):
         return f"{path[0]} is not {_FORMS[path[0]]}"
-    return f"{where}: {what[0].lower()}{what[1:]}"
+    return f"{where}: {message[0].lower()}{message[1:]}"

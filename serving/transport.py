@@ -64,7 +64,8 @@ async def steps_of(
 ) -> AsyncGenerator[list[Progress]]:
     """Decode a request's rows; yield their progress whenever it changes, until all have ended. However the generator
     ends, its rows end. Raises HTTPException if a row fails, and what `Engine.submit` raises."""
-    event, progress = asyncio.Event(), [START]
+    event = asyncio.Event()
+    progress = [START]
     wake = partial(asyncio.get_running_loop().call_soon_threadsafe, event.set)
     jobs = engine.submit(rows, wake, more)
     try:
