@@ -34,8 +34,10 @@ class CausalConfig:
     max_positions: int | None
     max_rows: int | None = None  # side by side; None: any number
 
-    # One less than there are positions: a token is text.
-    max_prompt_tokens = property(lambda c: None if c.max_positions is None else c.max_positions - 1)
+    @property
+    def max_prompt_tokens(self) -> int | None:
+        """One less than there are positions: a token is text."""
+        return None if self.max_positions is None else self.max_positions - 1
 
 
 class CausalCache(SlotCache):
@@ -62,7 +64,8 @@ class CausalCache(SlotCache):
         self._begin()
 
     def _layer(self, like: Any) -> Any:
-        if parts := getattr(like, "caches", ()):
+        parts = getattr(like, "caches", ())
+        if parts:
             return tuple(map(self._layer, parts))
         if has_state(like):
             state = copy(like)
@@ -86,8 +89,8 @@ class CausalCache(SlotCache):
         return slots
 
     def decoded(self, positions: np.ndarray, order: np.ndarray) -> None:
-        """Note that a call with tokens at these positions [B, T] is over; order [B, T]: the column of each slot. A row
-        without a token keeps the states from before it: on Metal, Mamba 2's kernel for one token takes a filler for text."""
+        """Record the states after a call with tokens at these positions [B, T]; order [B, T]: the column of each slot. Rows
+        without a token keep their old states: Metal's Mamba 2 kernel for one token treats a filler as text."""
         end = self.cursor - self._committed
         start = end - positions.shape[1]
         self._columns = np.concatenate([self._columns, start + order], axis=1)
@@ -112,7 +115,7 @@ class CausalCache(SlotCache):
             n = np.array([columns for _, columns, _ in self._calls])[last]
             for i, state in enumerate(self.states):
                 for j in range(len(state.cache)):
-                    state.cache[j] = _chosen([states[i][j] for _, _, states in self._calls], last)
+                    state.cache[j] = _by_row([states[i][j] for _, _, states in self._calls], last)
         written = self.position[:, self._committed : self.cursor]
         written[self._columns >= n[:, None]] = MASKED
         super().keep(n)
@@ -139,7 +142,7 @@ class CausalCache(SlotCache):
         for state, new in zip(self.states, fresh.states, strict=True):
             for j, (old, own) in enumerate(zip(state.cache, new.cache, strict=True)):
                 moved = None if own is None else own[mx.array(np.maximum(order, 0))]
-                state.cache[j] = _chosen([old, moved], order >= 0)
+                state.cache[j] = _by_row([old, moved], order >= 0)
         self._begin()
 
     def reorder(self, rows: Sequence[int]) -> None:
@@ -168,16 +171,17 @@ class CausalCache(SlotCache):
         return mx.array(seen[:, None] if self._mask_axes == 4 else seen[:, None, None])
 
 
-def _chosen(options: Sequence[mx.array | None], index: np.ndarray) -> mx.array | None:
+def _by_row(options: Sequence[mx.array | None], index: np.ndarray) -> mx.array | None:
     """For each row b, its part of the array with number index[b]; None stands for zeros of a shape unknown so far."""
-    known = next((x for x in options if x is not None), None)
-    if known is None or (index == index[0]).all():
+    given = next((x for x in options if x is not None), None)
+    if given is None or (index == index[0]).all():
         return options[int(index[0])]
-    found, shape = mx.zeros_like(known), (-1, *[1] * (known.ndim - 1))
+    shape = (-1, *[1] * (given.ndim - 1))
+    result = mx.zeros_like(given)
     for i in np.unique(index).tolist():
         if options[i] is not None:
-            found = mx.where(mx.array(index == i).reshape(shape), options[i], found)
-    return found
+            result = mx.where(mx.array(index == i).reshape(shape), options[i], result)
+    return result
 
 
 class LayerCache:
@@ -185,7 +189,9 @@ class LayerCache:
 
     def __init__(self, slots: CausalCache, layer: int, window: int | None):
         # Not a cycle of references: a cache is freed as soon as it is not used any more.
-        self._slots, self._layer, self._window = proxy(slots), layer, window
+        self._slots = proxy(slots)
+        self._layer = layer
+        self._window = window
 
     @property
     def offset(self) -> int | mx.array:
@@ -242,7 +248,8 @@ class CausalModel(DecoderOnly):
     ):
         super().__init__()
         self.model = model
-        self._like, self._mask_axes = check_cache(model), 4
+        self._like = check_cache(model)
+        self._mask_axes = 4
         limits = [n for n in (max_positions, _clip_positions(model)) if n]
         self.config = CausalConfig(UNKNOWN, (), 0, None)
         self._mask_axes, rows, vocab_size = check(self)
@@ -273,26 +280,27 @@ class CausalModel(DecoderOnly):
         # positions, which fillers there would have.
         T = positions.shape[1]
         first = (positions != MASKED).argmax(axis=1)[:, None]
-        there, back = (np.arange(T) + first) % T, (np.arange(T) - first) % T
+        there = (np.arange(T) + first) % T
+        back = (np.arange(T) - first) % T
         if first.any():
             tokens = mx.take_along_axis(tokens, mx.array(there), axis=1)
         cache.reserve(np.take_along_axis(positions, there, axis=1))
         logits = self.model(tokens, cache=cache.layers)
         cache.decoded(positions, there)
-        return (
-            mx.take_along_axis(logits, mx.array(back)[..., None], axis=1) if first.any() else logits
-        )
+        if first.any():
+            logits = mx.take_along_axis(logits, mx.array(back)[..., None], axis=1)
+        return logits
 
     def narrowed(self, ids: mx.array) -> Any:
         """As for all models. InputError if mlx-lm keeps the head elsewhere."""
-        found = super().narrowed(ids)
+        draft = super().narrowed(ids)
         try:
-            size = found.model(mx.array([[0]]), cache=own_cache(found.model)).shape[-1]
+            size = draft.model(mx.array([[0]]), cache=own_cache(draft.model)).shape[-1]
         except ValueError:  # layers after the head expect all tokens
             size = 0
         if size != len(ids):
             raise refused(self.model, "with a draft vocabulary, as its head is not known")
-        return found
+        return draft
 
 
 class ClippedTable(nn.Module):

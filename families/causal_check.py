@@ -2,7 +2,7 @@
 logits that they get alone. Loading a model tries this with a few tokens.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -15,8 +15,24 @@ from speculative.cached_model import CachedModel
 
 # How far logits may be off, in units of their spread: in full, and in half precision.
 _TOLERANCE = (0.02, 0.1)
-# And states, in units of their size. Found: up to 6e-7 and 0.01 where fillers stay out, 0.45 and more where they do not.
+# And states, in units of their size. Measured: up to 6e-7 and 0.01 where fillers stay out, 0.45 and more where they do not.
 _STATE_TOLERANCE = (0.001, 0.05)
+WRONG = 1  # a token that is drafted and rejected
+
+
+class Case(NamedTuple):
+    """A row to try: its tokens, and how many of them are the prompt's, are drafted, and of those are accepted."""
+
+    tokens: list[int]
+    prompt: int
+    drafted: int
+    accepted: int
+
+
+CASES = (
+    Case([3, 9, 4, 7, 5, 8, 6, 2, 9], prompt=6, drafted=3, accepted=1),
+    Case([5, 7, 2, 6, 3], prompt=2, drafted=1, accepted=0),
+)
 
 
 def own_cache(model: nn.Module) -> list:
@@ -63,20 +79,20 @@ def check(model: Any) -> tuple[int, int | None, int]:
     reasons = []
     states = bool(model.new_cache(1).states)
     # A state that ignores lengths also reads the fillers of ragged rows; a single row has none.
-    ways = [(4, None), (5, None), *([(4, 1)] if states else [])]
-    for mask_axes, rows in ways:
+    attempts = [(4, None), (5, None), *([(4, 1)] if states else [])]
+    for mask_axes, rows in attempts:
         model._mask_axes = mask_axes
         try:
             distance, vocab_size = _distance(model, together=rows is None)
             moved = _state_distance(model) if states and rows is None else 0
         except Exception as error:  # whatever a model makes of a batch that it was not made for
-            ours = isinstance(error, InputError)
-            batch = "" if ours else "a batch of rows of unequal length fails: "
             if "GatherMM" in str(error):
                 reason = "MLX's CPU backend has mixtures of experts in float32 only"
                 hint = "convert it with --dtype float32, or with -q"
                 raise refused(model.model, f"{reason}: {hint}") from None
-            reasons.append(batch + first_line(error))
+            is_ours = isinstance(error, InputError)
+            problem = "" if is_ours else "a batch of rows of unequal length fails: "
+            reasons.append(problem + first_line(error))
             continue
         if distance < _TOLERANCE[half] and moved < _STATE_TOLERANCE[half]:
             return mask_axes, rows, vocab_size
@@ -89,25 +105,24 @@ def _distance(model: Any, together: bool) -> tuple[float, int]:
     spread; and the vocabulary's size. The prompts differ in length, tokens are taken back, and fillers are on either
     side. An error affects all of a row's tokens in a call, so the best of them counts: in half precision a single
     token may go to another expert."""
-    # Tokens; how many are the prompt's, how many are drafted, and how many of those are kept. 1 is a wrong token.
-    a, b = ([3, 9, 4, 7, 5, 8, 6, 2, 9], 6, 3, 1), ([5, 7, 2, 6, 3], 2, 1, 0)
     distances: list[float] = []
-    for group in ([a, b],) if together else ([a], [b]):
-        rows, begun, drafted, kept = zip(*group, strict=True)
+    for group in [CASES] if together else [[case] for case in CASES]:
         cached = CachedModel(model)
-        known = [row[:n] for row, n in zip(rows, begun, strict=True)]
-        cached.admit(len(rows), range(len(rows)), known)
-        draft = [[row[n], 1, 1][: max(drafted)] for row, n in zip(rows, begun, strict=True)]
-        first = cached(known, mx.array(draft), np.array(drafted))
-        cached.keep(np.array(kept))
-        last = mx.array([row[-1:] for row in rows])
-        second = cached([row[:-1] for row in rows], last, np.ones(len(rows), int))
-        for i, (row, n) in enumerate(zip(rows, begun, strict=True)):
+        prompts = [case.tokens[: case.prompt] for case in group]
+        cached.admit(len(group), range(len(group)), prompts)
+        longest = max(case.drafted for case in group)
+        draft = [[case.tokens[case.prompt], WRONG, WRONG][:longest] for case in group]
+        first = cached(prompts, mx.array(draft), np.array([case.drafted for case in group]))
+        cached.keep(np.array([case.accepted for case in group]))
+        last = mx.array([case.tokens[-1:] for case in group])
+        second = cached([case.tokens[:-1] for case in group], last, np.ones(len(group), int))
+        for i, case in enumerate(group):
             cache = own_cache(model.model)
             # The same calls as above: a deep model in half precision rounds otherwise in others.
-            model.model(mx.array([row[: n - 1]]), cache=cache)
-            alone = model.model(mx.array([row[n - 1 :]]), cache=cache)[0]
-            distances += map(_difference, (first[i, :2], second[i]), (alone[:2], alone[2:]))
+            model.model(mx.array([case.tokens[: case.prompt - 1]]), cache=cache)
+            alone = model.model(mx.array([case.tokens[case.prompt - 1 :]]), cache=cache)[0]
+            distances.append(_difference(first[i, :2], alone[:2]))
+            distances.append(_difference(second[i], alone[2:]))
     return float(np.max(distances)), alone.shape[-1]
 
 
@@ -116,7 +131,8 @@ def _state_distance(model: Any) -> float:
     units of their size. Rounding grows from layer to layer, but a model that lets fillers in does so in all layers of a
     kind, so the best of these counts."""
     T = 32  # tokens and fillers in a call
-    cache, held = model.new_cache(2), np.zeros(2, int)
+    cache = model.new_cache(2)
+    held = np.zeros(2, int)
     own = [own_cache(model.model) for _ in held]
     ahead = np.arange(T)
     tokens = mx.array(np.stack([ahead % 7, ahead % 5]) + 3)
@@ -129,19 +145,20 @@ def _state_distance(model: Any) -> float:
     distances: dict[tuple, list[float]] = {}  # of each row's states of a kind, one for each layer
     for b, caches in enumerate(own):
         alone = [part.cache for part in _parts(caches) if has_state(part)]
-        for found, expected in zip((state.cache for state in cache.states), alone, strict=True):
-            for i, arrays in enumerate(zip(found, expected, strict=True)):
+        for state, expected in zip(cache.states, alone, strict=True):
+            for i, arrays in enumerate(zip(state.cache, expected, strict=True)):
                 x, y = (np.array(array.astype(mx.float32)) for array in arrays)
                 error = float(np.linalg.norm(x[b] - y[0]) / (np.linalg.norm(y) + 1e-9))
                 distances.setdefault((b, i, *x.shape), []).append(error)
     return float(np.max([np.min(kind) for kind in distances.values()]))
 
 
-def _difference(found: mx.array, expected: mx.array) -> float:
+def _difference(logits: mx.array, expected: mx.array) -> float:
     """How far the best of logits [n, V] are from the expected ones, in units of their spread."""
-    a, b = (np.array(x.astype(mx.float32)) for x in (found, expected))
+    a, b = (np.array(x.astype(mx.float32)) for x in (logits, expected))
     banned = (a == b) & np.isinf(b)  # ids that a model never writes
-    a, b = np.where(banned, 0, a), np.where(banned, 0, b)
+    a[banned] = 0
+    b[banned] = 0
     spread = b - b.mean(axis=-1, keepdims=True)
     error = np.linalg.norm(a - b, axis=-1) / (np.linalg.norm(spread, axis=-1) + 1e-9)
     return error.min()  # NaN if one is, and then refused
