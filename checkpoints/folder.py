@@ -1,4 +1,4 @@
-"""The folder of a Hugging Face checkpoint: its JSON files and its weights."""
+"""Folders of models: a Hugging Face checkpoint's JSON files and weights, and where converted models are."""
 
 import json
 from collections.abc import Callable, Collection
@@ -9,6 +9,8 @@ from checkpoints.tensors import Tensor
 from checkpoints.torch_files import read_torch
 from errors import InputError
 
+MODELS = Path("mlx_models")
+WEIGHTS = "weights.npz"
 TOKENIZER_FILES = (  # those files of a checkpoint that describe its tokenizer
     "tokenizer.json",
     "tokenizer_config.json",
@@ -86,3 +88,47 @@ def open_checkpoint(folder: Path) -> dict[str, Tensor]:
     for file in files[1:] or files:
         tensors |= read(folder / file)
     return tensors
+
+
+def converted_path(name: str) -> Path:
+    """The folder that the model `name` (a hub id or a folder) is converted to and loaded from."""
+    path = Path(name)
+    return MODELS / (path.resolve() if path.is_dir() else path).name
+
+
+def converted(name: str) -> Path | None:
+    """The converted folder that a user means: a path, or a name under mlx_models/. owner/name and a checkpoint's folder
+    mean only what was converted from that."""
+    if (Path(name) / WEIGHTS).exists():
+        return Path(name)
+    path = converted_path(name)
+    return path if (path / WEIGHTS).exists() and not _other(name, path) else None
+
+
+def _other(name: str, path: Path) -> str | None:
+    """What the folder `path` was converted from, if that is not the model owner/name or the checkpoint's folder."""
+    local = (Path(name) / "config.json").exists()
+    if not (local or "/" in name) or not (path / "config.json").exists():
+        return None
+    origin = read_json(path / "config.json").get("converted_from", name)
+    same = Path(origin).resolve() == Path(name).resolve() if local else origin == name
+    return None if same else origin
+
+
+def missing(name: str) -> InputError:
+    """Why no folder is `converted` by this name, and what to type."""
+    path = converted_path(name)
+    if Path(name).is_dir() and not (Path(name) / "config.json").exists():
+        check_kind(name, [path.name for path in Path(name).iterdir()])
+        return InputError(f"{name} is not a converted model: it has no {WEIGHTS}")
+    other = _other(name, path)
+    if other:
+        new = MODELS / "-".join(Path(name).resolve().parts[-2:])
+        why = f"{path} is converted from {other}, not from {name}"
+        return InputError(
+            f"{why}; to convert that: python convert.py --model {name} --mlx-path {new}"
+        )
+    if path.exists():
+        return InputError(f"{path} is not a converted model: remove it, or give it another name")
+    hint = "" if "/" in name else " (a name on the hub has an owner: google/flan-t5-base)"
+    return InputError(f"no model {name!r} here{hint}")

@@ -9,9 +9,8 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from checkpoints.npz import write_npz_member
 from checkpoints.quantization import Quantization, is_matrix
-from checkpoints.tensors import BFLOAT16, Tensor, to_mlx, to_numpy
+from checkpoints.tensors import BFLOAT16, Tensor, to_mlx, to_numpy, write_npz_member
 from errors import InputError
 from reporting import Advance, reporter
 

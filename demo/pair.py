@@ -5,8 +5,8 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from checkpoints.folder import MODELS, WEIGHTS
 from families.conversion import convert
-from families.folders import MODELS, WEIGHTS
 
 DEMO = Path(__file__).resolve().parent
 

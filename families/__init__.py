@@ -13,6 +13,7 @@ from pathlib import Path
 import mlx.nn as nn
 
 from checkpoints.config import BaseConfig
+from checkpoints.folder import WEIGHTS, read_json, weight_files
 from checkpoints.tensors import Tensor
 from errors import InputError
 from text.tokenizer import FILE as TOKENIZER
@@ -80,6 +81,17 @@ def default_dtype(raw: Mapping) -> str:
 def has_family(raw: Mapping) -> bool:
     """Whether a config.json belongs to one of these families."""
     return _kind(raw) in _MODULES
+
+
+def is_mlx_lm_folder(path: Path) -> bool:
+    """Whether a folder is a model for mlx-lm: of an architecture that convert.py does not convert, with
+    safetensors. A converted folder and any other checkpoint is not."""
+    if (path / WEIGHTS).exists() or not (path / "config.json").exists():
+        return False
+    if has_family(read_json(path / "config.json")):
+        return False
+    files = weight_files({file.name for file in path.iterdir()}, path.joinpath)
+    return any(file.startswith("model") for file in files)
 
 
 def _kind(raw: Mapping) -> str:

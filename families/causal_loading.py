@@ -17,15 +17,14 @@ from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 
 from checkpoints.config import MOST_LAYERS
-from checkpoints.folder import read_json, weight_files
+from checkpoints.folder import converted_path, read_json
 from checkpoints.quantization import Quantization
 from distributed.ranks import Ranks
 from errors import InputError, first_line
-from families import architecture_of, has_family
+from families import architecture_of, has_family, is_mlx_lm_folder
 from families.causal import CausalModel
 from families.causal_check import check_cache
 from families.causal_positions import lifted, max_positions, set_positions, text_of
-from families.folders import WEIGHTS, converted_path
 from families.ram import load_weights
 from speculative.prefill import common_prefix
 from text.generation import GenerationDefaults
@@ -33,25 +32,15 @@ from text.prompts import Prompt
 from text.text_side import ChatTemplate, TextSide
 
 
-def is_mlx_lm_folder(folder: Path) -> bool:
-    """Whether a folder is a model for mlx-lm: of an architecture that convert.py does not convert, with
-    safetensors. A converted folder and any other checkpoint is not."""
-    if (folder / WEIGHTS).exists() or not (folder / "config.json").exists():
-        return False
-    names = {path.name for path in folder.iterdir()}
-    return not has_family(read_json(folder / "config.json")) and any(
-        name.startswith("model") for name in weight_files(names, folder.joinpath)
-    )
-
-
-def runs_in_mlx_lm(raw: Mapping) -> bool:
+def runs_in_mlx_lm(config: Mapping) -> bool:
     """Whether a config.json is of a model for mlx-lm: none of our families, and of a type that mlx-lm has
     or, where it is not installed, of a class that says so."""
-    if has_family(raw):
+    if has_family(config):
         return False
     if not importlib.util.find_spec("mlx_lm"):
-        return architecture_of(raw).endswith(("ForCausalLM", "LMHeadModel"))
-    utils, kind = _mlx_lm(), str(raw.get("model_type"))
+        return architecture_of(config).endswith(("ForCausalLM", "LMHeadModel"))
+    utils = _mlx_lm()
+    kind = str(config.get("model_type"))
     file = utils.MODEL_REMAPPING.get(kind, kind)
     return (Path(utils.__file__).parent / "models" / f"{file}.py").exists()
 

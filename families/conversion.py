@@ -12,24 +12,30 @@ from typing import Any
 import mlx.core as mx
 from filelock import FileLock
 
-from checkpoints.folder import open_checkpoint, read_json
+from checkpoints.folder import (
+    WEIGHTS,
+    converted,
+    converted_path,
+    missing,
+    open_checkpoint,
+    read_json,
+)
 from checkpoints.hub import fetch, gb
 from checkpoints.quantization import Quantization
 from checkpoints.weights import stored_size, write_weights
 from errors import InputError, naming
-from families import architecture_of, default_dtype, family_of, ram
+from families import architecture_of, default_dtype, family_of, is_mlx_lm_folder, ram
 from families.causal_loading import (
     convert_with_mlx_lm,
     find_mlx_lm_folder,
-    is_mlx_lm_folder,
     runs_in_mlx_lm,
     without_weights,
 )
-from families.folders import WEIGHTS, converted, converted_path, missing
-from families.loading import build, load_tokenizers, weight_shapes
+from families.loading import build, weight_shapes
 from reporting import reporter
 from text.generation import FILE as GENERATION
 from text.generation import GenerationDefaults
+from text.tokenizer import load_tokenizers
 
 MOST = 20e9  # bytes that are downloaded or converted without asking
 
@@ -200,7 +206,7 @@ def _write(
             if note := _note(dtype):
                 reporter.note(f"{source}: {note}")
         family.write_tokenizer(source, output)
-        load_tokenizers(output, model)
+        load_tokenizers(output, config.vocab_size, model.source_vocab_size)
         GenerationDefaults.load(source)
     write_weights(output / WEIGHTS, tensors, dtype, family.float32, quantization)
     values = raw | config.to_dict() | {"dtype": dtype, "converted_from": origin}

@@ -12,21 +12,18 @@ from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 
 from checkpoints.config import BaseConfig
-from checkpoints.folder import read_json
-from checkpoints.npz import map_npz
+from checkpoints.folder import WEIGHTS, read_json
 from checkpoints.quantization import Quantization
-from checkpoints.tensors import to_mlx
+from checkpoints.tensors import map_npz, to_mlx
 from distributed import sharding
 from distributed.ranks import Ranks
 from errors import InputError, naming
-from families import Family, causal_loading, family_of, ram
-from families.folders import WEIGHTS
+from families import Family, family_of, is_mlx_lm_folder, ram
 from text.generation import GenerationDefaults
 from text.languages import Languages
 from text.text_side import TextSide
 from text.tokenizer import FILE as TOKENIZER
-from text.tokenizer import SOURCE_FILE as SOURCE_TOKENIZER
-from text.tokenizer import check_rows, load_tokenizer
+from text.tokenizer import load_tokenizers
 
 
 def build(
@@ -76,7 +73,9 @@ def load(
     from families import conversion  # which imports this module
 
     path = ranks.together(lambda: conversion.find(str(name)))
-    if causal_loading.is_mlx_lm_folder(path):
+    if is_mlx_lm_folder(path):
+        from families import causal_loading
+
         return causal_loading.load(str(name), path, group, split)
     family, model, quantization, arrays = ranks.together(lambda: _open(path))
     ranks.check_folder(path)
@@ -92,8 +91,9 @@ def load(
             model.load_weights(list(loaded.items()))
         mx.eval(model.parameters())  # what is lazy can only be computed by the thread that made it
         with naming(path / TOKENIZER):  # a target compares it with its own
-            tokenizer, source_tokenizer = load_tokenizers(path, model)
-        languages = Languages.load(path, model.config.vocab_size)
+            rows = model.config.vocab_size
+            tokenizer, source_tokenizer = load_tokenizers(path, rows, model.source_vocab_size)
+        languages = Languages.load(path, rows)
         codes = languages.codes.values() if languages and languages.source else ()
         in_prefix = [] if model.forced_bos_token_id is None else ["forced_bos_token_id"]
         model.text = TextSide(
@@ -109,18 +109,6 @@ def load(
     return model, model.text.tokenizer
 
 
-def load_tokenizers(folder: Path, model: Any) -> tuple[Tokenizer, Tokenizer | None]:
-    """A converted folder's tokenizer, and that of its sources if they have their own vocabulary.
-    InputError if the model lacks some of its tokens."""
-    tokenizer = load_tokenizer(folder)
-    check_rows(tokenizer, model.config.vocab_size)
-    if not (folder / SOURCE_TOKENIZER).exists():
-        return tokenizer, None
-    source = load_tokenizer(folder, SOURCE_TOKENIZER)
-    check_rows(source, model.source_vocab_size)
-    return tokenizer, source
-
-
 def without_text(family: Family, tokenizer: Tokenizer) -> set[int]:
     """The special tokens that texts do not show."""
     added = {} if family.shows_special else tokenizer.get_added_tokens_decoder()
@@ -131,7 +119,8 @@ def _open(path: Path) -> tuple[Family, nn.Module, Quantization | None, dict[str,
     """A converted folder's family, the model without its weights, and the weights as views of the file."""
     raw = read_json(path / "config.json")
     with naming(path):
-        family, quantization = family_of(raw), Quantization.from_config(raw)
+        family = family_of(raw)
+        quantization = Quantization.from_config(raw)
         config = family.config.from_dict(raw)
     arrays = map_npz(path / WEIGHTS)
     with naming(path / WEIGHTS):

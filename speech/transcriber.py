@@ -13,11 +13,10 @@ from typing import Any, TypeVar
 import numpy as np
 from tokenizers import Tokenizer
 
-from checkpoints.folder import read_json
+from checkpoints.folder import WEIGHTS, read_json
 from decoder import SpeculativeDecoder, load
 from errors import InputError
 from families.conversion import find
-from families.folders import WEIGHTS
 from families.whisper import Whisper
 from speculative.row import Row
 from speech.decoding import Decode

@@ -10,9 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from checkpoints.folder import open_checkpoint
-from checkpoints.npz import map_npz, write_npz_member
 from checkpoints.safetensors_files import read_safetensors
-from checkpoints.tensors import BFLOAT16, to_mlx, to_numpy
+from checkpoints.tensors import BFLOAT16, map_npz, to_mlx, to_numpy, write_npz_member
 from errors import InputError
 
 

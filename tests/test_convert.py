@@ -19,7 +19,7 @@ from helpers.programs import DEMO, ROOT
 from safetensors.torch import load_file, save_file
 
 from checkpoints import tensors, weights
-from checkpoints.npz import map_npz
+from checkpoints.tensors import map_npz
 from decoder import load
 from errors import InputError
 from families import conversion, default_dtype

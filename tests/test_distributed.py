@@ -23,8 +23,8 @@ from helpers.rank_program import decode
 from helpers.ranks import LIMIT, by_hand, ends, launch, launched, run_jobs
 
 import main
-from checkpoints.npz import map_npz
 from checkpoints.quantization import Quantization
+from checkpoints.tensors import map_npz
 from distributed.ranks import Ranks, session
 from errors import InputError
 from families.conversion import convert

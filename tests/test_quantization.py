@@ -10,9 +10,8 @@ from helpers.models import cached_logits, padded_inputs
 from mlx.utils import tree_flatten
 
 from checkpoints import tensors
-from checkpoints.npz import map_npz
 from checkpoints.quantization import MODES, Quantization, is_matrix
-from checkpoints.tensors import to_mlx
+from checkpoints.tensors import map_npz, to_mlx
 from decoder import generate, load
 from errors import InputError
 from families.conversion import convert, converted_size

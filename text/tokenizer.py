@@ -44,11 +44,26 @@ def load_tokenizer(folder: Path, name: str = FILE) -> Tokenizer:
     return tokenizer
 
 
-def check_rows(tokenizer: Tokenizer, rows: int) -> None:
+def load_tokenizers(
+    folder: Path, rows: int, source_rows: int
+) -> tuple[Tokenizer, Tokenizer | None]:
+    """A converted folder's tokenizer, and that of its sources if they have their own vocabulary. InputError for a token
+    without a row in an embedding of so many rows."""
+    tokenizer = load_tokenizer(folder)
+    _check_rows(tokenizer, rows)
+    if not (folder / SOURCE_FILE).exists():
+        return tokenizer, None
+    source = load_tokenizer(folder, SOURCE_FILE)
+    _check_rows(source, source_rows)
+    return tokenizer, source
+
+
+def _check_rows(tokenizer: Tokenizer, rows: int) -> None:
     """InputError if a token has no row in an embedding of `rows`."""
     vocab = tokenizer.get_vocab(with_added_tokens=True)
     framing = tokenizer.encode("").ids  # its tokens may not be in the vocabulary
-    if (token := max([*vocab.values(), *framing], default=0)) >= rows:
+    token = max([*vocab.values(), *framing], default=0)
+    if token >= rows:
         raise InputError(
             f"the tokenizer has the token {token}, but the embedding has only {rows} rows"
         )
