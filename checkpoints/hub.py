@@ -160,7 +160,8 @@ def _announce(model: str, download: int, output: Path, converted: int) -> None:
     """Report what a download and its conversion will take, if anything. InputError for more than the disk has."""
     from huggingface_hub import constants
 
-    cache, beside = Path(constants.HF_HUB_CACHE), output.absolute().parent
+    cache = Path(constants.HF_HUB_CACHE)
+    beside = output.absolute().parent
     together = cache.stat().st_dev == beside.stat().st_dev
     for folder, needed in ((cache, download + converted * together), (beside, converted)):
         if needed > (free := shutil.disk_usage(folder).free):

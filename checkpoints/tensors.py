@@ -54,7 +54,8 @@ class Tensor:
         except ValueError:
             raise InputError(f"{self.path}: the file ends inside a tensor") from None
         in_bytes = [stride * self.dtype.itemsize for stride in strides]
-        source, block = as_strided(mapped, shape, in_bytes), np.empty(shape, self.dtype)
+        source = as_strided(mapped, shape, in_bytes)
+        block = np.empty(shape, self.dtype)
         # Copying a transposed matrix by cache lines is two to four times as fast.
         width = 16 if strides[0] < strides[-1] else shape[-1]
         for column in range(0, shape[-1], width):

@@ -53,7 +53,8 @@ def _read_zip(path: Path, file: BinaryIO) -> dict[str, Tensor]:
     offset, size = members[name]
     file.seek(offset)
     unpickler = _Unpickler(io.BytesIO(file.read(min(size, _MAX_PICKLE))))
-    state, places = unpickler.load(), {}
+    state = unpickler.load()
+    places = {}
     for key, (dtype, numel) in unpickler.storages.items():
         places[key], size = members[f"{name.removesuffix('.pkl')}/{key}"]
         if size != numel * dtype.itemsize:
@@ -67,7 +68,9 @@ def _read_legacy(path: Path, file: BinaryIO) -> dict[str, Tensor]:
     if magic != _MAGIC:
         raise ValueError("not a checkpoint's pickle")
     unpickler = _Unpickler(pickles)
-    state, keys, places = unpickler.load(), _Unpickler(pickles).load(), {}
+    state = unpickler.load()
+    keys = _Unpickler(pickles).load()
+    places = {}
     file.seek(pickles.tell())
     for key in keys:
         dtype, numel = unpickler.storages[key]

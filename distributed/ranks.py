@@ -81,7 +81,8 @@ class Ranks:
         """This rank's step(). If it raises InputError or OSError on one rank, all ranks raise InputError."""
         if self.size == 1:
             return step()
-        result, error = None, ""
+        result = None
+        error = ""
         try:
             result = step()
         except (InputError, OSError) as raised:

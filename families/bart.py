@@ -63,7 +63,8 @@ class Layer(encoder_decoder.Layer):
     ):
         super().__init__()
         width = c.d_model // num_heads
-        self._norm_first, self._activation = c.norm_first, activation(c.activation)
+        self._norm_first = c.norm_first
+        self._activation = activation(c.activation)
         for name in attentions:
             self[name] = Attention(c.d_model, num_heads, width, scale=width**-0.5, bias=bias)
             self[f"{name}_norm"] = nn.LayerNorm(c.d_model, affine=affine)
@@ -94,7 +95,8 @@ class Stack(encoder_decoder.Stack):
 
     def begin(self, embedding: nn.Embedding, tokens: mx.array, positions: np.ndarray) -> mx.array:
         """The first layer's input for tokens [B, T] at positions [B, T] or [T]."""
-        c, x = self._config, embedding(tokens)
+        c = self._config
+        x = embedding(tokens)
         if c.scale_embedding:
             x = x * c.d_model**0.5
         if c.positions == "learned":
@@ -127,7 +129,8 @@ class Model(EncoderDecoder):
         self._ids = mx.array(np.arange(c.vocab_size))  # of the logits; mx.arange would be lazy
 
     def encode(self, tokens: mx.array, mask: np.ndarray) -> mx.array:
-        c, positions = self.config, np.arange(tokens.shape[1])
+        c = self.config
+        positions = np.arange(tokens.shape[1])
         if c.positions == "counted":  # by ids, as the reference does: a padding id is no token
             counted = np.cumsum(np.array(tokens) != c.pad_token_id, axis=1)
             positions = np.maximum(counted - 1, 0)  # [B, S]
@@ -158,7 +161,8 @@ class Model(EncoderDecoder):
         return self.logits(self.decoder(x, [cache.self_mask()] * self.config.decoder_layers, cache))
 
     def logits(self, x: mx.array) -> mx.array:
-        c, logits = self.config, super().logits(x)
+        c = self.config
+        logits = super().logits(x)
         if c.logits_bias:
             logits = logits + self.logits_bias
         if c.bans_padding:

@@ -68,11 +68,13 @@ class Config(BaseConfig):
     def from_hub(cls, raw: Mapping, weights: Iterable[str] | None) -> "Config":
         kind = KINDS[raw["model_type"]]
         shared = raw.get("share_encoder_decoder_embeddings") is not False
-        tied, bias = raw.get("tie_word_embeddings") is not False, kind.positions != "counted"
+        tied = raw.get("tie_word_embeddings") is not False
+        bias = kind.positions != "counted"
         if weights is not None:
             present = set(weights)
             shared = "source_embedding.weight" not in present
-            tied, bias = "head.weight" not in present, "logits_bias" in present
+            tied = "head.weight" not in present
+            bias = "logits_bias" in present
         own = None if shared else raw.get("decoder_vocab_size")
         limit = raw.get("max_position_embeddings", 1024) if kind.positions != "counted" else None
         bos = token_id(raw, "bos_token_id", kind.bos)
@@ -130,7 +132,8 @@ NAMES = Names(
 def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The checkpoint's tensors under our names. A shared embedding has up to four names in a file; some
     Marian models, and those trained untied, have another for the encoder."""
-    bare, own = NAMES.bare(tensors), {}
+    bare = NAMES.bare(tensors)
+    own = {}
     if {_ENCODER, _DECODER} <= bare.keys() and not equal(bare[_ENCODER], bare[_DECODER]):
         own = {_ENCODER: bare.pop(_ENCODER)}
         bare.pop(_SHARED, None)  # neither stack reads it

@@ -39,8 +39,10 @@ _CODE, _HIDDEN = "\ue000", "\ue001"
 
 def write_tokenizer(folder: Path, output: Path) -> None:
     """Copy the tokenizer's files, write tokenizer.json and, for a model of several languages, languages.json."""
-    found, config = copy_sources(folder, output), read_json(folder / "config.json")
-    kind, rows = config.get("model_type"), config.get("vocab_size")
+    found = copy_sources(folder, output)
+    config = read_json(folder / "config.json")
+    kind = config.get("model_type")
+    rows = config.get("vocab_size")
     with readable(str(folder)):
         if kind == "marian":
             tokenizer, languages = _marian(folder, "source.spm", "vocab.json")
@@ -62,7 +64,8 @@ def write_tokenizer(folder: Path, output: Path) -> None:
 def _within(tokenizer: Tokenizer, rows: Any) -> Tokenizer:
     """The tokenizer without special tokens that the embedding lacks, such as <mask> in bart-large-cnn."""
     state = json.loads(tokenizer.to_str())
-    added, model = state["added_tokens"], state["model"]
+    added = state["added_tokens"]
+    model = state["model"]
     beyond = {t["content"] for t in added if isinstance(rows, int) and t["id"] >= rows}
     if not beyond or model["type"] != "BPE":
         return tokenizer
@@ -76,7 +79,8 @@ def _mended(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
     end of a text would be a piece, and mBART would not know ligatures."""
     if "Metaspace" not in str(tokenizer.pre_tokenizer):  # bytes, which SentencePiece never saw
         return tokenizer
-    own, added = tokenizer.get_vocab(False), tokenizer.get_added_tokens_decoder().values()
+    own = tokenizer.get_vocab(False)
+    added = tokenizer.get_added_tokens_decoder().values()
     if any(not token.special or token.content not in own for token in added):
         return tokenizer  # fine-tuned, with tokens added, on what transformers makes of texts
     steps = [tokenizer.normalizer] if tokenizer.normalizer else []
@@ -215,7 +219,8 @@ def _marian(folder: Path, model: str, vocabulary: str) -> tuple[Tokenizer, Langu
 def _m2m(folder: Path) -> tuple[Tokenizer, Languages]:
     from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES
 
-    settings, ids = settings_of(folder), read_json(folder / "vocab.json")
+    settings = settings_of(folder)
+    ids = read_json(folder / "vocab.json")
     names = FAIRSEQ_LANGUAGE_CODES[settings.get("language_codes") or "m2m100"]
     added = added_tokens(folder)
     numbered = {i: f"__{name}__" for i, name in enumerate(names, len(ids))}

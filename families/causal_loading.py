@@ -178,7 +178,8 @@ def _shard(model: Any, raw: Mapping, group: mx.distributed.Group | None) -> None
 
 def _fast(chat: Any, folder: Path) -> Tokenizer:
     """A tokenizer that encodes and decodes as mlx-lm's does, without transformers."""
-    tokenizer, probe = getattr(chat, "backend_tokenizer", None), "A probe, 1:\n  x"
+    tokenizer = getattr(chat, "backend_tokenizer", None)
+    probe = "A probe, 1:\n  x"
     if not isinstance(tokenizer, Tokenizer) or tokenizer.encode(probe).ids != chat.encode(probe):
         raise InputError(f"{folder}: its tokenizer is code, not a tokenizer.json")
     tokenizer.no_truncation()

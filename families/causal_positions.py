@@ -27,7 +27,9 @@ def _llama3(p: Mapping, periods: np.ndarray) -> Scaled:  # Grattafiori et al. 20
 
 
 def _yarn(p: Mapping, periods: np.ndarray) -> Scaled:  # Peng et al. 2023, arXiv 2309.00071
-    D, original, factor = 2 * len(periods), p["original_max_position_embeddings"], p["factor"]
+    D = 2 * len(periods)
+    original = p["original_max_position_embeddings"]
+    factor = p["factor"]
 
     def dimension(turns: float) -> float:
         return D * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(p["rope_theta"]))
@@ -67,7 +69,9 @@ class Rope(nn.Module):
 
     def __init__(self, dims: int, traditional: bool, periods: np.ndarray, factor: float):
         super().__init__()
-        self.dims, self._traditional, self._factor = dims, traditional, factor
+        self.dims = dims
+        self._traditional = traditional
+        self._factor = factor
         self._periods = mx.array(periods.astype(np.float32))
 
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
@@ -85,7 +89,8 @@ def _parameters(text: Mapping) -> dict[str, dict]:
     """Rope parameters by type of layer, or under "" for all layers. InputError for an unknown rope type."""
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     nested = any(isinstance(value, Mapping) for value in rope.values())
-    most, found = text.get("max_position_embeddings") or 0, {}
+    most = text.get("max_position_embeddings") or 0
+    found = {}
     for layer_type, given in rope.items() if nested else [("", rope)]:
         if not isinstance(given, Mapping):
             continue
@@ -115,7 +120,8 @@ def lifted(raw: Mapping) -> dict:
     if not raw.get("rope_parameters"):
         return found
     p = ropes.get("full_attention") or next(iter(ropes.values()))
-    kind, local = p["rope_type"], ropes.get("sliding_attention", {}).get("rope_theta")
+    kind = p["rope_type"]
+    local = ropes.get("sliding_attention", {}).get("rope_theta")
     theta, part = p["rope_theta"], p["partial_rotary_factor"]
     values = dict(rope_theta=theta, partial_rotary_factor=part, rope_local_base_freq=local)
     values |= dict(rotary_emb_base=theta, rotary_pct=part)  # GPT-NeoX's names
@@ -141,7 +147,8 @@ def set_positions(model: nn.Module, raw: Mapping) -> None:
     """Give a model's layers the rotary positions and windows of its config.json if theirs differ."""
     text = text_of(raw)
     _set_ropes(model, text)
-    types, kind = text.get("layer_types"), text.get("model_type")
+    types = text.get("layer_types")
+    kind = text.get("model_type")
     if not types and kind in (*_SLIDE, "gemma2"):
         second = "full_attention" if kind == "gemma2" else "sliding_attention"
         types = ["sliding_attention", second] * len(model.layers)
@@ -157,7 +164,8 @@ _ROPES = ("RoPE", "Llama3RoPE", "YarnRoPE", "SuScaledRoPE", "DynamicNTKScalingRo
 
 
 def _set_ropes(model: nn.Module, text: Mapping) -> None:
-    ropes, types = _parameters(text), text.get("layer_types")
+    ropes = _parameters(text)
+    types = text.get("layer_types")
     found = []
     for i, layer in enumerate(model.layers):
         if own := ropes.get("") or (ropes.get(types[i]) if types else None):
@@ -170,13 +178,15 @@ def _set_ropes(model: nn.Module, text: Mapping) -> None:
     head = text.get("head_dim") or text.get("hidden_size", 0) // text.get("num_attention_heads", 1)
     for module, key, p in found:
         rope: Any = module[key]
-        dims, base = getattr(rope, "dim", None) or rope.dims, getattr(rope, "base", None)
+        dims = getattr(rope, "dim", None) or rope.dims
+        base = getattr(rope, "base", None)
         if dims == head and text.get("model_type") == "glm":
             # mlx-lm's file for glm rotates all dimensions.
             dims = int(dims * (p["partial_rotary_factor"] or 1))
         p = p | {"rope_theta": ("" in ropes and base) or p["rope_theta"] or 10000.0}
         here = [getattr(rope, name, None) for name in ("dims", "base", "scale")]
-        scale, default = _TYPES[p["rope_type"]], p["rope_type"] == "default"
+        scale = _TYPES[p["rope_type"]]
+        default = p["rope_type"] == "default"
         if scale and not (default and here == [dims, p["rope_theta"], 1]):
             periods = p["rope_theta"] ** (np.arange(0, dims, 2) / dims)
             module[key] = Rope(dims, getattr(rope, "traditional", False), *scale(p, periods))
@@ -187,7 +197,8 @@ class Windowed(nn.Module):
 
     def __init__(self, attention: nn.Module, window: int):
         super().__init__()
-        self.attention, self._window = attention, window
+        self.attention = attention
+        self._window = window
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
         as_array = isinstance(mask, mx.array)

@@ -49,8 +49,10 @@ class Attention(nn.Module):
         source_dims: int | None = None,
     ):
         super().__init__()
-        self._head_width, self._scale = head_width, scale
-        inner, inner_keys = num_heads * head_width, (key_heads or num_heads) * head_width
+        self._head_width = head_width
+        self._scale = scale
+        inner = num_heads * head_width
+        inner_keys = (key_heads or num_heads) * head_width
         self.query = nn.Linear(dims, inner, bias)
         self.key = nn.Linear(source_dims or dims, inner_keys, bias)
         self.value = nn.Linear(source_dims or dims, inner_keys, bias)
@@ -151,7 +153,8 @@ class NarrowedEmbedding(nn.Module):
 
     def __init__(self, whole: nn.Module, rows: nn.Module):
         super().__init__()
-        self.whole, self.rows = whole, rows
+        self.whole = whole
+        self.rows = rows
 
     def __call__(self, tokens: mx.array) -> mx.array:
         return self.whole(tokens)

@@ -38,7 +38,8 @@ class Attention(encoder_decoder.Attention):
 
     def __init__(self, config: StackConfig, source_dims: int):
         c = self._config = config
-        scale, bias = c.query_pre_attn_scalar**-0.5, c.attention_bias
+        scale = c.query_pre_attn_scalar**-0.5
+        bias = c.attention_bias
         heads, key_heads = c.num_attention_heads, c.num_key_value_heads
         super().__init__(c.hidden_size, heads, c.head_dim, scale, bias, key_heads, source_dims)
         if c.head_norms:
@@ -138,7 +139,8 @@ class T5Gemma(EncoderDecoder):
         return slots.self_mask(window)
 
     def encode(self, tokens: mx.array, mask: np.ndarray) -> mx.array:
-        S, token = tokens.shape[1], padding_mask(mask)
+        S = tokens.shape[1]
+        token = padding_mask(mask)
         index = mx.arange(S)
         distance = index[:, None] - index  # [S, S], query - key
 
@@ -163,7 +165,8 @@ class T5Gemma(EncoderDecoder):
         return self.logits(self.decoder(embed(self.embedding, tokens), masks, slots, at))
 
     def logits(self, x: mx.array) -> mx.array:
-        logits, cap = super().logits(x), self.config.decoder.final_logit_softcapping
+        logits = super().logits(x)
+        cap = self.config.decoder.final_logit_softcapping
         return logits if cap is None else _soft_cap(logits, mx.array(cap, logits.dtype))
 
 

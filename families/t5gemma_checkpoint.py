@@ -49,7 +49,8 @@ class StackConfig(BaseConfig):
     def from_raw(cls, raw: object) -> "StackConfig":
         if not isinstance(raw, Mapping):
             raise InputError(f"config.json has no encoder and decoder: not a {cls.family} model")
-        count, window = checked(raw, "num_hidden_layers", 26), checked(raw, "sliding_window", 4096)
+        count = checked(raw, "num_hidden_layers", 26)
+        window = checked(raw, "sliding_window", 4096)
         everything = checked(raw, "max_position_embeddings", cls.max_position_embeddings)
         every = raw.get("sliding_window_pattern") or cls.full_every
         pattern = [FULL if i % every == 0 else SLIDING for i in range(1, count + 1)]

@@ -14,7 +14,9 @@ class TextStream:
     """
 
     def __init__(self, tokenizer: Tokenizer, hidden: Container[int], stops: Sequence[str] = ()):
-        self._tokenizer, self._hidden, self._stops = tokenizer, hidden, stops
+        self._tokenizer = tokenizer
+        self._hidden = hidden
+        self._stops = stops
         self._stream = DecodeStream(skip_special_tokens=False)
         self._tokens: list[int] = []
         self.text = ""  # of all tokens
@@ -34,7 +36,8 @@ class TextStream:
         """The text still held back, after the last token."""
         rest = self._rest()
         self.text += rest
-        shown, waiting = self._shown(rest), self._waiting
+        shown = self._shown(rest)
+        waiting = self._waiting
         self._waiting = ""
         return shown + waiting
 

@@ -26,7 +26,8 @@ def settings_of(folder: Path) -> dict:
 
 def added_tokens(folder: Path) -> dict[int, AddedToken]:
     """The tokens that were added to a tokenizer without a tokenizer.json, in the order of their ids."""
-    old, listed = folder / "added_tokens.json", settings_of(folder).get("added_tokens_decoder")
+    old = folder / "added_tokens.json"
+    listed = settings_of(folder).get("added_tokens_decoder")
     tokens = {i: {"content": t} for t, i in (read_json(old) if old.exists() else {}).items()}
     tokens |= {int(i): token for i, token in (listed or {}).items()}
     return {i: AddedToken(**tokens[i] | {"normalized": False}) for i in sorted(tokens)}

@@ -16,7 +16,8 @@ _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 def tokens_of(tokenizer: Tokenizer, texts: Iterable[str]) -> set[int]:
     """All tokens of the texts."""
-    found, texts = set[int](), iter(texts)
+    found = set[int]()
+    texts = iter(texts)
     while some := list(islice(texts, _TOGETHER)):
         for encoding in tokenizer.encode_batch(some, add_special_tokens=False):
             found.update(encoding.ids)
