@@ -28,14 +28,18 @@ class BaseConfig:
     pad_token_id: int
     eos_token_ids: tuple[int, ...]
 
-    max_prompt_tokens = property(lambda c: None)  # longest prompt; None: no limit
+    @property
+    def max_prompt_tokens(self) -> int | None:
+        """The longest prompt; None: no limit."""
+        return None
 
     def __post_init__(self):
         for field in fields(self):
             _check(field.name, field.type, getattr(self, field.name))
         for field in fields(self):
             ids = token_ids(getattr(self, field.name), 0) if field.name.endswith(_IDS) else (0,)
-            if (largest := max(ids, default=0)) >= self.vocab_size:
+            largest = max(ids, default=0)
+            if largest >= self.vocab_size:
                 fault = f"{field.name} is {largest}, but vocab_size is only {self.vocab_size}"
                 raise InputError(f"config.json: {fault}")
 
@@ -71,16 +75,19 @@ class BaseConfig:
 
 def _check(name: str, kind: Any, value: object) -> None:
     """InputError if a field's value has the wrong type or is out of range."""
-    limits, what = (-1e30, 1e30), f"{getattr(kind, '__name__', kind)}"
+    limits: tuple[float, float] = (-1e30, 1e30)
+    expected = str(getattr(kind, "__name__", kind))
     if name.endswith(_IDS):
-        limits, what = (0, math.inf), "a token id" if name.endswith("_id") else "token ids"
+        limits = (0, math.inf)
+        expected = "a token id" if name.endswith("_id") else "token ids"
     elif name.endswith("_epsilon"):
-        limits, what = (0, 1), "a small number"
+        limits = (0, 1)
+        expected = "a small number"
     elif kind is int or int in get_args(kind):
         limits = (1, MOST_LAYERS if name.endswith(("_layers", "_heads")) else _MOST)
-        what = f"a whole number from 1 to {limits[1]}"
+        expected = f"a whole number from 1 to {limits[1]}"
     if not _fits(kind, value, *limits):
-        raise InputError(f"config.json: {name} is {repr(value)[:50]}, not {what}")
+        raise InputError(f"config.json: {name} is {repr(value)[:50]}, not {expected}")
 
 
 def _fits(kind: Any, value: Any, least: float, most: float) -> bool:
@@ -88,8 +95,8 @@ def _fits(kind: Any, value: Any, least: float, most: float) -> bool:
     if isinstance(kind, UnionType):  # such as int | None
         return any(_fits(part, value, least, most) for part in get_args(kind))
     if get_origin(kind) is tuple:
-        of = get_args(kind)[0]
-        return isinstance(value, tuple) and all(_fits(of, x, least, most) for x in value)
+        part = get_args(kind)[0]
+        return isinstance(value, tuple) and all(_fits(part, x, least, most) for x in value)
     if kind is int:
         return type(value) is int and least <= value <= most
     if kind is float:

@@ -67,7 +67,8 @@ def weight_files(names: Collection[str], get: Callable[[str], Path]) -> list[str
         if single in names:
             return [single]
         if index in names:
-            weight_map = read_json(path := get(index)).get("weight_map")
+            path = get(index)
+            weight_map = read_json(path).get("weight_map")
             if not isinstance(weight_map, dict):
                 raise InputError(f"{path}: no weight_map")
             if {*weight_map.values()} <= {*names}:
@@ -83,10 +84,10 @@ def open_checkpoint(folder: Path) -> dict[str, Tensor]:
         shards = any(name.endswith(".index.json") for name in names)
         why = "files named in its index are missing" if shards else f"no {' or '.join(_SINGLE)}"
         raise InputError(f"{folder}: no weights: {why}")
-    read = read_safetensors if files[0].startswith(_SINGLE[0]) else read_torch
+    load = read_safetensors if files[0].startswith(_SINGLE[0]) else read_torch
     tensors: dict[str, Tensor] = {}
     for file in files[1:] or files:
-        tensors |= read(folder / file)
+        tensors |= load(folder / file)
     return tensors
 
 

@@ -59,7 +59,8 @@ def fetch(
     except (errors.HTTPError, errors.HFValidationError, OSError) as error:
         # The client wraps the error that kept it from requesting a file.
         wrapped = isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__
-        if (reason := _reason(wrapped or error, revision)) is None:
+        reason = _reason(wrapped or error, revision)
+        if reason is None:
             raise
         raise InputError(f"{model} {reason}") from None
 
@@ -152,8 +153,8 @@ def _download(
 def _remaining(blobs: Path, file) -> int:
     """Bytes of a repository's file that are missing from the cache."""
     name = file.lfs.sha256 if file.lfs else file.blob_id
-    found = [path for path in (blobs / name, blobs / f"{name}.incomplete") if path.exists()]
-    return file.size - (found[0].stat().st_size if found else 0)
+    started = [path for path in (blobs / name, blobs / f"{name}.incomplete") if path.exists()]
+    return file.size - (started[0].stat().st_size if started else 0)
 
 
 def _announce(model: str, download: int, output: Path, converted: int) -> None:
@@ -164,7 +165,8 @@ def _announce(model: str, download: int, output: Path, converted: int) -> None:
     beside = output.absolute().parent
     together = cache.stat().st_dev == beside.stat().st_dev
     for folder, needed in ((cache, download + converted * together), (beside, converted)):
-        if needed > (free := shutil.disk_usage(folder).free):
+        free = shutil.disk_usage(folder).free
+        if needed > free:
             raise InputError(
                 f"{model} needs {gb(download)} for the download and {gb(converted)} converted, but "
                 f"{folder} has {gb(free)} free (move the cache with HF_HOME, the result with --mlx-path)"
@@ -178,23 +180,23 @@ def gb(size: float) -> str:
     return f"{size / 1e9:.2f} GB"
 
 
-def _fetch_blob(what: str, url: str, blob: Path, size: int) -> None:
+def _fetch_blob(name: str, url: str, blob: Path, size: int) -> None:
     """Download `url` to the cache's `blob`, named by its SHA-256, resuming an earlier run's file."""
     partial = blob.with_name(f"{blob.name}.incomplete")
     blob.parent.mkdir(parents=True, exist_ok=True)
     with open(partial, "ab+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # another process may download the same file
         if not blob.exists():
-            _resume(what, url, file, size)
+            _resume(name, url, file, size)
             file.seek(0)
             if hashlib.file_digest(file, "sha256").hexdigest() != blob.name:
                 partial.unlink()
-                raise InputError(f"{what} arrived damaged; run the same command again")
+                raise InputError(f"{name} arrived damaged; run the same command again")
             partial.rename(blob)
     partial.unlink(missing_ok=True)
 
 
-def _resume(what: str, url: str, file: BinaryIO, size: int) -> None:
+def _resume(name: str, url: str, file: BinaryIO, size: int) -> None:
     from huggingface_hub import errors
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers
@@ -202,12 +204,12 @@ def _resume(what: str, url: str, file: BinaryIO, size: int) -> None:
     headers = build_hf_headers() | {"Accept-Encoding": "identity"}
     sizes: dict[str, Any] = dict(resume_size=file.seek(0, 2), expected_size=size)
     try:
-        http_get(url, file, headers=headers, displayed_filename=what, **sizes)
+        http_get(url, file, headers=headers, displayed_filename=name, **sizes)
     except errors.HfHubHTTPError:
         raise
     except errors.HTTPError:
         raise InputError(
-            f"{what}: the connection was lost after {gb(file.seek(0, 2))} of {gb(size)}; "
+            f"{name}: the connection was lost after {gb(file.seek(0, 2))} of {gb(size)}; "
             "run the same command to resume"
         ) from None
     except OSError as error:

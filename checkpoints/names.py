@@ -27,7 +27,8 @@ class Names:
     def ours(self, name: str) -> str | None:
         """Our name of a checkpoint's tensor; None if we do not need it."""
         for pattern, template in self.rules:
-            if match := re.fullmatch(pattern, name):
+            match = re.fullmatch(pattern, name)
+            if match:
                 groups = (self.words.get(group, group) for group in match.groups())
                 return template and template.format(*groups)
         raise InputError(f"unknown tensor {name}: not a {self.family}-type checkpoint")

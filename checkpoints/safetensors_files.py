@@ -37,7 +37,8 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _safetensor(path: Path, name: str, entry: dict, start: int, size: int) -> Tensor:
-    if (dtype := entry["dtype"]) not in _DTYPES:
+    dtype = entry["dtype"]
+    if dtype not in _DTYPES:
         raise InputError(f"{name} is {dtype}, {QUANTIZED}")
     begin, end = entry["data_offsets"]
     tensor = Tensor(path, start + begin, _DTYPES[dtype], tuple(entry["shape"]))

@@ -83,7 +83,7 @@ def _read_legacy(path: Path, file: BinaryIO) -> dict[str, Tensor]:
 
 def _tensors(path: Path, state, storages: dict, places: dict[str, int]) -> dict[str, Tensor]:
     """`places` are the storages' offsets in the file."""
-    found = {}
+    tensors = {}
     for name, view in state.get("state_dict", state).items():
         if not isinstance(view, _View):
             raise ValueError(f"{name} is not a tensor but {type(view).__name__}")
@@ -92,8 +92,8 @@ def _tensors(path: Path, state, storages: dict, places: dict[str, int]) -> dict[
         if view.offset + span(view.shape, view.strides) > numel or prod(view.shape) > numel:
             raise ValueError(f"{name} reaches beyond its storage")
         start = places[view.key] + view.offset * dtype.itemsize
-        found[name] = Tensor(path, start, dtype, view.shape, view.strides)
-    return found
+        tensors[name] = Tensor(path, start, dtype, view.shape, view.strides)
+    return tensors
 
 
 class _Unpickler(pickle._Unpickler):

@@ -81,8 +81,8 @@ def _check_groups(shapes: dict[str, tuple[int, ...]], quantization: Quantization
     if left == len(matrices):
         raise InputError(f"no weight can be quantized: {reason}")
     if left:
-        said = f"{left} of {len(matrices)} matrices are not quantized: {reason}"
-        warnings.warn(said, stacklevel=3)
+        message = f"{left} of {len(matrices)} matrices are not quantized: {reason}"
+        warnings.warn(message, stacklevel=3)
 
 
 def _cast(

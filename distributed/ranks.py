@@ -36,7 +36,8 @@ class Ranks:
     def __init__(self, group: mx.distributed.Group | None = None):
         """group: from `mx.distributed.init()`; None: a single process."""
         self.group = group
-        self.rank, self.size = (group.rank(), group.size()) if group else (0, 1)
+        self.rank = group.rank() if group else 0
+        self.size = group.size() if group else 1
         self._exchanges = 0
 
     def share(self, x: mx.array) -> mx.array:
@@ -109,7 +110,8 @@ class Ranks:
         """InputError, with the name of the first, if a value differs between a rank and rank 0."""
         first, *others = (json.loads(text) for text in self.gather(json.dumps(values)))
         for rank, other in enumerate(others, 1):
-            if different := [name for name in first | other if other.get(name) != first.get(name)]:
+            different = [name for name in first | other if other.get(name) != first.get(name)]
+            if different:
                 name = different[0].replace("_", " ")
                 raise InputError(
                     f"the ranks disagree: rank {rank} has a different {name} from rank 0"

@@ -58,11 +58,22 @@ class Config(BaseConfig):
     decoder_start_token_id: int
     forced_bos_token_id: int | None  # the first token of every text
 
-    max_prompt_tokens = property(lambda c: c.max_positions)
+    @property
+    def max_prompt_tokens(self) -> int | None:
+        return self.max_positions
+
     # What distributed/sharding.py splits: numbers that divide both stacks.
-    num_heads = property(lambda c: gcd(c.encoder_attention_heads, c.decoder_attention_heads))
-    d_ff = property(lambda c: gcd(c.encoder_ffn_dim, c.decoder_ffn_dim))
-    d_kv = property(lambda c: c.d_model // c.num_heads)
+    @property
+    def num_heads(self) -> int:
+        return gcd(self.encoder_attention_heads, self.decoder_attention_heads)
+
+    @property
+    def d_ff(self) -> int:
+        return gcd(self.encoder_ffn_dim, self.decoder_ffn_dim)
+
+    @property
+    def d_kv(self) -> int:
+        return self.d_model // self.num_heads
 
     @classmethod
     def from_hub(cls, raw: Mapping, weights: Iterable[str] | None) -> "Config":
@@ -141,6 +152,7 @@ def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     if not any(".layernorm_embedding." in name for name in single):  # its positions are sinusoids
         single = {n: t for n, t in single.items() if not n.endswith("embed_positions.weight")}
     ours = NAMES.renamed(single)
-    if bias := ours.get("logits_bias"):  # [1, V] in the file
+    bias = ours.get("logits_bias")  # [1, V] in the file
+    if bias:
         ours["logits_bias"] = replace(bias, shape=bias.shape[-1:], strides=bias.strides[-1:])
     return ours

@@ -39,7 +39,7 @@ _CODE, _HIDDEN = "\ue000", "\ue001"
 
 def write_tokenizer(folder: Path, output: Path) -> None:
     """Copy the tokenizer's files, write tokenizer.json and, for a model of several languages, languages.json."""
-    found = copy_sources(folder, output)
+    files = copy_sources(folder, output)
     config = read_json(folder / "config.json")
     kind = config.get("model_type")
     rows = config.get("vocab_size")
@@ -51,10 +51,10 @@ def write_tokenizer(folder: Path, output: Path) -> None:
                 tokenizer, _ = _marian(folder, "target.spm", "target_vocab.json")
                 languages = None if languages and languages.source else languages
                 rows = config.get("decoder_vocab_size") or rows
-        elif kind == "m2m_100" and "vocab.json" in found and TOKENIZER not in found:
+        elif kind == "m2m_100" and "vocab.json" in files and TOKENIZER not in files:
             tokenizer, languages = _m2m(folder)
         else:
-            tokenizer = _mended(from_transformers("AutoTokenizer", folder), folder)
+            tokenizer = _as_sentencepiece(from_transformers("AutoTokenizer", folder), folder)
             languages = _languages(tokenizer, kind)
     save(_within(tokenizer, rows), output)
     if languages:
@@ -74,7 +74,7 @@ def _within(tokenizer: Tokenizer, rows: Any) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(state))
 
 
-def _mended(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
+def _as_sentencepiece(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
     """The tokenizer with SentencePiece's normalization, part of which transformers leaves out: a space at the
     end of a text would be a piece, and mBART would not know ligatures."""
     if "Metaspace" not in str(tokenizer.pre_tokenizer):  # bytes, which SentencePiece never saw
@@ -173,8 +173,8 @@ def _unigram(scores: Mapping[str, float], ids: Mapping[str, int], plain: set[str
 def _unknown_runs(pieces: Iterable[str]) -> Any:
     """SentencePiece takes adjacent unknown characters for one unknown piece."""
     # "<" ends a language's code, whose piece would be lost to a run.
-    known = {" ", _CODE, "<", *(piece for piece in pieces if len(piece) == 1)}
-    listed = "".join(f"\\x{{{ord(character):x}}}" for character in sorted(known))
+    pieces_and_marks = {" ", _CODE, "<", *(piece for piece in pieces if len(piece) == 1)}
+    listed = "".join(f"\\x{{{ord(character):x}}}" for character in sorted(pieces_and_marks))
     return normalizers.Replace(Regex(f"[^{listed}]{{2,}}"), _HIDDEN)
 
 
@@ -231,7 +231,6 @@ def _m2m(folder: Path) -> tuple[Tokenizer, Languages]:
     proto = _read_model(folder / "sentencepiece.bpe.model")
     special = _special(UNKNOWN, "<s>", PADDING, END, *(f"__{name}__" for name in codes))
     tokenizer = _from_sentencepiece(proto, ids, [*special, *added.values()])
-    own = settings.get("src_lang") or "en"
-    own = languages.find("source_lang", own)  # raises if it is none
+    own = languages.find("source_lang", settings.get("src_lang") or "en")  # raises if it is none
     tokenizer.post_processor = _template(tokenizer, f"__{own}__ $A {END}")
     return tokenizer, languages

@@ -68,7 +68,7 @@ def _mlx_lm() -> Any:
     return mlx_lm.utils
 
 
-def _with_mlx_lm(name: object, what: str, step: Callable[[Any], Any]) -> Any:
+def _with_mlx_lm(name: object, task: str, step: Callable[[Any], Any]) -> Any:
     """step(mlx_lm.utils), which reads positions where transformers has them, and whose progress goes to
     stderr. InputError in one line for whatever it raises: it has no class of its own for a wrong folder."""
     utils = _mlx_lm()
@@ -80,7 +80,7 @@ def _with_mlx_lm(name: object, what: str, step: Callable[[Any], Any]) -> Any:
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
     except (Exception, SystemExit) as error:  # one of its architectures ends the process
-        raise InputError(f"{name}: mlx-lm cannot {what} it: {first_line(error)}") from None
+        raise InputError(f"{name}: mlx-lm cannot {task} it: {first_line(error)}") from None
     finally:
         utils.load_config = load_config
 

@@ -22,8 +22,8 @@ Scaled = tuple[np.ndarray, float]
 def _llama3(p: Mapping, periods: np.ndarray) -> Scaled:  # Grattafiori et al. 2024, arXiv 2407.21783
     turns = p["original_max_position_embeddings"] / (2 * np.pi * periods)
     low, high = p["low_freq_factor"], p["high_freq_factor"]
-    kept = np.clip((turns - low) / (high - low), 0, 1)
-    return periods / (kept + (1 - kept) / p["factor"]), 1.0
+    share = np.clip((turns - low) / (high - low), 0, 1)
+    return periods / (share + (1 - share) / p["factor"]), 1.0
 
 
 def _yarn(p: Mapping, periods: np.ndarray) -> Scaled:  # Peng et al. 2023, arXiv 2309.00071
@@ -90,7 +90,7 @@ def _parameters(text: Mapping) -> dict[str, dict]:
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     nested = any(isinstance(value, Mapping) for value in rope.values())
     most = text.get("max_position_embeddings") or 0
-    found = {}
+    parameters: dict[str, dict] = {}
     for layer_type, given in rope.items() if nested else [("", rope)]:
         if not isinstance(given, Mapping):
             continue
@@ -105,28 +105,29 @@ def _parameters(text: Mapping) -> dict[str, dict]:
         p["factor"] = float(p.get("factor") or (most / original if original else 1))
         for key in ("rope_theta", "partial_rotary_factor"):
             p.setdefault(key, text.get(key))
-        found[layer_type] = p
-    return found
+        parameters[layer_type] = p
+    return parameters
 
 
 def lifted(raw: Mapping) -> dict:
     """The config.json with the values of `rope_parameters` also under the keys that mlx-lm reads."""
-    found = dict(raw)
+    config = dict(raw)
     if isinstance(raw.get("text_config"), Mapping):
-        found["text_config"] = lifted(raw["text_config"])
-    if "full_attention" in (types := raw.get("layer_types") or []):
-        found.setdefault("sliding_window_pattern", types.index("full_attention") + 1)
+        config["text_config"] = lifted(raw["text_config"])
+    types = raw.get("layer_types") or []
+    if "full_attention" in types:
+        config.setdefault("sliding_window_pattern", types.index("full_attention") + 1)
     ropes = _parameters(raw)
     if not raw.get("rope_parameters"):
-        return found
+        return config
     p = ropes.get("full_attention") or next(iter(ropes.values()))
     kind = p["rope_type"]
     local = ropes.get("sliding_attention", {}).get("rope_theta")
     theta, part = p["rope_theta"], p["partial_rotary_factor"]
     values = dict(rope_theta=theta, partial_rotary_factor=part, rope_local_base_freq=local)
     values |= dict(rotary_emb_base=theta, rotary_pct=part)  # GPT-NeoX's names
-    found |= {key: value for key, value in values.items() if value is not None}
-    return found | {"rope_scaling": None if kind == "default" else p | {"type": kind}}
+    config |= {key: value for key, value in values.items() if value is not None}
+    return config | {"rope_scaling": None if kind == "default" else p | {"type": kind}}
 
 
 def max_positions(raw: Mapping) -> int | None:
@@ -166,17 +167,18 @@ _ROPES = ("RoPE", "Llama3RoPE", "YarnRoPE", "SuScaledRoPE", "DynamicNTKScalingRo
 def _set_ropes(model: nn.Module, text: Mapping) -> None:
     ropes = _parameters(text)
     types = text.get("layer_types")
-    found = []
+    places: list[tuple[nn.Module, str, dict]] = []  # module, attribute, parameters
     for i, layer in enumerate(model.layers):
-        if own := ropes.get("") or (ropes.get(types[i]) if types else None):
+        own = ropes.get("") or (ropes.get(types[i]) if types else None)
+        if own:
             for module in layer.modules():
                 names = [key for key, rope in module.items() if type(rope).__name__ in _ROPES]
-                found += [(module, key, own) for key in names]
+                places += [(module, key, own) for key in names]
     if "" in ropes:  # in layers that mlx-lm scales, or, where it knows no rope types, in all
-        scaled = [place for place in found if getattr(place[0][place[1]], "scale", None) != 1]
-        found = scaled or found
+        scaled = [place for place in places if getattr(place[0][place[1]], "scale", None) != 1]
+        places = scaled or places
     head = text.get("head_dim") or text.get("hidden_size", 0) // text.get("num_attention_heads", 1)
-    for module, key, p in found:
+    for module, key, p in places:
         rope: Any = module[key]
         dims = getattr(rope, "dim", None) or rope.dims
         base = getattr(rope, "base", None)

@@ -45,7 +45,8 @@ def read_config(folder: Path) -> dict:
     raw = read_json(folder / "config.json")
     if "converted_from" in raw:
         raise InputError(f"{folder} is already converted; convert the checkpoint it was made from")
-    if (architecture := architecture_of(raw)).endswith("EncoderModel"):
+    architecture = architecture_of(raw)
+    if architecture.endswith("EncoderModel"):
         raise InputError(f"{folder}: {architecture} has no decoder, so it cannot generate text")
     if (folder / GENERATION).exists():
         given = read_json(folder / GENERATION).items()
@@ -102,14 +103,14 @@ def convert(
         if output.exists() and not (output / WEIGHTS).exists() and not is_mlx_lm_folder(output):
             raise InputError(f"{output} is not a converted model; --force does not replace it")
         try:
-            how = dtype, quantization
-            source = fetch(model, revision, output, lambda folder: converted_size(folder, *how))
+            source = fetch(
+                model, revision, output, lambda folder: converted_size(folder, dtype, quantization)
+            )
             if runs_in_mlx_lm(_raw_config(source)):
-                how = dtype or "bfloat16", quantization
-                convert_with_mlx_lm(source, partial, *how)
+                convert_with_mlx_lm(source, partial, dtype or "bfloat16", quantization)
             else:
                 partial.mkdir()
-                _write(source, partial, *how, model)
+                _write(source, partial, dtype, quantization, model)
             if output.exists():
                 shutil.rmtree(output)
             partial.rename(output)
@@ -141,7 +142,8 @@ def describe(model: str, revision: str | None = None) -> list[str]:
 def find(name: str) -> Path:
     """The folder that a user means: a converted one or one for mlx-lm, by its path or its name under mlx_models/, or a
     checkpoint, a folder or owner/name on the hub, which is converted on first use. InputError if there is none."""
-    if path := converted(name) or find_mlx_lm_folder(name):
+    path = converted(name) or find_mlx_lm_folder(name)
+    if path:
         return path
     local = (Path(name) / "config.json").exists()
     on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not Path(name).parent.exists()
@@ -162,10 +164,10 @@ def _wanted(name: str, task: str, size: int) -> bool:
     """Whether to start with `size` bytes: if they are many, asks, or raises InputError if there is nobody to ask."""
     if size <= MOST:
         return True
-    said = f"{name} is a {task} of {gb(size)}"
+    message = f"{name} is a {task} of {gb(size)}"
     if reporter.confirm is None:
-        raise InputError(f"{said}; to start it: python convert.py --model {name}")
-    if not reporter.confirm(f"{said}. Start it?"):
+        raise InputError(f"{message}; to start it: python convert.py --model {name}")
+    if not reporter.confirm(f"{message}. Start it?"):
         raise InputError(f"the {task} of {name} is not started; smaller models: docs/models.md")
     return True
 
@@ -184,7 +186,9 @@ def _note(dtype: str) -> str | None:
     if not re.match(r"Apple M[12]\b", chip):
         return None
     why = f"{chip} emulates bfloat16"
-    return f"weights in {dtype}: {why}{'' if dtype == 'float16' else ', but the model needs its range'}"
+    if dtype != "float16":
+        why += ", but the model needs its range"
+    return f"weights in {dtype}: {why}"
 
 
 def _write(
@@ -203,7 +207,8 @@ def _write(
             warnings.warn(f"{source}: {note}", stacklevel=2)
         if dtype is None:
             dtype = default_dtype(raw)
-            if note := _note(dtype):
+            note = _note(dtype)
+            if note:
                 reporter.note(f"{source}: {note}")
         family.write_tokenizer(source, output)
         load_tokenizers(output, config.vocab_size, model.source_vocab_size)

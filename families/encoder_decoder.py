@@ -187,8 +187,8 @@ def narrowed(model: nn.Module, vocab_size: int, ids: mx.array) -> nn.Module:
             module[name] = part
         return module
 
-    found = replaced(model, _TABLES[:2])
-    return found if found is not model else replaced(model, _TABLES[2:])
+    draft = replaced(model, _TABLES[:2])
+    return draft if draft is not model else replaced(model, _TABLES[2:])
 
 
 class EncoderDecoder(Model, nn.Module):

@@ -38,8 +38,13 @@ class Config(BaseConfig):
     biases: bool  # linear layers have biases
     tied_head: bool  # the output projection is the embedding
 
-    max_prompt_tokens = property(lambda c: c.max_positions - 1)
-    d_kv = property(lambda c: c.d_model // c.num_heads)
+    @property
+    def max_prompt_tokens(self) -> int:
+        return self.max_positions - 1
+
+    @property
+    def d_kv(self) -> int:
+        return self.d_model // self.num_heads
 
     @classmethod
     def from_hub(cls, raw: Mapping, weights: Iterable[str] | None) -> "Config":
@@ -95,8 +100,8 @@ class OPT(DecoderOnly):
             self.project_in = nn.Linear(c.d_word, c.d_model, bias=False)
             self.project_out = nn.Linear(c.d_model, c.d_word, bias=False)
         sizes = c.num_heads, c.d_ff, "attention"
-        how = dict(bias=c.biases, affine=c.norm_weights)
-        self.layers = [Layer(c, *sizes, **how) for _ in range(c.num_layers)]
+        settings = dict(bias=c.biases, affine=c.norm_weights)
+        self.layers = [Layer(c, *sizes, **settings) for _ in range(c.num_layers)]
         if c.last_norm:
             self.norm = nn.LayerNorm(c.d_model, affine=c.norm_weights)
         if not c.tied_head:

@@ -95,9 +95,9 @@ NAMES = Names(
 
 def write_tokenizer(folder: Path, output: Path) -> None:
     """Copy the tokenizer's files, and write a tokenizer.json made from them."""
-    found = copy_sources(folder, output)
-    if "spiece.model" not in found and TOKENIZER not in found:
-        configs = [read_json(folder / n) for n in ("config.json", *found) if n.endswith(".json")]
+    files = copy_sources(folder, output)
+    if "spiece.model" not in files and TOKENIZER not in files:
+        configs = [read_json(folder / n) for n in ("config.json", *files) if n.endswith(".json")]
         if any(config.get("tokenizer_class") == "ByT5Tokenizer" for config in configs):
             tokenizer = byte_tokenizer()
             tokenizer.add_tokens([*added_tokens(folder).values()])
@@ -105,12 +105,13 @@ def write_tokenizer(folder: Path, output: Path) -> None:
             return
         raise InputError(f"{folder}: no tokenizer: neither {TOKENIZER} nor spiece.model")
     # For umT5 the automatic class reads tokenizer.json only.
-    kind = "AutoTokenizer" if TOKENIZER in found else "T5Tokenizer"
+    kind = "AutoTokenizer" if TOKENIZER in files else "T5Tokenizer"
     tokenizer = from_transformers(kind, folder)
-    with readable(str(folder / found[0])):
+    with readable(str(folder / files[0])):
         tokenizer = like_sentencepiece(tokenizer)
     save(tokenizer, output)
-    if codes := asked_in_words(read_json(folder / "config.json"), tokenizer):
+    codes = asked_in_words(read_json(folder / "config.json"), tokenizer)
+    if codes:
         reads = None if any(words.startswith("<2") for words in codes.values()) else "en"
         Languages(codes, reads=reads).save(output)
 
@@ -119,13 +120,14 @@ def asked_in_words(raw: Mapping, tokenizer: Tokenizer) -> dict[str, str]:
     """Language -> what a text begins with that is to be translated into it: MADLAD-400's <2de>, or the prefixes
     that T5's config.json lists for translating from English."""
     tags = (re.fullmatch(r"<2(\w+)>", piece) for piece in tokenizer.get_vocab())
-    if codes := {tag[1]: f"{tag[0]} " for tag in tags if tag}:
+    codes = {tag[1]: f"{tag[0]} " for tag in tags if tag}
+    if codes:
         return codes
     tasks = raw.get("task_specific_params")
     for name, task in (tasks if isinstance(tasks, dict) else {}).items():
-        found = re.fullmatch(r"translation_en_to_(\w+)", name)
-        if found and isinstance(task, dict) and isinstance(task.get("prefix"), str):
-            codes[found[1]] = task["prefix"]
+        match = re.fullmatch(r"translation_en_to_(\w+)", name)
+        if match and isinstance(task, dict) and isinstance(task.get("prefix"), str):
+            codes[match[1]] = task["prefix"]
     return codes
 
 

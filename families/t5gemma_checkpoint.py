@@ -93,14 +93,23 @@ class Config(BaseConfig):
 
     stack: ClassVar[type[StackConfig]] = StackConfig
 
-    max_prompt_tokens = property(lambda c: c.encoder.max_position_embeddings)
+    @property
+    def max_prompt_tokens(self) -> int:
+        return self.encoder.max_position_embeddings
+
     # What distributed/sharding.py splits: numbers that divide both stacks.
-    num_heads = property(lambda c: gcd(*(s.num_key_value_heads for s in c._stacks)))
-    d_ff = property(lambda c: gcd(*(s.intermediate_size for s in c._stacks)))
-    d_kv = property(
-        lambda c: gcd(*(s.num_attention_heads * s.head_dim for s in c._stacks)) // c.num_heads
-    )
-    _stacks = property(lambda c: (c.encoder, c.decoder))
+    @property
+    def num_heads(self) -> int:
+        return gcd(self.encoder.num_key_value_heads, self.decoder.num_key_value_heads)
+
+    @property
+    def d_ff(self) -> int:
+        return gcd(self.encoder.intermediate_size, self.decoder.intermediate_size)
+
+    @property
+    def d_kv(self) -> int:
+        stacks = (self.encoder, self.decoder)
+        return gcd(*(s.num_attention_heads * s.head_dim for s in stacks)) // self.num_heads
 
     @classmethod
     def from_hub(cls, raw: Mapping, weights: Iterable[str] | None) -> "Config":

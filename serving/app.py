@@ -114,7 +114,8 @@ class Api:
 
     async def models(self, request: Request) -> Response:
         self._authorize(request)
-        if name := request.path_params.get("name"):
+        name = request.path_params.get("name")
+        if name:
             self._check_model(name)
             return JSONResponse(self._listed)
         return JSONResponse({"object": "list", "data": [self._listed]})

@@ -39,15 +39,16 @@ class Languages:
     def load(cls, folder: Path, rows: int) -> "Languages | None":
         """The languages of a converted folder; None if its model is not multilingual. InputError for a token
         beyond the model's `rows`."""
-        if not (path := folder / FILE).exists():
+        path = folder / FILE
+        if not path.exists():
             return None
         values = read_json(path)
         with contextlib.suppress(TypeError, AttributeError):  # the JSON holds something else
-            found = cls(**values)
-            codes = {code for code in found.codes.values() if not isinstance(code, str)}
-            tokens = codes | {*found.source, *found.prefix} - {*_NAMED}
+            languages = cls(**values)
+            codes = {code for code in languages.codes.values() if not isinstance(code, str)}
+            tokens = codes | {*languages.source, *languages.prefix} - {*_NAMED}
             if all(type(token) is int and 0 <= token < rows for token in tokens):
-                return found
+                return languages
         raise InputError(f"{path} does not fit this model: convert the model again")
 
     def save(self, folder: Path) -> None:
@@ -91,9 +92,9 @@ class Languages:
 def tag_of(name: str) -> str | None:
     """The BCP 47 tag of a language's code or name, in any language; None if there is no such language."""
     with contextlib.suppress(ValueError):
-        found = langcodes.Language.get(name)
-        if found.is_valid() and (len(name) <= 3 or "-" in name or "_" in name):
-            return found.to_tag().replace("-Hang", "-Kore")  # the CLDR knows Korean as Kore
+        language = langcodes.Language.get(name)
+        if language.is_valid() and (len(name) <= 3 or "-" in name or "_" in name):
+            return language.to_tag().replace("-Hang", "-Kore")  # the CLDR knows Korean as Kore
     with contextlib.suppress(LookupError):
         if "(" not in name:  # langcodes passes over the script in "Serbian (Latin)"
             return langcodes.find(name).to_tag()
@@ -113,15 +114,17 @@ def title(code: str) -> str:
 
 def short(code: str) -> str:
     """The tag for a file's name: de for deu_Latn, zh-Hant for zho_Hant."""
-    if not (tag := tag_of(code)):
+    tag = tag_of(code)
+    if not tag:
         return code
-    found = langcodes.Language.get(tag).simplify_script()
-    return "-".join(filter(None, (found.language, found.script)))
+    language = langcodes.Language.get(tag).simplify_script()
+    return "-".join(filter(None, (language.language, language.script)))
 
 
 def _distance(wanted: str, code: str) -> int:
     """How far a model's language is from the wanted tag, by the Unicode CLDR."""
-    if not (tag := tag_of(code)):
+    tag = tag_of(code)
+    if not tag:
         return _FAR
     distance = min(langcodes.tag_distance(wanted, tag), _FAR)
     script = langcodes.Language.get(wanted).script

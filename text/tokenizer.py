@@ -20,8 +20,8 @@ SOURCE_FILE = "source_tokenizer.json"  # if a model has separate vocabularies fo
 
 
 @contextlib.contextmanager
-def readable(what: str) -> Iterator[None]:
-    """Turn what a tokenizer's reader raises, often a bare Exception, into InputError: `what` is not a tokenizer."""
+def readable(name: str) -> Iterator[None]:
+    """Turn what a tokenizer's reader raises, often a bare Exception, into InputError: `name` is not a tokenizer."""
     try:
         yield
     except InputError:
@@ -29,7 +29,7 @@ def readable(what: str) -> Iterator[None]:
     except Exception as error:
         kind = "" if type(error) is Exception else f"{type(error).__name__}: "
         reason = shorten(kind + str(error), 200, placeholder=" ...")
-        raise InputError(f"{what}: not a tokenizer: {reason}") from None
+        raise InputError(f"{name}: not a tokenizer: {reason}") from None
 
 
 def load_tokenizer(folder: Path, name: str = FILE) -> Tokenizer:
@@ -114,7 +114,8 @@ def token_bytes(tokenizer: Tokenizer, hidden: Container[int]) -> Callable[[int],
             return b""
         if byte_level and token not in added:
             return bytes(byte_of[character] for character in piece)
-        if byte := re.fullmatch("<0x([0-9A-F]{2})>", piece):
+        byte = re.fullmatch("<0x([0-9A-F]{2})>", piece)
+        if byte:
             return bytes.fromhex(byte[1])
         return piece.replace("▁", " ").encode()
 

@@ -12,10 +12,10 @@ from text.tokenizer import FILE, readable
 
 def copy_sources(folder: Path, output: Path) -> list[str]:
     """Copy the tokenizer files that exist; returns their names."""
-    found = [name for name in TOKENIZER_FILES if (folder / name).exists()]
-    for name in found:
+    files = [name for name in TOKENIZER_FILES if (folder / name).exists()]
+    for name in files:
         shutil.copyfile(folder / name, output / name)
-    return found
+    return files
 
 
 def settings_of(folder: Path) -> dict:
@@ -36,17 +36,17 @@ def added_tokens(folder: Path) -> dict[int, AddedToken]:
 def from_transformers(kind: str, folder: Path) -> Tokenizer:
     """The tokenizer that a transformers class reads from a folder's files. InputError, with their names, if one
     is damaged."""
-    found = [name for name in TOKENIZER_FILES if (folder / name).exists()]
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # "PyTorch was not found"
+    files = [name for name in TOKENIZER_FILES if (folder / name).exists()]
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # "PyTorch was not files"
     import transformers
     from sentencepiece import SentencePieceProcessor
 
     transformers.logging.set_verbosity_error()
-    for name in found:
+    for name in files:
         if name.endswith(".model"):  # transformers would take a damaged one for a tiktoken file
             with readable(str(folder / name)):
                 SentencePieceProcessor(model_file=str(folder / name))
-    with readable(f"{folder} ({', '.join(found)})"):
+    with readable(f"{folder} ({', '.join(files)})"):
         return getattr(transformers, kind).from_pretrained(folder).backend_tokenizer
 
 

@@ -16,12 +16,12 @@ _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 def tokens_of(tokenizer: Tokenizer, texts: Iterable[str]) -> set[int]:
     """All tokens of the texts."""
-    found = set[int]()
+    tokens = set[int]()
     texts = iter(texts)
     while some := list(islice(texts, _TOGETHER)):
         for encoding in tokenizer.encode_batch(some, add_special_tokens=False):
-            found.update(encoding.ids)
-    return found
+            tokens.update(encoding.ids)
+    return tokens
 
 
 def read_tokens(tokenizer: Tokenizer, path: Path, report: Report) -> set[int]:
@@ -37,12 +37,12 @@ def read_tokens(tokenizer: Tokenizer, path: Path, report: Report) -> set[int]:
                     report(number, "not UTF-8 text")
 
     if path.suffix.lower() in (".jsonl", ".tmx", ".tsv"):
-        found = tokens_of(tokenizer, (pair.text for pair in load_memory(path, report).pairs))
+        tokens = tokens_of(tokenizer, (pair.text for pair in load_memory(path, report).pairs))
     else:
-        found = tokens_of(tokenizer, lines())
-    if not found:
+        tokens = tokens_of(tokenizer, lines())
+    if not tokens:
         raise InputError(f"{path} holds no text")
-    return found
+    return tokens
 
 
 def completion(tokenizer: Tokenizer) -> Callable[[Collection[int]], set[int]]:
