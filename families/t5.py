@@ -110,13 +110,13 @@ def write_tokenizer(folder: Path, output: Path) -> None:
     with readable(str(folder / files[0])):
         tokenizer = like_sentencepiece(tokenizer)
     save(tokenizer, output)
-    codes = asked_in_words(read_json(folder / "config.json"), tokenizer)
+    codes = codes_in_words(read_json(folder / "config.json"), tokenizer)
     if codes:
         reads = None if any(words.startswith("<2") for words in codes.values()) else "en"
         Languages(codes, reads=reads).save(output)
 
 
-def asked_in_words(raw: Mapping, tokenizer: Tokenizer) -> dict[str, str]:
+def codes_in_words(raw: Mapping, tokenizer: Tokenizer) -> dict[str, str]:
     """Language -> what a text begins with that is to be translated into it: MADLAD-400's <2de>, or the prefixes
     that T5's config.json lists for translating from English."""
     tags = (re.fullmatch(r"<2(\w+)>", piece) for piece in tokenizer.get_vocab())

@@ -15,7 +15,7 @@ from decoder import SpeculativeDecoder, batch_generate
 from errors import InputError
 from families.conversion import convert
 from families.loading import load
-from families.t5 import asked_in_words
+from families.t5 import codes_in_words
 from text.languages import Languages
 from text.text_side import TextSide
 
@@ -77,7 +77,7 @@ def test_some_models_are_told_in_words(demo_pair, monkeypatch):
             encoded(target, "good day", **{option: name})
     own = Tokenizer.from_str(tokenizer.to_str())
     own.add_special_tokens(["<2de>", "<2zh>"])
-    codes = asked_in_words({}, own)
+    codes = codes_in_words({}, own)
     assert codes == {"de": "<2de> ", "zh": "<2zh> "}
     told = TextSide(own, languages=Languages(codes))
     monkeypatch.setattr(target, "text", told)
