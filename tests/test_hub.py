@@ -165,6 +165,7 @@ def test_a_model_on_the_hub_is_decoded_by_its_name(hub, cache, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     prompt = "translate number to German: 1284"
     monkeypatch.setattr(sys, "argv", ["main.py", "--model", MODEL, "--prompt", prompt])
+    monkeypatch.setattr(reporter, "note", lambda line: print(line, file=sys.stderr))
     hub.add(MODEL, {p.name: p.read_bytes() for p in (ROOT / "demo" / role).iterdir()})
     for end in (1_000_000, 2_000_000):
         hub.faults = {"GET .*safetensors": cut(end)}

@@ -34,7 +34,7 @@ def test_rows_share_the_time_of_their_steps(demo_pair, monkeypatch):
     assert len(steps) < summary.stats.target_calls  # rows were decoded side by side
     assert summary.stats.seconds == pytest.approx(sum(step.seconds for step in steps))
     assert summary.stats.preparing_seconds == pytest.approx(
-        sum(step.prefill_seconds for step in steps)
+        sum(step.draft.prefill_seconds for step in steps)
     )
 
 
