@@ -58,7 +58,7 @@ class Api:
     def __post_init__(self):
         decoder = self.engine.decoder
         self._piece = answers.pieces(decoder.tokenizer, decoder.hidden)
-        self._chat = decoder.model.text.chat
+        self._chat = decoder.text.chat
         self._listed = {
             "id": self.name,
             "object": "model",

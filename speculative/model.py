@@ -15,7 +15,7 @@ Rows = Sequence[Sequence[int]]
 class Model:
     """A model to decode with. A subclass has `config`, `prefix`, `start` and `decode`; all else has a default.
 
-    config: with
+    config: a dataclass with
         vocab_size         how many tokens its logits have
         pad_token_id       fills ragged arrays
         eos_token_ids      the tokens that end a text
@@ -24,20 +24,18 @@ class Model:
     """
 
     config: Any
-    text: Any = (
-        None  # its text side (text/text_side.py); None: the caller's tokenizer is all there is
-    )
-    ranks: Any = (
-        None  # the processes that share its layers (distributed/ranks.py); None: this one alone
-    )
-    max_rows: int | None = None  # how many rows it can decode together; None: any number
-    fixed_vocabulary = (
-        False  # it has all tokens of its vocabulary, also those that its tokenizer does not name
-    )
-    forced_bos_token_id: int | None = (
-        None  # the last token of `prefix`, unless the user forces another one
-    )
-    start_token_id: int | None = None  # what the decoder begins with, if it has an encoder
+    # Its text side (text/text_side.py); a draft model needs one. None: the caller's tokenizer is all there is
+    text: Any = None
+    # The processes that share its layers (distributed/ranks.py); None: this one alone
+    ranks: Any = None
+    # How many rows it can decode together; None: any number
+    max_rows: int | None = None
+    # Whether it has all tokens of its vocabulary, also those that its tokenizer does not name
+    fixed_vocabulary = False
+    # The last token of `prefix`, unless the user forces another one
+    forced_bos_token_id: int | None = None
+    # What the decoder begins with, if it has an encoder
+    start_token_id: int | None = None
     # Makes the empty cache of a number of rows, which `start` then takes too: only of models that read prompts as the
     # beginning of a row, so that later rows can reuse them
     new_cache: Callable[[int], Any] | None = None
@@ -48,7 +46,8 @@ class Model:
         return self.config.vocab_size
 
     def prefix(self, prompt: Sequence[int]) -> list[int]:
-        """What a row begins with, given the prompt's tokens: a start token or, of a decoder-only model, the prompt."""
+        """What a row begins with, given the prompt's tokens, or none: a start token or, of a decoder-only model, the
+        prompt."""
         raise NotImplementedError
 
     def start(self, prompts: Rows) -> Any:

@@ -87,9 +87,11 @@ def gigabytes(text: str) -> float:
 def note_types(*models: Any) -> None:
     """Say on stderr if weights are in 16 bits or quantized and there is no GPU."""
     import mlx.core as mx
+    import mlx.nn as nn
     from mlx.utils import tree_flatten
 
-    parameters = [dict(tree_flatten(model.parameters())) for model in models if model]
+    modules = [model for model in models if isinstance(model, nn.Module)]
+    parameters = [dict(tree_flatten(module.parameters())) for module in modules]
     types = {weight.dtype for each in parameters for weight in each.values()}
     if mx.default_device() == mx.cpu and types - {mx.float32}:
         text = "without a GPU, half-precision and quantized weights are several times slower than float32"

@@ -64,11 +64,12 @@ def open_decoder(
         draft_model, _ = load(models.draft_model, ranks.group, split=False)
         vocabulary = read_draft_vocabulary(models.draft_vocabulary, tokenizer)
     note_types(model, draft_model)
-    _note_defaults(model.text.defaults, options, verbose, has_beams)
     memory = read_memory(models.memory) if models.memory else None
-    return SpeculativeDecoder(
+    decoder = SpeculativeDecoder(
         model, tokenizer, draft_model, memory, vocabulary, models.prefix_cache
     )
+    _note_defaults(decoder.text.defaults, options, verbose, has_beams)
+    return decoder
 
 
 def _note_defaults(defaults, options: Options, verbose: bool, has_beams: bool) -> None:

@@ -23,14 +23,20 @@ def run(*arguments, cwd: Path, script: str = "main.py", **kwargs) -> subprocess.
 
 
 def call(
-    *arguments, cwd: Path, script: str = "main.py", terminal: int | None = None
+    *arguments,
+    cwd: Path,
+    script: str = "main.py",
+    terminal: int | None = None,
+    typed: str = "",
 ) -> subprocess.CompletedProcess:
     """The same in this process, which has all the modules already: for what is not about the process.
 
     terminal: the file that stderr is, whose text is then not in the result.
+    typed: what stdin holds.
     """
     program, argv = import_module(script.removesuffix(".py")), [script, *map(str, arguments)]
-    stdin, stdout, stderr = (io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(3))
+    stdin = io.TextIOWrapper(io.BytesIO(typed.encode()), "utf-8")
+    stdout, stderr = (io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2))
     shown = stderr if terminal is None else os.fdopen(os.dup(terminal), "w")
     code = 0
     with pytest.MonkeyPatch.context() as patch:
