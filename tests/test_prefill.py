@@ -1,6 +1,7 @@
 """What has been read once is not read again, and no text depends on it."""
 
 import gc
+import json
 
 import mlx.core as mx
 import numpy as np
@@ -11,6 +12,7 @@ pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-lm.t
 from helpers import causal_folders
 from helpers.causal_configs import VOCAB
 from helpers.causal_models import build, randomised
+from helpers.programs import call
 
 from decoder import SpeculativeDecoder
 from families import loading, opt
@@ -166,3 +168,25 @@ def test_a_chat_keeps_its_messages_in_the_template(cpu, tmp_path, monkeypatch, c
         expected.append(plain.generate(tokens, **vars(options)))
         messages.append({"role": "assistant", "content": expected[-1]})
     assert printed == "\n".join([*expected, ""])
+
+
+@pytest.mark.parametrize("has_template", [False, True])
+def test_a_chat_without_a_template_in_use_has_prompts_that_stand_alone(tmp_path, has_template):
+    """With --ignore-chat-template, and with a base model, which has none."""
+    causal_folders.write(tmp_path / "model")
+    if not has_template:
+        path = tmp_path / "model" / "tokenizer_config.json"
+        config = json.loads(path.read_text())
+        del config["chat_template"]
+        path.write_text(json.dumps(config))
+    prompts = ["the cat", "and the dog"]
+    arguments = ("--model", "model", "--max-tokens", "8")
+    if has_template:
+        arguments += ("--ignore-chat-template",)
+    typed = "".join(f"{prompt}\n" for prompt in prompts)
+    printed = call(*arguments, "--chat", cwd=tmp_path, typed=typed)
+    assert printed.returncode == 0, printed.stderr
+    model, tokenizer = loading.load(tmp_path / "model")
+    alone = SpeculativeDecoder(model, tokenizer)
+    texts = [alone.generate(prompt, max_tokens=8) for prompt in prompts]
+    assert printed.stdout == "\n".join([*texts, ""])
