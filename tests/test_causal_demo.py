@@ -97,8 +97,9 @@ def test_a_long_prompt_shows_how_far_it_is_read(tmp_path, monkeypatch):
     assert "reading" not in programs.call(*asked, cwd=tmp_path).stderr
 
 
-def test_the_table_beside_mlx_lm_is_printed(tmp_path):
-    """Of a few prompts and tokens."""
+def test_the_table_beside_mlx_lm_is_printed(tmp_path, monkeypatch):
+    """Of a few prompts and tokens, without the pauses."""
+    monkeypatch.setattr("benchmarks.measure.time.sleep", lambda seconds: None)
     sizes = ["--sizes", "llama-demo", "llama-demo", "--examples", "1", "--max-tokens", "6"]
     ways = ["--num-draft", "2", "auto", "--drafter", "model", "--batch-size", "1", "2"]
     result = programs.call(*ways, *sizes, "--baselines", cwd=tmp_path, script="benchmark.py")

@@ -137,7 +137,12 @@ def test_a_check_that_raises_is_wrong_and_the_others_go_on(monkeypatch, capsys):
 @pytest.mark.slow
 def test_all_of_it_on_one_screen(monkeypatch, capsys):
     less = dict(
-        SIZES=("t5-small", "demo"), TYPES=("float32", "4 bits"), ROWS=(1, 2), LENGTHS=(0, 4)
+        SIZES=("t5-small", "demo"),
+        TYPES=("float32", "4 bits"),
+        ROWS=(1, 2),
+        LENGTHS=(0, 4),
+        PER_KIND=1,
+        MAX_TOKENS=12,
     )
     for name, value in less.items():
         monkeypatch.setattr(check, name, value)

@@ -327,7 +327,7 @@ def test_slow_readers_hold_nobody_up(server):
 def test_a_signal_finishes_what_runs_and_refuses_the_rest(demo_folders, decoder):
     with Server(demo_folders, "--batch-size", "4") as server, ThreadPoolExecutor(10) as clients:
         # Some seconds' work: they have to run until the signal has come.
-        posted = [clients.submit(server.post, long(1000)) for _ in range(9)]
+        posted = [clients.submit(server.post, long(500)) for _ in range(9)]
         server.until("texts_running", 4)
         server.until("texts_waiting", 5)
         server.process.send_signal(signal.SIGTERM)
@@ -336,7 +336,7 @@ def test_a_signal_finishes_what_runs_and_refuses_the_rest(demo_folders, decoder)
         assert server.process.wait(30) == 0
     assert sorted(status for status, _ in answers) == [200] * 4 + [503] * 5
     finished = [a["choices"][0]["text"] for status, a in answers if status == 200]
-    assert finished == [decoder.generate(**long(1000))] * 4
+    assert finished == [decoder.generate(**long(500))] * 4
 
 
 def test_a_second_signal_ends_at_once(demo_folders):
