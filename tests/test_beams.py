@@ -38,7 +38,7 @@ def theirs(reference, **options) -> list[tuple[list[int], float]]:
     for b, prompt in enumerate(PROMPTS):
         place = slice(len(prompt)) if encoder else slice(width - len(prompt), width)
         tokens[b, place], mask[b, place] = prompt, 1
-    found = reference.generate(
+    output = reference.generate(
         input_ids=torch.tensor(tokens),
         attention_mask=torch.tensor(mask),
         do_sample=False,
@@ -47,8 +47,8 @@ def theirs(reference, **options) -> list[tuple[list[int], float]]:
         **in_transformers(options),
     )
     ends, first = ends if isinstance(ends, list) else [ends], 1 if encoder else width
-    texts = [until(ends, row[first:]) for row in found.sequences.tolist()]
-    return list(zip(texts, found.sequences_scores.tolist(), strict=True))
+    texts = [until(ends, row[first:]) for row in output.sequences.tolist()]
+    return list(zip(texts, output.sequences_scores.tolist(), strict=True))
 
 
 def search(model, batch_size, **options):
@@ -92,9 +92,9 @@ def models():
 
 def compare(models, batch_size, **options):
     """Ours, after it has been found to be theirs."""
-    found = ours(models[0], batch_size, **options)
-    assert differ(found, theirs(models[1], **options)) == []
-    return found
+    texts = ours(models[0], batch_size, **options)
+    assert differ(texts, theirs(models[1], **options)) == []
+    return texts
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def compare(models, batch_size, **options):
 )
 def test_texts_and_scores_are_those_of_transformers(models, beams, penalty, early, batch_size):
     how = dict(num_beams=beams, length_penalty=penalty, early_stopping=early, num_samples=2)
-    found = compare(models, batch_size, **how, **SOON)
-    assert len({len(text) for text, _ in found}) > 2
+    texts = compare(models, batch_size, **how, **SOON)
+    assert len({len(text) for text, _ in texts}) > 2
 
 
 @pytest.mark.slow
@@ -119,10 +119,10 @@ def test_every_length_penalty_and_way_to_stop(variant):
 
 
 def test_processors_see_log_probabilities(models):
-    asked = dict(repetition_penalty=1.4, no_repeat_ngram_size=2, min_tokens=4)
-    asked |= dict(forced_bos_token_id=17, forced_eos_token_id=1, suppress_tokens=[12, 33])
+    controls = dict(repetition_penalty=1.4, no_repeat_ngram_size=2, min_tokens=4)
+    controls |= dict(forced_bos_token_id=17, forced_eos_token_id=1, suppress_tokens=[12, 33])
     words = [[7], [39], [9, 11], [32, 32], [56]]
-    compare(models, 5, num_beams=4, num_samples=2, max_tokens=9, bad_words_ids=words, **asked)
+    compare(models, 5, num_beams=4, num_samples=2, max_tokens=9, bad_words_ids=words, **controls)
 
 
 def test_rows_come_and_go_and_a_batch_shrinks(models):
@@ -147,8 +147,8 @@ def test_where_nothing_may_be_written_the_text_is_empty(models):
 
 def test_beams_that_have_no_text_say_so(demo_pair):
     how = dict(regex="two", num_beams=4, num_samples=4)
-    found = SpeculativeDecoder(*demo_pair[:2]).batch_generate(["x"], **how)
-    assert [(r.text, r.finish_reason) for r in found] == [("two", "stop")] * 3 + [("", "none")]
+    responses = SpeculativeDecoder(*demo_pair[:2]).batch_generate(["x"], **how)
+    assert [(r.text, r.finish_reason) for r in responses] == [("two", "stop")] * 3 + [("", "none")]
 
 
 def test_responses_are_the_best_texts_and_their_scores(demo_pair):
@@ -184,10 +184,10 @@ def test_barts_family():
     reference, model = both(raw)
     reference.generation_config.forced_eos_token_id = None  # as its config has it
     end = raw["eos_token_id"]
-    asked = dict(no_repeat_ngram_size=3, min_tokens=3, forced_bos_token_id=7)
+    controls = dict(no_repeat_ngram_size=3, min_tokens=3, forced_bos_token_id=7)
     for how in WAYS:
         compare((model, reference), 5, **how, logit_bias={end: 3.0})
-        compare((model, reference), 5, **how, **asked, forced_eos_token_id=end)
+        compare((model, reference), 5, **how, **controls, forced_eos_token_id=end)
 
 
 @pytest.mark.slow
@@ -210,5 +210,5 @@ def test_a_decoder_only_model_of_mlx_lm():
     reference.load_state_dict(weights)
     model = CausalModel(lm, [1], 0)
     for how in WAYS:
-        asked = dict(logit_bias={1: 3.0}, no_repeat_ngram_size=2)
-        compare((model, reference), 5, **how, **asked)
+        controls = dict(logit_bias={1: 3.0}, no_repeat_ngram_size=2)
+        compare((model, reference), 5, **how, **controls)

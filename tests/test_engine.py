@@ -17,10 +17,10 @@ from speculative.sampling import RowSeeds
 
 
 def rows_for(decoder, fields) -> list[Row]:
-    asked = parse(json.dumps(fields).encode(), Completion)
-    options = asked.options(Options())
+    request = parse(json.dumps(fields).encode(), Completion)
+    options = request.options(Options())
     seed, count = RowSeeds(options.seed), options.num_samples
-    return [decoder.row(text, options, seed) for text in asked.prompt for _ in range(count)]
+    return [decoder.row(text, options, seed) for text in request.prompt for _ in range(count)]
 
 
 def rows(decoder, count=1, **options) -> list[Row]:
@@ -63,13 +63,13 @@ def test_rows_of_all_settings_have_the_texts_they_have_alone(decoder, lookup):
 
 
 def test_a_row_tells_of_each_step(decoder):
-    running, told = Running(decoder), []
+    running, reports = Running(decoder), []
     (job,) = running.put(*rows(decoder, num_draft=2))
-    running.at = lambda: told.append((job.progress.tokens, job.progress.finish_reason))
+    running.at = lambda: reports.append((job.progress.tokens, job.progress.finish_reason))
     running.run()
-    assert told == sorted(told, key=lambda progress: progress[0])
-    assert len(told) == job.progress.stats.target_calls > 2
-    assert [reason for _, reason in told] == [None] * (len(told) - 1) + ["stop"]
+    assert reports == sorted(reports, key=lambda progress: progress[0])
+    assert len(reports) == job.progress.stats.target_calls > 2
+    assert [reason for _, reason in reports] == [None] * (len(reports) - 1) + ["stop"]
     assert ended([job]) == [(ANSWER, "stop")]
 
 
@@ -162,10 +162,10 @@ def test_metrics_add_up(decoder):
     jobs = running.put(*rows(decoder, 3, num_draft=2))
     running.run()
     lines = [line for line in running.metrics.text().splitlines() if "#" not in line]
-    found = {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+    metrics = {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
     stats = [job.progress.stats for job in jobs]
-    assert found['speculative_texts_total{finish_reason="stop"}'] == 3
-    assert found["speculative_generated_tokens_total"] == sum(s.tokens for s in stats)
-    assert found["speculative_accepted_tokens_total"] == sum(s.accepted for s in stats) > 0
-    assert found["speculative_time_to_first_token_seconds_count"] == 3
-    assert found["speculative_texts_running"] == found["speculative_texts_waiting"] == 0
+    assert metrics['speculative_texts_total{finish_reason="stop"}'] == 3
+    assert metrics["speculative_generated_tokens_total"] == sum(s.tokens for s in stats)
+    assert metrics["speculative_accepted_tokens_total"] == sum(s.accepted for s in stats) > 0
+    assert metrics["speculative_time_to_first_token_seconds_count"] == 3
+    assert metrics["speculative_texts_running"] == metrics["speculative_texts_waiting"] == 0

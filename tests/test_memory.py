@@ -24,8 +24,8 @@ def read(tmp_path):
     def of(name: str, content: bytes | str) -> tuple[list[Pair], list[int]]:
         path, reports = tmp_path / name, []
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        found = load_memory(path, lambda line, reason: reports.append(line))
-        return list(found.pairs), reports
+        memory = load_memory(path, lambda line, reason: reports.append(line))
+        return list(memory.pairs), reports
 
     return of
 
@@ -34,14 +34,14 @@ def test_the_closest_prompt_gives_its_text():
     rng = random.Random(0)
     words = [f"w{i}" for i in range(300)]
     prompts = [" ".join(rng.choices(words, k=12)) for _ in range(500)]
-    found = Memory([Pair(prompt, str(i)) for i, prompt in enumerate(prompts)])
+    memory = Memory([Pair(prompt, str(i)) for i, prompt in enumerate(prompts)])
     for i, prompt in enumerate(prompts):
-        assert found.reference(prompt) == str(i)
+        assert memory.reference(prompt) == str(i)
         changed = prompt.split()
         changed[rng.randrange(12)] = "something"
-        assert found.reference(" ".join(changed)) == str(i)
-    assert found.reference(" ".join(rng.choices(words, k=12))) is None
-    assert found.reference("quite another") is found.reference("") is None
+        assert memory.reference(" ".join(changed)) == str(i)
+    assert memory.reference(" ".join(rng.choices(words, k=12))) is None
+    assert memory.reference("quite another") is memory.reference("") is None
     assert Memory([]).reference(HOUSE) is None
     # Of equal prompts the latest counts.
     assert Memory([Pair(HOUSE, "first"), Pair(HOUSE, "last")]).reference(HOUSE) == "last"
@@ -86,12 +86,12 @@ def _score(query: str, language: str | None, pair: Pair) -> float:
 
 def test_where_words_are_not_written_apart_characters_count():
     house, weather = "我们在教堂后面的山上看到了一座老房子", "今天天气很好"
-    found = Memory([Pair(house, "house"), Pair(weather, "weather")])
-    assert found.reference("他们在教堂后面的山上看到了一座新房子") == "house"
+    memory = Memory([Pair(house, "house"), Pair(weather, "weather")])
+    assert memory.reference("他们在教堂后面的山上看到了一座新房子") == "house"
 
 
 @pytest.mark.parametrize(
-    ("pair", "asked", "used"),
+    ("pair", "languages", "used"),
     [
         (dict(), dict(target_lang="fra_Latn"), True),
         (dict(target_lang="fr-CA"), dict(), True),
@@ -102,8 +102,8 @@ def test_where_words_are_not_written_apart_characters_count():
         (dict(target_lang="no code!"), dict(target_lang="fr"), False),
     ],
 )
-def test_languages_have_to_fit(pair, asked, used):
-    assert (Memory([Pair(HOUSE, "text", **pair)]).reference(HOUSE, **asked) == "text") == used
+def test_languages_have_to_fit(pair, languages, used):
+    assert (Memory([Pair(HOUSE, "text", **pair)]).reference(HOUSE, **languages) == "text") == used
 
 
 @pytest.mark.parametrize(
@@ -121,9 +121,9 @@ def test_tasks_have_to_be_the_same(earlier, now, used):
 
 
 def test_a_tag_names_the_language():
-    found = Memory([Pair(HOUSE, "maison", "en", "fr"), Pair(HOUSE, "Haus", "en", "de")])
-    assert found.reference("<2de> " + HOUSE) == "Haus"
-    assert found.reference(">>fra<< " + HOUSE) == "maison"
+    memory = Memory([Pair(HOUSE, "maison", "en", "fr"), Pair(HOUSE, "Haus", "en", "de")])
+    assert memory.reference("<2de> " + HOUSE) == "Haus"
+    assert memory.reference(">>fra<< " + HOUSE) == "maison"
 
 
 TMX = """<?xml version="1.0"?><!DOCTYPE tmx SYSTEM "tmx14.dtd"><tmx version="1.4">

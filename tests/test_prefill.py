@@ -65,12 +65,12 @@ def test_texts_are_the_same_with_and_without(cpu, name):
 
     def same(prompts, batch_size, **options) -> list[list[int]]:
         texts = list(prompts)
-        found = without.batch_generate(texts, batch_size, max_tokens=6, **options)
+        expected = without.batch_generate(texts, batch_size, max_tokens=6, **options)
         for i, other in enumerate(others):
             answers = other.batch_generate(texts, batch_size, max_tokens=6, **options)
-            assert [a.tokens for a in answers] == [f.tokens for f in found], (i, options)
+            assert [a.tokens for a in answers] == [f.tokens for f in expected], (i, options)
             reused[i] += sum(a.stats.cached_tokens for a in answers)
-        return [each.tokens for each in found]
+        return [each.tokens for each in expected]
 
     talks = random_prompts(4, 40)
     for turn, options in enumerate((dict(num_draft=3), dict(temp=0.8, seed=5), dict(lookup=True))):
@@ -104,8 +104,8 @@ def test_states_count_only_where_all_that_they_hold_is_there(cpu):
     (prompt,) = random_prompts(1, 30)
 
     def reused(tokens) -> tuple[int, list[int]]:
-        (found,) = ours.batch_generate([tokens], max_tokens=6, num_draft=0)
-        return found.stats.cached_tokens, found.tokens
+        (response,) = ours.batch_generate([tokens], max_tokens=6, num_draft=0)
+        return response.stats.cached_tokens, response.tokens
 
     _, text = reused(prompt)
     assert reused([*prompt, *text, 5])[0] == len(prompt) + len(text) - 1

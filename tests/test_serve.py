@@ -59,39 +59,41 @@ def test_the_answer_is_main_pys(client, demo_folders):
 def test_a_stream_adds_up_to_the_answer(client):
     prompts = [PROMPT, "repair: The kign sees the the house."]
     sampled = dict(logprobs=2, seed=5, temperature=0.6, n=2)
-    asked = dict(model="demo-target", prompt=prompts, **sampled)
-    whole = client.completions.create(**asked)
-    parts = client.completions.create(**asked, stream=True, stream_options={"include_usage": True})
-    found, last = [["", None, []] for _ in range(4)], None
+    fields = dict(model="demo-target", prompt=prompts, **sampled)
+    whole = client.completions.create(**fields)
+    parts = client.completions.create(**fields, stream=True, stream_options={"include_usage": True})
+    streamed, last = [["", None, []] for _ in range(4)], None
     for last in parts:
         for choice in last.choices:
-            text, _, offsets = found[choice.index]
+            text, _, offsets = streamed[choice.index]
             offsets = offsets + choice.logprobs.text_offset
-            found[choice.index] = [text + choice.text, choice.finish_reason, offsets]
-    assert found == [[c.text, "stop", c.logprobs.text_offset] for c in whole.choices]
+            streamed[choice.index] = [text + choice.text, choice.finish_reason, offsets]
+    assert streamed == [[c.text, "stop", c.logprobs.text_offset] for c in whole.choices]
     assert last.usage.total_tokens == whole.usage.total_tokens
 
 
 def test_the_seed_that_an_answer_names_makes_it_again(client, demo_pair):
     ids = demo_pair[1].encode(PROMPT).ids
-    asked = dict(model="demo-target", temperature=2.0, max_tokens=12)
-    first, second = (client.completions.create(**asked, prompt=[ids, "x"]) for _ in range(2))
-    asked |= dict(prompt=[PROMPT, "x"], seed=first.seed)
-    assert client.completions.create(**asked).choices == first.choices and first.seed != second.seed
-    assert {part.seed for part in client.completions.create(**asked, stream=True)} == {first.seed}
+    fields = dict(model="demo-target", temperature=2.0, max_tokens=12)
+    first, second = (client.completions.create(**fields, prompt=[ids, "x"]) for _ in range(2))
+    fields |= dict(prompt=[PROMPT, "x"], seed=first.seed)
+    assert first.seed != second.seed
+    assert client.completions.create(**fields).choices == first.choices
+    assert {part.seed for part in client.completions.create(**fields, stream=True)} == {first.seed}
 
 
 def test_a_prediction_is_copied_and_changes_nothing(client):
     prompt = "translate English to French: The old king sees two red doors behind the church."
-    asked = dict(model="demo-target", prompt=prompt)
-    text = client.completions.create(**asked, extra_body={"num_draft": 0}).choices[0].text
+    fields = dict(model="demo-target", prompt=prompt)
+    text = client.completions.create(**fields, extra_body={"num_draft": 0}).choices[0].text
     for field, value in (("prediction", {"type": "content", "content": text}), ("reference", text)):
         body = {field: value, "num_draft": 8}
-        found = client.completions.create(**asked, extra_body=body)
-        assert found.choices[0].text == text
-        accepted = found.usage.completion_tokens_details.accepted_prediction_tokens
-        assert 0.8 * found.usage.completion_tokens <= accepted < found.usage.completion_tokens
-    stream = client.completions.create(**asked, extra_body=body, stream=True)
+        completion = client.completions.create(**fields, extra_body=body)
+        assert completion.choices[0].text == text
+        usage = completion.usage
+        accepted = usage.completion_tokens_details.accepted_prediction_tokens
+        assert 0.8 * usage.completion_tokens <= accepted < usage.completion_tokens
+    stream = client.completions.create(**fields, extra_body=body, stream=True)
     parts = [part.choices[0].text for part in stream if part.choices]
     assert len(parts) > 1 and "".join(parts) == text
 
@@ -149,20 +151,20 @@ def test_a_chat_is_decoded_in_the_models_template(tmp_path):
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": [{"type": "text", "text": "the cat sat"}]},
     ]
-    asked = dict(model="target", messages=messages, max_completion_tokens=12, logprobs=True)
+    fields = dict(model="target", messages=messages, max_completion_tokens=12, logprobs=True)
     with (
         Server(tmp_path, *arguments, "--draft-model", "draft") as server,
         openai_client(server) as client,
     ):
-        chat = client.chat.completions.create(**asked).choices[0]
+        chat = client.chat.completions.create(**fields).choices[0]
         assert chat.message.content + "\n" == printed
         own = b"".join(bytes(token.bytes) for token in chat.logprobs.content)
         assert own.decode(errors="replace") + "\n" == printed
-        chunks = client.chat.completions.create(**asked, stream=True)
+        chunks = client.chat.completions.create(**fields, stream=True)
         parts = [chunk.choices[0].delta for chunk in chunks]
         assert parts[0].role == "assistant"
         assert "".join(part.content or "" for part in parts) + "\n" == printed
-        again = client.chat.completions.create(**asked)
+        again = client.chat.completions.create(**fields)
         assert again.choices[0].message.content + "\n" == printed
         usage = again.usage
         assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens - 1
@@ -206,8 +208,8 @@ WRONG = [
 
 @pytest.mark.parametrize("body, status, reason", WRONG, ids=lambda value: str(value)[:30])
 def test_what_is_wrong_is_refused_in_one_line(server, body, status, reason):
-    found, answer = server.post(body)
-    assert found == status
+    answered, answer = server.post(body)
+    assert answered == status
     error = answer["error"]
     assert reason in error["message"] and "\n" not in error["message"]
     assert error.keys() == {"message", "type", "param", "code"}
@@ -294,10 +296,10 @@ def begin(server, fields) -> socket.socket:
 def test_a_client_that_goes_away_frees_its_row(server):
     cancelled = 'texts_total{finish_reason="cancelled"}'
     before = server.metric(cancelled)
-    asked = [{**long(4000), "stream": bool(number % 2)} for number in range(8)]
-    running = [begin(server, fields) for fields in asked]
+    requests = [{**long(4000), "stream": bool(number % 2)} for number in range(8)]
+    running = [begin(server, fields) for fields in requests]
     server.until("texts_running", 8)
-    waiting = [begin(server, fields) for fields in asked]
+    waiting = [begin(server, fields) for fields in requests]
     server.until("texts_waiting", 8)
     for connection in waiting:  # before a place becomes free
         connection.close()
