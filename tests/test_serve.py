@@ -170,7 +170,7 @@ def test_a_chat_is_decoded_in_the_models_template(tmp_path):
         assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens - 1
         turn = again.choices[0].message.model_dump() | {"parsed": {}}
         sent_back = [*messages, turn, messages[1]]
-        answer = client.chat.completions.create(**asked | {"messages": sent_back})
+        answer = client.chat.completions.create(**fields | {"messages": sent_back})
         assert answer.usage.prompt_tokens > usage.prompt_tokens
         longest = dict(prompt=[5] * 250, max_tokens=8192)
         assert client.completions.create(model="target", **longest).usage.total_tokens == 256
