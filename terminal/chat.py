@@ -1,14 +1,14 @@
 """Conversations: how a prompt gets into the model's chat template, and main.py --chat."""
 
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from decoder import Content, Options, Response, SpeculativeDecoder
+from decoder import Content, Options, SpeculativeDecoder
 from errors import InputError
+from terminal.display import Display
 from terminal.summary import Summary
 from text.prompts import Prompt
 from text.text_side import TextSide
@@ -57,20 +57,12 @@ def chat(
     decoder: SpeculativeDecoder,
     options: Options,
     conversation: Conversation,
-    show: Callable[[Response], str],
-    report: Callable[[Summary, float], None],
+    display: Display,
 ) -> None:
     """Answer what is typed on the terminal until /q or the end of the input. With a chat template the conversation goes
-    on; otherwise each prompt stands alone. show: the text to print; report: called after each answer."""
+    on; otherwise each prompt stands alone."""
     messages = conversation.first
-    typed_after = ""
-    if sys.stdin.isatty():
-        import_module("readline")  # arrows in `input`
-        typed_after = ">> "
-        print("/r begins anew, /q ends, Ctrl-C stops an answer", file=sys.stderr)
-    while (typed := _line(typed_after)) != "/q":
-        if not typed:
-            continue
+    for typed in _typed_lines():
         if typed == "/r":
             messages = conversation.first
             continue
@@ -78,10 +70,9 @@ def chat(
         prompt = Prompt(messages, template=conversation.template) if conversation.in_use else typed
         text = ""
         summary = Summary()
-        began = time.perf_counter()
         try:
             for response in decoder.stream_generate(prompt, **vars(options)):
-                print(show(response), end="", flush=True)
+                print(display.text(response), end="", flush=True)
                 text += response.text
             summary.add(response)
         except KeyboardInterrupt:
@@ -92,11 +83,22 @@ def chat(
             continue
         print()
         messages.append({"role": "assistant", "content": text})
-        report(summary, began)
+        summary.print(decoder, options, display.verbose)
 
 
-def _line(prompt: str) -> str:
-    try:
-        return input(prompt).strip()
-    except EOFError:
-        return "/q"
+def _typed_lines() -> Iterator[str]:
+    """What is typed, without empty lines, until /q or the end of the input."""
+    sign = ""
+    if sys.stdin.isatty():
+        import_module("readline")  # arrows in `input`
+        sign = ">> "
+        print("/r begins anew, /q ends, Ctrl-C stops an answer", file=sys.stderr)
+    while True:
+        try:
+            line = input(sign).strip()
+        except EOFError:
+            return
+        if line == "/q":
+            return
+        if line:
+            yield line

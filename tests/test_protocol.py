@@ -216,7 +216,10 @@ def test_what_a_request_may_ask_for_is_declared(name):
         ({"n": 65}, "n is 65; 64 at most"),
         ({"n": 2}, "n above 1 needs temperature above 0"),
         ({"n": "two"}, "n is 'two', not a whole number from 1 to 64"),
-        ({"max_tokens": "max_tokens"}, "max_tokens is 'max_tokens', not a whole number from 1 to 9"),
+        (
+            {"max_tokens": "max_tokens"},
+            "max_tokens is 'max_tokens', not a whole number from 1 to 9",
+        ),
         ({"target_lang": 2}, "target_lang is 2, not a language's code or name"),
         ({"source_lang": ["temp"]}, "source_lang is ['temp'], not a language's code or name"),
     ],

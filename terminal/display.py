@@ -1,0 +1,106 @@
+"""How main.py shows a response: as text, as JSON or, with --show-draft, with each token coloured by where it comes from.
+
+Colours are for a terminal, unless TERM or NO_COLOR (no-color.org) rules them out.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TextIO
+
+from decoder import Response
+from terminal import cli
+
+# From the 16 colours that a terminal's theme keeps legible; underlined for readers who cannot tell
+# green from red.
+_COLOURS = {
+    "forced": ("\033[34m", "\033[0m"),
+    "lookup": ("\033[35m", "\033[0m"),
+    "draft_model": ("\033[32m", "\033[0m"),
+    "corrected": ("\033[4;91m", "\033[0m"),
+}
+_MEANINGS = {
+    "lookup": ("magenta", "prompt lookup's, accepted"),
+    "draft_model": ("green", "the draft model's, accepted"),
+    "corrected": ("red, underlined", "the target's, in place of a rejected token"),
+    "forced": ("blue", "forced by the form of the output"),
+}
+
+
+@dataclass(frozen=True)
+class Display:
+    """What the flags say about showing responses."""
+
+    as_json: bool = False
+    verbose: bool = False  # statistics at the end
+    text: Callable[[Response], str] = lambda response: response.text  # with colours or without
+
+    @classmethod
+    def of(cls, as_json: bool, verbose: bool, show_draft: bool) -> "Display":
+        """With `show_draft`, on a terminal, says on stderr what the colours mean."""
+        if not (show_draft and coloured(sys.stdout)):
+            return cls(as_json, verbose)
+        cli.write(legend(sys.stderr), sys.stderr)
+        return cls(as_json, verbose, painted)
+
+    def line(self, index: int, response: Response) -> str:
+        """The response to a file's prompt `index`, on one line."""
+        return to_json(index, response) if self.as_json else cli.one_line(self.text(response))
+
+
+def to_json(index: int, response: Response) -> str:
+    """The response as a JSON object on one line."""
+    stats = response.stats
+    fields = {
+        "index": index,
+        **vars(response),
+        "stats": {
+            **stats.drafting,
+            "accepted_lengths": stats.histogram(),
+            "seconds": stats.seconds,
+            "preparing_seconds": stats.preparing_seconds,
+        },
+        "from_draft": response.from_draft,
+        "mean_logprob": response.mean_logprob,
+    }
+    left_out = {name for name in ("score", "seed") if fields[name] is None}
+    if response.logprobs is None:
+        left_out |= {"logprobs", "top_logprobs", "mean_logprob"}
+    shown = {name: value for name, value in fields.items() if name not in left_out}
+    return json.dumps(shown, ensure_ascii=False)
+
+
+def coloured(stream: TextIO) -> bool:
+    """Whether the stream shows colours."""
+    colourless = os.environ.get("TERM", "") in ("", "dumb") or os.environ.get("NO_COLOR")
+    return stream.isatty() and not colourless
+
+
+def painted(response: Response) -> str:
+    """The response's text, with each run of tokens coloured by its origin.
+
+    A character made of several tokens takes the colour of the last one. A space before a word stays outside.
+    """
+    texts = [pair for pair in zip(response.origins, response.texts, strict=True) if pair[1]]
+    runs = groupby(texts, key=lambda pair: pair[0])
+    return "".join(_paint(origin, "".join(t for _, t in run)) for origin, run in runs)
+
+
+def _paint(origin: str, text: str) -> str:
+    word = text.lstrip(" ")
+    if not word or origin not in _COLOURS:
+        return text
+    before, after = _COLOURS[origin]
+    return " " * (len(text) - len(word)) + before + word + after
+
+
+def legend(stream: TextIO) -> str:
+    """One line that explains the colours; with escape codes only if `stream` is a terminal."""
+    parts = [
+        _paint(origin, meaning) if stream.isatty() else f"{name}: {meaning}"
+        for origin, (name, meaning) in _MEANINGS.items()
+    ]
+    return ", ".join([*parts, "no colour: the target's own"])
