@@ -57,61 +57,33 @@ def parse_args(argv: list[str] | None = None):
     )
     flag = parser.add_argument
     add_models(parser)
+    # fmt: off
     flag("--prompt", "-p", help="the prompt; - reads it from standard input")
-    flag(
-        "--prompt-file",
-        type=cli.name,
-        metavar="FILE",
-        help="a file of prompts, one per line; - reads standard input; JSON lines with a field prompt if the "
-        "name ends in .jsonl or the first line is one; or a JSON array of prompts",
-    )
-    flag(
-        "--output",
-        "-o",
-        type=cli.path,
-        metavar="FILE",
-        help="write the outputs of the prompt file here; if it holds some already, go on after them",
-    )
-    flag(
-        "--batch-size",
-        type=cli.count,
-        help=f"prompts of the file to decode in one batch (default: {BATCH_SIZE})",
-    )
-    flag(
-        "--chat",
-        action="store_true",
-        help="answer prompts typed on the terminal; a model with a chat template keeps the conversation",
-    )
+    flag("--prompt-file", type=cli.name, metavar="FILE",
+         help="a file of prompts, one per line; - reads standard input; JSON lines with a field prompt if the "
+         "name ends in .jsonl or the first line is one; or a JSON array of prompts")
+    flag("--output", "-o", type=cli.path, metavar="FILE",
+         help="write the outputs of the prompt file here; if it holds some already, go on after them")
+    flag("--batch-size", type=cli.count,
+         help=f"prompts of the file to decode in one batch (default: {BATCH_SIZE})")
+    flag("--chat", action="store_true",
+         help="answer prompts typed on the terminal; a model with a chat template keeps the conversation")
     add_memory(parser, grows=True)
     add_prefix_cache(parser)
     add_decoding_options(parser)
     flag("--system-prompt", metavar="TEXT", help="system prompt, for a model with a chat template")
-    flag(
-        "--ignore-chat-template",
-        action="store_true",
-        help="do not put the prompt into the model's chat template",
-    )
-    flag(
-        "--chat-template-config",
-        type=json_of(dict, str),
-        metavar="JSON",
-        help='arguments for the chat template: {"enable_thinking": false}',
-    )
-    flag(
-        "--extra-eos-token",
-        nargs="+",
-        default=(),
-        metavar="TOKEN",
-        help="further tokens that end an output, by name: </answer>",
-    )
+    flag("--ignore-chat-template", action="store_true",
+         help="do not put the prompt into the model's chat template")
+    flag("--chat-template-config", type=json_of(dict, str), metavar="JSON",
+         help='arguments for the chat template: {"enable_thinking": false}')
+    flag("--extra-eos-token", nargs="+", default=(), metavar="TOKEN",
+         help="further tokens that end an output, by name: </answer>")
     flag("--json", action="store_true", help="print each output as a JSON object instead of text")
     flag("--verbose", action="store_true", help="print statistics to stderr at the end")
-    flag(
-        "--show-draft",
-        action="store_true",
-        help="on a terminal, colour each token by its origin: a form, prompt lookup, the draft model, the target in "
-        "place of a rejected token, or the target's own",
-    )
+    flag("--show-draft", action="store_true",
+         help="on a terminal, colour each token by its origin: a form, prompt lookup, the draft model, the target in "
+         "place of a rejected token, or the target's own")
+    # fmt: on
     args = parser.parse_args(argv)
     if not (sys.argv[1:] if argv is None else argv):
         parser.exit(cli.USAGE_ERROR, WITHOUT_PROMPT)

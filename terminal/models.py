@@ -11,6 +11,7 @@ from distributed.ranks import ALONE, Ranks
 from errors import InputError
 from terminal.cli import note_types
 from terminal.flags import read_draft_vocabulary, read_memory
+from text.generation import GenerationDefaults
 
 
 @dataclass(frozen=True)
@@ -27,20 +28,20 @@ class Models:
     @classmethod
     def of(cls, args: argparse.Namespace, ranks: Ranks = ALONE) -> "Models":
         """The models of a command line, with the demo pair in place of none."""
-        given = vars(args)
-        models = cls(
-            args.model or "",
-            args.draft_model,
+        model = args.model
+        draft_model = args.draft_model
+        if model is None:
+            model = ranks.together(lambda: demo_model("target"))
+            draft_model = ranks.together(lambda: demo_model("draft"))
+        given = vars(args)  # not every command has all of these flags
+        return cls(
+            model,
+            draft_model,
             args.draft_vocabulary,
             args.memory,
             given.get("prefix_cache"),
             tuple(given.get("extra_eos_token", ())),
         )
-        if args.model is not None:
-            return models
-        target = ranks.together(lambda: demo_model("target"))
-        draft = ranks.together(lambda: demo_model("draft"))
-        return replace(models, model=target, draft_model=draft)
 
 
 def open_decoder(
@@ -62,7 +63,8 @@ def open_decoder(
     vocabulary = None
     if models.draft_model and options.num_draft and options.num_beams == 1:
         draft_model, _ = load(models.draft_model, ranks.group, split=False)
-        vocabulary = read_draft_vocabulary(models.draft_vocabulary, tokenizer)
+        if models.draft_vocabulary:
+            vocabulary = read_draft_vocabulary(models.draft_vocabulary, tokenizer)
     note_types(model, draft_model)
     _note_defaults(model.text.defaults, options, verbose, has_beams)
     memory = read_memory(models.memory) if models.memory else None
@@ -71,7 +73,9 @@ def open_decoder(
     )
 
 
-def _note_defaults(defaults, options: Options, verbose: bool, has_beams: bool) -> None:
+def _note_defaults(
+    defaults: GenerationDefaults, options: Options, verbose: bool, has_beams: bool
+) -> None:
     ignored = defaults.ignored(options.num_beams)
     if ignored:
         beams = defaults.not_done.get("num_beams") if options.num_beams == 1 else None
