@@ -30,8 +30,8 @@ from demo.widen import CAUSAL_SHAPES, SHAPES
 from errors import InputError
 from speculative.sampling import RowSeeds
 from terminal import cli
-from terminal.chat import Conversation
 from terminal.flags import check_models, reading
+from terminal.models import Conversation
 from terminal.prompt_files import PromptFile
 from text.prompts import check_prompt
 

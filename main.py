@@ -19,7 +19,7 @@ from distributed.ranks import Ranks, session
 from errors import InputError
 from speculative.options import FORMS
 from terminal import cli
-from terminal.chat import Conversation, chat
+from terminal.chat import chat
 from terminal.display import Display, to_json
 from terminal.flags import (
     add_decoding_options,
@@ -30,7 +30,7 @@ from terminal.flags import (
     json_of,
     options_of,
 )
-from terminal.models import Models, note_alone, open_decoder
+from terminal.models import Conversation, Models, note_alone, open_decoder
 from terminal.prompt_files import FileTask, decode_file
 from terminal.summary import Summary
 from text.memory import MemoryFile, Pair
@@ -195,7 +195,9 @@ def run_command(args, ranks: Ranks) -> None:
         decoder.text, args.system_prompt, args.chat_template_config, args.ignore_chat_template
     )
     languages = decoder.text.resolve_languages(options.source_lang, options.target_lang)
-    display = Display.of(args.json, args.verbose, args.show_draft)
+    display = Display(args.json, args.verbose)
+    if args.show_draft:
+        display = display.with_colours()
 
     def remember(response: Response) -> None:
         """Add the text to the memory if it is finished and new."""

@@ -16,7 +16,7 @@ from families.causal import CausalModel
 from speculative.driver import Waiting
 from speculative.row import Row
 from speculative.sampling import RowSeeds
-from terminal.chat import Conversation
+from terminal.models import Conversation
 
 Way = Callable[[Sequence[str]], list]
 """Decodes prompts; returns a Row for each, or its tokens."""

@@ -47,17 +47,13 @@ class OptionError(InputError):
 
 
 def whole(least: int, most: int = MOST) -> Values:
-    def accepts(value: Any) -> bool:
-        return _is_whole(value) and least <= value <= most
-
-    return Values(int, f"a whole number from {least} to {{most}}", accepts, "N", most=most)
+    description = f"a whole number from {least} to {{most}}"
+    return Values(int, description, lambda n: _is_whole(n) and least <= n <= most, "N", most=most)
 
 
 def number(least: float, most: float = MOST) -> Values:
-    def accepts(value: Any) -> bool:
-        return _is_number(value) and least <= value <= most
-
-    return Values(float, f"a number from {least} to {most}", accepts, "X")
+    description = f"a number from {least} to {most}"
+    return Values(float, description, lambda x: _is_number(x) and least <= x <= most, "X")
 
 
 def _is_whole(value: Any) -> bool:

@@ -1,56 +1,15 @@
-"""Conversations: how a prompt gets into the model's chat template, and main.py --chat."""
+"""main.py --chat: a conversation on the terminal."""
 
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from importlib import import_module
-from typing import Any
 
-from decoder import Content, Options, SpeculativeDecoder
+from decoder import Options, SpeculativeDecoder
 from errors import InputError
 from terminal.display import Display
+from terminal.models import Conversation
 from terminal.summary import Summary
 from text.prompts import Prompt
-from text.text_side import TextSide
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """What the flags say about the chat template. Without one, or if it is not to be used, a prompt stays as it is."""
-
-    system_prompt: str | None = None
-    template: Mapping[str, Any] = field(default_factory=dict)  # arguments for the chat template
-    in_use: bool = False
-
-    @classmethod
-    def of(
-        cls,
-        text: TextSide,
-        system_prompt: str | None,
-        template: Mapping[str, Any] | None,
-        ignore_chat_template: bool,
-    ) -> "Conversation":
-        """InputError for settings of a chat template if none is in use."""
-        in_use = text.chat is not None and not ignore_chat_template
-        if not in_use and (system_prompt is not None or template is not None):
-            missing = "none is in use" if text.chat else "this model has no chat template"
-            raise InputError(f"a system prompt or a setting needs a chat template: {missing}")
-        return cls(system_prompt, template or {}, in_use)
-
-    @property
-    def first(self) -> list[dict[str, Any]]:
-        """The messages that it begins with."""
-        if self.system_prompt is None:
-            return []
-        return [{"role": "system", "content": self.system_prompt}]
-
-    def prompt(self, content: Content) -> Content:
-        """A text as the user's first message. Anything else stays as it is."""
-        prompt = content if isinstance(content, Prompt) else Prompt(content)
-        if not (self.in_use and prompt.is_text):
-            return content
-        message = {"role": "user", "content": prompt.content}
-        return Prompt([*self.first, message], prompt.reference, self.template)
 
 
 def chat(

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TextIO
 
@@ -38,13 +38,12 @@ class Display:
     verbose: bool = False  # statistics at the end
     text: Callable[[Response], str] = lambda response: response.text  # with colours or without
 
-    @classmethod
-    def of(cls, as_json: bool, verbose: bool, show_draft: bool) -> "Display":
-        """With `show_draft`, on a terminal, says on stderr what the colours mean."""
-        if not (show_draft and coloured(sys.stdout)):
-            return cls(as_json, verbose)
+    def with_colours(self) -> "Display":
+        """The same, with colours on a terminal. Says on stderr what they mean."""
+        if not coloured(sys.stdout):
+            return self
         cli.write(legend(sys.stderr), sys.stderr)
-        return cls(as_json, verbose, painted)
+        return replace(self, text=painted)
 
     def line(self, index: int, response: Response) -> str:
         """The response to a file's prompt `index`, on one line."""

@@ -19,8 +19,8 @@ from decoder import BATCH_SIZE, Content, Options, Response, SpeculativeDecoder
 from distributed.ranks import ALONE, Ranks
 from errors import InputError
 from terminal import cli
-from terminal.chat import Conversation
 from terminal.display import Display
+from terminal.models import Conversation
 from terminal.summary import Summary
 from text.prompts import Prompt, check_prompt
 

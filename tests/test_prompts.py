@@ -18,8 +18,8 @@ from helpers.programs import ANSWER, PROMPT, ROOT, call
 from decoder import Options, SpeculativeDecoder, stream_generate
 from model import T5
 from terminal import cli, prompt_files
-from terminal.chat import Conversation
 from terminal.display import Display
+from terminal.models import Conversation
 from terminal.prompt_files import FileTask, PromptFile, decode_file
 
 FRENCH = "translate number to French: 80"
