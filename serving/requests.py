@@ -172,23 +172,24 @@ class Fields(_Object):
         """The options of its rows, with `max_tokens` tokens at most. Raises InputError if they are out of range."""
         more = {_ALIASES.get(field, field): x for field, x in (self.model_extra or {}).items()}
         _check_fields(more)
-        asked = {name: more.get(field) for field, name in _NAMES.items()}
-        asked |= {name: value for name, value in self._own().items() if value is not None}
-        asked = {name: _usual(name, x) for name, x in asked.items() if x is not None}
-        if isinstance(tokens := asked.get("max_tokens"), int) and not isinstance(tokens, bool):
-            asked["max_tokens"] = max_tokens if tokens == -1 else min(tokens, max_tokens)
+        given = {name: more.get(field) for field, name in _NAMES.items()}
+        given |= {name: value for name, value in self._own().items() if value is not None}
+        given = {name: _usual(name, x) for name, x in given.items() if x is not None}
+        tokens = given.get("max_tokens")
+        if isinstance(tokens, int) and not isinstance(tokens, bool):
+            given["max_tokens"] = max_tokens if tokens == -1 else min(tokens, max_tokens)
         penalties = (self.presence_penalty or 0.0, self.frequency_penalty or 0.0)
         if any(penalties):
-            asked["processors"] = (*defaults.processors, CountPenalty(*penalties))
-        if any(name in asked for name in FORMS):
-            asked = dict.fromkeys(FORMS) | asked
+            given["processors"] = (*defaults.processors, CountPenalty(*penalties))
+        if any(name in given for name in FORMS):
+            given = dict.fromkeys(FORMS) | given
         limits = _SERVED | {"max_tokens": max_tokens}
-        _check_sizes(asked, limits)
-        samples = asked.get("num_samples", defaults.num_samples)
-        if isinstance(samples, int) and samples > 1 and asked.get("temp", defaults.temp) == 0:
+        _check_sizes(given, limits)
+        samples = given.get("num_samples", defaults.num_samples)
+        if isinstance(samples, int) and samples > 1 and given.get("temp", defaults.temp) == 0:
             raise InputError("n above 1 needs temperature above 0")  # a request has no beams
         try:
-            return replace(defaults, **asked)
+            return replace(defaults, **given)
         except OptionError as error:
             most = limits.get(error.name, error.values.most)
             values = replace(error.values, most=most)

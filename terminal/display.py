@@ -53,18 +53,11 @@ class Display:
 def to_json(index: int, response: Response) -> str:
     """The response as a JSON object on one line."""
     stats = response.stats
-    fields = {
-        "index": index,
-        **vars(response),
-        "stats": {
-            **stats.drafting,
-            "accepted_lengths": stats.histogram(),
-            "seconds": stats.seconds,
-            "preparing_seconds": stats.preparing_seconds,
-        },
-        "from_draft": response.from_draft,
-        "mean_logprob": response.mean_logprob,
-    }
+    counts = {**stats.drafting, "accepted_lengths": stats.histogram()}
+    times = {"seconds": stats.seconds, "preparing_seconds": stats.preparing_seconds}
+    fields = {"index": index, **vars(response), "stats": counts | times}
+    fields["from_draft"] = response.from_draft
+    fields["mean_logprob"] = response.mean_logprob
     left_out = {name for name in ("score", "seed") if fields[name] is None}
     if response.logprobs is None:
         left_out |= {"logprobs", "top_logprobs", "mean_logprob"}
