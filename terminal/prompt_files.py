@@ -239,7 +239,8 @@ class InOrder:
     before it are finished. `reached`: how many are finished and written."""
 
     def __init__(self, write: Callable[[str], object], reached: int = 0):
-        self._write, self.reached = write, reached
+        self._write = write
+        self.reached = reached
         self._waiting: dict[int, tuple[str, bool]] = {}
 
     def put(self, number: int, text: str, finished: bool = True) -> None:
