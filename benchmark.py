@@ -12,8 +12,11 @@ import terminal  # noqa: F401 (first: it checks Python and the packages)
 import blas  # noqa: F401 (before mlx)
 
 # isort: split
+import argparse
 import json
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks import causal, report
@@ -21,57 +24,53 @@ from benchmarks.check import all_is_well
 from benchmarks.limits import CallTimes, oracle_rate
 from benchmarks.measure import OtherWay, Way, decoder, decoding, take_turns, widened_pair
 from benchmarks.report import Setting
-from decoder import Options, load
+from decoder import Options, SpeculativeDecoder, load
 from demo.examples import KINDS, SHORT_KINDS, examples
 from demo.widen import CAUSAL_SHAPES, SHAPES
 from errors import InputError
 from speculative.sampling import RowSeeds
 from terminal import cli
-from terminal.chat import Conversation
 from terminal.flags import check_models, reading
+from terminal.models import Conversation
 from terminal.prompt_files import PromptFile
 from text.prompts import check_prompt
 
 USUAL = ("t5-large", "t5-small")
 
 
-def parse_args(argv: list[str] | None = None):
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = cli.Parser(
         prog="benchmark.py", description="Measure plain and speculative decoding on this machine."
     )
-    flag, named = parser.add_argument, ", ".join(SHAPES | CAUSAL_SHAPES)
+    flag = parser.add_argument
+    number: Any = reading("num_draft")
+    number |= dict(nargs="+", default=[*range(1, 9), "auto"])
+    # fmt: off
     flag("--check", action="store_true", help="check this machine; it goes with no other flag")
     flag("--model", help=f"{cli.MODEL} (default: the demo models, widened to --sizes)")
     flag("--draft-model", help="a smaller model with the same vocabulary")
     flag("--source-lang", metavar="CODE", help="language of the source, if multilingual")
     flag("--target-lang", metavar="CODE", help="language of the output, if multilingual")
-    sizes: Any = dict(nargs=2, choices=[*SHAPES, *CAUSAL_SHAPES], metavar=("TARGET", "DRAFT"))
-    flag(
-        "--sizes",
-        **sizes,
-        help=f"widen the demo models to these sizes, to time large models without a download; two of {named} "
-        f"(default: {' '.join(USUAL)})",
-    )
+    flag("--sizes", nargs=2, choices=[*SHAPES, *CAUSAL_SHAPES], metavar=("TARGET", "DRAFT"),
+         help="widen the demo models to these sizes, to time large models without a download; two of "
+         f"{', '.join([*SHAPES, *CAUSAL_SHAPES])} (default: {' '.join(USUAL)})")
     flag("--prompt-file", help="one prompt per line (default: the demo's)")
-    few = "how many of the demo's prompts per task (default: %(default)s)"
-    flag("--examples", type=cli.positive, default=6, help=few)
-    number: Any = reading("num_draft") | dict(nargs="+", default=[*range(1, 9), "auto"])
+    flag("--examples", type=cli.positive, default=6,
+         help="how many of the demo's prompts per task (default: %(default)s)")
     flag("--num-draft", **number, help="draft lengths (default: 1 to 8, and auto)")
-    drafts = "what drafts (default: model, plus both with auto; lookup without a draft model)"
-    flag("--drafter", nargs="+", choices=["model", "lookup", "both"], help=drafts)
-    sizes = dict(nargs="+", type=cli.positive, default=[1], metavar="B")
-    flag("--batch-size", **sizes, help="batch sizes (default: 1)")
-    turn = "the ways of decoding take turns of N prompts; raise it if a prompt takes so little time that noise hides it (default: the largest batch; with --baselines all prompts, in two rounds with pauses)"
-    flag("--per-turn", type=cli.positive, metavar="N", help=turn)
-    flag(
-        "--kinds",
-        nargs="+",
-        choices=KINDS,
-        help="the demo's tasks to measure, each in a table of its own (default: all but paragraph, in one table)",
-    )
+    flag("--drafter", nargs="+", choices=["model", "lookup", "both"],
+         help="what drafts (default: model, plus both with auto; lookup without a draft model)")
+    flag("--batch-size", nargs="+", type=cli.positive, default=[1], metavar="B",
+         help="batch sizes (default: 1)")
+    flag("--per-turn", type=cli.positive, metavar="N",
+         help="the ways of decoding take turns of N prompts; raise it if a prompt takes so little time that noise hides it "
+         "(default: the largest batch; with --baselines all prompts, in two rounds with pauses)")
+    flag("--kinds", nargs="+", choices=KINDS,
+         help="the demo's tasks to measure, each in a table of its own (default: all but paragraph, in one table)")
     flag("--max-tokens", type=cli.positive, default=128, help="per output (default: %(default)s)")
-    beside = "compare with transformers and CTranslate2, or with mlx-lm, if installed"
-    flag("--baselines", action="store_true", help=beside)
+    flag("--baselines", action="store_true",
+         help="compare with transformers and CTranslate2, or with mlx-lm, if installed")
+    # fmt: on
     args = parser.parse_args(argv)
     if args.check and len(argv or sys.argv[1:]) > 1:
         parser.error("--check goes with no other flag")
@@ -79,20 +78,15 @@ def parse_args(argv: list[str] | None = None):
     return args
 
 
-def check(args, parser: cli.Parser) -> None:
-    """Check the command line before anything is measured, and set `args.ways`: drafters and draft lengths."""
+def check(args: argparse.Namespace, parser: cli.Parser) -> None:
+    """Exit with a message if the flags do not fit together."""
     if args.sizes and args.model:
         parser.error("--sizes widens the demo models; it does not go with --model")
-    args.sizes = args.sizes or USUAL
-    if len({size in CAUSAL_SHAPES for size in args.sizes}) > 1:
+    if len({size in CAUSAL_SHAPES for size in args.sizes or USUAL}) > 1:
         parser.error("--sizes must be two T5 sizes or two Llama sizes")
-    has_draft = bool(args.draft_model or not args.model)
-    drafters = args.drafter or (["model"] if has_draft else ["lookup"])
-    args.ways = [(d, k) for d in drafters for k in args.num_draft]
-    if has_draft and not args.drafter:  # `auto` as in main.py
-        args.ways += [("both", k) for k in args.num_draft if k == "auto"]
     check_models(args, parser)
-    if not has_draft and {"model", "both"} & set(drafters):
+    needs_draft_model = {"model", "both"} & set(args.drafter or ())
+    if needs_draft_model and args.model and not args.draft_model:
         parser.error("--drafter model and --drafter both need --draft-model")
     if args.baselines and args.model:
         parser.error("--baselines works with the demo models only, not with --model")
@@ -102,77 +96,130 @@ def check(args, parser: cli.Parser) -> None:
         Options(num_draft=num_draft)  # or InputError
 
 
-def texts(args) -> dict[str, list[str]]:
-    """Table name -> its prompts."""
-    if args.prompt_file is not None:
-        file = PromptFile(args.prompt_file, lambda line, reason: None)
-        prompts = [check_prompt(prompt).content for prompt in file]
-        if not prompts:
-            raise InputError(f"{args.prompt_file}: no prompts")
-        return {"": prompts}
-    tables = {kind: [kind] for kind in args.kinds} if args.kinds else {"": SHORT_KINDS}
-    return {name: [e.prompt for e in examples(args.examples, of)] for name, of in tables.items()}
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared: the same texts, decoded in several ways."""
+
+    ways: list[tuple[str, int | str]]  # our drafters, each with a draft length
+    batch_sizes: list[int]
+    options: Options
+    per_turn: int | None  # prompts; None: the largest batch, or all beside other libraries
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> "Comparison":
+        has_draft = bool(args.draft_model or not args.model)
+        drafters = args.drafter or (["model"] if has_draft else ["lookup"])
+        ways = [(drafter, num_draft) for drafter in drafters for num_draft in args.num_draft]
+        if has_draft and not args.drafter:  # `auto` as in main.py
+            ways += [("both", num_draft) for num_draft in args.num_draft if num_draft == "auto"]
+        options = Options(
+            max_tokens=args.max_tokens, source_lang=args.source_lang, target_lang=args.target_lang
+        )
+        return cls(ways, args.batch_size, options, args.per_turn)
 
 
-def others(args, target: Any, draft: Any) -> dict[str, OtherWay]:
-    """Name -> a way of another library to decode tokens."""
-    if not args.baselines:
-        return {}
-    if args.sizes[0] in CAUSAL_SHAPES:
-        numbers = [k for k in args.num_draft if k != "auto"]
-        return causal.ways(target, draft, args.max_tokens, args.batch_size, numbers)
+def prompts_of_file(path: str) -> dict[str, list[Any]]:
+    """The only table's prompts."""
+    prompts = [check_prompt(prompt).content for prompt in PromptFile(path, lambda *_: None)]
+    if not prompts:
+        raise InputError(f"{path}: no prompts")
+    return {"": prompts}
+
+
+def prompts_of_demo(kinds: list[str] | None, count: int) -> dict[str, list[str]]:
+    """Table name -> its prompts, `count` of each kind."""
+    tables = {kind: [kind] for kind in kinds} if kinds else {"": SHORT_KINDS}
+    return {
+        name: [example.prompt for example in examples(count, included)]
+        for name, included in tables.items()
+    }
+
+
+def baselines(
+    sizes: Sequence[str], target: Any, draft: Any, comparison: Comparison
+) -> dict[str, OtherWay]:
+    """Name -> a way of another library to decode tokens with the widened demo pair."""
+    max_tokens = comparison.options.max_tokens or 0
+    batch_sizes = comparison.batch_sizes
+    if sizes[0] in CAUSAL_SHAPES:
+        lengths = dict.fromkeys(k for _, k in comparison.ways if isinstance(k, int))
+        return causal.ways(target, draft, max_tokens, batch_sizes, list(lengths))
     from benchmarks import baselines
 
-    return baselines.ways(args.sizes, args.max_tokens, args.batch_size)
+    return baselines.ways(sizes, max_tokens, batch_sizes)
 
 
-def speed(args) -> dict:
+def speed(args: argparse.Namespace) -> dict:
     """Print a table of ways to decode, and their limits, for each kind of text; return all of it as data."""
-    asked, reports = texts(args), {}
+    comparison = Comparison.of(args)
+    if args.prompt_file is None:
+        tables = prompts_of_demo(args.kinds, args.examples)
+    else:
+        tables = prompts_of_file(args.prompt_file)
+    theirs = {}
     if args.model:
-        target, draft = (load(name)[0] if name else None for name in (args.model, args.draft_model))
+        target, _ = load(args.model)
+        draft = load(args.draft_model)[0] if args.draft_model else None
         cli.note_types(target, draft)
     else:
-        target, draft = widened_pair(args.sizes)
-    theirs = others(args, target, draft)
-    for kind, prompts in asked.items():
+        sizes = args.sizes or USUAL
+        target, draft = widened_pair(sizes)
+        if args.baselines:
+            theirs = baselines(sizes, target, draft, comparison)
+    reports = {}
+    for kind, prompts in tables.items():
         print(f"\n## {kind}\n" if kind else "", end="")
-        reports[kind] = compare(args, target, draft, prompts, theirs)
+        reports[kind] = compare(comparison, target, draft, prompts, theirs)
     return reports.get("") or {"kinds": reports}
 
 
 def compare(
-    args, target: Any, draft: Any | None, prompts: list[str], theirs: dict[str, OtherWay]
+    comparison: Comparison,
+    target: Any,
+    draft: Any | None,
+    prompts: list[str],
+    theirs: dict[str, OtherWay],
 ) -> dict:
     """Print one table, of our ways and theirs; return it as data."""
-    options = {name: getattr(args, name) for name in ("max_tokens", "source_lang", "target_lang")}
-    rows, settings, seed = decoder(target), Options(**options), RowSeeds(0)
-    framed = Conversation.of(rows.text, None, None, ignore_chat_template=False).prompt
-    tokens = {prompt: rows.row(framed(prompt), settings, seed).prompt for prompt in prompts}
-    found: dict[str, Any] = report.describe() | report.sizes(target, draft, tokens)
-    print("\n".join(f"{key}: {value}" for key, value in found.items()), end="\n\n", flush=True)
+    options = comparison.options
+    tokens = tokens_of(prompts, decoder(target), options)
+    facts = report.describe() | report.sizes(target, draft, tokens)
+    print("\n".join(f"{key}: {value}" for key, value in facts.items()), end="\n\n", flush=True)
 
     times = CallTimes(target, draft, tokens[prompts[0]])
     ways: dict[Setting | str, Way] = {}
-    for batch_size in args.batch_size:
-        for drafter, num_draft in [("", 0), *args.ways]:
-            drafting = draft if drafter in ("model", "both") else None
-            how = options | dict(num_draft=num_draft, lookup=drafter in ("lookup", "both"))
-            way = decoding(target, drafting, batch_size, **how)
+    for batch_size in comparison.batch_sizes:
+        for drafter, num_draft in [("", 0), *comparison.ways]:
+            with_model = drafter in ("model", "both")
+            own = replace(options, num_draft=num_draft, lookup=drafter in ("lookup", "both"))
+            way = decoding(target, draft if with_model else None, batch_size, **vars(own))
             ways[Setting(drafter, num_draft, batch_size)] = way
 
-    def of_tokens(way: OtherWay) -> Way:
+    def of_texts(way: OtherWay) -> Way:
         return lambda prompts: way([tokens[prompt] for prompt in prompts])
 
-    ways |= {name: of_tokens(way) for name, way in theirs.items()}
-    # Beside other libraries: whole blocks, and no program's threads spin while another's work.
-    blocks: Any = dict(rounds=2, pause=1.0) if theirs else {}
-    per_turn = args.per_turn or (len(prompts) if theirs else max(args.batch_size))
-    runs = take_turns(ways, prompts, per_turn, times.measure, **blocks)
-    found |= times.report()
-    if draft and args.batch_size[0] == 1:
-        found["oracle"] = oracle_rate(next(iter(runs.values())).rows, draft, times)
-    return found | report.compare(runs, times, found.get("oracle"))
+    ways |= {name: of_texts(way) for name, way in theirs.items()}
+    if theirs:
+        # Whole blocks, and no program's threads spin while another's work.
+        per_turn = comparison.per_turn or len(prompts)
+        runs = take_turns(ways, prompts, per_turn, times.measure, rounds=2, pause=1.0)
+    else:
+        per_turn = comparison.per_turn or max(comparison.batch_sizes)
+        runs = take_turns(ways, prompts, per_turn, times.measure)
+    costs = times.report()
+    if draft and comparison.batch_sizes[0] == 1:
+        plain = next(iter(runs.values()))
+        costs["oracle"] = oracle_rate(plain.rows, draft, times)
+    return facts | costs | report.compare(runs, times, costs.get("oracle"))
+
+
+def tokens_of(
+    prompts: list[str], models: SpeculativeDecoder, options: Options
+) -> dict[str, list[int]]:
+    """The tokens of each prompt, in the model's chat template if it has one."""
+    conversation = Conversation.of(models.text, None, None, ignore_chat_template=False)
+    seed = RowSeeds(0)
+    return {p: models.row(conversation.prompt(p), options, seed).prompt for p in prompts}
 
 
 def main() -> None:

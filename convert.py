@@ -16,35 +16,33 @@ from terminal import cli
 
 
 def parse_args(argv: list[str] | None = None):
-    what = "Turn a Hugging Face checkpoint into a folder that main.py loads."
-    parser = cli.Parser(prog="convert.py", description=what)
+    parser = cli.Parser(
+        prog="convert.py",
+        description="Turn a Hugging Face checkpoint into a folder that main.py loads.",
+    )
     flag = parser.add_argument
-    what = "a name on the Hugging Face hub, or a folder"
-    flag("--model", "--hf-path", type=cli.name, required=True, help=what)
-    where = "where to write (default: mlx_models/<last part of the name>)"
-    flag("--mlx-path", type=cli.path, help=where)
-    flag(
-        "--dtype",
-        choices=DTYPES,
-        help="type of the weights (default: float16 for Whisper and for BART's kin except Pegasus, else bfloat16)",
-    )
-    smaller = "quantize the weights: smaller, but less precise"
-    flag("-q", "--quantize", action="store_true", help=smaller)
-    modes = "format of quantized weights; keep affine unless you want one of the others, whose bits and groups are fixed (default: affine)"
-    flag("--q-mode", choices=MODES, help=modes)
-    flag(
-        "--q-bits", type=int, choices=BITS, help="bits per weight (default: the mode's; affine: 4)"
-    )
-    flag(
-        "--q-group-size",
-        type=int,
-        choices=GROUP_SIZES,
-        help="how many weights share a scale; take a smaller number if outputs get worse: more exact, more memory (default: the mode's; affine: 64)",
-    )
+    # fmt: off
+    flag("--model", "--hf-path", type=cli.name, required=True,
+         help="a name on the Hugging Face hub, or a folder")
+    flag("--mlx-path", type=cli.path,
+         help="where to write (default: mlx_models/<last part of the name>)")
+    flag("--dtype", choices=DTYPES,
+         help="type of the weights (default: float16 for Whisper and for BART's kin except Pegasus, else bfloat16)")
+    flag("-q", "--quantize", action="store_true",
+         help="quantize the weights: smaller, but less precise")
+    flag("--q-mode", choices=MODES,
+         help="format of quantized weights; keep affine unless you want one of the others, whose bits and groups are "
+         "fixed (default: affine)")
+    flag("--q-bits", type=int, choices=BITS,
+         help="bits per weight (default: the mode's; affine: 4)")
+    flag("--q-group-size", type=int, choices=GROUP_SIZES,
+         help="how many weights share a scale; take a smaller number if outputs get worse: more exact, more memory "
+         "(default: the mode's; affine: 64)")
     flag("--revision", type=cli.name, help="branch, tag or commit on the hub")
     flag("--force", action="store_true", help="replace an earlier conversion")
-    text = "only say what it would take: bytes to download, memory, and the smallest Mac"
-    flag("--dry-run", action="store_true", help=text)
+    flag("--dry-run", action="store_true",
+         help="only say what it would take: bytes to download, memory, and the smallest Mac")
+    # fmt: on
     args = parser.parse_args(argv)
     if not args.quantize and (args.q_mode or args.q_bits or args.q_group_size):
         parser.error("--q-mode, --q-bits and --q-group-size need --quantize")
@@ -56,10 +54,20 @@ def main() -> None:
     if args.dry_run:
         print(*describe(args.model, args.revision), sep="\n")
         return
-    wanted = (args.q_mode or "affine", args.q_bits or 0, args.q_group_size or 0)
-    quantization = Quantization(*wanted) if args.quantize else None
-    how = dict(revision=args.revision, force=args.force, quantization=quantization)
-    print(convert(args.model, args.mlx_path, args.dtype, **how))
+    quantization = None
+    if args.quantize:
+        quantization = Quantization(
+            args.q_mode or "affine", args.q_bits or 0, args.q_group_size or 0
+        )
+    folder = convert(
+        args.model,
+        args.mlx_path,
+        args.dtype,
+        revision=args.revision,
+        force=args.force,
+        quantization=quantization,
+    )
+    print(folder)
 
 
 if __name__ == "__main__":

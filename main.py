@@ -7,23 +7,20 @@ python main.py --model t5-11b --draft-model t5-small --prompt "summarize: ..."
 import terminal  # noqa: F401 (first: it checks Python and the packages)
 
 # isort: split
-import argparse
-import functools
 import json
 import sys
-import time
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from decoder import BATCH_SIZE, Options, Response, SpeculativeDecoder
+from decoder import BATCH_SIZE, Content, Options, Response, SpeculativeDecoder
 from distributed.ranks import Ranks, session
 from errors import InputError
-from speculative.options import FORMS, MAX_TOKENS
+from speculative.options import FORMS
 from terminal import cli
-from terminal.chat import Conversation, chat
-from terminal.colours import coloured, legend, painted
+from terminal.chat import chat
+from terminal.display import Display, to_json
 from terminal.flags import (
     add_decoding_options,
     add_memory,
@@ -33,19 +30,17 @@ from terminal.flags import (
     json_of,
     options_of,
 )
-from terminal.models import Models, note_alone, open_decoder
-from terminal.prompt_files import InOrder, PromptFile, answered
+from terminal.models import Conversation, Models, note_alone, open_decoder
+from terminal.prompt_files import FileTask, decode_file
 from terminal.summary import Summary
 from text.memory import MemoryFile, Pair
 
-Done = Callable[[Response], None]
-# Have no effect with beam search, nor with --num-draft 0
-DRAFTING = "draft_model draft_vocabulary lookup delta reference memory".split()
-# Of drafts; a prompt file's lines may have references
-SOURCES = ["draft_model", "lookup", "reference", "memory", "prompt_file", *FORMS]
-TOLD = 10  # seconds after which --verbose says again how far a file is, without a terminal
-BEAMS = ("length_penalty", "early_stopping")  # have no effect without beam search
-SAMPLING = ("top_k", "top_p", "min_p", "seed", "acceptance")  # have no effect on greedy decoding
+# Flags that do nothing without drafting
+DRAFTING = ("draft_model", "draft_vocabulary", "lookup", "delta", "reference", "memory")
+# Flags that give the drafter something to draft from; a prompt file's lines may have references
+SOURCES = ("draft_model", "lookup", "reference", "memory", "prompt_file", *FORMS)
+BEAMS = ("length_penalty", "early_stopping")  # do nothing without beam search
+SAMPLING = ("top_k", "top_p", "min_p", "seed", "acceptance")  # do nothing in greedy decoding
 WITHOUT_PROMPT = """\
 main.py needs a prompt (--prompt) or a file of prompts (--prompt-file). With the demo models, which are included:
   python main.py --prompt "translate number to German: 1284"
@@ -56,42 +51,39 @@ All options: python main.py --help; explained in docs/using.md
 
 
 def parse_args(argv: list[str] | None = None):
-    what = "Generate text speculatively: the target's own output, in fewer passes through it."
-    parser = cli.Parser(prog="main.py", description=what)
+    parser = cli.Parser(
+        prog="main.py",
+        description="Generate text speculatively: the target's own output, in fewer passes through it.",
+    )
     flag = parser.add_argument
     add_models(parser)
+    # fmt: off
     flag("--prompt", "-p", help="the prompt; - reads it from standard input")
-    text = (
-        "a file of prompts, one per line; - reads standard input; JSON lines with a field prompt if the "
-        "name ends in .jsonl or the first line is one; or a JSON array of prompts"
-    )
-    flag("--prompt-file", type=cli.name, metavar="FILE", help=text)
-    text = "write the outputs of the prompt file here; if it holds some already, go on after them"
-    flag("--output", "-o", type=cli.path, metavar="FILE", help=text)
-    text = f"prompts of the file to decode in one batch (default: {BATCH_SIZE})"
-    flag("--batch-size", type=cli.count, default=argparse.SUPPRESS, help=text)
-    text = (
-        "answer prompts typed on the terminal; a model with a chat template keeps the conversation"
-    )
-    flag("--chat", action="store_true", help=text)
+    flag("--prompt-file", type=cli.name, metavar="FILE",
+         help="a file of prompts, one per line; - reads standard input; JSON lines with a field prompt if the "
+         "name ends in .jsonl or the first line is one; or a JSON array of prompts")
+    flag("--output", "-o", type=cli.path, metavar="FILE",
+         help="write the outputs of the prompt file here; if it holds some already, go on after them")
+    flag("--batch-size", type=cli.count,
+         help=f"prompts of the file to decode in one batch (default: {BATCH_SIZE})")
+    flag("--chat", action="store_true",
+         help="answer prompts typed on the terminal; a model with a chat template keeps the conversation")
     add_memory(parser, grows=True)
     add_prefix_cache(parser)
     add_decoding_options(parser)
     flag("--system-prompt", metavar="TEXT", help="system prompt, for a model with a chat template")
-    text = "do not put the prompt into the model's chat template"
-    flag("--ignore-chat-template", action="store_true", help=text)
-    text = 'arguments for the chat template: {"enable_thinking": false}'
-    flag("--chat-template-config", type=json_of(dict, str), metavar="JSON", help=text)
-    text = "further tokens that end an output, by name: </answer>"
-    flag("--extra-eos-token", nargs="+", default=(), metavar="TOKEN", help=text)
-    text = "print each output as a JSON object instead of text"
-    flag("--json", action="store_true", help=text)
+    flag("--ignore-chat-template", action="store_true",
+         help="do not put the prompt into the model's chat template")
+    flag("--chat-template-config", type=json_of(dict, str), metavar="JSON",
+         help='arguments for the chat template: {"enable_thinking": false}')
+    flag("--extra-eos-token", nargs="+", default=(), metavar="TOKEN",
+         help="further tokens that end an output, by name: </answer>")
+    flag("--json", action="store_true", help="print each output as a JSON object instead of text")
     flag("--verbose", action="store_true", help="print statistics to stderr at the end")
-    text = (
-        "on a terminal, colour each token by its origin: a form, prompt lookup, the draft model, the target in place of a "
-        "rejected token, or the target's own"
-    )
-    flag("--show-draft", action="store_true", help=text)
+    flag("--show-draft", action="store_true",
+         help="on a terminal, colour each token by its origin: a form, prompt lookup, the draft model, the target in "
+         "place of a rejected token, or the target's own")
+    # fmt: on
     args = parser.parse_args(argv)
     if not (sys.argv[1:] if argv is None else argv):
         parser.exit(cli.USAGE_ERROR, WITHOUT_PROMPT)
@@ -116,138 +108,29 @@ def read_prompt(argument: str) -> str:
         raise InputError("standard input is not UTF-8 text") from None
 
 
-def as_json(index: int, response: Response) -> str:
-    """The response as a JSON object on one line."""
-    names = "target_calls draft_tokens accepted accepted_lengths seconds preparing_seconds".split()
-    stats = {name: getattr(response.stats, name) for name in names}
-    stats["accepted_lengths"] = response.stats.histogram()
-    fields = {"index": index, **vars(response), "stats": stats, "from_draft": response.from_draft}
-    fields["mean_logprob"] = response.mean_logprob
-    left_out = {name for name in ("score", "seed") if fields[name] is None}
-    if response.logprobs is None:
-        left_out |= {"logprobs", "top_logprobs", "mean_logprob"}
-    return json.dumps({k: v for k, v in fields.items() if k not in left_out}, ensure_ascii=False)
-
-
-def show_draft(args) -> Callable[[Response], str]:
-    """A function from a response to the text to show. With --show-draft on a terminal, says what the colours mean."""
-    if not (args.show_draft and coloured(sys.stdout)):
-        return lambda response: response.text
-    cli.write(legend(sys.stderr), sys.stderr)
-    return painted
-
-
-def print_summary(args, decoder, options: Options, summary: Summary, began: float) -> None:
-    """Say on stderr which limit cut texts off; with --verbose, print statistics."""
-    if summary.cut:
-        texts = f"{summary.cut} of {summary.texts} texts" if args.prompt_file else "the text"
-        applied = decoder.text.defaults.applied(options)
-        setting = next((name for name in ("max_new_tokens", "max_length") if name in applied), None)
-        limit = options.max_tokens or MAX_TOKENS
-        reason = f"--max-tokens {limit} cut {texts} short; raise it for the rest"
-        if setting:
-            limit = applied[setting]
-            reason = f"the checkpoint's {setting}={limit} cut {texts} short; see --max-tokens"
-        elif summary.longest_cut < limit:
-            reason = f"the model's maximum length cut {texts} short"
-        print(reason, file=sys.stderr)
-    if summary.failed:
-        print(
-            f"{summary.failed} of {summary.texts} outputs could not keep to their form",
-            file=sys.stderr,
-        )
-    if args.verbose:
-        summary.pairs = len(decoder.memory.pairs) if decoder.memory else 0
-        print("\n".join(summary.lines(time.perf_counter() - began)), file=sys.stderr)
-        if decoder.draft_vocabulary:
-            print(decoder.draft_vocabulary, file=sys.stderr)
-
-
-def answer_prompt(
-    args, decoder: SpeculativeDecoder, options: Options, conversation: Conversation, remember: Done
+def decode_prompt(
+    prompt: Content,
+    decoder: SpeculativeDecoder,
+    options: Options,
+    display: Display,
+    remember: Callable[[Response], None],
 ) -> None:
-    """Decode the one prompt, streaming its text to stdout."""
-    prompt = conversation.prompt(read_prompt(args.prompt))
-    summary, began = Summary(), time.perf_counter()
-    shown = show_draft(args)
-    if args.json or options.num_samples > 1:
+    """Decode one prompt, streaming its text to stdout."""
+    summary = Summary()
+    if display.as_json or options.num_samples > 1:
         for response in decoder.batch_generate([prompt], **vars(options)):
-            print(as_json(0, response) if args.json else shown(response))
+            print(to_json(0, response) if display.as_json else display.text(response))
             summary.add(response)
             remember(response)
     else:
         text = ""
         for response in decoder.stream_generate(prompt, **vars(options)):
-            print(shown(response), end="", flush=True)
+            print(display.text(response), end="", flush=True)
             text += response.text
         print()
         summary.add(response)
         remember(replace(response, text=text))
-    print_summary(args, decoder, options, summary, began)
-    if summary.failed:
-        sys.exit(cli.INPUT_ERROR)
-
-
-def answer_file(
-    args,
-    decoder: SpeculativeDecoder,
-    options: Options,
-    conversation: Conversation,
-    ranks: Ranks,
-    remember: Done = lambda response: None,
-) -> None:
-    """Decode the prompts of a file. Report lines without a usable prompt; they make the exit code 1."""
-
-    from tqdm import tqdm
-
-    def report(line: int, reason: str) -> None:
-        cli.write(f"{file.name}, line {line + 1}: {reason}", sys.stderr)
-        for sample in range(samples):
-            output.put(line * samples + sample, "" if args.json else "\n")
-
-    def finish(text: str) -> None:
-        if response := finished.pop(output.reached, None):  # else the line has no prompt
-            remember(response)
-        cli.write(text, kept, end="")
-
-    # A prompt that is too long for the model is a bad line too.
-    limited = decoder.model.config.max_prompt_tokens is not None
-    check = functools.partial(decoder.check, options=options) if limited else None
-    size, samples = vars(args).get("batch_size", BATCH_SIZE), options.num_samples
-    kept, done = sys.stdout, 0
-    if args.output:
-        done = answered(args.output, samples, args.json)
-        kept = open(args.output, "a", encoding="utf-8")  # noqa: SIM115 (it lives as long as we do)
-    file = PromptFile(args.prompt_file, report, ranks, conversation.prompt, check, done)
-    output, finished = InOrder(finish, done * samples), dict[int, Response]()
-    shown = show_draft(args)
-    summary, began = Summary(), time.perf_counter()
-    regular = args.prompt_file != "-" and Path(args.prompt_file).is_file()
-    lines = len(Path(args.prompt_file).read_bytes().splitlines()) if regular else None
-    told = began
-    with tqdm(desc="prompts", unit="", total=lines, initial=done, disable=None) as progress:
-        try:
-            for line, response in file.answers(decoder, size, options):
-                text = as_json(line, response) if args.json else cli.one_line(shown(response))
-                number = line * samples + response.sample
-                finished[number] = response
-                output.put(number, f"{text}\n")
-                progress.update(response.sample == 0)
-                summary.add(response)
-                if args.verbose and progress.disable and time.perf_counter() - told >= TOLD:
-                    told = time.perf_counter()
-                    print(f"{done + summary.texts // samples}/{lines or '?'}", file=sys.stderr)
-        except (Exception, KeyboardInterrupt) as error:
-            if output.reached >= samples and not isinstance(error, BrokenPipeError):
-                n = output.reached // samples
-                line = f"{file.name}: answered up to line {n}; resume at line {n + 1}"
-                cli.write(line, sys.stderr)
-            raise
-    print_summary(args, decoder, options, summary, began)
-    if args.output:
-        print(args.output)
-    if file.bad_lines:
-        raise InputError(f"{file.name}: {file.bad_lines} of {file.lines} lines have no answer")
+    summary.print(decoder, options, display.verbose)
     if summary.failed:
         sys.exit(cli.INPUT_ERROR)
 
@@ -256,20 +139,21 @@ def report_unused(given: dict, options: Options) -> None:
     """Say on stderr which of the given flags have no effect."""
     beams = options.num_beams > 1
     drafting = [name for name in DRAFTING if name != "memory" or not given["memory_append"]]
-    alone = given["model"] and not any(given.get(name) for name in SOURCES)
-    for names, unused, reason in (
-        (("batch_size",), given["prompt_file"] is None, "without --prompt-file"),
+    without_source = given["model"] and not any(given.get(name) for name in SOURCES)
+    reasons = [
+        (["batch_size"], given["prompt_file"] is None, "without --prompt-file"),
         (SAMPLING, options.temp == 0, "at temperature 0; see --temp"),
-        (("logprobs",), not given["json"], "without --json"),
-        (("num_draft", *drafting), beams, "with --num-beams, which does not draft"),
+        (["logprobs"], not given["json"], "without --json"),
+        (["num_draft", *drafting], beams, "with --num-beams, which does not draft"),
         (drafting, not (beams or options.num_draft), "with --num-draft 0"),
         (
-            ("num_draft",),
-            alone and options.num_draft,
+            ["num_draft"],
+            without_source and options.num_draft,
             "without a draft model, --lookup or a reference",
         ),
         (BEAMS, not beams, "without --num-beams"),
-    ):
+    ]
+    for names, unused, reason in reasons:
         for name in names:
             if unused and given.get(name) is not None:
                 print(f"--{name.replace('_', '-')} has no effect {reason}", file=sys.stderr)
@@ -285,23 +169,18 @@ def check_ranks(args, ranks: Ranks) -> None:
         )
     # Paths may differ; the files behind them are compared or shared
     own = {"model", "draft_model", "draft_vocabulary", "prompt_file", "memory"}
-    asked = {name: value for name, value in vars(args).items() if name not in own}
+    arguments = {name: value for name, value in vars(args).items() if name not in own}
     root = Path(__file__).resolve().parent
     program = b"".join(f.read_bytes() for f in sorted([*root.glob("*.py"), *root.glob("*/*.py")]))
     memory = args.memory.read_bytes() if args.memory and args.memory.exists() else b""
     ranks.check_same(
         memory=f"{zlib.crc32(memory):08x}",
-        set_of_arguments=json.dumps(asked, sort_keys=True),
+        set_of_arguments=json.dumps(arguments, sort_keys=True),
         version_of_this_program=f"{zlib.crc32(program):08x}",
     )
 
 
-def main() -> None:
-    with session() as ranks:
-        answer(parse_args(), ranks)
-
-
-def answer(args, ranks: Ranks) -> None:
+def run_command(args, ranks: Ranks) -> None:
     """Do what the command line asks for."""
     options = options_of(args)
     report_unused(vars(args), options)
@@ -309,30 +188,39 @@ def answer(args, ranks: Ranks) -> None:
         check_ranks(args, ranks)
     elif args.prompt_file not in (None, "-"):
         Path(args.prompt_file).stat()  # report a missing file before models are loaded
-    growing = MemoryFile(args.memory) if args.memory_append else None  # creates the file if needed
-    models = Models.of(args, ranks)
-    decoder = open_decoder(models, options, ranks, args.verbose)
+    memory_file = MemoryFile(args.memory) if args.memory_append else None  # created if needed
+    decoder = open_decoder(Models.of(args, ranks), options, ranks, args.verbose)
+    memory = decoder.memory
     conversation = Conversation.of(
         decoder.text, args.system_prompt, args.chat_template_config, args.ignore_chat_template
     )
-    memory = decoder.memory
     languages = decoder.text.resolve_languages(options.source_lang, options.target_lang)
+    display = Display(args.json, args.verbose)
+    if args.show_draft:
+        display = display.with_colours()
 
     def remember(response: Response) -> None:
         """Add the text to the memory if it is finished and new."""
         pair = Pair(response.prompt, response.text, *languages)
-        whole = response.finish_reason == "stop" and response.sample == ranks.rank == 0
-        if growing and memory and whole and pair not in memory:
-            growing.append(pair)
+        is_whole = response.finish_reason == "stop" and response.sample == ranks.rank == 0
+        if memory_file and memory and is_whole and pair not in memory:
+            memory_file.append(pair)
 
     if args.chat:
-        report = functools.partial(print_summary, args, decoder, options)
-        chat(decoder, options, conversation, show_draft(args), report)
+        chat(decoder, options, conversation, display)
     elif args.prompt_file is None:
-        answer_prompt(args, decoder, options, conversation, remember)
+        prompt = conversation.prompt(read_prompt(args.prompt))
+        decode_prompt(prompt, decoder, options, display, remember)
     else:
         note_alone(decoder)
-        answer_file(args, decoder, options, conversation, ranks, remember)
+        batch_size = BATCH_SIZE if args.batch_size is None else args.batch_size
+        task = FileTask(args.prompt_file, args.output, batch_size)
+        decode_file(task, decoder, options, conversation, display, ranks, remember)
+
+
+def main() -> None:
+    with session() as ranks:
+        run_command(parse_args(), ranks)
 
 
 if __name__ == "__main__":

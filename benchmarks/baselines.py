@@ -63,13 +63,17 @@ def with_transformers(sizes: Sequence[str], max_tokens: int) -> Callable[..., li
     ends = target.config.eos_token_id
 
     def generate(prompts: Prompts, assisted: bool = False, lookup: int | None = None):
-        how = {"assistant_model": draft} if assisted else {}
-        how |= {"prompt_lookup_num_tokens": lookup} if lookup else {}
         tokens, mask = map(torch.from_numpy, padded(prompts, target.config.pad_token_id))
-        how |= dict(attention_mask=mask, max_new_tokens=max_tokens, do_sample=False)
         with torch.inference_mode():
-            found = target.generate(tokens.long(), **how)
-        return [until_end(row[1:], ends) for row in found.tolist()]
+            texts = target.generate(
+                tokens.long(),
+                attention_mask=mask,
+                max_new_tokens=max_tokens,
+                do_sample=False,
+                assistant_model=draft if assisted else None,
+                prompt_lookup_num_tokens=lookup,
+            )
+        return [until_end(row[1:], ends) for row in texts.tolist()]
 
     return generate
 
@@ -84,7 +88,8 @@ def with_ctranslate2(
     target, _ = widened_pair(sizes)
     tokenizer = AutoTokenizer.from_pretrained(DEMO / "target")
     with tempfile.TemporaryDirectory() as folder:
-        theirs, converted = Path(folder) / "transformers", f"{folder}/ctranslate2"
+        theirs = Path(folder) / "transformers"
+        converted = f"{folder}/ctranslate2"
         in_transformers(target).save_pretrained(theirs)
         tokenizer.save_pretrained(theirs)
         ctranslate2.converters.TransformersConverter(str(theirs)).convert(converted)
@@ -114,38 +119,41 @@ def process() -> Executor:
 
 
 @functools.cache  # models are made once per process
-def _made(make: Callable[..., Callable], *how) -> Callable[..., list[list[int]]]:
-    return make(*how)
+def _generator(make: Callable[..., Callable], *arguments) -> Callable[..., list[list[int]]]:
+    return make(*arguments)
 
 
-def _decode(made: tuple, prompts: Prompts, how: dict) -> list[list[int]]:
-    return _made(*made)(prompts, **how)
+def _decode(model: tuple, prompts: Prompts, settings: dict) -> list[list[int]]:
+    return _generator(*model)(prompts, **settings)
 
 
-def way(there: Executor, made: tuple, batch_size: int = 1, **how) -> OtherWay:
-    """A way to decode prompts in that process, `batch_size` at a time; made: a function above and its
+def way(executor: Executor, model: tuple, batch_size: int = 1, **settings) -> OtherWay:
+    """A way to decode prompts in the executor's process, `batch_size` at a time; model: a function above and its
     arguments."""
 
     def decode(prompts: Prompts) -> list[list[int]]:
-        parts = [prompts[i : i + batch_size] for i in range(0, len(prompts), batch_size)]
-        return [text for part in parts for text in there.submit(_decode, made, part, how).result()]
+        texts = []
+        for i in range(0, len(prompts), batch_size):
+            batch = prompts[i : i + batch_size]
+            texts += executor.submit(_decode, model, batch, settings).result()
+        return texts
 
     return decode
 
 
 def ways(sizes: Sequence[str], max_tokens: int, batch_sizes: Sequence[int]) -> dict[str, OtherWay]:
     """The ways of the installed libraries. transformers speculates for one prompt at a time only."""
-    in_torch = process(), (with_transformers, tuple(sizes), max_tokens)
-    plainly = {"transformers": in_torch}
+    in_torch = (process(), (with_transformers, tuple(sizes), max_tokens))
+    libraries = {"transformers": in_torch}
     if importlib.util.find_spec("ctranslate2"):
         for dtype in ("float32", "int8"):
-            made = with_ctranslate2, tuple(sizes), max_tokens, dtype
-            plainly[f"CTranslate2 {dtype}"] = process(), made
-    found = {
-        f"{name}, plain" + (f", batch {size}" if size > 1 else ""): way(*where, size)
-        for size in batch_sizes
-        for name, where in plainly.items()
-    }
-    found["transformers, assisted"] = way(*in_torch, assisted=True)
-    found["transformers, prompt lookup"] = way(*in_torch, lookup=10)
-    return found
+            model = (with_ctranslate2, tuple(sizes), max_tokens, dtype)
+            libraries[f"CTranslate2 {dtype}"] = (process(), model)
+    ways = {}
+    for size in batch_sizes:
+        for name, library in libraries.items():
+            suffix = f", batch {size}" if size > 1 else ""
+            ways[f"{name}, plain{suffix}"] = way(*library, size)
+    ways["transformers, assisted"] = way(*in_torch, assisted=True)
+    ways["transformers, prompt lookup"] = way(*in_torch, lookup=10)
+    return ways

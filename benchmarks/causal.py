@@ -25,28 +25,34 @@ def ways(
     ends = target.config.eos_token_ids
     tokenizer = load_tokenizer(DEMO / "causal-target")
 
-    def one_by_one(prompts: Prompts, step: Callable, **how) -> list[list[int]]:
+    def one_by_one(prompts: Prompts, step: Callable, **settings) -> list[list[int]]:
         def text(prompt: list[int]) -> list[int]:
-            steps = step(mx.array(prompt), target.model, max_tokens=max_tokens, **how)
+            steps = step(mx.array(prompt), target.model, max_tokens=max_tokens, **settings)
             return until_end((int(token) for token, *_ in steps), ends)
 
         return [text(prompt) for prompt in prompts]
 
     def batch(prompts: Prompts, size: int) -> list[list[int]]:
-        how: Any = dict(completion_batch_size=size, prefill_batch_size=size, return_token_ids=True)
-        how |= dict(max_tokens=max_tokens)
-        found: Any = batch_generate(target.model, tokenizer, list(prompts), **how)
+        settings: Any = dict(completion_batch_size=size, prefill_batch_size=size)
+        response: Any = batch_generate(
+            target.model,
+            tokenizer,
+            list(prompts),
+            max_tokens=max_tokens,
+            return_token_ids=True,
+            **settings,
+        )
         return [  # mlx-lm leaves out the end token
             tokens if len(tokens) == max_tokens else [*tokens, ends[0]]
-            for tokens in found.token_ids or []
+            for tokens in response.token_ids or []
         ]
 
-    found: dict[str, OtherWay] = {"mlx-lm, generate_step": partial(one_by_one, step=generate_step)}
+    ways: dict[str, OtherWay] = {"mlx-lm, generate_step": partial(one_by_one, step=generate_step)}
     drafting = partial(one_by_one, step=speculative_generate_step, draft_model=draft.model)
     for k in numbers:
         name = f"mlx-lm, speculative_generate_step, {k} drafted"
-        found[name] = partial(drafting, num_draft_tokens=k)
+        ways[name] = partial(drafting, num_draft_tokens=k)
     for size in batch_sizes:
         if size > 1:
-            found[f"mlx-lm, batch_generate, batch {size}"] = partial(batch, size=size)
-    return found
+            ways[f"mlx-lm, batch_generate, batch {size}"] = partial(batch, size=size)
+    return ways

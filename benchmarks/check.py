@@ -1,4 +1,4 @@
-"""`python benchmark.py --check`: is all well on this machine? Results get a verdict; times are only told."""
+"""`python benchmark.py --check`: is all well on this machine? Results get a verdict; times are only shown."""
 
 import io
 import json
@@ -29,7 +29,7 @@ from speculative.row import Row, Stats
 from speech import audio
 from speech.transcriber import Transcriber
 
-OK, WRONG, SKIPPED, TOLD = "ok", "WRONG", "skipped", ""
+OK, WRONG, SKIPPED, NO_VERDICT = "ok", "WRONG", "skipped", ""
 Verdict = tuple[str, str]
 """One of these, and what was measured."""
 
@@ -38,7 +38,9 @@ Verdict = tuple[str, str]
 ROUNDINGS = {"float32": 32, "float16": 8, "bfloat16": 8}
 TYPES = (*ROUNDINGS, "4 bits")  # 4 bits: computed in the device's usual type
 FAMILIES = {"T5": "", "Llama": "causal-"}  # what the names of their folders begin with
-PER_KIND, MAX_TOKENS, NUM_DRAFT = 2, 32, 4  # of the demo's prompts, and of texts
+PER_KIND = 2  # of the demo's prompts
+MAX_TOKENS = 32
+NUM_DRAFT = 4
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16)  # tokens in a timed call
 CHAIN = 4  # timed calls, each of which needs the last one's result
 SIZES = ("t5-base", "t5-small")  # of the pair that is timed
@@ -54,26 +56,31 @@ class Pair:
         bits = Quantization(bits=4, group_size=32) if name == "4 bits" else None
         dtype = usual_dtype() if bits else name
         self.tolerance = ROUNDINGS[dtype] * float(mx.finfo(getattr(mx, dtype)).eps)
-        how: dict[str, Any] = dict(dtype=dtype, quantization=bits, exist_ok=True)
-        self.target, self.draft, self.exact = (
-            load(convert(str(DEMO / source), folder / name / source, **how))[0]
-            for source in (FAMILIES[family] + role for role in ("target", "draft", "target"))
-        )
+
+        def load_role(role: str) -> Any:
+            source = FAMILIES[family] + role
+            path = folder / name / source
+            convert(str(DEMO / source), path, dtype=dtype, quantization=bits, exist_ok=True)
+            return load(path)[0]
+
+        self.target = load_role("target")
+        self.draft = load_role("draft")
+        self.exact = load_role("target")
         self.exact.set_dtype(mx.float32)
 
     @cached_property
     def plain(self) -> list[Row]:
         return texts(self.target)
 
-    def errors(self, found: Sequence[Row]) -> list[float]:
+    def errors(self, rows: Sequence[Row]) -> list[float]:
         """How far these texts are from plain decoding's, where they part."""
-        return [margin(self.target, *pair) for pair in zip(self.plain, found, strict=True)]
+        return [margin(self.target, *pair) for pair in zip(self.plain, rows, strict=True)]
 
     def in_a_thread(self) -> list[float]:
         """As in a server. First of all, because what has been computed once belongs to no thread."""
-        with ThreadPoolExecutor(1) as other:
-            found = other.submit(texts, self.target, self.draft).result()
-        return self.errors(found)
+        with ThreadPoolExecutor(1) as thread:
+            rows = thread.submit(texts, self.target, self.draft).result()
+        return self.errors(rows)
 
     def drafted(self) -> list[float]:
         return self.errors(texts(self.target, self.draft))
@@ -93,8 +100,8 @@ class Pair:
 
     def on_processor(self) -> list[float]:
         with mx.stream(mx.cpu):
-            found = texts(self.exact, batch_size=8)
-        return self.errors(found)
+            rows = texts(self.exact, batch_size=8)
+        return self.errors(rows)
 
 
 CHECKS: dict[str, Callable[[Pair], list[float]]] = {
@@ -109,22 +116,22 @@ CHECKS: dict[str, Callable[[Pair], list[float]]] = {
 def texts(target: Any, draft: Any | None = None, batch_size: int = 1) -> list[Row]:
     """Greedy texts for some of the demo's prompts."""
     prompts = [example.prompt for example in examples(PER_KIND, KINDS)]
-    how = dict(num_draft=NUM_DRAFT if draft else 0, max_tokens=MAX_TOKENS)
-    return decoding(target, draft, batch_size, **how)(prompts)
+    num_draft = NUM_DRAFT if draft else 0
+    return decoding(target, draft, batch_size, num_draft=num_draft, max_tokens=MAX_TOKENS)(prompts)
 
 
-def margin(model: Any, expected: Row, found: Row) -> float:
+def margin(model: Any, expected: Row, actual: Row) -> float:
     """How far apart two texts' tokens are where they part, as a share of the largest logit there; 0 if they do not."""
-    if found.generated == expected.generated:
+    if actual.generated == expected.generated:
         return 0.0
-    both = list(zip(expected.generated, found.generated, strict=False))
-    at = next((i for i, (a, b) in enumerate(both) if a != b), None)
-    if at is None:  # one goes on where the other ends
-        return float("inf")
-    logits = text_logits(model, expected)[at]
-    a, b = both[at]
-    apart = float(mx.abs(logits[a] - logits[b]) / mx.abs(logits).max())
-    return apart or float(np.finfo(np.float32).tiny)  # a tie: the texts differ all the same
+    for i, (a, b) in enumerate(zip(expected.generated, actual.generated, strict=False)):
+        if a != b:
+            logits = text_logits(model, expected)[i]
+            distance = float(mx.abs(logits[a] - logits[b]) / mx.abs(logits).max())
+            return distance or float(
+                np.finfo(np.float32).tiny
+            )  # a tie: the texts differ all the same
+    return float("inf")  # one goes on where the other ends
 
 
 def has_gpu() -> bool:
@@ -132,38 +139,43 @@ def has_gpu() -> bool:
 
 
 def judge(
-    what: str, check: Callable[[Pair], list[float]], pairs: Callable[[], list[Pair]]
+    name: str, check: Callable[[Pair], list[float]], pairs: Callable[[], list[Pair]]
 ) -> Verdict:
     """The verdict of one of CHECKS on pairs of one type."""
-    if "GPU" in what and not has_gpu():
+    if "GPU" in name and not has_gpu():
         return SKIPPED, "no GPU"
     errors = np.array([error for pair in pairs() for error in check(pair)])
-    most, tolerance = errors.max(), pairs()[0].tolerance  # not a number, if one is not
-    if not most:
+    largest = errors.max()  # not a number, if one is not
+    tolerance = pairs()[0].tolerance
+    if not largest:
         return OK, f"{len(errors)} texts, all equal"
-    told = f"{np.count_nonzero(errors)} of {len(errors)} differ, by up to {most:.1e}"
-    return OK if most <= tolerance else WRONG, f"{told} (rounding: {tolerance:.1e})"
+    measured = f"{np.count_nonzero(errors)} of {len(errors)} differ, by up to {largest:.1e}"
+    return OK if largest <= tolerance else WRONG, f"{measured} (rounding: {tolerance:.1e})"
 
 
 def clip() -> Verdict:
     """Whether the speech pair hears what a clip says."""
-    known = json.loads((DEMO / "speech" / "clips.json").read_text("utf-8"))["numbers.wav"]["text"]
-    transcriber = Transcriber(*(demo_model(f"speech/{role}") for role in ("target", "draft")))
+    clips = json.loads((DEMO / "speech" / "clips.json").read_text("utf-8"))
+    transcriber = Transcriber(demo_model("speech/target"), demo_model("speech/draft"))
     began = perf_counter()
-    found = transcriber.transcribe(audio.read(str(DEMO / "speech" / "numbers.wav")))
-    told = f"{found.duration:.1f} s of sound in {perf_counter() - began:.1f} s"
-    return (OK, told) if found.text.strip() == known else (WRONG, f"heard {found.text.strip()!r}")
+    transcript = transcriber.transcribe(audio.read(str(DEMO / "speech" / "numbers.wav")))
+    seconds = perf_counter() - began
+    text = transcript.text.strip()
+    if text != clips["numbers.wav"]["text"]:
+        return WRONG, f"heard {text!r}"
+    return OK, f"{transcript.duration:.1f} s of sound in {seconds:.1f} s"
 
 
 def wait() -> Verdict:
     """The seconds that the host waits for the smallest computation."""
-    x, seconds = mx.zeros(1), []
+    x = mx.zeros(1)
+    seconds = []
     for _ in range(100):
         began = perf_counter()
         x = x + 1
         mx.eval(x)
         seconds.append(perf_counter() - began)
-    return TOLD, f"{1e6 * statistics.median(seconds):.0f} µs"
+    return NO_VERDICT, f"{1e6 * statistics.median(seconds):.0f} µs"
 
 
 def rows(target: Any) -> Verdict:
@@ -173,19 +185,21 @@ def rows(target: Any) -> Verdict:
     times = range(3 if has_gpu() else 1)
     one, *more = (statistics.median(call(n, CHAIN) for _ in times) for n in ROWS)
     others = ", ".join(f"{n}: {s / one:.2f}" for n, s in zip(ROWS[1:], more, strict=True))
-    return TOLD, f"{1e3 * one:.1f} ms for 1 token; times that for {others}"
+    return NO_VERDICT, f"{1e3 * one:.1f} ms for 1 token; times that for {others}"
 
 
 def auto(target: Any, draft: Any) -> Verdict:
     """The length that `auto` settles on, beside fixed ones."""
-    how, lengths = dict(max_tokens=MAX_TOKENS), (*LENGTHS, "auto")
-    ways = {k: decoding(target, draft, num_draft=k, **how) for k in lengths}
+    ways = {
+        num_draft: decoding(target, draft, num_draft=num_draft, max_tokens=MAX_TOKENS)
+        for num_draft in (*LENGTHS, "auto")
+    }
     prompts = [example.prompt for example in examples(PER_KIND, SHORT_KINDS)]
     runs = take_turns(ways, prompts, 1, lambda: None)
     late = sum((row.stats for row in runs["auto"].rows[len(prompts) // 2 :]), Stats())
     drafted = f"{late.draft_tokens / late.target_calls:.1f} drafted a call"
     rates = ", ".join(f"{k}: {run.rate:.0f}" for k, run in runs.items())
-    return TOLD, f"{drafted}; tokens/s by length, {rates}"
+    return NO_VERDICT, f"{drafted}; tokens/s by length, {rates}"
 
 
 def four_bits(model: Any) -> Any:
@@ -208,17 +222,18 @@ def all_checks(folder: str) -> Iterator[tuple[str, Callable[[], Verdict]]]:
     """What is checked, and a function that does it. folder: for converted models."""
     for name in TYPES:
         pairs = cache(partial(load_pairs, name, folder))
-        for what, check in CHECKS.items():
-            yield f"{name}: {what}", partial(judge, what, check, pairs)
+        for check_name, check in CHECKS.items():
+            yield f"{name}: {check_name}", partial(judge, check_name, check, pairs)
     yield "a clip, transcribed", clip
     yield "time of a wait", wait
-    dtype, wide = usual_dtype(), cache(partial(widened_pair, SIZES))
-    yield f"time of a call, {dtype}", lambda: rows(wide()[0])
-    yield f"auto, {dtype}", lambda: auto(*wide())
-    yield "time of a call, 4 bits", lambda: rows(four_bits(wide()[0]))  # last: it changes the model
+    dtype = usual_dtype()
+    pair = cache(partial(widened_pair, SIZES))
+    yield f"time of a call, {dtype}", lambda: rows(pair()[0])
+    yield f"auto, {dtype}", lambda: auto(*pair())
+    yield "time of a call, 4 bits", lambda: rows(four_bits(pair()[0]))  # last: it changes the model
 
 
-def tried(check: Callable[[], Verdict]) -> Verdict:
+def verdict_of(check: Callable[[], Verdict]) -> Verdict:
     try:
         with redirect_stderr(io.StringIO()):  # no notes of conversions between the lines
             return check()
@@ -232,10 +247,10 @@ def all_is_well() -> bool:
     print(f"sizes timed: {', '.join(SIZES)}\n\n| check | verdict | measured |\n| --- | --- | --- |")
     verdicts = []
     with TemporaryDirectory() as folder:
-        for what, check in all_checks(folder):
-            verdict, measured = tried(check)
+        for name, check in all_checks(folder):
+            verdict, measured = verdict_of(check)
             verdicts.append(verdict)
-            print(f"| {what:<42} | {verdict:<7} | {measured} |", flush=True)
+            print(f"| {name:<42} | {verdict:<7} | {measured} |", flush=True)
     wrong, skipped = verdicts.count(WRONG), verdicts.count(SKIPPED)
     print(f"\n{f'{wrong} WRONG' if wrong else 'All is well'}; {skipped} skipped.")
     return not wrong

@@ -27,7 +27,8 @@ class CallTimes:
     step, so that neither finds its own data in the caches."""
 
     def __init__(self, target: Model, draft: Model | None, prompt: Sequence[int]):
-        self.step_bytes, self._read = step_bytes(target), plain_read(READ)
+        self.step_bytes = step_bytes(target)
+        self._read = plain_read(READ)
         self._target = calls(target, prompt)
         self._draft = calls(draft, prompt) if draft else None
         self._seconds: dict[object, list[float]] = defaultdict(list)
@@ -56,26 +57,28 @@ class CallTimes:
 
     def report(self) -> dict:
         """Print everything and return it as data: GB/s, and costs in plain steps."""
-        size, step, read = self.step_bytes / 1e9, self[1], READ / self["read"] / 1e9
-        found: dict[str, Any] = {
+        size = self.step_bytes / 1e9
+        step = self[1]
+        read_rate = READ / self["read"] / 1e9
+        costs: dict[str, Any] = {
             "step_gb": size,
             "step_ms": 1e3 * step,
             "step_gb_s": size / step,
-            "read_gb_s": read,
-            "share_of_read": size / step / read,
+            "read_gb_s": read_rate,
+            "share_of_read": size / step / read_rate,
             "verify_cost": {width: self[width] / step for width in WIDTHS},
         }
         print(
             f"A step reads {size:.2f} GB of weights in {1e3 * step:.1f} ms: {size / step:.1f} GB/s, "
-            f"{size / step / read:.0%} of the {read:.1f} of the fastest plain read of the memory."
+            f"{size / step / read_rate:.0%} of the {read_rate:.1f} of the fastest plain read of the memory."
         )
-        verify = ", ".join(f"{n}: {cost:.2f}" for n, cost in found["verify_cost"].items())
+        verify = ", ".join(f"{n}: {cost:.2f}" for n, cost in costs["verify_cost"].items())
         print(f"A target call by number of tokens, in steps: {verify}.")
         if self._draft:
-            found["draft_cost"] = self["draft"] / step
-            print(f"A token of the draft model costs {found['draft_cost']:.3f} steps.")
+            costs["draft_cost"] = self["draft"] / step
+            print(f"A token of the draft model costs {costs['draft_cost']:.3f} steps.")
         print()
-        return found
+        return costs
 
     def predicted(self, stats: Stats, drafts: bool) -> float:
         """The speed-up of steps, predicted from tokens per call and the calls' times."""
@@ -91,7 +94,8 @@ def plain_read(size: int) -> Callable[[], float]:
         mx.eval(array)
         return lambda: _seconds(lambda: mx.eval(mx.max(array)))
     cores = os.cpu_count() or 1
-    threads, parts = ThreadPoolExecutor(cores), np.array_split(np.ones(size // 4, np.int32), cores)
+    threads = ThreadPoolExecutor(cores)
+    parts = np.array_split(np.ones(size // 4, np.int32), cores)
     return lambda: _seconds(lambda: list(threads.map(np.max, parts)))
 
 
@@ -126,7 +130,8 @@ def calls(model: Model, prompt: Sequence[int]) -> Callable[..., float]:
         return mx.argmax(model.decode(tokens, positions.astype(np.int32), cache), axis=-1)
 
     def call(width: int, chained: int = 1) -> float:
-        began, tokens = time.perf_counter(), mx.full((1, width), TOKEN)
+        began = time.perf_counter()
+        tokens = mx.full((1, width), TOKEN)
         for i in range(chained):
             tokens = decode(tokens, i * width)
         mx.eval(tokens)
@@ -142,38 +147,39 @@ def oracle_rate(plain: Sequence[Row], draft: Model, times: CallTimes) -> float:
     by_length = [times.seconds(drafted) for drafted in range(max(WIDTHS))]
     seconds = 0.0
     for row in plain:
-        known, reading = known_to_draft(draft, row)
-        drafting = reading + least_seconds(known, by_length)
-        seconds += row.stats.encoding_seconds + min(drafting, len(known) * by_length[0])
+        matches, prefill_seconds = draft_matches(draft, row)
+        drafted = prefill_seconds + least_seconds(matches, by_length)
+        plain_seconds = len(matches) * by_length[0]
+        seconds += row.stats.encoding_seconds + min(drafted, plain_seconds)
     return sum(row.stats.tokens for row in plain) / seconds
 
 
-def known_to_draft(draft: Model, row: Row) -> tuple[np.ndarray, float]:
-    """Whether the draft model would draft each token of a text, given those before; and the seconds that it takes
-    to read the prompt."""
+def draft_matches(draft: Model, row: Row) -> tuple[np.ndarray, float]:
+    """Whether the draft model would draft each token of a text, given those before; and the seconds of its prefill."""
     began = time.perf_counter()
     cache = draft.start([row.prompt])
     cache.wait()
-    reading = time.perf_counter() - began
-    found = np.array(mx.argmax(text_logits(draft, row, cache), axis=-1))
-    return found == np.array(row.generated), reading
+    prefill_seconds = time.perf_counter() - began
+    draft_tokens = np.array(mx.argmax(text_logits(draft, row, cache), axis=-1))
+    return draft_tokens == np.array(row.generated), prefill_seconds
 
 
 def text_logits(model: Model, row: Row, cache: Any = None) -> mx.array:
-    """Logits [T, V] of the T tokens of a row's text, read in one call. cache: of its prompt, if that has been read."""
+    """Logits [T, V] of the T tokens of a row's text, in one call. cache: of its prompt, after prefill."""
     cache = cache or model.start([row.prompt])
-    first, T = int(cache.lengths[0]), len(row.generated)
-    read = np.minimum([row.tokens[first:-1]], model.config.vocab_size - 1).astype(np.int32)
+    T = len(row.generated)
+    first = int(cache.lengths[0])
+    inputs = np.minimum([row.tokens[first:-1]], model.config.vocab_size - 1).astype(np.int32)
     positions = np.arange(first, len(row.tokens) - 1, dtype=np.int32)[None]
-    return model.decode(mx.array(read), positions, cache)[0, -T:]
+    return model.decode(mx.array(inputs), positions, cache)[0, -T:]
 
 
-def least_seconds(known: np.ndarray, by_length: Sequence[float]) -> float:
-    """The least time for a text, by dynamic programming from its end. known: whether the draft model would draft
+def least_seconds(matches: np.ndarray, by_length: Sequence[float]) -> float:
+    """The least time for a text, by dynamic programming from its end. matches: whether the draft model would draft
     each token; by_length[k]: the seconds of a step that drafts k tokens."""
-    least = [0.0] * (len(known) + 1)
-    for at in range(len(known) - 1, -1, -1):
-        ahead = [*known[at : at + len(by_length) - 1].tolist(), False]
-        passing = min(ahead.index(False), len(known) - 1 - at)
-        least[at] = min(by_length[k] + least[at + k + 1] for k in range(passing + 1))
+    least = [0.0] * (len(matches) + 1)
+    for i in range(len(matches) - 1, -1, -1):
+        ahead = [*matches[i : i + len(by_length) - 1].tolist(), False]
+        accepted = min(ahead.index(False), len(matches) - 1 - i)
+        least[i] = min(by_length[k] + least[i + k + 1] for k in range(accepted + 1))
     return least[0]

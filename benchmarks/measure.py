@@ -16,7 +16,7 @@ from families.causal import CausalModel
 from speculative.driver import Waiting
 from speculative.row import Row
 from speculative.sampling import RowSeeds
-from terminal.chat import Conversation
+from terminal.models import Conversation
 
 Way = Callable[[Sequence[str]], list]
 """Decodes prompts; returns a Row for each, or its tokens."""
@@ -28,8 +28,10 @@ OtherWay = Callable[[Prompts], list[list[int]]]
 def widened_pair(sizes: Sequence[str], dtype: str | None = None) -> tuple[Any, Any]:
     """The embedded pair widened to these sizes, with the attributes that `load` sets. dtype: by default what people
     decode in on this device."""
-    of = getattr(mx, dtype or usual_dtype())
-    return _widened("target", sizes[0], of), _widened("draft", sizes[1], of)
+    mlx_dtype = getattr(mx, dtype or usual_dtype())
+    target = _widened("target", sizes[0], mlx_dtype)
+    draft = _widened("draft", sizes[1], mlx_dtype)
+    return target, draft
 
 
 def _widened(role: str, size: str, dtype: mx.Dtype) -> Any:
@@ -37,8 +39,10 @@ def _widened(role: str, size: str, dtype: mx.Dtype) -> Any:
     small, _ = load(DEMO / f"causal-{role}" if causal else demo_model(role))
     small.set_dtype(dtype)
     if causal:
-        c, inner = small.config, widen_llama(small.model, size)
-        wide: Any = CausalModel(inner, c.eos_token_ids, c.pad_token_id, c.max_positions)
+        c = small.config
+        wide: Any = CausalModel(
+            widen_llama(small.model, size), c.eos_token_ids, c.pad_token_id, c.max_positions
+        )
     else:
         wide = widen(small, size)
     wide.text = small.text
@@ -52,15 +56,15 @@ def decoder(target: Any, draft: Any | None = None) -> SpeculativeDecoder:
 
 def decoding(target: Any, draft: Any | None = None, batch_size: int = 1, **options) -> Way:
     """Our way with these options, `batch_size` prompts at a time. What it learns for `auto` stays its own."""
-    own = decoder(target, draft)
+    models = decoder(target, draft)
     settings = Options(**options)
-    conversation = Conversation.of(own.text, None, None, False)
+    conversation = Conversation.of(models.text, None, None, ignore_chat_template=False)
 
     def run(prompts: Sequence[str]) -> list[Row]:
         seed = RowSeeds(settings.seed or 0)
-        rows = [own.row(conversation.prompt(prompt), settings, seed) for prompt in prompts]
-        with own.running(settings) as driver:
-            list(driver.decode(Waiting(rows), own.at_most(batch_size)))
+        rows = [models.row(conversation.prompt(prompt), settings, seed) for prompt in prompts]
+        with models.running(settings) as driver:
+            list(driver.decode(Waiting(rows), models.at_most(batch_size)))
         return rows
 
     return run
@@ -68,12 +72,12 @@ def decoding(target: Any, draft: Any | None = None, batch_size: int = 1, **optio
 
 def until_end(tokens: Iterable[int], ends: Container[int]) -> list[int]:
     """The tokens of a text, including its end token."""
-    found = []
+    text = []
     for token in tokens:
-        found.append(token)
+        text.append(token)
         if token in ends:
             break
-    return found
+    return text
 
 
 @dataclass
@@ -84,6 +88,14 @@ class Run:
     texts: list[list[int]] = field(default_factory=list)  # the tokens of each prompt's text
     seconds: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
+
+    def add(self, results: Sequence[Row | list[int]], seconds: float) -> None:
+        """Add a turn."""
+        texts = [result.generated if isinstance(result, Row) else result for result in results]
+        self.rows += [result for result in results if isinstance(result, Row)]
+        self.texts += texts
+        self.seconds.append(seconds)
+        self.tokens.append(sum(map(len, texts)))
 
     @property
     def rate(self) -> float:
@@ -121,11 +133,8 @@ def take_turns(
         beside()
         for name in names[i % len(names) :] + names[: i % len(names)]:
             time.sleep(pause)
-            began, run = time.perf_counter(), runs[name]
+            began = time.perf_counter()
             results = ways[name](prompts[start : start + per_turn])
-            run.seconds.append(time.perf_counter() - began)
-            run.rows += [result for result in results if isinstance(result, Row)]
-            texts = [r.generated if isinstance(r, Row) else r for r in results]
-            run.tokens.append(sum(map(len, texts)))
-            run.texts += texts
+            seconds = time.perf_counter() - began
+            runs[name].add(results, seconds)
     return runs

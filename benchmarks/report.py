@@ -51,21 +51,22 @@ def _processor() -> str:
     if platform.system() == "Darwin":
         command = ["sysctl", "-n", "machdep.cpu.brand_string"]
         return subprocess.run(command, capture_output=True, text=True).stdout.strip()
-    found = re.search("model name.*: (.*)", Path("/proc/cpuinfo").read_text())
-    return found[1] if found else platform.processor()
+    match = re.search("model name.*: (.*)", Path("/proc/cpuinfo").read_text())
+    return match[1] if match else platform.processor()
 
 
 def sizes(target: Any, draft: Any | None, tokens: Mapping[str, Sequence[int]]) -> dict[str, str]:
     """The prompts and the models' sizes; tokens: prompt -> its tokens."""
     length = sum(map(len, tokens.values())) / len(tokens)
-    about = {"prompts": f"{len(tokens)} of {length:.0f} tokens"}
+    facts = {"prompts": f"{len(tokens)} of {length:.0f} tokens"}
     for role, model in {"target": target, "draft": draft}.items():
         if model:
             weights = dict(tree_flatten(model.parameters())).values()
-            count, size = sum(w.size for w in weights), sum(w.nbytes for w in weights)
+            count = sum(w.size for w in weights)
+            size = sum(w.nbytes for w in weights)
             types = ", ".join(sorted({str(w.dtype).removeprefix("mlx.core.") for w in weights}))
-            about[role] = f"{count / 1e6:.0f}M weights in {size / 1e9:.2f} GB, {types}"
-    return about
+            facts[role] = f"{count / 1e6:.0f}M weights in {size / 1e9:.2f} GB, {types}"
+    return facts
 
 
 # "low", "high": quartiles of the turns. "ratio": to plain decoding with the first batch size; "steps": the same without
@@ -101,14 +102,15 @@ def figures(
     line = {"tokens/s": run.rate, "low": low, "high": high, "ratio": run.rate / plain.rate}
     if isinstance(name, str):
         return line
-    stats, model = run.stats, name.drafter == "model"
+    stats = run.stats
+    has_model = name.drafter == "model"
     line["tokens per call"] = stats.tokens_per_call
     if name.drafter:
         line["acceptance"] = stats.acceptance
     if name.batch_size == 1 and name.drafter in ("model", "lookup"):
         line["steps"] = stats.tokens_per_second / plain.stats.tokens_per_second
-        line["predicted"] = times.predicted(stats, model)
-    if name.batch_size == 1 and model and oracle:
+        line["predicted"] = times.predicted(stats, has_model)
+    if name.batch_size == 1 and has_model and oracle:
         line["of oracle"] = run.rate / oracle
     return line
 

@@ -79,7 +79,7 @@ class Writer:
         choice["finish_reason"] = now.finish_reason
         if self._request.origins:
             choice["origins"] = [list(pair) for pair in zip(texts, row.origins[new], strict=True)]
-            choice["stats"] = counts(now.stats)
+            choice["stats"] = {"tokens": now.stats.tokens, **now.stats.drafting}
         return choice
 
     def _scored(self, row: Row, new: slice) -> dict[str, Any] | None:
@@ -124,12 +124,6 @@ class Writer:
 def _token(piece: tuple[str, bytes], score: float) -> dict[str, Any]:
     name, own = piece
     return {"token": name, "logprob": score, "bytes": list(own)}
-
-
-def counts(stats: Stats) -> dict[str, int]:
-    """The counts of tokens and calls."""
-    names = ("tokens", "target_calls", "draft_tokens", "accepted")
-    return {name: getattr(stats, name) for name in names}
 
 
 def pieces(tokenizer: Tokenizer, hidden: Container[int]) -> Piece:

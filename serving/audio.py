@@ -131,7 +131,8 @@ class Speech:
         segment, stats = part
         event: dict[str, Any] = {"type": "transcript.text.delta", "delta": segment.text}
         if origins:
-            event |= {"origins": self._origins(segment), "stats": answers.counts(stats)}
+            counts = {"tokens": stats.tokens, **stats.drafting}
+            event |= {"origins": self._origins(segment), "stats": counts}
         return event_of(event)
 
     def _origins(self, segment: Segment) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import from_json
 
 from errors import InputError
-from speculative.options import DECLARED, FORMS, MOST, TOKENS, Options
+from speculative.options import DECLARED, FORMS, MOST, TOKENS, OptionError, Options
 from speculative.processors import CountPenalty
 
 _NEUTRAL: dict[str, tuple] = {  # unsupported fields -> values that change nothing
@@ -172,27 +172,28 @@ class Fields(_Object):
         """The options of its rows, with `max_tokens` tokens at most. Raises InputError if they are out of range."""
         more = {_ALIASES.get(field, field): x for field, x in (self.model_extra or {}).items()}
         _check_fields(more)
-        asked = {name: more.get(field) for field, name in _NAMES.items()}
-        asked |= {name: value for name, value in self._own().items() if value is not None}
-        asked = {name: _usual(name, x) for name, x in asked.items() if x is not None}
-        if isinstance(tokens := asked.get("max_tokens"), int) and not isinstance(tokens, bool):
-            asked["max_tokens"] = max_tokens if tokens == -1 else min(tokens, max_tokens)
+        given = {name: more.get(field) for field, name in _NAMES.items()}
+        given |= {name: value for name, value in self._own().items() if value is not None}
+        given = {name: _usual(name, x) for name, x in given.items() if x is not None}
+        tokens = given.get("max_tokens")
+        if isinstance(tokens, int) and not isinstance(tokens, bool):
+            given["max_tokens"] = max_tokens if tokens == -1 else min(tokens, max_tokens)
         penalties = (self.presence_penalty or 0.0, self.frequency_penalty or 0.0)
         if any(penalties):
-            asked["processors"] = (*defaults.processors, CountPenalty(*penalties))
-        if any(name in asked for name in FORMS):
-            asked = dict.fromkeys(FORMS) | asked
+            given["processors"] = (*defaults.processors, CountPenalty(*penalties))
+        if any(name in given for name in FORMS):
+            given = dict.fromkeys(FORMS) | given
         limits = _SERVED | {"max_tokens": max_tokens}
+        _check_sizes(given, limits)
+        samples = given.get("num_samples", defaults.num_samples)
+        if isinstance(samples, int) and samples > 1 and given.get("temp", defaults.temp) == 0:
+            raise InputError("n above 1 needs temperature above 0")  # a request has no beams
         try:
-            _check_sizes(asked, limits)
-            return replace(defaults, **asked)
-        except InputError as error:
-            said = str(error).partition(", or num_beams")[0]  # which no request can ask for
-            most = limits.get(said.partition(" ")[0], MOST)
-            said = re.sub(rf"(whole number from \d to ){MOST}", rf"\g<1>{most}", said)
-            fields = {name: field for field, name in _NAMES.items() if field != name}
-            pattern = rf"\b({'|'.join(fields)})\b"
-            raise InputError(re.sub(pattern, lambda found: fields[found[0]], said)) from None
+            return replace(defaults, **given)
+        except OptionError as error:
+            most = limits.get(error.name, error.values.most)
+            values = replace(error.values, most=most)
+            raise OptionError(_field(error.name), error.value, values) from None
 
     def _own(self) -> dict[str, Any]:
         """The options that are fields of this class."""
@@ -258,6 +259,11 @@ def _usual(name: str, value: Any) -> Any:
     return ours if value == theirs and not isinstance(value, bool) else value
 
 
+def _field(name: str) -> str:
+    """An option's name in a request."""
+    return DECLARED[name].request or name
+
+
 def _check_sizes(options: dict[str, Any], limits: dict[str, int]) -> None:
     """Raise InputError if an option is above the limit for requests."""
     for name, value in options.items():
@@ -266,7 +272,7 @@ def _check_sizes(options: dict[str, Any], limits: dict[str, int]) -> None:
         size = len(value) if is_list else value
         if most is not None and isinstance(size, int) and size > most:
             excess = f"has {size} entries" if is_list else f"is {size}"
-            raise InputError(f"{name} {excess}; {most} at most")
+            raise InputError(f"{_field(name)} {excess}; {most} at most")
 
 
 def parse(body: bytes, kind: type[Completion] | type[Chat]) -> Completion | Chat:

@@ -24,23 +24,36 @@ MOST = 10**9  # below 2^31, the end of MLX's integers; logits times this stay fi
 
 @dataclass(frozen=True)
 class Values:
-    """The values an option accepts. `what` completes the message "temp is -1, not ..."."""
+    """The values an option accepts."""
 
     kind: type  # int, float, str, bool, list or dict: the type in flags and JSON
-    what: str
+    description: str  # "a text", for example; {most} stands for the largest whole number
     accepts: Callable[[Any], bool]
     metavar: str | None = None
     choices: tuple[str, ...] = ()
+    most: int = MOST  # of whole numbers
+
+
+class OptionError(InputError):
+    """A value that an option does not accept."""
+
+    def __init__(self, name: str, value: Any, values: Values):
+        """name: as the one who gave the value calls the option."""
+        description = values.description.format(most=values.most)
+        super().__init__(f"{name} is {repr(value)[:100]}, not {description}")
+        self.name = name
+        self.value = value
+        self.values = values
 
 
 def whole(least: int, most: int = MOST) -> Values:
-    what = f"a whole number from {least} to {most}"
-    return Values(int, what, lambda n: _is_whole(n) and least <= n <= most, "N")
+    description = f"a whole number from {least} to {{most}}"
+    return Values(int, description, lambda n: _is_whole(n) and least <= n <= most, "N", most=most)
 
 
 def number(least: float, most: float = MOST) -> Values:
-    what = f"a number from {least} to {most}"
-    return Values(float, what, lambda x: _is_number(x) and least <= x <= most, "X")
+    description = f"a number from {least} to {most}"
+    return Values(float, description, lambda x: _is_number(x) and least <= x <= most, "X")
 
 
 def _is_whole(value: Any) -> bool:
@@ -69,16 +82,19 @@ def _are(entry: Callable[[Any], bool], values: Any) -> bool:
 
 SWITCH = Values(bool, "True or False", lambda v: isinstance(v, bool))
 ANY = Values(int, "a whole number", _is_whole, "N")
-COUNT, SIZE = whole(0), whole(1)
+COUNT = whole(0)
+SIZE = whole(1)
 _is_token = COUNT.accepts
 DRAFT = replace(
     COUNT,
-    what=f"{COUNT.what}, or auto",
+    description=f"{COUNT.description}, or auto",
     accepts=lambda v: v == AUTO or COUNT.accepts(v),
     choices=(AUTO,),
 )
 PART = number(0, 1)
-SHARE = replace(PART, what="a number above 0, up to 1", accepts=lambda x: x and PART.accepts(x))
+SHARE = replace(
+    PART, description="a number above 0, up to 1", accepts=lambda x: x and PART.accepts(x)
+)
 REFERENCE = Values(str, "a text", _is_text, "TEXT/@FILE")
 FORM = replace(REFERENCE, accepts=lambda v: isinstance(v, Mapping) or _is_text(v))
 CODE = Values(str, "a language's code or name", _is_text, "LANGUAGE")
@@ -277,21 +293,24 @@ class Options:
 
     def __post_init__(self):
         for name, declared in DECLARED.items():
-            value, values = getattr(self, name), declared.values
-            unsaid = value is None and DEFAULTS[name] is None
-            if not unsaid and not values.accepts(value):
-                raise InputError(f"{name} is {repr(value)[:100]}, not {values.what}")
+            value = getattr(self, name)
+            is_unset = value is None and DEFAULTS[name] is None
+            if not is_unset and not declared.values.accepts(value):
+                raise OptionError(name, value, declared.values)
         if self.delta and self.temp and self.rule != "token":
             raise InputError(f"delta works only with the acceptance rule token, not {self.rule}")
-        if forms := [name for name in FORMS if getattr(self, name) is not None]:
-            other = "delta" if self.delta else forms[1] if forms[1:] else None
-            if other:
-                raise InputError(f"{forms[0]} cannot be used with {other}")
-        N, beams = self.num_samples, self.num_beams
-        if N > 1 and beams == 1 and self.temp == 0:
+        forms = [name for name in FORMS if getattr(self, name) is not None]
+        if forms and self.delta:
+            raise InputError(f"{forms[0]} cannot be used with delta")
+        if len(forms) > 1:
+            raise InputError(f"{forms[0]} cannot be used with {forms[1]}")
+        samples = self.num_samples
+        beams = self.num_beams
+        if samples > 1 and beams == 1 and self.temp == 0:
             raise InputError("num_samples above 1 needs temp above 0, or num_beams above 1")
-        if N > beams > 1:
-            raise InputError(f"num_samples is {N}, but {beams} beams give at most {beams} outputs")
+        if samples > beams > 1:
+            limit = f"{beams} beams give at most {beams} outputs"
+            raise InputError(f"num_samples is {samples}, but {limit}")
         if beams > 1 and self.temp:
             raise InputError("num_beams above 1 needs temp 0: beam search does not sample")
         if beams > 1 and (self.stops or self.logprobs is not None):

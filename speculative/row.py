@@ -48,6 +48,15 @@ class Stats:
         return sum(length * steps for length, steps in self.accepted_lengths.items())
 
     @property
+    def drafting(self) -> dict[str, int]:
+        """The counts that every report shows."""
+        return {
+            "target_calls": self.target_calls,
+            "draft_tokens": self.draft_tokens,
+            "accepted": self.accepted,
+        }
+
+    @property
     def acceptance(self) -> float:
         return self.accepted / max(1, self.draft_tokens)
 

@@ -23,12 +23,12 @@ MODEL = (  # what --model takes
 
 class Parser(argparse.ArgumentParser):
     def error(self, message: str):
+        own_flags = self._option_string_actions
         words = message.partition("unrecognized arguments: ")[2].split()
-        known = self._option_string_actions
         flags = [word.partition("=")[0] for word in words if word.startswith("--")]
-        meant = [m for flag in flags for m in get_close_matches(flag, known, 1, 0.75)]
-        hint = f"did you mean {meant[0]}?" if meant else "see --help"
-        if words and not flags and "--prompt" in known:
+        nearest = [near for flag in flags for near in get_close_matches(flag, own_flags, 1, 0.75)]
+        hint = f"did you mean {nearest[0]}?" if nearest else "see --help"
+        if words and not flags and "--prompt" in own_flags:
             hint = "put the prompt after --prompt"
         self.exit(USAGE_ERROR, one_line(f"{self.prog}: {message} ({hint})") + "\n")
 
@@ -94,8 +94,10 @@ def note_types(*models: Any) -> None:
     parameters = [dict(tree_flatten(module.parameters())) for module in modules]
     types = {weight.dtype for each in parameters for weight in each.values()}
     if mx.default_device() == mx.cpu and types - {mx.float32}:
-        text = "without a GPU, half-precision and quantized weights are several times slower than float32"
-        print(text, file=sys.stderr)
+        print(
+            "without a GPU, half-precision and quantized weights are several times slower than float32",
+            file=sys.stderr,
+        )
 
 
 @contextmanager
@@ -143,7 +145,8 @@ def run(main: Callable[[], None]) -> None:
         print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
     except Exception as error:
-        if (message := _message(error)) is None:
+        message = _message(error)
+        if message is None:
             raise
         print(one_line(f"{Path(sys.argv[0]).name}: {message}"), file=sys.stderr)
         sys.exit(INPUT_ERROR)
@@ -152,15 +155,17 @@ def run(main: Callable[[], None]) -> None:
 def out_of_memory(error: Exception) -> bool:
     """Whether Python or MLX ran out of memory. MLX raises RuntimeError: "[malloc] Unable to allocate ...", or on a
     Mac "[METAL] Command buffer execution failed: Insufficient Memory ..."."""
-    told = isinstance(error, RuntimeError) and re.search("allocate|Insufficient Memory", str(error))
-    return bool(told) or isinstance(error, MemoryError)
+    if isinstance(error, RuntimeError):
+        return re.search("allocate|Insufficient Memory", str(error)) is not None
+    return isinstance(error, MemoryError)
 
 
 def _message(error: Exception) -> str | None:
     """The message for the user; None for a bug of ours, which shows its traceback."""
     if isinstance(error, UnicodeEncodeError):
-        character, encoding = error.object[error.start], error.encoding
-        return f"cannot print {character!r} in the output's encoding, {encoding}; set PYTHONIOENCODING=utf-8"
+        character = error.object[error.start]
+        problem = f"cannot print {character!r} in the output's encoding, {error.encoding}"
+        return f"{problem}; set PYTHONIOENCODING=utf-8"
     if out_of_memory(error):
         return f"out of memory; try shorter texts or a smaller batch: {error}"
     if isinstance(error, RuntimeError) and str(error).startswith("[METAL] Command buffer"):

@@ -25,37 +25,28 @@ _GROUPS = {  # groups of options with their own heading in --help
 
 def add_models(parser: cli.Parser) -> None:
     """--model, --draft-model and --draft-vocabulary."""
-    parser.add_argument(
-        "--model",
-        type=cli.name,
-        help=f"{cli.MODEL} (default: the demo models)",
-    )
-    parser.add_argument(
-        "--draft-model",
-        type=cli.name,
-        help="a smaller model with the same vocabulary (default: none, or the demo models' own)",
-    )
-    parser.add_argument(
-        "--draft-vocabulary",
-        type=cli.name,
-        metavar="FILE",
-        help="make a multilingual draft model faster, with the same output: it chooses only among the tokens in this text "
-        "file or translation memory; auto: among those generated so far, once few new ones appear (default: all tokens)",
-    )
+    flag = parser.add_argument
+    # fmt: off
+    flag("--model", type=cli.name, help=f"{cli.MODEL} (default: the demo models)")
+    flag("--draft-model", type=cli.name,
+         help="a smaller model with the same vocabulary (default: none, or the demo models' own)")
+    flag("--draft-vocabulary", type=cli.name, metavar="FILE",
+         help="make a multilingual draft model faster, with the same output: it chooses only among the tokens in this text "
+         "file or translation memory; auto: among those generated so far, once few new ones appear (default: all tokens)")
+    # fmt: on
 
 
 def add_memory(parser: cli.Parser, grows: bool = False) -> None:
     """--memory and, where it grows, --memory-append."""
-    parser.add_argument(
-        "--memory",
-        type=cli.path,
-        metavar="FILE",
-        help="a translation memory: draft tokens are copied from the output of a similar earlier prompt; JSON lines, "
-        "tab-separated (.tsv, .txt) or TMX (default: none)",
-    )
+    flag = parser.add_argument
+    # fmt: off
+    flag("--memory", type=cli.path, metavar="FILE",
+         help="a translation memory: draft tokens are copied from the output of a similar earlier prompt; JSON lines, "
+         "tab-separated (.tsv, .txt) or TMX (default: none)")
     if grows:
-        text = "add this run's prompts and outputs to it"
-        parser.add_argument("--memory-append", action="store_true", help=text)
+        flag("--memory-append", action="store_true",
+             help="add this run's prompts and outputs to it")
+    # fmt: on
 
 
 def add_prefix_cache(parser: cli.Parser) -> None:
@@ -75,32 +66,35 @@ def read_memory(path: Path) -> Memory:
         return load_memory(path, report)
 
 
-def read_draft_vocabulary(asked: str | None, tokenizer: Tokenizer) -> Collection[int] | str | None:
-    """The tokens that --draft-vocabulary asks for, or "auto". Lines that cannot be used are reported on stderr."""
-    if asked in (None, "auto"):
-        return asked
-    with _passed_over(Path(asked)) as report:
-        return read_tokens(tokenizer, Path(asked), report)
+def read_draft_vocabulary(name: str, tokenizer: Tokenizer) -> Collection[int] | str:
+    """The tokens in a file, or "auto" if that is its name. Lines that cannot be used are reported on stderr."""
+    if name == "auto":
+        return name
+    with _passed_over(Path(name)) as report:
+        return read_tokens(tokenizer, Path(name), report)
 
 
 @contextmanager
 def _passed_over(path: Path) -> Iterator[Callable[[int, str], None]]:
     """Yields a function that collects unusable lines with their reasons; at the end the first ones are printed."""
     lines: list[str] = []
-    yield lambda line, why: lines.append(f"line {line}: {why}")
-    for said in lines[:SHOWN]:
-        print(f"{cli.one_line(str(path))}, {said}", file=sys.stderr)
-    if (more := len(lines) - SHOWN) > 0:
-        print(f"{cli.one_line(str(path))}: {more} more such lines", file=sys.stderr)
+    yield lambda line, reason: lines.append(f"line {line}: {reason}")
+    name = cli.one_line(str(path))
+    for line in lines[:SHOWN]:
+        print(f"{name}, {line}", file=sys.stderr)
+    more = len(lines) - SHOWN
+    if more > 0:
+        print(f"{name}: {more} more such lines", file=sys.stderr)
 
 
 def check_models(args, parser: cli.Parser) -> None:
     """Exit with a message if the models' flags do not fit together."""
-    if getattr(args, "memory_append", False) and not args.memory:
+    given = vars(args)  # not every command has all of these flags
+    if given.get("memory_append") and not args.memory:
         parser.error("--memory-append needs --memory")
     if args.draft_model and not args.model:
         parser.error("--draft-model needs --model; the demo models bring their own")
-    if getattr(args, "draft_vocabulary", None) and args.model and not args.draft_model:
+    if given.get("draft_vocabulary") and args.model and not args.draft_model:
         parser.error("--draft-vocabulary needs --draft-model")
 
 
@@ -114,10 +108,13 @@ def add_decoding_options(parser: cli.Parser, without: Collection[str] = ()) -> N
     groups = {name: parser.add_argument_group(name, about) for name, about in _GROUPS.items()}
     for name, declared in DECLARED.items():
         if declared.flags is not None and name not in without:
-            to = groups.get(declared.group, parser)
-            flags = (f"--{name.replace('_', '-')}", *declared.flags)
-            text = f"{declared.help} (default: {default_of(name)})".replace("%", "%%")
-            to.add_argument(*flags, default=argparse.SUPPRESS, help=text, **reading(name))
+            groups.get(declared.group, parser).add_argument(
+                f"--{name.replace('_', '-')}",
+                *declared.flags,
+                default=argparse.SUPPRESS,
+                help=f"{declared.help} (default: {default_of(name)})".replace("%", "%%"),
+                **reading(name),
+            )
 
 
 def default_of(name: str) -> str:
@@ -140,22 +137,23 @@ def reading(name: str) -> dict[str, Any]:
         return dict(type=_text_or_file, metavar=values.metavar)
     if values.kind is str:
         return dict(choices=values.choices or None, metavar=values.metavar)
-    read = float if values.kind is float else cli.whole
-    return dict(type=_or_a_word(read, values.choices), metavar=values.metavar)
+    parse = float if values.kind is float else cli.whole
+    if values.choices:
+        parse = _number_or(values.choices)
+    return dict(type=parse, metavar=values.metavar)
 
 
-def _or_a_word(read: Callable[[str], Any], words: tuple[str, ...]) -> Callable[[str], Any]:
-    if not words:
-        return read
+def _number_or(words: tuple[str, ...]) -> Callable[[str], Any]:
+    """The type of a flag that takes a whole number or one of these words."""
 
-    def number_or_word(text: str) -> Any:
+    def parse(text: str) -> Any:
         try:
-            return text if text in words else read(text)
+            return text if text in words else cli.whole(text)
         except argparse.ArgumentTypeError:
-            what = f"neither a number nor {' or '.join(words)}"
-            raise argparse.ArgumentTypeError(f"{text[:20]!r} is {what}") from None
+            expected = f"neither a number nor {' or '.join(words)}"
+            raise argparse.ArgumentTypeError(f"{text[:20]!r} is {expected}") from None
 
-    return number_or_word
+    return parse
 
 
 def _text_or_file(text: str) -> str:
@@ -172,7 +170,7 @@ def _text_or_file(text: str) -> str:
 def json_of(kind: Any, key: Callable = int) -> Callable[[str], Any]:
     """The type of a flag that takes a JSON list, or a JSON object with such keys."""
 
-    def read(text: str) -> Any:
+    def parse(text: str) -> Any:
         try:
             value = json.loads(text)
             if not isinstance(value, kind):
@@ -180,7 +178,7 @@ def json_of(kind: Any, key: Callable = int) -> Callable[[str], Any]:
             return {key(k): v for k, v in value.items()} if kind is dict else value
         except (ValueError, RecursionError):
             ids = ' with token ids as keys, such as {"1234": -5.0}' if key is int else ""
-            what = f"an object in JSON{ids}" if kind is dict else "a list in JSON"
-            raise argparse.ArgumentTypeError(f"{text[:40]!r} is not {what}") from None
+            expected = f"an object in JSON{ids}" if kind is dict else "a list in JSON"
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} is not {expected}") from None
 
-    return read
+    return parse

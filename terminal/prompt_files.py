@@ -1,22 +1,30 @@
-"""Files of prompts: read line by line, answered in the same order."""
+"""Files of prompts: parsed line by line, decoded in batches, answered in their order, resumed where a run ended."""
 
 import codecs
+import functools
 import json
 import os
 import re
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from select import select
 from typing import BinaryIO
 
-from decoder import Content, Options, Response, SpeculativeDecoder
+from decoder import BATCH_SIZE, Content, Options, Response, SpeculativeDecoder
 from distributed.ranks import ALONE, Ranks
 from errors import InputError
-from terminal.cli import one_line, out_of_memory
+from terminal import cli
+from terminal.display import Display
+from terminal.models import Conversation
+from terminal.summary import Summary
 from text.prompts import Prompt, check_prompt
 
+NOTE_SECONDS = 10  # between notes of --verbose on how far it is, without a terminal
 _OBJECT = re.compile(rb'\s*\{\s*"(.*")?(prompt|messages)"\s*:')  # how JSON lines begin
 _ARRAY = re.compile(rb'\s*\[\s*(["{]|$)')  # how a JSON array of texts or objects begins
 
@@ -41,7 +49,7 @@ class PromptFile:
     ):
         """path: "-" for standard input; make: makes a prompt of what a line has; check: raises InputError for an unusable
         prompt, None: whatever is a prompt will do; skip: pass over so many lines. OSError or InputError if the file cannot be opened."""
-        self.name = "standard input" if path == "-" else one_line(path)
+        self.name = "standard input" if path == "-" else cli.one_line(path)
         self._path = path
         self._report = report
         self._make = make
@@ -50,7 +58,7 @@ class PromptFile:
         self._lines = ranks.lines(self._open)
         self._is_json = True if path.endswith((".jsonl", ".json")) else None  # None: not known yet
         self._next: Content | None = None
-        self._lines_of: list[int] = []
+        self.line_numbers: list[int] = []  # of the prompts
         self._unanswered: dict[int, Content] = {}  # by line
         self.lines = self.bad_lines = 0
 
@@ -58,10 +66,6 @@ class PromptFile:
         path = os.dup(sys.stdin.fileno()) if self._path == "-" else self._path
         file = open(path, "rb")  # noqa: SIM115
         return file if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else Arriving(file)
-
-    def line_of(self, index: int) -> int:
-        """The line of the prompt `index`."""
-        return self._lines_of[index]
 
     def ready(self) -> bool:
         """Whether the next prompt, or the end, is there without waiting. Ranks that share a file
@@ -72,7 +76,7 @@ class PromptFile:
             line = next(self._lines, None)
             if line is None:
                 return True
-            self._next = self._read(line)
+            self._next = self._parse(line)
         return True
 
     def __iter__(self) -> Iterator[Content]:
@@ -80,15 +84,17 @@ class PromptFile:
 
     def __next__(self) -> Content:
         while self._next is None:
-            self._next = self._read(next(self._lines))
-        prompt, self._next = self._next, None
-        self._lines_of.append(self.lines - 1)
+            self._next = self._parse(next(self._lines))
+        prompt = self._next
+        self._next = None
+        self.line_numbers.append(self.lines - 1)
         self._unanswered[self.lines - 1] = prompt
         return prompt
 
-    def _read(self, line: bytes) -> Content | None:
+    def _parse(self, line: bytes) -> Content | None:
         """The prompt in the next line; None, after a report, if it has none."""
-        number, self.lines = self.lines, self.lines + 1
+        number = self.lines
+        self.lines += 1
         if number == 0 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise InputError(f"{self.name}: UTF-16 text; save it as UTF-8")
         if number == 0 and b"\0" in line:
@@ -130,21 +136,23 @@ class PromptFile:
         decoded again one by one, and those that are too large even then are reported."""
         settings = vars(decoder.seeded(options))
         while True:
-            first = len(self._lines_of)
+            first = len(self.line_numbers)
             try:
                 for index, response in decoder.stream_batch(self, batch_size, **settings):
-                    line = self.line_of(first + index)
+                    line = self.line_numbers[first + index]
                     self._unanswered.pop(line, None)
                     yield line, response
                 return
             except (RuntimeError, MemoryError) as error:
-                if not out_of_memory(error) or options.num_samples > 1:  # some samples may be out
+                if (
+                    not cli.out_of_memory(error) or options.num_samples > 1
+                ):  # some samples may be out
                     raise
             for line, prompt in [*self._unanswered.items()]:
                 try:
                     (response,) = decoder.batch_generate([prompt], **settings)
                 except (RuntimeError, MemoryError) as error:
-                    if not out_of_memory(error):
+                    if not cli.out_of_memory(error):
                         raise
                     self._skip(line, f"too large for the memory: {error}")
                 else:
@@ -171,7 +179,8 @@ class Arriving:
 
     def __init__(self, file: BinaryIO):
         self._file = file
-        self._read, self._ended = bytearray(), False
+        self._arrived = bytearray()
+        self._ended = False
 
     def ready(self) -> bool:
         """Whether the next line, or the end, is there."""
@@ -185,36 +194,44 @@ class Arriving:
     def __next__(self) -> bytes:
         while not self._has_line():
             self._read_more()
-        line, newline, self._read = self._read.partition(b"\n")
+        line, newline, self._arrived = self._arrived.partition(b"\n")
         if not line + newline:
             raise StopIteration
         return bytes(line + newline)
 
     def _has_line(self) -> bool:
-        return self._ended or b"\n" in self._read
+        return self._ended or b"\n" in self._arrived
 
     def _read_more(self) -> None:
-        some = os.read(self._file.fileno(), 1 << 16)
-        self._read += some
-        self._ended = not some
+        data = os.read(self._file.fileno(), 1 << 16)
+        self._arrived += data
+        self._ended = not data
 
 
-def answered(path: Path, samples: int, as_json: bool) -> int:
-    """How many lines of a prompt file have their outputs in this file. What comes after these is removed: an interrupted
-    run may have left a part. InputError if it holds something else."""
+def resume_after(path: Path, samples: int, as_json: bool) -> int:
+    """How many lines of a prompt file have their outputs, `samples` each, in the file at `path`. What comes after these
+    is removed: an interrupted run may have left a part. InputError if it holds something else."""
     if not path.exists():
         return 0
-    *lines, _ = path.read_bytes().split(b"\n")
-    try:  # the prompt's line of each output
-        of = [json.loads(x)["index"] if as_json else i // samples for i, x in enumerate(lines)]
-        done = of[-1] + (of.count(of[-1]) == samples) if of else 0
-        kept = lines[: sum(line < done for line in of)]
+    *outputs, _ = path.read_bytes().split(b"\n")  # the last one is empty or a part
+    lines = []  # the prompt's line of each output
+    lines_done = 0
+    bytes_done = 0
+    try:
+        for number, output in enumerate(outputs):
+            lines.append(json.loads(output)["index"] if as_json else number // samples)
+        if lines:
+            is_last_done = lines.count(lines[-1]) == samples
+            lines_done = lines[-1] + is_last_done
+        for line, output in zip(lines, outputs, strict=True):
+            if line < lines_done:
+                bytes_done += len(output) + 1
     except (ValueError, TypeError, KeyError):
         raise InputError(f"{path} exists and does not hold outputs of --json") from None
-    os.truncate(path, sum(len(line) + 1 for line in kept))
-    if done:
-        print(f"{path} has the outputs up to line {done}: going on after it", file=sys.stderr)
-    return done
+    os.truncate(path, bytes_done)
+    if lines_done:
+        print(f"{path} has the outputs up to line {lines_done}: going on after it", file=sys.stderr)
+    return lines_done
 
 
 class InOrder:
@@ -222,7 +239,8 @@ class InOrder:
     before it are finished. `reached`: how many are finished and written."""
 
     def __init__(self, write: Callable[[str], object], reached: int = 0):
-        self._write, self.reached = write, reached
+        self._write = write
+        self.reached = reached
         self._waiting: dict[int, tuple[str, bool]] = {}
 
     def put(self, number: int, text: str, finished: bool = True) -> None:
@@ -235,3 +253,91 @@ class InOrder:
             if not finished:
                 return
             self.reached += 1
+
+
+@dataclass(frozen=True)
+class FileTask:
+    """What the flags say about a prompt file."""
+
+    path: str  # "-": standard input
+    output: Path | None = None  # None: standard output
+    batch_size: int = BATCH_SIZE
+
+
+def decode_file(
+    task: FileTask,
+    decoder: SpeculativeDecoder,
+    options: Options,
+    conversation: Conversation,
+    display: Display,
+    ranks: Ranks = ALONE,
+    remember: Callable[[Response], object] = lambda response: None,
+) -> None:
+    """Decode the prompts of a file. Report lines without a usable prompt; they make the exit code 1."""
+    samples = options.num_samples
+    lines_done = 0
+    out = sys.stdout
+    if task.output:
+        lines_done = resume_after(task.output, samples, display.as_json)
+        out = open(task.output, "a", encoding="utf-8")  # noqa: SIM115 (it lives as long as we do)
+
+    def report(line: int, reason: str) -> None:
+        cli.write(f"{file.name}, line {line + 1}: {reason}", sys.stderr)
+        for sample in range(samples):
+            in_order.put(line * samples + sample, "" if display.as_json else "\n")
+
+    def write(text: str) -> None:
+        response = responses.pop(in_order.reached, None)  # None: the line has no prompt
+        if response:
+            remember(response)
+        cli.write(text, out, end="")
+
+    # A prompt that is too long for the model is a bad line too.
+    is_limited = decoder.model.config.max_prompt_tokens is not None
+    check = functools.partial(decoder.check, options=options) if is_limited else None
+    file = PromptFile(task.path, report, ranks, conversation.prompt, check, lines_done)
+    in_order = InOrder(write, lines_done * samples)
+    responses: dict[int, Response] = {}
+    summary = Summary()
+    with _progress(task.path, lines_done, display.verbose) as show_progress:
+        try:
+            for line, response in file.answers(decoder, task.batch_size, options):
+                number = line * samples + response.sample
+                responses[number] = response
+                in_order.put(number, f"{display.line(line, response)}\n")
+                summary.add(response)
+                show_progress(lines_done + summary.texts // samples)
+        except (Exception, KeyboardInterrupt) as error:
+            last = in_order.reached // samples
+            if last and not isinstance(error, BrokenPipeError):
+                note = f"{file.name}: answered up to line {last}; resume at line {last + 1}"
+                cli.write(note, sys.stderr)
+            raise
+    summary.print(decoder, options, display.verbose, is_file=True)
+    if task.output:
+        print(task.output)
+    if file.bad_lines:
+        raise InputError(f"{file.name}: {file.bad_lines} of {file.lines} lines have no answer")
+    if summary.failed:
+        sys.exit(cli.INPUT_ERROR)
+
+
+@contextmanager
+def _progress(path: str, lines_done: int, verbose: bool) -> Iterator[Callable[[int], None]]:
+    """Yields a function that shows how many lines are done: in a bar on a terminal; elsewhere, if `verbose`, in a note
+    from time to time."""
+    from tqdm import tqdm
+
+    is_regular = path != "-" and Path(path).is_file()
+    total = len(Path(path).read_bytes().splitlines()) if is_regular else None
+    noted = time.perf_counter()
+
+    def show(lines: int) -> None:
+        nonlocal noted
+        bar.update(lines - bar.n)
+        if verbose and bar.disable and time.perf_counter() - noted >= NOTE_SECONDS:
+            noted = time.perf_counter()
+            print(f"{lines}/{total or '?'}", file=sys.stderr)
+
+    with tqdm(desc="prompts", unit="", total=total, initial=lines_done, disable=None) as bar:
+        yield show

@@ -1,9 +1,12 @@
-"""--verbose: statistics of decoding, in a few lines."""
+"""What a command says when it is done: what was cut off and, with --verbose, statistics."""
 
+import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from decoder import Response, Stats
+from decoder import Options, Response, SpeculativeDecoder, Stats
+from speculative.options import MAX_TOKENS
 from speculative.row import FAILED
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -15,13 +18,14 @@ class Summary:
 
     texts: int = 0
     cut: int = 0  # texts cut off by max_tokens or the model's maximum length
-    failed: int = 0  # texts that could not keep to their form
     longest_cut: int = 0  # tokens of the longest of them
+    failed: int = 0  # texts that could not keep to their form
     stats: Stats = field(default_factory=Stats)
     peak_memory: float = 0.0  # GB
     pairs: int = 0  # in the translation memory
     seed: int | None = None  # None: greedy
     unit: str = "prompt tokens"  # what prompt_tokens counts
+    began: float = field(default_factory=time.perf_counter)
 
     def add(self, response: Response) -> None:
         self.texts += 1
@@ -32,6 +36,40 @@ class Summary:
         self.stats += response.stats
         self.peak_memory = max(self.peak_memory, response.peak_memory)
         self.seed = response.seed
+
+    def print(
+        self,
+        decoder: SpeculativeDecoder,
+        options: Options,
+        verbose: bool = False,
+        is_file: bool = False,
+    ) -> None:
+        """On stderr: which limit cut texts off, which texts failed and, if `verbose`, statistics."""
+        notes = []
+        if self.cut:
+            texts = f"{self.cut} of {self.texts} texts" if is_file else "the text"
+            notes.append(self._reason(decoder, options, texts))
+        if self.failed:
+            notes.append(f"{self.failed} of {self.texts} outputs could not keep to their form")
+        if verbose:
+            self.pairs = len(decoder.memory.pairs) if decoder.memory else 0
+            notes += self.lines(time.perf_counter() - self.began)
+        if verbose and decoder.draft_vocabulary:
+            notes.append(str(decoder.draft_vocabulary))
+        for note in notes:
+            print(note, file=sys.stderr)
+
+    def _reason(self, decoder: SpeculativeDecoder, options: Options, texts: str) -> str:
+        """Why texts were cut short."""
+        applied = decoder.text.defaults.applied(options)
+        for setting in ("max_new_tokens", "max_length"):
+            if setting in applied:
+                cut = f"the checkpoint's {setting}={applied[setting]} cut {texts} short"
+                return f"{cut}; see --max-tokens"
+        limit = options.max_tokens or MAX_TOKENS
+        if self.longest_cut < limit:
+            return f"the model's maximum length cut {texts} short"
+        return f"--max-tokens {limit} cut {texts} short; raise it for the rest"
 
     def lines(self, seconds: float) -> list[str]:
         """The lines to print, for `seconds` of work in total."""

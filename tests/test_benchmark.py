@@ -133,7 +133,7 @@ def test_what_an_oracle_knows_is_what_passes(demo_pair):
     target, _, draft = demo_pair
     for example in examples(2):
         (plain,) = measure.decoding(target, num_draft=0)([example.prompt])
-        known, _ = limits.known_to_draft(draft, plain)
+        known, _ = limits.draft_matches(draft, plain)
         for k in (3, 30):
             (row,) = measure.decoding(target, draft, num_draft=k)([example.prompt])
             at, expected = 0, Counter()

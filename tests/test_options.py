@@ -4,7 +4,7 @@ import pytest
 
 from docs.tools.option_tables import PAGE, with_tables
 from errors import InputError
-from speculative.options import DECLARED, MOST, Options
+from speculative.options import DECLARED, DRAFT, MOST, OptionError, Options
 from speculative.row import Row
 from speculative.sampling import Greedy, Sampler, sampler
 
@@ -40,6 +40,15 @@ NAN = float("nan")
 def test_options_out_of_range_are_named(options, message):
     with pytest.raises(InputError, match=message):
         Options(**options)
+
+
+def test_an_error_has_its_option_and_value_apart():
+    """For those who have their own names and limits for it."""
+    with pytest.raises(OptionError) as refused:
+        Options(num_draft=-1)
+    error = refused.value
+    assert (error.name, error.value, error.values) == ("num_draft", -1, DRAFT)
+    assert str(error) == "num_draft is -1, not a whole number from 0 to 1000000000, or auto"
 
 
 @pytest.mark.parametrize("name", [n for n, d in DECLARED.items() if d.values.kind in (int, float)])

@@ -152,7 +152,7 @@ def test_a_chat_keeps_its_messages_in_the_template(cpu, tmp_path, monkeypatch, c
     ours = SpeculativeDecoder(model, tokenizer)
     conversation = chat.Conversation.of(ours.text, None, None, ignore_chat_template=False)
     options = chat.Options(max_tokens=8)
-    chat.chat(ours, options, conversation, lambda r: r.text, lambda *_: None)
+    chat.chat(ours, options, conversation, chat.Display())
     printed, errors = capsys.readouterr()
     assert "the prompt has" in errors and next(typed) == "no"
 

@@ -15,13 +15,12 @@ from threading import Timer
 import pytest
 from helpers.programs import ANSWER, PROMPT, ROOT, call
 
-import main
 from decoder import Options, SpeculativeDecoder, stream_generate
-from distributed.ranks import ALONE
 from model import T5
-from terminal import cli
-from terminal.chat import Conversation
-from terminal.prompt_files import PromptFile
+from terminal import cli, prompt_files
+from terminal.display import Display
+from terminal.models import Conversation
+from terminal.prompt_files import FileTask, PromptFile, decode_file
 
 FRENCH = "translate number to French: 80"
 
@@ -30,7 +29,7 @@ def read(path: Path, content: bytes) -> tuple[list[tuple[int, str]], list[str]]:
     path.write_bytes(content)
     errors = []
     file = PromptFile(str(path), lambda line, reason: errors.append(f"{line}: {reason}"))
-    prompts = [(file.line_of(i), prompt) for i, prompt in enumerate(file)]
+    prompts = [(file.line_numbers[i], prompt) for i, prompt in enumerate(file)]
     assert file.lines == len(prompts) + len(errors) and file.bad_lines == len(errors)
     return prompts, errors
 
@@ -110,7 +109,7 @@ def test_a_pipe_is_ready_when_a_prompt_or_the_end_is_there(pipe):
     pipe.close()
     assert file.ready() and list(file) == ["four"]
     assert file.ready() and list(file) == []
-    assert file.lines == 5 and [file.line_of(i) for i in range(3)] == [0, 1, 4]
+    assert file.lines == 5 and [file.line_numbers[i] for i in range(3)] == [0, 1, 4]
 
 
 def test_a_regular_file_is_always_ready(tmp_path, monkeypatch):
@@ -160,7 +159,7 @@ def test_progress_is_shown_on_a_terminal_only(work):
 
 def test_without_a_terminal_verbose_says_how_far_it_is(work, monkeypatch):
     for seconds, told in ((10, []), (0, ["1/3", "2/3"])):
-        monkeypatch.setattr(main, "TOLD", seconds)
+        monkeypatch.setattr(prompt_files, "NOTE_SECONDS", seconds)
         result = call("--prompt-file", "p.txt", "--verbose", cwd=work)
         assert [line for line in result.stderr.splitlines() if line[1:2] == "/"] == told
 
@@ -211,11 +210,14 @@ def test_after_an_error_a_user_knows_where_to_go_on(
         raise error
 
     decoder.stream_batch = stream
-    args = main.parse_args(["--prompt-file", str(path)] + ["--json"] * (output == "json"))
+    task = FileTask(str(path))
+    display = Display(as_json=output == "json")
     kept = []
     with pytest.raises(SystemExit):
         cli.run(
-            lambda: main.answer_file(args, decoder, Options(), Conversation(), ALONE, kept.append)
+            lambda: decode_file(
+                task, decoder, Options(), Conversation(), display, remember=kept.append
+            )
         )
     printed, errors = capsys.readouterr()
     assert [response.text for response in kept] == ["text\n0", "text\n1"]

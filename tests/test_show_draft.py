@@ -18,7 +18,7 @@ from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 from speculative.options import Options
 from speculative.response import respond
 from speculative.row import ORIGINS, Row
-from terminal.colours import coloured, legend, painted
+from terminal.display import coloured, legend, painted
 from text.stream import TextStream
 from text.tokenizer import byte_tokenizer
 

@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 
-import main
 from decoder import Batch, Options, batch_generate
 from demo.examples import examples
 from terminal.summary import Summary, sparkline
@@ -39,8 +38,7 @@ def test_rows_share_the_time_of_their_steps(demo_pair, monkeypatch):
 
 
 def test_a_text_that_the_models_length_cuts_is_told(capsys):
-    args = SimpleNamespace(prompt_file=None, verbose=False)
     summary = Summary(texts=1, cut=1, longest_cut=63)
     decoder = SimpleNamespace(text=SimpleNamespace(defaults=GenerationDefaults()))
-    main.print_summary(args, decoder, Options(max_tokens=512), summary, 0.0)
+    summary.print(decoder, Options(max_tokens=512))
     assert capsys.readouterr().err == "the model's maximum length cut the text short\n"

@@ -1,13 +1,18 @@
-"""--show-draft: colour each token of a text by where it comes from.
+"""How main.py shows a response: as text, as JSON or, with --show-draft, with each token coloured by where it comes from.
 
-On a terminal, unless TERM or NO_COLOR (no-color.org) rules colours out. All else gets plain text.
+Colours are for a terminal, unless TERM or NO_COLOR (no-color.org) rules them out.
 """
 
+import json
 import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TextIO
 
 from decoder import Response
+from terminal import cli
 
 # From the 16 colours that a terminal's theme keeps legible; underlined for readers who cannot tell
 # green from red.
@@ -23,6 +28,41 @@ _MEANINGS = {
     "corrected": ("red, underlined", "the target's, in place of a rejected token"),
     "forced": ("blue", "forced by the form of the output"),
 }
+
+
+@dataclass(frozen=True)
+class Display:
+    """What the flags say about showing responses."""
+
+    as_json: bool = False
+    verbose: bool = False  # statistics at the end
+    text: Callable[[Response], str] = lambda response: response.text  # with colours or without
+
+    def with_colours(self) -> "Display":
+        """The same, with colours on a terminal. Says on stderr what they mean."""
+        if not coloured(sys.stdout):
+            return self
+        cli.write(legend(sys.stderr), sys.stderr)
+        return replace(self, text=painted)
+
+    def line(self, index: int, response: Response) -> str:
+        """The response to a file's prompt `index`, on one line."""
+        return to_json(index, response) if self.as_json else cli.one_line(self.text(response))
+
+
+def to_json(index: int, response: Response) -> str:
+    """The response as a JSON object on one line."""
+    stats = response.stats
+    counts = {**stats.drafting, "accepted_lengths": stats.histogram()}
+    times = {"seconds": stats.seconds, "preparing_seconds": stats.preparing_seconds}
+    fields = {"index": index, **vars(response), "stats": counts | times}
+    fields["from_draft"] = response.from_draft
+    fields["mean_logprob"] = response.mean_logprob
+    left_out = {name for name in ("score", "seed") if fields[name] is None}
+    if response.logprobs is None:
+        left_out |= {"logprobs", "top_logprobs", "mean_logprob"}
+    shown = {name: value for name, value in fields.items() if name not in left_out}
+    return json.dumps(shown, ensure_ascii=False)
 
 
 def coloured(stream: TextIO) -> bool:
