@@ -221,6 +221,10 @@ class EncoderDecoder(Model, nn.Module):
         readers = [each.get("cross_attention", each.attention) for each in self.decoder.layers]
         return CrossCache([reader.project(encoded) for reader in readers], mask)
 
+    def blank_prompt(self, size: int) -> Sequence[int]:
+        """A prompt of so many tokens, or of as many as the model reads."""
+        return [self.config.pad_token_id] * min(size, self.config.max_prompt_tokens or size)
+
     def narrowed(self, ids: mx.array) -> Any:
         """The same model with logits for `ids` [n] only."""
         return narrowed(self, self.config.vocab_size, ids)

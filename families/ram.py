@@ -102,12 +102,8 @@ def _full_cache(model: Any) -> int:
         assert model.new_cache is not None
         cache = model.new_cache(ROWS)
         most = 2 * TOKENS
-    elif hasattr(model, "windows"):  # of sound: they are Whisper's prompts
-        silence = np.zeros((config.frames, config.num_mel_bins), np.float32)
-        windows = [model.windows.add(silence) for _ in range(ROWS)]
-        cache = model.start(windows)
     else:
-        cache = model.start([[0] * min(TOKENS, config.max_prompt_tokens or TOKENS)] * ROWS)
+        cache = model.start([model.blank_prompt(TOKENS) for _ in range(ROWS)])
     positions = np.tile(
         np.arange(min(most, config.max_positions or most), dtype=np.int32), (ROWS, 1)
     )

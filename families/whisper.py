@@ -163,6 +163,11 @@ class Whisper(EncoderDecoder):
         """Raise InputError: speech/rules.py gives a text its first tokens."""
         raise InputError("this model transcribes audio: use transcribe.py, or a server's /v1/audio")
 
+    def blank_prompt(self, size: int) -> Window:
+        """A window of silence."""
+        config = self.config
+        return self.windows.add(np.zeros((config.frames, config.num_mel_bins), np.float32))
+
     def start(self, prompts: Rows) -> CrossCache:
         """Encode the windows whose numbers the prompts are, and project their keys and values."""
         numbers = [int(prompt[0]) for prompt in prompts]
