@@ -37,7 +37,7 @@ def from_transformers(kind: str, folder: Path) -> Tokenizer:
     """The tokenizer that a transformers class reads from a folder's files. InputError, with their names, if one
     is damaged."""
     files = [name for name in TOKENIZER_FILES if (folder / name).exists()]
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # "PyTorch was not files"
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # "PyTorch was not found"
     import transformers
     from sentencepiece import SentencePieceProcessor
 
