@@ -20,12 +20,7 @@ openai = pytest.importorskip("openai")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("speech")
-    target = wm.reference_model(max_target_positions=24)
-    for name, model in (
-        ("target", target),
-        ("shared", wm.disturbed(target, 0.03, "model.decoder")),
-    ):
-        wm.converted(model, folder / f"made-{name}").rename(folder / name)
+    wm.write_pair(folder)
     for i in range(4):
         write_wav(folder / f"{i}.wav", 0.7 + 0.4 * i, seed=i)
     return folder

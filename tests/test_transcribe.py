@@ -14,12 +14,7 @@ MODELS = ("--model", "target", "--draft-model", "shared", "--temperature", "1", 
 def folder(tmp_path_factory):
     """Models and sounds, as a user's folder has them."""
     folder = tmp_path_factory.mktemp("speech")
-    target = wm.reference_model(max_target_positions=24)
-    for name, model in (
-        ("target", target),
-        ("shared", wm.disturbed(target, 0.03, "model.decoder")),
-    ):
-        wm.converted(model, folder / f"made-{name}").rename(folder / name)
+    wm.write_pair(folder)
     for i, name in enumerate(("one", "two")):
         write_wav(folder / f"{name}.wav", 1.2 + i, seed=i)
     (folder / "bad.wav").write_bytes(b"RIFF, but no sound")

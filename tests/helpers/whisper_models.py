@@ -115,3 +115,10 @@ def disturbed(model, noise: float, *parts: str, seed: int = 0):
             if not parts or any(part in name for part in parts):
                 weight.add_(torch.randn_like(weight) * noise * weight.std())
     return copy
+
+
+def write_pair(folder) -> None:
+    """A target and a draft model with its encoder, converted, as `target` and `shared` in a folder."""
+    target = reference_model(max_target_positions=24)
+    for name, model in (("target", target), ("shared", disturbed(target, 0.03, "model.decoder"))):
+        converted(model, folder / f"made-{name}").rename(folder / name)
