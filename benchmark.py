@@ -31,9 +31,9 @@ from errors import InputError
 from speculative.sampling import RowSeeds
 from terminal import cli
 from terminal.flags import check_models, reading
-from terminal.models import Conversation
 from terminal.prompt_files import PromptFile
 from text.prompts import check_prompt
+from text.text_side import Conversation
 
 USUAL = ("t5-large", "t5-small")
 
@@ -217,7 +217,7 @@ def tokens_of(
     prompts: list[str], models: SpeculativeDecoder, options: Options
 ) -> dict[str, list[int]]:
     """The tokens of each prompt, in the model's chat template if it has one."""
-    conversation = Conversation.of(models.text, None, None, ignore_chat_template=False)
+    conversation = Conversation.of(models.text)
     seed = RowSeeds(0)
     return {p: models.row(conversation.prompt(p), options, seed).prompt for p in prompts}
 

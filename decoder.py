@@ -28,7 +28,7 @@ from errors import InputError
 from families.causal import DecoderOnly
 from families.encoder_decoder import EncoderDecoder
 from families.loading import load as load  # for users, as Stats below
-from families.ram import installed, recommended
+from families.ram import available, wired_memory
 from speculative.beams import BeamBatch
 from speculative.cached_model import AheadModel
 from speculative.draft import Step
@@ -172,21 +172,6 @@ class Batch:
         self.sampler = sampler(self.rows, self._options, self.target.config.vocab_size)
 
 
-@contextmanager
-def wired_memory() -> Iterator[None]:
-    """On a Mac's GPU, keep as much memory as the system recommends from being paged out, as mlx-lm does."""
-    most = recommended()
-    if most is None:
-        yield
-        return
-    before = mx.set_wired_limit(most)
-    try:
-        yield
-    finally:
-        mx.synchronize()
-        mx.set_wired_limit(before)
-
-
 # ---------------------------------------------------------------------------------------------
 # Text
 
@@ -237,7 +222,7 @@ class SpeculativeDecoder:
                 shared_vocabulary(self.text.source, theirs.source)
         self.draft_vocabulary = self._vocabulary(draft_vocabulary)
         self._learned: dict[tuple, Schedule] = {}
-        limit = (recommended() or installed()) // 10 if prefix_cache is None else prefix_cache
+        limit = available() // 10 if prefix_cache is None else prefix_cache
         # Several machines would have to keep the same, and their memories differ.
         self.prefix_cache = PrefixCache(limit) if limit and _ranks(model).size == 1 else None
 

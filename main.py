@@ -30,10 +30,11 @@ from terminal.flags import (
     json_of,
     options_of,
 )
-from terminal.models import Conversation, Models, note_alone, open_decoder
+from terminal.models import Models, note_alone, open_decoder
 from terminal.prompt_files import FileTask, decode_file
 from terminal.summary import Summary
 from text.memory import MemoryFile, Pair
+from text.text_side import Conversation
 
 # Flags that do nothing without drafting
 DRAFTING = ("draft_model", "draft_vocabulary", "lookup", "delta", "reference", "memory")

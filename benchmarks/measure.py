@@ -16,7 +16,7 @@ from families.causal import CausalModel
 from speculative.driver import Waiting
 from speculative.row import Row
 from speculative.sampling import RowSeeds
-from terminal.models import Conversation
+from text.text_side import Conversation
 
 Way = Callable[[Sequence[str]], list]
 """Decodes prompts; returns a Row for each, or its tokens."""
@@ -58,7 +58,7 @@ def decoding(target: Any, draft: Any | None = None, batch_size: int = 1, **optio
     """Our way with these options, `batch_size` prompts at a time. What it learns for `auto` stays its own."""
     models = decoder(target, draft)
     settings = Options(**options)
-    conversation = Conversation.of(models.text, None, None, ignore_chat_template=False)
+    conversation = Conversation.of(models.text)
 
     def run(prompts: Sequence[str]) -> list[Row]:
         seed = RowSeeds(settings.seed or 0)

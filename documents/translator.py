@@ -14,6 +14,7 @@ from speculative.sampling import RowSeeds
 from text.languages import short
 from text.memory import MemoryFile, Pair
 from text.prompts import Prompt
+from text.text_side import Conversation
 
 _FULL = 0.6  # of the longest output: longer sentences are cut
 
@@ -44,6 +45,7 @@ class Translator:
     def __post_init__(self):
         self.options = self.decoder.seeded(self.options)
         text = self.decoder.text
+        self._framed = Conversation.of(text).prompt
         self.languages = text.resolve_languages(self.options.source_lang, self.options.target_lang)
         # The languages without --from and --to; None: unknown.
         source_lang, target_lang = text.default_languages(self.decoder.model.prefix([]))
@@ -80,16 +82,11 @@ class Translator:
             texts.append(None if is_lost else text)
         return Translation(document.write(texts), problems)
 
-    def _prompt(self, text: str, reference: str | None = None) -> Prompt:
-        if self.decoder.text.chat is None:
-            return Prompt(text, reference)
-        return Prompt([{"role": "user", "content": text}], reference)
-
     def _fits(self, text: str) -> bool:
         """Whether the model can read the text and write as much."""
         try:
             # With a reference: otherwise the memory would be searched for one.
-            row = self.decoder.row(self._prompt(text, "-"), self.options, RowSeeds(0))
+            row = self.decoder.row(self._framed(Prompt(text, "-")), self.options, RowSeeds(0))
         except InputError:  # more than it reads
             return not text.strip()
         return len(row.prompt) <= _FULL * row.max_tokens
@@ -97,7 +94,7 @@ class Translator:
     def _decode(self, wanted: Sequence[str], name: str, journal: MemoryFile | None) -> None:
         """Translate the sentences that have no text yet."""
         todo = [sentence for sentence in dict.fromkeys(wanted) if sentence not in self.texts]
-        prompts = map(self._prompt, todo)
+        prompts = map(self._framed, todo)
         responses = self.decoder.stream_batch(prompts, self.batch_size, **vars(self.options))
         with reporter.bar(name, len(todo), "", 0.1) as advance:
             for _, response in responses:

@@ -2,7 +2,8 @@
 
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,6 +36,26 @@ def installed() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def available() -> int:
+    """Bytes that a model may use: what macOS recommends for its GPU or, elsewhere, the RAM."""
+    return recommended() or installed()
+
+
+@contextmanager
+def wired_memory() -> Iterator[None]:
+    """On a Mac's GPU, keep as much memory as the system recommends from being paged out, as mlx-lm does."""
+    most = recommended()
+    if most is None:
+        yield
+        return
+    before = mx.set_wired_limit(most)
+    try:
+        yield
+    finally:
+        mx.synchronize()
+        mx.set_wired_limit(before)
+
+
 def mac_for(needed: int) -> str:
     """The RAM of the smallest Mac whose GPU may use so many bytes. macOS recommends (llama.cpp logs it) two thirds of
     16, 24 and 32 GB, and three quarters or more of 64 and 128 GB."""
@@ -59,7 +80,7 @@ def load_weights(
 
 
 def _check_fits(name: str, folder: Path, size: int) -> None:
-    ram = recommended() or installed()
+    ram = available()
     used = mx.get_active_memory()
     if size + used <= 0.9 * ram:
         return

@@ -7,9 +7,9 @@ from importlib import import_module
 from decoder import Options, SpeculativeDecoder
 from errors import InputError
 from terminal.display import Display
-from terminal.models import Conversation
 from terminal.summary import Summary
 from text.prompts import Prompt
+from text.text_side import Conversation
 
 
 def chat(

@@ -1,21 +1,17 @@
-"""Opening the models that a command line names, and putting prompts into their chat templates."""
+"""Opening the models that a command line names."""
 
 import argparse
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from decoder import Content, Options, SpeculativeDecoder, load
+from decoder import Options, SpeculativeDecoder, load
 from demo.pair import demo_model
 from distributed.ranks import ALONE, Ranks
 from errors import InputError
 from terminal.cli import note_types
 from terminal.flags import read_draft_vocabulary, read_memory
 from text.generation import GenerationDefaults
-from text.prompts import Prompt
-from text.text_side import TextSide
 
 
 @dataclass(frozen=True)
@@ -96,42 +92,3 @@ def note_alone(decoder: SpeculativeDecoder) -> None:
     """Say on stderr if the model cannot decode in batches."""
     if decoder.at_most(2) == 1:
         print("this model decodes one prompt at a time (docs/mlx_lm_models.md)", file=sys.stderr)
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """What the flags say about the chat template. Without one, or if it is not to be used, a prompt stays as it is."""
-
-    system_prompt: str | None = None
-    template: Mapping[str, Any] = field(default_factory=dict)  # arguments for the chat template
-    in_use: bool = False
-
-    @classmethod
-    def of(
-        cls,
-        text: TextSide,
-        system_prompt: str | None,
-        template: Mapping[str, Any] | None,
-        ignore_chat_template: bool,
-    ) -> "Conversation":
-        """InputError for settings of a chat template if none is in use."""
-        in_use = text.chat is not None and not ignore_chat_template
-        if not in_use and (system_prompt is not None or template is not None):
-            missing = "none is in use" if text.chat else "this model has no chat template"
-            raise InputError(f"a system prompt or a setting needs a chat template: {missing}")
-        return cls(system_prompt, template or {}, in_use)
-
-    @property
-    def first(self) -> list[dict[str, Any]]:
-        """The messages that it begins with."""
-        if self.system_prompt is None:
-            return []
-        return [{"role": "system", "content": self.system_prompt}]
-
-    def prompt(self, content: Content) -> Content:
-        """A text as the user's first message. Anything else stays as it is."""
-        prompt = content if isinstance(content, Prompt) else Prompt(content)
-        if not (self.in_use and prompt.is_text):
-            return content
-        message = {"role": "user", "content": prompt.content}
-        return Prompt([*self.first, message], prompt.reference, self.template)

@@ -20,9 +20,9 @@ from distributed.ranks import ALONE, Ranks
 from errors import InputError
 from terminal import cli
 from terminal.display import Display
-from terminal.models import Conversation
 from terminal.summary import Summary
 from text.prompts import Prompt, check_prompt
+from text.text_side import Conversation
 
 NOTE_SECONDS = 10  # between notes of --verbose on how far it is, without a terminal
 _OBJECT = re.compile(rb'\s*\{\s*"(.*")?(prompt|messages)"\s*:')  # how JSON lines begin

@@ -25,7 +25,7 @@ from errors import InputError
 from families import causal_loading
 from families.causal_loading import find_mlx_lm_folder, is_mlx_lm_folder
 from speculative.drafting import PromptLookup
-from terminal.models import Conversation
+from text.text_side import Conversation
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent

@@ -150,7 +150,7 @@ def test_a_chat_keeps_its_messages_in_the_template(cpu, tmp_path, monkeypatch, c
     typed = iter(["the cat", "", "and the dog", "/r", "the cat", "x " * 300, "a mat", "/q", "no"])
     monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
     ours = SpeculativeDecoder(model, tokenizer)
-    conversation = chat.Conversation.of(ours.text, None, None, ignore_chat_template=False)
+    conversation = chat.Conversation.of(ours.text)
     options = chat.Options(max_tokens=8)
     chat.chat(ours, options, conversation, chat.Display())
     printed, errors = capsys.readouterr()

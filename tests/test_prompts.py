@@ -19,8 +19,8 @@ from decoder import Options, SpeculativeDecoder, stream_generate
 from model import T5
 from terminal import cli, prompt_files
 from terminal.display import Display
-from terminal.models import Conversation
 from terminal.prompt_files import FileTask, PromptFile, decode_file
+from text.text_side import Conversation
 
 FRENCH = "translate number to French: 80"
 

@@ -150,3 +150,42 @@ class TextSide:
         source = next((by_token[t] for t in read if t in by_token), self.languages.reads)
         only = next(iter(by_token.values())) if len(by_token) == 1 else None
         return source, next((by_token[t] for t in prefix if t in by_token), only)
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """How a text gets into the chat template. Without one, or if it is not to be used, a prompt stays as it is."""
+
+    system_prompt: str | None = None
+    template: Mapping[str, Any] = field(default_factory=dict)  # arguments for the chat template
+    in_use: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        text: TextSide,
+        system_prompt: str | None = None,
+        template: Mapping[str, Any] | None = None,
+        ignore_chat_template: bool = False,
+    ) -> "Conversation":
+        """InputError for settings of a chat template if none is in use."""
+        in_use = text.chat is not None and not ignore_chat_template
+        if not in_use and (system_prompt is not None or template is not None):
+            missing = "none is in use" if text.chat else "this model has no chat template"
+            raise InputError(f"a system prompt or a setting needs a chat template: {missing}")
+        return cls(system_prompt, template or {}, in_use)
+
+    @property
+    def first(self) -> list[dict[str, Any]]:
+        """The messages that it begins with."""
+        if self.system_prompt is None:
+            return []
+        return [{"role": "system", "content": self.system_prompt}]
+
+    def prompt(self, content: Any) -> Any:
+        """A text as the user's first message. Anything else stays as it is."""
+        prompt = content if isinstance(content, Prompt) else Prompt(content)
+        if not (self.in_use and prompt.is_text):
+            return content
+        message = {"role": "user", "content": prompt.content}
+        return Prompt([*self.first, message], prompt.reference, self.template)
