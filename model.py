@@ -130,11 +130,13 @@ class T5(EncoderDecoder):
         bucket = self._bucket(np.abs(distance), half) + half * (distance > 0)
         return self.encoder(self._embed(tokens), self.encoder.biases(bucket, padding_mask(mask)))
 
-    def decode(self, tokens: mx.array, positions: np.ndarray, cache: CrossCache) -> mx.array:
-        """Append tokens [B, T] at positions [B, T] to the cache; return their logits [B, T, V]."""
-        c = self.config
+    def states(self, tokens: mx.array, positions: np.ndarray, cache: CrossCache) -> mx.array:
+        """Append tokens [B, T] at positions [B, T] to the cache; return the decoder's output [B, T, d_model]."""
         cache.reserve(positions)
-        bucket = self._bucket(cache.distance, c.relative_attention_num_buckets)
+        bucket = self._bucket(cache.distance, self.config.relative_attention_num_buckets)
         biases = self.decoder.biases(bucket, cache.self_mask())
-        x = self.decoder(self._embed(tokens), biases, cache)
-        return self.logits(x * c.d_model**-0.5 if c.scale_decoder_outputs else x)
+        return self.decoder(self._embed(tokens), biases, cache)
+
+    def logits(self, states: mx.array) -> mx.array:
+        c = self.config
+        return super().logits(states * c.d_model**-0.5 if c.scale_decoder_outputs else states)

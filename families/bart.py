@@ -150,7 +150,7 @@ class Model(EncoderDecoder):
         forced = self.forced_bos_token_id
         return super().prefix(prompt) + ([] if forced is None else [forced])
 
-    def decode(self, tokens: mx.array, positions: np.ndarray, cache: CrossCache) -> mx.array:
+    def states(self, tokens: mx.array, positions: np.ndarray, cache: CrossCache) -> mx.array:
         """As the contract says. Raises InputError for a position beyond the model's last."""
         places = table_positions(positions)
         most = self.config.max_positions
@@ -158,11 +158,11 @@ class Model(EncoderDecoder):
             raise InputError(f"the text is longer than the {most} positions that the model knows")
         cache.reserve(positions)
         x = self.decoder.begin(self.embedding, tokens, places)
-        return self.logits(self.decoder(x, [cache.self_mask()] * self.config.decoder_layers, cache))
+        return self.decoder(x, [cache.self_mask()] * self.config.decoder_layers, cache)
 
-    def logits(self, x: mx.array) -> mx.array:
+    def logits(self, states: mx.array) -> mx.array:
         c = self.config
-        logits = super().logits(x)
+        logits = super().logits(states)
         if c.logits_bias:
             logits = logits + self.logits_bias
         if c.bans_padding:

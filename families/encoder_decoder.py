@@ -194,7 +194,7 @@ def narrowed(model: nn.Module, vocab_size: int, ids: mx.array) -> nn.Module:
 class EncoderDecoder(Model, nn.Module):
     """The part of the contract (speculative/model.py) that these models share.
 
-    A family adds `decode` and `encode`, from tokens [B, S] with mask [B, S] to [B, S, d_model], finite on padding
+    A family adds `states` and `encode`, from tokens [B, S] with mask [B, S] to [B, S, d_model], finite on padding
     too. It has `encoder`, `decoder`, `embedding` and, unless the embedding is the head as well, `head`.
     """
 
@@ -229,6 +229,6 @@ class EncoderDecoder(Model, nn.Module):
         """The same model with logits for `ids` [n] only."""
         return narrowed(self, self.config.vocab_size, ids)
 
-    def logits(self, x: mx.array) -> mx.array:
+    def logits(self, states: mx.array) -> mx.array:
         """[B, T, V] from the decoder's output [B, T, d_model]."""
-        return self.head(x) if "head" in self else self.embedding.as_linear(x)
+        return self.head(states) if "head" in self else self.embedding.as_linear(states)

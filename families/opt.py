@@ -107,9 +107,9 @@ class OPT(DecoderOnly):
         if not c.tied_head:
             self.head = nn.Linear(c.d_word, c.vocab_size, bias=False)
 
-    def decode(self, tokens: mx.array, positions: np.ndarray, cache: SlotCache) -> mx.array:
-        """Append tokens [B, T] at positions [B, T] to the cache; return their logits [B, T, V]. Positions
-        from config.max_positions on, which only a draft model may get, count as the last one."""
+    def states(self, tokens: mx.array, positions: np.ndarray, cache: SlotCache) -> mx.array:
+        """Append tokens [B, T] at positions [B, T] to the cache; return what the head gets, [B, T, d_word].
+        Positions from config.max_positions on, which only a draft model may get, count as the last one."""
         c = self.config
         places = np.minimum(positions, c.max_positions - 1)  # a filler's position is MASKED
         cache.reserve(positions)
@@ -124,7 +124,11 @@ class OPT(DecoderOnly):
             x = self.norm(x)
         if "project_out" in self:
             x = self.project_out(x)
-        return self.embedding.as_linear(x) if c.tied_head else self.head(x)
+        return x
+
+    def logits(self, states: mx.array) -> mx.array:
+        tied = self.config.tied_head
+        return self.embedding.as_linear(states) if tied else self.head(states)
 
 
 FAMILY = Family(Config, OPT, NAMES.rename)

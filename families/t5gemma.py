@@ -157,15 +157,15 @@ class T5Gemma(EncoderDecoder):
         x = embed(self.encoder.embedding, tokens)
         return self.encoder(x, masks, None, mx.broadcast_to(index, tokens.shape))
 
-    def decode(self, tokens: mx.array, positions: np.ndarray, slots: CrossCache) -> mx.array:
+    def states(self, tokens: mx.array, positions: np.ndarray, slots: CrossCache) -> mx.array:
         slots.reserve(positions)
         seen = cache(lambda window: self.decoder_mask(slots, window))
         masks = [seen(window) for window in self.config.decoder.windows]
         at = mx.array(table_positions(positions))
-        return self.logits(self.decoder(embed(self.embedding, tokens), masks, slots, at))
+        return self.decoder(embed(self.embedding, tokens), masks, slots, at)
 
-    def logits(self, x: mx.array) -> mx.array:
-        logits = super().logits(x)
+    def logits(self, states: mx.array) -> mx.array:
+        logits = super().logits(states)
         cap = self.config.decoder.final_logit_softcapping
         return logits if cap is None else _soft_cap(logits, mx.array(cap, logits.dtype))
 

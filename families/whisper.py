@@ -203,7 +203,7 @@ class Whisper(EncoderDecoder):
             x = layer.residual(x, "feed_forward", layer.feed_forward)
         return self.logits(self.decoder.norm(x)), mx.concatenate(scores, axis=1)
 
-    def decode(self, tokens: mx.array, positions: np.ndarray, cache: CrossCache) -> mx.array:
+    def states(self, tokens: mx.array, positions: np.ndarray, cache: CrossCache) -> mx.array:
         """As the contract says. Raises InputError for a position beyond the model's last."""
         rows = table_positions(positions)
         longest = self.config.max_positions
@@ -214,7 +214,7 @@ class Whisper(EncoderDecoder):
         cache.reserve(positions)
         x = self.embedding(tokens) + self.decoder.positions(mx.array(rows))
         masks = [cache.self_mask()] * self.config.decoder_layers
-        return self.logits(self.decoder(x, masks, cache))
+        return self.decoder(x, masks, cache)
 
 
 _EMBEDDING = "decoder.embed_tokens.weight"

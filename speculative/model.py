@@ -13,7 +13,8 @@ Rows = Sequence[Sequence[int]]
 
 
 class Model:
-    """A model to decode with. A subclass has `config`, `prefix`, `start` and `decode`; all else has a default.
+    """A model to decode with. A subclass has `config`, `prefix`, `start`, and `states` and `logits` or, if these cannot
+    be told apart, `decode`; all else has a default.
 
     config: a dataclass with
         vocab_size         how many tokens its logits have
@@ -57,6 +58,14 @@ class Model:
 
     def decode(self, tokens: mx.array, positions: np.ndarray, cache: Any) -> mx.array:
         """Append tokens [B, T] at positions [B, T] (int32; cache.MASKED: a filler) to the cache: logits [B, T, V]."""
+        return self.logits(self.states(tokens, positions, cache))
+
+    def states(self, tokens: mx.array, positions: np.ndarray, cache: Any) -> mx.array:
+        """As `decode`, but what the head gets: the last layer's output, normed, [B, T, D]."""
+        raise NotImplementedError
+
+    def logits(self, states: mx.array) -> mx.array:
+        """[B, T, V] from states [B, T, D]."""
         raise NotImplementedError
 
     def shared(self, prompt: Sequence[int]) -> int:
