@@ -28,8 +28,7 @@ from families.causal_positions import lifted, max_positions, set_positions, text
 from families.ram import load_weights
 from speculative.prefill import common_prefix
 from text.generation import GenerationDefaults
-from text.prompts import Prompt
-from text.text_side import ChatTemplate, TextSide
+from text.text_side import ChatTemplate, Prompt, TextSide
 
 
 def runs_in_mlx_lm(config: Mapping) -> bool:
