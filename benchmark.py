@@ -32,8 +32,7 @@ from speculative.sampling import RowSeeds
 from terminal import cli
 from terminal.flags import check_models, reading
 from terminal.prompt_files import PromptFile
-from text.prompts import check_prompt
-from text.text_side import Conversation
+from text.text_side import Conversation, check_prompt
 
 USUAL = ("t5-large", "t5-small")
 

@@ -47,9 +47,8 @@ from speculative.sampling import RowSeeds, log_probabilities, sampler
 from speculative.schedule import Schedule
 from text.grammar_compiler import Grammars
 from text.memory import Memory
-from text.prompts import Prompt, check_prompt
 from text.stream import TextStream
-from text.text_side import TextSide
+from text.text_side import Prompt, TextSide, check_prompt
 from text.tokenizer import shared_vocabulary, translation
 from text.tokens_in_texts import completion
 

@@ -1,8 +1,8 @@
 """Which weights are quantized, and how. Modes and their names are MLX's."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from errors import InputError
 
@@ -45,11 +45,8 @@ class Quantization:
                 raise InputError(f"{field} is {value!r}, but the mode {self.mode} needs {listed}")
 
     @classmethod
-    def from_config(cls, raw: Mapping) -> "Quantization | None":
-        """The quantization in a converted config.json; None if there is none."""
-        values = raw.get("quantization")
-        if values is None:
-            return None
+    def from_config(cls, values: Any) -> "Quantization":
+        """From what a converted config.json has under "quantization"."""
         if not isinstance(values, dict) or not values.keys() <= {"mode", "bits", "group_size"}:
             raise InputError(f"config.json: unknown quantization {values!r}")
         return cls(**values)

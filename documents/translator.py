@@ -13,8 +13,7 @@ from reporting import reporter
 from speculative.sampling import RowSeeds
 from text.languages import short
 from text.memory import MemoryFile, Pair
-from text.prompts import Prompt
-from text.text_side import Conversation
+from text.text_side import Conversation, Prompt
 
 _FULL = 0.6  # of the longest output: longer sentences are cut
 

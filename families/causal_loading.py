@@ -17,25 +17,24 @@ from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 
 from checkpoints.config import MOST_LAYERS
-from checkpoints.folder import converted_path, read_json
+from checkpoints.folder import WEIGHTS, converted_path, read_json, weight_files
 from checkpoints.quantization import Quantization
 from distributed.ranks import Ranks
 from errors import InputError, first_line
-from families import architecture_of, has_family, is_mlx_lm_folder
 from families.causal import CausalModel
 from families.causal_check import check_cache
 from families.causal_positions import lifted, max_positions, set_positions, text_of
+from families.loading import FAMILIES, architecture_of, model_type
 from families.ram import load_weights
 from speculative.prefill import common_prefix
 from text.generation import GenerationDefaults
-from text.prompts import Prompt
-from text.text_side import ChatTemplate, TextSide
+from text.text_side import ChatTemplate, Prompt, TextSide
 
 
 def runs_in_mlx_lm(config: Mapping) -> bool:
     """Whether a config.json is of a model for mlx-lm: none of our families, and of a type that mlx-lm has
     or, where it is not installed, of a class that says so."""
-    if has_family(config):
+    if model_type(config) in FAMILIES:
         return False
     if not importlib.util.find_spec("mlx_lm"):
         return architecture_of(config).endswith(("ForCausalLM", "LMHeadModel"))
@@ -55,6 +54,17 @@ def find_mlx_lm_folder(name: str) -> Path | None:
         config = try_to_load_from_cache(name, "config.json")
         folders += [Path(config).parent] if isinstance(config, str) else []
     return next((folder for folder in folders if is_mlx_lm_folder(folder)), None)
+
+
+def is_mlx_lm_folder(path: Path) -> bool:
+    """Whether a folder is a model for mlx-lm: of an architecture that convert.py does not convert, with
+    safetensors. A converted folder and any other checkpoint is not."""
+    if (path / WEIGHTS).exists() or not (path / "config.json").exists():
+        return False
+    if model_type(read_json(path / "config.json")) in FAMILIES:
+        return False
+    files = weight_files({file.name for file in path.iterdir()}, path.joinpath)
+    return any(file.startswith("model") for file in files)
 
 
 def _mlx_lm() -> Any:

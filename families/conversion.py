@@ -1,10 +1,10 @@
-"""Converts Hugging Face checkpoints to folders that are loaded, and finds the folder that a user means, which may first
-have to be downloaded and converted."""
+"""Converts Hugging Face checkpoints, downloaded where needed, to folders that are loaded."""
 
 import json
 import re
 import shutil
 import warnings
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from filelock import FileLock
 
 from checkpoints.folder import (
     WEIGHTS,
-    converted,
     converted_path,
     missing,
     open_checkpoint,
@@ -24,20 +23,23 @@ from checkpoints.hub import fetch, gb
 from checkpoints.quantization import Quantization
 from checkpoints.weights import stored_size, write_weights
 from errors import InputError, naming
-from families import architecture_of, default_dtype, family_of, is_mlx_lm_folder, ram
+from families import ram
 from families.causal_loading import (
     convert_with_mlx_lm,
-    find_mlx_lm_folder,
+    is_mlx_lm_folder,
     runs_in_mlx_lm,
     without_weights,
 )
-from families.loading import build, weight_shapes
+from families.loading import architecture_of, build, family_of, model_type, weight_shapes
 from reporting import reporter
 from text.generation import FILE as GENERATION
 from text.generation import GenerationDefaults
-from text.tokenizer import load_tokenizers
+from text.tokenizer import SOURCE_FILE, load_tokenizer
 
 MOST = 20e9  # bytes that are downloaded or converted without asking
+# Trained or published in float16, as fairseq's and OpenAI's are. The others need bfloat16's range: T5, T5Gemma and
+# Pegasus, trained in bfloat16 on TPUs, overflow float16.
+_FLOAT16 = ("bart", "mbart", "m2m_100", "marian", "whisper")
 
 
 def read_config(folder: Path) -> dict:
@@ -124,6 +126,11 @@ def convert(
     return output
 
 
+def default_dtype(raw: Mapping) -> str:
+    """The type that conversion gives a model's weights if the user does not choose."""
+    return "float16" if model_type(raw) in _FLOAT16 else "bfloat16"
+
+
 def describe(model: str, revision: str | None = None) -> list[str]:
     """What a model takes, in lines. Of one on the hub only the config.json is downloaded."""
     lines = []
@@ -139,12 +146,9 @@ def describe(model: str, revision: str | None = None) -> list[str]:
     return lines
 
 
-def find(name: str) -> Path:
-    """The folder that a user means: a converted one or one for mlx-lm, by its path or its name under mlx_models/, or a
-    checkpoint, a folder or owner/name on the hub, which is converted on first use. InputError if there is none."""
-    path = converted(name) or find_mlx_lm_folder(name)
-    if path:
-        return path
+def convert_first(name: str) -> Path:
+    """The folder of a checkpoint, a folder or owner/name on the hub, that has not been converted yet: it is converted or,
+    for mlx-lm, downloaded. InputError if there is none."""
     local = (Path(name) / "config.json").exists()
     on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not Path(name).parent.exists()
     output = converted_path(name)
@@ -211,7 +215,9 @@ def _write(
             if note:
                 reporter.note(f"{source}: {note}")
         family.write_tokenizer(source, output)
-        load_tokenizers(output, config.vocab_size, model.source_vocab_size)
+        load_tokenizer(output, config.vocab_size)
+        if (output / SOURCE_FILE).exists():
+            load_tokenizer(output, model.source_vocab_size, SOURCE_FILE)
         GenerationDefaults.load(source)
     write_weights(output / WEIGHTS, tensors, dtype, family.float32, quantization)
     values = raw | config.to_dict() | {"dtype": dtype, "converted_from": origin}

@@ -1,4 +1,4 @@
-"""Loading models from converted folders."""
+"""Which family a model is of, and loading models from converted folders."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,23 +7,64 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 
 from checkpoints.config import BaseConfig
-from checkpoints.folder import WEIGHTS, read_json
+from checkpoints.folder import WEIGHTS, converted, read_json
 from checkpoints.quantization import Quantization
 from checkpoints.tensors import map_npz, to_mlx
 from distributed import sharding
 from distributed.ranks import Ranks
 from errors import InputError, naming
-from families import Family, family_of, is_mlx_lm_folder, ram
+from families import Family, bart, opt, ram, t5, t5gemma, t5gemma2, whisper
 from text.generation import GenerationDefaults
 from text.languages import Languages
 from text.text_side import TextSide
-from text.tokenizer import FILE as TOKENIZER
-from text.tokenizer import load_tokenizers
+from text.tokenizer import SOURCE_FILE, load_tokenizer
+
+FAMILIES = {  # by config.json's model_type
+    "t5": t5.FAMILY,  # byT5, UL2, FLAN, MADLAD-400 and others say t5 or mt5
+    "mt5": t5.FAMILY,
+    "umt5": t5.FAMILY,
+    "t5gemma": t5gemma.FAMILY,
+    "t5gemma2": t5gemma2.FAMILY,
+    "opt": opt.FAMILY,
+    "bart": bart.FAMILY,
+    "mbart": bart.FAMILY,  # mBART-50 as well
+    "m2m_100": bart.FAMILY,  # NLLB-200 as well
+    "marian": bart.FAMILY,
+    "pegasus": bart.FAMILY,
+    "whisper": whisper.FAMILY,
+}
+
+
+def family_of(raw: Mapping) -> Family:
+    """The family of a config.json; InputError if there is none."""
+    kind = model_type(raw)
+    if "n_mels" in raw:
+        raise InputError("mlx_whisper's folder, without a tokenizer: convert the original model")
+    if not kind:
+        raise InputError("config.json has no model_type: not a model of Hugging Face's")
+    if kind not in FAMILIES:
+        raise InputError(f"a {kind[:50]} model; there are {', '.join(FAMILIES)}")
+    return FAMILIES[kind]
+
+
+def model_type(raw: Mapping) -> str:
+    """config.json's model_type or, if there is none (some umT5), the longest that its class's name starts with, such as
+    t5 in T5Model."""
+    if raw.get("model_type"):
+        return str(raw["model_type"])
+    name = architecture_of(raw)
+    kinds = [kind for kind in FAMILIES if name.lower().startswith(kind.replace("_", ""))]
+    return max(kinds, key=len, default=name)
+
+
+def architecture_of(raw: Mapping) -> str:
+    """The class that config.json names, such as T5ForConditionalGeneration, or ""."""
+    listed = raw.get("architectures")
+    return str(listed[0]) if isinstance(listed, list) and listed else ""
 
 
 def build(
@@ -56,6 +97,17 @@ def weight_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: weight.shape for name, weight in weights.items()}
 
 
+def find(name: str) -> Path:
+    """The folder that a user means: a converted one or one for mlx-lm, by its path or its name under mlx_models/, or a
+    checkpoint, a folder or owner/name on the hub, which is converted on first use. InputError if there is none."""
+    path = converted(name)
+    if path is None:
+        from families import causal_loading, conversion  # which import this module
+
+        path = causal_loading.find_mlx_lm_folder(name) or conversion.convert_first(name)
+    return path
+
+
 def load(
     name: str | Path, group: mx.distributed.Group | None = None, split: bool = True
 ) -> tuple[Any, Tokenizer]:
@@ -70,60 +122,59 @@ def load(
     InputError for no such model, files that do not fit each other, or ranks that differ.
     """
     ranks = Ranks(group)
-    from families import conversion  # which imports this module
-
-    path = ranks.together(lambda: conversion.find(str(name)))
-    if is_mlx_lm_folder(path):
-        from families import causal_loading
+    path = ranks.together(lambda: find(str(name)))
+    if not (path / WEIGHTS).exists():
+        from families import causal_loading  # which imports this module
 
         return causal_loading.load(str(name), path, group, split)
-    family, model, quantization, arrays = ranks.together(lambda: _open(path))
+    config = ranks.together(lambda: read_json(path / "config.json"))
     ranks.check_folder(path)
-
-    def load_arrays() -> None:
-        if split and group and ranks.size > 1:
-            sharding.check_ranks(model.config, quantization, ranks.size)
-            sharding.shard(model, group)
-            sharding.load_shard(model, arrays, ranks.rank)
-            model.ranks = ranks
-        else:
-            loaded = ram.load_weights(str(name), path, arrays, to_mlx)
-            model.load_weights(list(loaded.items()))
-        mx.eval(model.parameters())  # what is lazy can only be computed by the thread that made it
-        with naming(path / TOKENIZER):  # a target compares it with its own
-            rows = model.config.vocab_size
-            tokenizer, source_tokenizer = load_tokenizers(path, rows, model.source_vocab_size)
-        languages = Languages.load(path, rows)
-        codes = languages.codes.values() if languages and languages.source else ()
-        in_prefix = [] if model.forced_bos_token_id is None else ["forced_bos_token_id"]
-        model.text = TextSide(
-            tokenizer,
-            source_tokenizer,
-            languages,
-            GenerationDefaults.load(path, in_prefix),
-            hidden=frozenset({*codes, *without_text(family, tokenizer)}),
-            start_token=model.start_token_id,
-        )
-
-    ranks.together(load_arrays)
+    model = ranks.together(lambda: _load(str(name), path, config, ranks, split))
     return model, model.text.tokenizer
 
 
-def without_text(family: Family, tokenizer: Tokenizer) -> set[int]:
-    """The special tokens that texts do not show."""
-    added = {} if family.shows_special else tokenizer.get_added_tokens_decoder()
-    return {token for token, piece in added.items() if piece.special}
-
-
-def _open(path: Path) -> tuple[Family, nn.Module, Quantization | None, dict[str, np.ndarray]]:
-    """A converted folder's family, the model without its weights, and the weights as views of the file."""
-    raw = read_json(path / "config.json")
+def _load(name: str, path: Path, raw: Mapping, ranks: Ranks, split: bool) -> Any:
+    """The model in a converted folder with this config.json, or this rank's part of it."""
+    arrays = map_npz(path / WEIGHTS)
+    shapes = {key: array.shape for key, array in arrays.items()}
     with naming(path):
         family = family_of(raw)
-        quantization = Quantization.from_config(raw)
+        given = raw.get("quantization")
+        quantization = None if given is None else Quantization.from_config(given)
         config = family.config.from_dict(raw)
-    arrays = map_npz(path / WEIGHTS)
     with naming(path / WEIGHTS):
-        shapes = {key: array.shape for key, array in arrays.items()}
-        model = build(family, config, shapes, quantization)
-    return family, model, quantization, arrays
+        model: Any = build(family, config, shapes, quantization)
+    if split and ranks.group and ranks.size > 1:
+        sharding.check_ranks(config, quantization, ranks.size)
+        sharding.shard(model, ranks.group)
+        sharding.load_shard(model, arrays, ranks.rank)
+        model.ranks = ranks
+    else:
+        model.load_weights(list(ram.load_weights(name, path, arrays, to_mlx).items()))
+    mx.eval(model.parameters())  # what is lazy can only be computed by the thread that made it
+    model.text = _text_side(path, family, model)
+    return model
+
+
+def _text_side(path: Path, family: Family, model: Any) -> TextSide:
+    """The text side of a converted folder's model."""
+    rows = model.config.vocab_size
+    tokenizer = load_tokenizer(path, rows)
+    source_tokenizer = None
+    if (path / SOURCE_FILE).exists():
+        source_tokenizer = load_tokenizer(path, model.source_vocab_size, SOURCE_FILE)
+    languages = Languages.load(path, rows)
+    codes = languages.codes.values() if languages and languages.source else ()
+    hidden = {code for code in codes if isinstance(code, int)}
+    if not family.shows_special:
+        added = tokenizer.get_added_tokens_decoder()
+        hidden |= {token for token, piece in added.items() if piece.special}
+    in_prefix = [] if model.forced_bos_token_id is None else ["forced_bos_token_id"]
+    return TextSide(
+        tokenizer,
+        source_tokenizer,
+        languages,
+        GenerationDefaults.load(path, in_prefix),
+        frozenset(hidden),
+        start_token=model.start_token_id,
+    )

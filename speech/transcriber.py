@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from checkpoints.folder import WEIGHTS, read_json
 from decoder import SpeculativeDecoder, load
 from errors import InputError
-from families.conversion import find
+from families.loading import find
 from families.whisper import Whisper
 from speculative.row import Row
 from speech.decoding import Decode

@@ -8,8 +8,7 @@ from decoder import Options, SpeculativeDecoder
 from errors import InputError
 from terminal.display import Display
 from terminal.summary import Summary
-from text.prompts import Prompt
-from text.text_side import Conversation
+from text.text_side import Conversation, Prompt
 
 
 def chat(

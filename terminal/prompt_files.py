@@ -21,8 +21,7 @@ from errors import InputError
 from terminal import cli
 from terminal.display import Display
 from terminal.summary import Summary
-from text.prompts import Prompt, check_prompt
-from text.text_side import Conversation
+from text.text_side import Conversation, Prompt, check_prompt
 
 NOTE_SECONDS = 10  # between notes of --verbose on how far it is, without a terminal
 _OBJECT = re.compile(rb'\s*\{\s*"(.*")?(prompt|messages)"\s*:')  # how JSON lines begin

@@ -23,8 +23,7 @@ from speculative.options import RULES, Options
 from speculative.prefill import prefill
 from terminal import models as opened
 from text.memory import Memory, Pair
-from text.prompts import Prompt
-from text.text_side import TextSide
+from text.text_side import Prompt, TextSide
 from text.tokenizer import byte_tokenizer
 
 PROMPT = "the red house is near the green tree"

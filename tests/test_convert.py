@@ -22,8 +22,8 @@ from checkpoints import tensors, weights
 from checkpoints.tensors import map_npz
 from decoder import load
 from errors import InputError
-from families import conversion, default_dtype
-from families.conversion import _note, convert
+from families import conversion
+from families.conversion import _note, convert, default_dtype
 from reporting import reporter
 
 HOW = ("--dtype", "bfloat16", "--model")

@@ -24,7 +24,7 @@ from helpers.models import (
 from helpers.pairs import RAW, VARIANTS, both, in_dtype, inputs, known
 
 from errors import InputError
-from families import family_of
+from families.loading import family_of
 from speculative.cache import MASKED
 
 

@@ -13,7 +13,7 @@ from helpers.programs import ANSWER, PROMPT, ROOT, call, run
 
 from decoder import load
 from errors import InputError
-from families.conversion import find
+from families.loading import find
 from terminal import cli
 
 

@@ -1,6 +1,7 @@
 """The worked examples of docs/new_drafter.md, docs/new_rule.md and docs/new_family.md do what they say,
 and pass the tests that the pages send them to."""
 
+import importlib
 import itertools
 import re
 import sys
@@ -13,16 +14,17 @@ from helpers.scripted import START, agreeing, plain
 
 import families
 from decoder import SpeculativeDecoder
+from families import loading
 
 DRAFTER, RULE, FAMILY = (f"docs/new_{name}.md" for name in ("drafter", "rule", "family"))
 
 
 def run(page: str) -> dict:
     """What a page's blocks define, run in their order as one program, with a tenth of a million draws."""
-    known: dict = {"__name__": page}
+    scope: dict = {"__name__": page}
     for code in blocks_in(page, "python"):
-        exec(compile(code.replace("1_000_000", "100_000"), page, "exec"), known)
-    return known
+        exec(compile(code.replace("1_000_000", "100_000"), page, "exec"), scope)
+    return scope
 
 
 @pytest.fixture
@@ -32,20 +34,20 @@ def at_home(demo_folders, monkeypatch):
 
 
 def test_the_drafter_drafts_and_the_text_stays(at_home, capsys):
-    known = run(DRAFTER)
+    scope = run(DRAFTER)
     assert capsys.readouterr().out == blocks_in(DRAFTER)[0]
-    assert known["stats"].accepted > 20
+    assert scope["stats"].accepted > 20
 
 
 def test_the_drafter_serves_rows_that_come_and_go():
-    known: dict = {}
-    exec(blocks_in(DRAFTER, "python")[0], known)
+    scope: dict = {}
+    exec(blocks_in(DRAFTER, "python")[0], scope)
     target, _ = agreeing(ends=0.03, copies=0.6)
     prompts = ragged_prompts(18, 50, 60)
     expected = [plain(target, prompt, 60) for prompt in prompts]
-    followed = known["remembered"]([START, *text] for text in expected)
+    followed = scope["remembered"]([START, *text] for text in expected)
     for num_draft, batch_size in ((4, 1), (1, 3), (4, 8), ("auto", 8)):
-        drafter = known["Memory"](followed)
+        drafter = scope["Memory"](followed)
         rows = decode_with(target, drafter, prompts, batch_size, num_draft=num_draft, max_tokens=60)
         assert [row.generated for row in rows] == expected
         lengths = total(rows).accepted_lengths
@@ -85,9 +87,11 @@ def test_the_family_is_taken_and_passes_its_test(tmp_path, monkeypatch):
     monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
     monkeypatch.setitem(sys.modules, "families.gpt_neo", None)  # and gone again at the end
     del sys.modules["families.gpt_neo"]
-    (added,) = re.findall(r'Add `("gpt_neo": [^`]+)`', read(FAMILY))
-    monkeypatch.setattr(families, "_MODULES", families._MODULES | eval(f"{{{added}}}"))
-    known: dict = {"__name__": "test_gpt_neo"}
-    exec(compile(test, FAMILY, "exec"), known)
-    (name,) = (name for name in known if name.startswith("test_"))
-    known[name](tmp_path)
+    (entry,) = re.findall(r'add `("gpt_neo": [^`]+)`', read(FAMILY))
+    gpt_neo = importlib.import_module("families.gpt_neo")
+    for name, family in eval(f"{{{entry}}}", {"gpt_neo": gpt_neo}).items():
+        monkeypatch.setitem(loading.FAMILIES, name, family)
+    scope: dict = {"__name__": "test_gpt_neo"}
+    exec(compile(test, FAMILY, "exec"), scope)
+    (name,) = (name for name in scope if name.startswith("test_"))
+    scope[name](tmp_path)

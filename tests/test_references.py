@@ -13,7 +13,7 @@ from decoder import Options, SpeculativeDecoder, batch_generate, generate
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 from speculative.driver import Waiting
 from text.memory import Memory, Pair
-from text.prompts import Prompt
+from text.text_side import Prompt
 
 PROMPT = "translate English to French: The old king sees two red doors behind the church."
 

@@ -14,9 +14,8 @@ from mlx.utils import tree_flatten
 from tokenizers import Tokenizer, models
 
 from checkpoints.quantization import Quantization
-from families import family_of
 from families.conversion import convert
-from families.loading import load
+from families.loading import family_of, load
 
 SHAPES = {
     name: RAW[name] for name in ("t5", "umt5", "bart", "m2m", "marian", "t5gemma", "t5gemma2")

@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import sentencepiece
@@ -14,11 +15,13 @@ from transformers import AutoTokenizer, ByT5Tokenizer, T5Tokenizer
 
 from demo.training.tasks import held_out_example
 from errors import InputError
-from families.loading import without_text
+from families.encoder_decoder import EncoderDecoder
+from families.loading import _text_side
 from families.t5 import FAMILY, write_tokenizer
 from serving.answers import pieces as named_pieces
 from text.stream import TextStream
 from text.tokenizer import byte_tokenizer, load_tokenizer, shared_vocabulary
+from text.tokenizer_files import save
 
 EMBEDDED = DEMO / "draft"
 
@@ -177,10 +180,13 @@ def test_bytes_that_make_no_character_do_not_end_the_stream():
     assert named_pieces(byte_tokenizer(), {0, 1})(259, True) == ("<extra_id_0>", b"<extra_id_0>")
 
 
-def test_sentinels_are_text_and_padding_is_not():
-    tokenizer = byte_tokenizer()
-    hidden = without_text(FAMILY, tokenizer)
-    stream = TextStream(tokenizer, {0, 1, *hidden})
+def test_sentinels_are_text_and_padding_is_not(tmp_path):
+    save(byte_tokenizer(), tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    model = EncoderDecoder()
+    model.config = SimpleNamespace(vocab_size=384, decoder_start_token_id=0)
+    text = _text_side(tmp_path, FAMILY, model)
+    stream = TextStream(text.tokenizer, {0, 1, *text.hidden})
     assert stream.push([0, 259, 100, 1]) == "<extra_id_0>a"
 
 

@@ -32,41 +32,23 @@ def readable(name: str) -> Iterator[None]:
         raise InputError(f"{name}: not a tokenizer: {reason}") from None
 
 
-def load_tokenizer(folder: Path, name: str = FILE) -> Tokenizer:
-    """The tokenizer of a converted folder; it neither truncates nor pads."""
+def load_tokenizer(folder: Path, rows: int | None = None, name: str = FILE) -> Tokenizer:
+    """The tokenizer of a converted folder; it neither truncates nor pads. InputError for a token without a row in an
+    embedding of so many rows."""
     file = folder / name
     if not file.exists():
-        raise InputError(f"{folder / name} is missing: convert the model again")
+        raise InputError(f"{file} is missing: convert the model again")
     with readable(str(file)):
         tokenizer = Tokenizer.from_file(str(file))
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return tokenizer
-
-
-def load_tokenizers(
-    folder: Path, rows: int, source_rows: int
-) -> tuple[Tokenizer, Tokenizer | None]:
-    """A converted folder's tokenizer, and that of its sources if they have their own vocabulary. InputError for a token
-    without a row in an embedding of so many rows."""
-    tokenizer = load_tokenizer(folder)
-    _check_rows(tokenizer, rows)
-    if not (folder / SOURCE_FILE).exists():
-        return tokenizer, None
-    source = load_tokenizer(folder, SOURCE_FILE)
-    _check_rows(source, source_rows)
-    return tokenizer, source
-
-
-def _check_rows(tokenizer: Tokenizer, rows: int) -> None:
-    """InputError if a token has no row in an embedding of `rows`."""
     vocab = tokenizer.get_vocab(with_added_tokens=True)
     framing = tokenizer.encode("").ids  # its tokens may not be in the vocabulary
     token = max([*vocab.values(), *framing], default=0)
-    if token >= rows:
-        raise InputError(
-            f"the tokenizer has the token {token}, but the embedding has only {rows} rows"
-        )
+    if rows is not None and token >= rows:
+        fault = f"the tokenizer has the token {token}, but the embedding has only {rows} rows"
+        raise InputError(f"{file}: {fault}")
+    return tokenizer
 
 
 def like_sentencepiece(tokenizer: Tokenizer) -> Tokenizer:

@@ -7,6 +7,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer
 
 from checkpoints.folder import TOKENIZER_FILES, read_json
+from errors import InputError
 from text.tokenizer import FILE, readable
 
 
@@ -54,3 +55,10 @@ def save(tokenizer: Tokenizer, output: Path, name: str = FILE) -> None:
     """Write the converted folder's tokenizer.json."""
     # Its own save raises a bare Exception if the disk is full.
     (output / name).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+
+
+def write_tokenizer(folder: Path, output: Path) -> None:
+    """Copy the tokenizer's files, and write the tokenizer.json that transformers makes of them."""
+    if not copy_sources(folder, output):
+        raise InputError(f"{folder}: no tokenizer: it has no {FILE}")
+    save(from_transformers("AutoTokenizer", folder), output)

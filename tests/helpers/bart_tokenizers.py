@@ -108,7 +108,7 @@ def build(root: Path, models: dict[str, bytes]) -> dict[str, tuple[Path, Path]]:
 
 def reader(folder: Path) -> Tokenizer:
     """What makes tokens of a source."""
-    return load_tokenizer(folder, SOURCE_FILE if (folder / SOURCE_FILE).exists() else FILE)
+    return load_tokenizer(folder, name=SOURCE_FILE if (folder / SOURCE_FILE).exists() else FILE)
 
 
 def assert_same(reference, ours, texts) -> None:
