@@ -15,7 +15,9 @@ import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from numbers import Integral
+from operator import attrgetter
 from secrets import randbits
 from typing import Any
 
@@ -23,7 +25,7 @@ import mlx.core as mx
 import numpy as np
 from tokenizers import Tokenizer
 
-from distributed.ranks import ALONE, Ranks
+from distributed.ranks import ALONE
 from errors import InputError
 from families.causal import DecoderOnly
 from families.encoder_decoder import EncoderDecoder
@@ -34,14 +36,13 @@ from speculative.cached_model import AheadModel
 from speculative.draft import Step
 from speculative.draft_vocabulary import DraftVocabulary
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
-from speculative.driver import Driver, Prompts, place, with_others
+from speculative.driver import Driver, Prompts, with_others
 from speculative.forms import with_forms
 from speculative.lookup import REFERENCE
 from speculative.model import Model
-from speculative.options import Options
+from speculative.options import FORMS, Options
 from speculative.prefill import PrefixCache
-from speculative.response import Response, respond
-from speculative.row import Row
+from speculative.row import Response, Row, respond
 from speculative.row import Stats as Stats
 from speculative.sampling import RowSeeds, log_probabilities, sampler
 from speculative.schedule import Schedule
@@ -56,6 +57,11 @@ from text.tokens_in_texts import completion
 Content = str | Sequence[Mapping[str, Any]] | Sequence[int] | Prompt
 BATCH_SIZE = 8
 _WINDOW = 32  # how many batches of prompts are sorted by length together
+# The options that matter to what `auto` learns
+_MATTERING = attrgetter(
+    *("acceptance", "delta", "temp", "top_k", "top_p", "min_p"),
+    *("repetition_penalty", "no_repeat_ngram_size"),
+)
 
 
 class Batch:
@@ -70,8 +76,9 @@ class Batch:
         schedule: Schedule,
         prefix_cache: PrefixCache | None = None,
     ):
-        self.ranks = _ranks(model)
-        self.target = AheadModel(model, self.ranks.share, prefix_cache)
+        ranks = model.ranks or ALONE
+        self.target = AheadModel(model, ranks.share, prefix_cache)
+        self._broadcast = ranks.broadcast if model.ranks else np.array
         self.drafter = drafter
         self.schedule = schedule
         self.rows: list[Row] = []
@@ -94,7 +101,7 @@ class Batch:
         mx.async_eval(result)
         if plan.idle_next and self.runs_ahead():
             self.target.run_ahead(rows, token, [left > 0 for left in draft_room])
-        result = self.ranks.broadcast(result)  # the only wait for the target
+        result = self._broadcast(result)  # the only wait for the target
         self.target.keep(result[:, -2])
         self.drafter.keep(result[:, -2])
         step = Step(plan, draft, offered=candidates)
@@ -104,7 +111,7 @@ class Batch:
     def runs_ahead(self) -> bool:
         """Whether to start the next call before the host has this one's tokens. A GPU would otherwise idle; a CPU
         loses more on the needless call after a text ends."""
-        return mx.default_device() == mx.gpu and self.ranks.size == 1
+        return mx.default_device() == mx.gpu and not self.target.model.ranks
 
     def score(self, logits: mx.array, n: mx.array, token: mx.array, drafted: mx.array) -> list:
         """The log-probabilities of a step's tokens, not waited for; empty if no row asks for them."""
@@ -145,19 +152,19 @@ class Batch:
         for row in finished:
             self.target.remember(self.rows.index(row), row.tokens)
         if step.plan.learns:
-            step.seconds = float(self.ranks.broadcast(step.seconds))
+            step.seconds = float(self._broadcast(step.seconds))
             self.schedule.observe(step, [row.stats.tokens for row in finished])
 
-    def admit(self, new_rows: Sequence[Row]) -> None:
-        """Prefill new rows, in the places of finished ones first."""
-        new = place(self.rows, new_rows)
-        cached = self.target.admit(len(self.rows), new, [row.prompt for row in new_rows])
-        for row, tokens in zip(new_rows, cached, strict=True):
-            row.stats.cached_tokens = tokens
-        if self._options.num_draft != 0 and any(row.grammar for row in new_rows):
+    def admit(self, rows: list[Row], new: Sequence[int]) -> None:
+        """Prefill the rows at the indices `new`; `rows` holds all rows from now on."""
+        self.rows = rows
+        cached = self.target.admit(len(rows), new, [rows[b].prompt for b in new])
+        for b, tokens in zip(new, cached, strict=True):
+            rows[b].stats.cached_tokens = tokens
+        if self._options.num_draft != 0 and any(rows[b].grammar for b in new):
             self.drafter = with_forms(self.drafter)
-        self.drafter.admit(self.rows, new)
-        self._set_sampler()
+        self.drafter.admit(rows, new)
+        self.sampler = sampler(rows, self._options, self.target.config.vocab_size)
         self.target.wait()
 
     def select(self, indices: Sequence[int]) -> None:
@@ -165,9 +172,6 @@ class Batch:
         self.rows = [self.rows[b] for b in indices]
         self.target.select(indices)
         self.drafter.select(indices)
-        self._set_sampler()
-
-    def _set_sampler(self) -> None:
         self.sampler = sampler(self.rows, self._options, self.target.config.vocab_size)
 
 
@@ -194,7 +198,8 @@ class SpeculativeDecoder:
         draft_vocabulary: Collection[int] | str | None = None,
         prefix_cache: float | None = None,
     ):
-        _check_model("model", model)
+        if not isinstance(model, Model):
+            raise InputError(_expected("model", model, "model"))
         if not isinstance(tokenizer, Tokenizer):
             raise InputError(_expected("tokenizer", tokenizer, "tokenizer"))
         self.model = model
@@ -204,10 +209,10 @@ class SpeculativeDecoder:
         self.text = replace(model.text or TextSide(tokenizer), tokenizer=tokenizer)
         config = model.config
         self.hidden = {config.pad_token_id, *config.eos_token_ids, *self.text.hidden}
-        self.grammars = Grammars(tokenizer, config, self.hidden)
         self._shared = 0  # target and draft model share the ids below this
         if draft_model is not None:
-            _check_model("draft_model", draft_model)
+            if not isinstance(draft_model, Model):
+                raise InputError(_expected("draft_model", draft_model, "model"))
             if draft_model.text is None:
                 raise InputError("the draft model has no tokenizer to compare: use that of load()")
             theirs = draft_model.text
@@ -219,15 +224,20 @@ class SpeculativeDecoder:
             self._shared = min(named, config.vocab_size)
             if self.text.source_tokenizer or theirs.source_tokenizer:
                 shared_vocabulary(self.text.source, theirs.source)
-        self.draft_vocabulary = self._vocabulary(draft_vocabulary)
+        self.draft_vocabulary = None
+        if draft_vocabulary is not None:
+            self.draft_vocabulary = self._vocabulary(draft_vocabulary)
         self._learned: dict[tuple, Schedule] = {}
-        limit = available() // 10 if prefix_cache is None else prefix_cache
+        self.prefix_cache = None
         # Several machines would have to keep the same, and their memories differ.
-        self.prefix_cache = PrefixCache(limit) if limit and _ranks(model).size == 1 else None
+        if model.new_cache and not model.ranks and prefix_cache != 0:
+            self.prefix_cache = PrefixCache(prefix_cache or available() // 10)
 
-    def _vocabulary(self, tokens: Collection[int] | str | None) -> DraftVocabulary | None:
-        if tokens is None:
-            return None
+    @cached_property
+    def grammars(self) -> Grammars:
+        return Grammars(self.tokenizer, self.model.config, self.hidden)
+
+    def _vocabulary(self, tokens: Collection[int] | str) -> DraftVocabulary:
         if self.draft_model is None:
             raise InputError("a draft vocabulary needs a draft model of this project's")
         size = min(self._shared, self.draft_model.config.vocab_size)
@@ -247,19 +257,22 @@ class SpeculativeDecoder:
         lookup = PromptLookup(lambda token: self.tokenizer.id_to_token(token) or "", copied)
         if self.draft_model is None:
             return lookup
-        shared, broadcast = self._shared, _ranks(self.model).broadcast
-        draft, vocabulary = self.draft_model, self.draft_vocabulary
-        return CombinedDrafter(
-            lookup, ModelDrafter(draft, shared, broadcast, vocabulary, self.prefix_cache)
+        ranks = self.model.ranks
+        own = ModelDrafter(
+            self.draft_model,
+            self._shared,
+            ranks.broadcast if ranks else np.array,
+            self.draft_vocabulary,
+            self.prefix_cache,
         )
+        return CombinedDrafter(lookup, own)
 
     def schedule(self, options: Options) -> Schedule:
         """The schedule of draft lengths. What `auto` learns is kept for each set of options that matter to it."""
-        penalties = options.repetition_penalty, options.no_repeat_ngram_size
-        lookup = options.copies(self.draft_model is not None)
-        law = options.rule, options.delta, *options.distribution.values(), *penalties
-        new = Schedule(self.model.config.vocab_size)
-        return self._learned.setdefault((lookup, *law), new)
+        key = options.copies(self.draft_model is not None), *_MATTERING(options)
+        if key not in self._learned:
+            self._learned[key] = Schedule(self.model.config.vocab_size)
+        return self._learned[key]
 
     def at_most(self, batch_size: int) -> int:
         """How many rows the models can decode together, up to `batch_size`."""
@@ -269,36 +282,43 @@ class SpeculativeDecoder:
     @contextmanager
     def running(self, options: Options) -> Iterator[Driver]:
         """The driver of an empty batch; on a Mac, memory stays wired while it is open."""
-        if options.num_beams > self.at_most(options.num_beams):
+        if options.num_beams > 1 and self.at_most(options.num_beams) < options.num_beams:
             raise InputError("this model decodes one row at a time: no beams")
         with wired_memory():
             if options.num_beams > 1:
-                yield Driver(BeamBatch(self.model, _ranks(self.model), options.num_beams))
+                yield Driver(BeamBatch(self.model, options.num_beams))
             else:
                 drafter = self.drafter(options)
                 schedule = self.schedule(options)
                 yield Driver(Batch(self.model, drafter, options, schedule, self.prefix_cache))
 
-    def row(self, prompt: Content, options: Options, seed: RowSeeds) -> Row:
+    def row(self, prompt: Content, options: Options, seeds: RowSeeds | None = None) -> Row:
         """A row to decode. Raises InputError if the prompt is empty or too long, a language is unknown, or
-        the model lacks a token."""
+        the model lacks a token. seeds: those of a list of prompts, where a repeated one gets another; None: of this
+        prompt alone."""
         checked = check_prompt(prompt)
         config = self.model.config
         encoded = self.text.encode(checked, options.source_lang, options.target_lang)
-        self._check_tokens(encoded.tokens, are_given=not (checked.is_text or checked.is_chat))
-        prefix = encoded.prefix or self.model.prefix(encoded.tokens)
+        tokens = encoded.tokens
+        is_tokens = not (checked.is_text or checked.is_chat)
+        if is_tokens and max(tokens) >= self.model.source_vocab_size:
+            size = self.model.source_vocab_size
+            raise InputError(f"the prompt has the token {max(tokens)}, the model {size} tokens")
+        most = config.max_prompt_tokens
+        if most is not None and len(tokens) > most:
+            raise InputError(f"the prompt has {len(tokens)} tokens; the model reads {most} at most")
+        prefix = encoded.prefix or self.model.prefix(tokens)
         forced = self.model.forced_bos_token_id
         if options.forced_bos_token_id is not None and prefix[-1:] == [forced]:
             prefix = prefix[:-1]
         options = self.text.defaults.with_defaults(options, len(prefix))
-        row = Row(
-            encoded.tokens,
-            options,
-            seed(encoded.tokens),
-            text=TextStream(self.tokenizer, self.hidden, options.stops),
-            prompt_text=encoded.text,
-            grammar=self.grammars.matcher(options),
-        )
+        stops = [options.stop] if isinstance(options.stop, str) else options.stop
+        stream = TextStream(self.tokenizer, self.hidden, stops)
+        row = Row(tokens, options, text=stream, prompt_text=encoded.text)
+        if options.temp:
+            row.seed = (seeds or RowSeeds(options.seed))(tokens)
+        if any(getattr(options, name) is not None for name in FORMS):
+            row.grammar = self.grammars.matcher(options)
         row.begin(prefix, config)
         reference = checked.reference or options.reference
         if not reference and self.memory:
@@ -310,23 +330,16 @@ class SpeculativeDecoder:
             row.reference = [*tokens[: row.max_tokens], *config.eos_token_ids[:1]]
         return row
 
-    def _check_tokens(self, tokens: Sequence[int], are_given: bool) -> None:
-        """InputError for a prompt that is too long or, if the user gave the tokens, has one that the model lacks."""
-        size = self.model.source_vocab_size
-        if are_given and max(tokens) >= size:
-            raise InputError(f"the prompt has the token {max(tokens)}, the model {size} tokens")
-        most = self.model.config.max_prompt_tokens
-        if most is not None and len(tokens) > most:
-            raise InputError(f"the prompt has {len(tokens)} tokens; the model reads {most} at most")
-
     def check(self, prompt: Content, options: Options) -> None:
         """Raise InputError if the prompt cannot be decoded: see `row`."""
-        self.row(prompt, options, RowSeeds(0))
+        self.row(prompt, options)
 
     def seeded(self, options: Options) -> Options:
         """These options, with a fresh seed if they sample and name none. Ranks take rank 0's."""
         if options.seed is None and options.temp:
-            seed, *_ = _ranks(self.model).gather(str(randbits(32)))
+            seed = str(randbits(32))
+            if self.model.ranks:
+                seed, *_ = self.model.ranks.gather(seed)
             options = replace(options, seed=int(seed))
         return options
 
@@ -339,7 +352,7 @@ class SpeculativeDecoder:
         settings = self.seeded(Options.named(options))
         if settings.num_samples > 1:
             raise InputError("num_samples above 1 is for batch_generate and stream_batch")
-        row = self.row(prompt, settings, RowSeeds(settings.seed))
+        row = self.row(prompt, settings)
         with self.running(settings) as driver:
             driver.admit([row])
             while not row.finish_reason:
@@ -367,10 +380,10 @@ class SpeculativeDecoder:
             raise InputError(f"batch_size is {batch_size!r}, not a whole number of 1 or more")
         if isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, Iterable):
             raise InputError(_expected("prompts", prompts, "list of texts"))
-        seed = RowSeeds(settings.seed)
+        seeds = RowSeeds(settings.seed)
 
         def make(prompt: Content) -> list[Row]:
-            rows = [self.row(prompt, settings, seed) for _ in range(settings.num_samples)]
+            rows = [self.row(prompt, settings, seeds) for _ in range(settings.num_samples)]
             if settings.num_beams == 1:
                 return rows
             rows[0].others = rows[1:]
@@ -392,19 +405,9 @@ class SpeculativeDecoder:
         return [r for _, r in sorted(found, key=lambda pair: (pair[0], pair[1].sample))]
 
 
-def _ranks(model: Any) -> Ranks:
-    """The processes that run a model together."""
-    return model.ranks or ALONE
-
-
 def _expected(name: str, value: object, what: str) -> str:
     hint = "; load() returns a model and its tokenizer" if what in ("model", "tokenizer") else ""
     return f"{name} is a {type(value).__name__}, not a {what}{hint}"
-
-
-def _check_model(name: str, model: object) -> None:
-    if not isinstance(model, Model):
-        raise InputError(_expected(name, model, "model"))
 
 
 # ---------------------------------------------------------------------------------------------

@@ -143,7 +143,7 @@ def load(
     )
     if causal.new_cache(1).states:  # which cannot be cut back to a shared beginning later
         causal.user_turn = _user_turn(causal.text)
-    if split:
+    if split and ranks.size > 1:
         causal.ranks = ranks
     return causal, tokenizer
 

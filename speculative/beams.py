@@ -9,7 +9,7 @@ import numpy as np
 
 from speculative.cached_model import CachedModel
 from speculative.draft import Step, no_draft, plain_step
-from speculative.driver import place, with_others
+from speculative.driver import with_others
 from speculative.model import Model
 from speculative.processors import Controls
 from speculative.row import NONE, Row
@@ -20,10 +20,9 @@ NOTHING = np.float32(-1e9)  # the score of a text that does not exist (yet)
 class BeamBatch:
     """Rows searched together, each with N beams: row b has the target's rows b * N .. b * N + N - 1."""
 
-    def __init__(self, model: Model, ranks: Any, num_beams: int):
-        """ranks: the processes that share the target; see distributed/ranks.py."""
-        self.ranks = ranks
-        self.target = CachedModel(model, ranks.share)
+    def __init__(self, model: Model, num_beams: int):
+        self.target = CachedModel(model)
+        self._broadcast = model.ranks.broadcast if model.ranks else np.array
         self.rows: list[Row] = []
         self._num_beams = num_beams
         self._searches: list[Search] = []  # the rows'
@@ -35,7 +34,7 @@ class BeamBatch:
         logits = self.target([beam.context for beam in beams], nothing.tokens, nothing.lengths)
         best = self.best(logits)
         mx.eval(best)  # the only wait for the target
-        ids, logprobs = map(self.ranks.broadcast, best)
+        ids, logprobs = map(self._broadcast, best)
         self.target.keep(nothing.lengths)
         N = self._num_beams
         order = np.arange(len(beams))
@@ -60,9 +59,9 @@ class BeamBatch:
         ids = mx.argpartition(-logprobs, K - 1, axis=-1)[:, :K]
         return ids, mx.take_along_axis(logprobs, ids, axis=-1)
 
-    def admit(self, new_rows: Sequence[Row]) -> None:
+    def admit(self, rows: list[Row], new: Sequence[int]) -> None:
         N = self._num_beams
-        new = place(self.rows, new_rows)
+        self.rows = rows
         for b in new:
             self._searches[b : b + 1] = [Search(self.rows[b], N, self.target.config)]
         prompts = [self.rows[b].prompt for b in new for _ in range(N)]

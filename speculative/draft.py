@@ -1,6 +1,6 @@
 """The data of a step: candidates, plan, draft and result."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
@@ -29,14 +29,9 @@ class Candidate:
         """Where its tokens come from: the beginning of its kind, up to a comma."""
         return self.kind.partition(",")[0]
 
-    @property
-    def modelled(self) -> bool:
-        """Whether it is a draft model's; only these take time before the target's call."""
-        return self.copy is None
-
     def origins(self, n: int) -> list[str]:
         """The origins of its first n tokens: see row.ORIGINS."""
-        origin = "draft_model" if self.modelled else "lookup"
+        origin = "lookup" if self.copy else "draft_model"
         return [*["forced"] * len(self.forced), *[origin] * n][:n]
 
 
@@ -54,7 +49,7 @@ class Plan:
     @property
     def modelled(self) -> np.ndarray:
         """The rows [B] that a draft model drafts for."""
-        return np.array([c is not None and c.modelled for c in self.candidates], bool)
+        return np.array([c is not None and c.copy is None for c in self.candidates], bool)
 
     @property
     def tokens_to_prefill(self) -> int:
@@ -92,25 +87,10 @@ class Step:
 
     plan: Plan
     draft: Draft
-    accepted: list[int] = field(
-        default_factory=list
-    )  # by row: how many drafted tokens are in its text
+    accepted: list[int] = field(default_factory=list)  # by row: drafted tokens in its text
     seconds: float = 0.0  # without the draft model's prefill
     offered: Sequence[Sequence[Candidate]] = ()  # by row: all its candidates
     gained: list[list[int]] = field(default_factory=list)  # by row: the new tokens of its text
-
-    def hindsight(self) -> Iterator[tuple[Candidate, int, bool]]:
-        """Copies that were offered but not drafted: how many of their tokens the text gained all the same, and whether
-        a different one followed."""
-        for drafted, candidates, gained in zip(
-            self.plan.candidates, self.offered, self.gained, strict=False
-        ):
-            for candidate in candidates:
-                if candidate.copy and candidate is not drafted:
-                    tokens = candidate.copy(min(len(gained), candidate.most))
-                    equal = [ours == theirs for ours, theirs in zip(tokens, gained, strict=False)]
-                    passed = [*equal, False].index(False)
-                    yield candidate, passed, passed < len(tokens)
 
 
 def plain_step(batch_size: int) -> Step:

@@ -20,8 +20,8 @@ class RowBatch(Protocol):
 
     rows: list[Row]
 
-    def admit(self, new_rows: Sequence[Row]) -> None:
-        """Prefill new rows at the places that `place` gives them. Returns when the prefill is done."""
+    def admit(self, rows: list[Row], new: Sequence[int]) -> None:
+        """Prefill the rows at the indices `new`; `rows` holds all rows from now on. Returns when that is done."""
 
     def step(self) -> Step:
         """Decode every unfinished row further."""
@@ -47,14 +47,16 @@ class Driver:
         self.batch = batch
         self._steps = 0
 
-    @property
-    def rows(self) -> list[Row]:
-        return self.batch.rows
-
     def admit(self, new_rows: Sequence[Row]) -> None:
         """Prefill new rows. They replace finished rows first, then widen the batch."""
+        rows = list(self.batch.rows)
+        free = [b for b, row in enumerate(rows) if row.finish_reason]
+        added = range(len(rows), len(rows) + len(new_rows))
+        new = [*free, *added][: len(new_rows)]
+        for b, row in zip(new, new_rows, strict=True):
+            rows[b : b + 1] = [row]
         began = time.perf_counter()
-        self.batch.admit(new_rows)
+        self.batch.admit(rows, new)
         now = time.perf_counter()
         admitted = with_others(new_rows)
         tokens = sum(len(row.prompt) for row in admitted)
@@ -64,7 +66,7 @@ class Driver:
 
     def advance(self) -> list[Row]:
         """Take a step and record its times; return the rows that it finished."""
-        live = [row for row in self.rows if not row.finish_reason]
+        live = [row for row in self.batch.rows if not row.finish_reason]
         began = time.perf_counter()
         step = self.batch.step()
         step.seconds = time.perf_counter() - began - step.draft.prefill_seconds
@@ -95,30 +97,21 @@ class Driver:
         """
         idle = 0  # steps that finished rows have been idle since rows last joined
         while True:
-            live = [b for b, row in enumerate(self.rows) if not row.finish_reason]
-            idle += len(self.rows) - len(live)
-            if not live or len(self.rows) < batch_size or idle >= batch_size:
+            rows = self.batch.rows
+            live = [b for b, row in enumerate(rows) if not row.finish_reason]
+            idle += len(rows) - len(live)
+            if not live or len(rows) < batch_size or idle >= batch_size:
                 new_rows = source.take(batch_size - len(live), wait=not live)
                 if new_rows:
                     self.admit(new_rows)
                     idle = 0
                 elif not live:
                     return
-                elif 4 * len(live) <= 3 * len(self.rows):
+                elif 4 * len(live) <= 3 * len(rows):
                     self.batch.select(live)
             finished = self.advance()
-            watch(self.rows)
+            watch(self.batch.rows)
             yield from finished
-
-
-def place(rows: list[Row], new_rows: Sequence[Row]) -> list[int]:
-    """Put new rows in the places of finished ones first, then at the end; return their indices."""
-    free = [b for b, row in enumerate(rows) if row.finish_reason]
-    added = range(len(rows), len(rows) + len(new_rows))
-    indices = [*free, *added][: len(new_rows)]
-    for b, row in zip(indices, new_rows, strict=True):
-        rows[b : b + 1] = [row]
-    return indices
 
 
 def with_others(rows: Iterable[Row]) -> list[Row]:

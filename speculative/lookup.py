@@ -52,47 +52,40 @@ class PromptMatcher:
             self._positions.setdefault(token, []).append(position)
         # By position: how many tokens up to it match the output's end. A new token extends or ends each match.
         self._matches: dict[int, int] = {}
-        # The position in the prompt that the output has reached.
-        self._next = 0 if reference else self._after_prefix()
+        # The position in the prompt that the output has reached. It begins after a task's prefix, which ends in a colon.
+        colons = (i for i, token in enumerate(prompt[:_PREFIX]) if piece(token).endswith(":"))
+        self._next = 0 if reference else next(colons, -1) + 1
         self._lost = 0  # output tokens since it was there
-
-    def _after_prefix(self) -> int:
-        """Where copying begins: after a task's prefix, which ends in a colon, else at the start."""
-        first = range(min(_PREFIX, self._prompt_size))
-        colons = (i for i in first if self._piece(self.text[i]).endswith(":"))
-        return next(colons, -1) + 1
 
     def extend(self, output: Sequence[int]) -> None:
         """Take note of what is new in the output."""
         for token in output[len(self.text) - self._prompt_size :]:
             positions = self._positions.setdefault(token, [])
             self._matches = {at: self._matches.get(at - 1, 0) + 1 for at in positions}
-            self._follow(token)
+            position = self._best(at for at in self._matches if at < self._prompt_size)
+            if position is not None and self._is_trusted(position):
+                self._next = position + 1
+                self._lost = 0
+            else:
+                if self._lost and self._starts_word(token):  # one more word differs from the prompt
+                    self._next = self._next_word(self._next)
+                self._lost += 1
             if self._source == COPY:
                 positions.append(len(self.text))
             self.text.append(token)
-
-    def _follow(self, token: int) -> None:
-        position = self._best(at for at in self._matches if at < self._prompt_size)
-        if position is not None and (self._is_near(position) or self._matches[position] >= LONG):
-            self._next = position + 1
-            self._lost = 0
-            return
-        if self._lost and self._starts_word(token):  # one more word that differs from the prompt
-            self._next = self._next_word(self._next)
-        self._lost += 1
 
     def _best(self, positions: Iterable[int]) -> int | None:
         def rank(position: int) -> tuple:
             length = self._matches[position]
             ahead = position - self._next
-            trusted = length if length >= LONG or self._is_near(position) else 0
+            trusted = length if self._is_trusted(position) else 0
             return trusted, length, position < self._prompt_size, ahead >= 0, -abs(ahead)
 
         return max(positions, key=rank, default=None)
 
-    def _is_near(self, position: int) -> bool:
-        return 0 <= position - self._next < NEAR
+    def _is_trusted(self, position: int) -> bool:
+        """Whether a match is no chance."""
+        return self._matches[position] >= LONG or 0 <= position - self._next < NEAR
 
     def _starts_word(self, token: int) -> bool:
         piece = self._piece(token)

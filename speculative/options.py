@@ -294,8 +294,7 @@ class Options:
     def __post_init__(self):
         for name, declared in DECLARED.items():
             value = getattr(self, name)
-            is_unset = value is None and DEFAULTS[name] is None
-            if not is_unset and not declared.values.accepts(value):
+            if value is not DEFAULTS[name] and not declared.values.accepts(value):
                 raise OptionError(name, value, declared.values)
         if self.delta and self.temp and self.rule != "token":
             raise InputError(f"delta works only with the acceptance rule token, not {self.rule}")
@@ -313,8 +312,8 @@ class Options:
             raise InputError(f"num_samples is {samples}, but {limit}")
         if beams > 1 and self.temp:
             raise InputError("num_beams above 1 needs temp 0: beam search does not sample")
-        if beams > 1 and (self.stops or self.logprobs is not None):
-            name = "stop" if self.stops else "logprobs"
+        if beams > 1 and (self.stop or self.logprobs is not None):
+            name = "stop" if self.stop else "logprobs"
             raise InputError(f"{name} cannot be used with num_beams above 1")
 
     @classmethod
@@ -326,11 +325,6 @@ class Options:
                 f"no option {name!r}{'; did you mean ' + near[0] + '?' if near else ''}"
             )
         return cls(**given)
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        """The stop texts, as a tuple."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     def copies(self, has_draft_model: bool) -> bool:
         """Whether to draft by copying. If `lookup` does not say: beside a draft model with `auto`, which measures whether
@@ -346,11 +340,6 @@ class Options:
     def rule(self) -> str | Callable:
         """The acceptance rule at temperature > 0: one of RULES, or a function like sampling.accept_block."""
         return self.acceptance or ("token" if self.delta else DEFAULT_RULE)
-
-    @property
-    def distribution(self) -> dict[str, float]:
-        """The arguments of `sampling.probabilities`."""
-        return dict(temp=self.temp, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p)
 
 
 DECLARED: dict[str, Declared] = {f.name: f.metadata["declared"] for f in fields(Options)}

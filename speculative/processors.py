@@ -219,7 +219,8 @@ class Controls:
         """Process logits [B, T, V]. Of the drafted tokens [B, k], in any number of parts, the last T - 1 are between
         these positions, the others before them."""
         processed = self._processed(logits, drafted) if any(self._groups) else logits
-        allowed = self._allowed(logits, drafted)
+        formed = [b for b, row in enumerate(self._rows) if row.grammar and not row.finish_reason]
+        allowed = self._allowed(formed, logits, drafted) if formed else None
         if allowed is None:
             return processed
         masked = mx.where(allowed, processed, -mx.inf)
@@ -227,20 +228,21 @@ class Controls:
         banned = masked.max(axis=-1, keepdims=True) == -mx.inf
         return mx.where(banned & allowed, logits, masked)
 
-    def _allowed(self, logits: mx.array, drafted: Sequence[mx.array]) -> mx.array | None:
-        """What the rows' grammars allow in the places of logits [B, T, V], boolean; None: everything."""
-        live = [b for b, row in enumerate(self._rows) if row.grammar and not row.finish_reason]
+    def _allowed(
+        self, formed: Sequence[int], logits: mx.array, drafted: Sequence[mx.array]
+    ) -> mx.array | None:
+        """What the grammars of the rows `formed` allow in the places of logits [B, T, V], boolean; None: everything."""
         B, T, V = logits.shape
         count = sum(part.shape[1] for part in drafted)
         # A GPU would idle while the host waits for a draft model's token; the target rejects a forbidden one.
-        if not live or (count > T - 1 and mx.default_device() == mx.gpu):
+        if count > T - 1 and mx.default_device() == mx.gpu:
             return None
         # Wait for the drafted tokens only: the device computes the logits meanwhile.
         mx.async_eval(*drafted)
         mx.async_eval(logits)
         tokens = np.concatenate([np.zeros((B, 0), int), *map(np.array, drafted)], axis=1).tolist()
         allowed = np.ones(logits.shape, bool)
-        for b in live:
+        for b in formed:
             row = self._rows[b]
             for t in range(T):
                 mask = row.grammar.allowed([*row.generated, *tokens[b][: count - T + 1 + t]])[:V]

@@ -1,11 +1,13 @@
-"""A prompt, the text decoded for it, and statistics."""
+"""A prompt, the text decoded for it, statistics, and the response that a caller gets."""
 
+import time
 from collections import Counter
 from collections.abc import Container, Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 
 from speculative.grammar import Matcher
@@ -134,20 +136,27 @@ class Row:
     def commit(self, tokens: Sequence[int], origins: Sequence[str], ends: Container[int]) -> int:
         """Append accepted draft tokens and, as the last one, the target's own, until one ends the text or the room is
         full. Return how many draft tokens were kept. origins: of each token."""
-        new = list(tokens[: self.room])
-        end = next((i for i, t in enumerate(new) if self._stops(t) or t in ends), None)
-        if end is not None:
-            new = new[: end + 1]
-        accepted = min(len(tokens) - 1, len(new))
-        self.tokens += new
-        self.origins += origins[: len(new)]
-        self.stats.tokens += len(new)
+        before = len(self.origins)
+        is_end = False
+        for token, origin in zip(tokens[: self.room], origins, strict=False):
+            self.tokens.append(token)
+            self.origins.append(origin)
+            is_end = token in ends
+            if self.text is not None:
+                self.texts.append(self.text.push([token]))
+                is_end = is_end or self.text.stopped
+            if is_end:
+                break
+        new = len(self.origins) - before
+        accepted = min(len(tokens) - 1, new)
+        self.stats.tokens += new
         self.stats.accepted_lengths[accepted] += 1
         # A forced end at the last place is no end.
         forced = self.options.forced_eos_token_id not in (None, -1)
-        if end is not None and (self.room or not forced):
+        if is_end and (self.room or not forced):
             self.finish_reason = "stop"
-            if self.grammar and new[-1] in ends and not self.grammar.whole(self.generated[:-1]):
+            ended = self.tokens[-1] in ends
+            if self.grammar and ended and not self.grammar.whole(self.generated[:-1]):
                 self.finish_reason = FAILED
         elif not self.room:
             self.finish_reason = "length"
@@ -163,9 +172,58 @@ class Row:
         pairs = zip(ids[:new, :N].tolist(), best[:new, :N].tolist(), strict=True)
         self.best += [list(zip(*pair, strict=True)) for pair in pairs]
 
-    def _stops(self, token: int) -> bool:
-        """Add a token to the text; return whether that ends it."""
-        if self.text is None:
-            return False
-        self.texts.append(self.text.push([token]))
-        return self.text.stopped
+
+@dataclass
+class Response:
+    """The text generated for a prompt: all of it or, from `stream_generate`, what a step added."""
+
+    text: str
+    tokens: list[int]
+    texts: list[str]  # per token: what it adds to the text; a character comes with its last token
+    origins: list[str]  # per token: see row.ORIGINS
+    finish_reason: str | None  # "stop": end of sequence; "length": max_tokens; None: goes on
+    prompt_tokens: int
+    generation_tokens: int  # so far
+    prompt_tps: float  # prompt tokens per second, of all prompts in one prefill
+    generation_tps: float
+    peak_memory: float  # GB
+    stats: Stats  # so far
+    logprobs: list[float] | None = None  # per token, under the target after penalties and bans
+    top_logprobs: list[list[tuple[int, float]]] | None = None  # per token: ids, the likeliest first
+    sample: int = 0  # which of the prompt's num_samples texts
+    score: float | None = None  # from beam search, which picks the highest
+    prompt: str = ""
+    seed: int | None = None  # None: none was needed
+
+    @property
+    def mean_logprob(self) -> float | None:
+        return sum(self.logprobs) / len(self.logprobs) if self.logprobs else None
+
+    @property
+    def from_draft(self) -> list[bool]:
+        """Per token: the drafter proposed it."""
+        return [origin in DRAFTED for origin in self.origins]
+
+
+def respond(row: Row, first: int = 0) -> Response:
+    """The response for the row's generated tokens from index `first` on."""
+    stats = row.stats.copy()
+    scored = row.options.logprobs is not None
+    return Response(
+        text="".join(row.texts[first:]),
+        tokens=row.generated[first:],
+        texts=row.texts[first:],
+        origins=row.origins[first:],
+        finish_reason=row.finish_reason,
+        prompt_tokens=stats.prompt_tokens,
+        generation_tokens=stats.tokens,
+        prompt_tps=stats.prompt_tokens / stats.encoding_seconds,
+        generation_tps=stats.tokens / (time.perf_counter() - row.started),
+        peak_memory=mx.get_peak_memory() / 1e9,
+        stats=stats,
+        logprobs=row.logprobs[first:] if scored else None,
+        top_logprobs=row.best[first:] if scored else None,
+        score=row.text_score,
+        prompt=row.prompt_text,
+        seed=row.options.seed,
+    )

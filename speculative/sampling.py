@@ -172,10 +172,9 @@ class Sampler:
         self._rows, self._rule, self._delta = rows, options.rule, options.delta
         self._options, self._vocab_size = options, vocab_size
         self._uncommitted = np.broadcast_to(uncommitted, len(rows))[:, None]
-        distributions = [row.options.distribution for row in rows]  # target and draft share them
-        self._distribution = {
-            name: np.array([each[name] for each in distributions])[:, None, None]
-            for name in distributions[0]
+        self._distribution = {  # that target and draft model share
+            name: np.array([getattr(row.options, name) for row in rows])[:, None, None]
+            for name in ("temp", "top_k", "top_p", "min_p")
         }
 
     def for_rows(self, rows: Sequence[Row], uncommitted: np.ndarray) -> "Sampler":

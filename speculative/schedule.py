@@ -18,8 +18,9 @@
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -53,17 +54,15 @@ MORE_ROWS = Prior(token=0.3, draft=0.1, token_weight=0.5, no_jump_weight=0.7)
 
 
 def _plan(
-    candidates: Sequence[Candidate | None],
-    room: Sequence[int],
-    most: Sequence[int],
-    learns: bool = True,
+    candidates: Sequence[Candidate | None], room: Sequence[int], most: Sequence[int], **about: Any
 ) -> Plan:
-    """A plan to draft at most `most` tokens of each row's candidate, as far as there is room."""
+    """A plan to draft at most `most` tokens of each row's candidate, as far as there is room. about: the plan's other
+    fields."""
     limits = []
     for candidate, left, number in zip(candidates, room, most, strict=True):
         limits.append(max(0, min(candidate.most, left, number)) if candidate else 0)
     drafting = [c if n > 0 else None for c, n in zip(candidates, limits, strict=True)]
-    return Plan(drafting, np.array(limits, np.int32), learns=learns)
+    return Plan(drafting, np.array(limits, np.int32), **about)
 
 
 def _drafter(kind: str) -> str:
@@ -72,7 +71,7 @@ def _drafter(kind: str) -> str:
 
 
 def _way(candidate: Candidate) -> int:
-    return MODELLED if candidate.modelled else COPIED
+    return COPIED if candidate.copy else MODELLED
 
 
 @dataclass
@@ -190,7 +189,10 @@ class Schedule:
 
     def __init__(self, vocab_size: int):
         self._vocab_size = vocab_size
-        self._chances: defaultdict[str, Share] = defaultdict(Share)
+        self._chances: defaultdict[str, Share] = defaultdict(Share)  # of a drafted token, by kind
+        self._means: defaultdict[str, Share] = defaultdict(
+            Share
+        )  # the same over all kinds of a drafter
         self._rejections = Share()  # over -log(confidence) of the tokens that were tried
         self._drafter = ""  # the draft model's: see Candidate.kind
         self._costs: dict[tuple[int, str], Costs] = {}  # by the power of two of rows, and by it
@@ -209,12 +211,12 @@ class Schedule:
         fastest number of its best; None: AUTO for all."""
         fixed = {b: int(number) for b, number in enumerate(wanted or ()) if number != AUTO}
         rows = len(room)
+        if not fixed:
+            return self._fastest(candidates, room)
         if len(fixed) < rows:
             plan = self._fastest(candidates, room)
         else:
-            plan = replace(_plan([None] * rows, room, [0] * rows, learns=False), idle_next=True)
-        if not fixed:
-            return plan
+            plan = Plan([None] * rows, np.zeros(rows, np.int32), idle_next=True)
         drafting = list(plan.candidates)
         most = plan.limits.tolist()
         for b, number in fixed.items():
@@ -222,14 +224,14 @@ class Schedule:
             most[b] = number
         idle_next = plan.idle_next and not any(n and drafting[b] for b, n in fixed.items())
         stop = plan.stop and StopAfter(max(fixed.values()), plan.stop)
-        return replace(_plan(drafting, room, most, plan.learns), stop=stop, idle_next=idle_next)
+        return _plan(drafting, room, most, learns=plan.learns, stop=stop, idle_next=idle_next)
 
     def _fastest(self, candidates: Sequence[Sequence[Candidate]], room: Sequence[int]) -> Plan:
         candidates = [c if r > 0 else [] for c, r in zip(candidates, room, strict=True)]
         rows, live = len(room), sum(r >= 0 for r in room)
         if not any(candidates):
-            return replace(_plan([None] * rows, room, [0] * rows), idle_next=True)
-        kinds = (c.kind for of_row in candidates for c in of_row if c.modelled)
+            return Plan([None] * rows, np.zeros(rows, np.int32), idle_next=True, learns=True)
+        kinds = (c.kind for of_row in candidates for c in of_row if not c.copy)
         self._drafter = next(map(_drafter, kinds), self._drafter)
         costs = self._of(rows)
         offered = {PLAIN, *(_way(c) for of_row in candidates for c in of_row)}
@@ -257,10 +259,12 @@ class Schedule:
                 k = int(rates.argmax())
                 rate = rates.max()
                 best = [max(of_row, key=lambda each: each[0][k])[1] for of_row in brought]
-        plan = _plan(best, room, [longest if c and c.modelled else k for c in best])
-        if plan.modelled.any():
-            copied = int(plan.limits[~plan.modelled].max(initial=0))
-            mean = self._mean(next(c for c in plan.candidates if c and c.modelled))
+        most = [k if c is None or c.copy else longest for c in best]
+        plan = _plan(best, room, most, learns=True)
+        drafting = [*zip(plan.candidates, plan.limits.tolist(), strict=True)]
+        if any(c and not c.copy for c, _ in drafting):
+            copied = max((n for c, n in drafting if c and c.copy), default=0)
+            mean = self._means[self._drafter].of(CHANCE)
             wide = np.maximum(call, call[copied]) + d * t  # copies of other rows are checked anyway
             more = t - t[:, None]  # by tokens drafted and tokens at the end
             price = (wide - wide[:, None]) / np.cumsum(mean**t)[np.maximum(more, 1) - 1]
@@ -276,7 +280,7 @@ class Schedule:
         few = sorted(usable, key=lambda b: usable[b].tokens_to_prefill)[: -(-len(room) // SAMPLE)]
         drafting = [usable[b] if b in few else None for b in range(len(room))]
         longer = len(room) == 1 and costs.tried[way]  # may more tokens pay, if one does not?
-        return _plan(drafting, room, [SAMPLE if longer else 1] * len(room))
+        return _plan(drafting, room, [SAMPLE if longer else 1] * len(room), learns=True)
 
     def _of(self, rows: int) -> Costs:
         """The costs with this many rows, first guessed from the nearest number."""
@@ -290,44 +294,56 @@ class Schedule:
 
     def _brings(self, candidate: Candidate, room: int, t: np.ndarray, rate: float) -> np.ndarray:
         """How many tokens are expected to pass in drafts of `t` tokens, less the cost of reading."""
-        h = self._chances[candidate.kind].of(self._mean(candidate))
+        mean = self._means[_drafter(candidate.kind)].of(CHANCE)
+        h = self._chances[candidate.kind].of(mean)
         passing = np.cumprod(np.where(t > 0, h, 1.0))  # of the t-th token and all before
         tokens = (np.cumsum(passing) - 1)[np.minimum(t, min(candidate.most, room))]
         left = min(room, self._texts.of(TEXT, 1.0))
         prefill = rate * candidate.tokens_to_prefill * self._prefill.of(0.0, 1.0) / left
         return tokens - prefill * (1 + tokens) * (t > 0)
 
-    def _mean(self, candidate: Candidate) -> float:
-        """The chance of a drafted token, over all kinds of its drafter."""
-        drafter = _drafter(candidate.kind)
-        kin = [share for kind, share in self._chances.items() if _drafter(kind) == drafter]
-        return Share(sum(x.part for x in kin), sum(x.whole for x in kin)).of(CHANCE)
-
-    def observe(
-        self,
-        step: Step,
-        ended: Sequence[int] = (),
-    ) -> None:
+    def observe(self, step: Step, ended: Sequence[int] = ()) -> None:
         """Learn from a step and its times, how other candidates would have fared in it, and the lengths of the texts
         that ended."""
         lengths = step.draft.lengths
         confidence = step.draft.confidence
-        for share in (*self._chances.values(), self._rejections):
+        for share in (*self._chances.values(), *self._means.values(), self._rejections):
             share.add(0, 0, FADING)
+        evidence = [*hindsight(step)]
+        drafted = 0
+        prefilled = 0
         each = zip(step.plan.candidates, lengths.tolist(), step.accepted, strict=True)
         for b, (candidate, length, passed) in enumerate(each):
             if candidate is None:
                 continue
-            tried = passed + (passed < length)
-            self._chances[candidate.kind].add(passed, tried)
-            if confidence is not None and candidate.modelled:
-                doubt = -np.log(np.maximum(abs(confidence[b, :tried]), 1e-9)).sum()
+            rejected = passed < length
+            evidence.append((candidate, passed, rejected))
+            if candidate.copy:
+                continue
+            drafted = max(drafted, length)
+            prefilled += candidate.tokens_to_prefill
+            if confidence is not None:
+                tried = confidence[b, : passed + rejected]
+                doubt = -np.log(np.maximum(abs(tried), 1e-9)).sum()
                 self._rejections.add(passed < min(length, confidence.shape[1]), doubt)
-        for candidate, passed, rejected in step.hindsight():
-            self._chances[candidate.kind].add(passed, passed + rejected)
-        if step.plan.tokens_to_prefill:
-            self._prefill.add(step.draft.prefill_seconds, step.plan.tokens_to_prefill, FADING)
+        for candidate, passed, rejected in evidence:
+            for share in (self._chances[candidate.kind], self._means[_drafter(candidate.kind)]):
+                share.add(passed, passed + rejected)
+        if prefilled:
+            self._prefill.add(step.draft.prefill_seconds, prefilled, FADING)
         for tokens in ended:
             self._texts.add(tokens, 1, FADING)
-        drafted = int(lengths[step.plan.modelled].max(initial=0))
         self._of(len(lengths)).add(int(lengths.max()), drafted, step.seconds, self._trying)
+
+
+def hindsight(step: Step) -> Iterator[tuple[Candidate, int, bool]]:
+    """Copies that were offered but not drafted: how many of their tokens the text gained all the same, and whether a
+    different one followed."""
+    rows = zip(step.plan.candidates, step.offered, step.gained, strict=False)
+    for drafted, candidates, gained in rows:
+        for candidate in candidates:
+            if candidate.copy and candidate is not drafted:
+                tokens = candidate.copy(min(len(gained), candidate.most))
+                equal = [ours == theirs for ours, theirs in zip(tokens, gained, strict=False)]
+                passed = [*equal, False].index(False)
+                yield candidate, passed, passed < len(tokens)

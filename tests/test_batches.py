@@ -92,7 +92,9 @@ def test_a_thousand_prompts_leave_no_trace_in_memory(demo_pair):
 def test_memory_that_mlx_keeps_is_given_back_every_256_steps(monkeypatch):
     cleared = []
     driver = start(ScriptedModel(lambda source, prefix: 5), None, [[3]], max_tokens=600)
-    monkeypatch.setattr(mx, "clear_cache", lambda: cleared.append(len(driver.rows[0].generated)))
+    monkeypatch.setattr(
+        mx, "clear_cache", lambda: cleared.append(len(driver.batch.rows[0].generated))
+    )
     finish(driver)
     assert cleared == [1, 257, 513]
 

@@ -227,15 +227,21 @@ def test_rows_join_in_free_places_and_beside_the_others(models):
     first, second, third = ragged_prompts(3, 50), ragged_prompts(5, 50, 45)[3:], [[8, 9, 10]]
     driver = start(target, ModelDrafter(draft), first, num_draft=2, max_tokens=30)
     driver.advance()
-    driver.rows[1].finish_reason = "stop"  # say
+    driver.batch.rows[1].finish_reason = "stop"  # say
     driver.admit(new_rows(target, second, options))
-    assert len(driver.rows) == 4  # one in its place, one beside the others
+    assert len(driver.batch.rows) == 4  # one in its place, one beside the others
     driver.advance()
     driver.admit(new_rows(target, third, options))
     for row in finish(driver):
         (alone,) = decode_with(target, None, [row.prompt], max_tokens=30)
         assert row.tokens == alone.tokens
-    assert [row.prompt for row in driver.rows] == [first[0], second[0], first[2], second[1], *third]
+    assert [row.prompt for row in driver.batch.rows] == [
+        first[0],
+        second[0],
+        first[2],
+        second[1],
+        *third,
+    ]
 
 
 @pytest.mark.usefixtures("cpu")

@@ -86,19 +86,19 @@ def test_a_match_ends_where_the_text_departs():
     ],
 )
 def test_what_a_copy_would_have_given_is_seen_in_the_text(source, gained, passed, rejected):
-    def hindsight(candidates, num_draft, gained):
+    def seen(candidates, num_draft, gained):
         plan = Schedule(100).plan(candidates, [100, -1], [num_draft] * 2)
         step = Step(plan, no_draft(2), offered=candidates, gained=[gained, []])
-        return list(step.hindsight())
+        return list(hindsight(step))
 
     lookup = PromptLookup()
     lookup.admit([Row(source, prefix_size=1), Row(source, prefix_size=1)], [0, 1])
     first, nothing = lookup.candidates([[START], []])
     assert nothing == []
-    assert hindsight([first, []], 0, gained) == [(first[0], passed, rejected)]
-    assert hindsight([first, []], 2, gained) == []
+    assert seen([first, []], 0, gained) == [(first[0], passed, rejected)]
+    assert seen([first, []], 2, gained) == []
     second = lookup.candidates([[START, *gained], []])[0]
-    assert [c for c, _, _ in hindsight([second, []], 0, [8])] == second
+    assert [c for c, _, _ in seen([second, []], 0, [8])] == second
 
 
 # ---------------------------------------------------------------------------------------------
@@ -123,8 +123,8 @@ def test_a_row_s_candidates_tell_how_its_last_draft_fared():
     draft = ScriptedModel(lambda source, prefix: 3 + len(prefix) if len(prefix) in right else 4)
     drafter, kinds = ModelDrafter(draft), []
     driver = start(target, drafter, [[5]], num_draft=3, max_tokens=12)
-    while not driver.rows[0].finish_reason:
-        kinds.append(drafter.candidates([driver.rows[0].tokens])[0][0].kind)
+    while not driver.batch.rows[0].finish_reason:
+        kinds.append(drafter.candidates([driver.batch.rows[0].tokens])[0][0].kind)
         driver.advance()
     assert kinds[:4] == ["model, new", "model, whole", "model, part", "model, none"]
 

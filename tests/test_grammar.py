@@ -17,8 +17,7 @@ from errors import InputError
 from speculative.driver import Waiting
 from speculative.grammar import Matcher
 from speculative.options import Options
-from speculative.response import respond
-from speculative.row import FAILED
+from speculative.row import FAILED, respond
 from speculative.sampling import probabilities
 from text.grammar_compiler import Grammars
 from text.tokenizer import byte_tokenizer

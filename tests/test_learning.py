@@ -110,9 +110,10 @@ def test_only_the_rows_to_draft_for_are_read():
 def test_plain_decoding_is_one_exchange_a_token(monkeypatch, num_draft):
     exchanged = []
     monkeypatch.setattr(Ranks, "broadcast", lambda self, x: exchanged.append(x) or x)
-    rows = decode_with(
-        ScriptedModel(next_token), None, [[5, 6]], num_draft=num_draft, max_tokens=20
-    )
+    model = ScriptedModel(next_token)
+    model.ranks = Ranks()
+    monkeypatch.setattr(Ranks, "share", lambda self, x: x)
+    rows = decode_with(model, None, [[5, 6]], num_draft=num_draft, max_tokens=20)
     assert len(exchanged) == rows[0].stats.target_calls == 20
 
 
@@ -150,7 +151,7 @@ def test_a_draft_of_a_row_never_waits_for_a_row_that_has_not_been_read():
     """Rows with nothing to draft stay unread beside one that is drafted for."""
     target, draft = ScriptedModel(next_token), ScriptedModel(next_token)
     driver = start(target, ModelDrafter(draft), [[5], [6, 7]], num_draft=3, max_tokens=8)
-    driver.rows[0].max_tokens = 1
+    driver.batch.rows[0].max_tokens = 1
     rows = finish(driver)
     expected = [decode_with(target, None, [p], max_tokens=m)[0] for p, m in (([5], 1), ([6, 7], 8))]
     assert [row.tokens for row in rows] == [row.tokens for row in expected]
@@ -169,5 +170,5 @@ def test_memory_is_wired_while_a_batch_is_open(monkeypatch, demo_pair):
     responses.close()
     assert limits == [0, 1 << 30, 0]
     with decoder.running(Options()) as driver:
-        assert not driver.rows and limits[-1] == 1 << 30
+        assert not driver.batch.rows and limits[-1] == 1 << 30
     assert limits[-1] == 0

@@ -74,9 +74,9 @@ def test_prompts_in_chunks_and_rows_that_go(monkeypatch):
     monkeypatch.setattr(prefill, "CHUNK", 7)
     driver = start(model, ModelDrafter(draft), prompted, num_draft=3, max_tokens=12)
     driver.advance()
-    rows = list(driver.rows)
+    rows = list(driver.batch.rows)
     driver.batch.select([2, 0, 3])
-    while not all(row.finish_reason for row in driver.rows):
+    while not all(row.finish_reason for row in driver.batch.rows):
         driver.advance()
     assert [rows[b].generated for b in (0, 2, 3)] == [expected[b] for b in (0, 2, 3)]
 

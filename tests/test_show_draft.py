@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 from speculative.options import Options
-from speculative.response import respond
-from speculative.row import ORIGINS, Row
+from speculative.row import ORIGINS, Row, respond
 from terminal.display import coloured, legend, painted
 from text.stream import TextStream
 from text.tokenizer import byte_tokenizer

@@ -76,9 +76,9 @@ def start(model, drafter, prompts, **options) -> Driver:
 
 def finish(driver: Driver) -> list[Row]:
     """The batch's rows, decoded to their ends."""
-    while not all(row.finish_reason for row in driver.rows):
+    while not all(row.finish_reason for row in driver.batch.rows):
         driver.advance()
-    return driver.rows
+    return driver.batch.rows
 
 
 def decode_with(model, drafter, prompts, batch_size=None, schedule=None, **options) -> list[Row]:
