@@ -10,7 +10,7 @@ from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 from speculative.lookup import LONG, PromptMatcher
 from speculative.options import Options
 from speculative.row import Row
-from speculative.schedule import Schedule
+from speculative.schedule import Schedule, hindsight
 
 # ---------------------------------------------------------------------------------------------
 # What is proposed
