@@ -1,7 +1,7 @@
 """Whisper in MLX (Radford et al. 2022, arXiv 2212.04356), and distil-Whisper (Gandhi et al. 2023, arXiv 2311.00430).
 
-A prompt is a single number, which names a window of sound. `Window` holds its features and what encoders made of
-them, so a draft model with the target's encoder never runs it again.
+A prompt is a `Window` of sound. It holds what encoders have made of it, so a draft model with the target's encoder never
+runs it again.
 Shapes: B rows, F frames of a window, S encoder positions (F / 2), T new tokens, V vocabulary.
 """
 
@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, ClassVar
-from weakref import WeakValueDictionary
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -22,9 +21,9 @@ from families import Family, bart, encoder_decoder
 from families.bart_checkpoints import NAMES as BART
 from families.encoder_decoder import EncoderDecoder
 from speculative.cache import CrossCache, table_positions
-from speculative.model import Rows
 
 _END = 50257  # in the multilingual vocabulary; fine-tunes may leave it out
+_NUMBERS = count(1)  # of windows: equal prompts are one window
 
 
 @dataclass(frozen=True)
@@ -66,40 +65,23 @@ class Config(BaseConfig):
 
 
 class Window(list[int]):
-    """A prompt: the number of a window of sound, with its features [F, bins] and encodings."""
+    """A prompt: the number of a window of sound, with its features [F, bins] and what encoders have made of them."""
 
-    def __init__(self, number: int, features: np.ndarray):
-        super().__init__([number])
+    def __init__(self, features: np.ndarray):
+        super().__init__([next(_NUMBERS)])
         self.features = features
         self.encoded: dict[int, mx.array] = {}  # by encoder
 
 
-class Windows:
-    """Windows of sound by number, each for as long as a row has it. A target and its draft model share them."""
-
-    def __init__(self):
-        self._numbers = count(1)
-        self._windows = WeakValueDictionary[int, Window]()
-
-    def add(self, features: np.ndarray) -> Window:
-        """A window of features [F, bins]; its number is never used again."""
-        window = Window(next(self._numbers), features)
-        self._windows[window[0]] = window
-        return window
-
-    def __getitem__(self, number: int) -> Window:
-        return self._windows[number]
-
-    def encoded(self, numbers: Sequence[int], encoder: "Encoder") -> mx.array:
-        """The encodings of these windows, [B, S, d_model]; the encoder runs only for those it has not seen."""
-        windows = {n: self[n] for n in numbers}
-        key = id(encoder)
-        missing = [window for window in windows.values() if key not in window.encoded]
-        if missing:
-            outputs = encoder(mx.array(np.stack([window.features for window in missing])))
-            for window, encoded in zip(missing, outputs, strict=True):
-                window.encoded[key] = encoded
-        return mx.stack([windows[n].encoded[key] for n in numbers])
+def encode(windows: Sequence[Window], encoder: "Encoder") -> mx.array:
+    """The encodings of windows, [B, S, d_model]; the encoder runs only for those it has not seen."""
+    key = id(encoder)
+    missing = [window for window in windows if key not in window.encoded]
+    if missing:
+        outputs = encoder(mx.array(np.stack([window.features for window in missing])))
+        for window, output in zip(missing, outputs, strict=True):
+            window.encoded[key] = output
+    return mx.stack([window.encoded[key] for window in windows])
 
 
 class Layer(bart.Layer):
@@ -144,18 +126,16 @@ class Whisper(EncoderDecoder):
         c = self.config = config
         self.embedding = nn.Embedding(c.vocab_size, c.d_model)
         self.encoder, self.decoder = Encoder(c), Decoder(c)
-        self.windows = Windows()
 
     def share(self, target: "Whisper", encoder: bool) -> None:
-        """Draft for `target`: share its windows and, if `encoder` says that they are the same, its encoder. Raises
-        InputError if this model needs other features."""
+        """Draft for `target`, whose windows this model gets; `encoder`: with its encoder, which is the same. Raises InputError
+        if this model needs other features."""
         ours, theirs = self.config, target.config
         if (ours.num_mel_bins, ours.frames) != (theirs.num_mel_bins, theirs.frames):
             raise InputError(
                 f"the draft model reads {ours.num_mel_bins} bins and {ours.frames} frames, "
                 f"the model {theirs.num_mel_bins} and {theirs.frames}"
             )
-        self.windows = target.windows
         if encoder:
             self.encoder = target.encoder
 
@@ -166,12 +146,11 @@ class Whisper(EncoderDecoder):
     def blank_prompt(self, size: int) -> Window:
         """A window of silence."""
         config = self.config
-        return self.windows.add(np.zeros((config.frames, config.num_mel_bins), np.float32))
+        return Window(np.zeros((config.frames, config.num_mel_bins), np.float32))
 
-    def start(self, prompts: Rows) -> CrossCache:
-        """Encode the windows whose numbers the prompts are, and project their keys and values."""
-        numbers = [int(prompt[0]) for prompt in prompts]
-        encoded = self.windows.encoded(numbers, self.encoder)
+    def start(self, prompts: Sequence[Window]) -> CrossCache:  # type: ignore[override]
+        """Encode the windows, and project their keys and values."""
+        encoded = encode(prompts, self.encoder)
         cross = [layer.cross_attention.project(encoded) for layer in self.decoder.layers]
         return CrossCache(cross, np.ones(encoded.shape[:2], bool))
 
@@ -182,7 +161,7 @@ class Whisper(EncoderDecoder):
         [B, H, T, S], before softmax, of these heads, (layer, head), of the cross-attention. In one call, without a
         cache."""
         T = tokens.shape[1]
-        encoded = self.windows.encoded([window[0] for window in windows], self.encoder)
+        encoded = encode(windows, self.encoder)
         x = self.embedding(tokens) + self.decoder.positions.weight[:T]
         mask = mx.tril(mx.ones([T, T], mx.bool_))
         scores = []

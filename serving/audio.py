@@ -20,8 +20,8 @@ from speculative.row import Stats
 from speech.audio import check_length, decoded
 from speech.formats import FORMATS, Layout, Segment, Transcript
 from speech.options import TranscribeOptions
-from speech.transcriber import Steps, Transcriber, steps
-from speech.transcript import Sound
+from speech.transcriber import Transcriber
+from speech.transcript import Sound, Steps
 
 MAX_SOUND = 25 << 20  # bytes, as OpenAI has it
 _FORMATS = ("json", "verbose_json", "text", "srt", "vtt")
@@ -80,10 +80,10 @@ class Speech:
             sound = await to_thread.run_sync(
                 self._open, file, options, segments, limiter=self._reading
             )
-            with closing(steps(sound.transcript)) as transcript:
+            with closing(sound.steps()) as steps:
                 result: Any = None
                 while True:
-                    work = await run_in_threadpool(_next, transcript, result)
+                    work = await run_in_threadpool(_next, steps, result)
                     for part in segments:
                         yield part
                     segments.clear()
@@ -144,10 +144,10 @@ class Speech:
         return [(piece(token, False)[0] if token < end else "", origin) for token, origin in pairs]
 
 
-def _next(transcript: Steps[Transcript], result: Any) -> Any:
+def _next(steps: Steps, result: Any) -> Any:
     """What to decode or to call next, or the transcript."""
     try:
-        return transcript.send(result)
+        return steps.send(result)
     except StopIteration as end:
         return end.value
 

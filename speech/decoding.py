@@ -3,10 +3,9 @@
 
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -17,8 +16,6 @@ from speculative.row import Row, Stats
 from speculative.sampling import RowSeeds
 from speech.options import TranscribeOptions
 from speech.rules import Against, OneOf, Special
-
-Decode = Callable[[list[Row]], Any]  # returns when the rows are finished
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,7 @@ class WindowText:
 
 
 class WindowDecoder:
-    """Decodes the windows of a sound."""
+    """Decodes the windows of a sound. What yields rows goes on when they are finished."""
 
     def __init__(
         self, config: Config, tokenizer: Tokenizer, special: Special, options: TranscribeOptions
@@ -64,14 +61,10 @@ class WindowDecoder:
         words = [token for token in tokens if token < self._special.end]
         return self._tokenizer.decode(words, skip_special_tokens=False)
 
-    def detect_language(self, prompt: Window, decode: Decode) -> str:
-        """The most probable language of a window."""
-        codes = {token: code for code, token in self._special.languages.items()}
-        if not codes:
-            return "en"
-        row = self._one_token_row(prompt, [self._special.start], OneOf(tuple(codes)))
-        decode([row])
-        return codes[row.generated[0]]
+    def language_row(self, prompt: Window) -> Row:
+        """The row that finds the most probable language of a window, as its only token."""
+        codes = OneOf(tuple(self._special.languages.values()))
+        return self._one_token_row(prompt, [self._special.start], codes)
 
     def _one_token_row(self, prompt: Window, prefix: list[int], rule: Processor) -> Row:
         options = Options(max_tokens=1, logprobs=0, lookup=False, processors=(rule,))
@@ -80,8 +73,8 @@ class WindowDecoder:
         return row
 
     def decode(
-        self, texts: list[WindowText], language: str, previous: list[int], decode: Decode
-    ) -> None:
+        self, texts: list[WindowText], language: str, previous: list[int]
+    ) -> Iterator[list[Row]]:
         """Decode each window at the first temperature where its text does not fail."""
         earlier = list[int]()
         if previous:
@@ -91,14 +84,14 @@ class WindowDecoder:
         failing = texts
         for temperature in self._options.temperatures:
             rows = [self._rows(text, prefix, temperature) for text in failing]
-            decode([row for group in rows for row in group])
+            yield [row for group in rows for row in group]
             for text, group in zip(failing, rows, strict=True):
                 for row in group:
                     self.stats += replace(row.stats, prompt_tokens=0)
                 attempts = map(self._attempt, group)
                 text.attempt = max(attempts, key=lambda attempt: attempt.avg_logprob)
                 text.draft = group[0].generated
-            self._find_silence(failing, [*earlier, self._special.start], decode)
+            yield from self._find_silence(failing, [*earlier, self._special.start])
             failing = [text for text in failing if self._fails(text.attempt)]
             if not failing:
                 break
@@ -125,7 +118,7 @@ class WindowDecoder:
         ratio = len(text) / len(zlib.compress(text))
         return Attempt(tokens, origins, row.options.temp, mean, ratio)
 
-    def _find_silence(self, texts: list[WindowText], prefix: list[int], decode: Decode) -> None:
+    def _find_silence(self, texts: list[WindowText], prefix: list[int]) -> Iterator[list[Row]]:
         """Find the probability that nobody speaks, before any rule applies, of each window where it matters."""
         no_speech = self._special.no_speech
         rule = Against(no_speech, self._special.end)
@@ -135,7 +128,7 @@ class WindowDecoder:
             if unknown and self._needs_no_speech_prob(text.attempt):
                 rows[i] = self._one_token_row(text.prompt, prefix, rule)
         if rows:
-            decode(list(rows.values()))
+            yield list(rows.values())
         for i, row in rows.items():
             p = math.exp(row.logprobs[0])
             texts[i].no_speech_prob = p if row.generated[0] == no_speech else 1 - p

@@ -2,13 +2,9 @@
 
 import zipfile
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Thread
-from typing import Any, TypeVar
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -19,16 +15,12 @@ from errors import InputError
 from families.loading import find
 from families.whisper import Whisper
 from speculative.row import Row
-from speech.decoding import Decode
 from speech.formats import Transcript
 from speech.options import TranscribeOptions
 from speech.rules import Special
-from speech.transcript import Call, OnWindow, Sound
+from speech.transcript import OnWindow, Sound, Steps
 from text.generation import FILE as GENERATION
 
-T = TypeVar("T")
-# Yields rows to decode, or a function to call where models may be used and whose result to send back
-Steps = Generator[list[Row] | Callable[[], Any], Any, T]
 Result = Transcript | InputError
 OpenSound = Callable[[], tuple[np.ndarray, OnWindow]]
 
@@ -86,12 +78,7 @@ class Transcriber:
         sounds: functions that return a sound's samples and its `on_window` (see `Sound`)
         """
         options = self.resolve(options)
-
-        def transcribe(open_sound: OpenSound, decode: Decode, call: Call) -> Transcript:
-            samples, on_window = open_sound()
-            return self.sound(samples, options, on_window).transcript(decode, call)
-
-        source = _Sounds((partial(transcribe, each) for each in sounds), batch_size)
+        source = _Sounds((self._open(sound, options) for sound in sounds), batch_size)
         rows = max(batch_size, options.best_of)
         with self.decoder.running(self.special.options(num_draft=options.num_draft)) as driver:
             for row in driver.decode(source, rows):
@@ -99,6 +86,13 @@ class Transcriber:
                 while source.results:
                     yield source.results.popleft()
         yield from source.results
+
+    def _open(self, open_sound: OpenSound, options: TranscribeOptions) -> Sound | InputError:
+        try:
+            samples, on_window = open_sound()
+        except InputError as error:
+            return error
+        return self.sound(samples, options, on_window)
 
 
 def is_speech(name: str | Path) -> bool:
@@ -122,70 +116,36 @@ def _encoder(name: str | Path) -> dict[str, tuple[int, int]]:
     return {member.filename: (member.file_size, member.CRC) for member in members}
 
 
-class _Stopped(BaseException):
-    """Nobody waits for the function's result."""
-
-
-def steps(function: Callable[[Decode, Call], T]) -> Steps[T]:
-    """Run function(decode, call) in a thread of its own; yield what it hands to `decode` and `call` and wait there for
-    the result, sent back. So only one of both threads runs at a time. Returns and raises as the function."""
-    works = SimpleQueue[tuple[bool, Any]]()  # whether it is the end, and the work, result or error
-    results = SimpleQueue[Any]()
-
-    def hand_over(work: Any) -> Any:
-        works.put((False, work))
-        result = results.get()
-        if result is _Stopped:
-            raise _Stopped
-        return result
-
-    def run() -> None:
-        try:
-            works.put((True, function(hand_over, hand_over)))
-        except BaseException as error:
-            works.put((True, error))
-
-    Thread(target=run, daemon=True).start()
-    try:
-        while True:
-            ended, work = works.get()
-            if isinstance(work, BaseException):
-                raise work
-            if ended:
-                return work
-            results.put((yield work))
-    finally:
-        results.put(_Stopped)
-
-
 class _Sounds:
-    """A source of rows for the driver: those of several sounds at a time."""
+    """A source of rows for the driver: those of `batch_size` sounds at a time."""
 
-    def __init__(
-        self, transcripts: Iterable[Callable[[Decode, Call], Transcript]], batch_size: int
-    ):
-        self._transcripts, self._batch_size = enumerate(transcripts), batch_size
-        self._running: dict[int, Steps[Transcript]] = {}
+    def __init__(self, sounds: Iterator[Sound | InputError], batch_size: int):
+        self._sounds = enumerate(sounds)
+        self._batch_size = batch_size
+        self._running: dict[int, Steps] = {}
         self._waiting: deque[Row] = deque()
         self._unfinished: dict[Row, int] = {}  # row -> index of its sound
         self.results = deque[tuple[int, Result]]()
 
     def take(self, count: int, wait: bool) -> list[Row]:
         while len(self._waiting) < count and len(self._running) < self._batch_size:
-            index, transcript = next(self._transcripts, (0, None))
-            if transcript is None:
+            index, sound = next(self._sounds, (0, None))
+            if sound is None:
                 break
-            self._running[index] = steps(transcript)
-            self._resume(index)
+            if isinstance(sound, InputError):
+                self.results.append((index, sound))
+            else:
+                self._running[index] = sound.steps()
+                self._resume(index)
         return [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
 
     def _resume(self, index: int) -> None:
         """Let a sound go on until it needs rows decoded, or ends."""
-        running = self._running[index]
+        steps = self._running[index]
         try:
-            work = next(running)
+            work = next(steps)
             while not isinstance(work, list):
-                work = running.send(work())
+                work = steps.send(work())
         except (StopIteration, InputError) as end:
             del self._running[index]
             self.results.append((index, end if isinstance(end, InputError) else end.value))

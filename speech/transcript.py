@@ -1,11 +1,10 @@
 """Transcribes a sound window by window, as OpenAI's `transcribe` does (Radford et al. 2022, arXiv 2212.04356,
 section 4.5 and the reference implementation), with drafts for every text.
 
-`Sound.transcript` calls `decode` with the rows to decode next. So one batch can decode many sounds together, each in
-its own order: see `transcriber.steps`.
+`Sound.steps` yields the rows to decode next. So one batch can decode many sounds together, each in its own order.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -13,9 +12,9 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from families.whisper import Whisper
-from speculative.row import Stats
-from speech.decoding import Decode, WindowDecoder, WindowText
+from families.whisper import Whisper, Window
+from speculative.row import Row, Stats
+from speech.decoding import WindowDecoder, WindowText
 from speech.features import FRAMES, RATE, log_mel
 from speech.formats import Segment, Transcript, Word
 from speech.options import TranscribeOptions
@@ -37,10 +36,10 @@ _TOGETHER = 32  # windows of a sound, if batched: their features stay in memory
 
 _PER_TIMESTAMP = round(SECONDS_PER_TIMESTAMP * FRAMES)  # frames
 
-Call = Callable[
-    [Callable[[], Any]], Any
-]  # the result of a function, called where models may be used
 OnWindow = Callable[[Sequence[Segment], float, Stats], object]
+# Rows, to go on when they are finished, or a function to call where models may be used and whose result to send back
+Work = list[Row] | Callable[[], Any]
+Steps = Generator[Work, Any, Transcript]
 
 
 @dataclass
@@ -79,7 +78,7 @@ class Sound:
             self._frames = np.flatnonzero(with_speech(speech))
             self._features = self._features[self._frames]
             self._speech = speech[self._frames]  # how probable it is in each frame
-        self._language = options.language
+        self._language = options.language if special.languages else "en"
         self._segments: list[Segment] = []
         self._previous: list[int] = []  # the text before the next window
         if prompt := options.initial_prompt.strip():
@@ -88,17 +87,19 @@ class Sound:
         self._rest: list[int] = []  # the unfinished text at the end of the last window
         self._spoken = 0.0  # when the last word has ended, in seconds
 
-    def transcript(self, decode: Decode, call: Call) -> Transcript:
-        """decode: returns when rows are finished; call: calls a function where the models may be used"""
+    def steps(self) -> Steps:
+        """Transcribe the sound."""
         for seek, end in self._clips():
             while seek < end:
                 windows = self._next_windows(seek, end)
                 if self._language is None:
-                    self._language = self._decoder.detect_language(windows[0].prompt, decode)
-                self._decoder.decode(windows, self._language, self._previous, decode)
+                    row = self._decoder.language_row(windows[0].prompt)
+                    yield [row]
+                    self._language = self._special.languages_by_id[row.generated[0]]
+                yield from self._decoder.decode(windows, self._language, self._previous)
                 cuts = [self._cut(window) for window in windows]
                 if self._options.word_timestamps:
-                    self._time_words(windows, cuts, call)
+                    yield from self._time_words(windows, cuts)
                 for window, part in zip(windows, cuts, strict=True):
                     segments = self._append(part.segments, window.attempt.temperature <= 0.5)
                     self._rest = part.rest or []
@@ -133,8 +134,7 @@ class Sound:
                 size = half + last_pause(self._speech[seek + half : seek + longest])
             features = np.zeros((longest, self._config.num_mel_bins), np.float32)
             features[:size] = self._features[seek : seek + size]
-            prompt = self._model.windows.add(features)
-            windows.append(WindowText(prompt, seek, size, draft=self._rest))
+            windows.append(WindowText(Window(features), seek, size, draft=self._rest))
             seek += size
         return windows
 
@@ -189,7 +189,7 @@ class Sound:
             no_speech_prob=attempt.no_speech_prob,
         )
 
-    def _time_words(self, windows: list[WindowText], cuts: list[Cut], call: Call) -> None:
+    def _time_words(self, windows: list[WindowText], cuts: list[Cut]) -> Generator[Work, Any, None]:
         """Give the segments their words, and times that are the words'."""
         end = self._special.end
         language = self._language or "en"
@@ -203,7 +203,7 @@ class Sound:
         ]
         attention = iter(())
         if spoken:
-            attention = iter(call(lambda: attended(self._model, self._special, steering, spoken)))
+            attention = iter((yield lambda: attended(self._model, self._special, steering, spoken)))
         for window, part, text in zip(windows, cuts, texts, strict=True):
             if not part.segments:
                 continue

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, models
 from checkpoints.quantization import Quantization
 from families.conversion import convert
 from families.loading import family_of, load
+from families.whisper import Whisper
 
 SHAPES = {
     name: RAW[name] for name in ("t5", "umt5", "bart", "m2m", "marian", "t5gemma", "t5gemma2")
@@ -54,12 +55,9 @@ def sizes(models: list) -> list[int]:
     found = []
     for model in models:
         prompt = [5, 6, 7]
-        if hasattr(model, "windows"):
-            c = model.config
-            prompt = model.windows.add(np.ones((c.frames, c.num_mel_bins), np.float32))
-        logits = model.decode(
-            mx.array([[4]]), np.array([[2]], np.int32), model.start(mx.array([prompt]))
-        )
+        if isinstance(model, Whisper):
+            prompt = model.blank_prompt(3)
+        logits = model.decode(mx.array([[4]]), np.array([[2]], np.int32), model.start([prompt]))
         assert not mx.isnan(logits).any()
         found.append(logits.shape[-1])
     return found

@@ -10,12 +10,12 @@ import torch
 from helpers import whisper_models as wm
 
 import speech.transcript
-from families.whisper import Encoder, Windows
+from families.whisper import Encoder
 from speculative.row import Stats
 from speech.features import HOP
 from speech.options import TranscribeOptions
 from speech.rules import Special
-from speech.transcriber import Transcriber, steps
+from speech.transcriber import Transcriber
 from speech.transcript import Sound
 
 BINS = wm.SHAPE["num_mel_bins"]
@@ -145,11 +145,11 @@ def test_rows_can_be_decoded_when_nobody_waits_for_their_transcript(models):
     """A server's client may go away before the draft model has read its window."""
     _, ours, _, own = models
     transcriber = Transcriber(ours, own)
-    transcript = steps(transcriber.sound(sound(60, 1), TranscribeOptions("de")).transcript)
-    (row,) = next(transcript)
+    steps = transcriber.sound(sound(60, 1), TranscribeOptions("de")).steps()
+    (row,) = next(steps)
     with transcriber.decoder.running(transcriber.special.options(num_draft=3)) as driver:
         driver.admit([row])
-        transcript.close()
+        steps.close()
         while not row.finish_reason:
             driver.advance()
     assert row.stats.draft_tokens
@@ -165,14 +165,20 @@ class Script:
 
     def __init__(self, texts, silence=0.0, **options):
         self.texts, self.silence, self.rows = texts, silence, []
-        model = SimpleNamespace(config=CONFIG, windows=Windows())
+        model = SimpleNamespace(config=CONFIG)
         special = Special.read(wm.tokenizer(), wm.GENERATION, wm.END)
         self.made = Sound(
             model, wm.tokenizer(), special, sound(60, 1), TranscribeOptions("en", **options)
         )
 
     def play(self):
-        return self.made.transcript(lambda rows: list(map(self.answer, rows)), None)
+        steps = self.made.steps()
+        try:
+            while True:
+                for row in next(steps):
+                    self.answer(row)
+        except StopIteration as end:
+            return end.value
 
     def answer(self, row):
         if row.options.max_tokens == 1:

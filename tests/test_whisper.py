@@ -21,6 +21,7 @@ from checkpoints.quantization import Quantization
 from decoder import load
 from errors import InputError
 from families.conversion import convert
+from families.whisper import Window
 from speculative.drafting import ModelDrafter
 from speculative.processors import Controls
 from speculative.row import Row
@@ -54,7 +55,7 @@ def test_logits_are_those_of_transformers(tmp_path, changes):
         expected = reference(
             as_theirs(sound), decoder_input_ids=torch.tensor(tokens)
         ).logits.numpy()
-    one, two = map(model.windows.add, sound)
+    one, two = map(Window, sound)
     cache = model.start([one, two])
     wrong = np.concatenate([tokens[:, :5], np.full((2, 3), 7)], axis=1)
     at = np.tile(np.arange(8, dtype=np.int32), (2, 1))
@@ -150,7 +151,7 @@ def test_a_windows_text_is_transformers_own_with_drafts_and_without(tmp_path):
         (sound,) = features(1, seed=seed)
         prefix = s.prefix("de", "transcribe")
         expected = their_text(reference, sound)
-        window = model.windows.add(sound)
+        window = Window(sound)
         for num_draft in (0, 4):
             row = Row(window, s.options(num_draft=num_draft, max_tokens=500))
             row.begin(prefix, model.config)
@@ -166,7 +167,7 @@ def test_a_windows_text_is_transformers_own_with_drafts_and_without(tmp_path):
 
 def test_a_window_is_forgotten_with_its_last_row(tmp_path):
     model, _ = load(wm.converted(wm.reference_model(), tmp_path))
-    row = Row(model.windows.add(features(1)[0]))
+    row = Row(Window(features(1)[0]))
     model.start([row.prompt])
     held = weakref.ref(row.prompt)
     assert held().encoded
@@ -192,7 +193,7 @@ def test_a_checkpoint_in_shards_and_half_precision_is_read(tmp_path):
         model, _ = load(tmp_path / dtype)
         logits = []
         for each in (whole, model):
-            window = each.windows.add(features(1)[0])
+            window = Window(features(1)[0])
             cache = each.start([window])
             at = np.arange(3, dtype=np.int32)[None]
             logits.append(

@@ -327,8 +327,10 @@ def test_nothing_is_read_of_silence(models):
     chances = probabilities(np.zeros(5 * RATE, np.float32))
     assert len(chances) == 500 and not with_speech(chances).any()
     silence = np.zeros(5 * RATE, np.float32)
-    silence = Transcriber(models[1]).sound(silence, TranscribeOptions(vad=True))
-    assert silence.transcript(None, None).segments == ()  # nothing is decoded
+    steps = Transcriber(models[1]).sound(silence, TranscribeOptions(vad=True)).steps()
+    with pytest.raises(StopIteration) as end:  # nothing is decoded
+        next(steps)
+    assert end.value.value.segments == ()
 
 
 @pytest.mark.parametrize("name", CLIPS)
