@@ -12,6 +12,7 @@ import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from decoder import BATCH_SIZE, Content, Options, Response, SpeculativeDecoder
@@ -27,7 +28,7 @@ from terminal.flags import (
     add_models,
     add_prefix_cache,
     check_models,
-    json_of,
+    json_value,
     options_of,
 )
 from terminal.models import Models, note_alone, open_decoder
@@ -75,7 +76,7 @@ def parse_args(argv: list[str] | None = None):
     flag("--system-prompt", metavar="TEXT", help="system prompt, for a model with a chat template")
     flag("--ignore-chat-template", action="store_true",
          help="do not put the prompt into the model's chat template")
-    flag("--chat-template-config", type=json_of(dict, str), metavar="JSON",
+    flag("--chat-template-config", type=partial(json_value, dict, key=str), metavar="JSON",
          help='arguments for the chat template: {"enable_thinking": false}')
     flag("--extra-eos-token", nargs="+", default=(), metavar="TOKEN",
          help="further tokens that end an output, by name: </answer>")

@@ -3,8 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
-from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, TypeVar, get_args, get_origin
 
 from errors import InputError
 
@@ -28,19 +27,15 @@ class BaseConfig:
     pad_token_id: int
     eos_token_ids: tuple[int, ...]
 
-    @property
-    def max_prompt_tokens(self) -> int | None:
-        """The longest prompt; None: no limit."""
-        return None
+    max_prompt_tokens: ClassVar[int | None] = None  # the longest prompt; None: no limit
 
     def __post_init__(self):
         for field in fields(self):
-            _check(field.name, field.type, getattr(self, field.name))
-        for field in fields(self):
-            ids = token_ids(getattr(self, field.name), 0) if field.name.endswith(_IDS) else (0,)
-            largest = max(ids, default=0)
-            if largest >= self.vocab_size:
-                fault = f"{field.name} is {largest}, but vocab_size is only {self.vocab_size}"
+            value = getattr(self, field.name)
+            _check(field.name, field.type, value)
+            ids = value if isinstance(value, tuple) else (value or 0,)
+            if field.name.endswith(_IDS) and max(ids, default=0) >= self.vocab_size:
+                fault = f"{field.name} is {max(ids)}, but vocab_size is only {self.vocab_size}"
                 raise InputError(f"config.json: {fault}")
 
     @classmethod
@@ -73,35 +68,27 @@ class BaseConfig:
         return asdict(self)
 
 
-def _check(name: str, kind: Any, value: object) -> None:
+def _check(name: str, kind: Any, value: Any) -> None:
     """InputError if a field's value has the wrong type or is out of range."""
-    limits: tuple[float, float] = (-1e30, 1e30)
+    least, most = -1e30, 1e30
     expected = str(getattr(kind, "__name__", kind))
+    parts = get_args(kind) or (kind,)  # such as of int | None, or of tuple[int, ...]
     if name.endswith(_IDS):
-        limits = (0, math.inf)
+        least, most = 0, math.inf
         expected = "a token id" if name.endswith("_id") else "token ids"
     elif name.endswith("_epsilon"):
-        limits = (0, 1)
+        least, most = 0, 1 - 1e-9
         expected = "a small number"
-    elif kind is int or int in get_args(kind):
-        limits = (1, MOST_LAYERS if name.endswith(("_layers", "_heads")) else _MOST)
-        expected = f"a whole number from 1 to {limits[1]}"
-    if not _fits(kind, value, *limits):
+    elif int in parts:
+        least, most = 1, MOST_LAYERS if name.endswith(("_layers", "_heads")) else _MOST
+        expected = f"a whole number from 1 to {most}"
+    numbers = [int] * (int in parts) + [int, float] * (float in parts)
+    others = tuple(part for part in parts if part not in (int, float, ...))
+    fits = isinstance(value, tuple) == (get_origin(kind) is tuple)
+    for x in value if isinstance(value, tuple) else (value,):
+        fits &= least <= x <= most if type(x) in numbers else isinstance(x, others)
+    if not fits:
         raise InputError(f"config.json: {name} is {repr(value)[:50]}, not {expected}")
-
-
-def _fits(kind: Any, value: Any, least: float, most: float) -> bool:
-    """Whether a value has the type `kind` and its numbers lie between `least` and `most`."""
-    if isinstance(kind, UnionType):  # such as int | None
-        return any(_fits(part, value, least, most) for part in get_args(kind))
-    if get_origin(kind) is tuple:
-        part = get_args(kind)[0]
-        return isinstance(value, tuple) and all(_fits(part, x, least, most) for x in value)
-    if kind is int:
-        return type(value) is int and least <= value <= most
-    if kind is float:
-        return type(value) in (int, float) and least <= value < most
-    return isinstance(value, kind)
 
 
 def token_ids(value: int | list[int] | None, default: int) -> tuple[int, ...]:

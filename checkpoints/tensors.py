@@ -107,25 +107,26 @@ def write_npz_member(
 
 def map_npz(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an npz file as read-only views of the mapped file; nothing is read yet."""
+    arrays = {}
     try:
-        places = stored_members(path).items()
+        places = stored_members(path)
         with open(path, "rb") as file:  # one map for all: each map keeps a file open
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return {name.removesuffix(".npy"): _map_member(mapped, *place) for name, place in places}
+        for name, (offset, size) in places.items():
+            mapped.seek(offset)
+            np.lib.format.read_magic(mapped)
+            shape, _, dtype = np.lib.format.read_array_header_1_0(mapped)
+            start = mapped.tell()
+            if dtype.hasobject or start + prod(shape) * dtype.itemsize != offset + size:
+                kind = f"an array of {dtype} with the shape {shape}"
+                raise ValueError(f"{size} bytes cannot hold {kind}")
+            array = np.frombuffer(mapped, dtype, prod(shape), start).reshape(shape)
+            arrays[name.removesuffix(".npy")] = array
+        return arrays
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except Exception as error:  # a damaged header raises many kinds
         raise InputError(f"{path}: damaged, or not an npz file: {error}") from None
-
-
-def _map_member(mapped: mmap.mmap, offset: int, size: int) -> np.ndarray:
-    mapped.seek(offset)
-    np.lib.format.read_magic(mapped)
-    shape, _, dtype = np.lib.format.read_array_header_1_0(mapped)
-    start = mapped.tell()
-    if dtype.hasobject or start + prod(shape) * dtype.itemsize != offset + size:
-        raise ValueError(f"{size} bytes cannot hold an array of {dtype} with the shape {shape}")
-    return np.frombuffer(mapped, dtype, prod(shape), start).reshape(shape)
 
 
 def to_mlx(array: np.ndarray) -> mx.array:

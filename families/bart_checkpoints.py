@@ -59,7 +59,7 @@ class Config(BaseConfig):
     forced_bos_token_id: int | None  # the first token of every text
 
     @property
-    def max_prompt_tokens(self) -> int | None:
+    def max_prompt_tokens(self) -> int | None:  # type: ignore[override]
         return self.max_positions
 
     # What distributed/sharding.py splits: numbers that divide both stacks.

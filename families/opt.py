@@ -39,7 +39,7 @@ class Config(BaseConfig):
     tied_head: bool  # the output projection is the embedding
 
     @property
-    def max_prompt_tokens(self) -> int:
+    def max_prompt_tokens(self) -> int:  # type: ignore[override]
         return self.max_positions - 1
 
     @property

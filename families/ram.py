@@ -21,14 +21,11 @@ from reporting import reporter
 from speculative.model import Model
 
 ROWS, TOKENS = 8, 512  # prompts of a batch, and the tokens of each prompt and of each output
+GPU_LIMIT = (
+    "max_recommended_working_set_size"  # what macOS recommends at most, in bytes; only on Macs
+)
 T = TypeVar("T")
 MACS = (8, 16, 24, 32, 64, 128)  # GB of RAM
-
-
-def recommended() -> int | None:
-    """Bytes that macOS recommends at most for a Mac's GPU; None elsewhere."""
-    most = mx.device_info().get("max_recommended_working_set_size")
-    return None if most is None else int(most)
 
 
 def installed() -> int:
@@ -38,17 +35,17 @@ def installed() -> int:
 
 def available() -> int:
     """Bytes that a model may use: what macOS recommends for its GPU or, elsewhere, the RAM."""
-    return recommended() or installed()
+    return int(mx.device_info().get(GPU_LIMIT) or installed())
 
 
 @contextmanager
 def wired_memory() -> Iterator[None]:
     """On a Mac's GPU, keep as much memory as the system recommends from being paged out, as mlx-lm does."""
-    most = recommended()
+    most = mx.device_info().get(GPU_LIMIT)
     if most is None:
         yield
         return
-    before = mx.set_wired_limit(most)
+    before = mx.set_wired_limit(int(most))
     try:
         yield
     finally:
@@ -70,7 +67,10 @@ def load_weights(
     """load(weight) of each weight of the model in a folder, with a bar. InputError if the machine has not enough memory; a
     warning if nearly all of it will be in use (0.9, as in mlx-lm)."""
     size = sum(weight.nbytes for weight in weights.values())
-    _check_fits(name, folder, size)
+    most = available()
+    used = mx.get_active_memory()
+    if size + used > 0.9 * most:
+        _warn_of_size(name, folder, size, most - used)
     loaded = dict[str, T]()
     with reporter.bar(f"loading {name}", size, "B", 2) as advance:
         for key, weight in weights.items():
@@ -79,15 +79,11 @@ def load_weights(
     return loaded
 
 
-def _check_fits(name: str, folder: Path, size: int) -> None:
-    ram = available()
-    used = mx.get_active_memory()
-    if size + used <= 0.9 * ram:
-        return
+def _warn_of_size(name: str, folder: Path, size: int, free: int) -> None:
     origin = read_json(folder / "config.json").get("converted_from", name)
     hint = f"for fewer bits see python convert.py --model {origin} --dry-run, for smaller models docs/models.md"
-    message = f"{name} takes {gb(size)}, and {gb(max(0, ram - used))} of memory are left for it"
-    if size + used > installed():
+    message = f"{name} takes {gb(size)}, and {gb(max(0, free))} of memory are left for it"
+    if size + mx.get_active_memory() > installed():
         raise InputError(f"{message}; {hint}")
     warnings.warn(f"{message}: decoding may be slow; {hint}", stacklevel=4)
 

@@ -94,7 +94,7 @@ class Config(BaseConfig):
     stack: ClassVar[type[StackConfig]] = StackConfig
 
     @property
-    def max_prompt_tokens(self) -> int:
+    def max_prompt_tokens(self) -> int:  # type: ignore[override]
         return self.encoder.max_position_embeddings
 
     # What distributed/sharding.py splits: numbers that divide both stacks.

@@ -128,7 +128,7 @@ class Declared:
 
     values: Values
     help: str  # N or X, for example, stands for the value
-    default: str = ""  # in words; "": the value itself
+    default: str  # in words
     flags: tuple[str, ...] | None = ()  # besides --name-of-the-field; None: no flag
     request: str | None = ""  # its name in a request; "": the field's; None: not allowed there
     served: int | None = None  # the largest number, or longest list, a request may ask for
@@ -137,7 +137,10 @@ class Declared:
 
 def option(default: Any, values: Values, help: str, words: str = "", **about: Any) -> Any:
     """A field of `Options`. words: its default in words, if the value does not say it."""
-    return field(default=default, metadata={"declared": Declared(values, help, words, **about)})
+    return field(
+        default=default,
+        metadata={"declared": Declared(values, help, words or str(default), **about)},
+    )
 
 
 _drafting = partial(option, group="drafting")

@@ -5,12 +5,13 @@ import json
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from speculative.options import DECLARED, DEFAULTS, Options
+from speculative.options import DECLARED, Options
 from terminal import cli
 from text.memory import Memory, load_memory
 from text.tokens_in_texts import read_tokens
@@ -112,14 +113,9 @@ def add_decoding_options(parser: cli.Parser, without: Collection[str] = ()) -> N
                 f"--{name.replace('_', '-')}",
                 *declared.flags,
                 default=argparse.SUPPRESS,
-                help=f"{declared.help} (default: {default_of(name)})".replace("%", "%%"),
+                help=f"{declared.help} (default: {declared.default})".replace("%", "%%"),
                 **reading(name),
             )
-
-
-def default_of(name: str) -> str:
-    """An option's default, in words."""
-    return DECLARED[name].default or str(DEFAULTS[name])
 
 
 def reading(name: str) -> dict[str, Any]:
@@ -132,28 +128,22 @@ def reading(name: str) -> dict[str, Any]:
     if values.metavar == "TEXT":
         return dict(action="append", metavar="TEXT")
     if values.metavar == "JSON":
-        return dict(type=json_of(values.kind), metavar="JSON")
+        return dict(type=partial(json_value, values.kind), metavar="JSON")
     if values.metavar == "TEXT/@FILE":
         return dict(type=_text_or_file, metavar=values.metavar)
     if values.kind is str:
         return dict(choices=values.choices or None, metavar=values.metavar)
-    parse = float if values.kind is float else cli.whole
-    if values.choices:
-        parse = _number_or(values.choices)
-    return dict(type=parse, metavar=values.metavar)
+    whole = partial(_number_or, values.choices) if values.choices else cli.whole
+    return dict(type=float if values.kind is float else whole, metavar=values.metavar)
 
 
-def _number_or(words: tuple[str, ...]) -> Callable[[str], Any]:
-    """The type of a flag that takes a whole number or one of these words."""
-
-    def parse(text: str) -> Any:
-        try:
-            return text if text in words else cli.whole(text)
-        except argparse.ArgumentTypeError:
-            expected = f"neither a number nor {' or '.join(words)}"
-            raise argparse.ArgumentTypeError(f"{text[:20]!r} is {expected}") from None
-
-    return parse
+def _number_or(words: Collection[str], text: str) -> int | str:
+    """What a flag says that takes a whole number or one of these words."""
+    try:
+        return text if text in words else cli.whole(text)
+    except argparse.ArgumentTypeError:
+        expected = f"neither a number nor {' or '.join(words)}"
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is {expected}") from None
 
 
 def _text_or_file(text: str) -> str:
@@ -167,18 +157,14 @@ def _text_or_file(text: str) -> str:
         raise argparse.ArgumentTypeError(f"{text[1:]}: {reason}") from None
 
 
-def json_of(kind: Any, key: Callable = int) -> Callable[[str], Any]:
-    """The type of a flag that takes a JSON list, or a JSON object with such keys."""
-
-    def parse(text: str) -> Any:
-        try:
-            value = json.loads(text)
-            if not isinstance(value, kind):
-                raise ValueError
-            return {key(k): v for k, v in value.items()} if kind is dict else value
-        except (ValueError, RecursionError):
-            ids = ' with token ids as keys, such as {"1234": -5.0}' if key is int else ""
-            expected = f"an object in JSON{ids}" if kind is dict else "a list in JSON"
-            raise argparse.ArgumentTypeError(f"{text[:40]!r} is not {expected}") from None
-
-    return parse
+def json_value(kind: Any, text: str, key: Callable = int) -> Any:
+    """What a flag says that takes a JSON list, or a JSON object with such keys."""
+    try:
+        value = json.loads(text)
+        if not isinstance(value, kind):
+            raise ValueError
+        return {key(k): v for k, v in value.items()} if kind is dict else value
+    except (ValueError, RecursionError):
+        ids = ' with token ids as keys, such as {"1234": -5.0}' if key is int else ""
+        expected = f"an object in JSON{ids}" if kind is dict else "a list in JSON"
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not {expected}") from None

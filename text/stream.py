@@ -29,7 +29,14 @@ class TextStream:
         for token in tokens:
             if token not in self._hidden:
                 self._tokens.append(token)
-                self.text += self._step(token)
+                try:
+                    self.text += self._stream.step(self._tokenizer, token) or ""
+                except (
+                    Exception
+                ):  # a bare Exception: invalid bytes changed characters decoded before
+                    self._stream = DecodeStream(skip_special_tokens=False)
+                    self._stream.step(self._tokenizer, token)
+                    self.text += self._rest()
         return self._shown(self.text[before:])
 
     def finish(self) -> str:
@@ -40,14 +47,6 @@ class TextStream:
         waiting = self._waiting
         self._waiting = ""
         return shown + waiting
-
-    def _step(self, token: int) -> str:
-        try:
-            return self._stream.step(self._tokenizer, token) or ""
-        except Exception:  # a bare Exception: invalid bytes changed characters decoded before
-            self._stream = DecodeStream(skip_special_tokens=False)
-            self._stream.step(self._tokenizer, token)
-            return self._rest()
 
     def _rest(self) -> str:
         """What the text of all tokens has beyond `text`."""

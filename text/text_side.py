@@ -41,27 +41,23 @@ class Prompt:
 def check_prompt(prompt: Any) -> Prompt:
     """The prompt as a `Prompt`; InputError if it is empty, or neither valid text nor messages nor token ids."""
     checked = prompt if isinstance(prompt, Prompt) else Prompt(prompt)
-    if checked.reference is not None:
-        _check_text("reference", checked.reference)
     content = checked.content
-    if isinstance(content, str):
-        _check_text("prompt", content)
-        if not content.strip():
-            raise InputError("the prompt is empty")
-    elif not isinstance(content, (list, tuple)) or not (checked.is_chat or TOKENS.accepts(content)):
+    reference = checked.reference
+    if reference is not None and not isinstance(reference, str):
+        raise InputError(f"the reference is {type(reference).__name__}, not text")
+    for name, text in (("reference", reference), ("prompt", content)):
+        try:
+            if isinstance(text, str):
+                text.encode()
+        except UnicodeEncodeError:
+            raise InputError(f"the {name} is not valid Unicode text") from None
+    is_list = isinstance(content, (list, tuple))
+    is_listed = is_list and (checked.is_chat or TOKENS.accepts(content))
+    if not (isinstance(content, str) or is_listed):
         raise InputError(f"the prompt is {type(content).__name__}, not text, messages or token ids")
-    elif not content:
+    if not content or (isinstance(content, str) and not content.strip()):
         raise InputError("the prompt is empty")
     return checked
-
-
-def _check_text(name: str, text: Any) -> None:
-    if not isinstance(text, str):
-        raise InputError(f"the {name} is {type(text).__name__}, not text")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InputError(f"the {name} is not valid Unicode text") from None
 
 
 class Encoded(NamedTuple):

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 from speculative.options import DECLARED
-from terminal.flags import default_of
 
 PAGE = Path(__file__).resolve().parents[1] / "using.md"
 _PLACE = re.compile(r"(<!-- options: (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
@@ -18,7 +17,7 @@ def table(group: str) -> str:
             flags = [flag, *declared.flags]
             flags += [flag.replace("--", "--no-")] if declared.values.kind is bool else []
             lines.append(
-                f"| {', '.join(f'`{f}`' for f in flags)} {value} | {declared.help} | {default_of(name)} |"
+                f"| {', '.join(f'`{f}`' for f in flags)} {value} | {declared.help} | {declared.default} |"
             )
     return "\n".join(lines) + "\n"
 
