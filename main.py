@@ -23,10 +23,9 @@ from terminal import cli
 from terminal.chat import chat
 from terminal.display import Display, to_json
 from terminal.flags import (
+    MODELS,
     add_decoding_options,
-    add_memory,
-    add_models,
-    add_prefix_cache,
+    add_shared,
     check_models,
     json_value,
     options_of,
@@ -58,7 +57,7 @@ def parse_args(argv: list[str] | None = None):
         description="Generate text speculatively: the target's own output, in fewer passes through it.",
     )
     flag = parser.add_argument
-    add_models(parser)
+    add_shared(parser, *MODELS)
     # fmt: off
     flag("--prompt", "-p", help="the prompt; - reads it from standard input")
     flag("--prompt-file", type=cli.name, metavar="FILE",
@@ -70,8 +69,7 @@ def parse_args(argv: list[str] | None = None):
          help=f"prompts of the file to decode in one batch (default: {BATCH_SIZE})")
     flag("--chat", action="store_true",
          help="answer prompts typed on the terminal; a model with a chat template keeps the conversation")
-    add_memory(parser, grows=True)
-    add_prefix_cache(parser)
+    add_shared(parser, "--memory", "--memory-append", "--prefix-cache")
     add_decoding_options(parser)
     flag("--system-prompt", metavar="TEXT", help="system prompt, for a model with a chat template")
     flag("--ignore-chat-template", action="store_true",

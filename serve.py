@@ -25,10 +25,9 @@ from speculative.options import DECLARED
 from speech.transcriber import Transcriber, is_speech
 from terminal import cli
 from terminal.flags import (
+    MODELS,
     add_decoding_options,
-    add_memory,
-    add_models,
-    add_prefix_cache,
+    add_shared,
     check_models,
     options_of,
 )
@@ -61,7 +60,7 @@ def parse_args(argv: list[str] | None = None):
         prog="serve.py",
         description="Serve a model over HTTP with OpenAI's protocol and speculative decoding.",
     )
-    add_models(parser)
+    add_shared(parser, *MODELS)
     flag = parser.add_argument
     flag(
         "--host",
@@ -96,10 +95,10 @@ def parse_args(argv: list[str] | None = None):
         shown = "%(default)s" if default else f"the model's limit, or {MAX_TOKENS}"
         about = f"{text} (default: {shown})"
         flag(f"--{name}", type=cli.positive, default=default, metavar="N", help=about)
-    add_prefix_cache(parser)
+    add_shared(parser, "--prefix-cache")
     flag("--verbose", action="store_true", help="log requests to stderr")
     parser.epilog = "The decoding options are defaults; a request may set its own. No beam search."
-    add_memory(parser)
+    add_shared(parser, "--memory")
     add_decoding_options(parser)
     args = parser.parse_args(argv)
     check_models(args, parser)

@@ -43,7 +43,7 @@ def parse_args(argv: list[str] | None = None):
         type=cli.name,
         help=f"a document ({', '.join(FORMATS)}); - reads standard input and prints",
     )
-    flags.add_models(parser)
+    flags.add_shared(parser, *flags.MODELS)
     flag(
         "--output",
         "-o",
@@ -70,7 +70,7 @@ def parse_args(argv: list[str] | None = None):
         metavar="N",
         help="sentences to decode in one batch (default: %(default)s)",
     )
-    flags.add_memory(parser, grows=True)
+    flags.add_shared(parser, "--memory", "--memory-append")
     flags.add_decoding_options(parser, without=("logprobs", "num_samples", "reference", "stop"))
     flag("--verbose", action="store_true", help="print statistics to stderr at the end")
     args = parser.parse_intermixed_args(argv)

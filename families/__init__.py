@@ -29,4 +29,7 @@ class Family:
     write_tokenizer: Callable[[Path, Path], None] = write_tokenizer
     # Suffixes of weights that stay float32 in a float16 model: see encoder_decoder.FeedForward.
     float32: tuple[str, ...] = ("feed_forward.down.weight",)
+    # What conversion makes of weights unless the user chooses. Float16 if the models were trained or published in it, as
+    # fairseq's and OpenAI's; the others need bfloat16's range: T5 and T5Gemma, trained in it on TPUs, overflow float16.
+    dtype: str = "bfloat16"
     shows_special: bool = False  # in the text, special tokens: T5's sentinels are for the reader

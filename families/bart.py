@@ -179,4 +179,4 @@ class Model(EncoderDecoder):
         return narrow
 
 
-FAMILY = Family(Config, Model, rename, write_tokenizer)
+FAMILY = Family(Config, Model, rename, write_tokenizer, dtype="float16")

@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import warnings
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,16 +29,13 @@ from families.causal_loading import (
     runs_in_mlx_lm,
     without_weights,
 )
-from families.loading import architecture_of, build, family_of, model_type, weight_shapes
+from families.loading import architecture_of, build, family_of, weight_shapes
 from reporting import reporter
 from text.generation import FILE as GENERATION
 from text.generation import GenerationDefaults
 from text.tokenizer import SOURCE_FILE, load_tokenizer
 
 MOST = 20e9  # bytes that are downloaded or converted without asking
-# Trained or published in float16, as fairseq's and OpenAI's are. The others need bfloat16's range: T5, T5Gemma and
-# Pegasus, trained in bfloat16 on TPUs, overflow float16.
-_FLOAT16 = ("bart", "mbart", "m2m_100", "marian", "whisper")
 
 
 def read_config(folder: Path) -> dict:
@@ -75,7 +71,7 @@ def unset(folder: Path) -> tuple[Any, str, tuple[str, ...]]:
         raw = read_config(folder)
         family = family_of(raw)
         model = family.model(family.config.from_hub(raw, None))
-    return model, default_dtype(raw), family.float32
+    return model, family.dtype, family.float32
 
 
 def convert(
@@ -124,11 +120,6 @@ def convert(
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     return output
-
-
-def default_dtype(raw: Mapping) -> str:
-    """The type that conversion gives a model's weights if the user does not choose."""
-    return "float16" if model_type(raw) in _FLOAT16 else "bfloat16"
 
 
 def describe(model: str, revision: str | None = None) -> list[str]:
@@ -210,7 +201,7 @@ def _write(
             note = "config.json says gelu, but the weights are gated: using gated-gelu"
             warnings.warn(f"{source}: {note}", stacklevel=2)
         if dtype is None:
-            dtype = default_dtype(raw)
+            dtype = family.dtype
             note = _note(dtype)
             if note:
                 reporter.note(f"{source}: {note}")

@@ -58,17 +58,15 @@ class Attention(nn.Module):
         self.value = nn.Linear(source_dims or dims, inner_keys, bias)
         self.out = nn.Linear(inner, dims, bias)
 
-    def _split(self, x: mx.array) -> mx.array:
+    def heads(self, name: str, x: mx.array, *positions: mx.array) -> mx.array:
+        """[B, H, T, D]: the "query", "key" or "value" of x [B, T, d_model], by heads. positions [B, T]: given only to
+        rotate queries and keys."""
         B, T, _ = x.shape
-        return x.reshape(B, T, -1, self._head_width).transpose(0, 2, 1, 3)  # [B, H, T, D]
-
-    def queries(self, x: mx.array, *positions: mx.array) -> mx.array:
-        """[B, H, T, D] from x [B, T, d_model]. positions [B, T]: given only to rotate queries and keys."""
-        return self._split(self.query(x))
+        return self[name](x).reshape(B, T, -1, self._head_width).transpose(0, 2, 1, 3)
 
     def project(self, x: mx.array, *positions: mx.array) -> tuple[mx.array, mx.array]:
         """Keys and values, [B, H, T, D] each, from x [B, T, d_model]."""
-        return self._split(self.key(x)), self._split(self.value(x))
+        return self.heads("key", x, *positions), self.heads("value", x)
 
     def attend(self, queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
         return mx.fast.scaled_dot_product_attention(
@@ -79,7 +77,7 @@ class Attention(nn.Module):
         self, x: mx.array, keys: mx.array, values: mx.array, mask: Mask, *positions: mx.array
     ) -> mx.array:
         B, T, _ = x.shape
-        heads = self.attend(self.queries(x, *positions), keys, values, mask)
+        heads = self.attend(self.heads("query", x, *positions), keys, values, mask)
         out = self.out(heads.transpose(0, 2, 1, 3).reshape(B, T, -1))
         # Some weights overflow float16 here; transformers clamps T5's as well.
         return mx.clip(out, -65504, 65504) if out.dtype == mx.float16 else out

@@ -1,6 +1,7 @@
 """Which family a model is of, and loading models from converted folders."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -34,7 +35,7 @@ FAMILIES = {  # by config.json's model_type
     "mbart": bart.FAMILY,  # mBART-50 as well
     "m2m_100": bart.FAMILY,  # NLLB-200 as well
     "marian": bart.FAMILY,
-    "pegasus": bart.FAMILY,
+    "pegasus": replace(bart.FAMILY, dtype="bfloat16"),  # trained in it, unlike its kin
     "whisper": whisper.FAMILY,
 }
 
@@ -135,14 +136,14 @@ def load(
 
 def _load(name: str, path: Path, raw: Mapping, ranks: Ranks, split: bool) -> Any:
     """The model in a converted folder with this config.json, or this rank's part of it."""
-    arrays = map_npz(path / WEIGHTS)
-    shapes = {key: array.shape for key, array in arrays.items()}
     with naming(path):
         family = family_of(raw)
         given = raw.get("quantization")
         quantization = None if given is None else Quantization.from_config(given)
         config = family.config.from_dict(raw)
+    arrays = map_npz(path / WEIGHTS)
     with naming(path / WEIGHTS):
+        shapes = {key: array.shape for key, array in arrays.items()}
         model: Any = build(family, config, shapes, quantization)
     if split and ranks.group and ranks.size > 1:
         sharding.check_ranks(config, quantization, ranks.size)

@@ -46,22 +46,19 @@ class Attention(encoder_decoder.Attention):
             self.query_norm = Norm(c.head_dim, c.rms_norm_eps)
             self.key_norm = Norm(c.head_dim, c.rms_norm_eps)
 
-    def _rotated(self, name: str, x: mx.array, *positions: mx.array) -> mx.array:
-        """The heads [B, H, T, D] of layer `name` for x, normed and rotated by positions [B, T]."""
-        (B, T, _), c = x.shape, self._config
+    def heads(self, name: str, x: mx.array, *positions: mx.array) -> mx.array:
+        """As for all families, with queries and keys normed and rotated."""
+        if name == "value":
+            return super().heads(name, x)
+        B, T, _ = x.shape
+        c = self._config
         x = self[name](x).reshape(B * T, -1, 1, c.head_dim)
         if c.head_norms:
             x = self[f"{name}_norm"](x)
         rotate = partial(mx.fast.rope, dims=c.head_dim, traditional=False, base=c.rope_theta)
         for at in positions:  # the kernel takes one offset per row, so each token is a row
             x = rotate(x, scale=c.rope_scale, offset=at.reshape(-1))
-        return self._split(x.reshape(B, T, -1))
-
-    def queries(self, x: mx.array, *positions: mx.array) -> mx.array:
-        return self._rotated("query", x, *positions)
-
-    def project(self, x: mx.array, *positions: mx.array) -> tuple[mx.array, mx.array]:
-        return self._rotated("key", x, *positions), self._split(self.value(x))
+        return x.reshape(B, T, -1, c.head_dim).transpose(0, 2, 1, 3)
 
     def attend(self, queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
         cap = self._config.attn_logit_softcapping

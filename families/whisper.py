@@ -170,7 +170,7 @@ class Whisper(EncoderDecoder):
             keys, values = layer.cross_attention.project(encoded)
             own = [head for number, head in heads if number == i]
             if own:
-                queries = layer.cross_attention.queries(layer.cross_attention_norm(x))
+                queries = layer.cross_attention.heads("query", layer.cross_attention_norm(x))
                 q = queries[:, own].astype(mx.float32)
                 k = keys[:, own].astype(mx.float32)
                 scores.append(q @ k.swapaxes(2, 3) * q.shape[-1] ** -0.5)
@@ -223,4 +223,4 @@ def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
-FAMILY = Family(Config, Whisper, rename)
+FAMILY = Family(Config, Whisper, rename, dtype="float16")

@@ -16,17 +16,11 @@ from terminal import cli
 
 # From the 16 colours that a terminal's theme keeps legible; underlined for readers who cannot tell
 # green from red.
-_COLOURS = {
-    "forced": ("\033[34m", "\033[0m"),
-    "lookup": ("\033[35m", "\033[0m"),
-    "draft_model": ("\033[32m", "\033[0m"),
-    "corrected": ("\033[4;91m", "\033[0m"),
-}
-_MEANINGS = {
-    "lookup": ("magenta", "prompt lookup's, accepted"),
-    "draft_model": ("green", "the draft model's, accepted"),
-    "corrected": ("red, underlined", "the target's, in place of a rejected token"),
-    "forced": ("blue", "forced by the form of the output"),
+_COLOURS = {  # by origin
+    "lookup": ("\033[35m", "magenta", "prompt lookup's, accepted"),
+    "draft_model": ("\033[32m", "green", "the draft model's, accepted"),
+    "corrected": ("\033[4;91m", "red, underlined", "the target's, in place of a rejected token"),
+    "forced": ("\033[34m", "blue", "forced by the form of the output"),
 }
 
 
@@ -85,14 +79,13 @@ def _paint(origin: str, text: str) -> str:
     word = text.lstrip(" ")
     if not word or origin not in _COLOURS:
         return text
-    before, after = _COLOURS[origin]
-    return " " * (len(text) - len(word)) + before + word + after
+    return f"{' ' * (len(text) - len(word))}{_COLOURS[origin][0]}{word}\033[0m"
 
 
 def legend(stream: TextIO) -> str:
     """One line that explains the colours; with escape codes only if `stream` is a terminal."""
     parts = [
         _paint(origin, meaning) if stream.isatty() else f"{name}: {meaning}"
-        for origin, (name, meaning) in _MEANINGS.items()
+        for origin, (_, name, meaning) in _COLOURS.items()
     ]
     return ", ".join([*parts, "no colour: the target's own"])

@@ -23,42 +23,39 @@ _GROUPS = {  # groups of options with their own heading in --help
     "beams": "Beam search, if --num-beams is above 1.",
 }
 
-
-def add_models(parser: cli.Parser) -> None:
-    """--model, --draft-model and --draft-vocabulary."""
-    flag = parser.add_argument
-    # fmt: off
-    flag("--model", type=cli.name, help=f"{cli.MODEL} (default: the demo models)")
-    flag("--draft-model", type=cli.name,
-         help="a smaller model with the same vocabulary (default: none, or the demo models' own)")
-    flag("--draft-vocabulary", type=cli.name, metavar="FILE",
-         help="make a multilingual draft model faster, with the same output: it chooses only among the tokens in this text "
-         "file or translation memory; auto: among those generated so far, once few new ones appear (default: all tokens)")
-    # fmt: on
-
-
-def add_memory(parser: cli.Parser, grows: bool = False) -> None:
-    """--memory and, where it grows, --memory-append."""
-    flag = parser.add_argument
-    # fmt: off
-    flag("--memory", type=cli.path, metavar="FILE",
-         help="a translation memory: draft tokens are copied from the output of a similar earlier prompt; JSON lines, "
-         "tab-separated (.tsv, .txt) or TMX (default: none)")
-    if grows:
-        flag("--memory-append", action="store_true",
-             help="add this run's prompts and outputs to it")
-    # fmt: on
-
-
-def add_prefix_cache(parser: cli.Parser) -> None:
-    """--prefix-cache."""
-    parser.add_argument(
-        "--prefix-cache",
+MODELS = ("--model", "--draft-model", "--draft-vocabulary")
+SHARED: dict[str, dict[str, Any]] = {  # flags of several commands
+    "--model": dict(type=cli.name, help=f"{cli.MODEL} (default: the demo models)"),
+    "--draft-model": dict(
+        type=cli.name,
+        help="a smaller model with the same vocabulary (default: none, or the demo models' own)",
+    ),
+    "--draft-vocabulary": dict(
+        type=cli.name,
+        metavar="FILE",
+        help="make a multilingual draft model faster, with the same output: it chooses only among the tokens in this text "
+        "file or translation memory; auto: among those generated so far, once few new ones appear (default: all tokens)",
+    ),
+    "--memory": dict(
+        type=cli.path,
+        metavar="FILE",
+        help="a translation memory: draft tokens are copied from the output of a similar earlier prompt; JSON lines, "
+        "tab-separated (.tsv, .txt) or TMX (default: none)",
+    ),
+    "--memory-append": dict(action="store_true", help="add this run's prompts and outputs to it"),
+    "--prefix-cache": dict(
         type=cli.gigabytes,
         metavar="GB",
         help="RAM for what a decoder-only model has read: a prompt that begins as an earlier one did is not read "
         "again from its start; 0: keep nothing (default: a tenth of the RAM)",
-    )
+    ),
+}
+
+
+def add_shared(parser: cli.Parser, *names: str) -> None:
+    """Some of the flags in SHARED."""
+    for name in names:
+        parser.add_argument(name, **SHARED[name])
 
 
 def read_memory(path: Path) -> Memory:

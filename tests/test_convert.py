@@ -23,7 +23,8 @@ from checkpoints.tensors import map_npz
 from decoder import load
 from errors import InputError
 from families import conversion
-from families.conversion import _note, convert, default_dtype
+from families.conversion import _note, convert
+from families.loading import family_of
 from reporting import reporter
 
 HOW = ("--dtype", "bfloat16", "--model")
@@ -254,8 +255,8 @@ def test_a_type_that_we_chose_is_explained(monkeypatch, device, chip, dtype, exp
 def test_the_type_is_what_the_family_needs(folder, tmp_path, monkeypatch):
     notes = []
     monkeypatch.setattr(reporter, "note", notes.append)
-    assert {default_dtype({"model_type": kind}) for kind in ("bart", "whisper")} == {"float16"}
-    assert default_dtype({"model_type": "pegasus"}) == "bfloat16"
+    assert {family_of({"model_type": kind}).dtype for kind in ("bart", "whisper")} == {"float16"}
+    assert family_of({"model_type": "pegasus"}).dtype == "bfloat16"
     for dtype in (None, "float16"):
         output = convert(str(folder), tmp_path / str(dtype), dtype)
         stored = json.loads((output / "config.json").read_text())["dtype"]
