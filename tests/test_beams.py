@@ -18,7 +18,6 @@ from helpers.pairs import RAW, both
 from benchmarks import baselines
 from decoder import SpeculativeDecoder, Stats
 from demo.examples import examples
-from distributed.ranks import ALONE
 from speculative.beams import BeamBatch
 from speculative.driver import Driver, Waiting, with_others
 from speculative.options import Options
@@ -57,7 +56,7 @@ def search(model, batch_size, **options):
     rows = new_rows(model, PROMPTS, settings)
     for row in rows:
         row.others = new_rows(model, [row.prompt] * (settings.num_samples - 1), settings)
-    driver = Driver(BeamBatch(model, ALONE, settings.num_beams))
+    driver = Driver(BeamBatch(model, settings.num_beams))
     assert len(list(driver.decode(Waiting(rows), batch_size))) == len(rows)
     return with_others(rows)
 

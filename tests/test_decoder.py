@@ -262,9 +262,10 @@ def test_synchronisations_of_a_step(monkeypatch, stops):
     for num_draft in (1, 3, 7):
         options = Options(num_draft=num_draft, max_tokens=48)
         schedule = Stopping(num_draft, least=-1.0) if stops else None
+        monkeypatch.setattr(np, "array", spy)
         driver = new_driver(model, ModelDrafter(model), options, schedule)
         driver.admit(new_rows(model, [[5, 6]], options))
-        monkeypatch.setattr(np, "array", spy)
+        read.clear()
         (row,) = finish(driver)
         monkeypatch.undo()
         of_step = [(1,)] * (num_draft - 1 if stops else 0) + [(1, num_draft + 2)]
