@@ -401,13 +401,13 @@ class SpeculativeDecoder:
     ) -> list[Response]:
         """The Responses for many prompts, in their order: num_samples for each prompt. Arguments: as
         `stream_batch`."""
-        found = self.stream_batch(prompts, batch_size, **options)
-        return [r for _, r in sorted(found, key=lambda pair: (pair[0], pair[1].sample))]
+        responses = self.stream_batch(prompts, batch_size, **options)
+        return [r for _, r in sorted(responses, key=lambda pair: (pair[0], pair[1].sample))]
 
 
-def _expected(name: str, value: object, what: str) -> str:
-    hint = "; load() returns a model and its tokenizer" if what in ("model", "tokenizer") else ""
-    return f"{name} is a {type(value).__name__}, not a {what}{hint}"
+def _expected(name: str, value: object, kind: str) -> str:
+    hint = "; load() returns a model and its tokenizer" if kind in ("model", "tokenizer") else ""
+    return f"{name} is a {type(value).__name__}, not a {kind}{hint}"
 
 
 # ---------------------------------------------------------------------------------------------
