@@ -36,7 +36,7 @@ from speculative.cached_model import AheadModel
 from speculative.draft import Step
 from speculative.draft_vocabulary import DraftVocabulary
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
-from speculative.driver import Driver, Prompts, with_others
+from speculative.driver import Driver, Prompts
 from speculative.forms import with_forms
 from speculative.lookup import REFERENCE
 from speculative.model import Model
@@ -393,7 +393,7 @@ class SpeculativeDecoder:
         with self.running(settings) as driver:
             for row in driver.decode(source, self.at_most(int(batch_size))):
                 index, sample = source.index.pop(row)
-                for i, each in enumerate(with_others([row])):
+                for i, each in enumerate([row, *row.others]):
                     yield index, replace(respond(each), sample=sample + i)
 
     def batch_generate(

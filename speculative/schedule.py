@@ -184,10 +184,8 @@ class Schedule:
 
     def __init__(self, vocab_size: int):
         self._vocab_size = vocab_size
-        self._chances: defaultdict[str, Share] = defaultdict(Share)  # of a drafted token, by kind
-        self._means: defaultdict[str, Share] = defaultdict(
-            Share
-        )  # the same over all kinds of a drafter
+        self._chances: defaultdict[str, Share] = defaultdict(Share)  # by kind
+        self._means: defaultdict[str, Share] = defaultdict(Share)  # by drafter, over its kinds
         self._rejections = Share()  # over -log(confidence) of the tokens that were tried
         self._drafter = ""  # the draft model's: see Candidate.kind
         self._costs: dict[tuple[int, str], Costs] = {}  # by the power of two of rows, and by it

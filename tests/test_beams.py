@@ -19,7 +19,7 @@ from benchmarks import baselines
 from decoder import SpeculativeDecoder, Stats
 from demo.examples import examples
 from speculative.beams import BeamBatch
-from speculative.driver import Driver, Waiting, with_others
+from speculative.driver import Driver, Waiting
 from speculative.options import Options
 
 ENDS = (1, 5)
@@ -58,7 +58,7 @@ def search(model, batch_size, **options):
         row.others = new_rows(model, [row.prompt] * (settings.num_samples - 1), settings)
     driver = Driver(BeamBatch(model, settings.num_beams))
     assert len(list(driver.decode(Waiting(rows), batch_size))) == len(rows)
-    return with_others(rows)
+    return [each for row in rows for each in (row, *row.others)]
 
 
 def ours(model, batch_size, **options) -> list[tuple[list[int], float]]:
