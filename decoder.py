@@ -36,7 +36,7 @@ from speculative.cached_model import AheadModel
 from speculative.draft import Step
 from speculative.draft_vocabulary import DraftVocabulary
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
-from speculative.driver import Driver, Prompts, with_others
+from speculative.driver import Driver, Prompts
 from speculative.forms import with_forms
 from speculative.lookup import REFERENCE
 from speculative.model import Model
@@ -393,7 +393,7 @@ class SpeculativeDecoder:
         with self.running(settings) as driver:
             for row in driver.decode(source, self.at_most(int(batch_size))):
                 index, sample = source.index.pop(row)
-                for i, each in enumerate(with_others([row])):
+                for i, each in enumerate([row, *row.others]):
                     yield index, replace(respond(each), sample=sample + i)
 
     def batch_generate(
@@ -401,13 +401,13 @@ class SpeculativeDecoder:
     ) -> list[Response]:
         """The Responses for many prompts, in their order: num_samples for each prompt. Arguments: as
         `stream_batch`."""
-        found = self.stream_batch(prompts, batch_size, **options)
-        return [r for _, r in sorted(found, key=lambda pair: (pair[0], pair[1].sample))]
+        responses = self.stream_batch(prompts, batch_size, **options)
+        return [r for _, r in sorted(responses, key=lambda pair: (pair[0], pair[1].sample))]
 
 
-def _expected(name: str, value: object, what: str) -> str:
-    hint = "; load() returns a model and its tokenizer" if what in ("model", "tokenizer") else ""
-    return f"{name} is a {type(value).__name__}, not a {what}{hint}"
+def _expected(name: str, value: object, kind: str) -> str:
+    hint = "; load() returns a model and its tokenizer" if kind in ("model", "tokenizer") else ""
+    return f"{name} is a {type(value).__name__}, not a {kind}{hint}"
 
 
 # ---------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import numpy as np
 
 from speculative.cached_model import CachedModel
 from speculative.draft import Step, no_draft, plain_step
-from speculative.driver import with_others
 from speculative.model import Model
 from speculative.processors import Controls
 from speculative.row import NONE, Row
@@ -47,7 +46,15 @@ class BeamBatch:
         return plain_step(len(self.rows))
 
     def observe(self, step: Step, finished: Sequence[Row]) -> None:
-        """There is nothing to learn."""
+        """Share a search's times among the rows that have its texts."""
+        for row in finished:
+            row.stats.seconds /= 1 + len(row.others)
+            row.stats.encoding_seconds /= 1 + len(row.others)
+            for other in row.others:
+                other.started = row.started
+                other.stats.target_calls = row.stats.target_calls
+                other.stats.seconds = row.stats.seconds
+                other.stats.encoding_seconds = row.stats.encoding_seconds
 
     def best(self, logits: mx.array) -> tuple[mx.array, mx.array]:
         """The ids and log-probabilities [B * N, K] of the best tokens, from logits [B * N, 1, V]: enough that a
@@ -145,7 +152,7 @@ class Search:
         return (is_full and self._early is True) or not self._score(best, length) > worst
 
     def _finish(self) -> None:
-        rows = with_others([self.row])
+        rows = [self.row, *self.row.others]
         texts = [*self.ended, *[(NOTHING, [])] * len(rows)]
         for row, (score, tokens) in zip(rows, texts, strict=False):
             row.text_score = float(score)

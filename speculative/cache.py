@@ -88,8 +88,10 @@ class SlotCache:
         return None if seen.all() else mx.array(seen[:, None])
 
     def _reserve_slots(self, slots: int) -> None:
-        missing = _in_steps(max(0, slots - self.position.shape[1]))
-        self.position = np.pad(self.position, [(0, 0), (0, missing)], constant_values=MASKED)
+        missing = slots - self.position.shape[1]
+        if missing > 0:
+            added = [(0, 0), (0, _in_steps(missing))]
+            self.position = np.pad(self.position, added, constant_values=MASKED)
 
     def append(self, layer: int, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Write a layer's keys and values [B, H, T, D] into the slots last reserved; return all

@@ -58,9 +58,7 @@ class Plan:
 
     def only(self, rows: np.ndarray) -> "Plan":
         """The plan for the rows where `rows` [B] is true, and nothing for the others."""
-        candidates = [c if row else None for c, row in zip(self.candidates, rows, strict=True)]
-        limits = np.where(rows, self.limits, 0)
-        return replace(self, candidates=candidates, limits=limits)
+        return replace(self, limits=np.where(rows, self.limits, 0))
 
 
 @dataclass(frozen=True)

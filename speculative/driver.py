@@ -58,9 +58,8 @@ class Driver:
         began = time.perf_counter()
         self.batch.admit(rows, new)
         now = time.perf_counter()
-        admitted = with_others(new_rows)
-        tokens = sum(len(row.prompt) for row in admitted)
-        for row in admitted:
+        tokens = sum(len(row.prompt) for row in new_rows)
+        for row in new_rows:
             row.started = now
             row.stats.encoding_seconds = (now - began) * len(row.prompt) / tokens
 
@@ -73,11 +72,10 @@ class Driver:
         if self._steps % CLEAR_EVERY == 0:
             mx.clear_cache()
         self._steps += 1
-        sharing = with_others(live)
-        for row in sharing:
+        for row in live:
             row.stats.target_calls += 1
-            row.stats.seconds += step.seconds / len(sharing)
-            row.stats.preparing_seconds += step.draft.prefill_seconds / len(sharing)
+            row.stats.seconds += step.seconds / len(live)
+            row.stats.preparing_seconds += step.draft.prefill_seconds / len(live)
         finished = [row for row in live if row.finish_reason]
         self.batch.observe(step, finished)
         return finished
@@ -112,11 +110,6 @@ class Driver:
             finished = self.advance()
             watch(self.batch.rows)
             yield from finished
-
-
-def with_others(rows: Iterable[Row]) -> list[Row]:
-    """These rows, each followed by the rows for its next best texts."""
-    return [each for row in rows for each in (row, *row.others)]
 
 
 class Waiting:

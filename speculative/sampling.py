@@ -127,11 +127,11 @@ def log_probabilities(
     tokens = mx.where(mx.arange(tokens.shape[1]) == n[:, None], token[:, None], tokens)
     logits = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     ids = best_tokens(logits, best)
-    chosen = mx.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
+    scores = mx.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
     values = mx.take_along_axis(logits, ids, axis=-1)
     # JSON has no minus infinity (a banned token) and no NaN (all tokens banned).
-    chosen, values = (mx.where(x > BANNED, x, BANNED) for x in (chosen, values))
-    return chosen, ids, values
+    scores, values = (mx.where(x > BANNED, x, BANNED) for x in (scores, values))
+    return scores, ids, values
 
 
 class RowSeeds:

@@ -85,7 +85,7 @@ class Share:
         self.part = fading * self.part + part
         self.whole = fading * self.whole + whole
 
-    def of(self, guess: float, worth: float = WORTH) -> float:
+    def estimate(self, guess: float, worth: float = WORTH) -> float:
         return (self.part + worth * guess) / (self.whole + worth)
 
 
@@ -104,10 +104,9 @@ class Costs:
         # The unknowns are the seconds at the knots, d, b and j. A prior row is a linear combination of them that is
         # expected to be 0.
         *knots, d, b, j = np.eye(len(KNOTS) + 3)
-        grows = np.diff(knots, axis=0) - np.outer(
-            np.diff(KNOTS), b
-        )  # from knot to knot by b a token,
-        grows[0] -= j  # and by j besides for the first
+        # A step's seconds grow from knot to knot by b a token, and by j besides for the first.
+        grows = np.diff(knots, axis=0) - np.outer(np.diff(KNOTS), b)
+        grows[0] -= j
         self._prior_rows = np.array(
             [
                 *grows,
@@ -120,20 +119,20 @@ class Costs:
         self._sums[PLAIN, 0, [0, -1]] = 1e-9  # a plain step of a second, until one is known
         self._patience = [PATIENCE // 2] * 3
         self.tried = [False] * 3
-        # Try a way at once that has never been tried.
-        self._unused = [0 if like and like.tried[way] else PATIENCE for way in range(3)]
+        # Steps until a way that is not used is tried: at once if it never was.
+        self.until_try = [PATIENCE // 2 if like and like.tried[way] else 0 for way in range(3)]
         self._warm = like is not None
         self.reach = 8  # the longest draft worth a guess: twice the longest that has been tried
 
     def add(self, checked: int, drafted: int, seconds: float, trying: bool) -> None:
         way = MODELLED if drafted else COPIED if checked else PLAIN
-        self._unused = [n + 1 for n in self._unused]
-        self._unused[way] = 0
         if not trying:
             self._patience[way] = PATIENCE
+        self.until_try = [n - 1 for n in self.until_try]
+        self.until_try[way] = self._patience[way]
         if not self._warm:  # do not count the very first step; try it again
             self._warm = True
-            self._unused[way] = PATIENCE
+            self.until_try[way] = 0
             return
         self.tried[way] = True
         hats = [np.interp(checked, KNOTS, knot) for knot in np.eye(len(KNOTS))]
@@ -141,14 +140,10 @@ class Costs:
         self._sums[way] = FADING**2 * self._sums[way] + np.outer(x, [*x, 1])
         self.reach = max(self.reach, 2 * checked)
 
-    def due(self, way: int, ahead: int = 0) -> bool:
-        """Whether to try a way, `ahead` steps from now."""
-        return self._unused[way] + ahead >= self._patience[way]
-
     def postpone(self, way: int) -> None:
         """Note that it is tried now; if that does not help, wait twice as long before the next try."""
-        self._unused[way] = 0
         self._patience[way] = min(2 * self._patience[way], MOST_PATIENT)
+        self.until_try[way] = self._patience[way]
 
     def estimate(self) -> tuple[np.ndarray, float, float, float]:
         """Seconds of a step that checks as many tokens as KNOTS, of drafting one, and b and j."""
@@ -189,10 +184,8 @@ class Schedule:
 
     def __init__(self, vocab_size: int):
         self._vocab_size = vocab_size
-        self._chances: defaultdict[str, Share] = defaultdict(Share)  # of a drafted token, by kind
-        self._means: defaultdict[str, Share] = defaultdict(
-            Share
-        )  # the same over all kinds of a drafter
+        self._chances: defaultdict[str, Share] = defaultdict(Share)  # by kind
+        self._means: defaultdict[str, Share] = defaultdict(Share)  # by drafter, over its kinds
         self._rejections = Share()  # over -log(confidence) of the tokens that were tried
         self._drafter = ""  # the draft model's: see Candidate.kind
         self._costs: dict[tuple[int, str], Costs] = {}  # by the power of two of rows, and by it
@@ -233,9 +226,9 @@ class Schedule:
             return Plan([None] * rows, np.zeros(rows, np.int32), idle_next=True, learns=True)
         kinds = (c.kind for of_row in candidates for c in of_row if not c.copy)
         self._drafter = next(map(_drafter, kinds), self._drafter)
-        costs = self._of(rows)
+        costs = self._costs_for(rows)
         offered = {PLAIN, *(_way(c) for of_row in candidates for c in of_row)}
-        due = [way for way in sorted(offered) if costs.due(way)]
+        due = [way for way in sorted(offered) if costs.until_try[way] <= 0]
         self._trying = bool(due)
         if due:
             costs.postpone(due[0])
@@ -264,13 +257,13 @@ class Schedule:
         drafting = [*zip(plan.candidates, plan.limits.tolist(), strict=True)]
         if any(c and not c.copy for c, _ in drafting):
             copied = max((n for c, n in drafting if c and c.copy), default=0)
-            mean = self._means[self._drafter].of(CHANCE)
+            mean = self._means[self._drafter].estimate(CHANCE)
             wide = np.maximum(call, call[copied]) + d * t  # copies of other rows are checked anyway
             more = t - t[:, None]  # by tokens drafted and tokens at the end
             price = (wide - wide[:, None]) / np.cumsum(mean**t)[np.maximum(more, 1) - 1]
             least = rate * np.where(more > 0, price, np.inf).min(axis=1)
-            return replace(plan, stop=Stop(least, self._rejections.of(1.0), mean))
-        foreseen = COPIED not in offered and not any(costs.due(way, ahead=1) for way in offered)
+            return replace(plan, stop=Stop(least, self._rejections.estimate(1.0), mean))
+        foreseen = COPIED not in offered and all(costs.until_try[way] > 1 for way in offered)
         return replace(plan, idle_next=k == 0 and foreseen)
 
     def _try(self, way: int, candidates: Sequence, room: Sequence[int], costs: Costs) -> Plan:
@@ -282,7 +275,7 @@ class Schedule:
         longer = len(room) == 1 and costs.tried[way]  # may more tokens pay, if one does not?
         return _plan(drafting, room, [SAMPLE if longer else 1] * len(room), learns=True)
 
-    def _of(self, rows: int) -> Costs:
+    def _costs_for(self, rows: int) -> Costs:
         """The costs with this many rows, first guessed from the nearest number."""
         size = rows.bit_length()
         key = size, self._drafter
@@ -294,12 +287,12 @@ class Schedule:
 
     def _brings(self, candidate: Candidate, room: int, t: np.ndarray, rate: float) -> np.ndarray:
         """How many tokens are expected to pass in drafts of `t` tokens, less the cost of reading."""
-        mean = self._means[_drafter(candidate.kind)].of(CHANCE)
-        h = self._chances[candidate.kind].of(mean)
+        mean = self._means[_drafter(candidate.kind)].estimate(CHANCE)
+        h = self._chances[candidate.kind].estimate(mean)
         passing = np.cumprod(np.where(t > 0, h, 1.0))  # of the t-th token and all before
         tokens = (np.cumsum(passing) - 1)[np.minimum(t, min(candidate.most, room))]
-        left = min(room, self._texts.of(TEXT, 1.0))
-        prefill = rate * candidate.tokens_to_prefill * self._prefill.of(0.0, 1.0) / left
+        left = min(room, self._texts.estimate(TEXT, 1.0))
+        prefill = rate * candidate.tokens_to_prefill * self._prefill.estimate(0.0, 1.0) / left
         return tokens - prefill * (1 + tokens) * (t > 0)
 
     def observe(self, step: Step, ended: Sequence[int] = ()) -> None:
@@ -333,7 +326,7 @@ class Schedule:
             self._prefill.add(step.draft.prefill_seconds, prefilled, FADING)
         for tokens in ended:
             self._texts.add(tokens, 1, FADING)
-        self._of(len(lengths)).add(int(lengths.max()), drafted, step.seconds, self._trying)
+        self._costs_for(len(lengths)).add(int(lengths.max()), drafted, step.seconds, self._trying)
 
 
 def hindsight(step: Step) -> Iterator[tuple[Candidate, int, bool]]:

@@ -16,11 +16,11 @@ from speculative.cached_model import AheadModel
 def calls(monkeypatch):
     """Steps run ahead. What was asked of models, each with its model: "ahead", or how many drafted tokens
     to check."""
-    found = []
+    noted_calls = []
 
-    def noting(method, what):
+    def noting(method, describe):
         def noted(self, *args):
-            found.append((self.model, what(args)))
+            noted_calls.append((self.model, describe(args)))
             return method(self, *args)
 
         return noted
@@ -29,7 +29,7 @@ def calls(monkeypatch):
     ahead, call = AheadModel.run_ahead, AheadModel.__call__
     monkeypatch.setattr(AheadModel, "run_ahead", noting(ahead, lambda args: "ahead"))
     monkeypatch.setattr(AheadModel, "__call__", noting(call, lambda args: args[1].shape[1]))
-    return found
+    return noted_calls
 
 
 @pytest.mark.parametrize(("kind", "batch_size"), [("model", 1), ("lookup", 8), ("both", 3)])

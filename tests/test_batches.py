@@ -28,17 +28,17 @@ CLIP = DEMO / "speech" / "numbers.wav"
 
 def test_results_come_as_they_are_ready_and_prompts_are_read_as_needed(demo_pair):
     target, tokenizer, _ = demo_pair
-    read = []
+    fetched = []
 
     def endless():
         for i in itertools.count():
-            read.append(i)
+            fetched.append(i)
             yield f"translate number to German: {i}"
 
     stream = SpeculativeDecoder(target, tokenizer).stream_batch(endless(), batch_size=2)
     indices = [next(stream)[0] for _ in range(10)]
     assert len(set(indices)) == 10
-    assert len(read) <= 64
+    assert len(fetched) <= 64
 
 
 class Arriving:
@@ -63,13 +63,13 @@ def test_nothing_waits_for_prompts_that_are_not_there(demo_pair):
     rng = random.Random(7)
     prompts = Arriving([held_out_example(rng).prompt for _ in range(7)])
     alone = [generate(target, tokenizer, prompt) for prompt in prompts.texts]
-    found, sizes = {}, []
+    by_index, sizes = {}, []
     decoder = SpeculativeDecoder(target, tokenizer, draft)
     for i, response in decoder.stream_batch(prompts, batch_size=3, num_draft=2):
-        found[i] = response.text
+        by_index[i] = response.text
         sizes.append(prompts.given)
         prompts.there = min(7, prompts.there + (2 if i < 2 else 3))
-    assert sizes[0] == 1 and [found[i] for i in range(7)] == alone
+    assert sizes[0] == 1 and [by_index[i] for i in range(7)] == alone
 
 
 @pytest.mark.slow
@@ -99,17 +99,17 @@ def test_memory_that_mlx_keeps_is_given_back_every_256_steps(monkeypatch):
     assert cleared == [1, 257, 513]
 
 
-@pytest.mark.parametrize(("most", "told"), [(1 << 10, True), (1 << 40, False), (None, False)])
-def test_models_that_hardly_fit_are_told(demo_folders, monkeypatch, most, told):
+@pytest.mark.parametrize(("most", "warns"), [(1 << 10, True), (1 << 40, False), (None, False)])
+def test_models_that_hardly_fit_are_told(demo_folders, monkeypatch, most, warns):
     monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": most})
-    for script, asked in (("main.py", ("-p", PROMPT)), ("transcribe.py", (CLIP,))):
-        result = call(*asked, cwd=demo_folders, script=script)
+    for script, arguments in (("main.py", ("-p", PROMPT)), ("transcribe.py", (CLIP,))):
+        result = call(*arguments, cwd=demo_folders, script=script)
         assert result.returncode == 0
-        assert ("0.00 GB of memory are left for it: decoding may be slow" in result.stderr) == told
+        assert ("0.00 GB of memory are left for it: decoding may be slow" in result.stderr) == warns
     monkeypatch.setattr(os, "sysconf", lambda name: 1 << 10)
     result = call("-p", PROMPT, cwd=demo_folders)
     assert (
-        result.returncode == bool(told or most is None)
+        result.returncode == bool(warns or most is None)
         and ("main.py: " in result.stderr) == result.returncode
     )
 
@@ -147,6 +147,6 @@ def test_memory_computed_from_a_config_is_what_decoding_takes(tmp_path, monkeypa
     mx.reset_peak_memory()
     tokenizer = Tokenizer(models.WordLevel({"a": 0}, "a"))
     decoder = SpeculativeDecoder(model, tokenizer)
-    how = dict(num_draft=0, max_tokens=32, min_tokens=32)
-    assert len(decoder.batch_generate([[n] * 32 for n in range(5, 13)], 8, **how)) == 8
+    options = dict(num_draft=0, max_tokens=32, min_tokens=32)
+    assert len(decoder.batch_generate([[n] * 32 for n in range(5, 13)], 8, **options)) == 8
     assert mx.get_peak_memory() - before == pytest.approx(needed, rel=0.1)

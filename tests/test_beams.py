@@ -18,9 +18,8 @@ from helpers.pairs import RAW, both
 from benchmarks import baselines
 from decoder import SpeculativeDecoder, Stats
 from demo.examples import examples
-from distributed.ranks import ALONE
 from speculative.beams import BeamBatch
-from speculative.driver import Driver, Waiting, with_others
+from speculative.driver import Driver, Waiting
 from speculative.options import Options
 
 ENDS = (1, 5)
@@ -57,21 +56,21 @@ def search(model, batch_size, **options):
     rows = new_rows(model, PROMPTS, settings)
     for row in rows:
         row.others = new_rows(model, [row.prompt] * (settings.num_samples - 1), settings)
-    driver = Driver(BeamBatch(model, ALONE, settings.num_beams))
+    driver = Driver(BeamBatch(model, settings.num_beams))
     assert len(list(driver.decode(Waiting(rows), batch_size))) == len(rows)
-    return with_others(rows)
+    return [each for row in rows for each in (row, *row.others)]
 
 
 def ours(model, batch_size, **options) -> list[tuple[list[int], float]]:
     return [(row.generated, row.text_score) for row in search(model, batch_size, **options)]
 
 
-def differ(found, expected) -> list[int]:
+def differ(texts, expected) -> list[int]:
     """The places where a text or a score is another."""
-    assert len(found) == len(expected)
+    assert len(texts) == len(expected)
     return [
         i
-        for i, ((text, score), (right, its)) in enumerate(zip(found, expected, strict=True))
+        for i, ((text, score), (right, its)) in enumerate(zip(texts, expected, strict=True))
         if text != right or score != pytest.approx(its, rel=1e-5, abs=5e-4)
     ]
 
@@ -102,8 +101,8 @@ def compare(models, batch_size, **options):
     [(2, 1.0, True, 5), (4, 0.5, False, 3), (4, 2.0, "never", 12), (5, -0.5, "never", 1)],
 )
 def test_texts_and_scores_are_those_of_transformers(models, beams, penalty, early, batch_size):
-    how = dict(num_beams=beams, length_penalty=penalty, early_stopping=early, num_samples=2)
-    texts = compare(models, batch_size, **how, **SOON)
+    options = dict(num_beams=beams, length_penalty=penalty, early_stopping=early, num_samples=2)
+    texts = compare(models, batch_size, **options, **SOON)
     assert len({len(text) for text, _ in texts}) > 2
 
 
@@ -114,8 +113,8 @@ def test_every_length_penalty_and_way_to_stop(variant):
     ways = itertools.product((0.5, 1.0, 2.0, -0.5, 0.0), (False, True, "never"))
     for i, (penalty, early) in enumerate(ways):
         beams = (2, 4, 5)[(i + i // 3) % 3]
-        how = dict(num_beams=beams, length_penalty=penalty, early_stopping=early)
-        compare(models, 5, **how, **SOON, num_samples=2)
+        options = dict(num_beams=beams, length_penalty=penalty, early_stopping=early)
+        compare(models, 5, **options, **SOON, num_samples=2)
 
 
 def test_processors_see_log_probabilities(models):
@@ -127,11 +126,11 @@ def test_processors_see_log_probabilities(models):
 
 def test_rows_come_and_go_and_a_batch_shrinks(models):
     """As alone, whatever the size of the batch; and the steps are counted."""
-    how = dict(num_beams=3, length_penalty=0.2, **SOON)
-    alone = ours(models[0], 1, **how)
+    options = dict(num_beams=3, length_penalty=0.2, **SOON)
+    alone = ours(models[0], 1, **options)
     for batch_size in (2, 12):
-        assert differ(ours(models[0], batch_size, **how), alone) == []
-    rows = search(models[0], 5, **how)
+        assert differ(ours(models[0], batch_size, **options), alone) == []
+    rows = search(models[0], 5, **options)
     for row in rows:
         assert row.stats.tokens == len(row.generated) <= row.stats.target_calls
         assert row.origins == ["target"] * len(row.generated)
@@ -146,20 +145,20 @@ def test_where_nothing_may_be_written_the_text_is_empty(models):
 
 
 def test_beams_that_have_no_text_say_so(demo_pair):
-    how = dict(regex="two", num_beams=4, num_samples=4)
-    responses = SpeculativeDecoder(*demo_pair[:2]).batch_generate(["x"], **how)
+    options = dict(regex="two", num_beams=4, num_samples=4)
+    responses = SpeculativeDecoder(*demo_pair[:2]).batch_generate(["x"], **options)
     assert [(r.text, r.finish_reason) for r in responses] == [("two", "stop")] * 3 + [("", "none")]
 
 
 def test_responses_are_the_best_texts_and_their_scores(demo_pair):
     decoder = SpeculativeDecoder(*demo_pair)
-    prompts, how = [example.prompt for example in examples(1)], dict(num_beams=3, max_tokens=12)
-    responses = decoder.batch_generate(prompts, 2, num_samples=2, **how)
+    prompts, options = [example.prompt for example in examples(1)], dict(num_beams=3, max_tokens=12)
+    responses = decoder.batch_generate(prompts, 2, num_samples=2, **options)
     assert [r.sample for r in responses] == [0, 1] * len(prompts)
     best, second, *_ = responses
     assert best.text != second.text and best.score > second.score
     assert "".join(best.texts) == best.text and best.mean_logprob is None
-    (whole,) = decoder.stream_generate(prompts[0], **how)
+    (whole,) = decoder.stream_generate(prompts[0], **options)
     assert (whole.tokens, whole.text) == (best.tokens, best.text)
     assert whole.score == pytest.approx(best.score, abs=1e-5)
     total = sum((r.stats for r in responses), Stats())
@@ -185,9 +184,9 @@ def test_barts_family():
     reference.generation_config.forced_eos_token_id = None  # as its config has it
     end = raw["eos_token_id"]
     controls = dict(no_repeat_ngram_size=3, min_tokens=3, forced_bos_token_id=7)
-    for how in WAYS:
-        compare((model, reference), 5, **how, logit_bias={end: 3.0})
-        compare((model, reference), 5, **how, **controls, forced_eos_token_id=end)
+    for options in WAYS:
+        compare((model, reference), 5, **options, logit_bias={end: 3.0})
+        compare((model, reference), 5, **options, **controls, forced_eos_token_id=end)
 
 
 @pytest.mark.slow
@@ -209,6 +208,6 @@ def test_a_decoder_only_model_of_mlx_lm():
     weights = {name: torch.tensor(np.array(w)) for name, w in tree_flatten(lm.parameters())}
     reference.load_state_dict(weights)
     model = CausalModel(lm, [1], 0)
-    for how in WAYS:
+    for options in WAYS:
         controls = dict(logit_bias={1: 3.0}, no_repeat_ngram_size=2)
-        compare((model, reference), 5, **how, **controls)
+        compare((model, reference), 5, **options, **controls)

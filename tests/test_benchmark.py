@@ -33,9 +33,9 @@ def reported(folder: Path, *arguments) -> tuple[str, dict]:
 def test_speed_of_the_users_models_as_tables_and_json(demo_folders):
     models = "--model demo-target --draft-model demo-draft --drafter model lookup both"
     options = "--kinds repair number --examples 2 --num-draft 4 auto --batch-size 1 2"
-    printed, found = reported(demo_folders, *models.split(), *options.split())
-    assert list(found["kinds"]) == ["repair", "number"]
-    for kind, report in found["kinds"].items():
+    printed, data = reported(demo_folders, *models.split(), *options.split())
+    assert list(data["kinds"]) == ["repair", "number"]
+    for kind, report in data["kinds"].items():
         assert f"## {kind}" in printed and report["prompts"].startswith("2 of")
         names = [run["decoding"] for run in report["runs"]]
         assert len(names) == 2 * (1 + 3 * 2)
@@ -86,14 +86,14 @@ def test_the_bytes_of_a_step_are_those_of_the_weights_that_matter(variant):
     def logits(cache) -> mx.array:
         return model.decode(mx.array([[7, 8]]), positions, cache)
 
-    expected, read = logits(model.start(source)), 0
+    expected, counted = logits(model.start(source)), 0
     for name, weight in tree_flatten(model.parameters()):
         cache = model.start(source)
         model.load_weights([(name, weight * 1.5)], strict=False)
         if not mx.array_equal(logits(cache), expected) and "bias" not in name:
-            read += weight.nbytes
+            counted += weight.nbytes
         model.load_weights([(name, weight)], strict=False)
-    assert limits.step_bytes(model) == read
+    assert limits.step_bytes(model) == counted
 
 
 @pytest.mark.parametrize("sizes", [("demo", "t5-small"), ("llama-demo", "llama-60m")])
@@ -116,16 +116,18 @@ def test_an_oracle_takes_the_best_way():
     """Against all ways through short texts, and never beyond the end or what is known."""
     rng, by_length = np.random.default_rng(0), [1.0, 1.4, 1.5, 3.0]
 
-    def ways(known: list[bool]) -> list[float]:
-        found = [] if known else [0.0]
-        for k in range(min(len(by_length), len(known))):
-            if all(known[:k]):
-                found += [by_length[k] + rest for rest in ways(known[k + 1 :])]
-        return found
+    def ways(matches: list[bool]) -> list[float]:
+        seconds = [] if matches else [0.0]
+        for k in range(min(len(by_length), len(matches))):
+            if all(matches[:k]):
+                seconds += [by_length[k] + rest for rest in ways(matches[k + 1 :])]
+        return seconds
 
     for length in range(9):
-        known = rng.random(length) < 0.7
-        assert limits.least_seconds(known, by_length) == pytest.approx(min(ways(known.tolist())))
+        matches = rng.random(length) < 0.7
+        assert limits.least_seconds(matches, by_length) == pytest.approx(
+            min(ways(matches.tolist()))
+        )
 
 
 def test_what_an_oracle_knows_is_what_passes(demo_pair):
@@ -133,12 +135,12 @@ def test_what_an_oracle_knows_is_what_passes(demo_pair):
     target, _, draft = demo_pair
     for example in examples(2):
         (plain,) = measure.decoding(target, num_draft=0)([example.prompt])
-        known, _ = limits.draft_matches(draft, plain)
+        matches, _ = limits.draft_matches(draft, plain)
         for k in (3, 30):
             (row,) = measure.decoding(target, draft, num_draft=k)([example.prompt])
             at, expected = 0, Counter()
-            while at < len(known):
-                passing = [*known[at : at + k].tolist(), False].index(False)
+            while at < len(matches):
+                passing = [*matches[at : at + k].tolist(), False].index(False)
                 expected[passing] += 1
                 at += passing + 1
             assert row.stats.accepted_lengths == expected
@@ -186,8 +188,8 @@ def test_baselines_write_the_same_text(demo_pair, monkeypatch):
     sources = [tokenizer.encode(prompt).ids for prompt in prompts]
     ours = [row.generated for row in measure.decoding(target, num_draft=0)(prompts)]
     assert generate(sources) == ours  # side by side, of different lengths
-    for how in ({}, {"assisted": True}, {"lookup": 10}):
-        assert [generate([source], **how)[0] for source in sources[::3]] == ours[::3]
+    for options in ({}, {"assisted": True}, {"lookup": 10}):
+        assert [generate([source], **options)[0] for source in sources[::3]] == ours[::3]
 
 
 @pytest.mark.slow
@@ -204,7 +206,7 @@ def test_baselines_have_the_blas_of_their_own(monkeypatch):
 def test_the_picture_shows_every_token_in_its_place(demo_pair):
     target, _, draft = demo_pair
     models = measure.decoder(target, draft)
-    runs = {name: picture.record(models, **how) for name, how in picture.WAYS.items()}
+    runs = {name: picture.record(models, **options) for name, options in picture.WAYS.items()}
     shown = picture.svg(runs)
     texts = {"".join(token.text for token in tokens) for tokens in runs.values()}
     assert texts == {models.generate(picture.PROMPT)}

@@ -50,11 +50,11 @@ FAULTS = {
 @pytest.mark.parametrize(
     "name", ["float32", *(pytest.param(n, marks=slow) for n in check.TYPES[1:])]
 )
-@pytest.mark.parametrize("what", check.CHECKS)
-def test_a_wrong_text_or_logit_turns_its_verdict(pairs, monkeypatch, what, name):
-    (pair,), method = pairs(name), check.CHECKS[what]
+@pytest.mark.parametrize("check_name", check.CHECKS)
+def test_a_wrong_text_or_logit_turns_its_verdict(pairs, monkeypatch, check_name, name):
+    (pair,), method = pairs(name), check.CHECKS[check_name]
     monkeypatch.setattr(check, "has_gpu", lambda: True)  # both sides are this processor
-    verdict, measured = check.judge(what, method, lambda: [pair])
+    verdict, measured = check.judge(check_name, method, lambda: [pair])
     assert verdict == check.OK, measured
     texts, logits = check.texts, check.text_logits
 
@@ -69,13 +69,13 @@ def test_a_wrong_text_or_logit_turns_its_verdict(pairs, monkeypatch, what, name)
 
     monkeypatch.setattr(check, "texts", spoilt_texts)
     monkeypatch.setattr(check, "text_logits", spoilt_logits)
-    verdict, measured = check.judge(what, method, lambda: [pair])
+    verdict, measured = check.judge(check_name, method, lambda: [pair])
     assert verdict == check.WRONG and "differ" in measured
 
 
-def judged(what: str, errors: list[float], tolerance: float = 0.1) -> check.Verdict:
+def judged(check_name: str, errors: list[float], tolerance: float = 0.1) -> check.Verdict:
     pair: Any = SimpleNamespace(tolerance=tolerance)
-    return check.judge(what, lambda _: errors, lambda: [pair])
+    return check.judge(check_name, lambda _: errors, lambda: [pair])
 
 
 def test_a_near_tie_is_told_and_is_not_wrong():
@@ -89,7 +89,9 @@ def test_a_near_tie_is_told_and_is_not_wrong():
 
 def test_without_a_gpu_nothing_is_compared_with_it(monkeypatch):
     monkeypatch.setattr(check, "has_gpu", lambda: False)
-    skipped = [what for what in check.CHECKS if judged(what, [0.0])[0] == check.SKIPPED]
+    skipped = [
+        check_name for check_name in check.CHECKS if judged(check_name, [0.0])[0] == check.SKIPPED
+    ]
     assert skipped == ["logits, GPU and processor", "texts, GPU and processor"]
 
 
@@ -108,8 +110,10 @@ def test_texts_are_as_far_apart_as_the_logits_where_they_part(monkeypatch):
 
 def test_another_clip_is_not_the_text_that_is_known(monkeypatch):
     assert check.clip()[0] == check.OK
-    read = audio.read
-    monkeypatch.setattr(audio, "read", lambda file: read(str(Path(file).parent / "german.wav")))
+    read_audio = audio.read
+    monkeypatch.setattr(
+        audio, "read", lambda file: read_audio(str(Path(file).parent / "german.wav"))
+    )
     verdict, measured = check.clip()
     assert verdict == check.WRONG and measured.startswith("heard 'Der")
 
@@ -148,7 +152,7 @@ def test_all_of_it_on_one_screen(monkeypatch, capsys):
         monkeypatch.setattr(check, name, value)
     assert check.all_is_well()
     printed = capsys.readouterr().out
-    for what in (
+    for check_name in (
         *check.CHECKS,
         *check.TYPES,
         "clip",
@@ -157,6 +161,6 @@ def test_all_of_it_on_one_screen(monkeypatch, capsys):
         "call, 4 bits",
         "auto",
     ):
-        assert re.search(rf"(?m)^\| .*{what}", printed), what
+        assert re.search(rf"(?m)^\| .*{check_name}", printed), check_name
     lines = printed.splitlines()
     assert len(lines) < 50 and max(map(len, lines)) < 160

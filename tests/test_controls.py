@@ -52,16 +52,18 @@ def test_text_ends_before_the_first_stop_however_it_comes(demo_pair):
 @pytest.mark.parametrize(("lookup", "num_draft", "batch_size"), WAYS)
 def test_stops_cut_the_text_of_every_drafter(demo_pair, prompts, lookup, num_draft, batch_size):
     target, tokenizer, draft = demo_pair
-    how = dict(draft_model=draft, lookup=lookup, num_draft=num_draft)
+    options = dict(draft_model=draft, lookup=lookup, num_draft=num_draft)
     whole = batch_generate(target, tokenizer, prompts)
     middle = [r.text[len(r.text) // 2 :][:3] for r in whole]  # hardly ever where a token begins
     stops = [*middle, "never there"]
-    responses = batch_generate(target, tokenizer, prompts, batch_size=batch_size, stop=stops, **how)
+    responses = batch_generate(
+        target, tokenizer, prompts, batch_size=batch_size, stop=stops, **options
+    )
     for response, plain in zip(responses, whole, strict=True):
-        found = [(i + len(stop), i) for stop in stops if (i := plain.text.find(stop)) >= 0]
-        assert response.finish_reason == "stop" and response.text == plain.text[: min(found)[1]]
+        matches = [(i + len(stop), i) for stop in stops if (i := plain.text.find(stop)) >= 0]
+        assert response.finish_reason == "stop" and response.text == plain.text[: min(matches)[1]]
         assert response.tokens == plain.tokens[: len(response.tokens)]
-    pieces = stream_generate(target, tokenizer, prompts[0], stop=middle[0], **how)
+    pieces = stream_generate(target, tokenizer, prompts[0], stop=middle[0], **options)
     assert "".join(r.text for r in pieces) == whole[0].text.partition(middle[0])[0]
 
 
@@ -82,18 +84,20 @@ def test_what_is_banned_has_a_log_probability_that_json_can_hold(demo_pair):
 def test_logprobs_are_transformers_own(demo_pair, prompts, settings):
     target, tokenizer, draft = demo_pair
     reference = T5ForConditionalGeneration.from_pretrained(DEMO / "target", dtype=torch.float32)
-    told = settings | dict(output_scores=True, return_dict_in_generate=True)
+    settings_of_theirs = settings | dict(output_scores=True, return_dict_in_generate=True)
     sources = [torch.tensor([tokenizer.encode(prompt).ids]) for prompt in prompts]
-    found = [reference.generate(source, max_new_tokens=12, **told) for source in sources]
+    of_theirs = [
+        reference.generate(source, max_new_tokens=12, **settings_of_theirs) for source in sources
+    ]
     for lookup, num_draft, batch_size in WAYS:
         options = settings | dict(lookup=lookup, num_draft=num_draft, max_tokens=12, logprobs=3)
         responses = batch_generate(target, tokenizer, prompts, draft, batch_size, **options)
-        for theirs, response in zip(found, responses, strict=True):
+        for theirs, response in zip(of_theirs, responses, strict=True):
             assert response.tokens == theirs.sequences[0, 1:].tolist()
             expected = torch.log_softmax(torch.cat(theirs.scores), -1).numpy()
-            chosen = np.take_along_axis(expected, np.array(response.tokens)[:, None], -1)[:, 0]
-            np.testing.assert_allclose(response.logprobs, chosen, atol=1e-4)
-            assert response.mean_logprob == pytest.approx(chosen.mean(), abs=1e-4)
+            of_tokens = np.take_along_axis(expected, np.array(response.tokens)[:, None], -1)[:, 0]
+            np.testing.assert_allclose(response.logprobs, of_tokens, atol=1e-4)
+            assert response.mean_logprob == pytest.approx(of_tokens.mean(), abs=1e-4)
             for of_token, row in zip(response.top_logprobs, expected, strict=True):
                 ids, values = zip(*of_token, strict=True)
                 np.testing.assert_allclose(values, np.sort(row)[:-4:-1], atol=1e-4)
@@ -105,15 +109,15 @@ def test_logprobs_are_transformers_own(demo_pair, prompts, settings):
 
 def test_samples_share_the_reading_and_are_those_of_a_list(demo_pair, prompts, monkeypatch):
     target, tokenizer, draft = demo_pair
-    read, start = [], type(target).start
+    batch_sizes, start = [], type(target).start
     monkeypatch.setattr(
         type(target),
         "start",
-        lambda self, prompts: read.append(len(prompts)) or start(self, prompts),
+        lambda self, prompts: batch_sizes.append(len(prompts)) or start(self, prompts),
     )
     options = dict(temp=4.0, seed=3, max_tokens=20)
     samples = batch_generate(target, tokenizer, [prompts[0]], num_samples=5, **options)
-    assert read == [1]
+    assert batch_sizes == [1]
     assert [r.sample for r in samples] == list(range(5)) and len({r.text for r in samples}) == 5
     several = batch_generate(target, tokenizer, prompts, draft, 4, num_samples=3, **options)
     listed = [prompt for prompt in prompts for _ in range(3)]
@@ -165,8 +169,8 @@ def test_a_checkpoints_settings_are_what_transformers_makes_of_them(tmp_path, pr
 def test_what_is_taken_is_told(tmp_path):
     convert(str(checkpoint(tmp_path / "hub", False)), tmp_path / "ours", dtype="float32")
     prompt = "repair: The kign sees the the old house near the river in summer."
-    asked = ("--model", "ours", "--prompt", prompt, "--verbose", "--no-repeat-ngram-size", "0")
-    ran = call(*asked, cwd=tmp_path)
+    arguments = ("--model", "ours", "--prompt", prompt, "--verbose", "--no-repeat-ngram-size", "0")
+    ran = call(*arguments, cwd=tmp_path)
     assert ran.returncode == 0
     first, second, third, *_ = ran.stderr.splitlines()
     assert first == "ignored from generation_config.json: num_beams=4 (use --num-beams 4)"

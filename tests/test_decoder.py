@@ -78,10 +78,10 @@ class AnyLength(Fixed):
         self.num_draft = self._rng.choice((0, 1, 2, 5, 20))
         plan = super().plan([self._rng.sample(c, len(c)) for c in candidates], room)
         lengths = [self._rng.randint(0, n) for n in plan.limits]
-        chosen = [c if n else None for c, n in zip(plan.candidates, lengths, strict=True)]
+        drafting = [c if n else None for c, n in zip(plan.candidates, lengths, strict=True)]
         stops = [self._rng.random() < 0.2 for _ in range(21)]
         stop = self._rng.choice((None, lambda confidence, drafted: stops[drafted]))
-        return Plan(chosen, np.array(lengths, np.int32), stop)
+        return Plan(drafting, np.array(lengths, np.int32), stop)
 
 
 NUM_DRAFTS = {
@@ -212,8 +212,8 @@ def test_tokens_are_the_oracles_in_every_variant(events, variant):
         rows = decode_with(
             model, drafter, prompts[:count], batch_size, num_draft=num_draft, max_tokens=24
         )
-        found = [row.generated for row in rows]
-        assert found == expected[:count], (kind, noise, batch_size, num_draft)
+        texts = [row.generated for row in rows]
+        assert texts == expected[:count], (kind, noise, batch_size, num_draft)
         if num_draft != "auto":
             partly += partial_steps(rows, num_draft)
     assert partly > 25
@@ -250,13 +250,13 @@ def test_synchronisations_of_a_step(monkeypatch, stops):
     """The host reads one array per step, however many tokens are drafted; where drafts may stop, besides how sure
     the draft model is of each but the last, which nothing depends on. A model that drafts for itself needs
     the fewest steps: the last drafted token reaches the draft's cache."""
-    model, read = random_model(), []
+    model, copied = random_model(), []
     with_eos(model)
     array = np.array
 
     def spy(x, *args, **kwargs):
         if isinstance(x, mx.array):
-            read.append(x.shape)
+            copied.append(x.shape)
         return array(x, *args, **kwargs)
 
     for num_draft in (1, 3, 7):
@@ -265,9 +265,9 @@ def test_synchronisations_of_a_step(monkeypatch, stops):
         monkeypatch.setattr(np, "array", spy)
         driver = new_driver(model, ModelDrafter(model), options, schedule)
         driver.admit(new_rows(model, [[5, 6]], options))
-        read.clear()
+        copied.clear()
         (row,) = finish(driver)
         monkeypatch.undo()
         of_step = [(1,)] * (num_draft - 1 if stops else 0) + [(1, num_draft + 2)]
-        assert read == of_step * row.stats.target_calls
+        assert copied == of_step * row.stats.target_calls
         assert row.stats.target_calls == 48 // (num_draft + 1)

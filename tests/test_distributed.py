@@ -51,11 +51,13 @@ MODELS = {  # how each is made and converted
 TOLERANCE = {"affine": 1e-3, "mxfp8": 1e-3, "float16": 0.05, "bfloat16": 0.4}
 
 
-def convert_pair(folder: Path, raw: dict, state=None, files: Iterable[Path] = (), **how) -> None:
+def convert_pair(
+    folder: Path, raw: dict, state=None, files: Iterable[Path] = (), **options
+) -> None:
     """A random target, and a draft model that often agrees with it; `files` are the tokenizer's."""
     state = state or state_dict(torch_model(raw), raw)
     noisy = {name: x + 0.05 * x.std() * torch.randn_like(x) for name, x in state.items()}
-    for role, weights, more in (("target", state, how), ("draft", noisy, {})):
+    for role, weights, more in (("target", state, options), ("draft", noisy, {})):
         source = save(folder / f"{role}-source", raw, weights)
         for file in files:
             shutil.copy(file, source)
@@ -84,19 +86,19 @@ def convert_others(folder: Path, bart_tokenizer: Path) -> None:
 def models(tmp_path_factory, bart_folders) -> Path:
     folder = tmp_path_factory.mktemp("models")
     convert_others(folder, bart_folders["bart"][0])
-    for name, (raw, how) in MODELS.items():
-        convert_pair(folder / name, raw, **how)
+    for name, (raw, options) in MODELS.items():
+        convert_pair(folder / name, raw, **options)
     return folder
 
 
 def split_bytes(folder: Path, ranks: int) -> float:
     """What a rank should hold: its share of all but norms, tables, head, and what is added to sums."""
-    found = 0.0
+    size = 0.0
     for name, array in map_npz(folder / "target" / "weights.npz").items():
         is_summed = array.dtype == np.float16 and ".out." in name  # in float32 then
         is_whole = re.search(r"norm|embed|position|^head|^logits_bias|(out|down)\.bias$", name)
-        found += array.nbytes * (2 if is_summed else 1) / (1 if is_whole else ranks)
-    return found
+        size += array.nbytes * (2 if is_summed else 1) / (1 if is_whole else ranks)
+    return size
 
 
 @pytest.mark.parametrize(
@@ -112,8 +114,8 @@ def split_bytes(folder: Path, ranks: int) -> float:
     ],
 )
 def test_ranks_write_what_one_process_writes(models, tmp_path, ranks, ways):
-    jobs = [dict(folder=str(models / name), ways=asked) for name, asked in ways.items()]
-    for (name, asked), job, by_rank in zip(
+    jobs = [dict(folder=str(models / name), ways=wanted) for name, wanted in ways.items()]
+    for (name, wanted), job, by_rank in zip(
         ways.items(), jobs, run_jobs(ranks, jobs, tmp_path), strict=True
     ):
         alone = decode(**job)
@@ -122,17 +124,17 @@ def test_ranks_write_what_one_process_writes(models, tmp_path, ranks, ways):
             assert np.abs(logits - alone["logits"]).max() < TOLERANCE.get(name, 1e-4)
             assert of_rank.pop("bytes") == split_bytes(models / name, ranks)
             assert of_rank == by_rank[0]  # counts of drafted tokens, too
-        for way in asked:
+        for way in wanted:
             assert texts(by_rank[0], way) == texts(alone, way)
-        if "draft" in asked:  # drafted tokens pass, and fail
+        if "draft" in wanted:  # drafted tokens pass, and fail
             assert any(
                 0 < sum(n * steps for n, steps in enumerate(histogram)) < drafted
                 for _, drafted, histogram, _ in by_rank[0]["draft"]
             )
 
 
-def texts(found: dict, way: str) -> list[list[int]]:
-    return [tokens for tokens, *_ in found[way]]
+def texts(result: dict, way: str) -> list[list[int]]:
+    return [tokens for tokens, *_ in result[way]]
 
 
 def test_rank_0_decides_where_ranks_differ_in_drafts_logits_and_clocks(models, tmp_path):

@@ -31,17 +31,17 @@ def pair(name: str, bits: int | None = None):
     """A model with random weights, and a draft model that often agrees with it."""
     if name in ("qwen3", "llama"):  # tied, untied
         tied = dict(tie_word_embeddings=name == "qwen3")
-        found = [CausalModel(build(name, noise=noise, **tied)) for noise in (0.0, 0.05)]
+        models = [CausalModel(build(name, noise=noise, **tied)) for noise in (0.0, 0.05)]
     else:
         target = ours(name)
-        found = [target, disturbed(target, 0.05)]
+        models = [target, disturbed(target, 0.05)]
     if bits:
 
         def whole_groups(_, module) -> bool:
             return hasattr(module, "to_quantized") and module.weight.shape[-1] % 32 == 0
 
-        nn.quantize(found[1], 32, bits, class_predicate=whole_groups)
-    return found
+        nn.quantize(models[1], 32, bits, class_predicate=whole_groups)
+    return models
 
 
 SLOW = [
@@ -65,11 +65,11 @@ def test_texts_are_those_without_a_draft_model(name, bits):
         plain = [row.tokens for row in decode_with(target, None, prompts, max_tokens=24, **options)]
         accepted = []
         for share in (0.01, 1):
-            kept = set(rng.permutation(size)[: max(2, int(share * size))].tolist())
-            narrowed = draft.narrowed(mx.array(sorted(kept)))
-            whole, found = (m.decode(tokens, at, m.start(source)) for m in (draft, narrowed))
-            assert mx.allclose(found, whole[..., mx.array(sorted(kept))], 1e-4, 1e-4)
-            vocabulary = DraftVocabulary(draft, size, kept)
+            scored = set(rng.permutation(size)[: max(2, int(share * size))].tolist())
+            narrowed = draft.narrowed(mx.array(sorted(scored)))
+            whole, narrow = (m.decode(tokens, at, m.start(source)) for m in (draft, narrowed))
+            assert mx.allclose(narrow, whole[..., mx.array(sorted(scored))], 1e-4, 1e-4)
+            vocabulary = DraftVocabulary(draft, size, scored)
             drafter = ModelDrafter(draft, size, vocabulary=vocabulary)
             rows = decode_with(target, drafter, prompts, 3, num_draft=3, max_tokens=24, **options)
             assert [row.tokens for row in rows] == plain
@@ -86,9 +86,9 @@ def test_texts_are_those_without_a_draft_model(name, bits):
 def test_samples_have_the_targets_law():
     class Narrow(TableModel):
         def narrowed(self, ids):
-            found = Narrow(1)
-            found.logits = self.logits[:, np.array(ids)]
-            return found
+            narrow = Narrow(1)
+            narrow.logits = self.logits[:, np.array(ids)]
+            return narrow
 
     draft, settings = Narrow(1), dict(temp=0.8, top_p=0.95)
     drafter = ModelDrafter(draft, vocabulary=DraftVocabulary(draft, 4, {1, 3}))
@@ -132,19 +132,19 @@ def test_costs_and_chances_are_learned_apart():
     whole, narrow = (Candidate(f"{kind}, new", 50) for kind in ("model", "narrowed"))
     for candidate in (whole, narrow):
         schedule.plan([[candidate]], [50])
-        costs = schedule._of(1)
+        costs = schedule._costs_for(1)
         for _ in range(40):
             costs.add(1, 1, 3.0 if candidate is whole else 1.0, False)
-    taken = []
+    of_each = []
     for candidate in (whole, narrow):
         schedule.plan([[candidate]], [50])
-        seconds, draft, *_ = schedule._of(1).estimate()
-        taken.append(seconds[1] + draft)
-    assert taken[0] > 2.9 > 1.1 > taken[1]
+        seconds, draft, *_ = schedule._costs_for(1).estimate()
+        of_each.append(seconds[1] + draft)
+    assert of_each[0] > 2.9 > 1.1 > of_each[1]
 
 
 def test_the_tokens_of_files(tmp_path):
-    tokenizer, said = byte_tokenizer(), []
+    tokenizer, lines = byte_tokenizer(), []
     files = {
         "a.txt": b"ab\n\xff\nb\n",
         "a.jsonl": json.dumps({"prompt": "x", "text": "ab"}).encode() + b"\n{\n",
@@ -152,24 +152,24 @@ def test_the_tokens_of_files(tmp_path):
     }
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
-        found = read_tokens(tokenizer, tmp_path / name, lambda line, why: said.append(line))
-        assert found == {ord("a") + 3, ord("b") + 3}
-    assert said == [2, 2, 2]
+        tokens = read_tokens(tokenizer, tmp_path / name, lambda line, why: lines.append(line))
+        assert tokens == {ord("a") + 3, ord("b") + 3}
+    assert lines == [2, 2, 2]
 
 
 def test_what_any_text_needs_is_kept(demo_pair):
     tokenizer = demo_pair[1]
-    kept = completion(tokenizer)([tokenizer.token_to_id("▁the")])
-    assert {0, 1, 2, *(tokenizer.token_to_id(c) for c in ("a", "Z", "▁"))} <= kept
-    assert len(kept) < 0.3 * tokenizer.get_vocab_size()
+    tokens = completion(tokenizer)([tokenizer.token_to_id("▁the")])
+    assert {0, 1, 2, *(tokenizer.token_to_id(c) for c in ("a", "Z", "▁"))} <= tokens
+    assert len(tokens) < 0.3 * tokenizer.get_vocab_size()
     assert len(completion(byte_tokenizer())([])) == byte_tokenizer().get_vocab_size()
 
 
 def test_commands(demo_pair, demo_folders, tmp_path):
     (tmp_path / "texts.txt").write_text("eintausend\nzweihundert\n")
     prompt = ("-p", "translate number to German: 1284", "--verbose")
-    for asked in ("auto", tmp_path / "texts.txt"):
-        result = call(*prompt, "--draft-vocabulary", asked, cwd=demo_folders)
+    for value in ("auto", tmp_path / "texts.txt"):
+        result = call(*prompt, "--draft-vocabulary", value, cwd=demo_folders)
         assert result.stdout == "eintausendzweihundertvierundachtzig\n"
         assert "\ndraft vocabulary: " in result.stderr
     result = call(*prompt, "--draft-vocabulary", "missing.txt", cwd=demo_folders)

@@ -87,9 +87,9 @@ def test_forced_tokens_that_fail_leave_the_targets_law(rule):
     for row in rows:
         row.grammar = Wrong(target, row.prompt, 0)
     driver.admit(rows)
-    found = frequencies(np.array([row.tokens[1:] for row in finish(driver)]))
+    shares = frequencies(np.array([row.tokens[1:] for row in finish(driver)]))
     p = np.array(probabilities(mx.array(target.logits), 1.0))
-    assert deviation(found, joint_law(p, 4)) < LIMIT
+    assert deviation(shares, joint_law(p, 4)) < LIMIT
 
 
 class Ahead(Drafter):

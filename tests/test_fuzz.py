@@ -42,10 +42,10 @@ def damaged(random: Random, files: list[bytes], pieces: list[bytes]) -> bytes:
     return content
 
 
-def read_all(found: dict) -> int:
+def read_all(tensors: dict) -> int:
     """Read every tensor; the elements in all."""
     total = 0
-    for value in found.values():
+    for value in tensors.values():
         sizes = [np.array(block).size for block in value.blocks()]
         assert sum(sizes) == np.prod(value.shape)
         total += sum(sizes)

@@ -108,9 +108,9 @@ def test_a_fresh_seed_makes_the_same_texts_again_also_of_token_ids(demo_pair):
     first, second = (batch_generate(target, tokenizer, ids, **options) for _ in range(2))
     seed = first[0].seed
     mixed = [texts[0], *map(tuple, ids[1:])]
-    again = batch_generate(target, tokenizer, mixed, draft, seed=seed, **options)
-    assert [each.seed for each in again] == [seed] * 3 and second[0].seed != seed
-    for each in (first, again):
+    repeated = batch_generate(target, tokenizer, mixed, draft, seed=seed, **options)
+    assert [each.seed for each in repeated] == [seed] * 3 and second[0].seed != seed
+    for each in (first, repeated):
         assert [r.text for r in each] == [r.text for r in first] != [r.text for r in second]
         assert [r.prompt for r in each] == texts
 

@@ -90,16 +90,16 @@ def test_texts_fit_their_forms_and_are_plain_decodings(cpu, pair, sampled):
         assert response.finish_reason == "length" or fits(form, response.text), response.text
     assert sum(response.finish_reason == "stop" for response in plain) >= 2
     origins = Counter[str]()
-    for decoder, batch_size, how in (
+    for decoder, batch_size, settings in (
         (alone, 5, dict(num_draft=6, lookup=True)),
         (alone, 2, dict(num_draft="auto", reference='{"name": "')),
         (both, 5, dict(num_draft=4)),
         (both, 2, dict(num_draft=9, lookup=True)),
         (both, 1, dict(num_draft="auto")),
     ):
-        found = texts(decoder, batch_size, max_tokens=70, **how, **sampled)
-        assert [r.tokens for r in found] == [r.tokens for r in plain], how
-        origins.update(origin for r in found for origin in r.origins)
+        responses = texts(decoder, batch_size, max_tokens=70, **settings, **sampled)
+        assert [r.tokens for r in responses] == [r.tokens for r in plain], settings
+        origins.update(origin for r in responses for origin in r.origins)
     assert all(origins[kind] > 9 for kind in ("forced", "draft_model", "corrected"))
 
 
@@ -115,8 +115,8 @@ def test_what_is_forced_passes_and_needs_no_draft_model(cpu, lossless):
 def test_beams_fit_their_form(pair):
     decoder = SpeculativeDecoder(*pair[:2])
     for form in FORMS:
-        found = decoder.batch_generate(PROMPTS[:2], num_beams=3, max_tokens=60, **form)
-        assert all(r.finish_reason == "length" or fits(form, r.text) for r in found)
+        responses = decoder.batch_generate(PROMPTS[:2], num_beams=3, max_tokens=60, **form)
+        assert all(r.finish_reason == "length" or fits(form, r.text) for r in responses)
 
 
 class Table:
@@ -139,9 +139,9 @@ class Table:
         self.text = self.text[: len(self.text) - n]
 
     def try_consume_tokens(self, tokens):
-        read = self.validate_tokens(tokens)
-        self.text += tokens[:read]
-        return read
+        length = self.validate_tokens(tokens)
+        self.text += tokens[:length]
+        return length
 
     def validate_tokens(self, tokens):
         pairs = zip([self.text[-1], *tokens], tokens, strict=False)
@@ -175,17 +175,17 @@ def test_rows_have_the_law_of_the_masked_target(rule):
     for row in rows:
         row.grammar = Matcher(Table(RULES), usual)
     driver.admit(rows)
-    found = frequencies(np.array([row.tokens[1:] for row in finish(driver)]))
+    shares = frequencies(np.array([row.tokens[1:] for row in finish(driver)]))
     p = np.array(probabilities(mx.array(np.where(RULES, target.logits, -np.inf)), 1.0))
-    assert deviation(found, joint_law(p, 3)) < LIMIT
+    assert deviation(shares, joint_law(p, 3)) < LIMIT
     other = np.array(probabilities(mx.array(target.logits), 1.0)) * RULES
-    assert deviation(found, joint_law(other, 3) / joint_law(other, 3).sum()) > LIMIT  # conditioned
+    assert deviation(shares, joint_law(other, 3) / joint_law(other, 3).sum()) > LIMIT  # conditioned
     assert Counter(o for row in rows for o in row.origins)["forced"] > 99
 
 
 @pytest.mark.parametrize("kind", ["model", "lookup"])
 def test_a_matcher_that_fails_fails_its_row_alone(cpu, kind):
-    target, found = TableModel(0), []
+    target, results = TableModel(0), []
     target.config.eos_token_ids = (1,)
     for fatal, drafter in ((2, None), (2, drafters(TableModel(1))[kind]), (-1, None)):
         options = Options(num_draft=3 if drafter else 0, max_tokens=40, temp=1.0)
@@ -193,8 +193,8 @@ def test_a_matcher_that_fails_fails_its_row_alone(cpu, kind):
         rows = new_rows(target, [[2, 3], [3], [2]], options)
         rows[0].grammar = Matcher(Table(np.ones((V, V), bool) & (np.arange(V) != 1), fatal), usual)
         driver.admit(rows)
-        found.append([(row.tokens, row.finish_reason) for row in finish(driver)])
-    failed, drafted, whole = found
+        results.append([(row.tokens, row.finish_reason) for row in finish(driver)])
+    failed, drafted, whole = results
     assert failed == drafted and failed[1:] == whole[1:]
     assert failed[0][1] == FAILED and failed[0][0][-2:] == [2, 1] and whole[0][1] == "length"
 
@@ -208,7 +208,7 @@ def test_the_grammar_wins_over_bans(demo_pair):
 
 
 @pytest.mark.parametrize(
-    ("form", "said"),
+    ("form", "reason"),
     [
         ({"json_schema": {"uniqueItems": True}}, "uniqueItems"),
         ({"json_schema": "{"}, "Expecting property name"),
@@ -225,8 +225,8 @@ def test_the_grammar_wins_over_bans(demo_pair):
         ({"regex": "a", "delta": 0.5}, "cannot be used with delta"),
     ],
 )
-def test_a_wrong_form_is_one_line(demo_pair, form, said):
-    with pytest.raises(InputError, match=said) as error:
+def test_a_wrong_form_is_one_line(demo_pair, form, reason):
+    with pytest.raises(InputError, match=reason) as error:
         SpeculativeDecoder(*demo_pair[:2]).check("x", Options(**form))
     assert "\n" not in str(error.value) and len(str(error.value)) < 400
 
@@ -256,11 +256,11 @@ def test_what_cannot_be_written_leaves_what_can_and_forced_tokens_keep_their_spa
 
 
 def test_a_refusal_is_remembered_and_an_end_is_needed(monkeypatch):
-    for grammars, said in ((bytes_only(1), "vocabulary"), (bytes_only(), "no end token")):
-        with pytest.raises(InputError, match=said):
+    for grammars, reason in ((bytes_only(1), "vocabulary"), (bytes_only(), "no end token")):
+        with pytest.raises(InputError, match=reason):
             grammars.matcher(Options(regex=r"[^\s\S]"))
         monkeypatch.setattr(grammars, "_compile", None)
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=reason):
             grammars.matcher(Options(regex=r"[^\s\S]"))
 
 

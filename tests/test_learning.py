@@ -121,21 +121,21 @@ def test_what_is_learned_belongs_to_a_decoder_and_to_a_distribution(demo_pair):
     target, tokenizer, draft = demo_pair
     ours, another = (SpeculativeDecoder(target, tokenizer, draft) for _ in range(2))
 
-    def schedule(of, **options):
+    def schedule(decoder, **options):
         settings = Options(**options)
-        return of.schedule(settings)
+        return decoder.schedule(settings)
 
     kinds = [dict(), dict(temp=1.0), dict(temp=1.0, top_k=5), dict(lookup=False)]
     kinds += [dict(lookup=False, delta=0.5), dict(lookup=True, delta=0.5)]
-    found = [schedule(ours, **kind) for kind in kinds]
-    for a, b in itertools.combinations(found, 2):
+    schedules = [schedule(ours, **kind) for kind in kinds]
+    for a, b in itertools.combinations(schedules, 2):
         assert a is not b
-    assert [schedule(ours, **kind) for kind in kinds] == found  # kept from call to call
-    assert schedule(another) is not found[0]
-    assert schedule(ours, seed=5, max_tokens=3) is found[0]
-    assert schedule(ours, lookup=True) is found[0]
-    forgotten = weakref.ref(found[0])
-    del ours, found
+    assert [schedule(ours, **kind) for kind in kinds] == schedules  # kept from call to call
+    assert schedule(another) is not schedules[0]
+    assert schedule(ours, seed=5, max_tokens=3) is schedules[0]
+    assert schedule(ours, lookup=True) is schedules[0]
+    forgotten = weakref.ref(schedules[0])
+    del ours, schedules
     gc.collect()
     assert forgotten() is None
 

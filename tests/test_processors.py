@@ -69,27 +69,27 @@ def test_every_position_is_as_transformers_has_it(name):
     others = [Options(), Options(repetition_penalty=3.0, min_tokens=2)]
     for _ in range(40):
         wanted = [Options(**options, max_tokens=LIMIT_TOKENS), *others]
-        asked = [wanted[rng.choice(3, p=[0.6, 0.2, 0.2])] for _ in range(4)]
+        wishes = [wanted[rng.choice(3, p=[0.6, 0.2, 0.2])] for _ in range(4)]
         few = rng.integers(2, SIZE, 5)  # so that much is repeated
         lengths = rng.integers(1, LIMIT_TOKENS + 1, 4)
         texts = [[0, *rng.choice(few, n - 1).tolist()] for n in lengths]
-        rows = [row_with(text, of_row) for text, of_row in zip(texts, asked, strict=True)]
+        rows = [row_with(text, of_row) for text, of_row in zip(texts, wishes, strict=True)]
         k, ahead = rng.integers(0, 4), rng.integers(0, 2)  # drafted before the first position
         drafted = rng.choice(few, (4, ahead + k)).astype(np.int32)
         size = SIZE - 4 * rng.integers(0, 2)  # the draft model's vocabulary may be smaller
         logits = rng.normal(0, 3, (4, k + 1, size)).astype(np.float32)
         parts = [mx.array(drafted[:, :ahead]), mx.array(drafted[:, ahead:])]
-        found = np.array(Controls(rows)(mx.array(logits), parts))
+        processed = np.array(Controls(rows)(mx.array(logits), parts))
         for b, t in itertools.product(range(4), range(k + 1)):
-            if asked[b] is others[0]:
-                assert (found[b, t] == logits[b, t]).all()
-            if asked[b] is not wanted[0]:
+            if wishes[b] is others[0]:
+                assert (processed[b, t] == logits[b, t]).all()
+            if wishes[b] is not wanted[0]:
                 continue
             prefix = torch.tensor([[*texts[b], *drafted[b, : ahead + t].tolist()]])
             scores = np.full((1, SIZE), -50.0, np.float32)
             scores[0, :size] = logits[b, t]
             expected = reference(prefix, torch.tensor(scores)).numpy()[0, :size]
-            np.testing.assert_allclose(found[b, t], expected, rtol=1e-6)
+            np.testing.assert_allclose(processed[b, t], expected, rtol=1e-6)
             compared, changed = compared + 1, changed + (expected != logits[b, t]).any()
     assert compared > 100 and changed > (20 if name not in ("first", "last") else 3)
 
@@ -103,27 +103,27 @@ def test_the_context_of_a_penalty_is_that_of_mlx_lm():
         drafted = rng.integers(2, 8, 3).tolist()
         row = row_with(tokens, Options(repetition_penalty=1.5, repetition_context_size=size))
         logits = rng.normal(0, 3, (1, 4, SIZE)).astype(np.float32)
-        found = np.array(Controls([row])(mx.array(logits), [mx.array([drafted])]))
+        processed = np.array(Controls([row])(mx.array(logits), [mx.array([drafted])]))
         for t in range(4):
             prefix = mx.array([*tokens, *drafted[:t]])
             expected = np.array(reference(prefix, mx.array(logits[:, t])))
-            np.testing.assert_allclose(found[:, t], expected, rtol=1e-6)
+            np.testing.assert_allclose(processed[:, t], expected, rtol=1e-6)
 
 
 def test_counted_penalties_are_openais():
     """Of what the text has, drafted tokens included and what it begins with not."""
     rng = np.random.default_rng(0)
     counted, plain = Options(processors=(CountPenalty(0.5, 0.25),)), Options()
-    asked = [counted, plain, counted]
+    wishes = [counted, plain, counted]
     texts = [[0, *rng.integers(0, 8, n).tolist()] for n in (9, 4, 2)]
-    rows = [row_with(text, of_row) for text, of_row in zip(texts, asked, strict=True)]
+    rows = [row_with(text, of_row) for text, of_row in zip(texts, wishes, strict=True)]
     drafted = rng.integers(0, 8, (3, 3)).astype(np.int32)
     logits = rng.normal(0, 3, (3, 4, SIZE)).astype(np.float32)
-    found = np.array(Controls(rows)(mx.array(logits), [mx.array(drafted)]))
+    processed = np.array(Controls(rows)(mx.array(logits), [mx.array(drafted)]))
     for b, t in itertools.product(range(3), range(4)):
         counts = np.bincount([*texts[b][1:], *drafted[b, :t]], minlength=SIZE)
-        expected = logits[b, t] - (asked[b] is not plain) * (0.5 * (counts > 0) + 0.25 * counts)
-        np.testing.assert_allclose(found[b, t], expected, rtol=1e-6)
+        expected = logits[b, t] - (wishes[b] is not plain) * (0.5 * (counts > 0) + 0.25 * counts)
+        np.testing.assert_allclose(processed[b, t], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["words", "suppressed", "bias", "first", "last"])
@@ -157,8 +157,8 @@ def test_texts_are_those_of_generate(variant, names):
     plain = reference_texts(reference, prompts, LIMIT_TOKENS, [EOS])
     partial = changed = 0
     for name in names:
-        asked = in_transformers(SETTINGS[name])
-        expected = reference_texts(reference, prompts, LIMIT_TOKENS, [EOS], **asked)
+        wishes = in_transformers(SETTINGS[name])
+        expected = reference_texts(reference, prompts, LIMIT_TOKENS, [EOS], **wishes)
         changed += expected != plain
         for kind, num_draft, batch_size in WAYS:
             options = SETTINGS[name] | dict(num_draft=num_draft, max_tokens=LIMIT_TOKENS)

@@ -25,13 +25,13 @@ FIELDS = json.loads("""{
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
 
 
-def asked_for(fields, kind=Completion) -> Completion | Chat:
+def parsed(fields, kind=Completion) -> Completion | Chat:
     given = CHAT if kind is Chat else {"prompt": "x"}
     return parse(json.dumps({**given, **fields}).encode(), kind)
 
 
 def options_of(fields, kind=Completion, defaults=Options()) -> Options:  # noqa: B008
-    return asked_for(fields, kind).options(defaults)
+    return parsed(fields, kind).options(defaults)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_what_is_not_obeyed_is_refused_at_every_depth(fields, reason):
     ],
 )
 def test_nulls_off_values_and_large_limits_are_taken(fields, expected):
-    assert asked_for(fields, Chat).options(Options(), 4096) == Options(**expected)
+    assert parsed(fields, Chat).options(Options(), 4096) == Options(**expected)
 
 
 def test_a_message_has_what_its_template_uses():
@@ -143,7 +143,7 @@ def test_a_message_has_what_its_template_uses():
         {"role": "assistant", "annotations": []},
         {"role": "user", "content": ["a", {"type": "text", "text": "b"}]},
     ]
-    made = asked_for({"messages": messages}, Chat).messages
+    made = parsed({"messages": messages}, Chat).messages
     first, second, third = (m.for_template("{{ m.tool_calls }}") for m in made)
     assert first == {"role": "assistant", "content": "", "tool_calls": calls}
     assert (second["content"], third["content"]) == ("", "ab")
@@ -154,11 +154,11 @@ def test_a_message_has_what_its_template_uses():
 def test_a_chats_parts_are_its_text():
     parts = [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]
     messages = [{"role": "system", "content": "a"}, {"role": "user", "content": parts}]
-    asked = asked_for({"messages": messages}, Chat)
-    assert [message.content for message in asked.messages] == ["a", "bc"]
+    request = parsed({"messages": messages}, Chat)
+    assert [message.content for message in request.messages] == ["a", "bc"]
     parts[0] = {"type": "image_url", "image_url": {"url": "x"}}
     with pytest.raises(InputError, match=r"messages\.1\.content has to be text"):
-        asked_for({"messages": messages}, Chat)
+        parsed({"messages": messages}, Chat)
 
 
 VALUES = st.recursive(
@@ -227,7 +227,7 @@ def test_what_a_request_may_ask_for_is_declared(name):
 def test_a_value_out_of_range_is_told_in_the_requests_names_and_limits(fields, message):
     """And what the user wrote stays as it is, even if it is an option's name."""
     with pytest.raises(InputError) as refused:
-        asked_for(fields).options(Options(), 9)
+        parsed(fields).options(Options(), 9)
     assert str(refused.value) == message
 
 
@@ -246,9 +246,7 @@ def rows(count: int, **options) -> list[Row]:
 
 
 def writer(fields, of_rows, kind=Completion) -> Writer:
-    return Writer(
-        asked_for(fields, kind), of_rows, "model", lambda token, first: (f"t{token}", b"x")
-    )
+    return Writer(parsed(fields, kind), of_rows, "model", lambda token, first: (f"t{token}", b"x"))
 
 
 HALF = Progress(1, None, Stats(tokens=1))

@@ -20,13 +20,13 @@ PROMPT = "translate English to French: The old king sees two red doors behind th
 
 def changed(tokens: list[int], share: float, rng: random.Random) -> list[int]:
     """A text of which about this share is replaced, left out or new."""
-    found = []
+    reference = []
     for token in tokens:
         if rng.random() >= share:
-            found.append(token)
+            reference.append(token)
         elif rng.random() < 0.7:
-            found += [rng.randrange(3, 50) for _ in range(rng.randint(1, 2))]
-    return found
+            reference += [rng.randrange(3, 50) for _ in range(rng.randint(1, 2))]
+    return reference
 
 
 @pytest.mark.parametrize("num_draft", [1, 5, "auto"])
@@ -74,7 +74,7 @@ def test_auto_stops_copying_from_a_bad_reference_and_keeps_to_a_good_one(monkeyp
     clock.charge(draft, 0.2, 0)
     prompts, rng = ragged_prompts(12, 50), random.Random(0)
     drafter = CombinedDrafter(PromptLookup(), ModelDrafter(draft))
-    found = {}
+    stats = {}
     for name in ("good", "bad"):
         options = Options(max_tokens=50)
         rows = new_rows(target, prompts, options)
@@ -82,10 +82,10 @@ def test_auto_stops_copying_from_a_bad_reference_and_keeps_to_a_good_one(monkeyp
             text = plain(target, row.prompt, 50)
             row.reference = text if name == "good" else changed(text, 1, rng)
         list(new_driver(target, drafter, options).decode(Waiting(rows), 1))
-        found[name] = total(rows)
-    assert found["good"].tokens_per_call > 5
+        stats[name] = total(rows)
+    assert stats["good"].tokens_per_call > 5
     copied = decode_with(target, drafters(draft)["both"], prompts, 1, max_tokens=50)
-    assert found["bad"].draft_tokens - found["bad"].accepted < 1.5 * (
+    assert stats["bad"].draft_tokens - stats["bad"].accepted < 1.5 * (
         total(copied).draft_tokens + 20
     )
 
@@ -99,9 +99,9 @@ def test_texts_are_those_without_a_reference(demo_pair, options):
     references = [plain_text, plain_text[:20], "quite another text", "老房子", " ", plain_text * 9]
     prompts = [Prompt(PROMPT, reference) for reference in references]
     for draft_model in (None, draft):
-        found = batch_generate(model, tokenizer, prompts, draft_model, **options)
+        responses = batch_generate(model, tokenizer, prompts, draft_model, **options)
         # A prompt that the list has had before draws other random numbers.
-        same = found[:1] if options.get("temp") else found
+        same = responses[:1] if options.get("temp") else responses
         assert all(response.text == plain_text for response in same)
     alone = generate(model, tokenizer, PROMPT, reference=plain_text, **options)
     assert alone == plain_text
@@ -113,14 +113,14 @@ def test_a_reference_is_counted_as_copied_and_a_memory_gives_it(demo_pair):
     assert "lookup" not in earlier.origins
     memory = Memory([Pair(PROMPT.replace("red", "green"), earlier.text), Pair("other", "text")])
     decoder = SpeculativeDecoder(model, tokenizer, memory=memory)
-    (found,) = decoder.batch_generate([PROMPT], num_draft=8)
-    assert found.tokens == earlier.tokens
-    assert found.stats.target_calls <= 0.4 * earlier.stats.target_calls
-    assert found.origins.count("lookup") == found.stats.accepted > 8
+    (response,) = decoder.batch_generate([PROMPT], num_draft=8)
+    assert response.tokens == earlier.tokens
+    assert response.stats.target_calls <= 0.4 * earlier.stats.target_calls
+    assert response.origins.count("lookup") == response.stats.accepted > 8
     assert generate(model, tokenizer, PROMPT, memory=memory) == earlier.text
     # A reference of one's own comes first.
-    (found,) = decoder.batch_generate([Prompt(PROMPT, "quite another")], num_draft=8)
-    assert found.tokens == earlier.tokens and found.stats.accepted < 3
+    (response,) = decoder.batch_generate([Prompt(PROMPT, "quite another")], num_draft=8)
+    assert response.tokens == earlier.tokens and response.stats.accepted < 3
 
 
 def test_the_command_line_takes_references_and_keeps_a_memory(demo_folders):
@@ -128,9 +128,9 @@ def test_the_command_line_takes_references_and_keeps_a_memory(demo_folders):
     sentences = [f"The old king sees {n} red doors." for n in ("two", "three", "four", "five")]
     prompts = [f"translate English to French: {sentence}" for sentence in sentences]
     (demo_folders / "texts.txt").write_text("\n".join(prompts))
-    asked = ("--prompt-file", "texts.txt", "--json", "--no-lookup", "--num-draft", "8")
-    asked += ("--model", "demo-target", "--memory", "m.jsonl", "--memory-append")
-    runs = [call(*asked, cwd=demo_folders) for _ in range(2)]
+    arguments = ("--prompt-file", "texts.txt", "--json", "--no-lookup", "--num-draft", "8")
+    arguments += ("--model", "demo-target", "--memory", "m.jsonl", "--memory-append")
+    runs = [call(*arguments, cwd=demo_folders) for _ in range(2)]
     for result in runs:
         assert (result.returncode, result.stderr) == (0, "")
     first, second = (
@@ -146,8 +146,8 @@ def test_the_command_line_takes_references_and_keeps_a_memory(demo_folders):
     }
     assert len(pairs) == 4  # none twice
     tokens = sum(r["stats"]["accepted"] for r in second)
-    said = f"4 pairs, 4 of 4 prompts found one like it, {tokens} tokens came from there"
-    assert tokens > 20 and said in call(*asked, "--verbose", cwd=demo_folders).stderr
+    summary = f"4 pairs, 4 of 4 prompts found one like it, {tokens} tokens came from there"
+    assert tokens > 20 and summary in call(*arguments, "--verbose", cwd=demo_folders).stderr
 
 
 def test_json_lines_and_flags_have_references(demo_folders):
@@ -156,8 +156,8 @@ def test_json_lines_and_flags_have_references(demo_folders):
     lines = [{"prompt": PROMPT, "reference": text}, {"prompt": PROMPT, "reference": 3}]
     (demo_folders / "p.jsonl").write_text("\n".join(map(json.dumps, lines)))
     alone = ("--model", "demo-target", "--num-draft", "8", "--json")
-    for asked in (("-p", PROMPT, "--reference", "@earlier.txt"), ("--prompt-file", "p.jsonl")):
-        result = call(*alone, *asked, cwd=demo_folders)
+    for arguments in (("-p", PROMPT, "--reference", "@earlier.txt"), ("--prompt-file", "p.jsonl")):
+        result = call(*alone, *arguments, cwd=demo_folders)
         (answer,) = map(json.loads, result.stdout.splitlines())
         assert answer["text"] == text and answer["stats"]["target_calls"] <= 4
     assert "line 2: the reference is int, not text" in result.stderr

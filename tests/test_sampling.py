@@ -157,10 +157,10 @@ def test_filters_are_those_of_transformers():
 def test_the_best_tokens_are_those_of_a_whole_sort(count):
     """With ties; and where none is asked for, the vocabulary is not sorted at all."""
     logits, graph = np.random.default_rng(0).integers(0, 9, (50, 40)), io.StringIO()
-    found = best_tokens(mx.array(logits.astype(np.float32)), count)
-    mx.export_to_dot(graph, found)
+    ids = best_tokens(mx.array(logits.astype(np.float32)), count)
+    mx.export_to_dot(graph, ids)
     assert ("Sort" in graph.getvalue()) == (count > 0)
-    assert (np.array(found) == np.argsort(-logits, kind="stable")[:, :count]).all()
+    assert (np.array(ids) == np.argsort(-logits, kind="stable")[:, :count]).all()
 
 
 @pytest.mark.parametrize("temp", [1e-300, 1e-8, 0.5, 1e8])

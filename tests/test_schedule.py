@@ -22,10 +22,12 @@ MACHINES = {
 def take(plan, chance, confidence=0.9) -> Step:
     """What comes of a plan of which the tokens of a candidate pass with chance(candidate)."""
     limits, drafted, modelled = plan.limits, int(plan.limits.max()), plan.modelled
-    known = np.zeros((len(limits), 0))
+    confidences = np.zeros((len(limits), 0))
     for i in range(1, drafted if plan.stop else 0):
-        known = np.column_stack([known, np.where(modelled & (i <= limits), confidence, 0)])
-        if plan.stop(known, i):
+        confidences = np.column_stack(
+            [confidences, np.where(modelled & (i <= limits), confidence, 0)]
+        )
+        if plan.stop(confidences, i):
             drafted = i
             break
     lengths = np.where(modelled, np.minimum(limits, drafted), limits)
@@ -35,7 +37,7 @@ def take(plan, chance, confidence=0.9) -> Step:
         while passed < length and random.random() < chance(candidate):
             passed += 1
         accepted.append(passed)
-    return Step(plan, Draft(None, lengths, confidence=known), accepted)
+    return Step(plan, Draft(None, lengths, confidence=confidences), accepted)
 
 
 class Simulation:
@@ -61,10 +63,10 @@ class Simulation:
         for _ in range(steps):
             plan = self.schedule.plan(self.candidates, [1000] * self.rows, wanted)
             step = take(plan, chance if callable(chance) else lambda c: chance, self.confidence)
-            longest, asked = int(step.draft.lengths.max()), plan.modelled.any()
+            longest, modelled = int(step.draft.lengths.max()), plan.modelled.any()
             points = zip(*MACHINES[self.machine], strict=True)
             seconds = (
-                np.interp(self.rows * (1 + longest), *points) + asked * longest * self.draft_cost
+                np.interp(self.rows * (1 + longest), *points) + modelled * longest * self.draft_cost
             )
             noise = 1 + abs(random.gauss(0, 0.03)) if self.steps else 5
             step.seconds = seconds * noise
@@ -118,14 +120,14 @@ def test_a_copy_that_failed_at_first_is_taken_up_where_it_would_have_passed():
     schedule, copied = Schedule(32128), []
     for _ in range(60):
         plan = schedule.plan([[COPY, MODEL]], [1000])
-        chosen = plan.candidates[0]
-        right = chosen is MODEL or len(copied) > 1
-        copied += [chosen] if chosen is COPY else []
+        candidate = plan.candidates[0]
+        right = candidate is MODEL or len(copied) > 1
+        copied += [candidate] if candidate is COPY else []
         step = take(plan, lambda c, right=right: 0.9 * right)
         step.offered = [[COPY, MODEL]]
         step.gained = [[0] * (step.accepted[0] + 1)]
-        asked = 0.1 * plan.modelled.any()
-        step.seconds = 1 + (0.05 + asked) * plan.limits.max()
+        modelled = 0.1 * plan.modelled.any()
+        step.seconds = 1 + (0.05 + modelled) * plan.limits.max()
         schedule.observe(step)
     assert len(copied) > 25
 
@@ -156,8 +158,8 @@ def test_any_order_of_steps_can_be_planned_for():
         rng, schedule = random.Random(seed), Schedule(32128)
         for _ in range(12):
             room = [rng.choice((-1, 0, 1, 3, 50)) for _ in range(rng.choice((1, 2, 3, 9)))]
-            known = [MODEL, Candidate("copy, match 1", rng.choice((1, 3, 20)), list)]
-            candidates = [rng.sample(known, rng.randint(0, 2)) if r > 0 else [] for r in room]
+            choices = [MODEL, Candidate("copy, match 1", rng.choice((1, 3, 20)), list)]
+            candidates = [rng.sample(choices, rng.randint(0, 2)) if r > 0 else [] for r in room]
             plan = schedule.plan(candidates, room)
             each = zip(candidates, plan.candidates, plan.limits, room, strict=True)
             for of_row, candidate, n, r in each:

@@ -49,8 +49,8 @@ def test_origins_are_those_of_the_definition(num_draft):
     target, draft = agreeing(0.6, ends=0.04)
     sources = ragged_prompts(6, 50)
     rows = decode_with(target, ModelDrafter(draft), sources, num_draft=num_draft, max_tokens=30)
-    found = {origin for row in rows for origin in row.origins}
-    assert found == ({"draft_model", "corrected", "target"} if num_draft else {"target"})
+    origins = {origin for row in rows for origin in row.origins}
+    assert origins == ({"draft_model", "corrected", "target"} if num_draft else {"target"})
     for row in rows:
         assert row.origins == expected_origins(target, draft, row.prompt, num_draft, 30)
 

@@ -46,15 +46,15 @@ def decode(folder: str, ways: list[str], group=None, tampered: bool = False) -> 
     target, tokenizer = load(f"{folder}/target", group)
     draft, _ = load(f"{folder}/draft", group, split=False)
     size = sum(weight.nbytes for _, weight in tree_flatten(target.parameters()))
-    found = {"logits": logits(target), "bytes": size}
+    results = {"logits": logits(target), "bytes": size}
     if tampered:
         tamper(target, draft)
     for way in ways:
         options = dict(max_tokens=10) | WAYS[way]
         drafts = None if way == "lookup" else draft
         done = batch_generate(target, tokenizer, PROMPTS, drafts, **options)
-        found[way] = [[r.tokens, r.stats.draft_tokens, r.stats.histogram(), r.seed] for r in done]
-    return found
+        results[way] = [[r.tokens, r.stats.draft_tokens, r.stats.histogram(), r.seed] for r in done]
+    return results
 
 
 def tamper(target, draft) -> None:
@@ -75,11 +75,11 @@ def main() -> None:
     sys.modules["torch"] = None  # transformers would import it, for seconds; users need not have it
     jobs, output = json.loads(sys.argv[1]), sys.argv[2]
     with session() as ranks:
-        found = []
+        results = []
         for job in jobs:
             strange = job.pop("tampered", False) and ranks.rank > 0
-            found.append(decode(**job, group=ranks.group, tampered=strange))
-        Path(f"{output}.{ranks.rank}.json").write_text(json.dumps(found))
+            results.append(decode(**job, group=ranks.group, tampered=strange))
+        Path(f"{output}.{ranks.rank}.json").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

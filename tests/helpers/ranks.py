@@ -53,10 +53,10 @@ def launch(ranks: int, *arguments, cwd: Path) -> tuple[str, str]:
 
 def run_jobs(ranks: int, jobs: list[dict], folder: Path) -> list[list[dict]]:
     """What each rank finds, by job of rank_program.py."""
-    program, output = Path(__file__).with_name("rank_program.py"), folder / "found"
+    program, output = Path(__file__).with_name("rank_program.py"), folder / "results"
     assert launch(ranks, program, json.dumps(jobs), output, cwd=folder) == ("", "")
-    found = [json.loads(Path(f"{output}.{rank}.json").read_text()) for rank in range(ranks)]
-    return list(zip(*found, strict=True))
+    results = [json.loads(Path(f"{output}.{rank}.json").read_text()) for rank in range(ranks)]
+    return list(zip(*results, strict=True))
 
 
 @contextmanager
