@@ -57,7 +57,7 @@ def converted_size(
 ) -> int | None:
     """Bytes of the weights once converted, computed from the folder's config.json alone: the weights may be
     missing; None for a model that mlx-lm runs. InputError for a model that cannot be converted."""
-    if runs_in_mlx_lm(_raw_config(folder)):
+    if runs_in_mlx_lm(read_json(folder / "config.json")):
         return None
     model, own_dtype, float32 = unset(folder)
     return stored_size(weight_shapes(model), dtype or own_dtype, float32, quantization)
@@ -65,7 +65,7 @@ def converted_size(
 
 def unset(folder: Path) -> tuple[Any, str, tuple[str, ...]]:
     """The model of a config.json without its weights, the type that conversion gives them, and which stay float32."""
-    if runs_in_mlx_lm(_raw_config(folder)):
+    if runs_in_mlx_lm(read_json(folder / "config.json")):
         return without_weights(folder), "bfloat16", ()
     with naming(folder):
         raw = read_config(folder)
@@ -104,7 +104,7 @@ def convert(
             source = fetch(
                 model, revision, output, lambda folder: converted_size(folder, dtype, quantization)
             )
-            if runs_in_mlx_lm(_raw_config(source)):
+            if runs_in_mlx_lm(read_json(source / "config.json")):
                 convert_with_mlx_lm(source, partial, dtype or "bfloat16", quantization)
             else:
                 partial.mkdir()
@@ -152,7 +152,11 @@ def convert_first(name: str) -> Path:
     output.parent.mkdir(parents=True, exist_ok=True)
     wanted = partial(_wanted, name, "download")
     source = fetch(name, None, output, lambda folder: converted_size(folder, None), wanted)
-    return source if runs_in_mlx_lm(_raw_config(source)) else convert(name, exist_ok=True)
+    return (
+        source
+        if runs_in_mlx_lm(read_json(source / "config.json"))
+        else convert(name, exist_ok=True)
+    )
 
 
 def _wanted(name: str, task: str, size: int) -> bool:
@@ -165,12 +169,6 @@ def _wanted(name: str, task: str, size: int) -> bool:
     if not reporter.confirm(f"{message}. Start it?"):
         raise InputError(f"the {task} of {name} is not started; smaller models: docs/models.md")
     return True
-
-
-def _raw_config(folder: Path) -> dict:
-    """A folder's config.json; {} if it has none."""
-    path = folder / "config.json"
-    return read_json(path) if path.exists() else {}
 
 
 def _note(dtype: str) -> str | None:

@@ -70,22 +70,22 @@ def open_decoder(
     decoder = SpeculativeDecoder(
         model, tokenizer, draft_model, memory, vocabulary, models.prefix_cache
     )
-    _note_defaults(decoder.text.defaults, options, verbose, has_beams)
+    defaults = decoder.text.defaults
+    if defaults.not_done:
+        _note_ignored(defaults, options, has_beams)
+    applied = defaults.applied(options) if verbose else {}
+    if applied:
+        listed = ", ".join(f"{name}={value}" for name, value in applied.items())
+        print(f"used from generation_config.json: {listed}", file=sys.stderr)
     return decoder
 
 
-def _note_defaults(
-    defaults: GenerationDefaults, options: Options, verbose: bool, has_beams: bool
-) -> None:
+def _note_ignored(defaults: GenerationDefaults, options: Options, has_beams: bool) -> None:
     ignored = defaults.ignored(options.num_beams)
     if ignored:
         beams = defaults.not_done.get("num_beams") if options.num_beams == 1 else None
         hint = f" (use --num-beams {beams})" if has_beams and beams else ""
         print(f"{ignored}{hint}", file=sys.stderr)
-    applied = defaults.applied(options) if verbose else {}
-    if applied:
-        listed = ", ".join(f"{name}={value}" for name, value in applied.items())
-        print(f"used from generation_config.json: {listed}", file=sys.stderr)
 
 
 def note_alone(decoder: SpeculativeDecoder) -> None:

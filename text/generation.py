@@ -68,8 +68,9 @@ class GenerationDefaults:
             {key: value for key, value in given.items() if key in names},
             {key: value for key, value in given.items() if key in _NOT_DONE},
         )
-        with naming(folder / name):
-            defaults.with_defaults(Options(num_beams=2), 0)
+        if defaults.settings:
+            with naming(folder / name):
+                defaults.with_defaults(Options(num_beams=2), 0)
         return defaults
 
     def with_defaults(self, options: Options, prefix_size: int) -> Options:
