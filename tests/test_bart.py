@@ -75,8 +75,8 @@ def test_positions_end_where_the_table_does(name):
     source, target = (rng.integers(3, 58, (B, 64)) for _ in range(2))
     mask = np.ones_like(source, bool)
     expected = reference_logits(reference, source, mask, target)
-    found = cached_logits(model, source, mask, target, [60, 4])
-    assert_close(known(found, model.config), known(expected, model.config))
+    logits = cached_logits(model, source, mask, target, [60, 4])
+    assert_close(known(logits, model.config), known(expected, model.config))
     with pytest.raises(InputError, match="longer than the 64 positions that the model knows"):
         cached_logits(model, source, mask, np.tile(target, 2), [64, 1])
 

@@ -151,13 +151,16 @@ def test_what_is_copied_from_a_source_is_in_the_texts_vocabulary(two_vocabularie
     assert max(row.prompt) >= model.config.vocab_size  # more pieces than the text's
     lookup = decoder.drafter(Options(lookup=True))
     lookup.admit([row], [0])
-    known, pieces = tokenizer.get_vocab(), map(model.text.source_tokenizer.id_to_token, row.prompt)
-    expected = [piece if piece in known else "<unk>" for piece in pieces]
+    vocabulary, pieces = (
+        tokenizer.get_vocab(),
+        map(model.text.source_tokenizer.id_to_token, row.prompt),
+    )
+    expected = [piece if piece in vocabulary else "<unk>" for piece in pieces]
     assert [tokenizer.id_to_token(token) for token in lookup._matchers[row][0].text] == expected
     assert len({*expected}) > 5
     (plain,) = decoder.batch_generate([prompt], num_draft=0, max_tokens=12)
-    (found,) = decoder.batch_generate([prompt], num_draft=3, lookup=True, max_tokens=12)
-    assert found.tokens == plain.tokens
+    (drafted,) = decoder.batch_generate([prompt], num_draft=3, lookup=True, max_tokens=12)
+    assert drafted.tokens == plain.tokens
 
 
 def test_a_draft_model_of_another_source_vocabulary_is_refused(two_vocabularies, bart_folders):

@@ -70,10 +70,10 @@ def test_text_is_cut_as_sentencepiece_cuts_it(bart_folders, spm_models, name):
     ours = reader(bart_folders[name][1])
     unknown = ours.token_to_id("<unk>")
     for text in [*EDGES, *ODD, *SENTENCES.values()]:
-        found = ours.encode(text).ids
+        tokens = ours.encode(text).ids
         expected = [ours.token_to_id(p) for p in reference.encode(text, out_type=str)]
         expected = [unknown if i is None else i for i in expected]
-        assert found[before : len(found) - behind] == expected
+        assert tokens[before : len(tokens) - behind] == expected
 
 
 def test_marians_code_counts_at_the_start_only(bart_folders):

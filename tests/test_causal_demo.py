@@ -49,10 +49,10 @@ def test_texts_are_those_of_mlx_lms_ways_and_the_right_answers(pair, prompts, ex
     target, draft = pair
     for way in causal.ways(*pair, 64, [1, 8], [3]).values():  # what the benchmark compares with
         assert way(prompts) == expected
-    found = decoder(target, draft).batch_generate(prompts, batch_size=4, num_draft=3)
+    responses = decoder(target, draft).batch_generate(prompts, batch_size=4, num_draft=3)
     tokenizer = load_tokenizer(programs.DEMO / "causal-target")
     texts = [generate(target.model, tokenizer, prompt, max_tokens=64) for prompt in prompts]
-    assert [response.text for response in found] == texts
+    assert [response.text for response in responses] == texts
     right = sum(example.answer == text for example, text in zip(examples(4), texts, strict=True))
     assert right >= len(texts) - 1
 
@@ -85,16 +85,16 @@ def test_a_long_prompt_shows_how_far_it_is_read(tmp_path, monkeypatch):
     terminal, stderr = pty.openpty()
     fcntl.ioctl(stderr, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     shown = []
-    asked = [*PAIR, "-m", "2", "-p", "repair: " + "The king sees the house. " * 100]
+    arguments = [*PAIR, "-m", "2", "-p", "repair: " + "The king sees the house. " * 100]
     bar = tqdm.tqdm
     for seconds in (600, 0):
         monkeypatch.setattr(tqdm, "tqdm", lambda *a, s=seconds, **k: bar(*a, **k | {"delay": s}))
-        assert programs.call(*asked, cwd=tmp_path, terminal=stderr).returncode == 0
+        assert programs.call(*arguments, cwd=tmp_path, terminal=stderr).returncode == 0
         shown.append(os.read(terminal, 65536).decode())
     os.close(stderr), os.close(terminal)
     assert "reading" not in shown[0]
     assert "reading the prompt" in shown[1] and "512/" in shown[1]
-    assert "reading" not in programs.call(*asked, cwd=tmp_path).stderr
+    assert "reading" not in programs.call(*arguments, cwd=tmp_path).stderr
 
 
 def test_the_table_beside_mlx_lm_is_printed(tmp_path, monkeypatch):

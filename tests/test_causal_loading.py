@@ -215,8 +215,8 @@ def test_the_commands_take_a_decoder_only_pair(tmp_path, monkeypatch, capsys):
     model, _ = causal_loading.load("x", Path("mlx_models/target"))
     tokens = chat_tokens(model, "the cat sat")
     expected = mlx_lm.generate(lm, chat, tokens, max_tokens=12) + "\n"
-    for how in (["--num-draft", "0"], ["--draft-model", "draft"], ["--lookup"]):
-        assert written("-p", "the cat sat", *how) == expected
+    for drafting in (["--num-draft", "0"], ["--draft-model", "draft"], ["--lookup"]):
+        assert written("-p", "the cat sat", *drafting) == expected
     Path("p.txt").write_text("the cat sat\n" + "the cat " * 300 + "\nthe cat sat\n")
     with pytest.raises(InputError, match="1 of 3 lines have no answer"):
         written("--prompt-file", "p.txt")

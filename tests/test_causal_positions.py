@@ -34,9 +34,9 @@ def assert_same(model, reference) -> None:
     rng = np.random.default_rng(1)
     tokens = rng.integers(6, 320, 60).tolist()
     cache = model.start([tokens[:1]])
-    found = model.decode(mx.array([tokens]), np.arange(60, dtype=np.int32)[None], cache)
+    ours = model.decode(mx.array([tokens]), np.arange(60, dtype=np.int32)[None], cache)
     expected = logits(reference, tokens)
-    assert np.abs(np.array(found[0]) - expected).max() < 1e-4 * np.abs(expected).max()
+    assert np.abs(np.array(ours[0]) - expected).max() < 1e-4 * np.abs(expected).max()
     prompts = [rng.integers(6, 320, n).tolist() for n in (1, 9, 24)]
     rows = decode_with(model, PromptLookup(), prompts, 2, num_draft=3, max_tokens=25)
     assert [row.generated for row in rows] == [greedy(reference, p, 25) for p in prompts]

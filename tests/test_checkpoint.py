@@ -23,11 +23,11 @@ def whole(tensor) -> np.ndarray:
 def test_safetensors_are_read_exactly(tmp_path, dtype):
     weights = {"a": torch.randn(7, 5).to(dtype), "b.c": torch.randn(3).to(dtype)}
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    found = open_checkpoint(tmp_path)
-    assert found.keys() == weights.keys()
+    tensors = open_checkpoint(tmp_path)
+    assert tensors.keys() == weights.keys()
     for name, weight in weights.items():
-        array = whole(found[name])
-        assert array.shape == found[name].shape == tuple(weight.shape)
+        array = whole(tensors[name])
+        assert array.shape == tensors[name].shape == tuple(weight.shape)
         assert array.tobytes() == weight.view(torch.uint8).numpy().tobytes()
 
 

@@ -63,10 +63,10 @@ def test_half_precision_is_close_to_transformers(pair, dtype):
         return np.abs(known(logits, model.config) - expected).mean() / np.abs(expected).mean()
 
     limit = {"bfloat16": 0.1, "float16": 0.02}[dtype]
-    found = error(cached_logits(half, *given, 7))
-    if found >= limit:
+    own_error = error(cached_logits(half, *given, 7))
+    if own_error >= limit:
         theirs = copy.deepcopy(reference).to(getattr(torch, dtype))
-        assert found <= 1.5 * error(reference_logits(theirs, *given))
+        assert own_error <= 1.5 * error(reference_logits(theirs, *given))
 
 
 def test_rejected_tokens_and_fillers_leave_no_trace(pair):
@@ -91,8 +91,8 @@ def test_rejected_tokens_and_fillers_leave_no_trace(pair):
         cache.keep(before + right)
         for b, n in enumerate(right):
             if n:
-                found = logits[b, before[b] : before[b] + n]
-                assert_close(found, expected[b, written[b] : written[b] + n])
+                accepted = logits[b, before[b] : before[b] + n]
+                assert_close(accepted, expected[b, written[b] : written[b] + n])
         written += right
         rejected += (~filler).sum() - right.sum()
         assert (cache.lengths == written).all()

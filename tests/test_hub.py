@@ -136,19 +136,19 @@ def test_the_command_downloads_once_and_then_works_offline(hub, tmp_path):
     source = checkpoints.make_folder(tmp_path / "source", "v1.1", shards=2)
     hub.add(MODEL, {p.name: p.read_bytes() for p in source.iterdir()})
     home, output = tmp_path / "home", tmp_path / "out"
-    how = "convert.py", "--dtype", "float32", "--mlx-path"
-    out, errors = run(hub, home, *how, output, HF_TOKEN="hf_secret").communicate()
+    command = "convert.py", "--dtype", "float32", "--mlx-path"
+    out, errors = run(hub, home, *command, output, HF_TOKEN="hf_secret").communicate()
     assert out == f"{output}\n"
-    said = rf"{MODEL}: downloading 0.00 GB to {home}/hub, and 0.00 GB converted to {output}\n"
-    assert re.fullmatch(said, errors)
+    announced = rf"{MODEL}: downloading 0.00 GB to {home}/hub, and 0.00 GB converted to {output}\n"
+    assert re.fullmatch(announced, errors)
     tokens = {headers.get("authorization") for _, path, headers in hub.requests if MODEL in path}
     assert tokens == {"Bearer hf_secret"}
     assert load(output)[0].config.num_decoder_layers == 3
 
     hub.requests.clear()
-    again = run(hub, home, *how, output, "--force", HF_HUB_OFFLINE="1")
-    other = run(hub, tmp_path / "elsewhere", *how, tmp_path / "no", HF_HUB_OFFLINE="1")
-    assert again.communicate() == (f"{output}\n", "")
+    offline = run(hub, home, *command, output, "--force", HF_HUB_OFFLINE="1")
+    other = run(hub, tmp_path / "elsewhere", *command, tmp_path / "no", HF_HUB_OFFLINE="1")
+    assert offline.communicate() == (f"{output}\n", "")
     assert other.communicate() == (
         "",
         f"convert.py: {MODEL} is not a folder, not complete in the cache "
@@ -173,11 +173,11 @@ def test_a_model_on_the_hub_is_decoded_by_its_name(hub, cache, tmp_path, monkeyp
             main.main()
     hub.faults = {}
     capsys.readouterr()
-    for said in (f"{MODEL}: downloading 0.00 GB", ""):
+    for note in (f"{MODEL}: downloading 0.00 GB", ""):
         hub.requests.clear()
         main.main()
         out, errors = capsys.readouterr()
-        assert out == "eintausendzweihundertvierundachtzig\n" and errors.startswith(said)
+        assert out == "eintausendzweihundertvierundachtzig\n" and errors.startswith(note)
     assert hub.requests == []
 
 
@@ -194,9 +194,9 @@ def test_a_large_download_is_asked_for(hub, cache, tmp_path, monkeypatch, decode
     monkeypatch.setattr("builtins.input", lambda: answer)
     with pytest.raises(InputError) as caught:
         load(MODEL)
-    told = f"{MODEL} is a download of 20.10 GB; to start it: python convert.py --model {MODEL}"
-    no = f"the download of {MODEL} is not started; smaller models: docs/models.md"
-    assert answer == "y" or str(caught.value) == (no if answer else told)
+    refused = f"{MODEL} is a download of 20.10 GB; to start it: python convert.py --model {MODEL}"
+    declined = f"the download of {MODEL} is not started; smaller models: docs/models.md"
+    assert answer == "y" or str(caught.value) == (declined if answer else refused)
     assert (SAFE in hub.fetched()) == (answer == "y")
 
 

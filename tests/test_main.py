@@ -34,8 +34,8 @@ def test_embedded_pair_is_converted_on_first_use(tmp_path):
         "converting the demo target model to mlx_models/demo-target",
         "converting the demo draft model to mlx_models/demo-draft",
     ]
-    again = run("-p", PROMPT, cwd=tmp_path)
-    assert (again.stdout, again.stderr) == (f"{ANSWER}\n", "")
+    second = run("-p", PROMPT, cwd=tmp_path)
+    assert (second.stdout, second.stderr) == (f"{ANSWER}\n", "")
     # A newer embedded model replaces what an older one was converted to.
     os.utime(tmp_path / "mlx_models" / "demo-draft" / "weights.npz", (0, 0))
     third = run("-p", PROMPT, cwd=tmp_path)

@@ -50,15 +50,15 @@ def spans(text: str) -> list[str]:
 
 def commands(code: str) -> list[list[str]]:
     """The calls of our scripts in shell code: the script's name and its arguments."""
-    found = []
+    calls = []
     for line in code.replace("\\\n", " ").splitlines():
         for start in CALL.finditer(line):
             lexer = shlex.shlex(line[start.end() :], posix=True, punctuation_chars="();<>|&")
             lexer.whitespace_split = True
             words = list(lexer)
             operators = [i for i, word in enumerate(words) if set(word) <= set("();<>|&")]
-            found.append([start[1], *words[: min(operators, default=None)]])
-    return found
+            calls.append([start[1], *words[: min(operators, default=None)]])
+    return calls
 
 
 def of_page(text: str) -> list[list[str]]:
@@ -135,15 +135,15 @@ def test_every_command_of_main_runs_and_prints_what_the_manual_says(name, work):
     text = read(name)
     fences = list(FENCE.finditer(text))
     for fence, after in zip(fences, [*fences[1:], None], strict=False):
-        asked = [c for c in commands(fence[2]) if fence[1] != "python"]
+        calls = [c for c in commands(fence[2]) if fence[1] != "python"]
         printed = [
             output_of(arguments, work)
-            for script, *arguments in asked
+            for script, *arguments in calls
             if script == "main.py" and "--chat" not in arguments  # nobody types
         ]
         assert all(text.strip() for text in printed)
         follows = after and not text[fence.end() : after.start()].strip()
-        flags = {word for command in asked for word in command}
+        flags = {word for command in calls for word in command}
         if printed and follows and not commands(after[2]) and not flags & CHANGING:
             assert "".join(printed) == after[2]
 
@@ -164,11 +164,11 @@ def test_every_flag_of_mlx_lms_is_here_or_in_its_table(program, script):
 
 @pytest.mark.parametrize("name", MANUAL)
 def test_every_flag_in_the_text_is_a_programs(name):
-    known = FOREIGN.union(*map(flags_of, PARSERS))
+    accepted = FOREIGN.union(*map(flags_of, PARSERS))
     if name == "docs/from_mlx_lm.md":
-        known |= of_mlx_lm("generate") | of_mlx_lm("server")
+        accepted |= of_mlx_lm("generate") | of_mlx_lm("server")
     named = {f for span in spans(read(name)) for f in re.findall(r"(?<![\w-])--[a-z][\w-]*", span)}
-    assert named <= known, f"{name}: no program has {named - known}"
+    assert named <= accepted, f"{name}: no program has {named - accepted}"
 
 
 @pytest.mark.parametrize(("script", "page"), OPTIONS.items())
@@ -178,21 +178,21 @@ def test_every_flag_of_a_program_is_in_its_page(script, page):
 
 
 def test_main_alone_says_what_to_do_in_five_lines(work, capsys):
-    result, said = call(cwd=work), ""
+    result, printed = call(cwd=work), ""
     assert result.returncode == 2 and len(result.stderr.splitlines()) == 5
     for script, *arguments in commands(result.stderr.partition("\n")[2]):
         check(script, arguments, capsys)
-        said += output_of(arguments, work) if script == "main.py" else ""
-    assert said.startswith(f"{ANSWER}\n")
+        printed += output_of(arguments, work) if script == "main.py" else ""
+    assert printed.startswith(f"{ANSWER}\n")
 
 
 @pytest.mark.parametrize("script", PARSERS)
 def test_the_commands_in_a_scripts_first_lines_are_ones_that_it_takes(script, capsys):
     """There, what a command does may stand beside it, two spaces away."""
     doc = sys.modules[script.removesuffix(".py")].__doc__
-    found = commands("\n".join(line.strip().partition("  ")[0] for line in doc.splitlines()))
-    assert found
-    for name, *arguments in found:
+    examples = commands("\n".join(line.strip().partition("  ")[0] for line in doc.splitlines()))
+    assert examples
+    for name, *arguments in examples:
         check(name, arguments, capsys)
 
 
@@ -200,18 +200,18 @@ def test_the_commands_in_a_scripts_first_lines_are_ones_that_it_takes(script, ca
 def test_python_in_the_manual_runs(name, work, monkeypatch):
     """A page's blocks in their order, as one program, with the embedded pair for the models they name."""
     monkeypatch.syspath_prepend(str(ROOT))
-    found = blocks_in(name, "python")
-    assert found
-    models = dict.fromkeys(re.findall(r"mlx_models/([\w.-]+)", "".join(found)))
+    blocks = blocks_in(name, "python")
+    assert blocks
+    models = dict.fromkeys(re.findall(r"mlx_models/([\w.-]+)", "".join(blocks)))
     for i, model in enumerate(models):
         of_pair = work / "mlx_models" / ("demo-draft" if i else "demo-target")
         if not (work / "mlx_models" / model).exists():
             (work / "mlx_models" / model).symlink_to(of_pair)
-    known = {"prompt": PROMPT, "prompts": [PROMPT] * 2}
+    scope = {"prompt": PROMPT, "prompts": [PROMPT] * 2}
     (work / "demo").symlink_to(ROOT / "demo")
-    for code in found:
-        exec(compile(code, name, "exec"), known)
-        assert known["text"] == ANSWER
+    for code in blocks:
+        exec(compile(code, name, "exec"), scope)
+        assert scope["text"] == ANSWER
 
 
 def test_the_table_of_memory_is_what_its_script_prints():
@@ -231,10 +231,10 @@ def test_the_manual_explains_the_lines_of_the_step_in_their_order():
 
 def parts() -> dict[str, list[Path]]:
     """The modules of each part of the project: one of the root, or those of a folder."""
-    found = {path.name: [path] for path in sorted(ROOT.glob("*.py"))}
+    modules = {path.name: [path] for path in sorted(ROOT.glob("*.py"))}
     for path in sorted(ROOT.glob("*/__init__.py")):
-        found[f"{path.parent.name}/"] = sorted(path.parent.glob("**/*.py"))
-    return found
+        modules[f"{path.parent.name}/"] = sorted(path.parent.glob("**/*.py"))
+    return modules
 
 
 @pytest.mark.parametrize("name", MANUAL)

@@ -77,8 +77,8 @@ def test_a_json_array_is_its_prompts(tmp_path):
 )
 def test_a_byte_order_mark_is_no_text(tmp_path, name, content):
     # Windows writes one at the start of a file, and files may be put together.
-    found = read(tmp_path / name, f"{content}\r\n".encode("utf-8-sig") * 2)
-    assert found == ([(0, "one"), (1, "one")], [])
+    prompts_and_faults = read(tmp_path / name, f"{content}\r\n".encode("utf-8-sig") * 2)
+    assert prompts_and_faults == ([(0, "one"), (1, "one")], [])
 
 
 # ---------------------------------------------------------------------------------------------
@@ -158,10 +158,10 @@ def test_progress_is_shown_on_a_terminal_only(work):
 
 
 def test_without_a_terminal_verbose_says_how_far_it_is(work, monkeypatch):
-    for seconds, told in ((10, []), (0, ["1/3", "2/3"])):
+    for seconds, notes in ((10, []), (0, ["1/3", "2/3"])):
         monkeypatch.setattr(prompt_files, "NOTE_SECONDS", seconds)
         result = call("--prompt-file", "p.txt", "--verbose", cwd=work)
-        assert [line for line in result.stderr.splitlines() if line[1:2] == "/"] == told
+        assert [line for line in result.stderr.splitlines() if line[1:2] == "/"] == notes
 
 
 def test_json_has_the_fields_of_a_response(work):
@@ -186,7 +186,7 @@ def test_json_has_the_fields_of_a_response(work):
 
 
 @pytest.mark.parametrize(
-    ("output", "error", "told"),
+    ("output", "error", "report"),
     [
         ("text", KeyboardInterrupt(), "interrupted"),
         ("json", KeyboardInterrupt(), "interrupted"),
@@ -194,7 +194,7 @@ def test_json_has_the_fields_of_a_response(work):
     ],
 )
 def test_after_an_error_a_user_knows_where_to_go_on(
-    demo_pair, tmp_path, monkeypatch, capsys, error, told, output
+    demo_pair, tmp_path, monkeypatch, capsys, error, report, output
 ):
     """Texts behind the first gap are not printed or remembered, nor empty lines for what never came."""
     path = tmp_path / "p.txt"
@@ -212,24 +212,24 @@ def test_after_an_error_a_user_knows_where_to_go_on(
     decoder.stream_batch = stream
     task = FileTask(str(path))
     display = Display(as_json=output == "json")
-    kept = []
+    remembered = []
     with pytest.raises(SystemExit):
         cli.run(
             lambda: decode_file(
-                task, decoder, Options(), Conversation(), display, remember=kept.append
+                task, decoder, Options(), Conversation(), display, remember=remembered.append
             )
         )
     printed, errors = capsys.readouterr()
-    assert [response.text for response in kept] == ["text\n0", "text\n1"]
+    assert [response.text for response in remembered] == ["text\n0", "text\n1"]
     if output == "json":
         assert [json.loads(line)["index"] for line in printed.splitlines()] == [0, 2]
     else:
         assert printed == "text 0\n\ntext 1\n"
     bad, *rest = errors.splitlines()
     assert bad == f"{path}, line 2: the prompt is empty"
-    if told:
+    if report:
         assert rest[0] == f"{path}: answered up to line 3; resume at line 4"
-        assert len(rest) == 2 and told in rest[1]
+        assert len(rest) == 2 and report in rest[1]
     else:
         assert rest == []
 
@@ -282,29 +282,29 @@ def test_standard_input_is_answered_as_lines_come(work):
             process.stdin.write(f"{prompt}\n\n".encode())
             assert process.stdout.readline().decode() == f"{answer}\n"
             assert process.stdout.readline() == b"\n"
-            told = f"standard input, line {number}: the prompt is empty\n"
-            assert process.stderr.readline().decode() == told
+            fault = f"standard input, line {number}: the prompt is empty\n"
+            assert process.stderr.readline().decode() == fault
         process.stdin.close()
         assert process.wait(timeout=60) == 1
         watchdog.cancel()
 
 
-@pytest.mark.parametrize("how", [[], "--json --temp 1 --seed 3 --num-samples 2".split()])
-def test_a_file_goes_on_where_it_was_interrupted(demo_folders, tmp_path, how):
+@pytest.mark.parametrize("form", [[], "--json --temp 1 --seed 3 --num-samples 2".split()])
+def test_a_file_goes_on_where_it_was_interrupted(demo_folders, tmp_path, form):
     lines = [f"translate number to German: {n}" for n in (12, 345, 6, 7890)]
     lines[2:2] = [""]  # without an output, but for an empty line
     (tmp_path / "p.txt").write_text("\n".join(lines))
     out, memory = tmp_path / "out.txt", tmp_path / "memory.jsonl"
-    kept = ["--memory", memory, "--memory-append", *how, "--max-tokens", "12"]
+    options = ["--memory", memory, "--memory-append", *form, "--max-tokens", "12"]
 
     def texts_of(data: bytes) -> list:
-        if not how:
+        if not form:
             return data.splitlines()
-        read = [json.loads(line) for line in data.splitlines()]
-        return [(each["index"], each["sample"], each["text"]) for each in read]
+        responses = [json.loads(line) for line in data.splitlines()]
+        return [(each["index"], each["sample"], each["text"]) for each in responses]
 
     def translated():
-        arguments = ["--prompt-file", tmp_path / "p.txt", "-o", out, *kept]
+        arguments = ["--prompt-file", tmp_path / "p.txt", "-o", out, *options]
         return call(*arguments, cwd=demo_folders), out.read_bytes(), memory.read_bytes()
 
     first, whole, pairs = translated()
@@ -313,8 +313,8 @@ def test_a_file_goes_on_where_it_was_interrupted(demo_folders, tmp_path, how):
         and first.stdout == f"{out}\n"
         and "line 3: the prompt" in first.stderr
     )
-    again, *same = translated()
-    assert same == [whole, pairs] and "has the outputs up to line 5: going on" in again.stderr
+    second, *same = translated()
+    assert same == [whole, pairs] and "has the outputs up to line 5: going on" in second.stderr
     for end in (0, 1, len(whole) // 2, len(whole) - 1):
         out.write_bytes(whole[:end])
         _, resumed, _ = translated()
@@ -326,6 +326,6 @@ def test_what_holds_no_outputs_is_left_alone(demo_folders, tmp_path):
     (tmp_path / "p.txt").write_text("a\n")
     (tmp_path / "out").write_text("my notes\n")
     command = ["--prompt-file", tmp_path / "p.txt", "--json", "-o", tmp_path / "out"]
-    found = call(*command, cwd=demo_folders)
-    assert found.returncode == 1 and "does not hold outputs of --json" in found.stderr
+    result = call(*command, cwd=demo_folders)
+    assert result.returncode == 1 and "does not hold outputs of --json" in result.stderr
     assert (tmp_path / "out").read_text() == "my notes\n"

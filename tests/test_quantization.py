@@ -36,8 +36,8 @@ def dequantized(output, quantization: Quantization) -> T5:
     for name, weight in weights.items():
         stem = name.removesuffix("weight")
         if f"{stem}scales" in arrays:
-            how = arrays[f"{stem}scales"], arrays.get(f"{stem}biases")
-            weights[name] = mx.dequantize(weight, *how, **vars(quantization)).astype(mx.float32)
+            scaling = arrays[f"{stem}scales"], arrays.get(f"{stem}biases")
+            weights[name] = mx.dequantize(weight, *scaling, **vars(quantization)).astype(mx.float32)
     model.load_weights([*weights.items()])
     return model
 
@@ -163,5 +163,5 @@ def test_commands_say_where_16_bits_are_slow(monkeypatch, capsys, dtype):
     for device in (mx.gpu, mx.cpu):
         monkeypatch.setattr(mx, "default_device", lambda device=device: device)
         note_types(model, None)
-        said = capsys.readouterr().err
-        assert ("slower than float32" in said) == (device == mx.cpu and dtype != mx.float32)
+        note = capsys.readouterr().err
+        assert ("slower than float32" in note) == (device == mx.cpu and dtype != mx.float32)

@@ -28,8 +28,8 @@ def test_rows_share_the_time_of_their_steps(demo_pair, monkeypatch):
     steps = []
     monkeypatch.setattr(Batch, "observe", lambda self, step, finished: steps.append(step))
     options = dict(draft_model=draft, num_draft=3)
-    found = batch_generate(target, tokenizer, prompts, batch_size=4, **options)
-    summary = summary_of(found)
+    responses = batch_generate(target, tokenizer, prompts, batch_size=4, **options)
+    summary = summary_of(responses)
     assert len(steps) < summary.stats.target_calls  # rows were decoded side by side
     assert summary.stats.seconds == pytest.approx(sum(step.seconds for step in steps))
     assert summary.stats.preparing_seconds == pytest.approx(

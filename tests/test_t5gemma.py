@@ -91,10 +91,10 @@ def test_converted_models_agree_with_transformers(tmp_path, raw, kind):
 
 @pytest.mark.parametrize(("raw", "dtype"), [(WIDE, "float16"), (WIDE2, "bfloat16")])
 def test_quantized_models_are_close(tmp_path, raw, dtype):
-    reference, how = t5gemma.torch_model(raw), Quantization("affine", 8, 32)
+    reference, bits = t5gemma.torch_model(raw), Quantization("affine", 8, 32)
     t5gemma.save_tokenizer(tmp_path / "hub")
     source = checkpoints.save(tmp_path / "hub", raw, t5gemma.state_dict(reference))
-    model, _ = load(convert(str(source), tmp_path / "out", dtype, quantization=how))
+    model, _ = load(convert(str(source), tmp_path / "out", dtype, quantization=bits))
     quantized = {name for name, _ in flat_weights(model) if name.endswith(".scales")}
     matrices = {n for n, w in flat_weights(type(model)(model.config)) if w.ndim == 2}
     assert {name.removesuffix("scales") + "weight" for name in quantized} == matrices
@@ -115,10 +115,10 @@ def test_heads_and_embeddings_under_any_of_their_names(tmp_path):
         "own": state | {head: state[embedding] + 1},
     }
     for name, tensors in stored.items():
-        found = FAMILY.rename(open_checkpoint(checkpoints.save(tmp_path / name, raw, tensors)))
-        assert ("head.weight" in found) == (name == "own")
-        expected = {n for n, _ in flat_weights(T5Gemma(Config.from_hub(raw, found)))}
-        assert found.keys() == expected
+        renamed = FAMILY.rename(open_checkpoint(checkpoints.save(tmp_path / name, raw, tensors)))
+        assert ("head.weight" in renamed) == (name == "own")
+        expected = {n for n, _ in flat_weights(T5Gemma(Config.from_hub(raw, renamed)))}
+        assert renamed.keys() == expected
     with pytest.raises(InputError, match=r"unknown tensor encoder.layers.0.mlp.q_proj.weight"):
         FAMILY.rename({"model.encoder.layers.0.mlp.q_proj.weight": None, embedding: None})
 

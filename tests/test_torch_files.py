@@ -21,11 +21,11 @@ def save(state, path, kind) -> None:
 
 
 def check(state, path) -> None:
-    found = read_torch(path)
-    assert found.keys() == state.keys()
+    tensors = read_torch(path)
+    assert tensors.keys() == state.keys()
     for name, weight in state.items():
-        assert found[name].shape == tuple(weight.shape), name
-        assert whole(found[name]) == payload(weight), name
+        assert tensors[name].shape == tuple(weight.shape), name
+        assert whole(tensors[name]) == payload(weight), name
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -50,9 +50,9 @@ def test_what_torch_saved_is_read_exactly(tmp_path, kind, dtype):
     }
     save(state, tmp_path / "m.bin", kind)
     check(state, tmp_path / "m.bin")
-    found = read_torch(tmp_path / "m.bin")
-    assert found["tied"] == found["tied.too"]
-    assert found["rows"].strides == (15, 3, 1) and found["transposed"].strides == (1, 15, 3)
+    tensors = read_torch(tmp_path / "m.bin")
+    assert tensors["tied"] == tensors["tied.too"]
+    assert tensors["rows"].strides == (15, 3, 1) and tensors["transposed"].strides == (1, 15, 3)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -158,11 +158,11 @@ def marian(path: Path, source: bytes, target: bytes, codes=(), separate: bool = 
         return {name: i for i, name in enumerate([*names, "<pad>"])}
 
     files = {"source.spm": source, "target.spm": target}
-    said = dict(source_lang="en", target_lang="fr")
+    languages = dict(source_lang="en", target_lang="fr")
     if not separate:
-        return _folder(path, "marian", files | {"vocab.json": vocab(source, target)}, **said)
+        return _folder(path, "marian", files | {"vocab.json": vocab(source, target)}, **languages)
     files |= {"vocab.json": vocab(source), "target_vocab.json": vocab(target)}
-    return _folder(path, "marian", files, separate_vocabs=True, **said)
+    return _folder(path, "marian", files, separate_vocabs=True, **languages)
 
 
 RAW = {"nllb": "m2m", "marian, codes": "marian", "marian, two": "marian, own vocabularies"}

@@ -42,10 +42,10 @@ def both(raw: dict, seed: int = 0, changes: Changes | None = None) -> tuple[torc
             for end, change in (changes or {}).items():
                 if name.endswith(end):
                     tensor.copy_(change(tensor))
-    said = (reference, raw) if module is checkpoints else (reference,)
+    arguments = (reference, raw) if module is checkpoints else (reference,)
     with tempfile.TemporaryDirectory() as folder:
         return reference, mlx_model(
-            checkpoints.save(Path(folder), raw, module.state_dict(*said)), raw
+            checkpoints.save(Path(folder), raw, module.state_dict(*arguments)), raw
         )
 
 

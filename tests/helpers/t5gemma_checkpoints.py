@@ -134,6 +134,6 @@ def save_tokenizer(folder: Path, framed: bool = True) -> None:
     tokenizer.add_special_tokens(_SPECIALS)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    said = dict(tokenizer_class="GemmaTokenizer", additional_special_tokens=_SPECIALS[5:])
-    said |= {f"{name}_token": f"<{name}>" for name in ("pad", "eos", "bos", "unk")}
-    (folder / "tokenizer_config.json").write_text(json.dumps(said))
+    settings = dict(tokenizer_class="GemmaTokenizer", additional_special_tokens=_SPECIALS[5:])
+    settings |= {f"{name}_token": f"<{name}>" for name in ("pad", "eos", "bos", "unk")}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
