@@ -78,7 +78,7 @@ class Batch:
     ):
         ranks = model.ranks or ALONE
         self.target = AheadModel(model, ranks.share, prefix_cache)
-        self._broadcast = ranks.broadcast if model.ranks else np.array  # to the host
+        self.broadcast = ranks.broadcast if model.ranks else np.array  # to the host
         self.drafter = drafter
         self.schedule = schedule
         self.rows: list[Row] = []
@@ -101,7 +101,7 @@ class Batch:
         mx.async_eval(result)
         if plan.idle_next and self.runs_ahead():
             self.target.run_ahead(rows, token, [left > 0 for left in draft_room])
-        result = self._broadcast(result)  # the only wait for the target
+        result = self.broadcast(result)  # the only wait for the target
         self.target.keep(result[:, -2])
         self.drafter.keep(result[:, -2])
         step = Step(plan, draft, offered=candidates)
@@ -152,7 +152,7 @@ class Batch:
         for row in finished:
             self.target.remember(self.rows.index(row), row.tokens)
         if step.plan.learns:
-            step.seconds = float(self._broadcast(step.seconds))
+            step.seconds = float(self.broadcast(step.seconds))
             self.schedule.observe(step, [row.stats.tokens for row in finished])
 
     def admit(self, rows: list[Row], new: Sequence[int]) -> None:
