@@ -28,7 +28,6 @@ from decoder import Options, SpeculativeDecoder, load
 from demo.examples import KINDS, SHORT_KINDS, examples
 from demo.widen import CAUSAL_SHAPES, SHAPES
 from errors import InputError
-from speculative.sampling import RowSeeds
 from terminal import cli
 from terminal.flags import check_models, reading
 from terminal.prompt_files import PromptFile
@@ -217,8 +216,7 @@ def tokens_of(
 ) -> dict[str, list[int]]:
     """The tokens of each prompt, in the model's chat template if it has one."""
     conversation = Conversation.of(models.text)
-    seed = RowSeeds(0)
-    return {p: models.row(conversation.prompt(p), options, seed).prompt for p in prompts}
+    return {p: models.row(conversation.prompt(p), options).prompt for p in prompts}
 
 
 def main() -> None:

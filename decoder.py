@@ -37,7 +37,7 @@ from speculative.draft import Step
 from speculative.draft_vocabulary import DraftVocabulary
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
 from speculative.driver import Driver, Prompts
-from speculative.forms import with_forms
+from speculative.forms import FormDrafter
 from speculative.lookup import REFERENCE
 from speculative.model import Model
 from speculative.options import FORMS, Options
@@ -57,8 +57,8 @@ from text.tokens_in_texts import completion
 Content = str | Sequence[Mapping[str, Any]] | Sequence[int] | Prompt
 BATCH_SIZE = 8
 _WINDOW = 32  # how many batches of prompts are sorted by length together
-# The options that matter to what `auto` learns
-_MATTERING = attrgetter(
+# The options that change what `auto` learns
+_schedule_key = attrgetter(
     *("acceptance", "delta", "temp", "top_k", "top_p", "min_p"),
     *("repetition_penalty", "no_repeat_ngram_size"),
 )
@@ -78,7 +78,7 @@ class Batch:
     ):
         ranks = model.ranks or ALONE
         self.target = AheadModel(model, ranks.share, prefix_cache)
-        self._broadcast = ranks.broadcast if model.ranks else np.array
+        self.broadcast = ranks.broadcast if model.ranks else np.array  # to the host
         self.drafter = drafter
         self.schedule = schedule
         self.rows: list[Row] = []
@@ -101,7 +101,7 @@ class Batch:
         mx.async_eval(result)
         if plan.idle_next and self.runs_ahead():
             self.target.run_ahead(rows, token, [left > 0 for left in draft_room])
-        result = self._broadcast(result)  # the only wait for the target
+        result = self.broadcast(result)  # the only wait for the target
         self.target.keep(result[:, -2])
         self.drafter.keep(result[:, -2])
         step = Step(plan, draft, offered=candidates)
@@ -152,7 +152,7 @@ class Batch:
         for row in finished:
             self.target.remember(self.rows.index(row), row.tokens)
         if step.plan.learns:
-            step.seconds = float(self._broadcast(step.seconds))
+            step.seconds = float(self.broadcast(step.seconds))
             self.schedule.observe(step, [row.stats.tokens for row in finished])
 
     def admit(self, rows: list[Row], new: Sequence[int]) -> None:
@@ -161,8 +161,9 @@ class Batch:
         cached = self.target.admit(len(rows), new, [rows[b].prompt for b in new])
         for b, tokens in zip(new, cached, strict=True):
             rows[b].stats.cached_tokens = tokens
-        if self._options.num_draft != 0 and any(rows[b].grammar for b in new):
-            self.drafter = with_forms(self.drafter)
+        drafts = self._options.num_draft != 0 and not isinstance(self.drafter, FormDrafter)
+        if drafts and any(rows[b].grammar for b in new):
+            self.drafter = FormDrafter(self.drafter)
         self.drafter.admit(rows, new)
         self.sampler = sampler(rows, self._options, self.target.config.vocab_size)
         self.target.wait()
@@ -269,7 +270,7 @@ class SpeculativeDecoder:
 
     def schedule(self, options: Options) -> Schedule:
         """The schedule of draft lengths. What `auto` learns is kept for each set of options that matter to it."""
-        key = options.copies(self.draft_model is not None), *_MATTERING(options)
+        key = options.copies(self.draft_model is not None), *_schedule_key(options)
         if key not in self._learned:
             self._learned[key] = Schedule(self.model.config.vocab_size)
         return self._learned[key]

@@ -15,7 +15,6 @@ from demo.widen import CAUSAL_SHAPES, widen, widen_llama
 from families.causal import CausalModel
 from speculative.driver import Waiting
 from speculative.row import Row
-from speculative.sampling import RowSeeds
 from text.text_side import Conversation
 
 Way = Callable[[Sequence[str]], list]
@@ -61,8 +60,7 @@ def decoding(target: Any, draft: Any | None = None, batch_size: int = 1, **optio
     conversation = Conversation.of(models.text)
 
     def run(prompts: Sequence[str]) -> list[Row]:
-        seed = RowSeeds(settings.seed or 0)
-        rows = [models.row(conversation.prompt(prompt), settings, seed) for prompt in prompts]
+        rows = [models.row(conversation.prompt(prompt), settings) for prompt in prompts]
         with models.running(settings) as driver:
             list(driver.decode(Waiting(rows), models.at_most(batch_size)))
         return rows

@@ -21,7 +21,7 @@ class BeamBatch:
 
     def __init__(self, model: Model, num_beams: int):
         self.target = CachedModel(model)
-        self._broadcast = model.ranks.broadcast if model.ranks else np.array
+        self.broadcast = model.ranks.broadcast if model.ranks else np.array
         self.rows: list[Row] = []
         self._num_beams = num_beams
         self._searches: list[Search] = []  # the rows'
@@ -33,7 +33,7 @@ class BeamBatch:
         logits = self.target([beam.context for beam in beams], nothing.tokens, nothing.lengths)
         best = self.best(logits)
         mx.eval(best)  # the only wait for the target
-        ids, logprobs = map(self._broadcast, best)
+        ids, logprobs = map(self.broadcast, best)
         self.target.keep(nothing.lengths)
         N = self._num_beams
         order = np.arange(len(beams))

@@ -78,11 +78,6 @@ class FormDrafter(Drafter):
         self._inner.learn(done)
 
 
-def with_forms(drafter: Drafter) -> Drafter:
-    """The drafter for a batch in which rows have forms."""
-    return drafter if isinstance(drafter, FormDrafter) else FormDrafter(drafter)
-
-
 def _fitting(row: Row, candidates: Sequence[Candidate]) -> list[Candidate]:
     """What a row can use of these candidates, and what its form forces alone."""
     assert row.grammar

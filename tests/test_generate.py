@@ -11,11 +11,12 @@ from helpers.oracle import flat_weights
 from helpers.programs import DEMO
 from transformers import T5ForConditionalGeneration
 
-from decoder import Stats, batch_generate, generate, stream_generate
+from decoder import Options, SpeculativeDecoder, Stats, batch_generate, generate, stream_generate
 from demo.training.tasks import SHORT_KINDS, held_out_example
 from errors import InputError
 from families.causal import DecoderOnly
 from model import T5
+from speculative.sampling import RowSeeds
 from text.text_side import TextSide
 from text.tokenizer import byte_tokenizer
 
@@ -149,3 +150,13 @@ def test_wrong_arguments_are_named(demo_pair):
             batch_generate(target, tokenizer, ["x"], batch_size=size)
     assert len(batch_generate(target, tokenizer, ["x"] * 2, batch_size=np.int64(3))) == 2
     assert batch_generate(target, tokenizer, []) == []
+
+
+def test_a_row_has_only_what_its_options_use(demo_pair):
+    decoder = SpeculativeDecoder(*demo_pair)
+    row = decoder.row("x", Options())
+    assert (row.seed, row.grammar, decoder.prefix_cache) == (b"", None, None)
+    assert "grammars" not in vars(decoder)
+    sampled = Options(temp=1.0, seed=3)
+    first, second = (decoder.row("x", sampled, seeds).seed for seeds in [RowSeeds(3)] * 2)
+    assert decoder.row("x", sampled).seed == first != second
