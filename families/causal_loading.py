@@ -135,23 +135,16 @@ def load(
     tokenizer = _fast(chat, folder)
     # This checks the model, which needs all ranks.
     causal = CausalModel(model, chat.eos_token_ids, chat.pad_token_id, max_positions(raw))
-    causal.text = TextSide(
-        tokenizer,
-        defaults=GenerationDefaults.load(folder),
-        chat=_template(chat),
-        bos=chat.bos_token or "",
-    )
+    template = None
+    if chat.has_chat_template:
+        template = ChatTemplate(chat.apply_chat_template, str(chat.chat_template))
+    defaults = GenerationDefaults.load(folder)
+    causal.text = TextSide(tokenizer, defaults=defaults, chat=template, bos=chat.bos_token or "")
     if causal.new_cache(1).states:  # which cannot be cut back to a shared beginning later
         causal.user_turn = _user_turn(causal.text)
     if split and ranks.size > 1:
         causal.ranks = ranks
     return causal, tokenizer
-
-
-def _template(chat: Any) -> ChatTemplate | None:
-    if not chat.has_chat_template:
-        return None
-    return ChatTemplate(chat.apply_chat_template, str(chat.chat_template))
 
 
 def _user_turn(text: TextSide) -> tuple[int, ...]:
