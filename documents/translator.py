@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from decoder import BATCH_SIZE, Options, Response, SpeculativeDecoder
-from documents.document import Document, Passage
+from documents.document import Document, Passage, Place
+from documents.marks import places
 from documents.sentences import changed, keep_pattern, masked, sentences, translatable, words_of
 from errors import InputError
 from reporting import reporter
@@ -73,13 +74,17 @@ class Translator:
             self._decode([masked(each, pattern)[0] for each in lost], name, journal)
         texts = list[str | None]()
         problems = list[str]()
+        marks = list[list[Place]]()
         for passage, of_passage in zip(document.passages, pieces, strict=True):
-            text = "".join(self._text(piece, pattern) for piece in of_passage)
+            of_text = [self._text(piece, pattern) for piece in of_passage]
+            text = "".join(of_text)
+            marks.append(places(of_passage, of_text, passage.marks))
             place = document.place(passage)
             problems += [f"{place}: {each}" for each in self._problems(passage, text, pattern)]
             is_lost = document.strict and changed(passage.text, text, pattern)
             texts.append(None if is_lost else text)
-        return Translation(document.write(texts), problems)
+        data = document.write(texts, marks)
+        return Translation(data, problems + document.problems)
 
     def _fits(self, text: str) -> bool:
         """Whether the model can read the text and write as much."""
