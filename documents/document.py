@@ -4,7 +4,6 @@ import codecs
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from documents.sentences import UNSPACED
 from errors import InputError
@@ -21,57 +20,45 @@ _UNSPACED = re.compile(f"[{UNSPACED}]")
 class Passage:
     """A text to translate, such as a paragraph, and where it is in its source: one part or more, such as lines.
 
-    marks: spans of the text that belong to its words, such as a link or, empty, a note's mark; see marks.py
+    marked: spans of the text with something of their own, such as a link or, empty, a note; see marks.py
     """
 
     text: str
     spans: tuple[Span, ...]
-    marks: tuple[Span, ...] = ()
-
-
-class Write(Protocol):
-    """Makes the bytes of a document with other texts, one for each passage; None keeps a passage as it is.
-
-    places: where each passage's marks go in its text; without it, `marks.places` says
-    """
-
-    def __call__(
-        self, texts: Sequence[str | None], places: Sequence[Sequence[Place]] | None = None, /
-    ) -> bytes: ...
+    marked: tuple[Span, ...] = ()
 
 
 @dataclass
 class Document:
     """A document in some format.
 
-    place:    where a passage is, for messages
-    marks:    a pattern of what a translation must keep besides placeholders, such as Markdown's code
-    strict:   a passage whose translation lost a placeholder stays as it is
-    plain:    words whose formatting `write` could not keep
-    problems: what a reader should check after `write`, each with its place
+    write:   the bytes of the document with other texts, one for each passage; None keeps a passage as it is
+    place:   where a passage is, for messages
+    marks:   a pattern of what a translation must keep besides placeholders, such as Markdown's code
+    strict:  a passage whose translation lost a placeholder stays as it is
+    places:  where what is marked in a passage goes in its text; if it is not here, `marks.places` says it
+    plain:   words whose formatting `write` could not keep
+    check:   what a reader should check after `write`
     """
 
     passages: list[Passage]
-    write: Write
+    write: Callable[[Sequence[str | None]], bytes]
     place: Callable[[Passage], str]
     marks: str = ""
     strict: bool = False
+    places: dict[Passage, Sequence[Place]] = field(default_factory=dict)
     plain: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    check: list[str] = field(default_factory=list)
 
 
 def in_text(
     data: bytes,
     find: Callable[[str], Iterable[Passage]],
     fit: Callable[[Passage, str], list[str]] | None = None,
-    fit_marked: Callable[[Passage, str, Sequence[Place] | None], list[str | None]] | None = None,
     **about,
 ) -> Document:
-    """A document of plain text, whose passages `find` finds in it. InputError if it is not text.
-
-    fit:        what to write into each span of a passage; None: the text, spread over them by length
-    fit_marked: the same for a format with marks, with their places; None leaves a span as it is
-    """
+    """A document of plain text, whose passages `find` finds in it. fit: what to write into each span of a passage;
+    None: the text, spread over them by length. InputError if it is not text."""
     marks = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
     encoding = marks.get(data[:2], "utf-8")
     try:
@@ -82,22 +69,11 @@ def in_text(
         raise InputError("not text")
     passages = [*find(source)]
 
-    def write(
-        texts: Sequence[str | None], places: Sequence[Sequence[Place]] | None = None, /
-    ) -> bytes:
+    def write(texts: Sequence[str | None]) -> bytes:
         edits = list[tuple[Span, str]]()
-        for i, (passage, text) in enumerate(zip(passages, texts, strict=True)):
-            if text is None or (text == passage.text and not fit):
-                continue
-            if fit_marked:
-                new = fit_marked(passage, text, places[i] if places else None)
-            else:
-                new = [*(fit or by_length)(passage, text)]
-            edits += (
-                (span, part)
-                for span, part in zip(passage.spans, new, strict=True)
-                if part is not None
-            )
+        for passage, text in zip(passages, texts, strict=True):
+            if text is not None and (fit or text != passage.text):
+                edits += zip(passage.spans, (fit or by_length)(passage, text), strict=True)
         parts = list[str]()
         end = 0
         for (start, stop), new in sorted(edits):

@@ -3,11 +3,10 @@
 import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
 from io import BytesIO
 from zipfile import BadZipFile, ZipFile
 
-from documents.document import Document, Passage, Place, in_text
+from documents.document import Document, Passage, in_text
 from documents.marks import Paragraph, Slot, spread
 from errors import InputError
 
@@ -28,71 +27,73 @@ def attribute(attributes: str, name: str) -> str:
     return (match[1] or match[2] or match[3] or "") if match else ""
 
 
-@dataclass
-class Lost:
-    """What `write` could not keep: words that became plain, and what a reader should check."""
-
-    plain: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-
-
 def in_markup(
     data: bytes,
     find: Callable[[str], Iterable[Paragraph]],
     written: Callable[[Paragraph, Slot, str], str],
-    lost: Lost,
+    about: dict,
 ) -> Document:
-    """A document of paragraphs with marks. written: how words are written into a slot."""
+    """A document of paragraphs with marks. written: other words as they are written into a slot; about: places, plain
+    and check of the `Document`."""
+    source = ""
 
-    def fit(passage: Passage, text: str, placed: Sequence[Place] | None) -> list[str | None]:
+    def found(text: str) -> Iterable[Paragraph]:
+        nonlocal source
+        source = text
+        return find(text)
+
+    def fit(passage: Passage, text: str) -> list[str]:
         assert isinstance(passage, Paragraph)
-        parts, plain, unsure = spread(passage, text, placed)
-        lost.plain += plain
-        lost.problems += [
-            f"{passage.text[:40]!r}: check the link or change of {words!r}" for words in unsure
+        old = [source[start:stop] for start, stop in passage.spans]
+        if text == passage.text:
+            return old
+        parts, lost = spread(passage, text, about["places"].get(passage))
+        for kind, words in lost:
+            message = f"{passage.text[:40]!r}: check the {kind} of {words!r}"
+            about["plain" if kind == "look" else "check"].append(
+                words if kind == "look" else message
+            )
+        return [
+            raw if part == slot.words and (part or not raw) else written(passage, slot, part)
+            for raw, slot, part in zip(old, passage.slots, parts, strict=True)
         ]
-        slots = zip(passage.slots, parts, strict=True)
-        return [None if part is None else written(passage, slot, part) for slot, part in slots]
 
-    return in_text(data, find, fit_marked=fit, **vars(lost))
+    return in_text(data, found, fit, **about)
 
 
 def in_archive(
     data: bytes,
     ending: str,
     parts_of: Callable[[ZipFile], Collection[str]],
-    parse: Callable[[bytes, str, Lost], Document],
+    parse: Callable[[bytes, str, dict], Document],
 ) -> Document:
-    """The document in a zip archive. parts_of: the names of the files with text. parse: reads one of them."""
+    """The document in a zip archive. parts_of: the names of the files with text. parse: reads one of them; its last
+    argument is `in_markup`'s."""
     try:
         archive = ZipFile(BytesIO(data))
-        files = archive.infolist()
-        contents = [archive.read(file) for file in files]
+        contents = {file: archive.read(file) for file in archive.infolist()}
         names = parts_of(archive)
     except (*_WRONG, KeyError) as error:
         raise InputError(f"not a {ending} file: {error}") from None
-    lost = Lost()
-    parts = [
-        parse(content, file.filename, lost) if file.filename in names else None
-        for file, content in zip(files, contents, strict=True)
-    ]
+    about: dict = {"places": {}, "plain": [], "check": []}
+    parts = {
+        file: parse(content, file.filename, about)
+        for file, content in contents.items()
+        if file.filename in names
+    }
 
-    def write(
-        texts: Sequence[str | None], places: Sequence[Sequence[Place]] | None = None, /
-    ) -> bytes:
+    def write(texts: Sequence[str | None]) -> bytes:
+        remaining = iter(texts)
         output = BytesIO()
-        begin = 0
         with ZipFile(output, "w") as archive:
-            for file, content, part in zip(files, contents, parts, strict=True):
-                if part:
-                    end = begin + len(part.passages)
-                    content = part.write(texts[begin:end], places and places[begin:end])
-                    begin = end
-                archive.writestr(file, content)
+            for file, content in contents.items():
+                part = parts.get(file)
+                new = part and part.write([next(remaining) for _ in part.passages])
+                archive.writestr(file, new or content)
         return output.getvalue()
 
     def place(passage: Passage) -> str:
         return repr(passage.text[:40])
 
-    passages = [passage for part in parts if part for passage in part.passages]
-    return Document(passages, write, place, **vars(lost))
+    passages = [passage for part in parts.values() for passage in part.passages]
+    return Document(passages, write, place, **about)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from decoder import BATCH_SIZE, Options, Response, SpeculativeDecoder
-from documents.document import Document, Passage, Place
+from documents.document import Document, Passage
 from documents.marks import places
 from documents.sentences import changed, keep_pattern, masked, sentences, translatable, words_of
 from errors import InputError
@@ -74,17 +74,17 @@ class Translator:
             self._decode([masked(each, pattern)[0] for each in lost], name, journal)
         texts = list[str | None]()
         problems = list[str]()
-        marks = list[list[Place]]()
         for passage, of_passage in zip(document.passages, pieces, strict=True):
-            of_text = [self._text(piece, pattern) for piece in of_passage]
-            text = "".join(of_text)
-            marks.append(places(of_passage, of_text, passage.marks))
+            new_pieces = [self._text(piece, pattern) for piece in of_passage]
+            text = "".join(new_pieces)
+            if passage.marked:
+                document.places[passage] = places(of_passage, new_pieces, passage.marked)
             place = document.place(passage)
             problems += [f"{place}: {each}" for each in self._problems(passage, text, pattern)]
             is_lost = document.strict and changed(passage.text, text, pattern)
             texts.append(None if is_lost else text)
-        data = document.write(texts, marks)
-        return Translation(data, problems + document.problems)
+        data = document.write(texts)
+        return Translation(data, problems + document.check)
 
     def _fits(self, text: str) -> bool:
         """Whether the model can read the text and write as much."""
