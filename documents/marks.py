@@ -187,7 +187,9 @@ def spread(
     slots = paragraph.slots
     parts = [""] * len(slots)
     for (first, begin), (stop, end) in pairwise(sorted(_cuts(paragraph, text, at).items())):
-        takers = [i for i in range(first, stop) if slots[i].words and slots[i].kind == "text"]
+        takers = [
+            i for i in range(first, stop) if slots[i].words.strip() and slots[i].kind == "text"
+        ]
         best = (i for i in takers if slots[i].look == paragraph.look)
         taker = next(best, (takers or [first])[0])
         parts[taker] = slots[taker].words if slots[taker].kind == "anchor" else text[begin:end]
@@ -243,6 +245,7 @@ class Slots:
         self.paragraphs = list[Paragraph]()  # that are complete
         self._slots = list[Slot]()
         self._break: int | None = None  # the slot of a line break that no words follow yet
+        self._space: tuple[int, int] | None = None  # after which slot, and where it ends
 
     def add(self, span: Span, words: str = "", look: str | None = None, kind: str = "text") -> None:
         if self._break is not None and kind == "text" and words.strip():
@@ -250,7 +253,24 @@ class Slots:
             if not words.lstrip()[0].islower() or _ENDED.search(before):
                 self._end_line()
             self._break = None
+        if self._space and words.strip():
+            number, stop = self._space
+            slot = self._slots[number]
+            self._slots[number] = replace(slot, span=(slot.span[0], stop), words=f"{slot.words} ")
+            self._space = None
         self._slots.append(Slot(span, words, look, (*self.groups,), kind))
+
+    def space(self, span: Span, look: str | None) -> None:
+        """White space, which is a part of the text only between words."""
+        if self.goes_on():
+            if not self._slots or self._slots[-1].span[1] != span[0]:
+                self.add((span[0], span[0]), "", look)
+            self._space = len(self._slots) - 1, span[1]
+
+    def goes_on(self) -> bool:
+        """Whether words stand before this in the line, without white space at the end."""
+        last = self._break is None and not self._space
+        return last and any(slot.words.strip() for slot in self._slots)
 
     def gap(self, at: int) -> None:
         """A place where text may go."""
@@ -261,6 +281,7 @@ class Slots:
 
     def line_break(self, at: int) -> None:
         """A break within a sentence is an anchor; all others end a paragraph."""
+        self._space = None
         self._end_line()
         self.anchor(at, " ")
         self._break = len(self._slots) - 1
@@ -275,6 +296,7 @@ class Slots:
         self._end_line()
         self._complete(self._slots)
         self._slots = []
+        self._space = None
 
     def _end_line(self) -> None:
         if self._break is not None:

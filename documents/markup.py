@@ -1,30 +1,25 @@
-"""Tags of XML and HTML, and archives of such files."""
+"""Documents of paragraphs with marks, alone or in archives."""
 
-import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from io import BytesIO
+from xml.etree.ElementTree import ParseError
 from zipfile import BadZipFile, ZipFile
 
 from documents.document import Document, Passage, in_text
 from documents.marks import Paragraph, Slot, spread
 from errors import InputError
 
-TAG = re.compile(
-    r"<!--.*?-->|<!\[CDATA\[.*?\]\]>|<[!?][^>]*>"
-    r"|<(?P<close>/?)(?P<name>[A-Za-z][^\s/>]*)"
-    r"""(?P<attributes>(?:"[^"]*"|'[^']*'|[^'">])*?)(?P<empty>/?)>""",
-    re.DOTALL,
+_WRONG = (
+    BadZipFile,
+    ParseError,
+    NotImplementedError,
+    RuntimeError,
+    EOFError,
+    OSError,
+    ValueError,
+    zlib.error,
 )
-_WRONG = (BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, ValueError, zlib.error)
-
-
-def attribute(attributes: str, name: str) -> str:
-    """An attribute's value, or nothing."""
-    match = re.search(
-        rf"""(?<![\w:-]){name}\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""", attributes
-    )
-    return (match[1] or match[2] or match[3] or "") if match else ""
 
 
 def in_markup(
