@@ -20,6 +20,11 @@ _WORD = regex.compile(r"(?w)\w.*?(?=\b)")
 _ENDED = regex.compile(r"[\p{STerm}:]\W*$")
 
 
+def runs_on(before: str, after: str) -> bool:
+    """Whether a sentence goes on behind a line break."""
+    return after.lstrip()[:1].islower() and not _ENDED.search(before)
+
+
 def places(sources: Sequence[str], texts: Sequence[str], marked: Sequence[Span]) -> list[Place]:
     """Where the marks of a passage go in its translation.
 
@@ -250,7 +255,7 @@ class Slots:
     def add(self, span: Span, words: str = "", look: str | None = None, kind: str = "text") -> None:
         if self._break is not None and kind == "text" and words.strip():
             before = "".join(slot.words for slot in self._slots[: self._break])
-            if not words.lstrip()[0].islower() or _ENDED.search(before):
+            if not runs_on(before, words):
                 self._end_line()
             self._break = None
         if self._space and words.strip():
