@@ -28,7 +28,7 @@ _IS_TEXT = set("script style textarea".split())  # what looks like a tag in them
 _NOT_TRANSLATED = re.compile(r"""(?i)\btranslate\s*=\s*["']?no\b|\bclass\s*=[^>]*\bnotranslate\b""")
 # The rest of a link to a note or from it, or of an empty one
 _NOTE = re.compile(
-    r"(?i)(?:\s|<[^<>]*>)*[\[(]?(?:\d{1,3}|[a-z]|[*†‡§¶↩]*|&#\w+;)[\])]?(?:\s|<(?!/a)[^<>]*>)*</a\s*>"
+    r"(?:\s|<[^<>]*>)*[\[(]?(?:\d{1,3}|(?<=[\[(])[a-z]|[*†‡§¶↩]*|&#\w+;)[\])]?(?:\s|<(?!/[aA]\b)[^<>]*>)*</[aA]\s*>"
 )
 _SPACE = " \t\r\n\f"
 _SPACES = re.compile(f"[{_SPACE}]+")

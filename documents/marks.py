@@ -191,14 +191,26 @@ def spread(
     at = at or places([paragraph.text], [text], paragraph.marked)
     slots = paragraph.slots
     parts = [""] * len(slots)
+    lost = list[tuple[str, str]]()
+    shown = [slot.words for slot in slots if slot.kind == "anchor" and slot.words.strip()]
+    rest = ""  # between a note and what else is sure of its place
+    last = 0  # slot with text
     for (first, begin), (stop, end) in pairwise(sorted(_cuts(paragraph, text, at).items())):
-        takers = [
-            i for i in range(first, stop) if slots[i].words.strip() and slots[i].kind == "text"
-        ]
+        inside = range(first, stop)
+        takers = [i for i in inside if slots[i].words.strip() and slots[i].kind == "text"]
         best = (i for i in takers if slots[i].look == paragraph.look)
         taker = next(best, (takers or [first])[0])
-        parts[taker] = slots[taker].words if slots[taker].kind == "anchor" else text[begin:end]
-    lost = list[tuple[str, str]]()
+        is_anchor = slots[taker].kind == "anchor"
+        part = rest + text[begin:end]
+        if is_anchor and part.strip() == slots[taker].words.strip():
+            part = ""
+        for name in (name for name in shown if name in part):
+            part = part.replace(name, "")  # a note that has passed another one
+            lost.append(("place", name))
+        parts[taker] = slots[taker].words if is_anchor else part
+        last = last if is_anchor else taker
+        rest = part if is_anchor else ""
+    parts[last] += rest
     for mark, (start, end), (_, sure) in zip(paragraph.marks_of, paragraph.marked, at, strict=True):
         words = paragraph.text[start:end].strip()
         is_empty = regex.search(r"\w", words) and not "".join(parts[mark.first : mark.stop]).strip()
