@@ -38,7 +38,7 @@ class Document:
     strict:  a passage whose translation lost a placeholder stays as it is
     places:  where what is marked in a passage goes in its text; if it is not here, `marks.places` says it
     plain:   words whose formatting `write` could not keep
-    check:   what a reader should check after `write`
+    notes:   what a reader should know of the whole document
     """
 
     passages: list[Passage]
@@ -48,7 +48,7 @@ class Document:
     strict: bool = False
     places: dict[Passage, Sequence[Place]] = field(default_factory=dict)
     plain: list[str] = field(default_factory=list)
-    check: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def in_text(

@@ -36,7 +36,7 @@ _CHAPTERS = {"application/xhtml+xml", "application/x-dtbncx+xml"}
 
 
 def parse(data: bytes) -> Document:
-    return _part(data, "", {"places": {}, "plain": [], "check": []})
+    return _part(data, "", {"places": {}, "plain": [], "notes": []})
 
 
 def parse_epub(data: bytes) -> Document:

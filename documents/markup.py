@@ -29,7 +29,7 @@ def in_markup(
     about: dict,
 ) -> Document:
     """A document of paragraphs with marks. written: other words as they are written into a slot; about: places, plain
-    and check of the `Document`."""
+    and notes of the `Document`."""
     source = ""
 
     def found(text: str) -> Iterable[Paragraph]:
@@ -45,7 +45,7 @@ def in_markup(
         parts, lost = spread(passage, text, about["places"].get(passage))
         for kind, words in lost:
             message = f"{passage.text[:40]!r}: check the {kind} of {words!r}"
-            about["plain" if kind == "look" else "check"].append(
+            about["plain" if kind == "look" else "notes"].append(
                 words if kind == "look" else message
             )
         return [
@@ -70,7 +70,7 @@ def in_archive(
         names = parts_of(archive)
     except (*_WRONG, KeyError) as error:
         raise InputError(f"not a {ending} file: {error}") from None
-    about: dict = {"places": {}, "plain": [], "check": []}
+    about: dict = {"places": {}, "plain": [], "notes": []}
     parts = {
         file: parse(content, file.filename, about)
         for file, content in contents.items()

@@ -84,7 +84,7 @@ class Translator:
             is_lost = document.strict and changed(passage.text, text, pattern)
             texts.append(None if is_lost else text)
         data = document.write(texts)
-        return Translation(data, problems + document.check)
+        return Translation(data, problems + document.notes)
 
     def _fits(self, text: str) -> bool:
         """Whether the model can read the text and write as much."""

@@ -96,11 +96,11 @@ def test_what_belongs_to_words_of_a_docx_stays_at_them(body, texts, new, written
 def test_a_change_or_a_link_that_cannot_stay_is_named():
     document = FORMATS[".docx"](docx(long(INSERTED.format("[Now]") + "[ he sees.]")))
     document.write(["Er sieht jetzt."])
-    assert document.check == ["'Now he sees.': check the change of 'Now'"]
+    assert document.notes == ["'Now he sees.': check the change of 'Now'"]
     links = " ".join(f'<a href="{i}">{word}</a>' for i, word in enumerate(("one", "two")))
     document = FORMATS[".html"](links.encode())
     assert document.write(["Ja"]).decode().count("></a>") == 0
-    assert document.check == ["'one two': check the link of 'two'"]
+    assert document.notes == ["'one two': check the link of 'two'"]
 
 
 def test_the_parts_of_a_docx_are_those_that_it_lists():
