@@ -7,13 +7,17 @@ byte. Only translator.py knows a model.
 from collections.abc import Callable
 from functools import partial
 
-from documents import gettext, markdown, plain, subtitles, word
+from documents import gettext, html, markdown, plain, subtitles, word
 from documents.document import Document
 
 FORMATS: dict[str, Callable[[bytes], Document]] = {
     ".txt": plain.parse,
     ".md": markdown.parse,
+    ".markdown": markdown.parse,
     ".docx": word.parse,
+    ".html": html.parse,
+    ".htm": html.parse,
+    ".epub": html.parse_epub,
     ".po": gettext.parse,
     ".srt": partial(subtitles.parse, srt=True),
     ".vtt": subtitles.parse,

@@ -9,6 +9,7 @@ from documents.sentences import UNSPACED
 from errors import InputError
 
 Span = tuple[int, int]
+Place = tuple[Span, bool]  # of a mark in a translation, and whether it is sure
 
 _LINE = re.compile(r"[^\r\n]+")
 _BLOCK = re.compile(r"(?:[^\r\n]*[^\s\ufeff][^\r\n]*(?:\r\n?|\n|\Z))+")
@@ -17,10 +18,14 @@ _UNSPACED = re.compile(f"[{UNSPACED}]")
 
 @dataclass(frozen=True)
 class Passage:
-    """A text to translate, such as a paragraph, and where it is in its source: one part or more, such as lines."""
+    """A text to translate, such as a paragraph, and where it is in its source: one part or more, such as lines.
+
+    marked: spans of the text with something of their own, such as a link or, empty, a note; see marks.py
+    """
 
     text: str
     spans: tuple[Span, ...]
+    marked: tuple[Span, ...] = ()
 
 
 @dataclass
@@ -31,7 +36,9 @@ class Document:
     place:   where a passage is, for messages
     marks:   a pattern of what a translation must keep besides placeholders, such as Markdown's code
     strict:  a passage whose translation lost a placeholder stays as it is
+    places:  where what is marked in a passage goes in its text; if it is not here, `marks.places` says it
     plain:   words whose formatting `write` could not keep
+    notes:   what a reader should know of the whole document
     """
 
     passages: list[Passage]
@@ -39,7 +46,9 @@ class Document:
     place: Callable[[Passage], str]
     marks: str = ""
     strict: bool = False
+    places: dict[Passage, Sequence[Place]] = field(default_factory=dict)
     plain: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def in_text(

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from decoder import BATCH_SIZE, Options, Response, SpeculativeDecoder
 from documents.document import Document, Passage
+from documents.marks import places
 from documents.sentences import changed, keep_pattern, masked, sentences, translatable, words_of
 from errors import InputError
 from reporting import reporter
@@ -74,12 +75,16 @@ class Translator:
         texts = list[str | None]()
         problems = list[str]()
         for passage, of_passage in zip(document.passages, pieces, strict=True):
-            text = "".join(self._text(piece, pattern) for piece in of_passage)
+            new_pieces = [self._text(piece, pattern) for piece in of_passage]
+            text = "".join(new_pieces)
+            if passage.marked:
+                document.places[passage] = places(of_passage, new_pieces, passage.marked)
             place = document.place(passage)
             problems += [f"{place}: {each}" for each in self._problems(passage, text, pattern)]
             is_lost = document.strict and changed(passage.text, text, pattern)
             texts.append(None if is_lost else text)
-        return Translation(document.write(texts), problems)
+        data = document.write(texts)
+        return Translation(data, problems + document.notes)
 
     def _fits(self, text: str) -> bool:
         """Whether the model can read the text and write as much."""

@@ -49,11 +49,13 @@ def test_a_po_files_messages_without_a_translation_get_one():
 
 
 RUN = '<w:r><w:rPr>{}</w:rPr><w:t xml:space="preserve">{}</w:t></w:r>'
+TYPES = '<Types><Override PartName="/word/document.xml" ContentType="document.main+xml"/></Types>'
 BODY = '<w:p xmlns:w="urn:w"><w:pPr><w:rPr><w:b/></w:rPr></w:pPr>{}</w:p>'
 
 
 def docx(*runs: tuple[str, str]) -> bytes:
     with zipfile.ZipFile(output := io.BytesIO(), "w") as archive:
+        archive.writestr("[Content_Types].xml", TYPES)
         archive.writestr("word/document.xml", BODY.format("".join(RUN.format(*r) for r in runs)))
         archive.writestr("word/picture.bin", b"\0\1")
     return output.getvalue()

@@ -1,0 +1,94 @@
+"""Documents of paragraphs with marks, alone or in archives."""
+
+import zlib
+from collections.abc import Callable, Collection, Iterable, Sequence
+from io import BytesIO
+from xml.etree.ElementTree import ParseError
+from zipfile import BadZipFile, ZipFile
+
+from documents.document import Document, Passage, in_text
+from documents.marks import Paragraph, Slot, spread
+from errors import InputError
+
+_WRONG = (
+    BadZipFile,
+    ParseError,
+    NotImplementedError,
+    RuntimeError,
+    EOFError,
+    OSError,
+    ValueError,
+    zlib.error,
+)
+
+
+def in_markup(
+    data: bytes,
+    find: Callable[[str], Iterable[Paragraph]],
+    written: Callable[[Paragraph, Slot, str], str],
+    about: dict,
+) -> Document:
+    """A document of paragraphs with marks. written: other words as they are written into a slot; about: places, plain
+    and notes of the `Document`."""
+    source = ""
+
+    def found(text: str) -> Iterable[Paragraph]:
+        nonlocal source
+        source = text
+        return find(text)
+
+    def fit(passage: Passage, text: str) -> list[str]:
+        assert isinstance(passage, Paragraph)
+        old = [source[start:stop] for start, stop in passage.spans]
+        if text == passage.text:
+            return old
+        parts, lost = spread(passage, text, about["places"].get(passage))
+        for kind, words in lost:
+            message = f"{passage.text[:40]!r}: check the {kind} of {words!r}"
+            about["plain" if kind == "look" else "notes"].append(
+                words if kind == "look" else message
+            )
+        return [
+            raw if part == slot.words and (part or not raw) else written(passage, slot, part)
+            for raw, slot, part in zip(old, passage.slots, parts, strict=True)
+        ]
+
+    return in_text(data, found, fit, **about)
+
+
+def in_archive(
+    data: bytes,
+    ending: str,
+    parts_of: Callable[[ZipFile], Collection[str]],
+    parse: Callable[[bytes, str, dict], Document],
+) -> Document:
+    """The document in a zip archive. parts_of: the names of the files with text. parse: reads one of them; its last
+    argument is `in_markup`'s."""
+    try:
+        archive = ZipFile(BytesIO(data))
+        contents = {file: archive.read(file) for file in archive.infolist()}
+        names = parts_of(archive)
+    except (*_WRONG, KeyError) as error:
+        raise InputError(f"not a {ending} file: {error}") from None
+    about: dict = {"places": {}, "plain": [], "notes": []}
+    parts = {
+        file: parse(content, file.filename, about)
+        for file, content in contents.items()
+        if file.filename in names
+    }
+
+    def write(texts: Sequence[str | None]) -> bytes:
+        remaining = iter(texts)
+        output = BytesIO()
+        with ZipFile(output, "w") as archive:
+            for file, content in contents.items():
+                part = parts.get(file)
+                new = part and part.write([next(remaining) for _ in part.passages])
+                archive.writestr(file, new or content)
+        return output.getvalue()
+
+    def place(passage: Passage) -> str:
+        return repr(passage.text[:40])
+
+    passages = [passage for part in parts.values() for passage in part.passages]
+    return Document(passages, write, place, **about)

@@ -1,0 +1,193 @@
+"""Word, HTML and EPUB: what belongs to words stays at them, and all that is not text stays byte for byte."""
+
+import io
+import re
+import zipfile
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from documents import FORMATS
+from documents.marks import placed, places
+from errors import InputError
+
+NAMES = "".join(f' xmlns:{name}="urn:{name}"' for name in ("w", "m", "r"))
+TYPE = '<Types><Override PartName="/word/{}.xml" ContentType="x.document.main+xml"/></Types>'
+
+
+def docx(body: str, name: str = "document") -> bytes:
+    with zipfile.ZipFile(output := io.BytesIO(), "w") as archive:
+        archive.writestr("[Content_Types].xml", TYPE.format(name))
+        archive.writestr(f"word/{name}.xml", f"<w:document{NAMES}><w:p>{body}</w:p></w:document>")
+    return output.getvalue()
+
+
+def body_of(data: bytes, name: str = "document") -> str:
+    """What is in the paragraph, with runs in short as docx.words writes them."""
+    xml = zipfile.ZipFile(io.BytesIO(data)).read(f"word/{name}.xml").decode()
+    xml = xml.partition("<w:p>")[2].rpartition("</w:p>")[0].replace(' xml:space="preserve"', "")
+    xml = re.sub("<w:r>(?:<w:rPr>(.*?)</w:rPr>)?<w:t>(.*?)</w:t></w:r>", r"[\1:\2]", xml)
+    return xml.replace("[:]", "").replace("[:", "[")
+
+
+def long(body: str) -> str:
+    """The runs that are in short: [text] and [<w:b/>:text]."""
+    body = re.sub(r"\[([^\[\]:]*)\]", r"[:\1]", body)
+    body = re.sub(
+        r"\[(<[^\[\]]*/>)?:([^\[\]]*)\]", r"<w:r><w:rPr>\1</w:rPr><w:t>\2</w:t></w:r>", body
+    )
+    return body.replace("<w:rPr></w:rPr>", "")
+
+
+def field(code: str, result: str) -> str:
+    begin, separate, end = (
+        f'<w:r><w:fldChar w:fldCharType="{kind}"/></w:r>' for kind in ("begin", "separate", "end")
+    )
+    return f"{begin}<w:r><w:instrText> {code} </w:instrText></w:r>{separate}{result}{end}"
+
+
+NOTE = '<w:r><w:footnoteReference w:id="1"/></w:r>'
+MATH = "<m:oMath><m:r><m:t>x</m:t></m:r></m:oMath>"
+DELETED = '<w:del w:id="1"><w:r><w:delText>big </w:delText></w:r></w:del>'
+REF, PAGE, LINK = field("REF a", "[two]"), field("PAGE", "[3]"), 'HYPERLINK "x"'
+COMMENT = '<w:commentRangeStart w:id="3"/>{}<w:commentRangeEnd w:id="3"/>'
+INSERTED = '<w:ins w:id="2">{}</w:ins>'
+HYPERLINK = '<w:hyperlink r:id="1">{}</w:hyperlink>'
+BREAK, TAB = "<w:r><w:br/></w:r>", "<w:r><w:tab/></w:r>"
+HYPHEN = "<w:r><w:noBreakHyphen/></w:r>"
+BOX = "<w:r><w:pict><w:p>{}</w:p></w:pict></w:r>"
+RUBY = "<w:r><w:ruby><w:rt>{}</w:rt><w:rubyBase>{}</w:rubyBase></w:ruby></w:r>"
+U = "<w:u/>"
+
+WORD = [
+    (f"[The king.]{NOTE}[ He sees.]", ["The king. He sees."], None, f"[THE KING.]{NOTE}[ HE SEES.]"),
+    (f"[The king]{NOTE}[, he sees.]", ["The king, he sees."], None, f"[THE KING]{NOTE}[, HE SEES.]"),
+    (f"[See ]{REF}[ now.]", ["See {1} now."], "Jetzt {1} sehen.", f"[Jetzt ]{REF}[ sehen.]"),
+    (f"[Page ]{PAGE}", ["Page {1}"], "{1} ist sie", f"{PAGE}[ ist sie]"),
+    (f"[{{1}} is ]{MATH}[.]", ["{1} is {2}."], None, f"[{{1}} IS ]{MATH}[.]"),
+    (f"[See ]{HYPERLINK.format(f'[{U}:the house]')}[ now.]", ["See the house now."], "Ja", HYPERLINK.format(f"[{U}:Ja]")),
+    (f"{HYPERLINK.format('[Ann]')}[ sees.]", ["Ann sees."], "Heute sieht Ann.", f"[Heute sieht ]{HYPERLINK.format('[Ann]')}[.]"),
+    (field(LINK, "[Ann]") + "[ sees.]", ["Ann sees."], None, field(LINK, "[ANN]") + "[ SEES.]"),
+    (f"[An old ]{DELETED}[king.]", ["An old king."], None, f"[AN OLD ]{DELETED}[KING.]"),
+    (f"{INSERTED.format('[Now]')}[ he sees.]", ["Now he sees."], None, f"{INSERTED.format('[NOW]')}[ HE SEES.]"),
+    (f"[A ]{COMMENT.format('[red dog]')}[ sees.]", ["A red dog sees."], None, f"[A ]{COMMENT.format('[RED DOG]')}[ SEES.]"),
+    (f"[Name]{TAB}[Ann]{BREAK}[Lee]", ["Name", "Ann", "Lee"], None, f"[NAME]{TAB}[ANN]{BREAK}[LEE]"),
+    (f"[Ann]{BREAK}[sees.]", ["Ann sees."], None, f"[ANN]{BREAK}[SEES.]"),
+    (f"[An e]{HYPHEN}[mail.]", ["An e-mail."], None, f"[AN E]{HYPHEN}[MAIL.]"),
+    (f"[a]{BOX.format('[b]')}[ c]", ["b", "a c"], None, f"[A]{BOX.format('[B]')}[ C]"),
+    (RUBY.format("[かん]", "[漢]") + "[です。]", ["漢です。"], "So.", RUBY.format("", "") + "[So.]"),
+    ("[<w:b/>:Ann][ sees.]", ["Ann sees."], "Es sieht Ann.", "[Es sieht ][<w:b/>:Ann][.]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body, texts, new, written", WORD)
+def test_what_belongs_to_words_of_a_docx_stays_at_them(body, texts, new, written):
+    source = docx(long(body))
+    document = FORMATS[".docx"](source)
+    assert [passage.text for passage in document.passages] == texts
+    assert document.write(texts) == document.write([None] * len(texts))
+    assert body_of(document.write(texts)) == body_of(source)
+    assert body_of(document.write([new or text.upper() for text in texts])) == body_of(
+        docx(long(written))
+    )
+
+
+def test_a_change_or_a_link_that_cannot_stay_is_named():
+    document = FORMATS[".docx"](docx(long(INSERTED.format("[Now]") + "[ he sees.]")))
+    document.write(["Er sieht jetzt."])
+    assert document.notes == ["'Now he sees.': check the change of 'Now'"]
+    links = " ".join(f'<a href="{i}">{word}</a>' for i, word in enumerate(("one", "two")))
+    document = FORMATS[".html"](links.encode())
+    assert document.write(["Ja"]).decode().count("></a>") == 0
+    assert document.notes == ["'one two': check the link of 'two'"]
+
+
+def test_the_parts_of_a_docx_are_those_that_it_lists():
+    document = FORMATS[".docx"](docx(long("[An old king.]"), "document2"))
+    assert body_of(document.write(["Ein König."]), "document2") == "[Ein König.]"
+    with zipfile.ZipFile(output := io.BytesIO(), "w") as archive:
+        archive.writestr("[Content_Types].xml", "<Types/>")
+    with pytest.raises(InputError, match=r"not a \.docx file: .*no text"):
+        FORMATS[".docx"](output.getvalue())
+
+
+PAGES = [
+    ("<p>The <b>old</b>\n king<br>\nsees.</p>", ["The old king sees."], None, "<p>THE <b>OLD</b> KING<br>\nSEES.</p>"),
+    ("<title> A &amp; b </title>", ["A & b"], "<c> & d", "<title> &lt;c&gt; &amp; d </title>"),
+    ('<p>Ann<a href="#1"><sup>[1]</sup></a>, too</p>', ["Ann, too"], None, '<p>ANN<a href="#1"><sup>[1]</sup></a>, TOO</p>'),
+    ("<script>'<p>no</p>'</script><pre>no <i>no</i></pre>yes", ["yes"], None, "<script>'<p>no</p>'</script><pre>no <i>no</i></pre>YES"),
+    ("<p>The <code>a</code> runs</p>", ["The {1} runs"], "es läuft {1}", "<p>es läuft <code>a</code></p>"),
+    ('<p translate=no>no</p><p>a <i class="x notranslate">b</i> c', ["a {1} c"], None, '<p translate=no>no</p><p>A <i class="x notranslate">b</i> C'),
+    ("<b>Ann</b> sees", ["Ann sees"], "Es sieht Ann", "Es sieht <b>Ann</b>"),
+    ("5 m<sup>2</sup> big", ["5 m2 big"], "5 m2 groß", "5 m<sup>2</sup> groß"),
+    ("<ruby>漢<rp>(</rp><rt>かん</rt><rp>)</rp></ruby>です", ["漢です"], "So", "<ruby><rp></rp><rt></rt><rp></rp></ruby>So"),
+    ("<li>one<li>a &lt; b<!-- <p>no -->c", ["one", "a < bc"], None, "<li>ONE<li>A &lt; BC<!-- <p>no -->"),
+    ("Soft&shy;ware <a title='a > b' href=x/>it</a>", ["Software it"], None, "SOFTWARE <a title='a > b' href=x/>IT</a>"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("page, texts, new, written", PAGES)
+def test_only_texts_of_a_page_change(page, texts, new, written):
+    document = FORMATS[".html"](page.encode())
+    assert [passage.text for passage in document.passages] == texts
+    assert document.write(texts).decode() == page
+    assert document.write([new or text.upper() for text in texts]).decode() == written
+    assert document.place(document.passages[0]) == "line 1"
+
+
+def test_an_epub_is_an_archive_of_pages():
+    item = '<item href="{}" media-type="application/{}"/>'
+    files = {
+        "mimetype": "application/epub+zip",
+        "a/b.opf": f"<package>{item.format('text/c%201.xml', 'xhtml+xml')}{item.format('toc.ncx', 'x-dtbncx+xml')}</package>",
+        "a/text/c 1.xml": '<?xml version="1.0"?><p>An <a id="p1"/>old king.</p>',
+        "a/toc.ncx": "<navLabel><text>One</text></navLabel>",
+        "a/other.xhtml": "<p>no</p>",
+    }
+
+    def epub(files: dict[str, str]) -> bytes:
+        with zipfile.ZipFile(output := io.BytesIO(), "w") as archive:
+            for name, content in files.items():
+                archive.writestr(zipfile.ZipInfo(name), content)
+        return output.getvalue()
+
+    document = FORMATS[".epub"](epub(files))
+    assert [passage.text for passage in document.passages] == ["An old king.", "One"]
+    new = files | {"a/text/c 1.xml": '<?xml version="1.0"?><p>AN <a id="p1"/>OLD KING.</p>'}
+    assert document.write(["AN OLD KING.", None]) == epub(new)
+    with pytest.raises(InputError, match=r"not a \.epub file: .*no text"):
+        FORMATS[".epub"](epub({"mimetype": ""}))
+
+
+def test_marks_go_with_their_sentence_then_with_the_same_words_then_to_the_same_place():
+    sources, texts = (
+        ["He saw Ann. ", "Ann sees the king."],
+        ["Er hat gesehen. ", "Den König sieht Ann."],
+    )
+    whole, other = "".join(sources), "".join(texts)
+
+    def at(words: str, after: int = 0) -> tuple[str, bool]:
+        start = whole.index(words, after)
+        ((begin, stop), sure), *_ = places(sources, texts, [(start, start + len(words))])
+        return other[begin:stop], sure
+
+    assert at("Ann", 10) == ("Ann", True) and at("He saw Ann.") == ("Er hat gesehen.", True)
+    assert at("He saw Ann. Ann sees the king.") == (other, True)
+    assert at("the king") == ("sieht Ann", False)
+    assert placed("a king, old", "ein alter König, ja", (6, 6)) == ((15, 15), False)
+    assert places(sources, texts, [(11, 11), (12, 12)]) == [((15, 15), False), ((16, 16), False)]
+
+
+PIECES = "Ann |sees |<b>|</b>|<a href=x>|</a>|<br>|<p>|<img>|\n|<code>x</code>".split("|")
+
+
+@given(st.lists(st.sampled_from(PIECES)))
+def test_no_words_of_a_page_are_lost(pieces):
+    page = "".join(pieces)
+    document = FORMATS[".html"](page.encode())
+    texts = [passage.text for passage in document.passages]
+    assert document.write(texts).decode() == page
+    new = document.write([text.upper() for text in texts]).decode()
+    assert re.findall("<code>x</code>|<.*?>", new) == re.findall("<code>x</code>|<.*?>", page)
+    assert re.findall("ANN|SEES", new) == [word.upper() for word in re.findall("Ann|sees", page)]
