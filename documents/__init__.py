@@ -15,6 +15,9 @@ FORMATS: dict[str, Callable[[bytes], Document]] = {
     ".md": markdown.parse,
     ".docx": word.parse,
     ".po": gettext.parse,
-    ".srt": partial(subtitles.parse, srt=True),
-    ".vtt": subtitles.parse,
+    ".pot": gettext.parse,
+    ".srt": partial(subtitles.parse, kind="srt"),
+    ".vtt": partial(subtitles.parse, kind="vtt"),
+    ".ass": partial(subtitles.parse, kind="ass"),
+    ".ssa": partial(subtitles.parse, kind="ass"),
 }
