@@ -21,3 +21,10 @@ FORMATS: dict[str, Callable[[bytes], Document]] = {
     ".ass": partial(subtitles.parse, kind="ass"),
     ".ssa": partial(subtitles.parse, kind="ass"),
 }
+
+# Keyword arguments of `parse`, and the formats that have them
+OPTIONS = {
+    "bilingual": (".txt", ".srt", ".vtt", ".ass", ".ssa"),
+    "cue_by_cue": (".srt", ".vtt", ".ass", ".ssa"),
+    "fuzzy": (".po", ".pot"),
+}

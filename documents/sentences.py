@@ -3,18 +3,23 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from itertools import accumulate, groupby, pairwise
 
 import regex
 import sentencex
 
-_PICTURE = r"(?!\p{P})\p{Extended_Pictographic}[\p{Extended_Pictographic}\p{Emoji_Modifier}\ufe0f\u200d]*"
+_PICTURE = (
+    r"(?!\p{P})\p{Extended_Pictographic}[\p{Extended_Pictographic}\p{Emoji_Modifier}\ufe0f\u200d]*"
+)
 # Addresses, tags, and placeholders: {name}, ${name}, &amp;, \n; pictures, which a vocabulary may lack
 _PLACEHOLDER = (
     r"(?:https?://|www\.)[^\s<>]*[^\s<>.,;:!?)\]]|[\w.+-]+@[\w-]+(?:\.[\w-]+)+|</?\w[^<>]*>|\$?\{[^{}]*\}"
     rf"|&#?\w+;|\\[Nnht]|{_PICTURE}"
 )
-_EDGES = regex.compile(rf"((?:(?:{_PICTURE}|[♪♫])\s*)*)(.*?)((?:\s*(?:{_PICTURE}|[♪♫]))*)", regex.DOTALL)
+_EDGES = regex.compile(
+    rf"((?:(?:{_PICTURE}|[♪♫])\s*)*)(.*?)((?:\s*(?:{_PICTURE}|[♪♫]))*)", regex.DOTALL
+)
 _MASK = re.compile(r"X\d+")
 
 # Scripts whose words stand without spaces: those of Southeast Asia, Han and kana with their punctuation
@@ -25,7 +30,7 @@ _WORD = regex.compile(rf"(?=\w)[{_UNSPACED}]|[^\W{_UNSPACED}]+")
 # What lines are made of: words or clusters, with opening marks, and with closing marks and vowels that may not begin a
 # line (by Unicode's line breaking classes; Thai and Lao vowels stand before or after their consonant).
 _UNIT = regex.compile(
-    r"[\p{lb=OP}\p{Pi}\u0e40-\u0e44\u0ec0-\u0ec4]*"
+    r"(?:\p{Pd}\s+)?[\p{lb=OP}\p{Pi}\u0e40-\u0e44\u0ec0-\u0ec4]*"
     rf"(?:(?=[{_UNSPACED}])\X(?:(?<=[\u1039\u17d2])\X)*|[^\s{_UNSPACED}]+)"
     r"(?:(?=[\p{lb=CL}\p{lb=CP}\p{lb=EX}\p{lb=IS}\p{lb=NS}\p{lb=CJ}\p{Pf}\p{M}\p{Lm}…"
     r"\u0e2f\u0e30\u0e32\u0e33\u0e45\u0eaf\u0eb0\u0eb2\u0eb3])\X)*\s*"
@@ -40,7 +45,7 @@ _LINE_ENDED = regex.compile(rf"{ENDED.pattern}|[:：]\s*$")  # noqa: RUF001
 _BEGINS_LOWER = regex.compile(r"""[\p{Ps}\p{Pi}"'.…\s]*\p{Ll}""")
 _GOES_ON = regex.compile(rf"{_BEGINS_LOWER.pattern}|\s*\p{{Pd}}|(?<=[」』])\p{{Hiragana}}|\s*$")
 # What ends in a full stop within a sentence: initials; words without a vowel, such as Dr. and Hr.; other titles
-_VOWELS = "aeiouyáàâäãåæéèêëíîïóòôöõøœúùûüýőűąęėįųūāēīōıаеиоуыэюяєіїαεηιουω"
+_VOWELS = "aeiouyáàâäãåæéèêëíîïóòôöõøœúùûüýőűąęėįųūāēīōаеиоуыэюяєіїαεηιουω"  # noqa: RUF001
 _ABBREVIATION = regex.compile(
     rf"(?<!\p{{L}})(?:\p{{L}}|(?!\p{{Lu}}+\.)(?i:(?![{_VOWELS}])\p{{L}}){{2,4}}"
     r"|MM|Mme|Mlle|Abb|Av|Dña|Doç|[Gg]en|hra|ifj|im|inż|mevr|özv|rva|tri|им)\.$"
@@ -50,6 +55,7 @@ _WITH_ORDINALS = "bs cs da de et eu fi fo hr hu is lb lv nb nn no pl sk sl sr tr
 _ORDINAL = regex.compile(r"(?<![\w.,])(?:\d{1,3}|[IVXLC]+)\.$")
 
 
+@cache
 def keep_pattern(marks: str = "") -> regex.Pattern:
     """A pattern of what a translation must keep: placeholders and a format's own `marks`."""
     return regex.compile(f"{marks}|{_PLACEHOLDER}" if marks else _PLACEHOLDER)
@@ -162,7 +168,7 @@ def _clauses(text: str, fits: Callable[[str], bool]) -> Iterator[str]:
 def edges(text: str) -> tuple[str, str, str]:
     """A text without the pictures at its edges, between what stands before and after it."""
     match = _EDGES.fullmatch(text)
-    return match.groups() if match else ("", text, "")
+    return (match[1], match[2], match[3]) if match else ("", text, "")
 
 
 def translatable(text: str, pattern: regex.Pattern) -> bool:

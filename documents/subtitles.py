@@ -41,7 +41,7 @@ class _Cue:
     start: float
     end: float
     lines: Sequence[Span]
-    voice: Sequence[str] = ()
+    voice: tuple[str, ...] = ()
 
 
 def parse(data: bytes, kind: str, cue_by_cue: bool = False, bilingual: bool = False) -> Document:
@@ -76,7 +76,8 @@ def _cues(source: str, srt: bool, notes: list[str]) -> list[_Cue]:
         else:
             text = [*takewhile(lambda span: span[0] < span[1], spans[head + 1 : following])]
         bare = [_bare(source, *span) for span in text]
-        cues.append(_Cue(*_seconds(times), [*filter(None, bare)]))
+        start, end = _seconds(*times.groups()[:4]), _seconds(*times.groups()[4:])
+        cues.append(_Cue(start, end, [*filter(None, bare)]))
     return cues
 
 
@@ -88,27 +89,23 @@ def _heads(lines: Sequence[str], srt: bool) -> Iterator[int]:
             yield i
 
 
-def _seconds(*times: re.Match) -> Iterator[float]:
-    for match in times:
-        groups = iter(match.groups())
-        for hours, minutes, seconds, fraction in zip(*[groups] * 4, strict=True):
-            whole = 3600 * int(hours or 0) + 60 * int(minutes) + int(seconds)
-            yield whole + float(f"0.{fraction}")
+def _seconds(hours: str | None, minutes: str, seconds: str, fraction: str) -> float:
+    return 3600 * int(hours or 0) + 60 * int(minutes) + float(f"{seconds}.{fraction}")
 
 
 def _events(source: str, notes: list[str]) -> Iterator[_Cue]:
     """The cues of an .ass: its lines of dialogue, but not drawings."""
     fields = list[str]()
-    for start, stop in lines_of(source, 0, len(source)):
-        name, _, values = source[start:stop].partition(":")
+    for at, stop in lines_of(source, 0, len(source)):
+        name, _, values = source[at:stop].partition(":")
         if name == "Format":
             fields = [field.strip() for field in values.split(",")]
         if name != "Dialogue":
             continue
         event = dict(zip(fields, values.split(",", len(fields) - 1), strict=False))
-        times = [_ASS_TIME.fullmatch(event.get(field, "")) for field in ("Start", "End")]
-        if not all(times) or "Text" not in event:
-            notes.append(f"line {line_number(source, start)}: no cue's times; the cue stays as it is")
+        first, last = (_ASS_TIME.fullmatch(event.get(field, "")) for field in ("Start", "End"))
+        if not first or not last or "Text" not in event:
+            notes.append(f"line {line_number(source, at)}: no cue's times; the cue stays as it is")
             continue
         if _ASS_DRAWING.match(event["Text"]):
             continue
@@ -116,8 +113,9 @@ def _events(source: str, notes: list[str]) -> Iterator[_Cue]:
         cuts = [match.span() for match in _ASS_BREAK.finditer(source, begin, stop)]
         spans = [(a, b) for (_, a), (b, _) in pairwise([(0, begin), *cuts, (stop, 0)])]
         bare = [_bare(source, *span) for span in spans]
-        voice = [event.get(field, "") for field in ("Style", "Name")]
-        yield _Cue(*_seconds(*times), [*filter(None, bare)], voice)
+        voice = event.get("Style", ""), event.get("Name", "")
+        start, end = _seconds(*first.groups()), _seconds(*last.groups())
+        yield _Cue(start, end, [*filter(None, bare)], voice)
 
 
 def _passages(source: str, cues: Sequence[_Cue], most: int) -> Iterator[Passage]:

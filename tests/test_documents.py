@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from documents import FORMATS
+from documents import FORMATS, gettext
 from documents.document import Passage, by_length
 from documents.sentences import changed, keep_pattern, masked, sentences, translatable
 from errors import InputError
@@ -41,11 +41,11 @@ def test_a_po_files_messages_without_a_translation_get_one():
     fuzzy = f'#, c-format, fuzzy\n#| msgid "old"\n{asked}msgstr[0] "x"\nmsgstr[1] ""\n'
     document = FORMATS[".po"](f"{head}{fuzzy}{done}".encode())
     assert [passage.text for passage in document.passages] == ["one\nmore", "many", "%d"]
-    new = f'#, c-format\n{asked}msgstr[0] ""\n"eins\\n"\n"\\"mehr\\""\nmsgstr[1] "viele"\n'
+    new = f'#, c-format, fuzzy\n{asked}msgstr[0] ""\n"eins\\n"\n"\\"mehr\\""\nmsgstr[1] "viele"\n'
     written = document.write(['eins\n"mehr"', "viele", None]).decode()
     assert written == f"{head}{new}{done}" and document.place(document.passages[1]) == "line 10"
     bare = b'msgid "one"\nmsgstr ""\n'  # without a head
-    assert FORMATS[".po"](bare).write(["eins"]) == bare.replace(b'""', b'"eins"')
+    assert gettext.parse(bare, fuzzy=False).write(["eins"]) == bare.replace(b'""', b'"eins"')
 
 
 RUN = '<w:r><w:rPr>{}</w:rPr><w:t xml:space="preserve">{}</w:t></w:r>'

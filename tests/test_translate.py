@@ -178,7 +178,10 @@ def test_a_sentence_cut_short_is_named(run, tmp_path, monkeypatch):
     [
         (["a.txt"], "into which language? Say so with --to"),
         (["a.txt", "--to", "Klingon"], "no language 'Klingon'; there are"),
-        (["a.pdf", "--to", "de"], "a.pdf: translate.py reads .txt, .md, .docx, .po, .srt, .vtt"),
+        (
+            ["a.pdf", "--to", "de"],
+            "a.pdf: translate.py reads .txt, .md, .docx, .po, .pot, .srt, .vtt, .ass",
+        ),
         (["a.txt", "b.txt", "-o", "c.txt"], "--output is one file, for one document, or a folder"),
         (["b.txt", "--to", "de"], "b.txt: No such file"),
     ],
