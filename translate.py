@@ -14,18 +14,21 @@ import unicodedata
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from decoder import BATCH_SIZE
 from distributed.ranks import Ranks, session
-from documents import FORMATS
+from documents import FORMATS, OPTIONS
 from documents.document import Document
-from documents.translator import Translator
+from documents.encodings import decoded
+from documents.translator import Line, Translator
 from errors import InputError, naming
 from terminal import cli, flags
 from terminal.models import Models, open_decoder
 from terminal.summary import Summary
-from text.languages import short, title
+from text.languages import short, tag_of, title
 from text.memory import MemoryFile, load_memory
 
 STDIN = "-"
@@ -51,6 +54,20 @@ def parse_args(argv: list[str] | None = None):
         metavar="FILE",
         help="the file to write, or a folder (default: the document's name with the language: a.de.txt)",
     )
+    flag(
+        "--encoding",
+        metavar="NAME",
+        help="of documents of text, such as windows-1250 (default: UTF-8, or else a guess)",
+    )
+    flag("--bilingual", action="store_true", help="keep the source, with its translation below")
+    flag("--cue-by-cue", action="store_true", help="subtitles: join no cues into sentences")
+    flag("--no-fuzzy", dest="fuzzy", action="store_false", help=".po: do not mark texts as fuzzy")
+    flag(
+        "--report",
+        type=cli.path,
+        metavar="FILE",
+        help="write sources beside texts with what to check, tab-separated",
+    )
     flag("--force", action="store_true", help="replace files that exist")
     flag(
         "--whole",
@@ -71,42 +88,71 @@ def parse_args(argv: list[str] | None = None):
         help="sentences to decode in one batch (default: %(default)s)",
     )
     flags.add_shared(parser, "--memory", "--memory-append")
+    flag(
+        "--memory-exact",
+        action="store_true",
+        help="use the memory's text of the same sentence or passage as it is",
+    )
     flags.add_decoding_options(parser, without=("logprobs", "num_samples", "reference", "stop"))
     flag("--verbose", action="store_true", help="print statistics to stderr at the end")
     args = parser.parse_intermixed_args(argv)
     flags.check_models(args, parser)
     if args.output and len(args.documents) > 1 and not args.output.is_dir():
         parser.error("--output is one file, for one document, or a folder that exists")
+    if args.memory_exact and not args.memory:
+        parser.error("--memory-exact needs --memory")
     return args
 
 
-def load(name: str, output: Path | None) -> Document:
-    """The document in a file. Standard input has the format of the output's name."""
+def load(name: str, output: Path | None, encoding: str | None = None, **options: bool) -> Document:
+    """The document in a file. Standard input has the format of the output's name. options: of `OPTIONS`."""
     path = Path(output or name) if name == STDIN else Path(name)
-    parse = FORMATS.get(path.suffix.lower() or ".txt")
+    suffix = path.suffix.lower() or ".txt"
+    parse = FORMATS.get(suffix)
     if parse is None:
         raise InputError(f"{path}: translate.py reads {', '.join(FORMATS)}")
+    if options.get("bilingual") and suffix not in OPTIONS["bilingual"]:
+        raise InputError(f"{path}: --bilingual is for {', '.join(OPTIONS['bilingual'])}")
+    taken = {option: on for option, on in options.items() if suffix in OPTIONS[option]}
     data = sys.stdin.buffer.read() if name == STDIN else path.read_bytes()
     try:
         with naming(Path(name)):
-            return parse(data)
+            return decoded(partial(parse, **taken), data, encoding)
     except ImportError:
-        needed = f"{path.suffix} needs: pip install -r requirements-documents.txt"
+        needed = f"{path.name} needs: pip install -r requirements-documents.txt"
         raise InputError(needed) from None
 
 
-def output_of(name: str, output: Path | None, language: str | None, force: bool) -> Path | None:
-    """Where a document's translation goes; None: stdout. InputError if that exists, unless `force`."""
+def output_of(
+    name: str, output: Path | None, languages: Sequence[str | None], force: bool
+) -> Path | None:
+    """Where a document's translation goes; None: stdout. languages: source and target. InputError if that exists, unless
+    `force`."""
     if str(output or name) == STDIN:
         return None
     if output is None or output.is_dir():
-        if language is None:
+        source, target = languages
+        if target is None:
             raise InputError("the model does not say its language: name the file with --output")
         path = Path(name)
-        output = (output or path.parent) / f"{path.stem}.{short(language)}{path.suffix}"
+        suffix = ".po" if path.suffix == ".pot" else path.suffix
+        output = (output or path.parent) / f"{_in_language(path.stem, source, target)}{suffix}"
+    check_free(output, force)
+    return output
+
+
+def check_free(output: Path, force: bool) -> None:
     if output.exists() and not force:
         raise InputError(f"{output} already exists; --force replaces it")
-    return output
+
+
+def _in_language(stem: str, source: str | None, target: str) -> str:
+    """A name with the target language, in place of the source language if that is a part: film.en, film.de."""
+    first, *parts = stem.split(".")
+    for i in reversed(range(len(parts))):
+        if source and tag_of(parts[i]) and short(parts[i]) == short(source):
+            return ".".join([first, *parts[:i], short(target), *parts[i + 1 :]])
+    return f"{stem}.{short(target)}"
 
 
 def check_apart(names: Sequence[str], outputs: Sequence[Path | None]) -> None:
@@ -140,9 +186,9 @@ def translate_file(
     output: Path | None,
     part: str,
     force: bool,
-) -> None:
-    """Write a document's translation, whole or not at all. Sentences that a run translated before it was interrupted
-    are not translated again. part: the ending of the file that has them."""
+) -> list[Line]:
+    """Write a document's translation, whole or not at all, and return its lines. Sentences that a run translated before
+    it was interrupted are not translated again. part: the ending of the file that has them."""
     journal = None
     if output:
         path = output.with_name(f".{output.name}.{part}")
@@ -150,43 +196,71 @@ def translate_file(
         with suppress(FileNotFoundError):  # another run may just have finished with it
             finished = load_memory(path, lambda *_: None)  # passes over a line that was cut off
             translator.texts |= {pair.prompt: pair.text for pair in finished.pairs}
-    data, problems = translator.translate(document, name, journal)
-    for problem in problems:
-        print(cli.one_line(f"{name}, {problem}"), file=sys.stderr)
+    data, lines = translator.translate(document, name, journal)
+    for line in lines:
+        for problem in line.problems:
+            print(cli.one_line(f"{name}, {line.place}: {problem}"), file=sys.stderr)
+    for note in document.notes:
+        print(cli.one_line(f"{name}: {note}"), file=sys.stderr)
+    from_memory = sum(line.from_memory for line in lines)
+    if from_memory:
+        print(f"{name}: {from_memory} of {len(lines)} texts are the memory's", file=sys.stderr)
     if document.plain:
         print(f"{name}: {len(document.plain)} formatted words became plain", file=sys.stderr)
     if output is None:
         sys.stdout.buffer.write(data)
-        return
-    output_of(name, output, None, force)  # it may have appeared meanwhile
+        return lines
+    check_free(output, force)  # it may have appeared meanwhile
     # Another run may write the same output and use the same journal, but not this file.
     whole = path.with_suffix(f".{secrets.token_hex(4)}.whole")
     whole.write_bytes(data)
     whole.replace(output)
     path.unlink(missing_ok=True)
     print(output)
+    return lines
+
+
+def report_of(name: str, lines: Sequence[Line]) -> str:
+    """A document's lines of the report, tab-separated."""
+    rows = [
+        [name, *line[:3], "; ".join([*["from the memory"] * line.from_memory, *line.problems])]
+        for line in lines
+    ]
+    return "".join("\t".join(" ".join(field.split()) for field in row) + "\n" for row in rows)
 
 
 def run_command(args, ranks: Ranks) -> None:
     """Do what the command line asks for."""
     options = flags.options_of(args)
-    documents = [load(name, args.output) for name in args.documents]
-    terms = [*flags.read_memory(args.terms).pairs] if args.terms else []
+    settings = dict(bilingual=args.bilingual, cue_by_cue=args.cue_by_cue, fuzzy=args.fuzzy)
+    documents = [load(name, args.output, args.encoding, **settings) for name in args.documents]
+    if args.report:
+        check_free(args.report, args.force)
+    pairs = flags.read_memory(args.terms).pairs if args.terms else ()
+    # OmegaT's glossaries have comments in a third column.
+    terms = [replace(pair, text=pair.text.partition("\t")[0]) for pair in pairs]
     memory_file = MemoryFile(args.memory) if args.memory_append else None  # created if needed
     models = Models.of(args, ranks)
     decoder = open_decoder(models, options, ranks, args.verbose)
     summary = Summary()
     translator = Translator(
-        decoder, options, args.batch_size, args.whole, terms, memory_file, summary.add
+        decoder, options, args.batch_size, args.whole, terms, {}, memory_file, summary.add
     )
+    languages = translator.source_lang, translator.target_lang
+    if args.memory_exact and decoder.memory:
+        translator.exact = decoder.memory.exact(*languages)
     report_languages(translator)
-    language = translator.target_lang
-    outputs = [output_of(name, args.output, language, args.force) for name in args.documents]
+    outputs = [output_of(name, args.output, languages, args.force) for name in args.documents]
     check_apart(args.documents, outputs)
-    settings = zlib.crc32(repr((str(models.model), options)).encode())  # what texts depend on
+    state = zlib.crc32(repr((str(models.model), options)).encode())  # what texts depend on
+    part = f"{state:08x}.part"
     began = time.perf_counter()
-    for task in zip(args.documents, documents, outputs, strict=True):
-        translate_file(translator, *task, f"{settings:08x}.part", args.force)
+    report = ["file\tplace\tsource\ttext\tcheck\n"]
+    for name, document, output in zip(args.documents, documents, outputs, strict=True):
+        lines = translate_file(translator, name, document, output, part, args.force)
+        report.append(report_of(name, lines))
+    if args.report:
+        args.report.write_text("".join(report), encoding="utf-8")
     if args.verbose:
         summary.pairs = len(decoder.memory.pairs) if decoder.memory else 0
         print("\n".join(summary.lines(time.perf_counter() - began)), file=sys.stderr)

@@ -19,6 +19,16 @@ FORMATS: dict[str, Callable[[bytes], Document]] = {
     ".htm": html.parse,
     ".epub": html.parse_epub,
     ".po": gettext.parse,
-    ".srt": partial(subtitles.parse, srt=True),
-    ".vtt": subtitles.parse,
+    ".pot": gettext.parse,
+    ".srt": partial(subtitles.parse, kind="srt"),
+    ".vtt": partial(subtitles.parse, kind="vtt"),
+    ".ass": partial(subtitles.parse, kind="ass"),
+    ".ssa": partial(subtitles.parse, kind="ass"),
+}
+
+# Keyword arguments of `parse`, and the formats that have them
+OPTIONS = {
+    "bilingual": (".txt", ".srt", ".vtt", ".ass", ".ssa"),
+    "cue_by_cue": (".srt", ".vtt", ".ass", ".ssa"),
+    "fuzzy": (".po", ".pot"),
 }

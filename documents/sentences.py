@@ -2,48 +2,153 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
-from itertools import accumulate, pairwise
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from itertools import accumulate, groupby, pairwise
 
+import regex
 import sentencex
 
-# Addresses, tags, and placeholders: {name}, ${name}, %s, %(name)s, %1$s, &amp;, \n
+_PICTURE = (
+    r"(?!\p{P})\p{Extended_Pictographic}[\p{Extended_Pictographic}\p{Emoji_Modifier}\ufe0f\u200d]*"
+)
+# Addresses, tags, and placeholders: {name}, ${name}, &amp;, \n; pictures, which a vocabulary may lack
 _PLACEHOLDER = (
     r"(?:https?://|www\.)[^\s<>]*[^\s<>.,;:!?)\]]|[\w.+-]+@[\w-]+(?:\.[\w-]+)+|</?\w[^<>]*>|\$?\{[^{}]*\}"
-    r"|%(?:\(\w+\)|\d+\$)?[-+ #0]?[\d.]*(?:h|l|ll|z)?[diouxXeEfFgGcrsa](?!\w)|&#?\w+;|\\[Nnht]"
+    rf"|&#?\w+;|\\[Nnht]|{_PICTURE}"
 )
-_CLAUSE = re.compile(r"[,;:–—]\s+|[،、，；：]\s*")  # noqa: RUF001
-_SPACE = re.compile(r"\s+")
+_EDGES = regex.compile(
+    rf"((?:(?:{_PICTURE}|[♪♫])\s*)*)(.*?)((?:\s*(?:{_PICTURE}|[♪♫]))*)", regex.DOTALL
+)
 _MASK = re.compile(r"X\d+")
+
+# Scripts whose words stand without spaces: those of Southeast Asia, Han and kana with their punctuation
+_UNSPACED = r"\p{lb=SA}\p{Han}\p{Hiragana}\p{Katakana}\u3001-\u3020\u30fb-\u30ff\uff00-\uff9f"
+_WIDE = regex.compile(r"[\p{ea=W}\p{ea=F}]")
 # Words; single characters in scripts that do not separate words.
-UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"  # Thai to Han
-_WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
+_WORD = regex.compile(rf"(?=\w)[{_UNSPACED}]|[^\W{_UNSPACED}]+")
+# What lines are made of: words or clusters, with opening marks, and with closing marks and vowels that may not begin a
+# line (by Unicode's line breaking classes; Thai and Lao vowels stand before or after their consonant).
+_UNIT = regex.compile(
+    r"(?:\p{Pd}\s+)?[\p{lb=OP}\p{Pi}\u0e40-\u0e44\u0ec0-\u0ec4]*"
+    rf"(?:(?=[{_UNSPACED}])\X(?:(?<=[\u1039\u17d2])\X)*|[^\s{_UNSPACED}]+)"
+    r"(?:(?=[\p{lb=CL}\p{lb=CP}\p{lb=EX}\p{lb=IS}\p{lb=NS}\p{lb=CJ}\p{Pf}\p{M}\p{Lm}…"
+    r"\u0e2f\u0e30\u0e32\u0e33\u0e45\u0eaf\u0eb0\u0eb2\u0eb3])\X)*\s*"
+)
+_CLAUSE = regex.compile(r"[,;:–—]\s+|[،、，；：]\s*")  # noqa: RUF001
+_SPACE = regex.compile(r"\s+")
+_CHARACTER = regex.compile(r"\X")
+_NARROWEST = 40  # columns; below that, lines are a list or verses
+
+ENDED = regex.compile(r"""[\p{STerm}…♪][\p{Pe}\p{Pf}"']*\s*$""")
+_LINE_ENDED = regex.compile(rf"{ENDED.pattern}|[:：]\s*$")  # noqa: RUF001
+_BEGINS_LOWER = regex.compile(r"""[\p{Ps}\p{Pi}"'.…\s]*\p{Ll}""")
+_GOES_ON = regex.compile(rf"{_BEGINS_LOWER.pattern}|\s*\p{{Pd}}|(?<=[」』])\p{{Hiragana}}|\s*$")
+# What ends in a full stop within a sentence: initials; words without a vowel, such as Dr. and Hr.; other titles
+_VOWELS = "aeiouyáàâäãåæéèêëíîïóòôöõøœúùûüýőűąęėįųūāēīōаеиоуыэюяєіїαεηιουω"  # noqa: RUF001
+_ABBREVIATION = regex.compile(
+    rf"(?<!\p{{L}})(?:\p{{L}}|(?!\p{{Lu}}+\.)(?i:(?![{_VOWELS}])\p{{L}}){{2,4}}"
+    r"|MM|Mme|Mlle|Abb|Av|Dña|Doç|[Gg]en|hra|ifj|im|inż|mevr|özv|rva|tri|им)\.$"
+)
+# Languages whose ordinals end in a full stop
+_WITH_ORDINALS = "bs cs da de et eu fi fo hr hu is lb lv nb nn no pl sk sl sr tr".split()
+_ORDINAL = regex.compile(r"(?<![\w.,])(?:\d{1,3}|[IVXLC]+)\.$")
 
 
-def keep_pattern(marks: str = "") -> re.Pattern:
+@cache
+def keep_pattern(marks: str = "") -> regex.Pattern:
     """A pattern of what a translation must keep: placeholders and a format's own `marks`."""
-    return re.compile(f"{marks}|{_PLACEHOLDER}" if marks else _PLACEHOLDER)
+    return regex.compile(f"{marks}|{_PLACEHOLDER}" if marks else _PLACEHOLDER)
 
 
 def words_of(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
+def words_and_clusters(text: str) -> list[str]:
+    """What lines may be made of, with the space after it."""
+    return _UNIT.findall(text)
+
+
+def is_unspaced(text: str) -> bool:
+    """Whether this is of a script without spaces between words."""
+    return regex.match(f"[{_UNSPACED}]", text) is not None
+
+
+def between(before: str, after: str) -> str:
+    """What stands between two lines of a sentence when they become one."""
+    return "" if is_unspaced(before[-1:]) and is_unspaced(after) else " "
+
+
+def begins_lower(text: str) -> bool:
+    return _BEGINS_LOWER.match(text) is not None
+
+
+def paragraphs(lines: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Lines grouped into paragraphs: all of an evenly wrapped block; or a line and those in which its sentence goes on.
+    Lines that begin in lower case, the first one too, are a list."""
+    if _wrapped(lines):
+        yield lines
+        return
+    first = 0
+    for i in range(1, len(lines) + 1):
+        goes_on = (
+            i < len(lines)
+            and begins_lower(lines[i])
+            and not begins_lower(lines[first])
+            and not _LINE_ENDED.search(lines[i - 1])
+        )
+        if not goes_on:
+            yield lines[first:i]
+            first = i
+
+
+def _wrapped(lines: Sequence[str]) -> bool:
+    """Whether the lines are one paragraph: no line had room for the next one's first word, and some do not end a
+    sentence."""
+    widths = [_columns(line.rstrip()) for line in lines]
+    first_words = [_columns(words_and_clusters(line.lstrip())[0].rstrip()) for line in lines[1:]]
+    full = all(width + 1 + first > max(widths) for width, first in zip(widths, first_words))  # noqa: B905
+    return max(widths) >= _NARROWEST and full and not all(map(_LINE_ENDED.search, lines[:-1]))
+
+
+def _columns(text: str) -> int:
+    return len(text) + len(_WIDE.findall(text))
+
+
 def sentences(
-    text: str, language: str, pattern: re.Pattern, fits: Callable[[str], bool], whole: bool = False
+    text: str,
+    language: str,
+    pattern: regex.Pattern,
+    fits: Callable[[str], bool],
+    whole: bool = False,
 ) -> Iterator[str]:
-    """The sentences of each line, with the space after them; what does not fit is cut at clauses. Joined they are the
-    text. pattern: what is not cut apart. whole: leave a line whole if it fits."""
-    for line in text.splitlines(keepends=True):
-        if whole and fits(line):
-            yield line
-            continue
-        ends = accumulate(map(len, sentencex.segment(language, line)))
-        inside = {
-            i for match in pattern.finditer(line) for i in range(match.start() + 1, match.end())
-        }
-        for start, end in pairwise([0, *(end for end in ends if end not in inside)]):
-            yield from _clauses(line[start:end], fits)
+    """The sentences of a text, with the space after them; what does not fit is cut at clauses. Joined they are the
+    text. A sentence may run over lines. language: a tag. pattern: what is not cut apart. whole: leave a paragraph whole
+    if it fits."""
+    language = language.partition("-")[0]
+    for has_text, lines in groupby(text.splitlines(keepends=True), lambda line: bool(line.strip())):
+        for paragraph in map("".join, paragraphs([*lines]) if has_text else lines):
+            if whole and fits(paragraph):
+                yield paragraph
+                continue
+            ends = [0, *_ends(paragraph, language, pattern), len(paragraph)]
+            for start, end in pairwise(ends):
+                yield from _clauses(paragraph[start:end], fits)
+
+
+def _ends(text: str, language: str, pattern: regex.Pattern) -> Iterator[int]:
+    """Where sentences end, besides the last one."""
+    inside = {i for match in pattern.finditer(text) for i in range(match.start() + 1, match.end())}
+    for end in accumulate(map(len, sentencex.segment(language, text.replace("\n", " ")))):
+        before = text[:end].rstrip()
+        goes_on = (
+            _GOES_ON.match(text, end)
+            or _ABBREVIATION.search(before)
+            or (language in _WITH_ORDINALS and _ORDINAL.search(before))
+        )
+        if end not in inside and not goes_on:
+            yield end
 
 
 def _clauses(text: str, fits: Callable[[str], bool]) -> Iterator[str]:
@@ -51,7 +156,7 @@ def _clauses(text: str, fits: Callable[[str], bool]) -> Iterator[str]:
         yield text
         return
     middle = len(text) // 2
-    for cut in (_CLAUSE, _SPACE):
+    for cut in (_CLAUSE, _SPACE, _UNIT, _CHARACTER):
         ends = [match.end() for match in cut.finditer(text) if 0 < match.end() < len(text)]
         if ends:
             middle = min(ends, key=lambda end: abs(end - middle))
@@ -60,19 +165,25 @@ def _clauses(text: str, fits: Callable[[str], bool]) -> Iterator[str]:
     yield from _clauses(text[middle:], fits)
 
 
-def translatable(text: str, pattern: re.Pattern) -> bool:
+def edges(text: str) -> tuple[str, str, str]:
+    """A text without the pictures at its edges, between what stands before and after it."""
+    match = _EDGES.fullmatch(text)
+    return (match[1], match[2], match[3]) if match else ("", text, "")
+
+
+def translatable(text: str, pattern: regex.Pattern) -> bool:
     """Whether there is a letter besides what must be kept."""
     return any(map(str.isalpha, pattern.sub("", text)))
 
 
-def changed(source: str, text: str, pattern: re.Pattern) -> list[str]:
+def changed(source: str, text: str, pattern: regex.Pattern) -> list[str]:
     """The placeholders that one of the two has more often than the other."""
     wanted = Counter(match[0] for match in pattern.finditer(source))
     present = Counter(match[0] for match in pattern.finditer(text))
     return [*((wanted - present) + (present - wanted))]
 
 
-def masked(text: str, pattern: re.Pattern) -> tuple[str, Callable[[str], str]]:
+def masked(text: str, pattern: regex.Pattern) -> tuple[str, Callable[[str], str]]:
     """The text with plain tokens, X1 and so on, for placeholders, and a function that puts them back."""
     names = {f"X{i}": match[0] for i, match in enumerate(pattern.finditer(text), 1)}
     tokens = iter(names)

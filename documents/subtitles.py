@@ -1,74 +1,170 @@
-"""Subtitles: SubRip (.srt) and WebVTT (.vtt). Times, numbers, styles and comments stay.
+"""Subtitles: SubRip (.srt), WebVTT (.vtt) and SubStation Alpha (.ass, .ssa). Times, numbers, styles and comments stay.
 
-Cues are joined until a sentence ends, and its translation is spread over their lines again by length.
+A sentence may run over cues: its translation is spread over their lines again.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise, takewhile
 
 from documents.document import (
+    NEWLINE,
     Document,
     Passage,
     Span,
-    blocks_of,
     in_text,
     line_number,
     lines_of,
     passage,
 )
+from documents.sentences import ENDED, begins_lower
 from errors import InputError
 
-_TIME = r"(?:\d+:)?\d\d?:\d\d[.,]\d{1,3}"
-_TIMES = re.compile(rf"[ \t\ufeff]*{_TIME}[ \t]*-->[ \t]*{_TIME}(?!\S)[^\r\n]*")
-_ARROW = re.compile(r"^.*-->.*$", re.MULTILINE)
-_NUMBER = re.compile(r"\s*\d+[ \t]*\r?\n[ \t]*\S")
+_TIME = r"(?:(\d+):)?(\d\d?):(\d\d)[.,](\d{1,3})"
+_TIMES = re.compile(rf"[ \t\ufeff]*{_TIME}[ \t]*-->[ \t]*{_TIME}(?!\S)")
+_ASS_TIME = re.compile(rf"\s*{_TIME}\s*")  # hundredths
+_ASS_BREAK = re.compile(r"\\[Nn]")
+_ASS_DRAWING = re.compile(r"\{[^{}]*\\p[1-9]")
 _TAGS = re.compile(r"(?:<[^<>]*>|\{\\[^{}]*\})+")  # at the edges of a line
-_SPEAKER = re.compile(r"[-–—♪#]")  # a line of its own: a speaker's, a song's  # noqa: RUF001
-_ENDED = re.compile(r"""[.!?…。！？♪]["'»”’)\]]*$""")  # noqa: RUF001
+_SPEAKER = re.compile(r"[-–—♪♫#]|>>")  # begins a line of its own  # noqa: RUF001
+_SOUND = re.compile(r"[\[(（【].*[\])）】]")  # [DOOR OPENS]  # noqa: RUF001
+_COMMA = re.compile(r"""[,،、，､﹐፣՝]["'”’»]*$""")  # noqa: RUF001
+_SOON = 2.0  # seconds between two cues of a sentence
 _MOST = 6  # cues that a sentence may run over
 
 
-def parse(data: bytes, srt: bool = False) -> Document:
-    return in_text(data, lambda source: _joined(source, _cues(source, srt)))
+@dataclass(frozen=True)
+class _Cue:
+    """Times in seconds, lines without the tags around them, and by what else cues may differ: style and speaker."""
+
+    start: float
+    end: float
+    lines: Sequence[Span]
+    voice: tuple[str, ...] = ()
 
 
-def _cues(source: str, srt: bool) -> Iterator[list[Span]]:
-    """The lines of each cue. InputError if one has no times."""
-    timed = 0
-    for start, end in blocks_of(source):
-        arrows = [arrow.start() for arrow in _ARROW.finditer(source, start, end)]
-        times = _TIMES.match(source, arrows[0]) if arrows else None
-        if len(arrows) > bool(times) or (srt and not times and _NUMBER.match(source, start, end)):
-            line = line_number(source, arrows[-1] if arrows else start)
-            raise InputError(f"line {line}: no cue's times, or no empty line before the cue")
-        timed += bool(times)
-        if times or srt:  # an empty line may be within an .srt's cue
-            yield [*lines_of(source, times.end() if times else start, end)]
-    if not timed:
-        raise InputError("no cues with times")
+def parse(data: bytes, kind: str, cue_by_cue: bool = False, bilingual: bool = False) -> Document:
+    """kind: srt, vtt or ass. cue_by_cue: no sentence runs over cues."""
+    notes = list[str]()
+
+    def find(source: str) -> Iterator[Passage]:
+        read = _events(source, notes) if kind == "ass" else _cues(source, kind == "srt", notes)
+        cues = [*read]
+        if not cues:
+            raise InputError(notes[0] if notes else "no cues with times")
+        return _passages(source, [cue for cue in cues if cue.lines], 1 if cue_by_cue else _MOST)
+
+    below = "\\N" if kind == "ass" else "\n"
+    return in_text(data, find, below=below if bilingual else "", notes=notes)
 
 
-def _joined(source: str, cues: Iterable[list[Span]]) -> Iterator[Passage]:
-    spans = list[Span]()
-    cues_joined = 0
-    for cue in cues:
-        lines = [*filter(None, (_bare(source, *span) for span in cue))]
-        alone = any(_SPEAKER.match(source, start) for start, _ in lines)
-        if spans and (alone or cues_joined == _MOST):
-            yield passage(source, spans)
-            spans = []
-            cues_joined = 0
-        if alone:
-            yield from (passage(source, [line]) for line in lines)
+def _cues(source: str, srt: bool, notes: list[str]) -> list[_Cue]:
+    """The cues of an .srt or .vtt. Those whose times cannot be read are noted."""
+    breaks = [match.span() for match in NEWLINE.finditer(source)]
+    spans = [(a, b) for (_, a), (b, _) in pairwise([(0, 0), *breaks, (len(source), 0)])]
+    lines = [source[start:stop].strip("\ufeff \t") for start, stop in spans]
+    cues = list[_Cue]()
+    for head, following in pairwise([*_heads(lines, srt), len(lines)]):
+        times = _TIMES.match(source, *spans[head])
+        if not times:
+            notes.append(f"line {head + 1}: no cue's times; the cue stays as it is")
             continue
-        spans += lines
-        cues_joined += 1
-        if spans and _ENDED.search(source[slice(*spans[-1])]):
-            yield passage(source, spans)
-            spans = []
-            cues_joined = 0
+        if srt:  # an empty line may be within the cue
+            is_numbered = following < len(lines) and lines[following - 1].isdecimal()
+            text = spans[head + 1 : following - is_numbered]
+        else:
+            text = [*takewhile(lambda span: span[0] < span[1], spans[head + 1 : following])]
+        bare = [_bare(source, *span) for span in text]
+        start, end = _seconds(*times.groups()[:4]), _seconds(*times.groups()[4:])
+        cues.append(_Cue(start, end, [*filter(None, bare)]))
+    return cues
+
+
+def _heads(lines: Sequence[str], srt: bool) -> Iterator[int]:
+    """Lines that have a cue's times, or ought to: after a number that begins a block of an .srt."""
+    for i, line in enumerate(lines):
+        is_numbered = i > 0 and lines[i - 1].isdecimal() and (i == 1 or not lines[i - 2])
+        if "-->" in line or (srt and is_numbered and line):
+            yield i
+
+
+def _seconds(hours: str | None, minutes: str, seconds: str, fraction: str) -> float:
+    return 3600 * int(hours or 0) + 60 * int(minutes) + float(f"{seconds}.{fraction}")
+
+
+def _events(source: str, notes: list[str]) -> Iterator[_Cue]:
+    """The cues of an .ass: its lines of dialogue, but not drawings."""
+    fields = list[str]()
+    for at, stop in lines_of(source, 0, len(source)):
+        name, _, values = source[at:stop].partition(":")
+        if name == "Format":
+            fields = [field.strip() for field in values.split(",")]
+        if name != "Dialogue":
+            continue
+        event = dict(zip(fields, values.split(",", len(fields) - 1), strict=False))
+        first, last = (_ASS_TIME.fullmatch(event.get(field, "")) for field in ("Start", "End"))
+        if not first or not last or "Text" not in event:
+            notes.append(f"line {line_number(source, at)}: no cue's times; the cue stays as it is")
+            continue
+        if _ASS_DRAWING.match(event["Text"]):
+            continue
+        begin = stop - len(event["Text"])
+        cuts = [match.span() for match in _ASS_BREAK.finditer(source, begin, stop)]
+        spans = [(a, b) for (_, a), (b, _) in pairwise([(0, begin), *cuts, (stop, 0)])]
+        bare = [_bare(source, *span) for span in spans]
+        voice = event.get("Style", ""), event.get("Name", "")
+        start, end = _seconds(*first.groups()), _seconds(*last.groups())
+        yield _Cue(start, end, [*filter(None, bare)], voice)
+
+
+def _passages(source: str, cues: Sequence[_Cue], most: int) -> Iterator[Passage]:
+    """Texts of cues, joined where a sentence runs on."""
+    spans = list[Span]()
+    numbers = list[int]()  # of each span's cue
+    for number, cue in enumerate(cues):
+        for i, unit in enumerate(_units(source, cue.lines)):
+            goes_on = (
+                i == 0
+                and number > 0
+                and len({*numbers}) < most
+                and _go_on(source, cues[number - 1], cue)
+            )
+            if spans and not goes_on:
+                yield replace(passage(source, spans), cues=tuple(numbers))
+                spans, numbers = list[Span](), list[int]()
+            spans += unit
+            numbers += [number] * len(unit)
     if spans:
-        yield passage(source, spans)
+        yield replace(passage(source, spans), cues=tuple(numbers))
+
+
+def _go_on(source: str, cue: _Cue, following: _Cue) -> bool:
+    """Whether a cue's last sentence goes on in the next cue."""
+    line = source[slice(*cue.lines[-1])]
+    first = source[slice(*following.lines[0])]
+    return (
+        cue.voice == following.voice
+        and cue.start <= following.start <= cue.end + _SOON
+        and not ENDED.search(line)
+        and not (_SOUND.fullmatch(line) or _SOUND.fullmatch(first) or _SPEAKER.match(first))
+        and (begins_lower(first) or _COMMA.search(line) is not None)
+    )
+
+
+def _units(source: str, lines: Iterable[Span]) -> Iterator[list[Span]]:
+    """The lines of a cue, by speaker. A line without a speaker's dash goes on with the one above."""
+    unit = list[Span]()
+    sound = False
+    for span in lines:
+        line = source[slice(*span)]
+        is_sound = _SOUND.fullmatch(line) is not None
+        if unit and (sound or is_sound or _SPEAKER.match(line)):
+            yield unit
+            unit = []
+        unit.append(span)
+        sound = is_sound
+    yield unit
 
 
 def _bare(source: str, start: int, stop: int) -> Span | None:

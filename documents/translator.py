@@ -1,27 +1,49 @@
 """Documents in another language, sentence by sentence."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from decoder import BATCH_SIZE, Options, Response, SpeculativeDecoder
-from documents.document import Document, Passage
+from documents.document import Document, Passage, spread
 from documents.marks import places
-from documents.sentences import changed, keep_pattern, masked, sentences, translatable, words_of
+from documents.sentences import (
+    changed,
+    edges,
+    is_unspaced,
+    keep_pattern,
+    masked,
+    sentences,
+    translatable,
+    words_of,
+)
 from errors import InputError
 from reporting import reporter
 from speculative.sampling import RowSeeds
-from text.languages import short
+from text.languages import has_spaces, short
 from text.memory import MemoryFile, Pair
 from text.text_side import Conversation, Prompt
+
+Pattern = Any  # regex's
 
 _FULL = 0.6  # of the longest output: longer sentences are cut
 
 
+class Line(NamedTuple):
+    """A passage of the report."""
+
+    place: str
+    source: str
+    text: str
+    from_memory: bool  # a translator's
+    problems: list[str]  # what a reader should check
+
+
 class Translation(NamedTuple):
     data: bytes  # of the file in the other language
-    problems: list[str]  # what a reader should check, each with its place
+    lines: list[Line]
 
 
 @dataclass
@@ -30,6 +52,7 @@ class Translator:
 
     whole:       translate a line as a whole if the model can read it at once
     terms:       a glossary; the problems name where a term's translation is missing
+    exact:       texts by sentence or passage that are used as they are, of a translator's memory
     memory_file: gets the sentences that the decoder's memory lacks
     on_response: called as each sentence is finished
     """
@@ -39,6 +62,7 @@ class Translator:
     batch_size: int = BATCH_SIZE
     whole: bool = False
     terms: Sequence[Pair] = ()
+    exact: Mapping[str, str] = field(default_factory=dict)
     memory_file: MemoryFile | None = None
     on_response: Callable[[Response], Any] = lambda response: None
 
@@ -52,7 +76,8 @@ class Translator:
         self.source_lang = self.languages[0] or source_lang
         self.target_lang = self.languages[1] or target_lang
         if text.languages and not self.target_lang:
-            raise InputError("into which language? Say so with --to (target_lang)")
+            raise InputError("into which language? Say so with --to")
+        self._is_unspaced = self.target_lang and not has_spaces(self.target_lang)
         self.texts: dict[str, str] = {}  # translations by sentence
         self._cut = set[str]()  # sentences whose translations are not whole
 
@@ -60,31 +85,46 @@ class Translator:
         self, document: Document, name: str = "", journal: MemoryFile | None = None
     ) -> Translation:
         """A document's translation. name: for the progress bar. journal: gets each sentence as it is finished."""
-        pattern = keep_pattern(document.marks)
-        language = short(self.source_lang or "en")
-        pieces = [
-            [*sentences(passage.text, language, pattern, self._fits, self.whole)]
-            for passage in document.passages
+        if document.into and self.target_lang:
+            document = document.into(short(self.target_lang))
+        passages = [
+            (each, keep_pattern(each.marks or document.marks)) for each in document.passages
         ]
-        stripped = [piece.strip() for of_passage in pieces for piece in of_passage]
-        wanted = [sentence for sentence in stripped if translatable(sentence, pattern)]
-        self._decode(wanted, name, journal)
-        lost = [each for each in wanted if changed(each, self.texts[each], pattern)]
-        if lost:
-            self._decode([masked(each, pattern)[0] for each in lost], name, journal)
+        pieces = [self._pieces(passage.text, pattern) for passage, pattern in passages]
+        wanted = [
+            (edges(_flat(piece))[1], pattern)
+            for (_, pattern), of_passage in zip(passages, pieces, strict=True)
+            for piece in of_passage
+            if translatable(piece, pattern)
+        ]
+        self._decode([sentence for sentence, _ in wanted], name, journal)
+        lost = [
+            masked(sentence, pattern)[0]
+            for sentence, pattern in wanted
+            if changed(sentence, self.texts[sentence], pattern) and sentence not in self.exact
+        ]
+        self._decode(lost, name, journal)
         texts = list[str | None]()
-        problems = list[str]()
-        for passage, of_passage in zip(document.passages, pieces, strict=True):
-            new_pieces = [self._text(piece, pattern) for piece in of_passage]
+        lines = list[Line]()
+        for (passage, pattern), of_passage in zip(passages, pieces, strict=True):
+            new_pieces = [*self._new_pieces(passage, of_passage, pattern)]
             text = "".join(new_pieces)
             if passage.marked:
                 document.places[passage] = places(of_passage, new_pieces, passage.marked)
-            place = document.place(passage)
-            problems += [f"{place}: {each}" for each in self._problems(passage, text, pattern)]
+            source, flat = _flat(passage.text), _flat(text)
+            from_memory = all(edges(_flat(piece))[1] in self.exact for piece in of_passage)
+            problems = [*self._problems(source, flat, pattern)]
+            lines.append(Line(document.place(passage), source, flat, from_memory, problems))
             is_lost = document.strict and changed(passage.text, text, pattern)
             texts.append(None if is_lost else text)
-        data = document.write(texts)
-        return Translation(data, problems + document.notes)
+        return Translation(document.write(texts), lines)
+
+    def _pieces(self, text: str, pattern: Pattern) -> list[str]:
+        """The sentences of a passage, with the space after them."""
+        if _flat(text) in self.exact:
+            return [text]
+        language = short(self.source_lang or "en")
+        return [*sentences(text, language, pattern, self._fits, self.whole)]
 
     def _fits(self, text: str) -> bool:
         """Whether the model can read the text and write as much."""
@@ -97,6 +137,7 @@ class Translator:
 
     def _decode(self, wanted: Sequence[str], name: str, journal: MemoryFile | None) -> None:
         """Translate the sentences that have no text yet."""
+        self.texts |= {each: self.exact[each] for each in wanted if each in self.exact}
         todo = [sentence for sentence in dict.fromkeys(wanted) if sentence not in self.texts]
         prompts = map(self._framed, todo)
         responses = self.decoder.stream_batch(prompts, self.batch_size, **vars(self.options))
@@ -115,26 +156,68 @@ class Translator:
                 if self.memory_file and pair not in (self.decoder.memory or ()):
                     self.memory_file.append(pair)
 
-    def _text(self, piece: str, pattern: re.Pattern) -> str:
-        """A sentence's text with the space around it; the one from plain tokens if that alone has the placeholders."""
-        source = piece.strip()
+    def _text(self, piece: str, pattern: Pattern) -> str:
+        """A sentence's text; the one from plain tokens if that alone has the placeholders."""
+        before, source, after = edges(_flat(piece))
         text = self.texts.get(source, source)
-        if changed(source, text, pattern):
+        if changed(source, text, pattern) and source not in self.exact:
             plain, restored = masked(source, pattern)
             from_plain = restored(self.texts[plain])
             if not changed(source, from_plain, pattern):
                 text = from_plain
-        return piece.replace(source, text, 1)
+        return f"{before}{text}{after}"
 
-    def _problems(self, passage: Passage, text: str, pattern: re.Pattern) -> Iterator[str]:
+    def _new_pieces(
+        self, passage: Passage, pieces: Sequence[str], pattern: Pattern
+    ) -> Iterator[str]:
+        """What the pieces of a passage become."""
+        texts = [self._text(piece, pattern) for piece in pieces]
+        start = 0
+        for i, (piece, text) in enumerate(zip(pieces, texts, strict=True)):
+            end = start + len(piece)
+            space = piece[len(piece.rstrip()) :]
+            if end in passage.breaks:
+                space = "\n"
+            elif i + 1 < len(pieces) and not space.strip(" \u3000"):
+                space = self._space(piece, text, pieces[i + 1], texts[i + 1])
+            yield _in_lines(piece, text, [cut - start for cut in passage.breaks]) + space
+            start = end
+
+    def _space(self, piece: str, text: str, next_piece: str, next_text: str) -> str:
+        """What stands between two sentences' texts on one line, in the target language."""
+        touches = is_unspaced(text[-1:]), is_unspaced(next_text)
+        if any(touches) if self._is_unspaced else not self.target_lang and all(touches):
+            return ""
+        space = piece[len(piece.rstrip()) :]
+        is_between = is_unspaced(piece[-1:]) or is_unspaced(next_piece)
+        return space or (" " if is_between else "")
+
+    def _problems(self, source: str, text: str, pattern: Pattern) -> Iterator[str]:
         """What a reader should look at in a passage's text."""
-        lost = changed(passage.text, text, pattern)
+        lost = changed(source, text, pattern)
         if lost:
             yield f"check {' '.join(lost)}"
-        if any(sentence in passage.text for sentence in self._cut):
+        if any(sentence in source for sentence in self._cut):
             yield "a sentence was cut short; see --max-tokens"
-        words = f" {' '.join(words_of(passage.text))} "
+        words = f" {' '.join(words_of(source))} "
         for term in self.terms:
             is_named = f" {' '.join(words_of(term.prompt))} " in words
             if is_named and term.text.lower() not in text.lower():
                 yield f"{term.prompt!r} is not {term.text!r}"
+
+
+def _flat(piece: str) -> str:
+    """A sentence on one line."""
+    return re.sub(r"\s*\n\s*", " ", piece.strip())
+
+
+def _in_lines(piece: str, text: str, breaks: Sequence[int]) -> str:
+    """A sentence's text in lines as its source, which has line feeds, or breaks at these places."""
+    inner = {match.end() for match in re.finditer("\n", piece.rstrip())}
+    inner |= {cut for cut in breaks if 0 < cut < len(piece)}
+    lines = [piece[a:b] for a, b in pairwise([0, *sorted(inner), len(piece)])]
+    if not piece.strip():
+        return ""
+    new = spread(text, [len(line.strip()) for line in lines]) if inner else [text]
+    indents = [line[: len(line) - len(line.lstrip())] for line in lines]
+    return "\n".join(map("".join, zip(indents, new, strict=True)))

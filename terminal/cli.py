@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 from errors import InputError
 from reporting import Advance, reporter
+from speculative.options import DECLARED
 
 USAGE_ERROR, INPUT_ERROR, INTERRUPTED = 2, 1, 130
 _MOST = 10**9
@@ -172,4 +173,11 @@ def _message(error: Exception) -> str | None:
         return f"the GPU failed; try shorter texts or a smaller batch: {error}"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return str(error) if isinstance(error, (InputError, OSError)) else None
+    return _with_flag(str(error)) if isinstance(error, (InputError, OSError)) else None
+
+
+def _with_flag(message: str) -> str:
+    """A message about an option whose flag has another name, with that: --to for target_lang."""
+    option, colon, rest = message.partition(": ")
+    flags = DECLARED[option].flags if option in DECLARED else None
+    return next((f"{flag}{colon}{rest}" for flag in flags or () if flag.startswith("--")), message)

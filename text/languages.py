@@ -8,6 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 
 import langcodes
+from langcodes.data_dicts import MACROLANGUAGES
+from language_data.names import name_to_code
 from rapidfuzz import fuzz
 
 from checkpoints.folder import read_json
@@ -78,7 +80,8 @@ class Languages:
         ranks = {}  # of the same name first, such as one in another script; then the nearest
         for code in codes:
             alike = fuzz.ratio(called.lower(), _name(code).lower())
-            ranks[code] = alike < 100, _distance(wanted, code) if wanted else _FAR, -alike
+            distance = _distance(wanted, code) if wanted else _FAR
+            ranks[code] = alike < 100 and distance > 0, distance, -alike
         near = sorted(codes, key=ranks.__getitem__)
         other, distance, _ = ranks[near[0]]
         if distance <= _NEAR or not (other or "-" in (wanted or "")):
@@ -96,9 +99,31 @@ def tag_of(name: str) -> str | None:
         if language.is_valid() and (len(name) <= 3 or "-" in name or "_" in name):
             return language.to_tag().replace("-Hang", "-Kore")  # the CLDR knows Korean as Kore
     with contextlib.suppress(LookupError):
-        if "(" not in name:  # langcodes passes over the script in "Serbian (Latin)"
-            return langcodes.find(name).to_tag()
+        name, _, variety = name.rstrip(" )").partition("(")
+        language = langcodes.find(name.strip())
+        return _variety(language, variety.strip()) if variety else language.to_tag()
     return None
+
+
+def _variety(language: langcodes.Language, name: str) -> str:
+    """The tag of "Chinese (Traditional)", "French (Canada)" or "Kurdish (Sorani)", given the name in brackets.
+    LookupError if there is no such variety."""
+    own = language.language or ""
+    called = language.language_name()
+    for words in (f"{name} {called}", f"{called} {name}"):
+        tag = name_to_code("language", words, "und") or own
+        code = langcodes.Language.get(tag).language or ""
+        if tag != own and own in (code, MACROLANGUAGES.get(code)):
+            return tag
+    for part in ("territory", "script"):
+        code = name_to_code(part, name, "und")
+        if code:
+            return language.update_dict({part: code}).to_tag()
+    with contextlib.suppress(ValueError):
+        tagged = langcodes.Language.get(f"{own}-{name}")
+        if tagged.is_valid():
+            return tagged.to_tag()
+    raise LookupError(name)
 
 
 @lru_cache(1024)
@@ -117,8 +142,18 @@ def short(code: str) -> str:
     tag = tag_of(code)
     if not tag:
         return code
-    language = langcodes.Language.get(tag).simplify_script()
+    language = langcodes.Language.get(tag)
+    if len(language.language or "") > 2:  # ar, not arb
+        language = language.prefer_macrolanguage()
+    language = language.simplify_script()
     return "-".join(filter(None, (language.language, language.script)))
+
+
+def has_spaces(code: str) -> bool:
+    """Whether the language has spaces between sentences: not if it is written in Han or kana."""
+    tag = tag_of(code)
+    script = langcodes.Language.get(tag).maximize().script if tag else None
+    return script not in ("Hans", "Hant", "Hani", "Jpan")
 
 
 def _distance(wanted: str, code: str) -> int:
@@ -127,6 +162,8 @@ def _distance(wanted: str, code: str) -> int:
     if not tag:
         return _FAR
     distance = min(langcodes.tag_distance(wanted, tag), _FAR)
+    if MACROLANGUAGES.get(tag.partition("-")[0]) == wanted:  # Pashto, and a model's Southern Pashto
+        distance = min(distance, _NEAR)
     script = langcodes.Language.get(wanted).script
     if script and script != langcodes.Language.get(tag).maximize().script:
         return max(distance, _NEAR + 1)

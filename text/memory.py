@@ -79,6 +79,14 @@ class Memory:
                     closest = max(closest, (score, place))
         return self._texts[closest[1]] if closest[1] >= 0 else None
 
+    def exact(self, source_lang: str | None, target_lang: str | None) -> dict[str, str]:
+        """The texts of all prompts in these languages, the latest of each."""
+        return {
+            pair.prompt: pair.text
+            for pair in self.pairs
+            if _fit(source_lang, pair.source_lang) and _fit(target_lang, pair.target_lang)
+        }
+
 
 def _split(prompt: str) -> tuple[str, str | None, str]:
     """The task that a prompt begins with, or "", the language that its tag names, and the rest."""
