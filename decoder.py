@@ -312,9 +312,17 @@ class SpeculativeDecoder:
         forced = self.model.forced_bos_token_id
         if options.forced_bos_token_id is not None and prefix[-1:] == [forced]:
             prefix = prefix[:-1]
+        begun: list[int] = []
+        if encoded.begun:
+            begun = self.tokenizer.encode(encoded.begun, add_special_tokens=False).ids
+            if isinstance(self.model, EncoderDecoder):  # a chat template has it in the prompt
+                prefix = [*prefix, *begun]
         options = self.text.defaults.with_defaults(options, len(prefix))
         stops = [options.stop] if isinstance(options.stop, str) else options.stop
-        stream = TextStream(self.tokenizer, self.hidden, stops)
+        hidden = {*self.hidden, *(options.stop_token_ids or ())}
+        stream = TextStream(self.tokenizer, hidden, stops)
+        if begun:
+            stream.go_on_from(begun)
         row = Row(tokens, options, text=stream, prompt_text=encoded.text)
         if options.temp:
             row.seed = (seeds or RowSeeds(options.seed))(tokens)

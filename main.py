@@ -12,7 +12,6 @@ import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from decoder import BATCH_SIZE, Content, Options, Response, SpeculativeDecoder
@@ -27,7 +26,6 @@ from terminal.flags import (
     add_decoding_options,
     add_shared,
     check_models,
-    json_value,
     options_of,
 )
 from terminal.models import Models, note_alone, open_decoder
@@ -74,10 +72,8 @@ def parse_args(argv: list[str] | None = None):
     flag("--system-prompt", metavar="TEXT", help="system prompt, for a model with a chat template")
     flag("--ignore-chat-template", action="store_true",
          help="do not put the prompt into the model's chat template")
-    flag("--chat-template-config", type=partial(json_value, dict, key=str), metavar="JSON",
-         help='arguments for the chat template: {"enable_thinking": false}')
-    flag("--extra-eos-token", nargs="+", default=(), metavar="TOKEN",
-         help="further tokens that end an output, by name: </answer>")
+    flag("--prefill-response", metavar="TEXT", help="the output's beginning, which is not printed")
+    add_shared(parser, "--chat-template-config", "--extra-eos-token")
     flag("--json", action="store_true", help="print each output as a JSON object instead of text")
     flag("--verbose", action="store_true", help="print statistics to stderr at the end")
     flag("--show-draft", action="store_true",
@@ -94,6 +90,8 @@ def parse_args(argv: list[str] | None = None):
         parser.error("--output is for the outputs of a --prompt-file")
     if args.chat and (args.json or args.memory_append):
         parser.error("--chat goes with neither --json nor --memory-append")
+    if args.prefill_response and (args.chat or args.memory_append):
+        parser.error("--prefill-response goes with neither --chat nor --memory-append")
     if args.show_draft and args.json:
         parser.error("--show-draft colours text; with --json, read the field origins instead")
     return args
@@ -192,7 +190,11 @@ def run_command(args, ranks: Ranks) -> None:
     decoder = open_decoder(Models.of(args, ranks), options, ranks, args.verbose)
     memory = decoder.memory
     conversation = Conversation.of(
-        decoder.text, args.system_prompt, args.chat_template_config, args.ignore_chat_template
+        decoder.text,
+        args.system_prompt,
+        args.chat_template_config,
+        args.ignore_chat_template,
+        args.prefill_response,
     )
     languages = decoder.text.resolve_languages(options.source_lang, options.target_lang)
     display = Display(args.json, args.verbose)

@@ -32,6 +32,7 @@ from terminal.flags import (
     options_of,
 )
 from terminal.models import Models, note_alone, open_decoder
+from text.text_side import Conversation
 
 COUNTS = {  # flag: (default, help)
     "batch-size": (BATCH_SIZE, "prompts to decode in one batch"),
@@ -41,10 +42,9 @@ COUNTS = {  # flag: (default, help)
     "max-seconds": (3600, "longest audio to accept, in seconds"),
 }
 BEAMS = [name for name, declared in DECLARED.items() if declared.group == "beams"]
-OF_TEXT = {*DECLARED, "memory", "draft_vocabulary", "prefix_cache"} - {
-    "num_draft",
-    "acceptance",
-    "delta",
+OF_TEXT = {
+    *(DECLARED.keys() - {"num_draft", "acceptance", "delta"}),
+    *("memory", "draft_vocabulary", "prefix_cache", "chat_template_config", "extra_eos_token"),
 }
 LOCAL = ("127.0.0.1", "localhost", "[::1]")  # names of this machine in a browser
 DOCKER = "host.docker.internal"  # its name in a container; nobody can register it
@@ -86,6 +86,13 @@ def parse_args(argv: list[str] | None = None):
         help="more host names, with commas, by which requests may address the server; *: any",
     )
     flag(
+        "--allowed-origins",
+        default="",
+        metavar="ORIGINS",
+        help="web pages that may send requests from a browser (CORS), with commas, such as "
+        "http://localhost:3000; *: any (default: only the server's own)",
+    )
+    flag(
         "--served-model-name",
         type=cli.name,
         metavar="NAME",
@@ -95,7 +102,7 @@ def parse_args(argv: list[str] | None = None):
         shown = "%(default)s" if default else f"the model's limit, or {MAX_TOKENS}"
         about = f"{text} (default: {shown})"
         flag(f"--{name}", type=cli.positive, default=default, metavar="N", help=about)
-    add_shared(parser, "--prefix-cache")
+    add_shared(parser, "--prefix-cache", "--chat-template-config", "--extra-eos-token")
     flag("--verbose", action="store_true", help="log requests to stderr")
     parser.epilog = "The decoding options are defaults; a request may set its own. No beam search."
     add_shared(parser, "--memory")
@@ -185,6 +192,7 @@ def main() -> None:
     else:
         models = Models.of(args)
         decoder = text_decoder(models, options, args.verbose)
+    conversation = Conversation.of(decoder.text, template=args.chat_template_config)
     engine = Engine(decoder, options, args.batch_size, args.queue)
     config = decoder.model.config
     most_prompt = config.max_prompt_tokens or MAX_TOKENS
@@ -201,6 +209,8 @@ def main() -> None:
         hosts=allowed_hosts(args.host, address, args.allowed_hosts),
         max_seconds=args.max_seconds,
         transcriber=transcriber,
+        template=conversation.template,
+        origins=[name.strip() for name in args.allowed_origins.split(",") if name.strip()],
     )
     logging.basicConfig(format="%(message)s", level=logging.INFO if args.verbose else logging.ERROR)
     server = uvicorn.Server(uvicorn.Config(api.app(), access_log=args.verbose, **UVICORN))

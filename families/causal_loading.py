@@ -137,7 +137,8 @@ def load(
     causal = CausalModel(model, chat.eos_token_ids, chat.pad_token_id, max_positions(raw))
     template = None
     if chat.has_chat_template:
-        template = ChatTemplate(chat.apply_chat_template, str(chat.chat_template))
+        thinking = (chat.think_start, chat.think_end) if chat.has_thinking else None
+        template = ChatTemplate(chat.apply_chat_template, str(chat.chat_template), thinking)
     defaults = GenerationDefaults.load(folder)
     causal.text = TextSide(tokenizer, defaults=defaults, chat=template, bos=chat.bos_token or "")
     if causal.new_cache(1).states:  # which cannot be cut back to a shared beginning later

@@ -10,7 +10,9 @@ from tokenizers import Tokenizer
 
 from serving.engine import START, Progress
 from serving.requests import Chat, Fields
+from serving.transport import event_of
 from speculative.row import Row, Stats
+from text.thinking import Thinking
 from text.tokenizer import token_bytes
 
 Piece = Callable[[int, bool], tuple[str, bytes]]
@@ -19,13 +21,22 @@ Piece = Callable[[int, bool], tuple[str, bytes]]
 class Writer:
     """Writes the bodies of a request's answers. Its rows are its prompts in order, `num_samples` of each."""
 
-    def __init__(self, request: Fields, rows: Sequence[Row], model: str, piece: Piece):
-        """piece: see `pieces`."""
+    def __init__(
+        self,
+        request: Fields,
+        rows: Sequence[Row],
+        model: str,
+        piece: Piece,
+        thinking: Sequence[Thinking],
+    ):
+        """piece: see `pieces`; thinking: one for each row."""
         self._request = request
         self._rows = rows
         self._piece = piece
+        self._thinking = thinking
         self._sent = [START] * len(rows)  # progress that the stream has sent
         self._chat = isinstance(request, Chat)
+        self._tool = request.tool if isinstance(request, Chat) else None
         kind, name = ("chat.completion", "chatcmpl") if self._chat else ("text_completion", "cmpl")
         self._head = {
             "id": f"{name}-{uuid.uuid4().hex}",
@@ -35,6 +46,10 @@ class Writer:
             "seed": rows[0].options.seed,  # null: none was needed
         }
 
+    def event(self, body: dict[str, Any]) -> str:
+        """A body of a stream as its event."""
+        return event_of(body)
+
     def whole(self, ends: Sequence[Progress]) -> dict[str, Any]:
         """The whole answer, once all rows have ended."""
         choices = [self._choice(i, START, end) for i, end in enumerate(ends)]
@@ -43,7 +58,9 @@ class Writer:
     def begin(self) -> Iterator[dict[str, Any]]:
         """The first chunks of a stream."""
         for index in range(len(self._rows) if self._chat else 0):
-            delta = {"role": "assistant", "content": ""}
+            delta: dict[str, Any] = {"role": "assistant", "content": ""}
+            if self._tool:
+                delta |= self._call(self._tool.name, "")
             yield self._chunk({"index": index, "delta": delta, "finish_reason": None})
 
     def chunks(self, progress: Sequence[Progress]) -> Iterator[dict[str, Any]]:
@@ -67,20 +84,43 @@ class Writer:
         row = self._rows[index]
         new = slice(before.tokens, now.tokens)
         texts = row.texts[new]
-        text = "".join(texts)
+        thought, text = self._split(index, before, now)
         choice: dict[str, Any] = {"index": index}
         if not self._chat:
             choice["text"] = text
-        elif self._request.stream:
-            choice["delta"] = {"content": text}
         else:
-            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+            message: dict[str, Any] = {"content": text}
+            if self._tool:
+                message = self._call(None if self._request.stream else self._tool.name, text)
+            if thought:
+                message["reasoning_content"] = thought
+            if self._request.stream:
+                choice["delta"] = message
+            else:
+                choice["message"] = {"role": "assistant", "refusal": None, **message}
         choice["logprobs"] = self._scored(row, new)
         choice["finish_reason"] = now.finish_reason
+        if self._tool and now.finish_reason == "stop":
+            choice["finish_reason"] = "tool_calls"
         if self._request.origins:
             choice["origins"] = [list(pair) for pair in zip(texts, row.origins[new], strict=True)]
             choice["stats"] = {"tokens": now.stats.tokens, **now.stats.drafting}
         return choice
+
+    def _split(self, index: int, before: Progress, now: Progress) -> tuple[str, str]:
+        """What a row has gained: thoughts, and text of its answer."""
+        text = "".join(self._rows[index].texts[before.tokens : now.tokens])
+        return self._thinking[index].push(text, bool(now.finish_reason))
+
+    def _call(self, name: str | None, arguments: str) -> dict[str, Any]:
+        """The part of a message that is a tool's call. name: None: these are more of its arguments."""
+        call: dict[str, Any] = {"function": {"arguments": arguments}}
+        if name is not None:
+            call = {"id": f"call_{uuid.uuid4().hex}", "type": "function", **call}
+            call["function"]["name"] = name
+        if self._request.stream:
+            call["index"] = 0
+        return {"content": None, "tool_calls": [call]}
 
     def _scored(self, row: Row, new: slice) -> dict[str, Any] | None:
         if row.options.logprobs is None:

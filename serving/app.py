@@ -4,9 +4,10 @@ import hmac
 import re
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import Counter
 from starlette.applications import Starlette
@@ -14,25 +15,30 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from decoder import Content
 from errors import InputError
 from serving import answers
 from serving.answers import Writer
 from serving.audio import Speech
 from serving.engine import Engine, Progress, Refused
 from serving.metrics import CONTENT_TYPE
-from serving.requests import Chat, Completion, parse
+from serving.requests import Chat, Completion, ResponseRequest, parse
+from serving.responses import ResponseWriter
 from serving.transport import RETRY_AFTER, event_of, read_body, steps_of, stream_of, while_there
 from speculative.row import Row
 from speculative.sampling import RowSeeds
 from speech.rules import TASKS
 from speech.transcriber import Transcriber
+from text.thinking import Thinking
 
 MAX_BODY = 1 << 20  # bytes
+_MARK = 16  # tokens that a mark of thinking, and white space after it, have at most
 _PAGE = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
 _PAGE_MAY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; "
@@ -54,6 +60,8 @@ class Api:
     hosts: Sequence[str]  # names by which clients may address the server; *: any
     max_seconds: int  # of a sound
     transcriber: Transcriber | None = None  # for a Whisper model
+    template: Mapping[str, Any] = field(default_factory=dict)  # arguments for the chat template
+    origins: Sequence[str] = ()  # whose pages may send requests; *: any
 
     def __post_init__(self):
         decoder = self.engine.decoder
@@ -74,21 +82,32 @@ class Api:
 
     def app(self) -> Starlette:
         post = partial(Route, methods=["POST"])
+        routes = [
+            Route("/models", self.models),
+            Route("/models/{name:path}", self.models),
+            post("/completions", partial(self.complete, kind=Completion)),
+            post("/chat/completions", partial(self.complete, kind=Chat)),
+            post("/responses", partial(self.complete, kind=ResponseRequest)),
+            post("/audio/transcriptions", partial(self._speech.answer, task=TASKS[0])),
+            post("/audio/translations", partial(self._speech.answer, task=TASKS[1])),
+        ]
         return Starlette(
             routes=[
                 Route("/", self.page),
                 Route("/health", self.health),
                 Route("/metrics", self.metrics),
-                Route("/v1/models", self.models),
-                Route("/v1/models/{name:path}", self.models),
-                post("/v1/completions", partial(self.complete, kind=Completion)),
-                post("/v1/chat/completions", partial(self.complete, kind=Chat)),
-                post("/v1/audio/transcriptions", partial(self._speech.answer, task=TASKS[0])),
-                post("/v1/audio/translations", partial(self._speech.answer, task=TASKS[1])),
+                Mount("/v1", routes=routes),
+                *routes,  # for clients whose address ends before /v1
             ],
             middleware=[
                 Middleware(_counted, requests=self.engine.metrics.requests),
                 Middleware(_addressed, hosts=self.hosts),
+                Middleware(
+                    CORSMiddleware,
+                    allow_origins=self.origins,
+                    allow_methods=["*"],
+                    allow_headers=["*"],
+                ),
             ],
             exception_handlers={
                 HTTPException: lambda _, e: _error(e.status_code, e.detail, e.headers),
@@ -126,7 +145,9 @@ class Api:
         self._check_model(request.model)
         async with while_there(http):
             rows = await run_in_threadpool(self._rows, request)
-            writer = Writer(request, rows, self.name, self._piece)
+            thinking = [self._thinking(request, row) for row in rows]
+            kind_of_writer = ResponseWriter if isinstance(request, ResponseRequest) else Writer
+            writer = kind_of_writer(request, rows, self.name, self._piece, thinking)
             steps = steps_of(self.engine, rows)
             last = await anext(steps)  # the status must be known before a stream begins
             if request.stream:
@@ -140,13 +161,11 @@ class Api:
         and not the rows beside it."""
         decoder = self.engine.decoder
         options = decoder.seeded(request.options(self.engine.options, self.max_tokens))
+        prompts: Sequence[Content]
         if isinstance(request, Completion):
             prompts = request.prompt
-        else:  # the template writes the special tokens itself
-            if self._chat is None:
-                raise InputError("this model has no chat template: use /v1/completions")
-            template = self._chat.source
-            prompts = [[message.for_template(template) for message in request.messages]]
+        else:
+            prompts = [request.prompt(self._chat, self.template)]
         seed = RowSeeds(options.seed)
         rows = []
         for prompt in prompts:
@@ -155,6 +174,16 @@ class Api:
         if longest > self.max_prompt_tokens:
             raise InputError(f"the prompt has {longest} tokens; {self.max_prompt_tokens} at most")
         return rows
+
+    def _thinking(self, request: Completion | Chat, row: Row) -> Thinking:
+        """What splits a row's text. A text in a given form has no thoughts."""
+        if self._chat is None or row.grammar or not isinstance(request, Chat):
+            return Thinking(None)
+        tokenizer = self.engine.decoder.tokenizer
+        prompt = tokenizer.decode(row.prompt[-_MARK:], skip_special_tokens=False)
+        last = request.messages[-1]
+        begun = last.content if last.role == "assistant" else ""
+        return Thinking(self._chat.thinking, self._chat.thinks(prompt, begun))
 
     def _authorize(self, request: Request) -> None:
         given = request.headers.get("authorization", "").encode("latin-1")  # the bytes as sent
@@ -214,15 +243,15 @@ async def _events(
 ) -> AsyncIterator[str]:
     """A stream's events; its first step has already been decoded."""
     for body in writer.begin():
-        yield event_of(body)
+        yield writer.event(body)
     try:
         while progress:
             for body in writer.chunks(progress):
-                yield event_of(body)
+                yield writer.event(body)
             progress = await anext(steps, None)
     except HTTPException as error:
         yield event_of(answers.error(error.status_code, error.detail))
         return
     for body in writer.end():
-        yield event_of(body)
+        yield writer.event(body)
     yield "data: [DONE]\n\n"

@@ -1,7 +1,10 @@
 """OpenAI's requests: from a body to the options of its rows, which speculative/options.py declares. Unknown fields, and
 unsupported ones that would change a text, are refused by name, wherever they are. null means that a field is not given."""
 
+import json
 import re
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
@@ -12,6 +15,7 @@ from pydantic_core import from_json
 from errors import InputError
 from speculative.options import DECLARED, FORMS, MOST, TOKENS, OptionError, Options
 from speculative.processors import CountPenalty
+from text.text_side import ChatTemplate, Prompt
 
 _NEUTRAL: dict[str, tuple] = {  # unsupported fields -> values that change nothing
     "best_of": (1,),
@@ -19,12 +23,22 @@ _NEUTRAL: dict[str, tuple] = {  # unsupported fields -> values that change nothi
     "function_call": ("none", "auto"),
     "functions": ([],),
     "ignore_eos": (False,),
+    "include": ([], ["reasoning.encrypted_content"]),
     "modalities": (["text"],),
+    "previous_response_id": (),
     "skip_special_tokens": (True,),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
+    "truncation": ("disabled",),
     "verbosity": ("medium",),
+}
+_INSTEAD = {  # unsupported fields -> the nearest that works
+    "best_of": "n",
+    "function_call": "tool_choice",
+    "functions": "tools",
+    "previous_response_id": "the whole conversation as input",
+    "tools": "/v1/chat/completions",
 }
 _OF_NO_MATTER = (  # fields that do not affect the text
     *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
@@ -37,7 +51,16 @@ _FORMS = {
     "prompt": "a string, a list of token ids, or a list of these",
     "prediction": '{"type": "content", "content": "..."}',
     "logit_bias": 'token ids with a number each, such as {"1234": -5.0}',
+    "input": "a text, or a list of messages with text",
+    "tool_choice": "none, auto, required, or a function's name: "
+    '{"type": "function", "function": {"name": "..."}}',
 }
+_OF_MESSAGES = (  # fields that are dropped where the chat template has no use for them
+    *("parsed", "name", "tool_call_id", "reasoning_content", "reasoning", "annotations"),
+    *("id", "type", "status", "phase"),
+)
+_SWITCHES = ("enable_thinking", "thinking")  # in chat templates
+_LANGUAGES = {"source_lang_code": "source_lang", "target_lang_code": "target_lang"}
 _NAMES = {d.request or name: name for name, d in DECLARED.items() if d.request is not None}
 _ALIASES = {"num_draft_tokens": "num_draft"}  # mlx-lm's names -> ours
 _NEAR = 0.8  # difflib's similarity of a field that was probably meant
@@ -48,7 +71,7 @@ _OFF = {"top_k": (-1, 0), "top_p": (0, 1.0), "repetition_penalty": (0, 1.0), "st
 def _joined(content: Any) -> str:
     """A message's content: a text or a list of text parts."""
     parts = content if isinstance(content, list) else [content]
-    may = {"type", "text", "cache_control"}  # the last is for a provider's cache
+    may = {"type", "text", "annotations", "logprobs", "cache_control"}
     texts = [x.get("text") if isinstance(x, dict) and x.keys() <= may else x for x in parts]
     if not all(isinstance(text, str) for text in texts):
         raise ValueError("has to be text here")
@@ -67,21 +90,49 @@ class _Object(BaseModel):
         return {name: value for name, value in items if value is not None} if items else fields
 
 
+def _parsed(function: Any) -> Any:
+    """A called function with its arguments themselves, as chat templates expect them, not as JSON."""
+    with suppress(ValueError, KeyError, TypeError):
+        return function | {"arguments": from_json(function["arguments"])}
+    return function
+
+
+class _ToolCall(_Object):
+    """A tool's call in an earlier answer."""
+
+    model_config = ConfigDict(extra="allow")
+    function: Annotated[dict[str, Any], BeforeValidator(_parsed)]
+
+
 class _Message(_Object):
     """A message. Its other fields are for the chat template."""
 
     model_config = ConfigDict(extra="allow")
     role: str
     content: Annotated[str, BeforeValidator(_joined)] = ""
+    tool_calls: list[_ToolCall] = Field(default_factory=list)
 
     def for_template(self, template: str) -> dict[str, Any]:
-        """The message as the template gets it. Raises InputError for a field that the template never uses."""
-        more = {name: value for name, value in (self.model_extra or {}).items() if value}
-        more.pop("parsed", None)  # its content again, from the client of OpenAI
-        for name in more:
-            if not re.search(rf"\b{re.escape(name)}\b", template):
+        """The message as the template gets it, in the nearest role that it knows. Raises InputError for a field that it
+        never uses."""
+        role = self.role
+        if template and not _uses(template, role):
+            role = {"developer": "system", "tool": "user"}.get(role, role)
+        message = {"role": role, "content": self.content}
+        for name, value in self.model_dump(exclude={"role", "content"}).items():
+            if value and _uses(template, name):
+                message[name] = value
+            elif value and name == "tool_calls":  # the model wrote their arguments
+                calls = [call["function"].get("arguments", {}) for call in value]
+                message["content"] += " ".join(map(json.dumps, calls))
+            elif value and name not in _OF_MESSAGES:
                 raise InputError(f"the model's chat template has no use for {name[:50]!r}")
-        return {"role": self.role, "content": self.content, **more}
+        return message
+
+
+def _uses(template: str, *names: str) -> bool:
+    """Whether a chat template has one of these variables, fields or roles."""
+    return re.search(rf"\b({'|'.join(map(re.escape, names))})\b", template) is not None
 
 
 class _Prediction(_Object):
@@ -224,17 +275,124 @@ class Completion(Fields):
         return super()._own() | {"logprobs": self.logprobs}
 
 
+class _Function(_Object):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] = Field(default_factory=dict)  # a JSON schema
+    strict: bool | None = None
+
+
+class _Tool(_Object):
+    """A function that the model may call, or the choice of one."""
+
+    type: Literal["function"]
+    function: _Function
+
+
 class Chat(Fields):
     messages: Annotated[list[_Message], Field(min_length=1)]
     logprobs: bool | None = None
     top_logprobs: Any = None
     max_completion_tokens: Any = None
+    tools: list[_Tool] = Field(default_factory=list)
+    tool_choice: Literal["none", "auto", "required"] | _Tool = "auto"
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    reasoning_effort: str | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+
+    @property
+    def tool(self) -> _Function | None:
+        """The function that the answer calls; None: the answer is a text. An only tool is called without a choice, and its
+        result answered by a text. Raises InputError for a choice among several."""
+        choice = self.tool_choice
+        functions = [tool.function for tool in self.tools]
+        if isinstance(choice, _Tool):
+            functions = [each for each in functions if each.name == choice.function.name]
+        elif choice == "none" or (choice == "auto" and self.messages[-1].role == "tool"):
+            return None
+        if len(functions) > 1:
+            raise InputError(f"tool_choice has to name one of the {len(functions)} tools")
+        if not functions and choice != "auto":
+            raise InputError("tool_choice asks for a function that is not in tools")
+        return functions[0] if functions else None
+
+    def prompt(self, chat: ChatTemplate | None, settings: Mapping[str, Any]) -> Prompt:
+        """The prompt for a model with this chat template. settings: the server's own arguments for it. Raises InputError
+        for what it cannot use."""
+        source = chat.source if chat else ""
+        template = dict(settings)
+        if self.reasoning_effort == "none":
+            template["enable_thinking"] = False
+            if chat and chat.thinking and not _uses(source, *_SWITCHES):
+                raise InputError("reasoning_effort: this model's chat template always thinks")
+        given = {"reasoning_effort", "continue_final_message", "add_generation_prompt"}
+        template |= self.model_dump(include=given, exclude_none=True)
+        if self.tool and _uses(source, "tools"):
+            template["tools"] = [tool.model_dump(exclude_none=True) for tool in self.tools]
+        for name in self.chat_template_kwargs.keys() - {*_SWITCHES, *_LANGUAGES}:
+            if not _uses(source, name):
+                raise InputError(f"chat_template_kwargs: the template has no use for {name[:50]!r}")
+        messages = [message.for_template(source) for message in self.messages]
+        return Prompt(messages, template=template | self.chat_template_kwargs)
 
     def _own(self) -> dict[str, Any]:
         if self.top_logprobs is not None and not self.logprobs:
             raise InputError("top_logprobs needs logprobs: true")
         best = self.top_logprobs or 0 if self.logprobs else None
-        return super()._own() | {"logprobs": best, "max_tokens": self.max_completion_tokens}
+        own = super()._own() | {"logprobs": best, "max_tokens": self.max_completion_tokens}
+        own |= {ours: self.chat_template_kwargs.get(name) for name, ours in _LANGUAGES.items()}
+        if self.tool:  # response_format is for texts
+            arguments = {"type": "object", "additionalProperties": False} | self.tool.parameters
+            own |= dict.fromkeys(FORMS) | {"json_schema": arguments}
+        return own
+
+
+class _Text(_Object):
+    format: _Format | None = None
+    verbosity: Literal["medium"] = "medium"
+
+
+class _Reasoning(_Object):
+    effort: str | None = None
+    summary: str | None = None
+
+
+def _as_messages(given: Any) -> Any:
+    """A response's input as messages, without what the model thought before."""
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    if not isinstance(items, list):
+        return items
+    return [x for x in items if not (isinstance(x, dict) and x.get("type") == "reasoning")]
+
+
+class ResponseRequest(Chat):
+    """A request of OpenAI's newer protocol, in its simple form: a chat under other names."""
+
+    messages: Annotated[
+        list[_Message], Field(alias="input", min_length=1), BeforeValidator(_as_messages)
+    ]
+    max_completion_tokens: Any = Field(None, alias="max_output_tokens")
+    instructions: str | None = None
+    text: _Text = Field(default_factory=_Text)
+    reasoning: _Reasoning = Field(default_factory=_Reasoning)
+    n: Literal[1] = 1
+    logprobs: Literal[False] = False
+    origins: Literal[False] = False
+    tools: list[Any] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _under_the_names_of_chats(self) -> "ResponseRequest":
+        if self.instructions:
+            self.messages.insert(0, _Message(role="system", content=self.instructions))
+        self.response_format = self.text.format
+        self.reasoning_effort = self.reasoning.effort
+        return self
+
+    @property
+    def tool(self) -> None:
+        if self.tools:
+            raise InputError("tools are not supported here; use /v1/chat/completions")
 
 
 def _check_fields(more: dict[str, Any]) -> None:
@@ -248,7 +406,8 @@ def _check_fields(more: dict[str, Any]) -> None:
         if field in _THE_SERVERS and value is not None:
             raise InputError(f"{field} is set for the whole server when it starts")
         if field in _NEUTRAL and value not in (None, *_NEUTRAL[field]):
-            raise InputError(f"{field} is not supported")
+            instead = f"; use {_INSTEAD[field]}" if field in _INSTEAD else ""
+            raise InputError(f"{field} is not supported{instead}")
 
 
 def _usual(name: str, value: Any) -> Any:
@@ -291,7 +450,7 @@ def _message(error: ValidationError) -> str:
     path = first["loc"][:1] if "logit_bias" in first["loc"] else first["loc"]  # not the user's keys
     where = ".".join(map(str, path))
     kind = first["type"]
-    message = first["msg"]
+    message = re.sub(r" or instance of \w+", "", first["msg"])
     if not where:
         return "the body is not a JSON object"
     if kind == "extra_forbidden":

@@ -264,6 +264,9 @@ class Options:
         served=16,
         group="controls",
     )
+    stop_token_ids: Sequence[int] | None = _control(
+        TOKENS, "end the output before any of these tokens: [5, 6]", words="none", served=256
+    )
     json_schema: str | Mapping | None = _form("a JSON schema: generate only JSON that fits it")
     regex: str | None = _form("a regular expression: generate only text that matches it whole")
     grammar: str | None = _form("a grammar in Lark or GBNF: generate only text that fits it")
@@ -315,9 +318,9 @@ class Options:
             raise InputError(f"num_samples is {samples}, but {limit}")
         if beams > 1 and self.temp:
             raise InputError("num_beams above 1 needs temp 0: beam search does not sample")
-        if beams > 1 and (self.stop or self.logprobs is not None):
-            name = "stop" if self.stop else "logprobs"
-            raise InputError(f"{name} cannot be used with num_beams above 1")
+        for name in ("stop", "stop_token_ids", "logprobs"):
+            if beams > 1 and getattr(self, name) not in (None, (), [], ""):
+                raise InputError(f"{name} cannot be used with num_beams above 1")
 
     @classmethod
     def named(cls, given: Mapping[str, Any]) -> "Options":

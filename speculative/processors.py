@@ -166,6 +166,7 @@ def processors_for(options: Any, config: Any) -> tuple[Processor, ...]:
     config: the model's, for its end tokens and vocabulary. Raises InputError if it lacks a token.
     """
     ends = tuple(config.eos_token_ids)
+    stops = tuple(options.stop_token_ids or ())
     bias = options.logit_bias or {}
     banned = options.suppress_tokens or ()
     words = options.bad_words_ids or ()
@@ -174,6 +175,7 @@ def processors_for(options: Any, config: Any) -> tuple[Processor, ...]:
         forced_eos_token_id=options.forced_eos_token_id,
     )
     ids = dict(logit_bias=bias, bad_words_ids=chain(*words), suppress_tokens=banned)
+    ids["stop_token_ids"] = stops
     ids |= {name: [token or -1] for name, token in forced.items()}
     for name, tokens in ids.items():
         for token in tokens:
@@ -190,8 +192,8 @@ def processors_for(options: Any, config: Any) -> tuple[Processor, ...]:
     # As in transformers, the end of sequence alone cannot be banned this way.
     if words := {tuple(word) for word in words} - {(end,) for end in ends}:
         processors.append(_biased(dict.fromkeys(words, -np.inf)))
-    if options.min_tokens and ends:
-        processors.append(MinTokens(options.min_tokens, ends))
+    if options.min_tokens and (ends or stops):
+        processors.append(MinTokens(options.min_tokens, ends + stops))
     for name, token in forced.items():
         if token not in (None, -1):
             processors.append(Forced(token, at_end=name == "forced_eos_token_id"))

@@ -137,11 +137,12 @@ class Row:
         """Append accepted draft tokens and, as the last one, the target's own, until one ends the text or the room is
         full. Return how many draft tokens were kept. origins: of each token."""
         before = len(self.origins)
+        stops = self.options.stop_token_ids or ()
         is_end = False
         for token, origin in zip(tokens[: self.room], origins, strict=False):
             self.tokens.append(token)
             self.origins.append(origin)
-            is_end = token in ends
+            is_end = token in ends or token in stops
             if self.text is not None:
                 self.texts.append(self.text.push([token]))
                 is_end = is_end or self.text.stopped

@@ -49,6 +49,16 @@ SHARED: dict[str, dict[str, Any]] = {  # flags of several commands
         help="RAM for what a decoder-only model has read: a prompt that begins as an earlier one did is not read "
         "again from its start; 0: keep nothing (default: a tenth of the RAM)",
     ),
+    "--chat-template-config": dict(
+        type=lambda text: json_value(dict, text, key=str),
+        metavar="JSON",
+        help='arguments for the chat template: {"enable_thinking": false}',
+    ),
+    "--extra-eos-token": dict(
+        nargs="+",
+        metavar="TOKEN",
+        help="further tokens that end an output, by name: </answer>",
+    ),
 }
 
 

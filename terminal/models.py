@@ -40,7 +40,7 @@ class Models:
             args.draft_vocabulary,
             args.memory,
             given.get("prefix_cache"),
-            tuple(given.get("extra_eos_token", ())),
+            tuple(given.get("extra_eos_token") or ()),
         )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.models import reference_texts
-from helpers.programs import DEMO, PROMPT, call
+from helpers.programs import ANSWER, DEMO, PROMPT, call
 from transformers import T5ForConditionalGeneration
 
 from decoder import batch_generate, generate, load, stream_generate
@@ -65,6 +65,19 @@ def test_stops_cut_the_text_of_every_drafter(demo_pair, prompts, lookup, num_dra
         assert response.tokens == plain.tokens[: len(response.tokens)]
     pieces = stream_generate(target, tokenizer, prompts[0], stop=middle[0], **options)
     assert "".join(r.text for r in pieces) == whole[0].text.partition(middle[0])[0]
+
+
+@pytest.mark.parametrize("num_draft", [0, 4])
+def test_a_stop_token_ends_the_text_and_is_not_in_it(demo_pair, num_draft):
+    """Nor does it come before `min_tokens`, and beams do not know it."""
+    target, tokenizer, draft = demo_pair
+    ids = tokenizer.encode(ANSWER).ids
+    settings = dict(draft_model=draft, num_draft=num_draft, stop_token_ids=[ids[3], ids[5]])
+    assert generate(target, tokenizer, PROMPT, **settings) == tokenizer.decode(ids[:3])
+    later = generate(target, tokenizer, PROMPT, **settings, min_tokens=5)
+    assert len(tokenizer.encode(later).ids) > 5
+    with pytest.raises(InputError, match="stop_token_ids cannot be used with num_beams"):
+        generate(target, tokenizer, PROMPT, stop_token_ids=[3], num_beams=2)
 
 
 def test_what_is_banned_has_a_log_probability_that_json_can_hold(demo_pair):

@@ -3,6 +3,7 @@ made, raises anything but an InputError."""
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,10 +12,20 @@ from hypothesis import strategies as st
 from errors import InputError
 from serving.answers import Writer
 from serving.engine import Progress
-from serving.requests import _NEUTRAL, _OF_NO_MATTER, _THE_SERVERS, Chat, Completion, parse
+from serving.requests import (
+    _NEUTRAL,
+    _OF_NO_MATTER,
+    _THE_SERVERS,
+    Chat,
+    Completion,
+    ResponseRequest,
+    parse,
+)
 from speculative.options import DECLARED, Options
 from speculative.processors import CountPenalty
 from speculative.row import Row, Stats
+from text.text_side import ChatTemplate
+from text.thinking import Thinking
 
 FIELDS = json.loads("""{
     "max_tokens": 7, "temperature": 0.5, "top_p": 0.9, "seed": 3, "stop": ["a", "b"], "logprobs": 2, "num_draft": 3,
@@ -23,10 +34,12 @@ FIELDS = json.loads("""{
     "forced_eos_token_id": 1, "source_lang": "eng_Latn", "target_lang": "deu_Latn"
 }""")
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"required": ["a"]}}}
+NAMED = {"type": "function", "function": {"name": "g"}}
 
 
 def parsed(fields, kind=Completion) -> Completion | Chat:
-    given = CHAT if kind is Chat else {"prompt": "x"}
+    given = {Chat: CHAT, ResponseRequest: {"input": "x"}}.get(kind, {"prompt": "x"})
     return parse(json.dumps({**given, **fields}).encode(), kind)
 
 
@@ -98,7 +111,15 @@ def test_what_is_not_said_is_the_servers():
         ({"stream_options": {"include_usge": True}}, "no field 'stream_options.include_usge'"),
         ({"prediction": {"type": "content", "content": "x", "n": 1}}, "no field 'prediction.n'"),
         ({"temprature": 1}, "no field 'temprature'; nearest: 'temperature'"),
-        ({"reasoning_effort": "high"}, "no field 'reasoning_effort'$"),
+        ({"adapters": "x"}, "no field 'adapters'$"),
+        ({"functions": [{"name": "f"}]}, "functions is not supported; use tools"),
+        (
+            {"tools": [TOOL], "tool_choice": "requird"},
+            "^tool_choice is not none, auto, required, or",
+        ),
+        ({"tool_choice": "required"}, "^tool_choice asks for a function that is not in tools$"),
+        ({"tools": [TOOL], "tool_choice": NAMED}, "a function that is not in tools"),
+        ({"tools": [TOOL, TOOL]}, "^tool_choice has to name one of the 2 tools$"),
         ({"max_new_tokens": 5}, "no field 'max_new_tokens'; nearest: 'max_tokens'"),
         ({"verbosity": "low"}, "verbosity is not supported"),
         (
@@ -137,18 +158,62 @@ def test_nulls_off_values_and_large_limits_are_taken(fields, expected):
 
 
 def test_a_message_has_what_its_template_uses():
-    calls = [{"function": {"name": "f"}}]
+    """A tool's call with its arguments themselves; where the template knows no tools, as the model wrote it."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     messages = [
-        {"role": "assistant", "content": None, "tool_calls": calls, "audio": None},
-        {"role": "assistant", "annotations": []},
-        {"role": "user", "content": ["a", {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call], "audio": None},
+        {"role": "tool", "tool_call_id": "1", "content": "r", "annotations": []},
+        {"role": "user", "content": ["a", {"type": "text", "text": "b"}], "color": "red"},
     ]
-    made = parsed({"messages": messages}, Chat).messages
-    first, second, third = (m.for_template("{{ m.tool_calls }}") for m in made)
-    assert first == {"role": "assistant", "content": "", "tool_calls": calls}
-    assert (second["content"], third["content"]) == ("", "ab")
-    with pytest.raises(InputError, match="no use for 'tool_calls'"):
-        made[0].for_template("{{ m.content }}")
+    called, result, user = parsed({"messages": messages}, Chat).messages
+    itself = call | {"function": {"name": "f", "arguments": {"a": 1}}}
+    first = called.for_template("{{ m.tool_calls }}")
+    assert first == {"role": "assistant", "content": "", "tool_calls": [itself]}
+    assert called.for_template("x") == {"role": "assistant", "content": '{"a": 1}'}
+    assert result.for_template("x") == {"role": "user", "content": "r"}
+    assert result.for_template("tool")["role"] == "tool"
+    assert user.for_template("user color")["content"] == "ab"
+    with pytest.raises(InputError, match="no use for 'color'"):
+        user.for_template("user")
+
+
+@pytest.mark.parametrize(
+    "fields, called",
+    [
+        ({"tools": [TOOL]}, True),
+        ({"tools": [TOOL], "tool_choice": "required"}, True),
+        ({"tools": [TOOL, NAMED], "tool_choice": NAMED}, True),
+        ({"tools": [TOOL], "tool_choice": "none"}, False),
+        ({"tools": [TOOL], "messages": [{"role": "tool", "content": "r"}]}, False),
+        ({"tools": []}, False),
+    ],
+)
+def test_the_tool_that_is_meant_gives_the_form(fields, called):
+    request = parsed({**fields, "response_format": {"type": "json_object"}}, Chat)
+    form = json.loads(json.dumps(request.options(Options()).json_schema))
+    assert ("additionalProperties" in form) == called == bool(request.tool)
+
+
+def test_arguments_for_a_template_are_languages_or_its_own():
+    chat = ChatTemplate(str, "{{ enable_thinking }}{{ tools }}{{ user }}", ("<t>", "</t>"))
+    kwargs = {"source_lang_code": "en", "target_lang_code": "de", "enable_thinking": True}
+    fields = {"chat_template_kwargs": kwargs, "reasoning_effort": "none", "tools": [TOOL]}
+    request = parsed(fields, Chat)
+    options = request.options(Options(target_lang="fr"))
+    assert (options.source_lang, options.target_lang) == ("en", "de")
+    prompt = request.prompt(chat, {"enable_thinking": False, "of_server": 1})
+    assert prompt.template == {
+        **kwargs,
+        "reasoning_effort": "none",
+        "of_server": 1,
+        "tools": [TOOL],
+    }
+    for fields, reason in (
+        ({"chat_template_kwargs": {"enable_thinkng": True}}, "no use for 'enable_thinkng'"),
+        ({"reasoning_effort": "none"}, "always thinks"),
+    ):
+        with pytest.raises(InputError, match=reason):
+            parsed(fields, Chat).prompt(replace(chat, source="user"), {})
 
 
 def test_a_chats_parts_are_its_text():
@@ -168,19 +233,23 @@ VALUES = st.recursive(
     ),
     max_leaves=8,
 )
-DECLARED_HERE = {*Completion.model_fields, *Chat.model_fields}
+KINDS = (Completion, Chat, ResponseRequest)
+DECLARED_HERE = {field.alias or name for kind in KINDS for name, field in kind.model_fields.items()}
 NAMES = sorted({*DECLARED_HERE, *DECLARED, *_NEUTRAL, *_OF_NO_MATTER, *_THE_SERVERS})
 
 
 @settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(
     fields=st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=4),
-    kind=st.sampled_from([Completion, Chat]),
+    kind=st.sampled_from(KINDS),
     garbage=st.binary(max_size=60) | VALUES.map(lambda value: json.dumps(value).encode()),
 )
 def test_no_body_raises_anything_else(fields, kind, garbage):
     try:
-        options_of(fields, kind)
+        request = parsed(fields, kind)
+        request.options(Options())
+        if isinstance(request, Chat):
+            request.prompt(ChatTemplate(str, "user tools"), {})
     except InputError as error:
         assert "\n" not in str(error)
     with pytest.raises(InputError) as refused:
@@ -246,7 +315,9 @@ def rows(count: int, **options) -> list[Row]:
 
 
 def writer(fields, of_rows, kind=Completion) -> Writer:
-    return Writer(parsed(fields, kind), of_rows, "model", lambda token, first: (f"t{token}", b"x"))
+    thinking = [Thinking(None) for _ in of_rows]
+    request = parsed(fields, kind)
+    return Writer(request, of_rows, "model", lambda token, first: (f"t{token}", b"x"), thinking)
 
 
 HALF = Progress(1, None, Stats(tokens=1))

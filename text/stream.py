@@ -23,6 +23,13 @@ class TextStream:
         self._waiting = ""  # the end of `text`, held back
         self.stopped = False
 
+    def go_on_from(self, tokens: list[int]) -> None:
+        """Let what is pushed continue the text of these tokens, which is not part of it."""
+        stops = self._stops
+        self._stops = ()
+        self.push(tokens)
+        self._stops = stops
+
     def push(self, tokens: list[int]) -> str:
         """The text that `tokens` add. A character is held back until all its bytes are there."""
         before = len(self.text)

@@ -68,19 +68,24 @@ class Encoded(NamedTuple):
     prefix: list[int] | None = None  # what the row begins with; None: the model's own prefix
     source_lang: str | None = None  # the model's codes; None: none was asked for
     target_lang: str | None = None
+    begun: str = ""  # the beginning of the text, if the user gave it
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """apply: transformers' and mlx-lm's `apply_chat_template`; source: the template's text."""
+    """apply: transformers' and mlx-lm's `apply_chat_template`; source: the template's text; thinking: the marks before
+    and after what the model thinks."""
 
     apply: Callable[..., str]
     source: str = ""
+    thinking: tuple[str, str] | None = None
 
     def render(self, messages: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> str:
         """The prompt that the template makes of messages, with the special tokens. InputError if it refuses them.
-        settings: further arguments of `apply`."""
-        arguments = {"add_generation_prompt": True} | dict(settings) | {"tokenize": False}
+        settings: further arguments of `apply`. A last message of the assistant's is continued."""
+        goes_on = bool(begun_text(messages, settings))
+        arguments = {"add_generation_prompt": not goes_on, "continue_final_message": goes_on}
+        arguments |= {**settings, "tokenize": False}
         try:
             text = self.apply([dict(message) for message in messages], **arguments)
         except Exception as error:  # templates may raise any class
@@ -90,11 +95,29 @@ class ChatTemplate:
             warnings.warn("the chat template leaves out or changes the user's text", stacklevel=2)
         return text
 
+    def thinks(self, prompt: str, begun: str) -> bool:
+        """Whether the answer goes on inside what the model thinks. prompt: the end of the rendered prompt; begun: the
+        beginning of the answer, if the user gave it."""
+        if self.thinking is None:
+            return False
+        start, end = self.thinking
+        last = begun or prompt.rstrip()[-len(start) :]
+        return last.rfind(start) > last.rfind(end)
+
 
 def last_text(messages: Sequence[Mapping[str, Any]]) -> str:
     """The last text that the user wrote; "" if there is none."""
     texts = [message.get("content") for message in messages if message.get("role") == "user"]
     return texts[-1] if texts and isinstance(texts[-1], str) else ""
+
+
+def begun_text(messages: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> str:
+    """The beginning of the answer: a last message of the assistant's, unless the settings of the chat template ask for a
+    new one; "" if there is none."""
+    last = messages[-1]
+    begins_anew = settings.get("add_generation_prompt", False)
+    goes_on = settings.get("continue_final_message", not begins_anew)
+    return str(last.get("content") or "") if goes_on and last.get("role") == "assistant" else ""
 
 
 @dataclass(frozen=True)
@@ -139,6 +162,13 @@ class TextSide:
             # A rendered template may come as a text.
             special = not (self.bos and content.startswith(self.bos))
             return Encoded(content, self.source.encode(content, add_special_tokens=special).ids)
+        if prompt.is_chat and self.chat is None and self.start_token is not None:
+            # An encoder-decoder model reads one text; the rest of a chat is not for it.
+            last = Prompt(last_text(content))
+            if not last.content.strip():
+                raise InputError("the chat has no text of the user's, which is the prompt")
+            encoded = self.encode(last, source_lang, target_lang)
+            return encoded._replace(begun=begun_text(content, prompt.template))
         if source_lang is not None or target_lang is not None:
             raise InputError("source_lang and target_lang are not for chat templates or token ids")
         if prompt.is_chat:
@@ -146,7 +176,8 @@ class TextSide:
                 raise InputError("this model has no chat template")
             text = self.chat.render(content, prompt.template)
             tokens = self.tokenizer.encode(text, add_special_tokens=False).ids
-            return Encoded(last_text(content), tokens)
+            begun = begun_text(content, prompt.template)
+            return Encoded(last_text(content), tokens, begun=begun)
         return Encoded(self.source.decode(content), list(content))
 
     def _translating(self, text: str, source_lang: str | None, target_lang: str | None) -> Encoded:
@@ -206,6 +237,7 @@ class Conversation:
     system_prompt: str | None = None
     template: Mapping[str, Any] = field(default_factory=dict)  # arguments for the chat template
     in_use: bool = False
+    prefill: str | None = None  # the beginning of the answer
 
     @classmethod
     def of(
@@ -214,13 +246,18 @@ class Conversation:
         system_prompt: str | None = None,
         template: Mapping[str, Any] | None = None,
         ignore_chat_template: bool = False,
+        prefill: str | None = None,
     ) -> "Conversation":
         """InputError for settings of a chat template if none is in use."""
         in_use = text.chat is not None and not ignore_chat_template
+        if prefill and not in_use and text.start_token is None:
+            raise InputError(
+                "the beginning of an answer needs a chat template: put it in the prompt"
+            )
         if not in_use and (system_prompt is not None or template is not None):
             missing = "none is in use" if text.chat else "this model has no chat template"
             raise InputError(f"a system prompt or a setting needs a chat template: {missing}")
-        return cls(system_prompt, template or {}, in_use)
+        return cls(system_prompt, template or {}, in_use, prefill)
 
     @property
     def first(self) -> list[dict[str, Any]]:
@@ -232,7 +269,9 @@ class Conversation:
     def prompt(self, content: Any) -> Any:
         """A text as the user's first message. Anything else stays as it is."""
         prompt = content if isinstance(content, Prompt) else Prompt(content)
-        if not (self.in_use and prompt.is_text):
+        if not prompt.is_text or not (self.in_use or self.prefill):
             return content
-        message = {"role": "user", "content": prompt.content}
-        return Prompt([*self.first, message], prompt.reference, self.template)
+        messages = [*self.first, {"role": "user", "content": prompt.content}]
+        if self.prefill:
+            messages.append({"role": "assistant", "content": self.prefill})
+        return Prompt(messages, prompt.reference, self.template)

@@ -12,6 +12,8 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from demo.training.tasks import SHORT_KINDS, held_out_example
 from helpers.programs import ROOT
 from serving.requests import Completion, parse
@@ -88,6 +90,12 @@ class Server:
         while (found := self.metric(name)) != value:
             assert time.monotonic() < end, f"{name} is {found}, not {value}"
             time.sleep(0.02)
+
+
+def openai_client(server: Server):
+    """OpenAI's own client of a server."""
+    openai = pytest.importorskip("openai")
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
 def mixed(count: int, seed: int = 0) -> list[dict[str, Any]]:

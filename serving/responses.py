@@ -1,0 +1,86 @@
+"""Answers in OpenAI's newer protocol, /v1/responses: a message and, of a model that thinks, its reasoning before it."""
+
+import json
+import uuid
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Any
+
+from serving.answers import Writer
+from serving.engine import Progress
+
+Events = Iterator[dict[str, Any]]
+
+
+class ResponseWriter(Writer):
+    """Writes a response: the events that build up its items, each with one part, or what the last event holds."""
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self._items = [_item("message", "output_text", role="assistant")]
+        if self._thinking[0].marks:
+            self._items.insert(0, _item("reasoning", "reasoning_text", summary=[]))
+        self._numbers = count()
+
+    def event(self, body: dict[str, Any]) -> str:
+        numbered = {**body, "sequence_number": next(self._numbers)}
+        return f"event: {body['type']}\ndata: {json.dumps(numbered, ensure_ascii=False)}\n\n"
+
+    def whole(self, ends: Sequence[Progress]) -> dict[str, Any]:
+        *_, last = [*self.chunks(ends), *self.end()]
+        return last["response"]
+
+    def begin(self) -> Events:
+        yield {"type": "response.created", "response": self._response("in_progress", [])}
+        for index, item in enumerate(self._items):
+            yield self._event(index, "output_item.added", item=item | {"content": []})
+            yield self._event(index, "content_part.added", part=item["content"][0])
+
+    def chunks(self, progress: Sequence[Progress]) -> Events:
+        parts = self._split(0, self._sent[0], progress[0])
+        self._sent = list(progress)
+        for index, item in enumerate(self._items):
+            text = parts[item["type"] == "message"]
+            part = item["content"][0]
+            part["text"] += text
+            if text:
+                yield self._event(index, f"{part['type']}.delta", delta=text, logprobs=[])
+
+    def end(self) -> Events:
+        for index, item in enumerate(self._items):
+            item["status"] = "completed"
+            part = item["content"][0]
+            yield self._event(index, f"{part['type']}.done", text=part["text"], logprobs=[])
+            yield self._event(index, "content_part.done", part=part)
+            yield self._event(index, "output_item.done", item=item)
+        is_cut = self._sent[0].finish_reason == "length"
+        status = "incomplete" if is_cut else "completed"
+        response = self._response(status, self._items) | {"usage": self._usage(self._sent)}
+        if is_cut:
+            response["incomplete_details"] = {"reason": "max_output_tokens"}
+        yield {"type": f"response.{status}", "response": response}
+
+    def _event(self, index: int, kind: str, **more: Any) -> dict[str, Any]:
+        """An event about an item or its part."""
+        place = {"item_id": self._items[index]["id"], "output_index": index, "content_index": 0}
+        return {"type": f"response.{kind}", **place, **more}
+
+    def _response(self, status: str, items: list[dict[str, Any]]) -> dict[str, Any]:
+        head = {**self._head, "object": "response", "created_at": self._head["created"]}
+        return {**head, "status": status, "output": items, "error": None, "tools": []}
+
+    def _usage(self, ends: Sequence[Progress]) -> dict[str, Any]:
+        usage = super()._usage(ends)
+        return {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": usage["prompt_tokens_details"],
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": usage["completion_tokens_details"],
+            "total_tokens": usage["total_tokens"],
+        }
+
+
+def _item(kind: str, kind_of_part: str, **more: Any) -> dict[str, Any]:
+    part = {"type": kind_of_part, "text": "", "annotations": []}
+    item = {"id": f"item_{uuid.uuid4().hex}", "type": kind, "status": "in_progress"}
+    return {**item, **more, "content": [part]}
