@@ -196,10 +196,11 @@ def translate_file(
         with suppress(FileNotFoundError):  # another run may just have finished with it
             finished = load_memory(path, lambda *_: None)  # passes over a line that was cut off
             translator.texts |= {pair.prompt: pair.text for pair in finished.pairs}
-    data, lines = translator.translate(document, name, journal)
-    for line in lines:
-        for problem in line.problems:
-            print(cli.one_line(f"{name}, {line.place}: {problem}"), file=sys.stderr)
+    lines = list[Line]()
+    translator.on_line = lines.append
+    data, problems = translator.translate(document, name, journal)
+    for problem in problems:
+        print(cli.one_line(f"{name}, {problem}"), file=sys.stderr)
     for note in document.notes:
         print(cli.one_line(f"{name}: {note}"), file=sys.stderr)
     from_memory = sum(line.from_memory for line in lines)

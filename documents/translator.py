@@ -43,7 +43,7 @@ class Line(NamedTuple):
 
 class Translation(NamedTuple):
     data: bytes  # of the file in the other language
-    lines: list[Line]
+    problems: list[str]  # what a reader should check, each with its place
 
 
 @dataclass
@@ -55,6 +55,7 @@ class Translator:
     exact:       texts by sentence or passage that are used as they are, of a translator's memory
     memory_file: gets the sentences that the decoder's memory lacks
     on_response: called as each sentence is finished
+    on_line:     called with each passage of a document that is finished
     """
 
     decoder: SpeculativeDecoder
@@ -65,6 +66,7 @@ class Translator:
     exact: Mapping[str, str] = field(default_factory=dict)
     memory_file: MemoryFile | None = None
     on_response: Callable[[Response], Any] = lambda response: None
+    on_line: Callable[[Line], Any] = lambda line: None
 
     def __post_init__(self):
         self.options = self.decoder.seeded(self.options)
@@ -105,19 +107,20 @@ class Translator:
         ]
         self._decode(lost, name, journal)
         texts = list[str | None]()
-        lines = list[Line]()
+        problems = list[str]()
         for (passage, pattern), of_passage in zip(passages, pieces, strict=True):
             new_pieces = [*self._new_pieces(passage, of_passage, pattern)]
             text = "".join(new_pieces)
             if passage.marked:
                 document.places[passage] = places(of_passage, new_pieces, passage.marked)
-            source, flat = _flat(passage.text), _flat(text)
             from_memory = all(edges(_flat(piece))[1] in self.exact for piece in of_passage)
-            problems = [*self._problems(source, flat, pattern)]
-            lines.append(Line(document.place(passage), source, flat, from_memory, problems))
+            line = Line(document.place(passage), _flat(passage.text), _flat(text), from_memory, [])
+            line.problems.extend(self._problems(line.source, line.text, pattern))
+            problems += [f"{line.place}: {each}" for each in line.problems]
+            self.on_line(line)
             is_lost = document.strict and changed(passage.text, text, pattern)
             texts.append(None if is_lost else text)
-        return Translation(document.write(texts), lines)
+        return Translation(document.write(texts), problems)
 
     def _pieces(self, text: str, pattern: Pattern) -> list[str]:
         """The sentences of a passage, with the space after them."""
@@ -190,7 +193,7 @@ class Translator:
             return ""
         space = piece[len(piece.rstrip()) :]
         is_between = is_unspaced(piece[-1:]) or is_unspaced(next_piece)
-        return space or (" " if is_between else "")
+        return space.replace("\u3000", " ") or (" " if is_between else "")
 
     def _problems(self, source: str, text: str, pattern: Pattern) -> Iterator[str]:
         """What a reader should look at in a passage's text."""

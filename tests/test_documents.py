@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from documents import FORMATS, gettext
 from documents.document import Passage, by_length
+from documents.encodings import decoded
 from documents.sentences import changed, keep_pattern, masked, sentences, translatable
 from errors import InputError
 
@@ -46,6 +47,203 @@ def test_a_po_files_messages_without_a_translation_get_one():
     assert written == f"{head}{new}{done}" and document.place(document.passages[1]) == "line 10"
     bare = b'msgid "one"\nmsgstr ""\n'  # without a head
     assert gettext.parse(bare, fuzzy=False).write(["eins"]) == bare.replace(b'""', b'"eins"')
+
+
+HEAD = """msgid ""
+msgstr ""
+"Language: \\n"
+"Content-Type: text/plain; charset=ASCII\\n"
+"Plural-Forms: nplurals=INTEGER; plural=EXPRESSION;\\n"
+
+"""
+PLURAL = '#. a , fuzzy comment\nmsgid "One file, fuzzy"\nmsgid_plural "%d files"\n'
+
+
+@pytest.mark.parametrize(
+    "language, forms, texts",
+    [
+        ("de", "nplurals=2; plural=(n != 1);", ["One file, fuzzy", "%d files"]),
+        ("ja", "nplurals=1; plural=0;", ["%d files"]),
+        ("pl", "nplurals=3; plural=(n==1 ? 0 : ", ["One file, fuzzy", "%d files", "%d files"]),
+        ("ru", "nplurals=3; plural=(n%10==1 ", ["%d files"] * 3),  # 21 has the form of 1, too
+    ],
+)
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_a_new_po_gets_its_languages_plural_forms(language, forms, texts, newline):
+    source = f'{HEAD}{PLURAL}msgstr[0] ""\nmsgstr[1] ""\n'.replace("\n", newline)
+    document = FORMATS[".pot"](source.encode()).into(language)
+    assert [passage.text for passage in document.passages] == texts
+    assert document.write([None] * len(texts)) == source.encode()
+    written = document.write(texts).decode()
+    assert written.count(newline) == written.count("\n")
+    head, _, entry = written.replace(newline, "\n").partition("\n\n")
+    assert f"Language: {language}\\n" in head and forms in head and "charset=UTF-8" in head
+    strings = "".join(f'msgstr[{i}] "{text}"\n' for i, text in enumerate(texts))
+    assert entry == PLURAL.replace("msgid ", "#, fuzzy\nmsgid ", 1) + strings
+
+
+def test_a_half_filled_plural_keeps_what_it_has():
+    (passage,) = FORMATS[".po"](f'{PLURAL}msgstr[0] "eine"\nmsgstr[1] ""\n'.encode()).passages
+    assert passage.text == "%d files"
+
+
+@pytest.mark.parametrize(
+    "flags, text, held",
+    [
+        ("", "5% a year, 3% e, 50 % d'", []),
+        ("#, c-format\n", "%dms of %-5.2f%%, %(n)s", ["%d", "%-5.2f", "%%", "%(n)s"]),
+        ("#, qt-format\n", "%1 of %L2, %n, %d", ["%1", "%L2", "%n"]),
+        ("#, objc-format\n", "%@ and %1$@", ["%@", "%1$@"]),
+        ("#, no-c-format\n", "50%d", []),
+    ],
+)
+def test_placeholders_of_a_message_are_those_of_its_format(flags, text, held):
+    (passage,) = FORMATS[".po"](f'{flags}msgid "{text}"\nmsgstr ""\n'.encode()).passages
+    assert changed(text, "", keep_pattern(passage.marks)) == held
+    assert not changed("Growth is 5% a year: %s", "", keep_pattern())
+
+
+def cues(*texts: str, gap: float = 1, newline: str = "\n") -> bytes:
+    """An .srt with these texts, each shown for a second, with seconds between them."""
+    source = ""
+    for i, text in enumerate(texts):
+        start = round(1000 * i * (1 + gap))
+        times = [
+            f"00:{t // 60000:02}:{t // 1000 % 60:02},{t % 1000:03}" for t in (start, start + 1000)
+        ]
+        source += f"{i + 1}\n{' --> '.join(times)}\n{text}\n\n"
+    return source.replace("\n", newline).encode()
+
+
+def texts_of(data: bytes, ending: str = ".srt", **options) -> list[str]:
+    return [passage.text for passage in FORMATS[ending](data, **options).passages]
+
+
+@pytest.mark.parametrize(
+    "texts, joined",
+    [
+        (["[DOOR OPENS]", "I am here."], False),
+        (["(door opens)", "i am here."], False),
+        (["THE LONG NIGHT", "Where were you?"], False),
+        (["I thought you--", "No."], False),
+        *((["a king waits" + mark, "he sleeps."], False) for mark in "؟।॥۔။։｡．…♪"),  # noqa: RUF001
+        (["你去哪儿了", "我在家里"], False),
+        (["I see the king", "and his dog."], True),
+        (["I see the king,", "Anna and Tom."], True),
+        (["他来了，", "她走了。"], True),  # noqa: RUF001
+        (["I see the king", "- and his dog."], False),
+    ],
+)
+def test_a_sentence_runs_over_cues_only_if_it_goes_on(texts, joined):
+    assert len(texts_of(cues(*texts))) == (1 if joined else 2)
+    assert len(texts_of(cues(*texts, gap=2.1))) == 2
+    assert len(texts_of(cues(*texts), cue_by_cue=True)) == 2
+
+
+@pytest.mark.parametrize(
+    "text, units",
+    [
+        ("- The old king\nsees two doors.\n- Yes.", ["- The old king sees two doors.", "- Yes."]),
+        ("[BELL]\nWho is it?", ["[BELL]", "Who is it?"]),
+        ("国王在\n等。", ["国王在等。"]),
+        (">> Who?\n>> I.", [">> Who?", ">> I."]),
+    ],
+)
+def test_speakers_of_a_cue_are_translated_alone(text, units):
+    assert texts_of(cues(text)) == units
+
+
+@pytest.mark.parametrize(
+    "texts, new, shown",
+    [
+        (["What", "is", "it?"], ["Was?"], ["Was?"] * 3),
+        (["What", "is", "it?"], ["Was ist?"], ["Was", "ist?", "ist?"]),
+        (["- What is\nit?\n- It"], ["- Was?", "- Es"], ["- Was?\n- Es"]),
+    ],
+)
+def test_no_cue_and_no_line_of_a_cue_becomes_empty(texts, new, shown):
+    assert FORMATS[".srt"](cues(*texts)).write(new) == cues(*shown)
+
+
+def test_what_has_no_times_that_can_be_read_stays_and_is_named():
+    odd = b"3\n00:00:0,500 --> 00:00:2,00\nAn advertisement.\n\n4\nno times\n"
+    document = FORMATS[".srt"](cues("A king.", "A dog.") + odd)
+    assert document.write(["EIN", "ZWEI"]) == cues("EIN", "ZWEI") + odd
+    stays = "no cue's times; the cue stays as it is"
+    assert document.notes == [f"line 10: {stays}", f"line 14: {stays}"]
+    unspaced = b"1\n00:00:01,000 --> 00:00:02,000\nA.\n2\n00:00:02,000 --> 00:00:03,000\nB.\n"
+    assert texts_of(unspaced) == ["A.", "B."]  # without an empty line between them
+
+
+@pytest.mark.parametrize("ending", [".srt", ".vtt", ".txt"])
+def test_lines_may_end_in_two_carriage_returns(ending):
+    data = cues("A king.", "A dog.", newline="\r\r\n")
+    document = FORMATS[ending](data)
+    assert [passage.text for passage in document.passages][-1] == "A dog."
+    assert document.write([passage.text for passage in document.passages]) == data
+
+
+def test_a_line_of_one_space_does_not_end_a_webvtt_cue():
+    data = b"WEBVTT\n\n00:00.160 --> 00:02.470 align:start\n \nso today\n\nNOTE no\n"
+    assert texts_of(data, ".vtt") == ["so today"]
+
+
+ASS = """[Events]\r
+Format: Layer, Start, End, Style, Name, MarginL, MarginR, MarginV, Effect, Text\r
+Dialogue: 0,0:00:01.00,0:00:02.00,Default,,0,0,0,,{\\i1}an old king\\Nsees{\\i0}\r
+Dialogue: 0,0:00:02.00,0:00:03.00,Default,,0,0,0,,an old, old door.\r
+Comment: 0,0:00:02.00,0:00:03.00,Default,,0,0,0,,it stays\r
+Dialogue: 0,0:00:02.00,0:00:03.00,Sign,,0,0,0,,{\\p1}m 0 0 l 1 1{\\p0}\r
+"""
+
+
+def test_an_ass_keeps_all_but_its_dialogue():
+    document = FORMATS[".ass"](ASS.encode())
+    (passage,) = document.passages
+    assert passage.text == "an old king sees an old, old door."
+    assert (
+        document.write([passage.text.replace("old", "new")]) == ASS.replace("old", "new").encode()
+    )
+    both = FORMATS[".ass"](ASS.encode(), bilingual=True).write(["EIN\nZWEI\nDREI"]).decode()
+    assert "sees\\NEIN\\NZWEI{" in both and "old door.\\NDREI\r" in both
+
+
+def test_both_languages_in_one_file():
+    both = FORMATS[".txt"](b"A king.\r\n\r\nA dog.", bilingual=True).write(["EIN", "ZWEI"])
+    assert both == b"A king.\r\nEIN\r\n\r\nA dog.\r\nZWEI"
+    two = FORMATS[".srt"](cues("a king", "and a dog."), bilingual=True).write(["EIN ZWEI"])
+    assert two == cues("a king\nEIN", "and a dog.\nZWEI")
+
+
+@pytest.mark.parametrize(
+    "source, texts",
+    [
+        ("    It was he, the one\nwith the red door,\nand he saw it.\nThe End", 2),
+        ("   The King lives in a big old house with the\nQueen and dogs that bark at the moon.", 1),
+        ("apples\npears\nplums", 3),
+        ("You need:\nan old dog", 2),
+        ("国王住在一座很大的老房子里他有很多狗和猫\n他们晚上对着月亮叫。", 1),
+    ],
+)
+def test_lines_are_a_paragraph_if_sentences_run_over_them(source, texts):
+    assert len(texts_of(source.encode(), ".txt")) == texts
+
+
+@pytest.mark.parametrize("name", ["latin-1", "cp1250", "shift_jis"])
+def test_other_encodings_are_read_and_written(name):
+    text = {"shift_jis": "国王は家を見る。"}.get(name, "Žofia" if name == "cp1250" else "Zürich")
+    document = decoded(FORMATS[".txt"], text.encode(name), name)
+    assert document.write([text + text]) == (text + text).encode(name)
+    assert document.write(["ᚠ"]) == "ᚠ".encode() and "written as UTF-8" in document.notes[0]
+    with pytest.raises(InputError, match="say its encoding with --encoding"):
+        decoded(FORMATS[".txt"], text.encode(name), "utf-8")
+
+
+def test_an_encoding_is_guessed_and_named():
+    text = "Où est passé le garçon qui a vu la forêt ? Il est allé là-bas, près du château. " * 5
+    document = decoded(FORMATS[".txt"], text.encode("cp1252"))
+    (passage,) = document.passages
+    assert passage.text == text.strip() and "--encoding changes that" in document.notes[0]
 
 
 RUN = '<w:r><w:rPr>{}</w:rPr><w:t xml:space="preserve">{}</w:t></w:r>'
@@ -110,6 +308,11 @@ def test_what_cannot_be_read_is_one_line(ending, data, message):
         ([1, 50], "Donaudampfschiff fährt", ["Donaudampfschiff", "fährt"]),
         ([5, 3, 2], "x", ["x", "", ""]),
         ([5, 5], "これはペンです", ["これはペ", "ンです"]),
+        ([4, 5], "พระราชา", ["พระ", "ราชา"]),  # vowels stay with their consonants
+        ([3, 3], "他来。了", ["他来。", "了"]),
+        ([2, 6], "国王「Arthur」在", ["国王", "「Arthur」在"]),
+        ([2, 2], "国 王在等着他", ["国 王在", "等着他"]),  # a space does not make it a spaced text
+        ([1, 1], "- Ja", ["- Ja", ""]),
     ],
 )
 def test_a_text_is_spread_by_length(lengths, text, parts):
@@ -132,7 +335,27 @@ def test_sentences_are_cut_where_a_reader_would():
 
     assert cut("Dr. Ann sees. ![A dog] is.  Go!") == ["Dr. Ann sees. ", "![A dog] is.  ", "Go!"]
     assert cut("One. Two.\nThree.", whole=True) == ["One. Two.\n", "Three."]
+    assert cut("Plan B. A dash: no! - He said. iPhones are here.") == [
+        "Plan B. A dash: no! - He said. iPhones are here."
+    ]
     assert cut("We see, as the dog sees us", 20) == ["We see, ", "as the dog sees us"]
+
+
+@pytest.mark.parametrize(
+    "language, pieces",
+    [
+        ("fr", ["M. Roi arrive avec MM. Dupont et Mme. Roi. ", "Il part."]),
+        ("de", ["Im 19. Jahrhundert lebte Ludwig XIV. Er war Hr. Roi. ", "Er starb 1715. ", "Ja."]),
+        ("nb", ["Den 3. oktober kom han. ", "Han gikk."]),
+        ("pl", ["Spotkał dr. Nowaka i inż. Kota. ", "Poszedł."]),
+        ("en", ["It was 19. ", "He went with Dr. Smith and J. R. Smith. ", "Good."]),
+        ("ja", ["「行く。」と言った。", "そして寝た。"]),
+        ("zh-Hant", ["他來了。", "她說好。"]),
+    ],
+)
+def test_sentences_are_not_cut_after_titles_and_ordinals(language, pieces):
+    text = "".join(pieces)
+    assert [*sentences(text, language, keep_pattern(), lambda _: True)] == pieces
 
 
 def test_placeholders_are_kept():

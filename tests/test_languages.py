@@ -16,7 +16,7 @@ from errors import InputError
 from families.conversion import convert
 from families.loading import load
 from families.t5 import codes_in_words
-from text.languages import Languages
+from text.languages import Languages, has_spaces, short
 from text.text_side import TextSide
 
 pytestmark = pytest.mark.slow
@@ -89,7 +89,7 @@ def test_some_models_are_told_in_words(demo_pair, monkeypatch):
         decoder.generate([3, 4], target_lang="de")
 
 
-NLLB = "ace_Arab arb_Arab crh_Latn deu_Latn kor_Hang nno_Latn nob_Latn por_Latn prs_Arab srp_Cyrl zho_Hans zho_Hant"
+NLLB = "ace_Arab arb_Arab ckb_Arab crh_Latn deu_Latn kor_Hang nno_Latn nob_Latn pbt_Arab pes_Arab por_Latn prs_Arab srp_Cyrl zho_Hans zho_Hant"
 
 
 @pytest.mark.parametrize(
@@ -98,6 +98,11 @@ NLLB = "ace_Arab arb_Arab crh_Latn deu_Latn kor_Hang nno_Latn nob_Latn por_Latn 
         (NLLB, "German=deu_Latn Deutsch=deu_Latn de=deu_Latn deu=deu_Latn de-AT=deu_Latn"),
         (NLLB, "pt-BR=por_Latn Norwegian=nob_Latn zh=zho_Hans zh-TW=zho_Hant Arabic=arb_Arab"),
         (NLLB, "gsw= Luxembourgish= Klingon= sr-Latn= nds= ="),  # near, but other languages
+        (NLLB, "fa=pes_Arab Persian=pes_Arab Dari=prs_Arab Persian_(Afghanistan)=prs_Arab"),
+        (NLLB, "Chinese_(Traditional)=zho_Hant Portuguese_(Brazil)=por_Latn Chinese_(Klingon)="),
+        (NLLB, "Norwegian_(Bokmål)=nob_Latn Kurdish_(Sorani)=ckb_Arab Serbian_(Latin)="),
+        (NLLB, "Serbian_(Cyrillic)=srp_Cyrl Arabic_(Egyptian)= ku=ckb_Arab ps=pbt_Arab"),
+        ("arz_Arab yue_Hant nno_Latn", "ar=arz_Arab zh=yue_Hant no=nno_Latn zh-Hant="),
         (NLLB, "ko=kor_Hang crh=crh_Latn"),  # their scripts are not the CLDR's
         ("en_XX de_DE pt_XX zh_CN", "English=en_XX GERMAN=de_DE por=pt_XX zh-Hant= Dutch="),
         ("de fil ns zh", "Tagalog=fil ns=ns Chinese=zh"),
@@ -108,13 +113,25 @@ def test_a_language_has_many_names(codes, wanted):
     """Each is the model's code or, with nothing after the sign, one line."""
     languages = Languages(dict.fromkeys(codes.split(), 5), ["source", "text", 2], ["target"])
     for pair in wanted.split():
-        name, code = pair.split("=")
+        name, code = pair.replace("_(", " (").split("=")
         try:
             found = languages.find("target_lang", name)
         except InputError as error:
             found, line = "", str(error)
             assert f"no language {name!r}; there are" in line and "\n" not in line
         assert found == code, name
+
+
+def test_a_files_name_has_the_short_code():
+    codes = "arb_Arab cmn_Hant deu_Latn nob_Latn pes_Arab zsm_Latn twi_Latn".split()
+    assert [short(code) for code in codes] == ["ar", "zh-Hant", "de", "nb", "fa", "ms", "tw-Latn"]
+    assert [has_spaces(code) for code in ("zho_Hans", "ja_XX", "kor_Hang", "tha_Thai", "x")] == [
+        False,
+        False,
+        True,
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,14 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers import programs
 
 import translate
-from decoder import SpeculativeDecoder
-from documents import translator
+from decoder import Options, SpeculativeDecoder
+from documents import FORMATS, translator
 from errors import InputError
 
 KING, HAUS = "The old king sees two red doors.", "The king sees the house."
@@ -135,7 +136,7 @@ def test_standard_input_is_translated_to_standard_output_or_a_format(run, tmp_pa
 
 
 def test_what_a_reader_should_look_at_is_listed(run, tmp_path):
-    (tmp_path / "terms.tsv").write_text("doors\tTore\nking\tKönig\n")
+    (tmp_path / "terms.tsv").write_text("doors\tTore\nking\tKönig\tnoun\n")
     (tmp_path / "b.po").write_text(f'msgid "{KING}"\nmsgstr ""\n\nmsgid "%s sees"\nmsgstr ""\n')
     memory = ["--terms", "terms.tsv", "--memory", "m.jsonl", "--memory-append"]
     result = run("b.po", "--to", "de", *memory)
@@ -167,6 +168,91 @@ def test_a_placeholder_lost_is_tried_again_as_a_plain_token(run, tmp_path, monke
     assert "check" not in result.stderr
 
 
+@pytest.fixture
+def stub(demo_pair, monkeypatch):
+    """Call a translator that writes what a function makes of each sentence."""
+
+    def stub(new, source: str, ending: str, is_unspaced=False):
+        def stream(self, prompts, *args, **kwargs):
+            for i, prompt in enumerate(prompts):
+                yield (
+                    i,
+                    SimpleNamespace(prompt=prompt, text=new(prompt), finish_reason="stop"),
+                )
+
+        monkeypatch.setattr(SpeculativeDecoder, "stream_batch", stream)
+        decoder = SpeculativeDecoder(*demo_pair[:2])
+        by = translator.Translator(decoder, Options(target_lang="de"))
+        by._is_unspaced = is_unspaced
+        data, problems = by.translate(FORMATS[ending](source.encode()))
+        return data.decode(), problems
+
+    return stub
+
+
+@pytest.mark.parametrize(
+    "source, text, is_unspaced, expected",
+    [
+        ("他来了。她说好。", "The king waits.", False, "The king waits. The king waits."),
+        ("他来了。\u3000她说好。", "The king waits.", False, "The king waits. The king waits."),
+        ("He waits. She waits.", "国王在等。", True, "国王在等。国王在等。"),
+        ("He waits.\n\nShe waits.", "国王在等。", True, "国王在等。\n\n国王在等。"),
+        ("He waits. She waits.", "Er wartet.", False, "Er wartet. Er wartet."),
+    ],
+)
+def test_the_space_between_sentences_is_the_target_languages(
+    stub, source, text, is_unspaced, expected
+):
+    assert stub(lambda _: text, source, ".txt", is_unspaced)[0] == expected
+
+
+def test_sentences_end_where_their_lines_do(stub):
+    cue = "1\n00:00:01,000 --> 00:00:02,000\n{}\n"
+    texts = {HAUS: "Das Haus.", KING: "Ein viel längerer Satz über zwei Türen und den König."}
+    source = cue.format(f"{HAUS}\n{KING}")
+    assert stub(texts.get, source, ".srt")[0] == cue.format("\n".join(texts.values()))
+    po = 'msgid "The king sees\\nthe house.\\n\\n- {}\\n"\nmsgstr ""\n'
+    data, _ = stub(lambda text: text.upper(), po.format("an x"), ".po")
+    assert '"THE KING SEES\\n"\n"THE HOUSE.\\n"\n"\\n"\n"- AN X\\n"' in data
+
+
+def test_pictures_are_copied_or_named(stub):
+    data, _ = stub(lambda text: text.upper(), "♪ la la 😀👍🏽\n", ".txt")
+    assert data == "♪ LA LA 😀👍🏽\n"
+    data, problems = stub(lambda text: text.replace("😀", ""), "a 😀 king\n", ".txt")
+    assert (data, problems) == ("a 😀 king\n", [])  # from a second try with a plain token
+    _, problems = stub(lambda text: "nein", "a 😀 king\n", ".txt")
+    assert problems == ["line 1: check 😀"]
+
+
+def test_a_human_memorys_text_is_used_as_it_is_and_reported(run, tmp_path):
+    (tmp_path / "m.tsv").write_text(f"{KING}\tMein König!\n")
+    arguments = ["--memory", "m.tsv", "--memory-exact", "--report", "r.tsv"]
+    result = run("a.txt", "--to", "de", *arguments)
+    assert "a.txt: 1 of 3 texts are the memory's" in result.stderr
+    texts = (tmp_path / "a.de.txt").read_text()
+    assert texts == f"Mein König! {GERMAN[HAUS]}\n\n1234, a@b.org\nMein König!\n"
+    rows = [row.split("\t") for row in (tmp_path / "r.tsv").read_text().splitlines()]
+    assert rows[0] == ["file", "place", "source", "text", "check"]
+    assert rows[-1] == ["a.txt", "line 4", KING, "Mein König!", "from the memory"]
+    assert "r.tsv already exists" in run("a.txt", "--to", "de", *arguments).stderr
+
+
+@pytest.mark.parametrize(
+    "name, output",
+    [
+        ("film.en.srt", "film.fr.srt"),
+        ("film.eng.forced.srt", "film.fr.forced.srt"),
+        ("en.srt", "en.fr.srt"),
+        ("film.de.srt", "film.de.fr.srt"),
+        ("a.en.pot", "a.fr.po"),
+    ],
+)
+def test_a_languages_name_in_a_files_name_is_replaced(name, output):
+    languages = ["eng_Latn", "fra_Latn"]
+    assert translate.output_of(name, None, languages, False) == Path(output)
+
+
 def test_a_sentence_cut_short_is_named(run, tmp_path, monkeypatch):
     monkeypatch.setattr(translator, "_FULL", 99)
     result = run("a.txt", "--to", "de", "-m", "3")
@@ -177,10 +263,12 @@ def test_a_sentence_cut_short_is_named(run, tmp_path, monkeypatch):
     "arguments, message",
     [
         (["a.txt"], "into which language? Say so with --to"),
-        (["a.txt", "--to", "Klingon"], "no language 'Klingon'; there are"),
+        (["a.txt", "--to", "Klingon"], "--to: no language 'Klingon'; there are"),
         (["a.pdf", "--to", "de"], "a.pdf: translate.py reads .txt, .md, .markdown, .docx, "),
         (["a.txt", "b.txt", "-o", "c.txt"], "--output is one file, for one document, or a folder"),
         (["b.txt", "--to", "de"], "b.txt: No such file"),
+        (["a.docx", "--to", "de", "--bilingual"], "--bilingual is for .txt, .srt, .vtt, .ass"),
+        (["a.txt", "--to", "de", "--memory-exact"], "--memory-exact needs --memory"),
     ],
 )
 def test_a_users_mistake_is_one_line(run, arguments, message):
