@@ -43,16 +43,23 @@ _NARROWEST = 40  # columns; below that, lines are a list or verses
 ENDED = regex.compile(r"""[\p{STerm}…♪][\p{Pe}\p{Pf}"']*\s*$""")
 _LINE_ENDED = regex.compile(rf"{ENDED.pattern}|[:：]\s*$")  # noqa: RUF001
 _BEGINS_LOWER = regex.compile(r"""[\p{Ps}\p{Pi}"'.…\s]*\p{Ll}""")
-_GOES_ON = regex.compile(rf"{_BEGINS_LOWER.pattern}|\s*\p{{Pd}}|(?<=[」』])\p{{Hiragana}}|\s*$")
+_BEGINS_SENTENCE = regex.compile(r"""[\s\p{Ps}\p{Pi}"'*•\-–\d.)]*[\p{Lu}\p{Lt}\p{Lo}\p{N}]""")  # noqa: RUF001
+_GOES_ON = regex.compile(
+    rf"{_BEGINS_LOWER.pattern}|\s*[\p{{Pd}}」』]|(?<=[」』])\p{{Hiragana}}|\s*$"
+)
+_OPENING = regex.compile(r"""\s["”]$""")  # sentencex takes it for a closing one
+_PAGE = regex.compile(r"(?<!\p{L})\p{Ll}{1,4}\.$")  # before a number
 # What ends in a full stop within a sentence: initials; words without a vowel, such as Dr. and Hr.; other titles
 _VOWELS = "aeiouyáàâäãåæéèêëíîïóòôöõøœúùûüýőűąęėįųūāēīōаеиоуыэюяєіїαεηιουω"  # noqa: RUF001
 _ABBREVIATION = regex.compile(
-    rf"(?<!\p{{L}})(?:\p{{L}}|(?!\p{{Lu}}+\.)(?i:(?![{_VOWELS}])\p{{L}}){{2,4}}"
-    r"|MM|Mme|Mlle|Abb|Av|Dña|Doç|[Gg]en|hra|ifj|im|inż|mevr|özv|rva|tri|им)\.$"
+    rf"(?<!\p{{L}}|\d\s)(?:\p{{L}}\p{{M}}*|(?!\p{{Lu}}+\.)(?i:(?![{_VOWELS}])\p{{L}}){{2,4}}"
+    r"|MM|(?i:Mme|Mlle|Abb|Av|Dña|Doç|gen|hra|ifj|im|inż|mevr|özv|rva|tri|ген|им))\.$"
 )
-# Languages whose ordinals end in a full stop
-_WITH_ORDINALS = "bs cs da de et eu fi fo hr hu is lb lv nb nn no pl sk sl sr tr".split()
-_ORDINAL = regex.compile(r"(?<![\w.,])(?:\d{1,3}|[IVXLC]+)\.$")
+# Ordinals: before nouns, which German capitalises; of kings in all languages that write them with a full stop
+_ORDINAL = regex.compile(r"(?<![\w.,]|\p{L}\.\s)\d{1,3}\.$")
+_OF_KINGS = regex.compile(r"(?<![\w.,])[IVXLC]+\.$")
+_NOUNS = ("de", "gsw", "lb", "nds")
+_KINGS = "bs cs da et eu fi fo hr hu is lv nb nn no pl sk sl sr tr".split()
 
 
 @cache
@@ -85,8 +92,8 @@ def begins_lower(text: str) -> bool:
 
 
 def paragraphs(lines: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Lines grouped into paragraphs: all of an evenly wrapped block; or a line and those in which its sentence goes on.
-    Lines that begin in lower case, the first one too, are a list."""
+    """Lines grouped into paragraphs: all of an evenly wrapped block; or a line that begins a sentence and those in which
+    it goes on, in lower case and not further to the right."""
     if _wrapped(lines):
         yield lines
         return
@@ -95,8 +102,9 @@ def paragraphs(lines: Sequence[str]) -> Iterator[Sequence[str]]:
         goes_on = (
             i < len(lines)
             and begins_lower(lines[i])
-            and not begins_lower(lines[first])
             and not _LINE_ENDED.search(lines[i - 1])
+            and (begins := _BEGINS_SENTENCE.match(lines[first]))
+            and len(lines[i]) - len(lines[i].lstrip()) < begins.end()
         )
         if not goes_on:
             yield lines[first:i]
@@ -141,11 +149,14 @@ def _ends(text: str, language: str, pattern: regex.Pattern) -> Iterator[int]:
     """Where sentences end, besides the last one."""
     inside = {i for match in pattern.finditer(text) for i in range(match.start() + 1, match.end())}
     for end in accumulate(map(len, sentencex.segment(language, text.replace("\n", " ")))):
+        end -= _OPENING.search(text, 0, end) is not None
         before = text[:end].rstrip()
         goes_on = (
             _GOES_ON.match(text, end)
+            or (text[end : end + 1].isdecimal() and _PAGE.search(before))
             or _ABBREVIATION.search(before)
-            or (language in _WITH_ORDINALS and _ORDINAL.search(before))
+            or (language in _NOUNS and _ORDINAL.search(before))
+            or (language in (*_NOUNS, *_KINGS) and _OF_KINGS.search(before))
         )
         if end not in inside and not goes_on:
             yield end

@@ -222,6 +222,10 @@ def test_both_languages_in_one_file():
         ("   The King lives in a big old house with the\nQueen and dogs that bark at the moon.", 1),
         ("apples\npears\nplums", 3),
         ("You need:\nan old dog", 2),
+        ("* A dog, which\n  barks.\n* A cat", 2),
+        ("Usage\n  a dog\n  a cat", 3),
+        ('{\n"version": 1,\n"loggers": false', 3),
+        ("@old\ndef a_view(request):", 2),
         ("国王住在一座很大的老房子里他有很多狗和猫\n他们晚上对着月亮叫。", 1),
     ],
 )
