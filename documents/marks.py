@@ -210,6 +210,8 @@ def spread(
         parts[taker] = slots[taker].words if is_anchor else part
         last = last if is_anchor else taker
         rest = part if is_anchor else ""
+        if is_anchor and slots[taker].words.strip() not in text and text[end : end + 1].isalnum():
+            rest += " "  # the text lost its stand-in
     parts[last] += rest
     for mark, (start, end), (_, sure) in zip(paragraph.marks_of, paragraph.marked, at, strict=True):
         words = paragraph.text[start:end].strip()
