@@ -15,8 +15,8 @@ import regex
 from documents.document import Passage, Place, Span
 
 STAND_IN = "{}"  # shows a field or the like in the text, where it is numbered
-_BOUNDARY = regex.compile(r"(?w)\b|(?=['’])|(?<=['’])|^|$")  # noqa: RUF001
-_WORD = regex.compile(r"(?w)\w.*?(?=\b)")
+_BOUNDARY = regex.compile(r"(?w)(?<!\{\d*)(?:\b|(?=['’])|(?<=['’])|^|$)")  # noqa: RUF001
+_WORD = regex.compile(r"(?w)(?<!\{\d*)\w.*?(?=\b)")
 _ENDED = regex.compile(r"[\p{STerm}:]\W*$")
 
 
@@ -158,7 +158,7 @@ class Paragraph(Passage):
         slots = [replace(s, words=next(names)) if s.words == STAND_IN else s for s in slots]
         sizes = Counter[str]()
         for slot in slots:
-            if slot.look is not None:
+            if slot.look is not None and not any(each.startswith("link") for each in slot.groups):
                 sizes[slot.look] += len(slot.words)
         look = max(sizes, key=lambda look: sizes[look], default="")
         text = "".join(slot.words for slot in slots)
@@ -210,6 +210,8 @@ def spread(
         parts[taker] = slots[taker].words if is_anchor else part
         last = last if is_anchor else taker
         rest = part if is_anchor else ""
+        if is_anchor and slots[taker].words.strip() not in text and text[end : end + 1].isalnum():
+            rest += " "  # the text lost its stand-in
     parts[last] += rest
     for mark, (start, end), (_, sure) in zip(paragraph.marks_of, paragraph.marked, at, strict=True):
         words = paragraph.text[start:end].strip()
@@ -229,10 +231,15 @@ def _cuts(paragraph: Paragraph, text: str, at: Sequence[Place]) -> dict[int, int
         low = max(cut for other, cut in cuts.items() if other <= slot)
         return low, min(cut for other, cut in cuts.items() if other >= slot)
 
-    def urgency(each: tuple[_Mark, Place]) -> tuple[bool, bool, int]:
-        return not each[1][1], each[0].kind == "look", each[0].first
+    def urgency(each: tuple[_Mark, Span, Place]) -> tuple[bool, bool, int]:
+        return not each[2][1], each[0].kind == "look", each[0].first
 
-    for mark, ((start, end), sure) in sorted(zip(paragraph.marks_of, at, strict=True), key=urgency):
+    marks = zip(paragraph.marks_of, paragraph.marked, at, strict=True)
+    for mark, source, ((start, end), sure) in sorted(marks, key=urgency):
+        words = paragraph.text[slice(*source)]
+        if mark.kind != "anchor":  # with the spaces at its sides that it has
+            start -= len(text[:start]) - len(text[:start].rstrip()) if words[:1].isspace() else 0
+            end += len(text[end:]) - len(text[end:].lstrip()) if words[-1:].isspace() else 0
         low, high = limits(mark.first)
         begin = max(low, min(start, high))
         low, high = limits(mark.stop)
@@ -242,8 +249,7 @@ def _cuts(paragraph: Paragraph, text: str, at: Sequence[Place]) -> dict[int, int
         ):
             continue
         if mark.kind == "anchor":
-            shown = paragraph.slots[mark.first].words.strip()
-            if text[begin:stop].strip() not in ("", shown):
+            if text[begin:stop].strip() not in ("", words.strip()):
                 stop = begin
         elif not text[begin:stop].strip():
             space = limits(mark.first)[0], limits(mark.stop)[1]
