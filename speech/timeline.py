@@ -1,0 +1,169 @@
+"""Where transcribed frames lie in the sound, and times that are true: in order, within the sound, where something is
+heard, and none across silence that was left out."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby, pairwise
+from operator import itemgetter
+
+import numpy as np
+
+from speech.features import FRAMES
+from speech.formats import Segment, Word
+from speech.voice import speaking, stretches, with_speech
+from speech.words import cut
+
+_QUIET = 1.0  # in features, 40 dB: what is so far below the loudest frame is not heard
+_RUN = 5  # frames; what is heard for a shorter time at a segment's end belongs to its neighbour
+_SHORTEST = 0.1  # seconds of a text whose start is its end, where there is time for it
+
+Span = tuple[float, float]  # start and end in seconds
+
+
+class Timeline:
+    """The frames of a sound that are transcribed. All times but those of `place` and `seconds` are in these, not in the
+    sound."""
+
+    def __init__(self, features: np.ndarray, chances: np.ndarray | None):
+        """features: of each frame of the sound; chances: how probable speech is in it, if only speech is transcribed"""
+        heard = features.max(axis=1, initial=-np.inf) > features.max(initial=-np.inf) - _QUIET
+        self.frames = np.arange(len(features))  # each one's number in the sound
+        if chances is not None:
+            heard &= speaking(chances)
+            self.frames = np.flatnonzero(with_speech(chances))
+        self._heard = heard[self.frames]
+        self._cuts = (
+            np.flatnonzero(np.diff(self.frames) > 1) + 1
+        )  # silence was left out before these
+        self._last = 0.0  # the end of the last segment
+        self._bounds = [0, *self._cuts.tolist(), len(self.frames)]  # of the pieces between
+
+    def clips(self, times: Sequence[float]) -> list[tuple[int, int]]:
+        """The frames to transcribe, first and end, of clips: start, end, start, ... in seconds of the sound."""
+        points = np.searchsorted(self.frames, [round(t * FRAMES) for t in times] or [0]).tolist()
+        if len(points) % 2:
+            points.append(len(self.frames))
+        return list(zip(points[::2], points[1::2], strict=True))
+
+    def seconds(self, frame: int) -> float:
+        """The time in the sound where this frame begins; behind the last one, where that ends."""
+        before = self.frames[min(frame, len(self.frames) - 1)]
+        return float(before + (frame >= len(self.frames))) / FRAMES
+
+    def is_cut(self, segment: Segment) -> bool:
+        """Whether silence was left out within a segment."""
+        return self._piece(segment.start) < self._last_piece(segment.end)
+
+    def _piece(self, start: float) -> int:
+        """The number of the cuts before a time."""
+        return int(np.searchsorted(self._cuts, round(start * FRAMES), "right"))
+
+    def _last_piece(self, end: float) -> int:
+        return int(np.searchsorted(self._cuts, round(end * FRAMES), "left"))
+
+    def place(
+        self,
+        segments: Sequence[Segment],
+        first: float,
+        end: float,
+        text_end: int,
+        decode: Callable[[list[int]], str],
+    ) -> list[Segment]:
+        """The segments with their times in the sound, none before the end of the last one.
+
+        segments: those that are cut need words; first, end: of the time that is theirs; text_end: the id after the last
+        of text; decode: gives the text of tokens
+        """
+        first = max(first, self._last)
+        latest = max(first, end - _SHORTEST)  # what is behind the end is put before it
+        parts = list[tuple[int, Segment]]()
+        for segment in segments:
+            inside = replace(segment, start=min(segment.start, latest), end=min(segment.end, end))
+            least = parts[-1][0] if parts else 0
+            parts += self._parts(inside, least, text_end, decode)
+        placed = list[Segment]()
+        for piece, group in groupby(parts, key=itemgetter(0)):
+            begin = self._bounds[piece]
+            offset = float(self.frames[begin] - begin) / FRAMES
+            own = [segment for _, segment in group]
+            limits = max(first, begin / FRAMES), min(end, self._bounds[piece + 1] / FRAMES)
+            spans = share([self._trimmed(s.start, s.end) for s in own], *limits)
+            self._last = spans[-1][1]
+            placed += [self._moved(*pair, offset) for pair in zip(own, spans, strict=True)]
+        return [segment for segment in placed if segment.end > segment.start]
+
+    def _parts(
+        self, segment: Segment, least: int, text_end: int, decode: Callable[[list[int]], str]
+    ) -> Iterator[tuple[int, Segment]]:
+        """The parts of a segment between cuts, each with the number of cuts before it, at least `least`. A word is where
+        most of it is heard."""
+        piece = max(least, self._piece(segment.start))
+        last = max(piece, self._last_piece(segment.end))
+        if piece == last or not segment.words:
+            yield piece, segment
+            return
+        groups: dict[int, list[Word]] = {}
+        for word in segment.words:
+            first = round(word.start * FRAMES)
+            heard = first + np.flatnonzero(self._heard[first : round(word.end * FRAMES)])
+            middle = np.median(heard) / FRAMES if heard.size else (word.start + word.end) / 2
+            piece = min(max(piece, self._piece(middle)), last)
+            groups.setdefault(piece, []).append(word)
+        parts = cut(segment, list(groups.values()), text_end, decode)
+        for piece, part in zip(groups, parts, strict=True):
+            start = max(segment.start, self._bounds[piece] / FRAMES)
+            end = min(segment.end, self._bounds[piece + 1] / FRAMES)
+            yield piece, replace(part, start=start, end=end)
+
+    def _trimmed(self, start: float, end: float) -> Span:
+        """A span without the silence at its ends."""
+        first = round(start * FRAMES)
+        runs = stretches(self._heard[first : round(end * FRAMES)])
+        long = [run for run in runs if run[1] - run[0] >= _RUN] or runs
+        if not long:
+            return start, end
+        return (first + long[0][0]) / FRAMES, (first + long[-1][1]) / FRAMES
+
+    def _moved(self, segment: Segment, span: Span, offset: float) -> Segment:
+        """The segment with this span, and its words within, both later by `offset`."""
+        words = segment.words
+        if words:
+            spans = share([self._trimmed(word.start, word.end) for word in words], *span)
+            words = tuple(
+                replace(word, start=round(start + offset, 3), end=round(end + offset, 3))
+                for word, (start, end) in zip(words, spans, strict=True)
+            )
+            span = spans[0][0], spans[-1][1]
+        start, end = (round(bound + offset, 3) for bound in span)
+        return replace(segment, start=start, end=end, words=words)
+
+
+def share(spans: Sequence[Span], first: float, last: float) -> list[Span]:
+    """The spans in order and between two times. One without length takes time that is free after it, or before it, or shares
+    that of its neighbour."""
+    starts = list[float]()
+    ends = list[float]()
+    now = first
+    for start, end in spans:
+        starts.append(min(max(start, now), last))
+        now = min(max(end, starts[-1]), last)
+        ends.append(now)
+    groups = list[list[int]]()
+    for i in range(len(spans)):
+        touches = i > 0 and starts[i] == ends[i - 1]
+        if touches and (starts[i] == ends[i] or starts[groups[-1][0]] == starts[i]):
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    shared = list[Span]()
+    for group, after in zip(groups, [*groups[1:], None], strict=True):
+        start = starts[group[0]]
+        end = ends[group[-1]]
+        if start == end:
+            free = last if after is None else starts[after[0]]
+            end = min(free, start + _SHORTEST)
+        if start == end:
+            start = max(start - _SHORTEST, shared[-1][1] if shared else first)
+        times = np.linspace(start, end, len(group) + 1).tolist()
+        shared += pairwise(times)
+    return shared
