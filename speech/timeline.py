@@ -54,6 +54,14 @@ class Timeline:
         """Whether silence was left out within a segment."""
         return self._piece(segment.start) < self._last_piece(segment.end)
 
+    def near(self, segment: Segment, timed: Segment) -> Segment:
+        """The segment as its words have timed it, but not across a cut that it does not cross itself."""
+        start = max(timed.start, self._bounds[self._piece(segment.start)] / FRAMES)
+        end = min(timed.end, self._bounds[self._last_piece(segment.end) + 1] / FRAMES)
+        if start >= end:
+            return replace(segment, words=timed.words)
+        return replace(timed, start=start, end=end)
+
     def _piece(self, start: float) -> int:
         """The number of the cuts before a time."""
         return int(np.searchsorted(self._cuts, round(start * FRAMES), "right"))

@@ -208,15 +208,15 @@ class Sound:
             words = timed_words(split(each.tokens, self._decoder.text, spaces), *weights)
             before = window.seek / FRAMES if self._options.batched else self._spoken
             placed = place_words(part.segments, words, end, before)
+            pairs = zip(part.segments, placed, strict=True)
             if self._options.word_timestamps:
-                part.segments = placed
+                part.segments = [self._timeline.near(*pair) for pair in pairs]
                 self._follow_words(window, part)
             else:
-                pairs = zip(part.segments, placed, strict=True)
                 part.segments = [replace(old, words=new.words) for old, new in pairs]
 
     def _follow_words(self, window: WindowText, part: Cut) -> None:
-        """Advance to the end of the last word if text is left, and drop hallucinated segments."""
+        """Drop hallucinated segments."""
         threshold = self._options.hallucination_silence_threshold
         times = WindowTimes(
             start=window.seek / FRAMES,
@@ -224,11 +224,10 @@ class Sound:
             end=(window.seek + self._config.frames) / FRAMES,
             whole_end=len(self._features) / FRAMES,
         )
-        last = last_end(part.segments)
-        if part.rest is not None and last > times.start:
-            silent = threshold is not None and times.end - last <= threshold
-            part.advance = window.size if silent else round(last * FRAMES) - window.seek
         if threshold is not None:
+            silent = times.end - last_end(part.segments) <= threshold
+            if part.rest is not None and silent:
+                part.advance = window.size
             part.segments, onward = drop_hallucinations(
                 part.segments, times, self._spoken, threshold
             )
