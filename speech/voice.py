@@ -40,7 +40,7 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 def probabilities(samples: np.ndarray) -> np.ndarray:
     """How probable speech is in each frame: [frames]. samples: mono, in [-1, 1], at RATE."""
     w = _weights()
-    chunks = -(-len(samples) // _CHUNK)
+    chunks = max(1, -(-len(samples) // _CHUNK))
     padded = np.pad(samples, (_CONTEXT, chunks * _CHUNK - len(samples)))
     seen = np.lib.stride_tricks.sliding_window_view(padded, _CONTEXT + _CHUNK)[::_CHUNK]
     basis = w["stft.weight"][:, 0].T
@@ -56,7 +56,7 @@ def probabilities(samples: np.ndarray) -> np.ndarray:
     recurrent = w["lstm.weight_hh"]
     bias = w["lstm.bias_hh"]
     hidden = np.empty((chunks, 128), np.float32)
-    for t, given in enumerate(np.concatenate(gates) if gates else ()):
+    for t, given in enumerate(np.concatenate(gates)):
         gate = given + recurrent @ h + bias
         entry, forget, _, out = _sigmoid(gate).reshape(4, 128)
         c = forget * c + entry * np.tanh(gate[256:384])

@@ -9,10 +9,11 @@ import pytest
 import torch
 from helpers import whisper_models as wm
 
+import speech.timeline
 import speech.transcript
 from families.whisper import Encoder
 from speculative.row import Stats
-from speech.features import HOP
+from speech.features import HOP, RATE
 from speech.options import TranscribeOptions
 from speech.rules import Special
 from speech.transcriber import Transcriber
@@ -37,6 +38,7 @@ def noise(monkeypatch):
         return rng.normal(0, 1, (len(samples) // HOP, bins)).astype(np.float32)
 
     monkeypatch.setattr(speech.transcript, "log_mel", log_mel)
+    monkeypatch.setattr(speech.timeline, "_QUIET", np.inf)  # all of it is heard
     options = Special.options
 
     def short(self, **given):
@@ -88,8 +90,9 @@ def test_the_long_form_is_transformers_own(models, noise, condition):
         for mine, theirs in zip(found, expected, strict=True):
             tokens = theirs["tokens"].tolist()
             assert mine.tokens == tokens[: len(mine.tokens)] and len(tokens) - len(mine.tokens) < 2
-            assert mine.start == pytest.approx(float(theirs["start"]))
-            assert mine.end == pytest.approx(float(theirs["end"]))
+            end = len(samples) / RATE  # transformers' segments go on behind it
+            assert mine.end == pytest.approx(min(float(theirs["end"]), end))
+            assert mine.start == pytest.approx(min(float(theirs["start"]), end), abs=0.1)
 
 
 def transcribed(transcriber, options, batch_size=1, count=2):
@@ -163,12 +166,12 @@ class Script:
     """Answers rows in a model's place: a window's text and the log-probability of its tokens, by temperature; and how
     probable silence is."""
 
-    def __init__(self, texts, silence=0.0, **options):
+    def __init__(self, texts, silence=0.0, frames=60, **options):
         self.texts, self.silence, self.rows = texts, silence, []
         model = SimpleNamespace(config=CONFIG)
         special = Special.read(wm.tokenizer(), wm.GENERATION, wm.END)
         self.made = Sound(
-            model, wm.tokenizer(), special, sound(60, 1), TranscribeOptions("en", **options)
+            model, wm.tokenizer(), special, sound(frames, 1), TranscribeOptions("en", **options)
         )
 
     def play(self):
@@ -233,8 +236,7 @@ def test_a_text_that_fails_is_tried_again(texts, silence, options, tried, kept):
 
 
 def test_what_a_window_goes_on_from():
-    script = Script([(FINE, -0.5)], initial_prompt="Names: Zoë")
-    script.made._features = np.zeros((180, BINS), np.float32)  # three windows
+    script = Script([(FINE, -0.5)], initial_prompt="Names: Zoë", frames=180)  # three windows
     assert len(script.play().segments) == 3
     before = [row.tokens[: row.prefix_size] for row in script.rows]
     prompt, said = (wm.tokenizer().encode(text).ids for text in (" Names: Zoë", FINE))
@@ -242,8 +244,7 @@ def test_what_a_window_goes_on_from():
     for i, prefix in enumerate(before):
         assert prefix == [wm.IDS["startofprev"], *[*prompt, *said * i][-63:], *steering]
     for options in ({"condition_on_previous_text": False}, {"temperature": 0.6, "best_of": 1}):
-        script = Script([(FINE, -0.5)], **options)
-        script.made._features = np.zeros((180, BINS), np.float32)
+        script = Script([(FINE, -0.5)], frames=180, **options)
         script.play()
         assert [row.tokens[: row.prefix_size] for row in script.rows] == [steering] * 3
 
@@ -253,15 +254,13 @@ def test_what_a_window_goes_on_from():
     [((), [0, 60, 120]), ((0.5,), [50, 110, 170]), ((0.1, 0.5, 1.7, 9.0), [10, 170]), ((9.0,), [])],
 )
 def test_clips_are_the_frames_between_them(clips, seeks):
-    script = Script([(FINE, -0.5)], clip_timestamps=clips)
-    script.made._features = np.zeros((180, BINS), np.float32)
+    script = Script([(FINE, -0.5)], clip_timestamps=clips, frames=180)
     assert [segment.seek for segment in script.play().segments] == seeks
 
 
 def test_segments_are_cut_where_timestamps_meet():
     text = "<|0.00|> one<|0.10|><|0.12|> two<|0.30|><|0.30|> thr"
-    script = Script([(text, -0.5)])
-    script.made._features = np.zeros((90, BINS), np.float32)
+    script = Script([(text, -0.5)], frames=90)
     segments = script.play().segments
     spans = [(s.seek, s.start, s.end, s.text) for s in segments[:2]]
     assert spans == [(0, 0.0, 0.1, " one"), (0, 0.12, 0.3, " two")]
