@@ -15,6 +15,7 @@ from speech.words import cut
 
 _QUIET = 1.0  # in features, 40 dB: what is so far below the loudest frame is not heard
 _RUN = 5  # frames; what is heard for a shorter time at a segment's end belongs to its neighbour
+_LEAST = 0.005  # seconds; a shorter time is none
 _SHORTEST = 0.1  # seconds of a text whose start is its end, where there is time for it
 
 Span = tuple[float, float]  # start and end in seconds
@@ -158,8 +159,9 @@ def share(spans: Sequence[Span], first: float, last: float) -> list[Span]:
         ends.append(now)
     groups = list[list[int]]()
     for i in range(len(spans)):
-        touches = i > 0 and starts[i] == ends[i - 1]
-        if touches and (starts[i] == ends[i] or starts[groups[-1][0]] == starts[i]):
+        touches = i > 0 and starts[i] - ends[i - 1] < 1 / FRAMES
+        is_short = ends[i] - starts[i] < _LEAST
+        if touches and (is_short or ends[groups[-1][-1]] - starts[groups[-1][0]] < _LEAST):
             groups[-1].append(i)
         else:
             groups.append([i])
@@ -167,11 +169,11 @@ def share(spans: Sequence[Span], first: float, last: float) -> list[Span]:
     for group, after in zip(groups, [*groups[1:], None], strict=True):
         start = starts[group[0]]
         end = ends[group[-1]]
-        if start == end:
-            free = last if after is None else starts[after[0]]
+        if end - start < _LEAST:
+            free = last if after is None else (start + starts[after[0]]) / 2
             end = min(free, start + _SHORTEST)
-        if start == end:
-            start = max(start - _SHORTEST, shared[-1][1] if shared else first)
+        if end - start < _LEAST:
+            start = max(end - _SHORTEST, shared[-1][1] if shared else first)
         times = np.linspace(start, end, len(group) + 1).tolist()
         shared += pairwise(times)
     return shared
