@@ -69,22 +69,16 @@ def decoded(
     are too many or nobody wants them any more."""
     if not file.seekable():
         file = io.BytesIO(file.read())  # many formats have their index at the end
-    if not av:
-        return _checked(_from_wav(file), check)
-    samples = _checked(_from_ffmpeg(file, report, check, track), check)
-    if np.abs(samples).max() < _WEAK:
+    samples = _from_ffmpeg(file, report, check, track) if av else _from_wav(file)
+    check(len(samples) / RATE)
+    if not samples.size:
+        raise InputError("holds no audio")
+    if av and np.abs(samples).max() < _WEAK:
         file.seek(0)
         first = _from_ffmpeg(file, lambda line: None, check, track, mono=False)
         if np.abs(first).max() > 4 * np.abs(samples).max():
             report("the channels cancel each other; only the first one is transcribed")
             return first
-    return samples
-
-
-def _checked(samples: np.ndarray, check: Check) -> np.ndarray:
-    check(len(samples) / RATE)
-    if not samples.size:
-        raise InputError("holds no audio")
     return samples
 
 

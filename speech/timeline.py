@@ -11,7 +11,6 @@ import numpy as np
 from speech.features import FRAMES
 from speech.formats import Segment, Word
 from speech.voice import speaking, stretches, with_speech
-from speech.words import cut
 
 _QUIET = 1.0  # in features, 40 dB: what is so far below the loudest frame is not heard
 _RUN = 5  # frames; what is heard for a shorter time at a segment's end belongs to its neighbour
@@ -19,6 +18,7 @@ _LEAST = 0.005  # seconds; a shorter time is none
 _SHORTEST = 0.1  # seconds of a text whose start is its end, where there is time for it
 
 Span = tuple[float, float]  # start and end in seconds
+CutSegment = Callable[[Segment, list[list[Word]]], Iterator[Segment]]
 
 
 class Timeline:
@@ -33,9 +33,8 @@ class Timeline:
             heard &= speaking(chances)
             self.frames = np.flatnonzero(with_speech(chances))
         self._heard = heard[self.frames]
-        self._cuts = (
-            np.flatnonzero(np.diff(self.frames) > 1) + 1
-        )  # silence was left out before these
+        # Silence was left out before these
+        self._cuts = np.flatnonzero(np.diff(self.frames) > 1) + 1
         self._last = 0.0  # the end of the last segment
         self._bounds = [0, *self._cuts.tolist(), len(self.frames)]  # of the pieces between
 
@@ -71,25 +70,17 @@ class Timeline:
         return int(np.searchsorted(self._cuts, round(end * FRAMES), "left"))
 
     def place(
-        self,
-        segments: Sequence[Segment],
-        first: float,
-        end: float,
-        text_end: int,
-        decode: Callable[[list[int]], str],
+        self, segments: Sequence[Segment], first: float, end: float, cut: CutSegment
     ) -> list[Segment]:
-        """The segments with their times in the sound, none before the end of the last one.
-
-        segments: those that are cut need words; first, end: of the time that is theirs; text_end: the id after the last
-        of text; decode: gives the text of tokens
-        """
+        """The segments with their times in the sound, none before the end of the last one. first, end: of the time that is
+        theirs; cut: cuts a segment between groups of its words, which those across a cut need"""
         first = max(first, self._last)
         latest = max(first, end - _SHORTEST)  # what is behind the end is put before it
         parts = list[tuple[int, Segment]]()
         for segment in segments:
             inside = replace(segment, start=min(segment.start, latest), end=min(segment.end, end))
             least = parts[-1][0] if parts else 0
-            parts += self._parts(inside, least, text_end, decode)
+            parts += self._parts(inside, least, cut)
         placed = list[Segment]()
         for piece, group in groupby(parts, key=itemgetter(0)):
             begin = self._bounds[piece]
@@ -102,7 +93,7 @@ class Timeline:
         return [segment for segment in placed if segment.end > segment.start]
 
     def _parts(
-        self, segment: Segment, least: int, text_end: int, decode: Callable[[list[int]], str]
+        self, segment: Segment, least: int, cut: CutSegment
     ) -> Iterator[tuple[int, Segment]]:
         """The parts of a segment between cuts, each with the number of cuts before it, at least `least`. A word is where
         most of it is heard."""
@@ -118,8 +109,7 @@ class Timeline:
             middle = np.median(heard) / FRAMES if heard.size else (word.start + word.end) / 2
             piece = min(max(piece, self._piece(middle)), last)
             groups.setdefault(piece, []).append(word)
-        parts = cut(segment, list(groups.values()), text_end, decode)
-        for piece, part in zip(groups, parts, strict=True):
+        for piece, part in zip(groups, cut(segment, list(groups.values())), strict=True):
             start = max(segment.start, self._bounds[piece] / FRAMES)
             end = min(segment.end, self._bounds[piece + 1] / FRAMES)
             yield piece, replace(part, start=start, end=end)
@@ -150,30 +140,22 @@ class Timeline:
 def share(spans: Sequence[Span], first: float, last: float) -> list[Span]:
     """The spans in order and between two times. One without length takes time that is free after it, or before it, or shares
     that of its neighbour."""
-    starts = list[float]()
-    ends = list[float]()
+    groups = list[tuple[float, float, int]]()  # start, end, and how many share the time
     now = first
     for start, end in spans:
-        starts.append(min(max(start, now), last))
-        now = min(max(end, starts[-1]), last)
-        ends.append(now)
-    groups = list[list[int]]()
-    for i in range(len(spans)):
-        touches = i > 0 and starts[i] - ends[i - 1] < 1 / FRAMES
-        is_short = ends[i] - starts[i] < _LEAST
-        if touches and (is_short or ends[groups[-1][-1]] - starts[groups[-1][0]] < _LEAST):
-            groups[-1].append(i)
+        start = min(max(start, now), last)
+        touches = groups and start - now < 1 / FRAMES
+        now = min(max(end, start), last)
+        if touches and (now - start < _LEAST or groups[-1][1] - groups[-1][0] < _LEAST):
+            groups[-1] = groups[-1][0], now, groups[-1][2] + 1
         else:
-            groups.append([i])
+            groups.append((start, now, 1))
     shared = list[Span]()
-    for group, after in zip(groups, [*groups[1:], None], strict=True):
-        start = starts[group[0]]
-        end = ends[group[-1]]
+    for i, (start, end, count) in enumerate(groups):
         if end - start < _LEAST:
-            free = last if after is None else (start + starts[after[0]]) / 2
+            free = last if i + 1 == len(groups) else (start + groups[i + 1][0]) / 2
             end = min(free, start + _SHORTEST)
         if end - start < _LEAST:
             start = max(end - _SHORTEST, shared[-1][1] if shared else first)
-        times = np.linspace(start, end, len(group) + 1).tolist()
-        shared += pairwise(times)
+        shared += pairwise(np.linspace(start, end, count + 1).tolist())
     return shared

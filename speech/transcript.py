@@ -1,11 +1,12 @@
 """Transcribes a sound window by window, as OpenAI's `transcribe` does (Radford et al. 2022, arXiv 2212.04356,
-section 4.5 and the reference implementation), with drafts for every text.
+section 4.5 and the reference implementation), with drafts for every text. Times are mended: see timeline.py.
 
 `Sound.steps` yields the rows to decode next. So one batch can decode many sounds together, each in its own order.
 """
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -25,6 +26,7 @@ from speech.words import (
     TimedWindow,
     WindowTimes,
     attended,
+    cut_segment,
     drop_hallucinations,
     has_spaces,
     last_end,
@@ -72,14 +74,18 @@ class Sound:
         self._options, self._on_window = options, on_window
         self._decoder = WindowDecoder(model.config, tokenizer, special, options)
         self._duration = len(samples) / RATE
-        self._samples = samples
         self._features = log_mel(samples, self._config.num_mel_bins)
         self._speech = probabilities(samples) if options.vad else None  # of each frame
         self._timeline = Timeline(self._features, self._speech)
         if self._speech is not None:
             self._features = self._features[self._timeline.frames]
             self._speech = self._speech[self._timeline.frames]
+        self._clips = self._timeline.clips(options.clip_timestamps)
         self._language = options.language if special.languages else "en"
+        self._first_speech = 0  # a frame
+        if self._language is None and not options.vad:
+            begin = self._clips[0][0]
+            self._first_speech = begin + (first_speech(samples[begin * HOP :]) or 0)
         self._segments: list[Segment] = []
         self._previous: list[int] = []  # the text before the next window
         if prompt := options.initial_prompt.strip():
@@ -90,13 +96,14 @@ class Sound:
 
     def steps(self) -> Steps:
         """Transcribe the sound."""
-        for seek, end in self._timeline.clips(self._options.clip_timestamps):
+        for seek, end in self._clips:
             while seek < end:
                 windows = self._next_windows(seek, end)
                 if self._language is None:
                     row = self._decoder.language_row(self._language_window(windows[0]))
                     yield [row]
-                    self._language = self._special.languages_by_id[row.generated[0]]
+                    codes = {id: code for code, id in self._special.languages.items()}
+                    self._language = codes[row.generated[0]]
                 yield from self._decoder.decode(windows, self._language, self._previous)
                 cuts = [self._cut(window) for window in windows]
                 yield from self._time_words(windows, cuts)
@@ -135,12 +142,9 @@ class Sound:
     def _language_window(self, window: WindowText) -> Window:
         """The window to detect the language in: this one, or a later one that begins where somebody speaks, if nobody does
         in the first half of this one."""
-        size = self._config.frames
-        if self._speech is None:
-            first = first_speech(self._samples[window.seek * HOP :]) or 0
-            if first > size // 2:
-                return self._window(window.seek + first, len(self._features))
-        return window.prompt
+        if self._first_speech - window.seek <= self._config.frames // 2:
+            return window.prompt
+        return self._window(self._first_speech, len(self._features))
 
     def _cut(self, window: WindowText) -> Cut:
         """Cut a window's text. Two timestamps in a row end one segment and begin the next. Text after the last pair
@@ -208,34 +212,30 @@ class Sound:
             words = timed_words(split(each.tokens, self._decoder.text, spaces), *weights)
             before = window.seek / FRAMES if self._options.batched else self._spoken
             placed = place_words(part.segments, words, end, before)
-            pairs = zip(part.segments, placed, strict=True)
+            pairs = list(zip(part.segments, placed, strict=True))
+            part.segments = [replace(old, words=new.words) for old, new in pairs]
             if self._options.word_timestamps:
                 part.segments = [self._timeline.near(*pair) for pair in pairs]
-                self._follow_words(window, part)
-            else:
-                part.segments = [replace(old, words=new.words) for old, new in pairs]
+                self._drop_hallucinations(window, part)
+                if part.segments:
+                    self._spoken = last_end(part.segments)
 
-    def _follow_words(self, window: WindowText, part: Cut) -> None:
-        """Drop hallucinated segments."""
+    def _drop_hallucinations(self, window: WindowText, part: Cut) -> None:
+        """Drop segments that were invented in silence, if that has a threshold, and go on after them."""
         threshold = self._options.hallucination_silence_threshold
+        if threshold is None:
+            return
         times = WindowTimes(
             start=window.seek / FRAMES,
             sound_end=(window.seek + window.size) / FRAMES,
             end=(window.seek + self._config.frames) / FRAMES,
             whole_end=len(self._features) / FRAMES,
         )
-        if threshold is not None:
-            silent = times.end - last_end(part.segments) <= threshold
-            if part.rest is not None and silent:
-                part.advance = window.size
-            part.segments, onward = drop_hallucinations(
-                part.segments, times, self._spoken, threshold
-            )
-            if onward is not None:
-                part.advance = round(onward * FRAMES) - window.seek
-        part.advance = max(1, part.advance)
-        if part.segments:
-            self._spoken = last_end(part.segments)
+        if part.rest is not None and times.end - last_end(part.segments) <= threshold:
+            part.advance = window.size
+        part.segments, onward = drop_hallucinations(part.segments, times, self._spoken, threshold)
+        if onward is not None:
+            part.advance = max(1, round(onward * FRAMES) - window.seek)
 
     def _append(self, window: WindowText, segments: list[Segment]) -> list[Segment]:
         """Add the segments that have text and a duration to the transcript; return these."""
@@ -243,7 +243,8 @@ class Sound:
         first = window.seek / FRAMES
         end = first + window.size / FRAMES
         seek = round(self._timeline.seconds(window.seek) * FRAMES)
-        placed = self._timeline.place(spoken, first, end, self._special.end, self._decoder.text)
+        cut = partial(cut_segment, end=self._special.end, decode=self._decoder.text)
+        placed = self._timeline.place(spoken, first, end, cut)
         added = [replace(s, id=len(self._segments) + i, seek=seek) for i, s in enumerate(placed)]
         if not self._options.word_timestamps:
             added = [replace(segment, words=None) for segment in added]

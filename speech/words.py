@@ -253,10 +253,11 @@ def _moved(
     return replace(segment, start=start, end=end)
 
 
-def cut(
+def cut_segment(
     segment: Segment, groups: Sequence[Sequence[Word]], end: int, decode: Callable[[list[int]], str]
 ) -> Iterator[Segment]:
-    """The segments that a segment becomes if it is cut between groups of its words. end, decode: as in Timeline.place"""
+    """The segments that a segment becomes if it is cut between groups of its words. end: the id after the last of text;
+    decode: gives the text of tokens"""
     texts = [i for i, token in enumerate(segment.tokens) if token < end]
     first = 0
     count = 0
