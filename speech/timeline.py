@@ -52,22 +52,19 @@ class Timeline:
 
     def is_cut(self, segment: Segment) -> bool:
         """Whether silence was left out within a segment."""
-        return self._piece(segment.start) < self._last_piece(segment.end)
+        return self._piece(segment.start) < self._piece(segment.end, True)
 
     def near(self, segment: Segment, timed: Segment) -> Segment:
         """The segment as its words have timed it, but not across a cut that it does not cross itself."""
         start = max(timed.start, self._bounds[self._piece(segment.start)] / FRAMES)
-        end = min(timed.end, self._bounds[self._last_piece(segment.end) + 1] / FRAMES)
+        end = min(timed.end, self._bounds[self._piece(segment.end, True) + 1] / FRAMES)
         if start >= end:
             return replace(segment, words=timed.words)
         return replace(timed, start=start, end=end)
 
-    def _piece(self, start: float) -> int:
-        """The number of the cuts before a time."""
-        return int(np.searchsorted(self._cuts, round(start * FRAMES), "right"))
-
-    def _last_piece(self, end: float) -> int:
-        return int(np.searchsorted(self._cuts, round(end * FRAMES), "left"))
+    def _piece(self, time: float, is_end: bool = False) -> int:
+        """How many cuts are before what begins, or ends, at a time."""
+        return int(np.searchsorted(self._cuts, round(time * FRAMES) + (not is_end)))
 
     def place(
         self, segments: Sequence[Segment], first: float, end: float, cut: CutSegment
@@ -98,7 +95,7 @@ class Timeline:
         """The parts of a segment between cuts, each with the number of cuts before it, at least `least`. A word is where
         most of it is heard."""
         piece = max(least, self._piece(segment.start))
-        last = max(piece, self._last_piece(segment.end))
+        last = max(piece, self._piece(segment.end, True))
         if piece == last or not segment.words:
             yield piece, segment
             return
