@@ -64,6 +64,8 @@ def parse_args(argv: list[str] | None = None):
          help=f"{DECLARED['num_draft'].help} (default: auto)")
     flag("--batch-size", type=cli.positive, default=BATCH_SIZE, metavar="N",
          help="files to transcribe in one batch (default: %(default)s)")
+    flag("--audio-track", metavar="TRACK",
+         help="sound track of a video: its number, from 1, or its language (default: the file's default)")
     flag("--task", choices=TASKS, default=defaults.task,
          help="translate: into English (default: %(default)s)")
     flag("--language",
@@ -181,9 +183,12 @@ def complain(line: str) -> None:
 class Printer:
     """Prints what comes of each sound, in the order of the files."""
 
-    def __init__(self, sources: Sequence[str], output: Output, late: float, bar: tqdm):
-        """late: the last second at which a clip begins"""
+    def __init__(
+        self, sources: Sequence[str], output: Output, late: float, track: str | None, bar: tqdm
+    ):
+        """late: the last second at which a clip begins; track: see audio.read"""
         self._sources, self._output, self._late, self._bar = sources, output, late, bar
+        self._track = track
         self._several = len(sources) > 1 and not output.folder
         self._lines = InOrder(partial(cli.write, end=""))
         if self._several and output.format == "vtt":  # one header for all
@@ -192,7 +197,7 @@ class Printer:
     def open_sound(self, index: int) -> tuple[np.ndarray, OnWindow]:
         """A sound's samples, and what prints its windows."""
         source = self._sources[index]
-        samples = audio.read(source, report=complain)
+        samples = audio.read(source, report=complain, track=self._track)
         if self._output.streamed and self._several:
             self._lines.put(index, f"{source}:\n", finished=False)
         length = len(samples) / RATE
@@ -230,6 +235,7 @@ def transcribe_files(
     output: Output,
     names: Sequence[str],
     batch_size: int,
+    track: str | None,
     verbose: bool,
 ) -> None:
     """Transcribe all files: to stdout in their order, txt segment by segment, or to files under these names. Report
@@ -239,7 +245,8 @@ def transcribe_files(
     failed = 0
     played = 0.0
     with tqdm(desc="audio", unit="s", disable=None) as bar:
-        printer = Printer(sources, output, max(options.clip_timestamps[::2], default=0), bar)
+        late = max(options.clip_timestamps[::2], default=0)
+        printer = Printer(sources, output, late, track, bar)
         sounds = (partial(printer.open_sound, i) for i in range(len(sources)))
         for index, transcript in transcriber.transcribe_all(sounds, options, batch_size):
             if isinstance(transcript, InputError):
@@ -286,7 +293,11 @@ def run_command(args: argparse.Namespace) -> None:
     transcriber = Transcriber(model, draft_model if args.num_draft else None)
     cli.note_types(transcriber.model, transcriber.decoder.draft_model)
     options = transcriber.resolve(options)
-    transcribe_files(transcriber, args.audio, options, output, names, args.batch_size, args.verbose)
+    batch_size = args.batch_size
+    track = args.audio_track
+    transcribe_files(
+        transcriber, args.audio, options, output, names, batch_size, track, args.verbose
+    )
 
 
 def main() -> None:

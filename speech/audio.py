@@ -2,21 +2,29 @@
 
 import io
 import itertools
+import math
 import operator
 import sys
 import wave
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from errors import InputError
 from speech.features import RATE
+from text.languages import Languages
 
 try:
     import av
+    from av.format import Flags
+    from av.stream import Disposition
 except ImportError:
     av = None  # type: ignore[assignment]
+
+_HOLE = 0.1  # seconds without sound that silence stands in for; less is rounding
+_JUMP = 10  # seconds that are no hole where clocks may be set anew, as in broadcasts
+_WEAK = 0.01  # the peak of a sound so weak that its channels may cancel
 
 Report = Callable[[str], None]
 Check = Callable[[float], None]
@@ -29,51 +37,103 @@ def check_length(seconds: float, longest: float = 24 * 3600) -> None:
 
 
 def read(
-    source: str, stdin: BinaryIO | None = None, report: Report = lambda line: None
+    source: str,
+    stdin: BinaryIO | None = None,
+    report: Report = lambda line: None,
+    track: str | None = None,
 ) -> np.ndarray:
-    """The first sound track of a file, mono: [samples], float32 in [-1, 1], RATE a second.
+    """A sound track of a file, mono: [samples], float32 in [-1, 1], RATE a second. Silence stands where the file has no
+    sound, so times are the file's.
 
     source: a path, or "-" for `stdin` (None: standard input); report: called with a line if damaged parts
-    are left out. Raises InputError if it cannot be opened or holds no sound. Both name the source.
+    are left out; track: its number, from 1, or its language (None: the file's default). Raises InputError if the file
+    cannot be opened or holds no such sound. Both name the source.
     """
     name = "standard input" if source == "-" else source
     try:
         if source == "-":
-            return decoded(stdin or sys.stdin.buffer, lambda line: report(f"{name}: {line}"))
+            file = stdin or sys.stdin.buffer
+            return decoded(file, lambda line: report(f"{name}: {line}"), track=track)
         with open(source, "rb") as file:
-            return decoded(file, lambda line: report(f"{name}: {line}"))
+            return decoded(file, lambda line: report(f"{name}: {line}"), track=track)
     except OSError as error:
         raise InputError(f"{name}: {error.strerror or error}") from None
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
 
 
-def decoded(file: BinaryIO, report: Report, check: Check = check_length) -> np.ndarray:
+def decoded(
+    file: BinaryIO, report: Report, check: Check = check_length, track: str | None = None
+) -> np.ndarray:
     """As `read`, from an open file; errors do not name it. check: called with the seconds read so far, to raise if they
     are too many or nobody wants them any more."""
     if not file.seekable():
         file = io.BytesIO(file.read())  # many formats have their index at the end
-    samples = _from_ffmpeg(file, report, check) if av else _from_wav(file)
+    samples = _from_ffmpeg(file, report, check, track) if av else _from_wav(file)
     check(len(samples) / RATE)
     if not samples.size:
         raise InputError("holds no audio")
+    if av and np.abs(samples).max() < _WEAK:
+        file.seek(0)
+        first = _from_ffmpeg(file, lambda line: None, check, track, mono=False)
+        if np.abs(first).max() > 4 * np.abs(samples).max():
+            report("the channels cancel each other; only the first one is transcribed")
+            return first
     return samples
 
 
-def _from_ffmpeg(file: BinaryIO, report: Report, check: Check) -> np.ndarray:
+def _from_ffmpeg(
+    file: BinaryIO, report: Report, check: Check, wanted: str | None, mono: bool = True
+) -> np.ndarray:
+    """The samples of a track; mono: of all its channels, otherwise of the first one."""
     nothing_else = {"protocol_whitelist": "none"}  # open no file or address named in a playlist
     try:
         with av.open(
             file, "r", metadata_errors="replace", container_options=nothing_else
         ) as container:
-            tracks = container.streams.audio
-            track = next((each for each in tracks if each.codec_context), None)
-            if not track:  # before PyAV 18.1, decoding an unknown codec ends the process
-                raise InputError("holds no audio")
-            sound = b"".join(_resampled(_frames(container.demux(track), report, check)))
+            track = _track(container.streams.audio, wanted)
+            frames = _frames(container.demux(track), report)
+            sound = b"".join(_resampled(_after_holes(frames, container, check), mono))
     except av.error.FFmpegError as error:
         raise InputError(f"no audio file that FFmpeg reads ({error.strerror})") from None
     return np.divide(np.frombuffer(sound, np.int16), 32768, dtype=np.float32)
+
+
+def _track(tracks: Sequence[Any], wanted: str | None) -> Any:
+    """The track of this number or language; without one, the file's default."""
+    known = [each for each in tracks if each.codec_context]  # before PyAV 18.1, decoding an
+    if not known:  # unknown codec ends the process
+        raise InputError("holds no audio")
+    if wanted is None:
+        return next((each for each in known if each.disposition & Disposition.default), known[0])
+    if wanted.isdecimal():
+        if 1 <= int(wanted) <= len(tracks) and tracks[int(wanted) - 1] in known:
+            return tracks[int(wanted) - 1]
+        numbers = ", ".join(str(i) for i, each in enumerate(tracks, 1) if each in known)
+        raise InputError(f"no audio track {wanted}; there are {numbers}")
+    languages = {each.language or "und": each for each in reversed(known)}
+    return languages[Languages(dict.fromkeys(languages, "")).find("audio_track", wanted)]
+
+
+def _after_holes(
+    frames: Iterator[tuple[float, Any]], container: Any, check: Check
+) -> Iterator[tuple[float, Any]]:
+    """Each frame with the seconds of silence before it, from frames with the seconds of damage before each."""
+    start = (container.start_time or 0) / av.time_base
+    latest = start + container.duration / av.time_base if container.duration else math.inf
+    flags = container.format.flags
+    resets = bool(flags & Flags.ts_discont.value)  # its clock, which may begin anywhere
+    timed = resets or not flags & Flags.generic_index.value  # otherwise FFmpeg counts samples
+    zero = start if resets else 0.0
+    end = 0.0
+    for silence, frame in frames:
+        if timed:
+            ahead = -1.0 if frame.time is None else frame.time - zero - end
+            is_hole = ahead > _HOLE and frame.time <= latest and not (resets and ahead > _JUMP)
+            silence = ahead if is_hole else 0.0
+        end += silence + frame.samples / frame.sample_rate
+        check(end)
+        yield silence, frame
 
 
 def _readable(packets: Iterator[Any], report: Report) -> Iterator[Any]:
@@ -86,36 +146,52 @@ def _readable(packets: Iterator[Any], report: Report) -> Iterator[Any]:
         report("damaged; what follows the damage is left out")
 
 
-def _frames(packets: Iterator[Any], report: Report, check: Check) -> Iterator[Any]:
-    """The frames of the packets that can be decoded."""
+def _frames(packets: Iterator[Any], report: Report) -> Iterator[tuple[float, Any]]:
+    """The frames of the packets that can be decoded, each with the seconds of damaged ones before it."""
     count = 0
+    lost = 0.0
     damaged = 0
-    seconds = 0.0
+    decoded = 0
     for packet in _readable(packets, report):
         count += 1
         try:
             frames = packet.decode()
         except av.error.FFmpegError:
             damaged += 1
+            lost += float((packet.duration or 0) * packet.time_base)
             continue
         for frame in frames:
             if not 1000 <= frame.sample_rate <= 1_000_000:
                 raise InputError(f"damaged: {frame.sample_rate} samples a second")
-            seconds += frame.samples / frame.sample_rate
-            check(seconds)
-            yield frame
-    if damaged and seconds:
-        report(f"{damaged} of {count} packets are damaged and left out")
+            decoded += 1
+            yield lost, frame
+            lost = 0.0
+    if damaged and decoded:
+        report(f"{damaged} of {count} packets are damaged; silence stands in for them")
 
 
-def _resampled(frames: Iterator[Any]) -> Iterator[bytes]:
-    """16-bit samples, mono, RATE a second. Each change of format begins a new resampler."""
+def _resampled(frames: Iterator[tuple[float, Any]], mono: bool) -> Iterator[bytes]:
+    """16-bit samples, mono, RATE a second, of frames and the silence before each. A change of format and a hole begin a
+    new resampler."""
     form = operator.attrgetter("format.name", "layout.name", "sample_rate")
-    for _, stretch in itertools.groupby(frames, form):
-        resampler = av.AudioResampler("s16", "mono", RATE)
-        for frame in itertools.chain(stretch, [None]):  # None: the end of the stretch
-            for part in resampler.resample(frame):
-                yield part.to_ndarray().tobytes()
+    resampler = None
+    current = None
+    for silence, frame in itertools.chain(frames, [(0.0, None)]):
+        if resampler and (frame is None or silence or form(frame) != current):
+            yield from _samples(resampler, None)
+            resampler = None
+        if frame is not None:
+            yield bytes(2 * round(silence * RATE))
+            current = form(frame)
+            layout = "mono" if mono else frame.layout.name
+            resampler = resampler or av.AudioResampler("s16p", layout, RATE)
+            yield from _samples(resampler, frame)
+
+
+def _samples(resampler: Any, frame: Any) -> Iterator[bytes]:
+    """The first channel of what comes of a frame; None: of the stretch's end."""
+    for part in resampler.resample(frame):
+        yield part.to_ndarray()[0].tobytes()
 
 
 def _from_wav(file: BinaryIO) -> np.ndarray:

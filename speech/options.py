@@ -40,7 +40,8 @@ class TranscribeOptions:
         if not 1 <= self.best_of <= 64:
             raise InputError(f"best_of is {self.best_of}, not from 1 to 64")
         clips = self.clip_timestamps
-        if any(not 0 <= t < math.inf for t in clips) or list(clips) != sorted(set(clips)):
+        empty = any(start == end for start, end in zip(clips[::2], clips[1::2], strict=False))
+        if any(not 0 <= t < math.inf for t in clips) or list(clips) != sorted(clips) or empty:
             raise InputError("clip_timestamps are not seconds, each later than the one before")
         if self.hallucination_silence_threshold is not None and not self.word_timestamps:
             raise InputError("hallucination_silence_threshold needs word_timestamps")

@@ -73,10 +73,6 @@ class Special:
             alignment_heads=tuple((i, head) for i, head in generation.get("alignment_heads") or ()),
         )
 
-    @property
-    def languages_by_id(self) -> dict[int, str]:
-        return {id: code for code, id in self.languages.items()}
-
     def language_code(self, name: str) -> str:
         """The code of a language, from a code or a name in any language. Raises InputError if the model lacks it."""
         return Languages(self.languages or {"en": ""}).find("language", name)

@@ -1,11 +1,12 @@
 """Transcribes a sound window by window, as OpenAI's `transcribe` does (Radford et al. 2022, arXiv 2212.04356,
-section 4.5 and the reference implementation), with drafts for every text.
+section 4.5 and the reference implementation), with drafts for every text. Times are mended: see timeline.py.
 
 `Sound.steps` yields the rows to decode next. So one batch can decode many sounds together, each in its own order.
 """
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -15,15 +16,17 @@ from tokenizers import Tokenizer
 from families.whisper import Whisper, Window
 from speculative.row import Row, Stats
 from speech.decoding import WindowDecoder, WindowText
-from speech.features import FRAMES, RATE, log_mel
-from speech.formats import Segment, Transcript, Word
+from speech.features import FRAMES, HOP, RATE, log_mel
+from speech.formats import Segment, Transcript
 from speech.options import TranscribeOptions
 from speech.rules import SECONDS_PER_TIMESTAMP, Special
-from speech.voice import last_pause, probabilities, with_speech
+from speech.timeline import Timeline
+from speech.voice import first_speech, last_pause, probabilities
 from speech.words import (
     TimedWindow,
     WindowTimes,
     attended,
+    cut_segment,
     drop_hallucinations,
     has_spaces,
     last_end,
@@ -72,56 +75,48 @@ class Sound:
         self._decoder = WindowDecoder(model.config, tokenizer, special, options)
         self._duration = len(samples) / RATE
         self._features = log_mel(samples, self._config.num_mel_bins)
-        self._frames: np.ndarray | None = None  # with vad: the sound's, of each of the features
-        if options.vad:
-            speech = probabilities(samples)
-            self._frames = np.flatnonzero(with_speech(speech))
-            self._features = self._features[self._frames]
-            self._speech = speech[self._frames]  # how probable it is in each frame
+        self._speech = probabilities(samples) if options.vad else None  # of each frame
+        self._timeline = Timeline(self._features, self._speech)
+        if self._speech is not None:
+            self._features = self._features[self._timeline.frames]
+            self._speech = self._speech[self._timeline.frames]
+        self._clips = self._timeline.clips(options.clip_timestamps)
         self._language = options.language if special.languages else "en"
+        self._first_speech = 0  # a frame
+        if self._language is None and not options.vad:
+            begin = self._clips[0][0]
+            self._first_speech = begin + (first_speech(samples[begin * HOP :]) or 0)
         self._segments: list[Segment] = []
         self._previous: list[int] = []  # the text before the next window
         if prompt := options.initial_prompt.strip():
             tokens = tokenizer.encode(f" {prompt}", add_special_tokens=False).ids
             self._previous = [token for token in tokens if token < special.end]
         self._rest: list[int] = []  # the unfinished text at the end of the last window
-        self._spoken = 0.0  # when the last word has ended, in seconds
+        self._spoken = 0.0  # when the last word has ended, in seconds of what is transcribed
 
     def steps(self) -> Steps:
         """Transcribe the sound."""
-        for seek, end in self._clips():
+        for seek, end in self._clips:
             while seek < end:
                 windows = self._next_windows(seek, end)
                 if self._language is None:
-                    row = self._decoder.language_row(windows[0].prompt)
+                    row = self._decoder.language_row(self._language_window(windows[0]))
                     yield [row]
-                    self._language = self._special.languages_by_id[row.generated[0]]
+                    codes = {id: code for code, id in self._special.languages.items()}
+                    self._language = codes[row.generated[0]]
                 yield from self._decoder.decode(windows, self._language, self._previous)
                 cuts = [self._cut(window) for window in windows]
-                if self._options.word_timestamps:
-                    yield from self._time_words(windows, cuts)
+                yield from self._time_words(windows, cuts)
                 for window, part in zip(windows, cuts, strict=True):
-                    segments = self._append(part.segments, window.attempt.temperature <= 0.5)
+                    segments = self._append(window, part.segments)
                     self._rest = part.rest or []
                     seek += part.advance
-                    seconds = self._seconds(seek / FRAMES, True)
-                    self._on_window(segments, seconds, self._decoder.stats)
+                    self._on_window(segments, self._timeline.seconds(seek), self._decoder.stats)
         text = "".join(segment.text for segment in self._segments)
         language = self._language or "en"
         return Transcript(
             text, tuple(self._segments), language, self._duration, self._decoder.stats
         )
-
-    def _clips(self) -> Iterator[tuple[int, int]]:
-        """The ranges of frames to transcribe: first and end."""
-        points = [round(t * FRAMES) for t in self._options.clip_timestamps] or [0]
-        if self._frames is not None:
-            points = np.searchsorted(self._frames, points).tolist()
-        last = len(self._features)
-        points = [min(point, last) for point in points]
-        if len(points) % 2:
-            points.append(last)
-        return zip(points[::2], points[1::2], strict=True)
 
     def _next_windows(self, seek: int, end: int) -> list[WindowText]:
         """The next window; or with `batched` some that end in pauses, each in its second half."""
@@ -129,21 +124,27 @@ class Sound:
         windows = list[WindowText]()
         while seek < end and len(windows) < (_TOGETHER if self._options.batched else 1):
             size = min(longest, end - seek)
-            if self._options.batched and end - seek > longest:
+            if self._options.batched and self._speech is not None and end - seek > longest:
                 half = longest // 2
                 size = half + last_pause(self._speech[seek + half : seek + longest])
-            features = np.zeros((longest, self._config.num_mel_bins), np.float32)
-            features[:size] = self._features[seek : seek + size]
-            windows.append(WindowText(Window(features), seek, size, draft=self._rest))
+            prompt = self._window(seek, seek + size)
+            windows.append(WindowText(prompt, seek, size, draft=self._rest))
             seek += size
         return windows
 
-    def _seconds(self, seconds: float, end: bool = False) -> float:
-        """A time in the sound, from one in what is transcribed of it."""
-        if self._frames is None:
-            return seconds
-        index = min(max(round(seconds * FRAMES) - end, 0), len(self._frames) - 1)
-        return float(self._frames[index] + end) / FRAMES
+    def _window(self, first: int, end: int) -> Window:
+        """A window of the frames from first to end, as far as it goes."""
+        features = np.zeros((self._config.frames, self._config.num_mel_bins), np.float32)
+        size = min(end - first, len(features))
+        features[:size] = self._features[first : first + size]
+        return Window(features)
+
+    def _language_window(self, window: WindowText) -> Window:
+        """The window to detect the language in: this one, or a later one that begins where somebody speaks, if nobody does
+        in the first half of this one."""
+        if self._first_speech - window.seek <= self._config.frames // 2:
+            return window.prompt
+        return self._window(self._first_speech, len(self._features))
 
     def _cut(self, window: WindowText) -> Cut:
         """Cut a window's text. Two timestamps in a row end one segment and begin the next. Text after the last pair
@@ -190,79 +191,69 @@ class Sound:
         )
 
     def _time_words(self, windows: list[WindowText], cuts: list[Cut]) -> Generator[Work, Any, None]:
-        """Give the segments their words, and times that are the words'."""
+        """Give segments their words, and times that are the words'; without word_timestamps, only the words and only of
+        windows where silence was left out within a segment."""
         end = self._special.end
         language = self._language or "en"
         steering = self._special.prefix(language, self._options.task)
         spaces = has_spaces(language, self._options.task)
-        texts = [[t for s in part.segments for t in s.tokens if t < end] for part in cuts]
-        spoken = [
-            TimedWindow(window.prompt, text, max(1, window.size // 2))
-            for window, text in zip(windows, texts, strict=True)
-            if text
-        ]
-        attention = iter(())
-        if spoken:
-            attention = iter((yield lambda: attended(self._model, self._special, steering, spoken)))
-        for window, part, text in zip(windows, cuts, texts, strict=True):
-            if not part.segments:
-                continue
-            words = list[Word]()
-            if text:
-                words = timed_words(split(text, self._decoder.text, spaces), *next(attention))
+        timed = list[tuple[WindowText, Cut, TimedWindow]]()
+        for window, part in zip(windows, cuts, strict=True):
+            text = [t for s in part.segments for t in s.tokens if t < end]
+            silent = any(self._timeline.is_cut(segment) for segment in part.segments)
+            if text and (silent or self._options.word_timestamps):
+                positions = max(1, min(part.advance, window.size) // 2)  # not what the rest says
+                timed.append((window, part, TimedWindow(window.prompt, text, positions)))
+        if not timed:
+            return
+        given = [each for *_, each in timed]
+        attention = yield lambda: attended(self._model, self._special, steering, given)
+        for (window, part, each), weights in zip(timed, attention, strict=True):
+            words = timed_words(split(each.tokens, self._decoder.text, spaces), *weights)
             before = window.seek / FRAMES if self._options.batched else self._spoken
-            part.segments = place_words(part.segments, words, end, before)
-            self._follow_words(window, part)
+            placed = place_words(part.segments, words, end, before)
+            pairs = list(zip(part.segments, placed, strict=True))
+            part.segments = [replace(old, words=new.words) for old, new in pairs]
+            if self._options.word_timestamps:
+                part.segments = [self._timeline.near(*pair) for pair in pairs]
+                self._drop_hallucinations(window, part)
+                if part.segments:
+                    self._spoken = last_end(part.segments)
 
-    def _follow_words(self, window: WindowText, part: Cut) -> None:
-        """Advance to the end of the last word if text is left, and drop hallucinated segments."""
+    def _drop_hallucinations(self, window: WindowText, part: Cut) -> None:
+        """Drop segments that were invented in silence, if that has a threshold, and go on after them."""
         threshold = self._options.hallucination_silence_threshold
+        if threshold is None:
+            return
         times = WindowTimes(
             start=window.seek / FRAMES,
             sound_end=(window.seek + window.size) / FRAMES,
             end=(window.seek + self._config.frames) / FRAMES,
             whole_end=len(self._features) / FRAMES,
         )
-        last = last_end(part.segments)
-        if part.rest is not None and last > times.start:
-            silent = threshold is not None and times.end - last <= threshold
-            part.advance = window.size if silent else round(last * FRAMES) - window.seek
-        if threshold is not None:
-            part.segments, onward = drop_hallucinations(
-                part.segments, times, self._spoken, threshold
-            )
-            if onward is not None:
-                part.advance = round(onward * FRAMES) - window.seek
-        part.advance = max(1, part.advance)
-        if part.segments:
-            self._spoken = last_end(part.segments)
+        if part.rest is not None and times.end - last_end(part.segments) <= threshold:
+            part.advance = window.size
+        part.segments, onward = drop_hallucinations(part.segments, times, self._spoken, threshold)
+        if onward is not None:
+            part.advance = max(1, round(onward * FRAMES) - window.seek)
 
-    def _append(self, segments: list[Segment], sure: bool) -> list[Segment]:
-        """Add the segments that have text and a duration to the transcript; return these. sure: they may prompt the
-        next window."""
+    def _append(self, window: WindowText, segments: list[Segment]) -> list[Segment]:
+        """Add the segments that have text and a duration to the transcript; return these."""
         spoken = [s for s in segments if s.text.strip() and s.end > s.start]
-        added = [self._numbered(s, len(self._segments) + i) for i, s in enumerate(spoken)]
+        first = window.seek / FRAMES
+        end = first + window.size / FRAMES
+        seek = round(self._timeline.seconds(window.seek) * FRAMES)
+        cut = partial(cut_segment, end=self._special.end, decode=self._decoder.text)
+        placed = self._timeline.place(spoken, first, end, cut)
+        added = [replace(s, id=len(self._segments) + i, seek=seek) for i, s in enumerate(placed)]
+        if not self._options.word_timestamps:
+            added = [replace(segment, words=None) for segment in added]
         self._segments += added
         if self._options.batched:
             return added
         self._previous += [token for segment in added for token in segment.tokens]
+        # A text that was sampled much may go astray, and lead the next one astray.
+        sure = window.attempt.temperature <= 0.5
         if not (sure and self._options.condition_on_previous_text):
             self._previous = []
         return added
-
-    def _numbered(self, segment: Segment, id: int) -> Segment:
-        """The segment with its number and, if not all of the sound is transcribed, the sound's times. A word across a
-        pause that is left out goes where its middle is."""
-        seek = round(FRAMES * self._seconds(segment.seek / FRAMES))
-        start = self._seconds(segment.start)
-        end = self._seconds(segment.end, True)
-        words = segment.words
-        if words and self._frames is not None:
-            for word in words:
-                middle = round((word.start + word.end) / 2, 2)
-                later = self._seconds(middle) - middle
-                word.start = round(word.start + later, 2)
-                word.end = round(word.end + later, 2)
-            start = words[0].start
-            end = words[-1].end
-        return replace(segment, id=id, seek=seek, start=start, end=end)

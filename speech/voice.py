@@ -7,11 +7,12 @@ from typing import cast
 import mlx.core as mx
 import numpy as np
 
-from speech.features import HOP
+from speech.features import HOP, RATE
 
 _WEIGHTS = Path(__file__).with_name("silero_vad.safetensors")
 _CHUNK, _CONTEXT = 512, 64  # samples that have one probability, and those seen before them
 _BLOCK = 4_000  # chunks to transform together
+_PASSAGE = 30 * RATE  # samples to search for speech at a time
 _SPEECH, _PAUSE = 0.5, 0.35  # a part begins above the first and ends below the second
 _SHORTEST = 200  # frames of silence between two parts, as in faster-whisper
 _MARGIN = 40  # frames around a part
@@ -39,7 +40,7 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 def probabilities(samples: np.ndarray) -> np.ndarray:
     """How probable speech is in each frame: [frames]. samples: mono, in [-1, 1], at RATE."""
     w = _weights()
-    chunks = -(-len(samples) // _CHUNK)
+    chunks = max(1, -(-len(samples) // _CHUNK))
     padded = np.pad(samples, (_CONTEXT, chunks * _CHUNK - len(samples)))
     seen = np.lib.stride_tricks.sliding_window_view(padded, _CONTEXT + _CHUNK)[::_CHUNK]
     basis = w["stft.weight"][:, 0].T
@@ -55,7 +56,7 @@ def probabilities(samples: np.ndarray) -> np.ndarray:
     recurrent = w["lstm.weight_hh"]
     bias = w["lstm.bias_hh"]
     hidden = np.empty((chunks, 128), np.float32)
-    for t, given in enumerate(np.concatenate(gates) if gates else ()):
+    for t, given in enumerate(np.concatenate(gates)):
         gate = given + recurrent @ h + bias
         entry, forget, _, out = _sigmoid(gate).reshape(4, 128)
         c = forget * c + entry * np.tanh(gate[256:384])
@@ -64,19 +65,33 @@ def probabilities(samples: np.ndarray) -> np.ndarray:
     return _sigmoid(scores)[np.arange(len(samples) // HOP) * HOP // _CHUNK]
 
 
+def speaking(chances: np.ndarray) -> np.ndarray:
+    """In which frames somebody may speak, [frames] boolean."""
+    return chances >= _PAUSE
+
+
+def first_speech(samples: np.ndarray) -> int | None:
+    """The first frame in which somebody speaks; None: nobody does."""
+    for start in range(0, len(samples), _PASSAGE):
+        speech = np.flatnonzero(probabilities(samples[start : start + _PASSAGE]) >= _SPEECH)
+        if speech.size:
+            return start // HOP + int(speech[0])
+    return None
+
+
 def with_speech(chances: np.ndarray) -> np.ndarray:
     """Which frames to transcribe, [frames] boolean: speech, and silence that is near it or short."""
     transcribed = np.zeros(len(chances), bool)
-    for start, end in _stretches(chances >= _PAUSE):
+    for start, end in stretches(speaking(chances)):
         if chances[start:end].max() >= _SPEECH:
             transcribed[max(0, start - _MARGIN) : end + _MARGIN] = True
-    for start, end in _stretches(~transcribed):
+    for start, end in stretches(~transcribed):
         if start and end < len(transcribed) and end - start < _SHORTEST:
             transcribed[start:end] = True
     return transcribed
 
 
-def _stretches(where: np.ndarray) -> list[list[int]]:
+def stretches(where: np.ndarray) -> list[list[int]]:
     """The beginnings and ends of what is true."""
     return np.flatnonzero(np.diff(np.pad(where, 1))).reshape(-1, 2).tolist()
 

@@ -253,6 +253,26 @@ def _moved(
     return replace(segment, start=start, end=end)
 
 
+def cut_segment(
+    segment: Segment, groups: Sequence[Sequence[Word]], end: int, decode: Callable[[list[int]], str]
+) -> Iterator[Segment]:
+    """The segments that a segment becomes if it is cut between groups of its words. end: the id after the last of text;
+    decode: gives the text of tokens"""
+    texts = [i for i, token in enumerate(segment.tokens) if token < end]
+    first = 0
+    count = 0
+    for words in groups:
+        count += sum(word.tokens for word in words)
+        is_last = words is groups[-1] or count >= len(texts)
+        last = len(segment.tokens) if is_last else texts[count]
+        tokens = segment.tokens[first:last]
+        origins = segment.origins[first:last]
+        yield replace(
+            segment, tokens=tokens, origins=origins, text=decode(tokens), words=tuple(words)
+        )
+        first = last
+
+
 def last_end(segments: Sequence[Segment]) -> float:
     """When the last word ends; without words, the last segment."""
     ends = (word.end for segment in reversed(segments) for word in reversed(segment.words or ()))

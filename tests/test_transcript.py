@@ -1,4 +1,4 @@
-"""Transcripts: the long form beside transformers', with drafts and without, and what a window is tried for."""
+"""Transcripts: the long form beside transformers', with drafts and without, and at which temperatures a window is decoded."""
 
 import math
 from collections import Counter
@@ -9,10 +9,11 @@ import pytest
 import torch
 from helpers import whisper_models as wm
 
+import speech.timeline
 import speech.transcript
 from families.whisper import Encoder
 from speculative.row import Stats
-from speech.features import HOP
+from speech.features import HOP, RATE
 from speech.options import TranscribeOptions
 from speech.rules import Special
 from speech.transcriber import Transcriber
@@ -22,7 +23,7 @@ BINS = wm.SHAPE["num_mel_bins"]
 MOST = 40  # tokens of a window's text
 NEVER = dict(
     compression_ratio_threshold=None, logprob_threshold=None, no_speech_threshold=None
-)  # is a text tried again
+)  # is a text decoded twice
 
 
 def sound(frames, seed):
@@ -37,6 +38,7 @@ def noise(monkeypatch):
         return rng.normal(0, 1, (len(samples) // HOP, bins)).astype(np.float32)
 
     monkeypatch.setattr(speech.transcript, "log_mel", log_mel)
+    monkeypatch.setattr(speech.timeline, "_QUIET", np.inf)  # all of it is heard
     options = Special.options
 
     def short(self, **given):
@@ -61,7 +63,7 @@ def models(tmp_path_factory):
 def their_segments(reference, samples, noise, condition):
     features = torch.tensor(noise(samples, BINS).T[None])
     with torch.no_grad():
-        found = reference.generate(
+        output = reference.generate(
             features,
             attention_mask=torch.ones(1, features.shape[-1]),
             language="de",
@@ -72,7 +74,7 @@ def their_segments(reference, samples, noise, condition):
             max_new_tokens=MOST,
             temperature=0.0,
         )
-    return found["segments"][0]
+    return output["segments"][0]
 
 
 @pytest.mark.parametrize("condition", [False, True])
@@ -82,37 +84,40 @@ def test_the_long_form_is_transformers_own(models, noise, condition):
     options = TranscribeOptions("de", condition_on_previous_text=condition, **NEVER)
     for seed in (0, 2):
         samples = sound(60 + 77 * seed, seed)
-        found = transcriber.transcribe(samples, options).segments
+        segments = transcriber.transcribe(samples, options).segments
         expected = their_segments(reference, samples, noise, condition)
-        assert len(found) == len(expected) > 0
-        for mine, theirs in zip(found, expected, strict=True):
+        assert len(segments) == len(expected) > 0
+        for mine, theirs in zip(segments, expected, strict=True):
             tokens = theirs["tokens"].tolist()
             assert mine.tokens == tokens[: len(mine.tokens)] and len(tokens) - len(mine.tokens) < 2
-            assert mine.start == pytest.approx(float(theirs["start"]))
-            assert mine.end == pytest.approx(float(theirs["end"]))
+            end = len(samples) / RATE  # transformers' segments go on behind it
+            assert mine.end == pytest.approx(min(float(theirs["end"]), end))
+            assert mine.start == pytest.approx(min(float(theirs["start"]), end), abs=0.1)
 
 
 def transcribed(transcriber, options, batch_size=1, count=2):
     """The transcripts of some sounds, as far as texts go, and what they took."""
     sounds = [lambda i=i: (sound(60 + 50 * i, i), lambda *_: None) for i in range(count)]
-    found = dict(transcriber.transcribe_all(sounds, options, batch_size))
-    texts = [[(s.tokens, s.start, s.temperature) for s in found[i].segments] for i in range(count)]
-    return texts, sum((found[i].stats for i in range(count)), Stats())
+    transcripts = dict(transcriber.transcribe_all(sounds, options, batch_size))
+    texts = [
+        [(s.tokens, s.start, s.temperature) for s in transcripts[i].segments] for i in range(count)
+    ]
+    return texts, sum((transcripts[i].stats for i in range(count)), Stats())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "how", [NEVER, dict(best_of=2, temperature=0.8)], ids=["greedy", "tried again"]
+    "changes", [NEVER, dict(best_of=2, temperature=0.8)], ids=["greedy", "several temperatures"]
 )
-def test_drafted_transcripts_are_plain_ones(models, how):
+def test_drafted_transcripts_are_plain_ones(models, changes):
     _, ours, shared, own = models
-    plain, _ = transcribed(Transcriber(ours), TranscribeOptions(num_draft=0, **how))
+    plain, _ = transcribed(Transcriber(ours), TranscribeOptions(num_draft=0, **changes))
     partial = cut = 0
     for draft in (None, shared, own):
         transcriber = Transcriber(ours, draft)
         for num_draft, batch_size in ((3, 1), (7, 3)):
             texts, stats = transcribed(
-                transcriber, TranscribeOptions(num_draft=num_draft, **how), batch_size
+                transcriber, TranscribeOptions(num_draft=num_draft, **changes), batch_size
             )
             assert texts == plain
             steps = stats.accepted_lengths
@@ -120,7 +125,7 @@ def test_drafted_transcripts_are_plain_ones(models, how):
             cut += draft is None and stats.draft_tokens > 0
     assert partial > 30 and cut  # the last window's tail has been drafted
     temperatures = {temperature for text in plain for *_, temperature in text}
-    assert temperatures == ({0.0} if how is NEVER else temperatures - {0.0})
+    assert temperatures == ({0.0} if changes is NEVER else temperatures - {0.0})
 
 
 def test_a_window_is_encoded_once(models, monkeypatch):
@@ -163,12 +168,12 @@ class Script:
     """Answers rows in a model's place: a window's text and the log-probability of its tokens, by temperature; and how
     probable silence is."""
 
-    def __init__(self, texts, silence=0.0, **options):
+    def __init__(self, texts, silence=0.0, frames=60, **options):
         self.texts, self.silence, self.rows = texts, silence, []
         model = SimpleNamespace(config=CONFIG)
         special = Special.read(wm.tokenizer(), wm.GENERATION, wm.END)
         self.made = Sound(
-            model, wm.tokenizer(), special, sound(60, 1), TranscribeOptions("en", **options)
+            model, wm.tokenizer(), special, sound(frames, 1), TranscribeOptions("en", **options)
         )
 
     def play(self):
@@ -200,7 +205,7 @@ FINE, LOOP = "<|0.00|> said well.<|0.40|>", f"<|0.00|>{' ha' * 30}<|0.40|>"
 
 
 @pytest.mark.parametrize(
-    "texts, silence, options, tried, kept",
+    "texts, silence, options, tried, temperature",
     [
         ([(FINE, -0.5)], 0.9, {}, [0], 0),  # sure: nobody asks whether it is silence
         ([(FINE, -1.0)], 0.5, {}, [0], 0),  # the threshold itself is no failure
@@ -221,29 +226,29 @@ FINE, LOOP = "<|0.00|> said well.<|0.40|>", f"<|0.00|>{' ha' * 30}<|0.40|>"
         ),
     ],
 )
-def test_a_text_that_fails_is_tried_again(texts, silence, options, tried, kept):
+def test_a_text_that_fails_is_tried_again(texts, silence, options, tried, temperature):
     script = Script(texts, silence, best_of=2, **options)
     transcript = script.play()
     segments = transcript.segments
     assert transcript.stats.prompt_tokens == 1  # a window, however often it is tried
     assert sorted(row.options.temp for row in script.rows) == pytest.approx(sorted(tried))
-    assert [s.temperature for s in segments] == ([] if kept is None else [pytest.approx(kept)])
+    assert [s.temperature for s in segments] == (
+        [] if temperature is None else [pytest.approx(temperature)]
+    )
     if len(tried) > 1:  # the text before drafts the next
         assert script.rows[-1].reference and not script.rows[0].reference
 
 
 def test_what_a_window_goes_on_from():
-    script = Script([(FINE, -0.5)], initial_prompt="Names: Zoë")
-    script.made._features = np.zeros((180, BINS), np.float32)  # three windows
+    script = Script([(FINE, -0.5)], initial_prompt="Names: Zoë", frames=180)  # three windows
     assert len(script.play().segments) == 3
     before = [row.tokens[: row.prefix_size] for row in script.rows]
-    prompt, said = (wm.tokenizer().encode(text).ids for text in (" Names: Zoë", FINE))
+    prompt, earlier = (wm.tokenizer().encode(text).ids for text in (" Names: Zoë", FINE))
     steering = [wm.IDS[name] for name in ("startoftranscript", "en", "transcribe")]
     for i, prefix in enumerate(before):
-        assert prefix == [wm.IDS["startofprev"], *[*prompt, *said * i][-63:], *steering]
+        assert prefix == [wm.IDS["startofprev"], *[*prompt, *earlier * i][-63:], *steering]
     for options in ({"condition_on_previous_text": False}, {"temperature": 0.6, "best_of": 1}):
-        script = Script([(FINE, -0.5)], **options)
-        script.made._features = np.zeros((180, BINS), np.float32)
+        script = Script([(FINE, -0.5)], frames=180, **options)
         script.play()
         assert [row.tokens[: row.prefix_size] for row in script.rows] == [steering] * 3
 
@@ -253,15 +258,13 @@ def test_what_a_window_goes_on_from():
     [((), [0, 60, 120]), ((0.5,), [50, 110, 170]), ((0.1, 0.5, 1.7, 9.0), [10, 170]), ((9.0,), [])],
 )
 def test_clips_are_the_frames_between_them(clips, seeks):
-    script = Script([(FINE, -0.5)], clip_timestamps=clips)
-    script.made._features = np.zeros((180, BINS), np.float32)
+    script = Script([(FINE, -0.5)], clip_timestamps=clips, frames=180)
     assert [segment.seek for segment in script.play().segments] == seeks
 
 
 def test_segments_are_cut_where_timestamps_meet():
     text = "<|0.00|> one<|0.10|><|0.12|> two<|0.30|><|0.30|> thr"
-    script = Script([(text, -0.5)])
-    script.made._features = np.zeros((90, BINS), np.float32)
+    script = Script([(text, -0.5)], frames=90)
     segments = script.play().segments
     spans = [(s.seek, s.start, s.end, s.text) for s in segments[:2]]
     assert spans == [(0, 0.0, 0.1, " one"), (0, 0.12, 0.3, " two")]

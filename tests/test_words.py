@@ -15,12 +15,11 @@ from transformers.models.whisper import generation_whisper as theirs
 import speech.transcript
 from families.conversion import convert
 from speech.audio import read
-from speech.decoding import WindowDecoder
 from speech.features import HOP, RATE, log_mel
 from speech.formats import FORMATS, Layout, Segment, Transcript, Word
 from speech.options import TranscribeOptions
 from speech.transcriber import Transcriber
-from speech.voice import last_pause, probabilities, with_speech
+from speech.voice import first_speech, last_pause, probabilities, with_speech
 from speech.words import (
     WindowTimes,
     _median_filtered,
@@ -34,7 +33,7 @@ from speech.words import (
 
 NEVER = dict(
     compression_ratio_threshold=None, logprob_threshold=None, no_speech_threshold=None
-)  # is a text tried again
+)  # is a text decoded twice
 
 
 def their_columns(gain):
@@ -69,15 +68,15 @@ def test_medians_are_of_seven_mirrored():
 )
 def test_words_are_whole_characters(text, spaces, words):
     tokenizer = wm.tokenizer()  # one token a byte
-    found = list(split(tokenizer.encode(text).ids, tokenizer.decode, spaces))
-    assert found == [(word, len(word.encode())) for word in words]
+    pieces = list(split(tokenizer.encode(text).ids, tokenizer.decode, spaces))
+    assert pieces == [(word, len(word.encode())) for word in words]
 
 
 def test_bytes_that_are_no_character_are_a_word_of_their_own():
     tokenizer = wm.tokenizer()
     a, half, b = (tokenizer.encode(text).ids for text in (" a", "ü", "b"))
-    found = list(split([*a, half[0], *b], tokenizer.decode, False))
-    assert found == [(" ", 1), ("a", 1), ("\ufffd", 1), ("b", 1)]
+    pieces = list(split([*a, half[0], *b], tokenizer.decode, False))
+    assert pieces == [(" ", 1), ("a", 1), ("\ufffd", 1), ("b", 1)]
     unfinished = tokenizer.encode("🙂").ids[:3]
     assert sum(count for _, count in split([*a, *unfinished], tokenizer.decode, False)) == 5
 
@@ -87,8 +86,8 @@ def words(*given, probability=0.9):
     return [Word(text, start, end, probability, 1) for text, start, end in given]
 
 
-def times(found):
-    return [(word.word, word.start, word.end) for word in found]
+def times(words):
+    return [(word.word, word.start, word.end) for word in words]
 
 
 def segment(start, end, own=None, count=0, seek=0, text=""):
@@ -104,7 +103,7 @@ def test_a_word_has_its_tokens_times_and_their_mean_probability():
 
 
 def test_marks_join_words_and_have_no_time():
-    said = words(
+    separate = words(
         (" ¿", 0, 1),
         (" (", 1, 2),
         (" a", 2, 3),
@@ -113,16 +112,16 @@ def test_marks_join_words_and_have_no_time():
         (" -", 5, 6),
         ("b", 6, 7),
     )
-    found = _with_marks(said)
-    assert times(found) == [(" ¿ ( a).", 2, 3), (" -b", 6, 7)]
-    assert [word.tokens for word in found] == [5, 2]
+    joined = _with_marks(separate)
+    assert times(joined) == [(" ¿ ( a).", 2, 3), (" -b", 6, 7)]
+    assert [word.tokens for word in joined] == [5, 2]
 
 
 USUAL = [(f" {i}", 10 + i / 5, 10.2 + i / 5) for i in range(9)]  # words of 0.2 s
 
 
 @pytest.mark.parametrize(
-    "said, bounds, last, expected, moved",
+    "spoken, bounds, last, expected, moved",
     [
         ([(" a", 1, 1.2), (" b", 1.2, 1.4)], (0.9, 1.5), 0, None, (1, 1.4)),
         # a pause is in a mark, or in the word after one
@@ -137,11 +136,11 @@ USUAL = [(f" {i}", 10 + i / 5, 10.2 + i / 5) for i in range(9)]  # words of 0.2 
         ([(" a", 1, 1.2), (" b", 1.2, 2)], (1, 1.45), 1, [(" a", 1, 1.2), (" b", 1.2, 1.45)], (1, 1.45)),
     ],
 )  # fmt: skip
-def test_words_and_segments_are_moved_as_openais(said, bounds, last, expected, moved):
-    given = [segment(*bounds, count=len(said)), segment(10, 12, count=len(USUAL))]
-    found, rest = place_words(given, words(*said, *USUAL), end=9, last=last)
-    assert times(found.words) == [(w, pytest.approx(a), pytest.approx(b)) for w, a, b in expected or said]  # fmt: skip
-    assert (found.start, found.end) == pytest.approx(moved)
+def test_words_and_segments_are_moved_as_openais(spoken, bounds, last, expected, moved):
+    given = [segment(*bounds, count=len(spoken)), segment(10, 12, count=len(USUAL))]
+    first, rest = place_words(given, words(*spoken, *USUAL), end=9, last=last)
+    assert times(first.words) == [(w, pytest.approx(a), pytest.approx(b)) for w, a, b in expected or spoken]  # fmt: skip
+    assert (first.start, first.end) == pytest.approx(moved)
     assert [word.word for word in rest.words] == [word for word, *_ in USUAL]
 
 
@@ -159,7 +158,7 @@ def doubtful(start, end):
 
 
 @pytest.mark.parametrize(
-    "segments, kept, onward",
+    "segments, count, onward",
     [
         ([SURE], 1, None),
         ([segment(0, 30, ())], 1, None),  # a text without words
@@ -175,11 +174,11 @@ def doubtful(start, end):
         ([SURE, segment(9, 10, words((".", 9, 9.01), (" x", 9.01, 10)))], 2, None),
     ],
 )
-def test_hallucinations_in_silence_are_dropped(segments, kept, onward):
+def test_hallucinations_in_silence_are_dropped(segments, count, onward):
     sound_end = 30 if onward == 40 else 60
     onward = sound_end if onward == 40 else onward
-    found = drop_hallucinations(segments, WindowTimes(0, 30, 30, sound_end), 0, 2)
-    assert found == (segments[:kept], onward)
+    result = drop_hallucinations(segments, WindowTimes(0, 30, 30, sound_end), 0, 2)
+    assert result == (segments[:count], onward)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -219,14 +218,14 @@ def their_times(reference, features, text, heads, positions):
     padded[: len(features)] = features
     reference.set_attn_implementation("eager")
     with torch.no_grad():
-        found = reference(
+        output = reference(
             torch.tensor(padded.T[None]), decoder_input_ids=tokens, output_attentions=True
         )
-    weights = torch.stack([found.cross_attentions[i][0, head] for i, head in heads])
+    weights = torch.stack([output.cross_attentions[i][0, head] for i, head in heads])
     weights = weights[..., :positions] / weights[..., :positions].sum(-1, keepdim=True)
     std, mean = torch.std_mean(weights, dim=-2, keepdim=True, unbiased=False)
     matrix = theirs._median_filter((weights - mean)[None] / std, 7)[0].mean(0)
-    chances = found.logits[0, 3:-2, : wm.END].softmax(-1)[torch.arange(len(text)), text]
+    chances = output.logits[0, 3:-2, : wm.END].softmax(-1)[torch.arange(len(text)), text]
     return 0.02 * their_columns(matrix[3:-1].double().numpy()), chances.numpy()
 
 
@@ -245,64 +244,54 @@ def test_times_are_those_of_transformers_attentions(models, monkeypatch, heads):
     for frames in (45, 170):  # less than one window, and several
         transcriber.transcribe(sound(frames, frames), options)
         features = log_mel(sound(frames, frames), wm.SHAPE["num_mel_bins"])
-        for segments, found in windows:
+        for segments, words in windows:
             seek = segments[0].seek
             text = [token for part in segments for token in part.tokens if token < wm.END]
             here = features[seek : seek + 60]
             given = reference, here, text, heads or ((1, 0), (1, 1)), len(here) // 2
             begins, chances = their_times(*given)
-            at = np.cumsum([0, *(word.tokens for word in found)])
+            at = np.cumsum([0, *(word.tokens for word in words)])
             assert at[-1] == len(text) > 0
-            assert [word.start for word in found] == pytest.approx(begins[at[:-1]], abs=0.02)
-            assert [word.end for word in found] == pytest.approx(begins[at[1:]], abs=0.02)
+            assert [word.start for word in words] == pytest.approx(begins[at[:-1]], abs=0.02)
+            assert [word.end for word in words] == pytest.approx(begins[at[1:]], abs=0.02)
             means = [chances[a:b].mean() for a, b in pairwise(at)]
-            assert [word.probability for word in found] == pytest.approx(means, rel=1e-3)
+            assert [word.probability for word in words] == pytest.approx(means, rel=1e-3)
         assert len(windows) > (frames > 60)
         windows.clear()
 
 
-def said(transcript):
+def spoken(transcript):
     return [(s.tokens, s.start, s.end, times(s.words or ())) for s in transcript.segments]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "how",
+    "changes",
     [{}, dict(vad=True, batched=True), dict(hallucination_silence_threshold=0.2)],
     ids=["plain", "batched", "without inventions"],
 )
-def test_drafted_words_are_plain_ones(models, voice, cpu, how):
+def test_drafted_words_are_plain_ones(models, voice, cpu, changes):
     _, ours, shared, own = models
-    options = TranscribeOptions("de", word_timestamps=True, num_draft=0, **NEVER | how)
-    plain = said(Transcriber(ours).transcribe(sound(110), options))
-    assert sum(len(found) for *_, found in plain) > 0
+    options = TranscribeOptions("de", word_timestamps=True, num_draft=0, **NEVER | changes)
+    plain = spoken(Transcriber(ours).transcribe(sound(110), options))
+    assert sum(len(words) for *_, words in plain) > 0
     for draft, num_draft in ((None, 3), (shared, 5), (own, 3)):
         transcriber = Transcriber(ours, draft)
-        found = transcriber.transcribe(sound(110), replace(options, num_draft=num_draft))
-        assert said(found) == plain and (draft is None or found.stats.draft_tokens)
+        transcript = transcriber.transcribe(sound(110), replace(options, num_draft=num_draft))
+        assert spoken(transcript) == plain and (draft is None or transcript.stats.draft_tokens)
 
 
 def tokens(transcript):
     return [s.tokens for s in transcript.segments]
 
 
-def test_words_change_no_text(models, voice, cpu, monkeypatch):
-    transcriber, written, attempt = Transcriber(models[1]), [], WindowDecoder._attempt
-
-    def noted(self, row):
-        written.append(row.generated)
-        return attempt(self, row)
-
-    monkeypatch.setattr(WindowDecoder, "_attempt", noted)
-    for frames, how, count in ((60, {}, 1), (110, dict(vad=True, batched=True), 3)):
-        options = TranscribeOptions("de", **NEVER | how)
-        plain = transcriber.transcribe(sound(frames), options)
-        expected = written[:count]
-        written.clear()
-        timed = transcriber.transcribe(sound(frames), replace(options, word_timestamps=True))
-        assert written[:count] == expected and plain.segments[0].words is None
-        assert timed.segments[0].words
-        written.clear()
+@pytest.mark.parametrize("options", [{}, dict(vad=True), dict(vad=True, batched=True)])
+def test_words_change_no_text(models, voice, cpu, options):
+    options = TranscribeOptions("de", **NEVER | options)
+    plain = Transcriber(models[1]).transcribe(sound(170), options)
+    timed = Transcriber(models[1]).transcribe(sound(170), replace(options, word_timestamps=True))
+    assert timed.text == plain.text
+    assert plain.segments[0].words is None and timed.segments[0].words
 
 
 def test_batched_windows_end_at_pauses_and_know_nothing_of_each_other(models, voice, cpu):
@@ -314,7 +303,7 @@ def test_batched_windows_end_at_pauses_and_know_nothing_of_each_other(models, vo
         transcriber.transcribe(sound(170), replace(options, clip_timestamps=clip))
         for clip in ((0, 0.41), (0.41, 0.91), (0.91, 1.41), (1.41,))
     ]
-    assert tokens(both) == [found for one in alone for found in tokens(one)]
+    assert tokens(both) == [text for one in alone for text in tokens(one)]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -331,53 +320,74 @@ def test_nothing_is_read_of_silence(models):
     with pytest.raises(StopIteration) as end:  # nothing is decoded
         next(steps)
     assert end.value.value.segments == ()
+    assert len(probabilities(silence[:0])) == 0
 
 
 @pytest.mark.parametrize("name", CLIPS)
 def test_what_is_said_in_the_clips_is_speech(name):
     samples = np.pad(read(str(DEMO / "speech" / name)), 5 * RATE)
-    kept = with_speech(probabilities(samples))
+    transcribed = with_speech(probabilities(samples))
     for part in CLIPS[name]["segments"]:
         start, end = (round(100 * part[bound]) + 500 for bound in ("start", "end"))
-        assert kept[start:end].all()
-    assert not kept[:450].any() and not kept[-450:].any()
+        assert transcribed[start:end].all()
+    assert not transcribed[:450].any() and not transcribed[-450:].any()
 
 
 def test_parts_have_margins_and_short_pauses_are_read():
     chances = np.full(1000, 0.1)
     chances[100:150] = chances[300:310] = chances[700:720] = 0.6
     chances[720:730] = chances[900:] = 0.4  # goes on, but does not begin
-    kept = np.flatnonzero(np.diff(with_speech(chances))) + 1
-    assert kept.tolist() == [60, 350, 660, 770]
+    transcribed = np.flatnonzero(np.diff(with_speech(chances))) + 1
+    assert transcribed.tolist() == [60, 350, 660, 770]
     assert last_pause(chances[:315]) == 291 and last_pause(np.linspace(1, 0.5, 50)) == 49
 
 
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("demo") / "target"
+    convert(str(DEMO / "speech" / "target"), folder, dtype="float32")
+    return Transcriber(folder)
+
+
+def with_gaps(*plan):
+    """The sound of clips and seconds of silence between them, and when each clip's segments begin and end."""
+    sounds = []
+    spans = []
+    for part in plan:
+        before = sum(map(len, sounds)) / RATE
+        if isinstance(part, str):
+            sounds.append(read(str(DEMO / "speech" / part)))
+            spans += [(before + s["start"], before + s["end"]) for s in CLIPS[part]["segments"]]
+        else:
+            sounds.append(np.zeros(round(part * RATE), np.float32))
+    return np.concatenate(sounds), spans
+
+
+GAPS = "sentence.wav", 10, "sentence.wav", 9, "sentence.wav"
+
+
 @pytest.mark.slow
-def test_words_are_where_the_sound_has_them_though_silence_is_left_out(tmp_path, cpu):
-    convert(str(DEMO / "speech" / "target"), tmp_path / "target", dtype="float32")
-    transcriber = Transcriber(tmp_path / "target")
-    clip, before = read(str(DEMO / "speech" / "sentence.wav")), 7
-    for how in ({}, {"batched": True}):
-        options = TranscribeOptions("en", vad=True, word_timestamps=True, **how)
-        (alone,) = transcriber.transcribe(clip, options).segments
-        samples = np.concatenate([np.zeros(before * RATE, np.float32), clip, clip * 0])
-        (found,) = transcriber.transcribe(samples, options).segments
-        assert found.text == alone.text == f" {CLIPS['sentence.wav']['text']}"
-        for word, first in zip(found.words, alone.words, strict=True):
-            assert word.word == first.word
-            assert (word.start, word.end) == pytest.approx(
-                (first.start + before, first.end + before), abs=0.4
-            )
+@pytest.mark.parametrize("timed", [False, True], ids=["segments", "words"])
+@pytest.mark.parametrize("options", [{}, dict(vad=True), dict(vad=True, batched=True)])
+@pytest.mark.parametrize("plan", [GAPS, (20, "story.wav", 6, "sentence.wav")])
+def test_times_are_the_sounds_whatever_silence_is_in_it(demo, plan, options, timed):
+    samples, spans = with_gaps(*plan)
+    transcript = demo.transcribe(samples, TranscribeOptions(word_timestamps=timed, **options))
+    assert len(transcript.segments) == len(spans)
+    for segment, span in zip(transcript.segments, spans, strict=True):
+        assert (segment.start, segment.end) == pytest.approx(span, abs=0.3)
+        assert bool(segment.words) == timed
+        if timed:
+            assert segment.start == segment.words[0].start < segment.words[-1].end == segment.end
 
 
-def test_a_word_across_silence_that_is_left_out_keeps_its_length(models):
-    samples = np.zeros(7 * RATE, np.float32)
-    sound = Transcriber(models[1]).sound(samples, TranscribeOptions(vad=True))
-    sound._frames = np.r_[:100, 600:700]  # frames that are read
-    said = words((" a", 0.7, 1.1), (" b", 0.95, 1.5))
-    found = sound._numbered(segment(0.7, 1.5, said), 0)
-    assert times(found.words) == [(" a", 0.7, 1.1), (" b", 5.95, 6.5)]
-    assert (found.start, found.end) == (0.7, 6.5)
+@pytest.mark.slow
+def test_the_language_is_that_of_the_first_speech(demo):
+    samples, _ = with_gaps(12, "german.wav")
+    assert demo.transcribe(samples, TranscribeOptions()).language == "de"
+    silent = np.zeros(30 * RATE, np.float32)
+    silent[20 * RATE :] = 0.1
+    assert first_speech(silent) is None and first_speech(samples) // 100 == 12
 
 
 # ---------------------------------------------------------------------------------------------

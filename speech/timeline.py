@@ -1,0 +1,158 @@
+"""Where transcribed frames lie in the sound, and times that are true: in order, within the sound, where something is
+heard, and none across silence that was left out."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby, pairwise
+from operator import itemgetter
+
+import numpy as np
+
+from speech.features import FRAMES
+from speech.formats import Segment, Word
+from speech.voice import speaking, stretches, with_speech
+
+_QUIET = 1.0  # in features, 40 dB: what is so far below the loudest frame is not heard
+_RUN = 5  # frames; what is heard for a shorter time at a segment's end belongs to its neighbour
+_LEAST = 0.005  # seconds; a shorter time is none
+_SHORTEST = 0.1  # seconds of a text whose start is its end, where there is time for it
+
+Span = tuple[float, float]  # start and end in seconds
+CutSegment = Callable[[Segment, list[list[Word]]], Iterator[Segment]]
+
+
+class Timeline:
+    """The frames of a sound that are transcribed. All times but those of `place` and `seconds` are in these, not in the
+    sound."""
+
+    def __init__(self, features: np.ndarray, chances: np.ndarray | None):
+        """features: of each frame of the sound; chances: how probable speech is in it, if only speech is transcribed"""
+        heard = features.max(axis=1, initial=-np.inf) > features.max(initial=-np.inf) - _QUIET
+        self.frames = np.arange(len(features))  # each one's number in the sound
+        if chances is not None:
+            heard &= speaking(chances)
+            self.frames = np.flatnonzero(with_speech(chances))
+        self._heard = heard[self.frames]
+        # Silence was left out before these
+        self._cuts = np.flatnonzero(np.diff(self.frames) > 1) + 1
+        self._last = 0.0  # the end of the last segment
+        self._bounds = [0, *self._cuts.tolist(), len(self.frames)]  # of the pieces between
+
+    def clips(self, times: Sequence[float]) -> list[tuple[int, int]]:
+        """The frames to transcribe, first and end, of clips: start, end, start, ... in seconds of the sound."""
+        points = np.searchsorted(self.frames, [round(t * FRAMES) for t in times] or [0]).tolist()
+        if len(points) % 2:
+            points.append(len(self.frames))
+        return list(zip(points[::2], points[1::2], strict=True))
+
+    def seconds(self, frame: int) -> float:
+        """The time in the sound where this frame begins; behind the last one, where that ends."""
+        before = self.frames[min(frame, len(self.frames) - 1)]
+        return float(before + (frame >= len(self.frames))) / FRAMES
+
+    def is_cut(self, segment: Segment) -> bool:
+        """Whether silence was left out within a segment."""
+        return self._piece(segment.start) < self._piece(segment.end, True)
+
+    def near(self, segment: Segment, timed: Segment) -> Segment:
+        """The segment as its words have timed it, but not across a cut that it does not cross itself."""
+        start = max(timed.start, self._bounds[self._piece(segment.start)] / FRAMES)
+        end = min(timed.end, self._bounds[self._piece(segment.end, True) + 1] / FRAMES)
+        if start >= end:
+            return replace(segment, words=timed.words)
+        return replace(timed, start=start, end=end)
+
+    def _piece(self, time: float, is_end: bool = False) -> int:
+        """How many cuts are before what begins, or ends, at a time."""
+        return int(np.searchsorted(self._cuts, round(time * FRAMES) + (not is_end)))
+
+    def place(
+        self, segments: Sequence[Segment], first: float, end: float, cut: CutSegment
+    ) -> list[Segment]:
+        """The segments with their times in the sound, none before the end of the last one. first, end: of the time that is
+        theirs; cut: cuts a segment between groups of its words, which those across a cut need"""
+        first = max(first, self._last)
+        latest = max(first, end - _SHORTEST)  # what is behind the end is put before it
+        parts = list[tuple[int, Segment]]()
+        for segment in segments:
+            inside = replace(segment, start=min(segment.start, latest), end=min(segment.end, end))
+            least = parts[-1][0] if parts else 0
+            parts += self._parts(inside, least, cut)
+        placed = list[Segment]()
+        for piece, group in groupby(parts, key=itemgetter(0)):
+            begin = self._bounds[piece]
+            offset = float(self.frames[begin] - begin) / FRAMES
+            own = [segment for _, segment in group]
+            limits = max(first, begin / FRAMES), min(end, self._bounds[piece + 1] / FRAMES)
+            spans = share([self._trimmed(s.start, s.end) for s in own], *limits)
+            self._last = spans[-1][1]
+            placed += [self._moved(*pair, offset) for pair in zip(own, spans, strict=True)]
+        return [segment for segment in placed if segment.end > segment.start]
+
+    def _parts(
+        self, segment: Segment, least: int, cut: CutSegment
+    ) -> Iterator[tuple[int, Segment]]:
+        """The parts of a segment between cuts, each with the number of cuts before it, at least `least`. A word is where
+        most of it is heard."""
+        piece = max(least, self._piece(segment.start))
+        last = max(piece, self._piece(segment.end, True))
+        if piece == last or not segment.words:
+            yield piece, segment
+            return
+        groups: dict[int, list[Word]] = {}
+        for word in segment.words:
+            first = round(word.start * FRAMES)
+            heard = first + np.flatnonzero(self._heard[first : round(word.end * FRAMES)])
+            middle = np.median(heard) / FRAMES if heard.size else (word.start + word.end) / 2
+            piece = min(max(piece, self._piece(middle)), last)
+            groups.setdefault(piece, []).append(word)
+        for piece, part in zip(groups, cut(segment, list(groups.values())), strict=True):
+            start = max(segment.start, self._bounds[piece] / FRAMES)
+            end = min(segment.end, self._bounds[piece + 1] / FRAMES)
+            yield piece, replace(part, start=start, end=end)
+
+    def _trimmed(self, start: float, end: float) -> Span:
+        """A span without the silence at its ends."""
+        first = round(start * FRAMES)
+        runs = stretches(self._heard[first : round(end * FRAMES)])
+        long = [run for run in runs if run[1] - run[0] >= _RUN] or runs
+        if not long:
+            return start, end
+        return (first + long[0][0]) / FRAMES, (first + long[-1][1]) / FRAMES
+
+    def _moved(self, segment: Segment, span: Span, offset: float) -> Segment:
+        """The segment with this span, and its words within, both later by `offset`."""
+        words = segment.words
+        if words:
+            spans = share([self._trimmed(word.start, word.end) for word in words], *span)
+            words = tuple(
+                replace(word, start=round(start + offset, 3), end=round(end + offset, 3))
+                for word, (start, end) in zip(words, spans, strict=True)
+            )
+            span = spans[0][0], spans[-1][1]
+        start, end = (round(bound + offset, 3) for bound in span)
+        return replace(segment, start=start, end=end, words=words)
+
+
+def share(spans: Sequence[Span], first: float, last: float) -> list[Span]:
+    """The spans in order and between two times. One without length takes time that is free after it, or before it, or shares
+    that of its neighbour."""
+    groups = list[tuple[float, float, int]]()  # start, end, and how many share the time
+    now = first
+    for start, end in spans:
+        start = min(max(start, now), last)
+        touches = groups and start - now < 1 / FRAMES
+        now = min(max(end, start), last)
+        if touches and (now - start < _LEAST or groups[-1][1] - groups[-1][0] < _LEAST):
+            groups[-1] = groups[-1][0], now, groups[-1][2] + 1
+        else:
+            groups.append((start, now, 1))
+    shared = list[Span]()
+    for i, (start, end, count) in enumerate(groups):
+        if end - start < _LEAST:
+            free = last if i + 1 == len(groups) else (start + groups[i + 1][0]) / 2
+            end = min(free, start + _SHORTEST)
+        if end - start < _LEAST:
+            start = max(end - _SHORTEST, shared[-1][1] if shared else first)
+        shared += pairwise(np.linspace(start, end, count + 1).tolist())
+    return shared
