@@ -8,12 +8,13 @@ import terminal  # noqa: F401 (first: it checks Python and the packages)
 
 # isort: split
 import argparse
-import json
+import functools
 import sys
 import time
+import zlib
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,18 +29,23 @@ from errors import InputError
 from speculative.options import DECLARED
 from speculative.row import Stats
 from speech import audio
+from speech.decoding import Decode
 from speech.features import RATE
 from speech.formats import FORMATS, Layout, Segment, Transcript
+from speech.journal import Journal
 from speech.options import TranscribeOptions
+from speech.outputs import Output
 from speech.rules import TASKS
 from speech.transcriber import Transcriber
-from speech.transcript import OnWindow
+from speech.transcript import Call, OnWindow
 from terminal import cli
 from terminal.flags import reading
 from terminal.prompt_files import InOrder
 from terminal.summary import Summary
 
 STDIN = "-"
+Switch = argparse.BooleanOptionalAction
+SWITCHES = ("vad", "batched", "word_timestamps", "highlight_words", "verbose")
 NEED_WORDS = ("max_line_count", "max_words_per_line", "highlight_words")
 THRESHOLDS = {
     "compression-ratio": "retry a window if its text compresses better than X: it repeats itself",
@@ -75,29 +81,29 @@ def parse_args(argv: list[str] | None = None):
     flag("--seed", type=cli.whole, default=defaults.seed, metavar="N", help="random seed")
     flag("--initial-prompt", default="", metavar="TEXT",
          help="text that could precede the audio, with names spelled as you want them")
-    flag("--condition-on-previous-text", action=argparse.BooleanOptionalAction, default=True,
+    flag("--condition-on-previous-text", action=Switch, default=True,
          help="prompt each window with the text before it (default: yes)")
     for name, text in THRESHOLDS.items():
-        flag(f"--{name}-threshold", type=number, metavar="X",
+        flag(f"--{name}-threshold", type=optional(float), metavar="X",
              default=getattr(defaults, f"{name.replace('-', '_')}_threshold"),
              help=f"{text}; none: never (default: %(default)s)")
     flag("--clip-timestamps", type=seconds, default=(), metavar="LIST",
          help="parts to transcribe, in seconds: start,end,start,... (default: all)")
-    flag("--vad", action="store_true",
+    flag("--vad", action=Switch,
          help="transcribe only what a voice detector takes for speech")
-    flag("--batched", action="store_true",
+    flag("--batched", action=Switch,
          help="decode windows cut at pauses in one batch; the text may differ; needs --vad")
-    flag("--word-timestamps", action="store_true",
+    flag("--word-timestamps", action=Switch,
          help="find when each word is spoken, for subtitles and JSON")
-    flag("--hallucination-silence-threshold", type=float, metavar="X",
+    flag("--hallucination-silence-threshold", type=optional(float), metavar="X",
          help="leave out words invented in a silence of at least X s; needs --word-timestamps")
-    flag("--max-line-width", type=cli.positive, metavar="X",
+    flag("--max-line-width", type=optional(cli.positive), metavar="X",
          help="break the lines of subtitles after X characters at most")
-    flag("--max-line-count", type=cli.positive, metavar="N",
+    flag("--max-line-count", type=optional(cli.positive), metavar="N",
          help="lines of a subtitle, for --max-line-width; needs --word-timestamps")
-    flag("--max-words-per-line", type=cli.positive, metavar="N",
+    flag("--max-words-per-line", type=optional(cli.positive), metavar="N",
          help="words of a subtitle; needs --word-timestamps")
-    flag("--highlight-words", action="store_true",
+    flag("--highlight-words", action=Switch,
          help="underline each word of a subtitle while it is spoken; needs --word-timestamps")
     flag("--output-format", "-f", choices=(*FORMATS, "all"), default="txt",
          help="all: one file per format, needs --output-dir (default: txt)")
@@ -105,9 +111,13 @@ def parse_args(argv: list[str] | None = None):
          help="write files here, named after the audio file (default: print)")
     flag("--output-name", type=cli.name, metavar="NAME",
          help="name of the output, for a single audio file")
-    flag("--verbose", action="store_true", help="print statistics to stderr at the end")
+    flag("--force", action="store_true", help="replace files that exist")
+    flag("--resume", action="store_true",
+         help="go on with a run that was interrupted: pass over what has its files")
+    flag("--verbose", action=Switch, help="print statistics to stderr at the end")
     # fmt: on
-    args = parser.parse_intermixed_args(argv)
+    parser.set_defaults(**dict.fromkeys(SWITCHES, False))
+    args = parser.parse_with_files(argv)
     for name in NEED_WORDS:
         if getattr(args, name) and not args.word_timestamps:
             parser.error(f"--{name.replace('_', '-')} needs --word-timestamps")
@@ -115,61 +125,60 @@ def parse_args(argv: list[str] | None = None):
         parser.error("--draft-model needs --model; the demo models bring their own")
     if args.output_format == "all" and not args.output_dir:
         parser.error("--output-format all needs --output-dir")
+    for line in ineffective(args):
+        complain(line)
     return args
 
 
-def number(text: str) -> float | None:
-    return None if text == "none" else float(text)
+def ineffective(args: argparse.Namespace) -> Iterator[str]:
+    """A line for each flag that has no effect beside the others."""
+
+    def given(*names: str) -> Iterator[str]:
+        return (
+            f"--{name.replace('_', '-')} has no effect" for name in names if getattr(args, name)
+        )
+
+    if args.output_format not in ("srt", "vtt", "all"):
+        for line in given(*Layout.__annotations__):
+            yield f"{line} with --output-format {args.output_format}"
+    elif not args.max_line_width:
+        for line in given("max_line_count"):
+            yield f"{line} without --max-line-width"
+    elif args.max_line_count:
+        for line in given("max_words_per_line"):
+            yield f"{line} with --max-line-width and --max-line-count"
+    if not args.output_dir:
+        for line in given("output_name", "force", "resume"):
+            yield f"{line} without --output-dir"
+    elif args.force:
+        for line in given("resume"):
+            yield f"{line} with --force"
+
+
+def optional(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """The type of a flag that is off for none, or None as mlx_whisper has it."""
+
+    @functools.wraps(parse)
+    def parse_or_none(text: str) -> Any:
+        return None if text in ("none", "None") else parse(text)
+
+    return parse_or_none
 
 
 def seconds(text: str) -> tuple[float, ...]:
     return tuple(map(float, text.split(",")))
 
 
-@dataclass(frozen=True)
-class Output:
-    """Where transcripts go, and in which format."""
-
-    format: str  # one of FORMATS, or all
-    folder: Path | None  # None: they are printed
-    layout: Layout
-
-    @property
-    def streamed(self) -> bool:
-        """Whether segments are printed as they come."""
-        return self.format == "txt" and not self.folder
-
-    def write_files(self, transcript: Transcript, name: str) -> None:
-        """Write a file of this name, or one for each format."""
-        for each in FORMATS if self.format == "all" else [self.format]:
-            text = FORMATS[each](transcript, self.layout)
-            Path(f"{self.folder}/{name}.{each}").write_text(text, encoding="utf-8")
-
-    def text(self, transcript: Transcript, title: str | None) -> str:
-        """What is printed of a transcript at its end, with a title if it is one of several."""
-        if self.streamed or self.folder:
-            return ""
-        text = FORMATS[self.format](transcript, self.layout)
-        if not text or title is None:
-            return text
-        if self.format == "json":
-            return json.dumps({"file": title} | json.loads(text), ensure_ascii=False) + "\n"
-        if self.format == "vtt":
-            return text.replace("WEBVTT", f"NOTE {title}", 1)
-        return f"{title}:\n{text}"
-
-
-def file_names(sources: Sequence[str], output_name: str | None, folder: Path | None) -> list[str]:
+def file_names(sources: Sequence[str], output_name: str | None, output: Output) -> list[str]:
     """The names of each sound's files, without the format. InputError if two are the same."""
     names = ["stdin" if source == STDIN else Path(source).stem for source in sources]
     if output_name:
         if len(names) > 1:
             raise InputError("--output-name works for one file only")
-        if not folder:
-            print("--output-name has no effect without --output-dir", file=sys.stderr)
-        names = [output_name]
+        before, _, format = output_name.rpartition(".")
+        names = [before if before and format in output.formats else output_name]
     name, count = Counter(names).most_common(1)[0]
-    if folder and count > 1:
+    if output.folder and count > 1:
         raise InputError(f"{count} files would be written as {name}; transcribe them one by one")
     return names
 
@@ -229,26 +238,41 @@ def transcribe_files(
     options: TranscribeOptions,
     output: Output,
     names: Sequence[str],
+    settings: int,
     batch_size: int,
     verbose: bool,
 ) -> None:
     """Transcribe all files: to stdout in their order, txt segment by segment, or to files under these names. Report
-    those that cannot be read; they make the exit code 1."""
+    those that cannot be read or written; they make the exit code 1.
+
+    settings: a number for what texts depend on beside the sound
+    """
     began = time.perf_counter()
     summary = Summary(unit="windows")
     failed = 0
+    unwritten = 0
     played = 0.0
     with tqdm(desc="audio", unit="s", disable=None) as bar:
         printer = Printer(sources, output, max(options.clip_timestamps[::2], default=0), bar)
-        sounds = (partial(printer.open_sound, i) for i in range(len(sources)))
-        for index, transcript in transcriber.transcribe_all(sounds, options, batch_size):
+
+        def transcribe(index: int, decode: Decode, call: Call) -> Transcript:
+            samples, on_window = printer.open_sound(index)
+            sound = transcriber.sound(samples, options, on_window)
+            if not output.folder:
+                return sound.transcript(decode, call)
+            key = zlib.crc32(samples.tobytes(), settings)
+            with Journal(output.journal(names[index]), key, decode, call) as journal:
+                return sound.transcript(journal.decode, journal.call)
+
+        transcripts = (partial(transcribe, i) for i in range(len(sources)))
+        for index, transcript in transcriber.run(transcripts, options, batch_size):
             if isinstance(transcript, InputError):
                 failed += 1
                 complain(str(transcript))
                 printer.end(index, None)
                 continue
             if output.folder:
-                output.write_files(transcript, names[index])
+                unwritten += not write_files(output, transcript, names[index])
             printer.end(index, transcript)
             summary.texts += 1
             summary.stats += transcript.stats
@@ -264,6 +288,19 @@ def transcribe_files(
         print("\n".join(summary.lines(seconds)), file=sys.stderr)
     if failed:
         raise InputError(f"{failed} of {len(sources)} files were not transcribed")
+    if unwritten:
+        raise InputError(f"{unwritten} of {len(sources)} transcripts were printed, not written")
+
+
+def write_files(output: Output, transcript: Transcript, name: str) -> bool:
+    """Write a transcript's files and return whether that went well. What cannot be written is printed."""
+    failures = list(output.write(transcript, name))
+    for error, text in failures:
+        complain(f"{error.filename}: {error.strerror}; the transcript is printed instead")
+        cli.write(text, end="")
+    if not failures:
+        output.journal(name).unlink(missing_ok=True)
+    return not failures
 
 
 def fields(args: argparse.Namespace, kind: type) -> dict[str, Any]:
@@ -274,10 +311,16 @@ def fields(args: argparse.Namespace, kind: type) -> dict[str, Any]:
 def run_command(args: argparse.Namespace) -> None:
     needs_silence = args.output_format in ("json", "all")
     options = TranscribeOptions(**fields(args, TranscribeOptions), no_speech_probs=needs_silence)
-    output = Output(args.output_format, args.output_dir, Layout(**fields(args, Layout)))
-    names = file_names(args.audio, args.output_name, output.folder)
+    layout = Layout(**fields(args, Layout))
+    output = Output(args.output_format, args.output_dir, layout, args.force, args.resume)
+    names = file_names(args.audio, args.output_name, output)
     if output.folder:
         output.folder.mkdir(parents=True, exist_ok=True)
+    missing = [i for i, name in enumerate(names) if not output.folder or output.check(name)]
+    if len(missing) < len(names):
+        complain(f"{len(names) - len(missing)} of {len(names)} files were transcribed before")
+    if not missing:
+        return
     model = args.model
     draft_model = args.draft_model
     if model is None:
@@ -286,7 +329,17 @@ def run_command(args: argparse.Namespace) -> None:
     transcriber = Transcriber(model, draft_model if args.num_draft else None)
     cli.note_types(transcriber.model, transcriber.decoder.draft_model)
     options = transcriber.resolve(options)
-    transcribe_files(transcriber, args.audio, options, output, names, args.batch_size, args.verbose)
+    texts_depend_on = repr((str(model), replace(options, num_draft=0)))
+    transcribe_files(
+        transcriber,
+        [args.audio[i] for i in missing],
+        options,
+        output,
+        [names[i] for i in missing],
+        zlib.crc32(texts_depend_on.encode()),
+        args.batch_size,
+        args.verbose,
+    )
 
 
 def main() -> None:

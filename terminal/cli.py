@@ -4,7 +4,7 @@ import argparse
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -32,6 +32,42 @@ class Parser(argparse.ArgumentParser):
         if words and not flags and "--prompt" in own_flags:
             hint = "put the prompt after --prompt"
         self.exit(USAGE_ERROR, one_line(f"{self.prog}: {message} ({hint})") + "\n")
+
+    def parse_with_files(self, args: Sequence[str] | None = None) -> argparse.Namespace:
+        """As `parse_intermixed_args`. What follows -- is a file, whatever its name (Python 3.11 forgets that). A switch may
+        have True or False after it, as in openai-whisper."""
+        words = list(sys.argv[1:] if args is None else args)
+        end = words.index("--") if "--" in words else len(words)
+        files = [
+            f"./{word}" if len(word) > 1 and word.startswith("-") else word
+            for word in words[end + 1 :]
+        ]
+        words = self._without_values(words[:end])
+        return self.parse_intermixed_args([*words, *files])
+
+    def _without_values(self, words: Sequence[str]) -> list[str]:
+        """--flag for "--flag True", --no-flag for "--flag False"."""
+        plain: list[str] = []
+        for word in words:
+            before, equals, value = word.partition("=")
+            if equals and self._switch(before):
+                plain.append(before)
+                word = value
+            switch = self._switch(plain[-1]) if plain else None
+            if switch and word.lower() in ("true", "false"):
+                plain[-1] = switch[word.lower() == "false"]
+            else:
+                plain.append(word)
+        return plain
+
+    def _switch(self, word: str) -> Sequence[str]:
+        """--flag and --no-flag, if the word names or abbreviates a switch."""
+        flags = self._option_string_actions
+        near = [word] if word in flags else [flag for flag in flags if flag.startswith(word)]
+        if len(near) != 1 or not isinstance(flags[near[0]], argparse.BooleanOptionalAction):
+            return ()
+        both = flags[near[0]].option_strings
+        return both if near[0] == both[0] else ()
 
 
 def one_line(text: str) -> str:
