@@ -8,12 +8,11 @@ import terminal  # noqa: F401 (first: it checks Python and the packages)
 
 # isort: split
 import argparse
-import functools
 import sys
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,15 +28,14 @@ from errors import InputError
 from speculative.options import DECLARED
 from speculative.row import Stats
 from speech import audio
-from speech.decoding import Decode
 from speech.features import RATE
 from speech.formats import FORMATS, Layout, Segment, Transcript
-from speech.journal import Journal
+from speech.journal import resumed
 from speech.options import TranscribeOptions
 from speech.outputs import Output
 from speech.rules import TASKS
 from speech.transcriber import Transcriber
-from speech.transcript import Call, OnWindow
+from speech.transcript import OnWindow, Steps
 from terminal import cli
 from terminal.flags import reading
 from terminal.prompt_files import InOrder
@@ -47,6 +45,12 @@ STDIN = "-"
 Switch = argparse.BooleanOptionalAction
 SWITCHES = ("vad", "batched", "word_timestamps", "highlight_words", "verbose")
 NEED_WORDS = ("max_line_count", "max_words_per_line", "highlight_words")
+ELSEWHERE = {  # mlx_whisper's flags for what is decided elsewhere
+    "fp16": "the weights keep the type that convert.py --dtype gave them",
+    "suppress-tokens": "the checkpoint's generation_config.json says what is never written",
+    "prepend-punctuations": "words have OpenAI's marks before them",
+    "append-punctuations": "words have OpenAI's marks after them",
+}
 THRESHOLDS = {
     "compression-ratio": "retry a window if its text compresses better than X: it repeats itself",
     "logprob": "retry a window if its tokens' mean log-probability is below X",
@@ -84,7 +88,7 @@ def parse_args(argv: list[str] | None = None):
     flag("--condition-on-previous-text", action=Switch, default=True,
          help="prompt each window with the text before it (default: yes)")
     for name, text in THRESHOLDS.items():
-        flag(f"--{name}-threshold", type=optional(float), metavar="X",
+        flag(f"--{name}-threshold", type=number, metavar="X",
              default=getattr(defaults, f"{name.replace('-', '_')}_threshold"),
              help=f"{text}; none: never (default: %(default)s)")
     flag("--clip-timestamps", type=seconds, default=(), metavar="LIST",
@@ -95,13 +99,13 @@ def parse_args(argv: list[str] | None = None):
          help="decode windows cut at pauses in one batch; the text may differ; needs --vad")
     flag("--word-timestamps", action=Switch,
          help="find when each word is spoken, for subtitles and JSON")
-    flag("--hallucination-silence-threshold", type=optional(float), metavar="X",
+    flag("--hallucination-silence-threshold", type=number, metavar="X",
          help="leave out words invented in a silence of at least X s; needs --word-timestamps")
-    flag("--max-line-width", type=optional(cli.positive), metavar="X",
+    flag("--max-line-width", type=cli.positive, metavar="X",
          help="break the lines of subtitles after X characters at most")
-    flag("--max-line-count", type=optional(cli.positive), metavar="N",
+    flag("--max-line-count", type=cli.positive, metavar="N",
          help="lines of a subtitle, for --max-line-width; needs --word-timestamps")
-    flag("--max-words-per-line", type=optional(cli.positive), metavar="N",
+    flag("--max-words-per-line", type=cli.positive, metavar="N",
          help="words of a subtitle; needs --word-timestamps")
     flag("--highlight-words", action=Switch,
          help="underline each word of a subtitle while it is spoken; needs --word-timestamps")
@@ -116,6 +120,8 @@ def parse_args(argv: list[str] | None = None):
          help="go on with a run that was interrupted: pass over what has its files")
     flag("--verbose", action=Switch, help="print statistics to stderr at the end")
     # fmt: on
+    for name in ELSEWHERE:
+        flag(f"--{name}", help=argparse.SUPPRESS)
     parser.set_defaults(**dict.fromkeys(SWITCHES, False))
     args = parser.parse_with_files(argv)
     for name in NEED_WORDS:
@@ -125,44 +131,30 @@ def parse_args(argv: list[str] | None = None):
         parser.error("--draft-model needs --model; the demo models bring their own")
     if args.output_format == "all" and not args.output_dir:
         parser.error("--output-format all needs --output-dir")
-    for line in ineffective(args):
-        complain(line)
+    note_idle(args)
     return args
 
 
-def ineffective(args: argparse.Namespace) -> Iterator[str]:
-    """A line for each flag that has no effect beside the others."""
-
-    def given(*names: str) -> Iterator[str]:
-        return (
-            f"--{name.replace('_', '-')} has no effect" for name in names if getattr(args, name)
-        )
-
+def note_idle(args: argparse.Namespace) -> None:
+    """Say on stderr which flags have no effect beside the others."""
+    idle: list[tuple[Iterable[str], str]] = [
+        ([name.replace("-", "_")], f"here: {reason}") for name, reason in ELSEWHERE.items()
+    ]
     if args.output_format not in ("srt", "vtt", "all"):
-        for line in given(*Layout.__annotations__):
-            yield f"{line} with --output-format {args.output_format}"
+        idle.append((Layout.__annotations__, f"with --output-format {args.output_format}"))
     elif not args.max_line_width:
-        for line in given("max_line_count"):
-            yield f"{line} without --max-line-width"
+        idle.append((["max_line_count"], "without --max-line-width"))
     elif args.max_line_count:
-        for line in given("max_words_per_line"):
-            yield f"{line} with --max-line-width and --max-line-count"
+        idle.append((["max_words_per_line"], "with --max-line-width and --max-line-count"))
     if not args.output_dir:
-        for line in given("output_name", "force", "resume"):
-            yield f"{line} without --output-dir"
-    elif args.force:
-        for line in given("resume"):
-            yield f"{line} with --force"
+        idle.append((["output_name", "force", "resume"], "without --output-dir"))
+    for names, reason in idle:
+        for name in filter(vars(args).get, names):
+            complain(f"--{name.replace('_', '-')} has no effect {reason}")
 
 
-def optional(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """The type of a flag that is off for none, or None as mlx_whisper has it."""
-
-    @functools.wraps(parse)
-    def parse_or_none(text: str) -> Any:
-        return None if text in ("none", "None") else parse(text)
-
-    return parse_or_none
+def number(text: str) -> float | None:
+    return None if text in ("none", "None") else float(text)
 
 
 def seconds(text: str) -> tuple[float, ...]:
@@ -175,8 +167,9 @@ def file_names(sources: Sequence[str], output_name: str | None, output: Output) 
     if output_name:
         if len(names) > 1:
             raise InputError("--output-name works for one file only")
-        before, _, format = output_name.rpartition(".")
-        names = [before if before and format in output.formats else output_name]
+        for each in output.formats:
+            output_name = output_name.removesuffix(f".{each}")
+        names = [output_name]
     name, count = Counter(names).most_common(1)[0]
     if output.folder and count > 1:
         raise InputError(f"{count} files would be written as {name}; transcribe them one by one")
@@ -238,41 +231,36 @@ def transcribe_files(
     options: TranscribeOptions,
     output: Output,
     names: Sequence[str],
-    settings: int,
     batch_size: int,
     verbose: bool,
 ) -> None:
     """Transcribe all files: to stdout in their order, txt segment by segment, or to files under these names. Report
-    those that cannot be read or written; they make the exit code 1.
-
-    settings: a number for what texts depend on beside the sound
-    """
+    those that cannot be read or written; they make the exit code 1."""
+    settings = repr((transcriber.name, replace(options, num_draft=0))).encode()
     began = time.perf_counter()
     summary = Summary(unit="windows")
     failed = 0
-    unwritten = 0
     played = 0.0
     with tqdm(desc="audio", unit="s", disable=None) as bar:
         printer = Printer(sources, output, max(options.clip_timestamps[::2], default=0), bar)
 
-        def transcribe(index: int, decode: Decode, call: Call) -> Transcript:
-            samples, on_window = printer.open_sound(index)
-            sound = transcriber.sound(samples, options, on_window)
-            if not output.folder:
-                return sound.transcript(decode, call)
-            key = zlib.crc32(samples.tobytes(), settings)
-            with Journal(output.journal(names[index]), key, decode, call) as journal:
-                return sound.transcript(journal.decode, journal.call)
+        sounds = (partial(printer.open_sound, i) for i in range(len(sources)))
 
-        transcripts = (partial(transcribe, i) for i in range(len(sources)))
-        for index, transcript in transcriber.run(transcripts, options, batch_size):
+        def resume(index: int, samples: np.ndarray, steps: Steps) -> Steps:
+            key = zlib.crc32(samples.tobytes(), zlib.crc32(settings))
+            return resumed(steps, output.journal(names[index]), key) if output.folder else steps
+
+        for index, transcript in transcriber.transcribe_all(sounds, options, batch_size, resume):
             if isinstance(transcript, InputError):
                 failed += 1
                 complain(str(transcript))
                 printer.end(index, None)
                 continue
-            if output.folder:
-                unwritten += not write_files(output, transcript, names[index])
+            unwritten = list(output.write(transcript, names[index])) if output.folder else []
+            for error, text in unwritten:
+                complain(f"{error.filename}: {error.strerror}; the transcript is printed instead")
+                cli.write(text, end="")
+            failed += bool(unwritten)
             printer.end(index, transcript)
             summary.texts += 1
             summary.stats += transcript.stats
@@ -287,20 +275,7 @@ def transcribe_files(
         print(f"{played:.1f} s of audio in {seconds:.1f} s", file=sys.stderr)
         print("\n".join(summary.lines(seconds)), file=sys.stderr)
     if failed:
-        raise InputError(f"{failed} of {len(sources)} files were not transcribed")
-    if unwritten:
-        raise InputError(f"{unwritten} of {len(sources)} transcripts were printed, not written")
-
-
-def write_files(output: Output, transcript: Transcript, name: str) -> bool:
-    """Write a transcript's files and return whether that went well. What cannot be written is printed."""
-    failures = list(output.write(transcript, name))
-    for error, text in failures:
-        complain(f"{error.filename}: {error.strerror}; the transcript is printed instead")
-        cli.write(text, end="")
-    if not failures:
-        output.journal(name).unlink(missing_ok=True)
-    return not failures
+        raise InputError(f"{failed} of {len(sources)} files failed")
 
 
 def fields(args: argparse.Namespace, kind: type) -> dict[str, Any]:
@@ -329,17 +304,13 @@ def run_command(args: argparse.Namespace) -> None:
     transcriber = Transcriber(model, draft_model if args.num_draft else None)
     cli.note_types(transcriber.model, transcriber.decoder.draft_model)
     options = transcriber.resolve(options)
-    texts_depend_on = repr((str(model), replace(options, num_draft=0)))
-    transcribe_files(
-        transcriber,
-        [args.audio[i] for i in missing],
-        options,
-        output,
-        [names[i] for i in missing],
-        zlib.crc32(texts_depend_on.encode()),
-        args.batch_size,
-        args.verbose,
-    )
+    prompt = transcriber.tokenizer.encode(options.initial_prompt, add_special_tokens=False)
+    most = transcriber.model.config.max_positions // 2 - 1
+    if len(prompt) > most:
+        complain(f"--initial-prompt has {len(prompt)} tokens; the model sees the last {most}")
+    sources = [args.audio[i] for i in missing]
+    names = [names[i] for i in missing]
+    transcribe_files(transcriber, sources, options, output, names, args.batch_size, args.verbose)
 
 
 def main() -> None:

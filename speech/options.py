@@ -7,13 +7,6 @@ from errors import InputError
 from speculative.options import Options
 from speech.rules import TASKS
 
-THRESHOLDS = (
-    "compression_ratio_threshold",
-    "logprob_threshold",
-    "no_speech_threshold",
-    "hallucination_silence_threshold",
-)
-
 
 @dataclass(frozen=True)
 class TranscribeOptions:
@@ -37,9 +30,6 @@ class TranscribeOptions:
     batched: bool = False  # windows end at pauses and know nothing of each other; needs vad
     word_timestamps: bool = False
     hallucination_silence_threshold: float | None = None  # seconds; needs word_timestamps
-    suppress_tokens: tuple[int, ...] = (-1,)  # never to write; -1: those that the checkpoint names
-    prepend_punctuations: str = "\"'“¿([{-"  # marks that join the next word
-    append_punctuations: str = "\"'.。,，!！?？:：”)]}、"  # noqa: RUF001 (marks that join the word before)
     no_speech_probs: bool = False  # for every segment, which takes one more call per window
 
     def __post_init__(self):
@@ -49,9 +39,8 @@ class TranscribeOptions:
             raise InputError(f"temperature is {self.temperature}, not from 0 to 1")
         if not 1 <= self.best_of <= 64:
             raise InputError(f"best_of is {self.best_of}, not from 1 to 64")
-        for name in THRESHOLDS:
-            value = getattr(self, name)
-            if value is not None and math.isnan(value):
+        for name, value in vars(self).items():
+            if isinstance(value, float) and math.isnan(value):
                 raise InputError(f"{name} is {value}, not a number")
         clips = self.clip_timestamps
         if any(not 0 <= t < math.inf for t in clips) or list(clips) != sorted(set(clips)):

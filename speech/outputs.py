@@ -1,4 +1,4 @@
-"""Where transcripts go: to stdout, or to files, which replace none that are there unless the user says so."""
+"""Where transcripts go: to stdout, or to files, which replace none unless the user says so."""
 
 import json
 import os
@@ -29,45 +29,42 @@ class Output:
 
     @property
     def formats(self) -> list[str]:
-        return list(FORMATS) if self.format == "all" else [self.format]
+        return [*FORMATS] if self.format == "all" else [self.format]
+
+    def journal(self, name: str) -> Path:
+        """The file that keeps what is decoded until the files of this name are written."""
+        return Path(f"{self.folder}/.{zlib.crc32(os.fsencode(name)):08x}.part")
 
     def files(self, name: str) -> dict[str, Path]:
         """The files to write of this name, by format. InputError if one exists, without `force` or `resume`."""
         files = {each: Path(f"{self.folder}/{name}.{each}") for each in self.formats}
-        for format, path in list(files.items()):
-            if not path.exists() or self.force:
-                continue
-            if not self.resume:
-                instead = "--force replaces it, --resume goes on with the others"
-                raise InputError(f"{path} already exists; {instead}")
-            del files[format]
-        return files
-
-    def journal(self, name: str) -> Path:
-        """The file that has a sound's finished windows until its transcript is written."""
-        return Path(f"{self.folder}/.{zlib.crc32(os.fsencode(name)):08x}.part")
+        there = [path for path in files.values() if path.exists() and not self.force]
+        if there and not self.resume:
+            instead = "--force replaces it, --resume goes on with the others"
+            raise InputError(f"{there[0]} already exists; {instead}")
+        return {each: path for each, path in files.items() if path not in there}
 
     def check(self, name: str) -> bool:
-        """Whether there is a file to write of this name. OSError if one could not be written."""
+        """Whether there are files to write of this name. OSError if one could not be written."""
         files = self.files(name)
         for path in files.values():
-            is_new = not path.exists()
             path.open("ab").close()
-            if is_new:
+            if not path.stat().st_size:
                 path.unlink()
         return bool(files)
 
     def write(self, transcript: Transcript, name: str) -> Iterator[tuple[OSError, str]]:
         """Write the files of this name, each whole or not at all. Yield the error and the text of each that could not be
         written."""
-        for format, path in self.files(name).items():
-            text = FORMATS[format](transcript, self.layout)
+        for each, path in self.files(name).items():
+            text = FORMATS[each](transcript, self.layout)
             part = path.with_name(f".{secrets.token_hex(8)}.part")
             try:
                 part.write_text(text, encoding="utf-8")
                 part.replace(path)
             except OSError as error:
                 yield error, text
+        self.journal(name).unlink(missing_ok=True)
 
     def text(self, transcript: Transcript, title: str | None) -> str:
         """What is printed of a transcript at its end, with a title if it is one of several."""

@@ -38,36 +38,20 @@ class Parser(argparse.ArgumentParser):
         have True or False after it, as in openai-whisper."""
         words = list(sys.argv[1:] if args is None else args)
         end = words.index("--") if "--" in words else len(words)
-        files = [
-            f"./{word}" if len(word) > 1 and word.startswith("-") else word
-            for word in words[end + 1 :]
-        ]
-        words = self._without_values(words[:end])
-        return self.parse_intermixed_args([*words, *files])
-
-    def _without_values(self, words: Sequence[str]) -> list[str]:
-        """--flag for "--flag True", --no-flag for "--flag False"."""
-        plain: list[str] = []
-        for word in words:
-            before, equals, value = word.partition("=")
-            if equals and self._switch(before):
-                plain.append(before)
+        files = [f"./{word}" if word[:1] == "-" != word else word for word in words[end + 1 :]]
+        switches = [a for a in self._actions if isinstance(a, argparse.BooleanOptionalAction)]
+        no = {action.option_strings[0]: action.option_strings[1] for action in switches}
+        plain = [""]
+        for word in words[:end]:
+            flag, equals, value = word.partition("=")
+            if equals and flag in no:
+                plain.append(flag)
                 word = value
-            switch = self._switch(plain[-1]) if plain else None
-            if switch and word.lower() in ("true", "false"):
-                plain[-1] = switch[word.lower() == "false"]
-            else:
+            if plain[-1] not in no or word not in ("True", "False"):
                 plain.append(word)
-        return plain
-
-    def _switch(self, word: str) -> Sequence[str]:
-        """--flag and --no-flag, if the word names or abbreviates a switch."""
-        flags = self._option_string_actions
-        near = [word] if word in flags else [flag for flag in flags if flag.startswith(word)]
-        if len(near) != 1 or not isinstance(flags[near[0]], argparse.BooleanOptionalAction):
-            return ()
-        both = flags[near[0]].option_strings
-        return both if near[0] == both[0] else ()
+            elif word == "False":
+                plain[-1] = no[plain[-1]]
+        return self.parse_intermixed_args([*plain[1:], *files])
 
 
 def one_line(text: str) -> str:

@@ -40,7 +40,7 @@ def test_files_are_those_of_one_after_the_other_and_a_bad_one_is_named(folder):
     names = ("two.wav", "bad.wav", "one.wav")
     done = transcribe(folder, *names, *MODELS, "-f", "all", "-o", "out")
     assert done.returncode == 1 and not done.stdout
-    assert "bad.wav" in done.stderr and done.stderr.endswith("1 of 3 files were not transcribed\n")
+    assert "bad.wav" in done.stderr and done.stderr.endswith("1 of 3 files failed\n")
     assert len(list((folder / "out").iterdir())) == 10
     for name in ("one", "two"):
         alone = transcribe(folder, f"{name}.wav", *MODELS, "--num-draft", "0", "-f", "json")
@@ -146,12 +146,12 @@ def test_what_cannot_be_written_is_printed_and_the_others_go_on(folder, monkeypa
 
 
 def test_flags_take_values_as_whisper_takes_them():
-    given = "a.wav --condition-on-previous-text False --word=True --verbose false --vad "
-    given += "--logprob-threshold None --max-line-width none b.wav -- -c.wav True -"
+    given = "a.wav --condition-on-previous-text False --word-timestamps=True --verbose False --vad "
+    given += "--logprob-threshold None --no-speech-threshold none b.wav -- -c.wav True -"
     parsed = command.parse_args(given.split())
     assert parsed.audio == ["a.wav", "b.wav", "./-c.wav", "True", "-"]
     assert not parsed.condition_on_previous_text and parsed.word_timestamps and parsed.vad
-    assert not parsed.verbose and parsed.logprob_threshold is parsed.max_line_width is None
+    assert not parsed.verbose and parsed.logprob_threshold is parsed.no_speech_threshold is None
 
 
 @pytest.mark.parametrize(
