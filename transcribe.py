@@ -257,8 +257,8 @@ def transcribe_files(
                 printer.end(index, None)
                 continue
             unwritten = list(output.write(transcript, names[index])) if output.folder else []
-            for error, text in unwritten:
-                complain(f"{error.filename}: {error.strerror}; the transcript is printed instead")
+            for reason, text in unwritten:
+                complain(f"{reason}; the transcript is printed instead")
                 cli.write(text, end="")
             failed += bool(unwritten)
             printer.end(index, transcript)

@@ -53,8 +53,8 @@ class Output:
                 path.unlink()
         return bool(files)
 
-    def write(self, transcript: Transcript, name: str) -> Iterator[tuple[OSError, str]]:
-        """Write the files of this name, each whole or not at all. Yield the error and the text of each that could not be
+    def write(self, transcript: Transcript, name: str) -> Iterator[tuple[str, str]]:
+        """Write the files of this name, each whole or not at all. Yield the reason and the text of each that could not be
         written."""
         for each, path in self.files(name).items():
             text = FORMATS[each](transcript, self.layout)
@@ -63,7 +63,8 @@ class Output:
                 part.write_text(text, encoding="utf-8")
                 part.replace(path)
             except OSError as error:
-                yield error, text
+                part.unlink(missing_ok=True)
+                yield f"{path}: {error.strerror}", text
         self.journal(name).unlink(missing_ok=True)
 
     def text(self, transcript: Transcript, title: str | None) -> str:

@@ -126,22 +126,18 @@ def test_files_that_cannot_be_written_show_before_any_is_transcribed(folder):
 
 
 def test_what_cannot_be_written_is_printed_and_the_others_go_on(folder, monkeypatch):
-    write_text = Path.write_text
-    full = iter((False, True, True, False))
+    replace = Path.replace
 
-    def failing(path, text, **how):
-        if next(full):
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        return write_text(path, text, **how)
+    def failing(path, target):
+        if target.name == "one.srt":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return replace(path, target)
 
-    monkeypatch.setattr(Path, "write_text", failing)
-    arguments = ("two.wav", "one.wav", *MODELS, "-f", "srt", "--batch-size", "1", "-o", "full")
+    monkeypatch.setattr(Path, "replace", failing)
+    arguments = ("one.wav", "two.wav", *MODELS, "-f", "srt", "-o", "full")
     done = transcribe(folder, *arguments)
-    assert (done.returncode, [path.name for path in (folder / "full").glob("*.srt")]) == (
-        1,
-        ["two.srt"],
-    )
-    assert "No space left on device; the transcript is printed instead" in done.stderr
+    assert done.returncode == 1 and [p.name for p in (folder / "full").iterdir()] == ["two.srt"]
+    assert "full/one.srt: No space left on device; the transcript is printed instead" in done.stderr
     assert done.stdout == transcribe(folder, "one.wav", *MODELS, "-f", "srt").stdout
 
 
