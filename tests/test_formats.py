@@ -1,8 +1,9 @@
 """Transcripts as files, whole, as OpenAI's writers make them."""
 
 import json
+from itertools import pairwise
 
-from speech.formats import FORMATS, Layout, Segment, Transcript
+from speech.formats import FORMATS, Layout, Segment, Transcript, Word
 
 
 def segment(number: int, start: float, end: float, text: str, **fields) -> Segment:
@@ -81,3 +82,34 @@ EMPTY["json"] = '{"text": "", "segments": [], "language": "en"}\n'
 def test_files_are_those_of_openais_writers():
     assert {name: write(TRANSCRIPT, Layout()) for name, write in FORMATS.items()} == FILES
     assert {name: write(NOTHING, Layout()) for name, write in FORMATS.items()} == EMPTY
+
+
+def timed(words: str, *times: float) -> Transcript:
+    """A transcript of words, each from one time to the next."""
+    texts = [f" {word}" for word in words.split()]
+    spans = zip(texts, pairwise(times), strict=True)
+    made = [Word(text, *span, 1.0, 1) for text, span in spans]
+    part = segment(0, times[0], times[-1], "".join(texts), words=tuple(made))
+    return Transcript(part.text, (part,), "en", times[-1])
+
+
+def test_vtt_escapes_what_would_be_a_tag():
+    transcript = timed("R&D <i> so", 0.0, 1.0, 2.0, 3.0)
+    assert "\nR&amp;D &lt;i> so\n" in FORMATS["vtt"](transcript, Layout())
+    marked = Layout(highlight_words=True)
+    assert "R&amp;D <u>&lt;i></u> so" in FORMATS["vtt"](transcript, marked)
+    assert "R&D <u><i></u> so" in FORMATS["srt"](transcript, marked)
+
+
+def test_no_cue_lasts_no_time():
+    transcript = timed("a b c d e f", 0.0, 0.0, 0.0, 3.0, 4.0, 6.0, 6.0)
+    written = FORMATS["srt"](transcript, Layout(max_words_per_line=1)).split("\n\n")
+    assert [cue.splitlines()[1:] for cue in written[:-1]] == [
+        [f"00:00:0{start},000 --> 00:00:0{end},000", text]
+        for start, end, text in zip(range(6), range(1, 7), "abcdef", strict=True)
+    ]
+    for cue in FORMATS["vtt"](transcript, Layout(highlight_words=True)).split("\n\n")[1:-1]:
+        start, _, end = cue.splitlines()[0].split()
+        assert start < end
+    nothing = timed("a b", 2.0, 2.0, 2.0)
+    assert "b" in FORMATS["srt"](nothing, Layout(max_words_per_line=1))

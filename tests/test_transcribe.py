@@ -3,6 +3,7 @@
 import errno
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from helpers.sounds import write_wav
 
 import transcribe as command
 from speech.formats import FORMATS
+from speech.rules import Special
 
 MODELS = ("--model", "target", "--draft-model", "shared", "--temperature", "1", "--best-of", "1")
 
@@ -125,13 +127,18 @@ def test_files_that_cannot_be_written_show_before_any_is_transcribed(folder):
     assert not list((folder / "late").iterdir())
 
 
+def test_a_name_that_ends_as_its_format_does_is_the_files_own(folder):
+    transcribe(folder, "one.wav", *MODELS, "-f", "srt", "-o", "named", "--output-name", "n.srt")
+    assert [path.name for path in (folder / "named").iterdir()] == ["n.srt"]
+
+
 def test_what_cannot_be_written_is_printed_and_the_others_go_on(folder, monkeypatch):
-    replace = Path.replace
+    move = Path.replace
 
     def failing(path, target):
         if target.name == "one.srt":
             raise OSError(errno.ENOSPC, "No space left on device")
-        return replace(path, target)
+        return move(path, target)
 
     monkeypatch.setattr(Path, "replace", failing)
     arguments = ("one.wav", "two.wav", *MODELS, "-f", "srt", "-o", "full")
@@ -148,6 +155,16 @@ def test_flags_take_values_as_whisper_takes_them():
     assert parsed.audio == ["a.wav", "b.wav", "./-c.wav", "True", "-"]
     assert not parsed.condition_on_previous_text and parsed.word_timestamps and parsed.vad
     assert not parsed.verbose and parsed.logprob_threshold is parsed.no_speech_threshold is None
+
+
+@pytest.mark.parametrize(
+    "name, code",
+    [("zh-TW", "zh"), ("en_US", "en"), ("nb", "no"), ("Français", "fr"), ("sr-Latn", "sr")],
+)
+def test_languages_go_by_codes_of_locales_and_by_names(name, code):
+    special = Special.read(wm.tokenizer(), wm.GENERATION, wm.END)
+    codes = dict.fromkeys(("en", "fr", "no", "sr", "zh"), 0)
+    assert replace(special, languages=codes).language_code(name) == code
 
 
 @pytest.mark.parametrize(
@@ -179,6 +196,14 @@ def test_mistakes_are_one_line(folder, arguments, error):
         (
             ["--max-line-count", "2", "--word-timestamps", "-f", "srt"],
             "--max-line-count has no effect without --max-line-width\n",
+        ),
+        (
+            ["--initial-prompt", "a" * 12],
+            "--initial-prompt has 12 tokens; the model sees the last 11\n",
+        ),
+        (
+            ["--fp16", "True"],
+            "--fp16 has no effect here: the weights keep the type that convert.py --dtype gave them\n",
         ),
         (["--max-line-width", "9"], "--max-line-width has no effect with --output-format txt\n"),
         (
