@@ -1,5 +1,6 @@
 """OpenAI's /v1/audio routes: sounds are decoded as rows of the same engine as texts."""
 
+import string
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import closing
 from typing import Any
@@ -23,7 +24,7 @@ from speech.options import TranscribeOptions
 from speech.transcriber import Transcriber
 from speech.transcript import Sound, Steps
 
-_MARKS = " \"'“¿([{-.。,，!！?？:：”)]}、"  # noqa: RUF001 (around words, of which OpenAI's have none)
+_MARKS = string.whitespace + "\"'“¿([{-.。,，!！?？:：”)]}、"  # noqa: RUF001 (around words, of which OpenAI's have none)
 _FORMATS = ("json", "verbose_json", "text", "srt", "vtt")
 Part = tuple[Segment, Stats] | Transcript
 _FIELDS = {
