@@ -61,12 +61,14 @@ class Speech:
         self._check_model(str(form["model"]) if form.get("model") else None)
         options = _options(form, task, self._engine.options.num_draft)
         kind = _format(form)
+        stream = _is_on(form, "stream")
+        origins = _is_on(form, "origins")
         options = self._transcriber.resolve(options)
         async with while_there(request):
             parts = self._parts(form["file"], options)
             first = await anext(parts)  # the status must be known before a stream begins
-            if _is_on(form, "stream"):
-                return stream_of(self._events(first, parts, _is_on(form, "origins")), parts)
+            if stream:
+                return stream_of(self._events(first, parts, origins), parts)
             *_, transcript = [first, *[part async for part in parts]]
         assert isinstance(transcript, Transcript)
         if kind == "text":
