@@ -128,7 +128,7 @@ def _highlighted(lines: list[Line], escape: Escape) -> Iterator[Cue]:
     words = [word for line in lines for word in line]
     last = words[0].start
     for word in words:
-        if last != word.start:
+        if word.start - last >= 0.001:
             yield last, word.start, _text(lines, escape)
         yield word.start, word.end, _text(lines, escape, word)
         last = word.end

@@ -111,5 +111,7 @@ def test_no_cue_lasts_no_time():
     for cue in FORMATS["vtt"](transcript, Layout(highlight_words=True)).split("\n\n")[1:-1]:
         start, _, end = cue.splitlines()[0].split()
         assert start < end
+    thirds = timed("a b c d", 0.1, 0.1, 0.1, 0.8, 1.0)
+    assert FORMATS["srt"](thirds, Layout(highlight_words=True)).count("-->") == 4
     nothing = timed("a b", 2.0, 2.0, 2.0)
     assert "b" in FORMATS["srt"](nothing, Layout(max_words_per_line=1))
