@@ -34,6 +34,7 @@ from speech.journal import resumed
 from speech.options import TranscribeOptions
 from speech.outputs import Output
 from speech.rules import TASKS
+from speech.subtitles import Rules
 from speech.transcriber import Transcriber
 from speech.transcript import OnWindow, Steps
 from terminal import cli
@@ -43,13 +44,19 @@ from terminal.summary import Summary
 
 STDIN = "-"
 Switch = argparse.BooleanOptionalAction
-SWITCHES = ("vad", "batched", "word_timestamps", "highlight_words", "verbose")
+SWITCHES = ("vad", "batched", "word_timestamps", "highlight_words", "subtitles", "verbose")
 NEED_WORDS = ("max_line_count", "max_words_per_line", "highlight_words")
 ELSEWHERE = {  # mlx_whisper's flags for what is decided elsewhere
     "fp16": "the weights keep the type that convert.py --dtype gave them",
     "suppress-tokens": "the checkpoint's generation_config.json says what is never written",
     "prepend-punctuations": "words have OpenAI's marks before them",
     "append-punctuations": "words have OpenAI's marks after them",
+}
+READING = {  # the numbers of --subtitles that have no flag otherwise
+    "min_cue_seconds": (float, "least time that a cue stays, where there is room"),
+    "max_cue_seconds": (float, "most time that a cue stays"),
+    "reading_speed": (float, "characters a second to read at most, where there is room"),
+    "cue_gap": (float, "seconds between two cues"),
 }
 THRESHOLDS = {
     "compression-ratio": "retry a window if its text compresses better than X: it repeats itself",
@@ -109,6 +116,11 @@ def parse_args(argv: list[str] | None = None):
          help="words of a subtitle; needs --word-timestamps")
     flag("--highlight-words", action=Switch,
          help="underline each word of a subtitle while it is spoken; needs --word-timestamps")
+    flag("--subtitles", action=Switch,
+         help="make cues for reading, of srt and vtt: with --word-timestamps, and by the numbers below")
+    for name, (type_, text) in READING.items():
+        flag(f"--{name.replace('_', '-')}", type=type_, metavar="X",
+             help=f"{text}; with --subtitles (default: {getattr(Rules, name)})")
     flag("--output-format", "-f", choices=(*FORMATS, "all"), default="txt",
          help="all: one file per format, needs --output-dir (default: txt)")
     flag("--output-dir", "-o", type=cli.path, metavar="FOLDER",
@@ -124,6 +136,7 @@ def parse_args(argv: list[str] | None = None):
         flag(f"--{name}", help=argparse.SUPPRESS)
     parser.set_defaults(**dict.fromkeys(SWITCHES, False))
     args = parser.parse_with_files(argv)
+    args.word_timestamps |= args.subtitles
     for name in NEED_WORDS:
         if getattr(args, name) and not args.word_timestamps:
             parser.error(f"--{name.replace('_', '-')} needs --word-timestamps")
@@ -142,10 +155,15 @@ def note_idle(args: argparse.Namespace) -> None:
     ]
     if args.output_format not in ("srt", "vtt", "all"):
         idle.append((Layout.__annotations__, f"with --output-format {args.output_format}"))
+        idle.append((["subtitles"], f"with --output-format {args.output_format}"))
+    elif args.subtitles:
+        idle.append((["max_words_per_line", "highlight_words"], "with --subtitles"))
     elif not args.max_line_width:
         idle.append((["max_line_count"], "without --max-line-width"))
     elif args.max_line_count:
         idle.append((["max_words_per_line"], "with --max-line-width and --max-line-count"))
+    if not args.subtitles:
+        idle.append((READING, "without --subtitles"))
     if not args.output_dir:
         idle.append((["output_name", "force", "resume"], "without --output-dir"))
     for names, reason in idle:
@@ -286,7 +304,8 @@ def fields(args: argparse.Namespace, kind: type) -> dict[str, Any]:
 def run_command(args: argparse.Namespace) -> None:
     needs_silence = args.output_format in ("json", "all")
     options = TranscribeOptions(**fields(args, TranscribeOptions), no_speech_probs=needs_silence)
-    layout = Layout(**fields(args, Layout))
+    rules = {name: value for name, value in fields(args, Rules).items() if value is not None}
+    layout = Layout(**fields(args, Layout), reading=Rules(**rules) if args.subtitles else None)
     output = Output(args.output_format, args.output_dir, layout, args.force, args.resume)
     names = file_names(args.audio, args.output_name, output)
     if output.folder:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from speculative.row import Stats
+from speech.subtitles import Rules, cues
 
 
 @dataclass
@@ -63,6 +64,7 @@ class Layout:
     max_line_count: int | None = None  # of a subtitle; with a width, subtitles go across segments
     max_words_per_line: int | None = None
     highlight_words: bool = False  # underline each word while it is spoken
+    reading: Rules | None = None  # make cues for reading instead
 
 
 def _stamp(seconds: float, hours: bool, point: str) -> str:
@@ -77,6 +79,10 @@ def _stamp(seconds: float, hours: bool, point: str) -> str:
 Line = list[Word]
 Cue = tuple[float, float, str]  # beginning and end in seconds, text
 Escape = Callable[[str], str]  # writes a text in a format that has tags
+
+
+def _words(segment: Segment) -> Sequence[Word]:
+    return segment.words or [Word(segment.text, segment.start, segment.end, 0.0, 0)]
 
 
 def _spread(words: Sequence[Word]) -> Iterator[Word]:
@@ -135,6 +141,11 @@ def _highlighted(lines: list[Line], escape: Escape) -> Iterator[Cue]:
 
 
 def _cues(transcript: Transcript, layout: Layout, escape: Escape = str) -> Iterator[Cue]:
+    if layout.reading:
+        words = [word for segment in transcript.segments for word in _spread(_words(segment))]
+        for start, end, text in cues(words, layout.reading, transcript.duration):
+            yield start, end, escape(text)
+        return
     if any(segment.words for segment in transcript.segments):
         for lines in _subtitles(transcript, layout):
             if layout.highlight_words:
