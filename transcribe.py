@@ -44,7 +44,15 @@ from terminal.summary import Summary
 
 STDIN = "-"
 Switch = argparse.BooleanOptionalAction
-SWITCHES = ("vad", "batched", "word_timestamps", "highlight_words", "subtitles", "verbose")
+SWITCHES = (
+    "carry_initial_prompt",
+    "vad",
+    "batched",
+    "word_timestamps",
+    "highlight_words",
+    "subtitles",
+    "verbose",
+)
 NEED_WORDS = ("max_line_count", "max_words_per_line", "highlight_words")
 ELSEWHERE = {  # mlx_whisper's flags for what is decided elsewhere
     "fp16": "the weights keep the type that convert.py --dtype gave them",
@@ -92,6 +100,9 @@ def parse_args(argv: list[str] | None = None):
     flag("--seed", type=cli.whole, default=defaults.seed, metavar="N", help="random seed")
     flag("--initial-prompt", default="", metavar="TEXT",
          help="text that could precede the audio, with names spelled as you want them")
+    flag("--carry-initial-prompt", action=Switch,
+         help="show every window the initial prompt, not the first only")
+    flag("--hotwords", default="", metavar="TEXT", help="words to show every window before its prompt")
     flag("--condition-on-previous-text", action=Switch, default=True,
          help="prompt each window with the text before it (default: yes)")
     for name, text in THRESHOLDS.items():
@@ -164,6 +175,8 @@ def note_idle(args: argparse.Namespace) -> None:
         idle.append((["max_words_per_line"], "with --max-line-width and --max-line-count"))
     if not args.subtitles:
         idle.append((READING, "without --subtitles"))
+    if not args.initial_prompt:
+        idle.append((["carry_initial_prompt"], "without --initial-prompt"))
     if not args.output_dir:
         idle.append((["output_name", "force", "resume"], "without --output-dir"))
     for names, reason in idle:
@@ -323,10 +336,12 @@ def run_command(args: argparse.Namespace) -> None:
     transcriber = Transcriber(model, draft_model if args.num_draft else None)
     cli.note_types(transcriber.model, transcriber.decoder.draft_model)
     options = transcriber.resolve(options)
-    prompt = transcriber.tokenizer.encode(options.initial_prompt, add_special_tokens=False)
-    most = transcriber.model.config.max_positions // 2 - 1
-    if len(prompt) > most:
-        complain(f"--initial-prompt has {len(prompt)} tokens; the model sees the last {most}")
+    for name in ("initial_prompt", "hotwords"):
+        tokens = transcriber.tokenizer.encode(getattr(options, name), add_special_tokens=False)
+        most = transcriber.model.config.max_positions // 2 - 1
+        if len(tokens) > most:
+            flag = name.replace("_", "-")
+            complain(f"--{flag} has {len(tokens)} tokens; the model sees the last {most}")
     sources = [args.audio[i] for i in missing]
     names = [names[i] for i in missing]
     transcribe_files(transcriber, sources, options, output, names, args.batch_size, args.verbose)

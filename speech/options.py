@@ -18,6 +18,10 @@ class TranscribeOptions:
     temperature: float = 0.0  # if a text fails, retry in steps of 0.2 up to 1
     best_of: int = 5  # texts at a temperature above 0
     initial_prompt: str = ""
+    carry_initial_prompt: bool = (
+        False  # it begins the prompt of every window, not of the first only
+    )
+    hotwords: str = ""  # before the prompt of every window
     condition_on_previous_text: bool = True
     compression_ratio_threshold: float | None = 2.4
     logprob_threshold: float | None = -1.0

@@ -80,12 +80,18 @@ class Sound:
             self._speech = speech[self._frames]  # how probable it is in each frame
         self._language = options.language if special.languages else "en"
         self._segments: list[Segment] = []
-        self._previous: list[int] = []  # the text before the next window
-        if prompt := options.initial_prompt.strip():
-            tokens = tokenizer.encode(f" {prompt}", add_special_tokens=False).ids
-            self._previous = [token for token in tokens if token < special.end]
+        self._carried = self._tokens(options.hotwords)  # the beginning of every window's prompt
+        self._previous = self._tokens(options.initial_prompt)  # the text before the next window
+        if options.carry_initial_prompt:
+            self._carried += self._previous
+            self._previous = []
         self._rest: list[int] = []  # the unfinished text at the end of the last window
         self._spoken = 0.0  # when the last word has ended, in seconds
+
+    def _tokens(self, text: str) -> list[int]:
+        """The tokens of what a user gives as text before the sound's."""
+        ids = self._tokenizer.encode(f" {text.strip()}", add_special_tokens=False).ids
+        return [token for token in ids if token < self._special.end] if text.strip() else []
 
     def steps(self) -> Steps:
         """Transcribe the sound."""
@@ -96,7 +102,9 @@ class Sound:
                     row = self._decoder.language_row(windows[0].prompt)
                     yield [row]
                     self._language = self._special.languages_by_id[row.generated[0]]
-                yield from self._decoder.decode(windows, self._language, self._previous)
+                room = self._config.max_positions // 2 - 1 - len(self._carried)
+                previous = self._carried + self._previous[max(0, len(self._previous) - room) :]
+                yield from self._decoder.decode(windows, self._language, previous)
                 cuts = [self._cut(window) for window in windows]
                 if self._options.word_timestamps:
                     yield from self._time_words(windows, cuts)
