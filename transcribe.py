@@ -24,7 +24,7 @@ from tqdm import tqdm
 from decoder import BATCH_SIZE
 from demo.pair import demo_model
 from distributed.ranks import session
-from errors import InputError
+from errors import InputError, naming
 from speculative.options import DECLARED
 from speculative.row import Stats
 from speech import audio
@@ -33,6 +33,7 @@ from speech.formats import FORMATS, Layout, Segment, Transcript
 from speech.journal import resumed
 from speech.options import TranscribeOptions
 from speech.outputs import Output
+from speech.reference import Part, parse
 from speech.rules import TASKS
 from speech.subtitles import Rules
 from speech.transcriber import Transcriber
@@ -103,6 +104,8 @@ def parse_args(argv: list[str] | None = None):
     flag("--carry-initial-prompt", action=Switch,
          help="show every window the initial prompt, not the first only")
     flag("--hotwords", default="", metavar="TEXT", help="words to show every window before its prompt")
+    flag("--reference", type=cli.path, metavar="FILE",
+         help="a text that the audio's will resemble (txt, srt, vtt, json): drafts are copied from it; for one file")
     flag("--condition-on-previous-text", action=Switch, default=True,
          help="prompt each window with the text before it (default: yes)")
     for name, text in THRESHOLDS.items():
@@ -147,6 +150,8 @@ def parse_args(argv: list[str] | None = None):
         flag(f"--{name}", help=argparse.SUPPRESS)
     parser.set_defaults(**dict.fromkeys(SWITCHES, False))
     args = parser.parse_with_files(argv)
+    if args.reference and len(args.audio) > 1:
+        parser.error("--reference is for one audio file")
     args.word_timestamps |= args.subtitles
     for name in NEED_WORDS:
         if getattr(args, name) and not args.word_timestamps:
@@ -267,7 +272,7 @@ def transcribe_files(
 ) -> None:
     """Transcribe all files: to stdout in their order, txt segment by segment, or to files under these names. Report
     those that cannot be read or written; they make the exit code 1."""
-    settings = repr((transcriber.name, replace(options, num_draft=0))).encode()
+    settings = repr((transcriber.name, replace(options, num_draft=0, reference=()))).encode()
     began = time.perf_counter()
     summary = Summary(unit="windows")
     failed = 0
@@ -314,7 +319,16 @@ def fields(args: argparse.Namespace, kind: type) -> dict[str, Any]:
     return {name: value for name, value in vars(args).items() if name in kind.__annotations__}
 
 
+def read_reference(path: Path) -> tuple[Part, ...]:
+    with naming(path):
+        try:
+            return parse(path.read_text(encoding="utf-8-sig"))
+        except UnicodeDecodeError:
+            raise InputError("not UTF-8 text") from None
+
+
 def run_command(args: argparse.Namespace) -> None:
+    args.reference = read_reference(args.reference) if args.reference else ()
     needs_silence = args.output_format in ("json", "all")
     options = TranscribeOptions(**fields(args, TranscribeOptions), no_speech_probs=needs_silence)
     rules = {name: value for name, value in fields(args, Rules).items() if value is not None}

@@ -21,6 +21,7 @@ from speculative.row import Stats
 from speech.audio import check_length, decoded
 from speech.formats import FORMATS, Layout, Segment, Transcript
 from speech.options import TranscribeOptions
+from speech.reference import parse
 from speech.transcriber import Transcriber
 from speech.transcript import Sound, Steps
 
@@ -29,7 +30,7 @@ _FORMATS = ("json", "verbose_json", "text", "srt", "vtt")
 Part = tuple[Segment, Stats] | Transcript
 _FIELDS = {
     *("file", "model", "language", "prompt", "response_format", "temperature", "stream"),
-    *("timestamp_granularities[]", "vad_filter", "origins", "user"),
+    *("timestamp_granularities[]", "vad_filter", "reference", "prediction", "origins", "user"),
 }
 
 
@@ -206,6 +207,7 @@ def _options(form: FormData, task: str, num_draft: int | str) -> TranscribeOptio
         temperature = float(str(form.get("temperature") or 0))
     except ValueError:
         raise InputError("temperature is not a number") from None
+    reference = str(form.get("reference") or form.get("prediction") or "")
     granularities = form.getlist("timestamp_granularities[]")
     for each in granularities:
         if each not in ("word", "segment"):
@@ -216,6 +218,7 @@ def _options(form: FormData, task: str, num_draft: int | str) -> TranscribeOptio
         task=task,
         temperature=temperature,
         initial_prompt=str(form.get("prompt") or ""),
+        reference=parse(reference) if reference else (),
         num_draft=num_draft,
         vad=_is_on(form, "vad_filter"),
         word_timestamps="word" in granularities,

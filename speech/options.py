@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from errors import InputError
 from speculative.options import Options
+from speech.reference import Part
 from speech.rules import TASKS
 
 
@@ -22,6 +23,7 @@ class TranscribeOptions:
         False  # it begins the prompt of every window, not of the first only
     )
     hotwords: str = ""  # before the prompt of every window
+    reference: tuple[Part, ...] = ()  # what the text may resemble, from which drafts are copied
     condition_on_previous_text: bool = True
     compression_ratio_threshold: float | None = 2.4
     logprob_threshold: float | None = -1.0

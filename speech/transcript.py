@@ -18,6 +18,7 @@ from speech.decoding import WindowDecoder, WindowText
 from speech.features import FRAMES, RATE, log_mel
 from speech.formats import Segment, Transcript, Word
 from speech.options import TranscribeOptions
+from speech.reference import Reference
 from speech.rules import SECONDS_PER_TIMESTAMP, Special
 from speech.voice import last_pause, probabilities, with_speech
 from speech.words import (
@@ -85,6 +86,8 @@ class Sound:
         if options.carry_initial_prompt:
             self._carried += self._previous
             self._previous = []
+        longest = model.config.max_positions // 2
+        self._reference = Reference(options.reference, self._tokens, special, longest)
         self._rest: list[int] = []  # the unfinished text at the end of the last window
         self._spoken = 0.0  # when the last word has ended, in seconds
 
@@ -111,6 +114,7 @@ class Sound:
                 for window, part in zip(windows, cuts, strict=True):
                     segments = self._append(part.segments, window.attempt.temperature <= 0.5)
                     self._rest = part.rest or []
+                    self._reference.follow([token for s in segments for token in s.tokens])
                     seek += part.advance
                     seconds = self._seconds(seek / FRAMES, True)
                     self._on_window(segments, seconds, self._decoder.stats)
@@ -142,7 +146,8 @@ class Sound:
                 size = half + last_pause(self._speech[seek + half : seek + longest])
             features = np.zeros((longest, self._config.num_mel_bins), np.float32)
             features[:size] = self._features[seek : seek + size]
-            windows.append(WindowText(Window(features), seek, size, draft=self._rest))
+            draft = self._reference.draft(self._seconds(seek / FRAMES), self._rest)
+            windows.append(WindowText(Window(features), seek, size, draft=draft))
             seek += size
         return windows
 
