@@ -62,10 +62,10 @@ ELSEWHERE = {  # mlx_whisper's flags for what is decided elsewhere
     "append-punctuations": "words have OpenAI's marks after them",
 }
 READING = {  # the numbers of --subtitles that have no flag otherwise
-    "min_cue_seconds": (float, "least time that a cue stays, where there is room"),
-    "max_cue_seconds": (float, "most time that a cue stays"),
-    "reading_speed": (float, "characters a second to read at most, where there is room"),
-    "cue_gap": (float, "seconds between two cues"),
+    "min_cue_seconds": "least time that a cue stays, where there is room",
+    "max_cue_seconds": "most time that a cue stays",
+    "reading_speed": "characters a second to read at most, where there is room",
+    "cue_gap": "seconds between two cues",
 }
 THRESHOLDS = {
     "compression-ratio": "retry a window if its text compresses better than X: it repeats itself",
@@ -132,8 +132,8 @@ def parse_args(argv: list[str] | None = None):
          help="underline each word of a subtitle while it is spoken; needs --word-timestamps")
     flag("--subtitles", action=Switch,
          help="make cues for reading, of srt and vtt: with --word-timestamps, and by the numbers below")
-    for name, (type_, text) in READING.items():
-        flag(f"--{name.replace('_', '-')}", type=type_, metavar="X",
+    for name, text in READING.items():
+        flag(f"--{name.replace('_', '-')}", type=float, metavar="X",
              help=f"{text}; with --subtitles (default: {getattr(Rules, name)})")
     flag("--output-format", "-f", choices=(*FORMATS, "all"), default="txt",
          help="all: one file per format, needs --output-dir (default: txt)")
@@ -170,8 +170,8 @@ def note_idle(args: argparse.Namespace) -> None:
         ([name.replace("-", "_")], f"here: {reason}") for name, reason in ELSEWHERE.items()
     ]
     if args.output_format not in ("srt", "vtt", "all"):
-        idle.append((Layout.__annotations__, f"with --output-format {args.output_format}"))
-        idle.append((["subtitles"], f"with --output-format {args.output_format}"))
+        layout = [*Layout.__annotations__, "subtitles"]
+        idle.append((layout, f"with --output-format {args.output_format}"))
     elif args.subtitles:
         idle.append((["max_words_per_line", "highlight_words"], "with --subtitles"))
     elif not args.max_line_width:
