@@ -131,7 +131,7 @@ def parse_args(argv: list[str] | None = None):
     flag("--highlight-words", action=Switch,
          help="underline each word of a subtitle while it is spoken; needs --word-timestamps")
     flag("--subtitles", action=Switch,
-         help="make cues for reading, of srt and vtt: with --word-timestamps, and by the numbers below")
+         help="make cues for reading, of srt and vtt, from the times of words and by the numbers below")
     for name, text in READING.items():
         flag(f"--{name.replace('_', '-')}", type=float, metavar="X",
              help=f"{text}; with --subtitles (default: {getattr(Rules, name)})")
