@@ -87,7 +87,8 @@ class Sound:
             self._carried += self._previous
             self._previous = []
         longest = model.config.max_positions // 2
-        self._reference = Reference(options.reference, self._tokens, special, longest)
+        last = model.config.vocab_size - 1
+        self._reference = Reference(options.reference, self._tokens, special, longest, last)
         self._rest: list[int] = []  # the unfinished text at the end of the last window
         self._spoken = 0.0  # when the last word has ended, in seconds
 

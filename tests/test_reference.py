@@ -39,7 +39,7 @@ def test_every_format_of_ours_is_one():
 
 def test_a_reference_goes_on_where_the_text_is_in_it():
     parts = [(1.0, 1.2, "one two three"), (1.2, 1.4, "four five"), (None, None, "six seven")]
-    reference = Reference(parts, encode, SPECIAL, 40)
+    reference = Reference(parts, encode, SPECIAL, 40, wm.VOCAB - 1)
     at = [SPECIAL.first_timestamp + i for i in range(40)]
     one, two, six = map(encode, ("one two three", "four five", "six seven"))
     assert reference.draft(1.0, []) == [at[0], *one, at[10], at[10], *two, at[20], at[0], *six]
@@ -51,3 +51,10 @@ def test_a_reference_goes_on_where_the_text_is_in_it():
     assert reference.draft(2.0, []) == [at[0], *six[4:]]
     reference.follow(one)  # again
     assert reference.draft(1.2, [])[:3] == [at[0], *two[:2]]
+
+
+def test_times_beyond_the_window_are_no_tokens_beyond_the_vocabulary():
+    reference = Reference(
+        [(0.0, 9.0, "one"), (9.0, 99.0, "two")], encode, SPECIAL, 40, wm.VOCAB - 1
+    )
+    assert max(reference.draft(0.0, [])) == wm.VOCAB - 1
