@@ -40,6 +40,8 @@ COUNTS = {  # flag: (default, help)
     "max-prompt-tokens": (None, "longest prompt to accept, in tokens"),
     "max-request-tokens": (None, "most tokens of an answer; a larger max_tokens means this"),
     "max-seconds": (3600, "longest audio to accept, in seconds"),
+    "max-upload": (25, "largest audio file to accept, in MB"),
+    "upload-seconds": (30, "seconds in which an audio file must arrive"),
 }
 BEAMS = [name for name, declared in DECLARED.items() if declared.group == "beams"]
 OF_TEXT = {
@@ -181,12 +183,14 @@ def main() -> None:
     options = options_of(args)
     listener = listen(args.host, args.port)
     address, port = listener.getsockname()[:2]
+    names = [args.model or "", DEFAULT_NAME]
     transcriber = None
     if args.model and is_speech(args.model):
         refuse(args, OF_TEXT, "the model transcribes audio; this is for texts")
         models = Models(args.model, args.draft_model)
         transcriber = Transcriber(args.model, args.draft_model if options.num_draft else None)
         decoder = transcriber.decoder
+        names.append("whisper-1")  # OpenAI's
         options = replace(options, lookup=False)
         cli.note_types(decoder.model, decoder.draft_model)
     else:
@@ -200,7 +204,7 @@ def main() -> None:
     last_part = model_id(models.model)
     api = Api(
         name=args.served_model_name or last_part,
-        names=(args.model or "", str(models.model), last_part, DEFAULT_NAME),
+        names=(*names, str(models.model), last_part),
         draft_model=model_id(models.draft_model or "") if decoder.draft_model else None,
         engine=engine,
         max_prompt_tokens=args.max_prompt_tokens or most_prompt,
@@ -208,6 +212,8 @@ def main() -> None:
         api_key=args.api_key,
         hosts=allowed_hosts(args.host, address, args.allowed_hosts),
         max_seconds=args.max_seconds,
+        max_upload=args.max_upload << 20,
+        upload_seconds=args.upload_seconds,
         transcriber=transcriber,
         template=conversation.template,
         origins=[name.strip() for name in args.allowed_origins.split(",") if name.strip()],

@@ -8,12 +8,12 @@ import terminal  # noqa: F401 (first: it checks Python and the packages)
 
 # isort: split
 import argparse
-import json
 import sys
 import time
+import zlib
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,23 +24,49 @@ from tqdm import tqdm
 from decoder import BATCH_SIZE
 from demo.pair import demo_model
 from distributed.ranks import session
-from errors import InputError
+from errors import InputError, naming
 from speculative.options import DECLARED
 from speculative.row import Stats
 from speech import audio
 from speech.features import RATE
 from speech.formats import FORMATS, Layout, Segment, Transcript
+from speech.journal import resumed
 from speech.options import TranscribeOptions
+from speech.outputs import Output
+from speech.reference import Part, parse
 from speech.rules import TASKS
+from speech.subtitles import Rules
 from speech.transcriber import Transcriber
-from speech.transcript import OnWindow
+from speech.transcript import OnWindow, Steps
 from terminal import cli
 from terminal.flags import reading
 from terminal.prompt_files import InOrder
 from terminal.summary import Summary
 
 STDIN = "-"
+Switch = argparse.BooleanOptionalAction
+SWITCHES = (
+    "carry_initial_prompt",
+    "vad",
+    "batched",
+    "word_timestamps",
+    "highlight_words",
+    "subtitles",
+    "verbose",
+)
 NEED_WORDS = ("max_line_count", "max_words_per_line", "highlight_words")
+ELSEWHERE = {  # mlx_whisper's flags for what is decided elsewhere
+    "fp16": "the weights keep the type that convert.py --dtype gave them",
+    "suppress-tokens": "the checkpoint's generation_config.json says what is never written",
+    "prepend-punctuations": "words have OpenAI's marks before them",
+    "append-punctuations": "words have OpenAI's marks after them",
+}
+READING = {  # the numbers of --subtitles that have no flag otherwise
+    "min_cue_seconds": "least time that a cue stays, where there is room",
+    "max_cue_seconds": "most time that a cue stays",
+    "reading_speed": "characters a second to read at most, where there is room",
+    "cue_gap": "seconds between two cues",
+}
 THRESHOLDS = {
     "compression-ratio": "retry a window if its text compresses better than X: it repeats itself",
     "logprob": "retry a window if its tokens' mean log-probability is below X",
@@ -77,7 +103,12 @@ def parse_args(argv: list[str] | None = None):
     flag("--seed", type=cli.whole, default=defaults.seed, metavar="N", help="random seed")
     flag("--initial-prompt", default="", metavar="TEXT",
          help="text that could precede the audio, with names spelled as you want them")
-    flag("--condition-on-previous-text", action=argparse.BooleanOptionalAction, default=True,
+    flag("--carry-initial-prompt", action=Switch,
+         help="show every window the initial prompt, not the first only")
+    flag("--hotwords", default="", metavar="TEXT", help="words to show every window before its prompt")
+    flag("--reference", type=cli.path, metavar="FILE",
+         help="a text that the audio's will resemble (txt, srt, vtt, json): drafts are copied from it; for one file")
+    flag("--condition-on-previous-text", action=Switch, default=True,
          help="prompt each window with the text before it (default: yes)")
     for name, text in THRESHOLDS.items():
         flag(f"--{name}-threshold", type=number, metavar="X",
@@ -85,13 +116,13 @@ def parse_args(argv: list[str] | None = None):
              help=f"{text}; none: never (default: %(default)s)")
     flag("--clip-timestamps", type=seconds, default=(), metavar="LIST",
          help="parts to transcribe, in seconds: start,end,start,... (default: all)")
-    flag("--vad", action="store_true",
+    flag("--vad", action=Switch,
          help="transcribe only what a voice detector takes for speech")
-    flag("--batched", action="store_true",
+    flag("--batched", action=Switch,
          help="decode windows cut at pauses in one batch; the text may differ; needs --vad")
-    flag("--word-timestamps", action="store_true",
+    flag("--word-timestamps", action=Switch,
          help="find when each word is spoken, for subtitles and JSON")
-    flag("--hallucination-silence-threshold", type=float, metavar="X",
+    flag("--hallucination-silence-threshold", type=number, metavar="X",
          help="leave out words invented in a silence of at least X s; needs --word-timestamps")
     flag("--max-line-width", type=cli.positive, metavar="X",
          help="break the lines of subtitles after X characters at most")
@@ -99,17 +130,31 @@ def parse_args(argv: list[str] | None = None):
          help="lines of a subtitle, for --max-line-width; needs --word-timestamps")
     flag("--max-words-per-line", type=cli.positive, metavar="N",
          help="words of a subtitle; needs --word-timestamps")
-    flag("--highlight-words", action="store_true",
+    flag("--highlight-words", action=Switch,
          help="underline each word of a subtitle while it is spoken; needs --word-timestamps")
+    flag("--subtitles", action=Switch,
+         help="make cues for reading, of srt and vtt, from the times of words and by the numbers below")
+    for name, text in READING.items():
+        flag(f"--{name.replace('_', '-')}", type=float, metavar="X",
+             help=f"{text}; with --subtitles (default: {getattr(Rules, name)})")
     flag("--output-format", "-f", choices=(*FORMATS, "all"), default="txt",
          help="all: one file per format, needs --output-dir (default: txt)")
     flag("--output-dir", "-o", type=cli.path, metavar="FOLDER",
          help="write files here, named after the audio file (default: print)")
     flag("--output-name", type=cli.name, metavar="NAME",
          help="name of the output, for a single audio file")
-    flag("--verbose", action="store_true", help="print statistics to stderr at the end")
+    flag("--force", action="store_true", help="replace files that exist")
+    flag("--resume", action="store_true",
+         help="go on with a run that was interrupted: pass over what has its files")
+    flag("--verbose", action=Switch, help="print statistics to stderr at the end")
     # fmt: on
-    args = parser.parse_intermixed_args(argv)
+    for name in ELSEWHERE:
+        flag(f"--{name}", help=argparse.SUPPRESS)
+    parser.set_defaults(**dict.fromkeys(SWITCHES, False))
+    args = parser.parse_with_files(argv)
+    if args.reference and len(args.audio) > 1:
+        parser.error("--reference is for one audio file")
+    args.word_timestamps |= args.subtitles
     for name in NEED_WORDS:
         if getattr(args, name) and not args.word_timestamps:
             parser.error(f"--{name.replace('_', '-')} needs --word-timestamps")
@@ -117,61 +162,54 @@ def parse_args(argv: list[str] | None = None):
         parser.error("--draft-model needs --model; the demo models bring their own")
     if args.output_format == "all" and not args.output_dir:
         parser.error("--output-format all needs --output-dir")
+    note_idle(args)
     return args
 
 
+def note_idle(args: argparse.Namespace) -> None:
+    """Say on stderr which flags have no effect beside the others."""
+    idle: list[tuple[Iterable[str], str]] = [
+        ([name.replace("-", "_")], f"here: {reason}") for name, reason in ELSEWHERE.items()
+    ]
+    if args.output_format not in ("srt", "vtt", "all"):
+        layout = [*Layout.__annotations__, "subtitles"]
+        idle.append((layout, f"with --output-format {args.output_format}"))
+    elif args.subtitles:
+        idle.append((["max_words_per_line", "highlight_words"], "with --subtitles"))
+    elif not args.max_line_width:
+        idle.append((["max_line_count"], "without --max-line-width"))
+    elif args.max_line_count:
+        idle.append((["max_words_per_line"], "with --max-line-width and --max-line-count"))
+    if not args.subtitles:
+        idle.append((READING, "without --subtitles"))
+    if not args.initial_prompt:
+        idle.append((["carry_initial_prompt"], "without --initial-prompt"))
+    if not args.output_dir:
+        idle.append((["output_name", "force", "resume"], "without --output-dir"))
+    for names, reason in idle:
+        for name in filter(vars(args).get, names):
+            complain(f"--{name.replace('_', '-')} has no effect {reason}")
+
+
 def number(text: str) -> float | None:
-    return None if text == "none" else float(text)
+    return None if text in ("none", "None") else float(text)
 
 
 def seconds(text: str) -> tuple[float, ...]:
     return tuple(map(float, text.split(",")))
 
 
-@dataclass(frozen=True)
-class Output:
-    """Where transcripts go, and in which format."""
-
-    format: str  # one of FORMATS, or all
-    folder: Path | None  # None: they are printed
-    layout: Layout
-
-    @property
-    def streamed(self) -> bool:
-        """Whether segments are printed as they come."""
-        return self.format == "txt" and not self.folder
-
-    def write_files(self, transcript: Transcript, name: str) -> None:
-        """Write a file of this name, or one for each format."""
-        for each in FORMATS if self.format == "all" else [self.format]:
-            text = FORMATS[each](transcript, self.layout)
-            Path(f"{self.folder}/{name}.{each}").write_text(text, encoding="utf-8")
-
-    def text(self, transcript: Transcript, title: str | None) -> str:
-        """What is printed of a transcript at its end, with a title if it is one of several."""
-        if self.streamed or self.folder:
-            return ""
-        text = FORMATS[self.format](transcript, self.layout)
-        if not text or title is None:
-            return text
-        if self.format == "json":
-            return json.dumps({"file": title} | json.loads(text), ensure_ascii=False) + "\n"
-        if self.format == "vtt":
-            return text.replace("WEBVTT", f"NOTE {title}", 1)
-        return f"{title}:\n{text}"
-
-
-def file_names(sources: Sequence[str], output_name: str | None, folder: Path | None) -> list[str]:
+def file_names(sources: Sequence[str], output_name: str | None, output: Output) -> list[str]:
     """The names of each sound's files, without the format. InputError if two are the same."""
     names = ["stdin" if source == STDIN else Path(source).stem for source in sources]
     if output_name:
         if len(names) > 1:
             raise InputError("--output-name works for one file only")
-        if not folder:
-            print("--output-name has no effect without --output-dir", file=sys.stderr)
+        for each in output.formats:
+            output_name = output_name.removesuffix(f".{each}")
         names = [output_name]
     name, count = Counter(names).most_common(1)[0]
-    if folder and count > 1:
+    if output.folder and count > 1:
         raise InputError(f"{count} files would be written as {name}; transcribe them one by one")
     return names
 
@@ -239,7 +277,8 @@ def transcribe_files(
     verbose: bool,
 ) -> None:
     """Transcribe all files: to stdout in their order, txt segment by segment, or to files under these names. Report
-    those that cannot be read; they make the exit code 1."""
+    those that cannot be read or written; they make the exit code 1."""
+    settings = repr((transcriber.name, replace(options, num_draft=0, reference=()))).encode()
     began = time.perf_counter()
     summary = Summary(unit="windows")
     failed = 0
@@ -248,14 +287,22 @@ def transcribe_files(
         late = max(options.clip_timestamps[::2], default=0)
         printer = Printer(sources, output, late, track, bar)
         sounds = (partial(printer.open_sound, i) for i in range(len(sources)))
-        for index, transcript in transcriber.transcribe_all(sounds, options, batch_size):
+
+        def resume(index: int, samples: np.ndarray, steps: Steps) -> Steps:
+            key = zlib.crc32(samples.tobytes(), zlib.crc32(settings))
+            return resumed(steps, output.journal(names[index]), key) if output.folder else steps
+
+        for index, transcript in transcriber.transcribe_all(sounds, options, batch_size, resume):
             if isinstance(transcript, InputError):
                 failed += 1
                 complain(str(transcript))
                 printer.end(index, None)
                 continue
-            if output.folder:
-                output.write_files(transcript, names[index])
+            unwritten = list(output.write(transcript, names[index])) if output.folder else []
+            for reason, text in unwritten:
+                complain(f"{reason}; the transcript is printed instead")
+                cli.write(text, end="")
+            failed += bool(unwritten)
             printer.end(index, transcript)
             summary.texts += 1
             summary.stats += transcript.stats
@@ -270,7 +317,7 @@ def transcribe_files(
         print(f"{played:.1f} s of audio in {seconds:.1f} s", file=sys.stderr)
         print("\n".join(summary.lines(seconds)), file=sys.stderr)
     if failed:
-        raise InputError(f"{failed} of {len(sources)} files were not transcribed")
+        raise InputError(f"{failed} of {len(sources)} files failed")
 
 
 def fields(args: argparse.Namespace, kind: type) -> dict[str, Any]:
@@ -278,13 +325,29 @@ def fields(args: argparse.Namespace, kind: type) -> dict[str, Any]:
     return {name: value for name, value in vars(args).items() if name in kind.__annotations__}
 
 
+def read_reference(path: Path) -> tuple[Part, ...]:
+    with naming(path):
+        try:
+            return parse(path.read_text(encoding="utf-8-sig"))
+        except UnicodeDecodeError:
+            raise InputError("not UTF-8 text") from None
+
+
 def run_command(args: argparse.Namespace) -> None:
+    args.reference = read_reference(args.reference) if args.reference else ()
     needs_silence = args.output_format in ("json", "all")
     options = TranscribeOptions(**fields(args, TranscribeOptions), no_speech_probs=needs_silence)
-    output = Output(args.output_format, args.output_dir, Layout(**fields(args, Layout)))
-    names = file_names(args.audio, args.output_name, output.folder)
+    rules = {name: value for name, value in fields(args, Rules).items() if value is not None}
+    layout = Layout(**fields(args, Layout), reading=Rules(**rules) if args.subtitles else None)
+    output = Output(args.output_format, args.output_dir, layout, args.force, args.resume)
+    names = file_names(args.audio, args.output_name, output)
     if output.folder:
         output.folder.mkdir(parents=True, exist_ok=True)
+    missing = [i for i, name in enumerate(names) if not output.folder or output.check(name)]
+    if len(missing) < len(names):
+        complain(f"{len(names) - len(missing)} of {len(names)} files were transcribed before")
+    if not missing:
+        return
     model = args.model
     draft_model = args.draft_model
     if model is None:
@@ -293,11 +356,17 @@ def run_command(args: argparse.Namespace) -> None:
     transcriber = Transcriber(model, draft_model if args.num_draft else None)
     cli.note_types(transcriber.model, transcriber.decoder.draft_model)
     options = transcriber.resolve(options)
+    for name in ("initial_prompt", "hotwords"):
+        tokens = transcriber.tokenizer.encode(getattr(options, name), add_special_tokens=False)
+        most = transcriber.model.config.max_positions // 2 - 1
+        if len(tokens) > most:
+            flag = name.replace("_", "-")
+            complain(f"--{flag} has {len(tokens)} tokens; the model sees the last {most}")
+    sources = [args.audio[i] for i in missing]
+    names = [names[i] for i in missing]
     batch_size = args.batch_size
     track = args.audio_track
-    transcribe_files(
-        transcriber, args.audio, options, output, names, batch_size, track, args.verbose
-    )
+    transcribe_files(transcriber, sources, options, output, names, batch_size, track, args.verbose)
 
 
 def main() -> None:

@@ -95,7 +95,7 @@ def parse_args(argv: list[str] | None = None):
     )
     flags.add_decoding_options(parser, without=("logprobs", "num_samples", "reference", "stop"))
     flag("--verbose", action="store_true", help="print statistics to stderr at the end")
-    args = parser.parse_intermixed_args(argv)
+    args = parser.parse_with_files(argv)
     flags.check_models(args, parser)
     if args.output and len(args.documents) > 1 and not args.output.is_dir():
         parser.error("--output is one file, for one document, or a folder that exists")

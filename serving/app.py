@@ -59,6 +59,8 @@ class Api:
     api_key: str | None
     hosts: Sequence[str]  # names by which clients may address the server; *: any
     max_seconds: int  # of a sound
+    max_upload: int  # bytes of it
+    upload_seconds: int  # in which it must arrive
     transcriber: Transcriber | None = None  # for a Whisper model
     template: Mapping[str, Any] = field(default_factory=dict)  # arguments for the chat template
     origins: Sequence[str] = ()  # whose pages may send requests; *: any
@@ -77,8 +79,9 @@ class Api:
             "chat": self._chat is not None,
             "speech": self.transcriber is not None,
         }
+        limits = self.max_seconds, self.max_upload, self.upload_seconds
         checks = self._authorize, self._check_model
-        self._speech = Speech(self.transcriber, self.engine, self.max_seconds, *checks)
+        self._speech = Speech(self.transcriber, self.engine, *limits, *checks)
 
     def app(self) -> Starlette:
         post = partial(Route, methods=["POST"])

@@ -1,5 +1,6 @@
 """OpenAI's /v1/audio routes: sounds are decoded as rows of the same engine as texts."""
 
+import string
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import closing
 from typing import Any
@@ -20,15 +21,16 @@ from speculative.row import Stats
 from speech.audio import check_length, decoded
 from speech.formats import FORMATS, Layout, Segment, Transcript
 from speech.options import TranscribeOptions
+from speech.reference import parse
 from speech.transcriber import Transcriber
 from speech.transcript import Sound, Steps
 
-MAX_SOUND = 25 << 20  # bytes, as OpenAI has it
+_MARKS = string.whitespace + "\"'“¿([{-.。,，!！?？:：”)]}、"  # noqa: RUF001 (around words, of which OpenAI's have none)
 _FORMATS = ("json", "verbose_json", "text", "srt", "vtt")
 Part = tuple[Segment, Stats] | Transcript
 _FIELDS = {
     *("file", "model", "language", "prompt", "response_format", "temperature", "stream"),
-    *("timestamp_granularities[]", "origins", "user"),
+    *("timestamp_granularities[]", "vad_filter", "reference", "prediction", "origins", "user"),
 }
 
 
@@ -40,10 +42,13 @@ class Speech:
         transcriber: Transcriber | None,
         engine: Engine,
         max_seconds: int,
+        max_bytes: int,
+        upload_seconds: float,
         authorize: Callable[[Request], None],
         check_model: Callable[[str | None], None],
     ):
         self._transcriber, self._engine, self._max_seconds = transcriber, engine, max_seconds
+        self._max_bytes, self._upload_seconds = max_bytes, upload_seconds
         self._authorize, self._check_model = authorize, check_model
         # One sound is read at a time, because an hour takes 0.8 GB meanwhile, and few are held.
         self._places, self._reading = Semaphore(engine.batch_size), CapacityLimiter(1)
@@ -53,16 +58,18 @@ class Speech:
         _check_origin(request)
         if self._transcriber is None:
             raise InputError("this model reads text, not audio")
-        form = await _form(request)
+        form = await _form(request, self._max_bytes, self._upload_seconds)
         self._check_model(str(form["model"]) if form.get("model") else None)
         options = _options(form, task, self._engine.options.num_draft)
         kind = _format(form)
+        stream = _is_on(form, "stream")
+        origins = _is_on(form, "origins")
         options = self._transcriber.resolve(options)
         async with while_there(request):
             parts = self._parts(form["file"], options)
             first = await anext(parts)  # the status must be known before a stream begins
-            if form.get("stream") in ("true", "True", "1"):
-                return stream_of(self._events(first, parts, form.get("origins") == "true"), parts)
+            if stream:
+                return stream_of(self._events(first, parts, origins), parts)
             *_, transcript = [first, *[part async for part in parts]]
         assert isinstance(transcript, Transcript)
         if kind == "text":
@@ -159,7 +166,7 @@ def _check_origin(request: Request) -> None:
         raise HTTPException(403, "other web pages may not send requests")
 
 
-async def _form(request: Request) -> FormData:
+async def _form(request: Request, max_bytes: int, seconds: float) -> FormData:
     """The fields of a request. Raises InputError for unknown or unsupported ones."""
 
     async def stream(body: bytes):
@@ -167,7 +174,7 @@ async def _form(request: Request) -> FormData:
 
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise HTTPException(415, "the body must be multipart/form-data")
-    body = await read_body(request, MAX_SOUND)
+    body = await read_body(request, max_bytes, seconds)
     try:
         form = await MultiPartParser(request.headers, stream(body), max_files=1).parse()
         "".join(f"{field}{value}" for field, value in form.multi_items()).encode()
@@ -188,18 +195,33 @@ def _format(form: FormData) -> str:
     return kind
 
 
+def _is_on(form: FormData, field: str) -> bool:
+    value = str(form.get(field) or "false")[:50]
+    if value.lower() not in ("true", "false", "1", "0"):
+        raise InputError(f"{field} is {value!r}, not true or false")
+    return value.lower() in ("true", "1")
+
+
 def _options(form: FormData, task: str, num_draft: int | str) -> TranscribeOptions:
     try:
         temperature = float(str(form.get("temperature") or 0))
     except ValueError:
         raise InputError("temperature is not a number") from None
+    reference = str(form.get("reference") or form.get("prediction") or "")
+    granularities = form.getlist("timestamp_granularities[]")
+    for each in granularities:
+        if each not in ("word", "segment"):
+            field = "timestamp_granularities[]"
+            raise InputError(f"{field} is {str(each)[:50]!r}, not word or segment")
     return TranscribeOptions(
         language=str(form["language"]).lower() if form.get("language") else None,
         task=task,
         temperature=temperature,
         initial_prompt=str(form.get("prompt") or ""),
+        reference=parse(reference) if reference else (),
         num_draft=num_draft,
-        word_timestamps="word" in form.getlist("timestamp_granularities[]"),
+        vad=_is_on(form, "vad_filter"),
+        word_timestamps="word" in granularities,
         no_speech_probs=form.get("response_format") == "verbose_json",
     )
 
@@ -211,9 +233,14 @@ def _usage(transcript: Transcript) -> dict[str, Any]:
 def _body(transcript: Transcript, task: str, verbose: bool) -> dict[str, Any]:
     body: dict[str, Any] = {"text": transcript.text.strip(), "usage": _usage(transcript)}
     if verbose:
+        from transformers.models.whisper.tokenization_whisper import LANGUAGES
+
+        language = LANGUAGES.get(transcript.language, transcript.language)  # OpenAI's "english"
         segments = [segment.to_dict() for segment in transcript.segments]
-        about = {"task": task, "language": transcript.language, "duration": transcript.duration}
+        about = {"task": task, "language": language, "duration": transcript.duration}
         body |= about | {"segments": segments}
         if any(segment.words for segment in transcript.segments):
             body["words"] = [word for segment in segments for word in segment.pop("words")]
+            for word in body["words"]:
+                word["word"] = word["word"].strip(_MARKS) or word["word"].strip()
     return body

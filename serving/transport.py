@@ -26,11 +26,11 @@ FAILURES = {
 }
 
 
-async def read_body(request: Request, most: int) -> bytes:
+async def read_body(request: Request, most: int, seconds: float = BODY_SECONDS) -> bytes:
     """A request's body. Raises HTTPException if it has more than `most` bytes or does not arrive in time."""
     body = bytearray()
     try:
-        with anyio.fail_after(BODY_SECONDS):
+        with anyio.fail_after(seconds):
             async for part in request.stream():
                 body += part
                 if len(body) > most:  # Starlette's own limit answers in plain text

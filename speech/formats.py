@@ -2,10 +2,12 @@
 
 import json
 import textwrap
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from speculative.row import Stats
+from speech.subtitles import Rules, cues
 
 
 @dataclass
@@ -62,6 +64,7 @@ class Layout:
     max_line_count: int | None = None  # of a subtitle; with a width, subtitles go across segments
     max_words_per_line: int | None = None
     highlight_words: bool = False  # underline each word while it is spoken
+    reading: Rules | None = None  # make cues for reading instead
 
 
 def _stamp(seconds: float, hours: bool, point: str) -> str:
@@ -75,6 +78,22 @@ def _stamp(seconds: float, hours: bool, point: str) -> str:
 
 Line = list[Word]
 Cue = tuple[float, float, str]  # beginning and end in seconds, text
+Escape = Callable[[str], str]  # writes a text in a format that has tags
+
+
+def _words(segment: Segment) -> Sequence[Word]:
+    return segment.words or [Word(segment.text, segment.start, segment.end, 0.0, 0)]
+
+
+def _spread(words: Sequence[Word]) -> Iterator[Word]:
+    """The words of a segment. Those of no length share the time of the next that has one, or of the last."""
+    timed = [i for i, word in enumerate(words, 1) if word.end > word.start][:-1]
+    for first, after in pairwise([0, *timed, len(words)]):
+        group = words[first:after]
+        share = (group[-1].end - group[0].start) / len(group) if group else 0.0
+        for i, word in enumerate(group):
+            start = group[0].start + i * share
+            yield word if len(group) == 1 else replace(word, start=start, end=start + share)
 
 
 def _subtitles(transcript: Transcript, layout: Layout) -> Iterator[list[Line]]:
@@ -86,7 +105,7 @@ def _subtitles(transcript: Transcript, layout: Layout) -> Iterator[list[Line]]:
     length = 0
     last = 0.0
     for segment in transcript.segments:
-        for i, word in enumerate(segment.words or ()):
+        for i, word in enumerate(_spread(segment.words or ())):
             new = apart and i % (layout.max_words_per_line or 1000) == 0
             pause = not apart and word.start - last > 3
             last = word.start
@@ -103,37 +122,42 @@ def _subtitles(transcript: Transcript, layout: Layout) -> Iterator[list[Line]]:
         yield lines
 
 
-def _text(lines: list[Line], marked: Word | None = None) -> str:
+def _text(lines: list[Line], escape: Escape, marked: Word | None = None) -> str:
     def shown(word: Word) -> str:
-        bare = word.word.strip()
-        return word.word.replace(bare, f"<u>{bare}</u>", 1) if word is marked else word.word
+        text = escape(word.word)
+        return text.replace(text.strip(), f"<u>{text.strip()}</u>", 1) if word is marked else text
 
     return "\n".join("".join(map(shown, line)).strip() for line in lines)
 
 
-def _highlighted(lines: list[Line]) -> Iterator[Cue]:
+def _highlighted(lines: list[Line], escape: Escape) -> Iterator[Cue]:
     words = [word for line in lines for word in line]
     last = words[0].start
     for word in words:
-        if last != word.start:
-            yield last, word.start, _text(lines)
-        yield word.start, word.end, _text(lines, word)
+        if word.start - last >= 0.001:
+            yield last, word.start, _text(lines, escape)
+        yield word.start, word.end, _text(lines, escape, word)
         last = word.end
 
 
-def _cues(transcript: Transcript, layout: Layout) -> Iterator[Cue]:
+def _cues(transcript: Transcript, layout: Layout, escape: Escape = str) -> Iterator[Cue]:
+    if layout.reading:
+        words = [word for segment in transcript.segments for word in _spread(_words(segment))]
+        for start, end, text in cues(words, layout.reading, transcript.duration):
+            yield start, end, escape(text)
+        return
     if any(segment.words for segment in transcript.segments):
         for lines in _subtitles(transcript, layout):
             if layout.highlight_words:
-                yield from _highlighted(lines)
+                yield from _highlighted(lines, escape)
             else:
-                yield lines[0][0].start, lines[-1][-1].end, _text(lines)
+                yield lines[0][0].start, lines[-1][-1].end, _text(lines, escape)
         return
     for segment in transcript.segments:
         text = segment.text.strip()
         if layout.max_line_width:
             text = textwrap.fill(text, layout.max_line_width, break_on_hyphens=False)
-        yield segment.start, segment.end, text
+        yield segment.start, segment.end, escape(text)
 
 
 def _cue(cue: Cue, hours: bool, point: str) -> str:
@@ -148,7 +172,8 @@ def _txt(transcript: Transcript, layout: Layout) -> str:
 
 
 def _vtt(transcript: Transcript, layout: Layout) -> str:
-    return "WEBVTT\n\n" + "".join(_cue(cue, False, ".") for cue in _cues(transcript, layout))
+    cues = _cues(transcript, layout, lambda text: text.replace("&", "&amp;").replace("<", "&lt;"))
+    return "WEBVTT\n\n" + "".join(_cue(cue, False, ".") for cue in cues)
 
 
 def _srt(transcript: Transcript, layout: Layout) -> str:

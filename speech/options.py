@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from errors import InputError
 from speculative.options import Options
+from speech.reference import Part
 from speech.rules import TASKS
 
 
@@ -18,6 +19,11 @@ class TranscribeOptions:
     temperature: float = 0.0  # if a text fails, retry in steps of 0.2 up to 1
     best_of: int = 5  # texts at a temperature above 0
     initial_prompt: str = ""
+    carry_initial_prompt: bool = (
+        False  # it begins the prompt of every window, not of the first only
+    )
+    hotwords: str = ""  # before the prompt of every window
+    reference: tuple[Part, ...] = ()  # what the text may resemble, from which drafts are copied
     condition_on_previous_text: bool = True
     compression_ratio_threshold: float | None = 2.4
     logprob_threshold: float | None = -1.0
@@ -39,6 +45,9 @@ class TranscribeOptions:
             raise InputError(f"temperature is {self.temperature}, not from 0 to 1")
         if not 1 <= self.best_of <= 64:
             raise InputError(f"best_of is {self.best_of}, not from 1 to 64")
+        for name, value in vars(self).items():
+            if isinstance(value, float) and math.isnan(value):
+                raise InputError(f"{name} is {value}, not a number")
         clips = self.clip_timestamps
         empty = any(start == end for start, end in zip(clips[::2], clips[1::2], strict=False))
         if any(not 0 <= t < math.inf for t in clips) or list(clips) != sorted(clips) or empty:

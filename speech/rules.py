@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from errors import InputError
 from speculative.options import Options
 from speculative.processors import Prefixes
-from text.languages import Languages
+from text.languages import Languages, tag_of
 
 TASKS = ("transcribe", "translate")
 SECONDS_PER_TIMESTAMP = 0.02
@@ -75,7 +75,11 @@ class Special:
 
     def language_code(self, name: str) -> str:
         """The code of a language, from a code or a name in any language. Raises InputError if the model lacks it."""
-        return Languages(self.languages or {"en": ""}).find("language", name)
+        tag = tag_of(name)
+        spoken = (
+            tag.partition("-")[0] if tag and "-" in tag else name
+        )  # of zh-TW, the writing is no matter
+        return Languages(self.languages or {"en": ""}).find("language", spoken)
 
     def prefix(self, language: str, task: str) -> list[int]:
         """The tokens before a window's text, from a code. Raises InputError if the model transcribes English only."""

@@ -23,12 +23,14 @@ from text.generation import FILE as GENERATION
 
 Result = Transcript | InputError
 OpenSound = Callable[[], tuple[np.ndarray, OnWindow]]
+Resume = Callable[[int, np.ndarray, Steps], Steps]
 
 
 class Transcriber:
     """A Whisper model with an optional draft model. Raises InputError for models that are not Whisper's."""
 
     def __init__(self, model: str | Path, draft_model: str | Path | None = None):
+        self.name = str(model)
         self.model, self.tokenizer = _load(model)
         draft = None if draft_model is None else _load(draft_model)[0]
         self.decoder = SpeculativeDecoder(self.model, self.tokenizer, draft)
@@ -70,15 +72,28 @@ class Transcriber:
         return transcript
 
     def transcribe_all(
-        self, sounds: Iterable[OpenSound], options: TranscribeOptions, batch_size: int
+        self,
+        sounds: Iterable[OpenSound],
+        options: TranscribeOptions,
+        batch_size: int,
+        resume: Resume = lambda index, samples, steps: steps,
     ) -> Iterator[tuple[int, Result]]:
         """Transcribe many sounds, `batch_size` together; yield (index, transcript) as each finishes, or
         (index, InputError) if it cannot be read.
 
-        sounds: functions that return a sound's samples and its `on_window` (see `Sound`)
+        sounds: functions that return a sound's samples and its `on_window` (see `Sound`); resume: returns the steps to
+        take for a sound, given its own (see `journal.resumed`)
         """
         options = self.resolve(options)
-        source = _Sounds((self._open(sound, options) for sound in sounds), batch_size)
+
+        def open_sound(index: int, sound: OpenSound) -> Steps | InputError:
+            try:
+                samples, on_window = sound()
+            except InputError as error:
+                return error
+            return resume(index, samples, self.sound(samples, options, on_window).steps())
+
+        source = _Sounds((open_sound(*each) for each in enumerate(sounds)), batch_size)
         rows = max(batch_size, options.best_of)
         with self.decoder.running(self.special.options(num_draft=options.num_draft)) as driver:
             for row in driver.decode(source, rows):
@@ -86,13 +101,6 @@ class Transcriber:
                 while source.results:
                     yield source.results.popleft()
         yield from source.results
-
-    def _open(self, open_sound: OpenSound, options: TranscribeOptions) -> Sound | InputError:
-        try:
-            samples, on_window = open_sound()
-        except InputError as error:
-            return error
-        return self.sound(samples, options, on_window)
 
 
 def is_speech(name: str | Path) -> bool:
@@ -119,7 +127,7 @@ def _encoder(name: str | Path) -> dict[str, tuple[int, int]]:
 class _Sounds:
     """A source of rows for the driver: those of `batch_size` sounds at a time."""
 
-    def __init__(self, sounds: Iterator[Sound | InputError], batch_size: int):
+    def __init__(self, sounds: Iterator[Steps | InputError], batch_size: int):
         self._sounds = enumerate(sounds)
         self._batch_size = batch_size
         self._running: dict[int, Steps] = {}
@@ -135,7 +143,7 @@ class _Sounds:
             if isinstance(sound, InputError):
                 self.results.append((index, sound))
             else:
-                self._running[index] = sound.steps()
+                self._running[index] = sound
                 self._resume(index)
         return [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
 

@@ -19,6 +19,7 @@ from speech.decoding import WindowDecoder, WindowText
 from speech.features import FRAMES, HOP, RATE, log_mel
 from speech.formats import Segment, Transcript
 from speech.options import TranscribeOptions
+from speech.reference import Reference
 from speech.rules import SECONDS_PER_TIMESTAMP, Special
 from speech.timeline import Timeline
 from speech.voice import first_speech, last_pause, probabilities
@@ -87,12 +88,21 @@ class Sound:
             begin = self._clips[0][0]
             self._first_speech = begin + (first_speech(samples[begin * HOP :]) or 0)
         self._segments: list[Segment] = []
-        self._previous: list[int] = []  # the text before the next window
-        if prompt := options.initial_prompt.strip():
-            tokens = tokenizer.encode(f" {prompt}", add_special_tokens=False).ids
-            self._previous = [token for token in tokens if token < special.end]
+        self._carried = self._tokens(options.hotwords)  # the beginning of every window's prompt
+        self._previous = self._tokens(options.initial_prompt)  # the text before the next window
+        if options.carry_initial_prompt:
+            self._carried += self._previous
+            self._previous = []
+        longest = model.config.max_positions // 2
+        last = model.config.vocab_size - 1
+        self._reference = Reference(options.reference, self._tokens, special, longest, last)
         self._rest: list[int] = []  # the unfinished text at the end of the last window
         self._spoken = 0.0  # when the last word has ended, in seconds of what is transcribed
+
+    def _tokens(self, text: str) -> list[int]:
+        """The tokens of what a user gives as text before the sound's."""
+        ids = self._tokenizer.encode(f" {text.strip()}", add_special_tokens=False).ids
+        return [token for token in ids if token < self._special.end] if text.strip() else []
 
     def steps(self) -> Steps:
         """Transcribe the sound."""
@@ -104,12 +114,15 @@ class Sound:
                     yield [row]
                     codes = {id: code for code, id in self._special.languages.items()}
                     self._language = codes[row.generated[0]]
-                yield from self._decoder.decode(windows, self._language, self._previous)
+                room = self._config.max_positions // 2 - 1 - len(self._carried)
+                previous = self._carried + self._previous[max(0, len(self._previous) - room) :]
+                yield from self._decoder.decode(windows, self._language, previous)
                 cuts = [self._cut(window) for window in windows]
                 yield from self._time_words(windows, cuts)
                 for window, part in zip(windows, cuts, strict=True):
                     segments = self._append(window, part.segments)
                     self._rest = part.rest or []
+                    self._reference.follow([token for s in segments for token in s.tokens])
                     seek += part.advance
                     self._on_window(segments, self._timeline.seconds(seek), self._decoder.stats)
         text = "".join(segment.text for segment in self._segments)
@@ -128,7 +141,8 @@ class Sound:
                 half = longest // 2
                 size = half + last_pause(self._speech[seek + half : seek + longest])
             prompt = self._window(seek, seek + size)
-            windows.append(WindowText(prompt, seek, size, draft=self._rest))
+            draft = self._reference.draft(self._timeline.seconds(seek), self._rest)
+            windows.append(WindowText(prompt, seek, size, draft=draft))
             seek += size
         return windows
 

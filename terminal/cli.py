@@ -4,7 +4,7 @@ import argparse
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -32,6 +32,26 @@ class Parser(argparse.ArgumentParser):
         if words and not flags and "--prompt" in own_flags:
             hint = "put the prompt after --prompt"
         self.exit(USAGE_ERROR, one_line(f"{self.prog}: {message} ({hint})") + "\n")
+
+    def parse_with_files(self, args: Sequence[str] | None = None) -> argparse.Namespace:
+        """As `parse_intermixed_args`. What follows -- is a file, whatever its name (Python 3.11 forgets that). A switch may
+        have True or False after it, as in openai-whisper."""
+        words = list(sys.argv[1:] if args is None else args)
+        end = words.index("--") if "--" in words else len(words)
+        files = [f"./{word}" if word[:1] == "-" != word else word for word in words[end + 1 :]]
+        switches = [a for a in self._actions if isinstance(a, argparse.BooleanOptionalAction)]
+        no = {action.option_strings[0]: action.option_strings[1] for action in switches}
+        plain = [""]
+        for word in words[:end]:
+            flag, equals, value = word.partition("=")
+            if equals and flag in no:
+                plain.append(flag)
+                word = value
+            if plain[-1] not in no or word not in ("True", "False"):
+                plain.append(word)
+            elif word == "False":
+                plain[-1] = no[plain[-1]]
+        return self.parse_intermixed_args([*plain[1:], *files])
 
 
 def one_line(text: str) -> str:

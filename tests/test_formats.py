@@ -1,8 +1,11 @@
 """Transcripts as files, whole, as OpenAI's writers make them."""
 
 import json
+import random
+from itertools import pairwise
 
-from speech.formats import FORMATS, Layout, Segment, Transcript
+from speech.formats import FORMATS, Layout, Segment, Transcript, Word
+from speech.subtitles import Rules, cues
 
 
 def segment(number: int, start: float, end: float, text: str, **fields) -> Segment:
@@ -81,3 +84,72 @@ EMPTY["json"] = '{"text": "", "segments": [], "language": "en"}\n'
 def test_files_are_those_of_openais_writers():
     assert {name: write(TRANSCRIPT, Layout()) for name, write in FORMATS.items()} == FILES
     assert {name: write(NOTHING, Layout()) for name, write in FORMATS.items()} == EMPTY
+
+
+def timed(words: str, *times: float) -> Transcript:
+    """A transcript of words, each from one time to the next."""
+    texts = [f" {word}" for word in words.split()]
+    spans = zip(texts, pairwise(times), strict=True)
+    made = [Word(text, *span, 1.0, 1) for text, span in spans]
+    part = segment(0, times[0], times[-1], "".join(texts), words=tuple(made))
+    return Transcript(part.text, (part,), "en", times[-1])
+
+
+def test_vtt_escapes_what_would_be_a_tag():
+    transcript = timed("R&D <i> so", 0.0, 1.0, 2.0, 3.0)
+    assert "\nR&amp;D &lt;i> so\n" in FORMATS["vtt"](transcript, Layout())
+    marked = Layout(highlight_words=True)
+    assert "R&amp;D <u>&lt;i></u> so" in FORMATS["vtt"](transcript, marked)
+    assert "R&D <u><i></u> so" in FORMATS["srt"](transcript, marked)
+
+
+def test_no_cue_lasts_no_time():
+    transcript = timed("a b c d e f", 0.0, 0.0, 0.0, 3.0, 4.0, 6.0, 6.0)
+    written = FORMATS["srt"](transcript, Layout(max_words_per_line=1)).split("\n\n")
+    assert [cue.splitlines()[1:] for cue in written[:-1]] == [
+        [f"00:00:0{start},000 --> 00:00:0{end},000", text]
+        for start, end, text in zip(range(6), range(1, 7), "abcdef", strict=True)
+    ]
+    for cue in FORMATS["vtt"](transcript, Layout(highlight_words=True)).split("\n\n")[1:-1]:
+        start, _, end = cue.splitlines()[0].split()
+        assert start < end
+    thirds = timed("a b c d", 0.1, 0.1, 0.1, 0.8, 1.0)
+    assert FORMATS["srt"](thirds, Layout(highlight_words=True)).count("-->") == 4
+    nothing = timed("a b", 2.0, 2.0, 2.0)
+    assert "b" in FORMATS["srt"](nothing, Layout(max_words_per_line=1))
+
+
+def test_cues_for_reading_break_at_sentences_and_stay_long_enough():
+    """The recipe of OpenAI's flags makes a cue of the first sentence and one word of the second."""
+    text = (
+        "It is half past ninety. Eight of them waited, and nobody said a single word to them. No."
+    )
+    times = [0.4 * i for i in range(len(text.split()) + 1)]
+    transcript = timed(text, *times)
+    assert "ninety. Eight" in FORMATS["srt"](transcript, Layout(42, 2)).replace("\n", " ")
+    written = FORMATS["srt"](transcript, Layout(reading=Rules())).split("\n\n")
+    assert [cue.splitlines()[1:] for cue in written[:-1]] == [
+        ["00:00:00,000 --> 00:00:01,920", "It is half past ninety."],
+        [
+            "00:00:02,000 --> 00:00:07,200",
+            "Eight of them waited, and nobody",
+            "said a single word to them. No.",
+        ],
+    ]
+
+
+def test_cues_for_reading_hold_all_words_in_order_whatever_their_times():
+    chance = random.Random(0)
+    for rules in (Rules(), Rules(20, 1, 2.0, 3.0, 9.0, 0.0), Rules(4, 3, 0.1, 0.2, 99.0, 2.0)):
+        times = [0.0]
+        for _ in range(300):
+            times.append(round(times[-1] + chance.choice((0.02, 0.3, 0.5, 4)), 2))
+        words = "".join(chance.choice(("a ", "well, ", "so. ", "extraordinarily? ")) for _ in times)
+        transcript = timed(words.rsplit(maxsplit=1)[0], *times)
+        made = list(cues(transcript.segments[0].words, rules, times[-1]))
+        assert "".join("".join(text for *_, text in made).split()) == transcript.text.replace(
+            " ", ""
+        )
+        assert all(start < end <= start + rules.max_cue_seconds + 4 for start, end, _ in made)
+        assert all(before[1] <= after[0] for before, after in pairwise(made))
+        assert made[-1][1] <= times[-1]

@@ -65,7 +65,8 @@ def test_answers_are_transcribe_pys(client, folder, kind):
         else:
             assert found.text == expected["text"].strip() and found.usage.seconds == 1.5
         if kind == "verbose_json":
-            assert found.language == expected["language"] and found.duration == 1.5
+            name = {"en": "english", "de": "german", "fr": "french"}[expected["language"]]
+            assert found.language == name and found.duration == 1.5
             spans = [(s["start"], s["end"], s["tokens"]) for s in expected["segments"]]
             assert [(s.start, s.end, s.tokens) for s in found.segments] == spans
             assert all(0 < s.no_speech_prob < 1 for s in found.segments)
@@ -76,9 +77,27 @@ def test_words_are_transcribe_pys(client, folder):
     found = ask(client, folder, "3.wav", **asked)
     segments = json.loads(printed(folder, "3.wav", "--word-timestamps", "-f", "json"))["segments"]
     words = [(w["word"], w["start"], w["end"]) for s in segments for w in s["words"]]
-    assert [(w.word, w.start, w.end) for w in found.words] == words and len(words) > 3
+    assert [(w.start, w.end) for w in found.words] == [(start, end) for _, start, end in words]
+    for word, (marked, *_) in zip(found.words, words, strict=True):
+        assert word.word in marked and word.word == word.word.strip() and len(words) > 3
     assert [s.end for s in found.segments] == [s["end"] for s in segments]
     assert ask(client, folder, "3.wav", response_format="verbose_json").words is None
+
+
+def test_silence_is_left_out_if_asked(client, folder):
+    extra = {"vad_filter": True}
+    assert ask(client, folder, "3.wav", extra_body=extra).text == ""  # noise
+    assert ask(client, folder, "3.wav").text
+
+
+def test_limits_of_uploads_are_flags(folder):
+    write_wav(folder / "large.wav", 40)
+    with Server(folder, "--model", "target", "--max-upload", "1", "--upload-seconds", "1") as small:
+        post = partial(small.post, path="/v1/audio/transcriptions")
+        body, headers = form({}, (folder / "large.wav").read_bytes())
+        assert post(body, **headers)[0] == 413
+        headers["content-length"] = str(len(body) + 9)
+        assert post(body[: 1 << 19], **headers)[0] == 408
 
 
 def test_several_at_once_are_each_its_own(client, folder):
@@ -154,6 +173,9 @@ SILENCE = sound_file("wav", "pcm_u8", np.zeros([24 << 20, 1], np.int16), 1000)
         (form({"temperature": "hot"}), 400, "temperature is not a number"),
         (form({"temperature": "nan"}), 400, "temperature is nan"),
         (form({"response_format": "diarized_json"}), 400, "not one of json"),
+        (form({"timestamp_granularities[]": "letter"}), 400, "is 'letter', not word or segment"),
+        (form({"vad_filter": "maybe"}), 400, "vad_filter is 'maybe', not true or false"),
+        (form({"model": "whisper-1", "vad_filter": "True"}), 400, "no audio file"),
         (form({"chunking_strategy": "auto"}), 400, "chunking_strategy is not supported"),
         (form({}, origin="http://elsewhere"), 403, "other web pages"),
         ((b"{}", {"content-type": "application/json"}), 415, "multipart/form-data"),

@@ -9,6 +9,7 @@ from families.conversion import convert
 from speculative.row import Stats
 from speech.audio import read
 from speech.options import TranscribeOptions
+from speech.reference import parse
 from speech.transcriber import Transcriber
 
 CLIPS = json.loads((DEMO / "speech" / "clips.json").read_text(encoding="utf-8"))
@@ -52,3 +53,17 @@ def test_drafts_are_accepted_and_change_nothing(pair):
         if num_draft == 5:
             lengths = stats.accepted_lengths
             assert stats.tokens_per_call > 3 and sum(lengths[n] for n in range(1, 5)) > 3
+
+
+def test_a_reference_drafts_and_changes_nothing(folder):
+    alone = Transcriber(folder / "mlx_models" / "demo-speech-target")
+    samples = read(str(DEMO / "speech" / "story.wav"))
+    plain = alone.transcribe(samples, TranscribeOptions(num_draft=0))
+    timed = tuple((s.start, s.end, s.text) for s in plain.segments)
+    calls = []
+    for reference in (timed, parse(plain.text), timed[::-1], parse("Of another text. Altogether")):
+        options = TranscribeOptions(num_draft=8, reference=reference)
+        drafted = alone.transcribe(samples, options)
+        assert [s.tokens for s in drafted.segments] == [s.tokens for s in plain.segments]
+        calls.append(drafted.stats.target_calls)
+    assert calls[0] < calls[1] < plain.stats.target_calls / 2

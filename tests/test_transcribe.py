@@ -1,11 +1,19 @@
 """transcribe.py: what it prints and writes, what it refuses, and that a bad file does not end the others."""
 
+import errno
 import json
+import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from helpers import whisper_models as wm
 from helpers.programs import call
 from helpers.sounds import write_wav
+
+import transcribe as command
+from speech.formats import FORMATS
+from speech.rules import Special
 
 MODELS = ("--model", "target", "--draft-model", "shared", "--temperature", "1", "--best-of", "1")
 
@@ -34,7 +42,7 @@ def test_files_are_those_of_one_after_the_other_and_a_bad_one_is_named(folder):
     names = ("two.wav", "bad.wav", "one.wav")
     done = transcribe(folder, *names, *MODELS, "-f", "all", "-o", "out")
     assert done.returncode == 1 and not done.stdout
-    assert "bad.wav" in done.stderr and done.stderr.endswith("1 of 3 files were not transcribed\n")
+    assert "bad.wav" in done.stderr and done.stderr.endswith("1 of 3 files failed\n")
     assert len(list((folder / "out").iterdir())) == 10
     for name in ("one", "two"):
         alone = transcribe(folder, f"{name}.wav", *MODELS, "--num-draft", "0", "-f", "json")
@@ -58,19 +66,105 @@ def test_transcripts_that_are_printed_have_their_names(folder):
     assert [json.loads(line)["file"] for line in both.splitlines()] == ["one.wav", "two.wav"]
 
 
-def test_an_interrupt_keeps_what_is_done(folder, monkeypatch):
-    from speech.transcriber import Transcriber
+def test_an_interrupted_sound_goes_on_where_it_stopped(folder, monkeypatch):
+    arguments = ("one.wav", "two.wav", *MODELS, "--word-timestamps", "-f", "all", "-o")
+    whole = transcribe(folder, *arguments, "whole", "--verbose")
+    open_sound = command.Printer.open_sound
 
-    original = Transcriber.transcribe_all
+    def interrupted(self, index):
+        samples, _ = open_sound(self, index)
+        heard = []
 
-    def interrupted(*arguments):
-        yield next(original(*arguments))
-        raise KeyboardInterrupt
+        def stopping(*window):
+            heard.append(window)
+            if index == 1 and len(heard) == 3:
+                raise KeyboardInterrupt
 
-    monkeypatch.setattr(Transcriber, "transcribe_all", interrupted)
-    done = transcribe(folder, "one.wav", "two.wav", *MODELS, "--batch-size", "1", "-o", "kept")
-    assert done.returncode == 130 and "interrupted" in done.stderr
-    assert [file.name for file in (folder / "kept").iterdir()] == ["one.txt"]
+        return samples, stopping
+
+    with monkeypatch.context() as patch:
+        patch.setattr(command.Printer, "open_sound", interrupted)
+        stopped = transcribe(folder, *arguments, "halved", "--batch-size", "1")
+    assert stopped.returncode == 130 and "interrupted" in stopped.stderr
+    (part,) = (folder / "halved").glob(".*.part")
+    part.write_bytes(part.read_bytes()[:-5])  # as if the process had been killed
+    assert {path.stem for path in (folder / "halved").glob("*.*")} == {"one", part.stem}
+    done = transcribe(folder, *arguments, "halved", "--resume", "--verbose")
+    assert done.returncode == 0 and "1 of 2 files were transcribed before" in done.stderr
+    for path in (folder / "whole").iterdir():
+        text = (folder / "halved" / path.name).read_text()
+        written = path.read_text()
+        assert rounded(text) == rounded(written) if path.suffix == ".json" else text == written
+    assert len(list((folder / "halved").iterdir())) == 2 * len(FORMATS)
+    tokens = [int(re.search(r"(\d+) tokens in", run.stderr)[1]) for run in (whole, done)]
+    assert tokens[1] < tokens[0]
+
+
+def test_no_transcript_is_replaced_unless_the_user_says_so(folder):
+    arguments = ("one.wav", *MODELS, "-o", "there", "-f")
+    assert transcribe(folder, *arguments, "srt").returncode == 0
+    kept = folder / "there" / "one.srt"
+    kept.write_text("corrected")
+    refused = transcribe(folder, *arguments, "all")
+    assert refused.returncode == 1 and "one.srt already exists; --force repl" in refused.stderr
+    for formats, count in (("all", len(FORMATS)), ("txt", len(FORMATS))):
+        done = transcribe(folder, *arguments, formats, "--resume")
+        assert done.returncode == 0 and kept.read_text() == "corrected"
+        assert len(list((folder / "there").iterdir())) == count
+    assert done.stderr == "1 of 1 files were transcribed before\n"
+    transcribe(folder, *arguments, "srt", "--force")
+    assert "-->" in kept.read_text()
+
+
+def test_files_that_cannot_be_written_show_before_any_is_transcribed(folder):
+    long = "x" * 251 + ".wav"
+    write_wav(folder / long, 0.5)
+    (folder / "out.srt" / "n.srt").mkdir(parents=True)
+    for arguments in ((long, "-f", "json", "-o", "late"), ("one.wav", "-o", "one.wav")):
+        refused = transcribe(folder, "two.wav", *arguments, "--model", "none that is loaded")
+        assert refused.returncode == 1 and refused.stderr.count("\n") == 1
+        assert re.search("File name too long|File exists", refused.stderr)
+    assert not list((folder / "late").iterdir())
+
+
+def test_a_name_that_ends_as_its_format_does_is_the_files_own(folder):
+    transcribe(folder, "one.wav", *MODELS, "-f", "srt", "-o", "named", "--output-name", "n.srt")
+    assert [path.name for path in (folder / "named").iterdir()] == ["n.srt"]
+
+
+def test_what_cannot_be_written_is_printed_and_the_others_go_on(folder, monkeypatch):
+    move = Path.replace
+
+    def failing(path, target):
+        if target.name == "one.srt":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return move(path, target)
+
+    monkeypatch.setattr(Path, "replace", failing)
+    arguments = ("one.wav", "two.wav", *MODELS, "-f", "srt", "-o", "full")
+    done = transcribe(folder, *arguments)
+    assert done.returncode == 1 and [p.name for p in (folder / "full").iterdir()] == ["two.srt"]
+    assert "full/one.srt: No space left on device; the transcript is printed instead" in done.stderr
+    assert done.stdout == transcribe(folder, "one.wav", *MODELS, "-f", "srt").stdout
+
+
+def test_flags_take_values_as_whisper_takes_them():
+    given = "a.wav --condition-on-previous-text False --word-timestamps=True --verbose False --vad "
+    given += "--logprob-threshold None --no-speech-threshold none b.wav -- -c.wav True -"
+    parsed = command.parse_args(given.split())
+    assert parsed.audio == ["a.wav", "b.wav", "./-c.wav", "True", "-"]
+    assert not parsed.condition_on_previous_text and parsed.word_timestamps and parsed.vad
+    assert not parsed.verbose and parsed.logprob_threshold is parsed.no_speech_threshold is None
+
+
+@pytest.mark.parametrize(
+    "name, code",
+    [("zh-TW", "zh"), ("en_US", "en"), ("nb", "no"), ("Français", "fr"), ("sr-Latn", "sr")],
+)
+def test_languages_go_by_codes_of_locales_and_by_names(name, code):
+    special = Special.read(wm.tokenizer(), wm.GENERATION, wm.END)
+    codes = dict.fromkeys(("en", "fr", "no", "sr", "zh"), 0)
+    assert replace(special, languages=codes).language_code(name) == code
 
 
 @pytest.mark.parametrize(
@@ -84,6 +178,7 @@ def test_an_interrupt_keeps_what_is_done(folder, monkeypatch):
         (["one.wav", *MODELS, "--temperature", "2"], "temperature is 2.0, not from 0 to 1"),
         (["one.wav", *MODELS, "-f", "all"], "--output-format all needs --output-dir"),
         (["one.wav", "a/one.mp3", *MODELS, "-o", "x"], "2 files would be written as one"),
+        (["one.wav", *MODELS, "--logprob-threshold", "nan"], "logprob_threshold is nan, not a"),
         (["one.wav", "--draft-model", "shared"], "--draft-model needs --model"),
         (["one.wav", *MODELS, "--output-name", "y", "two.wav"], "--output-name works for one file"),
     ],
@@ -98,6 +193,19 @@ def test_mistakes_are_one_line(folder, arguments, error):
     "arguments, told",
     [
         (["--output-name", "x"], "--output-name has no effect without --output-dir\n"),
+        (
+            ["--max-line-count", "2", "--word-timestamps", "-f", "srt"],
+            "--max-line-count has no effect without --max-line-width\n",
+        ),
+        (
+            ["--initial-prompt", "a" * 12],
+            "--initial-prompt has 12 tokens; the model sees the last 11\n",
+        ),
+        (
+            ["--fp16", "True"],
+            "--fp16 has no effect here: the weights keep the type that convert.py --dtype gave them\n",
+        ),
+        (["--max-line-width", "9"], "--max-line-width has no effect with --output-format txt\n"),
         (
             ["--clip-timestamps", "0.5,1,500,600"],
             "one.wav: --clip-timestamps has no effect from 500 s on: the audio ends at 1.2 s\n",

@@ -198,6 +198,17 @@ class Script:
         row.finish_reason = "stop"
 
 
+def test_what_is_carried_begins_the_prompt_of_every_window():
+    given = dict(initial_prompt="names", hotwords="hot", condition_on_previous_text=False)
+    text = "<|0.00|> said <|0.20|><|0.20|> x"
+    for carry, later in ((False, " hot"), (True, " hot names")):
+        script = Script([(text, -0.1)], carry_initial_prompt=carry, **given)
+        script.play()
+        first, *others = (row.tokens[1 : row.prefix_size - 3] for row in script.rows)
+        assert wm.tokenizer().decode(first) == " hot names"
+        assert {wm.tokenizer().decode(prompt) for prompt in others} == {later}
+
+
 CONFIG = SimpleNamespace(
     num_mel_bins=BINS, frames=60, max_positions=128, vocab_size=wm.VOCAB, eos_token_ids=(wm.END,)
 )

@@ -1,0 +1,81 @@
+"""Where transcripts go: to stdout, or to files, which replace none unless the user says so."""
+
+import json
+import os
+import secrets
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from errors import InputError
+from speech.formats import FORMATS, Layout, Transcript
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where transcripts go, and in which format."""
+
+    format: str  # one of FORMATS, or all
+    folder: Path | None  # None: they are printed
+    layout: Layout
+    force: bool = False  # replace files that exist
+    resume: bool = False  # write only those that do not
+
+    @property
+    def streamed(self) -> bool:
+        """Whether segments are printed as they come."""
+        return self.format == "txt" and not self.folder
+
+    @property
+    def formats(self) -> list[str]:
+        return [*FORMATS] if self.format == "all" else [self.format]
+
+    def journal(self, name: str) -> Path:
+        """The file that keeps what is decoded until the files of this name are written."""
+        return Path(f"{self.folder}/.{zlib.crc32(os.fsencode(name)):08x}.part")
+
+    def files(self, name: str) -> dict[str, Path]:
+        """The files to write of this name, by format. InputError if one exists, without `force` or `resume`."""
+        files = {each: Path(f"{self.folder}/{name}.{each}") for each in self.formats}
+        there = [path for path in files.values() if path.exists() and not self.force]
+        if there and not self.resume:
+            instead = "--force replaces it, --resume goes on with the others"
+            raise InputError(f"{there[0]} already exists; {instead}")
+        return {each: path for each, path in files.items() if path not in there}
+
+    def check(self, name: str) -> bool:
+        """Whether there are files to write of this name. OSError if one could not be written."""
+        files = self.files(name)
+        for path in files.values():
+            path.open("ab").close()
+            if not path.stat().st_size:
+                path.unlink()
+        return bool(files)
+
+    def write(self, transcript: Transcript, name: str) -> Iterator[tuple[str, str]]:
+        """Write the files of this name, each whole or not at all. Yield the reason and the text of each that could not be
+        written."""
+        for each, path in self.files(name).items():
+            text = FORMATS[each](transcript, self.layout)
+            part = path.with_name(f".{secrets.token_hex(8)}.part")
+            try:
+                part.write_text(text, encoding="utf-8")
+                part.replace(path)
+            except OSError as error:
+                part.unlink(missing_ok=True)
+                yield f"{path}: {error.strerror}", text
+        self.journal(name).unlink(missing_ok=True)
+
+    def text(self, transcript: Transcript, title: str | None) -> str:
+        """What is printed of a transcript at its end, with a title if it is one of several."""
+        if self.streamed or self.folder:
+            return ""
+        text = FORMATS[self.format](transcript, self.layout)
+        if not text or title is None:
+            return text
+        if self.format == "json":
+            return json.dumps({"file": title} | json.loads(text), ensure_ascii=False) + "\n"
+        if self.format == "vtt":
+            return text.replace("WEBVTT", f"NOTE {title}", 1)
+        return f"{title}:\n{text}"

@@ -1,0 +1,104 @@
+"""A text that a sound's transcript will resemble, such as a script or an earlier transcript: drafts are copied from it."""
+
+import html
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from difflib import SequenceMatcher
+
+from errors import InputError
+from speech.rules import SECONDS_PER_TIMESTAMP, Special
+
+Part = tuple[float | None, float | None, str]  # start and end in seconds, if known, and text
+_TIME = r"(?:(\d+):)?(\d+):(\d+[.,]\d+)"
+_TIMES = re.compile(rf"{_TIME}[ \t]*-->[ \t]*{_TIME}.*")
+_TAGS = re.compile(r"<[^<>]*>|\{\\[^{}]*\}")
+_LONG = 4  # tokens that match by no chance
+
+
+def parse(text: str) -> tuple[Part, ...]:
+    """The parts of a reference: subtitles (.srt, .vtt), JSON with `segments`, `text` or `content`, or a plain text.
+    Raises InputError for JSON with none of these."""
+    try:
+        content = json.loads(text)
+    except ValueError:
+        content = None
+    if isinstance(content, dict):
+        try:
+            segments = content.get("segments")
+            if segments is None:
+                return _sentences(content["text"] if "text" in content else content["content"])
+            return tuple((float(s["start"]), float(s["end"]), str(s["text"])) for s in segments)
+        except (KeyError, TypeError, ValueError):
+            raise InputError("the reference's JSON has no segments, text or content") from None
+    return tuple(_cues(text)) if _TIMES.search(text) else _sentences(text)
+
+
+def _sentences(text: str) -> tuple[Part, ...]:
+    return tuple((None, None, sentence) for sentence in re.split(r"(?<=[.?!])\s+", text.strip()))
+
+
+def _cues(text: str) -> Iterator[Part]:
+    for block in re.split(r"\n[ \t]*\n", text.replace("\r", "")):
+        times = _TIMES.search(block)
+        if times:
+            start, end = (_seconds(*times.groups()[i : i + 3]) for i in (0, 3))
+            yield start, end, html.unescape(_TAGS.sub("", block[times.end() :]))
+
+
+def _seconds(hours: str | None, minutes: str, seconds: str) -> float:
+    return 3600 * int(hours or 0) + 60 * int(minutes) + float(seconds.replace(",", "."))
+
+
+class Reference:
+    """Follows a sound's text through its reference, window by window."""
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        encode: Callable[[str], list[int]],
+        special: Special,
+        longest: int,
+        last: int,
+    ):
+        """longest: tokens that a window's text may have; last: the id of the last timestamp"""
+        texts = [(start, end, encode(" ".join(text.split()))) for start, end, text in parts]
+        self._parts = [(start, end, tokens) for start, end, tokens in texts if tokens]
+        self._tokens = [token for *_, tokens in self._parts for token in tokens]
+        self._special, self._longest, self._last = special, longest, last
+        self._position = 0  # in the tokens, where the next window begins
+
+    def follow(self, text: Sequence[int]) -> None:
+        """Advance to the end of a window's text. text: its tokens"""
+        self._position = self._after(text)
+
+    def draft(self, seconds: float, rest: list[int]) -> list[int]:
+        """What a window's text may be. seconds: when the window begins; rest: the beginning, if it is known"""
+        position = self._after(rest)
+        tokens = list(rest)
+        before = 0  # tokens in the parts before
+        for start, end, part in self._parts:
+            begin = max(0, position - before)
+            before += len(part)
+            if begin < len(part) and len(tokens) < self._longest:
+                tokens += [self._stamp(start, seconds)] if not (begin and tokens) else []
+                tokens += part[begin:]
+                tokens += [] if end is None else [self._stamp(end, seconds)]
+        return tokens
+
+    def _stamp(self, time: float | None, window: float) -> int:
+        """The timestamp of a time. One that is not known is wrong, but stands where the text will have one."""
+        late = 0.0 if time is None else max(0.0, time - window)
+        stamp = self._special.first_timestamp + round(late / SECONDS_PER_TIMESTAMP)
+        return min(stamp, self._last)
+
+    def _after(self, text: Sequence[int]) -> int:
+        """The position after a text, which is most probably near; if it is nowhere, the position as it is."""
+        words = [token for token in text if token < self._special.end]
+        near = self._position + 2 * self._longest
+        for start, end in ((self._position, near), (0, len(self._tokens))):
+            matcher = SequenceMatcher(None, self._tokens[start:end], words, autojunk=False)
+            blocks = [block for block in matcher.get_matching_blocks() if block.size >= _LONG]
+            if blocks:
+                return start + blocks[-1].a + len(words) - blocks[-1].b
+        return self._position

@@ -1,0 +1,60 @@
+"""A reference is followed through a sound, and changes no text."""
+
+import json
+
+import pytest
+from helpers import whisper_models as wm
+
+from errors import InputError
+from speech.formats import FORMATS, Layout, Segment, Transcript
+from speech.reference import Reference, parse
+from speech.rules import Special
+
+SPECIAL = Special.read(wm.tokenizer(), wm.GENERATION, wm.END)
+TEXTS = (" The farmer & <his> dog.", " Came home", " too late.")
+
+
+def encode(text):
+    return wm.tokenizer().encode(f" {text}").ids
+
+
+def test_every_format_of_ours_is_one():
+    values = dict(seek=0, tokens=[], temperature=0.0, avg_logprob=0.0, compression_ratio=1.0)
+    segments = [
+        Segment(i, start=3600.0 + i, end=3600.5 + i, text=t, **values) for i, t in enumerate(TEXTS)
+    ]
+    transcript = Transcript("".join(TEXTS), tuple(segments), "en", 9.0)
+    for format in ("srt", "vtt", "json"):
+        parts = parse(FORMATS[format](transcript, Layout()))
+        assert [part[:2] for part in parts] == [(s.start, s.end) for s in segments]
+        expected = [text.strip() for text in TEXTS]
+        expected[0] = expected[0].replace("<his>", "") if format == "srt" else expected[0]
+        assert [part[2].strip() for part in parts] == expected
+    script = parse(FORMATS["txt"](transcript, Layout()))
+    assert script == ((None, None, TEXTS[0].strip()), (None, None, "Came home\ntoo late."))
+    assert parse(json.dumps({"type": "content", "content": "So. It is."})) == parse("So. It is.")
+    with pytest.raises(InputError, match="has no segments, text or content"):
+        parse('{"words": []}')
+
+
+def test_a_reference_goes_on_where_the_text_is_in_it():
+    parts = [(1.0, 1.2, "one two three"), (1.2, 1.4, "four five"), (None, None, "six seven")]
+    reference = Reference(parts, encode, SPECIAL, 40, wm.VOCAB - 1)
+    at = [SPECIAL.first_timestamp + i for i in range(40)]
+    one, two, six = map(encode, ("one two three", "four five", "six seven"))
+    assert reference.draft(1.0, []) == [at[0], *one, at[10], at[10], *two, at[20], at[0], *six]
+    reference.follow([*one[:8], 1, 2, 3, 4, 5, 6])  # as long as the part that it resembles
+    assert reference.draft(1.2, [])[:3] == [at[0], *two[:2]]
+    reference.follow(encode("another text altogether")[9:])
+    assert reference.draft(1.3, [at[0], *two[:5]])[6:] == [*two[5:], at[5], at[0], *six]
+    reference.follow([*two, *six[:4]])
+    assert reference.draft(2.0, []) == [at[0], *six[4:]]
+    reference.follow(one)  # again
+    assert reference.draft(1.2, [])[:3] == [at[0], *two[:2]]
+
+
+def test_times_beyond_the_window_are_no_tokens_beyond_the_vocabulary():
+    reference = Reference(
+        [(0.0, 9.0, "one"), (9.0, 99.0, "two")], encode, SPECIAL, 40, wm.VOCAB - 1
+    )
+    assert max(reference.draft(0.0, [])) == wm.VOCAB - 1
