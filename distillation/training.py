@@ -25,7 +25,7 @@ from text.memory import Pair
 
 BATCH = 16  # texts
 DEPTH = 3  # drafted tokens in training
-RATE = 2e-3
+RATE = 1e-3
 WARM_UP = 50  # steps
 PATIENCE = 3  # looks in a row that bring less than GAIN
 GAIN = 0.002
