@@ -157,7 +157,7 @@ def speed(args: argparse.Namespace) -> dict:
     theirs = {}
     if args.model:
         target, _ = load(args.model)
-        draft = load(args.draft_model)[0] if args.draft_model else None
+        draft = load(args.draft_model)[0].for_target(target) if args.draft_model else None
         cli.note_types(target, draft)
     else:
         sizes = args.sizes or USUAL

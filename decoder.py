@@ -80,6 +80,7 @@ class Batch:
         self.target = AheadModel(model, ranks.share, prefix_cache)
         self.broadcast = ranks.broadcast if model.ranks else np.array  # to the host
         self.drafter = drafter
+        drafter.follow(self.target)
         self.schedule = schedule
         self.rows: list[Row] = []
         self._options = options
@@ -201,6 +202,8 @@ class SpeculativeDecoder:
     ):
         if not isinstance(model, Model):
             raise InputError(_expected("model", model, "model"))
+        if model.draft_of:
+            raise InputError(f"this is a draft model of {model.draft_of}: it writes no texts alone")
         if not isinstance(tokenizer, Tokenizer):
             raise InputError(_expected("tokenizer", tokenizer, "tokenizer"))
         self.model = model
@@ -214,6 +217,7 @@ class SpeculativeDecoder:
         if draft_model is not None:
             if not isinstance(draft_model, Model):
                 raise InputError(_expected("draft_model", draft_model, "model"))
+            self.draft_model = draft_model = draft_model.for_target(model)
             if draft_model.text is None:
                 raise InputError("the draft model has no tokenizer to compare: use that of load()")
             theirs = draft_model.text

@@ -8,8 +8,9 @@ vocabulary.
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -91,6 +92,12 @@ class T5Stack(Stack):
         self.layers = [T5Layer(c, *sublayers) for _ in range(num_layers)]
         self.norm = Norm(c.d_model, c.layer_norm_epsilon)
 
+    def only(self, indices: Sequence[int]) -> Self:
+        part = super().only(indices)
+        if len(self.relative_bias) > 1:
+            part.relative_bias = [self.relative_bias[i] for i in indices]
+        return part
+
     def biases(self, bucket: np.ndarray, seen: mx.array | None) -> list[mx.array]:
         """Per layer [B, H, T, N]: the bias of each distance's bucket [B, T, N], and -inf, which Metal's kernel skips,
         where `seen` [B, 1, T, N] is false. Every query sees a key: a source has a token, a filler itself."""
@@ -100,7 +107,7 @@ class T5Stack(Stack):
             if seen is not None:
                 bias = mx.where(seen, bias, mx.array(-mx.inf, bias.dtype))
             biases.append(bias)
-        return biases if len(biases) > 1 else biases * len(self.layers)
+        return biases if len(biases) == len(self.layers) else biases * len(self.layers)
 
 
 class T5(EncoderDecoder):

@@ -158,7 +158,7 @@ class Model(EncoderDecoder):
             raise InputError(f"the text is longer than the {most} positions that the model knows")
         cache.reserve(positions)
         x = self.decoder.begin(self.embedding, tokens, places)
-        return self.decoder(x, [cache.self_mask()] * self.config.decoder_layers, cache)
+        return self.decoder(x, [cache.self_mask()] * len(self.decoder.layers), cache)
 
     def logits(self, states: mx.array) -> mx.array:
         c = self.config

@@ -22,13 +22,14 @@ from checkpoints.hub import fetch, gb
 from checkpoints.quantization import Quantization
 from checkpoints.weights import stored_size, write_weights
 from errors import InputError, naming
-from families import ram
+from families import distilled, ram
 from families.causal_loading import (
     convert_with_mlx_lm,
     is_mlx_lm_folder,
     runs_in_mlx_lm,
     without_weights,
 )
+from families.encoder_decoder import EncoderDecoder
 from families.loading import architecture_of, build, family_of, weight_shapes
 from reporting import reporter
 from text.generation import FILE as GENERATION
@@ -130,10 +131,15 @@ def describe(model: str, revision: str | None = None) -> list[str]:
         lines.append(f"download: {gb(size)}")
         return False
 
-    sizes = ram.needed(*unset(fetch(model, revision, start=stop)))
+    target, dtype, float32 = unset(fetch(model, revision, start=stop))
+    sizes = ram.needed(target, dtype, float32)
     lines.append(f"memory for {ram.ROWS} prompts and outputs of {ram.TOKENS} tokens:")
     for bits, size in sizes.items():
         lines.append(f"  in {bits} bits {gb(size)}, a Mac of {ram.mac_for(size)}")
+    if isinstance(target, EncoderDecoder):
+        layer = distilled.own_weights(distilled.shell(target, [0]))
+        size = stored_size({name: x.shape for name, x in layer.items()}, dtype, float32, None)
+        lines.append(f"a draft model of one layer, made by distill.py: {gb(size)} more")
     return lines
 
 

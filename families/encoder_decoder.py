@@ -5,10 +5,11 @@ Shapes: B rows, S source tokens, T new tokens, N cache slots, H heads, D head wi
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import Any
+from typing import Any, Self
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
 from errors import InputError
 from speculative.cache import CrossCache
@@ -128,7 +129,14 @@ class Layer(nn.Module):
 
 
 class Stack(nn.Module):
-    """The encoder or the decoder: `layers` and, in most families, a last `norm`."""
+    """The encoder or the decoder: `layers` and, in most families, a last `norm`. A distilled decoder has `mix`, which adds
+    the target's states to the first layer's input (families/distilled.py)."""
+
+    def only(self, indices: Sequence[int]) -> Self:
+        """The same stack with these of its layers."""
+        part = copy(self)
+        part.layers = [self.layers[i] for i in indices]
+        return part
 
     def __call__(
         self,
@@ -138,6 +146,8 @@ class Stack(nn.Module):
         *positions: mx.array,
     ) -> mx.array:
         """masks: one per layer. cache: the decoder's."""
+        if "mix" in self and cache and cache.previous is not None:
+            x = x + self.mix(cache.previous)
         for i, (layer, mask) in enumerate(zip(self.layers, masks, strict=True)):
             x = layer(x, mask, cache, i, *positions)
         return self.norm(x) if "norm" in self else x
@@ -215,9 +225,14 @@ class EncoderDecoder(Model, nn.Module):
         if not mask.any(axis=1).all():
             raise InputError("a source without a token cannot be encoded")
         tokens = replace_unknown(tokens, self.source_vocab_size, self.config.pad_token_id)
-        encoded = self.encode(mx.array(tokens), mask)
+        return self.attend_to(self.encode(mx.array(tokens), mask), mask)
+
+    def attend_to(
+        self, encoded: mx.array, mask: np.ndarray, kind: type[CrossCache] = CrossCache
+    ) -> CrossCache:
+        """A cache, of a class, for sources that are encoded, [B, S, d_model], with their mask [B, S]."""
         readers = [each.get("cross_attention", each.attention) for each in self.decoder.layers]
-        return CrossCache([reader.project(encoded) for reader in readers], mask)
+        return kind([reader.project(encoded) for reader in readers], mask, encoded)
 
     def blank_prompt(self, size: int) -> Sequence[int]:
         """A prompt of so many tokens, or of as many as the model reads."""
@@ -226,6 +241,11 @@ class EncoderDecoder(Model, nn.Module):
     def narrowed(self, ids: mx.array) -> Any:
         """The same model with logits for `ids` [n] only."""
         return narrowed(self, self.config.vocab_size, ids)
+
+    def decode(self, tokens: mx.array, positions: np.ndarray, cache: CrossCache) -> mx.array:
+        states = self.states(tokens, positions, cache)
+        cache.add_states(states)
+        return self.logits(states)
 
     def logits(self, states: mx.array) -> mx.array:
         """[B, T, V] from the decoder's output [B, T, d_model]."""

@@ -130,6 +130,11 @@ def load(
         return causal_loading.load(str(name), path, group, split)
     config = ranks.together(lambda: read_json(path / "config.json"))
     ranks.check_folder(path)
+    if model_type(config) == "distilled":
+        from families.distilled import Distilled  # which few need
+
+        draft: Any = ranks.together(lambda: Distilled.load(path, config))
+        return draft, draft.text  # its target has the tokenizer
     model = ranks.together(lambda: _load(str(name), path, config, ranks, split))
     return model, model.text.tokenizer
 

@@ -8,6 +8,7 @@ of queries and H_kv of keys and values, D head width, V the decoder's vocabulary
 
 from collections.abc import Sequence
 from functools import cache, partial
+from typing import Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -101,6 +102,12 @@ class Stack(encoder_decoder.Stack):
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = list(layers)
         self.norm = Norm(config.hidden_size, config.rms_norm_eps)
+        self.windows = config.windows  # of the layers
+
+    def only(self, indices: Sequence[int]) -> Self:
+        part = super().only(indices)
+        part.windows = tuple(self.windows[i] for i in indices)
+        return part
 
 
 def embed(embedding: nn.Embedding, tokens: mx.array) -> mx.array:
@@ -150,14 +157,14 @@ class T5Gemma(EncoderDecoder):
             # A filler with no token in its window sees itself, because the softmax over nothing is NaN.
             return near if token is None else (near & token) | (distance == 0)
 
-        masks = [seen(window) for window in self.config.encoder.windows]
+        masks = [seen(window) for window in self.encoder.windows]
         x = embed(self.encoder.embedding, tokens)
         return self.encoder(x, masks, None, mx.broadcast_to(index, tokens.shape))
 
     def states(self, tokens: mx.array, positions: np.ndarray, slots: CrossCache) -> mx.array:
         slots.reserve(positions)
         seen = cache(lambda window: self.decoder_mask(slots, window))
-        masks = [seen(window) for window in self.config.decoder.windows]
+        masks = [seen(window) for window in self.decoder.windows]
         at = mx.array(table_positions(positions))
         return self.decoder(embed(self.embedding, tokens), masks, slots, at)
 

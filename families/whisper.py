@@ -151,8 +151,7 @@ class Whisper(EncoderDecoder):
     def start(self, prompts: Sequence[Window]) -> CrossCache:  # type: ignore[override]
         """Encode the windows, and project their keys and values."""
         encoded = encode(prompts, self.encoder)
-        cross = [layer.cross_attention.project(encoded) for layer in self.decoder.layers]
-        return CrossCache(cross, np.ones(encoded.shape[:2], bool))
+        return self.attend_to(encoded, np.ones(encoded.shape[:2], bool))
 
     def attention(
         self, windows: Sequence[Window], tokens: mx.array, heads: Sequence[tuple[int, int]]
@@ -192,7 +191,7 @@ class Whisper(EncoderDecoder):
             )
         cache.reserve(positions)
         x = self.embedding(tokens) + self.decoder.positions(mx.array(rows))
-        masks = [cache.self_mask()] * self.config.decoder_layers
+        masks = [cache.self_mask()] * len(self.decoder.layers)
         return self.decoder(x, masks, cache)
 
 

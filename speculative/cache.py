@@ -43,6 +43,7 @@ class SlotCache:
     def __init__(self, batch_size: int, num_layers: int):
         self.keys: list[Any] = [None] * num_layers  # None until a slot is written
         self.values: list[Any] = [None] * num_layers
+        self.stores = [self.keys, self.values]
         self.position = np.full((batch_size, 0), MASKED, np.int32)
         self.cursor = 0
         self._committed = 0  # the cursor at the last `keep`
@@ -55,7 +56,7 @@ class SlotCache:
     @property
     def arrays(self) -> list[mx.array]:
         """All that it keeps on the device."""
-        return [slots for slots in self.keys + self.values if slots is not None]
+        return [slots for store in self.stores for slots in store if slots is not None]
 
     def wait(self) -> None:
         """Wait until everything that was read is ready."""
@@ -96,11 +97,13 @@ class SlotCache:
     def append(self, layer: int, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Write a layer's keys and values [B, H, T, D] into the slots last reserved; return all
         of that layer's, [B, H, N, D]. Values and keys may differ in width."""
-        start = self.cursor - keys.shape[2]
-        for store, new in ((self.keys, keys), (self.values, values)):
-            store[layer] = self._grown(store[layer], new)
-            store[layer][:, :, start : self.cursor] = new
-        return self.keys[layer][:, :, : self.cursor], self.values[layer][:, :, : self.cursor]
+        return self._write(self.keys, layer, keys), self._write(self.values, layer, values)
+
+    def _write(self, store: list, layer: int, new: mx.array) -> mx.array:
+        start = self.cursor - new.shape[2]
+        store[layer] = self._grown(store[layer], new)
+        store[layer][:, :, start : self.cursor] = new
+        return store[layer][:, :, : self.cursor]
 
     def _grown(self, store: mx.array | None, new: mx.array) -> mx.array:
         B, capacity = self.position.shape
@@ -126,7 +129,7 @@ class SlotCache:
         order = np.argsort(masked, axis=1, kind="stable")[:, : _in_steps(self.cursor)]
         self.position = np.take_along_axis(self.position, order, axis=1)
         index = mx.array(order)[:, None, :, None]
-        for store in (self.keys, self.values):
+        for store in self.stores:
             store[:] = [
                 None if slots is None else mx.take_along_axis(slots, index, axis=2)
                 for slots in store
@@ -144,7 +147,7 @@ class SlotCache:
         self.cursor = self._committed = max(self.cursor, held)
         self.position[rows, :held] = fresh.position[:, :held]
         index = mx.array(list(rows))
-        for store, new in ((self.keys, fresh.keys), (self.values, fresh.values)):
+        for store, new in zip(self.stores, fresh.stores, strict=False):
             for layer, slots in enumerate(new):
                 if slots is not None:
                     store[layer] = self._grown(store[layer], slots)
@@ -167,28 +170,65 @@ class SlotCache:
         keys and values stay in place."""
         index = mx.array(list(rows))
         self.position = self.position[list(rows)]
-        for store in (self.keys, self.values):
+        for store in self.stores:
             store[:] = [None if slots is None else slots[index] for slots in store]
 
 
 class CrossCache(SlotCache):
     """The cache of an encoder-decoder model: slots, and what the decoder's cross-attention reads.
 
-    cross:      per layer [keys, values] of the source, [B, H, S, D] each
+    cross:      per layer [keys, values] of the source, [B, H, S, D] each; then, if given, the encoder's output in the same
+                shape, [B, 1, S, d_model]
     mask:       [B, S] boolean on the host, true on the source's tokens
     cross_mask: [B, 1, 1, S] boolean on the device; None when no source is padded
+    previous:   for a distilled draft model, the target's states before the tokens of a call, [B, T, d_model]
     """
 
-    def __init__(self, cross: Sequence[tuple[mx.array, mx.array]], mask: np.ndarray):
+    def __init__(
+        self,
+        cross: Sequence[tuple[mx.array, mx.array]],
+        mask: np.ndarray,
+        encoded: mx.array | None = None,
+    ):
         super().__init__(len(mask), len(cross))
         # Contiguous per head: otherwise MLX's CPU backend would copy them in every step.
         self.cross = [[mx.contiguous(x) for x in pair] for pair in cross]
+        if encoded is not None:
+            self.cross.append([encoded[:, None]])
+        self.previous: mx.array | None = None
         self.mask = mask
         self.cross_mask = padding_mask(mask)
 
     @property
     def arrays(self) -> list[mx.array]:
         return [*super().arrays, *(x for pair in self.cross for x in pair)]
+
+    def encoded(self, rows: Sequence[int]) -> tuple[mx.array, np.ndarray]:
+        """The encoder's output for these rows, [B, S, d_model], and its mask [B, S]."""
+        ((output,),) = self.cross[len(self.keys) :]
+        return output[mx.array(list(rows)), 0], self.mask[list(rows)]
+
+    # A draft model may read the states that the target's head gets.
+
+    def keep_states(self) -> None:
+        """Keep the states of all tokens from now on, in the slots of their keys."""
+        if len(self.stores) == 2:
+            self.stores.append([None])
+
+    def add_states(self, states: mx.array) -> None:
+        """Add the states [B, T, d_model] of the tokens last reserved, if they are to be kept."""
+        if len(self.stores) > 2:
+            self._write(self.stores[2], 0, states[:, None])
+
+    def states(self, positions: np.ndarray) -> mx.array | None:
+        """The states of the tokens at positions [B, T]: [B, T, d_model], 0 where it has none; None: it has none at all."""
+        (slots,) = self.stores[2]
+        if slots is None or not self.cursor:
+            return None
+        there = positions[:, :, None] == self.position[:, None, : self.cursor]  # [B, T, N]
+        index = mx.array(there.argmax(axis=2))[:, :, None]
+        states = mx.take_along_axis(slots[:, 0], index, axis=1)
+        return mx.where(mx.array(there.any(axis=2))[:, :, None], states, 0)
 
     def replace(self, rows: Sequence[int], fresh: SlotCache) -> None:
         assert isinstance(fresh, CrossCache)

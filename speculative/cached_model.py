@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from speculative.cache import MASKED, SlotCache
+from speculative.cache import MASKED, CrossCache, SlotCache
 from speculative.model import Model, Rows
 from speculative.prefill import PrefixCache, missing_tokens, prefill
 
@@ -16,6 +16,7 @@ class CachedModel:
     """A model that decodes rows together. `cache` is None until the first row is admitted."""
 
     BEHIND = 8  # tokens: a row that lacks more catches up first
+    keeps_states = False  # for a draft model that reads them
 
     def __init__(
         self,
@@ -43,15 +44,21 @@ class CachedModel:
         order = [places[tuple(prompt)] for prompt in prompts]
         if len(distinct) < len(order):
             fresh.select(order)
+        self._place(batch_size, rows, fresh)
+        return [reused[i] for i in order]
+
+    def _place(self, batch_size: int, rows: Sequence[int], fresh: SlotCache) -> None:
+        """Make the rows of a fresh cache these rows of the batch."""
         if self.cache is None:
             place = {row: i for i, row in enumerate(rows)}
             if list(rows) != list(range(batch_size)):
                 fresh.select([place.get(row, 0) for row in range(batch_size)])
+            if self.keeps_states and isinstance(fresh, CrossCache):
+                fresh.keep_states()
             self.cache = fresh
         else:
             self.resize(batch_size)
             self.cache.replace(rows, fresh)
-        return [reused[i] for i in order]
 
     def _begun(self, prompts: Rows) -> tuple[Any, list[int]]:
         """A cache in which the prompts have been read, and how many tokens of each were known."""
@@ -134,6 +141,50 @@ class CachedModel:
         """Prefill all but the last token of each row."""
         assert self.cache
         prefill(self.model, self.cache, rows)
+
+
+class DistilledModel(CachedModel):
+    """A draft model made from its target (families/distilled.py): it begins with the encoder's output in the target's
+    cache, and reads each token with the target's state before it. Behind the first drafted token its own state stands
+    in, so nothing of a draft is kept. Calls return the logits after a row's last token only."""
+
+    BEHIND = MASKED  # never: whatever it lacks, a few layers read in one call
+
+    def __init__(self, model: Model, target: CachedModel):
+        super().__init__(model)
+        self._target = target
+        target.keeps_states = True
+        self._state: Any = None  # [B, 1, D], the last column of the last call
+
+    @property
+    def _target_cache(self) -> CrossCache:
+        assert isinstance(self._target.cache, CrossCache)
+        return self._target.cache
+
+    def admit(self, batch_size: int, rows: Sequence[int], prompts: Rows) -> list[int]:
+        encoded, mask = self._target_cache.encoded(rows)
+        self._place(batch_size, rows, self._whole.attend_to(encoded, mask))
+        return [0] * len(rows)
+
+    def decode(self, rows: Rows, drafted: mx.array, lengths: np.ndarray) -> mx.array:
+        assert self.cache and not drafted.shape[1]
+        tokens, positions = missing_tokens(rows, self.cache.lengths, self.config)
+        self._lacked = tokens.shape[1]
+        # A token that the target has not read either follows on no state.
+        self._state = self._target_cache.states(positions - 1)
+        return self.feed(mx.array(tokens), positions)[:, None]
+
+    def feed(self, tokens: mx.array, positions: np.ndarray) -> mx.array:
+        assert isinstance(self.cache, CrossCache)
+        self.cache.previous = self._state
+        self._state = self.model.states(tokens, positions, self.cache)[:, -1:]
+        return self.model.logits(self._state)[:, -1]
+
+    def keep(self, n: np.ndarray) -> None:
+        super().keep(np.minimum(n, 0))
+
+    def tokens_to_prefill(self, prompt: Sequence[int]) -> int:
+        return 1  # however long it is, the encoder has read it
 
 
 class AheadModel(CachedModel):

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from speculative.cached_model import CachedModel, following
+from speculative.cached_model import CachedModel, DistilledModel, following
 from speculative.draft import Candidate, Draft, Plan, no_draft
 from speculative.draft_vocabulary import DraftVocabulary, Narrowed
 from speculative.lookup import UNBOUNDED, WEAK, PromptMatcher
@@ -23,6 +23,9 @@ class Drafter:
 
     `rows` holds each row's tokens so far, the model's prefix first; a finished row has none.
     """
+
+    def follow(self, target: CachedModel) -> None:
+        """Called once, before `admit`: the model that verifies the drafts."""
 
     def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
         """`batch` holds all rows from now on; those at the indices `new` have just begun."""
@@ -74,6 +77,10 @@ class ModelDrafter(Drafter):
         self._fared: dict[Row, str] = {}
         self._lengths = np.zeros(0, np.int32)  # [B], of the last draft
 
+    def follow(self, target: CachedModel) -> None:
+        if self._full_model.reads_target:
+            self._model = DistilledModel(self._full_model, target)
+
     def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
         if len(new) == len(batch):
             self._model.cache = None
@@ -107,7 +114,7 @@ class ModelDrafter(Drafter):
     def _lacking(self, rows: Rows) -> list[int]:
         """How many tokens the model must prefill before it can draft for each row."""
         behind = self._model.behind(rows)
-        behind[behind <= CachedModel.BEHIND] = 0
+        behind[behind <= self._model.BEHIND] = 0
         return [
             self._to_prefill.get(row, n)
             for row, n in zip(self._batch, behind.tolist(), strict=True)
@@ -162,7 +169,7 @@ class ModelDrafter(Drafter):
                 del self._to_prefill[self._batch[b]]
         # Tokens that are not committed yet are no part of this: `keep` could not forget them.
         rows = [row.tokens if n else [] for row, n in zip(self._batch, plan.limits, strict=True)]
-        if (self._model.behind(rows) > CachedModel.BEHIND).any():
+        if (self._model.behind(rows) > self._model.BEHIND).any():
             self._model.catch_up(rows)
         self._model.wait()
         return float(self._broadcast(time.perf_counter() - began))
@@ -285,6 +292,9 @@ class CombinedDrafter(Drafter):
         self._lookup = lookup
         self._model = model
         self._modelled = np.zeros(0, bool)  # [B], rows for which the model drafted last
+
+    def follow(self, target: CachedModel) -> None:
+        self._model.follow(target)
 
     def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
         self._lookup.admit(batch, new)

@@ -35,6 +35,10 @@ class Model:
     fixed_vocabulary = False
     # The last token of `prefix`, unless the user forces another one
     forced_bos_token_id: int | None = None
+    # The target of a draft model that has only some layers of its own
+    draft_of: str | None = None
+    # As a draft model: begins with what the target's encoder made of the prompt, and reads the target's states
+    reads_target = False
     # What the decoder begins with, if it has an encoder
     start_token_id: int | None = None
     # Makes the empty cache of a number of rows, which `start` then takes too: only of models that read prompts as the
@@ -72,6 +76,10 @@ class Model:
         """With `new_cache`: how many of a prompt's first tokens later prompts may begin with, if that has to be known while
         they are read, because the cache cannot be cut back; 0: it can, or none."""
         return 0
+
+    def for_target(self, target: "Model") -> "Model":
+        """As a draft model: the model that drafts for a target. InputError if it cannot."""
+        return self
 
     def narrowed(self, ids: mx.array) -> "Model":
         """As a draft model: the same, but with the logits of `ids` [n] alone, [B, T, n]."""

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -32,9 +33,9 @@ class Transcriber:
     def __init__(self, model: str | Path, draft_model: str | Path | None = None):
         self.name = str(model)
         self.model, self.tokenizer = _load(model)
-        draft = None if draft_model is None else _load(draft_model)[0]
+        draft = None if draft_model is None else _load(draft_model, drafts=True)[0]
         self.decoder = SpeculativeDecoder(self.model, self.tokenizer, draft)
-        if draft is not None and draft_model is not None:
+        if isinstance(draft, Whisper) and draft_model is not None:
             draft.share(self.model, _encoder(model) == _encoder(draft_model))
         settings = find(str(model)) / GENERATION
         generation = read_json(settings) if settings.exists() else {}
@@ -77,12 +78,14 @@ class Transcriber:
         options: TranscribeOptions,
         batch_size: int,
         resume: Resume = lambda index, samples, steps: steps,
+        on_row: Callable[[Row], object] = lambda row: None,
     ) -> Iterator[tuple[int, Result]]:
         """Transcribe many sounds, `batch_size` together; yield (index, transcript) as each finishes, or
         (index, InputError) if it cannot be read.
 
-        sounds: functions that return a sound's samples and its `on_window` (see `Sound`); resume: returns the steps to
-        take for a sound, given its own (see `journal.resumed`)
+        sounds: functions that return a sound's samples and its `on_window` (see `Sound`)
+        resume: returns the steps to take for a sound, given its own (see `journal.resumed`)
+        on_row: gets each window's row once it is decoded
         """
         options = self.resolve(options)
 
@@ -97,6 +100,7 @@ class Transcriber:
         rows = max(batch_size, options.best_of)
         with self.decoder.running(self.special.options(num_draft=options.num_draft)) as driver:
             for row in driver.decode(source, rows):
+                on_row(row)
                 source.finish(row)
                 while source.results:
                     yield source.results.popleft()
@@ -108,9 +112,9 @@ def is_speech(name: str | Path) -> bool:
     return read_json(find(str(name)) / "config.json").get("model_type") == "whisper"
 
 
-def _load(name: str | Path) -> tuple[Whisper, Tokenizer]:
+def _load(name: str | Path, drafts: bool = False) -> tuple[Any, Tokenizer]:
     model, tokenizer = load(name)
-    if not isinstance(model, Whisper):
+    if not (isinstance(model, Whisper) or (drafts and model.draft_of)):
         raise InputError(
             f"{name} is not a speech model such as whisper-large-v3; for text, use main.py"
         )

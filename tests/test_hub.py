@@ -202,7 +202,8 @@ def test_a_large_download_is_asked_for(hub, cache, tmp_path, monkeypatch, decode
 
 def test_what_a_model_would_take_is_told_by_its_config_alone(hub, cache):
     hub.sizes[SAFE] = 6_000_000_000
-    download, about, *lines = describe(MODEL)
+    download, about, *lines, draft = describe(MODEL)
+    assert draft == "a draft model of one layer, made by distill.py: 0.00 GB more"
     assert download == "download: 6.00 GB" and about.endswith(
         "8 prompts and outputs of 512 tokens:"
     )

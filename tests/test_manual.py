@@ -17,6 +17,7 @@ from helpers.programs import ANSWER, PROMPT, ROOT, call, run
 
 import benchmark
 import convert
+import distill
 import main
 import serve
 import transcribe
@@ -29,17 +30,18 @@ PAGES = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
 MANUAL = ("README.md", "CONTRIBUTING.md", "demo/README.md", *PAGES)
 PARSERS = {
     f"{module.__name__}.py": module.parse_args
-    for module in (main, translate, transcribe, convert, serve, benchmark)
+    for module in (main, translate, transcribe, distill, convert, serve, benchmark)
 }
 OPTIONS = {
     "convert.py": "docs/conversion.md",
     "benchmark.py": "docs/benchmarks.md",
     "transcribe.py": "docs/speech.md",
+    "distill.py": "docs/distilling.md",
 }
 FOREIGN = {"--python", "--hostfile", "--backend"}  # flags of other programs that the manual names
 CHANGING = {"--model", "--json", "--verbose", "--show-draft", "--help"}  # output not compared
 CALL = re.compile(
-    r"(?:python3?|mlx\.launch .*?|^) ?(?:\S*/)?((?:main|translate|transcribe|convert|serve|benchmark)\.py)(?= |$)"
+    r"(?:python3?|mlx\.launch .*?|^) ?(?:\S*/)?((?:main|translate|transcribe|distill|convert|serve|benchmark)\.py)(?= |$)"
 )
 
 

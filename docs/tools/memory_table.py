@@ -37,7 +37,9 @@ def table() -> str:
         needed = [sum(by_bits[bits] for _, by_bits in models) for bits in (16, 8, 4)]
         gb = ", ".join(f"{size / 1e9:.1f}" for size in needed)
         macs = ", ".join(ram.mac_for(size).removesuffix(" GB") for size in needed)
-        pair = f"`{target}` | {f'`{draft}`' if draft else 'none: `--lookup`'}"
+        pair = (
+            f"`{target}` | {f'`{draft}`' if draft else '[made from it](distilling.md), `--lookup`'}"
+        )
         download = f"{sum(size for size, _ in models):.1f}"
         lines += f"| {use} | {pair} | {licence} | {download} | {gb} | {macs} GB |\n"
     return lines

@@ -1,0 +1,164 @@
+"""Draft models made from their target (distill.py): a few decoder layers on the target's encoder, embedding and head.
+
+A layer reads a token and the target's last state before it, as EAGLE's does (Li et al. 2024, arXiv 2401.15077). The
+deep encoder makes up for the shallow decoder (Kasai et al. 2020, arXiv 2006.10369).
+"""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from copy import copy
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten, tree_unflatten
+
+from checkpoints.folder import WEIGHTS
+from checkpoints.quantization import is_matrix
+from checkpoints.tensors import map_npz, to_mlx, to_numpy
+from errors import InputError
+from families.encoder_decoder import EncoderDecoder
+from speculative.model import Model
+
+KIND = "distilled"  # model_type in config.json
+_TABLES = (nn.Embedding, nn.QuantizedEmbedding)
+_FLOAT32 = ("feed_forward.down.weight",)  # in a float16 model: see encoder_decoder.FeedForward
+_TYPES = {mx.float32: "float32", mx.float16: "float16", mx.bfloat16: "bfloat16"}
+Weights = dict[str, mx.array]
+
+
+def shell(target: Any, layers: Sequence[int]) -> Any:
+    """A draft model with decoder layers such as these of the target's. The weights of its own are to be set."""
+    count = len(target.decoder.layers)
+    if not layers or not set(layers) <= set(range(count)):
+        raise InputError(f"the model has the decoder layers 0 to {count - 1}, not {list(layers)}")
+    draft: Any = copy(target)
+    kind: Any = type(target)
+    draft.decoder = kind(target.config).decoder.only(layers)  # nothing is computed yet
+    for name, part in target.decoder.items():
+        if isinstance(part, _TABLES):
+            draft.decoder[name] = part
+    width = len(draft.decoder.layers[0].attention.out.weight)
+    draft.decoder.mix = nn.Linear(width, width, bias=False)
+    draft.layers = list(layers)
+    draft.reads_target = True
+    return draft
+
+
+def from_target(target: EncoderDecoder, layers: Sequence[int]) -> Any:
+    """A draft model to train: copies of the target's layers in float32, which do not read states yet."""
+    draft = shell(target, layers)
+    part = target.decoder.only(layers)
+    weights: Weights = dict(tree_flatten(part.parameters()))
+    for name, module in part.named_modules():
+        if isinstance(module, nn.QuantizedLinear):
+            packed = module.weight, module.scales, module.get("biases")
+            settings = module.group_size, module.bits, module.mode
+            weights[f"{name}.weight"] = mx.dequantize(*packed, *settings)
+    own = own_weights(draft)
+    weights["mix.weight"] = mx.zeros_like(own["mix.weight"])
+    set_weights(draft, {name: weights[name].astype(mx.float32) for name in own})
+    return draft
+
+
+def own_weights(draft: Any) -> Weights:
+    """The weights that are not the target's, by their names in the decoder."""
+    tables = [name for name, part in draft.decoder.items() if isinstance(part, _TABLES)]
+    weights: Weights = dict(tree_flatten(draft.decoder.parameters()))
+    return {name: x for name, x in weights.items() if name.partition(".")[0] not in tables}
+
+
+def set_weights(draft: Any, weights: Weights) -> None:
+    """Set weights by their names in the decoder."""
+    draft.decoder.update(tree_unflatten(list(weights.items())))
+
+
+def fingerprint(target: Any) -> str:
+    """Of a model's vocabulary, and of its weights that quantization leaves alone."""
+    digest = sha256()
+    weights: Weights = dict(tree_flatten(target.parameters()))
+    for name, weight in sorted(weights.items()):
+        if not is_matrix(name, weight.shape):
+            digest.update(name.encode() + to_numpy(weight).tobytes())
+    if target.text:
+        digest.update(repr(sorted(target.text.tokenizer.get_vocab().items())).encode())
+    return digest.hexdigest()[:16]
+
+
+def type_of(target: EncoderDecoder) -> str:
+    """The type of a model's weights or, if it is quantized, of their scales."""
+    weights = dict(tree_flatten(target.parameters()))
+    types = [_TYPES[x.dtype] for x in weights.values() if x.dtype in _TYPES]
+    return max(set(types), key=types.count)
+
+
+def save(draft: Any, target: EncoderDecoder, name: str, folder: Path, dtype: str) -> None:
+    """Write a draft model of the target `name`. The folder appears complete, and its weights change at once."""
+    config = dict(
+        model_type=KIND,
+        draft_of=name,
+        fingerprint=fingerprint(target),
+        layers=draft.layers,
+        dtype=dtype,
+    )
+    partial = folder.parent / f".{folder.name}.partial"
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        arrays = {}
+        for key, weight in own_weights(draft).items():
+            exact = dtype == "float16" and key.endswith(_FLOAT32)
+            arrays[key] = to_numpy(weight.astype(mx.float32 if exact else getattr(mx, dtype)))
+        np.savez(partial / WEIGHTS, **arrays)  # type: ignore[arg-type]
+        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        if folder.exists():
+            (partial / WEIGHTS).replace(folder / WEIGHTS)
+        else:
+            partial.rename(folder)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(folder)) from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+class Distilled(Model):
+    """A draft model as its folder has it, without the target's parts. `for_target` makes it one to decode with."""
+
+    def __init__(self, name: str, config: Mapping, weights: Weights):
+        """config: as in its config.json. InputError if that is not of `save`'s."""
+        try:
+            self.layers = [int(n) for n in config["layers"]]
+            self.draft_of = str(config["draft_of"])
+            self.fingerprint = str(config["fingerprint"])
+        except (KeyError, TypeError, ValueError):
+            raise InputError(f"{name}: its config.json is not written by distill.py") from None
+        self.name = name
+        self.weights = weights
+
+    @classmethod
+    def load(cls, path: Path, config: Mapping) -> "Distilled":
+        """The draft model in a folder with this config.json."""
+        weights = {name: to_mlx(array) for name, array in map_npz(path / WEIGHTS).items()}
+        mx.eval(weights)  # what is lazy can only be computed by the thread that made it
+        return cls(path.name, config, weights)
+
+    def for_target(self, target: Model) -> Any:
+        """With the encoder, embedding and head of its target. InputError for another model."""
+        same = isinstance(target, EncoderDecoder)
+        if same and not target.ranks:  # ranks have only parts of the weights
+            same = fingerprint(target) == self.fingerprint
+        if not same:
+            raise InputError(
+                f"{self.name} is a draft model of {self.draft_of}, and this is another model: "
+                "make one of its own with distill.py"
+            )
+        draft = shell(target, self.layers)
+        own = own_weights(draft)
+        if {k: v.shape for k, v in own.items()} != {k: v.shape for k, v in self.weights.items()}:
+            raise InputError(f"{self.name}: not the weights that config.json says")
+        set_weights(draft, self.weights)
+        return draft

@@ -1,0 +1,184 @@
+"""Training a draft model: what it learns from, what it promises, and where it stops."""
+
+import json
+import subprocess
+import sys
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from helpers.decoding import decode_with, ragged_prompts, total
+from helpers.pairs import ours
+from test_distilled import with_states
+
+import distill
+from distillation import training
+from distillation.lessons import Lesson, drafts
+from distillation.promise import measure
+from distillation.texts import HELD_OUT, Text, read_texts, split
+from errors import InputError
+from families.distilled import from_target, own_weights
+from speculative.drafting import ModelDrafter
+from text.memory import Pair
+
+
+def texts_of(target, count: int, max_tokens: int = 12, **options) -> list[Text]:
+    prompts = ragged_prompts(count, 38, 6)
+    return [Text.of(row) for row in decode_with(target, None, prompts, max_tokens=max_tokens)]
+
+
+@pytest.mark.usefixtures("cpu")
+def test_drafts_from_every_token_at_once_are_those_of_the_drafter():
+    """The tokens a call that a draft model promises are those that it brings."""
+    target = ours("t5")
+    draft = with_states(target)
+    texts = texts_of(target, 8, 20)
+    promise = measure(draft, target, [Lesson.of(target, texts[:5]), Lesson.of(target, texts[5:])])
+    for length, per_call in promise.per_call.items():
+        prompts = [text.prompt for text in texts]
+        rows = decode_with(target, ModelDrafter(draft), prompts, num_draft=length, max_tokens=20)
+        calls = sum(row.stats.target_calls for row in rows)
+        assert (
+            total(rows).accepted_lengths and per_call == sum(len(r.generated) for r in rows) / calls
+        )
+    assert promise.agrees == 1
+
+
+@pytest.mark.usefixtures("cpu")
+def test_a_drafted_token_reads_its_own_draft_and_the_text_before_it():
+    """Depth by depth beside a cache that was fed one draft alone."""
+    target = ours("t5")
+    draft = with_states(target)
+    (text,) = texts_of(target, 1, 9)
+    lesson = Lesson.of(target, [text])
+    found = drafts(draft, lesson, 3)
+    first = 4
+    cache = draft.attend_to(lesson.encoded, lesson.mask)
+    previous = mx.pad(lesson.states, [(0, 0), (1, 0), (0, 0)])
+    state = None
+    for place in range(first + 3):
+        cache.previous = previous[:, place : place + 1] if place <= first else state
+        token, position = mx.array([[text.tokens[place]]]), np.array([[place]], np.int32)
+        state = draft.states(token, position, cache)
+        if place >= first:
+            assert mx.allclose(found[place - first][:, place : place + 1], state, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def lessons(demo_pair):
+    """The demo target, and what it writes for 200 numbers."""
+    target, tokenizer, _ = demo_pair
+    numbers = range(1000, 200_000, 995)
+    prompts = [tokenizer.encode(f"translate number to German: {n}").ids for n in numbers]
+    rows = decode_with(target, None, prompts, 50, num_draft=0, max_tokens=24)
+    return target, [Text.of(row) for row in rows]
+
+
+@pytest.mark.usefixtures("cpu")
+def test_the_held_out_share_rises_and_other_texts_teach_less(lessons):
+    """Forty steps on the target's texts; on its own texts, as a mutant might be trained, a draft model learns less."""
+    target, texts = lessons
+    looks = []
+    draft = training.distill(
+        target, None, texts, steps=40, on_look=lambda look, _: looks.append(look)
+    )
+    held_out = [Lesson.of(target, split(texts)[1])]
+    before = measure(from_target(target, [0]), target, held_out).share
+    after = measure(draft, target, held_out).share
+    assert after > before + 0.15
+    (look,) = looks
+    assert look.best and look.promise.share == after and look.share == 1
+    prompts = [text.prompt for text in texts]
+    untrained = from_target(target, [0])
+    rows = decode_with(untrained, None, prompts, 50, num_draft=0, max_tokens=24)
+    mutant = training.distill(target, None, [Text.of(row) for row in rows], steps=40)
+    assert measure(mutant, target, held_out).share < after - 0.1
+
+
+@pytest.mark.usefixtures("cpu")
+def test_the_loss_is_cross_entropy_and_kl_over_all_drafted_tokens(monkeypatch):
+    """In slices as in one, and as computed plainly."""
+    target = ours("t5")
+    draft = with_states(target)
+    texts = texts_of(target, 4)
+    lesson = Lesson.of(target, texts)
+    plain = []
+    p = np.array(mx.softmax(target.logits(lesson.states), axis=-1))
+    for depth, states in enumerate(drafts(draft, lesson, 2)):
+        q = np.array(
+            draft.logits(states) - mx.logsumexp(draft.logits(states), axis=-1, keepdims=True)
+        )
+        for b, t in np.argwhere(lesson.drafted(depth)):
+            plain.append(-q[b, t, lesson.labels[b, t]] - (p[b, t] * q[b, t]).sum())
+    for size in (1024, 7):
+        monkeypatch.setattr(training, "SLICE", size)
+        found = training.loss(draft, target, lesson, lesson.labels, 2).item()
+        assert found == pytest.approx(np.mean(plain), rel=1e-4)
+
+
+def test_gradients_reach_every_weight():
+    target = ours("t5")
+    draft = with_states(target)
+    lesson = Lesson.of(target, texts_of(target, 4))
+
+    def loss_of(weights):
+        training.distilled.set_weights(draft, weights)
+        return training.loss(draft, target, lesson, lesson.labels, 2)
+
+    gradients = mx.grad(loss_of)(own_weights(draft))
+    assert all(mx.abs(x).max() > 0 for x in gradients.values())
+
+
+def test_a_twentieth_is_held_out_whatever_the_order():
+    texts = [Text([5], [0, i, i + 1, 1], 1) for i in range(2000)]
+    _, held_out = split(texts)
+    assert 0.03 < len(held_out) / len(texts) < 0.07 and 1 / HELD_OUT == 0.05
+    _, same = split(texts[::-1])
+    assert {tuple(t.tokens) for t in same} == {tuple(t.tokens) for t in held_out}
+    with pytest.raises(InputError, match="no texts to learn from"):
+        split([])
+
+
+def test_pairs_become_the_targets_tokens(decoder):
+    model, tokenizer = decoder.model, decoder.tokenizer
+    (text,) = read_texts(model, tokenizer, [Pair("repair: A", "The house."), Pair("repair: B", "")])
+    assert text.tokens[0] == model.start_token_id and text.tokens[-1] == 1
+    assert tokenizer.decode(text.tokens) == "The house."
+    with pytest.raises(InputError, match="vocabulary lacks many of the texts' words"):
+        read_texts(model, tokenizer, [Pair("a", "日本語 テキスト 漢字")])
+
+
+def test_training_stops_by_itself_and_at_nan(monkeypatch):
+    target = ours("t5")
+    texts = texts_of(target, 40)
+    monkeypatch.setattr(training, "LOOK_SECONDS", 0)
+    looks = []
+    training.distill(target, None, texts, minutes=60, on_look=lambda look, _: looks.append(look))
+    best = max(look.promise.share for look in looks)
+    assert len(looks) > training.PATIENCE and looks[-1].promise.share <= best
+    assert not any(look.promise.share > best for look in looks[-training.PATIENCE :])
+    monkeypatch.setattr(
+        training, "loss", lambda *args: mx.array(np.nan) + 0 * args[0].decoder.mix.weight.sum()
+    )
+    with pytest.raises(InputError, match="the loss is nan after 0 steps"):
+        training.distill(target, None, texts, steps=3)
+
+
+def test_only_models_with_an_encoder_are_distilled():
+    with pytest.raises(InputError, match="no encoder to draft from: use a public draft model"):
+        training.distill(object(), None, [])
+
+
+def test_the_command_goes_on_where_it_ended(work, capsys, monkeypatch):
+    """It writes only the texts that are missing, and trains the draft model that is there."""
+    (work / "p.txt").write_text("".join(f"translate number to German: {n}\n" for n in range(40)))
+    argv = ["--model", "mlx_models/demo-target", "--prompt-file", "p.txt", "--steps", "2"]
+    run = [sys.executable, distill.__file__, *argv]
+    first = subprocess.run(run, cwd=work, capture_output=True, text=True, check=True)
+    texts = (work / "mlx_models/demo-target-draft.jsonl").read_text()
+    assert len(texts.splitlines()) == 40 and "only 40 texts" in first.stderr
+    assert first.stdout.startswith("python main.py --model mlx_models/demo-target --draft-model")
+    (work / "mlx_models/demo-target-draft.jsonl").write_text("\n".join(texts.splitlines()[:30]))
+    subprocess.run(run, cwd=work, capture_output=True, text=True, check=True)
+    pairs = [json.loads(line) for line in (work / "mlx_models/demo-target-draft.jsonl").open()]
+    assert len({pair["prompt"] for pair in pairs}) == len(pairs) == 40
