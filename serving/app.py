@@ -80,7 +80,7 @@ class Api:
             "speech": self.transcriber is not None,
         }
         limits = self.max_seconds, self.max_upload, self.upload_seconds
-        checks = self._authorize, self._check_model
+        checks = self._authorize, self._check_model, self._check_origin
         self._speech = Speech(self.transcriber, self.engine, *limits, *checks)
 
     def app(self) -> Starlette:
@@ -187,6 +187,15 @@ class Api:
         last = request.messages[-1]
         begun = last.content if last.role == "assistant" else ""
         return Thinking(self._chat.thinking, self._chat.thinks(prompt, begun))
+
+    def _check_origin(self, request: Request) -> None:
+        """Raise HTTPException for another web page's form, unless its origin is allowed: browsers send forms without
+        asking first."""
+        origin = request.headers.get("origin")
+        if not origin or origin.partition("://")[2] == request.headers.get("host"):
+            return
+        if not {origin, "*"} & {*self.origins}:
+            raise HTTPException(403, "other web pages may not send requests; see --allowed-origins")
 
     def _authorize(self, request: Request) -> None:
         given = request.headers.get("authorization", "").encode("latin-1")  # the bytes as sent

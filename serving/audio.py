@@ -46,16 +46,18 @@ class Speech:
         upload_seconds: float,
         authorize: Callable[[Request], None],
         check_model: Callable[[str | None], None],
+        check_origin: Callable[[Request], None],
     ):
         self._transcriber, self._engine, self._max_seconds = transcriber, engine, max_seconds
         self._max_bytes, self._upload_seconds = max_bytes, upload_seconds
         self._authorize, self._check_model = authorize, check_model
+        self._check_origin = check_origin
         # One sound is read at a time, because an hour takes 0.8 GB meanwhile, and few are held.
         self._places, self._reading = Semaphore(engine.batch_size), CapacityLimiter(1)
 
     async def answer(self, request: Request, task: str) -> Response:
         self._authorize(request)
-        _check_origin(request)
+        self._check_origin(request)
         if self._transcriber is None:
             raise InputError("this model reads text, not audio")
         form = await _form(request, self._max_bytes, self._upload_seconds)
@@ -157,13 +159,6 @@ def _next(steps: Steps, result: Any) -> Any:
         return steps.send(result)
     except StopIteration as end:
         return end.value
-
-
-def _check_origin(request: Request) -> None:
-    """Raise HTTPException for another web page's request: browsers send forms without asking first."""
-    origin = request.headers.get("origin")
-    if origin and origin.partition("://")[2] != request.headers.get("host"):
-        raise HTTPException(403, "other web pages may not send requests")
 
 
 async def _form(request: Request, max_bytes: int, seconds: float) -> FormData:

@@ -101,3 +101,7 @@ def test_pages_of_the_allowed_origins_may_send_requests(server, origin):
     allowed = origin if origin == ORIGIN else None
     assert response.status == (200 if allowed else 400)
     assert response.getheader("access-control-allow-origin") == allowed
+    response.read()
+    connection.request("POST", "/v1/audio/transcriptions", "", {"origin": origin})
+    # This model hears nothing.
+    assert connection.getresponse().status == (400 if allowed else 403)
