@@ -158,7 +158,8 @@ class Paragraph(Passage):
         slots = [replace(s, words=next(names)) if s.words == STAND_IN else s for s in slots]
         sizes = Counter[str]()
         for slot in slots:
-            if slot.look is not None and not any(each.startswith("link") for each in slot.groups):
+            is_link = any(group.startswith("link") for group in slot.groups)
+            if slot.look is not None and slot.kind == "text" and not is_link:
                 sizes[slot.look] += len(slot.words)
         look = max(sizes, key=lambda look: sizes[look], default="")
         text = "".join(slot.words for slot in slots)

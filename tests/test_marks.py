@@ -76,6 +76,7 @@ WORD = [
     (f"[Name]{TAB}[Ann]{BREAK}[Lee]", ["Name", "Ann", "Lee"], None, f"[NAME]{TAB}[ANN]{BREAK}[LEE]"),
     (f"[Ann]{BREAK}[sees.]", ["Ann sees."], None, f"[ANN]{BREAK}[SEES.]"),
     (f"[An e]{HYPHEN}[mail.]", ["An e-mail."], None, f"[AN E]{HYPHEN}[MAIL.]"),
+    (f"{HYPHEN}{HYPERLINK.format('[a]')}", ["-a"], "A b - a", f"[A b ]{HYPHEN}[ ]{HYPERLINK.format('[a]')}"),
     (f"[a]{BOX.format('[b]')}[ c]", ["b", "a c"], None, f"[A]{BOX.format('[B]')}[ C]"),
     (RUBY.format("[かん]", "[漢]") + "[です。]", ["漢です。"], "So.", RUBY.format("", "") + "[So.]"),
     ("[<w:b/>:Ann][ sees.]", ["Ann sees."], "Es sieht Ann.", "[Es sieht ][<w:b/>:Ann][.]"),
