@@ -88,7 +88,7 @@ def distill(
 ) -> Any:
     """Make a draft model of `model` from texts that it has written; return the best one on held-out texts.
 
-    layers: how many decoder layers it has, copies of the target's first ones, or which
+    layers: how many decoder layers it has, copies of the target's last ones, or which
     minutes: the most it may take; steps: this many instead
     start: a draft model of `model` to go on with
     on_look: called about every half minute, with the draft model as it is; look.best: better than all before
@@ -98,7 +98,8 @@ def distill(
     each: list[Any] = list(pairs)
     given = all(isinstance(pair, Text) for pair in each)
     texts: list[Text] = each if given else read_texts(model, tokenizer, each)
-    indices = range(layers) if isinstance(layers, int) else layers
+    count = len(model.decoder.layers)
+    indices = range(count - layers, count) if isinstance(layers, int) else layers
     draft = start or distilled.from_target(model, list(indices))
     return _Training(model, draft, texts, on_look, start is not None).run(minutes * 60, steps)
 
