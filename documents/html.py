@@ -36,14 +36,14 @@ _CHAPTERS = {"application/xhtml+xml", "application/x-dtbncx+xml"}
 
 
 def parse(data: bytes) -> Document:
-    return _part(data, "", {"places": {}, "plain": [], "notes": []})
+    return _part(data)
 
 
 def parse_epub(data: bytes) -> Document:
     return in_archive(data, ".epub", _chapters, _part)
 
 
-def _part(data: bytes, _: str, about: dict) -> Document:
+def _part(data: bytes, _: str = "", about: dict | None = None) -> Document:
     return in_markup(data, lambda source: _Reader(source).paragraphs(), _written, about)
 
 

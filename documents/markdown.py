@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from documents.document import Document, Passage, Span, by_length, in_text, passage
-from documents.marks import runs_on
+from documents.sentences import runs_on
 
 _FRONT = re.compile(
     r"\A\ufeff?(---|\+\+\+)[ \t]*\r?\n.*?^(?:\1|\.\.\.)[ \t]*$", re.DOTALL | re.MULTILINE

@@ -13,16 +13,11 @@ from typing import NamedTuple
 import regex
 
 from documents.document import Passage, Place, Span
+from documents.sentences import runs_on
 
 STAND_IN = "{}"  # shows a field or the like in the text, where it is numbered
 _BOUNDARY = regex.compile(r"(?w)(?<!\{\d*)(?:\b|(?=['’])|(?<=['’])|^|$)")  # noqa: RUF001
 _WORD = regex.compile(r"(?w)(?<!\{\d*)\w.*?(?=\b)")
-_ENDED = regex.compile(r"[\p{STerm}:]\W*$")
-
-
-def runs_on(before: str, after: str) -> bool:
-    """Whether a sentence goes on behind a line break."""
-    return after.lstrip()[:1].islower() and not _ENDED.search(before)
 
 
 def places(sources: Sequence[str], texts: Sequence[str], marked: Sequence[Span]) -> list[Place]:

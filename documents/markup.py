@@ -22,14 +22,19 @@ _WRONG = (
 )
 
 
+def _nothing_about() -> dict:
+    return {"places": {}, "plain": [], "notes": []}
+
+
 def in_markup(
     data: bytes,
     find: Callable[[str], Iterable[Paragraph]],
     written: Callable[[Paragraph, Slot, str], str],
-    about: dict,
+    about: dict | None = None,
 ) -> Document:
     """A document of paragraphs with marks. written: other words as they are written into a slot; about: places, plain
-    and notes of the `Document`."""
+    and notes of the `Document`, if it is a part of one."""
+    about = _nothing_about() if about is None else about
     source = ""
 
     def found(text: str) -> Iterable[Paragraph]:
@@ -70,7 +75,7 @@ def in_archive(
         names = parts_of(archive)
     except (*_WRONG, KeyError) as error:
         raise InputError(f"not a {ending} file: {error}") from None
-    about: dict = {"places": {}, "plain": [], "notes": []}
+    about = _nothing_about()
     parts = {
         file: parse(content, file.filename, about)
         for file, content in contents.items()

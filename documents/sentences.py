@@ -42,6 +42,7 @@ _NARROWEST = 40  # columns; below that, lines are a list or verses
 
 ENDED = regex.compile(r"""[\p{STerm}…♪][\p{Pe}\p{Pf}"']*\s*$""")
 _LINE_ENDED = regex.compile(rf"{ENDED.pattern}|[:：]\s*$")  # noqa: RUF001
+_MARKED_ENDED = regex.compile(r"[\p{STerm}:]\W*$")  # whatever marks stand behind it
 _BEGINS_LOWER = regex.compile(r"""[\p{Ps}\p{Pi}"'.…\s]*\p{Ll}""")
 _BEGINS_SENTENCE = regex.compile(r"""[\s\p{Ps}\p{Pi}"'*•\-–\d.)]*[\p{Lu}\p{Lt}\p{Lo}\p{N}]""")  # noqa: RUF001
 _GOES_ON = regex.compile(
@@ -85,6 +86,11 @@ def is_unspaced(text: str) -> bool:
 def between(before: str, after: str) -> str:
     """What stands between two lines of a sentence when they become one."""
     return "" if is_unspaced(before[-1:]) and is_unspaced(after) else " "
+
+
+def runs_on(before: str, after: str) -> bool:
+    """Whether a sentence goes on behind a line break that somebody set, in text with marks."""
+    return after.lstrip()[:1].islower() and not _MARKED_ENDED.search(before)
 
 
 def begins_lower(text: str) -> bool:
