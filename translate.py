@@ -113,11 +113,11 @@ def load(name: str, output: Path | None, encoding: str | None = None, **options:
         raise InputError(f"{path}: translate.py reads {', '.join(FORMATS)}")
     if options.get("bilingual") and suffix not in OPTIONS["bilingual"]:
         raise InputError(f"{path}: --bilingual is for {', '.join(OPTIONS['bilingual'])}")
-    taken = {option: on for option, on in options.items() if suffix in OPTIONS[option]}
+    applied = {option: on for option, on in options.items() if suffix in OPTIONS[option]}
     data = sys.stdin.buffer.read() if name == STDIN else path.read_bytes()
     try:
         with naming(Path(name)):
-            return decoded(partial(parse, **taken), data, encoding)
+            return decoded(partial(parse, **applied), data, encoding)
     except ImportError:
         needed = f"{path.name} needs: pip install -r requirements-documents.txt"
         raise InputError(needed) from None

@@ -30,7 +30,8 @@ WARM_UP = 50  # steps
 PATIENCE = 3  # looks in a row that bring less than GAIN
 GAIN = 0.002
 LOOK_SECONDS = 30
-KEPT = 0.6  # of the memory: the target need not see the same texts again while there is so much
+# Of the memory: while there is so much, the target need not see the same texts again
+LESSON_MEMORY = 0.6
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ class _Training:
         if key in self._lessons:
             return self._lessons[key]
         lesson = Lesson.of(self.target, group)
-        if mx.get_active_memory() < KEPT * available():
+        if mx.get_active_memory() < LESSON_MEMORY * available():
             self._lessons[key] = lesson
         return lesson
 

@@ -85,8 +85,8 @@ def _same_words(source: str, text: str, mark: Span) -> Span | None:
 
 def _finds(text: str, words: str) -> list[int]:
     edges = {*_boundaries(text)}
-    found = regex.finditer(regex.escape(words), text, regex.IGNORECASE, overlapped=True)
-    return [match.start() for match in found if edges.issuperset(match.span())]
+    matches = regex.finditer(regex.escape(words), text, regex.IGNORECASE, overlapped=True)
+    return [match.start() for match in matches if edges.issuperset(match.span())]
 
 
 def _boundaries(text: str) -> list[int]:

@@ -37,7 +37,7 @@ def in_markup(
     about = _nothing_about() if about is None else about
     source = ""
 
-    def found(text: str) -> Iterable[Paragraph]:
+    def paragraphs(text: str) -> Iterable[Paragraph]:
         nonlocal source
         source = text
         return find(text)
@@ -58,7 +58,7 @@ def in_markup(
             for raw, slot, part in zip(old, passage.slots, parts, strict=True)
         ]
 
-    return in_text(data, found, fit, **about)
+    return in_text(data, paragraphs, fit, **about)
 
 
 def in_archive(

@@ -101,17 +101,20 @@ def _from_ffmpeg(
 
 def _track(tracks: Sequence[Any], wanted: str | None) -> Any:
     """The track of this number or language; without one, the file's default."""
-    known = [each for each in tracks if each.codec_context]  # before PyAV 18.1, decoding an
-    if not known:  # unknown codec ends the process
+    # Before PyAV 18.1, decoding an unknown codec ends the process.
+    decodable = [each for each in tracks if each.codec_context]
+    if not decodable:
         raise InputError("holds no audio")
     if wanted is None:
-        return next((each for each in known if each.disposition & Disposition.default), known[0])
+        return next(
+            (each for each in decodable if each.disposition & Disposition.default), decodable[0]
+        )
     if wanted.isdecimal():
-        if 1 <= int(wanted) <= len(tracks) and tracks[int(wanted) - 1] in known:
+        if 1 <= int(wanted) <= len(tracks) and tracks[int(wanted) - 1] in decodable:
             return tracks[int(wanted) - 1]
-        numbers = ", ".join(str(i) for i, each in enumerate(tracks, 1) if each in known)
+        numbers = ", ".join(str(i) for i, each in enumerate(tracks, 1) if each in decodable)
         raise InputError(f"no audio track {wanted}; there are {numbers}")
-    languages = {each.language or "und": each for each in reversed(known)}
+    languages = {each.language or "und": each for each in reversed(decodable)}
     return languages[Languages(dict.fromkeys(languages, "")).find("audio_track", wanted)]
 
 
