@@ -1,12 +1,12 @@
 """Documents in another language, sentence by sentence."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from decoder import BATCH_SIZE, Options, Response, SpeculativeDecoder
+from decoder import BATCH_SIZE, Content, Options, Response, SpeculativeDecoder
 from documents.document import Document, Passage, spread
 from documents.marks import places
 from documents.sentences import (
@@ -44,6 +44,12 @@ class Line(NamedTuple):
 class Translation(NamedTuple):
     data: bytes  # of the file in the other language
     problems: list[str]  # what a reader should check, each with its place
+
+
+# Prompts, to go on when `finish` has got their responses, or a function to call where models may be used and whose
+# result to send back
+Work = list[Content] | Callable[[], Any]
+Steps = Generator[Work, Any, Translation]
 
 
 @dataclass
@@ -87,6 +93,24 @@ class Translator:
         self, document: Document, name: str = "", journal: MemoryFile | None = None
     ) -> Translation:
         """A document's translation. name: for the progress bar. journal: gets each sentence as it is finished."""
+        steps = self.steps(document)
+        result: Any = None
+        while True:
+            try:
+                work = steps.send(result)
+            except StopIteration as end:
+                return end.value
+            if not isinstance(work, list):
+                result = work()
+                continue
+            responses = self.decoder.stream_batch(work, self.batch_size, **vars(self.options))
+            with reporter.bar(name, len(work), "", 0.1) as advance:
+                for _, response in responses:
+                    self.finish(response, journal)
+                    advance(1)
+
+    def steps(self, document: Document) -> Steps:
+        """Translate a document, wherever its sentences are decoded."""
         if document.into and self.target_lang:
             document = document.into(short(self.target_lang))
         passages = [
@@ -99,13 +123,13 @@ class Translator:
             for piece in of_passage
             if translatable(piece, pattern)
         ]
-        self._decode([sentence for sentence, _ in wanted], name, journal)
+        yield self._prompts([sentence for sentence, _ in wanted])
         lost = [
             masked(sentence, pattern)[0]
             for sentence, pattern in wanted
             if changed(sentence, self.texts[sentence], pattern) and sentence not in self.exact
         ]
-        self._decode(lost, name, journal)
+        yield self._prompts(lost)
         texts = list[str | None]()
         problems = list[str]()
         for (passage, pattern), of_passage in zip(passages, pieces, strict=True):
@@ -138,26 +162,25 @@ class Translator:
             return not text.strip()
         return len(row.prompt) <= _FULL * row.max_tokens
 
-    def _decode(self, wanted: Sequence[str], name: str, journal: MemoryFile | None) -> None:
-        """Translate the sentences that have no text yet."""
+    def _prompts(self, wanted: Sequence[str]) -> list[Content]:
+        """The prompts of the sentences that have no text yet."""
         self.texts |= {each: self.exact[each] for each in wanted if each in self.exact}
         todo = [sentence for sentence in dict.fromkeys(wanted) if sentence not in self.texts]
-        prompts = map(self._framed, todo)
-        responses = self.decoder.stream_batch(prompts, self.batch_size, **vars(self.options))
-        with reporter.bar(name, len(todo), "", 0.1) as advance:
-            for _, response in responses:
-                self.on_response(response)
-                text = " ".join(response.text.splitlines()).strip()
-                self.texts[response.prompt] = text or response.prompt
-                advance(1)
-                if response.finish_reason != "stop" or not text:
-                    self._cut.add(response.prompt)
-                    continue
-                pair = Pair(response.prompt, text, *self.languages)
-                if journal:
-                    journal.append(pair)
-                if self.memory_file and pair not in (self.decoder.memory or ()):
-                    self.memory_file.append(pair)
+        return [self._framed(sentence) for sentence in todo]
+
+    def finish(self, response: Response, journal: MemoryFile | None = None) -> None:
+        """Take a sentence's text."""
+        self.on_response(response)
+        text = " ".join(response.text.splitlines()).strip()
+        self.texts[response.prompt] = text or response.prompt
+        if response.finish_reason != "stop" or not text:
+            self._cut.add(response.prompt)
+            return
+        pair = Pair(response.prompt, text, *self.languages)
+        if journal:
+            journal.append(pair)
+        if self.memory_file and pair not in (self.decoder.memory or ()):
+            self.memory_file.append(pair)
 
     def _text(self, piece: str, pattern: Pattern) -> str:
         """A sentence's text; the one from plain tokens if that alone has the placeholders."""
