@@ -3,8 +3,9 @@
 Shapes: B rows, S source tokens, T new tokens, N cache slots, H heads, D head width, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from functools import partial
 from typing import Any, Self
 
 import mlx.core as mx
@@ -68,6 +69,10 @@ class Attention(nn.Module):
     def project(self, x: mx.array, *positions: mx.array) -> tuple[mx.array, mx.array]:
         """Keys and values, [B, H, T, D] each, from x [B, T, d_model]."""
         return self.heads("key", x, *positions), self.heads("value", x)
+
+    def scores(self, queries: mx.array, keys: mx.array) -> mx.array:
+        """Before softmax, [B, H, T, N], from queries [B, H, T, D] and keys [B, H, N, D]."""
+        return (queries * self._scale) @ keys.swapaxes(2, 3)
 
     def attend(self, queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
         return mx.fast.scaled_dot_product_attention(
@@ -241,6 +246,42 @@ class EncoderDecoder(Model, nn.Module):
     def narrowed(self, ids: mx.array) -> Any:
         """The same model with logits for `ids` [n] only."""
         return narrowed(self, self.config.vocab_size, ids)
+
+    def attention(
+        self, prompts: Rows, tokens: mx.array, heads: Mapping[int, Sequence[int] | None]
+    ) -> tuple[mx.array, dict[int, mx.array]]:
+        """The logits [B, T, V] of tokens [B, T], a row's prefix and text, in one call with a cache of its own; and for each
+        decoder layer in `heads` how these heads of its attention (None: all) see the source: float32 scores
+        [B, H, T, S] before softmax, -inf on padding.
+
+        T5Gemma 2 has one softmax over text and source; here it is over the source alone."""
+        cache = self.start(prompts)
+        S = cache.mask.shape[1]
+        scores = dict[int, mx.array]()
+
+        def keep(
+            layer: int, attention: Attention, queries: mx.array, keys: mx.array, *rest: Any
+        ) -> mx.array:
+            own = heads[layer]
+            own = range(queries.shape[1]) if own is None else own
+            shared = queries.shape[1] // keys.shape[1]  # query heads to a key head
+            q = queries[:, list(own)].astype(mx.float32)
+            k = keys[:, [head // shared for head in own], -S:].astype(mx.float32)
+            x = attention.scores(q, k)
+            mask = cache.cross_mask
+            scores[layer] = x if mask is None else mx.where(mask, x, -mx.inf)
+            return type(attention).attend(attention, queries, keys, *rest)
+
+        model = copy(self)
+        model.decoder = copy(self.decoder)
+        model.decoder.layers = [copy(layer) for layer in self.decoder.layers]
+        for i in heads:
+            layer = model.decoder.layers[i]
+            name = "cross_attention" if "cross_attention" in layer else "attention"
+            layer[name] = copy(layer[name])
+            layer[name].attend = partial(keep, i, layer[name])
+        positions = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape)
+        return model.decode(tokens, positions, cache), scores
 
     def decode(self, tokens: mx.array, positions: np.ndarray, cache: CrossCache) -> mx.array:
         states = self.states(tokens, positions, cache)

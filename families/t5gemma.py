@@ -61,14 +61,17 @@ class Attention(encoder_decoder.Attention):
             x = rotate(x, scale=c.rope_scale, offset=at.reshape(-1))
         return x.reshape(B, T, -1, c.head_dim).transpose(0, 2, 1, 3)
 
-    def attend(self, queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
+    def scores(self, queries: mx.array, keys: mx.array) -> mx.array:
+        scores = super().scores(queries, keys)
         cap = self._config.attn_logit_softcapping
-        if cap is None:
+        return scores if cap is None else _soft_cap(scores.astype(mx.float32), mx.array(cap))
+
+    def attend(self, queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
+        if self._config.attn_logit_softcapping is None:
             return super().attend(queries, keys, values, mask)
         (B, H, T, D), (_, H_kv, N, _) = queries.shape, keys.shape
         # Queries that share keys stand side by side: [B, H_kv, H / H_kv * T, D]
-        scores = (queries * self._scale).reshape(B, H_kv, -1, D) @ keys.swapaxes(2, 3)
-        scores = _soft_cap(scores.astype(mx.float32), mx.array(cap))
+        scores = self.scores(queries.reshape(B, H_kv, -1, D), keys)
         if mask is not None:  # after the cap, which would unmask keys
             scores = mx.where(mask, scores.reshape(B, H, T, N), -mx.inf).reshape(scores.shape)
         weights = mx.softmax(scores, axis=-1).astype(values.dtype)

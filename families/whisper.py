@@ -153,34 +153,6 @@ class Whisper(EncoderDecoder):
         encoded = encode(prompts, self.encoder)
         return self.attend_to(encoded, np.ones(encoded.shape[:2], bool))
 
-    def attention(
-        self, windows: Sequence[Window], tokens: mx.array, heads: Sequence[tuple[int, int]]
-    ) -> tuple[mx.array, mx.array]:
-        """The logits [B, T, V] of tokens [B, T], and how much each attends to the encoder positions: float32 scores
-        [B, H, T, S], before softmax, of these heads, (layer, head), of the cross-attention. In one call, without a
-        cache."""
-        T = tokens.shape[1]
-        encoded = encode(windows, self.encoder)
-        x = self.embedding(tokens) + self.decoder.positions.weight[:T]
-        mask = mx.tril(mx.ones([T, T], mx.bool_))
-        scores = []
-        for i, layer in enumerate(self.decoder.layers):
-            x = layer.residual(x, "attention", lambda y: layer.attend(y, mask, None, i))  # noqa: B023
-            keys, values = layer.cross_attention.project(encoded)
-            own = [head for number, head in heads if number == i]
-            if own:
-                queries = layer.cross_attention.heads("query", layer.cross_attention_norm(x))
-                q = queries[:, own].astype(mx.float32)
-                k = keys[:, own].astype(mx.float32)
-                scores.append(q @ k.swapaxes(2, 3) * q.shape[-1] ** -0.5)
-            x = layer.residual(
-                x,
-                "cross_attention",
-                lambda y: layer.cross_attention(y, keys, values, None),  # noqa: B023
-            )
-            x = layer.residual(x, "feed_forward", layer.feed_forward)
-        return self.logits(self.decoder.norm(x)), mx.concatenate(scores, axis=1)
-
     def states(self, tokens: mx.array, positions: np.ndarray, cache: CrossCache) -> mx.array:
         """As the contract says. Raises InputError for a position beyond the model's last."""
         rows = table_positions(positions)

@@ -61,7 +61,11 @@ def _attended(
         for window in windows
     ]
     prompts = [window.prompt for window in windows]
-    logits, scores = model.attention(prompts, mx.array(tokens), heads)  # [B, N, V], [B, H, N, S]
+    of_layers: dict[int, list[int]] = {}
+    for layer, head in heads:
+        of_layers.setdefault(layer, []).append(head)
+    logits, by_layer = model.attention(prompts, mx.array(tokens), of_layers)  # [B, N, V]
+    scores = mx.concatenate(list(by_layer.values()), axis=1)  # [B, H, N, S]
     results = []
     for b, window in enumerate(windows):
         begin = len(prefix) - 1

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from errors import InputError, first_line
 from speculative.options import TOKENS
@@ -69,6 +69,10 @@ class Encoded(NamedTuple):
     source_lang: str | None = None  # the model's codes; None: none was asked for
     target_lang: str | None = None
     begun: str = ""  # the beginning of the text, if the user gave it
+    encoding: Encoding | None = (
+        None  # the part of the tokens with the user's text; None: the prompt was tokens
+    )
+    begin: int = 0  # of the user's text in what that encodes
 
 
 @dataclass(frozen=True)
@@ -161,13 +165,14 @@ class TextSide:
         if prompt.is_text:
             # A rendered template may come as a text.
             special = not (self.bos and content.startswith(self.bos))
-            return Encoded(content, self.source.encode(content, add_special_tokens=special).ids)
+            encoding = self.source.encode(content, add_special_tokens=special)
+            return Encoded(content, encoding.ids, encoding=encoding)
         if prompt.is_chat and self.chat is None and self.start_token is not None:
             # An encoder-decoder model reads one text; the rest of a chat is not for it.
-            last = Prompt(last_text(content))
-            if not last.content.strip():
+            text = last_text(content)
+            if not text.strip():
                 raise InputError("the chat has no text of the user's, which is the prompt")
-            encoded = self.encode(last, source_lang, target_lang)
+            encoded = self.encode(Prompt(text), source_lang, target_lang)
             return encoded._replace(begun=begun_text(content, prompt.template))
         if source_lang is not None or target_lang is not None:
             raise InputError("source_lang and target_lang are not for chat templates or token ids")
@@ -175,9 +180,11 @@ class TextSide:
             if self.chat is None:
                 raise InputError("this model has no chat template")
             text = self.chat.render(content, prompt.template)
-            tokens = self.tokenizer.encode(text, add_special_tokens=False).ids
+            encoding = self.tokenizer.encode(text, add_special_tokens=False)
             begun = begun_text(content, prompt.template)
-            return Encoded(last_text(content), tokens, begun=begun)
+            last = last_text(content)
+            at = max(text.rfind(last.strip()), 0)
+            return Encoded(last, encoding.ids, begun=begun, encoding=encoding, begin=at)
         return Encoded(self.source.decode(content), list(content))
 
     def _translating(self, text: str, source_lang: str | None, target_lang: str | None) -> Encoded:
@@ -186,15 +193,17 @@ class TextSide:
         assert languages is not None
         if not languages.source:  # the model is told in words
             words = languages.codes.get(target_lang or "", "")
-            tokens = self.source.encode(f"{words}{text}").ids
-            return Encoded(text, tokens, None, source_lang, target_lang)
+            encoding = self.source.encode(f"{words}{text}")
+            codes = source_lang, target_lang
+            return Encoded(text, encoding.ids, None, *codes, encoding=encoding, begin=len(words))
 
         def token_of(code: str | None) -> list[int] | None:
             token = languages.codes.get(code or "")
             return [token] if isinstance(token, int) else None
 
+        encoding = self.source.encode(text, add_special_tokens=False)
         parts = {
-            "text": self.source.encode(text, add_special_tokens=False).ids,
+            "text": encoding.ids,
             "source": token_of(source_lang),
             "target": token_of(target_lang),
             "start": None if self.start_token is None else [self.start_token],
@@ -202,7 +211,7 @@ class TextSide:
         # Without a source language use the tokenizer's, without a target language the model's.
         tokens = languages.source_tokens(parts) or self.source.encode(text).ids
         prefix = languages.prefix_tokens(parts) or None
-        return Encoded(text, tokens, prefix, source_lang, target_lang)
+        return Encoded(text, tokens, prefix, source_lang, target_lang, encoding=encoding)
 
     def resolve_languages(
         self, source_lang: str | None, target_lang: str | None
