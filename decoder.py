@@ -303,7 +303,9 @@ class SpeculativeDecoder:
         prompt alone."""
         checked = check_prompt(prompt)
         config = self.model.config
-        encoded = self.text.encode(checked, options.source_lang, options.target_lang)
+        encoded = self.text.encode(
+            checked, options.source_lang, options.target_lang, options.prompt_template
+        )
         tokens = encoded.tokens
         is_tokens = not (checked.is_text or checked.is_chat)
         if is_tokens and max(tokens) >= self.model.source_vocab_size:

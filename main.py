@@ -196,7 +196,9 @@ def run_command(args, ranks: Ranks) -> None:
         args.ignore_chat_template,
         args.prefill_response,
     )
-    languages = decoder.text.resolve_languages(options.source_lang, options.target_lang)
+    languages = decoder.text.resolve_languages(
+        options.source_lang, options.target_lang, options.prompt_template
+    )
     display = Display(args.json, args.verbose)
     if args.show_draft:
         display = display.with_colours()

@@ -7,6 +7,7 @@ python translate.py film.srt --to fr -o film.fr.srt
 import terminal  # noqa: F401 (first: it checks Python and the packages)
 
 # isort: split
+import argparse
 import secrets
 import sys
 import time
@@ -71,8 +72,8 @@ def parse_args(argv: list[str] | None = None):
     flag("--force", action="store_true", help="replace files that exist")
     flag(
         "--whole",
-        action="store_true",
-        help="translate paragraphs as a whole, for a model that reads more than a sentence",
+        action=argparse.BooleanOptionalAction,
+        help="translate paragraphs as a whole, for a model that reads more than a sentence (default: decoder-only models)",
     )
     flag(
         "--terms",
@@ -133,7 +134,7 @@ def output_of(
     if output is None or output.is_dir():
         source, target = languages
         if target is None:
-            raise InputError("the model does not say its language: name the file with --output")
+            raise InputError("into which language? Name it with --to, or the file with --output")
         path = Path(name)
         suffix = ".po" if path.suffix == ".pot" else path.suffix
         output = (output or path.parent) / f"{_in_language(path.stem, source, target)}{suffix}"

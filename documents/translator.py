@@ -21,6 +21,7 @@ from documents.sentences import (
 )
 from errors import InputError
 from reporting import reporter
+from speculative.row import Row
 from speculative.sampling import RowSeeds
 from text.languages import has_spaces, short
 from text.memory import MemoryFile, Pair
@@ -56,7 +57,8 @@ Steps = Generator[Work, Any, Translation]
 class Translator:
     """Translates documents, each distinct sentence once. InputError for languages that the model does not have.
 
-    whole:       translate a line as a whole if the model can read it at once
+    whole:       translate a line as a whole if the model can read it at once; None: if it has no encoder, for models with
+                 one were mostly trained on sentences
     terms:       a glossary; the problems name where a term's translation is missing
     exact:       texts by sentence or passage that are used as they are, of a translator's memory
     memory_file: gets the sentences that the decoder's memory lacks
@@ -67,7 +69,7 @@ class Translator:
     decoder: SpeculativeDecoder
     options: Options
     batch_size: int = BATCH_SIZE
-    whole: bool = False
+    whole: bool | None = None
     terms: Sequence[Pair] = ()
     exact: Mapping[str, str] = field(default_factory=dict)
     memory_file: MemoryFile | None = None
@@ -76,15 +78,24 @@ class Translator:
 
     def __post_init__(self):
         self.options = self.decoder.seeded(self.options)
+        options = self.options
         text = self.decoder.text
         self._framed = Conversation.of(text).prompt
-        self.languages = text.resolve_languages(self.options.source_lang, self.options.target_lang)
+        self.languages = text.resolve_languages(
+            options.source_lang, options.target_lang, options.prompt_template
+        )
         # The languages without --from and --to; None: unknown.
         source_lang, target_lang = text.default_languages(self.decoder.model.prefix([]))
         self.source_lang = self.languages[0] or source_lang
         self.target_lang = self.languages[1] or target_lang
-        if text.languages and not self.target_lang:
+        has_encoder = text.start_token is not None
+        if not (self.target_lang or options.prompt_template) and (
+            text.languages or not has_encoder
+        ):
             raise InputError("into which language? Say so with --to")
+        if self.whole is None:
+            self.whole = not has_encoder
+        self._instruction = len(self._row("-").prompt) - 1  # tokens beside the text's
         self._is_unspaced = self.target_lang and not has_spaces(self.target_lang)
         self.texts: dict[str, str] = {}  # translations by sentence
         self._cut = set[str]()  # sentences whose translations are not whole
@@ -151,16 +162,19 @@ class Translator:
         if _flat(text) in self.exact:
             return [text]
         language = short(self.source_lang or "en")
-        return [*sentences(text, language, pattern, self._fits, self.whole)]
+        return [*sentences(text, language, pattern, self._fits, bool(self.whole))]
 
     def _fits(self, text: str) -> bool:
         """Whether the model can read the text and write as much."""
         try:
-            # With a reference: otherwise the memory would be searched for one.
-            row = self.decoder.row(self._framed(Prompt(text, "-")), self.options, RowSeeds(0))
+            row = self._row(text)
         except InputError:  # more than it reads
             return not text.strip()
-        return len(row.prompt) <= _FULL * row.max_tokens
+        return len(row.prompt) - self._instruction <= _FULL * row.max_tokens
+
+    def _row(self, text: str) -> Row:
+        # With a reference: otherwise the memory would be searched for one.
+        return self.decoder.row(self._framed(Prompt(text, "-")), self.options, RowSeeds(0))
 
     def _prompts(self, wanted: Sequence[str]) -> list[Content]:
         """The prompts of the sentences that have no text yet."""

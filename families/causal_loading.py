@@ -26,6 +26,7 @@ from families.causal_check import check_cache
 from families.causal_positions import lifted, max_positions, set_positions, text_of
 from families.loading import FAMILIES, architecture_of, model_type
 from families.ram import load_weights
+from families.translation_prompts import translation_prompt
 from speculative.prefill import common_prefix
 from text.generation import GenerationDefaults
 from text.text_side import ChatTemplate, Prompt, TextSide
@@ -136,11 +137,18 @@ def load(
     # This checks the model, which needs all ranks.
     causal = CausalModel(model, chat.eos_token_ids, chat.pad_token_id, max_positions(raw))
     template = None
+    translation = None
     if chat.has_chat_template:
         thinking = (chat.think_start, chat.think_end) if chat.has_thinking else None
         template = ChatTemplate(chat.apply_chat_template, str(chat.chat_template), thinking)
-    defaults = GenerationDefaults.load(folder)
-    causal.text = TextSide(tokenizer, defaults=defaults, chat=template, bos=chat.bos_token or "")
+        translation = translation_prompt(model_type(raw), template.source)
+    causal.text = TextSide(
+        tokenizer,
+        defaults=GenerationDefaults.load(folder),
+        chat=template,
+        bos=chat.bos_token or "",
+        translation=translation,
+    )
     if causal.new_cache(1).states:  # which cannot be cut back to a shared beginning later
         causal.user_turn = _user_turn(causal.text)
     if split and ranks.size > 1:

@@ -97,6 +97,9 @@ SHARE = replace(
 )
 REFERENCE = Values(str, "a text", _is_text, "TEXT/@FILE")
 FORM = replace(REFERENCE, accepts=lambda v: isinstance(v, Mapping) or _is_text(v))
+TEMPLATE = Values(
+    str, "a text with {{text}} in it", lambda v: _is_text(v) and "{text}" in v, "TEXT/@FILE"
+)
 CODE = Values(str, "a language's code or name", _is_text, "LANGUAGE")
 TEXTS = Values(
     list,
@@ -225,6 +228,14 @@ class Options:
         "the model's",
         flags=("--to",),
     )
+    prompt_template: str | None = option(
+        None,
+        TEMPLATE,
+        "the prompt for a translation, or @ and a file that holds it: {text} stands for the text, {source} and {target} for "
+        "the languages' English names",
+        "the model's",
+        request=None,
+    )
 
     repetition_penalty: float | None = _control(
         number(1 / MOST), "penalise tokens already used; 1: off"
@@ -326,10 +337,10 @@ class Options:
     def named(cls, given: Mapping[str, Any]) -> "Options":
         """Options from keyword arguments. TypeError for an unknown name, with the nearest one."""
         for name in set(given) - set(DECLARED):
-            near = get_close_matches(name, DECLARED, 1, 0.5)
-            raise TypeError(
-                f"no option {name!r}{'; did you mean ' + near[0] + '?' if near else ''}"
-            )
+            names = {declared.request or own: own for own, declared in DECLARED.items()}
+            near = get_close_matches(name, names, 1, 0.5)
+            hint = f"; did you mean {names[near[0]]}?" if near else ""
+            raise TypeError(f"no option {name!r}{hint}")
         return cls(**given)
 
     def copies(self, has_draft_model: bool) -> bool:

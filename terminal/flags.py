@@ -158,7 +158,7 @@ def _text_or_file(text: str) -> str:
     if not text.startswith("@"):
         return text
     try:
-        return Path(text[1:]).read_text(encoding="utf-8-sig")
+        return Path(text[1:]).read_text(encoding="utf-8-sig").removesuffix("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise argparse.ArgumentTypeError(f"{text[1:]}: {reason}") from None

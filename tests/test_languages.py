@@ -85,7 +85,7 @@ def test_some_models_are_told_in_words(demo_pair, monkeypatch):
     with pytest.raises(InputError, match="this model has no languages to choose from"):
         encoded(draft, "good day", target_lang="de")
     decoder = SpeculativeDecoder(target, tokenizer)
-    with pytest.raises(InputError, match="are not for chat templates or token ids"):
+    with pytest.raises(InputError, match="prompt_template are not for token ids"):
         decoder.generate([3, 4], target_lang="de")
 
 

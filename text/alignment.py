@@ -138,7 +138,7 @@ class Aligner:
     def __init__(self, model: Any, text: Any, options: Options):
         self._model = model
         self._text = text
-        self._languages = options.source_lang, options.target_lang
+        self._asked = options.source_lang, options.target_lang, options.prompt_template
         self._frame = Conversation.of(text).prompt
         layers = range(len(model.decoder.layers))
         self.agreed: dict[Reading, int] = dict.fromkeys(product(layers, (0, 1)), 0)  # words
@@ -193,7 +193,7 @@ class Aligner:
         model = self._model
         config = model.config
         encoded = [
-            self._text.encode(check_prompt(self._frame(source)), *self._languages)
+            self._text.encode(check_prompt(self._frame(source)), *self._asked)
             for source, _ in pairs
         ]
         texts = [self._text.tokenizer.encode(text, add_special_tokens=False) for _, text in pairs]

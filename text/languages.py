@@ -77,13 +77,14 @@ class Languages:
             return name
         wanted = tag_of(name)
         called = _name(wanted) if wanted else name
+        script = _script(wanted) or "" if wanted else ""
         ranks = {}  # of the same name first, such as one in another script; then the nearest
         for code in codes:
             alike = fuzz.ratio(called.lower(), _name(code).lower())
             distance = _distance(wanted, code) if wanted else _FAR
-            ranks[code] = alike < 100 and distance > 0, distance, -alike
+            ranks[code] = alike < 100 and distance > 0, distance, -alike, script not in code
         near = sorted(codes, key=ranks.__getitem__)
-        other, distance, _ = ranks[near[0]]
+        other, distance, *_ = ranks[near[0]]
         if distance <= _NEAR or not (other or "-" in (wanted or "")):
             return near[0]
         more = f" and {len(near) - 5} more" if len(near) > 5 else ""
@@ -152,8 +153,28 @@ def short(code: str) -> str:
 def has_spaces(code: str) -> bool:
     """Whether the language has spaces between sentences: not if it is written in Han or kana."""
     tag = tag_of(code)
-    script = langcodes.Language.get(tag).maximize().script if tag else None
+    script = _script(tag) if tag else None
     return script not in ("Hans", "Hant", "Hani", "Jpan")
+
+
+def is_chinese(code: str) -> bool:
+    return (tag_of(code) or "").partition("-")[0] == "zh"
+
+
+@lru_cache(1024)
+def name_in(language: str, code: str) -> str:
+    """A language's name in another: Traditional Chinese, Portuguese (Brazil); the code itself if it is unknown."""
+    tag = tag_of(code)
+    if tag is None:
+        return code
+    if is_chinese(code) and _script(tag) == "Hant":
+        return {"zh": "繁体中文"}.get(language, "Traditional Chinese")
+    return langcodes.Language.get(tag).display_name(language)
+
+
+def _script(tag: str) -> str | None:
+    """The script that a tag names or implies."""
+    return langcodes.Language.get(tag).maximize().script
 
 
 def _distance(wanted: str, code: str) -> int:
@@ -165,7 +186,7 @@ def _distance(wanted: str, code: str) -> int:
     if MACROLANGUAGES.get(tag.partition("-")[0]) == wanted:  # Pashto, and a model's Southern Pashto
         distance = min(distance, _NEAR)
     script = langcodes.Language.get(wanted).script
-    if script and script != langcodes.Language.get(tag).maximize().script:
+    if script and script != _script(tag):
         return max(distance, _NEAR + 1)
     return distance
 

@@ -1,0 +1,57 @@
+"""How to ask for a translation: of models that are told in words, or whose chat template takes the languages."""
+
+import re
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from errors import InputError
+from text.languages import Languages, is_chinese, name_in, tag_of
+
+_PLACE = re.compile(r"\{(text|source|target)\}")
+
+
+@dataclass(frozen=True)
+class TranslationPrompt:
+    """The prompt for a text's translation.
+
+    forms:     with {text} and, for the languages' names in English, {source} and {target}; the first form is used for
+               which the languages are given
+    chinese:   a form with names in Chinese, for texts into or from Chinese; "": none
+    languages: those that the chat template takes; it then writes the prompt itself
+    """
+
+    forms: Sequence[str] = ()
+    chinese: str = ""
+    languages: Languages | None = None
+
+    def find(self, option: str, name: str) -> str:
+        """The code of the language that `name` means: a BCP 47 tag, or the name itself if it is unknown. InputError for
+        a language that a chat template does not have."""
+        return self.languages.find(option, name) if self.languages else tag_of(name) or name
+
+    def content(self, text: str, source_lang: str | None, target_lang: str | None) -> Any:
+        """The content of a user's message. InputError if a language is needed and not given."""
+        codes = {"source": source_lang, "target": target_lang}
+        given = {name: code for name, code in codes.items() if code}
+        if self.languages:
+            _check(codes, given)
+            named = {"source_lang_code": source_lang, "target_lang_code": target_lang}
+            return [{"type": "text", **named, "text": text}]
+        forms = self.forms
+        language = "en"
+        if self.chinese and any(map(is_chinese, given.values())):
+            forms = [self.chinese]
+            language = "zh"
+        values = {"text": text} | {name: name_in(language, code) for name, code in given.items()}
+        fitting = (form for form in forms if values.keys() >= {*_PLACE.findall(form)})
+        form = next(fitting, forms[-1])
+        _check(_PLACE.findall(form), values)
+        return _PLACE.sub(lambda place: values[place[1]], form)
+
+
+def _check(needed: Iterable[str], given: Container[str]) -> None:
+    """InputError if one of the needed languages is not given."""
+    for name in needed:
+        if name not in given:
+            raise InputError(f"{name}_lang: the prompt for translating needs this language")
