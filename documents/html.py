@@ -1,6 +1,7 @@
 """HTML and EPUB: the text between the tags. Tags, scripts, styles, code and what is not to be translated stay."""
 
 import re
+from collections.abc import Collection
 from html import escape, unescape
 from posixpath import dirname, join, normpath
 from urllib.parse import unquote
@@ -37,6 +38,12 @@ _CHAPTERS = {"application/xhtml+xml", "application/x-dtbncx+xml"}
 
 def parse(data: bytes) -> Document:
     return _part(data)
+
+
+def parse_xml(data: bytes, splits: Collection[str] = (), stays: Collection[str] = ()) -> Document:
+    """Text with tags of any names, which may be within a sentence. splits: names of those that end one; stays: of elements
+    that are not translated."""
+    return in_markup(data, lambda source: _XmlReader(source, splits, stays).paragraphs(), _written)
 
 
 def parse_epub(data: bytes) -> Document:
@@ -94,14 +101,17 @@ class _Reader:
         """Read a tag, or an element that stays. Where to read on."""
         here = self.here
         begins = not tag["close"]
-        is_empty = name in _VOID or (self.is_xml and bool(tag["empty"]))
-        in_sentence = name in _INLINE or name in _STAYS_IN_SENTENCE or name in _STAYS
+        is_empty = self._is_void(name) or (self.is_xml and bool(tag["empty"]))
+        in_sentence = self._is_inline(name)
         if not in_sentence and name != "br":
             self._end_paragraph(tag.start())
         if begins and in_sentence and not self.open:
             here.gap(tag.start())
-        stays = name in _STAYS | _STAYS_IN_SENTENCE | {"pre"}
-        if begins and not is_empty and (stays or _NOT_TRANSLATED.search(tag["attributes"])):
+        if (
+            begins
+            and not is_empty
+            and (self._stays(name) or _NOT_TRANSLATED.search(tag["attributes"]))
+        ):
             end = self._end_of(tag, name)
             is_part = in_sentence and name not in _STAYS
             here.anchor(tag.start(), STAND_IN if is_part else "")
@@ -122,6 +132,15 @@ class _Reader:
             self._close(name)
         return tag.end()
 
+    def _is_void(self, name: str) -> bool:
+        return name in _VOID
+
+    def _is_inline(self, name: str) -> bool:
+        return name in _INLINE or name in _STAYS_IN_SENTENCE or name in _STAYS
+
+    def _stays(self, name: str) -> bool:
+        return name in _STAYS | _STAYS_IN_SENTENCE | {"pre"}
+
     def _close(self, name: str) -> None:
         for i in reversed(range(len(self.open))):
             if self.open[i]["name"].lower() == name:
@@ -131,7 +150,9 @@ class _Reader:
     def _end_of(self, tag: re.Match, name: str) -> int:
         """Where an element ends; right behind its tag if it does not."""
         depth = 1
-        for other in re.compile(rf"(?i)<(/?){name}\b[^>]*>").finditer(self.source, tag.end()):
+        for other in re.compile(rf"(?i)<(/?){re.escape(name)}\b[^>]*>").finditer(
+            self.source, tag.end()
+        ):
             if other[1]:
                 depth -= 1
             elif name not in _IS_TEXT and not other[0].endswith("/>"):
@@ -154,3 +175,22 @@ class _Reader:
             start = end
         if start < stop:
             self.here.space((start, stop), look)
+
+
+class _XmlReader(_Reader):
+    """Reads text whose tags have no meaning of HTML's."""
+
+    def __init__(self, source: str, splits: Collection[str], stays: Collection[str]):
+        super().__init__(source)
+        self.is_xml = True
+        self._splitting = {name.lower() for name in splits}
+        self._staying = {name.lower() for name in stays}
+
+    def _is_void(self, name: str) -> bool:
+        return False
+
+    def _is_inline(self, name: str) -> bool:
+        return name not in self._splitting
+
+    def _stays(self, name: str) -> bool:
+        return name in self._staying
