@@ -25,6 +25,7 @@ _INLINE = set(
 _VOID = set("area base br col embed hr img input link meta param source track wbr".split())
 _STAYS = set("audio iframe object script style svg template textarea video".split())
 _STAYS_IN_SENTENCE = set("code kbd math samp tt var".split())
+_ALL_STAY = _STAYS | _STAYS_IN_SENTENCE | {"pre"}
 _IS_TEXT = set("script style textarea".split())  # what looks like a tag in them is none
 _NOT_TRANSLATED = re.compile(r"""(?i)\btranslate\s*=\s*["']?no\b|\bclass\s*=[^>]*\bnotranslate\b""")
 # The rest of a link to a note or from it, or of an empty one
@@ -41,9 +42,10 @@ def parse(data: bytes) -> Document:
 
 
 def parse_xml(data: bytes, splits: Collection[str] = (), stays: Collection[str] = ()) -> Document:
-    """Text with tags of any names, which may be within a sentence. splits: names of those that end one; stays: of elements
-    that are not translated."""
-    return in_markup(data, lambda source: _XmlReader(source, splits, stays).paragraphs(), _written)
+    """Text whose tags have no meaning of HTML's. splits: names of tags that end a sentence; stays: of elements that are not
+    translated."""
+    names = [{name.lower() for name in given} for given in (splits, stays)]
+    return in_markup(data, lambda source: _Reader(source, *names).paragraphs(), _written)
 
 
 def parse_epub(data: bytes) -> Document:
@@ -75,9 +77,12 @@ def _written(paragraph: Paragraph, slot: Slot, words: str) -> str:
 class _Reader:
     """Reads the paragraphs of a page, tag by tag."""
 
-    def __init__(self, source: str):
+    def __init__(self, source: str, splits: set[str] | None = None, stays: set[str] = _ALL_STAY):
+        """splits: tags that end a sentence; None: HTML's"""
         self.source = source
-        self.is_xml = source.lstrip("\ufeff").startswith("<?xml")
+        self.splits = splits
+        self.stays = stays
+        self.is_xml = splits is not None or source.lstrip("\ufeff").startswith("<?xml")
         self.here = Slots()
         self.open = list[re.Match]()  # elements within the paragraph
 
@@ -101,8 +106,12 @@ class _Reader:
         """Read a tag, or an element that stays. Where to read on."""
         here = self.here
         begins = not tag["close"]
-        is_empty = self._is_void(name) or (self.is_xml and bool(tag["empty"]))
-        in_sentence = self._is_inline(name)
+        is_empty = self.is_xml and bool(tag["empty"])
+        if self.splits is None:
+            is_empty = is_empty or name in _VOID
+            in_sentence = name in _INLINE or name in _STAYS_IN_SENTENCE or name in _STAYS
+        else:
+            in_sentence = name not in self.splits
         if not in_sentence and name != "br":
             self._end_paragraph(tag.start())
         if begins and in_sentence and not self.open:
@@ -110,7 +119,7 @@ class _Reader:
         if (
             begins
             and not is_empty
-            and (self._stays(name) or _NOT_TRANSLATED.search(tag["attributes"]))
+            and (name in self.stays or _NOT_TRANSLATED.search(tag["attributes"]))
         ):
             end = self._end_of(tag, name)
             is_part = in_sentence and name not in _STAYS
@@ -132,15 +141,6 @@ class _Reader:
             self._close(name)
         return tag.end()
 
-    def _is_void(self, name: str) -> bool:
-        return name in _VOID
-
-    def _is_inline(self, name: str) -> bool:
-        return name in _INLINE or name in _STAYS_IN_SENTENCE or name in _STAYS
-
-    def _stays(self, name: str) -> bool:
-        return name in _STAYS | _STAYS_IN_SENTENCE | {"pre"}
-
     def _close(self, name: str) -> None:
         for i in reversed(range(len(self.open))):
             if self.open[i]["name"].lower() == name:
@@ -150,9 +150,8 @@ class _Reader:
     def _end_of(self, tag: re.Match, name: str) -> int:
         """Where an element ends; right behind its tag if it does not."""
         depth = 1
-        for other in re.compile(rf"(?i)<(/?){re.escape(name)}\b[^>]*>").finditer(
-            self.source, tag.end()
-        ):
+        same = re.compile(rf"(?i)<(/?){re.escape(name)}\b[^>]*>")
+        for other in same.finditer(self.source, tag.end()):
             if other[1]:
                 depth -= 1
             elif name not in _IS_TEXT and not other[0].endswith("/>"):
@@ -175,22 +174,3 @@ class _Reader:
             start = end
         if start < stop:
             self.here.space((start, stop), look)
-
-
-class _XmlReader(_Reader):
-    """Reads text whose tags have no meaning of HTML's."""
-
-    def __init__(self, source: str, splits: Collection[str], stays: Collection[str]):
-        super().__init__(source)
-        self.is_xml = True
-        self._splitting = {name.lower() for name in splits}
-        self._staying = {name.lower() for name in stays}
-
-    def _is_void(self, name: str) -> bool:
-        return False
-
-    def _is_inline(self, name: str) -> bool:
-        return name not in self._splitting
-
-    def _stays(self, name: str) -> bool:
-        return name in self._staying

@@ -88,11 +88,17 @@ class Api:
         limits = self.max_seconds, self.max_upload, self.upload_seconds
         checks = self._authorize, self._check_model, self._check_origin
         self._speech = Speech(self.transcriber, self.engine, *limits, *checks)
-        is_speech = self.transcriber is not None
-        translations = Translations(self.engine, self.max_prompt_tokens, self.max_upload, is_speech)
-        about = translations, MAX_BODY, self.upload_seconds, self._authorize, self._check_origin
-        self._deepl = DeepL(*about)
-        self._libretranslate = LibreTranslate(*about, needs_key=self.api_key is not None)
+        translations = Translations(
+            self.engine,
+            self.max_prompt_tokens,
+            MAX_BODY,
+            self.max_upload,
+            self.upload_seconds,
+            self._authorize,
+            self._check_origin,
+        )
+        self._deepl = DeepL(translations)
+        self._libretranslate = LibreTranslate(translations, needs_key=self.api_key is not None)
 
     def app(self) -> Starlette:
         post = partial(Route, methods=["POST"])

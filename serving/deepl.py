@@ -2,12 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, Literal
 
+from langcodes import Language
 from pydantic import BaseModel, BeforeValidator, ConfigDict
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -16,11 +15,12 @@ from starlette.routing import Route
 from documents import html, plain
 from errors import InputError
 from serving.requests import validated
-from serving.translation import Kept, Texts, Translations, document_of, fields_of, last_of, name_of
+from serving.translation import Kept, Texts, Translations, document_of, last_of
 from serving.transport import while_there
 
+_SCHEME = "DeepL-Auth-Key"
 _SECONDS = 5  # that a status waits for its document
-_LIMIT = 10**12  # characters that nobody will reach
+_UNLIMITED = 10**12  # characters
 _REFUSED = (  # fields that would change a text
     *("glossary_id", "glossary_ids", "custom_instructions", "style_id", "translation_memory_id"),
     "output_format",
@@ -51,37 +51,24 @@ def error(message: str) -> dict[str, Any]:
 class DeepL:
     """Answers DeepL's requests."""
 
-    def __init__(
-        self,
-        translations: Translations,
-        max_body: int,
-        upload_seconds: float,
-        authorize: Callable[..., None],
-        check_origin: Callable[[Request], None],
-    ):
-        """authorize: raises HTTPException for a request without the server's key."""
-        self._translations, self._max_body = translations, max_body
-        self._upload_seconds = upload_seconds
-        self._authorize, self._check_origin = authorize, check_origin
+    def __init__(self, translations: Translations):
+        self._translations = translations
         self._characters = 0  # that it has translated
 
     def routes(self) -> list[Route]:
-        post = partial(Route, methods=["POST"])
         either = partial(Route, methods=["GET", "POST"])
         return [
-            post("/translate", self.translate),
+            Route("/translate", self.translate, methods=["POST"]),
+            Route("/document", self.document, methods=["POST"]),
+            either("/document/{key}", self.status),
+            either("/document/{key}/result", self.result),
             either("/languages", self.languages),
             either("/usage", self.usage),
-            post("/document", self.document),
-            either("/document/{id}", self.status),
-            either("/document/{id}/result", self.result),
         ]
 
     async def _fields(self, request: Request, is_file: bool = False) -> dict[str, Any]:
-        self._authorize(request, "DeepL-Auth-Key")
-        self._check_origin(request)
-        most = self._translations.max_upload if is_file else self._max_body
-        fields = await fields_of(request, most, self._upload_seconds)
+        self._translations.authorize(request, _SCHEME)
+        fields = await self._translations.fields(request, _SCHEME, is_file)
         for name in _REFUSED:
             if fields.get(name):
                 raise InputError(f"{name} is not supported")
@@ -92,63 +79,55 @@ class DeepL:
         parse = html.parse if given.tag_handling == "html" else plain.parse
         if given.tag_handling == "xml":
             parse = partial(html.parse_xml, splits=given.splitting_tags, stays=given.ignore_tags)
-        document = await run_in_threadpool(document_of, given.text, parse)
-        source, _ = await self._translations.source_of(given.source_lang, document)
-        translator = self._translations.translator(source, given.target_lang)
+        document = await document_of(given.text, parse)
+        started = await self._translations.start(document, given.source_lang, given.target_lang)
         async with while_there(request):
-            translation = await last_of(self._translations.steps(translator, document))
-        self._characters += sum(map(len, given.text))
+            texts = json.loads(await last_of(started.steps))
+        source = started.source.partition("-")[0].upper()
         translations = [
-            {
-                "detected_source_language": source.partition("-")[0].upper(),
-                "text": new,
-                "billed_characters": len(old),
-            }
-            for old, new in zip(given.text, json.loads(translation.data), strict=True)
+            {"detected_source_language": source, "text": new, "billed_characters": len(old)}
+            for old, new in zip(given.text, texts, strict=True)
         ]
+        self._characters += sum(map(len, given.text))
         return JSONResponse({"translations": translations})
 
     async def languages(self, request: Request) -> Response:
-        kind = (await self._fields(request)).get("type", "source")
-        if kind not in ("source", "target"):
-            raise InputError(f"type is {str(kind)[:50]!r}, not source or target")
-        codes = self._translations.targets if kind == "target" else self._translations.sources
+        is_target = (await self._fields(request)).get("type") == "target"
+        codes = self._translations.targets if is_target else self._translations.sources
         listed = [
-            {"language": code.upper(), "name": name_of(code), "supports_formality": False}
-            for code in codes
+            {"language": code.upper(), "name": Language.get(code).display_name()} for code in codes
         ]
-        return JSONResponse(listed)
+        return JSONResponse([{**each, "supports_formality": False} for each in listed])
 
     async def usage(self, request: Request) -> Response:
         await self._fields(request)
-        return JSONResponse({"character_count": self._characters, "character_limit": _LIMIT})
+        return JSONResponse({"character_count": self._characters, "character_limit": _UNLIMITED})
 
     async def document(self, request: Request) -> Response:
         fields = await self._fields(request, is_file=True)
         given = validated(fields, _File)
         file = fields.get("file")
-        kept = await self._translations.start(file, given.source_lang, given.target_lang)
+        kept = await self._translations.keep(file, given.source_lang, given.target_lang)
         self._characters += kept.characters
         return JSONResponse({"document_id": kept.key, "document_key": kept.key})
 
     async def _kept(self, request: Request) -> Kept:
-        fields = await self._fields(request)
-        kept = self._translations.kept(request.path_params["id"])
-        if fields.get("document_key") != kept.key:
-            raise HTTPException(404, "document_key is not this document's")
-        return kept
+        await self._fields(request)
+        return self._translations.kept(request.path_params["key"])
 
     async def status(self, request: Request) -> Response:
         kept = await self._kept(request)
         await asyncio.wait([kept.task], timeout=_SECONDS)
-        status: dict[str, Any] = {"status": "translating"}
+        about: dict[str, Any] = {"document_id": kept.key, "status": "translating"}
         if kept.task.done():
-            status = {"status": "done", "billed_characters": kept.characters}
             failure = kept.task.exception()
+            about |= {"status": "done", "billed_characters": kept.characters}
             if failure:
-                message = getattr(failure, "detail", str(failure))
-                status = {"status": "error", "error_message": message}
-        return JSONResponse({"document_id": kept.key, **status})
+                about |= {
+                    "status": "error",
+                    "error_message": getattr(failure, "detail", str(failure)),
+                }
+        return JSONResponse(about)
 
     async def result(self, request: Request) -> Response:
         kept = await self._kept(request)

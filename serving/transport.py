@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -82,32 +82,27 @@ async def while_there(request: Request) -> AsyncIterator[None]:
 async def steps_of(
     engine: Engine, rows: Sequence[Row], more: bool = False
 ) -> AsyncGenerator[list[Progress]]:
-    """Decode a request's rows; yield their progress whenever it changes, until all have ended. However the generator
-    ends, its rows end. Raises HTTPException if a row fails, and what `Engine.submit` raises."""
-    event = asyncio.Event()
-    progress = [START]
-    wake = partial(asyncio.get_running_loop().call_soon_threadsafe, event.set)
-    jobs = engine.submit(rows, wake, more)
-    try:
-        while not all(each.finish_reason for each in progress):
-            await event.wait()
-            event.clear()
-            progress = [job.progress for job in jobs]
-            for each in progress:
-                _check(each)
-            yield progress
-    finally:
-        engine.cancel(jobs)
+    """Decode a request's rows; yield their progress whenever it changes, until all have ended. Everything else: as
+    `row_steps_of`."""
+    progress = dict.fromkeys(rows, START)
+    async with aclosing(row_steps_of(engine, iter(rows), more, len(rows))) as steps:
+        async for row, _, now in steps:
+            progress[row] = now
+            yield [*progress.values()]
 
 
 async def row_steps_of(
-    engine: Engine, rows: Iterator[Row], more: bool = False
+    engine: Engine, rows: Iterator[Row], more: bool = False, at_once: int | None = None
 ) -> AsyncGenerator[tuple[Row, Progress, Progress]]:
-    """Decode rows that are many, no more at once than a batch has; yield each with its last progress and its new one,
-    whenever that changes. Everything else: as `steps_of`. The rows are made in other threads."""
+    """Decode rows; yield each with its last progress and its new one whenever that changes, until all have ended. However
+    the generator ends, its rows end. The rows may be many: as those before end, others are made, in another thread.
+    Raises HTTPException if a row fails, and what `Engine.submit` raises.
+
+    at_once: how many may be in the engine; None: as many as a batch has
+    """
     event = asyncio.Event()
     wake = partial(asyncio.get_running_loop().call_soon_threadsafe, event.set)
-    at_once = min(engine.batch_size, engine.queue_size)
+    at_once = at_once or min(engine.batch_size, engine.queue_size)
     jobs = dict[Job, Progress]()
     try:
         while True:
@@ -121,7 +116,9 @@ async def row_steps_of(
             event.clear()
             for job, before in [*jobs.items()]:
                 now = job.progress
-                _check(now)
+                if now.finish_reason in FAILURES:
+                    status, message = FAILURES[now.finish_reason]
+                    raise HTTPException(status, message, RETRY_AFTER if status >= 500 else None)
                 jobs[job] = now
                 if now.finish_reason:
                     del jobs[job]
@@ -129,13 +126,6 @@ async def row_steps_of(
                     yield job.row, before, now
     finally:
         engine.cancel([*jobs])
-
-
-def _check(progress: Progress) -> None:
-    """Raise HTTPException if a row has failed."""
-    if progress.finish_reason in FAILURES:
-        status, message = FAILURES[progress.finish_reason]
-        raise HTTPException(status, message, RETRY_AFTER if status >= 500 else None)
 
 
 def next_work(steps: Generator[Any, Any, Any], result: Any) -> Any:
