@@ -1,6 +1,7 @@
 """HTML and EPUB: the text between the tags. Tags, scripts, styles, code and what is not to be translated stay."""
 
 import re
+from collections.abc import Collection
 from html import escape, unescape
 from posixpath import dirname, join, normpath
 from urllib.parse import unquote
@@ -24,6 +25,7 @@ _INLINE = set(
 _VOID = set("area base br col embed hr img input link meta param source track wbr".split())
 _STAYS = set("audio iframe object script style svg template textarea video".split())
 _STAYS_IN_SENTENCE = set("code kbd math samp tt var".split())
+_ALL_STAY = _STAYS | _STAYS_IN_SENTENCE | {"pre"}
 _IS_TEXT = set("script style textarea".split())  # what looks like a tag in them is none
 _NOT_TRANSLATED = re.compile(r"""(?i)\btranslate\s*=\s*["']?no\b|\bclass\s*=[^>]*\bnotranslate\b""")
 # The rest of a link to a note or from it, or of an empty one
@@ -37,6 +39,13 @@ _CHAPTERS = {"application/xhtml+xml", "application/x-dtbncx+xml"}
 
 def parse(data: bytes) -> Document:
     return _part(data)
+
+
+def parse_xml(data: bytes, splits: Collection[str] = (), stays: Collection[str] = ()) -> Document:
+    """Text whose tags have no meaning of HTML's. splits: names of tags that end a sentence; stays: of elements that are not
+    translated."""
+    names = [{name.lower() for name in given} for given in (splits, stays)]
+    return in_markup(data, lambda source: _Reader(source, *names).paragraphs(), _written)
 
 
 def parse_epub(data: bytes) -> Document:
@@ -68,9 +77,12 @@ def _written(paragraph: Paragraph, slot: Slot, words: str) -> str:
 class _Reader:
     """Reads the paragraphs of a page, tag by tag."""
 
-    def __init__(self, source: str):
+    def __init__(self, source: str, splits: set[str] | None = None, stays: set[str] = _ALL_STAY):
+        """splits: tags that end a sentence; None: HTML's"""
         self.source = source
-        self.is_xml = source.lstrip("\ufeff").startswith("<?xml")
+        self.splits = splits
+        self.stays = stays
+        self.is_xml = splits is not None or source.lstrip("\ufeff").startswith("<?xml")
         self.here = Slots()
         self.open = list[re.Match]()  # elements within the paragraph
 
@@ -94,14 +106,21 @@ class _Reader:
         """Read a tag, or an element that stays. Where to read on."""
         here = self.here
         begins = not tag["close"]
-        is_empty = name in _VOID or (self.is_xml and bool(tag["empty"]))
-        in_sentence = name in _INLINE or name in _STAYS_IN_SENTENCE or name in _STAYS
+        is_empty = self.is_xml and bool(tag["empty"])
+        if self.splits is None:
+            is_empty = is_empty or name in _VOID
+            in_sentence = name in _INLINE or name in _STAYS_IN_SENTENCE or name in _STAYS
+        else:
+            in_sentence = name not in self.splits
         if not in_sentence and name != "br":
             self._end_paragraph(tag.start())
         if begins and in_sentence and not self.open:
             here.gap(tag.start())
-        stays = name in _STAYS | _STAYS_IN_SENTENCE | {"pre"}
-        if begins and not is_empty and (stays or _NOT_TRANSLATED.search(tag["attributes"])):
+        if (
+            begins
+            and not is_empty
+            and (name in self.stays or _NOT_TRANSLATED.search(tag["attributes"]))
+        ):
             end = self._end_of(tag, name)
             is_part = in_sentence and name not in _STAYS
             here.anchor(tag.start(), STAND_IN if is_part else "")
@@ -131,7 +150,8 @@ class _Reader:
     def _end_of(self, tag: re.Match, name: str) -> int:
         """Where an element ends; right behind its tag if it does not."""
         depth = 1
-        for other in re.compile(rf"(?i)<(/?){name}\b[^>]*>").finditer(self.source, tag.end()):
+        same = re.compile(rf"(?i)<(/?){re.escape(name)}\b[^>]*>")
+        for other in same.finditer(self.source, tag.end()):
             if other[1]:
                 depth -= 1
             elif name not in _IS_TEXT and not other[0].endswith("/>"):

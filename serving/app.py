@@ -23,13 +23,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from decoder import Content
 from errors import InputError
-from serving import answers
+from serving import answers, deepl, libretranslate
 from serving.answers import Writer
 from serving.audio import Speech
+from serving.deepl import DeepL
 from serving.engine import Engine, Progress, Refused
+from serving.libretranslate import LibreTranslate
 from serving.metrics import CONTENT_TYPE
 from serving.requests import Chat, Completion, ResponseRequest, parse
 from serving.responses import ResponseWriter
+from serving.translation import Translations
 from serving.transport import RETRY_AFTER, event_of, read_body, steps_of, stream_of, while_there
 from speculative.row import Row
 from speculative.sampling import RowSeeds
@@ -40,6 +43,8 @@ from text.thinking import Thinking
 MAX_BODY = 1 << 20  # bytes
 _MARK = 16  # tokens that a mark of thinking, and white space after it, have at most
 _PAGE = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
+# Interfaces besides OpenAI's, by the first part of a path -> the form of their errors
+_ERRORS = {"v2": deepl.error, **dict.fromkeys(libretranslate.PATHS, libretranslate.error)}
 _PAGE_MAY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -78,10 +83,22 @@ class Api:
             "lookup": self.engine.options.copies(self.draft_model is not None),
             "chat": self._chat is not None,
             "speech": self.transcriber is not None,
+            "interfaces": ["openai"] if self.transcriber else ["openai", "libretranslate", "deepl"],
         }
         limits = self.max_seconds, self.max_upload, self.upload_seconds
         checks = self._authorize, self._check_model, self._check_origin
         self._speech = Speech(self.transcriber, self.engine, *limits, *checks)
+        translations = Translations(
+            self.engine,
+            self.max_prompt_tokens,
+            MAX_BODY,
+            self.max_upload,
+            self.upload_seconds,
+            self._authorize,
+            self._check_origin,
+        )
+        self._deepl = DeepL(translations)
+        self._libretranslate = LibreTranslate(translations, needs_key=self.api_key is not None)
 
     def app(self) -> Starlette:
         post = partial(Route, methods=["POST"])
@@ -101,6 +118,8 @@ class Api:
                 Route("/metrics", self.metrics),
                 Mount("/v1", routes=routes),
                 *routes,  # for clients whose address ends before /v1
+                Mount("/v2", routes=self._deepl.routes()),
+                *self._libretranslate.routes(),
             ],
             middleware=[
                 Middleware(_counted, requests=self.engine.metrics.requests),
@@ -113,12 +132,12 @@ class Api:
                 ),
             ],
             exception_handlers={
-                HTTPException: lambda _, e: _error(e.status_code, e.detail, e.headers),
-                Refused: lambda _, error: _error(503, str(error), RETRY_AFTER),
-                InputError: lambda _, error: _error(400, str(error)),
+                HTTPException: lambda r, e: _failure(r, e.status_code, e.detail, e.headers),
+                Refused: lambda r, e: _failure(r, 503, str(e), RETRY_AFTER),
+                InputError: lambda r, e: _failure(r, 400, str(e)),
                 # Nobody reads this answer; the status is nginx's.
                 ClientDisconnect: lambda *_: Response(status_code=499),
-                Exception: lambda *_: _error(500, "an error of the server's"),
+                Exception: lambda r, _: _failure(r, 500, "an error of the server's"),
             },
         )
 
@@ -197,11 +216,14 @@ class Api:
         if not {origin, "*"} & {*self.origins}:
             raise HTTPException(403, "other web pages may not send requests; see --allowed-origins")
 
-    def _authorize(self, request: Request) -> None:
+    def _authorize(self, request: Request, scheme: str = "Bearer", key: object = "") -> None:
+        """Raise HTTPException unless the request's header, or the key that it gives elsewhere, is the server's."""
         given = request.headers.get("authorization", "").encode("latin-1")  # the bytes as sent
-        if self.api_key and not hmac.compare_digest(given, f"Bearer {self.api_key}".encode()):
+        own = f"{scheme} {self.api_key}".encode()
+        keys = given, f"{scheme} {key}".encode()
+        if self.api_key and not any(hmac.compare_digest(each, own) for each in keys):
             raise HTTPException(
-                401, "the API key is missing or wrong: send Authorization: Bearer KEY"
+                401, f"the API key is missing or wrong: send Authorization: {scheme} KEY"
             )
 
     def _check_model(self, name: str | None) -> None:
@@ -240,6 +262,16 @@ def _addressed(app: ASGIApp, hosts: Sequence[str]) -> ASGIApp:
 
 def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
     return JSONResponse(answers.error(status, message[:500]), status, headers)
+
+
+def _failure(
+    request: Request, status: int, message: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    """The error that answers a request, in the form of its interface."""
+    form = _ERRORS.get(request.url.path.split("/")[1])
+    if form is None:
+        return _error(status, message, headers)
+    return JSONResponse(form(message[:500]), 403 if status == 401 else status, headers)
 
 
 async def _body(request: Request) -> bytes:

@@ -9,21 +9,20 @@ from anyio import CapacityLimiter, Semaphore, from_thread, to_thread
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from errors import InputError
 from serving import answers
 from serving.engine import Engine, Refused
-from serving.transport import event_of, read_body, steps_of, stream_of, while_there
+from serving.transport import event_of, next_work, read_form, steps_of, stream_of, while_there
 from speculative.row import Stats
 from speech.audio import check_length, decoded
 from speech.formats import FORMATS, Layout, Segment, Transcript
 from speech.options import TranscribeOptions
 from speech.reference import parse
 from speech.transcriber import Transcriber
-from speech.transcript import Sound, Steps
+from speech.transcript import Sound
 
 _MARKS = string.whitespace + "\"'“¿([{-.。,，!！?？:：”)]}、"  # noqa: RUF001 (around words, of which OpenAI's have none)
 _FORMATS = ("json", "verbose_json", "text", "srt", "vtt")
@@ -92,7 +91,7 @@ class Speech:
             with closing(sound.steps()) as steps:
                 result: Any = None
                 while True:
-                    work = await run_in_threadpool(_next, steps, result)
+                    work = await run_in_threadpool(next_work, steps, result)
                     for part in segments:
                         yield part
                     segments.clear()
@@ -153,28 +152,11 @@ class Speech:
         return [(piece(token, False)[0] if token < end else "", origin) for token, origin in pairs]
 
 
-def _next(steps: Steps, result: Any) -> Any:
-    """What to decode or to call next, or the transcript."""
-    try:
-        return steps.send(result)
-    except StopIteration as end:
-        return end.value
-
-
 async def _form(request: Request, max_bytes: int, seconds: float) -> FormData:
     """The fields of a request. Raises InputError for unknown or unsupported ones."""
-
-    async def stream(body: bytes):
-        yield body
-
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise HTTPException(415, "the body must be multipart/form-data")
-    body = await read_body(request, max_bytes, seconds)
-    try:
-        form = await MultiPartParser(request.headers, stream(body), max_files=1).parse()
-        "".join(f"{field}{value}" for field, value in form.multi_items()).encode()
-    except (MultiPartException, KeyError, ValueError) as error:
-        raise InputError(f"the body is not a form: {getattr(error, 'message', error)}") from None
+    form = await read_form(request, max_bytes, seconds)
     if not isinstance(form.get("file"), UploadFile):
         raise InputError("the field file, with the audio, is missing")
     for field in form:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import from_json
@@ -66,6 +66,7 @@ _ALIASES = {"num_draft_tokens": "num_draft"}  # mlx-lm's names -> ours
 _NEAR = 0.8  # difflib's similarity of a field that was probably meant
 _OFF = {"top_k": (-1, 0), "top_p": (0, 1.0), "repetition_penalty": (0, 1.0), "stop": ("", ())}
 # option -> other servers' value for "off", and ours
+Model = TypeVar("Model", bound=BaseModel)
 
 
 def _joined(content: Any) -> str:
@@ -436,12 +437,22 @@ def _check_sizes(options: dict[str, Any], limits: dict[str, int]) -> None:
 
 def parse(body: bytes, kind: type[Completion] | type[Chat]) -> Completion | Chat:
     """Parse a request's body. Raises InputError if it is not such a request."""
+    return validated(read_json(body), kind)
+
+
+def read_json(body: bytes) -> Any:
     try:
-        return kind.model_validate(from_json(body, allow_inf_nan=False))
-    except ValidationError as error:
-        raise InputError(_message(error)) from None
+        return from_json(body, allow_inf_nan=False)
     except ValueError as error:
         raise InputError(f"the body is not JSON: {error}") from None
+
+
+def validated(fields: Any, kind: type[Model]) -> Model:
+    """The request of these fields. Raises InputError, in one line, if they are none."""
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise InputError(_message(error)) from None
 
 
 def _message(error: ValidationError) -> str:

@@ -2,18 +2,22 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import anyio
 from starlette.background import BackgroundTask
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 
-from serving.engine import CANCELLED, LOST, REFUSED, START, Engine, Progress
+from errors import InputError
+from serving.engine import CANCELLED, LOST, REFUSED, START, Engine, Job, Progress
 from speculative.row import FAILED, Row
 
 BODY_SECONDS = 30.0  # in which a body must arrive
@@ -40,6 +44,22 @@ async def read_body(request: Request, most: int, seconds: float = BODY_SECONDS) 
     return bytes(body)
 
 
+async def read_form(request: Request, most: int, seconds: float = BODY_SECONDS) -> FormData:
+    """The fields of a form, with one file at most; none if the body is not a form. Errors: as `read_body`, and InputError
+    for a form that is broken."""
+    body = await read_body(request, most, seconds)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body}
+
+    try:
+        form = await Request(request.scope, receive).form(max_files=1)
+        "".join(f"{field}{value}" for field, value in form.multi_items()).encode()
+    except (HTTPException, KeyError, ValueError) as error:
+        raise InputError(f"the body is not a form: {getattr(error, 'detail', error)}") from None
+    return form
+
+
 @asynccontextmanager
 async def while_there(request: Request) -> AsyncIterator[None]:
     """Cancel what runs inside when the client disconnects, and raise ClientDisconnect."""
@@ -62,24 +82,58 @@ async def while_there(request: Request) -> AsyncIterator[None]:
 async def steps_of(
     engine: Engine, rows: Sequence[Row], more: bool = False
 ) -> AsyncGenerator[list[Progress]]:
-    """Decode a request's rows; yield their progress whenever it changes, until all have ended. However the generator
-    ends, its rows end. Raises HTTPException if a row fails, and what `Engine.submit` raises."""
+    """Decode a request's rows; yield their progress whenever it changes, until all have ended. Everything else: as
+    `row_steps_of`."""
+    progress = dict.fromkeys(rows, START)
+    async with aclosing(row_steps_of(engine, iter(rows), more, len(rows))) as steps:
+        async for row, _, now in steps:
+            progress[row] = now
+            yield [*progress.values()]
+
+
+async def row_steps_of(
+    engine: Engine, rows: Iterator[Row], more: bool = False, at_once: int | None = None
+) -> AsyncGenerator[tuple[Row, Progress, Progress]]:
+    """Decode rows; yield each with its last progress and its new one whenever that changes, until all have ended. However
+    the generator ends, its rows end. The rows may be many: as those before end, others are made, in another thread.
+    Raises HTTPException if a row fails, and what `Engine.submit` raises.
+
+    at_once: how many may be in the engine; None: as many as a batch has
+    """
     event = asyncio.Event()
-    progress = [START]
     wake = partial(asyncio.get_running_loop().call_soon_threadsafe, event.set)
-    jobs = engine.submit(rows, wake, more)
+    at_once = at_once or min(engine.batch_size, engine.queue_size)
+    jobs = dict[Job, Progress]()
     try:
-        while not all(each.finish_reason for each in progress):
+        while True:
+            new = await run_in_threadpool(list, islice(rows, at_once - len(jobs)))
+            if new:
+                jobs.update(dict.fromkeys(engine.submit(new, wake, more), START))
+                more = True
+            if not jobs:
+                return
             await event.wait()
             event.clear()
-            progress = [job.progress for job in jobs]
-            for each in progress:
-                if each.finish_reason in FAILURES:
-                    status, message = FAILURES[each.finish_reason]
+            for job, before in [*jobs.items()]:
+                now = job.progress
+                if now.finish_reason in FAILURES:
+                    status, message = FAILURES[now.finish_reason]
                     raise HTTPException(status, message, RETRY_AFTER if status >= 500 else None)
-            yield progress
+                jobs[job] = now
+                if now.finish_reason:
+                    del jobs[job]
+                if now is not before:
+                    yield job.row, before, now
     finally:
-        engine.cancel(jobs)
+        engine.cancel([*jobs])
+
+
+def next_work(steps: Generator[Any, Any, Any], result: Any) -> Any:
+    """What is to be decoded or called next, or what the steps return. result: of the last call"""
+    try:
+        return steps.send(result)
+    except StopIteration as end:
+        return end.value
 
 
 def stream_of(events: AsyncIterator[str], source: AsyncGenerator) -> StreamingResponse:

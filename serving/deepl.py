@@ -1,0 +1,136 @@
+"""DeepL's routes, version 2 of its API: https://developers.deepl.com/api-reference"""
+
+import asyncio
+import json
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from langcodes import Language
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from documents import html, plain
+from errors import InputError
+from serving.requests import validated
+from serving.translation import Kept, Texts, Translations, document_of, last_of
+from serving.transport import while_there
+
+_SCHEME = "DeepL-Auth-Key"
+_SECONDS = 5  # that a status waits for its document
+_UNLIMITED = 10**12  # characters
+_REFUSED = (  # fields that would change a text
+    *("glossary_id", "glossary_ids", "custom_instructions", "style_id", "translation_memory_id"),
+    "output_format",
+)
+Tags = Annotated[
+    list[str], BeforeValidator(lambda tags: tags.split(",") if isinstance(tags, str) else tags)
+]
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(strict=True)
+    target_lang: str
+    source_lang: str | None = None
+    formality: Literal["default", "prefer_more", "prefer_less"] = "default"
+
+
+class _Translate(_File):
+    text: Texts
+    tag_handling: Literal["html", "xml", ""] = ""
+    splitting_tags: Tags = []
+    ignore_tags: Tags = []
+
+
+def error(message: str) -> dict[str, Any]:
+    return {"message": message}
+
+
+class DeepL:
+    """Answers DeepL's requests."""
+
+    def __init__(self, translations: Translations):
+        self._translations = translations
+        self._characters = 0  # that it has translated
+
+    def routes(self) -> list[Route]:
+        either = partial(Route, methods=["GET", "POST"])
+        return [
+            Route("/translate", self.translate, methods=["POST"]),
+            Route("/document", self.document, methods=["POST"]),
+            either("/document/{key}", self.status),
+            either("/document/{key}/result", self.result),
+            either("/languages", self.languages),
+            either("/usage", self.usage),
+        ]
+
+    async def _fields(self, request: Request, is_file: bool = False) -> dict[str, Any]:
+        self._translations.authorize(request, _SCHEME)
+        fields = await self._translations.fields(request, _SCHEME, is_file)
+        for name in _REFUSED:
+            if fields.get(name):
+                raise InputError(f"{name} is not supported")
+        return fields
+
+    async def translate(self, request: Request) -> Response:
+        given = validated(await self._fields(request), _Translate)
+        parse = html.parse if given.tag_handling == "html" else plain.parse
+        if given.tag_handling == "xml":
+            parse = partial(html.parse_xml, splits=given.splitting_tags, stays=given.ignore_tags)
+        document = await document_of(given.text, parse)
+        started = await self._translations.start(document, given.source_lang, given.target_lang)
+        async with while_there(request):
+            texts = json.loads(await last_of(started.steps))
+        source = started.source.partition("-")[0].upper()
+        translations = [
+            {"detected_source_language": source, "text": new, "billed_characters": len(old)}
+            for old, new in zip(given.text, texts, strict=True)
+        ]
+        self._characters += sum(map(len, given.text))
+        return JSONResponse({"translations": translations})
+
+    async def languages(self, request: Request) -> Response:
+        is_target = (await self._fields(request)).get("type") == "target"
+        codes = self._translations.targets if is_target else self._translations.sources
+        listed = [
+            {"language": code.upper(), "name": Language.get(code).display_name()} for code in codes
+        ]
+        return JSONResponse([{**each, "supports_formality": False} for each in listed])
+
+    async def usage(self, request: Request) -> Response:
+        await self._fields(request)
+        return JSONResponse({"character_count": self._characters, "character_limit": _UNLIMITED})
+
+    async def document(self, request: Request) -> Response:
+        fields = await self._fields(request, is_file=True)
+        given = validated(fields, _File)
+        file = fields.get("file")
+        kept = await self._translations.keep(file, given.source_lang, given.target_lang)
+        self._characters += kept.characters
+        return JSONResponse({"document_id": kept.key, "document_key": kept.key})
+
+    async def _kept(self, request: Request) -> Kept:
+        await self._fields(request)
+        return self._translations.kept(request.path_params["key"])
+
+    async def status(self, request: Request) -> Response:
+        kept = await self._kept(request)
+        await asyncio.wait([kept.task], timeout=_SECONDS)
+        about: dict[str, Any] = {"document_id": kept.key, "status": "translating"}
+        if kept.task.done():
+            failure = kept.task.exception()
+            about |= {"status": "done", "billed_characters": kept.characters}
+            if failure:
+                about |= {
+                    "status": "error",
+                    "error_message": getattr(failure, "detail", str(failure)),
+                }
+        return JSONResponse(about)
+
+    async def result(self, request: Request) -> Response:
+        kept = await self._kept(request)
+        if not kept.task.done():
+            raise HTTPException(503, "the document is not translated yet")
+        return await kept.download()

@@ -1,0 +1,173 @@
+"""LibreTranslate's routes: https://docs.libretranslate.com/api"""
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from langcodes import Language
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from documents import FORMATS, html, plain
+from documents.translator import Translation
+from errors import InputError
+from serving.engine import Refused
+from serving.requests import validated
+from serving.translation import Step, Texts, Translations, document_of, last_of
+from serving.transport import event_of, stream_of, while_there
+from speculative.row import Row
+
+PATHS = ("translate", "translate_file", "download_file", "detect", "languages", "frontend")
+_SAMPLED: dict[str, Any] = dict(temp=1.0, top_p=0.9)  # alternatives
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(strict=True)
+    source: str
+    target: str
+
+
+class _Translate(_File):
+    q: Texts
+    format: Literal["text", "html"] = "text"
+    alternatives: Annotated[int, Field(strict=False, ge=0, le=10)] = 0
+    stream: Annotated[bool, Field(strict=False)] = False
+
+
+def error(message: str) -> dict[str, Any]:
+    return {"error": message}
+
+
+@dataclass
+class LibreTranslate:
+    """Answers LibreTranslate's requests."""
+
+    translations: Translations
+    needs_key: bool
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/translate", self.translate, methods=["POST"]),
+            Route("/translate_file", self.translate_file, methods=["POST"]),
+            Route("/download_file/{key}", self.download_file),
+            Route("/detect", self.detect, methods=["POST"]),
+            Route("/suggest", self.suggest, methods=["POST"]),
+            Route("/languages", self.languages),
+            Route("/frontend/settings", self.settings),
+        ]
+
+    async def translate(self, request: Request) -> Response:
+        fields = await self.translations.fields(request)
+        given = validated(fields, _Translate)
+        if not fields["q"]:
+            raise InputError("q is empty")
+        document = await document_of(given.q, html.parse if given.format == "html" else plain.parse)
+        started = await self.translations.start(document, given.source, given.target)
+
+        def answer(texts: Sequence[str], **more: Sequence[Any]) -> dict[str, Any]:
+            body = {"translatedText": texts, **more}
+            if given.source.lower() == "auto":
+                body["detectedLanguage"] = [_detected(started.source, started.certainty)] * len(
+                    texts
+                )
+            is_list = isinstance(fields["q"], list)
+            return body if is_list else {name: each[0] for name, each in body.items()}
+
+        async with while_there(request):
+            if given.stream:
+                first = await anext(
+                    started.steps
+                )  # the status must be known before a stream begins
+                return stream_of(_events(first, started.steps, answer), started.steps)
+            texts = json.loads(await last_of(started.steps))
+            if not given.alternatives:
+                return JSONResponse(answer(texts))
+            others = [dict.fromkeys([text]) for text in texts]
+            for seed in range(given.alternatives if given.format == "text" else 0):
+                settings = _SAMPLED | {"seed": seed}
+                sample = await self.translations.start(
+                    document, started.source, given.target, **settings
+                )
+                for seen, text in zip(others, json.loads(await last_of(sample.steps)), strict=True):
+                    seen[text] = None
+            return JSONResponse(answer(texts, alternatives=[[*seen][1:] for seen in others]))
+
+    async def translate_file(self, request: Request) -> Response:
+        fields = await self.translations.fields(request, is_file=True)
+        given = validated(fields, _File)
+        async with while_there(request):
+            kept = await self.translations.keep(fields.get("file"), given.source, given.target)
+            await kept.task
+        return JSONResponse({"translatedFileUrl": f"{request.base_url}download_file/{kept.key}"})
+
+    async def download_file(self, request: Request) -> Response:
+        return await self.translations.kept(request.path_params["key"]).download()
+
+    async def detect(self, request: Request) -> Response:
+        text = (await self.translations.fields(request)).get("q")
+        if not isinstance(text, str):
+            raise InputError("q is not a text")
+        return JSONResponse([_detected(*await run_in_threadpool(self.translations.detect, text))])
+
+    async def suggest(self, request: Request) -> Response:
+        await self.translations.fields(request)
+        return JSONResponse({"success": True})
+
+    async def languages(self, request: Request) -> Response:
+        sources, targets = self.translations.sources, self.translations.targets
+        codes = dict.fromkeys([*sources, *targets])
+        return JSONResponse(
+            [_named(code, targets=targets if code in sources else []) for code in codes]
+        )
+
+    async def settings(self, request: Request) -> Response:
+        source, target = self.translations.sources[0], self.translations.targets[0]
+        settings = {
+            "charLimit": self.translations.max_body // 4,
+            "frontendTimeout": 500,  # milliseconds
+            "apiKeys": self.needs_key,
+            "keyRequired": self.needs_key,
+            "suggestions": False,
+            "filesTranslation": True,
+            "supportedFilesFormat": [*FORMATS],
+            "language": {"source": _named(source), "target": _named(target)},
+        }
+        return JSONResponse(settings)
+
+
+def _named(code: str, **more: Any) -> dict[str, Any]:
+    return {"code": code, "name": Language.get(code).display_name(), **more}
+
+
+def _detected(code: str, certainty: float) -> dict[str, Any]:
+    return {"confidence": round(100 * certainty, 1), "language": code}
+
+
+async def _events(
+    step: Step, steps: AsyncGenerator[Step], answer: Callable[..., dict[str, Any]]
+) -> AsyncIterator[str]:
+    """What each sentence has gained, and at last the whole answer."""
+    numbers = dict[Row, int]()
+    try:
+        while not isinstance(step, Translation):
+            row, before, now = step
+            new = slice(before.tokens, now.tokens)
+            event = {
+                "sentence": numbers.setdefault(row, len(numbers)),
+                "source": row.prompt_text,
+                "text": "".join(row.texts[new]),
+                "origins": [*zip(row.texts[new], row.origins[new], strict=True)],
+                "finish_reason": now.finish_reason,
+                "stats": {"tokens": now.stats.tokens, **now.stats.drafting},
+            }
+            yield event_of(event)
+            step = await anext(steps)
+    except (HTTPException, Refused) as failure:
+        yield event_of(error(getattr(failure, "detail", str(failure))))
+    else:
+        yield event_of(answer(json.loads(step.data)))

@@ -1,0 +1,266 @@
+"""Texts and documents in another language, for LibreTranslate's and DeepL's routes. Each sentence is a row of the engine's
+batches, beside those of all other requests."""
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, closing, suppress
+from dataclasses import dataclass, replace
+from io import BytesIO
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+from zipfile import BadZipFile, ZipFile
+
+from anyio import CapacityLimiter, Semaphore, to_thread
+from pydantic import BeforeValidator, Field
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from decoder import Content
+from documents import FORMATS
+from documents.document import Document
+from documents.encodings import decoded
+from documents.translator import Translation, Translator
+from errors import InputError
+from serving.engine import Engine, Progress, Refused
+from serving.requests import read_json
+from serving.transport import BODY_SECONDS, next_work, read_body, read_form, row_steps_of
+from speculative.row import Row, respond
+from speculative.sampling import RowSeeds
+from text.detection import Detector
+from text.languages import short, tag_of
+
+# LibreTranslate's languages, for a model that may know any
+_COMMON = (
+    "ar az bg bn ca cs da de el en eo es et eu fa fi fr ga gl he hi hu id it ja ko ky lt lv ms nb nl pl pt pt-BR ro ru sk sl"
+    " sq sr sv th tl tr uk ur vi zh-Hans zh-Hant"
+).split()
+_ALIASES = {"zh": "zh-Hans", "zt": "zh-Hant", "pb": "pt-BR"}  # LibreTranslate's
+_DETECTED = 100  # passages in which a language is detected
+_KEPT, KEPT_SECONDS = 32, 600  # of translated documents
+_UNPACKED = 10  # times the largest upload: what is in an archive
+
+Parse = Callable[[bytes], Document]
+Step = tuple[Row, Progress, Progress] | Translation  # a sentence that has grown, or all of it
+Texts = Annotated[
+    list[str], Field(min_length=1), BeforeValidator(lambda q: [q] if isinstance(q, str) else q)
+]
+
+
+class Started(NamedTuple):
+    """A translation: its steps, its source language, and how sure that is; 0: it is only the model's default."""
+
+    steps: AsyncGenerator[Step]
+    source: str
+    certainty: float
+
+
+@dataclass
+class Kept:
+    """A document that is being translated, or its translation."""
+
+    key: str
+    characters: int
+    task: asyncio.Task[bytes]
+
+    async def download(self) -> Response:
+        # Not to be shown: a page in it could act as one of this server's.
+        headers = {"content-disposition": "attachment", "x-content-type-options": "nosniff"}
+        return Response(await self.task, media_type="application/octet-stream", headers=headers)
+
+
+@dataclass
+class Translations:
+    """Translates with the engine, and keeps the translations of documents for ten minutes."""
+
+    engine: Engine
+    max_prompt_tokens: int  # of a sentence
+    max_body: int  # bytes of a request
+    max_upload: int  # bytes of a document
+    upload_seconds: float  # in which it must arrive
+    authorize: Callable[..., None]
+    check_origin: Callable[[Request], None]
+
+    def __post_init__(self):
+        languages = self.engine.decoder.text.languages
+        codes = map(_shown, languages.codes) if languages else _COMMON
+        self.targets = [*dict.fromkeys(codes)]
+        self.sources = [_shown(languages.reads)] if languages and languages.reads else self.targets
+        self._is_told_source = not languages or languages.reads or "source" in languages.source
+        self._detector = Detector(self.sources)
+        # One document is read at a time, and few are translated.
+        self._reading, self._places = CapacityLimiter(1), Semaphore(self.engine.batch_size)
+        self._kept = dict[str, Kept]()
+
+    async def fields(
+        self, request: Request, scheme: str = "Bearer", is_file: bool = False
+    ) -> dict[str, Any]:
+        """A request's parameters, in JSON or in a form and the address: a list of those that come more than once."""
+        self.check_origin(request)
+        limits = (
+            (self.max_upload, self.upload_seconds) if is_file else (self.max_body, BODY_SECONDS)
+        )
+        fields: Any = {}
+        if request.headers.get("content-type", "").lower().startswith("application/json"):
+            fields = read_json(await read_body(request, *limits))
+            if not isinstance(fields, dict):
+                raise InputError("the body is not a JSON object")
+        else:
+            form = await read_form(request, *limits)
+            for given in (request.query_params, form):
+                fields |= {name: given.getlist(name) for name in given}
+            fields = {
+                name: list_[0] if len(list_) == 1 else list_ for name, list_ in fields.items()
+            }
+        self.authorize(request, scheme, fields.get("api_key"))
+        return {name: value for name, value in fields.items() if value is not None}
+
+    def detect(self, text: str) -> tuple[str, float]:
+        """The code of a text's language, and how sure that is. InputError if it cannot be told here."""
+        return (self.sources[0], 1.0) if len(self.sources) == 1 else self._detector.detect(text)
+
+    async def start(
+        self, document: Document, source: str | None, target: str, **options: Any
+    ) -> Started:
+        """Begin to translate a document. source: None or "auto": as detected. InputError for a language that the model
+        lacks. The steps raise Refused if too many texts wait, and HTTPException if one fails."""
+        code, certainty = source or "auto", 1.0
+        if code.lower() == "auto":
+            code, certainty = await run_in_threadpool(self._source_of, document)
+        translator = self._translator(code, target, options)
+        return Started(self._steps(translator, document), code, certainty)
+
+    def _source_of(self, document: Document) -> tuple[str, float]:
+        texts = (passage.text for passage in document.passages[:_DETECTED])
+        with suppress(InputError):
+            return self.detect("\n".join(texts))
+        decoder = self.engine.decoder
+        source_lang, _ = decoder.text.default_languages(decoder.model.prefix([]))
+        return _shown(source_lang or "en"), 0.0
+
+    def _translator(self, source: str, target: str, options: dict[str, Any]) -> Translator | None:
+        """None: both are the same language."""
+        source, target = (_ALIASES.get(name.lower(), name) for name in (source, target))
+        if tag_of(source) and tag_of(source) == tag_of(target):
+            return None
+        told = source if self._is_told_source else None
+        settings = replace(self.engine.options, source_lang=told, target_lang=target, **options)
+        translator = Translator(self.engine.decoder, settings)
+        translator.source_lang = translator.source_lang or source
+        return translator
+
+    async def _steps(
+        self, translator: Translator | None, document: Document
+    ) -> AsyncGenerator[Step]:
+        if translator is None:
+            yield Translation(document.write([None] * len(document.passages)), [])
+            return
+        with closing(translator.steps(document)) as steps:
+            result: Any = None
+            while True:
+                work = await run_in_threadpool(next_work, steps, result)
+                if isinstance(work, Translation):
+                    yield work
+                    return
+                if not isinstance(work, list):
+                    result = await run_in_threadpool(self.engine.call, work)
+                    continue
+                rows = self._rows(work, translator)
+                async with aclosing(
+                    row_steps_of(self.engine, rows, bool(translator.texts))
+                ) as grown:
+                    async for row, before, now in grown:
+                        if now.finish_reason:
+                            translator.finish(respond(row))
+                        yield row, before, now
+
+    def _rows(self, prompts: Sequence[Content], translator: Translator) -> Iterator[Row]:
+        seeds = RowSeeds(translator.options.seed)
+        for prompt in prompts:
+            row = self.engine.decoder.row(prompt, translator.options, seeds)
+            tokens = len(row.prompt)
+            if tokens > self.max_prompt_tokens:
+                raise InputError(
+                    f"a sentence has {tokens} tokens; {self.max_prompt_tokens} at most"
+                )
+            yield row
+
+    async def keep(self, file: Any, source: str | None, target: str) -> Kept:
+        """Begin to translate an uploaded document. InputError if it is none; Refused if there are too many."""
+        if not isinstance(file, UploadFile):
+            raise InputError("the field file, with the document, is missing")
+        suffix = Path(file.filename or "").suffix.lower()
+        data = await file.read()
+        document = await to_thread.run_sync(self._open, suffix, data, limiter=self._reading)
+        started = await self.start(document, source, target)
+        finished = [each.key for each in self._kept.values() if each.task.done()]
+        for key in finished[: max(0, len(self._kept) + 1 - _KEPT)]:
+            del self._kept[key]
+        if len(self._kept) >= _KEPT:
+            raise Refused("too many documents are waiting; try again later")
+        characters = sum(len(passage.text) for passage in document.passages)
+        task = asyncio.create_task(self._translated(started.steps))
+        kept = Kept(secrets.token_urlsafe() + suffix, characters, task)
+        self._kept[kept.key] = kept
+        task.add_done_callback(lambda _: self._expire(kept))
+        return kept
+
+    def _open(self, suffix: str, data: bytes) -> Document:
+        if suffix not in FORMATS:
+            raise InputError(f"the document's name ends in none of {', '.join(FORMATS)}")
+        with suppress(BadZipFile), ZipFile(BytesIO(data)) as archive:
+            if sum(each.file_size for each in archive.infolist()) > _UNPACKED * self.max_upload:
+                raise HTTPException(413, "the document is too large when unpacked")
+        try:
+            return decoded(FORMATS[suffix], data)
+        except ImportError:
+            needed = "this format needs: pip install -r requirements-documents.txt"
+            raise InputError(needed) from None
+
+    async def _translated(self, steps: AsyncGenerator[Step]) -> bytes:
+        async with self._places:
+            return await last_of(steps)
+
+    def _expire(self, kept: Kept) -> None:
+        kept.task.cancelled() or kept.task.exception()  # asyncio logs those that nobody asks for
+        asyncio.get_running_loop().call_later(KEPT_SECONDS, self._kept.pop, kept.key, None)
+
+    def kept(self, key: str) -> Kept:
+        """The document of this key. HTTPException if there is none any more."""
+        if key not in self._kept:
+            raise HTTPException(404, "there is no such document; each is kept for ten minutes")
+        return self._kept[key]
+
+
+async def last_of(steps: AsyncGenerator[Step]) -> bytes:
+    """What the steps lead to."""
+    async for step in steps:
+        last = step
+    assert isinstance(last, Translation)
+    return last.data
+
+
+async def document_of(texts: Sequence[str], parse: Parse) -> Document:
+    """One document of several texts. It is written as a JSON list of them."""
+    documents = await run_in_threadpool(lambda: [parse(text.encode()) for text in texts])
+
+    def write(texts: Sequence[str | None]) -> bytes:
+        remaining = iter(texts)
+        new = list[str]()
+        for each in documents:
+            each.places.update((p, whole.places[p]) for p in each.passages if p in whole.places)
+            new.append(each.write([next(remaining) for _ in each.passages]).decode())
+        return json.dumps(new).encode()
+
+    passages = [passage for each in documents for passage in each.passages]
+    whole = Document(passages, write, lambda passage: repr(passage.text[:40]))
+    return whole
+
+
+def _shown(code: str) -> str:
+    """A model's code as the interfaces have it."""
+    return _ALIASES.get(short(code), short(code))

@@ -1,0 +1,32 @@
+"""The language of a text, by py3langid (langid.py, Lui and Baldwin 2012), where that is installed."""
+
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Any
+
+from errors import InputError
+
+
+class Detector:
+    """Tells some languages apart."""
+
+    def __init__(self, codes: Iterable[str]):
+        """codes: of the languages. The first of a language's codes, such as zh-Hans and zh-Hant, stands for it."""
+        self._codes: dict[str, str] = {}
+        for code in codes:
+            self._codes.setdefault(code.partition("-")[0].replace("nb", "no"), code)
+
+    @cached_property
+    def _identifier(self) -> Any:
+        try:
+            from py3langid.langid import MODEL_FILE, LanguageIdentifier
+        except ImportError:
+            raise InputError("to detect languages: pip install -r requirements-serve.txt") from None
+        identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+        identifier.set_languages([label for label in identifier.labels if label in self._codes])
+        return identifier
+
+    def detect(self, text: str) -> tuple[str, float]:
+        """The text's language, and how sure that is, up to 1. InputError if that cannot be told here."""
+        label, share = self._identifier.classify(text)
+        return self._codes[label], float(share)
