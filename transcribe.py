@@ -8,6 +8,8 @@ import terminal  # noqa: F401 (first: it checks Python and the packages)
 
 # isort: split
 import argparse
+import shutil
+import signal
 import sys
 import time
 import zlib
@@ -16,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -31,6 +34,7 @@ from speech import audio
 from speech.features import RATE
 from speech.formats import FORMATS, Layout, Segment, Transcript
 from speech.journal import resumed
+from speech.live import Heard
 from speech.options import TranscribeOptions
 from speech.outputs import Output
 from speech.reference import Part, parse
@@ -43,7 +47,7 @@ from terminal.flags import reading
 from terminal.prompt_files import InOrder
 from terminal.summary import Summary
 
-STDIN = "-"
+STDIN, MICROPHONE = "-", "microphone"
 Switch = argparse.BooleanOptionalAction
 SWITCHES = (
     "carry_initial_prompt",
@@ -55,6 +59,10 @@ SWITCHES = (
     "verbose",
 )
 NEED_WORDS = ("max_line_count", "max_words_per_line", "highlight_words")
+NOT_LIVE = (
+    *("audio_track", "reference", "clip_timestamps", "vad", "batched", "resume"),
+    "hallucination_silence_threshold",
+)
 ELSEWHERE = {  # mlx_whisper's flags for what is decided elsewhere
     "fp16": "the weights keep the type that convert.py --dtype gave them",
     "suppress-tokens": "the checkpoint's generation_config.json says what is never written",
@@ -81,8 +89,11 @@ def parse_args(argv: list[str] | None = None):
     flag = parser.add_argument
     defaults = TranscribeOptions()
     # fmt: off
-    flag("audio", nargs="+", metavar="FILE",
+    flag("audio", nargs="*", metavar="FILE",
          help="an audio file, or a video; - reads standard input")
+    flag("--live", action="store_true",
+         help="transcribe the microphone while somebody speaks (needs sounddevice), or with - standard input: raw PCM, 16 kHz, "
+         "mono, 16 bits, little-endian")
     flag("--model", type=cli.name, help=f"{cli.MODEL} (default: the demo models)")
     flag("--draft-model", type=cli.name,
          help="a smaller one with the same vocabulary, such as distil-large-v3 (default: none, or the demo models' own)")
@@ -152,6 +163,14 @@ def parse_args(argv: list[str] | None = None):
         flag(f"--{name}", help=argparse.SUPPRESS)
     parser.set_defaults(**dict.fromkeys(SWITCHES, False))
     args = parser.parse_with_files(argv)
+    if args.live:
+        args.audio = args.audio or [MICROPHONE]
+        if args.audio not in ([MICROPHONE], [STDIN]):
+            parser.error(
+                "--live takes no file: it listens to the microphone, or with - to standard input"
+            )
+    elif not args.audio:
+        parser.error("the following arguments are required: FILE")
     if args.reference and len(args.audio) > 1:
         parser.error("--reference is for one audio file")
     args.word_timestamps |= args.subtitles
@@ -180,6 +199,8 @@ def note_idle(args: argparse.Namespace) -> None:
         idle.append((["max_line_count"], "without --max-line-width"))
     elif args.max_line_count:
         idle.append((["max_words_per_line"], "with --max-line-width and --max-line-count"))
+    if args.live:
+        idle.append((NOT_LIVE, "with --live"))
     if not args.subtitles:
         idle.append((READING, "without --subtitles"))
     if not args.initial_prompt:
@@ -279,7 +300,6 @@ def transcribe_files(
     """Transcribe all files: to stdout in their order, txt segment by segment, or to files under these names. Report
     those that cannot be read or written; they make the exit code 1."""
     settings = repr((transcriber.name, replace(options, num_draft=0, reference=()))).encode()
-    began = time.perf_counter()
     summary = Summary(unit="windows")
     failed = 0
     played = 0.0
@@ -298,11 +318,7 @@ def transcribe_files(
                 complain(str(transcript))
                 printer.end(index, None)
                 continue
-            unwritten = list(output.write(transcript, names[index])) if output.folder else []
-            for reason, text in unwritten:
-                complain(f"{reason}; the transcript is printed instead")
-                cli.write(text, end="")
-            failed += bool(unwritten)
+            failed += not write_files(output, transcript, names[index])
             printer.end(index, transcript)
             summary.texts += 1
             summary.stats += transcript.stats
@@ -310,14 +326,65 @@ def transcribe_files(
             if verbose and bar.disable:
                 complain(f"{summary.texts}/{len(sources)} files, {played:.0f} s of audio")
     if verbose:
-        import mlx.core as mx  # after decoder, which loads a faster BLAS first
-
-        seconds = time.perf_counter() - began
-        summary.peak_memory = mx.get_peak_memory() / 1e9
-        print(f"{played:.1f} s of audio in {seconds:.1f} s", file=sys.stderr)
-        print("\n".join(summary.lines(seconds)), file=sys.stderr)
+        print_summary(summary, played)
     if failed:
         raise InputError(f"{failed} of {len(sources)} files failed")
+
+
+def write_files(output: Output, transcript: Transcript, name: str) -> bool:
+    """Write a transcript's files, if it is to have some; print what could not be written. Return whether all were."""
+    unwritten = list(output.write(transcript, name)) if output.folder else []
+    for reason, text in unwritten:
+        complain(f"{reason}; the transcript is printed instead")
+        cli.write(text, end="")
+    return not unwritten
+
+
+def print_summary(summary: Summary, played: float) -> None:
+    import mlx.core as mx  # after decoder, which loads a faster BLAS first
+
+    seconds = time.perf_counter() - summary.began
+    summary.peak_memory = mx.get_peak_memory() / 1e9
+    print(f"{played:.1f} s of audio in {seconds:.1f} s", file=sys.stderr)
+    print("\n".join(summary.lines(seconds)), file=sys.stderr)
+
+
+def transcribe_live(
+    transcriber: Transcriber, source: str, options: TranscribeOptions, output: Output, name: str
+) -> Transcript:
+    """Transcribe what arrives until it ends or Ctrl-C: txt to stdout word by word, or on a terminal by lines, with the
+    words that may still change below them."""
+    line = ""
+    is_terminal = sys.stderr.isatty() and (sys.stdout.isatty() or not output.streamed)
+
+    def show(heard: Heard) -> None:
+        nonlocal line
+        new = heard.text if line else heard.text.lstrip()
+        line += new
+        ended = heard.end is not None
+        if is_terminal:
+            width = shutil.get_terminal_size().columns - 1
+            shown = "" if ended else (line + heard.rest).strip()[-width:]
+            print(f"\r\x1b[K{shown}", end="", file=sys.stderr, flush=True)
+            new = line if ended else ""
+        if output.streamed:
+            cli.write(new, end="\n" if ended and line else "")
+        if ended:
+            line = ""
+
+    pieces = SimpleQueue[bytes]()
+
+    def stop(*_) -> None:
+        pieces.put(b"")
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # the second time, at once
+
+    signal.signal(signal.SIGINT, stop)
+    complain("listening; Ctrl-C ends it")
+    transcript = transcriber.transcribe_live(audio.listen(source, pieces), options, show)
+    if not write_files(output, transcript, name):
+        raise InputError("the transcript could not be written")
+    cli.write(output.text(transcript, None), end="")
+    return transcript
 
 
 def fields(args: argparse.Namespace, kind: type) -> dict[str, Any]:
@@ -362,6 +429,14 @@ def run_command(args: argparse.Namespace) -> None:
         if len(tokens) > most:
             flag = name.replace("_", "-")
             complain(f"--{flag} has {len(tokens)} tokens; the model sees the last {most}")
+    if args.live:
+        summary = Summary(unit="windows")
+        transcript = transcribe_live(transcriber, args.audio[0], options, output, names[0])
+        summary.texts = len(transcript.segments)
+        summary.stats = transcript.stats
+        if args.verbose:
+            print_summary(summary, transcript.duration)
+        return
     sources = [args.audio[i] for i in missing]
     names = [names[i] for i in missing]
     batch_size = args.batch_size

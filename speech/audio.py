@@ -4,9 +4,12 @@ import io
 import itertools
 import math
 import operator
+import os
 import sys
+import threading
 import wave
 from collections.abc import Callable, Iterator, Sequence
+from queue import SimpleQueue
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -28,6 +31,52 @@ _WEAK = 0.01  # the peak of a sound so weak that its channels may cancel
 
 Report = Callable[[str], None]
 Check = Callable[[float], None]
+
+
+def pcm(data: bytes) -> np.ndarray:
+    """The samples of 16 bits each, little-endian."""
+    return np.divide(np.frombuffer(data, "<i2"), 32768, dtype=np.float32)
+
+
+def listen(source: str, pieces: SimpleQueue[bytes]) -> Iterator[np.ndarray]:
+    """The samples of sound that arrives (16 bits, mono, RATE a second), each time all that there are, from standard input
+    ("-") or the microphone. It ends when its source does, or when b"" is put into `pieces`. Raises InputError without a
+    microphone."""
+    if source == "-":
+        threading.Thread(target=_read_stdin, args=[pieces], daemon=True).start()
+        yield from _arriving(pieces)
+        return
+    try:
+        import sounddevice  # type: ignore[import-untyped]
+    except (ImportError, OSError) as error:
+        needed = "pip install sounddevice (on Linux also PortAudio: apt install libportaudio2)"
+        raise InputError(f"the microphone needs sounddevice: {needed}: {error}") from None
+    try:
+        with sounddevice.RawInputStream(
+            RATE, channels=1, dtype="int16", callback=lambda data, *_: pieces.put(bytes(data))
+        ):
+            yield from _arriving(pieces)
+    except sounddevice.PortAudioError as error:
+        raise InputError(f"no microphone: {error}") from None
+
+
+def _read_stdin(pieces: SimpleQueue[bytes]) -> None:
+    while data := os.read(sys.stdin.fileno(), 1 << 16):
+        pieces.put(data)
+    pieces.put(b"")
+
+
+def _arriving(pieces: SimpleQueue[bytes]) -> Iterator[np.ndarray]:
+    data = b""
+    parts = [data, b" "]
+    while b"" not in parts[1:]:
+        parts = [data, pieces.get()]
+        while not pieces.empty():
+            parts.append(pieces.get())
+        data = b"".join(parts)
+        whole = len(data) // 2 * 2
+        yield pcm(data[:whole])
+        data = data[whole:]
 
 
 def check_length(seconds: float, longest: float = 24 * 3600) -> None:
@@ -96,7 +145,7 @@ def _from_ffmpeg(
             sound = b"".join(_resampled(_after_holes(frames, container, check), mono))
     except av.error.FFmpegError as error:
         raise InputError(f"no audio file that FFmpeg reads ({error.strerror})") from None
-    return np.divide(np.frombuffer(sound, np.int16), 32768, dtype=np.float32)
+    return pcm(sound)
 
 
 def _track(tracks: Sequence[Any], wanted: str | None) -> Any:

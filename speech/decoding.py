@@ -73,16 +73,20 @@ class WindowDecoder:
         return row
 
     def decode(
-        self, texts: list[WindowText], language: str, previous: list[int]
+        self,
+        texts: list[WindowText],
+        language: str,
+        previous: list[int],
+        tries: int | None = None,
     ) -> Iterator[list[Row]]:
-        """Decode each window at the first temperature where its text does not fail."""
+        """Decode each window at the first temperature where its text does not fail. tries: temperatures at most"""
         earlier = list[int]()
         if previous:
             longest = self._config.max_positions // 2
             earlier = [self._special.previous, *previous[1 - longest :]]
         prefix = [*earlier, *self._special.prefix(language, self._options.task)]
         failing = texts
-        for temperature in self._options.temperatures:
+        for temperature in self._options.temperatures[:tries]:
             rows = [self._rows(text, prefix, temperature) for text in failing]
             yield [row for group in rows for row in group]
             for text, group in zip(failing, rows, strict=True):
@@ -92,7 +96,7 @@ class WindowDecoder:
                 text.attempt = max(attempts, key=lambda attempt: attempt.avg_logprob)
                 text.draft = group[0].generated
             yield from self._find_silence(failing, [*earlier, self._special.start])
-            failing = [text for text in failing if self._fails(text.attempt)]
+            failing = [text for text in failing if self.fails(text.attempt)]
             if not failing:
                 break
         self.stats.prompt_tokens += len(texts)  # each window once, however often it was tried
@@ -135,7 +139,7 @@ class WindowDecoder:
         for text in texts:
             text.attempt = replace(text.attempt, no_speech_prob=text.no_speech_prob)
 
-    def _fails(self, attempt: Attempt) -> bool:
+    def fails(self, attempt: Attempt) -> bool:
         """Whether to try the next temperature."""
         ratio = self._options.compression_ratio_threshold
         repeats = ratio is not None and attempt.compression_ratio > ratio

@@ -25,14 +25,16 @@ class Timeline:
     """The frames of a sound that are transcribed. All times but those of `place` and `seconds` are in these, not in the
     sound."""
 
-    def __init__(self, features: np.ndarray, chances: np.ndarray | None):
-        """features: of each frame of the sound; chances: how probable speech is in it, if only speech is transcribed"""
+    def __init__(self, features: np.ndarray, chances: np.ndarray | None, first: int = 0):
+        """features: of each frame of the sound; chances: how probable speech is in it, if only speech is transcribed;
+        first: the number of the first frame"""
         heard = features.max(axis=1, initial=-np.inf) > features.max(initial=-np.inf) - _QUIET
-        self.frames = np.arange(len(features))  # each one's number in the sound
+        numbers = np.arange(len(features))
         if chances is not None:
             heard &= speaking(chances)
-            self.frames = np.flatnonzero(with_speech(chances))
-        self._heard = heard[self.frames]
+            numbers = np.flatnonzero(with_speech(chances))
+        self._heard = heard[numbers]
+        self.frames = first + numbers  # each one's number in the sound
         # Silence was left out before these
         self._cuts = np.flatnonzero(np.diff(self.frames) > 1) + 1
         self._last = 0.0  # the end of the last segment

@@ -110,13 +110,8 @@ class Sound:
             while seek < end:
                 windows = self._next_windows(seek, end)
                 if self._language is None:
-                    row = self._decoder.language_row(self._language_window(windows[0]))
-                    yield [row]
-                    codes = {id: code for code, id in self._special.languages.items()}
-                    self._language = codes[row.generated[0]]
-                room = self._config.max_positions // 2 - 1 - len(self._carried)
-                previous = self._carried + self._previous[max(0, len(self._previous) - room) :]
-                yield from self._decoder.decode(windows, self._language, previous)
+                    self._language = yield from self._detect(self._language_window(windows[0]))
+                yield from self._decoder.decode(windows, self._language, self._text_before())
                 cuts = [self._cut(window) for window in windows]
                 yield from self._time_words(windows, cuts)
                 for window, part in zip(windows, cuts, strict=True):
@@ -125,11 +120,27 @@ class Sound:
                     self._reference.follow([token for s in segments for token in s.tokens])
                     seek += part.advance
                     self._on_window(segments, self._timeline.seconds(seek), self._decoder.stats)
+        return self.transcript()
+
+    def transcript(self) -> Transcript:
+        """The transcript so far."""
         text = "".join(segment.text for segment in self._segments)
         language = self._language or "en"
         return Transcript(
             text, tuple(self._segments), language, self._duration, self._decoder.stats
         )
+
+    def _detect(self, window: Window) -> Generator[Work, Any, str]:
+        """The code of the most probable language of a window."""
+        row = self._decoder.language_row(window)
+        yield [row]
+        codes = {id: code for code, id in self._special.languages.items()}
+        return codes[row.generated[0]]
+
+    def _text_before(self) -> list[int]:
+        """The tokens to prompt the next window with."""
+        room = self._config.max_positions // 2 - 1 - len(self._carried)
+        return self._carried + self._previous[max(0, len(self._previous) - room) :]
 
     def _next_windows(self, seek: int, end: int) -> list[WindowText]:
         """The next window; or with `batched` some that end in pauses, each in its second half."""
@@ -265,9 +276,12 @@ class Sound:
         self._segments += added
         if self._options.batched:
             return added
-        self._previous += [token for segment in added for token in segment.tokens]
-        # A text that was sampled much may go astray, and lead the next one astray.
-        sure = window.attempt.temperature <= 0.5
-        if not (sure and self._options.condition_on_previous_text):
-            self._previous = []
+        tokens = [token for segment in added for token in segment.tokens]
+        self._go_on_from(tokens, window.attempt.temperature)
         return added
+
+    def _go_on_from(self, tokens: list[int], temperature: float) -> None:
+        """Let the next windows see a text. One that was sampled much may go astray, and lead them astray."""
+        self._previous += tokens
+        if temperature > 0.5 or not self._options.condition_on_previous_text:
+            self._previous = []

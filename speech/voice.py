@@ -79,14 +79,17 @@ def first_speech(samples: np.ndarray) -> int | None:
     return None
 
 
-def with_speech(chances: np.ndarray) -> np.ndarray:
-    """Which frames to transcribe, [frames] boolean: speech, and silence that is near it or short."""
+def with_speech(
+    chances: np.ndarray, margin: int = _MARGIN, shortest: int = _SHORTEST
+) -> np.ndarray:
+    """Which frames to transcribe, [frames] boolean: speech, `margin` frames around it, and silence that is shorter than
+    `shortest`."""
     transcribed = np.zeros(len(chances), bool)
     for start, end in stretches(speaking(chances)):
         if chances[start:end].max() >= _SPEECH:
-            transcribed[max(0, start - _MARGIN) : end + _MARGIN] = True
+            transcribed[max(0, start - margin) : end + margin] = True
     for start, end in stretches(~transcribed):
-        if start and end < len(transcribed) and end - start < _SHORTEST:
+        if start and end < len(transcribed) and end - start < shortest:
             transcribed[start:end] = True
     return transcribed
 
