@@ -65,9 +65,6 @@ NOT_LIVE = (
 )
 ELSEWHERE = {  # mlx_whisper's flags for what is decided elsewhere
     "fp16": "the weights keep the type that convert.py --dtype gave them",
-    "suppress-tokens": "the checkpoint's generation_config.json says what is never written",
-    "prepend-punctuations": "words have OpenAI's marks before them",
-    "append-punctuations": "words have OpenAI's marks after them",
 }
 READING = {  # the numbers of --subtitles that have no flag otherwise
     "min_cue_seconds": "least time that a cue stays, where there is room",
@@ -121,6 +118,8 @@ def parse_args(argv: list[str] | None = None):
          help="a text that the audio's will resemble (txt, srt, vtt, json): drafts are copied from it; for one file")
     flag("--condition-on-previous-text", action=Switch, default=True,
          help="prompt each window with the text before it (default: yes)")
+    flag("--suppress-tokens", type=ids, default=defaults.suppress_tokens, metavar="IDS",
+         help="tokens never to write, as --suppress-tokens=-1,50; -1: those of the checkpoint (default: -1)")
     for name, text in THRESHOLDS.items():
         flag(f"--{name}-threshold", type=number, metavar="X",
              default=getattr(defaults, f"{name.replace('-', '_')}_threshold"),
@@ -133,6 +132,10 @@ def parse_args(argv: list[str] | None = None):
          help="decode windows cut at pauses in one batch; the text may differ; needs --vad")
     flag("--word-timestamps", action=Switch,
          help="find when each word is spoken, for subtitles and JSON")
+    flag("--prepend-punctuations", default=defaults.prepend_punctuations, metavar="MARKS",
+         help="marks that belong to the next word (default: %(default)s)")
+    flag("--append-punctuations", default=defaults.append_punctuations, metavar="MARKS",
+         help="marks that belong to the word before (default: %(default)s)")
     flag("--hallucination-silence-threshold", type=number, metavar="X",
          help="leave out words invented in a silence of at least X s; needs --word-timestamps")
     flag("--max-line-width", type=cli.positive, metavar="X",
@@ -214,6 +217,10 @@ def note_idle(args: argparse.Namespace) -> None:
 
 def number(text: str) -> float | None:
     return None if text in ("none", "None") else float(text)
+
+
+def ids(text: str) -> tuple[int, ...]:
+    return tuple(int(token) for token in text.split(",") if token)
 
 
 def seconds(text: str) -> tuple[float, ...]:

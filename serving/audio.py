@@ -23,8 +23,9 @@ from speech.options import TranscribeOptions
 from speech.reference import parse
 from speech.transcriber import Transcriber
 from speech.transcript import Sound
+from speech.words import AFTER, BEFORE
 
-_MARKS = string.whitespace + "\"'“¿([{-.。,，!！?？:：”)]}、"  # noqa: RUF001 (around words, of which OpenAI's have none)
+_MARKS = string.whitespace + BEFORE + AFTER  # around words, of which OpenAI's have none
 _FORMATS = ("json", "verbose_json", "text", "srt", "vtt")
 Part = tuple[Segment, Stats] | Transcript
 _FIELDS = {

@@ -103,6 +103,7 @@ class WindowDecoder:
 
     def _rows(self, text: WindowText, prefix: list[int], temperature: float) -> list[Row]:
         options = self._special.options(
+            suppressed=self._options.suppress_tokens,
             temp=temperature,
             max_tokens=self._config.max_positions // 2,
             num_draft=self._options.num_draft,

@@ -82,7 +82,9 @@ Escape = Callable[[str], str]  # writes a text in a format that has tags
 
 
 def _words(segment: Segment) -> Sequence[Word]:
-    return segment.words or [Word(segment.text, segment.start, segment.end, 0.0, 0)]
+    if segment.words is None:
+        return [Word(segment.text, segment.start, segment.end, 0.0, 0)]
+    return segment.words
 
 
 def _spread(words: Sequence[Word]) -> Iterator[Word]:

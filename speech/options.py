@@ -7,6 +7,7 @@ from errors import InputError
 from speculative.options import Options
 from speech.reference import Part
 from speech.rules import TASKS
+from speech.words import AFTER, BEFORE
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class TranscribeOptions:
     hotwords: str = ""  # before the prompt of every window
     reference: tuple[Part, ...] = ()  # what the text may resemble, from which drafts are copied
     condition_on_previous_text: bool = True
+    suppress_tokens: tuple[int, ...] = (-1,)  # tokens never to write; -1: those of the checkpoint
     compression_ratio_threshold: float | None = 2.4
     logprob_threshold: float | None = -1.0
     no_speech_threshold: float | None = 0.6
@@ -35,6 +37,8 @@ class TranscribeOptions:
     vad: bool = False  # transcribe only what a voice detector takes for speech
     batched: bool = False  # windows end at pauses and know nothing of each other; needs vad
     word_timestamps: bool = False
+    prepend_punctuations: str = BEFORE  # marks that join the next word
+    append_punctuations: str = AFTER  # marks that join the word before
     hallucination_silence_threshold: float | None = None  # seconds; needs word_timestamps
     no_speech_probs: bool = False  # for every segment, which takes one more call per window
 

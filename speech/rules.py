@@ -2,7 +2,7 @@
 and draft model apply to all positions of a step at once."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -89,12 +89,14 @@ class Special:
             return [self.start]
         return [self.start, self.languages[language], self.tasks[task]]
 
-    def options(self, **options) -> Options:
-        """The options to decode a window with."""
+    def options(self, suppressed: Sequence[int] = (-1,), **options) -> Options:
+        """The options to decode a window with. suppressed: tokens never to write, of which -1 stands for the
+        checkpoint's; special ones among these are never written"""
+        own = {token for token in self.suppressed if -1 in suppressed or token > self.end}
         return Options(
             logprobs=0,
             lookup=False,
-            suppress_tokens=self.suppressed or None,
+            suppress_tokens=sorted(own.union(suppressed) - {-1}) or None,
             processors=(Timestamps(self),),
             **options,
         )

@@ -231,12 +231,13 @@ class Sound:
                 timed.append((window, part, TimedWindow(window.prompt, text, positions)))
         if not timed:
             return
+        marks = self._options.prepend_punctuations, self._options.append_punctuations
         given = [each for *_, each in timed]
         attention = yield lambda: attended(self._model, self._special, steering, given)
         for (window, part, each), weights in zip(timed, attention, strict=True):
             words = timed_words(split(each.tokens, self._decoder.text, spaces), *weights)
             before = window.seek / FRAMES if self._options.batched else self._spoken
-            placed = place_words(part.segments, words, end, before)
+            placed = place_words(part.segments, words, end, before, marks)
             pairs = list(zip(part.segments, placed, strict=True))
             part.segments = [replace(old, words=new.words) for old, new in pairs]
             if self._options.word_timestamps:

@@ -15,8 +15,8 @@ from speech.formats import Segment, Word
 from speech.rules import SECONDS_PER_TIMESTAMP, TASKS, Special
 
 _WITHOUT_SPACES = ("zh", "ja", "th", "lo", "my", "yue")  # languages whose words are characters
-_BEFORE = "\"'“¿([{-"  # marks that join the next word
-_AFTER = "\"'.。,，!！?？:：”)]}、"  # noqa: RUF001 (marks that join the word before)
+BEFORE = "\"'“¿([{-"  # marks that join the next word
+AFTER = "\"'.。,，!！?？:：”)]}、"  # noqa: RUF001 (marks that join the word before)
 _SENTENCE_ENDS = ".。!！?？"  # noqa: RUF001
 _FILTER = 7  # encoder positions
 _HEADS = 64  # of all windows of a call: their weights stay in memory
@@ -181,12 +181,16 @@ def _lengths(words: Sequence[Word]) -> tuple[float, float]:
 
 
 def place_words(
-    segments: Sequence[Segment], words: list[Word], end: int, last: float
+    segments: Sequence[Segment],
+    words: list[Word],
+    end: int,
+    last: float,
+    marks: tuple[str, str] = (BEFORE, AFTER),
 ) -> list[Segment]:
     """Assign words to segments; move each segment's start and end to its words'.
 
     words: of all segments, with times in the window; end: the id after the last of text; last: when speech before
-    the window ended, in seconds
+    the window ended, in seconds; marks: those that join the next word, and the word before
     """
     usual, longest = _lengths(words)
     for before, word in pairwise(words):  # a long word beside a sentence's end holds a pause
@@ -195,7 +199,7 @@ def place_words(
                 word.end = word.start + longest
             elif before.word in _SENTENCE_ENDS:
                 word.start = word.end - longest
-    rest = iter(_with_marks(words))
+    rest = iter(_with_marks(words, *marks))
     timed = []
     for segment in segments:
         missing = sum(token < end for token in segment.tokens)
@@ -212,18 +216,18 @@ def place_words(
     return timed
 
 
-def _with_marks(words: Iterable[Word]) -> list[Word]:
+def _with_marks(words: Iterable[Word], before: str = BEFORE, after: str = AFTER) -> list[Word]:
     """The words, each with the punctuation around it, without the punctuation's time."""
     joined: list[Word] = []
     for word in reversed(list(words)):
-        if joined and word.word.startswith(" ") and word.word.strip() in _BEFORE:
+        if joined and word.word.startswith(" ") and word.word.strip() in before:
             joined[-1].word = word.word + joined[-1].word
             joined[-1].tokens += word.tokens
         else:
             joined.append(word)
     whole: list[Word] = []
     for word in reversed(joined):
-        if whole and not whole[-1].word.endswith(" ") and word.word in _AFTER:
+        if whole and not whole[-1].word.endswith(" ") and word.word in after:
             whole[-1].word += word.word
             whole[-1].tokens += word.tokens
         else:
@@ -326,7 +330,7 @@ def drop_hallucinations(
 
 def _is_hallucinated(segment: Segment) -> bool:
     """Whether the words of a segment (the first eight) are not like speech."""
-    words = [word for word in segment.words or () if word.word not in _BEFORE + _AFTER][:8]
+    words = [word for word in segment.words or () if word.word not in BEFORE + AFTER][:8]
     score = 0.0
     for word in words:
         duration = word.end - word.start

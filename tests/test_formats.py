@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 from speech.formats import FORMATS, Layout, Segment, Transcript, Word
@@ -136,6 +137,12 @@ def test_cues_for_reading_break_at_sentences_and_stay_long_enough():
             "said a single word to them. No.",
         ],
     ]
+
+
+def test_a_mark_that_the_word_before_has_taken_is_not_shown_again():
+    (part,) = timed("so!", 0.0, 1.0).segments
+    both = Transcript(" so!", (part, replace(part, start=1, end=2, text="!", words=())), "en", 2.0)
+    assert FORMATS["srt"](both, Layout(reading=Rules())).count("!") == 1
 
 
 def test_cues_for_reading_hold_all_words_in_order_whatever_their_times():

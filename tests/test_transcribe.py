@@ -150,10 +150,11 @@ def test_what_cannot_be_written_is_printed_and_the_others_go_on(folder, monkeypa
 
 def test_flags_take_values_as_whisper_takes_them():
     given = "a.wav --condition-on-previous-text False --word-timestamps=True --verbose False --vad "
-    given += "--logprob-threshold None --no-speech-threshold none b.wav -- -c.wav True -"
+    given += "--logprob-threshold None --no-speech-threshold none b.wav --suppress-tokens -1 -- -c.wav True -"
     parsed = command.parse_args(given.split())
     assert parsed.audio == ["a.wav", "b.wav", "./-c.wav", "True", "-"]
     assert not parsed.condition_on_previous_text and parsed.word_timestamps and parsed.vad
+    assert parsed.suppress_tokens == (-1,)
     assert not parsed.verbose and parsed.logprob_threshold is parsed.no_speech_threshold is None
 
 

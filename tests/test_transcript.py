@@ -209,6 +209,16 @@ def test_what_is_carried_begins_the_prompt_of_every_window():
         assert {wm.tokenizer().decode(prompt) for prompt in others} == {later}
 
 
+@pytest.mark.parametrize(
+    "given, suppressed", [((-1,), {7, 8, 9}), ((), set()), ((5,), {5}), ((-1, 5), {5, 7, 8, 9})]
+)
+def test_tokens_are_suppressed_beside_the_special_ones(given, suppressed):
+    script = Script([(FINE, -0.1)], suppress_tokens=given)
+    script.play()
+    assert {id for id in script.rows[0].options.suppress_tokens if id < wm.END} == suppressed
+    assert script.rows[0].options.suppress_tokens[-1] > wm.END
+
+
 CONFIG = SimpleNamespace(
     num_mel_bins=BINS, frames=60, max_positions=128, vocab_size=wm.VOCAB, eos_token_ids=(wm.END,)
 )

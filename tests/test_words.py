@@ -285,6 +285,15 @@ def tokens(transcript):
     return [s.tokens for s in transcript.segments]
 
 
+def test_the_user_says_which_marks_join_words(models, cpu):
+    options = TranscribeOptions("de", word_timestamps=True, append_punctuations="", **NEVER)
+    segments = Transcriber(models[1]).transcribe(sound(170), options).segments
+    words = [word.word for segment in segments for word in segment.words]
+    options = replace(options, append_punctuations="".join(words))
+    (segment, *_) = Transcriber(models[1]).transcribe(sound(170), options).segments
+    assert len(words) > len(segment.words) == 1
+
+
 @pytest.mark.parametrize("options", [{}, dict(vad=True), dict(vad=True, batched=True)])
 def test_words_change_no_text(models, voice, cpu, options):
     options = TranscribeOptions("de", **NEVER | options)
