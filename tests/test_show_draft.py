@@ -136,5 +136,7 @@ def test_colour_on_a_terminal(work, given):
         "\033[35mThe\033[0m \033[4;91mking\033[0m \033[35msees the\033[0m "
         "\033[4;91mhouse\033[0m\033[35m.\033[0m"
     )
-    assert [ESCAPES.sub("", line) for line in others] == ["The king sees the house."] * (given[0] != "-p")
+    assert [ESCAPES.sub("", line) for line in others] == ["The king sees the house."] * (
+        given[0] != "-p"
+    )
     assert result.stderr.count(b"\n") == 1 and b"magenta: prompt lookup" in result.stderr
