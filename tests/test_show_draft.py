@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from helpers.decoding import decode_with, ragged_prompts
-from helpers.programs import PROMPT, ROOT
+from helpers.programs import ROOT
 from helpers.scripted import EOS, START, agreeing
 from hypothesis import given, settings
 from hypothesis import strategies as st
