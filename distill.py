@@ -34,7 +34,6 @@ from speech.transcriber import Transcriber, is_speech
 from terminal import cli, flags
 from terminal.prompt_files import PromptFile
 from text.memory import MemoryFile, Pair, load_memory
-from text.text_side import Conversation
 from translate import load as open_document
 
 LANGUAGES = {"source_lang": "--from", "target_lang": "--to"}
@@ -86,6 +85,8 @@ def main() -> None:
     if is_speech(name):
         model, tokenizer, texts = hear(name, args)
     else:
+        if args.audio:
+            raise InputError("the model reads text: name a --memory, --prompt-file or --document")
         model, tokenizer = load(name)
         check_target(model)
         texts = read(SpeculativeDecoder(model, tokenizer), folder, args)
@@ -135,35 +136,27 @@ def read(decoder: SpeculativeDecoder, folder: Path, args) -> list[Pair]:
         return [*flags.read_memory(memory).pairs]
     memory.parent.mkdir(parents=True, exist_ok=True)
     writer = MemoryFile(memory)
-    pairs = [*flags.read_memory(memory).pairs]
-    languages = {name: getattr(args, name) for name in LANGUAGES}
+    pairs = flags.read_memory(memory).pairs
+    resolved = decoder.text.resolve_languages(args.source_lang, args.target_lang)
+    languages = dict(zip(LANGUAGES, resolved, strict=True))
     settings = {name: value for name, value in languages.items() if value}
+    texts = {p.prompt: p.text for p in pairs if (p.source_lang, p.target_lang) == resolved}
     if args.prompt_file:
         report = partial(skipped, args.prompt_file)
         prompts = [p for p in PromptFile(args.prompt_file, report) if isinstance(p, str)]
-        written = {pair.prompt for pair in pairs}
-        missing = [prompt for prompt in dict.fromkeys(prompts) if prompt not in written]
-        framed = map(Conversation.of(decoder.text).prompt, missing)
+        missing = [prompt for prompt in dict.fromkeys(prompts) if prompt not in texts]
         with reporter.bar("writing texts", len(missing), "text", 0) as advance:
-            for index, response in decoder.stream_batch(framed, args.batch_size, **settings):
+            for index, response in decoder.stream_batch(missing, args.batch_size, **settings):
                 if response.finish_reason == "stop":
                     writer.append(Pair(missing[index], response.text, **languages))
                 advance(1)
     if args.document:
-        translate_documents(decoder, writer, pairs, settings, args)
+        documents = {name: open_document(name, None) for name in args.document}
+        translator = Translator(decoder, Options(**settings), args.batch_size, memory_file=writer)
+        translator.texts = texts
+        for name, document in documents.items():
+            translator.translate(document, name)
     return [*load_memory(memory, lambda line, reason: None).pairs]
-
-
-def translate_documents(
-    decoder: SpeculativeDecoder, writer: MemoryFile, pairs: list[Pair], settings: dict, args
-) -> None:
-    """Write the translations of the documents' sentences that are not among the pairs."""
-    translator = Translator(decoder, Options(**settings), args.batch_size, memory_file=writer)
-    of_these = [p for p in pairs if (p.source_lang, p.target_lang) == translator.languages]
-    translator.texts = {pair.prompt: pair.text for pair in of_these}
-    documents = {name: open_document(name, None) for name in args.document}
-    for name, document in documents.items():
-        translator.translate(document, name)
 
 
 def skipped(name: str, line: int, reason: str) -> None:

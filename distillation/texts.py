@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from errors import InputError
 from speculative.row import Row
 from text.memory import Pair
-from text.text_side import Conversation, TextSide, check_prompt
+from text.text_side import TextSide, check_prompt
 
 HELD_OUT = 20  # one text in this many is held out
 MOST_HELD_OUT = 300  # texts to measure with
@@ -40,12 +40,11 @@ def read_texts(model: Any, tokenizer: Tokenizer, pairs: Iterable[Pair]) -> list[
     """The tokens of pairs. Those that are empty or too long for the model are left out. InputError if many of their
     tokens are unknown to the model."""
     side = model.text or TextSide(tokenizer)
-    framed = Conversation.of(side).prompt
     config = model.config
     unknown = tokenizer.token_to_id("<unk>")
     texts = []
     for pair in pairs:
-        encoded = side.encode(check_prompt(framed(pair.prompt)), pair.source_lang, pair.target_lang)
+        encoded = side.encode(check_prompt(pair.prompt), pair.source_lang, pair.target_lang)
         prefix = encoded.prefix or model.prefix(encoded.tokens)
         written = tokenizer.encode(pair.text, add_special_tokens=False).ids
         tokens = [*prefix, *written, config.eos_token_ids[0]]
