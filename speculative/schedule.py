@@ -227,7 +227,7 @@ class Schedule:
         at first: so what is drafted does not depend on the machine."""
 
         def rate(candidate: Candidate) -> float:
-            n = min(number, candidate.most)
+            n = min(number, candidate.most, KNOTS[-1])
             tokens = self._brings(candidate, room, np.arange(n + 1), 0.0)[-1]
             cost = ONE_ROW.token + (0.0 if candidate.copy else ONE_ROW.draft)
             return (1 + tokens) / (1 + n * cost)
