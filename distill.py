@@ -2,6 +2,7 @@
 
 python distill.py --model madlad400-3b-mt --memory memory.jsonl
 python distill.py --model madlad400-3b-mt --prompt-file sentences.txt --target-lang de
+python distill.py --model madlad400-3b-mt --document book.docx manual.md --to German
 python distill.py --model whisper-large-v3 talks/*.mp3
 """
 
@@ -18,10 +19,11 @@ from typing import Any
 
 from checkpoints.folder import MODELS, read_json
 from checkpoints.weights import DTYPES
-from decoder import BATCH_SIZE, SpeculativeDecoder, load
+from decoder import BATCH_SIZE, Options, SpeculativeDecoder, load
 from demo.pair import demo_model
 from distillation.texts import Text
 from distillation.training import Look, check_target, distill
+from documents.translator import Translator
 from errors import InputError
 from families.distilled import Distilled, save, type_of
 from reporting import reporter
@@ -31,9 +33,10 @@ from speech.options import TranscribeOptions
 from speech.transcriber import Transcriber, is_speech
 from terminal import cli, flags
 from terminal.prompt_files import PromptFile
-from text.memory import MemoryFile, Pair
+from text.memory import MemoryFile, Pair, load_memory
+from translate import load as open_document
 
-LANGUAGES = ("source_lang", "target_lang")
+LANGUAGES = {"source_lang": "--from", "target_lang": "--to"}
 FEW = 200  # texts
 
 
@@ -51,8 +54,11 @@ def parse_args(argv: list[str] | None = None):
     flag("--prompt-file", type=cli.name, metavar="FILE",
          help="prompts whose texts the model writes first, and adds to --memory (default: OUTPUT.jsonl); a prompt that is "
          "there already is not written again")
-    for name in LANGUAGES:
-        flag(f"--{name.replace('_', '-')}", metavar="LANG", help="of the prompts in --prompt-file, for a model that translates")
+    flag("--document", nargs="+", default=[], metavar="FILE",
+         help="documents, of the formats of translate.py, whose sentences it translates first and adds in the same way")
+    for name, short in LANGUAGES.items():
+        flag(f"--{name.replace('_', '-')}", short, dest=name, metavar="LANG",
+             help="of these prompts, for a model that translates")
     flag("--batch-size", type=cli.positive, default=BATCH_SIZE, metavar="N",
          help="prompts to decode in one batch (default: %(default)s)")
     flag("--layers", type=cli.positive, default=1, metavar="N",
@@ -65,8 +71,8 @@ def parse_args(argv: list[str] | None = None):
          help="where to write; a draft model that is there is trained further (default: mlx_models/MODEL-draft)")
     # fmt: on
     args = parser.parse_intermixed_args(argv)
-    if not (args.audio or args.memory or args.prompt_file):
-        parser.error("--memory, --prompt-file or sound is needed: what to learn from")
+    if not (args.audio or args.memory or args.prompt_file or args.document):
+        parser.error("--memory, --prompt-file, --document or sound is needed: what to learn from")
     if args.minutes <= 0:
         parser.error("--minutes is not above 0")
     return args
@@ -79,6 +85,8 @@ def main() -> None:
     if is_speech(name):
         model, tokenizer, texts = hear(name, args)
     else:
+        if args.audio:
+            raise InputError("the model reads text: name a --memory, --prompt-file or --document")
         model, tokenizer = load(name)
         check_target(model)
         texts = read(SpeculativeDecoder(model, tokenizer), folder, args)
@@ -121,25 +129,34 @@ def describe(look: Look) -> str:
 
 
 def read(decoder: SpeculativeDecoder, folder: Path, args) -> list[Pair]:
-    """The pairs in the memory, and those of the prompt file, which the model writes where they are missing."""
+    """The pairs in the memory, and those of the prompt file and the documents, which the model writes where they are
+    missing."""
     memory = args.memory or folder.with_name(f"{folder.name}.jsonl")
-    if args.memory and not args.prompt_file:
+    if args.memory and not (args.prompt_file or args.document):
         return [*flags.read_memory(memory).pairs]
+    memory.parent.mkdir(parents=True, exist_ok=True)
     writer = MemoryFile(memory)
-    pairs = [*flags.read_memory(memory).pairs]
-    languages = {name: getattr(args, name) for name in LANGUAGES}
-    written = {pair.prompt for pair in pairs}
-    report = partial(skipped, args.prompt_file)
-    prompts = [p for p in PromptFile(args.prompt_file, report) if isinstance(p, str)]
-    missing = [prompt for prompt in dict.fromkeys(prompts) if prompt not in written]
-    with reporter.bar("writing texts", len(missing), "text", 0) as advance:
-        settings = {name: value for name, value in languages.items() if value}
-        for index, response in decoder.stream_batch(missing, args.batch_size, **settings):
-            if response.finish_reason == "stop":
-                pairs.append(Pair(missing[index], response.text, **languages))
-                writer.append(pairs[-1])
-            advance(1)
-    return pairs
+    pairs = flags.read_memory(memory).pairs
+    resolved = decoder.text.resolve_languages(args.source_lang, args.target_lang)
+    languages = dict(zip(LANGUAGES, resolved, strict=True))
+    settings = {name: value for name, value in languages.items() if value}
+    texts = {p.prompt: p.text for p in pairs if (p.source_lang, p.target_lang) == resolved}
+    if args.prompt_file:
+        report = partial(skipped, args.prompt_file)
+        prompts = [p for p in PromptFile(args.prompt_file, report) if isinstance(p, str)]
+        missing = [prompt for prompt in dict.fromkeys(prompts) if prompt not in texts]
+        with reporter.bar("writing texts", len(missing), "text", 0) as advance:
+            for index, response in decoder.stream_batch(missing, args.batch_size, **settings):
+                if response.finish_reason == "stop":
+                    writer.append(Pair(missing[index], response.text, **languages))
+                advance(1)
+    if args.document:
+        documents = {name: open_document(name, None) for name in args.document}
+        translator = Translator(decoder, Options(**settings), args.batch_size, memory_file=writer)
+        translator.texts = texts
+        for name, document in documents.items():
+            translator.translate(document, name)
+    return [*load_memory(memory, lambda line, reason: None).pairs]
 
 
 def skipped(name: str, line: int, reason: str) -> None:

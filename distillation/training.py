@@ -27,7 +27,7 @@ BATCH = 16  # texts
 DEPTH = 3  # drafted tokens in training
 RATE = 1e-3
 WARM_UP = 50  # steps
-PATIENCE = 3  # looks in a row that bring less than GAIN
+PATIENCE = 3  # looks in a row that bring less than GAIN, after which the rate falls to 0 in half as many steps again
 GAIN = 0.002
 LOOK_SECONDS = 30
 # Of the memory: while there is so much, the target need not see the same texts again
@@ -139,9 +139,12 @@ class _Training:
         optimizer = optimizers.AdamW(RATE, weight_decay=0.01)
         began = looked = time.perf_counter()
         look_seconds = 0.0
+        plateau = 0  # the step from which the rate falls faster
+        fall = 0.0  # by which its share falls in each step since
         for step, group in enumerate(_epochs(groups)):
             now = time.perf_counter()
             gone = step / steps if steps else (now - began) / seconds
+            gone += fall * (step - plateau)
             if step and (gone >= 1 or now - looked > max(LOOK_SECONDS, 10 * look_seconds)):
                 distilled.set_weights(draft, weights)
                 promise = measure(self.draft, self.target, held_out)
@@ -149,10 +152,13 @@ class _Training:
                     best = weights
                 looked = time.perf_counter()
                 look_seconds = looked - now
-                if gone >= 1 or self.vain == PATIENCE:
+                if gone >= 1:
                     break
+                if self.vain == PATIENCE and not plateau:
+                    plateau = step
+                    fall = 2 * (1 - gone) / step
             # Deeper tokens are right as rarely as the first ones in the beginning, and take longer.
-            depth = DEPTH if gone > 1 / 3 else 1
+            depth = DEPTH if plateau or gone > 1 / 3 else 1
             value, gradients = gradient(weights, self._lesson(group), depth)
             if not mx.isfinite(value).item():
                 raise InputError(f"the loss is {value.item()} after {step} steps")

@@ -286,7 +286,7 @@ class PromptLookup(Drafter):
 
 
 class CombinedDrafter(Drafter):
-    """Copies if a row has something to copy, else asks the draft model: per row, in one batch."""
+    """Copies, or asks the draft model, as the plan says: per row, in one batch."""
 
     def __init__(self, lookup: PromptLookup, model: ModelDrafter):
         self._lookup = lookup

@@ -200,8 +200,9 @@ class Schedule:
         wanted: Sequence[int | str] | None = None,
     ) -> Plan:
         """Plan a step. candidates: each row's, likeliest first. room: how many drafted tokens each row can take; -1:
-        the row is finished. wanted: how many tokens of its first candidate to draft for each row, or AUTO for the
-        fastest number of its best; None: AUTO for all."""
+        the row is finished. wanted: how many tokens of its best candidate to draft for each row, or AUTO for the
+        fastest number; None: AUTO for all."""
+        candidates = [c if r > 0 else [] for c, r in zip(candidates, room, strict=True)]
         fixed = {b: int(number) for b, number in enumerate(wanted or ()) if number != AUTO}
         rows = len(room)
         if not fixed:
@@ -209,18 +210,31 @@ class Schedule:
         if len(fixed) < rows:
             plan = self._fastest(candidates, room)
         else:
-            plan = Plan([None] * rows, np.zeros(rows, np.int32), idle_next=True)
+            self._trying = False
+            learns = any(fixed.values())
+            plan = Plan([None] * rows, np.zeros(rows, np.int32), idle_next=True, learns=learns)
         drafting = list(plan.candidates)
         most = plan.limits.tolist()
         for b, number in fixed.items():
-            drafting[b] = next(iter(candidates[b]), None)
+            drafting[b] = self._best(candidates[b], room[b], number)
             most[b] = number
         idle_next = plan.idle_next and not any(n and drafting[b] for b, n in fixed.items())
         stop = plan.stop and StopAfter(max(fixed.values()), plan.stop)
         return _plan(drafting, room, most, learns=plan.learns, stop=stop, idle_next=idle_next)
 
+    def _best(self, candidates: Sequence[Candidate], room: int, number: int) -> Candidate | None:
+        """The candidate of a row that promises the most tokens a second in drafts of this number, at the costs believed
+        at first: so what is drafted does not depend on the machine."""
+
+        def rate(candidate: Candidate) -> float:
+            n = min(number, candidate.most, KNOTS[-1])
+            tokens = self._brings(candidate, room, np.arange(n + 1), 0.0)[-1]
+            cost = ONE_ROW.token + (0.0 if candidate.copy else ONE_ROW.draft)
+            return (1 + tokens) / (1 + n * cost)
+
+        return max(candidates, key=rate, default=None)
+
     def _fastest(self, candidates: Sequence[Sequence[Candidate]], room: Sequence[int]) -> Plan:
-        candidates = [c if r > 0 else [] for c, r in zip(candidates, room, strict=True)]
         rows, live = len(room), sum(r >= 0 for r in room)
         if not any(candidates):
             return Plan([None] * rows, np.zeros(rows, np.int32), idle_next=True, learns=True)

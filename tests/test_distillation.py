@@ -149,14 +149,17 @@ def test_pairs_become_the_targets_tokens(decoder):
 
 
 def test_training_stops_by_itself_and_at_nan(monkeypatch):
+    """Once it gains nothing, its rate falls, and whole drafts are trained, before it ends."""
     target = ours("t5")
     texts = texts_of(target, 40)
     monkeypatch.setattr(training, "LOOK_SECONDS", 0)
-    looks = []
+    looks, depths = [], []
+    loss = training.loss
+    monkeypatch.setattr(training, "loss", lambda *args: depths.append(args[-1]) or loss(*args))
     training.distill(target, None, texts, minutes=60, on_look=lambda look, _: looks.append(look))
     best = max(look.promise.share for look in looks)
     assert len(looks) > training.PATIENCE and looks[-1].promise.share <= best
-    assert not any(look.promise.share > best for look in looks[-training.PATIENCE :])
+    assert looks[-1].share == 1 and depths[-1] == training.DEPTH
     monkeypatch.setattr(
         training, "loss", lambda *args: mx.array(np.nan) + 0 * args[0].decoder.mix.weight.sum()
     )
@@ -182,3 +185,15 @@ def test_the_command_goes_on_where_it_ended(work, capsys, monkeypatch):
     subprocess.run(run, cwd=work, capture_output=True, text=True, check=True)
     pairs = [json.loads(line) for line in (work / "mlx_models/demo-target-draft.jsonl").open()]
     assert len({pair["prompt"] for pair in pairs}) == len(pairs) == 40
+
+
+def test_sentences_of_documents_are_translated_once(work):
+    (work / "a.md").write_text("# The king\n\nThe king sees the house. The queen reads a letter.\n")
+    (work / "b.txt").write_text("The queen reads a letter.\nThe baker sells three keys.\n")
+    argv = ["--model", "mlx_models/demo-target", "--document", "a.md", "b.txt", "--steps", "1"]
+    run = [sys.executable, distill.__file__, *argv, "--to", "German", "--output", "new/draft"]
+    for _ in range(2):
+        subprocess.run(run, cwd=work, capture_output=True, text=True, check=True)
+    pairs = [json.loads(line) for line in (work / "new/draft.jsonl").open()]
+    assert {pair["target_lang"] for pair in pairs} == {"de"}
+    assert len({pair["prompt"] for pair in pairs}) == len(pairs) == 4

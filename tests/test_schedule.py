@@ -203,6 +203,15 @@ def test_a_row_may_ask_for_a_number_of_its_own():
     assert plan.candidates == [MODEL, copied, None, copied, None, None]
 
 
+@pytest.mark.parametrize(("copied", "modelled"), [(0.95, 0.5), (0.3, 0.95)])
+def test_a_fixed_number_goes_to_the_better_candidate(copied, modelled):
+    simulation = Simulation("free", candidates=[COPY, MODEL])
+    simulation.run(60, lambda c: modelled if c is MODEL else copied, [8])
+    kinds = [step.plan.candidates[0] for step in simulation.steps[20:]]
+    assert kinds.count(COPY if copied > modelled else MODEL) > 35
+    assert simulation.lengths(60) == [8] * 60
+
+
 def test_rows_of_their_own_numbers_get_them_and_others_draft_beside_them():
     """Though no step is plain, where plain steps would be tried first; nor does one stop early."""
     simulation = Simulation("free", 0.01, rows=2, confidence=0.01)
