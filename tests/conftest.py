@@ -1,5 +1,6 @@
 """What all tests have: the environment, and the embedded pair."""
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -12,8 +13,19 @@ for _library in ("OMP", "OPENBLAS", "BLIS"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
 import blas  # noqa: E402, F401 (before MLX)
 
+# MLX's thread is woken for each operation. Where that interrupts the thread that asks for them, tests of small models
+# take nearly twice the time.
+if hasattr(os, "SCHED_BATCH"):
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
 # Started in the background, a shell has interrupts ignored, and what is started from here as well.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish():
+    """The modules and the tests themselves, which stay, are not searched for garbage again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
