@@ -228,7 +228,7 @@ class TextSide:
         languages = self.languages
         assert languages is not None
         if not languages.source:  # the model is told in words
-            words = languages.codes.get(target_lang or "", "")
+            words = str(languages.codes.get(target_lang or "", ""))
             encoding = self.source.encode(f"{words}{text}")
             codes = source_lang, target_lang
             return Encoded(text, encoding.ids, None, *codes, encoding=encoding, begin=len(words))
