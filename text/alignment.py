@@ -49,6 +49,14 @@ class Alignment:
     text_words: Sequence[Span]
     weights: np.ndarray
 
+    @property
+    def agreed(self) -> int:
+        """How many words of the source are the best ones of their best words in the text."""
+        if not self.weights.size:
+            return 0
+        back = self.weights.argmax(axis=1)[self.weights.argmax(axis=0)]
+        return int((back == np.arange(len(back))).sum())
+
     def span(self, mark: Span) -> tuple[Span, bool]:
         """Where a mark of the source goes in the text, around whole words, and whether both directions agree on them.
 
@@ -157,68 +165,57 @@ class Aligner:
 
     def align(self, pairs: Sequence[tuple[str, str]]) -> list[Alignment]:
         """Align prompts with their texts, several in a call of the model."""
-        words = [(word_spans(source), word_spans(text)) for source, text in pairs]
-        todo = [i for i, (ours, theirs) in enumerate(words) if ours and theirs]
-        todo.sort(key=lambda i: len(pairs[i][0]))
-        weights = dict[int, dict[Reading, np.ndarray]]()
-        for first in range(0, len(todo), _TOGETHER):
-            some = todo[first : first + _TOGETHER]
+        order = sorted(range(len(pairs)), key=lambda i: len(pairs[i][0]))
+        found = dict[int, dict[Reading, Alignment]]()
+        for first in range(0, len(order), _TOGETHER):
+            some = order[first : first + _TOGETHER]
             is_trial = self._texts < _TRIAL
             readings = [*self.agreed] if is_trial else [self.reading]
-            read = self._read([pairs[i] for i in some], [words[i] for i in some], readings)
-            for i, matrices in zip(some, read, strict=True):
-                weights[i] = matrices
+            for i, alignments in zip(some, self.read([pairs[i] for i in some], readings), strict=True):
+                found[i] = alignments
                 if is_trial:
-                    self._learn(matrices)
-        empty = {self.reading: np.zeros((0, 0))}
-        return [
-            Alignment(*pair, *of_pair, weights.get(i, empty)[self.reading])
-            for i, (pair, of_pair) in enumerate(zip(pairs, words, strict=True))
-        ]
+                    self._learn(alignments)
+        return [found[i][self.reading] for i in range(len(pairs))]
 
-    def _learn(self, matrices: Mapping[Reading, np.ndarray]) -> None:
-        """Count the words of a prompt whose best word of the text has them as its best."""
+    def _learn(self, alignments: Mapping[Reading, Alignment]) -> None:
         self._texts += 1
-        for reading, weights in matrices.items():
-            back = weights.argmax(axis=1)[weights.argmax(axis=0)]
-            self.agreed[reading] += int((back == np.arange(len(back))).sum())
+        for reading, each in alignments.items():
+            self.agreed[reading] += each.agreed
 
-    def _read(
-        self,
-        pairs: Sequence[tuple[str, str]],
-        words: Sequence[tuple[list[Span], list[Span]]],
-        readings: Sequence[Reading],
-    ) -> Iterator[dict[Reading, np.ndarray]]:
-        """The weights of each pair's words, by reading, in one call of the model."""
+    def read(
+        self, pairs: Sequence[tuple[str, str]], readings: Sequence[Reading]
+    ) -> Iterator[dict[Reading, Alignment]]:
+        """The alignment of each pair by each reading, in one call of the model."""
         model = self._model
         config = model.config
+        tokenizer = self._text.tokenizer
         encoded = [
             self._text.encode(check_prompt(self._frame(source)), *self._asked)
             for source, _ in pairs
         ]
-        texts = [self._text.tokenizer.encode(text, add_special_tokens=False) for _, text in pairs]
+        texts = [tokenizer.encode(text, add_special_tokens=False) for _, text in pairs]
         prefixes = [each.prefix or model.prefix(each.tokens) for each in encoded]
+        prompts = [each.tokens[: config.max_prompt_tokens] for each in encoded]
         rows = [
             [*prefix, *each.ids][: config.max_positions]
             for prefix, each in zip(prefixes, texts, strict=True)
         ]
-        prompts = [each.tokens[: config.max_prompt_tokens] for each in encoded]
         tokens, _ = padded(rows, config.pad_token_id)
-        layers = {layer: None for layer, _ in readings}
-        _, scores = model.attention(prompts, mx.array(tokens), layers)
+        _, scores = model.attention(prompts, mx.array(tokens), dict.fromkeys(layer for layer, _ in readings))
         means = {layer: mx.softmax(x, axis=-1).mean(axis=1) for layer, x in scores.items()}
         mx.eval(means)
         attention = {layer: np.array(x) for layer, x in means.items()}  # [B, T, S]
-        for b, (source_words, text_words) in enumerate(words):
-            columns = _shares(_offsets(encoded[b]), source_words)[: len(prompts[b])]
-            shares = _shares(texts[b].offsets, text_words)
-            shares /= np.maximum(shares.sum(axis=0), 1e-9)
-            matrices = {}
+        for b, (source, text) in enumerate(pairs):
+            words = word_spans(source), word_spans(text)
+            columns = _shares(_offsets(encoded[b]), words[0])[: len(prompts[b])]
+            lines = _shares(texts[b].offsets, words[1])
+            lines /= np.maximum(lines.sum(axis=0), 1e-9)  # a word's pieces
+            alignments = {}
             for layer, shift in readings:
                 first = len(prefixes[b]) - 1 + shift
-                x = attention[layer][b, first : first + len(shares), : len(columns)]
-                matrices[layer, shift] = shares[: len(x)].T @ x @ columns
-            yield matrices
+                x = attention[layer][b, first : first + len(lines), : len(columns)]
+                alignments[layer, shift] = Alignment(source, text, *words, lines[: len(x)].T @ x @ columns)
+            yield alignments
 
 
 def _offsets(encoded: Encoded) -> list[Span]:
@@ -234,7 +231,7 @@ def _offsets(encoded: Encoded) -> list[Span]:
 
 def _shares(offsets: Sequence[Span], words: Sequence[Span]) -> np.ndarray:
     """How much of each token belongs to each word, [tokens, words]."""
-    starts, ends = np.array(offsets).T[:, :, None]
-    begins, stops = np.array(words).T
+    starts, ends = np.array(offsets).reshape(-1, 2).T[:, :, None]
+    begins, stops = np.array(words).reshape(-1, 2).T
     within = ((starts < stops) & (begins < ends)).astype(float)
     return within / np.maximum(within.sum(axis=1, keepdims=True), 1)
