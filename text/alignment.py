@@ -25,11 +25,11 @@ _TRIAL = 100  # texts that choose the reading
 _FEW = 16  # texts that choose it well enough
 _TOGETHER = 8  # texts in a call
 _TINY = 1e-9
-# A placeholder or a word: l' and homme are two, king's is one; in scripts without spaces, a character
+# A placeholder or a word; in scripts without spaces, a character. L'homme is two words; king's, aujourd'hui and п'ять are one.
 _WORD = regex.compile(
-    r"(?w)\{[^{}\s]*\}|\w.*?(?:(?<=\w['’])(?!(?:s|t|re|ve|ll|d|m)\b)|\b)"  # noqa: RUF001
+    r"(?wi)\{[^{}\s]*\}|\w.*?(?:\b|(?<=(?:[cdjlmnstv]|qu)['’])(?![\W\db-dfgj-np-tv-xz]|hui\b))"  # noqa: RUF001
 )
-_PUNCTUATION = regex.compile(r"[^\w\s{}]*")
+_PUNCTUATION = r"[^\w\s{}]+"
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,15 @@ class Alignment:
         share = marked.sum(axis=1) / np.maximum(self.weights.sum(axis=1), _TINY)
         sums = np.concatenate([[0], (share - 0.5).cumsum()])
         runs = np.where(np.tri(len(share), dtype=bool), sums[1:, None] - sums[:-1], -np.inf)
-        last, first = np.unravel_index(runs.argmax(), runs.shape)  # gaps of other words are closed
+        last, first = map(
+            int, np.unravel_index(runs.argmax(), runs.shape)
+        )  # gaps of other words are closed
         begin = self.text_words[first][0]
         stop = self.text_words[last][1]
         if mark[0] < self.source_words[inside[0]][0]:
-            begin -= _PUNCTUATION.match(self.text[:begin][::-1]).end()
+            begin = len(regex.sub(rf"{_PUNCTUATION}$", "", self.text[:begin]))
         if mark[1] > self.source_words[inside[-1]][1]:
-            stop = _PUNCTUATION.match(self.text, stop).end()
+            stop = len(self.text) - len(regex.sub(f"^{_PUNCTUATION}", "", self.text[stop:]))
         best = marked.argmax(axis=0)  # of each marked word
         agreed = (first <= best) & (best <= last)
         agreed &= np.isin(self.weights[best].argmax(axis=1), inside) & marked.any(axis=0)
