@@ -51,6 +51,35 @@ def test_a_config_survives_its_file_and_follows_from_config_json_alone(pair):
     assert family_of(raw).config.from_hub(raw, None) == model.config
 
 
+def attention_to_sources(model, source, mask, target, heads) -> dict[int, np.ndarray]:
+    _, scores = model.attention(rows_of(source, mask), mx.array(target), heads)
+    assert {x.dtype for x in scores.values()} == {mx.float32}
+    return {layer: np.array(mx.softmax(x, axis=-1)) for layer, x in scores.items()}
+
+
+def test_attention_to_the_source_is_that_of_transformers(pair):
+    """Where it has one softmax for text and source (T5Gemma 2), the part of the source."""
+    raw, reference, model = pair
+    source, mask, target = inputs(model.config)
+    given = dict(input_ids=source, attention_mask=mask.astype(int), decoder_input_ids=target)
+    theirs = copy.deepcopy(reference)
+    theirs.set_attn_implementation("eager")
+    with torch.no_grad():
+        output = theirs(**{k: torch.tensor(v) for k, v in given.items()}, output_attentions=True)
+    every = dict.fromkeys(range(len(model.decoder.layers)))
+    weights = attention_to_sources(model, source, mask, target, every)
+    for ours, expected in zip(weights.values(), output.cross_attentions, strict=True):
+        assert np.allclose(ours, expected / expected.sum(-1, keepdim=True), atol=1e-5)
+        assert np.allclose(ours.sum(-1), 1, atol=1e-6)
+    (some,) = attention_to_sources(model, source, mask, target, {1: [1, 0]}).values()
+    assert np.allclose(some, weights[1][:, [1, 0]], atol=1e-6)
+    for dtype in (mx.bfloat16, mx.float16):
+        half = attention_to_sources(in_dtype(model, raw, dtype), source, mask, target, every)
+        for ours, expected in zip(half.values(), weights.values(), strict=True):
+            assert np.allclose(ours.sum(-1), 1, atol=1e-5)
+            assert np.abs(ours - expected).mean() < 0.02
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_is_close_to_transformers(pair, dtype):
     """Where scores are large, as close as transformers' own."""

@@ -56,6 +56,14 @@ def test_logits_are_those_of_transformers(tmp_path, changes):
             as_theirs(sound), decoder_input_ids=torch.tensor(tokens)
         ).logits.numpy()
     one, two = map(Window, sound)
+    logits, scores = model.attention([one, two], mx.array(tokens), {0: [1]})
+    assert_close(np.array(logits), expected)
+    reference.set_attn_implementation("eager")
+    attended = reference(
+        as_theirs(sound), decoder_input_ids=torch.tensor(tokens), output_attentions=True
+    ).cross_attentions
+    weights = np.array(mx.softmax(scores[0], axis=-1))
+    assert np.allclose(weights, attended[0][:, [1]].detach(), atol=1e-5)
     cache = model.start([one, two])
     wrong = np.concatenate([tokens[:, :5], np.full((2, 3), 7)], axis=1)
     at = np.tile(np.arange(8, dtype=np.int32), (2, 1))

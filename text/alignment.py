@@ -29,7 +29,6 @@ _TINY = 1e-9
 _WORD = regex.compile(
     r"(?wi)\{[^{}\s]*\}|\w.*?(?:\b|(?<=(?:[cdjlmnstv]|qu)['’])(?![\W\db-dfgj-np-tv-xz]|hui\b))"  # noqa: RUF001
 )
-_PUNCTUATION = r"[^\w\s{}]+"
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class Alignment:
         if not self.weights.size:
             return (begin, stop), False
         inside = [i for i, (a, b) in enumerate(self.source_words) if a < end and start < b]
-        if inside:
+        if inside and start < end:
             return self._around(inside, (start, end))
         behind = sum(a < start for a, _ in self.source_words)
         is_next = self.source[start - 1].isspace() and not self.source[end].isspace()
@@ -95,14 +94,19 @@ class Alignment:
         )  # gaps of other words are closed
         begin = self.text_words[first][0]
         stop = self.text_words[last][1]
-        if mark[0] < self.source_words[inside[0]][0]:
-            begin = len(regex.sub(rf"{_PUNCTUATION}$", "", self.text[:begin]))
-        if mark[1] > self.source_words[inside[-1]][1]:
-            stop = len(self.text) - len(regex.sub(f"^{_PUNCTUATION}", "", self.text[stop:]))
+        before = max(0, self.source_words[inside[0]][0] - mark[0])
+        after = max(0, mark[1] - self.source_words[inside[-1]][1])
+        begin -= _punctuation(self.text[max(0, begin - before) : begin][::-1])
+        stop += _punctuation(self.text[stop : stop + after])
         best = marked.argmax(axis=0)  # of each marked word
         agreed = (first <= best) & (best <= last)
         agreed &= np.isin(self.weights[best].argmax(axis=1), inside) & marked.any(axis=0)
         return (begin, stop), bool(agreed.mean() >= 0.5)
+
+
+def _punctuation(text: str) -> int:
+    """How many marks of punctuation it begins with."""
+    return len(text) - len(regex.sub(r"^[^\w\s{}]+", "", text))
 
 
 def trimmed(text: str, span: Span) -> Span:
