@@ -76,7 +76,8 @@ class Alignment:
         if inside and start < end:
             return self._around(inside, (start, end))
         behind = sum(a < start for a, _ in self.source_words)
-        is_next = self.source[start - 1].isspace() and not self.source[end].isspace()
+        touched = self.source[end : end + 1].strip()
+        is_next = self.source[start - 1 : start].isspace() and touched
         if behind < len(self.source_words) and (is_next or not behind):
             (place, _), sure = self._around([behind], (start, end))
         else:
@@ -89,9 +90,7 @@ class Alignment:
         share = marked.sum(axis=1) / np.maximum(self.weights.sum(axis=1), _TINY)
         sums = np.concatenate([[0], (share - 0.5).cumsum()])
         runs = np.where(np.tri(len(share), dtype=bool), sums[1:, None] - sums[:-1], -np.inf)
-        last, first = map(
-            int, np.unravel_index(runs.argmax(), runs.shape)
-        )  # gaps of other words are closed
+        last, first = divmod(int(runs.argmax()), len(share))
         begin = self.text_words[first][0]
         stop = self.text_words[last][1]
         before = max(0, self.source_words[inside[0]][0] - mark[0])
