@@ -125,7 +125,7 @@ class Aligner:
         """model: with `attention`; text: its text side; options: the languages"""
         self._model = model
         self._text = text
-        self._languages = options.source_lang, options.target_lang
+        self._options = options.source_lang, options.target_lang, options.prompt_template
         self._framed = Conversation.of(text).prompt
         layers = range(len(model.decoder.layers))
         self.agreement = dict.fromkeys(product(layers, (0, 1)), 0.0)  # words, by reading
@@ -165,7 +165,7 @@ class Aligner:
         """The alignment of each pair by each reading, in one call of the model."""
         config = self._model.config
         encoded = [
-            self._text.encode(check_prompt(self._framed(source)), *self._languages)
+            self._text.encode(check_prompt(self._framed(source)), *self._options)
             for source, _ in pairs
         ]
         texts = [self._text.tokenizer.encode(text, add_special_tokens=False) for _, text in pairs]

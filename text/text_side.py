@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from tokenizers import Encoding, Tokenizer
@@ -11,6 +11,7 @@ from errors import InputError, first_line
 from speculative.options import TOKENS
 from text.generation import GenerationDefaults
 from text.languages import Languages
+from text.translation_prompt import TranslationPrompt
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,13 @@ class Encoded(NamedTuple):
     source_lang: str | None = None  # the model's codes; None: none was asked for
     target_lang: str | None = None
     begun: str = ""  # the beginning of the text, if the user gave it
-    encoding: Encoding | None = None  # that has the user's text; None: the prompt was tokens
-    begin: int = 0  # of the user's text in what was encoded
+    # The part of the tokens with a prompt that is a text, and where the user's text begins in that text
+    encoding: Encoding | None = None
+    begin: int = 0
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """The characters of the user's text in each token; of the others, none or some outside it."""
+        """The characters of the user's text in each token; of the other tokens, none or some outside it."""
         assert self.encoding is not None
         ids = self.encoding.ids
         first = next(i for i in range(len(self.tokens)) if self.tokens[i : i + len(ids)] == ids)
@@ -131,6 +133,19 @@ def begun_text(messages: Sequence[Mapping[str, Any]], settings: Mapping[str, Any
     return str(last.get("content") or "") if goes_on and last.get("role") == "assistant" else ""
 
 
+def _asking(
+    prompt: Prompt, translation: TranslationPrompt, languages: tuple[str | None, str | None]
+) -> Prompt:
+    """The prompt with a prompt for its translation in place of each text of the user's; nothing is thought first."""
+    if prompt.is_text:
+        return replace(prompt, content=translation.content(prompt.content, *languages))
+    messages = [dict(message) for message in prompt.content]
+    for message in messages:
+        if message.get("role") == "user" and isinstance(message.get("content"), str):
+            message["content"] = translation.content(message["content"], *languages)
+    return replace(prompt, content=messages, template={"enable_thinking": False, **prompt.template})
+
+
 @dataclass(frozen=True)
 class TextSide:
     """A model's tokenizers, languages, defaults and chat template.
@@ -142,6 +157,7 @@ class TextSide:
     chat: None without a chat template
     bos: what a rendered chat template begins with: not to be added again
     start_token: what the decoder of an encoder-decoder model begins with
+    translation: how to ask a model with a chat template for a translation
     """
 
     tokenizer: Tokenizer
@@ -152,6 +168,7 @@ class TextSide:
     chat: ChatTemplate | None = None
     bos: str = ""
     start_token: int | None = None
+    translation: TranslationPrompt | None = None
 
     @property
     def source(self) -> Tokenizer:
@@ -159,30 +176,54 @@ class TextSide:
         return self.source_tokenizer or self.tokenizer
 
     def encode(
-        self, prompt: Prompt, source_lang: str | None = None, target_lang: str | None = None
+        self,
+        prompt: Prompt,
+        source_lang: str | None = None,
+        target_lang: str | None = None,
+        template: str | None = None,
     ) -> Encoded:
         """The tokens of a prompt, a text, a chat's messages or tokens already.
 
-        Without a language they follow the tokenizer's source language and the model's own prefix, as in transformers.
-        InputError for a language that is unknown or cannot be chosen, and for messages without a chat template.
+        With a language or a template (`Options.prompt_template`), a text and each of the user's messages become the
+        model's prompt for their translation. Without a language the tokens follow the tokenizer's source language and the
+        model's own prefix, as in transformers. InputError for a language that is unknown, missing or cannot be chosen,
+        and for messages without a chat template.
         """
         content = prompt.content
-        if prompt.is_text and (source_lang is not None or target_lang is not None):
-            return self._translating(content, source_lang, target_lang)
-        if prompt.is_text:
-            # A rendered template may come as a text.
-            special = not (self.bos and content.startswith(self.bos))
-            encoding = self.source.encode(content, add_special_tokens=special)
-            return Encoded(content, encoding.ids, encoding=encoding)
         if prompt.is_chat and self.chat is None and self.start_token is not None:
             # An encoder-decoder model reads one text; the rest of a chat is not for it.
             text = last_text(content)
             if not text.strip():
                 raise InputError("the chat has no text of the user's, which is the prompt")
-            encoded = self.encode(Prompt(text), source_lang, target_lang)
+            encoded = self.encode(Prompt(text), source_lang, target_lang, template)
             return encoded._replace(begun=begun_text(content, prompt.template))
-        if source_lang is not None or target_lang is not None:
-            raise InputError("source_lang and target_lang are not for chat templates or token ids")
+        if source_lang is None and target_lang is None and template is None:
+            return self._plain(prompt)
+        if not (prompt.is_text or prompt.is_chat):
+            raise InputError("source_lang, target_lang and prompt_template are not for token ids")
+        text = content if prompt.is_text else last_text(content)
+        languages = self.resolve_languages(source_lang, target_lang, template)
+        translation = TranslationPrompt((template,)) if template else self.translation
+        if translation:
+            if prompt.is_text and not template:
+                prompt = replace(prompt, content=[{"role": "user", "content": content}])
+            prompt = _asking(prompt, translation, languages)
+        if self.languages and (self.languages.source or not template):
+            encoded = self._in_languages(prompt.content, *languages)
+        else:
+            source_lang, target_lang = languages
+            encoded = self._plain(prompt)._replace(source_lang=source_lang, target_lang=target_lang)
+        begin = encoded.begin + encoded.text.find(text)
+        return encoded._replace(text=text, begin=begin)
+
+    def _plain(self, prompt: Prompt) -> Encoded:
+        """The tokens of a prompt as it is."""
+        content = prompt.content
+        if prompt.is_text:
+            # A rendered template may come as a text.
+            special = not (self.bos and content.startswith(self.bos))
+            encoding = self.source.encode(content, add_special_tokens=special)
+            return Encoded(content, encoding.ids, encoding=encoding)
         if prompt.is_chat:
             if self.chat is None:
                 raise InputError("this model has no chat template")
@@ -190,12 +231,11 @@ class TextSide:
             encoding = self.tokenizer.encode(text, add_special_tokens=False)
             begun = begun_text(content, prompt.template)
             last = last_text(content)
-            at = max(text.rfind(last.strip()), 0)
-            return Encoded(last, encoding.ids, begun=begun, encoding=encoding, begin=at)
+            begin = max(0, text.rfind(last))
+            return Encoded(last, encoding.ids, begun=begun, encoding=encoding, begin=begin)
         return Encoded(self.source.decode(content), list(content))
 
-    def _translating(self, text: str, source_lang: str | None, target_lang: str | None) -> Encoded:
-        source_lang, target_lang = self.resolve_languages(source_lang, target_lang)
+    def _in_languages(self, text: str, source_lang: str | None, target_lang: str | None) -> Encoded:
         languages = self.languages
         assert languages is not None
         if not languages.source:  # the model is told in words
@@ -221,17 +261,21 @@ class TextSide:
         return Encoded(text, tokens, prefix, source_lang, target_lang, encoding=encoding)
 
     def resolve_languages(
-        self, source_lang: str | None, target_lang: str | None
+        self, source_lang: str | None, target_lang: str | None, template: str | None = None
     ) -> tuple[str | None, str | None]:
-        """The model's own codes for languages given by code or name; None stays None. InputError for a language that is
-        unknown or cannot be chosen."""
+        """The model's own codes for languages given by code or name; None stays None. template: the user's prompt for
+        translating. InputError for a language that is unknown or cannot be chosen."""
         given = {"source_lang": source_lang, "target_lang": target_lang}
         names = [option for option, name in given.items() if name]
         if not names:
             return None, None
-        if self.languages is None:
-            raise InputError(f"{' and '.join(names)}: this model has no languages to choose from")
-        codes = [name and self.languages.find(option, name) for option, name in given.items()]
+        languages = self.languages or self.translation
+        if template and not (self.languages and self.languages.source):
+            languages = TranslationPrompt((template,))  # it may name any language
+        if languages is None:
+            missing = "this model has no languages to choose from; prompt_template can name them"
+            raise InputError(f"{' and '.join(names)}: {missing}")
+        codes = [name and languages.find(option, name) for option, name in given.items()]
         return codes[0], codes[1]
 
     def default_languages(self, prefix: Sequence[int]) -> tuple[str | None, str | None]:
