@@ -1,5 +1,5 @@
-"""How often the demo target's cross-attention says which word became which, and whole phrases: the tables of
-docs/translating.md. Right are the translations that the demo's own tables give.
+"""The share of words, and of phrases of an adjective and a noun, that the demo target's cross-attention aligns right, by
+kind of word and by what one reads: the table of docs/design.md. The demo's own tables say what is right.
 
     python docs/tools/alignment_table.py
 """
@@ -28,88 +28,76 @@ def translations(language: str) -> dict[str, tuple[str, set[str]]]:
     column = ("English", *CODES).index(language)
     words = dict[str, tuple[str, set[str]]]()
     for noun in tasks._PEOPLE + tasks._THINGS:
-        for english, form in zip(noun[0], noun[column][1], strict=True):
-            words[english] = "noun", {form.lower()}
+        pairs = zip(noun[0], noun[column][1], strict=True)
+        words |= {english: ("noun", {form.lower()}) for english, form in pairs}
     for row in tasks._ADJECTIVES:
-        stems = [*row[column].lstrip("+").split("/"), "jóvene" if row[0] == "young" else ""]
-        forms = {stem + ending for stem, ending in product(filter(None, stems), ENDINGS[language])}
-        words[row[0]] = "adjective", forms
+        forms = product(row[column].lstrip("+").split("/"), ENDINGS[language])
+        words[row[0]] = "adjective", {*map("".join, forms)}
+    words["young"][1].add("jóvenes")
     for verb in tasks._VERBS:
         words |= {english: ("verb", {*verb[column]}) for english in verb[0]}
     return words
 
 
 def held_out(language: str) -> list[str]:
-    rng = random.Random(0)
-    start = f"translate English to {language}: "
-    texts = dict[str, None]()
+    start, rng, texts = f"translate English to {language}: ", random.Random(0), set[str]()
     while len(texts) < TEXTS:
         prompt = tasks.held_out_example(rng, "sentence").prompt
-        if prompt.startswith(start):
-            texts[prompt.removeprefix(start)] = None
-    return [*texts]
+        texts |= {prompt.removeprefix(start)} if prompt.startswith(start) else set()
+    return sorted(texts)
 
 
-def places(alignment: Alignment, table: dict) -> dict[int, tuple[str, int]]:
+def right_words(alignment: Alignment, table: dict) -> dict[int, tuple[str, int]]:
     """The kind of words of the source, and their words in the text, where the table names one."""
     text = [alignment.text[a:b].lower() for a, b in alignment.text_words]
-    result = {}
+    right = {}
     for i, (a, b) in enumerate(alignment.source_words):
-        kind, forms = table.get(alignment.source[a:b].lower(), ("", set()))
+        kind, forms = table.get(alignment.source[a:b].lower(), ("", ()))
         there = [j for j, word in enumerate(text) if word in forms]
         if len(there) == 1:
-            result[i] = kind, there[0]
-    return result
+            right[i] = kind, there[0]
+    return right
 
 
-def main() -> None:
-    decoder = SpeculativeDecoder(*load(str(demo_model("target"))))
-    counts = dict[str, Counter]()
-    for language, code in CODES.items():
-        options = Options(target_lang=code)
-        table = translations(language)
-        sources = held_out(language)
-        texts = [r.text for r in decoder.batch_generate(sources, **vars(options))]
-        pairs = list(zip(sources, texts, strict=True))
-        aligner = Aligner.of(decoder, options)
-        assert aligner
-        best = aligner.align(pairs)
-        readings = [*aligner.agreement]
-        every = [x for i in range(0, TEXTS, 20) for x in aligner.read(pairs[i : i + 20], readings)]
-        for alignment, by_reading in zip(best, every, strict=True):
-            ways = {f"layer {k + 1}" + ", read" * s: x.weights for (k, s), x in by_reading.items()}
-            ways["all layers"] = sum(x.weights for (_, s), x in by_reading.items() if not s)
-            total = counts.setdefault("agreement", Counter())
-            total["n"] += len(alignment.source_words)
-            total.update({way: float(x.sum()) for way, x in ways.items() if way != "all layers"})
-            right = places(alignment, table)
-            for i, (kind, j) in right.items():
-                share = i / max(len(alignment.source_words) - 1, 1)
-                marks = {kind: (i, i, j, j)}
-                if kind == "adjective" and right.get(i + 1, ("",))[0] == "noun":
-                    marks["phrase"] = i, i + 1, *sorted((j, right[i + 1][1]))
-                for name, (first, last, begin, stop) in marks.items():
-                    mark = alignment.source_words[first][0], alignment.source_words[last][1]
-                    wanted = alignment.text_words[begin][0], alignment.text_words[stop][1]
-                    span, sure = alignment.span(mark)
-                    count = counts.setdefault(f"{language}, {name}", Counter())
-                    count.update(n=1, mark=span == wanted, sure=sure)
-                count = counts[f"{language}, {kind}"]
-                count["place"] += round(share * (len(alignment.text_words) - 1)) == j
-                count.update({way: int(x[:, i].argmax()) == j for way, x in ways.items()})
-        print(f"{language}: read layer {aligner.reading[0] + 1}, step {aligner.reading[1]}")
-    counts["all words"] = sum(
-        (c for name, c in counts.items() if "phrase" not in name and "," in name), Counter()
-    )
-    columns = ["n", "place", *ways, "mark", "sure"]
-    print("|".join(["", *columns]))
-    for name, count in counts.items():
-        print(
-            "|".join(
-                [name, str(count["n"]), *(f"{count[c] / count['n']:.3f}" for c in columns[1:])]
-            )
-        )
+def is_marked(alignment: Alignment, words: range, expected: list[int]) -> bool:
+    """Whether the mark of these words goes around the expected ones, and only those."""
+    ours, theirs = alignment.source_words, alignment.text_words
+    span, _ = alignment.span((ours[words[0]][0], ours[words[-1]][1]))
+    return span == (theirs[min(expected)][0], theirs[max(expected)][1])
 
 
-if __name__ == "__main__":
-    main()
+decoder = SpeculativeDecoder(*load(str(demo_model("target"))))
+counts = dict[str, Counter]()
+for language, code in CODES.items():
+    table, sources = translations(language), held_out(language)
+    options = Options(target_lang=code)
+    texts = [r.text for r in decoder.batch_generate(sources, **vars(options))]
+    aligner = Aligner(decoder.model, decoder.text, options)
+    pairs = list(zip(sources, texts, strict=True))
+    best = aligner.align(pairs)
+    every = [
+        x
+        for i in range(0, TEXTS, 20)
+        for x in aligner.read(pairs[i : i + 20], [*aligner.agreement])
+    ]
+    for alignment, readings in zip(best, every, strict=True):
+        ways = {f"layer {k + 1}{', read' * step}": x.weights for (k, step), x in readings.items()}
+        agreement = {way: float(x.sum()) for way, x in ways.items()}
+        counts.setdefault("agreement", Counter()).update(agreement, n=len(alignment.source_words))
+        ways["all layers"] = sum(x for way, x in ways.items() if "read" not in way)
+        right = right_words(alignment, table)
+        for i, (kind, j) in right.items():
+            place = i / (len(alignment.source_words) - 1) * (len(alignment.text_words) - 1)
+            hits = {way: int(x[:, i].argmax()) == j for way, x in ways.items()}
+            hits |= {"place": round(place) == j, "mark": is_marked(alignment, range(i, i + 1), [j])}
+            for row in (f"{language}, {kind}", "all words"):
+                counts.setdefault(row, Counter()).update(hits, n=1)
+            if kind == "adjective" and right.get(i + 1, "-")[0] == "noun":
+                whole = is_marked(alignment, range(i, i + 2), [j, right[i + 1][1]])
+                counts.setdefault(f"{language}, phrase", Counter()).update(n=1, mark=whole)
+    print(f"{language}: layer {aligner.reading[0] + 1}", "when it reads" * aligner.reading[1])
+columns = ["place", *ways, "mark"]
+print(f"{'':20}", "    n", *columns, sep=" | ")
+for row, count in sorted(counts.items()):
+    shares = [f"{count[c] / count['n']:.3f}" if c in count else "" for c in columns]
+    print(f"{row:20}", f"{count['n']:5}", *map(str.rjust, shares, map(len, columns)), sep=" | ")
