@@ -61,14 +61,12 @@ class Alignment:
         It goes around whole words. An empty mark, such as a note, goes behind the word that it touches, or before the next
         one if it touches only that.
         """
-        start, end = trimmed(self.source, mark)
-        first, last = trimmed(self.source, (0, len(self.source)))
-        begin, stop = trimmed(self.text, (0, len(self.text)))
-        if start <= first and end >= last:
-            return (begin, stop), True
-        if end <= first:
+        start, end = mark
+        begin = len(self.text) - len(self.text.lstrip())
+        stop = len(self.text.rstrip())
+        if not self.source[:end].strip():
             return (begin, begin), True
-        if start >= last:
+        if not self.source[start:].strip():
             return (stop, stop), True
         if not self.weights.size:
             return (begin, stop), False
@@ -108,34 +106,23 @@ def _punctuation(text: str) -> int:
     return len(text) - len(regex.sub(r"^[^\w\s{}]+", "", text))
 
 
-def trimmed(text: str, span: Span) -> Span:
-    """The span without the white space at its ends; as it is, without words."""
-    start, end = span
-    inner = text[start:end].strip()
-    if not inner:
-        return span
-    start = text.index(inner, start)
-    return start, start + len(inner)
-
-
 class Aligner:
     """Aligns prompts with their texts. Keep one for a run: its first hundred texts say how to read the model."""
 
-    def __init__(self, model: Any, text: Any, options: Options):
-        """model: with `attention`; text: its text side; options: the languages"""
-        self._model = model
-        self._text = text
+    def __init__(self, decoder: Any, options: Options):
+        self._model = decoder.model
+        self._text = decoder.text
         self._options = options.source_lang, options.target_lang, options.prompt_template
-        self._framed = Conversation.of(text).prompt
-        layers = range(len(model.decoder.layers))
+        self._framed = Conversation.of(decoder.text).prompt
+        layers = range(len(self._model.decoder.layers))
         self.agreement = dict.fromkeys(product(layers, (0, 1)), 0.0)  # words, by reading
         self._texts = 0
 
     @classmethod
     def of(cls, decoder: Any, options: Options) -> "Aligner | None":
         """For a SpeculativeDecoder; None if its model has no cross-attention, or only a rank's part."""
-        model = decoder.model
-        return cls(model, decoder.text, options) if model.attention and not model.ranks else None
+        can = decoder.model.attention and not decoder.model.ranks
+        return cls(decoder, options) if can else None
 
     @property
     def reading(self) -> Reading:

@@ -72,7 +72,7 @@ for language, code in CODES.items():
     table, sources = translations(language), held_out(language)
     options = Options(target_lang=code)
     texts = [r.text for r in decoder.batch_generate(sources, **vars(options))]
-    aligner = Aligner(decoder.model, decoder.text, options)
+    aligner = Aligner(decoder, options)
     pairs = list(zip(sources, texts, strict=True))
     best = aligner.align(pairs)
     every = [
