@@ -1,7 +1,7 @@
 """Marks of a text, such as bold words, links and notes: where they go in its translation, and how that is written."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -10,22 +10,20 @@ import regex
 
 from documents.document import Passage, Place, Span
 
+Sentence = tuple[str, str]  # with its translation
 Align = Callable[[Span], Place]  # where words of a sentence are in its translation
 _BOUNDARY = regex.compile(r"(?w)(?<!\{\d*)(?:\b|(?=['’])|(?<=['’])|^|$)")  # noqa: RUF001
 _WORD = regex.compile(r"(?w)(?<!\{\d*)\w.*?(?=\b)")
 
 
 def places(
-    sources: Sequence[str],
-    texts: Sequence[str],
-    marked: Sequence[Span],
-    aligned: Sequence[Align | None] = (),
+    pairs: Sequence[Sentence], marked: Sequence[Span], aligned: Mapping[Sentence, Align]
 ) -> list[Place]:
     """Where the marks of a passage go in its translation.
 
-    sources: the passage's sentences, which joined are its text; texts: their translations; aligned: where their words are
+    pairs: the passage's sentences, which joined are its text, and theirs; aligned: where the words of some are
     """
-    aligned = aligned or [None] * len(sources)
+    sources, texts = zip(*pairs, strict=True)
     whole = "".join(sources)
     starts = [0, *accumulate(map(len, sources))]
     begins = [0, *accumulate(map(len, texts))]
@@ -40,7 +38,7 @@ def places(
         parts = list[Place]()
         for i in sorted({first, last}):
             mark = max(start - starts[i], 0), min(end - starts[i], len(sources[i]))
-            (begin, stop), sure = placed(sources[i], texts[i], mark, aligned[i])
+            (begin, stop), sure = placed(sources[i], texts[i], mark, aligned.get(pairs[i]))
             parts.append(((begins[i] + begin, begins[i] + stop), sure))
         result.append(((parts[0][0][0], parts[-1][0][1]), all(sure for _, sure in parts)))
     return result
@@ -143,6 +141,9 @@ class Piece(NamedTuple):
     after: Run | None = None
 
 
+NOTHING = Piece()
+
+
 @dataclass(frozen=True)
 class Mark:
     """Markup around words of a text or, as an anchor, at a place in it.
@@ -158,8 +159,8 @@ class Mark:
 
     span: Span
     source: Span
-    opens: Piece = Piece()
-    closes: Piece = Piece()
+    opens: Piece = NOTHING
+    closes: Piece = NOTHING
     kind: str = "anchor"
     run: Run | None = None
 
@@ -228,75 +229,99 @@ def written(
 ) -> tuple[list[str], list[tuple[str, str]]]:
     """What to write into the spans of a paragraph, and the marks that are not where they should be, with their kind and
     words. at: the marks' places. escape: writes text as markup."""
-    at = at or places([paragraph.text], [text], paragraph.marked)
-    marks = paragraph.inline
-    spans = _nested(paragraph, text, at)
-    words_of = [paragraph.text[slice(*mark.span)].strip() for mark in marks]
-    runs = [i for i in range(len(marks)) if marks[i].kind == "run"]
-    alone = [
-        i
-        for i, (begin, end) in enumerate(spans)
-        if marks[i].kind == "anchor" or (begin == end and marks[i].kind != "run")
-    ]
-    around = sorted({*range(len(marks))} - {*alone, *runs}, key=lambda i: (-spans[i][1], i))
-    alone.sort(key=lambda i: marks[i].source[not marks[i].opens.raw])
-    hidden = [spans[i] for i in alone]
-    anchors = [words_of[i] if marks[i].kind == "anchor" else "" for i in range(len(marks))]
-    stand_ins = [name for name in anchors if name.startswith("{")]
-    output = _Output(paragraph.ends[0], escape)
+    at = at or places([(paragraph.text, text)], paragraph.marked, {})
+    writer = _Writer(paragraph, text, _nested(paragraph, text, at), escape)
     lost = list[tuple[str, str]]()
-    stack = list[int]()
-
-    def put(inside: Callable[[int], bool]) -> None:
-        """The marks without words that are here."""
-        for i in [i for i in waiting if inside(i)]:
-            waiting.remove(i)
-            mark, (begin, end) = marks[i], spans[i]
-            is_wordless = mark.kind == "link" and has_words(words_of[i])
-            is_lost = anchors[i] != "" and begin == end
-            if mark.kind == "look" and paragraph.drops:
-                continue
-            if is_lost and anchors[i] not in stand_ins:
-                continue
-            sides = (text[begin - 1 : begin], text[end : end + 1]) if is_lost else ("", "")
-            output.words(" " * sides[0].isalnum(), run())
-            output.add(mark.opens)
-            output.words(words_of[i] if is_wordless else "", mark.run or run())
-            output.add(mark.closes)
-            output.words(" " * sides[1].isalnum(), run())
-
-    def run() -> Run | None:
-        """Of the shortest mark here that has one."""
-        here = [i for i in runs if spans[i][0] <= cut < spans[i][1]]
-        here += [i for i in stack if marks[i].run]
-        best = min(here, key=lambda i: (spans[i][1] - spans[i][0], -i), default=None)
-        return paragraph.run if best is None else marks[best].run
-
-    cuts = sorted({0, len(text), *(cut for span in spans for cut in span)})
-    for cut, following in pairwise([*cuts, len(text)]):
-        waiting = [i for i in alone if spans[i][0] == cut]
-        while stack and spans[stack[-1]][1] == cut:
-            put(lambda i: marks[stack[-1]].holds(marks[i]))
-            output.add(marks[stack.pop()].closes)
-        begins = [i for i in around if spans[i][0] == cut]
-        for number, i in enumerate(begins):
-            put(lambda j: not any(marks[k].holds(marks[j]) for k in begins[number:]))
-            output.add(marks[i].opens)
-            stack.append(i)
-        put(lambda i: True)
-        if not any(begin <= cut < end for begin, end in hidden):
-            part = text[cut:following]
-            for name in stand_ins:
-                part = part.replace(name, "")
-            output.words(part, run())
-    output.enter(paragraph.ends[1])
-    for i, (mark, (_, sure)) in enumerate(zip(marks, at, strict=True)):
-        is_empty = spans[i][0] == spans[i][1] and has_words(words_of[i])
+    for mark, words, span, (_, sure) in zip(
+        paragraph.inline, writer.sources, writer.spans, at, strict=True
+    ):
+        is_empty = span[0] == span[1] and has_words(words)
         if is_empty and mark.may_be_plain:
-            lost.append(("look", words_of[i]))
+            lost.append(("look", words))
         elif (is_empty and mark.kind == "link") or (mark.kind == "change" and not sure):
-            lost.append((mark.kind, words_of[i]))
-    return output.parts, lost
+            lost.append((mark.kind, words))
+    return writer.parts(), lost
+
+
+class _Writer:
+    """Writes a text with the marks of a paragraph, whose spans in it do not cross each other."""
+
+    def __init__(
+        self, paragraph: Paragraph, text: str, spans: Sequence[Span], escape: Callable[[str], str]
+    ):
+        self.marks = marks = paragraph.inline
+        self.spans = spans
+        self.sources = [paragraph.text[slice(*mark.span)].strip() for mark in marks]
+        self._paragraph = paragraph
+        self._text = text
+        self._output = _Output(paragraph.ends[0], escape)
+        kinds = [mark.kind for mark in marks]
+        self._runs = [i for i, kind in enumerate(kinds) if kind == "run"]
+        self._alone = [
+            i
+            for i, (begin, end) in enumerate(spans)
+            if kinds[i] == "anchor" or (begin == end and kinds[i] != "run")
+        ]
+        self._alone.sort(key=lambda i: marks[i].source[not marks[i].opens.raw])
+        self._around = sorted({*range(len(marks))} - {*self._alone, *self._runs})
+        self._around.sort(key=lambda i: -spans[i][1])
+        anchors = (self.sources[i] for i in self._alone if kinds[i] == "anchor")
+        self._stand_ins = [words for words in anchors if words.startswith("{")]
+        self._stack = list[int]()  # of marks that are open
+        self._at = 0
+
+    def parts(self) -> list[str]:
+        cuts = sorted({0, len(self._text), *(cut for span in self.spans for cut in span)})
+        hidden = [self.spans[i] for i in self._alone]
+        for cut, following in pairwise([*cuts, len(self._text)]):
+            self._at = cut
+            waiting = [i for i in self._alone if self.spans[i][0] == cut]
+            while self._stack and self.spans[self._stack[-1]][1] == cut:
+                top = self._stack[-1]
+                self._put([i for i in waiting if self.marks[top].holds(self.marks[i])], waiting)
+                self._output.add(self.marks[self._stack.pop()].closes)
+            begins = [i for i in self._around if self.spans[i][0] == cut]
+            while begins:
+                held = {i for i in waiting for j in begins if self.marks[j].holds(self.marks[i])}
+                self._put([i for i in waiting if i not in held], waiting)
+                self._stack.append(begins.pop(0))
+                self._output.add(self.marks[self._stack[-1]].opens)
+            self._put([*waiting], waiting)
+            if not any(begin <= cut < end for begin, end in hidden):
+                part = self._text[cut:following]
+                for name in self._stand_ins:
+                    part = part.replace(name, "")
+                self._output.words(part, self._run())
+        self._output.enter(self._paragraph.ends[1])
+        return self._output.parts
+
+    def _put(self, numbers: Sequence[int], waiting: list[int]) -> None:
+        """Write marks that have no words of the text."""
+        for i in numbers:
+            waiting.remove(i)
+            mark, (begin, end) = self.marks[i], self.spans[i]
+            is_lost = mark.kind == "anchor" and begin == end and self.sources[i] != ""
+            if mark.kind == "look" and self._paragraph.drops:
+                continue
+            if is_lost and self.sources[i] not in self._stand_ins:
+                continue
+            sides = (
+                (self._text[begin - 1 : begin], self._text[end : end + 1]) if is_lost else ("", "")
+            )
+            keeps_words = mark.kind == "link" and has_words(self.sources[i])
+            self._output.words(" " * sides[0].isalnum(), self._run())
+            self._output.add(mark.opens)
+            self._output.words(self.sources[i] * keeps_words, mark.run or self._run())
+            self._output.add(mark.closes)
+            self._output.words(" " * sides[1].isalnum(), self._run())
+
+    def _run(self) -> Run | None:
+        """Of the shortest mark here that has one."""
+        here = [i for i in self._runs if self.spans[i][0] <= self._at < self.spans[i][1]]
+        here += [i for i in self._stack if self.marks[i].run]
+        if not here:
+            return self._paragraph.run
+        return self.marks[min(here, key=lambda i: (self.spans[i][1] - self.spans[i][0], -i))].run
 
 
 def has_words(text: str) -> bool:
@@ -319,7 +344,7 @@ def _nested(paragraph: Paragraph, text: str, at: Sequence[Place]) -> list[Span]:
             text[slice(*spans[i])]
         )
         if is_empty and not (marks[i].kind in ("anchor", "look") or marks[i].is_half):
-            begin, end = spans[i]
+            begin = spans[i][0]
             words = [match.span() for match in _WORD.finditer(text)]
             for word in sorted(words, key=lambda word: abs(word[0] - begin)):
                 spans[i] = word

@@ -203,6 +203,8 @@ def _bare(source: str, start: int, stop: int) -> Span | None:
     for tags in _TAGS.finditer(source, begin, stop):
         if tags.end() == stop:
             end = tags.start()
-    depth = sum(-1 if tag["close"] else 1 for tag in _TAG.finditer(source, begin, end) if tag["name"])
+    depth = sum(
+        -1 if tag["close"] else 1 for tag in _TAG.finditer(source, begin, end) if tag["name"]
+    )
     bare = next(lines_of(source, begin, end), None)
     return next(lines_of(source, start, stop), None) if bare and depth else bare

@@ -168,18 +168,19 @@ def test_marks_go_with_their_sentence_then_with_the_same_words_then_to_the_same_
         ["He saw Ann. ", "Ann sees the king."],
         ["Er hat gesehen. ", "Den König sieht Ann."],
     )
+    pairs = [*zip(sources, texts, strict=True)]
     whole, other = "".join(sources), "".join(texts)
 
     def at(words: str, after: int = 0) -> tuple[str, bool]:
         start = whole.index(words, after)
-        ((begin, stop), sure), *_ = places(sources, texts, [(start, start + len(words))])
+        ((begin, stop), sure), *_ = places(pairs, [(start, start + len(words))], {})
         return other[begin:stop], sure
 
     assert at("Ann", 10) == ("Ann", True) and at("He saw Ann.") == ("Er hat gesehen.", True)
     assert at("He saw Ann. Ann sees the king.") == (other, True)
     assert at("the king") == ("sieht Ann", False)
     assert placed("a king, old", "ein alter König, ja", (6, 6)) == ((15, 15), False)
-    assert places(sources, texts, [(11, 11), (12, 12)]) == [((15, 15), False), ((16, 16), False)]
+    assert places(pairs, [(11, 11), (12, 12)], {}) == [((15, 15), False), ((16, 16), False)]
 
 
 PIECES = "Ann |sees |<b>|</b>|<a href=x>|</a>|<br>|<p>|<img>|\n|<code>x</code>".split("|")
@@ -192,5 +193,6 @@ def test_no_words_of_a_page_are_lost(pieces):
     texts = [passage.text for passage in document.passages]
     assert document.write(texts).decode() == page
     new = document.write([text.upper() for text in texts]).decode()
-    assert re.findall("<code>x</code>|<.*?>", new) == re.findall("<code>x</code>|<.*?>", page)
+    tags = "<code>x</code>|<.*?>"  # those that cross each other do not afterwards
+    assert sorted(re.findall(tags, new)) == sorted(re.findall(tags, page))
     assert re.findall("ANN|SEES", new) == [word.upper() for word in re.findall("Ann|sees", page)]
