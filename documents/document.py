@@ -84,7 +84,7 @@ def in_text(
     def write(texts: Sequence[str | None]) -> bytes:
         edits = set[tuple[Span, str]]()  # passages may share some
         for passage, text in zip(passages, texts, strict=True):
-            if text is not None and (fit or text != passage.text):
+            if text is not None and (text != passage.text or (fit and not below)):
                 new = (fit or by_length)(passage, text)
                 if below:
                     old = [source[start:stop] for start, stop in passage.spans]

@@ -9,7 +9,8 @@ from xml.etree import ElementTree
 from zipfile import ZipFile
 
 from documents.document import Document
-from documents.marks import STAND_IN, Paragraph, Slot, Slots
+from documents.inline import STAND_IN, Inline
+from documents.marks import Paragraph
 from documents.markup import in_archive, in_markup
 
 _TAG = re.compile(
@@ -22,15 +23,16 @@ _INLINE = set(
     "a abbr acronym b bdi bdo big cite data del dfn em font i img input ins label mark nobr q rb rp rt ruby s small"
     " span strike strong sub sup time tt u wbr".split()
 )
-_VOID = set("area base br col embed hr img input link meta param source track wbr".split())
+VOID = set("area base br col embed hr img input link meta param source track wbr".split())
 _STAYS = set("audio iframe object script style svg template textarea video".split())
 _STAYS_IN_SENTENCE = set("code kbd math samp tt var".split())
 _ALL_STAY = _STAYS | _STAYS_IN_SENTENCE | {"pre"}
+_RUBY = set("rb rp rt ruby".split())  # says how a word is read that is translated
 _IS_TEXT = set("script style textarea".split())  # what looks like a tag in them is none
 _NOT_TRANSLATED = re.compile(r"""(?i)\btranslate\s*=\s*["']?no\b|\bclass\s*=[^>]*\bnotranslate\b""")
 # The rest of a link to a note or from it, or of an empty one
 _NOTE = re.compile(
-    r"(?:\s|<[^<>]*>)*[\[(]?(?:\d{1,3}|(?<=[\[(])[a-z]|[*†‡§¶↩]*|&#\w+;)[\])]?(?:\s|<(?!/[aA]\b)[^<>]*>)*</[aA]\s*>"
+    r"(?:\s|<(?!/?[aA]\b)[^<>]*>)*[\[(]?(?:\d{1,3}|(?<=[\[(])[a-z]|[*†‡§¶↩]*|&#\w+;)[\])]?(?:\s|<(?!/[aA]\b)[^<>]*>)*</[aA]\s*>"
 )
 _SPACE = " \t\r\n\f"
 _SPACES = re.compile(f"[{_SPACE}]+")
@@ -70,7 +72,7 @@ def _chapters(archive: ZipFile) -> set[str]:
     return names
 
 
-def _written(paragraph: Paragraph, slot: Slot, words: str) -> str:
+def _written(_: Paragraph, words: str) -> str:
     return escape(words, quote=False)
 
 
@@ -83,69 +85,53 @@ class _Reader:
         self.splits = splits
         self.stays = stays
         self.is_xml = splits is not None or source.lstrip("\ufeff").startswith("<?xml")
-        self.here = Slots()
-        self.open = list[re.Match]()  # elements within the paragraph
+        self.here = Inline(source)
+        self.ruby = ""  # the part that is open
 
     def paragraphs(self) -> list[Paragraph]:
         position = 0
         while tag := _TAG.search(self.source, position):
             self._text(position, tag.start())
-            position = self._tag(tag, (tag["name"] or "").lower()) if tag["name"] else tag.end()
+            position = self._tag(tag, (tag["name"] or "").lower())
         self._text(position, len(self.source))
-        self._end_paragraph(len(self.source))
-        return self.here.paragraphs
-
-    def _end_paragraph(self, at: int) -> None:
-        if not self.open:
-            self.here.gap(at)
         self.here.finish()
-        self.open = []
-        self.here.groups = []
+        return self.here.paragraphs
 
     def _tag(self, tag: re.Match, name: str) -> int:
         """Read a tag, or an element that stays. Where to read on."""
         here = self.here
         begins = not tag["close"]
-        is_empty = self.is_xml and bool(tag["empty"])
+        is_empty = not name or (self.is_xml and bool(tag["empty"]))
         if self.splits is None:
-            is_empty = is_empty or name in _VOID
+            is_empty = is_empty or name in VOID
             in_sentence = name in _INLINE or name in _STAYS_IN_SENTENCE or name in _STAYS
         else:
             in_sentence = name not in self.splits
-        if not in_sentence and name != "br":
-            self._end_paragraph(tag.start())
-        if begins and in_sentence and not self.open:
-            here.gap(tag.start())
-        if (
-            begins
-            and not is_empty
-            and (name in self.stays or _NOT_TRANSLATED.search(tag["attributes"]))
-        ):
+        if not in_sentence and name not in ("", "br"):
+            here.finish()
+        stays = name in self.stays
+        if begins and not is_empty and (stays or _NOT_TRANSLATED.search(tag["attributes"])):
             end = self._end_of(tag, name)
             is_part = in_sentence and name not in _STAYS
-            here.anchor(tag.start(), STAND_IN if is_part else "")
+            here.add("anchor", (tag.start(), end), STAND_IN if is_part else "")
             return end
+        note = _NOTE.match(self.source, tag.end()) if name == "a" and begins else None
         if name == "br":
-            here.line_break(tag.start())
-        elif begins and is_empty:
-            here.anchor(tag.start())
-        elif begins and in_sentence:
-            note = _NOTE.match(self.source, tag.end()) if name == "a" else None
-            if note:
-                here.anchor(tag.start())
-                return note.end()
-            self.open.append(tag)
-            if name == "a":
-                here.groups.append(f"link {tag.start()}")
+            space = _SPACES.match(self.source, tag.end())
+            here.line_break((tag.start(), space.end() if space else tag.end()))
+            return space.end() if space else tag.end()
+        if name in _RUBY:
+            self.ruby = name if begins else "ruby" * (name != "ruby")
+            here.add("left out", tag.span())
+        elif is_empty or note:
+            end = note.end() if note else tag.end()
+            if in_sentence or not name:
+                here.add("anchor", (tag.start(), end))
+            return end
         elif in_sentence:
-            self._close(name)
+            kind = "link" if name == "a" else "look"
+            here.add("open" if begins else "close", tag.span(), name, kind)
         return tag.end()
-
-    def _close(self, name: str) -> None:
-        for i in reversed(range(len(self.open))):
-            if self.open[i]["name"].lower() == name:
-                self.here.close(f"link {self.open.pop(i).start()}")
-                return
 
     def _end_of(self, tag: re.Match, name: str) -> int:
         """Where an element ends; right behind its tag if it does not."""
@@ -161,16 +147,16 @@ class _Reader:
         return tag.end()
 
     def _text(self, start: int, stop: int) -> None:
+        if self.ruby in ("rt", "rp"):
+            self.here.add("left out", (start, stop))
+            return
         raw = self.source[start:stop]
-        names = {tag["name"].lower() for tag in self.open}
-        look = "".join(tag[0] for tag in self.open if tag["name"].lower() != "a")
-        space = " " if self.here.goes_on() and raw[:1] in _SPACE else ""
-        begin = start if space else stop - len(raw.lstrip(_SPACE))
-        words = _SPACES.sub(" ", unescape(raw.strip(_SPACE))).replace("\xad", "")
-        if words:
-            end = start + len(raw.rstrip(_SPACE))
-            kind = "apart" if "ruby" in names else "text"
-            self.here.add((begin, end), "" if names & {"rt", "rp"} else space + words, look, kind)
-            start = end
-        if start < stop:
-            self.here.space((start, stop), look)
+        begin = stop - len(raw.lstrip(_SPACE))
+        end = max(start + len(raw.rstrip(_SPACE)), begin)
+        words = _SPACES.sub(" ", unescape(self.source[begin:end])).replace("\xad", "")
+        if start < begin:
+            self.here.add("space", (start, begin))
+        if begin < end:
+            self.here.add("text", (begin, end), words)
+        if end < stop:
+            self.here.add("space", (end, stop))

@@ -2,18 +2,33 @@
 footnotes, definitions and math. Code, HTML, links' targets and tables stay."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
-from documents.document import Document, Passage, Span, by_length, in_text, passage
+import regex
+
+from documents.document import Document, Passage, Span, by_length, passage
+from documents.html import VOID
+from documents.inline import STAND_IN, Inline
+from documents.marks import Paragraph
+from documents.markup import in_markup
 from documents.sentences import runs_on
 
 _FRONT = re.compile(
     r"\A\ufeff?(---|\+\+\+)[ \t]*\r?\n.*?^(?:\1|\.\.\.)[ \t]*$", re.DOTALL | re.MULTILINE
 )
-_MARKS = (
-    r"(?P<tick>`+)(?:(?!`).)+?(?P=tick)(?!`)|!\[[^\]]*\]\([^()]*\)|\]\([^()]*\)|\]\[[^\]]*\]|\[\^[^\]]+\]|\*\*|\["
-    r"|\$\$[^$]+\$\$|(?<![\\\w$])\$(?![\s$])(?:\\.|[^$\\])+?(?<!\s)\$(?!\w)|\\\|"
-)
+_TARGET = r"(?:(?P<round>\((?:[^()\\]|\\.|(?&round))*\))|\[[^\]]*\])?"  # of a link or an image
+# How a token looks in the source, if its markup does not say it
+_TOKENS = {
+    "code_inline": r"(`+)(?!`).*?(?<!`)\1(?!`)",
+    "math_inline": r"(\$+).*?(?<!\\)\1",
+    "footnote_ref": r"\[\^[^\]]+\]|\^(?P<note>\[(?:[^\[\]\\]|\\.|(?&note))*\])",
+    "image": rf"!(?P<square>\[(?:[^\[\]\\]|\\.|(?&square))*\]){_TARGET}",
+    "link_open": r"\[",
+    "link_close": rf"\]{_TARGET}",
+}
+_TAG = re.compile(r"<(/?)(\w+)[^>]*>")
 # A line that would begin something else than text
 _BLOCK = re.compile(
     r"(?:[-+*]|\d{1,9}[.)]|#{1,6}|:)(?=\s|$)|>|`{3}|~{3}|:::|=+\s*$|-{2,}\s*$|([-*_])(?:[ \t]*\1){2,}\s*$|\[[^\]]+\]:"
@@ -23,17 +38,13 @@ _HARD_BREAK = re.compile(r" {2,}$|(?<!\\)(?:\\\\)*(\\)$")
 
 
 def parse(data: bytes) -> Document:
-    lines = dict[Passage, list[str]]()
+    def find(source: str) -> Iterator[Paragraph]:
+        parser = _parser()
+        names = dict[str, Any]()  # what links and notes refer to
+        for each in _passages(source, parser, names):
+            yield from _paragraphs(each, parser.parseInline(each.text, names)[0].children)
 
-    def find(source: str) -> Iterator[Passage]:
-        for each in _passages(source):
-            lines[each] = [source[start:stop] for start, stop in each.spans]
-            yield each
-
-    def fit(passage: Passage, text: str) -> list[str]:
-        return lines[passage] if text == passage.text else _fit(passage, text)
-
-    return in_text(data, find, fit, marks=_MARKS)
+    return in_markup(data, find, _written, fit=_fit)
 
 
 def _parser():
@@ -50,17 +61,57 @@ def _parser():
         parser.use(plugin)
     parser.use(dollarmath_plugin, allow_space=False, allow_digits=False)
     parser.use(container_plugin, "any", validate=lambda *_: True)
-    return parser.disable("footnote_tail")  # which leaves notes out that nothing refers to
+    # Which leaves notes out that nothing refers to, and which hides how characters are escaped
+    return parser.disable(["footnote_tail", "text_join"])
 
 
-def _passages(source: str) -> Iterator[Passage]:
+def _paragraphs(passage: Passage, tokens: Sequence[Any]) -> Iterator[Paragraph]:
+    """The passage without its markup, if it has words."""
+    here = Inline(passage.text, drops=True)
+    at = 0
+    for token in tokens:
+        raw = token.markup if token.type == "text_special" else token.content
+        if token.type in _TOKENS and token.markup != "autolink":
+            match = regex.compile(_TOKENS[token.type]).match(passage.text, at)
+            raw = match[0] if match else ""
+        elif token.type.endswith(("_open", "_close")):
+            raw = {"link_open": "<", "link_close": ">"}.get(token.type, token.markup)
+        span = at, at + len(raw)
+        if not raw or not passage.text.startswith(raw, at):
+            here = Inline(passage.text)  # what is not understood stays in the text
+            at = 0
+            break
+        _add(here, token, raw, span, passage.breaks)
+        at = span[1]
+    if at < len(passage.text):
+        here.add_lines((at, len(passage.text)), passage.text[at:], passage.breaks)
+    here.finish()
+    yield from (replace(each, spans=passage.spans) for each in here.paragraphs)
+
+
+def _add(here: Inline, token: Any, raw: str, span: Span, breaks: Sequence[int]) -> None:
+    name, _, edge = token.type.rpartition("_")
+    tag = _TAG.match(raw) if token.type == "html_inline" else None
+    if tag and tag[2].lower() not in VOID:
+        here.add("close" if tag[1] else "open", span, tag[2], "look")
+    elif token.type in ("code_inline", "math_inline"):
+        here.add("anchor", span, STAND_IN)
+    elif token.type in ("html_inline", "image", "footnote_ref"):
+        here.add("anchor", span)
+    elif edge in ("open", "close") and token.markup != "autolink":
+        here.add(edge, span, name, "link" if name == "link" else "look")
+    else:
+        here.add_lines(span, raw, breaks)
+
+
+def _passages(source: str, parser: Any, names: dict[str, Any]) -> Iterator[Passage]:
     front = _FRONT.match(source)
     hidden = re.sub(r"[^\r\n]", " ", front[0]) if front else ""
     shown = hidden + source[len(hidden) :].replace("\ufeff", " ")
     begins = [0, *(match.end() for match in re.finditer(r"\r\n?|\n", source)), len(source)]
     end = 0  # of the last span: a table's cells share a line
     parent = ""
-    for token in _parser().parse(shown):
+    for token in parser.parse(shown, names):
         if token.type != "inline" or not token.map:
             parent = token.type
             continue
@@ -94,10 +145,14 @@ def _find(source: str, words: str, start: int, stop: int, parent: str) -> Span |
     return spans[0 if is_cell else -1] if words and spans else None
 
 
+def _written(paragraph: Paragraph, words: str) -> str:
+    if "|" in re.sub(r"\\\|", "", paragraph.text):
+        return words
+    return re.sub(r"(?<!\\)\|", r"\|", words)  # which would end a table's cell
+
+
 def _fit(passage: Passage, text: str) -> list[str]:
     """The text spread over the lines, none of which begins something else, such as a list."""
-    if "|" not in re.sub(r"\\\|", "", passage.text):
-        text = re.sub(r"(?<!\\)\|", r"\|", text)  # which would end a table's cell
     lines = by_length(passage, text)
     for i, line in enumerate(lines):
         while i and _BLOCK.match(line) and " " in line:

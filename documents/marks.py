@@ -1,30 +1,29 @@
-"""Marks of a text, such as bold words, links and notes: where they go in its translation, and how that is written.
-
-A paragraph with marks is a row of slots that take text. Marks are around slots; notes and the like are slots themselves.
-"""
+"""Marks of a text, such as bold words, links and notes: where they go in its translation, and how that is written."""
 
 from bisect import bisect_left, bisect_right
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate, count, groupby, pairwise
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import regex
 
 from documents.document import Passage, Place, Span
-from documents.sentences import runs_on
 
-STAND_IN = "{}"  # shows a field or the like in the text, where it is numbered
+Sentence = tuple[str, str]  # with its translation
+Align = Callable[[Span], Place]  # where words of a sentence are in its translation
 _BOUNDARY = regex.compile(r"(?w)(?<!\{\d*)(?:\b|(?=['’])|(?<=['’])|^|$)")  # noqa: RUF001
 _WORD = regex.compile(r"(?w)(?<!\{\d*)\w.*?(?=\b)")
 
 
-def places(sources: Sequence[str], texts: Sequence[str], marked: Sequence[Span]) -> list[Place]:
+def places(
+    pairs: Sequence[Sentence], marked: Sequence[Span], aligned: Mapping[Sentence, Align]
+) -> list[Place]:
     """Where the marks of a passage go in its translation.
 
-    sources: the passage's sentences, which joined are its text; texts: their translations
+    pairs: the passage's sentences, which joined are its text, and theirs; aligned: where the words of some are
     """
+    sources, texts = zip(*pairs, strict=True)
     whole = "".join(sources)
     starts = [0, *accumulate(map(len, sources))]
     begins = [0, *accumulate(map(len, texts))]
@@ -39,20 +38,23 @@ def places(sources: Sequence[str], texts: Sequence[str], marked: Sequence[Span])
         parts = list[Place]()
         for i in sorted({first, last}):
             mark = max(start - starts[i], 0), min(end - starts[i], len(sources[i]))
-            (begin, stop), sure = placed(sources[i], texts[i], mark)
+            (begin, stop), sure = placed(sources[i], texts[i], mark, aligned.get(pairs[i]))
             parts.append(((begins[i] + begin, begins[i] + stop), sure))
         result.append(((parts[0][0][0], parts[-1][0][1]), all(sure for _, sure in parts)))
     return result
 
 
-def placed(source: str, text: str, mark: Span) -> Place:
-    """Where a mark of a sentence goes in its translation, and whether that is sure. The whole sentence is the whole one,
-    and words go where the same words are; else it is the same place, between words."""
+def placed(source: str, text: str, mark: Span, align: Align | None = None) -> Place:
+    """Where a mark of a sentence goes in its translation, and whether that is sure: the whole sentence is the whole one, and
+    words go where the same words are, or where the model has translated them; else to the same place, between words."""
     start, end = _trimmed(source, mark)
     words = source[start:end].strip()
     if words and words == source.strip():
         return _trimmed(text, (0, len(text))), True
-    same = _same_words(source, text, (start, end)) if words else None
+    same, is_certain = _same_words(source, text, (start, end)) if words else (None, False)
+    if align and not is_certain:
+        place, is_certain = align((start, end))
+        same = place if is_certain else same
     if same:
         return same, True
     begin, stop = _same_place(source, text, start), _same_place(source, text, end)
@@ -70,17 +72,18 @@ def _trimmed(text: str, span: Span) -> Span:
     return span[0] + len(words) - len(words.lstrip()), span[0] + len(words.rstrip())
 
 
-def _same_words(source: str, text: str, mark: Span) -> Span | None:
-    """Where the text has the words that a mark is around or within; if not as often as the source, the nearest."""
+def _same_words(source: str, text: str, mark: Span) -> tuple[Span | None, bool]:
+    """Where the text has the words that a mark is around or within, and whether it has them as often as the source; if
+    not, the nearest."""
     edges = _boundaries(source)
     start, end = max(i for i in edges if i <= mark[0]), min(i for i in edges if i >= mark[1])
     here, there = (_finds(each, source[start:end]) for each in (source, text))
     if not there:
-        return None
+        return None, False
     share = start / len(source) * len(text)
     nearest = min(there, key=lambda at: abs(at - share))
     at = there[here.index(start)] if len(here) == len(there) else nearest
-    return at + mark[0] - start, at + mark[1] - start
+    return (at + mark[0] - start, at + mark[1] - start), len(here) == len(there)
 
 
 def _finds(text: str, words: str) -> list[int]:
@@ -116,213 +119,267 @@ def _neighbours(text: str, at: int) -> list[tuple[bool, bool]]:
     return [(each.isalnum(), each.isspace()) for each in (text[at - 1 : at], text[at : at + 1])]
 
 
-@dataclass(frozen=True)
-class Slot:
-    """Where text goes.
+@dataclass(eq=False)
+class Run:
+    """What Word writes text in.
 
-    span:   in the source; empty where there is no text yet
-    words:  what stands there
-    look:   how it is formatted; None: as most of the paragraph
-    groups: what is around it, such as "link 3"
-    kind:   "text"; "anchor": a note or the like, which stays as it is; "apart": takes no other words
+    head:     its tag and properties
+    look:     how it is formatted
+    has_text: whether the source has text in it
+    """
+
+    head: str
+    look: str
+    has_text: bool = False
+
+
+class Piece(NamedTuple):
+    """Markup, and the runs that it begins and ends in. None: it has paragraphs of its own and is not written anew."""
+
+    raw: str | None = ""
+    before: Run | None = None
+    after: Run | None = None
+
+
+NOTHING = Piece()
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Markup around words of a text or, as an anchor, at a place in it.
+
+    span:   of the words in the text; an anchor stands for them
+    source: where it is in the source, with its words
+    opens:  the markup before its words; one of the two is empty if it is outside of the paragraph
+    closes: the markup behind them
+    kind:   "run", of Word, which has no markup of its own; "look", which like it may become plain; "link", which keeps a word;
+            "change"; "element"; "range", which may begin and end in different elements; "anchor"
+    run:    what its words are written in
     """
 
     span: Span
-    words: str
-    look: str | None = None
-    groups: tuple[str, ...] = ()
-    kind: str = "text"
+    source: Span
+    opens: Piece = NOTHING
+    closes: Piece = NOTHING
+    kind: str = "anchor"
+    run: Run | None = None
 
+    def holds(self, other: "Mark") -> bool:
+        (start, stop), (begin, end) = self.source, other.source
+        is_around = self.kind not in ("anchor", "run") and self is not other
+        return is_around and start <= begin and end <= stop
 
-class _Mark(NamedTuple):
-    kind: str  # "anchor", "look", or the first word of a group's name
-    first: int  # of its slots
-    stop: int
+    @property
+    def is_half(self) -> bool:
+        return self.kind != "anchor" and bool(self.opens.raw) != bool(self.closes.raw)
+
+    @property
+    def may_be_plain(self) -> bool:
+        return self.kind in ("run", "look")
 
 
 @dataclass(frozen=True)
 class Paragraph(Passage):
-    slots: tuple[Slot, ...] = ()
-    marks_of: tuple[_Mark, ...] = ()
-    look: str = ""  # of most of the text
+    """A text and its marks, in the source's order, the outer ones first.
 
-    @classmethod
-    def of(cls, slots: Sequence[Slot]) -> "Paragraph":
-        words = "".join(slot.words for slot in slots)
-        names = (name for name in map("{{{}}}".format, count(1)) if name not in words)
-        slots = [replace(s, words=next(names)) if s.words == STAND_IN else s for s in slots]
-        sizes = Counter[str]()
-        for slot in slots:
-            is_link = any(group.startswith("link") for group in slot.groups)
-            if slot.look is not None and slot.kind == "text" and not is_link:
-                sizes[slot.look] += len(slot.words)
-        look = max(sizes, key=lambda look: sizes[look], default="")
-        text = "".join(slot.words for slot in slots)
-        starts = [0, *accumulate(len(slot.words) for slot in slots)]
-        marks = [*_marks(slots, look)]
-        marked = tuple((starts[mark.first], starts[mark.stop]) for mark in marks)
-        spans = tuple(slot.span for slot in slots)
-        return cls(text, spans, marked=marked, slots=(*slots,), marks_of=(*marks,), look=look)
+    run:   what text without a mark is written in
+    ends:  the runs that the paragraph's source begins and ends in
+    drops: formatting whose words became plain is left out
+    """
+
+    inline: tuple[Mark, ...] = ()
+    run: Run | None = None
+    ends: tuple[Run | None, Run | None] = (None, None)
+    drops: bool = False
 
 
-def _marks(slots: Sequence[Slot], look: str) -> Iterator[_Mark]:
-    numbers = [i for i, slot in enumerate(slots) if slot.words or slot.kind == "anchor"]
-    for group in dict.fromkeys(group for slot in slots for group in slot.groups):
-        inside = [i for i in numbers if group in slots[i].groups and slots[i].words]
-        if inside:
-            yield _Mark(group.split()[0], inside[0], inside[-1] + 1)
-    for same, run in groupby(numbers, lambda i: (slots[i].kind, slots[i].look, slots[i].groups)):
-        first, *rest = run
-        if same[0] == "anchor":
-            yield from (_Mark("anchor", i, i + 1) for i in (first, *rest))
-        elif same[:2] != ("text", look):
-            yield _Mark("look", first, [first, *rest][-1] + 1)
+class _Output:
+    """What is written for a paragraph, in the parts that markup which stays divides it into."""
+
+    def __init__(self, run: Run | None, escape: Callable[[str], str]):
+        self.parts = [""]
+        self._run = run
+        self._escape = escape
+
+    def enter(self, run: Run | None) -> None:
+        if run is not self._run:
+            self.parts[-1] += "</w:r>" * bool(self._run) + (run.head if run else "")
+            self._run = run
+
+    def add(self, piece: Piece) -> None:
+        if piece.raw == "":
+            return
+        self.enter(piece.before)
+        if piece.raw is None:
+            self.parts.append("")
+        else:
+            self.parts[-1] += piece.raw
+        self._run = piece.after
+
+    def words(self, text: str, run: Run | None) -> None:
+        if text:
+            here = self._run
+            if not (run and here and here.has_text and here.look == run.look):
+                self.enter(run)
+            self.parts[-1] += self._escape(text)
 
 
-def spread(
-    paragraph: Paragraph, text: str, at: Sequence[Place] | None = None
+def written(
+    paragraph: Paragraph, text: str, at: Sequence[Place] | None, escape: Callable[[str], str]
 ) -> tuple[list[str], list[tuple[str, str]]]:
-    """What to write into each slot, and the marks that are not where they should be, with their kind and words. at: the
-    marks' places."""
-    at = at or places([paragraph.text], [text], paragraph.marked)
-    slots = paragraph.slots
-    parts = [""] * len(slots)
+    """What to write into the spans of a paragraph, and the marks that are not where they should be, with their kind and
+    words. at: the marks' places. escape: writes text as markup."""
+    at = at or places([(paragraph.text, text)], paragraph.marked, {})
+    writer = _Writer(paragraph, text, _nested(paragraph, text, at), escape)
     lost = list[tuple[str, str]]()
-    shown = [slot.words for slot in slots if slot.kind == "anchor" and slot.words.strip()]
-    rest = ""  # between a note and what else is sure of its place
-    last = 0  # slot with text
-    for (first, begin), (stop, end) in pairwise(sorted(_cuts(paragraph, text, at).items())):
-        inside = range(first, stop)
-        takers = [i for i in inside if slots[i].words.strip() and slots[i].kind == "text"]
-        best = (i for i in takers if slots[i].look == paragraph.look)
-        taker = next(best, (takers or [first])[0])
-        is_anchor = slots[taker].kind == "anchor"
-        part = rest + text[begin:end]
-        if is_anchor and part.strip() == slots[taker].words.strip():
-            part = ""
-        for name in (name for name in shown if name in part):
-            part = part.replace(name, "")  # a note that has passed another one
-            lost.append(("place", name))
-        parts[taker] = slots[taker].words if is_anchor else part
-        last = last if is_anchor else taker
-        rest = part if is_anchor else ""
-        if is_anchor and slots[taker].words.strip() not in text and text[end : end + 1].isalnum():
-            rest += " "  # the text lost its stand-in
-    parts[last] += rest
-    for mark, (start, end), (_, sure) in zip(paragraph.marks_of, paragraph.marked, at, strict=True):
-        words = paragraph.text[start:end].strip()
-        is_empty = regex.search(r"\w", words) and not "".join(parts[mark.first : mark.stop]).strip()
-        if mark.kind == "link" and is_empty:
-            parts[mark.first] = slots[mark.first].words
-        if (mark.kind in ("look", "link") and is_empty) or (mark.kind == "change" and not sure):
+    for mark, words, span, (_, sure) in zip(
+        paragraph.inline, writer.sources, writer.spans, at, strict=True
+    ):
+        is_empty = span[0] == span[1] and has_words(words)
+        if is_empty and mark.may_be_plain:
+            lost.append(("look", words))
+        elif (is_empty and mark.kind == "link") or (mark.kind == "change" and not sure):
             lost.append((mark.kind, words))
-    return parts, lost
+    return writer.parts(), lost
 
 
-def _cuts(paragraph: Paragraph, text: str, at: Sequence[Place]) -> dict[int, int]:
-    """Where in the text some of the slots begin. What is sure goes first, and marks keep their order."""
-    cuts = {0: 0, len(paragraph.slots): len(text)}
+class _Writer:
+    """Writes a text with the marks of a paragraph, whose spans in it do not cross each other."""
 
-    def limits(slot: int) -> Span:
-        low = max(cut for other, cut in cuts.items() if other <= slot)
-        return low, min(cut for other, cut in cuts.items() if other >= slot)
+    def __init__(
+        self, paragraph: Paragraph, text: str, spans: Sequence[Span], escape: Callable[[str], str]
+    ):
+        self.marks = marks = paragraph.inline
+        self.spans = spans
+        self.sources = [paragraph.text[slice(*mark.span)].strip() for mark in marks]
+        self._paragraph = paragraph
+        self._text = text
+        self._output = _Output(paragraph.ends[0], escape)
+        kinds = [mark.kind for mark in marks]
+        self._runs = [i for i, kind in enumerate(kinds) if kind == "run"]
+        self._alone = [
+            i
+            for i, (begin, end) in enumerate(spans)
+            if kinds[i] == "anchor" or (begin == end and kinds[i] != "run")
+        ]
+        self._alone.sort(key=lambda i: marks[i].source[not marks[i].opens.raw])
+        self._around = sorted({*range(len(marks))} - {*self._alone, *self._runs})
+        self._around.sort(key=lambda i: -spans[i][1])
+        anchors = (self.sources[i] for i in self._alone if kinds[i] == "anchor")
+        self._stand_ins = [words for words in anchors if words.startswith("{")]
+        self._stack = list[int]()  # of marks that are open
+        self._at = 0
 
-    def urgency(each: tuple[_Mark, Span, Place]) -> tuple[bool, bool, int]:
-        return not each[2][1], each[0].kind == "look", each[0].first
+    def parts(self) -> list[str]:
+        cuts = sorted({0, len(self._text), *(cut for span in self.spans for cut in span)})
+        hidden = [self.spans[i] for i in self._alone]
+        for cut, following in pairwise([*cuts, len(self._text)]):
+            self._at = cut
+            waiting = [i for i in self._alone if self.spans[i][0] == cut]
+            while self._stack and self.spans[self._stack[-1]][1] == cut:
+                top = self._stack[-1]
+                self._put([i for i in waiting if self.marks[top].holds(self.marks[i])], waiting)
+                self._output.add(self.marks[self._stack.pop()].closes)
+            begins = [i for i in self._around if self.spans[i][0] == cut]
+            while begins:
+                held = {i for i in waiting for j in begins if self.marks[j].holds(self.marks[i])}
+                self._put([i for i in waiting if i not in held], waiting)
+                self._stack.append(begins.pop(0))
+                self._output.add(self.marks[self._stack[-1]].opens)
+            self._put([*waiting], waiting)
+            if not any(begin <= cut < end for begin, end in hidden):
+                part = self._text[cut:following]
+                for name in self._stand_ins:
+                    part = part.replace(name, "")
+                self._output.words(part, self._run())
+        self._output.enter(self._paragraph.ends[1])
+        return self._output.parts
 
-    marks = zip(paragraph.marks_of, paragraph.marked, at, strict=True)
-    for mark, source, ((start, end), sure) in sorted(marks, key=urgency):
-        words = paragraph.text[slice(*source)]
-        if mark.kind != "anchor":  # with the spaces at its sides that it has
-            start -= len(text[:start]) - len(text[:start].rstrip()) if words[:1].isspace() else 0
-            end += len(text[end:]) - len(text[end:].lstrip()) if words[-1:].isspace() else 0
-        low, high = limits(mark.first)
-        begin = max(low, min(start, high))
-        low, high = limits(mark.stop)
-        stop = max(low, min(end, high), begin)
-        if mark.kind == "look" and not (
-            sure and text[begin:stop].strip() == text[start:end].strip()
-        ):
-            continue
-        if mark.kind == "anchor":
-            if text[begin:stop].strip() not in ("", words.strip()):
-                stop = begin
-        elif not text[begin:stop].strip():
-            space = limits(mark.first)[0], limits(mark.stop)[1]
-            spans = (match.span() for match in _WORD.finditer(text, *space))
-            begin, stop = min(spans, key=lambda span: abs(span[0] - begin), default=(begin, stop))
-        cuts.setdefault(mark.first, begin)
-        cuts.setdefault(mark.stop, stop)
-    return cuts
+    def _put(self, numbers: Sequence[int], waiting: list[int]) -> None:
+        """Write marks that have no words of the text."""
+        for i in numbers:
+            waiting.remove(i)
+            mark, (begin, end) = self.marks[i], self.spans[i]
+            is_lost = mark.kind == "anchor" and begin == end and self.sources[i] != ""
+            if mark.kind == "look" and self._paragraph.drops:
+                continue
+            if is_lost and self.sources[i] not in self._stand_ins:
+                continue
+            sides = (
+                (self._text[begin - 1 : begin], self._text[end : end + 1]) if is_lost else ("", "")
+            )
+            keeps_words = mark.kind == "link" and has_words(self.sources[i])
+            self._output.words(" " * sides[0].isalnum(), self._run())
+            self._output.add(mark.opens)
+            self._output.words(self.sources[i] * keeps_words, mark.run or self._run())
+            self._output.add(mark.closes)
+            self._output.words(" " * sides[1].isalnum(), self._run())
+
+    def _run(self) -> Run | None:
+        """Of the shortest mark here that has one."""
+        here = [i for i in self._runs if self.spans[i][0] <= self._at < self.spans[i][1]]
+        here += [i for i in self._stack if self.marks[i].run]
+        if not here:
+            return self._paragraph.run
+        return self.marks[min(here, key=lambda i: (self.spans[i][1] - self.spans[i][0], -i))].run
 
 
-class Slots:
-    """Collects the slots of a paragraph of markup, from its begin to its end."""
+def has_words(text: str) -> bool:
+    return regex.search(r"\w", text) is not None
 
-    def __init__(self):
-        self.groups = list[str]()  # that are open
-        self.paragraphs = list[Paragraph]()  # that are complete
-        self._slots = list[Slot]()
-        self._break: int | None = None  # the slot of a line break that no words follow yet
-        self._space: tuple[int, int] | None = None  # after which slot, and where it ends
 
-    def add(self, span: Span, words: str = "", look: str | None = None, kind: str = "text") -> None:
-        if self._break is not None and kind == "text" and words.strip():
-            before = "".join(slot.words for slot in self._slots[: self._break])
-            if not runs_on(before, words):
-                self._end_line()
-            self._break = None
-        if self._space and words.strip():
-            number, stop = self._space
-            slot = self._slots[number]
-            self._slots[number] = replace(slot, span=(slot.span[0], stop), words=f"{slot.words} ")
-            self._space = None
-        self._slots.append(Slot(span, words, look, (*self.groups,), kind))
+def _nested(paragraph: Paragraph, text: str, at: Sequence[Place]) -> list[Span]:
+    """The marks' spans in the text, which do not cross each other. What is sure goes first."""
+    marks = paragraph.inline
+    spans = [*map(_wanted, marks, at, [paragraph] * len(marks), [text] * len(marks))]
+    for i in reversed(range(len(marks))):  # around the marks inside of it
+        for j in range(i + 1, len(marks)):
+            if at[i][1] and at[j][1] and marks[i].holds(marks[j]) and marks[j].kind != "anchor":
+                spans[i] = min(spans[i][0], spans[j][0]), max(spans[i][1], spans[j][1])
+    done = list[int]()
+    placed = [i for i, m in enumerate(marks) if m.kind != "run" and (at[i][1] or m.kind != "look")]
+    for i in sorted(placed, key=lambda i: (not marks[i].is_half, not at[i][1], i)):
+        spans[i] = _apart(i, spans, marks, done)
+        is_empty = has_words(paragraph.text[slice(*marks[i].span)]) and not has_words(
+            text[slice(*spans[i])]
+        )
+        if is_empty and not (marks[i].kind in ("anchor", "look") or marks[i].is_half):
+            begin = spans[i][0]
+            words = [match.span() for match in _WORD.finditer(text)]
+            for word in sorted(words, key=lambda word: abs(word[0] - begin)):
+                spans[i] = word
+                if _apart(i, spans, marks, done) == word:
+                    break
+                spans[i] = begin, begin
+        done.append(i)
+    return spans
 
-    def space(self, span: Span, look: str | None) -> None:
-        """White space, which is a part of the text only between words."""
-        if self.goes_on():
-            if not self._slots or self._slots[-1].span[1] != span[0]:
-                self.add((span[0], span[0]), "", look)
-            self._space = len(self._slots) - 1, span[1]
 
-    def goes_on(self) -> bool:
-        """Whether words stand before this in the line, without white space at the end."""
-        last = self._break is None and not self._space
-        return last and any(slot.words.strip() for slot in self._slots)
+def _wanted(mark: Mark, place: Place, paragraph: Paragraph, text: str) -> Span:
+    """Where a mark is to go without regard to others."""
+    (begin, end), sure = place
+    if mark.kind == "anchor":
+        words = paragraph.text[slice(*mark.span)].strip()
+        return begin, end if text[begin:end].strip() in ("", words) else begin
+    if mark.is_half:
+        return begin if mark.opens.raw else -1, end if mark.closes.raw else len(text) + 1
+    return begin, begin if mark.may_be_plain and not sure else end
 
-    def gap(self, at: int) -> None:
-        """A place where text may go."""
-        self.add((at, at))
 
-    def anchor(self, at: int, shown: str = "") -> None:
-        self.add((at, at), shown, kind="anchor")
-
-    def line_break(self, at: int) -> None:
-        """A break within a sentence is an anchor; all others end a paragraph."""
-        self._space = None
-        self._end_line()
-        self.anchor(at, " ")
-        self._break = len(self._slots) - 1
-
-    def close(self, name: str) -> None:
-        """Close the last group whose name begins so."""
-        named = [group for group in self.groups if group.startswith(name)]
-        if named:
-            self.groups.remove(named[-1])
-
-    def finish(self) -> None:
-        self._end_line()
-        self._complete(self._slots)
-        self._slots = []
-        self._space = None
-
-    def _end_line(self) -> None:
-        if self._break is not None:
-            self._complete(self._slots[: self._break])
-            del self._slots[: self._break + 1]
-            self._break = None
-
-    def _complete(self, slots: list[Slot]) -> None:
-        if any(slot.kind != "anchor" and slot.words.strip() for slot in slots):
-            self.paragraphs.append(Paragraph.of(slots))
+def _apart(i: int, spans: Sequence[Span], marks: Sequence[Mark], done: Iterable[int]) -> Span:
+    """A mark's span, cut where it would cross another, or where one link would be in another."""
+    begin, end = spans[i]
+    for j in done:
+        low, high = spans[j]
+        if marks[j].holds(marks[i]):
+            begin, end = max(low, min(begin, high)), min(high, max(end, low))
+        elif marks[i].holds(marks[j]):
+            begin, end = min(begin, low), max(end, high)
+        elif marks[i].kind == marks[j].kind == "link" and begin < high and low < end:
+            begin, end = (begin, low) if low - begin > end - high else (high, max(high, end))
+    for low, high in (spans[j] for j in done):
+        if begin < low < end < high:
+            end = low
+        elif low < begin < high < end:
+            begin = high
+    return begin, max(begin, end)

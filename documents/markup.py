@@ -2,12 +2,13 @@
 
 import zlib
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from io import BytesIO
 from xml.etree.ElementTree import ParseError
 from zipfile import BadZipFile, ZipFile
 
 from documents.document import Document, Passage, in_text
-from documents.marks import Paragraph, Slot, spread
+from documents.marks import Paragraph, written
 from errors import InputError
 
 _WRONG = (
@@ -29,11 +30,13 @@ def _nothing_about() -> dict:
 def in_markup(
     data: bytes,
     find: Callable[[str], Iterable[Paragraph]],
-    written: Callable[[Paragraph, Slot, str], str],
+    escape: Callable[[Paragraph, str], str] = lambda paragraph, words: words,
     about: dict | None = None,
+    fit: Callable[[Passage, str], list[str]] | None = None,
+    **more,
 ) -> Document:
-    """A document of paragraphs with marks. written: other words as they are written into a slot; about: places, plain
-    and notes of the `Document`, if it is a part of one."""
+    """A document of paragraphs with marks. escape: writes text as markup; about: places, plain and notes of the
+    `Document`, if it is a part of one; fit: spreads a text with its marks over a paragraph's spans; more: `in_text`'s."""
     about = _nothing_about() if about is None else about
     source = ""
 
@@ -42,23 +45,19 @@ def in_markup(
         source = text
         return find(text)
 
-    def fit(passage: Passage, text: str) -> list[str]:
+    def written_in(passage: Passage, text: str) -> list[str]:
         assert isinstance(passage, Paragraph)
-        old = [source[start:stop] for start, stop in passage.spans]
         if text == passage.text:
-            return old
-        parts, lost = spread(passage, text, about["places"].get(passage))
+            return [source[start:stop] for start, stop in passage.spans]
+        parts, lost = written(passage, text, about["places"].get(passage), partial(escape, passage))
         for kind, words in lost:
             message = f"{passage.text[:40]!r}: check the {kind} of {words!r}"
             about["plain" if kind == "look" else "notes"].append(
                 words if kind == "look" else message
             )
-        return [
-            raw if part == slot.words and (part or not raw) else written(passage, slot, part)
-            for raw, slot, part in zip(old, passage.slots, parts, strict=True)
-        ]
+        return fit(passage, "".join(parts)) if fit else parts
 
-    return in_text(data, paragraphs, fit, **about)
+    return in_text(data, paragraphs, written_in, **about, **more)
 
 
 def in_archive(

@@ -73,6 +73,18 @@ def words_of(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
+def where_words(text: str, words: str) -> list[tuple[int, int]]:
+    """Where a text has these words, in whatever case."""
+    wanted = words_of(words)
+    matches = [*_WORD.finditer(text)]
+    runs = zip(*(matches[i:] for i in range(len(wanted))), strict=False)
+    return [
+        (run[0].start(), run[-1].end())
+        for run in runs
+        if [match[0].lower() for match in run] == wanted
+    ]
+
+
 def words_and_clusters(text: str) -> list[str]:
     """What lines may be made of, with the space after it."""
     return _UNIT.findall(text)

@@ -13,11 +13,14 @@ from documents.document import (
     Document,
     Passage,
     Span,
-    in_text,
+    by_length,
     line_number,
     lines_of,
     passage,
 )
+from documents.inline import Inline
+from documents.marks import Paragraph
+from documents.markup import in_markup
 from documents.sentences import ENDED, begins_lower
 from errors import InputError
 
@@ -26,6 +29,9 @@ _TIMES = re.compile(rf"[ \t\ufeff]*{_TIME}[ \t]*-->[ \t]*{_TIME}(?!\S)")
 _ASS_TIME = re.compile(rf"\s*{_TIME}\s*")  # hundredths
 _ASS_BREAK = re.compile(r"\\[Nn]")
 _ASS_DRAWING = re.compile(r"\{[^{}]*\\p[1-9]")
+_TAG = re.compile(
+    r"<(?P<close>/?)(?P<name>[A-Za-z]*)[^<>]*>|\{\\(?P<style>[bisu])(?P<on>[01])\}|\{\\[^{}]*\}"
+)
 _TAGS = re.compile(r"(?:<[^<>]*>|\{\\[^{}]*\})+")  # at the edges of a line
 _SPEAKER = re.compile(r"[-–—♪♫#]|>>")  # begins a line of its own  # noqa: RUF001
 _SOUND = re.compile(r"[\[(（【].*[\])）】]")  # [DOOR OPENS]  # noqa: RUF001
@@ -55,8 +61,29 @@ def parse(data: bytes, kind: str, cue_by_cue: bool = False, bilingual: bool = Fa
             raise InputError(notes[0] if notes else "no cues with times")
         return _passages(source, [cue for cue in cues if cue.lines], 1 if cue_by_cue else _MOST)
 
+    def paragraphs(source: str) -> Iterator[Paragraph]:
+        return (paragraph for each in find(source) for paragraph in _without_tags(each))
+
     below = "\\N" if kind == "ass" else "\n"
-    return in_text(data, find, below=below if bilingual else "", notes=notes)
+    about = {"places": {}, "plain": [], "notes": notes}
+    below = below if bilingual else ""
+    return in_markup(data, paragraphs, about=about, fit=by_length, below=below)
+
+
+def _without_tags(passage: Passage) -> Iterator[Paragraph]:
+    """The passage with its tags as marks, if it has words."""
+    here = Inline(passage.text, drops=True)
+    at = 0
+    for tag in _TAG.finditer(passage.text):
+        here.add_lines((at, tag.start()), passage.text[at : tag.start()], passage.breaks)
+        at = tag.end()
+        name = tag["name"] or tag["style"]
+        ends = tag["close"] or tag["on"] == "0"
+        kind = ("close" if ends else "open") if name else "anchor"
+        here.add(kind, tag.span(), name or "", "look")
+    here.add_lines((at, len(passage.text)), passage.text[at:], passage.breaks)
+    here.finish()
+    yield from (replace(e, spans=passage.spans, cues=passage.cues) for e in here.paragraphs)
 
 
 def _cues(source: str, srt: bool, notes: list[str]) -> list[_Cue]:
@@ -141,8 +168,8 @@ def _passages(source: str, cues: Sequence[_Cue], most: int) -> Iterator[Passage]
 
 def _go_on(source: str, cue: _Cue, following: _Cue) -> bool:
     """Whether a cue's last sentence goes on in the next cue."""
-    line = source[slice(*cue.lines[-1])]
-    first = source[slice(*following.lines[0])]
+    line = _TAGS.sub("", source[slice(*cue.lines[-1])])
+    first = _TAGS.sub("", source[slice(*following.lines[0])])
     return (
         cue.voice == following.voice
         and cue.start <= following.start <= cue.end + _SOON
@@ -157,7 +184,7 @@ def _units(source: str, lines: Iterable[Span]) -> Iterator[list[Span]]:
     unit = list[Span]()
     sound = False
     for span in lines:
-        line = source[slice(*span)]
+        line = _TAGS.sub("", source[slice(*span)])
         is_sound = _SOUND.fullmatch(line) is not None
         if unit and (sound or is_sound or _SPEAKER.match(line)):
             yield unit
@@ -169,10 +196,15 @@ def _units(source: str, lines: Iterable[Span]) -> Iterator[list[Span]]:
 
 def _bare(source: str, start: int, stop: int) -> Span | None:
     """The line without tags around it; None if nothing is left."""
+    begin, end = start, stop
     tags = _TAGS.match(source, start, stop)
     if tags:
-        start = tags.end()
-    for tags in _TAGS.finditer(source, start, stop):
+        begin = tags.end()
+    for tags in _TAGS.finditer(source, begin, stop):
         if tags.end() == stop:
-            stop = tags.start()
-    return next(lines_of(source, start, stop), None)
+            end = tags.start()
+    depth = sum(
+        -1 if tag["close"] else 1 for tag in _TAG.finditer(source, begin, end) if tag["name"]
+    )
+    bare = next(lines_of(source, begin, end), None)
+    return next(lines_of(source, start, stop), None) if bare and depth else bare

@@ -1,14 +1,15 @@
 """Documents in another language, sentence by sentence."""
 
 import re
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from decoder import BATCH_SIZE, Content, Options, Response, SpeculativeDecoder
-from documents.document import Document, Passage, spread
-from documents.marks import places
+from documents.document import Document, Passage, Place, Span, spread
+from documents.marks import Align, Sentence, places
 from documents.sentences import (
     changed,
     edges,
@@ -17,12 +18,13 @@ from documents.sentences import (
     masked,
     sentences,
     translatable,
-    words_of,
+    where_words,
 )
 from errors import InputError
 from reporting import reporter
 from speculative.row import Row
 from speculative.sampling import RowSeeds
+from text.alignment import Aligner
 from text.languages import has_spaces, short
 from text.memory import MemoryFile, Pair
 from text.text_side import Conversation, Prompt
@@ -97,6 +99,7 @@ class Translator:
             self.whole = not has_encoder
         self._instruction = len(self._row("-").prompt) - 1  # tokens beside the text's
         self._is_unspaced = self.target_lang and not has_spaces(self.target_lang)
+        self.aligner = Aligner.of(self.decoder, self.options)
         self.texts: dict[str, str] = {}  # translations by sentence
         self._cut = set[str]()  # sentences whose translations are not whole
 
@@ -141,16 +144,24 @@ class Translator:
             if changed(sentence, self.texts[sentence], pattern) and sentence not in self.exact
         ]
         yield self._prompts(lost)
+        pairs = [
+            [*zip(of_passage, self._new_pieces(passage, of_passage, pattern), strict=True)]
+            for (passage, pattern), of_passage in zip(passages, pieces, strict=True)
+        ]
+        aligned = yield from self._align(document.passages, pairs)
         texts = list[str | None]()
         problems = list[str]()
-        for (passage, pattern), of_passage in zip(passages, pieces, strict=True):
-            new_pieces = [*self._new_pieces(passage, of_passage, pattern)]
-            text = "".join(new_pieces)
+        for (passage, pattern), of_passage in zip(passages, pairs, strict=True):
+            text = "".join(new for _, new in of_passage)
             if passage.marked:
-                document.places[passage] = places(of_passage, new_pieces, passage.marked)
-            from_memory = all(edges(_flat(piece))[1] in self.exact for piece in of_passage)
+                document.places[passage] = places(of_passage, passage.marked, aligned)
+            from_memory = all(edges(_flat(piece))[1] in self.exact for piece, _ in of_passage)
             line = Line(document.place(passage), _flat(passage.text), _flat(text), from_memory, [])
             line.problems.extend(self._problems(line.source, line.text, pattern))
+            line.problems.extend(self._lost_terms(of_passage, aligned))
+            if any(pair in aligned for pair in of_passage):
+                unsure = zip(passage.marked, document.places.get(passage, ()), strict=False)
+                line.problems.extend(_to_check(passage.text, unsure))
             problems += [f"{line.place}: {each}" for each in line.problems]
             self.on_line(line)
             is_lost = document.strict and changed(passage.text, text, pattern)
@@ -239,11 +250,48 @@ class Translator:
             yield f"check {' '.join(lost)}"
         if any(sentence in source for sentence in self._cut):
             yield "a sentence was cut short; see --max-tokens"
-        words = f" {' '.join(words_of(source))} "
+
+    def _align(
+        self, passages: Sequence[Passage], pairs: Sequence[Sequence[Sentence]]
+    ) -> Generator[Work, Any, dict[Sentence, Align]]:
+        """Where the words are of the sentences in which marks begin or end, or terms are, if the model says it."""
+        todo = dict[Sentence, None]()
+        for passage, of_passage in zip(passages, pairs, strict=True):
+            start = 0
+            for source, text in of_passage:
+                end = start + len(source)
+                has_edge = any(
+                    begin <= end and start <= stop and not begin <= start < end <= stop
+                    for begin, stop in passage.marked
+                )
+                if has_edge or any(where_words(source, term.prompt) for term in self.terms):
+                    todo[source, text] = None
+                start = end
+        if not todo or not self.aligner:
+            return {}
+        alignments = yield partial(self.aligner.align, [*todo])
+        return {pair: each.span for pair, each in zip(todo, alignments, strict=True)}
+
+    def _lost_terms(
+        self, pairs: Sequence[Sentence], aligned: Mapping[Sentence, Align]
+    ) -> Iterator[str]:
+        """The terms whose translations are not at their own words or, if it is not sure where these are, in the sentence."""
         for term in self.terms:
-            is_named = f" {' '.join(words_of(term.prompt))} " in words
-            if is_named and term.text.lower() not in text.lower():
-                yield f"{term.prompt!r} is not {term.text!r}"
+            for pair in pairs:
+                matches = [*re.finditer(re.escape(term.text), pair[1], re.IGNORECASE)]
+                for span in where_words(pair[0], term.prompt):
+                    (begin, end), sure = aligned[pair](span) if pair in aligned else (span, False)
+                    there = [m for m in matches if m.start() < end and begin < m.end()]
+                    if not (there if sure else matches):
+                        yield f"{term.prompt!r} is not {term.text!r}"
+
+
+def _to_check(text: str, marks: Iterable[tuple[Span, Place]]) -> Iterator[str]:
+    """The words whose marks may be at others."""
+    for mark, (_, sure) in marks:
+        words = text[slice(*mark)].strip()
+        if words and not sure:
+            yield f"check what belongs to {words!r}"
 
 
 def _flat(piece: str) -> str:

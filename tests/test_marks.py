@@ -78,7 +78,7 @@ WORD = [
     (f"[An e]{HYPHEN}[mail.]", ["An e-mail."], None, f"[AN E]{HYPHEN}[MAIL.]"),
     (f"{HYPHEN}{HYPERLINK.format('[a]')}", ["-a"], "A b - a", f"[A b ]{HYPHEN}[ ]{HYPERLINK.format('[a]')}"),
     (f"[a]{BOX.format('[b]')}[ c]", ["b", "a c"], None, f"[A]{BOX.format('[B]')}[ C]"),
-    (RUBY.format("[かん]", "[漢]") + "[です。]", ["漢です。"], "So.", RUBY.format("", "") + "[So.]"),
+    (RUBY.format("[かん]", "[漢]") + "[です。]", ["漢です。"], "So.", "[So.]"),
     ("[<w:b/>:Ann][ sees.]", ["Ann sees."], "Es sieht Ann.", "[Es sieht ][<w:b/>:Ann][.]"),
 ]  # fmt: skip
 
@@ -122,10 +122,10 @@ PAGES = [
     ("<p>The <code>a</code> runs</p>", ["The {1} runs"], "es läuft {1}", "<p>es läuft <code>a</code></p>"),
     ('<p translate=no>no</p><p>a <i class="x notranslate">b</i> c', ["a {1} c"], None, '<p translate=no>no</p><p>A <i class="x notranslate">b</i> C'),
     ("<b>Ann</b> sees", ["Ann sees"], "Es sieht Ann", "Es sieht <b>Ann</b>"),
-    ("<code>a</code> <i>b</i> <code>c</code>", ["{1} b {2}"], "{2} b {1}", " b <code>a</code><i></i><code>c</code>"),
+    ("<code>a</code> <i>b</i> <code>c</code>", ["{1} b {2}"], "{2} b {1}", "<code>c</code> <i>b</i> <code>a</code>"),
     ("5 m<sup>2</sup> big", ["5 m2 big"], "5 m2 groß", "5 m<sup>2</sup> groß"),
-    ("<ruby>漢<rp>(</rp><rt>かん</rt><rp>)</rp></ruby>です", ["漢です"], "So", "<ruby><rp></rp><rt></rt><rp></rp></ruby>So"),
-    ("<li>one<li>a &lt; b<!-- <p>no -->c", ["one", "a < bc"], None, "<li>ONE<li>A &lt; BC<!-- <p>no -->"),
+    ("<ruby>漢<rp>(</rp><rt>かん</rt><rp>)</rp></ruby>です", ["漢です"], "So", "So"),
+    ("<li>one<li>a &lt; b<!-- <p>no -->c", ["one", "a < bc"], None, "<li>ONE<li>A &lt; <!-- <p>no -->BC"),
     ("Soft&shy;ware <a title='a > b' href=x/>it</a>", ["Software it"], None, "SOFTWARE <a title='a > b' href=x/>IT</a>"),
 ]  # fmt: skip
 
@@ -168,18 +168,19 @@ def test_marks_go_with_their_sentence_then_with_the_same_words_then_to_the_same_
         ["He saw Ann. ", "Ann sees the king."],
         ["Er hat gesehen. ", "Den König sieht Ann."],
     )
+    pairs = [*zip(sources, texts, strict=True)]
     whole, other = "".join(sources), "".join(texts)
 
     def at(words: str, after: int = 0) -> tuple[str, bool]:
         start = whole.index(words, after)
-        ((begin, stop), sure), *_ = places(sources, texts, [(start, start + len(words))])
+        ((begin, stop), sure), *_ = places(pairs, [(start, start + len(words))], {})
         return other[begin:stop], sure
 
     assert at("Ann", 10) == ("Ann", True) and at("He saw Ann.") == ("Er hat gesehen.", True)
     assert at("He saw Ann. Ann sees the king.") == (other, True)
     assert at("the king") == ("sieht Ann", False)
     assert placed("a king, old", "ein alter König, ja", (6, 6)) == ((15, 15), False)
-    assert places(sources, texts, [(11, 11), (12, 12)]) == [((15, 15), False), ((16, 16), False)]
+    assert places(pairs, [(11, 11), (12, 12)], {}) == [((15, 15), False), ((16, 16), False)]
 
 
 PIECES = "Ann |sees |<b>|</b>|<a href=x>|</a>|<br>|<p>|<img>|\n|<code>x</code>".split("|")
@@ -192,5 +193,6 @@ def test_no_words_of_a_page_are_lost(pieces):
     texts = [passage.text for passage in document.passages]
     assert document.write(texts).decode() == page
     new = document.write([text.upper() for text in texts]).decode()
-    assert re.findall("<code>x</code>|<.*?>", new) == re.findall("<code>x</code>|<.*?>", page)
+    tags = "<code>x</code>|<.*?>"  # those that cross each other do not afterwards
+    assert sorted(re.findall(tags, new)) == sorted(re.findall(tags, page))
     assert re.findall("ANN|SEES", new) == [word.upper() for word in re.findall("Ann|sees", page)]
