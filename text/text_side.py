@@ -204,7 +204,7 @@ class TextSide:
         else:
             source_lang, target_lang = languages
             encoded = self._plain(prompt)._replace(source_lang=source_lang, target_lang=target_lang)
-        begin = encoded.begin + encoded.text.find(text)
+        begin = encoded.begin + encoded.text.rfind(text)  # templates end with it
         return encoded._replace(text=text, begin=begin)
 
     def _plain(self, prompt: Prompt) -> Encoded:
@@ -218,6 +218,10 @@ class TextSide:
         if prompt.is_chat:
             if self.chat is None:
                 raise InputError("this model has no chat template")
+            if self.languages and last_text(content):
+                raise InputError(
+                    "target_lang: the chat template needs a language to translate into"
+                )
             text = self.chat.render(content, prompt.template)
             tokens = self.tokenizer.encode(text, add_special_tokens=False).ids
             begun = begun_text(content, prompt.template)
@@ -228,7 +232,7 @@ class TextSide:
         languages = self.languages
         assert languages is not None
         if not languages.source:  # the model is told in words
-            words = languages.codes.get(target_lang or "", "")
+            words = str(languages.codes.get(target_lang or "", ""))
             encoding = self.source.encode(f"{words}{text}")
             codes = source_lang, target_lang
             return Encoded(text, encoding.ids, None, *codes, encoding=encoding, begin=len(words))
