@@ -32,6 +32,9 @@ from text.text_side import Conversation, Prompt
 Pattern = Any  # regex's
 
 _FULL = 0.6  # of the longest output: longer sentences are cut
+_LONG = 5  # characters of a text for one of its source, more than any language needs
+_THOUGHTS = re.compile("</?(think|answer)>")
+_QUOTED = re.compile(r"""["'“„«「『].*["'”“»」』]""")
 
 
 class Line(NamedTuple):
@@ -91,9 +94,8 @@ class Translator:
         self.source_lang = self.languages[0] or source_lang
         self.target_lang = self.languages[1] or target_lang
         has_encoder = text.start_token is not None
-        if not (self.target_lang or options.prompt_template) and (
-            text.languages or not has_encoder
-        ):
+        is_told = self.target_lang or options.prompt_template
+        if not is_told and (text.languages or not has_encoder):
             raise InputError("into which language? Say so with --to")
         if self.whole is None:
             self.whole = not has_encoder
@@ -250,6 +252,12 @@ class Translator:
             yield f"check {' '.join(lost)}"
         if any(sentence in source for sentence in self._cut):
             yield "a sentence was cut short; see --max-tokens"
+        if _THOUGHTS.search(text) and not _THOUGHTS.search(source):
+            yield "the model's thoughts are in the text"
+        elif len(text) > _LONG * (len(source) + 20):
+            yield "much longer than its source: an explanation?"
+        elif _QUOTED.fullmatch(text) and not _QUOTED.fullmatch(source):
+            yield "in quotes, unlike its source"
 
     def _align(
         self, passages: Sequence[Passage], pairs: Sequence[Sequence[Sentence]]

@@ -26,7 +26,7 @@ from families.causal_check import check_cache
 from families.causal_positions import lifted, max_positions, set_positions, text_of
 from families.loading import FAMILIES, architecture_of, model_type
 from families.ram import load_weights
-from families.translation_prompts import translation_prompt
+from families.translation_prompts import translation_of
 from speculative.prefill import common_prefix
 from text.generation import GenerationDefaults
 from text.text_side import ChatTemplate, Prompt, TextSide
@@ -137,13 +137,14 @@ def load(
     # This checks the model, which needs all ranks.
     causal = CausalModel(model, chat.eos_token_ids, chat.pad_token_id, max_positions(raw))
     template = None
-    translation = None
+    translation = languages = None
     if chat.has_chat_template:
         thinking = (chat.think_start, chat.think_end) if chat.has_thinking else None
         template = ChatTemplate(chat.apply_chat_template, str(chat.chat_template), thinking)
-        translation = translation_prompt(model_type(raw), template.source)
+        translation, languages = translation_of(model_type(raw), template.source)
     causal.text = TextSide(
         tokenizer,
+        languages=languages,
         defaults=GenerationDefaults.load(folder),
         chat=template,
         bos=chat.bos_token or "",

@@ -21,13 +21,15 @@ PROMPTS = {
 }
 
 
-def translation_prompt(model_type: str, chat_template: str) -> TranslationPrompt:
-    """The prompt of a model with this chat template. TranslateGemma's template takes the languages' codes, has a table of
-    them, and writes the prompt itself."""
+def translation_of(
+    model_type: str, chat_template: str
+) -> tuple[TranslationPrompt, Languages | None]:
+    """The prompt of a model with this chat template, and its languages; None: any. TranslateGemma's template has a table of
+    languages and takes their codes."""
     if "source_lang_code" not in chat_template:
-        return PROMPTS.get(model_type, INSTRUCT)
+        return PROMPTS.get(model_type, INSTRUCT), None
     from jinja2 import Environment, nodes  # which mlx-lm brings
 
     tables = Environment().parse(chat_template).find_all(nodes.Dict)
     codes = max((table.as_const() for table in tables), key=len)
-    return TranslationPrompt(languages=Languages(codes, ("source", "text")))
+    return TranslationPrompt(), Languages(codes, ("source", "text"))

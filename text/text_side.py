@@ -213,7 +213,7 @@ class TextSide:
         else:
             source_lang, target_lang = languages
             encoded = self._plain(prompt)._replace(source_lang=source_lang, target_lang=target_lang)
-        begin = encoded.begin + encoded.text.find(text)
+        begin = encoded.begin + encoded.text.rfind(text)  # templates end with it
         return encoded._replace(text=text, begin=begin)
 
     def _plain(self, prompt: Prompt) -> Encoded:
@@ -227,6 +227,10 @@ class TextSide:
         if prompt.is_chat:
             if self.chat is None:
                 raise InputError("this model has no chat template")
+            if self.languages and last_text(content):
+                raise InputError(
+                    "target_lang: the chat template needs a language to translate into"
+                )
             text = self.chat.render(content, prompt.template)
             encoding = self.tokenizer.encode(text, add_special_tokens=False)
             begun = begun_text(content, prompt.template)

@@ -140,5 +140,7 @@ def shared_vocabulary(target: Tokenizer, draft: Tokenizer) -> int:
     for i, (ours, theirs) in enumerate(zip(*pieces, strict=False)):
         if ours != theirs:
             fault = f"token {i} is {theirs!r}, not {ours!r}"
-            raise InputError(f"the draft model has a different vocabulary from the target: {fault}")
+            raise InputError(
+                f"the draft model has a different vocabulary from the target: {fault}; lookup and memories draft without one"
+            )
     return min(map(len, pieces))

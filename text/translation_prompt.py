@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from errors import InputError
-from text.languages import Languages, is_chinese, name_in, tag_of
+from text.languages import is_chinese, name_in, tag_of
 
 _PLACE = re.compile(r"\{(text|source|target)\}")
 
@@ -15,26 +15,23 @@ _PLACE = re.compile(r"\{(text|source|target)\}")
 class TranslationPrompt:
     """The prompt for a text's translation.
 
-    forms:     with {text} and, for the languages' names in English, {source} and {target}; the first form is used for
-               which the languages are given
-    chinese:   a form with names in Chinese, for texts into or from Chinese; "": none
-    languages: those that the chat template takes; it then writes the prompt itself
+    forms:   with {text} and, for the languages' names in English, {source} and {target}; the first form is used for which
+             the languages are given. Empty: the chat template takes the languages' codes and writes the prompt
+    chinese: a form with names in Chinese, for texts into or from Chinese; "": none
     """
 
     forms: Sequence[str] = ()
     chinese: str = ""
-    languages: Languages | None = None
 
     def find(self, option: str, name: str) -> str:
-        """The code of the language that `name` means: a BCP 47 tag, or the name itself if it is unknown. InputError for
-        a language that a chat template does not have."""
-        return self.languages.find(option, name) if self.languages else tag_of(name) or name
+        """The BCP 47 tag of the language that `name` means; the name itself if it is unknown, for the model may know it."""
+        return tag_of(name) or name
 
     def content(self, text: str, source_lang: str | None, target_lang: str | None) -> Any:
         """The content of a user's message. InputError if a language is needed and not given."""
         codes = {"source": source_lang, "target": target_lang}
         given = {name: code for name, code in codes.items() if code}
-        if self.languages:
+        if not self.forms:
             _check(codes, given)
             named = {"source_lang_code": source_lang, "target_lang_code": target_lang}
             return [{"type": "text", **named, "text": text}]
