@@ -106,8 +106,7 @@ class DeepL:
     async def document(self, request: Request) -> Response:
         fields = await self._fields(request, is_file=True)
         given = validated(fields, _File)
-        file = fields.get("file")
-        kept = await self._translations.keep(file, given.source_lang, given.target_lang)
+        kept = await self._translations.keep(fields, given.source_lang, given.target_lang)
         self._characters += kept.characters
         return JSONResponse({"document_id": kept.key, "document_key": kept.key})
 

@@ -101,7 +101,7 @@ class LibreTranslate:
         fields = await self.translations.fields(request, is_file=True)
         given = validated(fields, _File)
         async with while_there(request):
-            kept = await self.translations.keep(fields.get("file"), given.source, given.target)
+            kept = await self.translations.keep(fields, given.source, given.target)
             await kept.task
         return JSONResponse({"translatedFileUrl": f"{request.base_url}download_file/{kept.key}"})
 
