@@ -6,7 +6,7 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 from langcodes import Language
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -32,7 +32,7 @@ Tags = Annotated[
 
 class _File(BaseModel):
     model_config = ConfigDict(strict=True)
-    target_lang: str
+    target_lang: Annotated[str, Field(min_length=1)]
     source_lang: str | None = None
     formality: Literal["default", "prefer_more", "prefer_less"] = "default"
 

@@ -86,7 +86,8 @@ class Translations:
     check_origin: Callable[[Request], None]
 
     def __post_init__(self):
-        languages = self.engine.decoder.text.languages
+        text = self.engine.decoder.text
+        languages = text.languages or (text.translation and text.translation.languages)
         codes = map(_shown, languages.codes) if languages else _COMMON
         self.targets = [*dict.fromkeys(codes)]
         self.sources = [_shown(languages.reads)] if languages and languages.reads else self.targets
