@@ -38,6 +38,7 @@ _UNIT = regex.compile(
 _CLAUSE = regex.compile(r"[,;:–—]\s+|[،、，；：]\s*")  # noqa: RUF001
 _SPACE = regex.compile(r"\s+")
 _CHARACTER = regex.compile(r"\X")
+_BEFORE = 100  # characters in which an abbreviation and what stands before it are
 _NARROWEST = 40  # columns; below that, lines are a list or verses
 
 ENDED = regex.compile(r"""[\p{STerm}…♪][\p{Pe}\p{Pf}"']*\s*$""")
@@ -167,8 +168,9 @@ def _ends(text: str, language: str, pattern: regex.Pattern) -> Iterator[int]:
     """Where sentences end, besides the last one."""
     inside = {i for match in pattern.finditer(text) for i in range(match.start() + 1, match.end())}
     for end in accumulate(map(len, sentencex.segment(language, text.replace("\n", " ")))):
-        end -= _OPENING.search(text, 0, end) is not None
-        before = text[:end].rstrip()
+        start = max(0, end - _BEFORE)
+        end -= _OPENING.search(text, start, end) is not None
+        before = text[start:end].rstrip()
         goes_on = (
             _GOES_ON.match(text, end)
             or (text[end : end + 1].isdecimal() and _PAGE.search(before))

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 from langcodes import Language
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -32,7 +32,7 @@ Tags = Annotated[
 
 class _File(BaseModel):
     model_config = ConfigDict(strict=True)
-    target_lang: str
+    target_lang: Annotated[str, Field(min_length=1)]
     source_lang: str | None = None
     formality: Literal["default", "prefer_more", "prefer_less"] = "default"
 
@@ -106,8 +106,7 @@ class DeepL:
     async def document(self, request: Request) -> Response:
         fields = await self._fields(request, is_file=True)
         given = validated(fields, _File)
-        file = fields.get("file")
-        kept = await self._translations.keep(file, given.source_lang, given.target_lang)
+        kept = await self._translations.keep(fields, given.source_lang, given.target_lang)
         self._characters += kept.characters
         return JSONResponse({"document_id": kept.key, "document_key": kept.key})
 

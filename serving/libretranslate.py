@@ -23,13 +23,14 @@ from serving.transport import event_of, stream_of, while_there
 from speculative.row import Row
 
 PATHS = ("translate", "translate_file", "download_file", "detect", "languages", "frontend")
+Code = Annotated[str, Field(min_length=1)]
 _SAMPLED: dict[str, Any] = dict(temp=1.0, top_p=0.9)  # alternatives
 
 
 class _File(BaseModel):
     model_config = ConfigDict(strict=True)
-    source: str
-    target: str
+    source: Code
+    target: Code
 
 
 class _Translate(_File):
@@ -101,7 +102,7 @@ class LibreTranslate:
         fields = await self.translations.fields(request, is_file=True)
         given = validated(fields, _File)
         async with while_there(request):
-            kept = await self.translations.keep(fields.get("file"), given.source, given.target)
+            kept = await self.translations.keep(fields, given.source, given.target)
             await kept.task
         return JSONResponse({"translatedFileUrl": f"{request.base_url}download_file/{kept.key}"})
 

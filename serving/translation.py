@@ -86,7 +86,8 @@ class Translations:
     check_origin: Callable[[Request], None]
 
     def __post_init__(self):
-        languages = self.engine.decoder.text.languages
+        text = self.engine.decoder.text
+        languages = text.languages or (text.translation and text.translation.languages)
         codes = map(_shown, languages.codes) if languages else _COMMON
         self.targets = [*dict.fromkeys(codes)]
         self.sources = [_shown(languages.reads)] if languages and languages.reads else self.targets
@@ -189,11 +190,12 @@ class Translations:
                 )
             yield row
 
-    async def keep(self, file: Any, source: str | None, target: str) -> Kept:
+    async def keep(self, fields: dict[str, Any], source: str | None, target: str) -> Kept:
         """Begin to translate an uploaded document. InputError if it is none; Refused if there are too many."""
+        file = fields.get("file")
         if not isinstance(file, UploadFile):
             raise InputError("the field file, with the document, is missing")
-        suffix = Path(file.filename or "").suffix.lower()
+        suffix = Path(str(fields.get("filename") or file.filename)).suffix.lower()
         data = await file.read()
         document = await to_thread.run_sync(self._open, suffix, data, limiter=self._reading)
         started = await self.start(document, source, target)

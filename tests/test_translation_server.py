@@ -1,0 +1,265 @@
+"""LibreTranslate's and DeepL's routes: their texts are translate.py's, whole and in order; documents; errors in their forms."""
+
+import asyncio
+import json
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
+from io import BytesIO
+from urllib.parse import urlencode
+
+import pytest
+from helpers.programs import call
+from helpers.serving import Server
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+
+from decoder import Options
+from documents import html
+from serving import translation
+from serving.engine import Engine
+from serving.translation import Translations
+
+KING, HAUS = "The old king sees two red doors.", "The king sees the house."
+GERMAN = {KING: "Der alte König sieht zwei rote Türen.", HAUS: "Der König sieht das Haus."}
+TEXTS = [f"{KING} {HAUS}\n\n1234, a@b.org\n{KING}\n", "", " \n ", HAUS]
+PAGE = f"<p>{KING[:-1]} &amp; more.</p><script>1 < 2</script><p><b>{HAUS}</b></p>"
+FILM = f"1\n00:00:01,000 --> 00:00:02,000\n{KING[:17]}\n{KING[18:]}\n"
+PAIR = {"source": "en", "target": "de"}
+BOUNDARY = "x-boundary-x"
+FORM = {"content-type": "application/x-www-form-urlencoded"}
+MULTIPART = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
+
+
+def translated(folder, name: str, source: str) -> str:
+    """What translate.py writes for a document."""
+    (folder / name).write_text(source)
+    result = call(name, "--to", "de", "-o", f"new.{name}", cwd=folder, script="translate.py")
+    assert result.returncode == 0, result.stderr
+    return (folder / f"new.{name}").read_text()
+
+
+def upload(fields: dict, name: str, data: bytes) -> bytes:
+    parts = [f'name="{field}"\r\n\r\n{value}' for field, value in fields.items()]
+    head = "".join(f"--{BOUNDARY}\r\ncontent-disposition: form-data; {part}\r\n" for part in parts)
+    file = f'--{BOUNDARY}\r\ncontent-disposition: form-data; name="file"; filename="{name}"\r\n\r\n'
+    return f"{head}{file}".encode() + data + f"\r\n--{BOUNDARY}--\r\n".encode()
+
+
+def request(server, method: str, path: str, body=None, **headers) -> tuple[int, bytes]:
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=120)
+    connection.request(method, path, body, headers)
+    response = connection.getresponse()
+    data = response.read()
+    connection.close()
+    return response.status, data
+
+
+@pytest.fixture(scope="module")
+def server(demo_folders):
+    with Server(demo_folders) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def guarded(demo_folders):
+    """A server with a key, for one row at a time."""
+    limits = ("--batch-size", "1", "--queue", "1", "--max-upload", "1")
+    with Server(demo_folders, "--api-key", "kéy", *limits) as server:
+        yield server
+
+
+@pytest.mark.slow
+def test_texts_are_translate_pys_in_every_form_of_a_request(server, work):
+    expected = [translated(work, f"{i}.txt", text) for i, text in enumerate(TEXTS)]
+    assert (
+        expected[0].startswith(f"{GERMAN[KING]} {GERMAN[HAUS]}\n\n1234") and expected[2] == " \n "
+    )
+    status, answer = server.post(PAIR | {"q": TEXTS}, "/translate")
+    assert (status, answer) == (200, {"translatedText": expected})
+    one = PAIR | {"q": TEXTS[0]}
+    form = upload(one, "", b"")
+    for path, body, headers in (
+        ("/translate", urlencode(one), FORM),
+        (f"/translate?{urlencode(one)}", b"", {}),
+        ("/translate", form, MULTIPART),
+    ):
+        status, data = request(server, "POST", path, body, **headers)
+        assert (status, json.loads(data)) == (200, {"translatedText": expected[0]}), path
+    _, answer = server.post({"text": TEXTS, "target_lang": "DE", "context": "x"}, "/v2/translate")
+    assert [each["text"] for each in answer["translations"]] == expected
+    assert [each["billed_characters"] for each in answer["translations"]] == [*map(len, TEXTS)]
+    body = urlencode({"text": TEXTS, "target_lang": "DE", "source_lang": "EN"}, doseq=True)
+    _, data = request(server, "POST", "/v2/translate", body, **FORM)
+    assert [each["text"] for each in json.loads(data)["translations"]] == expected
+
+
+@pytest.mark.slow
+def test_text_with_tags(server, work):
+    expected = translated(work, "page.html", PAGE)
+    assert server.post(PAIR | {"q": PAGE, "format": "html"}, "/translate")[1] == {
+        "translatedText": expected
+    }
+    fields = {"text": PAGE, "target_lang": "DE", "tag_handling": "html"}
+    assert server.post(fields, "/v2/translate")[1]["translations"][0]["text"] == expected
+    xml = f'<s><x id="1">{KING}</x><br>{HAUS}</br></s><n>{KING}</n><c/>'
+    tags = {"tag_handling": "xml", "ignore_tags": ["N"], "splitting_tags": "s,br"}
+    _, answer = server.post({"text": [xml], "target_lang": "DE", **tags}, "/v2/translate")
+    new = f'<s><x id="1">{GERMAN[KING]}</x><br>{GERMAN[HAUS]}</br></s><n>{KING}</n><c/>'
+    assert answer["translations"][0]["text"] == new
+
+
+def test_a_tag_of_xml_ends_no_sentence_unless_that_is_said():
+    data = b"<br>The <k1>old</k1> king</br> <c++>1 < 2</c++> <p/>goes."
+    (passage,) = html.parse_xml(data, stays=["C++"]).passages
+    assert passage.text == "The old king {1} goes."
+    assert len(html.parse_xml(data, splits=["BR"]).passages) == 2
+
+
+@pytest.mark.slow
+def test_a_stream_adds_up_to_the_texts(server):
+    fields = PAIR | {"source": "auto", "q": f"{KING} {HAUS}", "stream": True, "num_draft": 0}
+    _, stream = server.post(fields, "/translate")
+    *events, last = [json.loads(line[6:]) for line in stream.split("\n\n")[:-1]]
+    texts = {KING: "", HAUS: ""}
+    for event in events:
+        assert event["sentence"] == [*texts].index(event["source"])
+        assert "".join(text for text, _ in event["origins"]) == event["text"]
+        texts[event["source"]] += event["text"]
+    assert texts == GERMAN and {event["finish_reason"] for event in events} == {None, "stop"}
+    assert last["translatedText"] == f"{GERMAN[KING]} {GERMAN[HAUS]}"
+    assert last["detectedLanguage"] == {"confidence": 100.0, "language": "en"}
+
+
+@pytest.mark.slow
+def test_documents(server, work):
+    expected = translated(work, "film.srt", FILM).encode()
+    body = upload(PAIR, "Film.SRT", FILM.encode())
+    status, data = request(server, "POST", "/translate_file", body, **MULTIPART)
+    path = json.loads(data)["translatedFileUrl"].removeprefix(server.url)
+    assert (
+        status == 200 and [request(server, "GET", path) for _ in range(2)] == [(200, expected)] * 2
+    )
+    body = upload({"target_lang": "DE"}, "film.srt", FILM.encode())
+    document = json.loads(request(server, "POST", "/v2/document", body, **MULTIPART)[1])
+    key, path = (
+        {"document_key": document["document_key"]},
+        f"/v2/document/{document['document_id']}",
+    )
+    _, status = server.post(key, path)
+    assert (status["status"], status["billed_characters"]) == ("done", len(KING))
+    assert server.post(key, f"{path}/result")[1].encode() == expected
+    for name, data in (("a.xyz", b"x"), ("a.docx", b"x"), ("a.docx", b"PK\3\4"), ("a.txt", b"\0")):
+        body = upload(PAIR, name, data)
+        status, error = request(server, "POST", "/translate_file", body, **MULTIPART)
+        assert status == 400 and json.loads(error)["error"], name
+    assert request(server, "GET", "/download_file/x")[0] == 404
+
+
+def test_a_document_is_kept_for_some_time_and_the_latest_are(decoder, monkeypatch):
+    monkeypatch.setattr(translation, "_KEPT", 2)
+    engine = Engine(decoder, Options(), 1, 1)
+    kept = Translations(engine, 99, 999, 999, 9, lambda *_: None, lambda *_: None)
+
+    async def keep() -> str:
+        file = UploadFile(BytesIO(KING.encode()), filename="a.txt")
+        document = await kept.keep({"file": file}, "en", "EN")  # nothing to decode
+        assert (await document.download()).body == KING.encode()
+        return document.key
+
+    async def run() -> None:
+        first, *_ = [await keep() for _ in range(3)]
+        with pytest.raises(HTTPException):
+            kept.kept(first)
+        monkeypatch.setattr(translation, "KEPT_SECONDS", 0)
+        last = await keep()
+        await asyncio.sleep(0.01)
+        with pytest.raises(HTTPException):
+            kept.kept(last)
+
+    asyncio.run(run())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"q": ""}, "q is empty"),
+        ({"q": None}, "q: field required"),
+        ({"q": [5]}, "q.0: input should be a valid string"),
+        ({"target": "tlh"}, "no language 'tlh'"),
+        ({"source": "fr"}, "no language 'fr'"),
+        ({"format": "yaml"}, "format: input should be 'text' or 'html'"),
+        ({"alternatives": "x"}, "alternatives: input should be a valid integer"),
+    ],
+)
+def test_what_is_wrong_is_said_in_the_interfaces_forms(server, fields, message):
+    status, answer = server.post(PAIR | {"q": KING} | fields, "/translate")
+    assert status == 400 and message in answer["error"]
+    of_deepl = {"text": fields.get("q", KING), "target_lang": fields.get("target", "DE")}
+    of_deepl |= {"source_lang": fields.get("source", "EN"), "glossary_id": fields.get("format")}
+    if "alternatives" not in fields and fields.get("q") != "":
+        status, answer = server.post(of_deepl, "/v2/translate")
+        assert status == 400 and answer["message"]
+    assert json.loads(request(server, "GET", "/translate")[1]).keys() == {"error"}
+    assert json.loads(request(server, "GET", "/v2/translate")[1]).keys() == {"message"}
+
+
+@pytest.mark.slow
+def test_who_may_ask(server, guarded):
+    fields = PAIR | {"q": "  "}
+    assert guarded.post(fields | {"api_key": "kéy"}, "/translate")[0] == 200
+    for key in ("", "key", 5):
+        status, answer = guarded.post(fields | {"api_key": key}, "/translate")
+        assert status == 403 and "key" in answer["error"]
+    body = {"text": " ", "target_lang": "DE"}
+    bearer = {"authorization": "DeepL-Auth-Key kéy".encode()}
+    assert guarded.post(body, "/v2/translate", **bearer)[0] == 200
+    status, answer = guarded.post(body, "/v2/translate", authorization="Bearer x")
+    assert status == 403 and "DeepL-Auth-Key" in answer["message"]
+    other = FORM | {"origin": "https://page.example"}
+    for path in ("/translate", "/v2/translate", f"/translate?{urlencode(fields)}"):
+        assert request(server, "POST", path, urlencode(fields), **other)[0] == 403, path
+    large = upload(PAIR | {"api_key": "kéy"}, "a.txt", b"a" * (1 << 20))
+    assert request(guarded, "POST", "/translate_file", large, **MULTIPART)[0] == 413
+
+
+@pytest.mark.slow
+def test_who_goes_away_leaves_no_rows_and_who_is_too_many_may_come_again(guarded):
+    long = {"q": [f"The king sees {i} red doors." for i in range(99)], "api_key": "kéy"}
+    data = json.dumps(PAIR | long).encode()
+    head = f"POST /translate HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n"
+    with socket.create_connection(("127.0.0.1", guarded.port)) as connection:
+        connection.sendall(f"{head}content-type: application/json\r\n\r\n".encode() + data)
+        key = {"authorization": "Bearer kéy".encode()}
+
+        def running() -> bool:
+            return b"texts_running 1.0" in request(guarded, "GET", "/metrics", **key)[1]
+
+        while not running():
+            pass
+        with ThreadPoolExecutor(8) as pool:
+            short = PAIR | {"q": HAUS, "api_key": "kéy"}
+            answers = [*pool.map(lambda _: guarded.post(short, "/translate"), range(8))]
+        assert {status for status, _ in answers} == {200, 503}
+        texts = [answer["translatedText"] for status, answer in answers if status == 200]
+        assert {*texts} == {GERMAN[HAUS]}
+    while running():
+        pass
+    assert guarded.post(short, "/translate")[1]["translatedText"] == GERMAN[HAUS]
+
+
+@pytest.mark.slow
+def test_what_clients_ask_first(server):
+    (english, german, *_) = json.loads(server.get("/languages"))
+    assert english == {"code": "en", "name": "English", "targets": ["de", "fr", "es"]}
+    assert german["targets"] == []
+    settings = json.loads(server.get("/frontend/settings"))
+    assert ".docx" in settings["supportedFilesFormat"] and settings["keyRequired"] is False
+    assert server.post({"q": "Hello"}, "/detect")[1].startswith(
+        '[{"confidence":100.0,"language":"en"'
+    )
+    assert json.loads(server.get("/v2/languages?type=target"))[0]["language"] == "DE"
+    assert json.loads(server.get("/v2/usage"))["character_count"] >= 0
+    (model,) = json.loads(server.get("/v1/models"))["data"]
+    assert model["interfaces"] == ["openai", "libretranslate", "deepl"]
