@@ -2,19 +2,21 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Sequence
+from contextlib import asynccontextmanager, closing
 from functools import partial
 from typing import Any
 
 import anyio
 from starlette.background import BackgroundTask
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 
 from serving.engine import CANCELLED, LOST, REFUSED, START, Engine, Progress
 from speculative.row import FAILED, Row
+from speech.transcript import Work
 
 BODY_SECONDS = 30.0  # in which a body must arrive
 RETRY_AFTER = {"retry-after": "1"}  # seconds
@@ -80,6 +82,28 @@ async def steps_of(
             yield progress
     finally:
         engine.cancel(jobs)
+
+
+async def working(engine: Engine, steps: Generator[Work, Any, Any]) -> AsyncGenerator[Any]:
+    """Decode what a sound's steps need. Yields None whenever they have gone on, and at last what they return."""
+
+    def go_on(result: Any) -> Any:
+        try:
+            return steps.send(result)
+        except StopIteration as end:
+            return end
+
+    with closing(steps):
+        result: Any = None
+        while not isinstance(work := await run_in_threadpool(go_on, result), StopIteration):
+            yield None
+            result = None
+            if isinstance(work, list):
+                async for _ in steps_of(engine, work, more=True):
+                    pass
+            else:
+                result = await run_in_threadpool(engine.call, work)
+        yield work.value
 
 
 def stream_of(events: AsyncIterator[str], source: AsyncGenerator) -> StreamingResponse:
