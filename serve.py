@@ -53,7 +53,7 @@ DOCKER = "host.docker.internal"  # its name in a container; nobody can register 
 DEFAULT_NAME = "default_model"  # mlx-lm's, for the model that is served
 MAX_TOKENS = 4096  # of a prompt and of an answer, where the model has no limit
 UVICORN: dict[str, Any] = dict(
-    log_config=None, ws="none", server_header=False, timeout_graceful_shutdown=10
+    log_config=None, server_header=False, timeout_graceful_shutdown=10, ws_ping_timeout=None
 )
 
 

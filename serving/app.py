@@ -16,9 +16,9 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.routing import Mount, Route
+from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from decoder import Content
@@ -30,6 +30,7 @@ from serving.deepl import DeepL
 from serving.engine import Engine, Progress, Refused
 from serving.libretranslate import LibreTranslate
 from serving.metrics import CONTENT_TYPE
+from serving.realtime import Realtime
 from serving.requests import Chat, Completion, ResponseRequest, parse
 from serving.responses import ResponseWriter
 from serving.translation import Translations
@@ -99,6 +100,7 @@ class Api:
         )
         self._deepl = DeepL(translations)
         self._libretranslate = LibreTranslate(translations, needs_key=self.api_key is not None)
+        self._realtime = Realtime(self.transcriber, self.engine, self.max_seconds, *checks)
 
     def app(self) -> Starlette:
         post = partial(Route, methods=["POST"])
@@ -110,6 +112,7 @@ class Api:
             post("/responses", partial(self.complete, kind=ResponseRequest)),
             post("/audio/transcriptions", partial(self._speech.answer, task=TASKS[0])),
             post("/audio/translations", partial(self._speech.answer, task=TASKS[1])),
+            WebSocketRoute("/realtime", self._realtime.answer),
         ]
         return Starlette(
             routes=[
@@ -207,16 +210,16 @@ class Api:
         begun = last.content if last.role == "assistant" else ""
         return Thinking(self._chat.thinking, self._chat.thinks(prompt, begun))
 
-    def _check_origin(self, request: Request) -> None:
-        """Raise HTTPException for another web page's form, unless its origin is allowed: browsers send forms without
-        asking first."""
+    def _check_origin(self, request: HTTPConnection) -> None:
+        """Raise HTTPException for another web page's form or WebSocket, unless its origin is allowed: browsers send these
+        without asking first."""
         origin = request.headers.get("origin")
         if not origin or origin.partition("://")[2] == request.headers.get("host"):
             return
         if not {origin, "*"} & {*self.origins}:
             raise HTTPException(403, "other web pages may not send requests; see --allowed-origins")
 
-    def _authorize(self, request: Request, scheme: str = "Bearer", key: object = "") -> None:
+    def _authorize(self, request: HTTPConnection, scheme: str = "Bearer", key: object = "") -> None:
         """Raise HTTPException unless the request's header, or the key that it gives elsewhere, is the server's."""
         given = request.headers.get("authorization", "").encode("latin-1")  # the bytes as sent
         own = f"{scheme} {self.api_key}".encode()
@@ -252,7 +255,7 @@ def _addressed(app: ASGIApp, hosts: Sequence[str]) -> ASGIApp:
 
     async def addressed(scope: Scope, receive: Receive, send: Send) -> None:
         inner = app
-        if scope["type"] == "http" and "*" not in hosts:
+        if scope["type"] != "lifespan" and "*" not in hosts:
             host = Headers(scope=scope).get("host", "").lower()
             inner = app if re.sub(r":\d+$", "", host) in hosts else refused
         await inner(scope, receive, send)

@@ -2,20 +2,18 @@
 
 import string
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import closing
 from typing import Any
 
 from anyio import CapacityLimiter, Semaphore, from_thread, to_thread
-from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from errors import InputError
 from serving import answers
 from serving.engine import Engine, Refused
-from serving.transport import event_of, next_work, read_form, steps_of, stream_of, while_there
+from serving.transport import event_of, read_form, stream_of, while_there, working
 from speculative.row import Stats
 from speech.audio import check_length, decoded
 from speech.formats import FORMATS, Layout, Segment, Transcript
@@ -44,9 +42,9 @@ class Speech:
         max_seconds: int,
         max_bytes: int,
         upload_seconds: float,
-        authorize: Callable[[Request], None],
+        authorize: Callable[[HTTPConnection], None],
         check_model: Callable[[str | None], None],
-        check_origin: Callable[[Request], None],
+        check_origin: Callable[[HTTPConnection], None],
     ):
         self._transcriber, self._engine, self._max_seconds = transcriber, engine, max_seconds
         self._max_bytes, self._upload_seconds = max_bytes, upload_seconds
@@ -89,21 +87,12 @@ class Speech:
             sound = await to_thread.run_sync(
                 self._open, file, options, segments, limiter=self._reading
             )
-            with closing(sound.steps()) as steps:
-                result: Any = None
-                while True:
-                    work = await run_in_threadpool(next_work, steps, result)
-                    for part in segments:
-                        yield part
-                    segments.clear()
-                    if isinstance(work, Transcript):
-                        yield work
-                        return
-                    if isinstance(work, list):
-                        async for _ in steps_of(self._engine, work, more=True):
-                            pass
-                    else:
-                        result = await run_in_threadpool(self._engine.call, work)
+            async for transcript in working(self._engine, sound.steps()):
+                for part in segments:
+                    yield part
+                segments.clear()
+                if transcript:
+                    yield transcript
 
     def _open(self, file: UploadFile, options: TranscribeOptions, segments: list[Part]) -> Sound:
         """The sound, which adds its segments to `segments`. InputError for a file without sound."""

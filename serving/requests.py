@@ -17,6 +17,7 @@ from speculative.options import DECLARED, FORMS, MOST, TOKENS, OptionError, Opti
 from speculative.processors import CountPenalty
 from text.text_side import ChatTemplate, Prompt
 
+Kind = TypeVar("Kind", bound=BaseModel)
 _NEUTRAL: dict[str, tuple] = {  # unsupported fields -> values that change nothing
     "best_of": (1,),
     "echo": (False,),
@@ -435,7 +436,7 @@ def _check_sizes(options: dict[str, Any], limits: dict[str, int]) -> None:
             raise InputError(f"{_field(name)} {excess}; {most} at most")
 
 
-def parse(body: bytes, kind: type[Completion] | type[Chat]) -> Completion | Chat:
+def parse(body: bytes, kind: type[Kind]) -> Kind:
     """Parse a request's body. Raises InputError if it is not such a request."""
     return validated(read_json(body), kind)
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, closing
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -19,6 +19,7 @@ from starlette.responses import StreamingResponse
 from errors import InputError
 from serving.engine import CANCELLED, LOST, REFUSED, START, Engine, Job, Progress
 from speculative.row import FAILED, Row
+from speech.transcript import Work
 
 BODY_SECONDS = 30.0  # in which a body must arrive
 RETRY_AFTER = {"retry-after": "1"}  # seconds
@@ -134,6 +135,22 @@ def next_work(steps: Generator[Any, Any, Any], result: Any) -> Any:
         return steps.send(result)
     except StopIteration as end:
         return end.value
+
+
+async def working(engine: Engine, steps: Generator[Work, Any, Any]) -> AsyncGenerator[Any]:
+    """Decode what a sound's steps need. Yields None whenever they have gone on, and at last what they return."""
+    with closing(steps):
+        work = await run_in_threadpool(next_work, steps, None)
+        while isinstance(work, list) or callable(work):
+            yield None
+            result: Any = None
+            if isinstance(work, list):
+                async for _ in steps_of(engine, work, more=True):
+                    pass
+            else:
+                result = await run_in_threadpool(engine.call, work)
+            work = await run_in_threadpool(next_work, steps, result)
+        yield work
 
 
 def stream_of(events: AsyncIterator[str], source: AsyncGenerator) -> StreamingResponse:

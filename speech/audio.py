@@ -38,6 +38,23 @@ def pcm(data: bytes) -> np.ndarray:
     return np.divide(np.frombuffer(data, "<i2"), 32768, dtype=np.float32)
 
 
+def resampler(rate: int) -> Callable[[bytes], np.ndarray]:
+    """Makes samples at RATE of 16-bit ones at another rate, piece by piece. Raises InputError without PyAV."""
+    if rate == RATE:
+        return pcm
+    if av is None:
+        needed = "pip install -r requirements-audio.txt"
+        raise InputError(f"only {RATE} samples a second can be read without PyAV: {needed}")
+    made = av.AudioResampler("s16p", "mono", RATE)
+
+    def resampled(data: bytes) -> np.ndarray:
+        frame = av.AudioFrame.from_ndarray(np.frombuffer(data, "<i2")[None], "s16p", "mono")
+        frame.sample_rate = rate
+        return pcm(b"".join(_samples(made, frame)))
+
+    return resampled
+
+
 def listen(source: str, pieces: SimpleQueue[bytes]) -> Iterator[np.ndarray]:
     """The samples of sound that arrives (16 bits, mono, RATE a second), each time all that there are, from standard input
     ("-") or the microphone. It ends when its source does, or when b"" is put into `pieces`. Raises InputError without a

@@ -65,6 +65,11 @@ class Live(Sound):
         self._start: float | None = None  # of the utterance, in seconds
         self._begin_window(0)
 
+    @property
+    def seconds(self) -> float:
+        """Of the sound so far."""
+        return self._duration
+
     def _begin_window(self, frames: int) -> None:
         """Go on without the first frames."""
         self._samples = self._samples[frames * HOP :]
