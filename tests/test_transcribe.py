@@ -199,8 +199,8 @@ def test_mistakes_are_one_line(folder, arguments, error):
             "--max-line-count has no effect without --max-line-width\n",
         ),
         (
-            ["--initial-prompt", "a" * 12],
-            "--initial-prompt has 12 tokens; the model sees the last 11\n",
+            ["--initial-prompt", "a" * 5, "--hotwords", "b" * 6],
+            "--hotwords and --initial-prompt: 12 tokens, of which the model sees 11\n",
         ),
         (
             ["--fp16", "True"],
