@@ -430,12 +430,13 @@ def run_command(args: argparse.Namespace) -> None:
     transcriber = Transcriber(model, draft_model if args.num_draft else None)
     cli.note_types(transcriber.model, transcriber.decoder.draft_model)
     options = transcriber.resolve(options)
-    for name in ("initial_prompt", "hotwords"):
-        tokens = transcriber.tokenizer.encode(getattr(options, name), add_special_tokens=False)
-        most = transcriber.model.config.max_positions // 2 - 1
-        if len(tokens) > most:
-            flag = name.replace("_", "-")
-            complain(f"--{flag} has {len(tokens)} tokens; the model sees the last {most}")
+    given = [name for name in ("hotwords", "initial_prompt") if getattr(options, name)]
+    prompt = " ".join(getattr(options, name) for name in given)
+    tokens = transcriber.tokenizer.encode(prompt, add_special_tokens=False)
+    most = transcriber.model.config.max_positions // 2 - 1
+    if len(tokens) > most:
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+        complain(f"{flags}: {len(tokens)} tokens, of which the model sees {most}")
     if args.live:
         summary = Summary(unit="windows")
         transcript = transcribe_live(transcriber, args.audio[0], options, output, names[0])

@@ -28,7 +28,8 @@ _FORMATS = ("json", "verbose_json", "text", "srt", "vtt")
 Part = tuple[Segment, Stats] | Transcript
 _FIELDS = {
     *("file", "model", "language", "prompt", "response_format", "temperature", "stream"),
-    *("timestamp_granularities[]", "vad_filter", "reference", "prediction", "origins", "user"),
+    *("timestamp_granularities[]", "vad_filter", "audio_track", "reference", "prediction"),
+    *("origins", "user"),
 }
 
 
@@ -66,7 +67,7 @@ class Speech:
         origins = _is_on(form, "origins")
         options = self._transcriber.resolve(options)
         async with while_there(request):
-            parts = self._parts(form["file"], options)
+            parts = self._parts(form, options)
             first = await anext(parts)  # the status must be known before a stream begins
             if stream:
                 return stream_of(self._events(first, parts, origins), parts)
@@ -78,14 +79,14 @@ class Speech:
             return PlainTextResponse(FORMATS[kind](transcript, Layout()))
         return JSONResponse(_body(transcript, task, kind == "verbose_json"))
 
-    async def _parts(self, file: Any, options: TranscribeOptions) -> AsyncGenerator[Part]:
+    async def _parts(self, form: FormData, options: TranscribeOptions) -> AsyncGenerator[Part]:
         """Each segment of a sound, once there is a place for it, and the whole transcript."""
         segments = list[Part]()
         if self._places.statistics().tasks_waiting >= self._engine.queue_size:
             raise Refused("too many audio files are waiting; try again later")
         async with self._places:
             sound = await to_thread.run_sync(
-                self._open, file, options, segments, limiter=self._reading
+                self._open, form, options, segments, limiter=self._reading
             )
             async for transcript in working(self._engine, sound.steps()):
                 for part in segments:
@@ -94,7 +95,7 @@ class Speech:
                 if transcript:
                     yield transcript
 
-    def _open(self, file: UploadFile, options: TranscribeOptions, segments: list[Part]) -> Sound:
+    def _open(self, form: FormData, options: TranscribeOptions, segments: list[Part]) -> Sound:
         """The sound, which adds its segments to `segments`. InputError for a file without sound."""
         assert self._transcriber
 
@@ -106,7 +107,10 @@ class Speech:
         def on_window(added: Sequence[Segment], seconds: float, stats: Stats) -> None:
             segments.extend((segment, stats) for segment in added)
 
-        samples = decoded(file.file, lambda line: None, check)
+        track = str(form.get("audio_track") or "") or None
+        file = form["file"]
+        assert isinstance(file, UploadFile)
+        samples = decoded(file.file, lambda line: None, check, track)
         return self._transcriber.sound(samples, options, on_window)
 
     async def _events(

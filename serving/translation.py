@@ -87,7 +87,8 @@ class Translations:
 
     def __post_init__(self):
         text = self.engine.decoder.text
-        languages = text.languages or (text.translation and text.translation.languages)
+        told = text.translation
+        languages = text.languages or (told.languages if told else None)
         codes = map(_shown, languages.codes) if languages else _COMMON
         self.targets = [*dict.fromkeys(codes)]
         self.sources = [_shown(languages.reads)] if languages and languages.reads else self.targets

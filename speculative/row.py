@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from errors import InputError
 from speculative.grammar import Matcher
 from speculative.options import MAX_TOKENS, Options
 from speculative.processors import Processor, processors_for
@@ -111,6 +112,9 @@ class Row:
         if config.max_positions is not None:
             self.max_tokens = min(self.max_tokens, config.max_positions - len(prefix))
         self.processors = processors_for(self.options, config)
+        highest = max(self.reference, default=0)
+        if highest >= config.vocab_size:
+            raise InputError(f"reference: no token {highest}; the model has {config.vocab_size}")
 
     @property
     def generated(self) -> list[int]:

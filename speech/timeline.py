@@ -96,8 +96,9 @@ class Timeline:
     ) -> Iterator[tuple[int, Segment]]:
         """The parts of a segment between cuts, each with the number of cuts before it, at least `least`. A word is where
         most of it is heard."""
-        piece = max(least, self._piece(segment.start))
-        last = max(piece, self._piece(segment.end, True))
+        start, end = self._trimmed(segment.start, segment.end)
+        piece = max(least, self._piece(start))
+        last = max(piece, self._piece(end, True))
         if piece == last or not segment.words:
             yield piece, segment
             return

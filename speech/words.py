@@ -199,7 +199,12 @@ def place_words(
                 word.end = word.start + longest
             elif before.word in _SENTENCE_ENDS:
                 word.start = word.end - longest
-    rest = iter(_with_marks(words, *marks))
+    words = _with_marks(words, *marks)
+    final = words[-1]
+    if final.start == final.end:  # the end of the text took its sound
+        end_of_text = segments[-1].end - segments[-1].seek / FRAMES
+        final.end = max(final.end, min(final.start + usual, end_of_text))
+    rest = iter(words)
     timed = []
     for segment in segments:
         missing = sum(token < end for token in segment.tokens)

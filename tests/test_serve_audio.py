@@ -161,6 +161,7 @@ def half(charset: str, prompt: bytes):
 
 # Seven hours, which take seconds to read.
 SILENCE = sound_file("wav", "pcm_u8", np.zeros([24 << 20, 1], np.int16), 1000)
+SECOND = sound_file("wav", "pcm_u8", np.zeros([1000, 1], np.int16), 1000)
 
 
 @pytest.mark.parametrize(
@@ -176,6 +177,7 @@ SILENCE = sound_file("wav", "pcm_u8", np.zeros([24 << 20, 1], np.int16), 1000)
         (form({"timestamp_granularities[]": "letter"}), 400, "is 'letter', not word or segment"),
         (form({"vad_filter": "maybe"}), 400, "vad_filter is 'maybe', not true or false"),
         (form({"model": "whisper-1", "vad_filter": "True"}), 400, "no audio file"),
+        (form({"audio_track": "2"}, SECOND), 400, "no audio track 2; there are 1"),
         (form({"chunking_strategy": "auto"}), 400, "chunking_strategy is not supported"),
         (form({}, origin="http://elsewhere"), 403, "other web pages"),
         ((b"{}", {"content-type": "application/json"}), 415, "multipart/form-data"),

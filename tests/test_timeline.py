@@ -76,6 +76,12 @@ def test_a_text_across_left_out_silence_is_cut_there():
     assert [w.word for w in second.words] == [" b", " c"] and spans(second.words)[0] == (6, 6.7)
 
 
+def test_the_end_of_what_was_said_before_the_silence_is_no_part_of_a_text():
+    words = (" a", 1.38, 1.42), (" b", 1.42, 3.2)
+    (whole,) = place(timeline(*CUT), segment(1.38, 3.4, *words, tokens=[1, 2]))
+    assert spans([whole]) == [(6, 7)] and [word.word for word in whole.words] == [" a", " b"]
+
+
 def test_an_end_is_at_most_the_sounds_and_later_segments_go_before_it():
     line = Timeline(np.zeros((200, 2), np.float32), None)
     assert spans(place(line, segment(0.5, 1.5), segment(1.98, 9), segment(9, 10))) == [

@@ -13,6 +13,7 @@ from helpers.sounds import write_wav
 
 import transcribe as command
 from speech.formats import FORMATS
+from speech.journal import resumed
 from speech.rules import Special
 
 MODELS = ("--model", "target", "--draft-model", "shared", "--temperature", "1", "--best-of", "1")
@@ -98,6 +99,14 @@ def test_an_interrupted_sound_goes_on_where_it_stopped(folder, monkeypatch):
     assert len(list((folder / "halved").iterdir())) == 2 * len(FORMATS)
     tokens = [int(re.search(r"(\d+) tokens in", run.stderr)[1]) for run in (whole, done)]
     assert tokens[1] < tokens[0]
+
+
+def test_a_run_that_is_killed_as_it_begins_loses_nothing(tmp_path, monkeypatch):
+    path = tmp_path / "journal"
+    path.write_text("[1, 1, []]\n[1, 2, []]\n[1, 3, []]")  # its last write was cut off
+    monkeypatch.setattr(Path, "write_text", lambda *_, **__: pytest.fail("it is empty meanwhile"))
+    next(resumed((step for step in [[], [], []]), path, 1))
+    assert path.read_text() == "[1, 1, []]\n[1, 2, []]\n"
 
 
 def test_no_transcript_is_replaced_unless_the_user_says_so(folder):
@@ -199,8 +208,8 @@ def test_mistakes_are_one_line(folder, arguments, error):
             "--max-line-count has no effect without --max-line-width\n",
         ),
         (
-            ["--initial-prompt", "a" * 12],
-            "--initial-prompt has 12 tokens; the model sees the last 11\n",
+            ["--initial-prompt", "a" * 5, "--hotwords", "b" * 6],
+            "--hotwords and --initial-prompt: 12 tokens, of which the model sees 11\n",
         ),
         (
             ["--fp16", "True"],

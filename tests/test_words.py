@@ -144,6 +144,14 @@ def test_words_and_segments_are_moved_as_openais(spoken, bounds, last, expected,
     assert [word.word for word in rest.words] == [word for word, *_ in USUAL]
 
 
+@pytest.mark.parametrize("end, ends", [(13, 12), (11.9, 11.9), (11, 11.8)])
+def test_a_last_word_without_length_gets_a_usual_one_within_its_segment(end, ends):
+    (timed,) = place_words(
+        [segment(10, end, count=10)], words(*USUAL, (" b", 11.8, 11.8)), end=9, last=0
+    )
+    assert (timed.words[-1].end, timed.end) == (ends, ends)
+
+
 def test_times_are_the_sounds_not_the_windows():
     given = [segment(30, 31, count=1, seek=3000), segment(31, 32, seek=3000)]
     with_words, empty = place_words(given, words((" a", 0.2, 0.4)), end=9, last=30)
