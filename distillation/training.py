@@ -89,7 +89,7 @@ def distill(
 ) -> Any:
     """Make a draft model of `model` from texts that it has written; return the best one on held-out texts.
 
-    layers: how many decoder layers it has, copies of the target's last ones, or which
+    layers: how many decoder layers it has, copies of the target's from its last to its first, or which
     minutes: the most it may take; steps: this many instead
     start: a draft model of `model` to go on with
     on_look: called about every half minute, with the draft model as it is; look.best: better than all before
@@ -100,8 +100,9 @@ def distill(
     given = all(isinstance(pair, Text) for pair in each)
     texts: list[Text] = each if given else read_texts(model, tokenizer, each)
     count = len(model.decoder.layers)
-    indices = range(count - layers, count) if isinstance(layers, int) else layers
-    draft = start or distilled.from_target(model, list(indices))
+    if isinstance(layers, int):
+        layers = np.linspace(count - 1, 0, layers).round().astype(int)[::-1].tolist()
+    draft = start or distilled.from_target(model, layers)
     return _Training(model, draft, texts, on_look, start is not None).run(minutes * 60, steps)
 
 

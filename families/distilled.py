@@ -34,7 +34,7 @@ Weights = dict[str, mx.array]
 def shell(target: Any, layers: Sequence[int]) -> Any:
     """A draft model with decoder layers such as these of the target's. The weights of its own are to be set."""
     count = len(target.decoder.layers)
-    if not layers or not set(layers) <= set(range(count)):
+    if not layers or sorted(set(layers) & set(range(count))) != list(layers):
         raise InputError(f"the model has the decoder layers 0 to {count - 1}, not {list(layers)}")
     draft: Any = copy(target)
     kind: Any = type(target)

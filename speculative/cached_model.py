@@ -154,6 +154,9 @@ class DistilledModel(CachedModel):
         super().__init__(model)
         self._target = target
         target.keeps_states = True
+        self.prefix_sizes: Sequence[
+            int
+        ] = ()  # of the rows, to be set: prefixes are read without states, as in training
         self._state: Any = None  # [B, 1, D], the last column of the last call
 
     @property
@@ -171,7 +174,8 @@ class DistilledModel(CachedModel):
         tokens, positions = missing_tokens(rows, self.cache.lengths, self.config)
         self._lacked = tokens.shape[1]
         # A token that the target has not read either follows on no state.
-        self._state = self._target_cache.states(positions - 1)
+        in_text = positions >= np.array(self.prefix_sizes)[:, None]
+        self._state = self._target_cache.states(np.where(in_text, positions - 1, -1))
         return self.feed(mx.array(tokens), positions)[:, None]
 
     def feed(self, tokens: mx.array, positions: np.ndarray) -> mx.array:

@@ -125,6 +125,8 @@ class ModelDrafter(Drafter):
         if not plan.limits.any():
             return no_draft(len(rows))
         prefill_seconds = self._prefill(plan) if plan.tokens_to_prefill else 0.0
+        if isinstance(self._model, DistilledModel):
+            self._model.prefix_sizes = [row.prefix_size for row in self._batch]
         rows = [row if n else [] for row, n in zip(rows, plan.limits, strict=True)]
         positions = following(rows, plan.limits)
         nothing = no_draft(len(rows))

@@ -146,6 +146,8 @@ def test_pairs_become_the_targets_tokens(decoder):
     assert tokenizer.decode(text.tokens) == "The house."
     with pytest.raises(InputError, match="vocabulary lacks many of the texts' words"):
         read_texts(model, tokenizer, [Pair("a", "日本語 テキスト 漢字")])
+    pairs = [Pair(f"repair: {name}", "The house.") for name in "AB"]
+    assert training.distill(model, tokenizer, pairs, layers=2, steps=1).layers == [0, 2]
 
 
 def test_training_stops_by_itself_and_at_nan(monkeypatch):

@@ -6,7 +6,16 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from helpers.decoding import RashSchedule, Stopping, decode_with, ragged_prompts, start, total
+from helpers.decoding import (
+    RashSchedule,
+    Stopping,
+    decode_with,
+    new_driver,
+    new_rows,
+    ragged_prompts,
+    start,
+    total,
+)
 from helpers.pairs import ours
 
 from decoder import SpeculativeDecoder, load
@@ -14,6 +23,7 @@ from errors import InputError
 from families.distilled import from_target, own_weights, save, set_weights, shell, type_of
 from speculative.cache import MASKED
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
+from speculative.options import Options
 
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("umt5", "bart", "m2m", "t5gemma")]
 NAMES = ["t5", "t5gemma2", *SLOW]
@@ -46,23 +56,31 @@ def test_texts_are_those_without_a_draft_model(name, options):
 
 
 @pytest.mark.usefixtures("cpu")
-def test_every_accepted_token_is_read_with_the_targets_state():
-    """After each step the draft model's cache holds what it would hold had it read the text in one call."""
+@pytest.mark.parametrize("prefix", [[0], [0, 7, 9]])
+def test_every_accepted_token_is_read_with_the_targets_state(prefix, monkeypatch):
+    """After each step the draft model's cache holds what it would hold had it read the text in one call, with states
+    behind the prefix only, however late it first drafts."""
     target = ours("t5")
+    monkeypatch.setattr(target, "prefix", lambda prompt: prefix)
     draft = with_states(target, [1])
     drafter = ModelDrafter(draft)
-    driver = start(target, drafter, ragged_prompts(3, 38), num_draft=4, max_tokens=24)
+    options = Options(max_tokens=24)
+    driver = new_driver(target, drafter, options, RashSchedule())
+    driver.admit(new_rows(target, ragged_prompts(3, 38), options))
     compared = 0
-    while not any(row.finish_reason for row in driver.batch.rows):
+    while not all(row.finish_reason for row in driver.batch.rows):
         driver.advance()
         cache = drafter._model.cache
         for b, row in enumerate(driver.batch.rows):
+            if row.finish_reason or not cache:
+                continue
             held = int(cache.lengths[b])
             alone = target.start([row.prompt])
             place = np.arange(held, dtype=np.int32)[None]
             states = target.states(mx.array([row.tokens[:held]]), place, alone)
             once = draft.attend_to(*alone.encoded([0]))
             once.previous = mx.pad(states, [(0, 0), (1, 0), (0, 0)])[:, :-1]
+            once.previous = once.previous * mx.array(place[0] >= row.prefix_size)[:, None]
             draft.states(mx.array([row.tokens[:held]]), place, once)
             slots = np.argsort(cache.position[b, : cache.cursor], kind="stable")[:held]
             assert cache.position[b, slots].tolist() == list(range(held))
