@@ -168,7 +168,8 @@ def test_blocks_alternate_with_pauses(monkeypatch):
     assert calls[2:] == ["beside", 1.0, "a", 1.0, "b", "beside", 1.0, "b", 1.0, "a"]
 
 
-def test_the_fastest_read_is_the_limit(demo_pair):
+def test_the_fastest_read_is_the_limit(demo_pair, monkeypatch):
+    monkeypatch.setattr(limits, "READ", 1 << 20)
     times = limits.CallTimes(demo_pair[0], None, [5, 6])
     times._seconds |= {width: [3.0, 1.0, 2.0] for width in [*limits.WIDTHS, "read"]}
     report = times.report()
