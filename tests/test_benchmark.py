@@ -96,7 +96,10 @@ def test_the_bytes_of_a_step_are_those_of_the_weights_that_matter(variant):
     assert limits.step_bytes(model) == counted
 
 
-@pytest.mark.parametrize("sizes", [("demo", "t5-small"), ("llama-demo", "llama-60m")])
+LARGER = pytest.param(("llama-demo", "llama-60m"), marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("sizes", [("demo", "t5-small"), LARGER])
 def test_pairs_have_the_type_that_people_decode_in(tmp_path, monkeypatch, sizes):
     monkeypatch.chdir(tmp_path)
     for device, dtype in {mx.gpu: mx.bfloat16, mx.cpu: mx.float32}.items():
