@@ -87,12 +87,12 @@ class Translations:
 
     def __post_init__(self):
         text = self.engine.decoder.text
-        told = text.translation
-        languages = text.languages or (told.languages if told else None)
+        languages = text.languages
         codes = map(_shown, languages.codes) if languages else _COMMON
         self.targets = [*dict.fromkeys(codes)]
         self.sources = [_shown(languages.reads)] if languages and languages.reads else self.targets
-        self._is_told_source = not languages or languages.reads or "source" in languages.source
+        is_told = not languages or languages.reads or "source" in languages.source
+        self._is_told_source = is_told or text.translation is not None
         self._detector = Detector(self.sources)
         # One document is read at a time, and few are translated.
         self._reading, self._places = CapacityLimiter(1), Semaphore(self.engine.batch_size)

@@ -96,7 +96,10 @@ def test_the_bytes_of_a_step_are_those_of_the_weights_that_matter(variant):
     assert limits.step_bytes(model) == counted
 
 
-@pytest.mark.parametrize("sizes", [("demo", "t5-small"), ("llama-demo", "llama-60m")])
+LARGER = pytest.param(("llama-demo", "llama-60m"), marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("sizes", [("demo", "t5-small"), LARGER])
 def test_pairs_have_the_type_that_people_decode_in(tmp_path, monkeypatch, sizes):
     monkeypatch.chdir(tmp_path)
     for device, dtype in {mx.gpu: mx.bfloat16, mx.cpu: mx.float32}.items():
@@ -168,7 +171,8 @@ def test_blocks_alternate_with_pauses(monkeypatch):
     assert calls[2:] == ["beside", 1.0, "a", 1.0, "b", "beside", 1.0, "b", 1.0, "a"]
 
 
-def test_the_fastest_read_is_the_limit(demo_pair):
+def test_the_fastest_read_is_the_limit(demo_pair, monkeypatch):
+    monkeypatch.setattr(limits, "READ", 1 << 20)
     times = limits.CallTimes(demo_pair[0], None, [5, 6])
     times._seconds |= {width: [3.0, 1.0, 2.0] for width in [*limits.WIDTHS, "read"]}
     report = times.report()

@@ -1,17 +1,15 @@
 """Training a draft model: what it learns from, what it promises, and where it stops."""
 
 import json
-import subprocess
-import sys
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from helpers.decoding import decode_with, ragged_prompts, total
 from helpers.pairs import ours
+from helpers.programs import call, run
 from test_distilled import with_states
 
-import distill
 from distillation import training
 from distillation.lessons import Lesson, drafts
 from distillation.promise import measure
@@ -74,6 +72,7 @@ def lessons(demo_pair):
     return target, [Text.of(row) for row in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cpu")
 def test_the_held_out_share_rises_and_other_texts_teach_less(lessons):
     """Forty steps on the target's texts; on its own texts, as a mutant might be trained, a draft model learns less."""
@@ -178,13 +177,12 @@ def test_the_command_goes_on_where_it_ended(work, capsys, monkeypatch):
     """It writes only the texts that are missing, and trains the draft model that is there."""
     (work / "p.txt").write_text("".join(f"translate number to German: {n}\n" for n in range(40)))
     argv = ["--model", "mlx_models/demo-target", "--prompt-file", "p.txt", "--steps", "2"]
-    run = [sys.executable, distill.__file__, *argv]
-    first = subprocess.run(run, cwd=work, capture_output=True, text=True, check=True)
+    first = run(*argv, cwd=work, script="distill.py")
     texts = (work / "mlx_models/demo-target-draft.jsonl").read_text()
     assert len(texts.splitlines()) == 40 and "only 40 texts" in first.stderr
     assert first.stdout.startswith("python main.py --model mlx_models/demo-target --draft-model")
     (work / "mlx_models/demo-target-draft.jsonl").write_text("\n".join(texts.splitlines()[:30]))
-    subprocess.run(run, cwd=work, capture_output=True, text=True, check=True)
+    assert call(*argv, cwd=work, script="distill.py").returncode == 0
     pairs = [json.loads(line) for line in (work / "mlx_models/demo-target-draft.jsonl").open()]
     assert len({pair["prompt"] for pair in pairs}) == len(pairs) == 40
 
@@ -193,9 +191,9 @@ def test_sentences_of_documents_are_translated_once(work):
     (work / "a.md").write_text("# The king\n\nThe king sees the house. The queen reads a letter.\n")
     (work / "b.txt").write_text("The queen reads a letter.\nThe baker sells three keys.\n")
     argv = ["--model", "mlx_models/demo-target", "--document", "a.md", "b.txt", "--steps", "1"]
-    run = [sys.executable, distill.__file__, *argv, "--to", "German", "--output", "new/draft"]
+    argv += ["--to", "German", "--output", "new/draft"]
     for _ in range(2):
-        subprocess.run(run, cwd=work, capture_output=True, text=True, check=True)
+        assert call(*argv, cwd=work, script="distill.py").returncode == 0
     pairs = [json.loads(line) for line in (work / "new/draft.jsonl").open()]
     assert {pair["target_lang"] for pair in pairs} == {"de"}
     assert len({pair["prompt"] for pair in pairs}) == len(pairs) == 4

@@ -86,7 +86,7 @@ def law(**filters) -> np.ndarray:
 @pytest.mark.parametrize(
     ("rule", "kind", "num_draft", "filters"),
     [
-        ("token", "both", 3, {}),
+        SLOW("token", "both", 3, {}),
         SLOW("block", "model", 3, {}),  # sees noise that is used again for a position drafted again
         SLOW("coupled", "model", 3, {}),
         SLOW("token", "lookup", 4, FILTERS),

@@ -34,11 +34,11 @@ def test_embedded_pair_is_converted_on_first_use(tmp_path):
         "converting the demo target model to mlx_models/demo-target",
         "converting the demo draft model to mlx_models/demo-draft",
     ]
-    second = run("-p", PROMPT, cwd=tmp_path)
+    second = call("-p", PROMPT, cwd=tmp_path)
     assert (second.stdout, second.stderr) == (f"{ANSWER}\n", "")
     # A newer embedded model replaces what an older one was converted to.
     os.utime(tmp_path / "mlx_models" / "demo-draft" / "weights.npz", (0, 0))
-    third = run("-p", PROMPT, cwd=tmp_path)
+    third = call("-p", PROMPT, cwd=tmp_path)
     assert third.stdout == f"{ANSWER}\n"
     assert third.stderr == "converting the demo draft model to mlx_models/demo-draft\n"
 
@@ -48,7 +48,7 @@ def test_prompt_from_standard_input(folder):
 
 
 def test_another_token_may_end_the_text(folder):
-    assert run("-p", PROMPT, "--extra-eos-token", "a", cwd=folder).stdout == f"{ANSWER[:-7]}\n"
+    assert call("-p", PROMPT, "--extra-eos-token", "a", cwd=folder).stdout == f"{ANSWER[:-7]}\n"
 
 
 def test_texts_that_max_tokens_cuts_are_told(folder):
@@ -290,5 +290,5 @@ def test_what_a_program_does_not_need_it_does_not_import(
 
 
 def test_a_text_that_fails_its_form_is_an_exit_code(folder):
-    result = run("-p", "x", "--grammar", 'start: "a" ("b" | "c\\n") "\\n"', cwd=folder)
+    result = call("-p", "x", "--grammar", 'start: "a" ("b" | "c\\n") "\\n"', cwd=folder)
     assert result.returncode == 1 and "could not keep to their form" in result.stderr

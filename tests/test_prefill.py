@@ -51,10 +51,13 @@ def models(name: str):
 
 
 # Full attention, a window, states (in batches and alone), and our own.
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("falcon_h1", "mamba", "opt")]
+SLOW = [
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in ("gemma3_text", "falcon_h1", "mamba", "opt")
+]
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", *SLOW])
+@pytest.mark.parametrize("name", ["llama", *SLOW])
 def test_texts_are_the_same_with_and_without(cpu, name):
     target, draft = models(name)
     without, *others = (

@@ -38,15 +38,16 @@ def test_texts_are_mlx_lms_own(name):
     prompted, partial = prompts(5, 25), 0
     expected = [alone(lm, prompt, 16) for prompt in prompted]
     most = model.config.max_rows or 3
-    for num_draft in (0, 1, 4, "auto"):
-        for drafter in (
-            ModelDrafter(draft),
-            CombinedDrafter(PromptLookup(), ModelDrafter(draft)),
-        ):
-            options = dict(num_draft=num_draft, max_tokens=16)
-            rows = decode_with(model, drafter, prompted, most, **options)
-            assert [row.generated for row in rows] == expected, num_draft
-            partial += partial_steps(rows, num_draft) if num_draft == 4 else 0
+    of_model = ModelDrafter(draft)
+    both = CombinedDrafter(PromptLookup(), ModelDrafter(draft))
+    for drafter, num_draft in (
+        (of_model, 0),
+        (of_model, 4),
+        *((both, num_draft) for num_draft in (1, 4, "auto")),
+    ):
+        rows = decode_with(model, drafter, prompted, most, num_draft=num_draft, max_tokens=16)
+        assert [row.generated for row in rows] == expected, num_draft
+        partial += partial_steps(rows, num_draft) if num_draft == 4 else 0
     assert partial
     assert (model.config.max_rows == 1) == (name in ("jamba", "rwkv7"))
 
