@@ -114,6 +114,7 @@ class Scripted:
 
     def attention(self, prompts, tokens, heads):
         self.calls.append(list(heads))
+        assert tokens.shape[1] <= 40 and max(map(len, prompts)) <= 30
         decoded = byte_tokenizer().decode
         scores = np.zeros((len(prompts), 2, tokens.shape[1], max(map(len, prompts))), np.float32)
         for b, (prompt, row) in enumerate(zip(prompts, tokens.tolist(), strict=True)):
