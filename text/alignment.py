@@ -63,7 +63,7 @@ class Alignment:
         """
         start, end = mark
         begin = len(self.text) - len(self.text.lstrip())
-        stop = len(self.text.rstrip())
+        stop = max(begin, len(self.text.rstrip()))
         if not self.source[:end].strip():
             return (begin, begin), True
         if not self.source[start:].strip():
@@ -93,7 +93,8 @@ class Alignment:
         stop = self.text_words[last][1]
         before = max(0, self.source_words[inside[0]][0] - mark[0])
         after = max(0, mark[1] - self.source_words[inside[-1]][1])
-        begin -= _punctuation(self.text[max(0, begin - before) : begin][::-1])
+        free = self.text_words[first - 1][1] if first else 0  # behind the word before
+        begin -= _punctuation(self.text[max(free, begin - before) : begin][::-1])
         stop += _punctuation(self.text[stop : stop + after])
         best = marked.argmax(axis=0)  # of each marked word
         agreed = (first <= best) & (best <= last)

@@ -6,7 +6,7 @@ kind of word and by what one reads: the table of docs/design.md. The demo's own 
 
 import random
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from itertools import product
 from pathlib import Path
 
@@ -40,11 +40,11 @@ def translations(language: str) -> dict[str, tuple[str, set[str]]]:
 
 
 def held_out(language: str) -> list[str]:
-    start, rng, texts = f"translate English to {language}: ", random.Random(0), set[str]()
-    while len(texts) < TEXTS:
-        prompt = tasks.held_out_example(rng, "sentence").prompt
-        texts |= {prompt.removeprefix(start)} if prompt.startswith(start) else set()
-    return sorted(texts)
+    rng = random.Random(0)
+    prompts = (tasks.held_out_example(rng, "sentence").prompt for _ in range(20 * TEXTS))
+    start = f"translate English to {language}: "
+    own = dict.fromkeys(p.removeprefix(start) for p in prompts if p.startswith(start))
+    return [*own][:TEXTS]
 
 
 def right_words(alignment: Alignment, table: dict) -> dict[int, tuple[str, int]]:
@@ -67,7 +67,7 @@ def is_marked(alignment: Alignment, words: range, expected: list[int]) -> bool:
 
 
 decoder = SpeculativeDecoder(*load(str(demo_model("target"))))
-counts = dict[str, Counter]()
+counts = defaultdict[str, Counter](Counter)
 for language, code in CODES.items():
     table, sources = translations(language), held_out(language)
     options = Options(target_lang=code)
@@ -75,15 +75,11 @@ for language, code in CODES.items():
     aligner = Aligner(decoder, options)
     pairs = list(zip(sources, texts, strict=True))
     best = aligner.align(pairs)
-    every = [
-        x
-        for i in range(0, TEXTS, 20)
-        for x in aligner.read(pairs[i : i + 20], [*aligner.agreement])
-    ]
+    every = aligner.read(pairs, [*aligner.agreement])
     for alignment, readings in zip(best, every, strict=True):
         ways = {f"layer {k + 1}{', read' * step}": x.weights for (k, step), x in readings.items()}
         agreement = {way: float(x.sum()) for way, x in ways.items()}
-        counts.setdefault("agreement", Counter()).update(agreement, n=len(alignment.source_words))
+        counts["agreement"].update(agreement, n=len(alignment.source_words))
         ways["all layers"] = sum(x for way, x in ways.items() if "read" not in way)
         right = right_words(alignment, table)
         for i, (kind, j) in right.items():
@@ -91,10 +87,10 @@ for language, code in CODES.items():
             hits = {way: int(x[:, i].argmax()) == j for way, x in ways.items()}
             hits |= {"place": round(place) == j, "mark": is_marked(alignment, range(i, i + 1), [j])}
             for row in (f"{language}, {kind}", "all words"):
-                counts.setdefault(row, Counter()).update(hits, n=1)
+                counts[row].update(hits, n=1)
             if kind == "adjective" and right.get(i + 1, "-")[0] == "noun":
                 whole = is_marked(alignment, range(i, i + 2), [j, right[i + 1][1]])
-                counts.setdefault(f"{language}, phrase", Counter()).update(n=1, mark=whole)
+                counts[f"{language}, phrase"].update(n=1, mark=whole)
     print(f"{language}: layer {aligner.reading[0] + 1}", "when it reads" * aligner.reading[1])
 columns = ["place", *ways, "mark"]
 print(f"{'':20}", "    n", *columns, sep=" | ")
