@@ -277,7 +277,7 @@ class Translator:
                 start = end
         if not todo or not self.aligner:
             return {}
-        alignments = yield partial(self.aligner.align, [*todo])
+        alignments = yield partial(self.aligner.align, [*todo], self.texts.items())
         return {pair: each.span for pair, each in zip(todo, alignments, strict=True)}
 
     def _lost_terms(
