@@ -8,7 +8,7 @@ from itertools import count, groupby, pairwise
 from typing import NamedTuple
 
 from documents.document import Span
-from documents.marks import Mark, Paragraph, Piece, Run
+from documents.marks import NOTHING, Mark, Paragraph, Piece, Run
 from documents.sentences import runs_on
 
 STAND_IN = "{}"  # shows a field or the like in the text, where it is numbered
@@ -95,6 +95,9 @@ class Inline:
             self.paragraphs.append(_Reading(self._source, events).paragraph(self._drops))
 
 
+_Text = tuple[tuple[_Event, ...], int, _Event]  # what is open, where it begins, and itself
+
+
 class _Reading:
     """The text and the marks of a paragraph's events."""
 
@@ -106,7 +109,7 @@ class _Reading:
         self.breaks = list[int]()
         self.opened = list[tuple[_Event, int, int]]()  # with the text's and marks' lengths then
         words = "".join(event.words for event in events)
-        self.texts = list[tuple[tuple[_Event, ...], int, _Event]]()  # with what is open
+        self.texts = list[_Text]()
         self.names = (name for name in map("{{{}}}".format, count(1)) if name not in words)
 
     def paragraph(self, drops: bool) -> Paragraph:
@@ -124,19 +127,17 @@ class _Reading:
                 self.texts.append((tuple(each[0] for each in self.opened), at, event))
             elif event.kind == "anchor":
                 self.text += next(self.names) if event.words == STAND_IN else event.words
-                self._mark(at, event.start, event.stop, event.before, event.after)
+                self._anchor(at, event, event)
             elif event.kind == "line":
                 self.breaks.append(at)
-            elif event.kind == "left out":
-                continue
             elif event.kind == "open":
                 self.opened.append((event, at, len(self.marks)))
-            else:
+            elif event.kind == "close":
                 self._close(event)
         start, stop = self.events[0].start, self.events[-1].stop
         for event, at, _ in self.opened:
-            raw = self._raw(event.start, event.stop, event.before, event.after)
-            self.marks.append(Mark((at, len(self.text)), (event.start, stop), raw, kind=event.mark))
+            span, source = (at, len(self.text)), (event.start, stop)
+            self.marks.append(Mark(span, source, self._piece(event, event), kind=event.mark))
         plain = self._looks()
         marks = sorted(self.marks, key=lambda mark: (mark.source[0], -mark.source[1]))
         holes = [mark.source for mark in marks if mark.opens.raw is None]
@@ -163,76 +164,70 @@ class _Reading:
         self.marks[-1] = replace(last, opens=last.opens._replace(raw=f"{last.opens.raw} "))
         return True
 
-    def _raw(self, start: int, stop: int, before: Run | None, after: Run | None) -> Piece:
-        raw = self.source[start:stop]
-        return Piece(None if _OTHER_PARAGRAPH.search(raw) else raw, before, after)
+    def _piece(self, first: _Event, last: _Event) -> Piece:
+        raw = self.source[first.start : last.stop]
+        return Piece(None if _OTHER_PARAGRAPH.search(raw) else raw, first.before, last.after)
 
-    def _mark(self, at: int, start: int, stop: int, before: Run | None, after: Run | None) -> None:
-        raw = self._raw(start, stop, before, after)
-        self.marks.append(Mark((at, len(self.text)), (start, stop), raw))
+    def _anchor(self, at: int, first: _Event, last: _Event) -> None:
+        source = first.start, last.stop
+        self.marks.append(Mark((at, len(self.text)), source, self._piece(first, last)))
 
     def _close(self, event: _Event) -> None:
-        raw = self._raw(event.start, event.stop, event.before, event.after)
         same = [each for each in self.opened if each[0].words == event.words]
-        if not same and self.opened:  # it is astray
-            self._mark(len(self.text), event.start, event.stop, event.before, event.after)
+        if same:
+            opening, at, number = same[-1]
+            if not self.text[at:].strip() and opening.mark != "range":  # all of it is one anchor
+                del self.marks[number:]
+                del self.opened[self.opened.index(same[-1]) :]
+                self._anchor(at, opening, event)
+                return
+            self.opened.remove(same[-1])
+            if not self.text[at:].strip():
+                self._anchor(at, opening, opening)
+                self._anchor(len(self.text), event, event)
+                return
+            opens = self._piece(opening, opening)
+            kind = opening.mark
+        elif self.opened:  # it is astray
+            self._anchor(len(self.text), event, event)
             return
-        if not same:
-            source = self.events[0].start, event.stop
-            self.marks.append(Mark((0, len(self.text)), source, closes=raw, kind="range"))
-            return
-        opening, at, number = same[-1]
-        has_words = self.text[at:].strip() != ""
-        if not has_words and opening.mark != "range":  # all of it is one anchor
-            del self.marks[number:]
-            del self.opened[self.opened.index(same[-1]) :]
-            self._mark(at, opening.start, event.stop, opening.before, event.after)
-            return
-        self.opened.remove(same[-1])
-        opens = self._raw(opening.start, opening.stop, opening.before, opening.after)
-        if has_words:
-            source = opening.start, event.stop
-            self.marks.append(Mark((at, len(self.text)), source, opens, raw, opening.mark))
-        else:
-            self._mark(at, opening.start, opening.stop, opening.before, opening.after)
-            self._mark(len(self.text), event.start, event.stop, event.before, event.after)
+        else:  # it began before
+            opening, at, kind, opens = self.events[0], 0, "range", NOTHING
+        span, source = (at, len(self.text)), (opening.start, event.stop)
+        self.marks.append(Mark(span, source, opens, self._piece(event, event), kind))
 
     def _looks(self) -> Run | None:
         """Add the marks of formatting, in the runs of Word. The run of plain text."""
         runs = dict[str, Run]()  # by look
         sizes = Counter[str]()
         links = dict[int, Run]()  # the run of a link's first words, by where it begins
-        for opened, _, event in self.texts:
-            if event.before:
-                runs.setdefault(event.before.look, event.before)
-                link = _link_of(opened)
-                if link:
-                    links.setdefault(link.start, event.before)
-                sizes[event.before.look] += 0 if link else len(event.words)
+        for text in self.texts:
+            look, _, link = _look_of(text)
+            event = text[2]
+            if look is None or not event.before:
+                continue
+            runs.setdefault(look, event.before)
+            if link:
+                links.setdefault(link.start, event.before)
+            sizes[look] += 0 if link else len(event.words)
         plain = max(sizes, key=lambda look: sizes[look], default="")
-        for (look, opened), group in groupby(self.texts, self._look_of):
+        for (look, _, link), group in groupby(self.texts, _look_of):
             texts = [*group]
-            link = _link_of(opened)
             if look is None or look == (links[link.start].look if link else plain):
                 continue
             span = texts[0][1], texts[-1][1] + len(texts[-1][2].words)
             source = texts[0][2].start, texts[-1][2].stop
             if self.text[slice(*span)].strip():
                 self.marks.append(Mark(span, source, kind="run", run=runs[look]))
-        self.marks = [
-            replace(mark, run=links.get(mark.source[0])) if mark.kind == "link" else mark
-            for mark in self.marks
-        ]
+        for i, mark in enumerate(self.marks):
+            if mark.kind == "link":
+                self.marks[i] = replace(mark, run=links.get(mark.source[0]))
         return runs.get(plain)
 
-    @staticmethod
-    def _look_of(
-        text: tuple[tuple[_Event, ...], int, _Event],
-    ) -> tuple[str | None, tuple[_Event, ...]]:
-        opened, _, event = text
-        elements = tuple(each for each in opened if each.mark != "range")
-        return event.before.look if event.before else None, elements
 
-
-def _link_of(opened: Sequence[_Event]) -> _Event | None:
-    return next((event for event in reversed(opened) if event.mark == "link"), None)
+def _look_of(text: _Text) -> tuple[str | None, tuple[_Event, ...], _Event | None]:
+    """How a text is formatted, in which elements, and in which link."""
+    opened, _, event = text
+    elements = tuple(each for each in opened if each.mark != "range")
+    link = next((each for each in reversed(opened) if each.mark == "link"), None)
+    return event.before.look if event.before else None, elements, link

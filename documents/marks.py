@@ -51,7 +51,10 @@ def placed(source: str, text: str, mark: Span, align: Align | None = None) -> Pl
     words = source[start:end].strip()
     if words and words == source.strip():
         return _trimmed(text, (0, len(text))), True
-    same, is_certain = _same_words(source, text, (start, end)) if words else (None, False)
+    is_in_word = start not in _boundaries(source)  # such as a note
+    same, is_certain = None, False
+    if words or is_in_word:
+        same, is_certain = _same_words(source, text, (start, end))
     if align and not is_certain:
         place, is_certain = align((start, end))
         same = place if is_certain else same
@@ -331,19 +334,19 @@ def has_words(text: str) -> bool:
 def _nested(paragraph: Paragraph, text: str, at: Sequence[Place]) -> list[Span]:
     """The marks' spans in the text, which do not cross each other. What is sure goes first."""
     marks = paragraph.inline
-    spans = [*map(_wanted, marks, at, [paragraph] * len(marks), [text] * len(marks))]
-    for i in reversed(range(len(marks))):  # around the marks inside of it
-        for j in range(i + 1, len(marks)):
-            if at[i][1] and at[j][1] and marks[i].holds(marks[j]) and marks[j].kind != "anchor":
-                spans[i] = min(spans[i][0], spans[j][0]), max(spans[i][1], spans[j][1])
+    sources = [paragraph.text[slice(*mark.span)].strip() for mark in marks]
+    spans = [_wanted(*each, text) for each in zip(marks, sources, at, strict=True)]
+    sure = [i for i, (_, is_sure) in enumerate(at) if is_sure and marks[i].kind != "anchor"]
+    for i in reversed(sure):  # around the marks inside of it
+        inside = [spans[j] for j in sure if marks[i].holds(marks[j])]
+        begins, ends = zip(spans[i], *inside, strict=True)
+        spans[i] = min(begins), max(ends)
     done = list[int]()
     placed = [i for i, m in enumerate(marks) if m.kind != "run" and (at[i][1] or m.kind != "look")]
     for i in sorted(placed, key=lambda i: (not marks[i].is_half, not at[i][1], i)):
         spans[i] = _apart(i, spans, marks, done)
-        is_empty = has_words(paragraph.text[slice(*marks[i].span)]) and not has_words(
-            text[slice(*spans[i])]
-        )
-        if is_empty and not (marks[i].kind in ("anchor", "look") or marks[i].is_half):
+        needs_word = marks[i].kind not in ("anchor", "look") and not marks[i].is_half
+        if needs_word and has_words(sources[i]) and not has_words(text[slice(*spans[i])]):
             begin = spans[i][0]
             words = [match.span() for match in _WORD.finditer(text)]
             for word in sorted(words, key=lambda word: abs(word[0] - begin)):
@@ -355,11 +358,10 @@ def _nested(paragraph: Paragraph, text: str, at: Sequence[Place]) -> list[Span]:
     return spans
 
 
-def _wanted(mark: Mark, place: Place, paragraph: Paragraph, text: str) -> Span:
-    """Where a mark is to go without regard to others."""
+def _wanted(mark: Mark, words: str, place: Place, text: str) -> Span:
+    """Where a mark of these words is to go without regard to others."""
     (begin, end), sure = place
     if mark.kind == "anchor":
-        words = paragraph.text[slice(*mark.span)].strip()
         return begin, end if text[begin:end].strip() in ("", words) else begin
     if mark.is_half:
         return begin if mark.opens.raw else -1, end if mark.closes.raw else len(text) + 1

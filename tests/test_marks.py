@@ -125,7 +125,7 @@ PAGES = [
     ("<code>a</code> <i>b</i> <code>c</code>", ["{1} b {2}"], "{2} b {1}", "<code>c</code> <i>b</i> <code>a</code>"),
     ("5 m<sup>2</sup> big", ["5 m2 big"], "5 m2 groß", "5 m<sup>2</sup> groß"),
     ("<ruby>漢<rp>(</rp><rt>かん</rt><rp>)</rp></ruby>です", ["漢です"], "So", "So"),
-    ("<li>one<li>a &lt; b<!-- <p>no -->c", ["one", "a < bc"], None, "<li>ONE<li>A &lt; <!-- <p>no -->BC"),
+    ("<li>one<li>a &lt; b<!-- <p>no -->c", ["one", "a < bc"], None, "<li>ONE<li>A &lt; B<!-- <p>no -->C"),
     ("Soft&shy;ware <a title='a > b' href=x/>it</a>", ["Software it"], None, "SOFTWARE <a title='a > b' href=x/>IT</a>"),
 ]  # fmt: skip
 
@@ -196,3 +196,45 @@ def test_no_words_of_a_page_are_lost(pieces):
     tags = "<code>x</code>|<.*?>"  # those that cross each other do not afterwards
     assert sorted(re.findall(tags, new)) == sorted(re.findall(tags, page))
     assert re.findall("ANN|SEES", new) == [word.upper() for word in re.findall("Ann|sees", page)]
+
+
+CUE = "1\n00:00:01,000 --> 00:00:02,000\n{}\n"
+MOVED = [
+    (".html", "<p>the <b>red</b> <i>house</i></p>", "<p>la <i>maison</i> <b>rouge</b></p>"),
+    (".html", "<b>the <a href=x>red</a> house</b>", "<b>la maison <a href=x>rouge</a></b>"),
+    (".html", "the <b>red <i>house</i></b>", "la <b><i>maison</i> rouge</b>"),
+    (".html", "<b>the red</b> <i>house</i>", "<b>la <i>maison</i> rouge</b>"),
+    (".html", "the red<img src=x> house", "la maison rouge<img src=x>"),
+    (".md", "the **red** *house*\n", "la *maison* **rouge**\n"),
+    (".md", "the [red](u 't') house[^1]\n\n[^1]: \n", "la maison[^1] [rouge](u 't')\n\n[^1]: \n"),
+    (".md", "the **red**\n_house_\n", "la _maison_\n**rouge**\n"),
+    (".srt", CUE.format("the <b>red</b> <i>house</i>"), CUE.format("la <i>maison</i> <b>rouge</b>")),
+    (".srt", CUE.format("<i>the red</i> house"), CUE.format("<i>la maison rouge</i>")),
+    (".docx", "[the ][<w:b/>:red][ ][<w:i/>:house]", "[la ][<w:i/>:maison][ ][<w:b/>:rouge]"),
+    (".docx", f"[the ]{HYPERLINK.format(f'[{U}:red]')}{NOTE}[ house]", f"[la maison ]{HYPERLINK.format(f'[{U}:rouge]')}{NOTE}"),
+    (".docx", f"[the ]{COMMENT.format('[<w:b/>:red]')}[ ]{field(LINK, '[house]')}", f"[la ]{field(LINK, '[maison]')}[ ]{COMMENT.format('[<w:b/>:rouge]')}"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("ending, source, written", MOVED)
+def test_marks_go_where_their_words_went(ending, source, written):
+    """The red house, word by word, is la maison rouge."""
+    text = "la maison rouge"
+    data = docx(long(source)) if ending == ".docx" else source.encode()
+    document = FORMATS[ending](data)
+    passage = document.passages[0]
+    assert passage.text == "the red house"
+
+    def align(mark: tuple[int, int]) -> tuple[tuple[int, int], bool]:
+        words = zip([(0, 3), (4, 7), (8, 13)], [(0, 2), (10, 15), (3, 9)], strict=True)
+        begins, ends = zip(
+            *(new for (a, b), new in words if a <= mark[1] and mark[0] <= b), strict=True
+        )
+        return (min(begins) if mark[0] < mark[1] else max(ends), max(ends)), True
+
+    pair = passage.text, text.replace(" rouge", "\nrouge") if passage.breaks else text
+    document.places[passage] = places([pair], passage.marked, {pair: align})
+    data = document.write([pair[1], *[None] * (len(document.passages) - 1)])
+    assert (body_of(data) if ending == ".docx" else data.decode()) == (
+        body_of(docx(long(written))) if ending == ".docx" else written
+    )

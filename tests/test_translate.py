@@ -13,6 +13,7 @@ import translate
 from decoder import Options, SpeculativeDecoder
 from documents import FORMATS, translator
 from errors import InputError
+from text.memory import Pair
 
 KING, HAUS = "The old king sees two red doors.", "The king sees the house."
 GERMAN = {KING: "Der alte König sieht zwei rote Türen.", HAUS: "Der König sieht das Haus."}
@@ -166,6 +167,37 @@ def test_a_placeholder_lost_is_tried_again_as_a_plain_token(run, tmp_path, monke
     result = run("a.txt", "--to", "de")
     assert (tmp_path / "a.de.txt").read_text() == "We see {n}. It is X1.\n"
     assert "check" not in result.stderr
+
+
+@pytest.fixture
+def into_french(demo_pair):
+    """Translate a document with the demo's target. How many texts were aligned, too."""
+    aligned = []
+
+    def translate(source: str, ending: str = ".html", terms=()):
+        by = translator.Translator(
+            SpeculativeDecoder(*demo_pair[:2]), Options(target_lang="fr"), terms=terms
+        )
+        align = by.aligner.align
+        by.aligner.align = lambda pairs, others: aligned.extend(pairs) or align(pairs, others)
+        data, problems = by.translate(FORMATS[ending](source.encode()))
+        return data.decode(), problems, len(aligned)
+
+    return translate
+
+
+def test_marks_of_a_document_follow_their_words(into_french):
+    text = "The king must paint the <b>red</b> <i>house</i> in the kitchen."
+    new = "Le roi doit peindre la <i>maison</i> <b>rouge</b> dans la cuisine."
+    assert into_french(text) == (new, [], 1)  # a fragment of HTML stays one
+    bare = "<p>The king must paint the red house in the kitchen.</p> <h1><b>The king</b></h1>"
+    assert into_french(bare)[2] == 1  # no more than before: there is nothing to place
+
+
+def test_a_term_is_checked_at_its_own_words(into_french):
+    text = "The red king must paint the green house in the kitchen."
+    terms = [Pair("house", "maison"), Pair("house", "roi"), Pair("green house", "maison verte")]
+    assert into_french(text, ".txt", terms)[1] == ["line 1: 'house' is not 'roi'"]
 
 
 @pytest.fixture
