@@ -14,7 +14,7 @@ _PICTURE = (
 )
 # Addresses, tags, and placeholders: {name}, ${name}, &amp;, \n; pictures, which a vocabulary may lack
 _PLACEHOLDER = (
-    r"(?:https?://|www\.)[^\s<>]*[^\s<>.,;:!?)\]]|[\w.+-]+@[\w-]+(?:\.[\w-]+)+|</?\w[^<>]*>|\$?\{[^{}]*\}"
+    r"(?:https?://|www\.)[^\s<>]*[^\s<>.,;:!?)\]]|(?<![\w.+-])[\w.+-]++@[\w-]+(?:\.[\w-]+)+|</?\w[^<>]*>|\$?\{[^{}]*\}"
     rf"|&#?\w+;|\\[Nnht]|{_PICTURE}"
 )
 _EDGES = regex.compile(
