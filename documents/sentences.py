@@ -17,9 +17,8 @@ _PLACEHOLDER = (
     r"(?:https?://|www\.)[^\s<>]*[^\s<>.,;:!?)\]]|(?<![\w.+-])[\w.+-]++@[\w-]+(?:\.[\w-]+)+|</?\w[^<>]*>|\$?\{[^{}]*\}"
     rf"|&#?\w+;|\\[Nnht]|{_PICTURE}"
 )
-_EDGES = regex.compile(
-    rf"((?:(?:{_PICTURE}|[♪♫])\s*)*)(.*?)((?:\s*(?:{_PICTURE}|[♪♫]))*)", regex.DOTALL
-)
+_BEGIN = regex.compile(rf"(?:(?:{_PICTURE}|[♪♫])\s*)*")
+_END = regex.compile(rf"(?r)(?:\s*(?:{_PICTURE}|[♪♫]))*\Z")
 _MASK = re.compile(r"X\d+")
 
 # Scripts whose words stand without spaces: those of Southeast Asia, Han and kana with their punctuation
@@ -198,8 +197,9 @@ def _clauses(text: str, fits: Callable[[str], bool]) -> Iterator[str]:
 
 def edges(text: str) -> tuple[str, str, str]:
     """A text without the pictures at its edges, between what stands before and after it."""
-    match = _EDGES.fullmatch(text)
-    return (match[1], match[2], match[3]) if match else ("", text, "")
+    start = _BEGIN.match(text).end()
+    stop = _END.match(text, start).start()
+    return text[:start], text[start:stop], text[stop:]
 
 
 def translatable(text: str, pattern: regex.Pattern) -> bool:
