@@ -17,8 +17,8 @@ _PLACEHOLDER = (
     r"(?:https?://|www\.)[^\s<>]*[^\s<>.,;:!?)\]]|(?<![\w.+-])[\w.+-]++@[\w-]+(?:\.[\w-]+)+|</?\w[^<>]*>|\$?\{[^{}]*\}"
     rf"|&#?\w+;|\\[Nnht]|{_PICTURE}"
 )
-_BEGIN = regex.compile(rf"(?:(?:{_PICTURE}|[♪♫])\s*)*")
-_END = regex.compile(rf"(?r)(?:\s*(?:{_PICTURE}|[♪♫]))*\Z")
+_BEGIN = regex.compile(rf"\A(?:(?:{_PICTURE}|[♪♫])\s*)+")
+_END = regex.compile(rf"(?r)(?:\s*(?:{_PICTURE}|[♪♫]))+\Z")
 _MASK = re.compile(r"X\d+")
 
 # Scripts whose words stand without spaces: those of Southeast Asia, Han and kana with their punctuation
@@ -197,9 +197,9 @@ def _clauses(text: str, fits: Callable[[str], bool]) -> Iterator[str]:
 
 def edges(text: str) -> tuple[str, str, str]:
     """A text without the pictures at its edges, between what stands before and after it."""
-    start = _BEGIN.match(text).end()
-    stop = _END.match(text, start).start()
-    return text[:start], text[start:stop], text[stop:]
+    rest = _BEGIN.sub("", text)
+    middle = _END.sub("", rest)
+    return text[: len(text) - len(rest)], middle, rest[len(middle) :]
 
 
 def translatable(text: str, pattern: regex.Pattern) -> bool:
