@@ -1,4 +1,5 @@
-"""Serve a model over HTTP with OpenAI's protocol: drafts in continuous batches, and a page that shows them.
+"""Serve a model over HTTP with OpenAI's protocol, LibreTranslate's and DeepL's: drafts in continuous batches, and a page that
+shows them.
 
 python serve.py
 python serve.py --model t5-11b --draft-model t5-small --port 8080
@@ -36,12 +37,15 @@ from text.text_side import Conversation
 
 COUNTS = {  # flag: (default, help)
     "batch-size": (BATCH_SIZE, "prompts to decode in one batch"),
-    "queue": (256, "prompts or audio files that may wait; raise it if clients get too many 503"),
+    "queue": (
+        256,
+        "prompts, audio files or documents that may wait; raise it if clients get too many 503",
+    ),
     "max-prompt-tokens": (None, "longest prompt to accept, in tokens"),
     "max-request-tokens": (None, "most tokens of an answer; a larger max_tokens means this"),
     "max-seconds": (3600, "longest audio to accept, in seconds"),
-    "max-upload": (25, "largest audio file to accept, in MB"),
-    "upload-seconds": (30, "seconds in which an audio file must arrive"),
+    "max-upload": (25, "largest audio file or document to accept, in MB"),
+    "upload-seconds": (30, "seconds in which such a file must arrive"),
 }
 BEAMS = [name for name, declared in DECLARED.items() if declared.group == "beams"]
 OF_TEXT = {
@@ -60,7 +64,8 @@ UVICORN: dict[str, Any] = dict(
 def parse_args(argv: list[str] | None = None):
     parser = cli.Parser(
         prog="serve.py",
-        description="Serve a model over HTTP with OpenAI's protocol and speculative decoding.",
+        description="Serve a model over HTTP with speculative decoding: OpenAI's protocol, and for translating "
+        "LibreTranslate's and DeepL's.",
     )
     add_shared(parser, *MODELS)
     flag = parser.add_argument

@@ -15,7 +15,7 @@ from documents.markup import in_archive, in_markup
 
 _TAG = re.compile(
     r"<!--.*?-->|<!\[CDATA\[.*?\]\]>|<[!?][^>]*>"
-    r"|<(?P<close>/?)(?P<name>[A-Za-z][^\s/>]*)"
+    r"|<(?P<close>/?)(?P<name>[A-Za-z][^\s/>]*)(?=[\s/>])"
     r"""(?P<attributes>(?:"[^"]*"|'[^']*'|[^'">])*?)(?P<empty>/?)>""",
     re.DOTALL,
 )
@@ -90,7 +90,8 @@ class _Reader:
 
     def paragraphs(self) -> list[Paragraph]:
         position = 0
-        while tag := _TAG.search(self.source, position):
+        end = self.source.rfind(">") + 1  # of the last tag
+        while tag := _TAG.search(self.source, position, end):
             self._text(position, tag.start())
             position = self._tag(tag, (tag["name"] or "").lower())
         self._text(position, len(self.source))
@@ -107,7 +108,8 @@ class _Reader:
             in_sentence = name in _INLINE or name in _STAYS_IN_SENTENCE or name in _STAYS
         else:
             in_sentence = name not in self.splits
-        if not in_sentence and name not in ("", "br"):
+        is_break = name == "br" and self.splits is None
+        if name and not (in_sentence or is_break):
             here.finish()
         stays = name in self.stays
         if begins and not is_empty and (stays or _NOT_TRANSLATED.search(tag["attributes"])):
@@ -116,7 +118,7 @@ class _Reader:
             here.add("anchor", (tag.start(), end), STAND_IN if is_part else "")
             return end
         note = _NOTE.match(self.source, tag.end()) if name == "a" and begins else None
-        if name == "br":
+        if is_break:
             space = _SPACES.match(self.source, tag.end())
             here.line_break((tag.start(), space.end() if space else tag.end()))
             return space.end() if space else tag.end()
@@ -136,7 +138,7 @@ class _Reader:
     def _end_of(self, tag: re.Match, name: str) -> int:
         """Where an element ends; right behind its tag if it does not."""
         depth = 1
-        same = re.compile(rf"(?i)<(/?){re.escape(name)}\b[^>]*>")
+        same = re.compile(rf"(?i)<(/?){re.escape(name)}(?=[\s/>])[^>]*>")
         for other in same.finditer(self.source, tag.end()):
             if other[1]:
                 depth -= 1

@@ -14,12 +14,11 @@ _PICTURE = (
 )
 # Addresses, tags, and placeholders: {name}, ${name}, &amp;, \n; pictures, which a vocabulary may lack
 _PLACEHOLDER = (
-    r"(?:https?://|www\.)[^\s<>]*[^\s<>.,;:!?)\]]|[\w.+-]+@[\w-]+(?:\.[\w-]+)+|</?\w[^<>]*>|\$?\{[^{}]*\}"
+    r"(?:https?://|www\.)[^\s<>]*[^\s<>.,;:!?)\]]|(?<![\w.+-])[\w.+-]++@[\w-]+(?:\.[\w-]+)+|</?\w[^<>]*>|\$?\{[^{}]*\}"
     rf"|&#?\w+;|\\[Nnht]|{_PICTURE}"
 )
-_EDGES = regex.compile(
-    rf"((?:(?:{_PICTURE}|[♪♫])\s*)*)(.*?)((?:\s*(?:{_PICTURE}|[♪♫]))*)", regex.DOTALL
-)
+_BEGIN = regex.compile(rf"\A(?:(?:{_PICTURE}|[♪♫])\s*)+")
+_END = regex.compile(rf"(?r)(?:\s*(?:{_PICTURE}|[♪♫]))+\Z")
 _MASK = re.compile(r"X\d+")
 
 # Scripts whose words stand without spaces: those of Southeast Asia, Han and kana with their punctuation
@@ -198,8 +197,9 @@ def _clauses(text: str, fits: Callable[[str], bool]) -> Iterator[str]:
 
 def edges(text: str) -> tuple[str, str, str]:
     """A text without the pictures at its edges, between what stands before and after it."""
-    match = _EDGES.fullmatch(text)
-    return (match[1], match[2], match[3]) if match else ("", text, "")
+    rest = _BEGIN.sub("", text)
+    middle = _END.sub("", rest)
+    return text[: len(text) - len(rest)], middle, rest[len(middle) :]
 
 
 def translatable(text: str, pattern: regex.Pattern) -> bool:

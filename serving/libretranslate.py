@@ -22,7 +22,15 @@ from serving.translation import Step, Texts, Translations, document_of, last_of
 from serving.transport import event_of, stream_of, while_there
 from speculative.row import Row
 
-PATHS = ("translate", "translate_file", "download_file", "detect", "languages", "frontend")
+PATHS = (
+    "translate",
+    "translate_file",
+    "download_file",
+    "detect",
+    "languages",
+    "frontend",
+    "suggest",
+)
 Code = Annotated[str, Field(min_length=1)]
 _SAMPLED: dict[str, Any] = dict(temp=1.0, top_p=0.9)  # alternatives
 

@@ -147,7 +147,7 @@ class Translations:
     def _translator(self, source: str, target: str, options: dict[str, Any]) -> Translator | None:
         """None: both are the same language."""
         source, target = (_ALIASES.get(name.lower(), name) for name in (source, target))
-        if tag_of(source) and tag_of(source) == tag_of(target):
+        if tag_of(source) and short(source) == short(target):
             return None
         told = source if self._is_told_source else None
         settings = replace(self.engine.options, source_lang=told, target_lang=target, **options)
