@@ -379,15 +379,17 @@ def transcribe_live(
         if ended:
             line = ""
 
-    pieces = SimpleQueue[bytes]()
-
     def stop(*_) -> None:
         pieces.put(b"")
         signal.signal(signal.SIGINT, signal.default_int_handler)  # the second time, at once
 
+    pieces = SimpleQueue[bytes]()
+    source = audio.listen(source, pieces)
     signal.signal(signal.SIGINT, stop)
     complain("listening; Ctrl-C ends it")
-    transcript = transcriber.transcribe_live(audio.listen(source, pieces), options, show)
+    live = transcriber.live(options, show)
+    ((_, transcript),) = transcriber.decode_all(iter([live.listen(pieces)]), options, 1)
+    assert isinstance(transcript, Transcript)
     if not write_files(output, transcript, name):
         raise InputError("the transcript could not be written")
     cli.write(output.text(transcript, None), end="")

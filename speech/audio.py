@@ -48,6 +48,8 @@ def resampler(rate: int) -> Callable[[bytes], np.ndarray]:
     made = av.AudioResampler("s16p", "mono", RATE)
 
     def resampled(data: bytes) -> np.ndarray:
+        if not data:  # an empty frame ends the process
+            return pcm(data)
         frame = av.AudioFrame.from_ndarray(np.frombuffer(data, "<i2")[None], "s16p", "mono")
         frame.sample_rate = rate
         return pcm(b"".join(_samples(made, frame)))
@@ -55,45 +57,38 @@ def resampler(rate: int) -> Callable[[bytes], np.ndarray]:
     return resampled
 
 
-def listen(source: str, pieces: SimpleQueue[bytes]) -> Iterator[np.ndarray]:
-    """The samples of sound that arrives (16 bits, mono, RATE a second), each time all that there are, from standard input
-    ("-") or the microphone. It ends when its source does, or when b"" is put into `pieces`. Raises InputError without a
-    microphone."""
+def listen(source: str, pieces: SimpleQueue[bytes]) -> Any:
+    """Begin to put raw sound (see `pcm`; mono, RATE) into `pieces` as it arrives, at its end b"", from standard input ("-") or
+    the microphone. Keep what is returned meanwhile. Raises InputError without a microphone."""
     if source == "-":
-        threading.Thread(target=_read_stdin, args=[pieces], daemon=True).start()
-        yield from _arriving(pieces)
-        return
+        thread = threading.Thread(target=_read_stdin, args=[pieces], daemon=True)
+        thread.start()
+        return thread
     try:
         import sounddevice  # type: ignore[import-untyped]
     except (ImportError, OSError) as error:
-        needed = "pip install sounddevice (on Linux also PortAudio: apt install libportaudio2)"
-        raise InputError(f"the microphone needs sounddevice: {needed}: {error}") from None
+        raise InputError(
+            f"the microphone needs sounddevice: pip install sounddevice ({error})"
+        ) from None
     try:
-        with sounddevice.RawInputStream(
+        stream = sounddevice.RawInputStream(
             RATE, channels=1, dtype="int16", callback=lambda data, *_: pieces.put(bytes(data))
-        ):
-            yield from _arriving(pieces)
+        )
+        stream.start()
     except sounddevice.PortAudioError as error:
         raise InputError(f"no microphone: {error}") from None
+    return stream
 
 
 def _read_stdin(pieces: SimpleQueue[bytes]) -> None:
+    rest = b""
     while data := os.read(sys.stdin.fileno(), 1 << 16):
-        pieces.put(data)
-    pieces.put(b"")
-
-
-def _arriving(pieces: SimpleQueue[bytes]) -> Iterator[np.ndarray]:
-    data = b""
-    parts = [data, b" "]
-    while b"" not in parts[1:]:
-        parts = [data, pieces.get()]
-        while not pieces.empty():
-            parts.append(pieces.get())
-        data = b"".join(parts)
+        data = rest + data
         whole = len(data) // 2 * 2
-        yield pcm(data[:whole])
-        data = data[whole:]
+        rest = data[whole:]
+        if whole:
+            pieces.put(data[:whole])
+    pieces.put(b"")
 
 
 def check_length(seconds: float, longest: float = 24 * 3600) -> None:

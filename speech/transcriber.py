@@ -17,7 +17,7 @@ from families.loading import find
 from families.whisper import Whisper
 from speculative.row import Row
 from speech.formats import Transcript
-from speech.live import Live, OnHeard
+from speech.live import PAUSE, Live, OnHeard
 from speech.options import TranscribeOptions
 from speech.rules import Special
 from speech.transcript import OnWindow, Sound, Steps
@@ -61,9 +61,10 @@ class Transcriber:
         """A sound to transcribe. Arguments: as for `Sound`, the options from `resolve`."""
         return Sound(self.model, self.tokenizer, self.special, samples, options, on_window)
 
-    def live(self, options: TranscribeOptions, on_heard: OnHeard) -> Live:
-        """A sound that arrives piece by piece. Arguments: as for `Live`, the options from `resolve`."""
-        return Live(self.model, self.tokenizer, self.special, options, on_heard)
+    def live(self, options: TranscribeOptions, on_heard: OnHeard, pause: float = PAUSE) -> Live:
+        """A sound that arrives piece by piece. Arguments: as for `Live`."""
+        options = self.resolve(options)
+        return Live(self.model, self.tokenizer, self.special, options, on_heard, pause)
 
     def transcribe(
         self,
@@ -76,23 +77,6 @@ class Transcriber:
         ((_, transcript),) = self.transcribe_all(sounds, options or TranscribeOptions(), 1)
         assert isinstance(transcript, Transcript)
         return transcript
-
-    def transcribe_live(
-        self, pieces: Iterable[np.ndarray], options: TranscribeOptions, on_heard: OnHeard
-    ) -> Transcript:
-        """Transcribe a sound while its samples arrive. Arguments: as for `Live`"""
-        live = self.live(self.resolve(options), on_heard)
-
-        def steps() -> Steps:
-            for samples in pieces:
-                yield from live.feed(samples)
-            yield from live.finish()
-            return live.transcript()
-
-        ((_, result),) = self._decoded(iter([steps()]), options, 1)
-        if isinstance(result, InputError):
-            raise result
-        return result
 
     def transcribe_all(
         self,
@@ -119,16 +103,16 @@ class Transcriber:
             return resume(index, samples, self.sound(samples, options, on_window).steps())
 
         steps = (open_sound(*each) for each in enumerate(sounds))
-        return self._decoded(steps, options, batch_size, on_row)
+        return self.decode_all(steps, options, batch_size, on_row)
 
-    def _decoded(
+    def decode_all(
         self,
         steps: Iterator[Steps | InputError],
         options: TranscribeOptions,
         batch_size: int,
         on_row: Callable[[Row], object] = lambda row: None,
     ) -> Iterator[tuple[int, Result]]:
-        """The transcripts of these sounds, as `transcribe_all` yields them."""
+        """As `transcribe_all`, from the steps of each sound, or why it has none."""
         source = _Sounds(steps, batch_size)
         rows = max(batch_size, options.best_of)
         with self.decoder.running(self.special.options(num_draft=options.num_draft)) as driver:
