@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+# Modules and tests stay, so they are not searched for garbage again and again: while they are loaded, and afterwards.
+gc.disable()
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 # Before torch and MLX are imported: the models are so small that threads only wait for each other.
 for _library in ("OMP", "OPENBLAS", "BLIS"):
@@ -23,9 +26,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish():
-    """The modules and the tests themselves, which stay, are not searched for garbage again and again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture

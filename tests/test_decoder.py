@@ -193,7 +193,8 @@ MODELS = (
 )
 
 
-@pytest.mark.parametrize(("variant",), either([(v,) for v in MODELS], [("umt5",)]))
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", MODELS)
 def test_tokens_are_the_oracles_in_every_variant(events, variant):
     """Every other way, with the other ones in the next variant; any fourteen in a row see each way with each
     of seven numbers of drafted tokens. T5's others differ in their checkpoints (test_families.py)."""

@@ -78,10 +78,8 @@ class Wrong(Guess):
         return np.ones(V, bool)
 
 
-SLOW = [pytest.param(rule, marks=pytest.mark.slow) for rule in ("coupled", "token")]
-
-
-@pytest.mark.parametrize("rule", ["block", *SLOW])
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["coupled", "token", "block"])
 def test_forced_tokens_that_fail_leave_the_targets_law(rule):
     target = TableModel(0)
     options = Options(num_draft=4, acceptance=rule, max_tokens=4, temp=1.0)

@@ -77,7 +77,10 @@ def pair(request, demo_pair, lossless):
     return demo_pair if request.param == "SentencePiece" else lossless
 
 
-@pytest.mark.parametrize("sampled", [{}, {"temp": 1.0, "seed": 3}])
+SAMPLED = pytest.param({"temp": 1.0, "seed": 3}, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("sampled", [{}, SAMPLED])
 def test_texts_fit_their_forms_and_are_plain_decodings(cpu, pair, sampled):
     target, tokenizer, draft = pair
     alone, both = (

@@ -67,7 +67,7 @@ def cache(hub, tmp_path, monkeypatch) -> Path:
     return tmp_path / "cache"
 
 
-def wait(monkeypatch, seconds: int) -> None:
+def wait(monkeypatch, seconds: float) -> None:
     """How long the client waits for an answer: not long where none comes, but a busy machine may be slow."""
     monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", seconds)
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", seconds)
@@ -225,7 +225,7 @@ def test_what_is_cached_needs_no_server(hub, cache, monkeypatch):
     assert fetch(MODEL) == folder
     assert hub.fetched() == []  # one look whether it has changed
     assert len(hub.requests) == 1
-    wait(monkeypatch, 1)
+    wait(monkeypatch, 0.2)
     for fault in (refuse(503), stall):
         hub.faults = {"/api/": fault}
         assert fetch(MODEL) == folder
@@ -359,7 +359,7 @@ def test_what_is_wrong_is_said_in_one_line(
 ):
     hub.add(MODEL, files)
     if message == UNREACHABLE:
-        wait(monkeypatch, 1)
+        wait(monkeypatch, 0.2)
     hub.faults = faults
     with pytest.raises(InputError) as caught:
         convert(MODEL, tmp_path / "out")

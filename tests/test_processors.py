@@ -144,15 +144,13 @@ def test_a_reference_has_tokens_of_the_model_only():
 
 
 WAYS = [("model", 3, 3), ("both", 5, 8), ("lookup", 4, 1)]
-QUICK = ["penalty", "words", "all"]
+OF_ONE_VARIANT = ["penalty", "words", "all"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "names"),
-    [
-        ("v1.1", QUICK),
-        pytest.param("mt5", [n for n in SETTINGS if n not in QUICK], marks=pytest.mark.slow),
-    ],
+    [("v1.1", OF_ONE_VARIANT), ("mt5", [n for n in SETTINGS if n not in OF_ONE_VARIANT])],
 )
 def test_texts_are_those_of_generate(variant, names):
     (reference, model), prompts = both(checkpoints.VARIANTS[variant]), ragged_prompts(8, 61)

@@ -96,6 +96,7 @@ def spoiled(monkeypatch):
     monkeypatch.setattr(CausalCache, "decoded", spoiling)
 
 
+@SLOW
 @pytest.mark.parametrize("name", TOGETHER)
 def test_calls_that_begin_ahead(name, monkeypatch, spoiled):
     """As on a GPU, also where the foreseen call is not the one that comes. A row without a token in a call keeps its

@@ -55,6 +55,7 @@ def test_drafts_are_accepted_and_change_nothing(pair):
             assert stats.tokens_per_call > 3 and sum(lengths[n] for n in range(1, 5)) > 3
 
 
+@pytest.mark.slow
 def test_a_reference_drafts_and_changes_nothing(folder):
     alone = Transcriber(folder / "mlx_models" / "demo-speech-target")
     samples = read(str(DEMO / "speech" / "story.wav"))

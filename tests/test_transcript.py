@@ -77,7 +77,7 @@ def their_segments(reference, samples, noise, condition):
     return output["segments"][0]
 
 
-@pytest.mark.parametrize("condition", [False, True])
+@pytest.mark.parametrize("condition", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_long_form_is_transformers_own(models, noise, condition):
     reference, ours, *_ = models
     transcriber = Transcriber(ours)

@@ -149,6 +149,7 @@ def their_text(reference, sound):
     return found[0].tolist()
 
 
+@pytest.mark.slow
 def test_a_windows_text_is_transformers_own_with_drafts_and_without(tmp_path):
     reference = wm.reference_model()
     model, _ = load(wm.converted(reference, tmp_path))
