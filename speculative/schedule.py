@@ -223,8 +223,8 @@ class Schedule:
         return _plan(drafting, room, most, learns=plan.learns, stop=stop, idle_next=idle_next)
 
     def _best(self, candidates: Sequence[Candidate], room: int, number: int) -> Candidate | None:
-        """The candidate of a row that promises the most tokens a second in drafts of this number, at the costs believed
-        at first: so what is drafted does not depend on the machine."""
+        """The likeliest copy or the draft model: what promises a row the most tokens a second in drafts of this number, at
+        the costs believed at first, so that what is drafted does not depend on the machine."""
 
         def rate(candidate: Candidate) -> float:
             n = min(number, candidate.most, KNOTS[-1])
@@ -232,7 +232,9 @@ class Schedule:
             cost = ONE_ROW.token + (0.0 if candidate.copy else ONE_ROW.draft)
             return (1 + tokens) / (1 + n * cost)
 
-        return max(candidates, key=rate, default=None)
+        copies = [candidate for candidate in candidates if candidate.copy]
+        others = [candidate for candidate in candidates if not candidate.copy]
+        return max(copies[:1] + others, key=rate, default=None)
 
     def _fastest(self, candidates: Sequence[Sequence[Candidate]], room: Sequence[int]) -> Plan:
         rows, live = len(room), sum(r >= 0 for r in room)

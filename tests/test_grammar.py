@@ -103,7 +103,7 @@ def test_texts_fit_their_forms_and_are_plain_decodings(cpu, pair, sampled):
         responses = texts(decoder, batch_size, max_tokens=70, **settings, **sampled)
         assert [r.tokens for r in responses] == [r.tokens for r in plain], settings
         origins.update(origin for r in responses for origin in r.origins)
-    assert all(origins[kind] > 9 for kind in ("forced", "draft_model", "corrected"))
+    assert all(origins[kind] > 3 for kind in ("forced", "draft_model", "corrected"))
 
 
 def test_what_is_forced_passes_and_needs_no_draft_model(cpu, lossless):
