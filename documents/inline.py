@@ -8,7 +8,7 @@ from itertools import count, groupby, pairwise
 from typing import NamedTuple
 
 from documents.document import Span
-from documents.marks import NOTHING, Mark, Paragraph, Piece, Run
+from documents.paragraph import NOTHING, Mark, Paragraph, Piece, Run
 from documents.sentences import runs_on
 
 STAND_IN = "{}"  # shows a field or the like in the text, where it is numbered

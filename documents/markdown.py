@@ -11,8 +11,8 @@ import regex
 from documents.document import Document, Passage, Span, by_length, passage
 from documents.html import VOID
 from documents.inline import STAND_IN, Inline
-from documents.marks import Paragraph
 from documents.markup import in_markup
+from documents.paragraph import Paragraph
 from documents.sentences import runs_on
 
 _FRONT = re.compile(

@@ -19,8 +19,8 @@ from documents.document import (
     passage,
 )
 from documents.inline import Inline
-from documents.marks import Paragraph
 from documents.markup import in_markup
+from documents.paragraph import Paragraph
 from documents.sentences import ENDED, begins_lower
 from errors import InputError
 
