@@ -238,3 +238,13 @@ def test_marks_go_where_their_words_went(ending, source, written):
     assert (body_of(data) if ending == ".docx" else data.decode()) == (
         body_of(docx(long(written))) if ending == ".docx" else written
     )
+
+
+def test_a_tag_around_words_in_two_cues_is_in_both():
+    second = "\n2\n00:00:02,000 --> 00:00:03,000\n{}\n"
+    source = CUE.format("the <i>red</i> house,") + second.format("it is old")
+    document = FORMATS[".srt"](source.encode())
+    (passage,) = document.passages
+    document.places[passage] = [((3, 19), True)]
+    new = document.write(["la maison,\nelle est vieille"]).decode()
+    assert new == CUE.format("la <i>maison,</i>") + second.format("<i>elle est</i> vieille")
