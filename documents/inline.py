@@ -126,7 +126,8 @@ class _Reading:
                 self.text += event.words[starts:]
                 self.texts.append((tuple(each[0] for each in self.opened), at, event))
             elif event.kind == "anchor":
-                self.text += next(self.names) if event.words == STAND_IN else event.words
+                words = next(self.names) if event.words == STAND_IN else event.words
+                self.text += words if words.strip() or not self.text.endswith(" ") else ""
                 self._anchor(at, event, event)
             elif event.kind == "line":
                 self.breaks.append(at)

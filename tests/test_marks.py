@@ -116,6 +116,7 @@ def test_the_parts_of_a_docx_are_those_that_it_lists():
 
 PAGES = [
     ("<p>The <b>old</b>\n king<br>\nsees.</p>", ["The old king sees."], None, "<p>THE <b>OLD</b> KING<br>\nSEES.</p>"),
+    ("a <br/>b <i>c</i> d", ["a b c d"], None, "A <br/>B <i>C</i> D"),
     ("<title> A &amp; b </title>", ["A & b"], "<c> & d", "<title> &lt;c&gt; &amp; d </title>"),
     ('<p>Ann<a href="#1"><sup>[1]</sup></a>, too</p>', ["Ann, too"], None, '<p>ANN<a href="#1"><sup>[1]</sup></a>, TOO</p>'),
     ("<script>'<p>no</p>'</script><pre>no <i>no</i></pre>yes", ["yes"], None, "<script>'<p>no</p>'</script><pre>no <i>no</i></pre>YES"),
