@@ -177,18 +177,22 @@ class _Reading:
         same = [each for each in self.opened if each[0].words == event.words]
         if same:
             opening, at, number = same[-1]
-            if not self.text[at:].strip() and opening.mark != "range":  # all of it is one anchor
+            opens, kind = self._piece(opening, opening), opening.mark
+            within = [mark.source[0] for mark in self.marks[number:]]
+            if self.text[at:].strip():
+                self.opened.remove(same[-1])
+            elif kind == "range" or any(
+                start < opening.start for start in within
+            ):  # it may cross others
+                self.opened.remove(same[-1])
+                self._anchor(at, opening, opening)
+                self._anchor(len(self.text), event, event)
+                return
+            else:  # all of it is one anchor
                 del self.marks[number:]
                 del self.opened[self.opened.index(same[-1]) :]
                 self._anchor(at, opening, event)
                 return
-            self.opened.remove(same[-1])
-            if not self.text[at:].strip():
-                self._anchor(at, opening, opening)
-                self._anchor(len(self.text), event, event)
-                return
-            opens = self._piece(opening, opening)
-            kind = opening.mark
         elif self.opened:  # it is astray
             self._anchor(len(self.text), event, event)
             return

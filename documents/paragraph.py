@@ -232,7 +232,9 @@ def _nested(paragraph: Paragraph, text: str, at: Sequence[Place]) -> list[Span]:
         spans[i] = min(begins), max(ends)
     done = list[int]()
     placed = [i for i, m in enumerate(marks) if m.kind != "run" and (at[i][1] or m.kind != "look")]
-    for i in sorted(placed, key=lambda i: (not marks[i].is_half, not at[i][1], i)):
+    placed.sort(key=lambda i: (marks[i].kind == "anchor", not marks[i].is_half, not at[i][1], i))
+    for i in placed:
+        spans[i] = _outside(i, spans, marks)
         spans[i] = _apart(i, spans, marks, done)
         needs_word = marks[i].kind not in ("anchor", "look") and not marks[i].is_half
         if needs_word and has_words(sources[i]) and not has_words(text[slice(*spans[i])]):
@@ -255,6 +257,20 @@ def _wanted(mark: Mark, words: str, place: Place, text: str) -> Span:
     if mark.is_half:
         return begin if mark.opens.raw else -1, end if mark.closes.raw else len(text) + 1
     return begin, begin if mark.may_be_plain and not sure else end
+
+
+def _outside(i: int, spans: Sequence[Span], marks: Sequence[Mark]) -> Span:
+    """Where an anchor, such as a note, is not within a mark that it was before or behind."""
+    begin, end = spans[i]
+    if marks[i].kind != "anchor" or begin < end:
+        return begin, end
+    start, stop = marks[i].source
+    for mark, (low, high) in zip(marks, spans, strict=True):
+        if low < begin < high and stop <= mark.source[0]:
+            begin = low
+        elif low < begin < high and mark.source[1] <= start:
+            begin = high
+    return begin, begin
 
 
 def _apart(i: int, spans: Sequence[Span], marks: Sequence[Mark], done: Iterable[int]) -> Span:

@@ -206,6 +206,7 @@ MOVED = [
     (".html", "the <b>red <i>house</i></b>", "la <b><i>maison</i> rouge</b>"),
     (".html", "<b>the red</b> <i>house</i>", "<b>la <i>maison</i> rouge</b>"),
     (".html", "the red<img src=x> house", "la maison rouge<img src=x>"),
+    (".md", "**the red**[^1] house\n\n[^1]: \n", "**la maison rouge**[^1]\n\n[^1]: \n"),
     (".md", "the **red** *house*\n", "la *maison* **rouge**\n"),
     (".md", "the [red](u 't') house[^1]\n\n[^1]: \n", "la maison[^1] [rouge](u 't')\n\n[^1]: \n"),
     (".md", "the **red**\n_house_\n", "la _maison_\n**rouge**\n"),
