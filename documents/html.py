@@ -10,8 +10,8 @@ from zipfile import ZipFile
 
 from documents.document import Document
 from documents.inline import STAND_IN, Inline
-from documents.marks import Paragraph
 from documents.markup import in_archive, in_markup
+from documents.paragraph import Paragraph
 
 _TAG = re.compile(
     r"<!--.*?-->|<!\[CDATA\[.*?\]\]>|<[!?][^>]*>"

@@ -8,7 +8,7 @@ from itertools import count, groupby, pairwise
 from typing import NamedTuple
 
 from documents.document import Span
-from documents.marks import NOTHING, Mark, Paragraph, Piece, Run
+from documents.paragraph import NOTHING, Mark, Paragraph, Piece, Run
 from documents.sentences import runs_on
 
 STAND_IN = "{}"  # shows a field or the like in the text, where it is numbered
@@ -126,7 +126,8 @@ class _Reading:
                 self.text += event.words[starts:]
                 self.texts.append((tuple(each[0] for each in self.opened), at, event))
             elif event.kind == "anchor":
-                self.text += next(self.names) if event.words == STAND_IN else event.words
+                words = next(self.names) if event.words == STAND_IN else event.words
+                self.text += words if words.strip() or not self.text.endswith(" ") else ""
                 self._anchor(at, event, event)
             elif event.kind == "line":
                 self.breaks.append(at)
@@ -176,18 +177,22 @@ class _Reading:
         same = [each for each in self.opened if each[0].words == event.words]
         if same:
             opening, at, number = same[-1]
-            if not self.text[at:].strip() and opening.mark != "range":  # all of it is one anchor
+            opens, kind = self._piece(opening, opening), opening.mark
+            within = [mark.source[0] for mark in self.marks[number:]]
+            if self.text[at:].strip():
+                self.opened.remove(same[-1])
+            elif kind == "range" or any(
+                start < opening.start for start in within
+            ):  # it may cross others
+                self.opened.remove(same[-1])
+                self._anchor(at, opening, opening)
+                self._anchor(len(self.text), event, event)
+                return
+            else:  # all of it is one anchor
                 del self.marks[number:]
                 del self.opened[self.opened.index(same[-1]) :]
                 self._anchor(at, opening, event)
                 return
-            self.opened.remove(same[-1])
-            if not self.text[at:].strip():
-                self._anchor(at, opening, opening)
-                self._anchor(len(self.text), event, event)
-                return
-            opens = self._piece(opening, opening)
-            kind = opening.mark
         elif self.opened:  # it is astray
             self._anchor(len(self.text), event, event)
             return

@@ -11,8 +11,8 @@ import regex
 from documents.document import Document, Passage, Span, by_length, passage
 from documents.html import VOID
 from documents.inline import STAND_IN, Inline
-from documents.marks import Paragraph
 from documents.markup import in_markup
+from documents.paragraph import Paragraph
 from documents.sentences import runs_on
 
 _FRONT = re.compile(
@@ -73,14 +73,14 @@ def _paragraphs(passage: Passage, tokens: Sequence[Any]) -> Iterator[Paragraph]:
         raw = token.markup if token.type == "text_special" else token.content
         if token.type in _TOKENS and token.markup != "autolink":
             match = regex.compile(_TOKENS[token.type]).match(passage.text, at)
-            raw = match[0] if match else ""
+            raw = match[0] if match else None
         elif token.type.endswith(("_open", "_close")):
             raw = {"link_open": "<", "link_close": ">"}.get(token.type, token.markup)
-        span = at, at + len(raw)
-        if not raw or not passage.text.startswith(raw, at):
+        if raw is None or not passage.text.startswith(raw, at):
             here = Inline(passage.text)  # what is not understood stays in the text
             at = 0
             break
+        span = at, at + len(raw)
         _add(here, token, raw, span, passage.breaks)
         at = span[1]
     if at < len(passage.text):

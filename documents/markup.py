@@ -8,7 +8,7 @@ from xml.etree.ElementTree import ParseError
 from zipfile import BadZipFile, ZipFile
 
 from documents.document import Document, Passage, in_text
-from documents.marks import Paragraph, written
+from documents.paragraph import Paragraph, written
 from errors import InputError
 
 _WRONG = (

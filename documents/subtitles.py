@@ -19,8 +19,8 @@ from documents.document import (
     passage,
 )
 from documents.inline import Inline
-from documents.marks import Paragraph
 from documents.markup import in_markup
+from documents.paragraph import Paragraph
 from documents.sentences import ENDED, begins_lower
 from errors import InputError
 
@@ -67,7 +67,7 @@ def parse(data: bytes, kind: str, cue_by_cue: bool = False, bilingual: bool = Fa
     below = "\\N" if kind == "ass" else "\n"
     about = {"places": {}, "plain": [], "notes": notes}
     below = below if bilingual else ""
-    return in_markup(data, paragraphs, about=about, fit=by_length, below=below)
+    return in_markup(data, paragraphs, about=about, fit=_fit, below=below)
 
 
 def _without_tags(passage: Passage) -> Iterator[Paragraph]:
@@ -84,6 +84,29 @@ def _without_tags(passage: Passage) -> Iterator[Paragraph]:
     here.add_lines((at, len(passage.text)), passage.text[at:], passage.breaks)
     here.finish()
     yield from (replace(e, spans=passage.spans, cues=passage.cues) for e in here.paragraphs)
+
+
+def _fit(passage: Passage, text: str) -> list[str]:
+    """The text spread over the lines. A tag around words in two cues is closed and opened again."""
+    lines = by_length(passage, text)
+    opened = list[re.Match]()
+    for i, cues in enumerate(pairwise(passage.cues)):
+        for tag in _TAG.finditer(lines[i]):
+            if tag["on"] == "1" or (tag["name"] and not tag["close"]):
+                opened.append(tag)
+            elif opened and _closing(opened[-1]) == tag[0]:
+                opened.pop()
+        rest = "".join(lines[i + 1 :])
+        if cues[0] != cues[1]:
+            crossing = [tag for tag in opened if _closing(tag) in rest]
+            lines[i] += "".join(map(_closing, reversed(crossing)))
+            lines[i + 1] = "".join(tag[0] for tag in crossing) + lines[i + 1]
+            opened = []
+    return lines
+
+
+def _closing(tag: re.Match) -> str:
+    return f"</{tag['name']}>" if tag["name"] else f"{{\\{tag['style']}0}}"
 
 
 def _cues(source: str, srt: bool, notes: list[str]) -> list[_Cue]:

@@ -157,7 +157,7 @@ class Translator:
             from_memory = all(edges(_flat(piece))[1] in self.exact for piece, _ in of_passage)
             line = Line(document.place(passage), _flat(passage.text), _flat(text), from_memory, [])
             line.problems.extend(self._problems(line.source, line.text, pattern))
-            line.problems.extend(self._lost_terms(of_passage, aligned))
+            line.problems.extend(dict.fromkeys(self._lost_terms(of_passage, aligned)))
             if any(pair in aligned for pair in of_passage):
                 unsure = zip(passage.marked, document.places.get(passage, ()), strict=False)
                 line.problems.extend(_to_check(passage.text, unsure))

@@ -9,8 +9,8 @@ from zipfile import ZipFile
 
 from documents.document import Document
 from documents.inline import STAND_IN, Inline
-from documents.marks import Paragraph, Run
 from documents.markup import in_archive, in_markup
+from documents.paragraph import Paragraph, Run
 from errors import InputError
 
 _PARTS = re.compile(r".*\.(?:main|header|footer|footnotes|endnotes)\+xml")  # content types

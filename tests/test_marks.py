@@ -116,6 +116,7 @@ def test_the_parts_of_a_docx_are_those_that_it_lists():
 
 PAGES = [
     ("<p>The <b>old</b>\n king<br>\nsees.</p>", ["The old king sees."], None, "<p>THE <b>OLD</b> KING<br>\nSEES.</p>"),
+    ("a <br/>b <i>c</i> d", ["a b c d"], None, "A <br/>B <i>C</i> D"),
     ("<title> A &amp; b </title>", ["A & b"], "<c> & d", "<title> &lt;c&gt; &amp; d </title>"),
     ('<p>Ann<a href="#1"><sup>[1]</sup></a>, too</p>', ["Ann, too"], None, '<p>ANN<a href="#1"><sup>[1]</sup></a>, TOO</p>'),
     ("<script>'<p>no</p>'</script><pre>no <i>no</i></pre>yes", ["yes"], None, "<script>'<p>no</p>'</script><pre>no <i>no</i></pre>YES"),
@@ -205,6 +206,7 @@ MOVED = [
     (".html", "the <b>red <i>house</i></b>", "la <b><i>maison</i> rouge</b>"),
     (".html", "<b>the red</b> <i>house</i>", "<b>la <i>maison</i> rouge</b>"),
     (".html", "the red<img src=x> house", "la maison rouge<img src=x>"),
+    (".md", "**the red**[^1] house\n\n[^1]: \n", "**la maison rouge**[^1]\n\n[^1]: \n"),
     (".md", "the **red** *house*\n", "la *maison* **rouge**\n"),
     (".md", "the [red](u 't') house[^1]\n\n[^1]: \n", "la maison[^1] [rouge](u 't')\n\n[^1]: \n"),
     (".md", "the **red**\n_house_\n", "la _maison_\n**rouge**\n"),
@@ -238,3 +240,13 @@ def test_marks_go_where_their_words_went(ending, source, written):
     assert (body_of(data) if ending == ".docx" else data.decode()) == (
         body_of(docx(long(written))) if ending == ".docx" else written
     )
+
+
+def test_a_tag_around_words_in_two_cues_is_in_both():
+    second = "\n2\n00:00:02,000 --> 00:00:03,000\n{}\n"
+    source = CUE.format("the <i>red</i> house,") + second.format("it is old")
+    document = FORMATS[".srt"](source.encode())
+    (passage,) = document.passages
+    document.places[passage] = [((3, 19), True)]
+    new = document.write(["la maison,\nelle est vieille"]).decode()
+    assert new == CUE.format("la <i>maison,</i>") + second.format("<i>elle est</i> vieille")

@@ -13,6 +13,7 @@ import translate
 from decoder import Options, SpeculativeDecoder
 from documents import FORMATS, translator
 from errors import InputError
+from text.alignment import Alignment
 from text.memory import Pair
 
 KING, HAUS = "The old king sees two red doors.", "The king sees the house."
@@ -192,6 +193,14 @@ def test_marks_of_a_document_follow_their_words(into_french):
     assert into_french(text) == (new, [], 1)  # a fragment of HTML stays one
     bare = "<p>The king must paint the red house in the kitchen.</p> <h1><b>The king</b></h1>"
     assert into_french(bare)[2] == 1  # no more than before: there is nothing to place
+
+
+def test_what_belongs_to_words_that_the_model_is_not_sure_of_is_named(into_french, monkeypatch):
+    monkeypatch.setattr(Alignment, "span", lambda self, mark: ((0, 2), False))
+    text = "The king must paint the <b>red</b> <a>house</a> in the kitchen."
+    new, problems, _ = into_french(text)
+    assert new == "Le roi doit peindre la <b></b>maison <a>rouge</a> dans la cuisine."
+    assert problems == [f"line 1: check what belongs to {word!r}" for word in ("red", "house")]
 
 
 def test_a_term_is_checked_at_its_own_words(into_french):
