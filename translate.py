@@ -73,7 +73,7 @@ def parse_args(argv: list[str] | None = None):
     flag(
         "--whole",
         action=argparse.BooleanOptionalAction,
-        help="translate paragraphs as a whole, for a model that reads more than a sentence (default: decoder-only models)",
+        help="translate paragraphs as a whole, for a model that reads more than a sentence (default: those with a chat template)",
     )
     flag(
         "--terms",

@@ -33,7 +33,6 @@ Pattern = Any  # regex's
 
 _FULL = 0.6  # of the longest output: longer sentences are cut
 _LONG = 5  # characters of a text for one of its source, more than any language needs
-_THOUGHTS = re.compile("</?(think|answer)>")
 _QUOTED = re.compile(r"""["'“„«「『].*["'”“»」』]""")
 
 
@@ -62,8 +61,7 @@ Steps = Generator[Work, Any, Translation]
 class Translator:
     """Translates documents, each distinct sentence once. InputError for languages that the model does not have.
 
-    whole:       translate a line as a whole if the model can read it at once; None: if it has no encoder, for models with
-                 one were mostly trained on sentences
+    whole:       translate a line as a whole if the model can read it at once; None: if it has a chat template
     terms:       a glossary; the problems name where a term's translation is missing
     exact:       texts by sentence or passage that are used as they are, of a translator's memory
     memory_file: gets the sentences that the decoder's memory lacks
@@ -93,12 +91,11 @@ class Translator:
         source_lang, target_lang = text.default_languages(self.decoder.model.prefix([]))
         self.source_lang = self.languages[0] or source_lang
         self.target_lang = self.languages[1] or target_lang
-        has_encoder = text.start_token is not None
         is_told = self.target_lang or options.prompt_template
-        if not is_told and (text.languages or not has_encoder):
+        if (text.languages or text.translation) and not is_told:
             raise InputError("into which language? Say so with --to")
         if self.whole is None:
-            self.whole = not has_encoder
+            self.whole = text.translation is not None
         self._instruction = len(self._row("-").prompt) - 1  # tokens beside the text's
         self._is_unspaced = self.target_lang and not has_spaces(self.target_lang)
         self.aligner = Aligner.of(self.decoder, self.options)
@@ -252,9 +249,7 @@ class Translator:
             yield f"check {' '.join(lost)}"
         if any(sentence in source for sentence in self._cut):
             yield "a sentence was cut short; see --max-tokens"
-        if _THOUGHTS.search(text) and not _THOUGHTS.search(source):
-            yield "the model's thoughts are in the text"
-        elif len(text) > _LONG * (len(source) + 20):
+        if len(text) > _LONG * (len(source) + 20):
             yield "much longer than its source: an explanation?"
         elif _QUOTED.fullmatch(text) and not _QUOTED.fullmatch(source):
             yield "in quotes, unlike its source"

@@ -10,7 +10,7 @@ from tokenizers import Encoding, Tokenizer
 from errors import InputError, first_line
 from speculative.options import TOKENS
 from text.generation import GenerationDefaults
-from text.languages import Languages
+from text.languages import Languages, tag_of
 from text.translation_prompt import TranslationPrompt
 
 
@@ -208,7 +208,7 @@ class TextSide:
             if prompt.is_text and not template:
                 prompt = replace(prompt, content=[{"role": "user", "content": content}])
             prompt = _asking(prompt, translation, languages)
-        if self.languages and (self.languages.source or not template):
+        if self.languages and not self.chat and (self.languages.source or not template):
             encoded = self._in_languages(prompt.content, *languages)
         else:
             source_lang, target_lang = languages
@@ -273,13 +273,14 @@ class TextSide:
         names = [option for option, name in given.items() if name]
         if not names:
             return None, None
-        languages = self.languages or self.translation
-        if template and not (self.languages and self.languages.source):
-            languages = TranslationPrompt((template,))  # it may name any language
-        if languages is None:
+        languages = self.languages
+        if languages is None and not (self.translation or template):
             missing = "this model has no languages to choose from; prompt_template can name them"
             raise InputError(f"{' and '.join(names)}: {missing}")
-        codes = [name and languages.find(option, name) for option, name in given.items()]
+        if languages is None or (template and not languages.source):  # the prompt may name any
+            codes = [name and (tag_of(name) or name) for name in given.values()]
+        else:
+            codes = [name and languages.find(option, name) for option, name in given.items()]
         return codes[0], codes[1]
 
     def default_languages(self, prefix: Sequence[int]) -> tuple[str | None, str | None]:
