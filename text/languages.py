@@ -82,13 +82,17 @@ class Languages:
         for code in codes:
             alike = fuzz.ratio(called.lower(), _name(code).lower())
             distance = _distance(wanted, code) if wanted else _FAR
-            ranks[code] = alike < 100 and distance > 0, distance, -alike, script not in code
+            same = code != wanted, script not in code
+            ranks[code] = alike < 100 and distance > 0, distance, -alike, *same
         near = sorted(codes, key=ranks.__getitem__)
         other, distance, *_ = ranks[near[0]]
         if distance <= _NEAR or not (other or "-" in (wanted or "")):
             return near[0]
-        more = f" and {len(near) - 5} more" if len(near) > 5 else ""
-        listed = ", ".join(title(code) for code in near[:5])
+        named = dict[str, str]()  # one code for each language
+        for code in near:
+            named.setdefault(_name(code), code)
+        more = f" and {len(named) - 5} more" if len(named) > 5 else ""
+        listed = ", ".join(title(code) for code in [*named.values()][:5])
         raise InputError(f"{option}: no language {name!r}; there are {listed}{more}")
 
 

@@ -228,9 +228,8 @@ class TextSide:
             if self.chat is None:
                 raise InputError("this model has no chat template")
             if self.languages and last_text(content):
-                raise InputError(
-                    "target_lang: the chat template needs a language to translate into"
-                )
+                missing = "the chat template has to be told both languages, and writes the prompt"
+                raise InputError(f"target_lang: {missing}")
             text = self.chat.render(content, prompt.template)
             encoding = self.tokenizer.encode(text, add_special_tokens=False)
             begun = begun_text(content, prompt.template)
