@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from documents import html, plain
 from errors import InputError
+from serving.engine import Refused
 from serving.requests import validated
 from serving.translation import Kept, Texts, Translations, document_of, last_of
 from serving.transport import while_there
@@ -119,13 +120,12 @@ class DeepL:
         await asyncio.wait([kept.task], timeout=_SECONDS)
         about: dict[str, Any] = {"document_id": kept.key, "status": "translating"}
         if kept.task.done():
-            failure = kept.task.exception()
             about |= {"status": "done", "billed_characters": kept.characters}
-            if failure:
-                about |= {
-                    "status": "error",
-                    "error_message": getattr(failure, "detail", str(failure)),
-                }
+            try:
+                kept.task.result()
+            except (HTTPException, InputError, Refused) as failure:
+                message = getattr(failure, "detail", str(failure))
+                about |= {"status": "error", "error_message": message}
         return JSONResponse(about)
 
     async def result(self, request: Request) -> Response:

@@ -135,7 +135,8 @@ class LibreTranslate:
         )
 
     async def settings(self, request: Request) -> Response:
-        source, target = self.translations.sources[0], self.translations.targets[0]
+        source = self.translations.sources[0]
+        target = next((code for code in self.translations.targets if code != source), source)
         settings = {
             "charLimit": self.translations.max_body // 4,
             "frontendTimeout": 500,  # milliseconds
@@ -176,7 +177,7 @@ async def _events(
             }
             yield event_of(event)
             step = await anext(steps)
-    except (HTTPException, Refused) as failure:
+    except (HTTPException, InputError, Refused) as failure:
         yield event_of(error(getattr(failure, "detail", str(failure))))
     else:
         yield event_of(answer(json.loads(step.data)))

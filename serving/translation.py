@@ -118,7 +118,7 @@ class Translations:
             fields = {
                 name: list_[0] if len(list_) == 1 else list_ for name, list_ in fields.items()
             }
-        self.authorize(request, scheme, fields.get("api_key"))
+        self.authorize(request, scheme, fields.get("api_key") or "")
         return {name: value for name, value in fields.items() if value is not None}
 
     def detect(self, text: str) -> tuple[str, float]:

@@ -1,6 +1,7 @@
 """Formats of documents: only their texts change; sentences and placeholders."""
 
 import io
+import time
 import zipfile
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from documents import FORMATS, gettext
 from documents.document import Passage, by_length
 from documents.encodings import decoded
-from documents.sentences import changed, keep_pattern, masked, sentences, translatable
+from documents.sentences import changed, edges, keep_pattern, masked, sentences, translatable
 from errors import InputError
 
 WRAPPED = "An old king sees a door that is red, and\nhis old dog sees it too."
@@ -373,3 +374,15 @@ def test_placeholders_are_kept():
     assert translatable("50 % off", keep_pattern()) and not translatable(
         "<b>50</b> a@b.org", keep_pattern()
     )
+
+
+@pytest.mark.parametrize("kind", [".txt", ".html"])
+@pytest.mark.parametrize(
+    "text", ["a" * 50_000, f"a{' ' * 50_000}a", f"a{'😀' * 9000}a", "<a" * 3000]
+)
+def test_cutting_takes_linear_time(kind, text):
+    began = time.process_time()
+    for passage in FORMATS[kind](f"{text} {'The king sees. ' * 900}".encode()).passages:
+        pieces = [*sentences(passage.text, "en", keep_pattern(), lambda _: True)]
+        assert "".join(map("".join, map(edges, pieces))) == passage.text
+    assert time.process_time() - began < 3

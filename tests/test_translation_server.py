@@ -97,9 +97,9 @@ def test_texts_are_translate_pys_in_every_form_of_a_request(server, work):
 @pytest.mark.slow
 def test_text_with_tags(server, work):
     expected = translated(work, "page.html", PAGE)
-    assert server.post(PAIR | {"q": PAGE, "format": "html"}, "/translate")[1] == {
-        "translatedText": expected
-    }
+    fields = PAIR | {"q": [PAGE, f"<i>{HAUS}</i>"], "format": "html"}
+    new = [expected, f"<i>{GERMAN[HAUS]}</i>"]
+    assert server.post(fields, "/translate") == (200, {"translatedText": new})
     fields = {"text": PAGE, "target_lang": "DE", "tag_handling": "html"}
     assert server.post(fields, "/v2/translate")[1]["translations"][0]["text"] == expected
     xml = f'<s><x id="1">{KING}</x><br>{HAUS}</br></s><n>{KING}</n><c/>'

@@ -29,4 +29,4 @@ class Detector:
     def detect(self, text: str) -> tuple[str, float]:
         """The text's language, and how sure that is, up to 1. InputError if that cannot be told here."""
         label, share = self._identifier.classify(text)
-        return self._codes[label], float(share)
+        return self._codes.get(label, label), float(share)
