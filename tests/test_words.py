@@ -115,6 +115,7 @@ def test_marks_join_words_and_have_no_time():
     joined = _with_marks(separate)
     assert times(joined) == [(" ¿ ( a).", 2, 3), (" -b", 6, 7)]
     assert [word.tokens for word in joined] == [5, 2]
+    assert len(_with_marks(separate, "", "")) == len(_with_marks(separate, "¿", ".")) + 2
 
 
 USUAL = [(f" {i}", 10 + i / 5, 10.2 + i / 5) for i in range(9)]  # words of 0.2 s
@@ -244,11 +245,13 @@ def test_times_are_those_of_transformers_attentions(models, monkeypatch, heads):
     transcriber.special = replace(transcriber.special, alignment_heads=heads)
 
     def noted(segments, words, *about):
+        assert about[-1] == ("¿", "!.")
         windows.append((segments, [replace(word) for word in words]))
         return place_words(segments, words, *about)
 
     monkeypatch.setattr(speech.transcript, "place_words", noted)
-    options = TranscribeOptions("de", word_timestamps=True, **NEVER)
+    marks = dict(prepend_punctuations="¿", append_punctuations="!.")
+    options = TranscribeOptions("de", word_timestamps=True, **marks, **NEVER)
     for frames in (45, 170):  # less than one window, and several
         transcriber.transcribe(sound(frames, frames), options)
         features = log_mel(sound(frames, frames), wm.SHAPE["num_mel_bins"])
@@ -291,15 +294,6 @@ def test_drafted_words_are_plain_ones(models, voice, cpu, changes):
 
 def tokens(transcript):
     return [s.tokens for s in transcript.segments]
-
-
-def test_the_user_says_which_marks_join_words(models, cpu):
-    options = TranscribeOptions("de", word_timestamps=True, append_punctuations="", **NEVER)
-    segments = Transcriber(models[1]).transcribe(sound(170), options).segments
-    words = [word.word for segment in segments for word in segment.words]
-    options = replace(options, append_punctuations="".join(words))
-    (segment, *_) = Transcriber(models[1]).transcribe(sound(170), options).segments
-    assert len(words) > len(segment.words) == 1
 
 
 @pytest.mark.parametrize("options", [{}, dict(vad=True), dict(vad=True, batched=True)])
