@@ -23,6 +23,7 @@ from decoder import BATCH_SIZE, Options, SpeculativeDecoder, load
 from demo.pair import demo_model
 from distillation.texts import Text
 from distillation.training import Look, check_target, distill
+from documents import read as read_document
 from documents.translator import Translator
 from errors import InputError
 from families.distilled import Distilled, save, type_of
@@ -34,7 +35,6 @@ from speech.transcriber import Transcriber, is_speech
 from terminal import cli, flags
 from terminal.prompt_files import PromptFile
 from text.memory import MemoryFile, Pair, load_memory
-from translate import load as open_document
 
 LANGUAGES = {"source_lang": "--from", "target_lang": "--to"}
 FEW = 200  # texts
@@ -151,7 +151,9 @@ def read(decoder: SpeculativeDecoder, folder: Path, args) -> list[Pair]:
                     writer.append(Pair(missing[index], response.text, **languages))
                 advance(1)
     if args.document:
-        documents = {name: open_document(name, None) for name in args.document}
+        documents = {
+            name: read_document(Path(name), Path(name).read_bytes()) for name in args.document
+        }
         translator = Translator(decoder, Options(**settings), args.batch_size, memory_file=writer)
         translator.texts = texts
         for name, document in documents.items():

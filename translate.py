@@ -16,14 +16,12 @@ import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from decoder import BATCH_SIZE
 from distributed.ranks import Ranks, session
-from documents import FORMATS, OPTIONS
+from documents import FORMATS, OPTIONS, read
 from documents.document import Document
-from documents.encodings import decoded
 from documents.translator import Line, Translator
 from errors import InputError, naming
 from terminal import cli, flags
@@ -109,19 +107,11 @@ def load(name: str, output: Path | None, encoding: str | None = None, **options:
     """The document in a file. Standard input has the format of the output's name. options: of `OPTIONS`."""
     path = Path(output or name) if name == STDIN else Path(name)
     suffix = path.suffix.lower() or ".txt"
-    parse = FORMATS.get(suffix)
-    if parse is None:
-        raise InputError(f"{path}: translate.py reads {', '.join(FORMATS)}")
     if options.get("bilingual") and suffix not in OPTIONS["bilingual"]:
         raise InputError(f"{path}: --bilingual is for {', '.join(OPTIONS['bilingual'])}")
-    applied = {option: on for option, on in options.items() if suffix in OPTIONS[option]}
     data = sys.stdin.buffer.read() if name == STDIN else path.read_bytes()
-    try:
-        with naming(Path(name)):
-            return decoded(partial(parse, **applied), data, encoding)
-    except ImportError:
-        needed = f"{path.name} needs: pip install -r requirements-documents.txt"
-        raise InputError(needed) from None
+    with naming(Path(name)):
+        return read(path, data, encoding, **options)
 
 
 def output_of(

@@ -6,9 +6,12 @@ byte. Only translator.py knows a model.
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from documents import gettext, html, markdown, plain, subtitles, word
 from documents.document import Document
+from documents.encodings import decoded
+from errors import InputError
 
 FORMATS: dict[str, Callable[[bytes], Document]] = {
     ".txt": plain.parse,
@@ -32,3 +35,17 @@ OPTIONS = {
     "cue_by_cue": (".srt", ".vtt", ".ass", ".ssa"),
     "fuzzy": (".po", ".pot"),
 }
+
+
+def read(path: Path, data: bytes, encoding: str | None = None, **options: bool) -> Document:
+    """The document in a file of this name. options: of `OPTIONS`; each format takes those that it has. InputError if the
+    name is of no format, or the data are not of its."""
+    suffix = path.suffix.lower() or ".txt"
+    if suffix not in FORMATS:
+        raise InputError(f"{path}: not a document: they end in {', '.join(FORMATS)}")
+    applied = {option: on for option, on in options.items() if suffix in OPTIONS[option]}
+    try:
+        return decoded(partial(FORMATS[suffix], **applied), data, encoding)
+    except ImportError:
+        needed = f"{path.name} needs: pip install -r requirements-documents.txt"
+        raise InputError(needed) from None

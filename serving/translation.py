@@ -21,9 +21,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from decoder import Content
-from documents import FORMATS
+from documents import read
 from documents.document import Document
-from documents.encodings import decoded
 from documents.translator import Translation, Translator
 from errors import InputError
 from serving.engine import Engine, Progress, Refused
@@ -196,9 +195,9 @@ class Translations:
         file = fields.get("file")
         if not isinstance(file, UploadFile):
             raise InputError("the field file, with the document, is missing")
-        suffix = Path(str(fields.get("filename") or file.filename)).suffix.lower()
+        path = Path(str(fields.get("filename") or file.filename))
         data = await file.read()
-        document = await to_thread.run_sync(self._open, suffix, data, limiter=self._reading)
+        document = await to_thread.run_sync(self._open, path, data, limiter=self._reading)
         started = await self.start(document, source, target)
         finished = [each.key for each in self._kept.values() if each.task.done()]
         for key in finished[: max(0, len(self._kept) + 1 - _KEPT)]:
@@ -207,22 +206,16 @@ class Translations:
             raise Refused("too many documents are waiting; try again later")
         characters = sum(len(passage.text) for passage in document.passages)
         task = asyncio.create_task(self._translated(started.steps))
-        kept = Kept(secrets.token_urlsafe() + suffix, characters, task)
+        kept = Kept(secrets.token_urlsafe() + path.suffix.lower(), characters, task)
         self._kept[kept.key] = kept
         task.add_done_callback(lambda _: self._expire(kept))
         return kept
 
-    def _open(self, suffix: str, data: bytes) -> Document:
-        if suffix not in FORMATS:
-            raise InputError(f"the document's name ends in none of {', '.join(FORMATS)}")
+    def _open(self, path: Path, data: bytes) -> Document:
         with suppress(BadZipFile), ZipFile(BytesIO(data)) as archive:
             if sum(each.file_size for each in archive.infolist()) > _UNPACKED * self.max_upload:
                 raise HTTPException(413, "the document is too large when unpacked")
-        try:
-            return decoded(FORMATS[suffix], data)
-        except ImportError:
-            needed = "this format needs: pip install -r requirements-documents.txt"
-            raise InputError(needed) from None
+        return read(path, data)
 
     async def _translated(self, steps: AsyncGenerator[Step]) -> bytes:
         async with self._places:

@@ -305,13 +305,17 @@ def test_a_sentence_cut_short_is_named(run, tmp_path, monkeypatch):
     [
         (["a.txt"], "into which language? Say so with --to"),
         (["a.txt", "--to", "Klingon"], "--to: no language 'Klingon'; there are"),
-        (["a.pdf", "--to", "de"], "a.pdf: translate.py reads .txt, .md, .markdown, .docx, "),
+        (
+            ["a.pdf", "--to", "de"],
+            "a.pdf: not a document: they end in .txt, .md, .markdown, .docx, ",
+        ),
         (["a.txt", "b.txt", "-o", "c.txt"], "--output is one file, for one document, or a folder"),
         (["b.txt", "--to", "de"], "b.txt: No such file"),
         (["a.docx", "--to", "de", "--bilingual"], "--bilingual is for .txt, .srt, .vtt, .ass"),
         (["a.txt", "--to", "de", "--memory-exact"], "--memory-exact needs --memory"),
     ],
 )
-def test_a_users_mistake_is_one_line(run, arguments, message):
+def test_a_users_mistake_is_one_line(run, tmp_path, arguments, message):
+    (tmp_path / "a.pdf").touch()
     result = run(*arguments)
     assert result.returncode and message in result.stderr and "Traceback" not in result.stderr
