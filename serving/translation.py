@@ -51,11 +51,9 @@ Texts = Annotated[
 
 
 class Started(NamedTuple):
-    """A translation: its steps, its source language, and how sure that is; 0: it is only the model's default."""
-
     steps: AsyncGenerator[Step]
-    source: str
-    certainty: float
+    source: str  # language
+    certainty: float  # of that; 0: it is only the model's default
 
 
 @dataclass
@@ -102,21 +100,19 @@ class Translations:
     ) -> dict[str, Any]:
         """A request's parameters, in JSON or in a form and the address: a list of those that come more than once."""
         self.check_origin(request)
-        limits = (
-            (self.max_upload, self.upload_seconds) if is_file else (self.max_body, BODY_SECONDS)
-        )
-        fields: Any = {}
+        limits = self.max_body, BODY_SECONDS
+        if is_file:
+            limits = self.max_upload, self.upload_seconds
+        fields: Any
         if request.headers.get("content-type", "").lower().startswith("application/json"):
             fields = read_json(await read_body(request, *limits))
             if not isinstance(fields, dict):
                 raise InputError("the body is not a JSON object")
         else:
             form = await read_form(request, *limits)
-            for given in (request.query_params, form):
-                fields |= {name: given.getlist(name) for name in given}
-            fields = {
-                name: list_[0] if len(list_) == 1 else list_ for name, list_ in fields.items()
-            }
+            given = request.query_params, form
+            values = {name: each.getlist(name) for each in given for name in each}
+            fields = {name: each if len(each) > 1 else each[0] for name, each in values.items()}
         self.authorize(request, scheme, fields.get("api_key") or "")
         return {name: value for name, value in fields.items() if value is not None}
 
@@ -171,9 +167,8 @@ class Translations:
                     result = await run_in_threadpool(self.engine.call, work)
                     continue
                 rows = self._rows(work, translator)
-                async with aclosing(
-                    row_steps_of(self.engine, rows, bool(translator.texts))
-                ) as grown:
+                grown = row_steps_of(self.engine, rows, more=bool(translator.texts))
+                async with aclosing(grown):
                     async for row, before, now in grown:
                         if now.finish_reason:
                             translator.finish(respond(row))
@@ -183,11 +178,9 @@ class Translations:
         seeds = RowSeeds(translator.options.seed)
         for prompt in prompts:
             row = self.engine.decoder.row(prompt, translator.options, seeds)
-            tokens = len(row.prompt)
-            if tokens > self.max_prompt_tokens:
-                raise InputError(
-                    f"a sentence has {tokens} tokens; {self.max_prompt_tokens} at most"
-                )
+            size = len(row.prompt)
+            if size > self.max_prompt_tokens:
+                raise InputError(f"a sentence has {size} tokens; {self.max_prompt_tokens} at most")
             yield row
 
     async def keep(self, fields: dict[str, Any], source: str | None, target: str) -> Kept:
