@@ -70,7 +70,7 @@ def test_words_on_which_two_texts_agree_are_final(monkeypatch):
         " two three four, fi",
         " one two three four five.",
     ]
-    texts = [f"<|0.00|>{text}<|0.50|>" for text in [*said, " six."]]
+    texts = [f"<|0.00|>{text}<|0.50|>" for text in said] + ["<|0.50|> six.<|0.50|>"]
     heard, rows, transcript = hear(monkeypatch, texts, [3, 1, 1, 1])
     assert [(each.text, each.rest) for each in heard] == [
         ("", ""),
