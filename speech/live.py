@@ -25,7 +25,7 @@ from speech.words import has_spaces, split
 
 PAUSE = 0.5  # seconds of silence that end an utterance
 _GROWTH = FRAMES  # frames of new sound after which a window is decoded anew
-_LEAST = FRAMES // 4  # frames that the voice detector gets at a time, at least
+_LEAST = FRAMES // 5  # frames that the voice detector gets at a time, at least
 _BEFORE = FRAMES  # frames of silence that are kept, and that the detector hears again
 
 
@@ -150,7 +150,10 @@ class Live(Sound):
             window.attempt = replace(attempt, tokens=self._final, no_speech_prob=silence)
             part = self._cut(window)
             yield from self._time_words([window], [part])
-            self._append(window, part.segments)
+            least = 1 / FRAMES  # so that none that was heard is left out
+            self._append(
+                window, [replace(s, end=max(s.end, s.start + least)) for s in part.segments]
+            )
             self._go_on_from(self._final, attempt.temperature)
         end = (self._first + size) / FRAMES if is_pause else None
         self._on_heard(Heard(self._start or 0.0, text, end=end))

@@ -3,6 +3,7 @@
 import base64
 import json
 import signal
+import socket
 import subprocess
 import sys
 import wave
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from helpers import whisper_models as wm
 from helpers.programs import DEMO, ROOT, call
-from helpers.serving import Server
+from helpers.serving import Server, openai_client
 
 import speech.live
 from families.conversion import convert
@@ -66,10 +67,10 @@ def test_words_on_which_two_texts_agree_are_final(monkeypatch):
     said = [
         " one two thre",
         " one two three fo",
-        " on two three four, fi",
+        " two three four, fi",
         " one two three four five.",
     ]
-    texts = [f"<|0.00|>{text}<|0.50|>" for text in [*said, " six."]]
+    texts = [f"<|0.00|>{text}<|0.50|>" for text in said] + ["<|0.50|> six.<|0.50|>"]
     heard, rows, transcript = hear(monkeypatch, texts, [3, 1, 1, 1])
     assert [(each.text, each.rest) for each in heard] == [
         ("", ""),
@@ -92,7 +93,7 @@ def test_words_on_which_two_texts_agree_are_final(monkeypatch):
 
 
 def test_speech_without_a_pause_goes_on_in_more_windows(monkeypatch):
-    heard, rows, transcript = hear(monkeypatch, ["<|0.00|> ha<|0.50|>"], [11, 1])
+    heard, _rows, transcript = hear(monkeypatch, ["<|0.00|> ha<|0.50|>"], [11, 1])
     assert [each.end for each in heard if each.end] == [11.25] and len(transcript.segments) > 3
     assert all(a.end <= b.start for a, b in pairwise(transcript.segments))
     assert (
@@ -172,3 +173,59 @@ def test_the_command_says_all_that_it_has_heard(folder, interrupted):
         "text"
     ] in printed.decode()
     assert program.returncode == 0 and not errors
+
+
+def append(data):
+    return {"type": "input_audio_buffer.append", "audio": base64.b64encode(data).decode()}
+
+
+@pytest.mark.slow
+def test_live_clients_get_their_own_words_beside_files(folder):
+    client_of = pytest.importorskip("websockets.sync.client")
+    detection = {"format": {"rate": RATE}, "turn_detection": None}
+    update = {"type": "session.update", "session": {"audio": {"input": detection}}}
+    commit = {"type": "input_audio_buffer.commit"}
+
+    def connect(**how):
+        return client_of.connect(f"ws://127.0.0.1:{server.port}/v1/realtime", **how)
+
+    def listen(name):
+        with connect() as live:
+            for event in (update, append(sound(name)), commit):
+                live.send(json.dumps(event))
+            events = [json.loads(live.recv())]
+            while not events[-1]["type"].endswith("completed"):
+                events.append(json.loads(live.recv()))
+        said = "".join(event.get("delta", "") for event in events)
+        assert said == events[-1]["transcript"] and events[-2]["item_id"] == events[-1]["item_id"]
+        return said
+
+    def ask(name):
+        with open(DEMO / "speech" / name, "rb") as file, openai_client(server) as client:
+            return client.audio.transcriptions.create(model="target", file=file).text
+
+    with Server(folder, "--model", "target", "--max-seconds", "20") as server:
+        names = ["sentence.wav", "numbers.wav"]
+        alone = [each(name) for name in names for each in (listen, ask)]
+        assert alone[1::2] == [CLIPS[name]["text"] for name in names]
+        with ThreadPoolExecutor(8) as pool:
+            jobs = [pool.submit(each, name) for name in names for each in (listen, ask)] * 2
+            assert [job.result() for job in jobs] == alone * 2
+        with connect() as live:
+            live.recv()
+            other = {"type": "session.update", "session": {"type": "realtime"}}
+            half = append(b"x")
+            for wrong in ("x", "{}", b"x", {"type": "response.create"}, other, half, commit):
+                live.send(json.dumps(wrong) if isinstance(wrong, dict) else wrong)
+                assert json.loads(live.recv())["error"]["type"] == "invalid_request_error"
+            live.send(json.dumps(append(b"")))
+            live.send(json.dumps(append(bytes(1 << 21))))
+            live.send(json.dumps(append(bytes(2))))
+            assert "more than 20 seconds" in live.recv()
+            live.send(json.dumps(append(sound("numbers.wav"))))
+        server.until("texts_running", 0)  # the client has gone
+        for host, origin, status in (("elsewhere", None, 400), ("localhost", "http://a.org", 403)):
+            line = socket.create_connection(("127.0.0.1", server.port))
+            with pytest.raises(client_of.InvalidStatus) as refused:
+                client_of.connect(f"ws://{host}/v1/realtime", sock=line, origin=origin)
+            assert refused.value.response.status_code == status
