@@ -21,6 +21,7 @@ from documents.sentences import (
     where_words,
 )
 from errors import InputError
+from families.ram import wired_memory
 from reporting import reporter
 from speculative.row import Row
 from speculative.sampling import RowSeeds
@@ -114,7 +115,8 @@ class Translator:
             except StopIteration as end:
                 return end.value
             if not isinstance(work, list):
-                result = work()
+                with wired_memory():
+                    result = work()
                 continue
             responses = self.decoder.stream_batch(work, self.batch_size, **vars(self.options))
             with reporter.bar(name, len(work), "", 0.1) as advance:
