@@ -116,6 +116,7 @@ def test_the_parts_of_a_docx_are_those_that_it_lists():
 
 PAGES = [
     ("<p>The <b>old</b>\n king<br>\nsees.</p>", ["The old king sees."], None, "<p>THE <b>OLD</b> KING<br>\nSEES.</p>"),
+    ("Ann <img src=x> sees", ["Ann sees"], None, "ANN <img src=x> SEES"),
     ("a <br/>b <i>c</i> d", ["a b c d"], None, "A <br/>B <i>C</i> D"),
     ("<title> A &amp; b </title>", ["A & b"], "<c> & d", "<title> &lt;c&gt; &amp; d </title>"),
     ('<p>Ann<a href="#1"><sup>[1]</sup></a>, too</p>', ["Ann, too"], None, '<p>ANN<a href="#1"><sup>[1]</sup></a>, TOO</p>'),
@@ -206,6 +207,7 @@ MOVED = [
     (".html", "the <b>red <i>house</i></b>", "la <b><i>maison</i> rouge</b>"),
     (".html", "<b>the red</b> <i>house</i>", "<b>la <i>maison</i> rouge</b>"),
     (".html", "the red<img src=x> house", "la maison rouge<img src=x>"),
+    (".md", "the [red house](u)[^1]\n\n[^1]: \n", "la [maison rouge](u)[^1]\n\n[^1]: \n"),
     (".md", "**the red**[^1] house\n\n[^1]: \n", "**la maison rouge**[^1]\n\n[^1]: \n"),
     (".md", "the **red** *house*\n", "la *maison* **rouge**\n"),
     (".md", "the [red](u 't') house[^1]\n\n[^1]: \n", "la maison[^1] [rouge](u 't')\n\n[^1]: \n"),
@@ -250,3 +252,9 @@ def test_a_tag_around_words_in_two_cues_is_in_both():
     document.places[passage] = [((3, 19), True)]
     new = document.write(["la maison,\nelle est vieille"]).decode()
     assert new == CUE.format("la <i>maison,</i>") + second.format("<i>elle est</i> vieille")
+
+
+def test_a_mark_within_another_stays_in_it():
+    document = FORMATS[".html"](b"<b>the <i>red</i></b> house")
+    document.places[document.passages[0]] = [((0, 2), True), ((10, 15), True)]
+    assert document.write(["la maison rouge"]) == b"<b>la maison <i>rouge</i></b>"
