@@ -70,7 +70,9 @@ def test_words_on_which_two_texts_agree_are_final(monkeypatch):
         " two three four, fi",
         " one two three four five.",
     ]
-    texts = [f"<|0.00|>{text}<|0.50|>" for text in said] + ["<|0.50|> six.<|0.50|>"]
+    texts = [f"<|0.00|>{text}<|0.50|>" for text in said] + [
+        "<|0.00|> six<|0.50|><|0.50|> seven.<|0.50|>"
+    ]
     heard, rows, transcript = hear(monkeypatch, texts, [3, 1, 1, 1])
     assert [(each.text, each.rest) for each in heard] == [
         ("", ""),
@@ -79,15 +81,15 @@ def test_words_on_which_two_texts_agree_are_final(monkeypatch):
         (" three", " four, fi"),
         (" four five.", ""),
         ("", ""),
-        ("", " six."),
-        (" six.", ""),
+        ("", " six seven."),
+        (" six seven.", ""),
     ]
     assert "".join(each.text for each in heard) == transcript.text
     assert [row.reference for row in rows[:4]] == [[], *(row.generated[:-1] for row in rows[:3])]
     assert rows[4].reference == [] and rows[5].reference == rows[4].generated[:-1]
     before = wm.tokenizer().decode(rows[4].tokens[: rows[4].prefix_size])
     assert "two three four five." in before
-    (first, end), (again, last) = [(s.start, s.end) for s in transcript.segments]
+    (first, end), (again, _), (_, last) = [(s.start, s.end) for s in transcript.segments]
     assert 0 <= first < end <= 3.25 and 3.75 <= again < last <= 5.25
     assert [each.end for each in heard if each.end] == [3.25, 5.25]
 
