@@ -15,7 +15,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from distillation.lessons import SLICE, Lesson, drafts
-from distillation.promise import Costs, Promise, measure
+from distillation.promise import LENGTHS, Costs, Promise, measure
 from distillation.texts import Text, read_texts, split
 from errors import InputError
 from families import distilled
@@ -113,7 +113,8 @@ class _Training:
     texts: Sequence[Text]
     on_look: Callable[[Look, Any], object]
     resumes: bool  # goes on with a draft model that is trained already
-    best: float = 0.0  # share
+    share: float = 0.0  # the greatest so far
+    per_call: float = 0.0  # tokens a call of the best state
     vain: int = 0  # looks in a row that brought too little
     _lessons: dict[int, Lesson] = field(default_factory=dict)  # by the group's id
 
@@ -129,7 +130,9 @@ class _Training:
         weights = {k: x.astype(mx.float32) for k, x in distilled.own_weights(draft).items()}
         best = weights
         if self.resumes:
-            self.best = measure(self.draft, self.target, held_out).share
+            promise = measure(self.draft, self.target, held_out)
+            self.share = promise.share
+            self.per_call = promise.per_call[max(LENGTHS)]
         costs = Costs.of(self.draft, self.target, held_out[0])
 
         def loss_of(weights: distilled.Weights, lesson: Lesson, depth: int) -> mx.array:
@@ -172,9 +175,10 @@ class _Training:
 
     def _look(self, step: int, seconds: float, gone: float, promise: Promise, costs: Costs) -> bool:
         """Report how far training is; return whether this is the best state so far."""
-        self.vain = 0 if promise.share > self.best + GAIN else self.vain + 1
-        best = promise.share > self.best
-        self.best = max(self.best, promise.share)
+        self.vain = 0 if promise.share > self.share + GAIN else self.vain + 1
+        self.share = max(self.share, promise.share)
+        best = promise.per_call[max(LENGTHS)] > self.per_call
+        self.per_call = max(self.per_call, promise.per_call[max(LENGTHS)])
         self.on_look(Look(step, seconds, gone, promise, promise.speedup(costs), best), self.draft)
         return best
 

@@ -12,7 +12,7 @@ from test_distilled import with_states
 
 from distillation import training
 from distillation.lessons import Lesson, drafts
-from distillation.promise import measure
+from distillation.promise import Promise, measure
 from distillation.texts import HELD_OUT, Text, read_texts, split
 from errors import InputError
 from families.distilled import from_target, own_weights
@@ -166,6 +166,19 @@ def test_training_stops_by_itself_and_at_nan(monkeypatch):
     )
     with pytest.raises(InputError, match="the loss is nan after 0 steps"):
         training.distill(target, None, texts, steps=3)
+
+
+def test_the_best_state_brings_the_most_tokens_a_call(monkeypatch):
+    """Whole drafts are trained at last, when the share of first tokens may fall."""
+    promises = iter([Promise(0.9, {4: 2.0, 8: 2.0}, 1.0), Promise(0.8, {4: 3.0, 8: 3.0}, 1.0)])
+    monkeypatch.setattr(training, "measure", lambda *args: next(promises))
+    monkeypatch.setattr(training, "LOOK_SECONDS", 0)
+    target = ours("t5")
+    looks = []
+    training.distill(
+        target, None, texts_of(target, 9), steps=2, on_look=lambda look, _: looks.append(look)
+    )
+    assert [look.best for look in looks] == [True, True]
 
 
 def test_only_models_with_an_encoder_are_distilled():
