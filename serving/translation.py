@@ -30,6 +30,7 @@ from serving.requests import read_json
 from serving.transport import BODY_SECONDS, next_work, read_body, read_form, row_steps_of
 from speculative.row import Row, respond
 from speculative.sampling import RowSeeds
+from text.alignment import Aligner
 from text.detection import Detector
 from text.languages import short, tag_of
 
@@ -94,6 +95,7 @@ class Translations:
         # One document is read at a time, and few are translated.
         self._reading, self._places = CapacityLimiter(1), Semaphore(self.engine.batch_size)
         self._kept = dict[str, Kept]()
+        self._aligners = dict[tuple[str | None, str | None], Aligner | None]()
 
     async def fields(
         self, request: Request, scheme: str = "Bearer", is_file: bool = False
@@ -148,6 +150,9 @@ class Translations:
         settings = replace(self.engine.options, source_lang=told, target_lang=target, **options)
         translator = Translator(self.engine.decoder, settings)
         translator.source_lang = translator.source_lang or source
+        # A few texts do not tell how attention is to be read: requests learn it together.
+        aligner = self._aligners.setdefault(translator.languages, translator.aligner)
+        translator.aligner = aligner
         return translator
 
     async def _steps(
