@@ -25,7 +25,7 @@ from speech.words import has_spaces, split
 
 PAUSE = 0.5  # seconds of silence that end an utterance
 _GROWTH = FRAMES  # frames of new sound after which a window is decoded anew
-_LEAST = FRAMES // 5  # frames that the voice detector gets at a time, at least
+_LEAST = FRAMES // 4  # frames that the voice detector gets at a time, at least
 _BEFORE = FRAMES  # frames of silence that are kept, and that the detector hears again
 
 
