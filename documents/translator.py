@@ -33,6 +33,7 @@ from text.text_side import Conversation, Prompt
 Pattern = Any  # regex's
 
 _FULL = 0.6  # of the longest output: longer sentences are cut
+_ALIGNED = 32  # sentences whose words are aligned before a server's other requests go on
 _LONG = 5  # characters of a text for one of its source, more than any language needs
 _QUOTED = re.compile(r"""["'“„«「『].*["'”“»」』]""")
 
@@ -272,10 +273,14 @@ class Translator:
                 if has_edge or any(where_words(source, term.prompt) for term in self.terms):
                     todo[source, text] = None
                 start = end
-        if not todo or not self.aligner:
-            return {}
-        alignments = yield partial(self.aligner.align, [*todo], self.texts.items())
-        return {pair: each.span for pair, each in zip(todo, alignments, strict=True)}
+        aligned = dict[Sentence, Align]()
+        if self.aligner:
+            pending = [*todo]
+            for first in range(0, len(pending), _ALIGNED):
+                some = pending[first : first + _ALIGNED]
+                alignments = yield partial(self.aligner.align, some, self.texts.items())
+                aligned |= {pair: each.span for pair, each in zip(some, alignments, strict=True)}
+        return aligned
 
     def _lost_terms(
         self, pairs: Sequence[Sentence], aligned: Mapping[Sentence, Align]

@@ -88,12 +88,12 @@ class Speech:
             sound = await to_thread.run_sync(
                 self._open, form, options, segments, limiter=self._reading
             )
-            async for transcript in working(self._engine, sound.steps()):
+            async for step in working(self._engine, sound.steps()):
                 for part in segments:
                     yield part
                 segments.clear()
-                if transcript:
-                    yield transcript
+                if isinstance(step, Transcript):
+                    yield step
 
     def _open(self, form: FormData, options: TranscribeOptions, segments: list[Part]) -> Sound:
         """The sound, which adds its segments to `segments`. InputError for a file without sound."""

@@ -5,8 +5,9 @@ import asyncio
 import json
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing, closing, suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -27,7 +28,7 @@ from documents.translator import Translation, Translator
 from errors import InputError
 from serving.engine import Engine, Progress, Refused
 from serving.requests import read_json
-from serving.transport import BODY_SECONDS, next_work, read_body, read_form, row_steps_of
+from serving.transport import BODY_SECONDS, read_body, read_form, working
 from speculative.row import Row, respond
 from speculative.sampling import RowSeeds
 from text.alignment import Aligner
@@ -161,25 +162,16 @@ class Translations:
         if translator is None:
             yield Translation(document.write([None] * len(document.passages)), [])
             return
-        with closing(translator.steps(document)) as steps:
-            result: Any = None
-            while True:
-                work = await run_in_threadpool(next_work, steps, result)
-                if isinstance(work, Translation):
-                    yield work
-                    return
-                if not isinstance(work, list):
-                    result = await run_in_threadpool(self.engine.call, work)
-                    continue
-                rows = self._rows(work, translator)
-                grown = row_steps_of(self.engine, rows, more=bool(translator.texts))
-                async with aclosing(grown):
-                    async for row, before, now in grown:
-                        if now.finish_reason:
-                            translator.finish(respond(row))
-                        yield row, before, now
+        rows_of = partial(self._rows, translator)
+        async with aclosing(working(self.engine, translator.steps(document), rows_of)) as steps:
+            async for step in steps:
+                if not isinstance(step, Translation):
+                    row, _, now = step
+                    if now.finish_reason:
+                        translator.finish(respond(row))
+                yield step
 
-    def _rows(self, prompts: Sequence[Content], translator: Translator) -> Iterator[Row]:
+    def _rows(self, translator: Translator, prompts: Sequence[Content]) -> Iterator[Row]:
         seeds = RowSeeds(translator.options.seed)
         for prompt in prompts:
             row = self.engine.decoder.row(prompt, translator.options, seeds)

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, closing
 from functools import partial
 from itertools import islice
@@ -19,7 +19,6 @@ from starlette.responses import StreamingResponse
 from errors import InputError
 from serving.engine import CANCELLED, LOST, REFUSED, START, Engine, Job, Progress
 from speculative.row import FAILED, Row
-from speech.transcript import Work
 
 BODY_SECONDS = 30.0  # in which a body must arrive
 RETRY_AFTER = {"retry-after": "1"}  # seconds
@@ -137,16 +136,25 @@ def next_work(steps: Generator[Any, Any, Any], result: Any) -> Any:
         return end.value
 
 
-async def working(engine: Engine, steps: Generator[Work, Any, Any]) -> AsyncGenerator[Any]:
-    """Decode what a sound's steps need. Yields None whenever they have gone on, and at last what they return."""
+async def working(
+    engine: Engine,
+    steps: Generator[Any, Any, Any],
+    rows_of: Callable[[list], Iterator[Row]] | None = None,
+) -> AsyncGenerator[Any]:
+    """Decode what steps need: lists of rows or, of texts in which other requests may come between, of what `rows_of` makes
+    rows. Yields as `row_steps_of`, and at last what the steps return."""
+    is_begun = rows_of is None  # a sound has its place already
     with closing(steps):
         work = await run_in_threadpool(next_work, steps, None)
         while isinstance(work, list) or callable(work):
-            yield None
             result: Any = None
             if isinstance(work, list):
-                async for _ in steps_of(engine, work, more=True):
-                    pass
+                rows = rows_of(work) if rows_of else iter(work)
+                at_once = None if rows_of else len(work)
+                async with aclosing(row_steps_of(engine, rows, is_begun, at_once)) as grown:
+                    async for step in grown:
+                        yield step
+                is_begun = is_begun or bool(work)
             else:
                 result = await run_in_threadpool(engine.call, work)
             work = await run_in_threadpool(next_work, steps, result)
