@@ -35,6 +35,7 @@ from speculative.draft import Plan
 from speculative.drafting import ModelDrafter
 from speculative.options import Options
 from speculative.row import DRAFTED
+from speculative.schedule import Schedule
 
 BATCH_SIZES = (1, 3, 8)
 
@@ -109,6 +110,8 @@ def test_scripted_rows_that_come_and_go_are_plain_rows(monkeypatch, events, kind
     acceptance and nothing else, shows in the tokens' origins, which no batch changes."""
     target, draft = agreeing(ends=0.03, copies=0.6)
     prompts, any_length = ragged_prompts(18, 50, 60), str(num_draft).startswith("any")
+    # Else rows that have ended may show what promises most.
+    monkeypatch.setattr(Schedule, "_best", lambda self, candidates, *_: (candidates or [None])[0])
     if num_draft == "any, late":  # as on a GPU, where drafts stop a token later
         monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
     expected, alone = [plain(target, prompt, 60) for prompt in prompts], None
