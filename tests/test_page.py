@@ -1,19 +1,23 @@
 """The page in a real browser, where there is one: by keyboard, with nothing from outside."""
 
+import json
 import re
 import shutil
 import time
+from functools import partial
 
 import pytest
 from helpers.programs import ROOT
 from helpers.serving import Server
-from playwright.sync_api import Error, sync_playwright
+from playwright.sync_api import Error, Route, sync_playwright
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")  # else Playwright's own
 REPAIR = "repair: Seven old queens sell three small keys behind the chuurch."
 REPAIRED = "Seven old queens sell three small keys behind the church."
-DONE = """document.getElementById('stop').disabled && document.querySelector('.state')
-    && [...document.querySelectorAll('.state')].every(state => state.textContent == 'done')"""
+DONE = """[...document.forms].every(form => form.elements.stop.disabled) && document.querySelector('.state')
+    && [...document.querySelectorAll('.state')].every(state => state.textContent.startsWith('done'))"""
+KING = "The old king sees two red doors."
+EVIL = "<img src=x onerror=alert(1)>"
 PAGE = (ROOT / "serving" / "page.html").read_text(encoding="utf-8")
 
 
@@ -33,7 +37,7 @@ def page(server):
         page, errors = browser.new_page(), []
         page.on("pageerror", lambda error: errors.append(error))
         page.goto(f"{server.url}/")
-        wait(page, "!document.getElementById('examples').hidden")
+        wait(page, "!document.getElementById('translate').hidden")
         yield page
         browser.close()
     assert errors == []
@@ -89,9 +93,8 @@ def test_a_text_is_written_by_keyboard_and_coloured_and_mistakes_are_said(page):
     assert {origin for _, origin in plain["origins"]} == {"target"}
     assert len(speculative["calls"]) < len(plain["calls"])
 
-    page.evaluate("document.getElementById('most').value = 99999")
-    write(page, "x", until="!document.getElementById('error').hidden")
-    assert "4096 at most" in page.text_content("#error")
+    write(page, "x " * 5000, until="document.forms[0].elements.error.textContent")
+    assert "4096 at most" in page.text_content("#form output")
 
 
 @pytest.mark.slow
@@ -109,6 +112,55 @@ def test_escape_stops(page, server):
     page.keyboard.press("Escape")
     wait(page, "document.querySelector('.state').textContent == 'stopped'")
     server.until(cancelled, before + 1)
+
+
+@pytest.mark.slow
+def test_texts_and_documents_are_translated(page, server):
+    source = f"{KING} The king sees the house.\n\n  The old king\nsees two boats.\n{KING} {EVIL}"
+    page.focus("#source")
+    write(page, source)
+    _, answer = server.post({"q": source, "source": "auto", "target": "de"}, "/translate")
+    (pane,) = panes(page)
+    assert pane["text"] == answer["translatedText"] and not page.query_selector("img")
+    words = [word for word, _ in pane["origins"]]
+    assert words.count("Türen") == 2 and words.count("Boote") == 1
+
+    file = {"name": "a.txt", "mimeType": "", "buffer": KING.encode()}
+    page.set_input_files("#documents", [file, file | {"name": "a.xyz"}])
+    page.keyboard.press("Control+Enter")
+    wait(page, "document.querySelector('.pane a') && document.forms[1].elements.error.textContent")
+    assert "a.xyz: not a document" in page.text_content("#translate output")
+    with page.expect_download() as download:
+        page.click(".pane a")
+    assert download.value.suggested_filename == "a.de.txt"
+    assert download.value.path().read_text() == "Der alte König sieht zwei rote Türen."
+
+
+@pytest.mark.slow
+def test_sentences_stand_in_order_and_are_text(page):
+    stats = {"tokens": 1, "target_calls": 1, "draft_tokens": 0, "accepted": 0}
+    grown = ((1, "שתיים"), (0, "אחת"), (1, f" {EVIL}"))
+    events = [{"sentence": i, "origins": [[text, "target"]], "stats": stats} for i, text in grown]
+    events.append({"error": "lost"})
+    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+    page.route("**/translate", partial(Route.fulfill, body=body))
+    page.focus("#source")
+    write(page, KING, until="document.forms[1].elements.error.textContent == 'lost'")
+    assert panes(page)[0]["text"] == f"אחתשתיים {EVIL}" and not page.query_selector("img")
+    assert page.evaluate("getComputedStyle(document.querySelector('.text')).direction") == "rtl"
+
+
+@pytest.mark.slow
+def test_the_second_box_waits_for_the_key_and_is_not_there_for_speech(page):
+    listed = {"data": [{"id": "whisper", "speech": True, "interfaces": ["openai"]}]}
+    for answer in ({"json": listed}, {"status": 401}):
+        page.route("**/v1/models", partial(Route.fulfill, **answer))
+        page.reload(wait_until="networkidle")
+        assert page.is_hidden("#translate")
+    page.unroute("**/v1/models")
+    page.fill("#key", "key")
+    page.keyboard.press("Tab")
+    wait(page, "!document.getElementById('translate').hidden")
 
 
 def test_the_page_asks_nobody_else():
