@@ -39,6 +39,7 @@ def test_the_command_hears_every_clip(folder):
     assert done.returncode == 0 and done.stdout.splitlines() == said
 
 
+@pytest.mark.slow
 def test_drafts_are_accepted_and_change_nothing(pair):
     assert pair.decoder.draft_model.encoder is pair.model.encoder  # found to be the same
     plain = [pair.transcribe(read(str(file)), TranscribeOptions(num_draft=0)) for file in FILES]
