@@ -67,7 +67,6 @@ _ALIASES = {"num_draft_tokens": "num_draft"}  # mlx-lm's names -> ours
 _NEAR = 0.8  # difflib's similarity of a field that was probably meant
 _OFF = {"top_k": (-1, 0), "top_p": (0, 1.0), "repetition_penalty": (0, 1.0), "stop": ("", ())}
 # option -> other servers' value for "off", and ours
-Model = TypeVar("Model", bound=BaseModel)
 
 
 def _joined(content: Any) -> str:
@@ -448,7 +447,7 @@ def read_json(body: bytes) -> Any:
         raise InputError(f"the body is not JSON: {error}") from None
 
 
-def validated(fields: Any, kind: type[Model]) -> Model:
+def validated(fields: Any, kind: type[Kind]) -> Kind:
     """The request of these fields. Raises InputError, in one line, if they are none."""
     try:
         return kind.model_validate(fields)
