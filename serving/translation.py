@@ -152,8 +152,7 @@ class Translations:
         translator = Translator(self.engine.decoder, settings)
         translator.source_lang = translator.source_lang or source
         # A few texts do not tell how attention is to be read: requests learn it together.
-        aligner = self._aligners.setdefault(translator.languages, translator.aligner)
-        translator.aligner = aligner
+        translator.aligner = self._aligners.setdefault(translator.languages, translator.aligner)
         return translator
 
     async def _steps(
