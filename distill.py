@@ -24,8 +24,9 @@ from demo.pair import demo_model
 from distillation.texts import Text
 from distillation.training import Look, check_target, distill
 from documents import read as read_document
+from documents.document import Document
 from documents.translator import Translator
-from errors import InputError
+from errors import InputError, naming
 from families.distilled import Distilled, save, type_of
 from reporting import reporter
 from speculative.row import Row
@@ -151,9 +152,10 @@ def read(decoder: SpeculativeDecoder, folder: Path, args) -> list[Pair]:
                     writer.append(Pair(missing[index], response.text, **languages))
                 advance(1)
     if args.document:
-        documents = {
-            name: read_document(Path(name), Path(name).read_bytes()) for name in args.document
-        }
+        documents = dict[str, Document]()
+        for name in args.document:
+            with naming(Path(name)):
+                documents[name] = read_document(Path(name), Path(name).read_bytes())
         translator = Translator(decoder, Options(**settings), args.batch_size, memory_file=writer)
         translator.texts = texts
         for name, document in documents.items():
