@@ -1,7 +1,7 @@
 """The sentences of a text, and what must not change in them."""
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import accumulate, groupby, pairwise
@@ -73,16 +73,26 @@ def words_of(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
-def where_words(text: str, words: str) -> list[tuple[int, int]]:
-    """Where a text has these words, in whatever case."""
-    wanted = words_of(words)
-    matches = [*_WORD.finditer(text)]
-    runs = zip(*(matches[i:] for i in range(len(wanted))), strict=False)
-    return [
-        (run[0].start(), run[-1].end())
-        for run in runs
-        if [match[0].lower() for match in run] == wanted
-    ]
+class Phrases:
+    """Finds phrases in texts, in whatever case."""
+
+    def __init__(self, phrases: Sequence[str]):
+        self._by_word = defaultdict[str, list[tuple[int, list[str]]]](list)  # by the first one
+        for number, phrase in enumerate(phrases):
+            words = words_of(phrase)
+            if words:
+                self._by_word[words[0]].append((number, words))
+
+    def find(self, text: str) -> list[tuple[int, tuple[int, int]]]:
+        """The numbers of the phrases that a text has, in their order, and where."""
+        matches = [*_WORD.finditer(text)]
+        words = [match[0].lower() for match in matches]
+        return sorted(
+            (number, (matches[i].start(), matches[i + len(phrase) - 1].end()))
+            for i, word in enumerate(words)
+            for number, phrase in self._by_word.get(word, ())
+            if words[i : i + len(phrase)] == phrase
+        )
 
 
 def words_and_clusters(text: str) -> list[str]:

@@ -11,6 +11,7 @@ from decoder import BATCH_SIZE, Content, Options, Response, SpeculativeDecoder
 from documents.document import Document, Passage, Place, Span, spread
 from documents.marks import Align, Sentence, places
 from documents.sentences import (
+    Phrases,
     changed,
     edges,
     is_unspaced,
@@ -18,7 +19,6 @@ from documents.sentences import (
     masked,
     sentences,
     translatable,
-    where_words,
 )
 from errors import InputError
 from families.ram import wired_memory
@@ -101,6 +101,7 @@ class Translator:
         self._instruction = len(self._row("-").prompt) - 1  # tokens beside the text's
         self._is_unspaced = self.target_lang and not has_spaces(self.target_lang)
         self.aligner = Aligner.of(self.decoder, self.options)
+        self._phrases = Phrases([term.prompt for term in self.terms])
         self.texts: dict[str, str] = {}  # translations by sentence
         self._cut = set[str]()  # sentences whose translations are not whole
 
@@ -270,7 +271,7 @@ class Translator:
                     begin <= end and start <= stop and not begin <= start < end <= stop
                     for begin, stop in passage.marked
                 )
-                if has_edge or any(where_words(source, term.prompt) for term in self.terms):
+                if has_edge or self._phrases.find(source):
                     todo[source, text] = None
                 start = end
         aligned = dict[Sentence, Align]()
@@ -286,14 +287,17 @@ class Translator:
         self, pairs: Sequence[Sentence], aligned: Mapping[Sentence, Align]
     ) -> Iterator[str]:
         """The terms whose translations are not at their own words or, if it is not sure where these are, in the sentence."""
-        for term in self.terms:
-            for pair in pairs:
-                matches = [*re.finditer(re.escape(term.text), pair[1], re.IGNORECASE)]
-                for span in where_words(pair[0], term.prompt):
-                    (begin, end), sure = aligned[pair](span) if pair in aligned else (span, False)
-                    there = [m for m in matches if m.start() < end and begin < m.end()]
-                    if not (there if sure else matches):
-                        yield f"{term.prompt!r} is not {term.text!r}"
+        lost = set[int]()
+        for pair in pairs:
+            for number, span in self._phrases.find(pair[0]):
+                text = self.terms[number].text
+                matches = [*re.finditer(re.escape(text), pair[1], re.IGNORECASE)]
+                (begin, end), sure = aligned[pair](span) if pair in aligned else (span, False)
+                there = [m for m in matches if m.start() < end and begin < m.end()]
+                if not (there if sure else matches):
+                    lost.add(number)
+        for term in (self.terms[number] for number in sorted(lost)):
+            yield f"{term.prompt!r} is not {term.text!r}"
 
 
 def _to_check(text: str, marks: Iterable[tuple[Span, Place]]) -> Iterator[str]:
