@@ -1,5 +1,7 @@
 """OpenAI's answers: turns rows into bodies, whole or in chunks of a stream."""
 
+import json
+import re
 import time
 import uuid
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -16,6 +18,32 @@ from text.thinking import Thinking
 from text.tokenizer import token_bytes
 
 Piece = Callable[[int, bool], tuple[str, bytes]]
+_STRING = r'"(?:[^"\\]|\\.)*"'  # JSON's
+_NAMED = re.compile(rf'\{{"name": ({_STRING}), "arguments": ')
+
+
+class Call:
+    """Splits the call of a function that a row writes, {"name": ..., "arguments": ...}, as its text arrives."""
+
+    def __init__(self) -> None:
+        self.id = f"call_{uuid.uuid4().hex}"
+        self._text = ""
+        self._sent = 0  # characters of the arguments
+
+    def push(self, text: str) -> tuple[str | None, str]:
+        """What the text's next piece adds: the function's name, once it is whole, and more of its arguments."""
+        before = _NAMED.match(self._text)
+        self._text += text
+        head = _NAMED.match(self._text)
+        if head is None:
+            return None, ""
+        arguments = self._text[head.end() :]
+        outside = re.sub(f"{_STRING}?", "", arguments) if arguments.endswith("}") else ""
+        if outside.count("}") > outside.count("{"):  # the last one ends the call
+            arguments = arguments[:-1]
+        new = arguments[self._sent :]
+        self._sent = len(arguments)
+        return None if before else json.loads(head[1]), new
 
 
 class Writer:
@@ -36,7 +64,8 @@ class Writer:
         self._thinking = thinking
         self._sent = [START] * len(rows)  # progress that the stream has sent
         self._chat = isinstance(request, Chat)
-        self._tool = request.tool if isinstance(request, Chat) else None
+        is_call = isinstance(request, Chat) and request.callable_tools
+        self._calls = [Call() for _ in rows] if is_call else []
         kind, name = ("chat.completion", "chatcmpl") if self._chat else ("text_completion", "cmpl")
         self._head = {
             "id": f"{name}-{uuid.uuid4().hex}",
@@ -58,9 +87,7 @@ class Writer:
     def begin(self) -> Iterator[dict[str, Any]]:
         """The first chunks of a stream."""
         for index in range(len(self._rows) if self._chat else 0):
-            delta: dict[str, Any] = {"role": "assistant", "content": ""}
-            if self._tool:
-                delta |= self._call(self._tool.name, "")
+            delta = {"role": "assistant", "content": None if self._calls else ""}
             yield self._chunk({"index": index, "delta": delta, "finish_reason": None})
 
     def chunks(self, progress: Sequence[Progress]) -> Iterator[dict[str, Any]]:
@@ -89,9 +116,7 @@ class Writer:
         if not self._chat:
             choice["text"] = text
         else:
-            message: dict[str, Any] = {"content": text}
-            if self._tool:
-                message = self._call(None if self._request.stream else self._tool.name, text)
+            message = self._call(index, text) if self._calls else {"content": text}
             if thought:
                 message["reasoning_content"] = thought
             if self._request.stream:
@@ -100,7 +125,7 @@ class Writer:
                 choice["message"] = {"role": "assistant", "refusal": None, **message}
         choice["logprobs"] = self._scored(row, new)
         choice["finish_reason"] = now.finish_reason
-        if self._tool and now.finish_reason == "stop":
+        if self._calls and now.finish_reason == "stop":
             choice["finish_reason"] = "tool_calls"
         if self._request.origins:
             choice["origins"] = [list(pair) for pair in zip(texts, row.origins[new], strict=True)]
@@ -112,12 +137,15 @@ class Writer:
         text = "".join(self._rows[index].texts[before.tokens : now.tokens])
         return self._thinking[index].push(text, bool(now.finish_reason))
 
-    def _call(self, name: str | None, arguments: str) -> dict[str, Any]:
-        """The part of a message that is a tool's call. name: None: these are more of its arguments."""
+    def _call(self, index: int, text: str) -> dict[str, Any]:
+        """What a piece of a row's text adds to its message, which is a tool's call."""
+        name, arguments = self._calls[index].push(text)
         call: dict[str, Any] = {"function": {"arguments": arguments}}
         if name is not None:
-            call = {"id": f"call_{uuid.uuid4().hex}", "type": "function", **call}
+            call = {"id": self._calls[index].id, "type": "function", **call}
             call["function"]["name"] = name
+        elif not arguments:
+            return {"content": None}
         if self._request.stream:
             call["index"] = 0
         return {"content": None, "tool_calls": [call]}

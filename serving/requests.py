@@ -3,10 +3,11 @@ unsupported ones that would change a text, are refused by name, wherever they ar
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
+from itertools import groupby
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -52,7 +53,7 @@ _FORMS = {
     "prompt": "a string, a list of token ids, or a list of these",
     "prediction": '{"type": "content", "content": "..."}',
     "logit_bias": 'token ids with a number each, such as {"1234": -5.0}',
-    "input": "a text, or a list of messages with text",
+    "input": "a text, or a list of messages and function calls with text; without item_reference (store: false)",
     "tool_choice": "none, auto, required, or a function's name: "
     '{"type": "function", "function": {"name": "..."}}',
 }
@@ -64,6 +65,7 @@ _SWITCHES = ("enable_thinking", "thinking")  # in chat templates
 _LANGUAGES = {"source_lang_code": "source_lang", "target_lang_code": "target_lang"}
 _NAMES = {d.request or name: name for name, d in DECLARED.items() if d.request is not None}
 _ALIASES = {"num_draft_tokens": "num_draft"}  # mlx-lm's names -> ours
+_JSON_SCHEMA = "https://json-schema.org/draft/2020-12/schema"
 _NEAR = 0.8  # difflib's similarity of a field that was probably meant
 _OFF = {"top_k": (-1, 0), "top_p": (0, 1.0), "repetition_penalty": (0, 1.0), "stop": ("", ())}
 # option -> other servers' value for "off", and ours
@@ -94,7 +96,7 @@ class _Object(BaseModel):
 def _parsed(function: Any) -> Any:
     """A called function with its arguments themselves, as chat templates expect them, not as JSON."""
     with suppress(ValueError, KeyError, TypeError):
-        return function | {"arguments": from_json(function["arguments"])}
+        return {"name": function["name"], "arguments": from_json(function["arguments"])}
     return function
 
 
@@ -123,9 +125,9 @@ class _Message(_Object):
         for name, value in self.model_dump(exclude={"role", "content"}).items():
             if value and _uses(template, name):
                 message[name] = value
-            elif value and name == "tool_calls":  # the model wrote their arguments
-                calls = [call["function"].get("arguments", {}) for call in value]
-                message["content"] += " ".join(map(json.dumps, calls))
+            elif value and name == "tool_calls":  # as the model wrote them
+                calls = [json.dumps(call["function"], ensure_ascii=False) for call in value]
+                message["content"] += " ".join(calls)
             elif value and name not in _OF_MESSAGES:
                 raise InputError(f"the model's chat template has no use for {name[:50]!r}")
         return message
@@ -276,18 +278,35 @@ class Completion(Fields):
         return super()._own() | {"logprobs": self.logprobs}
 
 
-class _Function(_Object):
+class _Tool(_Object):
+    """A function that the model may call, or the choice of one."""
+
+    type: Literal["function"]
     name: str
     description: str | None = None
     parameters: dict[str, Any] = Field(default_factory=dict)  # a JSON schema
     strict: bool | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _flat(cls, tool: Any) -> Any:
+        """A chat's tool with its function's fields beside its type, as /v1/responses has it."""
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict):
+            return tool
+        return {name: x for name, x in tool.items() if name != "function"} | function
 
-class _Tool(_Object):
-    """A function that the model may call, or the choice of one."""
 
-    type: Literal["function"]
-    function: _Function
+def _schema_of_call(tools: Sequence[_Tool]) -> dict[str, Any]:
+    """The JSON schema of a call of one of these tools: its name, then its arguments."""
+    calls = []
+    closed = {"type": "object", "additionalProperties": False}
+    for index, tool in enumerate(tools):
+        # With an id, which older drafts call otherwise, "#" in its references is its own schema.
+        own = {"$id": f"tool://{index}/", "$schema": _JSON_SCHEMA}
+        call = {"name": {"const": tool.name}, "arguments": closed | tool.parameters | own}
+        calls.append(closed | {"properties": call, "required": [*call]})
+    return {"anyOf": calls}
 
 
 class Chat(Fields):
@@ -303,20 +322,20 @@ class Chat(Fields):
     add_generation_prompt: bool | None = None
 
     @property
-    def tool(self) -> _Function | None:
-        """The function that the answer calls; None: the answer is a text. An only tool is called without a choice, and its
-        result answered by a text. Raises InputError for a choice among several."""
+    def callable_tools(self) -> list[_Tool]:
+        """The tools of which the answer calls one; none: the answer is a text. With `auto` a tool's result is answered by a
+        text, anything else by a call."""
         choice = self.tool_choice
-        functions = [tool.function for tool in self.tools]
+        tools = self.tools
+        if len({tool.name for tool in tools}) < len(tools):
+            raise InputError("tools has two functions of one name")
         if isinstance(choice, _Tool):
-            functions = [each for each in functions if each.name == choice.function.name]
+            tools = [tool for tool in tools if tool.name == choice.name]
         elif choice == "none" or (choice == "auto" and self.messages[-1].role == "tool"):
-            return None
-        if len(functions) > 1:
-            raise InputError(f"tool_choice has to name one of the {len(functions)} tools")
-        if not functions and choice != "auto":
+            return []
+        if not tools and choice != "auto":
             raise InputError("tool_choice asks for a function that is not in tools")
-        return functions[0] if functions else None
+        return tools
 
     def prompt(self, chat: ChatTemplate | None, settings: Mapping[str, Any]) -> Prompt:
         """The prompt for a model with this chat template. settings: the server's own arguments for it. Raises InputError
@@ -329,8 +348,11 @@ class Chat(Fields):
                 raise InputError("reasoning_effort: this model's chat template always thinks")
         given = {"reasoning_effort", "continue_final_message", "add_generation_prompt"}
         template |= self.model_dump(include=given, exclude_none=True)
-        if self.tool and _uses(source, "tools"):
-            template["tools"] = [tool.model_dump(exclude_none=True) for tool in self.tools]
+        if self.callable_tools and _uses(source, "tools"):
+            functions = [
+                tool.model_dump(exclude={"type"}, exclude_none=True) for tool in self.tools
+            ]
+            template["tools"] = [{"type": "function", "function": each} for each in functions]
         for name in self.chat_template_kwargs.keys() - {*_SWITCHES, *_LANGUAGES}:
             if not _uses(source, name):
                 raise InputError(f"chat_template_kwargs: the template has no use for {name[:50]!r}")
@@ -343,9 +365,8 @@ class Chat(Fields):
         best = self.top_logprobs or 0 if self.logprobs else None
         own = super()._own() | {"logprobs": best, "max_tokens": self.max_completion_tokens}
         own |= {ours: self.chat_template_kwargs.get(name) for name, ours in _LANGUAGES.items()}
-        if self.tool:  # response_format is for texts
-            arguments = {"type": "object", "additionalProperties": False} | self.tool.parameters
-            own |= dict.fromkeys(FORMS) | {"json_schema": arguments}
+        if self.callable_tools:  # response_format is for texts
+            own |= dict.fromkeys(FORMS) | {"json_schema": _schema_of_call(self.callable_tools)}
         return own
 
 
@@ -364,7 +385,18 @@ def _as_messages(given: Any) -> Any:
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     if not isinstance(items, list):
         return items
-    return [x for x in items if not (isinstance(x, dict) and x.get("type") == "reasoning")]
+    messages: list[Any] = []
+    for kind, group in groupby(items, lambda x: x.get("type") if isinstance(x, dict) else None):
+        if kind == "function_call":  # those in a row are one message's
+            calls = [{"id": x.get("call_id"), "type": "function", "function": x} for x in group]
+            messages.append({"role": "assistant", "tool_calls": calls})
+        elif kind == "function_call_output":
+            for x in group:
+                result = {"tool_call_id": x.get("call_id"), "content": x.get("output")}
+                messages.append({"role": "tool", **result})
+        elif kind != "reasoning":
+            messages += group
+    return messages
 
 
 class ResponseRequest(Chat):
@@ -380,7 +412,6 @@ class ResponseRequest(Chat):
     n: Literal[1] = 1
     logprobs: Literal[False] = False
     origins: Literal[False] = False
-    tools: list[Any] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _under_the_names_of_chats(self) -> "ResponseRequest":
@@ -389,11 +420,6 @@ class ResponseRequest(Chat):
         self.response_format = self.text.format
         self.reasoning_effort = self.reasoning.effort
         return self
-
-    @property
-    def tool(self) -> None:
-        if self.tools:
-            raise InputError("tools are not supported here; use /v1/chat/completions")
 
 
 def _check_fields(more: dict[str, Any]) -> None:

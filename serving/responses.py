@@ -1,4 +1,5 @@
-"""Answers in OpenAI's newer protocol, /v1/responses: a message and, of a model that thinks, its reasoning before it."""
+"""Answers in OpenAI's newer protocol, /v1/responses: a message and, of a model that thinks, its reasoning before it; or a
+function's call."""
 
 import json
 import uuid
@@ -17,7 +18,8 @@ class ResponseWriter(Writer):
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
-        self._items = [_item("message", "output_text", role="assistant")]
+        self._head |= self._request.model_dump(include={"tools", "tool_choice"})
+        self._items = [] if self._calls else [_item("message", "output_text", role="assistant")]
         if self._thinking[0].marks:
             self._items.insert(0, _item("reasoning", "reasoning_text", summary=[]))
         self._numbers = count()
@@ -39,6 +41,9 @@ class ResponseWriter(Writer):
     def chunks(self, progress: Sequence[Progress]) -> Events:
         parts = self._split(0, self._sent[0], progress[0])
         self._sent = list(progress)
+        if self._calls:
+            yield from self._called(*self._calls[0].push(parts[1]))
+            return
         for index, item in enumerate(self._items):
             text = parts[item["type"] == "message"]
             part = item["content"][0]
@@ -46,15 +51,29 @@ class ResponseWriter(Writer):
             if text:
                 yield self._event(index, f"{part['type']}.delta", delta=text, logprobs=[])
 
+    def _called(self, name: str | None, arguments: str) -> Events:
+        """The events of a piece of a function's call."""
+        if name is not None:
+            call = {"call_id": self._calls[0].id, "name": name, "arguments": ""}
+            self._items.append(_item("function_call", **call))
+            yield self._event(0, "output_item.added", item={**self._items[0]})
+        if arguments:
+            self._items[0]["arguments"] += arguments
+            yield self._event(0, "function_call_arguments.delta", delta=arguments)
+
     def end(self) -> Events:
-        for index, item in enumerate(self._items):
-            item["status"] = "completed"
-            part = item["content"][0]
-            yield self._event(index, f"{part['type']}.done", text=part["text"], logprobs=[])
-            yield self._event(index, "content_part.done", part=part)
-            yield self._event(index, "output_item.done", item=item)
         is_cut = self._sent[0].finish_reason == "length"
         status = "incomplete" if is_cut else "completed"
+        for index, item in enumerate(self._items):
+            item["status"] = status
+            if item["type"] == "function_call":
+                arguments = item["arguments"]
+                yield self._event(index, "function_call_arguments.done", arguments=arguments)
+            else:
+                part = item["content"][0]
+                yield self._event(index, f"{part['type']}.done", text=part["text"], logprobs=[])
+                yield self._event(index, "content_part.done", part=part)
+            yield self._event(index, "output_item.done", item=item)
         response = self._response(status, self._items) | {"usage": self._usage(self._sent)}
         if is_cut:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
@@ -62,12 +81,15 @@ class ResponseWriter(Writer):
 
     def _event(self, index: int, kind: str, **more: Any) -> dict[str, Any]:
         """An event about an item or its part."""
-        place = {"item_id": self._items[index]["id"], "output_index": index, "content_index": 0}
+        place = {"item_id": self._items[index]["id"], "output_index": index}
+        if "content" in self._items[index]:
+            place["content_index"] = 0
         return {"type": f"response.{kind}", **place, **more}
 
     def _response(self, status: str, items: list[dict[str, Any]]) -> dict[str, Any]:
         head = {**self._head, "object": "response", "created_at": self._head["created"]}
-        return {**head, "status": status, "output": items, "error": None, "tools": []}
+        head["parallel_tool_calls"] = False
+        return {**head, "status": status, "output": items, "error": None}
 
     def _usage(self, ends: Sequence[Progress]) -> dict[str, Any]:
         usage = super()._usage(ends)
@@ -80,7 +102,8 @@ class ResponseWriter(Writer):
         }
 
 
-def _item(kind: str, kind_of_part: str, **more: Any) -> dict[str, Any]:
-    part = {"type": kind_of_part, "text": "", "annotations": []}
-    item = {"id": f"item_{uuid.uuid4().hex}", "type": kind, "status": "in_progress"}
-    return {**item, **more, "content": [part]}
+def _item(kind: str, kind_of_part: str | None = None, **more: Any) -> dict[str, Any]:
+    """An item, with one part if it has parts."""
+    if kind_of_part:
+        more["content"] = [{"type": kind_of_part, "text": "", "annotations": []}]
+    return {"id": f"item_{uuid.uuid4().hex}", "type": kind, "status": "in_progress", **more}

@@ -20,7 +20,8 @@ ARGUMENTS = {
     "properties": {"loud": {"type": "boolean"}, "times": {"type": "integer", "maximum": 9}},
     "required": ["loud", "times"],
 }
-TOOL = {"type": "function", "function": {"name": "speak", "parameters": ARGUMENTS}}
+LAMP = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}
+TOOLS = [{"name": "speak", "parameters": ARGUMENTS}, {"name": "lamp", "parameters": LAMP}]
 ORIGIN = "https://page.example"
 
 
@@ -55,27 +56,47 @@ def test_an_encoder_decoder_model_answers_the_last_text(client, server):
     assert status == 400 and "no text of the user's" in answer["error"]["message"]
 
 
-def test_one_tool_is_called_and_its_result_answered(client):
+@pytest.mark.parametrize("tools", [TOOLS[:1], TOOLS])
+def test_a_tool_is_called_and_its_result_answered(client, tools):
     pytest.importorskip("llguidance")
     chats = client.chat.completions
-    fields = dict(model="", messages=CHAT, tools=[TOOL])
+    fields = dict(
+        model="", messages=CHAT, tools=[{"type": "function", "function": f} for f in tools]
+    )
     whole = chats.create(**fields).choices[0]
     (call,) = whole.message.tool_calls
     assert (whole.finish_reason, whole.message.content) == ("tool_calls", None)
-    assert call.function.name == "speak" and json.loads(call.function.arguments).keys() == {
-        "loud",
-        "times",
-    }
+    (tool,) = [tool for tool in tools if tool["name"] == call.function.name]
+    assert [*json.loads(call.function.arguments)] == tool["parameters"]["required"]
     with chats.stream(**fields, tool_choice="required") as stream:
         streamed = stream.get_final_completion().choices[0]
     (again,) = streamed.message.tool_calls
-    assert (streamed.finish_reason, again.function.arguments) == (
-        "tool_calls",
+    assert streamed.finish_reason == "tool_calls"
+    assert (again.function.name, again.function.arguments) == (
+        call.function.name,
         call.function.arguments,
     )
     result = {"role": "tool", "tool_call_id": call.id, "content": "done"}
     fields["messages"] = [*CHAT, whole.message, result]
     assert chats.create(**fields).choices[0].message.content == ANSWER
+
+
+def test_a_response_calls_a_tool_and_its_result_is_answered(client):
+    pytest.importorskip("llguidance")
+    fields = dict(model="", input=CHAT, tools=[{"type": "function", **tool} for tool in TOOLS])
+    with client.responses.stream(**fields, tool_choice="required") as stream:
+        _, added, *deltas, done, _, _ = events = list(stream)
+        (call,) = stream.get_final_response().output
+    kinds = "created output_item.added function_call_arguments.delta function_call_arguments.done"
+    ends = ["output_item.done", "completed"]
+    assert [*dict.fromkeys(x.type[9:] for x in events)] == [*kinds.split(), *ends]
+    assert (added.item.name, added.item.call_id) == (call.name, call.call_id)
+    assert "".join(event.delta for event in deltas) == done.arguments == call.arguments
+    (again,) = client.responses.create(**fields).output
+    assert (again.type, again.name, again.arguments) == ("function_call", call.name, call.arguments)
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "done"}
+    answer = client.responses.create(**fields | {"input": [*CHAT, call, result]})
+    assert (answer.output_text, answer.tool_choice, len(answer.tools)) == (ANSWER, "auto", 2)
 
 
 def test_a_response_is_a_chat_under_other_names(client):

@@ -14,6 +14,7 @@ from helpers.laws import LIMIT, TableModel, V, deviation, frequencies, joint_law
 
 from decoder import SpeculativeDecoder, load
 from errors import InputError
+from serving.requests import ResponseRequest, validated
 from speculative.driver import Waiting
 from speculative.grammar import Matcher
 from speculative.options import Options
@@ -242,6 +243,31 @@ def test_forcing_without_end_is_bounded():
 def bytes_only(*ends: int) -> Grammars:
     config = SimpleNamespace(vocab_size=259, eos_token_ids=ends)
     return Grammars(byte_tokenizer(0), config, {0, 1, 2})
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "fits"),
+    [
+        ("integer", {"a": 3}, True),
+        ("integer", {"a": True}, False),
+        ("boolean", {"a": True}, True),
+        ("boolean", {}, False),
+        ('ä"\\\n', {}, True),
+        ('ä"\\\n', {"a": 3}, False),
+    ],
+)
+def test_a_calls_arguments_are_those_of_its_tool(name, arguments, fits):
+    """Two tools have definitions of one name, in two drafts of JSON Schema; one has no parameters, and an odd name."""
+    tools: list[dict] = [{"type": "function", "name": 'ä"\\\n'}]
+    for kind, draft in ("integer", "draft-04"), ("boolean", "draft-07"):
+        parameters = {"$schema": f"http://json-schema.org/{draft}/schema#", "required": ["a"]}
+        parameters["properties"] = {"a": {"$ref": "#/definitions/D"}}
+        parameters["definitions"] = {"D": {"type": kind}}
+        tools.append({"type": "function", "name": kind, "parameters": parameters})
+    request = validated({"input": "x", "tools": tools}, ResponseRequest)
+    text = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    matcher = bytes_only(1).matcher(request.options(Options()))
+    assert matcher.whole([byte + 3 for byte in text.encode()]) is fits
 
 
 def test_only_formats_that_are_known_bind():

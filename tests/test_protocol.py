@@ -1,6 +1,7 @@
 """OpenAI's JSON: what its fields mean here, that nothing is passed over in silence, and that no body, however it is
 made, raises anything but an InputError."""
 
+import itertools
 import json
 from collections import Counter
 from dataclasses import replace
@@ -10,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from errors import InputError
-from serving.answers import Writer
+from serving.answers import Call, Writer
 from serving.engine import Progress
 from serving.requests import (
     _NEUTRAL,
@@ -119,7 +120,8 @@ def test_what_is_not_said_is_the_servers():
         ),
         ({"tool_choice": "required"}, "^tool_choice asks for a function that is not in tools$"),
         ({"tools": [TOOL], "tool_choice": NAMED}, "a function that is not in tools"),
-        ({"tools": [TOOL, TOOL]}, "^tool_choice has to name one of the 2 tools$"),
+        ({"tools": [TOOL, TOOL]}, "^tools has two functions of one name$"),
+        ({"tools": [{"type": "web_search"}]}, r"^tools\.0\.type: input should be 'function'$"),
         ({"max_new_tokens": 5}, "no field 'max_new_tokens'; nearest: 'max_tokens'"),
         ({"verbosity": "low"}, "verbosity is not supported"),
         (
@@ -169,9 +171,15 @@ def test_a_message_has_what_its_template_uses():
     itself = call | {"function": {"name": "f", "arguments": {"a": 1}}}
     first = called.for_template("{{ m.tool_calls }}")
     assert first == {"role": "assistant", "content": "", "tool_calls": [itself]}
-    assert called.for_template("x") == {"role": "assistant", "content": '{"a": 1}'}
+    written = '{"name": "f", "arguments": {"a": 1}}'
+    assert called.for_template("x") == {"role": "assistant", "content": written}
     assert result.for_template("x") == {"role": "user", "content": "r"}
     assert result.for_template("tool")["role"] == "tool"
+    item = {"type": "function_call", "call_id": "1", **call["function"]}
+    output = {"type": "function_call_output", "call_id": "1", "output": "r"}
+    calls, answer = parsed({"input": [item, item, output]}, ResponseRequest).messages
+    assert calls.tool_calls == called.tool_calls * 2
+    assert answer.for_template("x") == result.for_template("x")
     assert user.for_template("user color")["content"] == "ab"
     with pytest.raises(InputError, match="no use for 'color'"):
         user.for_template("user")
@@ -180,18 +188,34 @@ def test_a_message_has_what_its_template_uses():
 @pytest.mark.parametrize(
     "fields, called",
     [
-        ({"tools": [TOOL]}, True),
-        ({"tools": [TOOL], "tool_choice": "required"}, True),
-        ({"tools": [TOOL, NAMED], "tool_choice": NAMED}, True),
-        ({"tools": [TOOL], "tool_choice": "none"}, False),
-        ({"tools": [TOOL], "messages": [{"role": "tool", "content": "r"}]}, False),
-        ({"tools": []}, False),
+        ({"tools": [TOOL]}, ["f"]),
+        ({"tools": [TOOL, NAMED]}, ["f", "g"]),
+        ({"tools": [TOOL, NAMED], "tool_choice": "required"}, ["f", "g"]),
+        ({"tools": [TOOL, NAMED], "tool_choice": NAMED}, ["g"]),
+        ({"tools": [TOOL, NAMED], "tool_choice": "none"}, []),
+        ({"tools": [TOOL, NAMED], "messages": [{"role": "tool", "content": "r"}]}, []),
+        ({"tools": []}, []),
     ],
 )
-def test_the_tool_that_is_meant_gives_the_form(fields, called):
+def test_the_tools_that_are_meant_give_the_form(fields, called):
     request = parsed({**fields, "response_format": {"type": "json_object"}}, Chat)
-    form = json.loads(json.dumps(request.options(Options()).json_schema))
-    assert ("additionalProperties" in form) == called == bool(request.tool)
+    form = request.options(Options()).json_schema
+    calls = [call["properties"] for call in form.get("anyOf", [])]
+    assert [call["name"]["const"] for call in calls] == called
+    assert called or form == {"type": "object"}
+
+
+@pytest.mark.parametrize("arguments", ["{}", r'{"a": "}\"{", "b": [{"c": {}}]}', '"}"', "-1.5"])
+def test_a_call_is_split_wherever_it_is_cut(arguments):
+    """Its name comes once, and its arguments never with the brace that ends the call."""
+    head = '{"name": "f", "arguments": '
+    text = f"{head}{arguments}}}"
+    for end, size in itertools.product(range(len(text) + 1), (1, 3, 99)):
+        call = Call()
+        pieces = [call.push(text[i : min(i + size, end)]) for i in range(0, end, size)]
+        assert [name for name, _ in pieces if name] == ["f"] * (end >= len(head))
+        split = "".join(more for _, more in pieces)
+        assert split == text[len(head) : min(end, len(text) - 1)]
 
 
 def test_arguments_for_a_template_are_languages_or_its_own():
