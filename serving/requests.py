@@ -303,8 +303,10 @@ def _schema_of_call(tools: Sequence[_Tool]) -> dict[str, Any]:
     closed = {"type": "object", "additionalProperties": False}
     for index, tool in enumerate(tools):
         # With an id, which older drafts call otherwise, "#" in its references is its own schema.
-        own = {"$id": f"tool://{index}/", "$schema": _JSON_SCHEMA}
-        call = {"name": {"const": tool.name}, "arguments": closed | tool.parameters | own}
+        arguments = tool.parameters | {"$id": f"tool://{index}/", "$schema": _JSON_SCHEMA}
+        if "properties" in arguments or not arguments.keys() & {"$ref", "allOf", "anyOf", "oneOf"}:
+            arguments = closed | arguments
+        call = {"name": {"const": tool.name}, "arguments": arguments}
         calls.append(closed | {"properties": call, "required": [*call]})
     return {"anyOf": calls}
 

@@ -257,13 +257,17 @@ def bytes_only(*ends: int) -> Grammars:
     ],
 )
 def test_a_calls_arguments_are_those_of_its_tool(name, arguments, fits):
-    """Two tools have definitions of one name, in two drafts of JSON Schema; one has no parameters, and an odd name."""
-    tools: list[dict] = [{"type": "function", "name": 'ä"\\\n'}]
-    for kind, draft in ("integer", "draft-04"), ("boolean", "draft-07"):
-        parameters = {"$schema": f"http://json-schema.org/{draft}/schema#", "required": ["a"]}
-        parameters["properties"] = {"a": {"$ref": "#/definitions/D"}}
-        parameters["definitions"] = {"D": {"type": kind}}
-        tools.append({"type": "function", "name": kind, "parameters": parameters})
+    """Two tools have definitions of one name, one in an old draft of JSON Schema; one has no parameters, and an odd name."""
+    whole = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    old = {"$schema": "http://json-schema.org/draft-04/schema#", "required": ["a"]}
+    old |= {"properties": {"a": {"$ref": "#/definitions/D"}}}
+    schemas = {
+        "integer": {**old, "definitions": {"D": {"type": "integer"}}},
+        "boolean": {"$ref": "#/definitions/D", "definitions": {"D": whole}},
+        'ä"\\\n': None,
+    }
+    items = schemas.items()
+    tools = [{"type": "function", "name": name, "parameters": schema} for name, schema in items]
     request = validated({"input": "x", "tools": tools}, ResponseRequest)
     text = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     matcher = bytes_only(1).matcher(request.options(Options()))
