@@ -12,7 +12,7 @@ import blas  # noqa: F401 (before mlx: see there)
 
 # isort: split
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -46,6 +46,7 @@ from speculative.row import Response, Row, respond
 from speculative.row import Stats as Stats
 from speculative.sampling import RowSeeds, log_probabilities, sampler
 from speculative.schedule import Schedule
+from speculative.tasks import Task, Tasks
 from text.grammar_compiler import Grammars
 from text.memory import Memory
 from text.stream import TextStream
@@ -345,6 +346,40 @@ class SpeculativeDecoder:
             row.reference = [*tokens[: row.max_tokens], *config.eos_token_ids[:1]]
         return row
 
+    def rows(
+        self,
+        prompt: Content,
+        options: Options,
+        seeds: RowSeeds,
+        max_prompt_tokens: int | None = None,
+    ) -> list[Row]:
+        """The rows of a prompt, one for each of its num_samples. Errors: as `row`, and InputError for more tokens than
+        max_prompt_tokens. seeds: those of the list that the prompt is in"""
+        rows = [self.row(prompt, options, seeds) for _ in range(options.num_samples)]
+        tokens = len(rows[0].prompt)
+        if max_prompt_tokens is not None and tokens > max_prompt_tokens:
+            raise InputError(f"the prompt has {tokens} tokens; {max_prompt_tokens} at most")
+        return rows
+
+    def run(
+        self,
+        tasks: Iterable[Task | InputError],
+        options: Options,
+        batch_size: int = BATCH_SIZE,
+        at_once: int = 1,
+        on_row: Callable[[Row], object] = lambda row: None,
+    ) -> Iterator[tuple[int, Any]]:
+        """Decode what tasks need, `batch_size` rows together; yield (index, result) as each task ends, or (index, InputError)
+        if it fails. at_once: so many tasks go on beside each other. on_row: gets each row as it finishes"""
+        source = Tasks(tasks, at_once)
+        with self.running(options) as driver:
+            for row in driver.decode(source, self.at_most(batch_size)):
+                on_row(row)
+                source.finish(row)
+                while source.results:
+                    yield source.results.popleft()
+        yield from source.results
+
     def check(self, prompt: Content, options: Options) -> None:
         """Raise InputError if the prompt cannot be decoded: see `row`."""
         self.row(prompt, options)
@@ -398,7 +433,7 @@ class SpeculativeDecoder:
         seeds = RowSeeds(settings.seed)
 
         def make(prompt: Content) -> list[Row]:
-            rows = [self.row(prompt, settings, seeds) for _ in range(settings.num_samples)]
+            rows = self.rows(prompt, settings, seeds)
             if settings.num_beams == 1:
                 return rows
             rows[0].others = rows[1:]

@@ -30,6 +30,7 @@ from distributed.ranks import session
 from errors import InputError, naming
 from speculative.options import DECLARED
 from speculative.row import Stats
+from speculative.tasks import Task
 from speech import audio
 from speech.features import RATE
 from speech.formats import FORMATS, Layout, Segment, Transcript
@@ -41,7 +42,7 @@ from speech.reference import Part, parse
 from speech.rules import TASKS
 from speech.subtitles import Rules
 from speech.transcriber import Transcriber
-from speech.transcript import OnWindow, Steps
+from speech.transcript import OnWindow
 from terminal import cli
 from terminal.flags import reading
 from terminal.prompt_files import InOrder
@@ -315,7 +316,7 @@ def transcribe_files(
         printer = Printer(sources, output, late, track, bar)
         sounds = (partial(printer.open_sound, i) for i in range(len(sources)))
 
-        def resume(index: int, samples: np.ndarray, steps: Steps) -> Steps:
+        def resume(index: int, samples: np.ndarray, steps: Task) -> Task:
             key = zlib.crc32(samples.tobytes(), zlib.crc32(settings))
             return resumed(steps, output.journal(names[index]), key) if output.folder else steps
 
@@ -388,7 +389,7 @@ def transcribe_live(
     signal.signal(signal.SIGINT, stop)
     complain("listening; Ctrl-C ends it")
     live = transcriber.live(options, show)
-    ((_, transcript),) = transcriber.decode_all(iter([live.listen(pieces)]), options, 1)
+    ((_, transcript),) = transcriber.run(iter([live.listen(pieces)]), options, 1)
     assert isinstance(transcript, Transcript)
     if not write_files(output, transcript, name):
         raise InputError("the transcript could not be written")

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from decoder import BATCH_SIZE, Content, Options, Response, SpeculativeDecoder
+from decoder import BATCH_SIZE, Options, Response, SpeculativeDecoder
 from documents.document import Document, Passage, Place, Span, spread
 from documents.marks import Align, Sentence, places
 from documents.sentences import (
@@ -21,10 +21,10 @@ from documents.sentences import (
     translatable,
 )
 from errors import InputError
-from families.ram import wired_memory
 from reporting import reporter
-from speculative.row import Row
+from speculative.row import Row, respond
 from speculative.sampling import RowSeeds
+from speculative.tasks import Task, Work
 from text.alignment import Aligner
 from text.languages import has_spaces, short
 from text.memory import MemoryFile, Pair
@@ -53,12 +53,6 @@ class Translation(NamedTuple):
     problems: list[str]  # what a reader should check, each with its place
 
 
-# Prompts, to go on when `finish` has got their responses, or a function to call where models may be used and whose
-# result to send back
-Work = list[Content] | Callable[[], Any]
-Steps = Generator[Work, Any, Translation]
-
-
 @dataclass
 class Translator:
     """Translates documents, each distinct sentence once. InputError for languages that the model does not have.
@@ -69,6 +63,7 @@ class Translator:
     memory_file: gets the sentences that the decoder's memory lacks
     on_response: called as each sentence is finished
     on_line:     called with each passage of a document that is finished
+    max_prompt_tokens: of a sentence; None: as many as the model reads
     """
 
     decoder: SpeculativeDecoder
@@ -80,6 +75,7 @@ class Translator:
     memory_file: MemoryFile | None = None
     on_response: Callable[[Response], Any] = lambda response: None
     on_line: Callable[[Line], Any] = lambda line: None
+    max_prompt_tokens: int | None = None
 
     def __post_init__(self):
         self.options = self.decoder.seeded(self.options)
@@ -109,25 +105,21 @@ class Translator:
         self, document: Document, name: str = "", journal: MemoryFile | None = None
     ) -> Translation:
         """A document's translation. name: for the progress bar. journal: gets each sentence as it is finished."""
-        steps = self.steps(document)
-        result: Any = None
-        while True:
-            try:
-                work = steps.send(result)
-            except StopIteration as end:
-                return end.value
-            if not isinstance(work, list):
-                with wired_memory():
-                    result = work()
-                continue
-            responses = self.decoder.stream_batch(work, self.batch_size, **vars(self.options))
-            with reporter.bar(name, len(work), "", 0.1) as advance:
-                for _, response in responses:
-                    self.finish(response, journal)
-                    advance(1)
+        characters = sum(len(passage.text) for passage in document.passages)
+        with reporter.bar(name, characters, " characters", 0.1) as advance:
 
-    def steps(self, document: Document) -> Steps:
-        """Translate a document, wherever its sentences are decoded."""
+            def finish(row: Row) -> None:
+                self.finish(row, journal)
+                advance(len(row.prompt_text))
+
+            task = self.steps(document)
+            ((_, result),) = self.decoder.run([task], self.options, self.batch_size, on_row=finish)
+        if isinstance(result, InputError):
+            raise result
+        return result
+
+    def steps(self, document: Document) -> Task:
+        """Translate a document, wherever its sentences are decoded; `finish` gets their rows."""
         if document.into and self.target_lang:
             document = document.into(short(self.target_lang))
         passages = [
@@ -140,13 +132,13 @@ class Translator:
             for piece in of_passage
             if translatable(piece, pattern)
         ]
-        yield self._prompts([sentence for sentence, _ in wanted])
+        yield self._rows([sentence for sentence, _ in wanted])
         lost = [
             masked(sentence, pattern)[0]
             for sentence, pattern in wanted
             if changed(sentence, self.texts[sentence], pattern) and sentence not in self.exact
         ]
-        yield self._prompts(lost)
+        yield self._rows(lost)
         pairs = [
             [*zip(of_passage, self._new_pieces(passage, of_passage, pattern), strict=True)]
             for (passage, pattern), of_passage in zip(passages, pieces, strict=True)
@@ -190,14 +182,18 @@ class Translator:
         # With a reference: otherwise the memory would be searched for one.
         return self.decoder.row(self._framed(Prompt(text, "-")), self.options, RowSeeds(0))
 
-    def _prompts(self, wanted: Sequence[str]) -> list[Content]:
-        """The prompts of the sentences that have no text yet."""
+    def _rows(self, wanted: Sequence[str]) -> Iterator[Row]:
+        """The rows of the sentences that have no text yet, the longest first. They are made as they are taken."""
         self.texts |= {each: self.exact[each] for each in wanted if each in self.exact}
         todo = [sentence for sentence in dict.fromkeys(wanted) if sentence not in self.texts]
-        return [self._framed(sentence) for sentence in todo]
+        seeds = RowSeeds(self.options.seed)
+        for sentence in sorted(todo, key=len, reverse=True):
+            prompt = self._framed(sentence)
+            yield from self.decoder.rows(prompt, self.options, seeds, self.max_prompt_tokens)
 
-    def finish(self, response: Response, journal: MemoryFile | None = None) -> None:
+    def finish(self, row: Row, journal: MemoryFile | None = None) -> None:
         """Take a sentence's text."""
+        response = respond(row)
         self.on_response(response)
         text = " ".join(response.text.splitlines()).strip()
         self.texts[response.prompt] = text or response.prompt

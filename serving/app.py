@@ -191,14 +191,9 @@ class Api:
             prompts = request.prompt
         else:
             prompts = [request.prompt(self._chat, self.template)]
-        seed = RowSeeds(options.seed)
-        rows = []
-        for prompt in prompts:
-            rows += [decoder.row(prompt, options, seed) for _ in range(options.num_samples)]
-        longest = max(len(row.prompt) for row in rows)
-        if longest > self.max_prompt_tokens:
-            raise InputError(f"the prompt has {longest} tokens; {self.max_prompt_tokens} at most")
-        return rows
+        seeds = RowSeeds(options.seed)
+        limit = self.max_prompt_tokens
+        return [row for prompt in prompts for row in decoder.rows(prompt, options, seeds, limit)]
 
     def _thinking(self, request: Completion | Chat, row: Row) -> Thinking:
         """What splits a row's text. A text in a given form has no thoughts."""

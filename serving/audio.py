@@ -15,6 +15,7 @@ from serving import answers
 from serving.engine import Engine, Refused
 from serving.transport import event_of, read_form, stream_of, while_there, working
 from speculative.row import Stats
+from speculative.tasks import Ended
 from speech.audio import check_length, decoded
 from speech.formats import FORMATS, Layout, Segment, Transcript
 from speech.options import TranscribeOptions
@@ -88,12 +89,12 @@ class Speech:
             sound = await to_thread.run_sync(
                 self._open, form, options, segments, limiter=self._reading
             )
-            async for step in working(self._engine, sound.steps()):
+            async for step in working(self._engine, sound.steps(), is_begun=True):
                 for part in segments:
                     yield part
                 segments.clear()
-                if isinstance(step, Transcript):
-                    yield step
+                if isinstance(step, Ended):
+                    yield step.result
 
     def _open(self, form: FormData, options: TranscribeOptions, segments: list[Part]) -> Sound:
         """The sound, which adds its segments to `segments`. InputError for a file without sound."""

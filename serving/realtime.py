@@ -195,7 +195,7 @@ class _Client:
             raise InputError(f"there is no event {event.type[:50]!r} in transcription sessions")
 
     async def _advance(self, is_end: bool = False) -> None:
-        async for _ in working(self._server.engine, self._live.advance(is_end)):
+        async for _ in working(self._server.engine, self._live.advance(is_end), is_begun=True):
             for heard in self._heard:
                 await self._tell(heard)
             self._heard.clear()

@@ -4,10 +4,9 @@ batches, beside those of all other requests."""
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -21,7 +20,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from decoder import Content
 from documents import read
 from documents.document import Document
 from documents.translator import Translation, Translator
@@ -29,8 +27,8 @@ from errors import InputError
 from serving.engine import Engine, Progress, Refused
 from serving.requests import read_json
 from serving.transport import BODY_SECONDS, read_body, read_form, working
-from speculative.row import Row, respond
-from speculative.sampling import RowSeeds
+from speculative.row import Row
+from speculative.tasks import Ended
 from text.alignment import Aligner
 from text.detection import Detector
 from text.languages import short, tag_of
@@ -149,7 +147,9 @@ class Translations:
             return None
         told = source if self._is_told_source else None
         settings = replace(self.engine.options, source_lang=told, target_lang=target, **options)
-        translator = Translator(self.engine.decoder, settings)
+        translator = Translator(
+            self.engine.decoder, settings, max_prompt_tokens=self.max_prompt_tokens
+        )
         translator.source_lang = translator.source_lang or source
         # A few texts do not tell how attention is to be read: requests learn it together.
         translator.aligner = self._aligners.setdefault(translator.languages, translator.aligner)
@@ -161,23 +161,16 @@ class Translations:
         if translator is None:
             yield Translation(document.write([None] * len(document.passages)), [])
             return
-        rows_of = partial(self._rows, translator)
-        async with aclosing(working(self.engine, translator.steps(document), rows_of)) as steps:
+        task = translator.steps(document)
+        async with aclosing(working(self.engine, task, is_begun=False)) as steps:
             async for step in steps:
-                if not isinstance(step, Translation):
-                    row, _, now = step
-                    if now.finish_reason:
-                        translator.finish(respond(row))
+                if isinstance(step, Ended):
+                    yield step.result
+                    continue
+                row, _, now = step
+                if now.finish_reason:
+                    translator.finish(row)
                 yield step
-
-    def _rows(self, translator: Translator, prompts: Sequence[Content]) -> Iterator[Row]:
-        seeds = RowSeeds(translator.options.seed)
-        for prompt in prompts:
-            row = self.engine.decoder.row(prompt, translator.options, seeds)
-            size = len(row.prompt)
-            if size > self.max_prompt_tokens:
-                raise InputError(f"a sentence has {size} tokens; {self.max_prompt_tokens} at most")
-            yield row
 
     async def keep(self, fields: dict[str, Any], source: str | None, target: str) -> Kept:
         """Begin to translate an uploaded document. InputError if it is none; Refused if there are too many."""

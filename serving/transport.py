@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, closing
 from functools import partial
 from itertools import islice
@@ -19,6 +19,7 @@ from starlette.responses import StreamingResponse
 from errors import InputError
 from serving.engine import CANCELLED, LOST, REFUSED, START, Engine, Job, Progress
 from speculative.row import FAILED, Row
+from speculative.tasks import Ended, Task, resume
 
 BODY_SECONDS = 30.0  # in which a body must arrive
 RETRY_AFTER = {"retry-after": "1"}  # seconds
@@ -128,36 +129,21 @@ async def row_steps_of(
         engine.cancel([*jobs])
 
 
-def next_work(steps: Generator[Any, Any, Any], result: Any) -> Any:
-    """What is to be decoded or called next, or what the steps return. result: of the last call"""
-    try:
-        return steps.send(result)
-    except StopIteration as end:
-        return end.value
-
-
-async def working(
-    engine: Engine,
-    steps: Generator[Any, Any, Any],
-    rows_of: Callable[[list], Iterator[Row]] | None = None,
-) -> AsyncGenerator[Any]:
-    """Decode what steps need: lists of rows or, of texts in which other requests may come between, of what `rows_of` makes
-    rows. Yields as `row_steps_of`, and at last what the steps return."""
-    is_begun = rows_of is None  # a sound has its place already
-    with closing(steps):
-        work = await run_in_threadpool(next_work, steps, None)
-        while isinstance(work, list) or callable(work):
+async def working(engine: Engine, task: Task, is_begun: bool) -> AsyncGenerator[Any]:
+    """Decode what a task needs. Yields as `row_steps_of`, and at last an `Ended`. is_begun: it has its place already, so
+    that its rows are taken in any case; those of a task that has none yet are refused if too many wait."""
+    with closing(task):
+        work = await run_in_threadpool(resume, task)
+        while not isinstance(work, Ended):
             result: Any = None
-            if isinstance(work, list):
-                rows = rows_of(work) if rows_of else iter(work)
-                at_once = None if rows_of else len(work)
-                async with aclosing(row_steps_of(engine, rows, is_begun, at_once)) as grown:
-                    async for step in grown:
-                        yield step
-                is_begun = is_begun or bool(work)
-            else:
+            if callable(work):
                 result = await run_in_threadpool(engine.call, work)
-            work = await run_in_threadpool(next_work, steps, result)
+            else:
+                async with aclosing(row_steps_of(engine, iter(work), is_begun)) as grown:
+                    async for step in grown:
+                        is_begun = True
+                        yield step
+            work = await run_in_threadpool(resume, task, result)
         yield work
 
 

@@ -5,29 +5,25 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from speech.transcript import Steps
+from speculative.row import Row
+from speculative.tasks import Ended, Task, resume
 
 
-def resumed(steps: Steps, path: Path, key: int) -> Steps:
-    """A sound's steps. Rows that an earlier run has decoded come from the file, in the same order; those that this run
+def resumed(task: Task, path: Path, key: int) -> Task:
+    """A sound's task. Rows that an earlier run has decoded come from the file, in the same order; those that this run
     decodes are added to it. key: what the texts depend on; the file begins anew if another run had another one."""
     entries = list(_entries(path, key))
     with suppress(OSError):  # there is none so far, for example
         os.truncate(path, len("".join(entries).encode()))
     earlier = iter(entries)
     number = 0
-    result: Any = None
-    while True:
-        try:
-            work = steps.send(result)
-        except StopIteration as end:
-            return end.value
-        if not isinstance(work, list):
-            result = yield work
+    work = resume(task)
+    while not isinstance(work, Ended):
+        if callable(work):
+            work = resume(task, (yield work))
             continue
-        result = None
+        work = [*work]
         number += 1
         entry = next(earlier, None)
         if entry is None:
@@ -36,12 +32,19 @@ def resumed(steps: Steps, path: Path, key: int) -> Steps:
             # a full disk, for example: what has no entry is decoded again
             with suppress(OSError), path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps([key, number, values]) + "\n")
-            continue
-        for row, (tokens, origins, logprobs) in zip(work, json.loads(entry)[-1], strict=True):
-            row.tokens += tokens
-            row.origins += origins
-            row.logprobs += logprobs
-            row.finish_reason = "stop"
+        else:
+            _fill(work, json.loads(entry)[-1])
+        work = resume(task)
+    return work.result
+
+
+def _fill(rows: list[Row], values: list) -> None:
+    """Finish rows with what was decoded of them before."""
+    for row, (tokens, origins, logprobs) in zip(rows, values, strict=True):
+        row.tokens += tokens
+        row.origins += origins
+        row.logprobs += logprobs
+        row.finish_reason = "stop"
 
 
 def _entries(path: Path, key: int) -> Iterator[str]:

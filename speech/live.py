@@ -13,13 +13,14 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from families.whisper import Whisper
+from speculative.tasks import Task, Work
 from speech.audio import pcm
 from speech.decoding import WindowText
 from speech.features import FRAMES, HOP, RATE, log_mel
 from speech.options import TranscribeOptions
 from speech.rules import Special
 from speech.timeline import Timeline
-from speech.transcript import Sound, Steps, Work
+from speech.transcript import Sound
 from speech.voice import last_pause, probabilities, stretches, with_speech
 from speech.words import has_spaces, split
 
@@ -92,7 +93,7 @@ class Live(Sound):
         self._start = None
         self._begin_window(len(self._samples) // HOP)
 
-    def listen(self, pieces: SimpleQueue[bytes]) -> Steps:
+    def listen(self, pieces: SimpleQueue[bytes]) -> Task:
         """Transcribe raw sound (see `audio.pcm`) as it arrives, until b"" does."""
         while data := pieces.get():
             self.append(pcm(data))

@@ -1,7 +1,6 @@
 """Loads a Whisper pair and transcribes many sounds together."""
 
 import zipfile
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,16 +15,17 @@ from errors import InputError
 from families.loading import find
 from families.whisper import Whisper
 from speculative.row import Row
+from speculative.tasks import Task
 from speech.formats import Transcript
 from speech.live import PAUSE, Live, OnHeard
 from speech.options import TranscribeOptions
 from speech.rules import Special
-from speech.transcript import OnWindow, Sound, Steps
+from speech.transcript import OnWindow, Sound
 from text.generation import FILE as GENERATION
 
 Result = Transcript | InputError
 OpenSound = Callable[[], tuple[np.ndarray, OnWindow]]
-Resume = Callable[[int, np.ndarray, Steps], Steps]
+Resume = Callable[[int, np.ndarray, Task], Task]
 
 
 class Transcriber:
@@ -95,33 +95,27 @@ class Transcriber:
         """
         options = self.resolve(options)
 
-        def open_sound(index: int, sound: OpenSound) -> Steps | InputError:
+        def open_sound(index: int, sound: OpenSound) -> Task | InputError:
             try:
                 samples, on_window = sound()
             except InputError as error:
                 return error
             return resume(index, samples, self.sound(samples, options, on_window).steps())
 
-        steps = (open_sound(*each) for each in enumerate(sounds))
-        return self.decode_all(steps, options, batch_size, on_row)
+        tasks = (open_sound(*each) for each in enumerate(sounds))
+        return self.run(tasks, options, batch_size, on_row)
 
-    def decode_all(
+    def run(
         self,
-        steps: Iterator[Steps | InputError],
+        tasks: Iterable[Task | InputError],
         options: TranscribeOptions,
         batch_size: int,
         on_row: Callable[[Row], object] = lambda row: None,
     ) -> Iterator[tuple[int, Result]]:
-        """As `transcribe_all`, from the steps of each sound, or why it has none."""
-        source = _Sounds(steps, batch_size)
+        """As `transcribe_all`, from the tasks of sounds, or why a sound has none."""
+        decoding = self.special.options(num_draft=options.num_draft)
         rows = max(batch_size, options.best_of)
-        with self.decoder.running(self.special.options(num_draft=options.num_draft)) as driver:
-            for row in driver.decode(source, rows):
-                on_row(row)
-                source.finish(row)
-                while source.results:
-                    yield source.results.popleft()
-        yield from source.results
+        return self.decoder.run(tasks, decoding, rows, batch_size, on_row)
 
 
 def is_speech(name: str | Path) -> bool:
@@ -143,47 +137,3 @@ def _encoder(name: str | Path) -> dict[str, tuple[int, int]]:
     with zipfile.ZipFile(find(str(name)) / WEIGHTS) as archive:
         members = [m for m in archive.infolist() if m.filename.startswith("encoder.")]
     return {member.filename: (member.file_size, member.CRC) for member in members}
-
-
-class _Sounds:
-    """A source of rows for the driver: those of `batch_size` sounds at a time."""
-
-    def __init__(self, sounds: Iterator[Steps | InputError], batch_size: int):
-        self._sounds = enumerate(sounds)
-        self._batch_size = batch_size
-        self._running: dict[int, Steps] = {}
-        self._waiting: deque[Row] = deque()
-        self._unfinished: dict[Row, int] = {}  # row -> index of its sound
-        self.results = deque[tuple[int, Result]]()
-
-    def take(self, count: int, wait: bool) -> list[Row]:
-        while len(self._waiting) < count and len(self._running) < self._batch_size:
-            index, sound = next(self._sounds, (0, None))
-            if sound is None:
-                break
-            if isinstance(sound, InputError):
-                self.results.append((index, sound))
-            else:
-                self._running[index] = sound
-                self._resume(index)
-        return [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
-
-    def _resume(self, index: int) -> None:
-        """Let a sound go on until it needs rows decoded, or ends."""
-        steps = self._running[index]
-        try:
-            work = next(steps)
-            while not isinstance(work, list):
-                work = steps.send(work())
-        except (StopIteration, InputError) as end:
-            del self._running[index]
-            self.results.append((index, end if isinstance(end, InputError) else end.value))
-        else:
-            self._unfinished |= dict.fromkeys(work, index)
-            self._waiting.extend(work)
-
-    def finish(self, row: Row) -> None:
-        """Resume this row's sound if none of its rows is left to decode."""
-        index = self._unfinished.pop(row)
-        if index not in self._unfinished.values():
-            self._resume(index)

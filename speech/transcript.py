@@ -14,7 +14,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from families.whisper import Whisper, Window
-from speculative.row import Row, Stats
+from speculative.row import Stats
+from speculative.tasks import Task, Work
 from speech.decoding import WindowDecoder, WindowText
 from speech.features import FRAMES, HOP, RATE, log_mel
 from speech.formats import Segment, Transcript
@@ -41,9 +42,6 @@ _TOGETHER = 32  # windows of a sound, if batched: their features stay in memory
 _PER_TIMESTAMP = round(SECONDS_PER_TIMESTAMP * FRAMES)  # frames
 
 OnWindow = Callable[[Sequence[Segment], float, Stats], object]
-# Rows, to go on when they are finished, or a function to call where models may be used and whose result to send back
-Work = list[Row] | Callable[[], Any]
-Steps = Generator[Work, Any, Transcript]
 
 
 @dataclass
@@ -104,7 +102,7 @@ class Sound:
         ids = self._tokenizer.encode(f" {text.strip()}", add_special_tokens=False).ids
         return [token for token in ids if token < self._special.end] if text.strip() else []
 
-    def steps(self) -> Steps:
+    def steps(self) -> Task:
         """Transcribe the sound."""
         for seek, end in self._clips:
             while seek < end:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,8 @@ import translate
 from decoder import Options, SpeculativeDecoder
 from documents import FORMATS, translator
 from errors import InputError
+from speculative.row import respond
+from speculative.tasks import Tasks
 from text.alignment import Alignment
 from text.memory import Pair
 
@@ -56,16 +59,15 @@ def test_a_document_appears_beside_its_source_and_is_not_replaced(run, tmp_path)
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(run, tmp_path, monkeypatch):
-    whole, decoded = SpeculativeDecoder.stream_batch, []
+    finish, decoded = translator.Translator.finish, []
 
-    def once(self, prompts, *args, **options):
-        for index, response in whole(self, prompts, 1, **options):
-            if len(decoded) == 1:
-                raise KeyboardInterrupt
-            decoded.append(response.prompt)
-            yield index, response
+    def once(self, row, journal):
+        if len(decoded) == 1:
+            raise KeyboardInterrupt
+        decoded.append(row.prompt_text)
+        finish(self, row, journal)
 
-    monkeypatch.setattr(SpeculativeDecoder, "stream_batch", once)
+    monkeypatch.setattr(translator.Translator, "finish", once)
     assert run("a.txt", "--to", "de").returncode == 130
     (part,) = [name for name in files(tmp_path) if name.endswith(".part")]
     with (tmp_path / part).open("a") as journal:
@@ -78,17 +80,16 @@ def test_an_interrupted_run_goes_on_where_it_stopped(run, tmp_path, monkeypatch)
 
 def test_two_runs_may_write_one_output(run, tmp_path, monkeypatch):
     """The other run begins and ends while this one decodes."""
-    decode = SpeculativeDecoder.stream_batch
+    finish = translator.Translator.finish
     results = []
 
-    def interleaved(self, *args, **options):
-        for response in decode(self, *args, **options):
-            if not results:
-                results.append(None)
-                results.append(run("a.txt", "--to", "de", "--force"))
-            yield response
+    def interleaved(*args):
+        if not results:
+            results.append(None)
+            results.append(run("a.txt", "--to", "de", "--force"))
+        finish(*args)
 
-    monkeypatch.setattr(SpeculativeDecoder, "stream_batch", interleaved)
+    monkeypatch.setattr(translator.Translator, "finish", interleaved)
     results.append(run("a.txt", "--to", "de", "--force"))
     assert [(each.returncode, each.stdout) for each in results[1:]] == [(0, "a.de.txt\n")] * 2
     assert (tmp_path / "a.de.txt").read_text() == TEXT and files(tmp_path) == ["a.de.txt", "a.txt"]
@@ -156,14 +157,10 @@ def test_what_a_reader_should_look_at_is_listed(run, tmp_path):
 
 
 def test_a_placeholder_lost_is_tried_again_as_a_plain_token(run, tmp_path, monkeypatch):
-    whole = SpeculativeDecoder.stream_batch
+    def copying(row):
+        return replace(respond(row), text=row.prompt_text.replace("{n}", ""))
 
-    def copying(self, prompts, *args, **options):
-        for index, response in whole(self, prompts, *args, **options):
-            response.text = response.prompt.replace("{n}", "")
-            yield index, response
-
-    monkeypatch.setattr(SpeculativeDecoder, "stream_batch", copying)
+    monkeypatch.setattr(translator, "respond", copying)
     (tmp_path / "a.txt").write_text("We see {n}. It is X1.\n")
     result = run("a.txt", "--to", "de")
     assert (tmp_path / "a.de.txt").read_text() == "We see {n}. It is X1.\n"
@@ -214,14 +211,19 @@ def stub(demo_pair, monkeypatch):
     """Call a translator that writes what a function makes of each sentence."""
 
     def stub(new, source: str, ending: str, is_unspaced=False):
-        def stream(self, prompts, *args, **kwargs):
-            for i, prompt in enumerate(prompts):
-                yield (
-                    i,
-                    SimpleNamespace(prompt=prompt, text=new(prompt), finish_reason="stop"),
-                )
+        def respond(row):
+            text = row.prompt_text
+            return SimpleNamespace(prompt=text, text=new(text), finish_reason="stop")
 
-        monkeypatch.setattr(SpeculativeDecoder, "stream_batch", stream)
+        def run(self, tasks, *args, on_row):
+            source = Tasks(tasks, 1)
+            while rows := source.take(1, wait=True):
+                on_row(rows[0])
+                source.finish(rows[0])
+            return source.results
+
+        monkeypatch.setattr(translator, "respond", respond)
+        monkeypatch.setattr(SpeculativeDecoder, "run", run)
         decoder = SpeculativeDecoder(*demo_pair[:2])
         by = translator.Translator(decoder, Options(target_lang="de"))
         by._is_unspaced = is_unspaced
