@@ -52,8 +52,9 @@ class Names:
         for name in filter(_ADAPTER.match, tensors):
             raise InputError(f"{name} is PEFT's: merge_and_unload() the model before you save it")
         bare = {name.replace(_COMPILED, ""): tensor for name, tensor in tensors.items()}
-        ends = "|".join(map(re.escape, self.embedding))
-        pattern = rf"((?:[^.]+\.)*?)(?:{re.escape(self.prefix)})?(?:{ends})"
+        *inner, head = map(re.escape, self.embedding)  # the head has no prefix
+        ends = rf"(?:{re.escape(self.prefix)})?(?:{'|'.join(inner)})|{head}"
+        pattern = rf"((?:[^.]+\.)*?)(?:{ends})"
         embeddings = filter(None, (re.fullmatch(pattern, name) for name in bare))
         wrapper = min((match[1] for match in embeddings), key=len, default="")
         if wrapper or bare.keys() != tensors.keys():
