@@ -1,6 +1,7 @@
 """Folders of models: a Hugging Face checkpoint's JSON files and weights, and where converted models are."""
 
 import json
+import re
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -39,6 +40,8 @@ def read_json(path: Path) -> dict:
     return value
 
 
+_SETTINGS = {"config.json", "generation_config.json", *TOKENIZER_FILES}
+_WEIGHTS = re.compile(r"(model|pytorch_model).*\.(safetensors|bin)")
 _SINGLE = ("model.safetensors", "pytorch_model.bin")  # best first
 _OTHERS = {  # files of folders that are not Hugging Face checkpoints
     "adapter_config.json": "an adapter: merge it into its model first (merge_and_unload in PEFT)",
@@ -54,6 +57,10 @@ def check_kind(model: object, names: Collection[str]) -> None:
     for ending, kind in _OTHERS.items():
         if any(name.endswith(ending) for name in names):
             raise InputError(f"{model} is {kind}")
+    steps = [name for name in names if re.fullmatch(r"checkpoint-\d+", name)]
+    if steps:
+        newest = max(steps, key=lambda name: int(name.partition("-")[2]))
+        raise InputError(f"{model} has no weights but a Trainer's folders: use {model}/{newest}")
 
 
 def weight_files(names: Collection[str], get: Callable[[str], Path]) -> list[str]:
@@ -89,6 +96,22 @@ def open_checkpoint(folder: Path) -> dict[str, Tensor]:
     for file in files[1:] or files:
         tensors |= load(folder / file)
     return tensors
+
+
+def state_of(folder: Path) -> dict[str, list[int]]:
+    """The size and the time, in ns, of each of a checkpoint's files that conversion reads."""
+    files = (p for p in folder.glob("*") if p.name in _SETTINGS or _WEIGHTS.fullmatch(p.name))
+    stats = {path.name: path.stat() for path in files}
+    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
+
+
+def is_outdated(converted: Path) -> bool:
+    """Whether the checkpoint that this folder was converted from has changed, if it still has weights."""
+    raw = read_json(converted / "config.json")
+    if "converted_state" not in raw:
+        return False
+    state = state_of(Path(str(raw.get("converted_from"))))
+    return any(map(_WEIGHTS.fullmatch, state)) and state != raw["converted_state"]
 
 
 def converted_path(name: str) -> Path:

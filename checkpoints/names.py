@@ -1,16 +1,21 @@
 """Checkpoints' tensor names -> ours, by a table for each architecture."""
 
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import shorten
 
 from checkpoints.tensors import Tensor
 from errors import InputError
 
+_COMPILED = "_orig_mod."  # what torch.compile puts into names
+_ADAPTER = re.compile(r"base_model\.|.*\.(base_layer|lora_\w+)\.")  # in PEFT's names
+
 
 @dataclass(frozen=True)
 class Names:
-    """A family's table. The first rule that matches a whole name gives ours; InputError if none does.
+    """A family's table. The first rule that matches a whole name gives ours; what none matches is left out.
 
     rules:     (pattern, our name with the pattern's groups in its braces); None instead of a name: drop it
     words:     a group's text -> ours, if it differs
@@ -25,21 +30,37 @@ class Names:
     prefix: str = ""
 
     def ours(self, name: str) -> str | None:
-        """Our name of a checkpoint's tensor; None if we do not need it."""
+        """Our name of a checkpoint's tensor; None if we do not need it, "" if no rule matches."""
         for pattern, template in self.rules:
             match = re.fullmatch(pattern, name)
             if match:
                 groups = (self.words.get(group, group) for group in match.groups())
                 return template and template.format(*groups)
-        raise InputError(f"unknown tensor {name}: not a {self.family}-type checkpoint")
+        return ""
 
     def renamed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors under our names, without dropped ones."""
+        """The tensors under our names, without dropped ones and, with a warning, unknown ones, such as TRL's heads."""
         ours = {name: self.ours(name) for name in tensors}
-        return {new: tensors[name] for name, new in ours.items() if new is not None}
+        unknown = [name for name, new in ours.items() if new == ""]
+        if unknown:
+            _warn(f"tensors that no {self.family} has: {', '.join(unknown)}")
+        return {new: tensors[name] for name, new in ours.items() if new}
 
     def bare(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name.removeprefix(self.prefix): tensor for name, tensor in tensors.items()}
+        """The tensors without the family's prefix and, with a warning, that of a class that the model was saved in, which
+        the embedding has too. InputError for an adapter that is not merged."""
+        for name in filter(_ADAPTER.match, tensors):
+            raise InputError(f"{name} is PEFT's: merge_and_unload() the model before you save it")
+        bare = {name.replace(_COMPILED, ""): tensor for name, tensor in tensors.items()}
+        *inner, head = map(re.escape, self.embedding)  # the head has no prefix
+        ends = rf"(?:{re.escape(self.prefix)})?(?:{'|'.join(inner)})|{head}"
+        pattern = rf"((?:[^.]+\.)*?)(?:{ends})"
+        embeddings = filter(None, (re.fullmatch(pattern, name) for name in bare))
+        wrapper = min((match[1] for match in embeddings), key=len, default="")
+        if wrapper or bare.keys() != tensors.keys():
+            _warn(f"{wrapper or _COMPILED!r} in tensors' names")
+        names = {name: name.removeprefix(wrapper).removeprefix(self.prefix) for name in bare}
+        return {names[name]: tensor for name, tensor in bare.items()}
 
     def one_embedding(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors with a single embedding, under its first name; the head is kept only if it differs."""
@@ -56,6 +77,10 @@ class Names:
     def rename(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """All of a checkpoint's tensors under our names, each once: aliases are dropped."""
         return self.renamed(self.one_embedding(self.bare(tensors)))
+
+
+def _warn(what: str) -> None:
+    warnings.warn(f"warning: left out {shorten(what, 300, placeholder=' ...')}", stacklevel=2)
 
 
 def equal(a: Tensor, b: Tensor) -> bool:

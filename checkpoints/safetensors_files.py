@@ -17,6 +17,7 @@ _DTYPES: dict[str, np.dtype] = {
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
     "BF16": BFLOAT16,
+    "I64": np.dtype("<i8"),  # never weights
 }
 
 

@@ -23,6 +23,7 @@ _STORAGES: dict[str, np.dtype] = {
     "DoubleStorage": np.dtype("<f8"),
     "HalfStorage": np.dtype("<f2"),
     "BFloat16Storage": BFLOAT16,
+    "LongStorage": np.dtype("<i8"),  # never weights
 }
 
 

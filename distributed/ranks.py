@@ -128,7 +128,8 @@ class Ranks:
             for path in folder.iterdir():
                 if path.name == "config.json":  # without where the checkpoint was
                     raw = json.loads(path.read_text(encoding="utf-8"))
-                    raw.pop("converted_from", None)
+                    for name in ("converted_from", "converted_state"):
+                        raw.pop(name, None)
                     same[path.name] = json.dumps(raw, sort_keys=True)
                 elif path.suffix in (".json", ".npz", ".safetensors"):
                     same[path.name] = _end(path)

@@ -22,7 +22,7 @@ class Family:
 
     config: type[BaseConfig]
     model: Callable[..., nn.Module]  # model(config): keeps the contract above
-    # Renames a checkpoint's tensors to ours and drops unneeded ones; InputError for unknown names.
+    # Renames a checkpoint's tensors to ours and drops others: see checkpoints/names.py.
     rename: Callable[[dict[str, Tensor]], dict[str, Tensor]]
     # (checkpoint's folder, converted folder): copies the tokenizer's files and writes a tokenizer.json for
     # the `tokenizers` package.

@@ -24,7 +24,7 @@ from errors import InputError, first_line
 from families.causal import CausalModel
 from families.causal_check import check_cache
 from families.causal_positions import lifted, max_positions, set_positions, text_of
-from families.loading import FAMILIES, architecture_of, model_type
+from families.loading import FAMILIES, architecture_of, check_head, model_type
 from families.ram import load_weights
 from families.translation_prompts import translation_of
 from speculative.prefill import common_prefix
@@ -99,6 +99,7 @@ def _with_mlx_lm(name: object, task: str, step: Callable[[Any], Any]) -> Any:
 def _config(raw: dict) -> dict:
     """The config.json for mlx-lm, with positions where it looks for them. InputError for more layers than any
     model has, because each takes time and memory before its weights turn out to be missing."""
+    check_head(raw)
     named = r"num_(hidden_|transformer_)?layers|n_layers?"
     for key, count in text_of(raw).items():
         if re.fullmatch(named, key) and isinstance(count, int) and count > MOST_LAYERS:

@@ -14,9 +14,11 @@ from filelock import FileLock
 from checkpoints.folder import (
     WEIGHTS,
     converted_path,
+    is_outdated,
     missing,
     open_checkpoint,
     read_json,
+    state_of,
 )
 from checkpoints.hub import fetch, gb
 from checkpoints.quantization import Quantization
@@ -30,7 +32,7 @@ from families.causal_loading import (
     without_weights,
 )
 from families.encoder_decoder import EncoderDecoder
-from families.loading import architecture_of, build, family_of, weight_shapes
+from families.loading import build, check_head, family_of, weight_shapes
 from reporting import reporter
 from text.generation import FILE as GENERATION
 from text.generation import GenerationDefaults
@@ -44,9 +46,7 @@ def read_config(folder: Path) -> dict:
     raw = read_json(folder / "config.json")
     if "converted_from" in raw:
         raise InputError(f"{folder} is already converted; convert the checkpoint it was made from")
-    architecture = architecture_of(raw)
-    if architecture.endswith("EncoderModel"):
-        raise InputError(f"{folder}: {architecture} has no decoder, so it cannot generate text")
+    check_head(raw)
     if (folder / GENERATION).exists():
         given = read_json(folder / GENERATION).items()
         raw |= {k: v for k, v in given if k.endswith("_token_id") and v is not None}
@@ -87,7 +87,8 @@ def convert(
     """Convert `model`, a hub id or a folder, and return the converted folder.
 
     The default output is mlx_models/<last part of the name>, the default dtype the family's. The output appears
-    complete or not at all. If it exists, raise InputError, unless `force` (replace it) or `exist_ok` (keep it).
+    complete or not at all. If it exists, raise InputError, unless `force` (replace it) or `exist_ok` (keep it, unless the
+    checkpoint has changed since).
     Weights are converted in blocks, so memory does not grow with the checkpoint.
     """
     output = output or converted_path(model)
@@ -95,9 +96,9 @@ def convert(
     partial = output.parent / f".{output.name}.partial"
     with FileLock(output.parent / f".{output.name}.lock"):  # waits for another conversion
         shutil.rmtree(partial, ignore_errors=True)  # left by a crash
-        if output.exists() and exist_ok:
+        if output.exists() and exist_ok and not is_outdated(output):
             return output
-        if output.exists() and not force:
+        if output.exists() and not (force or exist_ok):
             raise InputError(f"{output} already exists; --force replaces it")
         if output.exists() and not (output / WEIGHTS).exists() and not is_mlx_lm_folder(output):
             raise InputError(f"{output} is not a converted model; --force does not replace it")
@@ -165,6 +166,24 @@ def convert_first(name: str) -> Path:
     )
 
 
+def convert_again(name: str, output: Path) -> Path:
+    """Convert a checkpoint that has changed since again to the folder `output`, as before; if `name` is not the
+    checkpoint but the folder, only warn."""
+    raw = read_json(output / "config.json")
+    origin, dtype, given = raw["converted_from"], raw["dtype"], raw.get("quantization", {})
+    if Path(name).resolve() == Path(origin).resolve():
+        quantization = Quantization.from_config(given) if given else None
+        _wanted(name, "conversion", converted_size(Path(name), dtype, quantization) or 0)
+        reporter.note(f"{name}: it has changed: converting it again to {output}")
+        return convert(name, output, dtype, exist_ok=True, quantization=quantization)
+    flags = ["--quantize"] if given else []
+    flags += [f"--q-{key.replace('_', '-')} {value}" for key, value in given.items()]
+    command = f"python convert.py --model {origin} --mlx-path {output} --dtype {dtype} --force"
+    message = f"{output}: {origin} has changed since its conversion; to repeat it: {command}"
+    warnings.warn(" ".join([message, *flags]), stacklevel=2)
+    return output
+
+
 def _wanted(name: str, task: str, size: int) -> bool:
     """Whether to start with `size` bytes: if they are many, asks, or raises InputError if there is nobody to ask."""
     if size <= MOST:
@@ -193,6 +212,7 @@ def _note(dtype: str) -> str | None:
 def _write(
     source: Path, output: Path, dtype: str | None, quantization: Quantization | None, origin: str
 ) -> None:
+    state = state_of(source)
     with naming(source):
         raw = read_config(source)
         family = family_of(raw)
@@ -215,7 +235,10 @@ def _write(
             load_tokenizer(output, model.source_vocab_size, SOURCE_FILE)
         GenerationDefaults.load(source)
     write_weights(output / WEIGHTS, tensors, dtype, family.float32, quantization)
-    values = raw | config.to_dict() | {"dtype": dtype, "converted_from": origin}
+    if state_of(source) != state:
+        raise InputError(f"{source} has changed while it was read: is it being written?")
+    made = {"dtype": dtype, "converted_from": origin, "converted_state": state}
+    values = raw | config.to_dict() | made
     if quantization:
         values["quantization"] = vars(quantization)
     (output / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

@@ -19,12 +19,17 @@ from speculative.model import Model, Rows, padded, replace_unknown
 Sublayer = Callable[[mx.array], mx.array]
 Mask = mx.array | None  # boolean, or added to scores: broadcast to [B, H, T, N]; None: hide nothing
 
-_ACTIVATIONS = {
-    "relu": nn.relu,
-    "gelu": nn.gelu,  # by the error function, here and in transformers
-    "gelu_new": nn.gelu_approx,  # the tanh form; nn.gelu_fast_approx is another function
-    "gelu_pytorch_tanh": nn.gelu_approx,
-    "silu": nn.silu,
+_TANH_GELUS = "gelu_new gelu_fast gelu_accurate gelu_pytorch_tanh gelu_python_tanh".split()
+_SAME_NAMES = "gelu hardswish leaky_relu mish relu relu2 relu6 sigmoid silu tanh".split()
+_ACTIVATIONS: dict[str, Sublayer] = {  # those of transformers' ACT2FN that have no weights
+    **{name: getattr(nn, name) for name in _SAME_NAMES},
+    **dict.fromkeys(_TANH_GELUS, nn.gelu_approx),
+    "gelu_10": lambda x: mx.clip(nn.gelu(x), -10, 10),
+    "gelu_python": nn.gelu,
+    "laplace": lambda x: (1 + mx.erf((x - 0.5**0.5) / (0.282095 * 2**0.5))) / 2,
+    "linear": lambda x: x,
+    "quick_gelu": nn.gelu_fast_approx,
+    "sqrtsoftplus": lambda x: mx.sqrt(nn.softplus(x)),
     "swish": nn.silu,
 }
 

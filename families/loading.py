@@ -12,7 +12,7 @@ from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 
 from checkpoints.config import BaseConfig
-from checkpoints.folder import WEIGHTS, converted, read_json
+from checkpoints.folder import WEIGHTS, converted, is_outdated, read_json
 from checkpoints.quantization import Quantization
 from checkpoints.tensors import map_npz, to_mlx
 from distributed import sharding
@@ -68,6 +68,13 @@ def architecture_of(raw: Mapping) -> str:
     return str(listed[0]) if isinstance(listed, list) and listed else ""
 
 
+def check_head(raw: Mapping) -> None:
+    """InputError if config.json is of a model without a decoder, or with a head for another task."""
+    name = architecture_of(raw)
+    if name.endswith(("EncoderModel", "Classification", "QuestionAnswering", "MultipleChoice")):
+        raise InputError(f"a {name} is for other tasks: it cannot generate text")
+
+
 def build(
     family: Family,
     config: BaseConfig,
@@ -100,11 +107,14 @@ def weight_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 def find(name: str) -> Path:
     """The folder that a user means: a converted one or one for mlx-lm, by its path or its name under mlx_models/, or a
-    checkpoint, a folder or owner/name on the hub, which is converted on first use. InputError if there is none."""
+    checkpoint, a folder or owner/name on the hub, which is converted on first use, and a folder again when it has
+    changed. InputError if there is none."""
     path = converted(name)
-    if path is None:
+    if path is None or is_outdated(path):
         from families import causal_loading, conversion  # which import this module
 
+        if path is not None:
+            return conversion.convert_again(name, path)
         path = causal_loading.find_mlx_lm_folder(name) or conversion.convert_first(name)
     return path
 

@@ -141,10 +141,10 @@ class Speech:
     def _origins(self, segment: Segment) -> list[tuple[str, str]]:
         """The pieces of a segment's text, and where each comes from."""
         assert self._transcriber
-        end = self._transcriber.special.end
+        is_text = self._transcriber.special.is_text
         piece = answers.pieces(self._transcriber.tokenizer, ())
         pairs = zip(segment.tokens, segment.origins, strict=True)
-        return [(piece(token, False)[0] if token < end else "", origin) for token, origin in pairs]
+        return [(piece(t, False)[0] if is_text(t) else "", origin) for t, origin in pairs]
 
 
 async def _form(request: Request, max_bytes: int, seconds: float) -> FormData:

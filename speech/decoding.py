@@ -58,7 +58,7 @@ class WindowDecoder:
 
     def text(self, tokens: Sequence[int]) -> str:
         """The tokens' text, without timestamps."""
-        words = [token for token in tokens if token < self._special.end]
+        words = [token for token in tokens if self._special.is_text(token)]
         return self._tokenizer.decode(words, skip_special_tokens=False)
 
     def language_row(self, prompt: Window) -> Row:
@@ -85,6 +85,8 @@ class WindowDecoder:
             longest = self._config.max_positions // 2
             earlier = [self._special.previous, *previous[1 - longest :]]
         prefix = [*earlier, *self._special.prefix(language, self._options.task)]
+        if not self._special.has_timestamps:
+            prefix.append(self._special.no_timestamps)
         failing = texts
         for temperature in self._options.temperatures[:tries]:
             rows = [self._rows(text, prefix, temperature) for text in failing]

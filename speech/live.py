@@ -175,7 +175,7 @@ class Live(Sound):
     def _settle(self, tokens: list[int], is_end: bool) -> str:
         """Make words of a text final, of those that are not yet: those of the last text too or, at the end, all."""
         spaces = has_spaces(self._language or "en", self._options.task)
-        places = [i for i, token in enumerate(tokens) if token < self._special.end]
+        places = [i for i, token in enumerate(tokens) if self._special.is_text(token)]
         pieces = list(split([tokens[i] for i in places], self._decoder.text, spaces))
         words = [word for word, _ in pieces]
         ends = [0, *(places[n - 1] + 1 for n in accumulate(size for _, size in pieces))]

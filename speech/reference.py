@@ -59,13 +59,12 @@ class Reference:
         encode: Callable[[str], list[int]],
         special: Special,
         longest: int,
-        last: int,
     ):
-        """longest: tokens that a window's text may have; last: the id of the last timestamp"""
+        """longest: tokens that a window's text may have"""
         texts = [(start, end, encode(" ".join(text.split()))) for start, end, text in parts]
         self._parts = [(start, end, tokens) for start, end, tokens in texts if tokens]
         self._tokens = [token for *_, tokens in self._parts for token in tokens]
-        self._special, self._longest, self._last = special, longest, last
+        self._special, self._longest = special, longest
         self._position = 0  # in the tokens, where the next window begins
 
     def follow(self, text: Sequence[int]) -> None:
@@ -90,11 +89,11 @@ class Reference:
         """The timestamp of a time. One that is not known is wrong, but stands where the text will have one."""
         late = 0.0 if time is None else max(0.0, time - window)
         stamp = self._special.first_timestamp + round(late / SECONDS_PER_TIMESTAMP)
-        return min(stamp, self._last)
+        return min(stamp, self._special.last_timestamp)
 
     def _after(self, text: Sequence[int]) -> int:
         """The position after a text, which is most probably near; if it is nowhere, the position as it is."""
-        words = [token for token in text if token < self._special.end]
+        words = [token for token in text if self._special.is_text(token)]
         near = self._position + 2 * self._longest
         for start, end in ((self._position, near), (0, len(self._tokens))):
             matcher = SequenceMatcher(None, self._tokens[start:end], words, autojunk=False)

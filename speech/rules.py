@@ -4,19 +4,23 @@ and draft model apply to all positions of a step at once."""
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from tokenizers import Tokenizer
 
 from errors import InputError
+from families.whisper import Config
 from speculative.options import Options
-from speculative.processors import Prefixes
+from speculative.processors import MinTokens, Prefixes, Processor
 from text.languages import Languages, tag_of
 
 TASKS = ("transcribe", "translate")
 SECONDS_PER_TIMESTAMP = 0.02
 _LANGUAGE = re.compile(r"<\|[a-z]{2,3}\|>")
+_TIMESTAMP = re.compile(r"<\|\d+\.\d\d\|>")
+_ENGLISH_END = 50256  # the end of text, where the vocabulary is English
 _FIRST = 50  # in timestamps: a text begins within its window's first second
 
 
@@ -30,16 +34,23 @@ class Special:
     no_speech: int
     no_timestamps: int
     first_timestamp: int
+    last_timestamp: int  # below the first if there are none
     tasks: Mapping[str, int] = field(hash=False)
     languages: Mapping[str, int] = field(hash=False)  # by code; {}: English only
+    added: tuple[int, ...] = ()  # text behind the timestamps: words of a fine-tune's
     suppressed: tuple[int, ...] = ()
+    suppressed_first: tuple[int, ...] = ()  # at the beginning of a text
     latest: int = _FIRST  # the last timestamp that a window may begin with
     alignment_heads: tuple[tuple[int, int], ...] = ()  # (layer, head); (): not known
 
     @classmethod
-    def read(cls, tokenizer: Tokenizer, generation: Mapping, end: int) -> "Special":
+    def read(cls, tokenizer: Tokenizer, generation: Mapping, config: Config) -> "Special":
         """Read the ids from the tokenizer and the rest from generation_config.json. Raises InputError if the tokenizer
-        lacks one of these tokens."""
+        lacks one of these tokens.
+
+        There is a timestamp for each encoder position and the window's end, named or not, unless the embedding or a
+        token of another name ends them. Other ids without a name are never written.
+        """
 
         def token(*names: str) -> int:
             for name in names:
@@ -57,21 +68,47 @@ class Special:
             for id, token in added.items()
             if start < id < min(tasks.values()) and _LANGUAGE.fullmatch(token.content)
         }
-        several = generation.get("is_multilingual", tokenizer.get_vocab_size() > 51864)
-        first = generation.get("max_initial_timestamp_index")
+        several = generation.get("is_multilingual", config.eos_token_ids[0] != _ENGLISH_END)
+        latest = generation.get("max_initial_timestamp_index")
+        first = no_timestamps + 1
+        pieces = tokenizer.get_vocab().items()
+        named = {id for piece, id in pieces if not _TIMESTAMP.fullmatch(piece)}
+        after = min(first + config.max_source_positions + 1, config.vocab_size)
+        after = min([after, *(id for id in named if id >= first)])
+        behind = set(range(after, config.vocab_size))
+        hidden = {id for id, token in added.items() if token.special}
         return cls(
-            end=end,
+            end=config.eos_token_ids[0],
             start=start,
             previous=token("startofprev"),
             no_speech=token("nospeech", "nocaptions"),
             no_timestamps=no_timestamps,
-            first_timestamp=no_timestamps + 1,
+            first_timestamp=first,
+            last_timestamp=after - 1,
             tasks=tasks,
             languages=languages if several else {},
-            suppressed=tuple(generation.get("suppress_tokens") or ()),
-            latest=_FIRST if first is None else first,
+            added=tuple(behind & named - hidden),
+            suppressed=(*(generation.get("suppress_tokens") or ()), *(behind - named)),
+            suppressed_first=tuple(generation.get("begin_suppress_tokens") or ()),
+            latest=_FIRST if latest is None else latest,
             alignment_heads=tuple((i, head) for i, head in generation.get("alignment_heads") or ()),
         )
+
+    @property
+    def has_timestamps(self) -> bool:
+        return self.last_timestamp >= self.first_timestamp
+
+    def is_timestamp(self, token: Any) -> Any:
+        """Whether this is a timestamp; of an array, whether each is."""
+        return (token >= self.first_timestamp) & (token <= self.last_timestamp)
+
+    def is_text(self, token: int) -> bool:
+        return token < self.end or token in self.added
+
+    def text_mask(self, size: int) -> mx.array:
+        """Which of the ids below `size` are text: [size]."""
+        ids = np.arange(size)
+        return mx.array((ids < self.end) | np.isin(ids, self.added))
 
     def language_code(self, name: str) -> str:
         """The code of a language, from a code or a name in any language. Raises InputError if the model lacks it."""
@@ -92,12 +129,14 @@ class Special:
     def options(self, suppressed: Sequence[int] = (-1,), **options) -> Options:
         """The options to decode a window with. suppressed: tokens never to write, of which -1 stands for the
         checkpoint's; special ones among these are never written"""
+        no_opening = MinTokens(1, self.suppressed_first)
+        rule: Processor = Timestamps(self) if self.has_timestamps else no_opening
         own = {token for token in self.suppressed if -1 in suppressed or token > self.end}
         return Options(
             logprobs=0,
             lookup=False,
             suppress_tokens=sorted(own.union(suppressed) - {-1}) or None,
-            processors=(Timestamps(self),),
+            processors=(rule,),
             **options,
         )
 
@@ -118,7 +157,7 @@ class Timestamps:
         generated = mx.array(prefixes.generated)[:, None] + mx.arange(T)  # [B, T]
         column = mx.arange(tokens.shape[1])
         begin = before_first - mx.array(prefixes.generated)[:, None]  # of the text: [B, 1]
-        stamps = (tokens >= s.first_timestamp) & (column >= begin)  # [B, N]
+        stamps = s.is_timestamp(tokens) & (column >= begin)  # [B, N]
         before = mx.pad(stamps, [(0, 0), (2, 0)])[:, before_first:]  # one earlier each, [B, T + 1]
         last = before[:, 1 : T + 1]
         second = before[:, :T] | (generated < 2)
@@ -128,8 +167,8 @@ class Timestamps:
         least = mx.where(latest >= 0, newest + ~(last & ~second), s.first_timestamp)
 
         ids = mx.arange(V)
-        stamp = ids >= s.first_timestamp
-        text = ids < s.end
+        stamp = s.is_timestamp(ids)
+        text = s.text_mask(V)
         opening = (generated == 0)[..., None]
         late = ids > s.first_timestamp + s.latest
         banned = (ids == s.no_timestamps) | ((last & second)[..., None] & stamp)
@@ -137,8 +176,8 @@ class Timestamps:
         banned = banned | (stamp & (ids < least[..., None]))
         banned = banned | (opening & (~stamp | late))
         logits = mx.where(banned, -mx.inf, logits)
-        stamped = mx.logsumexp(logits[..., s.first_timestamp :], axis=-1, keepdims=True)
-        best = logits[..., : s.first_timestamp].max(axis=-1, keepdims=True)
+        stamped = mx.logsumexp(mx.where(stamp, logits, -mx.inf), axis=-1, keepdims=True)
+        best = mx.where(stamp, -mx.inf, logits).max(axis=-1, keepdims=True)
         return mx.where((stamped > best) & ~stamp, -mx.inf, logits)
 
 

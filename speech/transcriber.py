@@ -14,6 +14,7 @@ from decoder import SpeculativeDecoder, load
 from errors import InputError
 from families.loading import find
 from families.whisper import Whisper
+from reporting import reporter
 from speculative.row import Row
 from speculative.tasks import Task
 from speech.formats import Transcript
@@ -40,8 +41,10 @@ class Transcriber:
             draft.share(self.model, _encoder(model) == _encoder(draft_model))
         settings = find(str(model)) / GENERATION
         generation = read_json(settings) if settings.exists() else {}
-        end = self.model.config.eos_token_ids[0]
-        self.special = Special.read(self.tokenizer, generation, end)
+        self.special = Special.read(self.tokenizer, generation, self.model.config)
+        if not self.special.has_timestamps:
+            why = f"{model}: no timestamps in its vocabulary: segments are whole windows"
+            reporter.note(f"{why}; --word-timestamps times the words")
 
     def resolve(self, options: TranscribeOptions) -> TranscribeOptions:
         """The options with the language's code. Raises InputError if the model lacks the language or the task."""

@@ -92,15 +92,14 @@ class Sound:
             self._carried += self._previous
             self._previous = []
         longest = model.config.max_positions // 2
-        last = model.config.vocab_size - 1
-        self._reference = Reference(options.reference, self._tokens, special, longest, last)
+        self._reference = Reference(options.reference, self._tokens, special, longest)
         self._rest: list[int] = []  # the unfinished text at the end of the last window
         self._spoken = 0.0  # when the last word has ended, in seconds of what is transcribed
 
     def _tokens(self, text: str) -> list[int]:
         """The tokens of what a user gives as text before the sound's."""
         ids = self._tokenizer.encode(f" {text.strip()}", add_special_tokens=False).ids
-        return [token for token in ids if token < self._special.end] if text.strip() else []
+        return [token for token in ids if self._special.is_text(token)] if text.strip() else []
 
     def steps(self) -> Task:
         """Transcribe the sound."""
@@ -176,8 +175,9 @@ class Sound:
             return Cut([], window.size)
         first = self._special.first_timestamp
         tokens = window.attempt.tokens
-        frames = [(token - first) * _PER_TIMESTAMP for token in tokens]  # of timestamps
-        stamps = [token >= first for token in tokens]
+        stamps = [self._special.is_timestamp(token) for token in tokens]
+        pairs = zip(tokens, stamps, strict=True)
+        frames = [(token - first) * _PER_TIMESTAMP if stamp else 0 for token, stamp in pairs]
         complete = self._options.batched or stamps[-2:] == [False, True]
         cuts = [i + 1 for i, pair in enumerate(pairwise(stamps)) if all(pair)]
         if not cuts:
@@ -216,13 +216,13 @@ class Sound:
     def _time_words(self, windows: list[WindowText], cuts: list[Cut]) -> Generator[Work, Any, None]:
         """Give segments their words, and times that are the words'; without word_timestamps, only the words and only of
         windows where silence was left out within a segment."""
-        end = self._special.end
+        is_text = self._special.is_text
         language = self._language or "en"
         steering = self._special.prefix(language, self._options.task)
         spaces = has_spaces(language, self._options.task)
         timed = list[tuple[WindowText, Cut, TimedWindow]]()
         for window, part in zip(windows, cuts, strict=True):
-            text = [t for s in part.segments for t in s.tokens if t < end]
+            text = [t for s in part.segments for t in s.tokens if is_text(t)]
             silent = any(self._timeline.is_cut(segment) for segment in part.segments)
             if text and (silent or self._options.word_timestamps):
                 positions = max(1, min(part.advance, window.size) // 2)  # not what the rest says
@@ -235,7 +235,7 @@ class Sound:
         for (window, part, each), weights in zip(timed, attention, strict=True):
             words = timed_words(split(each.tokens, self._decoder.text, spaces), *weights)
             before = window.seek / FRAMES if self._options.batched else self._spoken
-            placed = place_words(part.segments, words, end, before, marks)
+            placed = place_words(part.segments, words, is_text, before, marks)
             pairs = list(zip(part.segments, placed, strict=True))
             part.segments = [replace(old, words=new.words) for old, new in pairs]
             if self._options.word_timestamps:
@@ -267,7 +267,7 @@ class Sound:
         first = window.seek / FRAMES
         end = first + window.size / FRAMES
         seek = round(self._timeline.seconds(window.seek) * FRAMES)
-        cut = partial(cut_segment, end=self._special.end, decode=self._decoder.text)
+        cut = partial(cut_segment, is_text=self._special.is_text, decode=self._decoder.text)
         placed = self._timeline.place(spoken, first, end, cut)
         added = [replace(s, id=len(self._segments) + i, seek=seek) for i, s in enumerate(placed)]
         if not self._options.word_timestamps:

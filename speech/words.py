@@ -14,6 +14,8 @@ from speech.features import FRAMES
 from speech.formats import Segment, Word
 from speech.rules import SECONDS_PER_TIMESTAMP, TASKS, Special
 
+Decode = Callable[[list[int]], str]
+IsText = Callable[[int], bool]
 _WITHOUT_SPACES = ("zh", "ja", "th", "lo", "my", "yue")  # languages whose words are characters
 BEFORE = "\"'“¿([{-"  # marks that join the next word
 AFTER = "\"'.。,，!！?？:：”)]}、"  # noqa: RUF001 (marks that join the word before)
@@ -65,6 +67,7 @@ def _attended(
     for layer, head in heads:
         of_layers.setdefault(layer, []).append(head)
     logits, by_layer = model.attention(prompts, mx.array(tokens), of_layers)  # [B, N, V]
+    is_text = special.text_mask(logits.shape[-1])
     scores = mx.concatenate(list(by_layer.values()), axis=1)  # [B, H, N, S]
     results = []
     for b, window in enumerate(windows):
@@ -74,7 +77,8 @@ def _attended(
         mean = weights.mean(-2, keepdims=True)
         weights = (weights - mean) / mx.std(weights, -2, keepdims=True)
         matrix = _median_filtered(weights[:, begin : end + 1]).mean(0)
-        chances = mx.softmax(logits[b, begin:end, : special.end].astype(mx.float32), axis=-1)
+        of_text = mx.where(is_text, logits[b, begin:end].astype(mx.float32), -mx.inf)
+        chances = mx.softmax(of_text, axis=-1)
         chances = mx.take_along_axis(chances, mx.array(window.tokens)[:, None], axis=1)[:, 0]
         mx.eval(matrix, chances)
         results.append((np.array(matrix), np.array(chances)))
@@ -122,9 +126,7 @@ def has_spaces(language: str, task: str) -> bool:
     return task == TASKS[1] or language not in _WITHOUT_SPACES
 
 
-def split(
-    tokens: Sequence[int], decode: Callable[[list[int]], str], spaces: bool
-) -> Iterator[tuple[str, int]]:
+def split(tokens: Sequence[int], decode: Decode, spaces: bool) -> Iterator[tuple[str, int]]:
     """The words of a text, each with the number of its tokens: characters, or with `spaces` what a space or a
     punctuation mark begins."""
     characters = _characters(tokens, decode)
@@ -139,9 +141,7 @@ def split(
         yield word, size
 
 
-def _characters(
-    tokens: Sequence[int], decode: Callable[[list[int]], str]
-) -> Iterator[tuple[str, int]]:
+def _characters(tokens: Sequence[int], decode: Decode) -> Iterator[tuple[str, int]]:
     """The tokens in the smallest groups that are whole characters; bytes that are none are a group too."""
     whole = decode(list(tokens))
     position = 0  # of the group in the whole text
@@ -183,14 +183,14 @@ def _lengths(words: Sequence[Word]) -> tuple[float, float]:
 def place_words(
     segments: Sequence[Segment],
     words: list[Word],
-    end: int,
+    is_text: IsText,
     last: float,
     marks: tuple[str, str] = (BEFORE, AFTER),
 ) -> list[Segment]:
     """Assign words to segments; move each segment's start and end to its words'.
 
-    words: of all segments, with times in the window; end: the id after the last of text; last: when speech before
-    the window ended, in seconds; marks: those that join the next word, and the word before
+    words: of all segments, with times in the window; is_text: whether a token is; last: when speech before the
+    window ended, in seconds; marks: those that join the next word, and the word before
     """
     usual, longest = _lengths(words)
     for before, word in pairwise(words):  # a long word beside a sentence's end holds a pause
@@ -207,7 +207,7 @@ def place_words(
     rest = iter(words)
     timed = []
     for segment in segments:
-        missing = sum(token < end for token in segment.tokens)
+        missing = sum(map(is_text, segment.tokens))
         own = list[Word]()
         while missing > 0 and (word := next(rest, None)):
             missing -= word.tokens
@@ -267,11 +267,11 @@ def _moved(
 
 
 def cut_segment(
-    segment: Segment, groups: Sequence[Sequence[Word]], end: int, decode: Callable[[list[int]], str]
+    segment: Segment, groups: Sequence[Sequence[Word]], is_text: IsText, decode: Decode
 ) -> Iterator[Segment]:
-    """The segments that a segment becomes if it is cut between groups of its words. end: the id after the last of text;
-    decode: gives the text of tokens"""
-    texts = [i for i, token in enumerate(segment.tokens) if token < end]
+    """The segments that a segment becomes if it is cut between groups of its words. is_text: whether a token is; decode: gives
+    the text of tokens"""
+    texts = [i for i, token in enumerate(segment.tokens) if is_text(token)]
     first = 0
     count = 0
     for words in groups:

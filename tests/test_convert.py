@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import chain
 from pathlib import Path
 
 import mlx.core as mx
@@ -15,16 +16,19 @@ import torch
 from helpers import big_checkpoint, checkpoints
 from helpers.models import cached_logits, padded_inputs, reference_logits
 from helpers.oracle import flat_weights
+from helpers.pairs import RAW
 from helpers.programs import DEMO, ROOT
 from safetensors.torch import load_file, save_file
+from transformers.models.auto import modeling_auto
 
 from checkpoints import tensors, weights
+from checkpoints.quantization import Quantization
 from checkpoints.tensors import map_npz
 from decoder import load
 from errors import InputError
 from families import conversion
 from families.conversion import _note, convert
-from families.loading import family_of
+from families.loading import FAMILIES, check_head, family_of
 from reporting import reporter
 
 HOW = ("--dtype", "bfloat16", "--model")
@@ -135,6 +139,41 @@ def test_default_output_is_found_by_any_name_of_the_model(tmp_path, monkeypatch)
         load("big")
     monkeypatch.chdir("org/small-model")
     assert convert(".") == Path("mlx_models/small-model")
+
+
+def test_a_checkpoint_that_has_changed_is_converted_again_or_told(tmp_path, monkeypatch):
+    """By its own name again, in the type and bits that it had; by that of its conversion a line says how."""
+    monkeypatch.chdir(tmp_path)
+    checkpoints.make_folder(Path("tuned"), "t5", d_model=32)
+    file = Path("tuned/model.safetensors")
+    convert("tuned", dtype="float32", quantization=Quantization(bits=8, group_size=32))
+
+    def train():
+        state = load_file(file)
+        state["decoder.final_layer_norm.weight"] += 1
+        save_file(state, file)
+
+    def trained(name):
+        """How far a model has been trained."""
+        model = load(name)[0]
+        assert model.embedding.bits == 8 and model.embedding.scales.dtype == mx.float32
+        return round((model.decoder.norm.weight.mean() - start).item())
+
+    start = load("tuned")[0].decoder.norm.weight.mean()
+    train()
+    flags = "--dtype float32 --force --quantize --q-mode affine --q-bits 8 --q-group-size 32"
+    command = f"python convert.py --model tuned --mlx-path mlx_models/tuned {flags}"
+    with pytest.warns(match=f"tuned has changed since its conversion; to repeat it: {command}$"):
+        assert trained("mlx_models/tuned") == 0
+    assert trained(Path("tuned").resolve()) == trained("mlx_models/tuned") == 1
+    train()
+    file.rename("aside")  # as what is no longer needed
+    assert trained("tuned") == 1
+    Path("aside").rename(file)
+    write = conversion.write_weights
+    monkeypatch.setattr(conversion, "write_weights", lambda *args: [write(*args), train()])
+    with pytest.raises(InputError, match="tuned has changed while it was read"):
+        load("tuned")
 
 
 def test_an_output_that_exists_is_replaced_only_by_force(folder, tmp_path):
@@ -270,12 +309,14 @@ def test_the_type_is_what_the_family_needs(folder, tmp_path, monkeypatch):
     [
         ("model.bin", "is CTranslate2's"),
         ("adapter_config.json", "is an adapter: merge it"),
+        ("checkpoint-1500", "no weights but a Trainer's folders: use .*/checkpoint-1500$"),
         ("model-Q4.gguf", "is GGUF"),
     ],
 )
 def test_formats_of_other_projects_are_named(tmp_path, file, message):
     (tmp_path / file).write_text("{}")
     (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "checkpoint-500").mkdir()
     for model in (tmp_path, *tmp_path.glob("*.gguf")):
         with pytest.raises(InputError, match=message):
             convert(str(model), tmp_path / "out")
@@ -288,7 +329,7 @@ def test_formats_of_other_projects_are_named(tmp_path, file, message):
         (lambda f: checkpoints.edit(f, model_type="bert"), "a bert model; there are t5, mt5"),
         (
             lambda f: checkpoints.edit(f, architectures=["T5EncoderModel"]),
-            "has no decoder, so it cannot generate",
+            "a T5EncoderModel is for other tasks: it cannot generate text",
         ),
         (lambda f: (f / "spiece.model").unlink(), "no tokenizer: neither tokenizer.json nor"),
         (
@@ -303,6 +344,23 @@ def test_wrong_checkpoints_are_named(folder, tmp_path, change, message):
         convert(str(folder), tmp_path / "out")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_every_model_for_another_task_is_refused():
+    tasks = "SEQUENCE TOKEN AUDIO".split()
+    others = [f"MODEL_FOR_{task}_CLASSIFICATION_MAPPING_NAMES" for task in tasks]
+    others += [
+        "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
+        "MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES",
+    ]
+    listed = [vars(modeling_auto)[name].items() for name in others]
+    refused = [name for kind, name in chain(*listed) if kind in FAMILIES]
+    assert len(refused) > 20
+    for name in refused:
+        with pytest.raises(InputError, match=f"a {name} is for other tasks"):
+            check_head({"architectures": [name]})
+    for name in chain(*(raw["architectures"] for raw in RAW.values() if "architectures" in raw)):
+        check_head({"architectures": [name]})
 
 
 # With these MLX would read outside a table, or not come to an end.
@@ -357,7 +415,8 @@ def test_more_pieces_than_rows_are_refused_when_converted_and_when_loaded(folder
         ("shared.weight", None, "no shared.weight: not a T5-type model"),
         ("shared.weight", (1024, 25), r"shape \(1024, 24\) but received shape \(1024, 25\)"),
         ("encoder.block.2.layer.1.layer_norm.weight", (24,), "not in model: encoder.layers.2"),
-        ("transformer.bias", (24,), "unknown tensor transformer.bias: not a T5-type checkpoint"),
+        ("x.lora_A.weight", (8, 24), "x.lora_A.weight is PEFT's: merge_and_unload"),
+        ("base_model.model.x", (24,), "base_model.model.x is PEFT's: merge_and_unload"),
     ],
 )
 def test_wrong_weights_are_named(folder, tmp_path, name, shape, message):

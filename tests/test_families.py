@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import torch
-from helpers import t5gemma2_checkpoints, t5gemma_checkpoints
+from helpers import checkpoints, t5gemma2_checkpoints, t5gemma_checkpoints
 from helpers.decoding import decode_with, ragged_prompts
 from helpers.models import (
     B,
@@ -22,8 +22,11 @@ from helpers.models import (
     until,
 )
 from helpers.pairs import RAW, VARIANTS, both, in_dtype, inputs, known
+from transformers.activations import ACT2CLS, ACT2FN
 
+from checkpoints.folder import open_checkpoint
 from errors import InputError
+from families.encoder_decoder import activation
 from families.loading import family_of
 from speculative.cache import MASKED
 
@@ -49,6 +52,34 @@ def test_a_config_survives_its_file_and_follows_from_config_json_alone(pair):
     values = json.loads(json.dumps(raw | model.config.to_dict()))
     assert type(model.config).from_dict(values) == model.config
     assert family_of(raw).config.from_hub(raw, None) == model.config
+
+
+@pytest.mark.parametrize("wrapper", ["module._orig_mod.", "pretrained_model.", "model."])
+def test_wrappers_prefixes_and_unknown_tensors_are_left_out_and_named(pair, tmp_path, wrapper):
+    raw, reference, _ = pair
+
+    def read(name, state):
+        folder = checkpoints.save(tmp_path / name, raw, state, kind="zip")
+        renamed = family_of(raw).rename(open_checkpoint(folder))
+        return {name: np.concatenate([*t.blocks()], None) for name, t in renamed.items()}
+
+    state = reference.state_dict()
+    wrapped = {f"{wrapper}{name}": tensor for name, tensor in state.items()}
+    step = {"v_head.step": torch.tensor([7])}
+    with pytest.warns(match="has: v_head.step"), pytest.warns(match=f"'{wrapper[:6]}.*' in"):
+        found = read("wrapped", wrapped | step)
+    np.testing.assert_equal(found, read("plain", state))
+
+
+@pytest.mark.parametrize("name", sorted(ACT2CLS))
+def test_activations_are_those_of_transformers(name):
+    if name in ("prelu", "xielu"):  # they have weights
+        with pytest.raises(InputError, match=f"unknown activation '{name}'"):
+            activation(name)
+        return
+    x = np.linspace(-12, 12, 999, dtype=np.float32)
+    expected = ACT2FN[name](torch.tensor(x)).numpy()
+    np.testing.assert_allclose(np.array(activation(name)(mx.array(x))), expected, atol=1e-5)
 
 
 def attention_to_sources(model, source, mask, target, heads) -> dict[int, np.ndarray]:

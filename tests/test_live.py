@@ -22,7 +22,6 @@ from families.conversion import convert
 from speech.features import HOP, RATE
 from speech.live import Live
 from speech.options import TranscribeOptions
-from speech.rules import Special
 from speech.transcriber import Transcriber
 
 CLIPS = json.loads((DEMO / "speech" / "clips.json").read_text(encoding="utf-8"))
@@ -36,7 +35,7 @@ def hear(monkeypatch, texts, seconds):
     again); seconds: of speech and silence, in turn."""
     monkeypatch.setattr(speech.live, "probabilities", lambda samples: samples[::HOP].copy())
     heard, rows = [], []
-    special = Special.read(wm.tokenizer(), wm.GENERATION, wm.END)
+    special = wm.special()
     live = Live(
         SimpleNamespace(config=CONFIG),
         wm.tokenizer(),

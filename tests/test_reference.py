@@ -8,9 +8,8 @@ from helpers import whisper_models as wm
 from errors import InputError
 from speech.formats import FORMATS, Layout, Segment, Transcript
 from speech.reference import Reference, parse
-from speech.rules import Special
 
-SPECIAL = Special.read(wm.tokenizer(), wm.GENERATION, wm.END)
+SPECIAL = wm.special()
 TEXTS = (" The farmer & <his> dog.", " Came home", " too late.")
 
 
@@ -39,7 +38,7 @@ def test_every_format_of_ours_is_one():
 
 def test_a_reference_goes_on_where_the_text_is_in_it():
     parts = [(1.0, 1.2, "one two three"), (1.2, 1.4, "four five"), (None, None, "six seven")]
-    reference = Reference(parts, encode, SPECIAL, 40, wm.VOCAB - 1)
+    reference = Reference(parts, encode, SPECIAL, 40)
     at = [SPECIAL.first_timestamp + i for i in range(40)]
     one, two, six = map(encode, ("one two three", "four five", "six seven"))
     assert reference.draft(1.0, []) == [at[0], *one, at[10], at[10], *two, at[20], at[0], *six]
@@ -54,7 +53,5 @@ def test_a_reference_goes_on_where_the_text_is_in_it():
 
 
 def test_times_beyond_the_window_are_no_tokens_beyond_the_vocabulary():
-    reference = Reference(
-        [(0.0, 9.0, "one"), (9.0, 99.0, "two")], encode, SPECIAL, 40, wm.VOCAB - 1
-    )
+    reference = Reference([(0.0, 9.0, "one"), (9.0, 99.0, "two")], encode, SPECIAL, 40)
     assert max(reference.draft(0.0, [])) == wm.VOCAB - 1

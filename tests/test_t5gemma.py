@@ -119,7 +119,7 @@ def test_heads_and_embeddings_under_any_of_their_names(tmp_path):
         assert ("head.weight" in renamed) == (name == "own")
         expected = {n for n, _ in flat_weights(T5Gemma(Config.from_hub(raw, renamed)))}
         assert renamed.keys() == expected
-    with pytest.raises(InputError, match=r"unknown tensor encoder.layers.0.mlp.q_proj.weight"):
+    with pytest.warns(match=r"no T5Gemma has: encoder.layers.0.mlp.q_proj.weight"):
         FAMILY.rename({"model.encoder.layers.0.mlp.q_proj.weight": None, embedding: None})
 
 

@@ -32,7 +32,7 @@ def segment(start, end, *words, text="", tokens=()):
 
 def place(line, *segments, first=0.0, end=100.0):
     end = min(end, len(line.frames) / 100)
-    cut = partial(cut_segment, end=END, decode=lambda tokens: "".join(map(str, tokens)))
+    cut = partial(cut_segment, is_text=END.__gt__, decode=lambda tokens: "".join(map(str, tokens)))
     return line.place(segments, first, end, cut)
 
 

@@ -14,7 +14,6 @@ from helpers.sounds import write_wav
 import transcribe as command
 from speech.formats import FORMATS
 from speech.journal import resumed
-from speech.rules import Special
 
 MODELS = ("--model", "target", "--draft-model", "shared", "--temperature", "1", "--best-of", "1")
 
@@ -172,7 +171,7 @@ def test_flags_take_values_as_whisper_takes_them():
     [("zh-TW", "zh"), ("en_US", "en"), ("nb", "no"), ("Français", "fr"), ("sr-Latn", "sr")],
 )
 def test_languages_go_by_codes_of_locales_and_by_names(name, code):
-    special = Special.read(wm.tokenizer(), wm.GENERATION, wm.END)
+    special = wm.special()
     codes = dict.fromkeys(("en", "fr", "no", "sr", "zh"), 0)
     assert replace(special, languages=codes).language_code(name) == code
 

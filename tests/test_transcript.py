@@ -171,7 +171,7 @@ class Script:
     def __init__(self, texts, silence=0.0, frames=60, **options):
         self.texts, self.silence, self.rows = texts, silence, []
         model = SimpleNamespace(config=CONFIG)
-        special = Special.read(wm.tokenizer(), wm.GENERATION, wm.END)
+        special = wm.special()
         self.made = Sound(
             model, wm.tokenizer(), special, sound(frames, 1), TranscribeOptions("en", **options)
         )

@@ -3,6 +3,7 @@
 import json
 import weakref
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import mlx.core as mx
@@ -17,16 +18,17 @@ from helpers.models import assert_close
 from helpers.oracle import disturbed
 from tokenizers import Tokenizer, models
 
+import speech.transcript
 from checkpoints.quantization import Quantization
 from decoder import load
 from errors import InputError
 from families.conversion import convert
 from families.whisper import Window
+from reporting import reporter
 from speculative.drafting import ModelDrafter
 from speculative.processors import Controls
 from speculative.row import Row
 from speech.options import TranscribeOptions
-from speech.rules import Special
 from speech.transcriber import Transcriber
 
 BINS, FRAMES = wm.SHAPE["num_mel_bins"], 2 * wm.POSITIONS
@@ -78,12 +80,11 @@ def test_logits_are_those_of_transformers(tmp_path, changes):
 # Rules
 
 
-def special() -> Special:
-    return Special.read(wm.tokenizer(), wm.GENERATION, wm.END)
-
-
-def their_rules(prefix_size):
-    config = transformers.GenerationConfig(**wm.GENERATION)
+def their_rules(prefix_size, words):
+    """Of a vocabulary that has so many words more before the end of text."""
+    ids = {name: np.array(value) for name, value in wm.GENERATION.items() if "token" in name}
+    moved = {name: np.where(i < wm.END, i, i + words).tolist() for name, i in ids.items()}
+    config = transformers.GenerationConfig(**wm.GENERATION | moved)
     return [
         transformers.SuppressTokensLogitsProcessor(config.suppress_tokens),
         transformers.SuppressTokensAtBeginLogitsProcessor(
@@ -93,20 +94,26 @@ def their_rules(prefix_size):
     ]
 
 
-def written(rng, length):
+def written(rng, length, words=0):
     """A text as the rules allow it, with its stamps."""
     text, stamp = [], wm.FIRST_STAMP + rng.integers(0, 5)
+    known = [*range(60, 120), *range(wm.VOCAB, wm.VOCAB + words)]
     while len(text) < length:
-        text += [stamp, *rng.integers(60, 120, rng.integers(1, 4))]
+        text += [stamp, *rng.choice(known, rng.integers(1, 4))]
         stamp = min(stamp + rng.integers(1, 9), wm.VOCAB - 1)
         text += [stamp]
         stamp = min(stamp + rng.integers(0, 3), wm.VOCAB - 1)
     return [int(token) for token in text[:length]]
 
 
-def test_rules_are_those_of_transformers_at_every_position():
-    s, rng, seen = special(), np.random.default_rng(0), 0
-    config = SimpleNamespace(eos_token_ids=(wm.END,), vocab_size=wm.VOCAB, max_positions=None)
+@pytest.mark.parametrize("words, nameless", [(0, 0), (0, 40), (40, 40)])
+def test_rules_are_those_of_transformers_at_every_position(words, nameless):
+    """Words that a fine-tune has added behind the timestamps are like those before the end of text; rows without a name
+    are never written."""
+    size = wm.VOCAB + words + nameless
+    s, rng, seen = wm.special(wm.tokenizer(words), size), np.random.default_rng(0), 0
+    order = [*range(wm.END), *range(wm.VOCAB, wm.VOCAB + words), *range(wm.END, wm.VOCAB)]
+    config = SimpleNamespace(eos_token_ids=(wm.END,), vocab_size=size, max_positions=None)
     for _ in range(60):
         T, rows = int(rng.integers(1, 7)), []
         for _ in range(3):
@@ -114,20 +121,22 @@ def test_rules_are_those_of_transformers_at_every_position():
             prefix = [*earlier, *s.prefix("de", "transcribe")]
             row = Row([1], s.options())
             row.begin(prefix, config)
-            text = written(rng, int(rng.integers(0, 12)) + T)
+            text = written(rng, int(rng.integers(0, 12)) + T, words)
             row.tokens += text[: len(text) - T]
             row.origins = ["target"] * (len(text) - T)
             rows.append((row, text, len(prefix)))
-        logits = rng.normal(0, 3, (3, T + 1, wm.VOCAB)).astype(np.float32)
+        logits = rng.normal(0, 3, (3, T + 1, size)).astype(np.float32)
         drafted = mx.array([text[len(text) - T :] for _, text, _ in rows])
         ours = np.array(Controls([row for row, _, _ in rows])(mx.array(logits), [drafted]))
         for b, (row, text, begin) in enumerate(rows):
             for t in range(T + 1):
                 known = row.tokens[:begin] + text[: len(text) - T + t]
-                scores = torch.tensor(logits[b : b + 1, t])
-                for rule in their_rules(begin):
+                known = [order.index(token) for token in known]
+                scores = torch.tensor(logits[b : b + 1, t, order])
+                for rule in their_rules(begin, words):
                     scores = rule(torch.tensor([known]), scores)
-                np.testing.assert_array_equal(ours[b, t], scores[0].numpy())
+                np.testing.assert_array_equal(ours[b, t, order], scores[0].numpy())
+                assert (ours[b, t, wm.VOCAB + words :] == -np.inf).all()
                 seen += 1
     assert seen > 700
 
@@ -136,14 +145,14 @@ def test_rules_are_those_of_transformers_at_every_position():
 # Texts
 
 
-def their_text(reference, sound):
+def their_text(reference, sound, stamps=True):
     """The tokens of transformers' one pass, prefix and end included."""
     with torch.no_grad():
         found = reference.generate(
             as_theirs(sound[None]),
             language="de",
             task="transcribe",
-            return_timestamps=True,
+            return_timestamps=stamps,
             force_unique_generate_call=True,
         )
     return found[0].tolist()
@@ -155,7 +164,7 @@ def test_a_windows_text_is_transformers_own_with_drafts_and_without(tmp_path):
     model, _ = load(wm.converted(reference, tmp_path))
     draft = disturbed(model, 0.02)
     draft.share(model, encoder=False)
-    s, partial = special(), 0
+    s, partial = wm.special(), 0
     for seed in range(6):
         (sound,) = features(1, seed=seed)
         prefix = s.prefix("de", "transcribe")
@@ -172,6 +181,30 @@ def test_a_windows_text_is_transformers_own_with_drafts_and_without(tmp_path):
             steps = row.stats.accepted_lengths
             partial += sum(n for length, n in steps.items() if 0 < length < num_draft)
     assert partial > 2
+
+
+@pytest.mark.parametrize("words", [0, 40])
+def test_a_vocabulary_without_timestamps_has_a_segment_for_a_window(tmp_path, monkeypatch, words):
+    """Words that were added to it have the ids that others have for timestamps."""
+    notes = []
+    monkeypatch.setattr(reporter, "note", notes.append)
+    monkeypatch.setattr(wm, "tokenizer", partial(wm.tokenizer, words, stamps=False))
+    monkeypatch.setitem(wm.GENERATION, "begin_suppress_tokens", [19])  # the likeliest
+    (sound,) = features(1)
+    monkeypatch.setattr(speech.transcript, "log_mel", lambda samples, bins: sound)
+    reference = wm.reference_model(vocab_size=wm.FIRST_STAMP + words)
+    folders = [wm.converted(reference, tmp_path / name) for name in ("model", "draft")]
+    expected = their_text(reference, sound, stamps=False)[4:]
+    expected = [token for token in expected[:32] if token != wm.END]
+    assert words == 0 or max(expected) >= wm.FIRST_STAMP
+    transcriber = Transcriber(*folders)
+    assert any(f"{folders[0]}: no timestamps in its vocabulary" in note for note in notes)
+    once = TranscribeOptions("de", compression_ratio_threshold=None, logprob_threshold=None)
+    for num_draft, timed in ((0, False), (3, True)):
+        options = replace(once, num_draft=num_draft, word_timestamps=timed)
+        transcript = transcriber.transcribe(np.zeros(160 * FRAMES, np.float32), options)
+        assert [s.tokens for s in transcript.segments] == [expected]
+        assert transcript.text == wm.tokenizer().decode(expected)
 
 
 def test_a_window_is_forgotten_with_its_last_row(tmp_path):
@@ -228,7 +261,7 @@ def test_folders_of_mlx_whispers_are_refused(tmp_path):
 def test_a_tokenizer_that_is_not_whispers_is_refused():
     tokenizer = Tokenizer(models.BPE({"a": 0}, []))
     with pytest.raises(InputError, match=r"no <\|startoftranscript\|>"):
-        Special.read(tokenizer, {}, 0)
+        wm.special(tokenizer)
 
 
 @pytest.mark.parametrize("lacking", ["model", "draft"])
@@ -249,15 +282,15 @@ def test_a_pairs_tokenizers_may_leave_the_timestamps_out(tmp_path, lacking):
 
 
 def test_steering_of_models_of_one_language():
-    english = Special.read(wm.tokenizer(), wm.GENERATION | {"is_multilingual": False}, wm.END)
+    english = wm.special(is_multilingual=False)
     assert english.prefix("en", "transcribe") == [english.start]
     for language, task in (("de", "transcribe"), ("en", "translate")):
         with pytest.raises(InputError, match="English only"):
             english.prefix(language, task)
     with pytest.raises(InputError, match=r"no language 'xx'; there are \w+ \((en|de|fr)\)"):
-        special().language_code("xx")
+        wm.special().language_code("xx")
     for name in ("German", "Deutsch", "allemand", "DE", "de-AT"):
-        assert special().language_code(name) == "de"
+        assert wm.special().language_code(name) == "de"
 
 
 def test_pairs_that_hear_differently_do_not_go_together(tmp_path):

@@ -139,7 +139,7 @@ USUAL = [(f" {i}", 10 + i / 5, 10.2 + i / 5) for i in range(9)]  # words of 0.2 
 )  # fmt: skip
 def test_words_and_segments_are_moved_as_openais(spoken, bounds, last, expected, moved):
     given = [segment(*bounds, count=len(spoken)), segment(10, 12, count=len(USUAL))]
-    first, rest = place_words(given, words(*spoken, *USUAL), end=9, last=last)
+    first, rest = place_words(given, words(*spoken, *USUAL), (9).__gt__, last=last)
     assert times(first.words) == [(w, pytest.approx(a), pytest.approx(b)) for w, a, b in expected or spoken]  # fmt: skip
     assert (first.start, first.end) == pytest.approx(moved)
     assert [word.word for word in rest.words] == [word for word, *_ in USUAL]
@@ -148,14 +148,14 @@ def test_words_and_segments_are_moved_as_openais(spoken, bounds, last, expected,
 @pytest.mark.parametrize("end, ends", [(13, 12), (11.9, 11.9), (11, 11.8)])
 def test_a_last_word_without_length_gets_a_usual_one_within_its_segment(end, ends):
     (timed,) = place_words(
-        [segment(10, end, count=10)], words(*USUAL, (" b", 11.8, 11.8)), end=9, last=0
+        [segment(10, end, count=10)], words(*USUAL, (" b", 11.8, 11.8)), (9).__gt__, last=0
     )
     assert (timed.words[-1].end, timed.end) == (ends, ends)
 
 
 def test_times_are_the_sounds_not_the_windows():
     given = [segment(30, 31, count=1, seek=3000), segment(31, 32, seek=3000)]
-    with_words, empty = place_words(given, words((" a", 0.2, 0.4)), end=9, last=30)
+    with_words, empty = place_words(given, words((" a", 0.2, 0.4)), (9).__gt__, last=30)
     assert times(with_words.words) == [(" a", 30.2, 30.4)] and empty == replace(given[1], words=())
 
 

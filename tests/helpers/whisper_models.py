@@ -3,12 +3,14 @@
 import json
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from families.conversion import convert
+from speech.rules import Special
 
 LANGUAGES = ("en", "de", "fr")
 POSITIONS = 30  # of the encoder: a window is 60 frames, 0.6 s
@@ -59,16 +61,24 @@ GENERATION = dict(
 )
 
 
-def tokenizer() -> Tokenizer:
-    """Bytes, and Whisper's special tokens and timestamps."""
+def tokenizer(words: int = 0, stamps: bool = True) -> Tokenizer:
+    """Bytes, and Whisper's special tokens and timestamps; a fine-tune's words behind them."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens([AddedToken(name, normalized=False) for name in SPECIAL])
-    stamps = [f"<|{i * 0.02:.2f}|>" for i in range(POSITIONS + 1)]
-    made.add_tokens([AddedToken(name, normalized=False) for name in stamps])
+    times = [f"<|{i * 0.02:.2f}|>" for i in range(POSITIONS + 1) if stamps]
+    added = [*times, *(f" word{i}" for i in range(words))]
+    made.add_tokens([AddedToken(name, normalized=False) for name in added])
     return made
+
+
+def special(made: Tokenizer | None = None, rows: int = VOCAB, **generation) -> Special:
+    """The special tokens of a vocabulary, with so many rows in the embedding."""
+    sizes = dict(vocab_size=rows, max_source_positions=POSITIONS)
+    config = SimpleNamespace(eos_token_ids=(END,), **sizes)
+    return Special.read(made or tokenizer(), GENERATION | generation, config)
 
 
 def reference_model(seed: int = 0, spread: float = 1.0, **changes):
