@@ -388,8 +388,7 @@ def transcribe_live(
     signal.signal(signal.SIGINT, stop)
     complain("listening; Ctrl-C ends it")
     live = transcriber.live(options, show)
-    ((_, transcript),) = transcriber.decode_all(iter([live.listen(pieces)]), options, 1)
-    assert isinstance(transcript, Transcript)
+    transcript = transcriber.decode(live.listen(pieces), options)
     if not write_files(output, transcript, name):
         raise InputError("the transcript could not be written")
     cli.write(output.text(transcript, None), end="")

@@ -73,10 +73,15 @@ class Transcriber:
         on_window: OnWindow = lambda *_: None,
     ) -> Transcript:
         """Transcribe one sound. Arguments: as for `Sound`."""
-        sounds = [lambda: (samples, on_window)]
-        ((_, transcript),) = self.transcribe_all(sounds, options or TranscribeOptions(), 1)
-        assert isinstance(transcript, Transcript)
-        return transcript
+        options = self.resolve(options or TranscribeOptions())
+        return self.decode(self.sound(samples, options, on_window).steps(), options)
+
+    def decode(self, steps: Steps, options: TranscribeOptions) -> Transcript:
+        """The transcript that the steps of one sound lead to. Raises InputError if they lead to none."""
+        ((_, result),) = self.decode_all(iter([steps]), options, 1)
+        if isinstance(result, InputError):
+            raise result
+        return result
 
     def transcribe_all(
         self,

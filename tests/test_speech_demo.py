@@ -5,6 +5,7 @@ import json
 import pytest
 from helpers.programs import DEMO, call
 
+from errors import InputError
 from families.conversion import convert
 from speculative.row import Stats
 from speech.audio import read
@@ -13,6 +14,7 @@ from speech.reference import parse
 from speech.transcriber import Transcriber
 
 CLIPS = json.loads((DEMO / "speech" / "clips.json").read_text(encoding="utf-8"))
+ABSENT = TranscribeOptions(suppress_tokens=(999999,))
 FILES = [DEMO / "speech" / name for name in CLIPS]
 
 
@@ -57,6 +59,17 @@ def test_drafts_are_accepted_and_change_nothing(pair):
 
 
 @pytest.mark.slow
+def test_a_token_that_the_model_lacks_is_the_users_mistake(pair):
+    live = pair.live(ABSENT, lambda heard: None)
+    live.append(read(FILES[0]))
+    for transcribe in (
+        lambda: pair.transcribe(read(FILES[0]), ABSENT),
+        lambda: pair.decode(live.advance(is_end=True), ABSENT),
+    ):
+        with pytest.raises(InputError, match="suppress_tokens: no token 999999"):
+            transcribe()
+
+
 def test_a_reference_drafts_and_changes_nothing(folder):
     alone = Transcriber(folder / "mlx_models" / "demo-speech-target")
     samples = read(str(DEMO / "speech" / "story.wav"))
