@@ -2,7 +2,7 @@
 
 python benchmark.py --check          a minute: is all well on this machine?
 python benchmark.py                  the demo models, widened to t5-large and t5-small
-python benchmark.py --model flan-t5-xl --draft-model flan-t5-small
+python benchmark.py --model google/flan-t5-xl --draft-model google/flan-t5-small
 python benchmark.py --baselines      next to transformers and CTranslate2
 """
 
