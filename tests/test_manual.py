@@ -26,8 +26,14 @@ import transcribe
 import translate
 from checkpoints.folder import MODELS, converted_path
 from checkpoints.quantization import Quantization
-from decoder import Batch
+from decoder import Batch, SpeculativeDecoder, Stats
+from families.encoder_decoder import EncoderDecoder
+from speculative.cache import CrossCache
+from speculative.draft import Draft, Plan
 from speculative.options import Options
+from speculative.processors import Prefixes
+from speculative.row import Response, Row
+from speculative.sampling import Sampler
 
 PAGES = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
 MANUAL = ("README.md", "CONTRIBUTING.md", "demo/README.md", *PAGES)
@@ -45,6 +51,11 @@ OPTIONS = {
 HUB = {"google/flan-t5-base", "tencent/Hy-MT2-7B"}
 HUB |= json.loads((ROOT / "docs/tools/configs.json").read_text())["configs"].keys()
 LOAD = re.compile(r'(?:load|Transcriber)\(((?:"[^"]+"(?:, )?)+)\)')  # by names
+# What names in the text stand for
+CLASSES = (Batch, Draft, EncoderDecoder, Row, Sampler, SpeculativeDecoder)
+OBJECTS = {kind.__name__: kind for kind in CLASSES}
+OBJECTS |= dict(decoder=SpeculativeDecoder, response=Response, stats=Stats, plan=Plan)
+OBJECTS |= dict(cache=CrossCache, prefixes=Prefixes, sampler=Sampler)
 FOREIGN = {"--python", "--hostfile", "--backend"}  # flags of other programs that the manual names
 CHANGING = {"--model", "--json", "--verbose", "--show-draft", "--help"}  # output not compared
 CALL = re.compile(
@@ -207,6 +218,30 @@ def test_every_flag_in_the_text_is_a_programs(name):
         accepted |= of_mlx_lm("generate") | of_mlx_lm("server")
     named = {f for span in spans(read(name)) for f in re.findall(r"(?<![\w-])--[a-z][\w-]*", span)}
     assert named <= accepted, f"{name}: no program has {named - accepted}"
+
+
+@pytest.mark.parametrize("name", MANUAL)
+def test_every_attribute_and_keyword_in_the_text_is_ours(name, demo_pair):
+    """The Python of the pages runs; here is the rest."""
+    text = read(name)
+    if name.startswith("docs/from_"):
+        text = re.sub(r"^\|[^|]*", "", text, flags=re.MULTILINE)  # the other program's
+    code = "\n".join(code for kind, code in code_of(text) if kind != "python")
+    objects = OBJECTS | dict(model=demo_pair[0], tokenizer=demo_pair[1])
+    for root, path in re.findall(r"(?<![\w./])(\w+)((?:\.[a-z_]\w*)+)", code):
+        owner = objects.get(root)
+        for part in path[1:].split(".") if owner and path != ".py" else ():
+            assert hasattr(owner, part) or part in owner.__annotations__, f"{root}{path}: {part}"
+            owner = getattr(owner, part, None)
+    if name in ("docs/python.md", "docs/from_mlx_lm.md", "docs/from_transformers.md"):
+        ours = {*inspect.signature(SpeculativeDecoder).parameters, *Options.__annotations__}
+        assert {*re.findall(r"^(\w+)=", code, re.MULTILINE)} <= ours
+
+
+def test_the_table_of_a_response_has_its_fields():
+    table = read("docs/python.md").partition("| field | |")[2].partition("\n\n")[0]
+    named = {f for cell in re.findall(r"^\|(.*?)\|", table, re.MULTILINE) for f in spans(cell)}
+    assert named == {name for name in dir(Response) if name[0] != "_"} | {*Response.__annotations__}
 
 
 @pytest.mark.parametrize(("script", "page"), OPTIONS.items())
