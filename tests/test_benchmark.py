@@ -216,7 +216,7 @@ def test_processes_of_baselines_have_ended_before_python_does(demo_pair, monkeyp
     pytest.importorskip("torch")
     used = []
 
-    def compare(comparison, target, draft, prompts, theirs):
+    def compare(*_) -> dict:
         used.extend(multiprocessing.active_children())
         return {}
 
@@ -227,9 +227,9 @@ def test_processes_of_baselines_have_ended_before_python_does(demo_pair, monkeyp
     assert used and not any(process.is_alive() for process in used)
 
 
-def test_what_baselines_lack_is_named(monkeypatch, tmp_path):
+def test_what_baselines_lack_is_named(demo_pair, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "mlx_lm.generate", None)
-    monkeypatch.setattr(benchmark, "widened_pair", lambda sizes: (None, None))
+    monkeypatch.setattr(benchmark, "widened_pair", lambda sizes: demo_pair[::2])
     arguments = "--baselines --sizes llama-demo llama-demo".split()
     result = programs.call(*arguments, cwd=tmp_path, script="benchmark.py")
     assert result.stderr.startswith("benchmark.py: --baselines needs mlx_lm.generate: pip install")

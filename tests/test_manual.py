@@ -24,7 +24,6 @@ import main
 import serve
 import transcribe
 import translate
-from checkpoints.folder import MODELS, converted_path
 from checkpoints.quantization import Quantization
 from decoder import Batch, SpeculativeDecoder, Stats
 from families.encoder_decoder import EncoderDecoder
@@ -50,12 +49,12 @@ OPTIONS = {
 # Looked up there: what the table of memory has, and others
 HUB = {"google/flan-t5-base", "tencent/Hy-MT2-7B"}
 HUB |= json.loads((ROOT / "docs/tools/configs.json").read_text())["configs"].keys()
+MADE = {"convert.py": "", "distill.py": "-draft"}  # ends of the names that these give
 LOAD = re.compile(r'(?:load|Transcriber)\(((?:"[^"]+"(?:, )?)+)\)')  # by names
 # What names in the text stand for
-CLASSES = (Batch, Draft, EncoderDecoder, Row, Sampler, SpeculativeDecoder)
-OBJECTS = {kind.__name__: kind for kind in CLASSES}
-OBJECTS |= dict(decoder=SpeculativeDecoder, response=Response, stats=Stats, plan=Plan)
-OBJECTS |= dict(cache=CrossCache, prefixes=Prefixes, sampler=Sampler)
+CLASSES = (Batch, CrossCache, Draft, EncoderDecoder, Plan, Prefixes, Response, Row, Sampler, Stats)
+OBJECTS = {name: kind for kind in CLASSES for name in (kind.__name__, kind.__name__.lower())}
+OBJECTS |= dict(decoder=SpeculativeDecoder, SpeculativeDecoder=SpeculativeDecoder, cache=CrossCache)
 FOREIGN = {"--python", "--hostfile", "--backend"}  # flags of other programs that the manual names
 CHANGING = {"--model", "--json", "--verbose", "--show-draft", "--help"}  # output not compared
 CALL = re.compile(
@@ -117,27 +116,17 @@ def check(script: str, arguments: list[str], capsys) -> argparse.Namespace:
     return args
 
 
-def made_by(script: str, args: argparse.Namespace) -> set[str]:
-    """What a command's model is called once it has run."""
-    if script == "convert.py" and not args.dry_run:
-        path = args.mlx_path or converted_path(args.model)
-    elif script == "distill.py":
-        path = args.output or MODELS / f"{converted_path(args.model).name}-draft"
-    else:
-        return set()
-    return {str(path), path.name} if path.parent == MODELS else {str(path)}
-
-
 def check_all(calls: list[list[str]], capsys) -> None:
     """As `check`, for commands in their order. AssertionError also for a model that is neither on the hub nor in a fresh
     clone, and that no earlier command has made."""
-    made = set[str]()
+    known = set(HUB)
     for script, *arguments in calls:
         args = check(script, arguments, capsys)
         named = {getattr(args, flag, None) for flag in ("model", "draft_model")} - {None}
-        here = {name for name in named if (ROOT / name / "config.json").exists()}
-        assert named <= HUB | made | here, f"{script}: where is {named - HUB - made - here}?"
-        made |= made_by(script, args) if named else set()
+        unknown = {name for name in named - known if not (ROOT / name / "config.json").exists()}
+        assert not unknown, f"{script}: where is {unknown}?"
+        if script in MADE and named and "--dry-run" not in arguments:
+            known.add(Path(args.model).name + MADE[script])
 
 
 @pytest.fixture
