@@ -2,7 +2,7 @@
 
 python benchmark.py --check          a minute: is all well on this machine?
 python benchmark.py                  the demo models, widened to t5-large and t5-small
-python benchmark.py --model flan-t5-xl --draft-model flan-t5-small
+python benchmark.py --model google/flan-t5-xl --draft-model google/flan-t5-small
 python benchmark.py --baselines      next to transformers and CTranslate2
 """
 
@@ -16,6 +16,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -134,9 +135,9 @@ def prompts_of_demo(kinds: list[str] | None, count: int) -> dict[str, list[str]]
 
 
 def baselines(
-    sizes: Sequence[str], target: Any, draft: Any, comparison: Comparison
+    sizes: Sequence[str], target: Any, draft: Any, comparison: Comparison, processes: ExitStack
 ) -> dict[str, OtherWay]:
-    """Name -> a way of another library to decode tokens with the widened demo pair."""
+    """Name -> a way of another library to decode tokens with the widened demo pair. processes: where its own end."""
     max_tokens = comparison.options.max_tokens or 0
     batch_sizes = comparison.batch_sizes
     if sizes[0] in CAUSAL_SHAPES:
@@ -144,11 +145,14 @@ def baselines(
         return causal.ways(target, draft, max_tokens, batch_sizes, list(lengths))
     from benchmarks import baselines
 
-    return baselines.ways(sizes, max_tokens, batch_sizes)
+    return baselines.ways(sizes, max_tokens, batch_sizes, processes)
 
 
-def speed(args: argparse.Namespace) -> dict:
-    """Print a table of ways to decode, and their limits, for each kind of text; return all of it as data."""
+def speed(args: argparse.Namespace, processes: ExitStack) -> dict:
+    """Print a table of ways to decode, and their limits, for each kind of text; return all of it as data.
+
+    processes: where those of other libraries end
+    """
     comparison = Comparison.of(args)
     if args.prompt_file is None:
         tables = prompts_of_demo(args.kinds, args.examples)
@@ -163,7 +167,11 @@ def speed(args: argparse.Namespace) -> dict:
         sizes = args.sizes or USUAL
         target, draft = widened_pair(sizes)
         if args.baselines:
-            theirs = baselines(sizes, target, draft, comparison)
+            try:
+                theirs = baselines(sizes, target, draft, comparison, processes)
+            except ImportError as error:
+                hint = "pip install -r requirements-dev.txt"
+                raise InputError(f"--baselines needs {error.name}: {hint}") from None
     reports = {}
     for kind, prompts in tables.items():
         print(f"\n## {kind}\n" if kind else "", end="")
@@ -223,7 +231,9 @@ def main() -> None:
     args = parse_args()
     if args.check:
         sys.exit(not all_is_well())
-    print(f"\n{json.dumps(speed(args))}")
+    with ExitStack() as processes:  # ended before Python ends: else both close their pipes
+        report = speed(args, processes)
+    print(f"\n{json.dumps(report)}")
 
 
 if __name__ == "__main__":

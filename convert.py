@@ -2,8 +2,8 @@
 tokenizer files.
 
     python convert.py --model google/flan-t5-base
-    python convert.py --model path/to/checkpoint --dtype float32
-    python convert.py --model t5-11b --quantize --q-bits 4
+    python convert.py --model demo/target --dtype float32
+    python convert.py --model google-t5/t5-11b --quantize --q-bits 4
 """
 
 import terminal  # noqa: F401 (first: it checks Python and the packages)

@@ -3,11 +3,14 @@ the one that the target alone would write.
 
     from decoder import load, generate, stream_generate, batch_generate
 
-    model, tokenizer = load("mlx_models/t5-11b")
-    draft, _ = load("mlx_models/t5-small")
+    model, tokenizer = load("google-t5/t5-11b")
+    draft, _ = load("google-t5/t5-small")
     text = generate(model, tokenizer, prompt, draft_model=draft, num_draft=5, max_tokens=256)
 """
 
+import own_modules  # noqa: F401 (before all others: see there)
+
+# isort: split
 import blas  # noqa: F401 (before mlx: see there)
 
 # isort: split

@@ -1,9 +1,9 @@
 """Make a draft model of an encoder-decoder model, from the model itself and texts that it has written.
 
-python distill.py --model madlad400-3b-mt --memory memory.jsonl
-python distill.py --model madlad400-3b-mt --prompt-file sentences.txt --target-lang de
-python distill.py --model madlad400-3b-mt --document book.docx manual.md --to German
-python distill.py --model whisper-large-v3 talks/*.mp3
+python distill.py --model google/madlad400-3b-mt --memory memory.jsonl
+python distill.py --model google/madlad400-3b-mt --prompt-file sentences.txt --target-lang de
+python distill.py --model google/madlad400-3b-mt --document book.docx manual.md --to German
+python distill.py --model openai/whisper-large-v3 talks/*.mp3
 """
 
 import terminal  # noqa: F401 (first: it checks Python and the packages)

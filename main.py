@@ -1,7 +1,7 @@
 """Generate text for prompts, speculatively if there is a draft model or something to copy.
 
 python main.py --prompt "translate number to German: 1284"
-python main.py --model t5-11b --draft-model t5-small --prompt "summarize: ..."
+python main.py --model google-t5/t5-11b --draft-model google-t5/t5-small --prompt "summarize: ..."
 """
 
 import terminal  # noqa: F401 (first: it checks Python and the packages)

@@ -2,7 +2,7 @@
 shows them.
 
 python serve.py
-python serve.py --model t5-11b --draft-model t5-small --port 8080
+python serve.py --model google-t5/t5-11b --draft-model google-t5/t5-small --port 8080
 """
 
 import terminal  # noqa: F401 (first: it checks Python and the packages)

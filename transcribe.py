@@ -1,7 +1,7 @@
 """Transcribe audio with Whisper, speculatively if there is a draft model.
 
-python transcribe.py talk.mp3 --model whisper-large-v3 --draft-model distil-large-v3
-python transcribe.py *.m4a --model whisper-medium -f srt -o subtitles
+python transcribe.py talk.mp3 --model openai/whisper-large-v3 --draft-model distil-whisper/distil-large-v3
+python transcribe.py *.m4a --model openai/whisper-medium -f srt -o subtitles
 """
 
 import terminal  # noqa: F401 (first: it checks Python and the packages)
@@ -389,8 +389,7 @@ def transcribe_live(
     signal.signal(signal.SIGINT, stop)
     complain("listening; Ctrl-C ends it")
     live = transcriber.live(options, show)
-    ((_, transcript),) = transcriber.run(iter([live.listen(pieces)]), options, 1)
-    assert isinstance(transcript, Transcript)
+    transcript = transcriber.decode(live.listen(pieces), options)
     if not write_files(output, transcript, name):
         raise InputError("the transcript could not be written")
     cli.write(output.text(transcript, None), end="")

@@ -1,6 +1,6 @@
 """Translate documents, sentence by sentence, and keep all that is not text.
 
-python translate.py chapter.docx --model nllb-200-3.3B --draft-model nllb-200-distilled-600M --to German
+python translate.py chapter.docx --model facebook/nllb-200-3.3B --draft-model facebook/nllb-200-distilled-600M --to German
 python translate.py film.srt --to fr -o film.fr.srt
 """
 

@@ -8,9 +8,11 @@ import functools
 import importlib.util
 import multiprocessing
 import os
+import signal
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from unittest import mock
 
@@ -26,6 +28,8 @@ from demo.pair import DEMO
 from families.t5 import NAMES
 from model import T5
 from speculative.model import padded
+
+_SILENT = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 
 def in_transformers(model: T5, vocab_size: int | None = None) -> T5ForConditionalGeneration:
@@ -111,9 +115,10 @@ def with_ctranslate2(
 
 
 def process() -> Executor:
-    """A process in which libraries use their own BLAS."""
-    executor = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-    with mock.patch.dict(os.environ, {blas.SWITCH: "0"}):
+    """A process in which libraries use their own BLAS, and print nothing."""
+    silent_end = signal.signal, (signal.SIGINT, signal.SIG_DFL)
+    executor = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), *silent_end)
+    with mock.patch.dict(os.environ, {blas.SWITCH: "0"} | _SILENT):
         executor.submit(int).result()  # wait until it has started
     return executor
 
@@ -141,14 +146,17 @@ def way(executor: Executor, model: tuple, batch_size: int = 1, **settings) -> Ot
     return decode
 
 
-def ways(sizes: Sequence[str], max_tokens: int, batch_sizes: Sequence[int]) -> dict[str, OtherWay]:
-    """The ways of the installed libraries. transformers speculates for one prompt at a time only."""
-    in_torch = (process(), (with_transformers, tuple(sizes), max_tokens))
+def ways(
+    sizes: Sequence[str], max_tokens: int, batch_sizes: Sequence[int], processes: ExitStack
+) -> dict[str, OtherWay]:
+    """The ways of the installed libraries, whose processes go on until `processes` is closed. transformers speculates
+    for one prompt at a time only."""
+    in_torch = (processes.enter_context(process()), (with_transformers, tuple(sizes), max_tokens))
     libraries = {"transformers": in_torch}
     if importlib.util.find_spec("ctranslate2"):
         for dtype in ("float32", "int8"):
             model = (with_ctranslate2, tuple(sizes), max_tokens, dtype)
-            libraries[f"CTranslate2 {dtype}"] = (process(), model)
+            libraries[f"CTranslate2 {dtype}"] = (processes.enter_context(process()), model)
     ways = {}
     for size in batch_sizes:
         for name, library in libraries.items():

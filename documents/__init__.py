@@ -4,6 +4,9 @@ A format is a module with `parse(data) -> Document`: it finds the parts to trans
 byte. Only translator.py knows a model.
 """
 
+import own_modules  # noqa: F401 (before all others: see there)
+
+# isort: split
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

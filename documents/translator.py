@@ -24,7 +24,7 @@ from errors import InputError
 from reporting import reporter
 from speculative.row import Row, respond
 from speculative.sampling import RowSeeds
-from speculative.tasks import Task, Work
+from speculative.tasks import Task, Work, result_of
 from text.alignment import Aligner
 from text.languages import has_spaces, short
 from text.memory import MemoryFile, Pair
@@ -113,10 +113,7 @@ class Translator:
                 advance(len(row.prompt_text))
 
             task = self.steps(document)
-            ((_, result),) = self.decoder.run([task], self.options, self.batch_size, on_row=finish)
-        if isinstance(result, InputError):
-            raise result
-        return result
+            return result_of(self.decoder.run([task], self.options, self.batch_size, on_row=finish))
 
     def steps(self, document: Document) -> Task:
         """Translate a document, wherever its sentences are decoded; `finish` gets their rows."""

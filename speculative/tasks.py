@@ -28,6 +28,14 @@ def resume(task: Task, result: Any = None) -> Work | Ended:
         return Ended(end.value)
 
 
+def result_of(results: Iterable[tuple[int, Any]]) -> Any:
+    """The result of the one task that was run. InputError if it failed."""
+    ((_, result),) = results
+    if isinstance(result, InputError):
+        raise result
+    return result
+
+
 @dataclass
 class _Running:
     """A task that waits for rows."""

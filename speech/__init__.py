@@ -1,3 +1,6 @@
 """Speech to text with Whisper: sound, features, rules of decoding, transcripts and their files."""
 
+import own_modules  # noqa: F401 (before all others: see there)
+
+# isort: split
 import blas  # noqa: F401 (before mlx: see there)

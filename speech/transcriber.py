@@ -16,7 +16,7 @@ from families.loading import find
 from families.whisper import Whisper
 from reporting import reporter
 from speculative.row import Row
-from speculative.tasks import Task
+from speculative.tasks import Task, result_of
 from speech.formats import Transcript
 from speech.live import PAUSE, Live, OnHeard
 from speech.options import TranscribeOptions
@@ -76,10 +76,12 @@ class Transcriber:
         on_window: OnWindow = lambda *_: None,
     ) -> Transcript:
         """Transcribe one sound. Arguments: as for `Sound`."""
-        sounds = [lambda: (samples, on_window)]
-        ((_, transcript),) = self.transcribe_all(sounds, options or TranscribeOptions(), 1)
-        assert isinstance(transcript, Transcript)
-        return transcript
+        options = self.resolve(options or TranscribeOptions())
+        return self.decode(self.sound(samples, options, on_window).steps(), options)
+
+    def decode(self, task: Task, options: TranscribeOptions) -> Transcript:
+        """The transcript of one sound, of its task. Raises InputError if there is none."""
+        return result_of(self.run([task], options, 1))
 
     def transcribe_all(
         self,

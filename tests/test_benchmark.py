@@ -1,8 +1,10 @@
 """The benchmark runs, and its instruments measure what they say. What they find is not asserted."""
 
 import json
+import multiprocessing
 import os
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from helpers.bart_tokenizers import checkpoint
 from helpers.models import random_model
 from mlx.utils import tree_flatten
 
+import benchmark
 from benchmarks import limits, measure
 from decoder import load
 from demo.examples import examples
@@ -205,6 +208,31 @@ def test_baselines_have_the_blas_of_their_own(monkeypatch):
     with baselines.process() as library:
         assert library.submit(os.getenv, "SPECULATIVE_BLAS").result() == "0"
         assert "SPECULATIVE_BLAS" not in os.environ
+
+
+@pytest.mark.slow
+def test_processes_of_baselines_have_ended_before_python_does(demo_pair, monkeypatch, tmp_path):
+    """Python's end and that of an executor both close its pipes: an OSError about which nobody can do anything."""
+    pytest.importorskip("torch")
+    used = []
+
+    def compare(*_) -> dict:
+        used.extend(multiprocessing.active_children())
+        return {}
+
+    monkeypatch.setattr(benchmark, "widened_pair", lambda sizes: demo_pair[::2])
+    monkeypatch.setattr(benchmark, "compare", compare)
+    result = programs.call("--baselines", cwd=tmp_path, script="benchmark.py")
+    assert result.returncode == 0 and result.stderr == ""
+    assert used and not any(process.is_alive() for process in used)
+
+
+def test_what_baselines_lack_is_named(demo_pair, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "mlx_lm.generate", None)
+    monkeypatch.setattr(benchmark, "widened_pair", lambda sizes: demo_pair[::2])
+    arguments = "--baselines --sizes llama-demo llama-demo".split()
+    result = programs.call(*arguments, cwd=tmp_path, script="benchmark.py")
+    assert result.stderr.startswith("benchmark.py: --baselines needs mlx_lm.generate: pip install")
 
 
 def test_the_picture_shows_every_token_in_its_place(demo_pair):

@@ -3,8 +3,10 @@
 Commands of main.py run on the embedded pair, whatever models they name; those of the other scripts, which would download, go on or take minutes, pass the real parsers.
 """
 
+import argparse
 import ast
 import inspect
+import json
 import re
 import shlex
 import sys
@@ -23,8 +25,14 @@ import serve
 import transcribe
 import translate
 from checkpoints.quantization import Quantization
-from decoder import Batch
+from decoder import Batch, SpeculativeDecoder, Stats
+from families.encoder_decoder import EncoderDecoder
+from speculative.cache import CrossCache
+from speculative.draft import Draft, Plan
 from speculative.options import Options
+from speculative.processors import Prefixes
+from speculative.row import Response, Row
+from speculative.sampling import Sampler
 
 PAGES = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
 MANUAL = ("README.md", "CONTRIBUTING.md", "demo/README.md", *PAGES)
@@ -38,6 +46,15 @@ OPTIONS = {
     "transcribe.py": "docs/speech.md",
     "distill.py": "docs/distilling.md",
 }
+# Looked up there: what the table of memory has, and others
+HUB = {"google/flan-t5-base", "tencent/Hy-MT2-7B"}
+HUB |= json.loads((ROOT / "docs/tools/configs.json").read_text())["configs"].keys()
+MADE = {"convert.py": "", "distill.py": "-draft"}  # ends of the names that these give
+LOAD = re.compile(r'(?:load|Transcriber)\(((?:"[^"]+"(?:, )?)+)\)')  # by names
+# What names in the text stand for
+CLASSES = (Batch, CrossCache, Draft, EncoderDecoder, Plan, Prefixes, Response, Row, Sampler, Stats)
+OBJECTS = {name: kind for kind in CLASSES for name in (kind.__name__, kind.__name__.lower())}
+OBJECTS |= dict(decoder=SpeculativeDecoder, SpeculativeDecoder=SpeculativeDecoder, cache=CrossCache)
 FOREIGN = {"--python", "--hostfile", "--backend"}  # flags of other programs that the manual names
 CHANGING = {"--model", "--json", "--verbose", "--show-draft", "--help"}  # output not compared
 CALL = re.compile(
@@ -63,12 +80,16 @@ def commands(code: str) -> list[list[str]]:
     return calls
 
 
+def code_of(text: str) -> list[tuple[str, str]]:
+    """A page's code in its order, and the language of each piece; that of `code in a line` is "span"."""
+    found = re.finditer(rf"{FENCE.pattern}|`([^`]+)`", text, FENCE.flags)
+    return [("span", " ".join(f[3].split())) if f[3] else (f[1], f[2]) for f in found]
+
+
 def of_page(text: str) -> list[list[str]]:
     """All commands of a page; those in its lines have more than a script's name."""
-    in_fences = [
-        c for fence in FENCE.finditer(text) if fence[1] != "python" for c in commands(fence[2])
-    ]
-    return in_fences + [c for span in spans(text) for c in commands(span) if len(c) > 1]
+    pieces = [(kind, commands(code)) for kind, code in code_of(text) if kind != "python"]
+    return [c for kind, calls in pieces for c in calls if kind != "span" or len(c) > 1]
 
 
 def help_of(script: str) -> str:
@@ -79,19 +100,33 @@ def flags_of(script: str) -> set[str]:
     return set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", help_of(script)))
 
 
-def check(script: str, arguments: list[str], capsys) -> None:
-    """AssertionError or InputError when the script would refuse the arguments."""
+def check(script: str, arguments: list[str], capsys) -> argparse.Namespace:
+    """The parsed arguments. AssertionError or InputError when the script would refuse them."""
     flags = {word.partition("=")[0] for word in arguments if re.match(r"--?[a-z]", word)}
     assert flags <= flags_of(script), f"{script} has no {flags - flags_of(script)}"
     try:
         args = PARSERS[script](arguments)
     except SystemExit as stopped:
         assert stopped.code == 0, capsys.readouterr().err
-        return
+        return argparse.Namespace()
     if script in ("main.py", "translate.py", "serve.py"):
         Options(**{f.name: getattr(args, f.name) for f in fields(Options) if f.name in args})
     elif script == "convert.py" and args.quantize:
         Quantization(args.q_mode or "affine", args.q_bits or 0, args.q_group_size or 0)
+    return args
+
+
+def check_all(calls: list[list[str]], capsys) -> None:
+    """As `check`, for commands in their order. AssertionError also for a model that is neither on the hub nor in a fresh
+    clone, and that no earlier command has made."""
+    known = set(HUB)
+    for script, *arguments in calls:
+        args = check(script, arguments, capsys)
+        named = {getattr(args, flag, None) for flag in ("model", "draft_model")} - {None}
+        unknown = {name for name in named - known if not (ROOT / name / "config.json").exists()}
+        assert not unknown, f"{script}: where is {unknown}?"
+        if script in MADE and named and "--dry-run" not in arguments:
+            known.add(Path(args.model).name + MADE[script])
 
 
 @pytest.fixture
@@ -126,9 +161,10 @@ def output_of(arguments: list[str], work: Path) -> str:
 
 
 @pytest.mark.parametrize("name", MANUAL)
-def test_every_command_is_one_that_the_program_takes(name, capsys):
-    for script, *arguments in of_page(read(name)):
-        check(script, arguments, capsys)
+def test_every_command_is_one_that_the_program_takes_and_finds_its_models(name, capsys):
+    models = [m for names in LOAD.findall(read(name)) for m in re.findall(r'"(.+?)"', names)]
+    loads = [["convert.py", "--dry-run", "--model", model] for model in models]
+    check_all(of_page(read(name)) + loads, capsys)
 
 
 @pytest.mark.parametrize("name", MANUAL)
@@ -173,6 +209,30 @@ def test_every_flag_in_the_text_is_a_programs(name):
     assert named <= accepted, f"{name}: no program has {named - accepted}"
 
 
+@pytest.mark.parametrize("name", MANUAL)
+def test_every_attribute_and_keyword_in_the_text_is_ours(name, demo_pair):
+    """The Python of the pages runs; here is the rest."""
+    text = read(name)
+    if name.startswith("docs/from_"):
+        text = re.sub(r"^\|[^|]*", "", text, flags=re.MULTILINE)  # the other program's
+    code = "\n".join(code for kind, code in code_of(text) if kind != "python")
+    objects = OBJECTS | dict(model=demo_pair[0], tokenizer=demo_pair[1])
+    for root, path in re.findall(r"(?<![\w./])(\w+)((?:\.[a-z_]\w*)+)", code):
+        owner = objects.get(root)
+        for part in path[1:].split(".") if owner and path != ".py" else ():
+            assert hasattr(owner, part) or part in owner.__annotations__, f"{root}{path}: {part}"
+            owner = getattr(owner, part, None)
+    if name in ("docs/python.md", "docs/from_mlx_lm.md", "docs/from_transformers.md"):
+        ours = {*inspect.signature(SpeculativeDecoder).parameters, *Options.__annotations__}
+        assert {*re.findall(r"^(\w+)=", code, re.MULTILINE)} <= ours
+
+
+def test_the_table_of_a_response_has_its_fields():
+    table = read("docs/python.md").partition("| field | |")[2].partition("\n\n")[0]
+    named = {f for cell in re.findall(r"^\|(.*?)\|", table, re.MULTILINE) for f in spans(cell)}
+    assert named == {name for name in dir(Response) if name[0] != "_"} | {*Response.__annotations__}
+
+
 @pytest.mark.parametrize(("script", "page"), OPTIONS.items())
 def test_every_flag_of_a_program_is_in_its_page(script, page):
     """Those of main.py and serve.py are written from their declaration."""
@@ -182,8 +242,9 @@ def test_every_flag_of_a_program_is_in_its_page(script, page):
 def test_main_alone_says_what_to_do_in_five_lines(work, capsys):
     result, printed = call(cwd=work), ""
     assert result.returncode == 2 and len(result.stderr.splitlines()) == 5
-    for script, *arguments in commands(result.stderr.partition("\n")[2]):
-        check(script, arguments, capsys)
+    calls = commands(result.stderr.partition("\n")[2])
+    check_all(calls, capsys)
+    for script, *arguments in calls:
         printed += output_of(arguments, work) if script == "main.py" else ""
     assert printed.startswith(f"{ANSWER}\n")
 
@@ -194,8 +255,7 @@ def test_the_commands_in_a_scripts_first_lines_are_ones_that_it_takes(script, ca
     doc = sys.modules[script.removesuffix(".py")].__doc__
     examples = commands("\n".join(line.strip().partition("  ")[0] for line in doc.splitlines()))
     assert examples
-    for name, *arguments in examples:
-        check(name, arguments, capsys)
+    check_all(examples, capsys)
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/python.md"])
@@ -204,11 +264,10 @@ def test_python_in_the_manual_runs(name, work, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
     blocks = blocks_in(name, "python")
     assert blocks
-    models = dict.fromkeys(re.findall(r"mlx_models/([\w.-]+)", "".join(blocks)))
-    for i, model in enumerate(models):
-        of_pair = work / "mlx_models" / ("demo-draft" if i else "demo-target")
-        if not (work / "mlx_models" / model).exists():
-            (work / "mlx_models" / model).symlink_to(of_pair)
+    models = re.findall(r'load\("(.+?)"\)', "".join(blocks))
+    for i, model in enumerate(dict.fromkeys(models)):
+        (work / model).parent.mkdir(exist_ok=True)
+        (work / model).symlink_to(work / "mlx_models" / ("demo-draft" if i else "demo-target"))
     scope = {"prompt": PROMPT, "prompts": [PROMPT] * 2}
     (work / "demo").symlink_to(ROOT / "demo")
     for code in blocks:

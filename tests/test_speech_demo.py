@@ -5,6 +5,7 @@ import json
 import pytest
 from helpers.programs import DEMO, call
 
+from errors import InputError
 from families.conversion import convert
 from speculative.row import Stats
 from speech.audio import read
@@ -57,6 +58,12 @@ def test_drafts_are_accepted_and_change_nothing(pair):
 
 
 @pytest.mark.slow
+def test_a_token_that_the_model_lacks_is_the_users_mistake(pair):
+    options = TranscribeOptions(suppress_tokens=(999999,))
+    with pytest.raises(InputError, match="suppress_tokens: no token 999999"):
+        pair.transcribe(read(FILES[0]), options)
+
+
 def test_a_reference_drafts_and_changes_nothing(folder):
     alone = Transcriber(folder / "mlx_models" / "demo-speech-target")
     samples = read(str(DEMO / "speech" / "story.wav"))
