@@ -12,6 +12,7 @@ from helpers.bart_tokenizers import EDGES, FAMILIES, ODD, SENTENCES, assert_same
 from errors import InputError
 from families.bart_tokenizers import write_tokenizer
 from text.languages import Languages
+from text.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -90,6 +91,8 @@ def test_unknown_characters_are_marians(bart_folders):
     reference, ours = transformers.AutoTokenizer.from_pretrained(folder), reader(output)
     texts = ["café", "naïveté ű", "мы и я", "a 你好 b", "ééé", "你 x"]
     assert_same(reference, ours, texts)
+    beside = "日👍🏽day"  # a word that the target's vocabulary has from the source's
+    assert load_tokenizer(output).encode(beside).ids == reference(text_target=beside).input_ids
     unknown = ours.token_to_id("<unk>")
     assert unknown not in ours.encode(texts[0]).ids and unknown in ours.encode(texts[3]).ids
 
