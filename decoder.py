@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from numbers import Integral
 from operator import attrgetter
 from secrets import randbits
@@ -54,7 +54,7 @@ from text.grammar_compiler import Grammars
 from text.memory import Memory
 from text.stream import TextStream
 from text.text_side import Prompt, TextSide, check_prompt
-from text.tokenizer import shared_vocabulary, translation
+from text.tokenizer import piece_of, shared_vocabulary, translation
 from text.tokens_in_texts import completion
 
 # A text, a chat's messages, token ids, or one of these with a reference
@@ -263,7 +263,7 @@ class SpeculativeDecoder:
         if options.copies(self.draft_model is not None):
             source = self.text.source_tokenizer
             copied = translation(source, self.tokenizer) if source else int
-        lookup = PromptLookup(lambda token: self.tokenizer.id_to_token(token) or "", copied)
+        lookup = PromptLookup(partial(piece_of, self.tokenizer), copied)
         if self.draft_model is None:
             return lookup
         ranks = self.model.ranks

@@ -13,12 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from checkpoints.folder import TOKENIZER_FILES, check_kind, weight_files
+from checkpoints.folder import check_kind, weight_files
 from errors import InputError
 from reporting import reporter
 
 CONFIG = "config.json"
-MLX_LM = {".json", ".jinja", ".model", ".txt", ".tiktoken"}  # what it reads beside the weights
+# Endings of the files beside the weights: settings, vocabularies, chat templates
+SMALL = {".json", ".jinja", ".model", ".spm", ".txt", ".tiktoken"}
 
 
 def fetch(
@@ -128,9 +129,8 @@ def _download(
         raise InputError(f"{model}: {str(error).removeprefix(f'{folder}').lstrip(':/ ')}") from None
     if not weights:
         raise InputError(f"{model} has no complete safetensors or pytorch_model.bin weights")
-    small = [name for name in ("generation_config.json", *TOKENIZER_FILES) if name in files]
-    if converted is None:
-        small = [name for name in files if Path(name).suffix in MLX_LM and name not in weights]
+    beside = [name for name in files if not name.endswith(".index.json")]
+    small = [name for name in beside if Path(name).suffix in SMALL]
     missing = [files[name] for name in (*small, *weights) if not (folder / name).exists()]
     blobs = folder.parents[1] / "blobs"
     download = sum(_remaining(blobs, file) for file in missing)

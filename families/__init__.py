@@ -32,4 +32,4 @@ class Family:
     # What conversion makes of weights unless the user chooses. Float16 if the models were trained or published in it, as
     # fairseq's and OpenAI's; the others need bfloat16's range: T5 and T5Gemma, trained in it on TPUs, overflow float16.
     dtype: str = "bfloat16"
-    shows_special: bool = False  # in the text, special tokens: T5's sentinels are for the reader
+    shown_special: str = ""  # a pattern of the special tokens that a text shows: T5's sentinels

@@ -23,55 +23,53 @@ from tokenizers import (
 )
 
 from checkpoints.folder import read_json
-from errors import InputError
 from text.languages import Languages
 from text.tokenizer import FILE as TOKENIZER
-from text.tokenizer import SOURCE_FILE, readable
-from text.tokenizer_files import added_tokens, copy_sources, from_transformers, save, settings_of
+from text.tokenizer import SOURCE_FILE, UNUSED, readable
+from text.tokenizer_files import (
+    BPE,
+    added_tokens,
+    as_trained,
+    bpe,
+    check_files,
+    class_of,
+    copy_sources,
+    from_transformers,
+    read_model,
+    save,
+    scores_of,
+    settings_of,
+)
 
 UNKNOWN, END, PADDING = "<unk>", "</s>", "<pad>"
 _LANGUAGE = re.compile(r"[a-z]{2,3}_([A-Z]{2}|[A-Z][a-z]{3})")  # en_XX, eng_Latn
-_NORMAL, _USER_DEFINED = 1, 4  # kinds of SentencePiece's pieces
-_BPE = 2
-# Private-use characters: they mark pieces that no text may match.
-_CODE, _HIDDEN = "\ue000", "\ue001"
+_SMALL = "SMALL100Tokenizer"  # SMaLL-100's (Mohammadshahi et al. 2022, arXiv 2210.11621)
+# Private-use characters, which no text has: the beginning of a language's code, and a run of unknown characters
+_CODE, _RUN = "\ue000", "\ue002"
 
 
 def write_tokenizer(folder: Path, output: Path) -> None:
     """Copy the tokenizer's files, write tokenizer.json and, for a model of several languages, languages.json."""
     files = copy_sources(folder, output)
-    config = read_json(folder / "config.json")
-    kind = config.get("model_type")
-    rows = config.get("vocab_size")
+    kind = read_json(folder / "config.json").get("model_type")
     with readable(str(folder)):
         if kind == "marian":
-            tokenizer, languages = _marian(folder, "source.spm", "vocab.json")
-            if settings_of(folder).get("separate_vocabs"):
-                save(_within(tokenizer, rows), output, SOURCE_FILE)
-                tokenizer, _ = _marian(folder, "target.spm", "target_vocab.json")
-                languages = None if languages and languages.source else languages
-                rows = config.get("decoder_vocab_size") or rows
-        elif kind == "m2m_100" and "vocab.json" in files and TOKENIZER not in files:
+            separate = settings_of(folder).get("separate_vocabs")
+            source, languages = _marian(folder, "source.spm", "vocab.json")
+            save(source, output, SOURCE_FILE)
+            vocabulary = "target_vocab.json" if separate else "vocab.json"
+            tokenizer, _ = _marian(folder, "target.spm", vocabulary)
+            if separate and languages and languages.source:
+                languages = None
+        elif kind == "m2m_100" and TOKENIZER not in files:
             tokenizer, languages = _m2m(folder)
         else:
             tokenizer = _as_sentencepiece(from_transformers("AutoTokenizer", folder), folder)
+            tokenizer = as_trained(tokenizer, folder)
             languages = _languages(tokenizer, kind)
-    save(_within(tokenizer, rows), output)
+    save(tokenizer, output)
     if languages:
         languages.save(output)
-
-
-def _within(tokenizer: Tokenizer, rows: Any) -> Tokenizer:
-    """The tokenizer without special tokens that the embedding lacks, such as <mask> in bart-large-cnn."""
-    state = json.loads(tokenizer.to_str())
-    added = state["added_tokens"]
-    model = state["model"]
-    beyond = {t["content"] for t in added if isinstance(rows, int) and t["id"] >= rows}
-    if not beyond or model["type"] != "BPE":
-        return tokenizer
-    state["added_tokens"] = [token for token in added if token["content"] not in beyond]
-    model["vocab"] = {piece: i for piece, i in model["vocab"].items() if piece not in beyond}
-    return Tokenizer.from_str(json.dumps(state))
 
 
 def _as_sentencepiece(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
@@ -86,7 +84,7 @@ def _as_sentencepiece(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
     steps = [tokenizer.normalizer] if tokenizer.normalizer else []
     trained = folder / "sentencepiece.bpe.model"
     if "Precompiled" not in str(tokenizer.normalizer) and trained.exists():
-        charsmap = _read_model(trained).normalizer_spec.precompiled_charsmap
+        charsmap = read_model(trained).normalizer_spec.precompiled_charsmap
         steps[:0] = [normalizers.Precompiled(charsmap)] if charsmap else []
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Strip()])
     return tokenizer
@@ -106,10 +104,8 @@ def _languages(tokenizer: Tokenizer, kind: str | None) -> Languages | None:
             source.append("text")
         elif token in codes:
             source.append("source")
-        elif token in special:
+        else:
             source.append(special[token])
-        else:  # NLLB's SentencePiece model knows none
-            raise InputError(f"no token for the language {token}: its {TOKENIZER} is needed")
     if "source" not in source:
         return None
     # The first mBART's decoder begins with the language; in the others it comes second.
@@ -117,33 +113,25 @@ def _languages(tokenizer: Tokenizer, kind: str | None) -> Languages | None:
     return Languages(codes, source, ["target"] if first else ["start", "target"])
 
 
-def _read_model(path: Path) -> Any:
-    from sentencepiece import sentencepiece_model_pb2
-
-    format: Any = sentencepiece_model_pb2
-    with readable(str(path)):
-        return format.ModelProto.FromString(path.read_bytes())
-
-
 def _from_sentencepiece(proto: Any, ids: Mapping[str, int], cuts: list[AddedToken]) -> Tokenizer:
     """A tokenizer that splits text as the SentencePiece model does and numbers pieces by `ids`; pieces
     without a number are split further. cuts: tokens of `ids` at which a text is split first."""
-    pieces = {p.piece: p.score for p in proto.pieces if p.type in (_NORMAL, _USER_DEFINED)}
-    scores = {piece: score for piece, score in pieces.items() if piece in ids}
-    make = _bpe if proto.trainer_spec.model_type == _BPE else _unigram
-    tokenizer = Tokenizer(make(scores, ids, {token.content for token in cuts}))
+    scores = {piece: score for piece, score in scores_of(proto).items() if piece in ids}
+    is_bpe = proto.trainer_spec.model_type == BPE
+    plain = {token.content for token in cuts}
+    tokenizer = Tokenizer(bpe(scores, ids, UNKNOWN) if is_bpe else _unigram(scores, ids, plain))
     spec = proto.normalizer_spec
     steps: list[Any] = []
     if spec.precompiled_charsmap:
         steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
     if spec.remove_extra_whitespaces:
         steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
-    if make is _unigram:
+    if not is_bpe:
         steps.append(_unknown_runs(scores))
     tokenizer.normalizer = normalizers.Sequence(steps)
     before = "always" if spec.add_dummy_prefix else "never"
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=before)
-    shown = [decoders.Replace(_HIDDEN, ""), decoders.Metaspace(prepend_scheme=before)]
+    shown = [decoders.Replace(UNUSED, ""), decoders.Metaspace(prepend_scheme=before)]
     tokenizer.decoder = decoders.Sequence(shown)
     tokenizer.add_tokens(cuts)
     return tokenizer
@@ -160,13 +148,13 @@ def _unigram(scores: Mapping[str, float], ids: Mapping[str, int], plain: set[str
     worst = min(scores.values(), default=0.0) - 10
     vocabulary = []
     for i in range(max(names) + 1):
-        piece = names.get(i, f"{_HIDDEN}{i}")
+        piece = names.get(i, f"{UNUSED}{UNUSED}{i}")
         if piece in scores:
             vocabulary.append((piece, scores[piece]))
         elif piece in plain or _CODE in piece:
             vocabulary.append((piece, 0.0))
         else:
-            vocabulary.append((piece if len(piece) == 1 else _HIDDEN + piece, worst))
+            vocabulary.append((piece if len(piece) == 1 else UNUSED + piece, worst))
     return models.Unigram(vocabulary, unk_id=ids[UNKNOWN], byte_fallback=False)
 
 
@@ -175,16 +163,7 @@ def _unknown_runs(pieces: Iterable[str]) -> Any:
     # "<" ends a language's code, whose piece would be lost to a run.
     pieces_and_marks = {" ", _CODE, "<", *(piece for piece in pieces if len(piece) == 1)}
     listed = "".join(f"\\x{{{ord(character):x}}}" for character in sorted(pieces_and_marks))
-    return normalizers.Replace(Regex(f"[^{listed}]{{2,}}"), _HIDDEN)
-
-
-def _bpe(scores: Mapping[str, float], ids: Mapping[str, int], plain: set[str]) -> Any:
-    """SentencePiece joins the pair whose piece scores best: merges in the order of scores."""
-    merges = []
-    for piece in sorted(scores, key=lambda piece: -scores[piece]):
-        cuts = [(piece[:i], piece[i:]) for i in range(1, len(piece))]
-        merges += [(a, b) for a, b in cuts if a in scores and b in scores]
-    return models.BPE(dict(ids), merges, unk_token=UNKNOWN, fuse_unk=True)
+    return normalizers.Replace(Regex(f"[^{listed}]{{2,}}"), _RUN)
 
 
 def _template(tokenizer: Tokenizer, single: str) -> Any:
@@ -194,6 +173,7 @@ def _template(tokenizer: Tokenizer, single: str) -> Any:
 
 def _marian(folder: Path, model: str, vocabulary: str) -> tuple[Tokenizer, Languages | None]:
     """A model of many target languages reads one as >>fra<< at the text's very start."""
+    check_files(folder, [model, vocabulary])
     ids = read_json(folder / vocabulary)
     added = added_tokens(folder) if vocabulary == "vocab.json" else {}
     ids |= {token.content: i for i, token in added.items()}
@@ -201,7 +181,7 @@ def _marian(folder: Path, model: str, vocabulary: str) -> tuple[Tokenizer, Langu
     pieces = {t: i for t, i in ids.items() if i not in codes.values()}
     pieces |= {f"▁{_CODE}{code}<<": i for code, i in codes.items()}
     cuts = _special(UNKNOWN, END, PADDING) + [t for t in added.values() if t.content in pieces]
-    tokenizer = _from_sentencepiece(_read_model(folder / model), pieces, cuts)
+    tokenizer = _from_sentencepiece(read_model(folder / model), pieces, cuts)
     if codes:  # ">>" counts at the start only, so there it becomes what no piece of text has
         start = normalizers.Replace(Regex(r"\A>>(?=[\s\S]*?<<)"), _CODE)
         apart = pre_tokenizers.Split(Regex(rf"{_CODE}[\s\S]*?<<"), "isolated")
@@ -219,7 +199,10 @@ def _marian(folder: Path, model: str, vocabulary: str) -> tuple[Tokenizer, Langu
 def _m2m(folder: Path) -> tuple[Tokenizer, Languages]:
     from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES
 
-    settings = settings_of(folder)
+    settings, named = settings_of(folder), class_of(folder)
+    if named not in ("", "M2M100Tokenizer", _SMALL):  # NLLB's SentencePiece model has no languages
+        check_files(folder, [TOKENIZER])
+    check_files(folder, ["sentencepiece.bpe.model", "vocab.json"])
     ids = read_json(folder / "vocab.json")
     names = FAIRSEQ_LANGUAGE_CODES[settings.get("language_codes") or "m2m100"]
     added = added_tokens(folder)
@@ -227,10 +210,13 @@ def _m2m(folder: Path) -> tuple[Tokenizer, Languages]:
     ids |= {token: i for i, token in numbered.items() if i not in added}
     ids |= {token.content: i for i, token in added.items()}
     codes = {token[2:-2]: i for token, i in ids.items() if re.fullmatch(r"__\w+__", token)}
-    languages = Languages(codes, ["source", "text", ids[END]], ["start", "target"])
-    proto = _read_model(folder / "sentencepiece.bpe.model")
+    reads, prefix, key = "source", ["start", "target"], "src_lang"
+    if named == _SMALL:  # whose encoder is told the target's language, and nobody the source's
+        reads, prefix, key = "target", ["start"], "tgt_lang"
+    languages = Languages(codes, [reads, "text", ids[END]], prefix)
+    proto = read_model(folder / "sentencepiece.bpe.model")
     special = _special(UNKNOWN, "<s>", PADDING, END, *(f"__{name}__" for name in codes))
     tokenizer = _from_sentencepiece(proto, ids, [*special, *added.values()])
-    own = languages.find("source_lang", settings.get("src_lang") or "en")  # raises if it is none
+    own = languages.find(f"{reads}_lang", settings.get(key) or "en")  # raises if it is none
     tokenizer.post_processor = _template(tokenizer, f"__{own}__ $A {END}")
     return tokenizer, languages

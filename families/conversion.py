@@ -36,7 +36,8 @@ from families.loading import build, check_head, family_of, weight_shapes
 from reporting import reporter
 from text.generation import FILE as GENERATION
 from text.generation import GenerationDefaults
-from text.tokenizer import SOURCE_FILE, load_tokenizer
+from text.tokenizer import SOURCE_FILE
+from text.tokenizer_files import fit_tokenizer
 
 MOST = 20e9  # bytes that are downloaded or converted without asking
 
@@ -230,9 +231,9 @@ def _write(
             if note:
                 reporter.note(f"{source}: {note}")
         family.write_tokenizer(source, output)
-        load_tokenizer(output, config.vocab_size)
+        fit_tokenizer(output, config.vocab_size)
         if (output / SOURCE_FILE).exists():
-            load_tokenizer(output, model.source_vocab_size, SOURCE_FILE)
+            fit_tokenizer(output, model.source_vocab_size, SOURCE_FILE)
         GenerationDefaults.load(source)
     write_weights(output / WEIGHTS, tensors, dtype, family.float32, quantization)
     if state_of(source) != state:

@@ -1,5 +1,6 @@
 """Which family a model is of, and loading models from converted folders."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -182,9 +183,9 @@ def _text_side(path: Path, family: Family, model: Any) -> TextSide:
     languages = Languages.load(path, rows)
     codes = languages.codes.values() if languages and languages.source else ()
     hidden = {code for code in codes if isinstance(code, int)}
-    if not family.shows_special:
-        added = tokenizer.get_added_tokens_decoder()
-        hidden |= {token for token, piece in added.items() if piece.special}
+    for token, piece in tokenizer.get_added_tokens_decoder().items():
+        if piece.special and not re.fullmatch(family.shown_special, piece.content):
+            hidden.add(token)
     in_prefix = [] if model.forced_bos_token_id is None else ["forced_bos_token_id"]
     return TextSide(
         tokenizer,

@@ -10,12 +10,18 @@ import model
 from checkpoints.config import token_id, token_ids
 from checkpoints.folder import read_json
 from checkpoints.names import Names
-from errors import InputError
 from families import Family
 from text.languages import Languages
 from text.tokenizer import FILE as TOKENIZER
 from text.tokenizer import byte_tokenizer, like_sentencepiece, readable
-from text.tokenizer_files import added_tokens, copy_sources, from_transformers, save
+from text.tokenizer_files import (
+    added_tokens,
+    as_trained,
+    class_of,
+    copy_sources,
+    from_transformers,
+    save,
+)
 
 
 class Config(model.Config):
@@ -96,19 +102,18 @@ NAMES = Names(
 def write_tokenizer(folder: Path, output: Path) -> None:
     """Copy the tokenizer's files, and write a tokenizer.json made from them."""
     files = copy_sources(folder, output)
-    if "spiece.model" not in files and TOKENIZER not in files:
-        configs = [read_json(folder / n) for n in ("config.json", *files) if n.endswith(".json")]
-        if any(config.get("tokenizer_class") == "ByT5Tokenizer" for config in configs):
-            tokenizer = byte_tokenizer()
-            tokenizer.add_tokens([*added_tokens(folder).values()])
-            save(tokenizer, output)
-            return
-        raise InputError(f"{folder}: no tokenizer: neither {TOKENIZER} nor spiece.model")
-    # For umT5 the automatic class reads tokenizer.json only.
-    kind = "AutoTokenizer" if TOKENIZER in files else "T5Tokenizer"
+    named = class_of(folder)
+    if named == "ByT5Tokenizer" and not {TOKENIZER, "spiece.model"} & {*files}:
+        tokenizer = byte_tokenizer()
+        tokenizer.add_tokens([*added_tokens(folder).values()])
+        save(tokenizer, output)
+        return
+    # For umT5 and MT5Tokenizer the automatic class reads tokenizer.json only.
+    is_t5s = named in ("", "T5Tokenizer", "MT5Tokenizer")
+    kind = "T5Tokenizer" if is_t5s and TOKENIZER not in files else "AutoTokenizer"
     tokenizer = from_transformers(kind, folder)
-    with readable(str(folder / files[0])):
-        tokenizer = like_sentencepiece(tokenizer)
+    with readable(str(folder)):
+        tokenizer = as_trained(like_sentencepiece(tokenizer), folder)
     save(tokenizer, output)
     codes = codes_in_words(read_json(folder / "config.json"), tokenizer)
     if codes:
@@ -131,4 +136,4 @@ def codes_in_words(raw: Mapping, tokenizer: Tokenizer) -> dict[str, str]:
     return codes
 
 
-FAMILY = Family(Config, model.T5, NAMES.rename, write_tokenizer, shows_special=True)
+FAMILY = Family(Config, model.T5, NAMES.rename, write_tokenizer, shown_special=r"<extra_id_\d+>")

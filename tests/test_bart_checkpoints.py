@@ -17,8 +17,8 @@ from families.bart import FAMILY, Config, Model
 from families.conversion import convert
 from families.loading import load
 from text.stream import TextStream
-from text.text_side import TextSide
-from text.tokenizer import load_tokenizer
+from text.text_side import Prompt, TextSide
+from text.tokenizer import SOURCE_FILE, load_tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -161,6 +161,30 @@ def test_what_is_copied_from_a_source_is_in_the_texts_vocabulary(two_vocabularie
     (plain,) = decoder.batch_generate([prompt], num_draft=0, max_tokens=12)
     (drafted,) = decoder.batch_generate([prompt], num_draft=3, lookup=True, max_tokens=12)
     assert drafted.tokens == plain.tokens
+
+
+def test_one_vocabulary_has_two_tokenizers(bart_folders, tmp_path):
+    """A model converted with the source's for both still loads, and drafts."""
+    reference = checkpoint(tmp_path / "hub", bart_folders["marian"], "marian")[1]
+    output = convert(str(tmp_path / "hub"), tmp_path / "out", dtype="float32")
+    model, tokenizer = load(output)
+    (output / SOURCE_FILE).rename(output / "tokenizer.json")
+    draft = disturbed(model, 0.1)
+    draft.text = load(output)[0].text
+    decoder = SpeculativeDecoder(model, tokenizer, draft)
+    english, russian = "The quick brown fox", SENTENCES["ru_RU"]
+    answered = [{"role": "user", "content": english}, {"role": "assistant", "content": russian}]
+    prompts = [Prompt(english, reference=russian), answered, Prompt(russian, reference=english)]
+    row, begun, _ = (decoder.row(prompt, Options(), lambda tokens: b"") for prompt in prompts)
+    written = reference(text_target=russian).input_ids
+    assert (row.prompt, row.reference) == (reference(english).input_ids, written)
+    assert begun.tokens == [*model.prefix([]), *written[:-1]]
+    drafter = decoder.drafter(Options(lookup=True))
+    drafter.admit([row], [0])
+    assert [x.text for x in drafter._lookup._matchers[row]] == [row.reference, row.prompt]
+    plain = decoder.batch_generate(prompts, num_draft=0, max_tokens=20)
+    drafted = decoder.batch_generate(prompts, num_draft=4, lookup=True, max_tokens=20)
+    assert [x.tokens for x in drafted] == [x.tokens for x in plain]
 
 
 def test_a_draft_model_of_another_source_vocabulary_is_refused(two_vocabularies, bart_folders):

@@ -19,6 +19,7 @@ from helpers.oracle import flat_weights
 from helpers.pairs import RAW
 from helpers.programs import DEMO, ROOT
 from safetensors.torch import load_file, save_file
+from transformers import T5Tokenizer
 from transformers.models.auto import modeling_auto
 
 from checkpoints import tensors, weights
@@ -304,6 +305,23 @@ def test_the_type_is_what_the_family_needs(folder, tmp_path, monkeypatch):
         notes.clear()
 
 
+@pytest.mark.parametrize("added", [[], ["<new>", "<x>"]])
+def test_tokens_without_a_row_are_left_out(folder, tmp_path, monkeypatch, added):
+    """The sentinels that T5 has by default, and what was added to the tokenizer alone."""
+    reference, notes = T5Tokenizer.from_pretrained(folder), []
+    expected = {text: reference(text).input_ids for text in ("17 7", "a <extra_id_0> b", "<new>")}
+    if added:
+        reference.add_tokens(added)
+        reference.save_pretrained(folder)
+    else:
+        (folder / "tokenizer_config.json").unlink()
+    monkeypatch.setattr(reporter, "note", notes.append)
+    _, tokenizer = load(convert(str(folder), tmp_path / "out", dtype="float32"))
+    assert {text: tokenizer.encode(text).ids for text in expected} == expected
+    left_out = "2 tokens without a row in the model: <new> <x>" if added else "100 tokens without"
+    assert [note for note in notes if f"tokenizer.json: left out {left_out}" in note] == notes
+
+
 @pytest.mark.parametrize(
     ("file", "message"),
     [
@@ -331,7 +349,7 @@ def test_formats_of_other_projects_are_named(tmp_path, file, message):
             lambda f: checkpoints.edit(f, architectures=["T5EncoderModel"]),
             "a T5EncoderModel is for other tasks: it cannot generate text",
         ),
-        (lambda f: (f / "spiece.model").unlink(), "no tokenizer: neither tokenizer.json nor"),
+        (lambda f: (f / "spiece.model").unlink(), "it has no tokenizer.json and no spiece.model"),
         (
             lambda f: (f / "spiece.model").write_bytes(b"x"),
             "spiece.model: not a tokenizer: RuntimeError: INTERNAL: could not parse ModelProto",

@@ -34,7 +34,7 @@ from terminal import cli
 MODEL = "org/model"
 CONFIG = b'{"model_type": "t5", "vocab_size": 9, "d_model": 4, "d_kv": 2, "d_ff": 4, "num_heads": 2, "num_layers": 1}'
 WEIGHTS = bytes(range(256)) * 4000  # about a megabyte
-SMALL = {"config.json": CONFIG, "generation_config.json": b"{}", "spiece.model": b"pieces"}
+SMALL = {"config.json": CONFIG, "generation_config.json": b"{}", "vocab.txt": b"pieces"}
 SINGLE = SMALL | {"model.safetensors": WEIGHTS}
 
 

@@ -41,8 +41,8 @@ CODES = {
 
 @pytest.mark.parametrize("multilingual", MULTILINGUAL, indirect=True)
 def test_languages_are_framed_as_in_transformers(multilingual):
-    name, reference, model, tokenizer = multilingual
-    own = tokenizer.encode("good day").ids
+    name, reference, model, _ = multilingual
+    own = model.text.source.encode("good day").ids
     with pytest.raises(InputError, match="no language 'Frrench'; there are French \\(fr") as error:
         encoded(model, "good day", target_lang="Frrench")
     assert str(error.value).startswith("target_lang: ")
@@ -64,6 +64,20 @@ def test_languages_are_framed_as_in_transformers(multilingual):
     # One of the two alone: the other is the tokenizer's or the model's own.
     assert encoded(model, "good day", target_lang=target_lang) == (own, prefix)
     assert encoded(model, "good day", source_lang) == (source, model.prefix(own))
+
+
+def test_the_encoder_of_small_100_is_told_the_target_language(bart_folders, tmp_path):
+    """As its authors' SMALL100Tokenizer tells it: the target's language, the text, the end."""
+    _, reference = checkpoint(tmp_path / "hub", bart_folders["m2m"], "m2m")
+    settings = dict(tokenizer_class="SMALL100Tokenizer", tgt_lang="fr")
+    (tmp_path / "hub" / "tokenizer_config.json").write_text(json.dumps(settings))
+    model, _ = load(convert(str(tmp_path / "hub"), tmp_path / "out", dtype="float32"))
+    text = reference("good day", add_special_tokens=False).input_ids
+    for asked, code in ((None, "fr"), ("German", "de")):
+        expected = [reference.get_lang_id(code), *text, reference.eos_token_id], [2]
+        assert encoded(model, "good day", target_lang=asked) == expected
+    with pytest.raises(InputError, match="source_lang: this model does not take a source"):
+        encoded(model, "good day", source_lang="en")
 
 
 def test_some_models_are_told_in_words(demo_pair, monkeypatch):

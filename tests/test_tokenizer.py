@@ -71,6 +71,10 @@ TRAINED = {
     "umt5": (T5_IDS | dict(byte_fallback=True), {"extra_ids": 0}),
     "madlad": (MADLAD_IDS | dict(byte_fallback=True), {"extra_ids": 0, "pad_token": "<s>"}),
     "madlad without bytes": (MADLAD_IDS, {"extra_ids": 0, "pad_token": "<s>"}),
+    "madlad, bpe": (
+        MADLAD_IDS | dict(byte_fallback=True, model_type="bpe"),
+        {"extra_ids": 0, "pad_token": "<s>"},
+    ),
 }
 TRANSLATE = [f"{tag}{space}two words" for tag in TAGS for space in ("", " ", "  ")]
 PLAIN = ["two words", "a number: 12", "to  German\n and \tmore", "x", ""]
@@ -106,6 +110,8 @@ def trained(tmp_path_factory):
 @pytest.mark.parametrize("files", ["spiece.model", "tokenizer.json", "both"])
 @pytest.mark.parametrize("name", TRAINED)
 def test_every_family_is_tokenized_as_by_sentencepiece(trained, tmp_path, name, files):
+    if name.endswith("bpe") and files == "tokenizer.json":
+        pytest.skip("transformers makes a Unigram tokenizer of it")
     source = trained / name
     reference = sentencepiece.SentencePieceProcessor(model_file=str(source / "spiece.model"))
     transformers_own = T5Tokenizer.from_pretrained(source)
@@ -128,7 +134,7 @@ def test_every_family_is_tokenized_as_by_sentencepiece(trained, tmp_path, name, 
             assert "".join(map(stream.push, ([i] for i in ids))) + stream.finish() == (
                 reference.decode(ids[:-1])
             )
-    for text in PLAIN:
+    for text in [] if name.endswith("bpe") else PLAIN:
         assert ours.encode(text).ids == transformers_own(text).input_ids
     for tag in tags and TAGS:
         assert reference.piece_to_id(tag) in ours.encode(f"{tag} two words").ids
@@ -180,14 +186,17 @@ def test_bytes_that_make_no_character_do_not_end_the_stream():
     assert named_pieces(byte_tokenizer(), {0, 1})(259, True) == ("<extra_id_0>", b"<extra_id_0>")
 
 
-def test_sentinels_are_text_and_padding_is_not(tmp_path):
-    save(byte_tokenizer(), tmp_path)
+def test_sentinels_are_text_and_other_special_tokens_are_not(tmp_path):
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens(["<sep>"])
+    tokenizer.add_tokens(["<own>"])
+    save(tokenizer, tmp_path)
     (tmp_path / "config.json").write_text("{}")
     model = EncoderDecoder()
-    model.config = SimpleNamespace(vocab_size=384, decoder_start_token_id=0)
+    model.config = SimpleNamespace(vocab_size=386, decoder_start_token_id=0)
     text = _text_side(tmp_path, FAMILY, model)
     stream = TextStream(text.tokenizer, {0, 1, *text.hidden})
-    assert stream.push([0, 259, 100, 1]) == "<extra_id_0>a"
+    assert stream.push([0, 259, 100, 384, 385, 2, 1]) == "<extra_id_0>a<own>"
 
 
 def word_tokenizer(*pieces: str) -> Tokenizer:

@@ -150,7 +150,7 @@ def _asking(
 class TextSide:
     """A model's tokenizers, languages, defaults and chat template.
 
-    source_tokenizer: of sources with a vocabulary of their own; None: `tokenizer`
+    source_tokenizer: of prompts, if it is another than that of texts; None: `tokenizer`
     languages: None if there are none to choose
     defaults: the settings of the checkpoint's generation_config.json
     hidden: special tokens that a text does not show, besides end and padding

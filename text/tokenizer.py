@@ -16,7 +16,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from errors import InputError
 
 FILE = "tokenizer.json"
-SOURCE_FILE = "source_tokenizer.json"  # if a model has separate vocabularies for source and target
+SOURCE_FILE = "source_tokenizer.json"  # if a model reads with another tokenizer than it writes with
+# Begins the names of pieces that no text is cut into: where one vocabulary serves two tokenizers, the other's.
+UNUSED = "\ue001"
 
 
 @contextlib.contextmanager
@@ -84,6 +86,17 @@ def byte_characters() -> dict[int, str]:
     return character | {byte: chr(256 + i) for i, byte in enumerate(others)}
 
 
+def pieces(tokenizer: Tokenizer) -> dict[str, int]:
+    """Piece -> token, added tokens and unused pieces too."""
+    vocab = tokenizer.get_vocab(with_added_tokens=True)
+    return {piece.removeprefix(UNUSED): token for piece, token in vocab.items()}
+
+
+def piece_of(tokenizer: Tokenizer, token: int) -> str:
+    """A token's piece; "" if it has none."""
+    return (tokenizer.id_to_token(token) or "").removeprefix(UNUSED)
+
+
 def token_bytes(tokenizer: Tokenizer, hidden: Container[int]) -> Callable[[int], bytes]:
     """A function that gives a token's bytes, with the space before a word; none for hidden and special tokens."""
     added = tokenizer.get_added_tokens_decoder()
@@ -91,8 +104,8 @@ def token_bytes(tokenizer: Tokenizer, hidden: Container[int]) -> Callable[[int],
     byte_of = {character: byte for byte, character in byte_characters().items()}
 
     def own(token: int) -> bytes:
-        piece = tokenizer.id_to_token(token)
-        if piece is None or token in hidden or (token in added and added[token].special):
+        piece = piece_of(tokenizer, token)
+        if token in hidden or (token in added and added[token].special):
             return b""
         if byte_level and token not in added:
             return bytes(byte_of[character] for character in piece)
@@ -125,22 +138,21 @@ def byte_tokenizer(extra_ids: int = 125) -> Tokenizer:
 
 def translation(source: Tokenizer, target: Tokenizer) -> Callable[[int], int]:
     """A function from a token of `source` to the same piece's token in `target`, or to the unknown token."""
-    ids = target.get_vocab(with_added_tokens=True)
-    pieces = source.get_vocab(with_added_tokens=True)
-    same = {token: ids.get(piece, ids["<unk>"]) for piece, token in pieces.items()}
-    return same.__getitem__
+    ids = pieces(target)
+    same = {token: ids[piece] for piece, token in pieces(source).items() if piece in ids}
+    return lambda token: same.get(token, ids["<unk>"])
 
 
 def shared_vocabulary(target: Tokenizer, draft: Tokenizer) -> int:
     """How many ids, from 0 on, are the same pieces in both. InputError if one differs."""
-    pieces = []
+    listed = []
     for tokenizer in (target, draft):
-        vocab = tokenizer.get_vocab(with_added_tokens=True)
-        pieces.append(sorted(vocab, key=vocab.__getitem__))
-    for i, (ours, theirs) in enumerate(zip(*pieces, strict=False)):
+        vocab = pieces(tokenizer)
+        listed.append(sorted(vocab, key=vocab.__getitem__))
+    for i, (ours, theirs) in enumerate(zip(*listed, strict=False)):
         if ours != theirs:
             fault = f"token {i} is {theirs!r}, not {ours!r}"
             raise InputError(
                 f"the draft model has a different vocabulary from the target: {fault}; lookup and memories draft without one"
             )
-    return min(map(len, pieces))
+    return min(map(len, listed))

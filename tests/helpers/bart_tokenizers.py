@@ -77,6 +77,7 @@ def train_models() -> dict[str, bytes]:
         "unigram": sentencepiece_model([*english, *others], "unigram"),
         "bpe": sentencepiece_model([*english, *others], "bpe"),
         "pegasus": sentencepiece_model([*english, *others], "unigram", **PEGASUS_IDS),
+        "t5, bpe": sentencepiece_model([*english, *others], "bpe", **PEGASUS_IDS),
         "english": sentencepiece_model(english, "unigram", 500),
         "others": sentencepiece_model(others, "unigram", 400),
     }
