@@ -19,7 +19,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from checkpoints.folder import WEIGHTS
 from checkpoints.tensors import map_npz, to_mlx, to_numpy
-from errors import InputError
+from errors import InputError, naming
 from families.encoder_decoder import EncoderDecoder
 from reporting import reporter
 from speculative.model import Model
@@ -149,7 +149,8 @@ class Distilled(Model):
         vocabulary and shapes of layers, such as a fine-tune. InputError for any other model."""
         fits = isinstance(target, EncoderDecoder) and self.vocabulary in ("", vocabulary(target))
         if fits:
-            draft = shell(target, self.layers)
+            with naming(Path(self.name)):
+                draft = shell(target, self.layers)
             shapes = {name: weight.shape for name, weight in own_weights(draft).items()}
             fits = shapes == {name: weight.shape for name, weight in self.weights.items()}
         if not fits:
