@@ -13,29 +13,32 @@ import blas  # noqa: F401 (before mlx: see there)
 
 # isort: split
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from checkpoints.folder import MODELS, read_json
+from checkpoints.folder import converted_path, read_json
 from checkpoints.weights import DTYPES
-from decoder import BATCH_SIZE, Options, SpeculativeDecoder, load
+from decoder import BATCH_SIZE, Content, Options, SpeculativeDecoder, load
 from demo.pair import demo_model
-from distillation.texts import Text
+from distillation.texts import Text, read_texts
 from distillation.training import Look, check_target, distill
 from documents import read as read_document
 from documents.document import Document
 from documents.translator import Translator
 from errors import InputError, naming
-from families.distilled import Distilled, save, type_of
+from families.distilled import KIND, save, type_of
 from reporting import reporter
 from speculative.row import Row
 from speech import audio
 from speech.options import TranscribeOptions
 from speech.transcriber import Transcriber, is_speech
 from terminal import cli, flags
-from terminal.prompt_files import PromptFile
+from terminal.prompt_files import PromptFile, progress
+from text.languages import tag_of
 from text.memory import MemoryFile, Pair, load_memory
+from text.text_side import Prompt, check_prompt
 
 LANGUAGES = {"source_lang": "--from", "target_lang": "--to"}
 FEW = 200  # texts
@@ -59,12 +62,12 @@ def parse_args(argv: list[str] | None = None):
          help="documents, of the formats of translate.py, whose sentences it translates first and adds in the same way")
     for name, short in LANGUAGES.items():
         flag(f"--{name.replace('_', '-')}", short, dest=name, metavar="LANG",
-             help="of these prompts, for a model that translates")
+             help="of the texts, for a model that translates")
     flag("--batch-size", type=cli.positive, default=BATCH_SIZE, metavar="N",
          help="prompts to decode in one batch (default: %(default)s)")
     flag("--layers", type=cli.positive, default=1, metavar="N",
          help="decoder layers of the draft model (default: %(default)s)")
-    flag("--minutes", type=float, default=30, metavar="X",
+    flag("--minutes", type=cli.number, default=30, metavar="X",
          help="how long to train at most; it stops earlier once it gains nothing (default: %(default)s)")
     flag("--steps", type=cli.positive, metavar="N", help="train so many steps instead")
     flag("--dtype", choices=DTYPES, help="type of the draft model's weights (default: the model's)")
@@ -74,30 +77,33 @@ def parse_args(argv: list[str] | None = None):
     args = parser.parse_intermixed_args(argv)
     if not (args.audio or args.memory or args.prompt_file or args.document):
         parser.error("--memory, --prompt-file, --document or sound is needed: what to learn from")
-    if args.minutes <= 0:
-        parser.error("--minutes is not above 0")
+    if not args.minutes:
+        parser.error("--minutes is 0")
     return args
 
 
 def main() -> None:
     args = parse_args()
     name = str(args.model or demo_model("speech/target" if args.audio else "target"))
-    folder = args.output or MODELS / f"{Path(name).name}-draft"
-    if is_speech(name):
-        model, tokenizer, texts = hear(name, args)
+    converted = converted_path(name)
+    folder = args.output or converted.with_name(f"{converted.name}-draft")
+    if folder.name in ("", ".."):
+        folder = folder.resolve()
+    if is_speech(name) != bool(args.audio):
+        raise InputError("a speech model learns from sound, others from --memory and the like")
+    transcriber = Transcriber(name) if args.audio else None
+    model, tokenizer = (transcriber.model, transcriber.tokenizer) if transcriber else load(name)
+    check_target(model, args.layers)
+    start = earlier(folder, model, args.layers)
+    if transcriber:
+        texts = hear(transcriber, args)
     else:
-        if args.audio:
-            raise InputError("the model reads text: name a --memory, --prompt-file or --document")
-        model, tokenizer = load(name)
-        check_target(model)
         texts = read(SpeculativeDecoder(model, tokenizer), folder, args)
     cli.note_types(model)
-    if 0 < len(texts) < FEW:
-        print(
-            f"only {len(texts)} texts: expect few tokens a call; a thousand or more do far better",
-            file=sys.stderr,
+    if 1 < len(texts) < FEW:
+        reporter.note(
+            f"only {len(texts)} texts: expect few tokens a call; a thousand or more do far better"
         )
-    start = earlier(folder, model, args.layers)
     with reporter.bar("training", 1000, "", 0) as advance:
         done = 0
 
@@ -107,7 +113,7 @@ def main() -> None:
             done = int(1000 * look.share)
             cli.write(describe(look), sys.stderr)
             if look.best:
-                save(draft, model, Path(name).name, folder, args.dtype or type_of(model))
+                save(draft, model, converted.name, folder, args.dtype or type_of(model))
 
         distill(
             model, tokenizer, texts, args.layers, args.minutes, args.steps, start, on_look=on_look
@@ -129,49 +135,67 @@ def describe(look: Look) -> str:
     return line
 
 
-def read(decoder: SpeculativeDecoder, folder: Path, args) -> list[Pair]:
-    """The pairs in the memory, and those of the prompt file and the documents, which the model writes where they are
-    missing."""
+def read(decoder: SpeculativeDecoder, folder: Path, args) -> list[Text]:
+    """The texts of these languages in the memory, and those of the prompt file and the documents, which the model writes
+    where they are missing."""
     memory = args.memory or folder.with_name(f"{folder.name}.jsonl")
-    if args.memory and not (args.prompt_file or args.document):
-        return [*flags.read_memory(memory).pairs]
+    named = args.source_lang, args.target_lang
+    if args.prompt_file or args.document:
+        languages = decoder.text.resolve_languages(*named)
+        write(decoder, memory, languages, args)
+    else:  # a model need not be told the languages of pairs
+        languages = tuple(name and (tag_of(name) or name) for name in named)
+    known = flags.read_memory(memory)
+    pairs = known.fitting(*languages)
+    if len(pairs) < len(known.pairs):
+        reporter.note(f"{memory}: {len(pairs)} of {len(known.pairs)} pairs are in these languages")
+    return read_texts(decoder.model, decoder.tokenizer, pairs)
+
+
+def write(decoder: SpeculativeDecoder, memory: Path, languages: Sequence[str | None], args) -> None:
+    """Add to the memory what the model writes for the prompts and sentences that are not in it."""
+    documents = dict[str, Document]()
+    for name in args.document:
+        with naming(Path(name)):
+            documents[name] = read_document(Path(name), Path(name).read_bytes())
     memory.parent.mkdir(parents=True, exist_ok=True)
     writer = MemoryFile(memory)
-    pairs = flags.read_memory(memory).pairs
-    resolved = decoder.text.resolve_languages(args.source_lang, args.target_lang)
-    languages = dict(zip(LANGUAGES, resolved, strict=True))
-    settings = {name: value for name, value in languages.items() if value}
-    texts = {p.prompt: p.text for p in pairs if (p.source_lang, p.target_lang) == resolved}
+    options = Options(source_lang=languages[0], target_lang=languages[1])
+    pairs = load_memory(memory, lambda line, reason: None).pairs
+    texts = {p.prompt: p.text for p in pairs if (p.source_lang, p.target_lang) == languages}
     if args.prompt_file:
+        asked = {*texts}
+
+        def new(prompt: Content) -> Content | None:
+            checked = check_prompt(prompt)
+            text = decoder.text.encode(checked, *languages).text
+            if text in asked:
+                return None
+            asked.add(text)
+            return Prompt(text, checked.reference)
+
         report = partial(skipped, args.prompt_file)
-        prompts = [p for p in PromptFile(args.prompt_file, report) if isinstance(p, str)]
-        missing = [prompt for prompt in dict.fromkeys(prompts) if prompt not in texts]
-        with reporter.bar("writing texts", len(missing), "text", 0) as advance:
-            for index, response in decoder.stream_batch(missing, args.batch_size, **settings):
+        file = PromptFile(
+            args.prompt_file, report, make=new, check=partial(decoder.check, options=options)
+        )
+        with progress(args.prompt_file, 0, False) as show:
+            for _, response in file.answers(decoder, args.batch_size, options):
                 if response.finish_reason == "stop":
-                    writer.append(Pair(missing[index], response.text, **languages))
-                advance(1)
-    if args.document:
-        documents = dict[str, Document]()
-        for name in args.document:
-            with naming(Path(name)):
-                documents[name] = read_document(Path(name), Path(name).read_bytes())
-        translator = Translator(decoder, Options(**settings), args.batch_size, memory_file=writer)
+                    writer.append(Pair(response.prompt, response.text, *languages))
+                show(file.lines)
+    if documents:
+        translator = Translator(decoder, options, args.batch_size, memory_file=writer)
         translator.texts = texts
         for name, document in documents.items():
             translator.translate(document, name)
-    return [*load_memory(memory, lambda line, reason: None).pairs]
 
 
 def skipped(name: str, line: int, reason: str) -> None:
-    print(f"{cli.one_line(name)}, line {line + 1}: {reason}", file=sys.stderr)
+    cli.write(f"{cli.one_line(name)}, line {line + 1}: {reason}", sys.stderr)
 
 
-def hear(name: str, args) -> tuple[Any, Any, list[Text]]:
-    """A speech model, its tokenizer, and what it writes for windows of the sounds."""
-    if not args.audio:
-        raise InputError("a speech model learns from sound: name audio files")
-    transcriber = Transcriber(name)
+def hear(transcriber: Transcriber, args) -> list[Text]:
+    """What a speech model writes for windows of the sounds."""
     texts: list[Text] = []
 
     def learn(row: Row) -> None:
@@ -186,17 +210,20 @@ def hear(name: str, args) -> tuple[Any, Any, list[Text]]:
             if isinstance(result, InputError):
                 print(f"{args.audio[number]}: {result}", file=sys.stderr)
             advance(1)
-    return transcriber.model, transcriber.tokenizer, texts
+    return texts
 
 
 def earlier(folder: Path, model: Any, layers: int) -> Any:
     """The draft model in the folder, to go on with; None if there is none."""
-    if not folder.exists():
+    if not folder.exists() or not any(folder.iterdir()):
         return None
-    config = read_json(folder / "config.json")
-    draft, _ = load(folder)
-    if not isinstance(draft, Distilled) or len(config["layers"]) != layers:
+    config = folder / "config.json"
+    if not config.exists() or read_json(config).get("model_type") != KIND:
         raise InputError(f"{folder} is something else: remove it, or choose another --output")
+    draft, _ = load(folder)
+    own = len(draft.layers)
+    if own != layers:
+        raise InputError(f"{folder} has --layers {own}: say so, or choose another --output")
     return draft.for_target(model)
 
 

@@ -1,7 +1,11 @@
 """The texts to learn from, and which of them are held out."""
 
+import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from textwrap import shorten
 from typing import Any
 from zlib import crc32
 
@@ -9,13 +13,14 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from errors import InputError
+from reporting import reporter
 from speculative.row import Row
 from text.memory import Pair
-from text.text_side import TextSide, check_prompt
+from text.text_side import Encoded, TextSide, check_prompt
 
 HELD_OUT = 20  # one text in this many is held out
 MOST_HELD_OUT = 300  # texts to measure with
-_UNKNOWN = 0.05  # the share of unknown tokens above which texts are another model's
+_UNKNOWN = 0.05  # the share of unknown tokens above which a text is another model's
 
 
 @dataclass(frozen=True)
@@ -37,33 +42,53 @@ class Text:
 
 
 def read_texts(model: Any, tokenizer: Tokenizer, pairs: Iterable[Pair]) -> list[Text]:
-    """The tokens of pairs. Those that are empty or too long for the model are left out. InputError if many of their
-    tokens are unknown to the model."""
+    """The tokens of pairs. Those that the model cannot read or write are left out, with a note."""
     side = model.text or TextSide(tokenizer)
-    config = model.config
-    unknown = tokenizer.token_to_id("<unk>")
+    languages = side.languages
+    takes_source = languages and ("source" in languages.source or languages.reads)
+    resolve = cache(side.resolve_languages)
     texts = []
+    left_out = defaultdict[str, list[str]](list)  # prompts by reason
     for pair in pairs:
-        encoded = side.encode(check_prompt(pair.prompt), pair.source_lang, pair.target_lang)
-        prefix = encoded.prefix or model.prefix(encoded.tokens)
-        written = tokenizer.encode(pair.text, add_special_tokens=False).ids
-        tokens = [*prefix, *written, config.eos_token_ids[0]]
-        fits = len(tokens) <= (config.max_positions or len(tokens))
-        reads = len(encoded.tokens) <= (config.max_prompt_tokens or len(encoded.tokens))
-        if written and encoded.tokens and fits and reads:
-            texts.append(Text(encoded.tokens, tokens, len(prefix)))
-    tokens = np.concatenate([[0], *(text.tokens[text.prefix :] for text in texts)])
-    if unknown is not None and (tokens == unknown).mean() > _UNKNOWN:
-        raise InputError("the model's vocabulary lacks many of the texts' words: whose are they?")
+        try:
+            # What a model is not told only says which texts they are.
+            codes = resolve(takes_source and pair.source_lang, languages and pair.target_lang)
+            encoded = side.encode(check_prompt(pair.prompt), *codes)
+            texts.append(_text(model, tokenizer, encoded, pair.text))
+        except InputError as error:
+            left_out[str(error)].append(pair.prompt)
+    for reason, prompts in left_out.items():
+        first = shorten(prompts[0], 40)
+        reporter.note(f"pairs left out: {len(prompts)}, the first is {first!r}: {reason}")
     return texts
 
 
+def _text(model: Any, tokenizer: Tokenizer, encoded: Encoded, text: str) -> Text:
+    """The tokens of a prompt and its text. InputError if the model cannot read or write them."""
+    config = model.config
+    prefix = encoded.prefix or model.prefix(encoded.tokens)
+    written = tokenizer.encode(text, add_special_tokens=False).ids
+    tokens = [*prefix, *written, config.eos_token_ids[0]]
+    unknown = tokenizer.token_to_id("<unk>")
+    if not (written and encoded.tokens):
+        raise InputError("the text is empty")
+    reads, writes = config.max_prompt_tokens or math.inf, config.max_positions or math.inf
+    if len(encoded.tokens) > reads or len(tokens) > writes:
+        raise InputError("the prompt or the text is too long for the model")
+    if sum(token == unknown for token in written) > _UNKNOWN * len(written):
+        raise InputError("the model's vocabulary lacks many of the text's words: whose is it?")
+    return Text(encoded.tokens, tokens, len(prefix))
+
+
 def split(texts: Sequence[Text]) -> tuple[list[Text], list[Text]]:
-    """The texts to train on, and those held out. InputError if there are none to train on."""
+    """The texts to train on, and those held out. InputError if there are fewer than two."""
+    if len(texts) < 2:
+        given = "one text" if texts else "no texts"
+        raise InputError(f"{given} to learn from: at least two are needed, to hold one out")
     trained = [text for text in texts if not text.held_out]
     held_out = [text for text in texts if text.held_out][:MOST_HELD_OUT]
-    if not held_out and trained:
-        held_out = [trained.pop()]
+    if not held_out:
+        held_out.append(trained.pop())
     if not trained:
-        raise InputError("no texts to learn from")
+        trained.append(held_out.pop())
     return trained, held_out

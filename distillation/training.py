@@ -69,12 +69,15 @@ def loss(draft: Any, target: Any, lesson: Lesson, labels: np.ndarray, depth: int
     return total / counts.sum()
 
 
-def check_target(model: Any) -> None:
-    """InputError for a model without an encoder."""
+def check_target(model: Any, layers: int | Sequence[int]) -> None:
+    """InputError for a model without an encoder, or with fewer decoder layers."""
     if not isinstance(model, EncoderDecoder):
         raise InputError(
             "a decoder-only model has no encoder to draft from: use a public draft model (docs/models.md)"
         )
+    count = len(model.decoder.layers)
+    if isinstance(layers, int) and layers > count:
+        raise InputError(f"the model has {count} decoder layers, not {layers}")
 
 
 def distill(
@@ -93,9 +96,9 @@ def distill(
     minutes: the most it may take; steps: this many instead
     start: a draft model of `model` to go on with
     on_look: called about every half minute, with the draft model as it is; look.best: better than all before
-    InputError for a model without an encoder, no texts, texts of another vocabulary, or NaN.
+    InputError for a model without an encoder or with fewer layers, fewer than two texts that it can use, or NaN.
     """
-    check_target(model)
+    check_target(model, layers)
     each: list[Any] = list(pairs)
     given = all(isinstance(pair, Text) for pair in each)
     texts: list[Text] = each if given else read_texts(model, tokenizer, each)
@@ -148,11 +151,11 @@ class _Training:
         for step, group in enumerate(_epochs(groups)):
             now = time.perf_counter()
             gone = step / steps if steps else (now - began) / seconds
-            gone += fall * (step - plateau)
+            gone = min(1.0, gone + fall * (step - plateau))
             if step and (gone >= 1 or now - looked > max(LOOK_SECONDS, 10 * look_seconds)):
                 distilled.set_weights(draft, weights)
                 promise = measure(self.draft, self.target, held_out)
-                if self._look(step, now - began, min(gone, 1), promise, costs):
+                if self._look(step, now - began, gone, promise, costs):
                     best = weights
                 looked = time.perf_counter()
                 look_seconds = looked - now

@@ -47,6 +47,8 @@ def read_config(folder: Path) -> dict:
     raw = read_json(folder / "config.json")
     if "converted_from" in raw:
         raise InputError(f"{folder} is already converted; convert the checkpoint it was made from")
+    if raw.get("model_type") == distilled.KIND:
+        raise InputError(f"{folder} is a draft model, made by distill.py: use it as it is")
     check_head(raw)
     if (folder / GENERATION).exists():
         given = read_json(folder / GENERATION).items()

@@ -18,14 +18,13 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
 from checkpoints.folder import WEIGHTS
-from checkpoints.quantization import is_matrix
 from checkpoints.tensors import map_npz, to_mlx, to_numpy
-from errors import InputError
+from errors import InputError, naming
 from families.encoder_decoder import EncoderDecoder
+from reporting import reporter
 from speculative.model import Model
 
 KIND = "distilled"  # model_type in config.json
-_TABLES = (nn.Embedding, nn.QuantizedEmbedding)
 _FLOAT32 = ("feed_forward.down.weight",)  # in a float16 model: see encoder_decoder.FeedForward
 _TYPES = {mx.float32: "float32", mx.float16: "float16", mx.bfloat16: "bfloat16"}
 Weights = dict[str, mx.array]
@@ -38,12 +37,14 @@ def shell(target: Any, layers: Sequence[int]) -> Any:
         raise InputError(f"the model has the decoder layers 0 to {count - 1}, not {list(layers)}")
     draft: Any = copy(target)
     kind: Any = type(target)
-    draft.decoder = kind(target.config).decoder.only(layers)  # nothing is computed yet
+    decoder = draft.decoder = kind(target.config).decoder.only(layers)  # nothing is computed yet
     for name, part in target.decoder.items():
-        if isinstance(part, _TABLES):
-            draft.decoder[name] = part
-    width = len(draft.decoder.layers[0].attention.out.weight)
-    draft.decoder.mix = nn.Linear(width, width, bias=False)
+        if hasattr(part, "as_linear"):  # a table of tokens or positions
+            decoder[name] = part
+    width = len(decoder.layers[0].attention.out.weight)
+    decoder.mix = nn.Linear(width, width, bias=False)
+    # By name, because `narrowed` puts another module in a table's place
+    draft.own = [name for name, part in decoder.items() if part is not target.decoder.get(name)]
     draft.layers = list(layers)
     draft.reads_target = True
     return draft
@@ -67,9 +68,8 @@ def from_target(target: EncoderDecoder, layers: Sequence[int]) -> Any:
 
 def own_weights(draft: Any) -> Weights:
     """The weights that are not the target's, by their names in the decoder."""
-    tables = [name for name, part in draft.decoder.items() if isinstance(part, _TABLES)]
     weights: Weights = dict(tree_flatten(draft.decoder.parameters()))
-    return {name: x for name, x in weights.items() if name.partition(".")[0] not in tables}
+    return {name: x for name, x in weights.items() if name.partition(".")[0] in draft.own}
 
 
 def set_weights(draft: Any, weights: Weights) -> None:
@@ -77,16 +77,10 @@ def set_weights(draft: Any, weights: Weights) -> None:
     draft.decoder.update(tree_unflatten(list(weights.items())))
 
 
-def fingerprint(target: Any) -> str:
-    """Of a model's vocabulary, and of its weights that quantization leaves alone."""
-    digest = sha256()
-    weights: Weights = dict(tree_flatten(target.parameters()))
-    for name, weight in sorted(weights.items()):
-        if not is_matrix(name, weight.shape):
-            digest.update(name.encode() + to_numpy(weight).tobytes())
-    if target.text:
-        digest.update(repr(sorted(target.text.tokenizer.get_vocab().items())).encode())
-    return digest.hexdigest()[:16]
+def vocabulary(target: Any) -> str:
+    """A hash of a model's vocabulary, without the tokens that were added to it."""
+    pieces = target.text.tokenizer.get_vocab(with_added_tokens=False) if target.text else {}
+    return sha256(repr(sorted(pieces.items())).encode()).hexdigest()[:16]
 
 
 def type_of(target: EncoderDecoder) -> str:
@@ -97,11 +91,13 @@ def type_of(target: EncoderDecoder) -> str:
 
 
 def save(draft: Any, target: EncoderDecoder, name: str, folder: Path, dtype: str) -> None:
-    """Write a draft model of the target `name`. The folder appears complete, and its weights change at once."""
+    """Write a draft model of the target `name`. A new folder appears complete; in one that is there, each file changes at
+    once."""
     config = dict(
         model_type=KIND,
         draft_of=name,
-        fingerprint=fingerprint(target),
+        origin=target.origin,
+        vocabulary=vocabulary(target),
         layers=draft.layers,
         dtype=dtype,
     )
@@ -116,7 +112,8 @@ def save(draft: Any, target: EncoderDecoder, name: str, folder: Path, dtype: str
         np.savez(partial / WEIGHTS, **arrays)  # type: ignore[arg-type]
         (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         if folder.exists():
-            (partial / WEIGHTS).replace(folder / WEIGHTS)
+            for file in (WEIGHTS, "config.json"):
+                (partial / file).replace(folder / file)
         else:
             partial.rename(folder)
     except OSError as error:
@@ -133,9 +130,10 @@ class Distilled(Model):
         try:
             self.layers = [int(n) for n in config["layers"]]
             self.draft_of = str(config["draft_of"])
-            self.fingerprint = str(config["fingerprint"])
+            self.vocabulary = str(config.get("vocabulary", ""))  # "": not known, in older folders
         except (KeyError, TypeError, ValueError):
             raise InputError(f"{name}: its config.json is not written by distill.py") from None
+        self.origin = str(config.get("origin") or "")
         self.name = name
         self.weights = weights
 
@@ -147,18 +145,20 @@ class Distilled(Model):
         return cls(path.name, config, weights)
 
     def for_target(self, target: Model) -> Any:
-        """With the encoder, embedding and head of its target. InputError for another model."""
-        same = isinstance(target, EncoderDecoder)
-        if same and not target.ranks:  # ranks have only parts of the weights
-            same = fingerprint(target) == self.fingerprint
-        if not same:
+        """With the encoder, embedding and head of a target: the one it was made from or, after a note, another with the same
+        vocabulary and shapes of layers, such as a fine-tune. InputError for any other model."""
+        fits = isinstance(target, EncoderDecoder) and self.vocabulary in ("", vocabulary(target))
+        if fits:
+            with naming(Path(self.name)):
+                draft = shell(target, self.layers)
+            shapes = {name: weight.shape for name, weight in own_weights(draft).items()}
+            fits = shapes == {name: weight.shape for name, weight in self.weights.items()}
+        if not fits:
             raise InputError(
-                f"{self.name} is a draft model of {self.draft_of}, and this is another model: "
+                f"{self.name} is a draft model of {self.draft_of}, and this model has other shapes or another vocabulary: "
                 "make one of its own with distill.py"
             )
-        draft = shell(target, self.layers)
-        own = own_weights(draft)
-        if {k: v.shape for k, v in own.items()} != {k: v.shape for k, v in self.weights.items()}:
-            raise InputError(f"{self.name}: not the weights that config.json says")
+        if not self.origin or Path(self.origin) != Path(target.origin or ""):
+            reporter.note(f"{self.name} is made from {self.draft_of}: same texts, speed may differ")
         set_weights(draft, self.weights)
         return draft

@@ -170,6 +170,7 @@ def _load(name: str, path: Path, raw: Mapping, ranks: Ranks, split: bool) -> Any
         model.load_weights(list(ram.load_weights(name, path, arrays, to_mlx).items()))
     mx.eval(model.parameters())  # what is lazy can only be computed by the thread that made it
     model.text = _text_side(path, family, model)
+    model.origin = str(raw.get("converted_from", path.name))
     return model
 
 

@@ -35,6 +35,8 @@ class Model:
     fixed_vocabulary = False
     # The last token of `prefix`, unless the user forces another one
     forced_bos_token_id: int | None = None
+    # The checkpoint it was converted from, as the user named it; None: not known
+    origin: str | None = None
     # The target of a draft model that has only some layers of its own
     draft_of: str | None = None
     # As a draft model: begins with what the target's encoder made of the prompt, and reads the target's states

@@ -7,3 +7,18 @@ if sys.version_info < (3, 11):  # noqa: UP036 (such as macOS's own)
     sys.exit(f"this is Python {sys.version.split()[0]}; version 3.11 or later is needed")
 if not find_spec("mlx"):
     sys.exit("no package mlx; activate the environment that the README sets up")
+
+
+def interrupted() -> None:
+    """End after Ctrl-C."""
+    print("interrupted", file=sys.stderr)
+    sys.exit(130)
+
+
+def _uncaught(kind, error, traceback) -> None:
+    if issubclass(kind, KeyboardInterrupt):  # while modules are imported
+        interrupted()
+    sys.__excepthook__(kind, error, traceback)
+
+
+sys.excepthook = _uncaught

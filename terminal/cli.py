@@ -1,11 +1,12 @@
 """Command-line helpers: a user's mistake becomes one line on stderr and an exit code."""
 
 import argparse
+import math
 import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TextIO
@@ -13,8 +14,9 @@ from typing import Any, TextIO
 from errors import InputError
 from reporting import Advance, reporter
 from speculative.options import DECLARED
+from terminal import interrupted
 
-USAGE_ERROR, INPUT_ERROR, INTERRUPTED = 2, 1, 130
+USAGE_ERROR, INPUT_ERROR = 2, 1
 _MOST = 10**9
 MODEL = (  # what --model takes
     "a converted folder, its name under mlx_models/, or a checkpoint, which is converted on first use: a folder, or a name "
@@ -100,9 +102,16 @@ def positive(text: str) -> int:
     return number
 
 
+def number(text: str) -> float:
+    with suppress(ValueError):
+        if 0 <= float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a number of 0 or more")
+
+
 def gigabytes(text: str) -> float:
     """The type of a flag that takes GB; in bytes."""
-    return float(text) * 1e9
+    return number(text) * 1e9
 
 
 def note_types(*models: Any) -> None:
@@ -163,8 +172,7 @@ def run(main: Callable[[], None]) -> None:
         sys.stdout = None
         sys.exit(INPUT_ERROR)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+        interrupted()
     except Exception as error:
         message = _message(error)
         if message is None:

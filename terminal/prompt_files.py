@@ -42,11 +42,11 @@ class PromptFile:
         path: str,
         report: Callable[[int, str], None],
         ranks: Ranks = ALONE,
-        make: Callable[[Content], Content] = lambda prompt: prompt,
+        make: Callable[[Content], Content | None] = lambda prompt: prompt,
         check: Callable[[Content], object] | None = None,
         skip: int = 0,
     ):
-        """path: "-" for standard input; make: makes a prompt of what a line has; check: raises InputError for an unusable
+        """path: "-" for standard input; make: makes a prompt of what a line has, or None to pass it over; check: raises InputError for an unusable
         prompt, None: whatever is a prompt will do; skip: pass over so many lines. OSError or InputError if the file cannot be opened."""
         self.name = "standard input" if path == "-" else cli.one_line(path)
         self._path = path
@@ -108,7 +108,8 @@ class PromptFile:
             return None
         try:
             prompt = self._make(_prompt_of(line, bool(self._is_json)))
-            self._check(prompt)
+            if prompt is not None:
+                self._check(prompt)
         except InputError as error:
             self._skip(number, str(error))
             return None
@@ -298,7 +299,7 @@ def decode_file(
     in_order = InOrder(write, lines_done * samples)
     responses: dict[int, Response] = {}
     summary = Summary()
-    with _progress(task.path, lines_done, display.verbose) as show_progress:
+    with progress(task.path, lines_done, display.verbose) as show_progress:
         try:
             for line, response in file.answers(decoder, task.batch_size, options):
                 number = line * samples + response.sample
@@ -322,7 +323,7 @@ def decode_file(
 
 
 @contextmanager
-def _progress(path: str, lines_done: int, verbose: bool) -> Iterator[Callable[[int], None]]:
+def progress(path: str, lines_done: int, verbose: bool) -> Iterator[Callable[[int], None]]:
     """Yields a function that shows how many lines are done: in a bar on a terminal; elsewhere, if `verbose`, in a note
     from time to time."""
     from tqdm import tqdm

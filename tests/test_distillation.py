@@ -1,21 +1,27 @@
 """Training a draft model: what it learns from, what it promises, and where it stops."""
 
 import json
+import shutil
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from helpers import whisper_models
 from helpers.decoding import decode_with, ragged_prompts, total
-from helpers.pairs import ours
+from helpers.pairs import VARIANTS, ours
 from helpers.programs import call, run
+from mlx.utils import tree_flatten
 from test_distilled import with_states
 
+from decoder import load
 from distillation import training
 from distillation.lessons import Lesson, drafts
 from distillation.promise import Promise, measure
 from distillation.texts import HELD_OUT, Text, read_texts, split
 from errors import InputError
-from families.distilled import from_target, own_weights
+from families.distilled import from_target, own_weights, save
+from reporting import reporter
 from speculative.drafting import ModelDrafter
 from text.memory import Pair
 
@@ -128,23 +134,51 @@ def test_gradients_reach_every_weight():
     assert all(mx.abs(x).max() > 0 for x in gradients.values())
 
 
+@pytest.mark.parametrize("name", [*VARIANTS, "whisper"])
+def test_a_step_of_training_changes_the_drafts_own_weights_alone(name, tmp_path):
+    """Of every family and its variants, with what is saved of them."""
+    if name == "whisper":
+        target, _ = load(whisper_models.converted(whisper_models.reference_model(), tmp_path))
+    else:
+        target = ours(name)
+    start = [target.start_token_id]
+    texts = [Text(target.blank_prompt(3), [*start, n, n + 1], 1) for n in range(9)]
+    before = {part: np.array(weight) for part, weight in tree_flatten(target.parameters())}
+    draft = training.distill(target, None, texts, steps=1)
+    after = dict(tree_flatten(target.parameters()))
+    assert all(np.array_equal(before[part], after[part]) for part in before)
+    save(draft, target, name, tmp_path / "d", "float32")
+    kept = load(tmp_path / "d")[0].weights
+    untrained = own_weights(from_target(target, draft.layers))
+    assert kept.keys() == untrained.keys() and not {"embedding", "positions"} & {
+        part.partition(".")[0] for part in kept
+    }
+    assert not mx.array_equal(kept["mix.weight"], untrained["mix.weight"])
+
+
 def test_a_twentieth_is_held_out_whatever_the_order():
     texts = [Text([5], [0, i, i + 1, 1], 1) for i in range(2000)]
     _, held_out = split(texts)
     assert 0.03 < len(held_out) / len(texts) < 0.07 and 1 / HELD_OUT == 0.05
     _, same = split(texts[::-1])
     assert {tuple(t.tokens) for t in same} == {tuple(t.tokens) for t in held_out}
-    with pytest.raises(InputError, match="no texts to learn from"):
-        split([])
+    for few, reason in ((0, "no texts to learn from"), (1, "one text to learn from: at least two")):
+        with pytest.raises(InputError, match=reason):
+            split(texts[:few])
+    assert [len(part) for part in split(held_out[:2])] == [1, 1]
 
 
-def test_pairs_become_the_targets_tokens(decoder):
+def test_pairs_become_the_targets_tokens(decoder, monkeypatch):
     model, tokenizer = decoder.model, decoder.tokenizer
     (text,) = read_texts(model, tokenizer, [Pair("repair: A", "The house."), Pair("repair: B", "")])
     assert text.tokens[0] == model.start_token_id and text.tokens[-1] == 1
     assert tokenizer.decode(text.tokens) == "The house."
-    with pytest.raises(InputError, match="vocabulary lacks many of the texts' words"):
-        read_texts(model, tokenizer, [Pair("a", "日本語 テキスト 漢字")])
+    bad = [Pair("a", "日本語 テキスト 漢字"), Pair("\ud800", "b"), Pair("a", "b", "de", "en")]
+    notes = []
+    monkeypatch.setattr(reporter, "note", notes.append)
+    assert not read_texts(model, tokenizer, bad)
+    reasons = ("vocabulary lacks many of the text's words", "not valid Unicode", "no language 'de'")
+    assert all(reason in note for reason, note in zip(reasons, notes, strict=True))
     pairs = [Pair(f"repair: {name}", "The house.") for name in "AB"]
     assert training.distill(model, tokenizer, pairs, layers=2, steps=1).layers == [0, 2]
 
@@ -210,3 +244,48 @@ def test_sentences_of_documents_are_translated_once(work):
     pairs = [json.loads(line) for line in (work / "new/draft.jsonl").open()]
     assert {pair["target_lang"] for pair in pairs} == {"de"}
     assert len({pair["prompt"] for pair in pairs}) == len(pairs) == 4
+
+
+TMX = """<tmx version="1.4"><header/><body><tu><tuv xml:lang="en"><seg>The old king sees.</seg></tuv>
+<tuv xml:lang="de"><seg>Der alte König sieht.</seg></tuv></tu><tu><tuv xml:lang="en"><seg>The house.</seg></tuv>
+<tuv xml:lang="fr"><seg>La maison.</seg></tuv></tu><tu><tuv xml:lang="en"><seg>A key.</seg></tuv>
+<tuv xml:lang="de"><seg>Ein Schlüssel.</seg></tuv></tu></body></tmx>"""
+
+
+def test_what_cannot_be_learned_from_is_passed_over(work):
+    """Of a memory the other direction and other languages, of prompts what main.py passes over."""
+    distill = partial(call, "--steps", "1", "--model", script="distill.py")
+    (work / "m.tmx").write_text(TMX)
+    own = shutil.copytree(work / "mlx_models/demo-target", work / "own")
+    (own / "mlx_models/own-draft").mkdir(parents=True)  # an empty folder may be written into
+    fitting = distill(".", "--memory", work / "m.tmx", cwd=own)
+    assert "pairs left out: 2, the first is 'Der alte" in fitting.stderr
+    assert "only 3 texts" in fitting.stderr and (own / "mlx_models/own-draft/config.json").exists()
+    chosen = distill("own/", "--memory", "m.tmx", "--from", "English", "--to", "de", cwd=work)
+    assert "2 of 6 pairs are in these languages" in chosen.stderr and "only 2" in chosen.stderr
+    prompt = "translate number to German: "
+    asked = [*({"prompt": f"{prompt}{n}", "reference": "ein"} for n in (12, 12, 15))]
+    asked += [{"prompt": [{"role": "user", "content": each}]} for each in (f"{prompt}77", "\ud800")]
+    (work / "p.jsonl").write_text("\n".join(map(json.dumps, asked)))
+    written = distill("own", "--prompt-file", "p.jsonl", "--output", "x", cwd=work)
+    assert "p.jsonl, line 5: the prompt is not valid Unicode text" in written.stderr
+    pairs = [json.loads(line) for line in (work / "x.jsonl").open()]
+    assert sorted(pair["prompt"][len(prompt) :] for pair in pairs) == ["12", "15", "77"]
+    refused = call("--model", "x", "--dry-run", cwd=work, script="convert.py").stderr
+    assert refused == "convert.py: x is a draft model, made by distill.py: use it as it is\n"
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "problem"),
+    [
+        *(("--minutes", value, "a number of 0 or more") for value in ("nan", "inf", "-1", "x")),
+        ("--minutes", "0", "--minutes is 0"),
+        ("--layers", "5", "the model has 3 decoder layers, not 5"),
+        ("--output", "mlx_models", "mlx_models is something else"),
+    ],
+)
+def test_a_mistake_is_one_line(work, flag, value, problem):
+    (work / "m.jsonl").write_text('{"prompt": "a", "text": "b"}\n')
+    argv = ["--model", "mlx_models/demo-target", "--memory", "m.jsonl", flag, value]
+    refused = call(*argv, cwd=work, script="distill.py")
+    assert refused.returncode and problem in refused.stderr and refused.stderr.count("\n") == 1

@@ -1,6 +1,7 @@
 """Draft models made from their target: they share its encoder, embedding and head, and texts stay the same."""
 
 import json
+from dataclasses import replace
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -17,10 +18,13 @@ from helpers.decoding import (
     total,
 )
 from helpers.pairs import ours
+from mlx.utils import tree_map
+from tokenizers import Tokenizer, models
 
 from decoder import SpeculativeDecoder, load
 from errors import InputError
 from families.distilled import from_target, own_weights, save, set_weights, shell, type_of
+from reporting import reporter
 from speculative.cache import MASKED
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 from speculative.options import Options
@@ -53,6 +57,37 @@ def test_texts_are_those_without_a_draft_model(name, options):
         rows = decode_with(target, drafter, prompts, 4, schedule, max_tokens=20, **options)
         assert [row.tokens for row in rows] == [row.tokens for row in expected]
         assert total(rows).draft_tokens
+
+
+@pytest.mark.usefixtures("cpu")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_draft_model_drafts_for_a_fine_tune_too(name, dtype, tmp_path, monkeypatch):
+    """After a note, also from an older folder; when it is trained further, its folder names the new target."""
+    notes = []
+    monkeypatch.setattr(reporter, "note", notes.append)
+    target = ours(name)
+    target.origin = "org/base"
+    saved(target, tmp_path / "d", dtype)
+    load(tmp_path / "d")[0].for_target(target)
+    assert not notes
+    mx.random.seed(1)
+    tuned = tree_map(lambda w: w + 0.02 * w.std() * mx.random.normal(w.shape), target.parameters())
+    target.update(tuned)
+    target.origin = "tuned"
+    draft = load(tmp_path / "d")[0].for_target(target)
+    assert notes == ["d is made from t5-x: same texts, speed may differ"]
+    prompts = ragged_prompts(6, 38)
+    expected = decode_with(target, None, prompts, num_draft=0, max_tokens=20)
+    rows = decode_with(target, ModelDrafter(draft), prompts, 4, RashSchedule(), max_tokens=20)
+    assert [row.tokens for row in rows] == [row.tokens for row in expected]
+    assert total(rows).draft_tokens
+    save(draft, target, "tuned", tmp_path / "d", dtype)
+    config = json.loads((tmp_path / "d/config.json").read_text())
+    assert config.pop("origin") == config["draft_of"] == "tuned" and config.pop("vocabulary")
+    (tmp_path / "d/config.json").write_text(json.dumps(config | {"fingerprint": "f00"}))
+    load(tmp_path / "d")[0].for_target(target)
+    assert len(notes) == 2
 
 
 @pytest.mark.usefixtures("cpu")
@@ -105,8 +140,9 @@ def test_the_encoder_runs_once_for_target_and_draft_model(monkeypatch):
 
 
 @pytest.mark.parametrize("bits", [None, 4])
-def test_layers_of_a_quantized_target_are_its_own_unpacked(demo_folders, bits):
-    target, _ = load(demo_folders / "mlx_models/demo-target")
+def test_layers_of_a_quantized_target_are_its_own_unpacked(demo_folders, bits, tmp_path):
+    target, tokenizer = load(demo_folders / "mlx_models/demo-target")
+    saved(target, tmp_path / "d", "bfloat16")
     if bits:
         nn.quantize(target, 32, bits, class_predicate=lambda _, m: isinstance(m, nn.Linear))
     draft = from_target(target, [1])
@@ -114,6 +150,11 @@ def test_layers_of_a_quantized_target_are_its_own_unpacked(demo_folders, bits):
     theirs = target.decoder.layers[1].attention.query(x)
     assert mx.allclose(draft.decoder.layers[0].attention.query(x), theirs, atol=1e-4)
     assert draft.embedding is target.embedding and draft.encoder is target.encoder
+    tokenizer.add_tokens(["<sep>"])  # as fine-tunes do
+    assert load(tmp_path / "d")[0].for_target(target).reads_target
+    target.text = replace(target.text, tokenizer=Tokenizer(models.Unigram([("<unk>", 0.0)], 0)))
+    with pytest.raises(InputError, match="another vocabulary"):
+        load(tmp_path / "d")[0].for_target(target)
 
 
 def saved(model, folder, dtype="float32"):
@@ -136,11 +177,11 @@ def test_a_folder_is_loaded_with_its_target_alone(decoder, tmp_path):
     ours_ = SpeculativeDecoder(model, tokenizer, loaded).draft_model
     for name, weight in own_weights(draft).items():
         assert mx.array_equal(own_weights(ours_)[name], weight)
-    with pytest.raises(InputError, match="x-draft is a draft model of t5-x, and this is another"):
+    with pytest.raises(InputError, match="x-draft is a draft model of t5-x, and this model has"):
         loaded.for_target(ours("t5"))
     config = json.loads((tmp_path / "x-draft/config.json").read_text())
     (tmp_path / "x-draft/config.json").write_text(json.dumps(config | {"layers": [7]}))
-    with pytest.raises(InputError, match=r"decoder layers 0 to 2, not \[7\]"):
+    with pytest.raises(InputError, match=r"x-draft: .* decoder layers 0 to 2, not \[7\]"):
         load(tmp_path / "x-draft")[0].for_target(model)
 
 

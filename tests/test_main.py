@@ -16,6 +16,8 @@ from errors import InputError
 from families.loading import find
 from terminal import cli
 
+SCRIPTS = ("main", "convert", "translate", "transcribe", "distill", "serve", "benchmark")
+
 
 @pytest.fixture
 def folder(work) -> Path:
@@ -135,7 +137,7 @@ def test_verbose_ends_with_a_summary(folder):
     [
         (["--lookup"], 2, "give one of --prompt, --prompt-file and --chat"),
         (["--chat", "--json"], 2, "--chat goes with neither --json nor --memory-append"),
-        (["-p", "x", "--prefix-cache", "a"], 2, "invalid gigabytes value: 'a'"),
+        (["-p", "x", "--prefix-cache", "a"], 2, "'a' is not a number of 0 or more"),
         (["-p", "x", "--num-draft", "two"], 2, "'two' is neither a number nor auto"),
         (
             ["-p", "x", "--logit-bias", '{"5":' * 3000],
@@ -178,7 +180,7 @@ def test_a_mistake_is_one_line_and_an_exit_code(folder, arguments, code, message
 )
 def test_a_wrong_python_is_told_before_it_reads_what_it_cannot(monkeypatch, changed, told):
     first = (ROOT / "terminal" / "__init__.py").read_text()
-    for script in ("main", "convert", "transcribe", "serve", "benchmark"):
+    for script in SCRIPTS:
         text = (ROOT / f"{script}.py").read_text()
         imported = next(node for node in ast.parse(text).body if isinstance(node, ast.Import))
         assert imported.names[0].name == "terminal"
@@ -188,6 +190,14 @@ def test_a_wrong_python_is_told_before_it_reads_what_it_cannot(monkeypatch, chan
         monkeypatch.setattr(sys, name, value)
     with pytest.raises(SystemExit, match=told):
         exec(first)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_an_interrupt_while_a_command_imports_is_one_line(script, tmp_path):
+    (tmp_path / "numpy.py").write_text("raise KeyboardInterrupt")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    ended = run("--help", cwd=tmp_path, script=f"{script}.py", env=environment)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "interrupted\n")
 
 
 def test_standard_input_that_is_no_text(folder):

@@ -169,8 +169,9 @@ def test_tmx_that_cannot_be_read_whole_is_refused(read, content, message):
 def test_damaged_lines_are_named_by_number_and_the_rest_is_used(read):
     good = json.dumps({"index": 0, "prompt": "a", "text": "b", "stats": {}, "target_lang": None})
     lines = [good.encode("utf-8-sig"), b"", b"{", b"[1]", b'{"prompt": "a"}', b"\xff", b"[" * 9000]
+    lines += [good.replace('"b"', r'"\ud800"').encode(), good.replace("null", r'"\udfff"').encode()]
     content = b"\r\n".join([*lines, b'{"prompt": "c", "text": "d"}'])
-    assert read("m.jsonl", content) == ([Pair("a", "b"), Pair("c", "d")], [3, 4, 5, 6, 7])
+    assert read("m.jsonl", content) == ([Pair("a", "b"), Pair("c", "d")], [3, 4, 5, 6, 7, 8, 9])
     pairs = [Pair("a", "b"), Pair("c d", "e\tf")]
     assert read("m.tsv", "a\tb\nno tab\n\tb\nc d\te\tf\n") == (pairs, [2, 3])
 

@@ -79,13 +79,17 @@ class Memory:
                     closest = max(closest, (score, place))
         return self._texts[closest[1]] if closest[1] >= 0 else None
 
+    def fitting(self, source: str | None, target: str | None) -> list[Pair]:
+        """The pairs in these languages, which those get that have none."""
+        return [
+            Pair(p.prompt, p.text, p.source_lang or source, p.target_lang or target)
+            for p in self.pairs
+            if _fit(source, p.source_lang) and _fit(target, p.target_lang)
+        ]
+
     def exact(self, source_lang: str | None, target_lang: str | None) -> dict[str, str]:
         """The texts of all prompts in these languages, the latest of each."""
-        return {
-            pair.prompt: pair.text
-            for pair in self.pairs
-            if _fit(source_lang, pair.source_lang) and _fit(target_lang, pair.target_lang)
-        }
+        return {pair.prompt: pair.text for pair in self.fitting(source_lang, target_lang)}
 
 
 def _split(prompt: str) -> tuple[str, str | None, str]:
@@ -136,7 +140,7 @@ def _line_pairs(
                 yield parse(text)
         except InputError as error:
             report(number, str(error))
-        except UnicodeDecodeError:
+        except UnicodeError:
             report(number, "not UTF-8 text")
         except (ValueError, RecursionError):
             report(number, "not JSON (tab-separated texts have a name in .tsv or .txt)")
@@ -156,6 +160,7 @@ def _json_object(line: str) -> Pair:
     are_texts = all(isinstance(x, str) for x in fields[:2])
     if not are_texts or not all(x is None or isinstance(x, str) for x in fields):
         raise InputError('not a JSON object with the texts "prompt" and "text"')
+    "".join(filter(None, fields)).encode()  # UnicodeEncodeError for half of a surrogate pair
     return Pair(*fields)
 
 

@@ -1,5 +1,6 @@
 """Prompts, and a model's text side: all that stands between its prompts and texts, and its tokens."""
 
+import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -46,10 +47,9 @@ def check_prompt(prompt: Any) -> Prompt:
     reference = checked.reference
     if reference is not None and not isinstance(reference, str):
         raise InputError(f"the reference is {type(reference).__name__}, not text")
-    for name, text in (("reference", reference), ("prompt", content)):
+    for name, value in (("reference", reference), ("prompt", content)):
         try:
-            if isinstance(text, str):
-                text.encode()
+            json.dumps(value, ensure_ascii=False, default=str).encode()
         except UnicodeEncodeError:
             raise InputError(f"the {name} is not valid Unicode text") from None
     is_list = isinstance(content, (list, tuple))
