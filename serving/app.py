@@ -195,7 +195,7 @@ class Api:
         rows = []
         for prompt in prompts:
             rows += [decoder.row(prompt, options, seed) for _ in range(options.num_samples)]
-        longest = max(len(row.prompt) for row in rows)
+        longest = max(max(len(row.prompt), row.prefix_size) for row in rows)
         if longest > self.max_prompt_tokens:
             raise InputError(f"the prompt has {longest} tokens; {self.max_prompt_tokens} at most")
         return rows
