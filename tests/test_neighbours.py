@@ -79,7 +79,7 @@ VALUES = {
     "top_logprobs": [20],
     "top_p": [1e-9],
 }
-OTHERS = """continue_final_message add_generation_prompt instructions max_completion_tokens max_output_tokens max_tokens
+OTHERS = """enable_thinking continue_final_message add_generation_prompt instructions max_completion_tokens max_output_tokens max_tokens
     model origins repetition_context_size stream top_k"""
 VALUES |= {field: [] for field in OTHERS.split()}
 
