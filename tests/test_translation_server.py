@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from decoder import Options
 from documents import html
 from serving import translation
-from serving.engine import Engine
+from serving.engine import Engine, Refused
 from serving.translation import Translations
 
 KING, HAUS = "The old king sees two red doors.", "The king sees the house."
@@ -156,26 +156,31 @@ def test_documents(server, work):
     assert request(server, "GET", "/download_file/x")[0] == 404
 
 
-def test_a_document_is_kept_for_some_time_and_the_latest_are(decoder, monkeypatch):
-    monkeypatch.setattr(translation, "_KEPT", 2)
+@pytest.mark.parametrize("limit", ["_STORED", "_STORED_SIZE"])
+def test_no_translation_is_dropped_before_it_was_fetched_or_is_old(decoder, monkeypatch, limit):
+    """By number and by size; the first one that was fetched goes first."""
+    monkeypatch.setattr(translation, limit, 3)
     engine = Engine(decoder, Options(), 1, 1)
-    kept = Translations(engine, 99, 999, 999, 9, lambda *_: None, lambda *_: None)
+    translations = Translations(engine, 99, 999, len(KING), 9, lambda *_: None, lambda *_: None)
 
-    async def keep() -> str:
+    async def store() -> str:
         file = UploadFile(BytesIO(KING.encode()), filename="a.txt")
-        document = await kept.keep({"file": file}, "en", "EN")  # nothing to decode
-        assert (await document.download()).body == KING.encode()
-        return document.key
+        stored = await translations.store({"file": file}, "en", "EN")  # nothing to decode
+        await stored.task
+        return stored.key
 
     async def run() -> None:
-        first, *_ = [await keep() for _ in range(3)]
-        with pytest.raises(HTTPException):
-            kept.kept(first)
-        monkeypatch.setattr(translation, "KEPT_SECONDS", 0)
-        last = await keep()
+        keys = [await store() for _ in range(3)]
+        with pytest.raises(Refused, match="too many documents"):
+            await store()
+        for key in keys[1:]:
+            assert (await translations.stored(key).download()).body == KING.encode()
+        monkeypatch.setattr(translation, "STORED_SECONDS", 0)
+        last = await store()
+        assert {*translations._stored} == {keys[0], keys[2], last}
         await asyncio.sleep(0.01)
         with pytest.raises(HTTPException):
-            kept.kept(last)
+            translations.stored(last)
 
     asyncio.run(run())
 

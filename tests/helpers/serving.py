@@ -38,8 +38,8 @@ SETTINGS: list[dict[str, Any]] = [
 class Server:
     """serve.py on a free port, on the embedded pair unless the arguments name another model."""
 
-    def __init__(self, cwd: Path, *arguments: str):
-        command = [sys.executable, str(ROOT / "serve.py"), "--port", "0", *arguments]
+    def __init__(self, cwd: Path, *arguments: str, program: Path = ROOT / "serve.py"):
+        command = [sys.executable, str(program), "--port", "0", *arguments]
         self.process = subprocess.Popen(command, cwd=cwd, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr
         self.log: list[str] = []
