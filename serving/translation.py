@@ -150,7 +150,7 @@ class Translations:
         code, certainty = source or "auto", 1.0
         if code.lower() == "auto":
             code, certainty = await run_in_threadpool(self._source_of, document)
-        translator = self._translator(code, target, options)
+        translator = await run_in_threadpool(self._translator, code, target, options)
         return Started(self._steps(translator, document), code, certainty)
 
     def _source_of(self, document: Document) -> tuple[str, float]:
