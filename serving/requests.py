@@ -18,37 +18,34 @@ from speculative.processors import CountPenalty
 from text.text_side import ChatTemplate, Prompt
 
 Kind = TypeVar("Kind", bound=BaseModel)
-_NEUTRAL: dict[
-    str, tuple
-] = {  # unsupported fields, also of other servers -> values that change nothing
-    field: values
-    for values, fields in (
-        ((True,), "add_bos_token skip_special_tokens spaces_between_special_tokens"),
-        (
-            (False,),
-            "background ban_eos_token dynamic_temperature early_stopping echo enable_thinking",
-        ),
-        ((False,), "ignore_eos include_stop_str_in_output post_sampling_probs return_token_ids"),
-        ((False,), "return_tokens return_tokens_as_token_ids use_beam_search"),
-        (
-            (0,),
-            "dry_multiplier dynatemp_range epsilon_cutoff eta_cutoff min_keep mirostat mirostat_mode",
-        ),
-        ((0,), "n_probs penalty_alpha smoothing_factor top_a top_logprobs xtc_probability"),
-        ((1,), "best_of encoder_repetition_penalty guidance_scale length_penalty repeat_penalty"),
-        ((1,), "tfs tfs_z typical typical_p"),
-        ((-1, 0), "top_n_sigma"),
-        (([],), "bad_words documents functions logits_processors tools"),
-        (("none", "auto"), "function_call tool_choice"),
-        (([], ["reasoning.encrypted_content"]), "include"),
-        ((["text"],), "modalities"),
-        ((), "previous_response_id"),
-        (("",), "suffix"),
-        (("disabled",), "truncation"),
-        (("medium",), "verbosity"),
-    )
-    for field in fields.split()
-}
+_UNSUPPORTED: tuple[
+    tuple[tuple, str], ...
+] = (  # values that change nothing, and the fields, also of other servers
+    ((True,), "add_bos_token skip_special_tokens spaces_between_special_tokens"),
+    (
+        (False,),
+        "background ban_eos_token dynamic_temperature early_stopping echo enable_thinking",
+    ),
+    ((False,), "ignore_eos include_stop_str_in_output post_sampling_probs return_token_ids"),
+    ((False,), "return_tokens return_tokens_as_token_ids use_beam_search"),
+    (
+        (0,),
+        "dry_multiplier dynatemp_range epsilon_cutoff eta_cutoff min_keep mirostat mirostat_mode",
+    ),
+    ((0,), "n_probs penalty_alpha smoothing_factor top_a top_logprobs xtc_probability"),
+    ((1,), "best_of encoder_repetition_penalty guidance_scale length_penalty repeat_penalty"),
+    ((1,), "tfs tfs_z typical typical_p"),
+    ((-1, 0), "top_n_sigma"),
+    (([],), "bad_words documents functions logits_processors tools"),
+    (("none", "auto"), "function_call tool_choice"),
+    (([], ["reasoning.encrypted_content"]), "include"),
+    ((["text"],), "modalities"),
+    ((), "previous_response_id"),
+    (("",), "suffix"),
+    (("disabled",), "truncation"),
+    (("medium",), "verbosity"),
+)
+_NEUTRAL = {field: values for values, fields in _UNSUPPORTED for field in fields.split()}
 _INSTEAD = {  # unsupported fields -> the nearest that works
     "best_of": "n",
     "function_call": "tool_choice",

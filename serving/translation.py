@@ -178,7 +178,8 @@ class Translations:
         self, translator: Translator | None, document: Document
     ) -> AsyncGenerator[Step]:
         if translator is None:
-            yield Translation(document.write([None] * len(document.passages)), [])
+            texts = [None] * len(document.passages)
+            yield Translation(await run_in_threadpool(document.write, texts), [])
             return
         rows_of = partial(self._rows, translator)
         async with aclosing(working(self.engine, translator.steps(document), rows_of)) as steps:

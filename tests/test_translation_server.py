@@ -6,6 +6,7 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from io import BytesIO
+from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
@@ -15,7 +16,9 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 
 from decoder import Options
-from documents import html
+from documents import apart, html, read
+from documents.apart import read_apart
+from errors import InputError
 from serving import translation
 from serving.engine import Engine, Refused
 from serving.translation import Translations
@@ -154,6 +157,64 @@ def test_documents(server, work):
         status, error = request(server, "POST", "/translate_file", body, **MULTIPART)
         assert status == 400 and json.loads(error)["error"], name
     assert request(server, "GET", "/download_file/x")[0] == 404
+
+
+PLURALS = b"""msgid ""
+msgstr ""
+"Content-Type: text/plain; charset=utf-8\\n"
+"Plural-Forms: nplurals=%d; plural=0;\\n"
+
+msgid "The king."
+msgid_plural "The kings."
+msgstr[0] ""
+"""
+HOURS = b"1\n" + b"9" * 400 + b":00:01,000 --> 00:00:02,000\nThe king.\n"
+
+
+@pytest.mark.parametrize(
+    "name, data",
+    [
+        ("a.po", PLURALS % 2),
+        ("a.html", PAGE.encode()),
+        ("a.srt", FILM.encode()),
+        ("a.txt", b"a\n\nb"),
+    ],
+)
+def test_a_document_read_apart_is_the_same(name, data):
+    there, here = read_apart(Path(name), data, lambda: None), read(Path(name), data)
+    if here.into:
+        there, here = there.into("pl"), here.into("pl")
+    assert there.passages == here.passages and there.strict == here.strict
+    first = here.passages[0]
+    for document in (there, here):
+        document.places[first] = [((0, 1), True)] * len(first.marked)
+    texts = [f"{i} new" for i in range(len(here.passages))]
+    assert there.write(texts) == here.write(texts) != data
+
+
+def test_what_hangs_or_breaks_its_parser_is_given_up(monkeypatch):
+    def closed() -> None:
+        raise Refused("shutting down")
+
+    with pytest.raises(Refused):
+        read_apart(Path("a.po"), PLURALS % 10**8, closed)
+    monkeypatch.setattr(apart, "SECONDS", 0.5)
+    with pytest.raises(InputError, match="takes too long to read"):
+        read_apart(Path("a.po"), PLURALS % 10**8, lambda: None)
+    with pytest.raises(InputError, match="the document cannot be read"):
+        read_apart(Path("a.srt"), HOURS, lambda: None)
+
+
+@pytest.mark.slow
+def test_a_signal_ends_a_server_that_reads_what_hangs(demo_folders):
+    with Server(demo_folders) as server, ThreadPoolExecutor(1) as clients:
+        body = upload(PAIR, "a.po", PLURALS % 10**8)
+        reading = clients.submit(request, server, "POST", "/translate_file", body, **MULTIPART)
+        for _ in range(3):
+            assert server.post(PAIR | {"q": HAUS}, "/translate")[0] == 200
+        assert not reading.done()
+        server.process.terminate()
+        assert server.process.wait(20) == 0 and reading.result()[0] == 503
 
 
 @pytest.mark.parametrize("limit", ["_STORED", "_STORED_SIZE"])
