@@ -40,22 +40,21 @@ def read_apart(
 def _call(check: Callable[[], object], *arguments: Any) -> Any:
     """What `_answer` returns for these arguments in another process."""
     command = [sys.executable, "-m", "documents.apart"]
-    pipe = subprocess.PIPE
-    root = Path(__file__).parents[1]
-    end = time.monotonic() + SECONDS
+    streams: dict[str, Any] = dict(
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
     given: bytes | None = pickle.dumps(arguments)
-    with subprocess.Popen(
-        command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, cwd=root
-    ) as process:
+    answer = None
+    end = time.monotonic() + SECONDS
+    with subprocess.Popen(command, cwd=Path(__file__).parents[1], **streams) as process:
         try:
-            while time.monotonic() < end:
+            while answer is None:
                 with suppress(subprocess.TimeoutExpired):
                     answer, _ = process.communicate(given, _POLL)
-                    break
                 given = None  # it has it
+                if answer is None and time.monotonic() > end:
+                    raise InputError("the document takes too long to read")
                 check()
-            else:
-                raise InputError("the document takes too long to read")
         finally:
             process.kill()
     if not answer:
@@ -66,13 +65,7 @@ def _call(check: Callable[[], object], *arguments: Any) -> Any:
     return result
 
 
-def _answer(
-    path: Path,
-    data: bytes,
-    language: str | None,
-    texts: Sequence[str | None] | None = None,
-    places: Any = (),
-) -> Any:
+def _answer(path: Path, data: bytes, language: str | None, texts: Any = None, places: Any = ()):
     """A document's passages, marks, strictness and whether they change with the language or, with texts, its bytes."""
     document = read(path, data)
     if language and document.into:

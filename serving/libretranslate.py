@@ -127,13 +127,9 @@ class LibreTranslate:
         return JSONResponse({"success": True})
 
     async def languages(self, request: Request) -> Response:
-        sources, targets = self.translations.sources, self.translations.targets
-        return JSONResponse(
-            [
-                self._named(code, targets=targets if code in sources else [])
-                for code in self.translations.names
-            ]
-        )
+        known = self.translations
+        targets = {code: known.targets if code in known.sources else [] for code in known.names}
+        return JSONResponse([self._named(code, targets=targets[code]) for code in targets])
 
     async def settings(self, request: Request) -> Response:
         source = self.translations.sources[0]

@@ -128,12 +128,10 @@ class Translations:
             if is_file:
                 limits = self.max_upload, self.upload_seconds
             form = await read_form(request, *limits, check)
+            others = [(n, x) for n, x in request.query_params.multi_items() if n not in form]
             values = defaultdict[str, list](list)
-            for name, value in form.multi_items():
+            for name, value in [*form.multi_items(), *others]:
                 values[name].append(value)
-            for name, value in request.query_params.multi_items():
-                if name not in form:
-                    values[name].append(value)
             fields = {name: each if len(each) > 1 else each[0] for name, each in values.items()}
         self.authorize(request, scheme, fields.get("api_key") or in_address or "")
         return {name: value for name, value in fields.items() if value is not None}
@@ -225,13 +223,14 @@ class Translations:
         """Drop translations that were fetched, the first ones first, for one more document. Refused if that is not enough."""
         fetched = [each.key for each in self._stored.values() if each.is_fetched]
         most = _STORED_SIZE * self.max_upload
-        while len(self._stored) >= _STORED or sum(self._sizes(), size) > most:
+        while len(self._stored) >= _STORED or self._size + size > most:
             if not fetched:
                 raise Refused("too many documents wait to be fetched; try again later")
             del self._stored[fetched.pop(0)]
 
-    def _sizes(self) -> Iterator[int]:
-        return (each.size for each in self._stored.values())
+    @property
+    def _size(self) -> int:
+        return sum(each.size for each in self._stored.values())
 
     def _check(self) -> None:
         """Give a document up once its client has gone or the engine is closed."""

@@ -2,15 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Generator,
-    Iterator,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, closing
 from functools import partial
 from itertools import islice
@@ -30,7 +22,6 @@ from speculative.row import FAILED, Row
 
 BODY_SECONDS = 30.0  # in which a body must arrive
 BEGINNING = 1 << 16  # bytes of a body that are read before the key in it is checked
-Check = Callable[[bytes], Awaitable[object]]
 RETRY_AFTER = {"retry-after": "1"}  # seconds
 FAILURES = {
     FAILED: (400, "the text's form became too complex, or the model's vocabulary cannot write it"),
@@ -41,9 +32,9 @@ FAILURES = {
 
 
 async def read_body(
-    request: Request, most: int, seconds: float = BODY_SECONDS, check: Check | None = None
+    request: Request, most: int, seconds: float = BODY_SECONDS, check: Callable | None = None
 ) -> bytes:
-    """A request's body. Raises HTTPException if it has more than `most` bytes or does not arrive in time. check: called
+    """A request's body. Raises HTTPException if it has more than `most` bytes or does not arrive in time. check: awaited
     with the beginning of a body that is longer than that; what it raises ends the reading."""
     body = bytearray()
     try:
@@ -61,7 +52,7 @@ async def read_body(
 
 
 async def read_form(
-    request: Request, most: int, seconds: float = BODY_SECONDS, check: Check | None = None
+    request: Request, most: int, seconds: float = BODY_SECONDS, check: Callable | None = None
 ) -> FormData:
     """The fields of a form, with one file at most; none if the body is not a form. Errors: as `read_body`, and InputError
     for a form that is broken."""
