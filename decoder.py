@@ -359,7 +359,7 @@ class SpeculativeDecoder:
         """The rows of a prompt, one for each of its num_samples. Errors: as `row`, and InputError for more tokens than
         max_prompt_tokens. seeds: those of the list that the prompt is in"""
         rows = [self.row(prompt, options, seeds) for _ in range(options.num_samples)]
-        tokens = len(rows[0].prompt)
+        tokens = max(len(rows[0].prompt), rows[0].prefix_size)
         if max_prompt_tokens is not None and tokens > max_prompt_tokens:
             raise InputError(f"the prompt has {tokens} tokens; {max_prompt_tokens} at most")
         return rows

@@ -10,6 +10,7 @@ import terminal  # noqa: F401 (first: it checks Python and the packages)
 # isort: split
 import ipaddress
 import logging
+import os
 import signal
 import socket
 import sys
@@ -253,7 +254,11 @@ def serve(server, listener: socket.socket, engine, name: str) -> None:
     finally:
         engine.close()
         server.should_exit = True
-        http_thread.join()
+        http_thread.join(2 * UVICORN["timeout_graceful_shutdown"])
+        if (
+            http_thread.is_alive()
+        ):  # it waits for a thread, such as one that cuts a book into sentences
+            os._exit(0)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any
 
 from anyio import CapacityLimiter, Semaphore, from_thread, to_thread
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
@@ -78,7 +79,9 @@ class Speech:
             return PlainTextResponse(f"{transcript.text.strip()}\n")
         if kind in FORMATS and kind != "json":
             return PlainTextResponse(FORMATS[kind](transcript, Layout()))
-        return JSONResponse(_body(transcript, task, kind == "verbose_json"))
+        # In a thread: the languages' names bring all of transformers.
+        body = await run_in_threadpool(_body, transcript, task, kind == "verbose_json")
+        return JSONResponse(body)
 
     async def _parts(self, form: FormData, options: TranscribeOptions) -> AsyncGenerator[Part]:
         """Each segment of a sound, once there is a place for it, and the whole transcript."""

@@ -5,7 +5,6 @@ import json
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from langcodes import Language
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -16,7 +15,7 @@ from documents import html, plain
 from errors import InputError
 from serving.engine import Refused
 from serving.requests import validated
-from serving.translation import Kept, Texts, Translations, document_of, last_of
+from serving.translation import StoredDocument, Texts, Translations, document_of, last_of
 from serving.transport import while_there
 
 _SCHEME = "DeepL-Auth-Key"
@@ -96,7 +95,7 @@ class DeepL:
         is_target = (await self._fields(request)).get("type") == "target"
         codes = self._translations.targets if is_target else self._translations.sources
         listed = [
-            {"language": code.upper(), "name": Language.get(code).display_name()} for code in codes
+            {"language": code.upper(), "name": self._translations.names[code]} for code in codes
         ]
         return JSONResponse([{**each, "supports_formality": False} for each in listed])
 
@@ -107,29 +106,30 @@ class DeepL:
     async def document(self, request: Request) -> Response:
         fields = await self._fields(request, is_file=True)
         given = validated(fields, _File)
-        kept = await self._translations.keep(fields, given.source_lang, given.target_lang)
-        self._characters += kept.characters
-        return JSONResponse({"document_id": kept.key, "document_key": kept.key})
+        stored = await self._translations.store(fields, given.source_lang, given.target_lang)
+        self._characters += stored.characters
+        return JSONResponse({"document_id": stored.key, "document_key": stored.key})
 
-    async def _kept(self, request: Request) -> Kept:
+    async def _stored(self, request: Request) -> StoredDocument:
         await self._fields(request)
-        return self._translations.kept(request.path_params["key"])
+        return self._translations.stored(request.path_params["key"])
 
     async def status(self, request: Request) -> Response:
-        kept = await self._kept(request)
-        await asyncio.wait([kept.task], timeout=_SECONDS)
-        about: dict[str, Any] = {"document_id": kept.key, "status": "translating"}
-        if kept.task.done():
-            about |= {"status": "done", "billed_characters": kept.characters}
+        stored = await self._stored(request)
+        await asyncio.wait([stored.task], timeout=_SECONDS)
+        about: dict[str, Any] = {"document_id": stored.key, "status": "translating"}
+        if stored.task.done():
+            about |= {"status": "done", "billed_characters": stored.characters}
             try:
-                kept.task.result()
+                stored.task.result()
             except (HTTPException, InputError, Refused) as failure:
                 message = getattr(failure, "detail", str(failure))
                 about |= {"status": "error", "error_message": message}
+                stored.is_fetched = True
         return JSONResponse(about)
 
     async def result(self, request: Request) -> Response:
-        kept = await self._kept(request)
-        if not kept.task.done():
+        stored = await self._stored(request)
+        if not stored.task.done():
             raise HTTPException(503, "the document is not translated yet")
-        return await kept.download()
+        return await stored.download()

@@ -15,11 +15,12 @@ import mlx.core as mx
 
 from decoder import Options, SpeculativeDecoder
 from serving.metrics import Metrics
+from speculative.driver import Waiting
 from speculative.row import Row, Stats
 
 # What a row ends with besides "stop", "length" and row.FAILED.
 CANCELLED, REFUSED = "cancelled", "refused"
-LOST = "lost"  # a step of its batch failed
+LOST = "lost"  # a step failed, also without others beside it
 
 
 class Refused(Exception):
@@ -140,13 +141,26 @@ class Engine:
             try:
                 self._run_calls()
                 self._decode()
-            except Exception:
-                # Too little memory, or a bug. Only the batch's rows are lost; without a batch, those that wait.
+            except Exception:  # too little memory, or a bug
                 traceback.print_exc(file=sys.stderr)
-                if not self._running:
+                if not self._running:  # no batch could begin
                     self.take(len(self._waiting), wait=False)
-                for job in list(self._running.values()):
-                    self._end(job, LOST)
+            for job in list(
+                self._running.values()
+            ):  # after the error, which holds the batch's memory
+                self._decode_alone(job)
+
+    def _decode_alone(self, job: Job) -> None:
+        """Go on with a row of a batch that failed: only the one that made it fail is to be lost."""
+        try:
+            if not job.row.finish_reason:
+                with self.decoder.running(self.options) as driver:
+                    for _ in driver.decode(Waiting([job.row]), 1, self._watch):
+                        pass
+        except Exception:
+            traceback.print_exc(file=sys.stderr)
+        if job.row in self._running:
+            self._end(job, job.row.finish_reason or LOST)
 
     def _wait(self) -> bool:
         """Wait for a row or a call; return whether there is one, or the engine was closed."""

@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from langcodes import Language
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -110,12 +109,12 @@ class LibreTranslate:
         fields = await self.translations.fields(request, is_file=True)
         given = validated(fields, _File)
         async with while_there(request):
-            kept = await self.translations.keep(fields, given.source, given.target)
-            await kept.task
-        return JSONResponse({"translatedFileUrl": f"{request.base_url}download_file/{kept.key}"})
+            stored = await self.translations.store(fields, given.source, given.target)
+            await stored.task
+        return JSONResponse({"translatedFileUrl": f"{request.base_url}download_file/{stored.key}"})
 
     async def download_file(self, request: Request) -> Response:
-        return await self.translations.kept(request.path_params["key"]).download()
+        return await self.translations.stored(request.path_params["key"]).download()
 
     async def detect(self, request: Request) -> Response:
         text = (await self.translations.fields(request)).get("q")
@@ -128,11 +127,9 @@ class LibreTranslate:
         return JSONResponse({"success": True})
 
     async def languages(self, request: Request) -> Response:
-        sources, targets = self.translations.sources, self.translations.targets
-        codes = dict.fromkeys([*sources, *targets])
-        return JSONResponse(
-            [_named(code, targets=targets if code in sources else []) for code in codes]
-        )
+        known = self.translations
+        targets = {code: known.targets if code in known.sources else [] for code in known.names}
+        return JSONResponse([self._named(code, targets=targets[code]) for code in targets])
 
     async def settings(self, request: Request) -> Response:
         source = self.translations.sources[0]
@@ -145,13 +142,12 @@ class LibreTranslate:
             "suggestions": False,
             "filesTranslation": True,
             "supportedFilesFormat": [*FORMATS],
-            "language": {"source": _named(source), "target": _named(target)},
+            "language": {"source": self._named(source), "target": self._named(target)},
         }
         return JSONResponse(settings)
 
-
-def _named(code: str, **more: Any) -> dict[str, Any]:
-    return {"code": code, "name": Language.get(code).display_name(), **more}
+    def _named(self, code: str, **more: Any) -> dict[str, Any]:
+        return {"code": code, "name": self.translations.names[code], **more}
 
 
 def _detected(code: str, certainty: float) -> dict[str, Any]:

@@ -19,22 +19,34 @@ from speculative.processors import CountPenalty
 from text.text_side import ChatTemplate, Prompt
 
 Kind = TypeVar("Kind", bound=BaseModel)
-_NEUTRAL: dict[str, tuple] = {  # unsupported fields -> values that change nothing
-    "best_of": (1,),
-    "echo": (False,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "ignore_eos": (False,),
-    "include": ([], ["reasoning.encrypted_content"]),
-    "modalities": (["text"],),
-    "previous_response_id": (),
-    "skip_special_tokens": (True,),
-    "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "truncation": ("disabled",),
-    "verbosity": ("medium",),
-}
+_UNSUPPORTED: tuple[
+    tuple[tuple, str], ...
+] = (  # values that change nothing, and the fields, also of other servers
+    ((True,), "add_bos_token skip_special_tokens spaces_between_special_tokens"),
+    (
+        (False,),
+        "background ban_eos_token dynamic_temperature early_stopping echo enable_thinking",
+    ),
+    ((False,), "ignore_eos include_stop_str_in_output post_sampling_probs return_token_ids"),
+    ((False,), "return_tokens return_tokens_as_token_ids use_beam_search"),
+    (
+        (0,),
+        "dry_multiplier dynatemp_range epsilon_cutoff eta_cutoff min_keep mirostat mirostat_mode",
+    ),
+    ((0,), "n_probs penalty_alpha smoothing_factor top_a top_logprobs xtc_probability"),
+    ((1,), "best_of encoder_repetition_penalty guidance_scale length_penalty repeat_penalty"),
+    ((1,), "tfs tfs_z typical typical_p"),
+    ((-1, 0), "top_n_sigma"),
+    (([],), "bad_words documents functions logits_processors tools"),
+    (("none", "auto"), "function_call tool_choice"),
+    (([], ["reasoning.encrypted_content"]), "include"),
+    ((["text"],), "modalities"),
+    ((), "previous_response_id"),
+    (("",), "suffix"),
+    (("disabled",), "truncation"),
+    (("medium",), "verbosity"),
+)
+_NEUTRAL = {field: values for values, fields in _UNSUPPORTED for field in fields.split()}
 _INSTEAD = {  # unsupported fields -> the nearest that works
     "best_of": "n",
     "function_call": "tool_choice",
@@ -42,11 +54,12 @@ _INSTEAD = {  # unsupported fields -> the nearest that works
     "previous_response_id": "the whole conversation as input",
     "tools": "/v1/chat/completions",
 }
-_OF_NO_MATTER = (  # fields that do not affect the text
-    *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
-    *("prompt_cache_retention", "parallel_tool_calls", "cache_prompt", "priority", "request_id"),
-    *("chat_id", "session_id", "id"),
-)
+_OF_NO_MATTER = (  # fields that do not affect the text; the last ones are of samplers that have to be off
+    "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention parallel_tool_calls"
+    " cache_prompt priority request_id chat_id session_id id keep_alive id_slot n_keep timings_per_token mirostat_tau"
+    " mirostat_eta xtc_threshold dynatemp_exponent repeat_last_n penalize_nl dry_base dry_allowed_length"
+    " dry_penalty_last_n dry_sequence_breakers"
+).split()
 _THE_SERVERS = ("lookup", "delta", "acceptance")
 _SERVED = {name: d.served for name, d in DECLARED.items() if d.served is not None}
 _FORMS = {
@@ -68,8 +81,13 @@ _NAMES = {d.request or name: name for name, d in DECLARED.items() if d.request i
 _ALIASES = {"num_draft_tokens": "num_draft"}  # mlx-lm's names -> ours
 _JSON_SCHEMA = "https://json-schema.org/draft/2020-12/schema"
 _NEAR = 0.8  # difflib's similarity of a field that was probably meant
-_OFF = {"top_k": (-1, 0), "top_p": (0, 1.0), "repetition_penalty": (0, 1.0), "stop": ("", ())}
-# option -> other servers' value for "off", and ours
+_OFF = {  # option -> other servers' value for "off" or, of seeds, "a new one"; and ours
+    "top_k": (-1, 0),
+    "top_p": (0, 1.0),
+    "repetition_penalty": (0, 1.0),
+    "stop": ("", ()),
+    "seed": (-1, None),
+}
 
 
 def _joined(content: Any) -> str:
@@ -214,9 +232,11 @@ class Fields(_Object):
     structured_outputs: _Form | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    logit_bias: dict[Annotated[int, Field(strict=False)], float] | None = (
-        None  # JSON keys are strings
-    )
+    # JSON keys are strings, and PHP's empty object is []
+    logit_bias: Annotated[
+        dict[Annotated[int, Field(strict=False)], float] | None,
+        BeforeValidator(lambda bias: None if bias == [] else bias),
+    ] = None
 
     @property
     def include_usage(self) -> bool:
@@ -276,7 +296,7 @@ class Completion(Fields):
     logprobs: Any = None
 
     def _own(self) -> dict[str, Any]:
-        return super()._own() | {"logprobs": self.logprobs}
+        return super()._own() | {"logprobs": None if self.logprobs is False else self.logprobs}
 
 
 class _Tool(_Object):
@@ -321,6 +341,7 @@ class Chat(Fields):
     tool_choice: Literal["none", "auto", "required"] | _Tool = "auto"
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     reasoning_effort: str | None = None
+    enable_thinking: bool | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
 
@@ -345,10 +366,11 @@ class Chat(Fields):
         for what it cannot use."""
         source = chat.source if chat else ""
         template = dict(settings)
-        if self.reasoning_effort == "none":
-            template["enable_thinking"] = False
-            if chat and chat.thinking and not _uses(source, *_SWITCHES):
-                raise InputError("reasoning_effort: this model's chat template always thinks")
+        is_off = self.reasoning_effort == "none" or self.enable_thinking is False
+        if is_off or self.enable_thinking:
+            template["enable_thinking"] = not is_off
+        if is_off and chat and chat.thinking and not _uses(source, *_SWITCHES):
+            raise InputError("reasoning_effort: this model's chat template always thinks")
         given = {"reasoning_effort", "continue_final_message", "add_generation_prompt"}
         template |= self.model_dump(include=given, exclude_none=True)
         if self.callable_tools and _uses(source, "tools"):
@@ -363,7 +385,7 @@ class Chat(Fields):
         return Prompt(messages, template=template | self.chat_template_kwargs)
 
     def _own(self) -> dict[str, Any]:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs not in (None, 0) and not self.logprobs:
             raise InputError("top_logprobs needs logprobs: true")
         best = self.top_logprobs or 0 if self.logprobs else None
         own = super()._own() | {"logprobs": best, "max_tokens": self.max_completion_tokens}

@@ -4,15 +4,15 @@ batches, beside those of all other requests."""
 import asyncio
 import json
 import secrets
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
-from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
-from zipfile import BadZipFile, ZipFile
 
-from anyio import CapacityLimiter, Semaphore, to_thread
+from anyio import CapacityLimiter, Semaphore, from_thread, to_thread
+from langcodes import Language
 from pydantic import BeforeValidator, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
@@ -20,13 +20,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from documents import read
+from documents.apart import read_apart
 from documents.document import Document
 from documents.translator import Translation, Translator
 from errors import InputError
 from serving.engine import Engine, Progress, Refused
 from serving.requests import read_json
-from serving.transport import BODY_SECONDS, read_body, read_form, working
+from serving.transport import BODY_SECONDS, form_of, read_body, read_form, working
 from speculative.row import Row
 from speculative.tasks import Ended
 from text.alignment import Aligner
@@ -40,8 +40,11 @@ _COMMON = (
 ).split()
 _ALIASES = {"zh": "zh-Hans", "zt": "zh-Hant", "pb": "pt-BR"}  # LibreTranslate's
 _DETECTED = 100  # passages in which a language is detected
-_KEPT, KEPT_SECONDS = 32, 600  # of translated documents
-_UNPACKED = 10  # times the largest upload: what is in an archive
+_STORED, STORED_SECONDS = (
+    32,
+    600,
+)  # documents, and how long their translations wait for their clients
+_STORED_SIZE = 10  # times the largest upload: of all of them
 
 Parse = Callable[[bytes], Document]
 Step = tuple[Row, Progress, Progress] | Translation  # a sentence that has grown, or all of it
@@ -57,16 +60,19 @@ class Started(NamedTuple):
 
 
 @dataclass
-class Kept:
+class StoredDocument:
     """A document that is being translated, or its translation."""
 
     key: str
     characters: int
+    size: int  # in bytes, of the source
     task: asyncio.Task[bytes]
+    is_fetched: bool = False  # the translation, or why there is none
 
     async def download(self) -> Response:
         # Not to be shown: a page in it could act as one of this server's.
         headers = {"content-disposition": "attachment", "x-content-type-options": "nosniff"}
+        self.is_fetched = self.task.done()
         return Response(await self.task, media_type="application/octet-stream", headers=headers)
 
 
@@ -91,30 +97,41 @@ class Translations:
         is_told = not languages or languages.reads or "source" in languages.source
         self._is_told_source = is_told or text.translation is not None
         self._detector = Detector(self.sources)
+        codes = dict.fromkeys([*self.sources, *self.targets])
+        self.names = {code: Language.get(code).display_name() for code in codes}
         # One document is read at a time, and few are translated.
         self._reading, self._places = CapacityLimiter(1), Semaphore(self.engine.batch_size)
-        self._kept = dict[str, Kept]()
+        self._stored = dict[str, StoredDocument]()
         self._aligners = dict[tuple[str | None, str | None], Aligner | None]()
 
     async def fields(
         self, request: Request, scheme: str = "Bearer", is_file: bool = False
     ) -> dict[str, Any]:
-        """A request's parameters, in JSON or in a form and the address: a list of those that come more than once."""
+        """A request's parameters, in JSON or in a form and the address: a list of those that come more than once. The key
+        is checked as soon as it may be known: it may be one of them."""
         self.check_origin(request)
-        limits = self.max_body, BODY_SECONDS
-        if is_file:
-            limits = self.max_upload, self.upload_seconds
+        in_address = request.query_params.get("api_key")
         fields: Any
         if request.headers.get("content-type", "").lower().startswith("application/json"):
-            fields = read_json(await read_body(request, *limits))
+            fields = read_json(await read_body(request, self.max_body))
             if not isinstance(fields, dict):
                 raise InputError("the body is not a JSON object")
         else:
-            form = await read_form(request, *limits)
-            given = request.query_params, form
-            values = {name: each.getlist(name) for each in given for name in each}
+
+            async def check(body: bytes) -> None:
+                form = await form_of(request, body)
+                self.authorize(request, scheme, form.get("api_key") or in_address or "")
+
+            limits = self.max_body, BODY_SECONDS
+            if is_file:
+                limits = self.max_upload, self.upload_seconds
+            form = await read_form(request, *limits, check)
+            others = [(n, x) for n, x in request.query_params.multi_items() if n not in form]
+            values = defaultdict[str, list](list)
+            for name, value in [*form.multi_items(), *others]:
+                values[name].append(value)
             fields = {name: each if len(each) > 1 else each[0] for name, each in values.items()}
-        self.authorize(request, scheme, fields.get("api_key") or "")
+        self.authorize(request, scheme, fields.get("api_key") or in_address or "")
         return {name: value for name, value in fields.items() if value is not None}
 
     def detect(self, text: str) -> tuple[str, float]:
@@ -129,7 +146,7 @@ class Translations:
         code, certainty = source or "auto", 1.0
         if code.lower() == "auto":
             code, certainty = await run_in_threadpool(self._source_of, document)
-        translator = self._translator(code, target, options)
+        translator = await run_in_threadpool(self._translator, code, target, options)
         return Started(self._steps(translator, document), code, certainty)
 
     def _source_of(self, document: Document) -> tuple[str, float]:
@@ -159,7 +176,8 @@ class Translations:
         self, translator: Translator | None, document: Document
     ) -> AsyncGenerator[Step]:
         if translator is None:
-            yield Translation(document.write([None] * len(document.passages)), [])
+            texts = [None] * len(document.passages)
+            yield Translation(await run_in_threadpool(document.write, texts), [])
             return
         task = translator.steps(document)
         async with aclosing(working(self.engine, task, is_begun=False)) as steps:
@@ -172,46 +190,60 @@ class Translations:
                     translator.finish(row)
                 yield step
 
-    async def keep(self, fields: dict[str, Any], source: str | None, target: str) -> Kept:
+    async def store(
+        self, fields: dict[str, Any], source: str | None, target: str
+    ) -> StoredDocument:
         """Begin to translate an uploaded document. InputError if it is none; Refused if there are too many."""
         file = fields.get("file")
         if not isinstance(file, UploadFile):
             raise InputError("the field file, with the document, is missing")
         path = Path(str(fields.get("filename") or file.filename))
         data = await file.read()
-        document = await to_thread.run_sync(self._open, path, data, limiter=self._reading)
+        self._make_room(len(data))
+        document = await to_thread.run_sync(
+            read_apart, path, data, self._check, limiter=self._reading
+        )
         started = await self.start(document, source, target)
-        finished = [each.key for each in self._kept.values() if each.task.done()]
-        for key in finished[: max(0, len(self._kept) + 1 - _KEPT)]:
-            del self._kept[key]
-        if len(self._kept) >= _KEPT:
-            raise Refused("too many documents are waiting; try again later")
+        self._make_room(len(data))
         characters = sum(len(passage.text) for passage in document.passages)
         task = asyncio.create_task(self._translated(started.steps))
-        kept = Kept(secrets.token_urlsafe() + path.suffix.lower(), characters, task)
-        self._kept[kept.key] = kept
-        task.add_done_callback(lambda _: self._expire(kept))
-        return kept
+        key = secrets.token_urlsafe() + path.suffix.lower()
+        stored = self._stored[key] = StoredDocument(key, characters, len(data), task)
+        task.add_done_callback(lambda _: self._expire(stored))
+        return stored
 
-    def _open(self, path: Path, data: bytes) -> Document:
-        with suppress(BadZipFile), ZipFile(BytesIO(data)) as archive:
-            if sum(each.file_size for each in archive.infolist()) > _UNPACKED * self.max_upload:
-                raise HTTPException(413, "the document is too large when unpacked")
-        return read(path, data)
+    def _make_room(self, size: int) -> None:
+        """Drop translations that were fetched, the first ones first, for one more document. Refused if that is not enough."""
+        fetched = [each.key for each in self._stored.values() if each.is_fetched]
+        most = _STORED_SIZE * self.max_upload
+        while len(self._stored) >= _STORED or self._size + size > most:
+            if not fetched:
+                raise Refused("too many documents wait to be fetched; try again later")
+            del self._stored[fetched.pop(0)]
+
+    @property
+    def _size(self) -> int:
+        return sum(each.size for each in self._stored.values())
+
+    def _check(self) -> None:
+        """Give a document up once its client has gone or the engine is closed."""
+        from_thread.check_cancelled()
+        self.engine.check()
 
     async def _translated(self, steps: AsyncGenerator[Step]) -> bytes:
         async with self._places:
             return await last_of(steps)
 
-    def _expire(self, kept: Kept) -> None:
-        kept.task.cancelled() or kept.task.exception()  # asyncio logs those that nobody asks for
-        asyncio.get_running_loop().call_later(KEPT_SECONDS, self._kept.pop, kept.key, None)
+    def _expire(self, stored: StoredDocument) -> None:
+        if not stored.task.cancelled():
+            stored.task.exception()  # asyncio logs those that nobody asks for
+        asyncio.get_running_loop().call_later(STORED_SECONDS, self._stored.pop, stored.key, None)
 
-    def kept(self, key: str) -> Kept:
+    def stored(self, key: str) -> StoredDocument:
         """The document of this key. HTTPException if there is none any more."""
-        if key not in self._kept:
+        if key not in self._stored:
             raise HTTPException(404, "there is no such document; each is kept for ten minutes")
-        return self._kept[key]
+        return self._stored[key]
 
 
 async def last_of(steps: AsyncGenerator[Step]) -> bytes:

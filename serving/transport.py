@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, closing
 from functools import partial
 from itertools import islice
@@ -22,6 +22,7 @@ from speculative.row import FAILED, Row
 from speculative.tasks import Ended, Task, resume
 
 BODY_SECONDS = 30.0  # in which a body must arrive
+BEGINNING = 1 << 16  # bytes of a body that are read before the key in it is checked
 RETRY_AFTER = {"retry-after": "1"}  # seconds
 FAILURES = {
     FAILED: (400, "the text's form became too complex, or the model's vocabulary cannot write it"),
@@ -31,8 +32,11 @@ FAILURES = {
 }
 
 
-async def read_body(request: Request, most: int, seconds: float = BODY_SECONDS) -> bytes:
-    """A request's body. Raises HTTPException if it has more than `most` bytes or does not arrive in time."""
+async def read_body(
+    request: Request, most: int, seconds: float = BODY_SECONDS, check: Callable | None = None
+) -> bytes:
+    """A request's body. Raises HTTPException if it has more than `most` bytes or does not arrive in time. check: awaited
+    with the beginning of a body that is longer than that; what it raises ends the reading."""
     body = bytearray()
     try:
         with anyio.fail_after(seconds):
@@ -40,18 +44,30 @@ async def read_body(request: Request, most: int, seconds: float = BODY_SECONDS) 
                 body += part
                 if len(body) > most:  # Starlette's own limit answers in plain text
                     raise HTTPException(413, f"the body is too large; {most} bytes at most")
+                if check and len(body) > BEGINNING:
+                    await check(bytes(body))
+                    check = None
     except TimeoutError:
         raise HTTPException(408, "the body did not arrive in time") from None
     return bytes(body)
 
 
-async def read_form(request: Request, most: int, seconds: float = BODY_SECONDS) -> FormData:
+async def read_form(
+    request: Request, most: int, seconds: float = BODY_SECONDS, check: Callable | None = None
+) -> FormData:
     """The fields of a form, with one file at most; none if the body is not a form. Errors: as `read_body`, and InputError
     for a form that is broken."""
-    body = await read_body(request, most, seconds)
+    return await form_of(request, await read_body(request, most, seconds, check))
+
+
+async def form_of(request: Request, body: bytes) -> FormData:
+    """The fields of a form that are complete in a body or in its beginning."""
+    parts = (body[start : start + BEGINNING] for start in range(0, len(body), BEGINNING))
 
     async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": body}
+        await asyncio.sleep(0)  # others' turn
+        part = next(parts, b"")
+        return {"type": "http.request", "body": part, "more_body": bool(part)}
 
     try:
         form = await Request(request.scope, receive).form(max_files=1)

@@ -104,13 +104,20 @@ class Row:
     others: "list[Row]" = field(default_factory=list)  # rows that take its next best texts
 
     def begin(self, prefix: Sequence[int], config: Any) -> None:
-        """Start with this prefix; config: the model's. Raises InputError if the model lacks a token."""
+        """Start with this prefix; config: the model's. Raises InputError if the model lacks a token, or has no position
+        left for one of the text."""
         self.tokens = list(prefix)
         self.prefix_size = len(prefix)
         self.stats.prompt_tokens = len(self.prompt)
         self.max_tokens = self.options.max_tokens or MAX_TOKENS
         if config.max_positions is not None:
-            self.max_tokens = min(self.max_tokens, config.max_positions - len(prefix))
+            room = config.max_positions - len(prefix)
+            if room < 1:
+                size, most = len(prefix), config.max_positions
+                raise InputError(
+                    f"the text begins with {size} tokens; the model has room for {most}"
+                )
+            self.max_tokens = min(self.max_tokens, room)
         self.processors = processors_for(self.options, config)
         highest = max(self.reference, default=0)
         if highest >= config.vocab_size:

@@ -9,7 +9,7 @@ import pytest
 from helpers.programs import ANSWER, PROMPT
 from helpers.serving import alone, mixed
 
-from decoder import Options
+from decoder import Batch, Options
 from serving.engine import CANCELLED, LOST, REFUSED, Engine, Job, Refused
 from serving.requests import Completion, parse
 from speculative.row import Row
@@ -116,25 +116,36 @@ def test_the_end_refuses_what_waits_and_finishes_what_runs_or_not(decoder, end, 
 
 
 @pytest.mark.parametrize("error", [RuntimeError("[METAL] Command buffer"), AssertionError()])
-@pytest.mark.parametrize("where", ["step", "set-up"])
-def test_what_fails_takes_its_batch_along_and_nobody_else(
-    decoder, capsys, monkeypatch, where, error
-):
-    """Without a batch: whoever waits for it."""
-    running = Running(decoder, batch_size=2)
-    bad, beside = running.put(*rows(decoder, 2))
-    later = rows(decoder)
+@pytest.mark.parametrize("where", ["step", "end", "set-up"])
+@pytest.mark.parametrize("lasts", [True, False])
+def test_what_fails_takes_nobody_along(decoder, capsys, monkeypatch, where, error, lasts):
+    """What was decoded beside it goes on alone, from where it was, and so does what fails only once."""
+    options = dict(num_draft=2, temp=1.0, seed=3, max_tokens=20)
+    expected = [(r.text, r.finish_reason) for r in decoder.batch_generate([PROMPT] * 4, **options)]
+    running = Running(decoder, batch_size=3)
+    seeds = RowSeeds(3)
+    jobs = running.put(*[decoder.row(PROMPT, Options(**options), seeds) for _ in range(4)])
+    bad = jobs[1]
 
-    def fail(*_):
-        monkeypatch.undo()
+    holder, name, fails, lost = {
+        "step": (bad.row, "commit", lambda: bad.progress.tokens > 2, {1}),
+        "end": (Batch, "observe", lambda: bad.row.finish_reason != bad.progress.finish_reason, {}),
+        "set-up": (decoder, "running", lambda: True, {0, 1, 2, 3}),
+    }[where]
+    function = getattr(holder, name)
+
+    def failing(*arguments):
+        if not fails():
+            return function(*arguments)
+        if not lasts:
+            monkeypatch.undo()
         raise error
 
-    what, name = (bad.row, "commit") if where == "step" else (decoder, "running")
-    monkeypatch.setattr(what, name, fail)
-    running.at = lambda: later and bad.progress.finish_reason and running.put(later.pop())
+    monkeypatch.setattr(holder, name, failing)
     running.run()
-    assert [job.progress.finish_reason for job in (bad, beside)] == [LOST, LOST]
-    assert ended(running.jobs[2:]) == [(ANSWER, "stop")]
+    for i, (job, end) in enumerate(zip(jobs, expected, strict=True)):
+        (text, reason), is_lost = ended([job])[0], lasts and i in lost
+        assert reason == LOST if is_lost else (text, reason) == end
     assert type(error).__name__ in capsys.readouterr().err
 
 

@@ -37,6 +37,7 @@ FIELDS = json.loads("""{
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"required": ["a"]}}}
 NAMED = {"type": "function", "function": {"name": "g"}}
+KINDS = (Completion, Chat, ResponseRequest)
 
 
 def parsed(fields, kind=Completion) -> Completion | Chat:
@@ -153,10 +154,50 @@ def test_what_is_not_obeyed_is_refused_at_every_depth(fields, reason):
         ({"max_tokens": 8192}, {"max_tokens": 4096}),
         ({"max_completion_tokens": 1 << 40}, {"max_tokens": 4096}),
         ({"max_tokens": -1}, {"max_tokens": 4096}),
+        ({"top_k": 0, "min_p": 0, "presence_penalty": 0, "min_tokens": 0}, {"min_tokens": 0}),
+        ({"top_logprobs": 0, "logprobs": False, "logit_bias": []}, {}),
+        ({"seed": -2}, {"seed": -2}),
+        ({"seed": 0}, {"seed": 0}),
     ],
 )
 def test_nulls_off_values_and_large_limits_are_taken(fields, expected):
     assert parsed(fields, Chat).options(Options(), 4096) == Options(**expected)
+
+
+def test_seed_minus_one_is_a_new_one():
+    """As with vLLM, llama.cpp and Ollama, also if the server has one."""
+    assert options_of({"seed": -1}, defaults=Options(seed=5)).seed is None
+
+
+@pytest.mark.parametrize("field", [*_NEUTRAL, *_OF_NO_MATTER])
+def test_of_an_unsupported_field_only_what_changes_nothing_is_taken(field):
+    for kind in KINDS:
+        if field in kind.model_fields:
+            continue
+        for value in _NEUTRAL.get(field, [{"x": 1}]):
+            assert options_of({field: value}, kind) == Options()
+        if field in _NEUTRAL:
+            with pytest.raises(InputError, match=f"^{field} is not supported"):
+                options_of({field: {"x": 1}}, kind)
+
+
+def test_fields_that_clients_send_though_they_are_off():
+    """The fields' names are others', so they are written out here."""
+    fields = dict(
+        typical_p=1.0, mirostat=0, repeat_penalty=1, length_penalty=1, use_beam_search=False
+    )
+    fields |= dict(
+        documents=[], keep_alive="5m", include_stop_str_in_output=False, tfs_z=1, echo=False
+    )
+    assert options_of(fields | {"enable_thinking": False, "logprobs": False}) == Options()
+    assert options_of(fields | {"enable_thinking": False}, Chat) == Options()
+    thinks = ChatTemplate(str, "user", ("<t>", "</t>"))
+    with pytest.raises(InputError, match="always thinks"):
+        parsed({"enable_thinking": False}, Chat).prompt(thinks, {})
+    switch = replace(thinks, source="user enable_thinking")
+    for value in (True, False):
+        prompt = parsed({"enable_thinking": value}, Chat).prompt(switch, {"enable_thinking": True})
+        assert prompt.template == {"enable_thinking": value}
 
 
 def test_a_message_has_what_its_template_uses():
@@ -257,7 +298,6 @@ VALUES = st.recursive(
     ),
     max_leaves=8,
 )
-KINDS = (Completion, Chat, ResponseRequest)
 DECLARED_HERE = {field.alias or name for kind in KINDS for name, field in kind.model_fields.items()}
 NAMES = sorted({*DECLARED_HERE, *DECLARED, *_NEUTRAL, *_OF_NO_MATTER, *_THE_SERVERS})
 

@@ -2,6 +2,7 @@
 
 import json
 import time
+from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from http.client import HTTPConnection
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from helpers import whisper_models as wm
 from helpers.programs import call, run
-from helpers.serving import Server
+from helpers.serving import WATCHED, Server, heavy
 from helpers.sounds import sound_file, write_wav
 
 pytestmark = pytest.mark.slow
@@ -49,6 +50,24 @@ def ask(client, folder, name, **fields):
         return client.audio.transcriptions.create(
             model="target", file=file, **{"temperature": 1.0} | fields
         )
+
+
+def test_no_first_request_imports_anything_on_the_event_loop(folder):
+    with (
+        Server(folder, "--model", "target", program=WATCHED) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client,
+    ):
+        for kind in ("verbose_json", "json", "text", "srt", "vtt"):
+            ask(client, folder, "0.wav", response_format=kind)
+        extra = {"reference": "x", "vad_filter": True, "origins": True}
+        [*ask(client, folder, "0.wav", stream=True, extra_body=extra)]
+        with client.realtime.connect(extra_query={"intent": "transcription"}) as connection:
+            session = {"type": "transcription", "audio": {"input": {"turn_detection": None}}}
+            connection.session.update(session=session)
+            connection.input_audio_buffer.append(audio=b64encode(b"\0" * 48000).decode())
+            connection.input_audio_buffer.commit()
+            next(event for event in connection if event.type.endswith("completed"))
+    assert heavy(server) == []
 
 
 @pytest.mark.parametrize("kind", ["srt", "vtt", "json", "text", "verbose_json"])

@@ -6,6 +6,7 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from io import BytesIO
+from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
@@ -15,9 +16,11 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 
 from decoder import Options
-from documents import html
+from documents import apart, html, read
+from documents.apart import read_apart
+from errors import InputError
 from serving import translation
-from serving.engine import Engine
+from serving.engine import Engine, Refused
 from serving.translation import Translations
 
 KING, HAUS = "The old king sees two red doors.", "The king sees the house."
@@ -156,26 +159,89 @@ def test_documents(server, work):
     assert request(server, "GET", "/download_file/x")[0] == 404
 
 
-def test_a_document_is_kept_for_some_time_and_the_latest_are(decoder, monkeypatch):
-    monkeypatch.setattr(translation, "_KEPT", 2)
-    engine = Engine(decoder, Options(), 1, 1)
-    kept = Translations(engine, 99, 999, 999, 9, lambda *_: None, lambda *_: None)
+PLURALS = b"""msgid ""
+msgstr ""
+"Content-Type: text/plain; charset=utf-8\\n"
+"Plural-Forms: nplurals=%d; plural=0;\\n"
 
-    async def keep() -> str:
+msgid "The king."
+msgid_plural "The kings."
+msgstr[0] ""
+"""
+HOURS = b"1\n" + b"9" * 400 + b":00:01,000 --> 00:00:02,000\nThe king.\n"
+
+
+@pytest.mark.parametrize(
+    "name, data",
+    [
+        ("a.po", PLURALS % 2),
+        ("a.html", PAGE.encode()),
+        ("a.srt", FILM.encode()),
+        ("a.txt", b"a\n\nb"),
+    ],
+)
+def test_a_document_read_apart_is_the_same(name, data):
+    there, here = read_apart(Path(name), data, lambda: None), read(Path(name), data)
+    if here.into:
+        there, here = there.into("pl"), here.into("pl")
+    assert there.passages == here.passages and there.strict == here.strict
+    first = here.passages[0]
+    for document in (there, here):
+        document.places[first] = [((0, 1), True)] * len(first.marked)
+    texts = [f"{i} new" for i in range(len(here.passages))]
+    assert there.write(texts) == here.write(texts) != data
+
+
+def test_what_hangs_or_breaks_its_parser_is_given_up(monkeypatch):
+    def closed() -> None:
+        raise Refused("shutting down")
+
+    with pytest.raises(Refused):
+        read_apart(Path("a.po"), PLURALS % 10**8, closed)
+    monkeypatch.setattr(apart, "SECONDS", 0.5)
+    with pytest.raises(InputError, match="takes too long to read"):
+        read_apart(Path("a.po"), PLURALS % 10**8, lambda: None)
+    with pytest.raises(InputError, match="the document cannot be read"):
+        read_apart(Path("a.srt"), HOURS, lambda: None)
+
+
+@pytest.mark.slow
+def test_a_signal_ends_a_server_that_reads_what_hangs(demo_folders):
+    with Server(demo_folders) as server, ThreadPoolExecutor(1) as clients:
+        body = upload(PAIR, "a.po", PLURALS % 10**8)
+        reading = clients.submit(request, server, "POST", "/translate_file", body, **MULTIPART)
+        for _ in range(3):
+            assert server.post(PAIR | {"q": HAUS}, "/translate")[0] == 200
+        assert not reading.done()
+        server.process.terminate()
+        assert server.process.wait(20) == 0 and reading.result()[0] == 503
+
+
+@pytest.mark.parametrize("limit", ["_STORED", "_STORED_SIZE"])
+def test_no_translation_is_dropped_before_it_was_fetched_or_is_old(decoder, monkeypatch, limit):
+    """By number and by size; the first one that was fetched goes first."""
+    monkeypatch.setattr(translation, limit, 3)
+    engine = Engine(decoder, Options(), 1, 1)
+    translations = Translations(engine, 99, 999, len(KING), 9, lambda *_: None, lambda *_: None)
+
+    async def store() -> str:
         file = UploadFile(BytesIO(KING.encode()), filename="a.txt")
-        document = await kept.keep({"file": file}, "en", "EN")  # nothing to decode
-        assert (await document.download()).body == KING.encode()
-        return document.key
+        stored = await translations.store({"file": file}, "en", "EN")  # nothing to decode
+        await stored.task
+        return stored.key
 
     async def run() -> None:
-        first, *_ = [await keep() for _ in range(3)]
-        with pytest.raises(HTTPException):
-            kept.kept(first)
-        monkeypatch.setattr(translation, "KEPT_SECONDS", 0)
-        last = await keep()
+        keys = [await store() for _ in range(3)]
+        with pytest.raises(Refused, match="too many documents"):
+            await store()
+        for key in keys[1:]:
+            assert (await translations.stored(key).download()).body == KING.encode()
+        monkeypatch.setattr(translation, "STORED_SECONDS", 0)
+        last = await store()
+        assert {*translations._stored} == {keys[0], keys[2], last}
         await asyncio.sleep(0.01)
         with pytest.raises(HTTPException):
-            kept.kept(last)
+            translations.stored(last)
 
     asyncio.run(run())
 

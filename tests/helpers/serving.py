@@ -33,13 +33,15 @@ SETTINGS: list[dict[str, Any]] = [
     {"temperature": 0.9, "presence_penalty": 0.5, "frequency_penalty": 0.7},
     {"temperature": 1, "stop": "a", "max_tokens": 12, "logprobs": 2},
 ]
+WATCHED = Path(__file__).parent / "watched_server.py"
+LIGHT = ("uvicorn", "uvloop", "httptools", "h11", "websockets", "wsproto", "anyio", "starlette")
 
 
 class Server:
     """serve.py on a free port, on the embedded pair unless the arguments name another model."""
 
-    def __init__(self, cwd: Path, *arguments: str):
-        command = [sys.executable, str(ROOT / "serve.py"), "--port", "0", *arguments]
+    def __init__(self, cwd: Path, *arguments: str, program: Path = ROOT / "serve.py"):
+        command = [sys.executable, str(program), "--port", "0", *arguments]
         self.process = subprocess.Popen(command, cwd=cwd, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr
         self.log: list[str] = []
@@ -90,6 +92,12 @@ class Server:
         while (found := self.metric(name)) != value:
             assert time.monotonic() < end, f"{name} is {found}, not {value}"
             time.sleep(0.02)
+
+
+def heavy(server: Server) -> list[str]:
+    """What a watched server has imported or opened on its event loop, besides the parts of the server itself."""
+    lines = [line for line in server.log if line.startswith("on the event loop")]
+    return [line for line in lines if not any(name in line for name in LIGHT)]
 
 
 def openai_client(server: Server):

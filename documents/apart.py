@@ -1,0 +1,91 @@
+"""Documents read and written in a process of their own, with limits of time and memory: what some file does to its parser
+then happens to nobody else."""
+
+import pickle
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from documents import read
+from documents.document import Document
+from errors import InputError
+
+SECONDS = 30
+MEMORY = 2 << 30  # bytes; Linux alone keeps to it
+_POLL = 0.2  # seconds between two calls of `check`
+
+
+def read_apart(
+    path: Path, data: bytes, check: Callable[[], object], language: str | None = None
+) -> Document:
+    """As `documents.read`. InputError also if it, or later `write`, needs more than the limits. check: called again and
+    again meanwhile; what it raises gives the document up. language: into which the document is to go; see
+    `Document.into`."""
+    passages, marks, strict, has_languages = _call(check, path, data, language)
+
+    def write(texts: Sequence[str | None]) -> bytes:
+        return _call(check, path, data, language, texts, document.places)
+
+    document = Document(passages, write, lambda passage: repr(passage.text[:40]), marks, strict)
+    if has_languages:
+        document.into = lambda language: read_apart(path, data, check, language)
+    return document
+
+
+def _call(check: Callable[[], object], *arguments: Any) -> Any:
+    """What `_answer` returns for these arguments in another process."""
+    command = [sys.executable, "-m", "documents.apart"]
+    streams: dict[str, Any] = dict(
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    given: bytes | None = pickle.dumps(arguments)
+    answer = None
+    end = time.monotonic() + SECONDS
+    with subprocess.Popen(command, cwd=Path(__file__).parents[1], **streams) as process:
+        try:
+            while answer is None:
+                with suppress(subprocess.TimeoutExpired):
+                    answer, _ = process.communicate(given, _POLL)
+                given = None  # it has it
+                if answer is None and time.monotonic() > end:
+                    raise InputError("the document takes too long to read")
+                check()
+        finally:
+            process.kill()
+    if not answer:
+        raise InputError("the document cannot be read, or not in so little memory and time")
+    result = pickle.loads(answer)
+    if isinstance(result, InputError):
+        raise result
+    return result
+
+
+def _answer(path: Path, data: bytes, language: str | None, texts: Any = None, places: Any = ()):
+    """A document's passages, marks, strictness and whether they change with the language or, with texts, its bytes."""
+    document = read(path, data)
+    if language and document.into:
+        document = document.into(language)
+    if texts is None:
+        return document.passages, document.marks, document.strict, document.into is not None
+    document.places.update(places)
+    return document.write(texts)
+
+
+def main() -> None:
+    with suppress(ValueError, OSError):  # macOS takes some limits only in part
+        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    try:
+        result = _answer(*pickle.load(sys.stdin.buffer))
+    except InputError as error:
+        result = error
+    pickle.dump(result, sys.stdout.buffer)
+
+
+if __name__ == "__main__":
+    main()
