@@ -83,6 +83,9 @@ def main() -> None:
     args = parse_args()
     name = str(args.model or demo_model("speech/target" if args.audio else "target"))
     folder = args.output or MODELS / f"{Path(name).name}-draft"
+    grows = args.prompt_file or args.document
+    memory = args.memory or folder.with_name(f"{folder.name}.jsonl")
+    flags.check_apart(args, [("--output", folder), ("--memory", memory if grows else None)])
     if is_speech(name):
         model, tokenizer, texts = hear(name, args)
     else:

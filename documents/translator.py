@@ -22,6 +22,7 @@ from documents.sentences import (
 )
 from errors import InputError
 from families.ram import wired_memory
+from files import Journal
 from reporting import reporter
 from speculative.row import Row
 from speculative.sampling import RowSeeds
@@ -106,7 +107,7 @@ class Translator:
         self._cut = set[str]()  # sentences whose translations are not whole
 
     def translate(
-        self, document: Document, name: str = "", journal: MemoryFile | None = None
+        self, document: Document, name: str = "", journal: Journal | None = None
     ) -> Translation:
         """A document's translation. name: for the progress bar. journal: gets each sentence as it is finished."""
         steps = self.steps(document)
@@ -196,7 +197,7 @@ class Translator:
         todo = [sentence for sentence in dict.fromkeys(wanted) if sentence not in self.texts]
         return [self._framed(sentence) for sentence in todo]
 
-    def finish(self, response: Response, journal: MemoryFile | None = None) -> None:
+    def finish(self, response: Response, journal: Journal | None = None) -> None:
         """Take a sentence's text."""
         self.on_response(response)
         text = " ".join(response.text.splitlines()).strip()
@@ -206,7 +207,7 @@ class Translator:
             return
         pair = Pair(response.prompt, text, *self.languages)
         if journal:
-            journal.append(pair)
+            journal.append([pair.prompt, pair.text])
         if self.memory_file and pair not in (self.decoder.memory or ()):
             self.memory_file.append(pair)
 
