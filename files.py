@@ -43,8 +43,11 @@ def naming_file(path: Path, partial: Path) -> Iterator[None]:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Where to make a file or a folder, which replaces `path` if nothing fails. OSErrors about it name `path`."""
+def replacing(path: Path, force: bool = True) -> Iterator[Path]:
+    """Where to make a file or a folder, which replaces `path` if nothing fails. OSErrors about it name `path`. InputError
+    without `force` if that is there."""
+    if not force:
+        check_free(path, force)
     partial = hidden(path, "partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:

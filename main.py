@@ -188,7 +188,7 @@ def check_ranks(args, ranks: Ranks) -> None:
 
 def key_of(args, model: str | Path) -> str:
     """What the outputs of a prompt file depend on."""
-    given = [(name, str(value)) for name, value in vars(args).items() if name not in IDLE]
+    given = sorted((name, str(value)) for name, value in vars(args).items() if name not in IDLE)
     path = Path(args.prompt_file)
     prompts = path.read_bytes() if path.is_file() else b""  # a pipe is read once
     return repr(("main.py", given, stamp(find(str(model))), sha256(prompts).hexdigest()))

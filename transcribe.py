@@ -411,19 +411,21 @@ def read_reference(path: Path) -> tuple[Part, ...]:
 
 
 def run_command(args: argparse.Namespace) -> None:
+    values = fields(args, TranscribeOptions)
+    values["reference"] = read_reference(args.reference) if args.reference else ()
     needs_silence = args.output_format in ("json", "all")
-    reference = read_reference(args.reference) if args.reference else ()
-    settings = fields(args, TranscribeOptions) | dict(reference=reference)
-    options = TranscribeOptions(**settings, no_speech_probs=needs_silence)
+    options = TranscribeOptions(**values, no_speech_probs=needs_silence)
     rules = {name: value for name, value in fields(args, Rules).items() if value is not None}
     layout = Layout(**fields(args, Layout), reading=Rules(**rules) if args.subtitles else None)
     output = Output(args.output_format, args.output_dir, layout, args.force, args.resume)
     names = file_names(args.audio, args.output_name, output)
     if output.folder:
-        named = [*zip(args.audio, names, strict=True)]
-        check_apart(
-            args, [(file, path) for file, name in named for path in output.paths(name).values()]
-        )
+        written = [
+            (f"the transcript of {file}", path)
+            for file, name in zip(args.audio, names, strict=True)
+            for path in output.paths(name).values()
+        ]
+        check_apart(args, written)
         output.folder.mkdir(parents=True, exist_ok=True)
     missing = [i for i, name in enumerate(names) if not output.folder or output.check(name)]
     if len(missing) < len(names):

@@ -169,12 +169,6 @@ def translate_file(
     return data, lines
 
 
-def write(path: Path, data: bytes, force: bool) -> None:
-    check_free(path, force)  # it may have appeared meanwhile
-    with replacing(path) as partial:
-        partial.write_bytes(data)
-
-
 def report_of(name: str, lines: Sequence[Line]) -> str:
     """A document's lines of the report, tab-separated."""
     rows = [
@@ -219,12 +213,14 @@ def run_command(args, ranks: Ranks) -> None:
         else:
             with closing(Journal(output, key, args.force)) as journal:
                 data, lines = translate_file(translator, name, document, journal)
-                write(output, data, args.force)
+                with replacing(output, args.force) as partial:
+                    partial.write_bytes(data)
                 journal.remove()
             print(output)
         report.append(report_of(name, lines))
     if args.report:
-        write(args.report, "".join(report).encode(), args.force)
+        with replacing(args.report, args.force) as partial:
+            partial.write_text("".join(report), encoding="utf-8")
     if args.verbose:
         summary.pairs = len(decoder.memory.pairs) if decoder.memory else 0
         print("\n".join(summary.lines(time.perf_counter() - began)), file=sys.stderr)

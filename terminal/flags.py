@@ -121,6 +121,8 @@ def check_apart(args, written: Iterable[tuple[str, Path | None]]) -> None:
 
 def _identity(path: Path) -> str:
     """The same for all names of a file. A Mac's file systems ignore case and how accents are encoded."""
+    if path.exists():
+        return repr((path.stat().st_dev, path.stat().st_ino))
     name = str(path.resolve())
     return unicodedata.normalize("NFC", name).casefold() if sys.platform == "darwin" else name
 
