@@ -18,8 +18,6 @@ from pathlib import Path
 from decoder import BATCH_SIZE, Content, Options, Response, SpeculativeDecoder
 from distributed.ranks import Ranks, session
 from errors import InputError
-from families.loading import find
-from files import stamp
 from speculative.options import FORMS
 from terminal import cli
 from terminal.chat import chat
@@ -186,12 +184,12 @@ def check_ranks(args, ranks: Ranks) -> None:
     )
 
 
-def key_of(args, model: str | Path) -> str:
+def key_of(args, models: Models) -> str:
     """What the outputs of a prompt file depend on."""
     given = sorted((name, str(value)) for name, value in vars(args).items() if name not in IDLE)
     path = Path(args.prompt_file)
     prompts = path.read_bytes() if path.is_file() else b""  # a pipe is read once
-    return repr(("main.py", given, stamp(find(str(model))), sha256(prompts).hexdigest()))
+    return repr(("main.py", given, models.stamp(), sha256(prompts).hexdigest()))
 
 
 def run_command(args, ranks: Ranks) -> None:
@@ -236,7 +234,7 @@ def run_command(args, ranks: Ranks) -> None:
     else:
         note_alone(decoder)
         batch_size = BATCH_SIZE if args.batch_size is None else args.batch_size
-        key = key_of(args, models.model) if args.output else ""
+        key = key_of(args, models) if args.output else ""
         task = FileTask(args.prompt_file, args.output, batch_size, key, args.force)
         decode_file(task, decoder, options, conversation, display, ranks, remember)
 

@@ -21,8 +21,7 @@ from documents import FORMATS, OPTIONS, read
 from documents.document import Document
 from documents.translator import Line, Translator
 from errors import InputError, naming
-from families.loading import find
-from files import Journal, check_free, replacing, stamp
+from files import Journal, check_free, replacing
 from terminal import cli, flags
 from terminal.models import Models, open_decoder
 from terminal.summary import Summary
@@ -201,7 +200,7 @@ def run_command(args, ranks: Ranks) -> None:
     report_languages(translator)
     outputs = [output_of(name, args.output, languages, args.force) for name in args.documents]
     flags.check_apart(args, zip(args.documents, outputs, strict=True))
-    key = repr(("translate.py", stamp(find(str(models.model))), options))
+    key = repr(("translate.py", models.stamp(), options))
     for output in filter(None, outputs):
         Journal(output, key, args.force).close()  # can it be used?
     began = time.perf_counter()

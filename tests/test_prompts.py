@@ -329,6 +329,14 @@ def test_a_file_goes_on_where_it_was_interrupted(answered, tmp_path, monkeypatch
     assert again.returncode == 1 and f"{out} already exists; --force replaces it" in again.stderr
 
 
+def test_another_conversion_is_another_model(answered, demo_folders, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "remove", lambda self: None)
+        answered()
+    (demo_folders / "mlx_models/demo-target/weights.npz").touch()
+    assert "another model, input or options was interrupted" in answered().stderr
+
+
 @pytest.mark.parametrize(
     ("notes", "prompt", "arguments", "message"),
     [

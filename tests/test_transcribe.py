@@ -111,7 +111,7 @@ def test_rows_are_kept_up_to_the_first_that_the_disk_has_no_room_for(tmp_path, m
     steps = resumed((step for step in rows), tmp_path / "x", "key")
     next(steps)
     next(steps)
-    monkeypatch.setattr(Journal, "append", Mock(side_effect=[OSError(errno.ENOSPC, "full"), None]))
+    monkeypatch.setattr(Journal, "append", Mock(side_effect=[OSError(errno.ENOSPC, "full")]))
     assert len([*steps]) == 1
     monkeypatch.undo()
     with closing(Journal(tmp_path / "x", "key")) as journal:
