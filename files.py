@@ -83,10 +83,8 @@ class Journal:
         lines = self._file.read().split(b"\n")[:-1]
         if lines[:1] != [json.dumps(key).encode()]:
             if lines[1:] and not force:
-                raise InputError(
-                    f"{output}: a run with another model, input or options was interrupted; "
-                    "its command goes on with it, --force begins anew"
-                )
+                other = "a run with another model, input or options was interrupted"
+                raise InputError(f"{output}: {other}; repeat that one, or --force begins anew")
             lines = []
         self.entries = [json.loads(line) for line in lines[1:]]  # of earlier runs
         self._file.truncate(sum(len(line) + 1 for line in lines))

@@ -421,9 +421,9 @@ def run_command(args: argparse.Namespace) -> None:
     names = file_names(args.audio, args.output_name, output)
     if output.folder:
         written = [
-            (f"the transcript of {file}", path)
+            (f"the transcript of {file}", Path(f"{output.base(name)}.{each}"))
             for file, name in zip(args.audio, names, strict=True)
-            for path in output.paths(name).values()
+            for each in output.formats
         ]
         check_apart(args, written)
         output.folder.mkdir(parents=True, exist_ok=True)

@@ -29,17 +29,13 @@ class Output:
     def formats(self) -> list[str]:
         return [*FORMATS] if self.format == "all" else [self.format]
 
-    def paths(self, name: str) -> dict[str, Path]:
-        """The files of this name, by format."""
-        return {each: Path(f"{self.base(name)}.{each}") for each in self.formats}
-
     def base(self, name: str) -> Path:
         """The files of this name, without their formats. What is decoded is in its journal until they are written."""
         return Path(f"{self.folder}/{name}")
 
     def files(self, name: str) -> dict[str, Path]:
         """The files to write of this name, by format. InputError if one exists, without `force` or `resume`."""
-        files = self.paths(name)
+        files = {each: Path(f"{self.base(name)}.{each}") for each in self.formats}
         there = [path for path in files.values() if path.exists() and not self.force]
         if there and not self.resume:
             instead = "--force replaces it, --resume goes on with the others"
