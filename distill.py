@@ -89,6 +89,9 @@ def main() -> None:
     folder = args.output or converted.with_name(f"{converted.name}-draft")
     if folder.name in ("", ".."):
         folder = folder.resolve()
+    grows = args.prompt_file or args.document
+    memory = args.memory or folder.with_name(f"{folder.name}.jsonl")
+    flags.check_apart(args, [("--output", folder), ("--memory", memory if grows else None)])
     if is_speech(name) != bool(args.audio):
         raise InputError("a speech model learns from sound, others from --memory and the like")
     transcriber = Transcriber(name) if args.audio else None

@@ -12,6 +12,7 @@ import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 from decoder import BATCH_SIZE, Content, Options, Response, SpeculativeDecoder
@@ -25,6 +26,7 @@ from terminal.flags import (
     MODELS,
     add_decoding_options,
     add_shared,
+    check_apart,
     check_models,
     options_of,
 )
@@ -38,6 +40,8 @@ from text.text_side import Conversation
 DRAFTING = ("draft_model", "draft_vocabulary", "lookup", "delta", "reference", "memory")
 # Flags that give the drafter something to draft from; a prompt file's lines may have references
 SOURCES = ("draft_model", "lookup", "reference", "memory", "prompt_file", *FORMS)
+# Arguments on which no output depends
+IDLE = {"output", "force", "verbose", "batch_size", "memory_append", "prefix_cache", "prompt_file"}
 BEAMS = ("length_penalty", "early_stopping")  # do nothing without beam search
 SAMPLING = ("top_k", "top_p", "min_p", "seed", "acceptance")  # do nothing in greedy decoding
 WITHOUT_PROMPT = """\
@@ -62,7 +66,8 @@ def parse_args(argv: list[str] | None = None):
          help="a file of prompts, one per line; - reads standard input; JSON lines with a field prompt if the "
          "name ends in .jsonl or the first line is one; or a JSON array of prompts")
     flag("--output", "-o", type=cli.path, metavar="FILE",
-         help="write the outputs of the prompt file here; if it holds some already, go on after them")
+         help="write the outputs of the prompt file here; if that is interrupted, the same command goes on")
+    flag("--force", action="store_true", default=None, help="replace an output that exists")
     flag("--batch-size", type=cli.count,
          help=f"prompts of the file to decode in one batch (default: {BATCH_SIZE})")
     flag("--chat", action="store_true",
@@ -140,6 +145,7 @@ def report_unused(given: dict, options: Options) -> None:
     without_source = given["model"] and not any(given.get(name) for name in SOURCES)
     reasons = [
         (["batch_size"], given["prompt_file"] is None, "without --prompt-file"),
+        (["force"], given["output"] is None, "without --output"),
         (SAMPLING, options.temp == 0, "at temperature 0; see --temp"),
         (["logprobs"], not given["json"], "without --json"),
         (["num_draft", *drafting], beams, "with --num-beams, which does not draft"),
@@ -178,6 +184,14 @@ def check_ranks(args, ranks: Ranks) -> None:
     )
 
 
+def key_of(args, models: Models) -> str:
+    """What the outputs of a prompt file depend on."""
+    given = sorted((name, str(value)) for name, value in vars(args).items() if name not in IDLE)
+    path = Path(args.prompt_file)
+    prompts = path.read_bytes() if path.is_file() else b""  # a pipe is read once
+    return repr(("main.py", given, models.stamp(), sha256(prompts).hexdigest()))
+
+
 def run_command(args, ranks: Ranks) -> None:
     """Do what the command line asks for."""
     options = options_of(args)
@@ -186,8 +200,10 @@ def run_command(args, ranks: Ranks) -> None:
         check_ranks(args, ranks)
     elif args.prompt_file not in (None, "-"):
         Path(args.prompt_file).stat()  # report a missing file before models are loaded
+    check_apart(args, [("--output", args.output)])
     memory_file = MemoryFile(args.memory) if args.memory_append else None  # created if needed
-    decoder = open_decoder(Models.of(args, ranks), options, ranks, args.verbose)
+    models = Models.of(args, ranks)
+    decoder = open_decoder(models, options, ranks, args.verbose)
     memory = decoder.memory
     conversation = Conversation.of(
         decoder.text,
@@ -218,7 +234,8 @@ def run_command(args, ranks: Ranks) -> None:
     else:
         note_alone(decoder)
         batch_size = BATCH_SIZE if args.batch_size is None else args.batch_size
-        task = FileTask(args.prompt_file, args.output, batch_size)
+        key = key_of(args, models) if args.output else ""
+        task = FileTask(args.prompt_file, args.output, batch_size, key, args.force)
         decode_file(task, decoder, options, conversation, display, ranks, remember)
 
 

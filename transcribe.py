@@ -13,7 +13,6 @@ import signal
 import sys
 import time
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,6 +27,8 @@ from decoder import BATCH_SIZE
 from demo.pair import demo_model
 from distributed.ranks import session
 from errors import InputError, naming
+from families.loading import find
+from files import stamp
 from speculative.options import DECLARED
 from speculative.row import Stats
 from speculative.tasks import Task
@@ -44,7 +45,7 @@ from speech.subtitles import Rules
 from speech.transcriber import Transcriber
 from speech.transcript import OnWindow
 from terminal import cli
-from terminal.flags import reading
+from terminal.flags import check_apart, reading
 from terminal.prompt_files import InOrder
 from terminal.summary import Summary
 
@@ -229,7 +230,7 @@ def seconds(text: str) -> tuple[float, ...]:
 
 
 def file_names(sources: Sequence[str], output_name: str | None, output: Output) -> list[str]:
-    """The names of each sound's files, without the format. InputError if two are the same."""
+    """The names of each sound's files, without the format."""
     names = ["stdin" if source == STDIN else Path(source).stem for source in sources]
     if output_name:
         if len(names) > 1:
@@ -237,9 +238,6 @@ def file_names(sources: Sequence[str], output_name: str | None, output: Output) 
         for each in output.formats:
             output_name = output_name.removesuffix(f".{each}")
         names = [output_name]
-    name, count = Counter(names).most_common(1)[0]
-    if output.folder and count > 1:
-        raise InputError(f"{count} files would be written as {name}; transcribe them one by one")
     return names
 
 
@@ -307,7 +305,8 @@ def transcribe_files(
 ) -> None:
     """Transcribe all files: to stdout in their order, txt segment by segment, or to files under these names. Report
     those that cannot be read or written; they make the exit code 1."""
-    settings = repr((transcriber.name, replace(options, num_draft=0, reference=()))).encode()
+    model = stamp(find(transcriber.name))
+    settings = repr(("transcribe.py", model, replace(options, num_draft=0, reference=()))).encode()
     summary = Summary(unit="windows")
     failed = 0
     played = 0.0
@@ -316,9 +315,11 @@ def transcribe_files(
         printer = Printer(sources, output, late, track, bar)
         sounds = (partial(printer.open_sound, i) for i in range(len(sources)))
 
-        def resume(index: int, samples: np.ndarray, steps: Task) -> Task:
+        def resume(index: int, samples: np.ndarray, task: Task) -> Task:
+            if not output.folder:
+                return task
             key = zlib.crc32(samples.tobytes(), zlib.crc32(settings))
-            return resumed(steps, output.journal(names[index]), key) if output.folder else steps
+            return resumed(task, output.base(names[index]), f"{key:08x}", output.force)
 
         for index, transcript in transcriber.transcribe_all(sounds, options, batch_size, resume):
             if isinstance(transcript, InputError):
@@ -410,14 +411,21 @@ def read_reference(path: Path) -> tuple[Part, ...]:
 
 
 def run_command(args: argparse.Namespace) -> None:
-    args.reference = read_reference(args.reference) if args.reference else ()
+    values = fields(args, TranscribeOptions)
+    values["reference"] = read_reference(args.reference) if args.reference else ()
     needs_silence = args.output_format in ("json", "all")
-    options = TranscribeOptions(**fields(args, TranscribeOptions), no_speech_probs=needs_silence)
+    options = TranscribeOptions(**values, no_speech_probs=needs_silence)
     rules = {name: value for name, value in fields(args, Rules).items() if value is not None}
     layout = Layout(**fields(args, Layout), reading=Rules(**rules) if args.subtitles else None)
     output = Output(args.output_format, args.output_dir, layout, args.force, args.resume)
     names = file_names(args.audio, args.output_name, output)
     if output.folder:
+        written = [
+            (f"the transcript of {file}", Path(f"{output.base(name)}.{each}"))
+            for file, name in zip(args.audio, names, strict=True)
+            for each in output.formats
+        ]
+        check_apart(args, written)
         output.folder.mkdir(parents=True, exist_ok=True)
     missing = [i for i, name in enumerate(names) if not output.folder or output.check(name)]
     if len(missing) < len(names):

@@ -8,13 +8,10 @@ import terminal  # noqa: F401 (first: it checks Python and the packages)
 
 # isort: split
 import argparse
-import secrets
 import sys
 import time
-import unicodedata
-import zlib
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,11 +21,12 @@ from documents import FORMATS, OPTIONS, read
 from documents.document import Document
 from documents.translator import Line, Translator
 from errors import InputError, naming
+from files import Journal, check_free, replacing
 from terminal import cli, flags
 from terminal.models import Models, open_decoder
 from terminal.summary import Summary
 from text.languages import short, tag_of, title
-from text.memory import MemoryFile, load_memory
+from text.memory import MemoryFile
 
 STDIN = "-"
 
@@ -132,11 +130,6 @@ def output_of(
     return output
 
 
-def check_free(output: Path, force: bool) -> None:
-    if output.exists() and not force:
-        raise InputError(f"{output} already exists; --force replaces it")
-
-
 def _in_language(stem: str, source: str | None, target: str) -> str:
     """A name with the target language, in place of the source language if that is a part: film.en, film.de."""
     first, *parts = stem.split(".")
@@ -144,22 +137,6 @@ def _in_language(stem: str, source: str | None, target: str) -> str:
         if source and tag_of(parts[i]) and short(parts[i]) == short(source):
             return ".".join([first, *parts[:i], short(target), *parts[i + 1 :]])
     return f"{stem}.{short(target)}"
-
-
-def check_apart(names: Sequence[str], outputs: Sequence[Path | None]) -> None:
-    """InputError if a translation would replace another one, or another document."""
-    owners = {_identity(Path(name)): i for i, name in enumerate(names) if name != STDIN}
-    for i, output in enumerate(outputs):
-        owner = owners.setdefault(_identity(output), i) if output else i
-        if owner != i:
-            both = f"{names[owner]} and {names[i]} would both be {output}"
-            raise InputError(f"{both}; translate one of them in another run, with --output")
-
-
-def _identity(path: Path) -> str:
-    """The same for all names of a file. A Mac's file systems ignore case and how accents are encoded."""
-    name = str(path.resolve())
-    return unicodedata.normalize("NFC", name).casefold() if sys.platform == "darwin" else name
 
 
 def report_languages(translator: Translator) -> None:
@@ -171,24 +148,13 @@ def report_languages(translator: Translator) -> None:
 
 
 def translate_file(
-    translator: Translator,
-    name: str,
-    document: Document,
-    output: Path | None,
-    part: str,
-    force: bool,
-) -> list[Line]:
-    """Write a document's translation, whole or not at all, and return its lines. Sentences that a run translated before
-    it was interrupted are not translated again. part: the ending of the file that has them."""
-    journal = None
-    if output:
-        path = output.with_name(f".{output.name}.{part}")
-        journal = MemoryFile(path)
-        with suppress(FileNotFoundError):  # another run may just have finished with it
-            finished = load_memory(path, lambda *_: None)  # passes over a line that was cut off
-            translator.texts |= {pair.prompt: pair.text for pair in finished.pairs}
+    translator: Translator, name: str, document: Document, journal: Journal | None = None
+) -> tuple[bytes, list[Line]]:
+    """A document's translation, and its lines. Sentences that are in the journal are not translated again."""
     lines = list[Line]()
     translator.on_line = lines.append
+    if journal:
+        translator.texts |= dict(journal.entries)
     data, problems = translator.translate(document, name, journal)
     for problem in problems:
         print(cli.one_line(f"{name}, {problem}"), file=sys.stderr)
@@ -199,17 +165,7 @@ def translate_file(
         print(f"{name}: {from_memory} of {len(lines)} texts are the memory's", file=sys.stderr)
     if document.plain:
         print(f"{name}: {len(document.plain)} formatted words became plain", file=sys.stderr)
-    if output is None:
-        sys.stdout.buffer.write(data)
-        return lines
-    check_free(output, force)  # it may have appeared meanwhile
-    # Another run may write the same output and use the same journal, but not this file.
-    whole = path.with_suffix(f".{secrets.token_hex(4)}.whole")
-    whole.write_bytes(data)
-    whole.replace(output)
-    path.unlink(missing_ok=True)
-    print(output)
-    return lines
+    return data, lines
 
 
 def report_of(name: str, lines: Sequence[Line]) -> str:
@@ -243,16 +199,27 @@ def run_command(args, ranks: Ranks) -> None:
         translator.exact = decoder.memory.exact(*languages)
     report_languages(translator)
     outputs = [output_of(name, args.output, languages, args.force) for name in args.documents]
-    check_apart(args.documents, outputs)
-    state = zlib.crc32(repr((str(models.model), options)).encode())  # what texts depend on
-    part = f"{state:08x}.part"
+    flags.check_apart(args, zip(args.documents, outputs, strict=True))
+    key = repr(("translate.py", models.stamp(), options))
+    for output in filter(None, outputs):
+        Journal(output, key, args.force).close()  # can it be used?
     began = time.perf_counter()
     report = ["file\tplace\tsource\ttext\tcheck\n"]
     for name, document, output in zip(args.documents, documents, outputs, strict=True):
-        lines = translate_file(translator, name, document, output, part, args.force)
+        if output is None:
+            data, lines = translate_file(translator, name, document)
+            sys.stdout.buffer.write(data)
+        else:
+            with closing(Journal(output, key, args.force)) as journal:
+                data, lines = translate_file(translator, name, document, journal)
+                with replacing(output, args.force) as partial:
+                    partial.write_bytes(data)
+                journal.remove()
+            print(output)
         report.append(report_of(name, lines))
     if args.report:
-        args.report.write_text("".join(report), encoding="utf-8")
+        with replacing(args.report, args.force) as partial:
+            partial.write_text("".join(report), encoding="utf-8")
     if args.verbose:
         summary.pairs = len(decoder.memory.pairs) if decoder.memory else 0
         print("\n".join(summary.lines(time.perf_counter() - began)), file=sys.stderr)

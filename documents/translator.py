@@ -21,6 +21,7 @@ from documents.sentences import (
     translatable,
 )
 from errors import InputError
+from files import Journal
 from reporting import reporter
 from speculative.row import Row, respond
 from speculative.sampling import RowSeeds
@@ -102,7 +103,7 @@ class Translator:
         self._cut = set[str]()  # sentences whose translations are not whole
 
     def translate(
-        self, document: Document, name: str = "", journal: MemoryFile | None = None
+        self, document: Document, name: str = "", journal: Journal | None = None
     ) -> Translation:
         """A document's translation. name: for the progress bar. journal: gets each sentence as it is finished."""
         characters = sum(len(passage.text) for passage in document.passages)
@@ -188,7 +189,7 @@ class Translator:
             prompt = self._framed(sentence)
             yield from self.decoder.rows(prompt, self.options, seeds, self.max_prompt_tokens)
 
-    def finish(self, row: Row, journal: MemoryFile | None = None) -> None:
+    def finish(self, row: Row, journal: Journal | None = None) -> None:
         """Take a sentence's text."""
         response = respond(row)
         self.on_response(response)
@@ -199,7 +200,7 @@ class Translator:
             return
         pair = Pair(response.prompt, text, *self.languages)
         if journal:
-            journal.append(pair)
+            journal.append([pair.prompt, pair.text])
         if self.memory_file and pair not in (self.decoder.memory or ()):
             self.memory_file.append(pair)
 

@@ -2,6 +2,7 @@
 template, and conversion. Importing mlx-lm takes seconds, so it is imported only when a model needs it.
 """
 
+import errno
 import importlib.util
 import os
 import re
@@ -91,6 +92,8 @@ def _with_mlx_lm(name: object, task: str, step: Callable[[Any], Any]) -> Any:
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
     except (Exception, SystemExit) as error:  # one of its architectures ends the process
+        if str(error).startswith("[write] Unable to write"):  # MLX does not say why: a full disk
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
         raise InputError(f"{name}: mlx-lm cannot {task} it: {first_line(error)}") from None
     finally:
         utils.load_config = load_config

@@ -33,6 +33,7 @@ from families.causal_loading import (
 )
 from families.encoder_decoder import EncoderDecoder
 from families.loading import build, check_head, family_of, weight_shapes
+from files import replacing
 from reporting import reporter
 from text.generation import FILE as GENERATION
 from text.generation import GenerationDefaults
@@ -96,16 +97,14 @@ def convert(
     """
     output = output or converted_path(model)
     output.parent.mkdir(parents=True, exist_ok=True)
-    partial = output.parent / f".{output.name}.partial"
     with FileLock(output.parent / f".{output.name}.lock"):  # waits for another conversion
-        shutil.rmtree(partial, ignore_errors=True)  # left by a crash
         if output.exists() and exist_ok and not is_outdated(output):
             return output
         if output.exists() and not (force or exist_ok):
             raise InputError(f"{output} already exists; --force replaces it")
         if output.exists() and not (output / WEIGHTS).exists() and not is_mlx_lm_folder(output):
             raise InputError(f"{output} is not a converted model; --force does not replace it")
-        try:
+        with replacing(output) as partial:
             source = fetch(
                 model, revision, output, lambda folder: converted_size(folder, dtype, quantization)
             )
@@ -114,16 +113,6 @@ def convert(
             else:
                 partial.mkdir()
                 _write(source, partial, dtype, quantization, model)
-            if output.exists():
-                shutil.rmtree(output)
-            partial.rename(output)
-        except OSError as error:
-            written = error.filename2 or error.filename
-            if written is None or str(partial) in str(written):  # a full disk names no file
-                raise OSError(error.errno, error.strerror, str(output)) from None
-            raise
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
     return output
 
 

@@ -5,7 +5,6 @@ deep encoder makes up for the shallow decoder (Kasai et al. 2020, arXiv 2006.103
 """
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from copy import copy
 from hashlib import sha256
@@ -21,6 +20,7 @@ from checkpoints.folder import WEIGHTS
 from checkpoints.tensors import map_npz, to_mlx, to_numpy
 from errors import InputError, naming
 from families.encoder_decoder import EncoderDecoder
+from files import replacing
 from reporting import reporter
 from speculative.model import Model
 
@@ -101,25 +101,22 @@ def save(draft: Any, target: EncoderDecoder, name: str, folder: Path, dtype: str
         layers=draft.layers,
         dtype=dtype,
     )
-    partial = folder.parent / f".{folder.name}.partial"
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        arrays = {}
-        for key, weight in own_weights(draft).items():
-            exact = dtype == "float16" and key.endswith(_FLOAT32)
-            arrays[key] = to_numpy(weight.astype(mx.float32 if exact else getattr(mx, dtype)))
+    text = json.dumps(config, indent=2) + "\n"
+    arrays = {}
+    for key, weight in own_weights(draft).items():
+        exact = dtype == "float16" and key.endswith(_FLOAT32)
+        arrays[key] = to_numpy(weight.astype(mx.float32 if exact else getattr(mx, dtype)))
+    if folder.exists():
+        with replacing(folder / WEIGHTS) as partial, open(partial, "wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+        with replacing(folder / "config.json") as partial:
+            partial.write_text(text, encoding="utf-8")
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(folder) as partial:
+        partial.mkdir()
         np.savez(partial / WEIGHTS, **arrays)  # type: ignore[arg-type]
-        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        if folder.exists():
-            for file in (WEIGHTS, "config.json"):
-                (partial / file).replace(folder / file)
-        else:
-            partial.rename(folder)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(folder)) from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        (partial / "config.json").write_text(text, encoding="utf-8")
 
 
 class Distilled(Model):

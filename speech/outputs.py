@@ -1,14 +1,12 @@
 """Where transcripts go: to stdout, or to files, which replace none unless the user says so."""
 
 import json
-import os
-import secrets
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from errors import InputError
+from files import hidden, replacing
 from speech.formats import FORMATS, Layout, Transcript
 
 
@@ -31,13 +29,13 @@ class Output:
     def formats(self) -> list[str]:
         return [*FORMATS] if self.format == "all" else [self.format]
 
-    def journal(self, name: str) -> Path:
-        """The file that keeps what is decoded until the files of this name are written."""
-        return Path(f"{self.folder}/.{zlib.crc32(os.fsencode(name)):08x}.part")
+    def base(self, name: str) -> Path:
+        """The files of this name, without their formats. What is decoded is in its journal until they are written."""
+        return Path(f"{self.folder}/{name}")
 
     def files(self, name: str) -> dict[str, Path]:
         """The files to write of this name, by format. InputError if one exists, without `force` or `resume`."""
-        files = {each: Path(f"{self.folder}/{name}.{each}") for each in self.formats}
+        files = {each: Path(f"{self.base(name)}.{each}") for each in self.formats}
         there = [path for path in files.values() if path.exists() and not self.force]
         if there and not self.resume:
             instead = "--force replaces it, --resume goes on with the others"
@@ -58,14 +56,12 @@ class Output:
         written."""
         for each, path in self.files(name).items():
             text = FORMATS[each](transcript, self.layout)
-            part = path.with_name(f".{secrets.token_hex(8)}.part")
             try:
-                part.write_text(text, encoding="utf-8")
-                part.replace(path)
+                with replacing(path) as partial:
+                    partial.write_text(text, encoding="utf-8")
             except OSError as error:
-                part.unlink(missing_ok=True)
                 yield f"{path}: {error.strerror}", text
-        self.journal(name).unlink(missing_ok=True)
+        hidden(self.base(name), "journal").unlink(missing_ok=True)
 
     def text(self, transcript: Transcript, title: str | None) -> str:
         """What is printed of a transcript at its end, with a title if it is one of several."""

@@ -150,7 +150,11 @@ def bar(title: str, total: int, unit: str, delay: float) -> Iterator[Advance]:
 
 def confirm(question: str) -> bool:
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    return input().lower() in ("y", "yes")
+    try:
+        return input().strip().lower() in ("y", "yes")
+    except EOFError:  # Ctrl-D
+        print(file=sys.stderr)
+        return False
 
 
 def report_on_stderr() -> None:

@@ -3,7 +3,8 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Collection, Iterator
+import unicodedata
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from errors import InputError
 from speculative.options import DECLARED, Options
 from terminal import cli
 from text.memory import Memory, load_memory
@@ -22,6 +24,10 @@ _GROUPS = {  # groups of options with their own heading in --help
     "controls": "Defaults come from the checkpoint's generation_config.json, if it sets them.",
     "beams": "Beam search, if --num-beams is above 1.",
 }
+
+# Arguments that are files; a memory that grows may be one that is before it, which is read first
+FILES = ("draft_vocabulary", "terms", "memory", "reference", "prompt_file")
+DOCUMENTS = ("documents", "document", "audio")
 
 MODELS = ("--model", "--draft-model", "--draft-vocabulary")
 SHARED: dict[str, dict[str, Any]] = {  # flags of several commands
@@ -93,6 +99,32 @@ def _passed_over(path: Path) -> Iterator[Callable[[int, str], None]]:
     more = len(lines) - SHOWN
     if more > 0:
         print(f"{name}: {more} more such lines", file=sys.stderr)
+
+
+def check_apart(args, written: Iterable[tuple[str, Path | None]]) -> None:
+    """InputError if a file that a command writes would be another one that it writes or reads. written: with its flag, or the
+    document that it may replace; the report and a memory that grows are added."""
+    given = vars(args)
+    owners = dict[str, str]()
+    for name in FILES:
+        path = given.get(name)
+        if path and (name != "reference" or isinstance(path, Path)):  # main.py's is a text
+            owners[_identity(Path(path))] = f"--{name.replace('_', '-')}"
+    for name in DOCUMENTS:
+        owners |= {_identity(Path(document)): document for document in given.get(name) or ()}
+    memory = given["memory"] if given.get("memory_append") else None
+    for owner, path in (*written, ("--report", given.get("report")), ("--memory", memory)):
+        other = owners.setdefault(_identity(path), owner) if path else owner
+        if other != owner:
+            raise InputError(f"{other} and {owner} would both be {path}; name another file")
+
+
+def _identity(path: Path) -> str:
+    """The same for all names of a file. A Mac's file systems ignore case and how accents are encoded."""
+    if path.exists():
+        return repr((path.stat().st_dev, path.stat().st_ino))
+    name = str(path.resolve())
+    return unicodedata.normalize("NFC", name).casefold() if sys.platform == "darwin" else name
 
 
 def check_models(args, parser: cli.Parser) -> None:

@@ -9,6 +9,8 @@ from decoder import Options, SpeculativeDecoder, load
 from demo.pair import demo_model
 from distributed.ranks import ALONE, Ranks
 from errors import InputError
+from families.loading import find
+from files import stamp
 from terminal.cli import note_types
 from terminal.flags import read_draft_vocabulary, read_memory
 from text.generation import GenerationDefaults
@@ -42,6 +44,10 @@ class Models:
             given.get("prefix_cache"),
             tuple(given.get("extra_eos_token") or ()),
         )
+
+    def stamp(self) -> str:
+        """Of the model's files: another conversion has another one."""
+        return stamp(find(str(self.model)))
 
 
 def open_decoder(

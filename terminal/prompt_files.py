@@ -9,7 +9,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from select import select
@@ -18,6 +18,7 @@ from typing import BinaryIO
 from decoder import BATCH_SIZE, Content, Options, Response, SpeculativeDecoder
 from distributed.ranks import ALONE, Ranks
 from errors import InputError
+from files import Journal, check_free, naming_file
 from terminal import cli
 from terminal.display import Display
 from terminal.summary import Summary
@@ -208,32 +209,6 @@ class Arriving:
         self._ended = not data
 
 
-def resume_after(path: Path, samples: int, as_json: bool) -> int:
-    """How many lines of a prompt file have their outputs, `samples` each, in the file at `path`. What comes after these
-    is removed: an interrupted run may have left a part. InputError if it holds something else."""
-    if not path.exists():
-        return 0
-    *outputs, _ = path.read_bytes().split(b"\n")  # the last one is empty or a part
-    lines = []  # the prompt's line of each output
-    lines_done = 0
-    bytes_done = 0
-    try:
-        for number, output in enumerate(outputs):
-            lines.append(json.loads(output)["index"] if as_json else number // samples)
-        if lines:
-            is_last_done = lines.count(lines[-1]) == samples
-            lines_done = lines[-1] + is_last_done
-        for line, output in zip(lines, outputs, strict=True):
-            if line < lines_done:
-                bytes_done += len(output) + 1
-    except (ValueError, TypeError, KeyError):
-        raise InputError(f"{path} exists and does not hold outputs of --json") from None
-    os.truncate(path, bytes_done)
-    if lines_done:
-        print(f"{path} has the outputs up to line {lines_done}: going on after it", file=sys.stderr)
-    return lines_done
-
-
 class InOrder:
     """Writes texts in the order of their numbers: the first unfinished one as it grows, each later one once all
     before it are finished. `reached`: how many are finished and written."""
@@ -262,6 +237,32 @@ class FileTask:
     path: str  # "-": standard input
     output: Path | None = None  # None: standard output
     batch_size: int = BATCH_SIZE
+    key: str = ""  # what the outputs depend on
+    force: bool = False  # replace a file that exists
+
+    @contextmanager
+    def out(self) -> Iterator[tuple[int, Callable[[str], object]]]:
+        """How many outputs an interrupted run has written, and a function that writes one. What a file gets is in a journal
+        first, so that the next run knows whether it is the command's own."""
+        path = self.output
+        if path is None:
+            yield 0, functools.partial(cli.write, end="")
+            return
+        with closing(Journal(path, self.key, self.force)) as journal:
+            texts = "".join(journal.entries)
+            if not (path.is_file() and texts.encode().startswith(path.read_bytes())):
+                check_free(path, self.force)
+            if texts:
+                print(f"{path}: going on where it was interrupted", file=sys.stderr)
+            with naming_file(path, path), open(path, "w", encoding="utf-8") as file:
+
+                def write(text: str) -> None:
+                    journal.append(text)
+                    print(text, end="", file=file, flush=True)
+
+                print(texts, end="", file=file, flush=True)
+                yield len(journal.entries), write
+            journal.remove()
 
 
 def decode_file(
@@ -275,44 +276,41 @@ def decode_file(
 ) -> None:
     """Decode the prompts of a file. Report lines without a usable prompt; they make the exit code 1."""
     samples = options.num_samples
-    lines_done = 0
-    out = sys.stdout
-    if task.output:
-        lines_done = resume_after(task.output, samples, display.as_json)
-        out = open(task.output, "a", encoding="utf-8")  # noqa: SIM115 (it lives as long as we do)
-
-    def report(line: int, reason: str) -> None:
-        cli.write(f"{file.name}, line {line + 1}: {reason}", sys.stderr)
-        for sample in range(samples):
-            in_order.put(line * samples + sample, "" if display.as_json else "\n")
-
-    def write(text: str) -> None:
-        response = responses.pop(in_order.reached, None)  # None: the line has no prompt
-        if response:
-            remember(response)
-        cli.write(text, out, end="")
-
     # A prompt that is too long for the model is a bad line too.
     is_limited = decoder.model.config.max_prompt_tokens is not None
     check = functools.partial(decoder.check, options=options) if is_limited else None
-    file = PromptFile(task.path, report, ranks, conversation.prompt, check, lines_done)
-    in_order = InOrder(write, lines_done * samples)
     responses: dict[int, Response] = {}
     summary = Summary()
-    with progress(task.path, lines_done, display.verbose) as show_progress:
-        try:
-            for line, response in file.answers(decoder, task.batch_size, options):
-                number = line * samples + response.sample
-                responses[number] = response
-                in_order.put(number, f"{display.line(line, response)}\n")
-                summary.add(response)
-                show_progress(lines_done + summary.texts // samples)
-        except (Exception, KeyboardInterrupt) as error:
-            last = in_order.reached // samples
-            if last and not isinstance(error, BrokenPipeError):
-                note = f"{file.name}: answered up to line {last}; resume at line {last + 1}"
-                cli.write(note, sys.stderr)
-            raise
+    with task.out() as (count, out):
+        lines_done = count // samples
+
+        def report(line: int, reason: str) -> None:
+            cli.write(f"{file.name}, line {line + 1}: {reason}", sys.stderr)
+            for sample in range(samples):
+                in_order.put(line * samples + sample, "" if display.as_json else "\n")
+
+        def write(text: str) -> None:
+            response = responses.pop(in_order.reached, None)  # None: the line has no prompt
+            if response:
+                remember(response)
+            out(text)
+
+        file = PromptFile(task.path, report, ranks, conversation.prompt, check, lines_done)
+        in_order = InOrder(write, count)
+        with progress(task.path, lines_done, display.verbose) as show_progress:
+            try:
+                for line, response in file.answers(decoder, task.batch_size, options):
+                    number = line * samples + response.sample
+                    responses[number] = response
+                    in_order.put(number, f"{display.line(line, response)}\n")
+                    summary.add(response)
+                    show_progress(lines_done + summary.texts // samples)
+            except (Exception, KeyboardInterrupt) as error:
+                last = in_order.reached // samples
+                if last and not isinstance(error, BrokenPipeError):
+                    note = f"{file.name}: answered up to line {last}; resume at line {last + 1}"
+                    cli.write(note, sys.stderr)
+                raise
     summary.print(decoder, options, display.verbose, is_file=True)
     if task.output:
         print(task.output)

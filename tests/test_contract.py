@@ -226,6 +226,7 @@ def loaded(kind, monkeypatch):
         return model, byte_tokenizer()
 
     monkeypatch.setattr(opened, "load", load)
+    monkeypatch.setattr(opened.Models, "stamp", lambda self: "")
     monkeypatch.setattr(serve, "is_speech", lambda name: False)
 
 

@@ -30,6 +30,7 @@ from errors import InputError
 from families import conversion
 from families.conversion import _note, convert
 from families.loading import FAMILIES, check_head, family_of
+from files import hidden
 from reporting import reporter
 
 HOW = ("--dtype", "bfloat16", "--model")
@@ -253,7 +254,7 @@ def test_a_killed_conversion_leaves_nothing_that_loads_and_can_be_repeated(folde
     _, errors = process.communicate(timeout=60)
     assert process.returncode == (130 if sign == signal.SIGINT else -sign)
     assert sign == signal.SIGKILL or errors.decode().strip() == "interrupted"
-    left = {".out.partial"} if sign == signal.SIGKILL else set()
+    left = {hidden(output, "partial").name} if sign == signal.SIGKILL else set()
     assert {p.name for p in tmp_path.iterdir()} == {"checkpoint", ".out.lock"} | left
     load(convert(str(folder), output))
 

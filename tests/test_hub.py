@@ -4,6 +4,7 @@ The client is the real one; the hub is tests/helpers/hub_server.py.
 """
 
 import errno
+import io
 import json
 import os
 import re
@@ -181,7 +182,7 @@ def test_a_model_on_the_hub_is_decoded_by_its_name(hub, cache, tmp_path, monkeyp
     assert hub.requests == []
 
 
-@pytest.mark.parametrize("answer", [None, "n", "y"])
+@pytest.mark.parametrize("answer", [None, "", "n\n", "y\n"])  # nobody is there; Ctrl-D; no; yes
 @pytest.mark.parametrize("decoder_only", [False, True])
 def test_a_large_download_is_asked_for(hub, cache, tmp_path, monkeypatch, decoder_only, answer):
     monkeypatch.chdir(tmp_path)
@@ -190,14 +191,15 @@ def test_a_large_download_is_asked_for(hub, cache, tmp_path, monkeypatch, decode
         hub.add(MODEL, SINGLE | {"config.json": config})
     hub.sizes[SAFE] = 20_100_000_000
     usage(monkeypatch, 10**12)
-    monkeypatch.setattr(reporter, "confirm", cli.confirm if answer else None)
-    monkeypatch.setattr("builtins.input", lambda: answer)
+    monkeypatch.setattr(reporter, "confirm", None if answer is None else cli.confirm)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
     with pytest.raises(InputError) as caught:
         load(MODEL)
     refused = f"{MODEL} is a download of 20.10 GB; to start it: python convert.py --model {MODEL}"
     declined = f"the download of {MODEL} is not started; smaller models: docs/models.md"
-    assert answer == "y" or str(caught.value) == (declined if answer else refused)
-    assert (SAFE in hub.fetched()) == (answer == "y")
+    expected = refused if answer is None else declined
+    assert answer == "y\n" or str(caught.value) == expected
+    assert (SAFE in hub.fetched()) == (answer == "y\n")
 
 
 def test_what_a_model_would_take_is_told_by_its_config_alone(hub, cache):

@@ -6,6 +6,8 @@ import os
 import re
 import subprocess
 import sys
+from argparse import Namespace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from helpers.programs import ANSWER, PROMPT, ROOT, call, run
 from decoder import load
 from errors import InputError
 from families.loading import find
-from terminal import cli
+from terminal import cli, flags
 
 SCRIPTS = ("main", "convert", "translate", "transcribe", "distill", "serve", "benchmark")
 
@@ -71,6 +73,7 @@ BEAMS = ("length-penalty", "early-stopping")
     ("arguments", "notes"),
     [
         (["--batch-size", "8"], ["--batch-size has no effect without --prompt-file"]),
+        (["--force"], ["--force has no effect without --output"]),
         (["--seed", "0"], ["--seed has no effect at temperature 0; see --temp"]),
         (
             ["--top-k", "3", "--top-p", "0.5", "--min-p", "0.1", "--acceptance", "block"],
@@ -302,3 +305,28 @@ def test_what_a_program_does_not_need_it_does_not_import(
 def test_a_text_that_fails_its_form_is_an_exit_code(folder):
     result = call("-p", "x", "--grammar", 'start: "a" ("b" | "c\\n") "\\n"', cwd=folder)
     assert result.returncode == 1 and "could not keep to their form" in result.stderr
+
+
+@pytest.mark.parametrize("script", ["main", "translate", "transcribe", "distill"])
+def test_no_file_that_a_command_reads_is_written(script, monkeypatch):
+    parsers: list[cli.Parser] = []
+    monkeypatch.setattr(cli.Parser, "parse_known_args", lambda self, *_: parsers.append(self))
+    with pytest.raises((TypeError, AttributeError)):
+        import_module(script).parse_args(["x"])
+    files = [action for action in parsers[0]._actions if action.metavar == "FILE"]
+    assert files
+    for action in files:
+        if action.dest not in ("output", "report"):
+            name = action.type("x") if action.type else "x"
+            given = Namespace(**{action.dest: [name] if action.nargs else name})
+            with pytest.raises(InputError, match="and --output would both be x"):
+                flags.check_apart(given, [("--output", Path("x"))])
+
+
+@pytest.mark.parametrize("names", [("A.txt", "a.txt"), ("\u00e9.txt", "e\u0301.txt")])
+def test_on_a_mac_names_of_one_file_differ_in_case_and_accents(names, monkeypatch):
+    written = [(f"{i}.txt", Path("out") / name) for i, name in enumerate(names)]
+    flags.check_apart(Namespace(), written)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(InputError, match="would both be"):
+        flags.check_apart(Namespace(), written)

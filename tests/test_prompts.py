@@ -16,6 +16,7 @@ import pytest
 from helpers.programs import ANSWER, PROMPT, ROOT, call
 
 from decoder import Options, SpeculativeDecoder, stream_generate
+from files import Journal, hidden
 from model import T5
 from terminal import cli, prompt_files
 from terminal.display import Display
@@ -289,43 +290,75 @@ def test_standard_input_is_answered_as_lines_come(work):
         watchdog.cancel()
 
 
+@pytest.fixture
+def answered(demo_folders, tmp_path):
+    """Answer a prompt file to out.txt, with these arguments besides."""
+    prompts = [f"translate number to German: {n}" for n in (12, 345, 6, 7890)]
+    prompts[2:2] = [""]  # without an output, but for an empty line
+    (tmp_path / "p.txt").write_text("\n".join(prompts))
+    given = ["--prompt-file", tmp_path / "p.txt", "-o", tmp_path / "out.txt", "-m", "12"]
+    given += ["--memory", tmp_path / "memory.jsonl", "--memory-append"]
+    return lambda *arguments: call(*given, *arguments, cwd=demo_folders)
+
+
 @pytest.mark.parametrize("form", [[], "--json --temp 1 --seed 3 --num-samples 2".split()])
-def test_a_file_goes_on_where_it_was_interrupted(demo_folders, tmp_path, form):
-    lines = [f"translate number to German: {n}" for n in (12, 345, 6, 7890)]
-    lines[2:2] = [""]  # without an output, but for an empty line
-    (tmp_path / "p.txt").write_text("\n".join(lines))
+def test_a_file_goes_on_where_it_was_interrupted(answered, tmp_path, monkeypatch, form):
     out, memory = tmp_path / "out.txt", tmp_path / "memory.jsonl"
-    options = ["--memory", memory, "--memory-append", *form, "--max-tokens", "12"]
+    journal = hidden(out, "journal")
 
-    def texts_of(data: bytes) -> list:
+    def texts() -> list:
+        lines = out.read_text().splitlines()
         if not form:
-            return data.splitlines()
-        responses = [json.loads(line) for line in data.splitlines()]
-        return [(each["index"], each["sample"], each["text"]) for each in responses]
+            return lines
+        return [(r["index"], r["sample"], r["text"]) for r in map(json.loads, lines)]
 
-    def translated():
-        arguments = ["--prompt-file", tmp_path / "p.txt", "-o", out, *options]
-        return call(*arguments, cwd=demo_folders), out.read_bytes(), memory.read_bytes()
-
-    first, whole, pairs = translated()
-    assert (
-        first.returncode == 1
-        and first.stdout == f"{out}\n"
-        and "line 3: the prompt" in first.stderr
-    )
-    second, *same = translated()
-    assert same == [whole, pairs] and "has the outputs up to line 5: going on" in second.stderr
-    for end in (0, 1, len(whole) // 2, len(whole) - 1):
-        out.write_bytes(whole[:end])
-        _, resumed, _ = translated()
-        assert texts_of(resumed) == texts_of(whole)
-    assert memory.read_bytes() == pairs
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "remove", lambda self: None)
+        first = answered(*form)
+    assert first.returncode == 1 and first.stdout == f"{out}\n"
+    assert "line 3: the prompt is empty" in first.stderr
+    whole, pairs = texts(), memory.read_bytes()
+    key, *entries = journal.read_bytes().splitlines(keepends=True)
+    for n in range(len(entries)):  # as a kill leaves it: an output is in the journal first
+        journal.write_bytes(key + b"".join(entries[:n]) + b'"zw')
+        out.write_text("".join(map(json.loads, entries[:n]))[:-3])
+        resumed = answered(*form)
+        assert (f"{out}: going on where it was interrupted" in resumed.stderr) == (n > 0)
+        assert texts() == whole and memory.read_bytes() == pairs and not journal.exists()
+    again = answered(*form)
+    assert again.returncode == 1 and f"{out} already exists; --force replaces it" in again.stderr
 
 
-def test_what_holds_no_outputs_is_left_alone(demo_folders, tmp_path):
-    (tmp_path / "p.txt").write_text("a\n")
-    (tmp_path / "out").write_text("my notes\n")
-    command = ["--prompt-file", tmp_path / "p.txt", "--json", "-o", tmp_path / "out"]
-    result = call(*command, cwd=demo_folders)
-    assert result.returncode == 1 and "does not hold outputs of --json" in result.stderr
-    assert (tmp_path / "out").read_text() == "my notes\n"
+def test_another_conversion_is_another_model(answered, demo_folders, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "remove", lambda self: None)
+        answered()
+    (demo_folders / "mlx_models/demo-target/weights.npz").touch()
+    assert "another model, input or options was interrupted" in answered().stderr
+
+
+@pytest.mark.parametrize(
+    ("notes", "prompt", "arguments", "message"),
+    [
+        ("my notes", "", [], "out.txt already exists; --force replaces it"),
+        ("", "x", [], "another model, input or options was interrupted"),
+        ("", "", ["--temp", "1"], "another model, input or options was interrupted"),
+        ("", "", ["--model", "demo-draft"], "another model, input or options was interrupted"),
+        ("", "", ["--json"], "another model, input or options was interrupted"),
+    ],
+)
+def test_what_is_not_this_commands_own_is_left_alone(
+    answered, tmp_path, monkeypatch, notes, prompt, arguments, message
+):
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "remove", lambda self: None)
+        answered()
+    for name, text in (("out.txt", notes), ("p.txt", prompt)):
+        with (tmp_path / name).open("a") as file:
+            file.write(text)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    refused = answered(*arguments)
+    assert refused.returncode == 1 and message in refused.stderr
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert answered(*arguments, "--force").stdout == f"{tmp_path / 'out.txt'}\n"
+    assert "my notes" not in (tmp_path / "out.txt").read_text()

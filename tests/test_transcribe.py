@@ -3,8 +3,11 @@
 import errno
 import json
 import re
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from helpers import whisper_models as wm
@@ -12,6 +15,7 @@ from helpers.programs import call
 from helpers.sounds import write_wav
 
 import transcribe as command
+from files import Journal
 from speech.formats import FORMATS
 from speech.journal import resumed
 
@@ -86,7 +90,7 @@ def test_an_interrupted_sound_goes_on_where_it_stopped(folder, monkeypatch):
         patch.setattr(command.Printer, "open_sound", interrupted)
         stopped = transcribe(folder, *arguments, "halved", "--batch-size", "1")
     assert stopped.returncode == 130 and "interrupted" in stopped.stderr
-    (part,) = (folder / "halved").glob(".*.part")
+    (part,) = (folder / "halved").glob(".*.journal")
     part.write_bytes(part.read_bytes()[:-5])  # as if the process had been killed
     assert {path.stem for path in (folder / "halved").glob("*.*")} == {"one", part.stem}
     done = transcribe(folder, *arguments, "halved", "--resume", "--verbose")
@@ -100,12 +104,17 @@ def test_an_interrupted_sound_goes_on_where_it_stopped(folder, monkeypatch):
     assert tokens[1] < tokens[0]
 
 
-def test_a_run_that_is_killed_as_it_begins_loses_nothing(tmp_path, monkeypatch):
-    path = tmp_path / "journal"
-    path.write_text("[1, 1, []]\n[1, 2, []]\n[1, 3, []]")  # its last write was cut off
-    monkeypatch.setattr(Path, "write_text", lambda *_, **__: pytest.fail("it is empty meanwhile"))
-    next(resumed((step for step in [[], [], []]), path, 1))
-    assert path.read_text() == "[1, 1, []]\n[1, 2, []]\n"
+def test_rows_are_kept_up_to_the_first_that_the_disk_has_no_room_for(tmp_path, monkeypatch):
+    """A later one would be taken for it."""
+    rows = [[SimpleNamespace(generated=[n], origins=[], logprobs=[])] for n in range(3)]
+    steps = resumed((step for step in rows), tmp_path / "x", "key")
+    next(steps)
+    next(steps)
+    monkeypatch.setattr(Journal, "append", Mock(side_effect=[OSError(errno.ENOSPC, "full")]))
+    assert len([*steps]) == 1
+    monkeypatch.undo()
+    with closing(Journal(tmp_path / "x", "key")) as journal:
+        assert journal.entries == [[[[0], [], []]]]
 
 
 def test_no_transcript_is_replaced_unless_the_user_says_so(folder):
@@ -186,7 +195,7 @@ def test_languages_go_by_codes_of_locales_and_by_names(name, code):
         (["one.wav", *MODELS, "--clip-timestamps", "a"], "invalid seconds value: 'a'"),
         (["one.wav", *MODELS, "--temperature", "2"], "temperature is 2.0, not from 0 to 1"),
         (["one.wav", *MODELS, "-f", "all"], "--output-format all needs --output-dir"),
-        (["one.wav", "a/one.mp3", *MODELS, "-o", "x"], "2 files would be written as one"),
+        (["one.wav", "a/one.mp3", *MODELS, "-o", "x"], "one.mp3 would both be x/one.txt"),
         (["one.wav", *MODELS, "--logprob-threshold", "nan"], "logprob_threshold is nan, not a"),
         (["one.wav", "--draft-model", "shared"], "--draft-model needs --model"),
         (["one.wav", *MODELS, "--output-name", "y", "two.wav"], "--output-name works for one file"),

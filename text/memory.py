@@ -18,6 +18,7 @@ import langcodes
 from rapidfuzz import fuzz, process
 
 from errors import InputError, naming
+from files import naming_file
 
 CLOSE = 0.7  # the least similarity that counts; translators' tools use 0.7 or 0.75
 _TASK = re.compile(r"\s*(?:<2(\w+)>|>>(\w+)<<|([^:\n]{1,40}:(?=\s)))\s*")
@@ -222,5 +223,6 @@ class MemoryFile:
             size and os.pread(self._file.fileno(), 1, size - 1) != b"\n"
         ):  # a crash cut the last line off
             line = b"\n" + line
-        if self._file.write(line) < len(line):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+        with naming_file(self._path, self._path):
+            if self._file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
