@@ -385,7 +385,10 @@ class SpeculativeDecoder:
 
     def check(self, prompt: Content, options: Options) -> None:
         """Raise InputError if the prompt cannot be decoded: see `row`."""
-        self.row(prompt, options)
+        checked = check_prompt(prompt)
+        # With a reference: otherwise the memory would be searched for one.
+        reference = checked.reference or options.reference or "-"
+        self.row(replace(checked, reference=reference), options)
 
     def seeded(self, options: Options) -> Options:
         """These options, with a fresh seed if they sample and name none. Ranks take rank 0's."""

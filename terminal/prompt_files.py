@@ -276,9 +276,8 @@ def decode_file(
 ) -> None:
     """Decode the prompts of a file. Report lines without a usable prompt; they make the exit code 1."""
     samples = options.num_samples
-    # A prompt that is too long for the model is a bad line too.
-    is_limited = decoder.model.config.max_prompt_tokens is not None
-    check = functools.partial(decoder.check, options=options) if is_limited else None
+    check = functools.partial(decoder.check, options=options)
+    check(conversation.prompt("-"))  # what fails for every prompt, such as a language, is said once
     responses: dict[int, Response] = {}
     summary = Summary()
     with task.out() as (count, out):

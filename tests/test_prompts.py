@@ -146,6 +146,17 @@ def test_a_prompt_file_is_answered_line_by_line(work):
     assert result.returncode == 1
 
 
+def test_a_line_that_no_model_can_read_stops_no_other(work):
+    prompts = ([{"role": "system", "content": "x"}], [999_999], PROMPT)
+    (work / "p.jsonl").write_text("".join(f"{json.dumps({'prompt': p})}\n" for p in prompts))
+    result = call("--prompt-file", "p.jsonl", cwd=work)
+    assert result.stdout == f"\n\n{ANSWER}\n" and "Traceback" not in result.stderr
+    assert [line[: len("p.jsonl, line N")] for line in result.stderr.splitlines()[:2]] == [
+        "p.jsonl, line 1",
+        "p.jsonl, line 2",
+    ]
+
+
 def test_progress_is_shown_on_a_terminal_only(work):
     terminal, stderr = pty.openpty()
     fcntl.ioctl(stderr, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
