@@ -9,7 +9,7 @@ python benchmark.py --baselines      next to transformers and CTranslate2
 import terminal  # noqa: F401 (first: it checks Python and the packages)
 
 # isort: split
-import blas  # noqa: F401 (before mlx)
+from common import blas  # noqa: F401 (before mlx)
 
 # isort: split
 import argparse
@@ -25,10 +25,10 @@ from benchmarks.check import all_is_well
 from benchmarks.limits import CallTimes, oracle_rate
 from benchmarks.measure import OtherWay, Way, decoder, decoding, take_turns, widened_pair
 from benchmarks.report import Setting
+from common.errors import InputError
 from decoder import Options, SpeculativeDecoder, load
 from demo.examples import KINDS, SHORT_KINDS, examples
 from demo.widen import CAUSAL_SHAPES, SHAPES
-from errors import InputError
 from terminal import cli
 from terminal.flags import check_models, reading
 from terminal.prompt_files import PromptFile

@@ -11,7 +11,7 @@ the one that the target alone would write.
 import own_modules  # noqa: F401 (before all others: see there)
 
 # isort: split
-import blas  # noqa: F401 (before mlx: see there)
+from common import blas  # noqa: F401 (before mlx: see there)
 
 # isort: split
 import warnings
@@ -28,10 +28,9 @@ import mlx.core as mx
 import numpy as np
 from tokenizers import Tokenizer
 
+from common.errors import InputError
 from distributed.ranks import ALONE
-from errors import InputError
 from families.causal import DecoderOnly
-from families.encoder_decoder import EncoderDecoder
 from families.loading import load as load  # for users, as Stats below
 from families.ram import available, wired_memory
 from speculative.beams import BeamBatch
@@ -56,6 +55,7 @@ from text.stream import TextStream
 from text.text_side import Prompt, TextSide, check_prompt
 from text.tokenizer import piece_of, shared_vocabulary, translation
 from text.tokens_in_texts import completion
+from transformer import EncoderDecoder
 
 # A text, a chat's messages, token ids, or one of these with a reference
 Content = str | Sequence[Mapping[str, Any]] | Sequence[int] | Prompt

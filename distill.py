@@ -9,7 +9,7 @@ python distill.py --model openai/whisper-large-v3 talks/*.mp3
 import terminal  # noqa: F401 (first: it checks Python and the packages)
 
 # isort: split
-import blas  # noqa: F401 (before mlx: see there)
+from common import blas  # noqa: F401 (before mlx: see there)
 
 # isort: split
 import sys
@@ -20,6 +20,8 @@ from typing import Any
 
 from checkpoints.folder import converted_path, read_json
 from checkpoints.weights import DTYPES
+from common.errors import InputError, naming
+from common.reporting import reporter
 from decoder import BATCH_SIZE, Content, Options, SpeculativeDecoder, load
 from demo.pair import demo_model
 from distillation.texts import Text, read_texts
@@ -27,9 +29,7 @@ from distillation.training import Look, check_target, distill
 from documents import read as read_document
 from documents.document import Document
 from documents.translator import Translator
-from errors import InputError, naming
 from families.distilled import KIND, save, type_of
-from reporting import reporter
 from speculative.row import Row
 from speech import audio
 from speech.options import TranscribeOptions

@@ -15,9 +15,9 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
+from common.errors import InputError
 from decoder import BATCH_SIZE, Content, Options, Response, SpeculativeDecoder
 from distributed.ranks import Ranks, session
-from errors import InputError
 from speculative.options import FORMS
 from terminal import cli
 from terminal.chat import chat

@@ -17,8 +17,8 @@ import mlx.nn as nn
 import numpy as np
 
 from checkpoints.config import BaseConfig
-from families.encoder_decoder import Attention, EncoderDecoder, FeedForward, Layer, Stack
 from speculative.cache import CrossCache, padding_mask
+from transformer import Attention, EncoderDecoder, FeedForward, Layer, Stack
 
 
 @dataclass(frozen=True)

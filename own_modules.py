@@ -4,7 +4,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 # Those that decoder.py needs
-NAMES = "blas checkpoints distributed errors families model reporting speculative text".split()
+NAMES = "checkpoints common distributed families model speculative text transformer".split()
 _HERE = Path(__file__).resolve().parent
 
 

@@ -21,8 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from common.errors import InputError
 from decoder import BATCH_SIZE, Options, SpeculativeDecoder
-from errors import InputError
 from speculative.options import DECLARED
 from speech.transcriber import Transcriber, is_speech
 from terminal import cli

@@ -23,24 +23,25 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from common.errors import InputError, naming
+from common.files import stamp
 from decoder import BATCH_SIZE
 from demo.pair import demo_model
 from distributed.ranks import session
-from errors import InputError, naming
 from families.loading import find
-from files import stamp
 from speculative.options import DECLARED
 from speculative.row import Stats
 from speculative.tasks import Task
 from speech import audio
 from speech.features import RATE
-from speech.formats import FORMATS, Layout, Segment, Transcript
+from speech.formats import FORMATS, Layout
 from speech.journal import resumed
 from speech.live import Heard
 from speech.options import TranscribeOptions
 from speech.outputs import Output
 from speech.reference import Part, parse
 from speech.rules import TASKS
+from speech.segments import Segment, Transcript
 from speech.subtitles import Rules
 from speech.transcriber import Transcriber
 from speech.transcript import OnWindow

@@ -15,13 +15,13 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+from common.errors import InputError, naming
+from common.files import Journal, check_free, replacing
 from decoder import BATCH_SIZE
 from distributed.ranks import Ranks, session
 from documents import FORMATS, OPTIONS, read
 from documents.document import Document
 from documents.translator import Line, Translator
-from errors import InputError, naming
-from files import Journal, check_free, replacing
 from terminal import cli, flags
 from terminal.models import Models, open_decoder
 from terminal.summary import Summary

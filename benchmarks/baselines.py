@@ -22,8 +22,8 @@ import torch
 from mlx.utils import tree_flatten
 from transformers import T5Config, T5ForConditionalGeneration
 
-import blas
 from benchmarks.measure import OtherWay, Prompts, until_end, widened_pair
+from common import blas
 from demo.pair import DEMO
 from families.t5 import NAMES
 from model import T5

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-import blas
 from benchmarks.limits import CallTimes
 from benchmarks.measure import Run
+from common import blas
 
 PACKAGES = ("mlx", "mlx-lm", "numpy", "transformers", "tokenizers")
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, ClassVar, TypeVar, get_args, get_origin
 
-from errors import InputError
+from common.errors import InputError
 
 # A size times a number of heads must stay below 2^31, MLX's limit for shapes.
 _MOST, MOST_LAYERS = 1 << 20, 1 << 10

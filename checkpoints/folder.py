@@ -8,7 +8,7 @@ from pathlib import Path
 from checkpoints.safetensors_files import read_safetensors
 from checkpoints.tensors import Tensor
 from checkpoints.torch_files import read_torch
-from errors import InputError
+from common.errors import InputError
 
 MODELS = Path("mlx_models")
 WEIGHTS = "weights.npz"

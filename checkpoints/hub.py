@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from checkpoints.folder import check_kind, weight_files
-from errors import InputError
-from reporting import reporter
+from common.errors import InputError
+from common.reporting import reporter
 
 CONFIG = "config.json"
 # Endings of the files beside the weights: settings, vocabularies, chat templates

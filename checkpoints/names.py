@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from textwrap import shorten
 
 from checkpoints.tensors import Tensor
-from errors import InputError
+from common.errors import InputError
 
 _COMPILED = "_orig_mod."  # what torch.compile puts into names
 _ADAPTER = re.compile(r"base_model\.|.*\.(base_layer|lora_\w+)\.")  # in PEFT's names

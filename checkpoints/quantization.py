@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from errors import InputError
+from common.errors import InputError
 
 # mode: (bits, group sizes), defaults first
 MODES = {

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from checkpoints.tensors import BFLOAT16, QUANTIZED, Tensor, are_sizes
-from errors import InputError
+from common.errors import InputError
 
 _DTYPES: dict[str, np.dtype] = {
     "F64": np.dtype("<f8"),

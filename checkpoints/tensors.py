@@ -18,7 +18,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from errors import InputError
+from common.errors import InputError
 
 BFLOAT16 = np.dtype("V2")
 BLOCK_BYTES = 16 << 20

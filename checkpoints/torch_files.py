@@ -14,7 +14,7 @@ from typing import BinaryIO, ClassVar, NamedTuple
 import numpy as np
 
 from checkpoints.tensors import BFLOAT16, QUANTIZED, Tensor, are_sizes, span, stored_members
-from errors import InputError
+from common.errors import InputError
 
 _MAGIC = 0x1950A86A20F9469CFC6C
 _MAX_PICKLE = 4 << 20  # bytes; the pickles of the largest T5 checkpoints take 0.2 MB

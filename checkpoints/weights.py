@@ -11,8 +11,8 @@ import numpy as np
 
 from checkpoints.quantization import Quantization, is_matrix
 from checkpoints.tensors import BFLOAT16, Tensor, to_mlx, to_numpy, write_npz_member
-from errors import InputError
-from reporting import Advance, reporter
+from common.errors import InputError
+from common.reporting import Advance, reporter
 
 DTYPES: dict[str, np.dtype] = {
     "float32": np.dtype("<f4"),

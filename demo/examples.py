@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from errors import InputError
+from common.errors import InputError
 
 SHORT_KINDS = ("number", "sentence", "repair")
 KINDS = (*SHORT_KINDS, "paragraph")

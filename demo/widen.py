@@ -12,7 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from families.loading import weight_shapes
+from families.converted import weight_shapes
 from model import T5
 
 # The shapes of real models; {}: the embedded model unchanged.

@@ -12,8 +12,8 @@ from zlib import crc32
 import numpy as np
 from tokenizers import Tokenizer
 
-from errors import InputError
-from reporting import reporter
+from common.errors import InputError
+from common.reporting import reporter
 from speculative.row import Row
 from text.memory import Pair
 from text.text_side import Encoded, TextSide, check_prompt

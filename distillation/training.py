@@ -14,14 +14,14 @@ import mlx.optimizers as optimizers
 import numpy as np
 from tokenizers import Tokenizer
 
+from common.errors import InputError
 from distillation.lessons import SLICE, Lesson, drafts
 from distillation.promise import LENGTHS, Costs, Promise, measure
 from distillation.texts import Text, read_texts, split
-from errors import InputError
 from families import distilled
-from families.encoder_decoder import EncoderDecoder
 from families.ram import available
 from text.memory import Pair
+from transformer import EncoderDecoder
 
 BATCH = 16  # texts
 DEPTH = 3  # drafted tokens in training

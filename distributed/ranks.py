@@ -20,7 +20,7 @@ from typing import TypeVar, cast
 import mlx.core as mx
 import numpy as np
 
-from errors import InputError
+from common.errors import InputError
 
 T = TypeVar("T")
 

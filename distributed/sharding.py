@@ -12,7 +12,7 @@ from mlx.utils import tree_flatten, tree_map_with_path
 
 from checkpoints.quantization import Quantization
 from checkpoints.tensors import to_mlx
-from errors import InputError
+from common.errors import InputError
 
 # Whether a layer's outputs or inputs are split, by the last part of its name. The bias is [buckets, heads].
 _OUTPUTS, _INPUTS = ("query", "key", "value", "gate", "up"), ("out", "down")

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from common.errors import InputError
 from documents import gettext, html, markdown, plain, subtitles, word
 from documents.document import Document
 from documents.encodings import decoded
-from errors import InputError
 
 FORMATS: dict[str, Callable[[bytes], Document]] = {
     ".txt": plain.parse,

@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from common.errors import InputError
 from documents import read
 from documents.document import Document
-from errors import InputError
 
 SECONDS = 30
 MEMORY = 2 << 30  # bytes; Linux alone keeps to it

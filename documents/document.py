@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
+from common.errors import InputError
 from documents.sentences import between, words_and_clusters
-from errors import InputError
 
 Span = tuple[int, int]
 Place = tuple[Span, bool]  # of a mark in a translation, and whether it is sure

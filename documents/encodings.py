@@ -4,8 +4,8 @@ import codecs
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from common.errors import InputError
 from documents.document import Document
-from errors import InputError
 
 _BINARY = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, b"PK")  # formats read these themselves
 

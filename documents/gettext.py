@@ -9,9 +9,9 @@ from gettext import c2py
 from itertools import islice, pairwise
 from typing import Any
 
+from common.errors import InputError
 from documents.document import NEWLINE, Document, Passage, Span, in_text, newline_of
 from documents.sentences import changed, keep_pattern
-from errors import InputError
 
 _CHARSET = re.compile(rb"charset=([-\w]+)")
 _TEXT = re.compile(

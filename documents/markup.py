@@ -7,9 +7,9 @@ from io import BytesIO
 from xml.etree.ElementTree import ParseError
 from zipfile import BadZipFile, ZipFile
 
+from common.errors import InputError
 from documents.document import Document, Passage, in_text
 from documents.paragraph import Paragraph, written
-from errors import InputError
 
 _WRONG = (
     BadZipFile,

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 
+from common.errors import InputError
 from documents.document import (
     NEWLINE,
     Document,
@@ -22,7 +23,6 @@ from documents.inline import Inline
 from documents.markup import in_markup
 from documents.paragraph import Paragraph
 from documents.sentences import ENDED, begins_lower
-from errors import InputError
 
 _TIME = r"(?:(\d+):)?(\d\d?):(\d\d)[.,](\d{1,3})"
 _TIMES = re.compile(rf"[ \t\ufeff]*{_TIME}[ \t]*-->[ \t]*{_TIME}(?!\S)")

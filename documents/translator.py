@@ -7,6 +7,9 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from common.errors import InputError
+from common.files import Journal
+from common.reporting import reporter
 from decoder import BATCH_SIZE, Options, Response, SpeculativeDecoder
 from documents.document import Document, Passage, Place, Span, spread
 from documents.marks import Align, Sentence, places
@@ -20,9 +23,6 @@ from documents.sentences import (
     sentences,
     translatable,
 )
-from errors import InputError
-from files import Journal
-from reporting import reporter
 from speculative.row import Row, respond
 from speculative.sampling import RowSeeds
 from speculative.tasks import Task, Work, result_of

@@ -7,11 +7,11 @@ from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 from zipfile import ZipFile
 
+from common.errors import InputError
 from documents.document import Document
 from documents.inline import STAND_IN, Inline
 from documents.markup import in_archive, in_markup
 from documents.paragraph import Paragraph, Run
-from errors import InputError
 
 _PARTS = re.compile(r".*\.(?:main|header|footer|footnotes|endnotes)\+xml")  # content types
 _TAG = re.compile(

@@ -13,12 +13,13 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from errors import InputError
-from families import Family, encoder_decoder
-from families.bart_checkpoints import Config, rename
-from families.bart_tokenizers import write_tokenizer
-from families.encoder_decoder import Attention, EncoderDecoder, Sublayer, activation
+import transformer
+from common.errors import InputError
+from families import Family
+from families.bart_checkpoint import Config, rename
+from families.bart_tokenizer import write_tokenizer
 from speculative.cache import CrossCache, padding_mask, table_positions
+from transformer import Attention, EncoderDecoder, Sublayer, activation
 
 _FIRST = 2  # a learned table's row for position 0
 
@@ -49,7 +50,7 @@ def _plus(x: mx.array, y: mx.array) -> mx.array:
     return mx.clip(x + y.astype(x.dtype), -64504, 64504)
 
 
-class Layer(encoder_decoder.Layer):
+class Layer(transformer.Layer):
     """c: d_model, norm_first and activation. bias: of linear layers; affine: norms have weights and biases."""
 
     def __init__(
@@ -80,7 +81,7 @@ class Layer(encoder_decoder.Layer):
         return self.down(self._activation(self.up(x)))
 
 
-class Stack(encoder_decoder.Stack):
+class Stack(transformer.Stack):
     def __init__(self, c: Config, layers: list[Layer]):
         super().__init__()
         self._config = c

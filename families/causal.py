@@ -14,12 +14,12 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from errors import InputError
+from common.errors import InputError
 from families.causal_check import check, check_cache, has_state, own_cache, refused
-from families.encoder_decoder import narrowed
 from speculative.cache import MASKED, SlotCache
 from speculative.model import Model, Rows
 from speculative.prefill import prefill
+from transformer import narrowed
 
 UNKNOWN = 2**31 - 1  # the size of a vocabulary, until the model has been tried
 

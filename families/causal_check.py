@@ -9,7 +9,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
-from errors import InputError, first_line
+from common.errors import InputError, first_line
 from speculative.cache import MASKED
 from speculative.cached_model import CachedModel
 

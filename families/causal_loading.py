@@ -20,13 +20,13 @@ from tokenizers import Tokenizer
 from checkpoints.config import MOST_LAYERS
 from checkpoints.folder import WEIGHTS, converted_path, read_json, weight_files
 from checkpoints.quantization import Quantization
+from common.errors import InputError, first_line
 from distributed.ranks import Ranks
-from errors import InputError, first_line
 from families.causal import CausalModel
 from families.causal_check import check_cache
 from families.causal_positions import lifted, max_positions, set_positions, text_of
-from families.loading import FAMILIES, architecture_of, check_head, model_type
 from families.ram import load_weights
+from families.registry import FAMILIES, architecture_of, check_head, model_type
 from families.translation_prompts import translation_of
 from speculative.prefill import common_prefix
 from text.generation import GenerationDefaults

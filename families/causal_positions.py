@@ -10,7 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from errors import InputError
+from common.errors import InputError
 from families.causal_check import own_cache
 
 Scaled = tuple[np.ndarray, float]

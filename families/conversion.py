@@ -23,7 +23,9 @@ from checkpoints.folder import (
 from checkpoints.hub import fetch, gb
 from checkpoints.quantization import Quantization
 from checkpoints.weights import stored_size, write_weights
-from errors import InputError, naming
+from common.errors import InputError, naming
+from common.files import replacing
+from common.reporting import reporter
 from families import distilled, ram
 from families.causal_loading import (
     convert_with_mlx_lm,
@@ -31,14 +33,13 @@ from families.causal_loading import (
     runs_in_mlx_lm,
     without_weights,
 )
-from families.encoder_decoder import EncoderDecoder
-from families.loading import build, check_head, family_of, weight_shapes
-from files import replacing
-from reporting import reporter
+from families.converted import build, weight_shapes
+from families.registry import check_head, family_of
 from text.generation import FILE as GENERATION
 from text.generation import GenerationDefaults
 from text.tokenizer import SOURCE_FILE
 from text.tokenizer_files import fit_tokenizer
+from transformer import EncoderDecoder
 
 MOST = 20e9  # bytes that are downloaded or converted without asking
 

@@ -18,14 +18,14 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from checkpoints.folder import WEIGHTS
 from checkpoints.tensors import map_npz, to_mlx, to_numpy
-from errors import InputError, naming
-from families.encoder_decoder import EncoderDecoder
-from files import replacing
-from reporting import reporter
+from common.errors import InputError, naming
+from common.files import replacing
+from common.reporting import reporter
 from speculative.model import Model
+from transformer import EncoderDecoder
 
 KIND = "distilled"  # model_type in config.json
-_FLOAT32 = ("feed_forward.down.weight",)  # in a float16 model: see encoder_decoder.FeedForward
+_FLOAT32 = ("feed_forward.down.weight",)  # in a float16 model: see transformer.FeedForward
 _TYPES = {mx.float32: "float32", mx.float16: "float16", mx.bfloat16: "bfloat16"}
 Weights = dict[str, mx.array]
 

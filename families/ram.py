@@ -15,10 +15,10 @@ from checkpoints.folder import read_json
 from checkpoints.hub import gb
 from checkpoints.quantization import Quantization
 from checkpoints.weights import stored_size
-from errors import InputError
-from families.encoder_decoder import EncoderDecoder
-from reporting import reporter
+from common.errors import InputError
+from common.reporting import reporter
 from speculative.model import Model
+from transformer import EncoderDecoder
 
 ROWS, TOKENS = 8, 512  # prompts of a batch, and the tokens of each prompt and of each output
 GPU_LIMIT = (

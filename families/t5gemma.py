@@ -15,10 +15,11 @@ import mlx.nn as nn
 import numpy as np
 
 import model
-from families import Family, encoder_decoder
-from families.encoder_decoder import EncoderDecoder, FeedForward, Mask, Sublayer
+import transformer
+from families import Family
 from families.t5gemma_checkpoint import NAMES, Config, StackConfig
 from speculative.cache import CrossCache, padding_mask, table_positions
+from transformer import EncoderDecoder, FeedForward, Mask, Sublayer
 
 
 @partial(mx.compile, shapeless=True)
@@ -34,7 +35,7 @@ class Norm(model.Norm):
         return mx.fast.rms_norm(x, factor, self._eps).astype(self.weight.dtype)
 
 
-class Attention(encoder_decoder.Attention):
+class Attention(transformer.Attention):
     """Grouped-query attention with capped scores, and rotary positions if positions are given."""
 
     def __init__(self, config: StackConfig, source_dims: int):
@@ -78,7 +79,7 @@ class Attention(encoder_decoder.Attention):
         return (weights @ values).reshape(B, H, T, D)
 
 
-class Layer(encoder_decoder.Layer):
+class Layer(transformer.Layer):
     """A layer with norms before and after each sub-layer. source_dims: the encoder's width, for cross-attention."""
 
     def __init__(self, c: StackConfig, source_dims: int | None = None):
@@ -97,7 +98,7 @@ class Layer(encoder_decoder.Layer):
         return x + self[f"post_{name}_norm"](sublayer(self[f"pre_{name}_norm"](x)))
 
 
-class Stack(encoder_decoder.Stack):
+class Stack(transformer.Stack):
     """A stack with its own embedding."""
 
     def __init__(self, config: StackConfig, layers: Sequence[Layer]):

@@ -13,10 +13,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from families import Family, t5gemma_checkpoint
-from families.encoder_decoder import Mask
 from families.t5gemma import Layer, T5Gemma
 from families.t5gemma_checkpoint import FULL, SLIDING, rope
 from speculative.cache import CrossCache
+from transformer import Mask
 
 _THETA = {SLIDING: ("rope_local_base_freq", 1e4), FULL: ("rope_theta", 1e6)}
 

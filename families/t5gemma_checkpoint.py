@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from checkpoints.config import BaseConfig, checked, token_id, token_ids
 from checkpoints.names import Names
-from errors import InputError
+from common.errors import InputError
 
 SLIDING, FULL = ("sliding_attention", "full_attention")
 _STACKS = ("encoder", "decoder")

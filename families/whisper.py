@@ -14,13 +14,14 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+import transformer
 from checkpoints.config import BaseConfig, token_id, token_ids
 from checkpoints.tensors import Tensor
-from errors import InputError
-from families import Family, bart, encoder_decoder
-from families.bart_checkpoints import NAMES as BART
-from families.encoder_decoder import EncoderDecoder
+from common.errors import InputError
+from families import Family, bart
+from families.bart_checkpoint import NAMES as BART
 from speculative.cache import CrossCache, table_positions
+from transformer import EncoderDecoder
 
 _END = 50257  # in the multilingual vocabulary; fine-tunes may leave it out
 _NUMBERS = count(1)  # of windows: equal prompts are one window
@@ -91,7 +92,7 @@ class Layer(bart.Layer):
             self[name].key = nn.Linear(c.d_model, c.d_model, bias=False)
 
 
-class Encoder(encoder_decoder.Stack):
+class Encoder(transformer.Stack):
     def __init__(self, c: Config):
         super().__init__()
         heads = c.encoder_attention_heads
@@ -109,7 +110,7 @@ class Encoder(encoder_decoder.Stack):
         return super().__call__(x, [None] * len(self.layers))
 
 
-class Decoder(encoder_decoder.Stack):
+class Decoder(transformer.Stack):
     def __init__(self, c: Config):
         super().__init__()
         parts = c.decoder_attention_heads, c.decoder_ffn_dim, "attention", "cross_attention"

@@ -21,8 +21,8 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from common.errors import InputError
 from decoder import Content
-from errors import InputError
 from serving import answers, deepl, libretranslate
 from serving.answers import Writer
 from serving.audio import Speech

@@ -11,16 +11,17 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from errors import InputError
+from common.errors import InputError
 from serving import answers
 from serving.engine import Engine, Refused
 from serving.transport import event_of, read_form, stream_of, while_there, working
 from speculative.row import Stats
 from speculative.tasks import Ended
 from speech.audio import check_length, decoded
-from speech.formats import FORMATS, Layout, Segment, Transcript
+from speech.formats import FORMATS, Layout
 from speech.options import TranscribeOptions
 from speech.reference import parse
+from speech.segments import Segment, Transcript
 from speech.transcriber import Transcriber
 from speech.transcript import Sound
 from speech.words import AFTER, BEFORE

@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from common.errors import InputError
 from documents import html, plain
-from errors import InputError
 from serving.engine import Refused
 from serving.requests import validated
 from serving.translation import StoredDocument, Texts, Translations, document_of, last_of

@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from common.errors import InputError
 from documents import FORMATS, html, plain
 from documents.translator import Translation
-from errors import InputError
 from serving.engine import Refused
 from serving.requests import validated
 from serving.translation import Step, Texts, Translations, document_of, last_of

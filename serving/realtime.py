@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from errors import InputError
+from common.errors import InputError
 from serving import answers
 from serving.engine import Engine, Refused
 from serving.requests import parse

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import from_json
 
-from errors import InputError
+from common.errors import InputError
 from speculative.options import DECLARED, FORMS, MOST, TOKENS, OptionError, Options
 from speculative.processors import CountPenalty
 from text.text_side import ChatTemplate, Prompt

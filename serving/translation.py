@@ -20,10 +20,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from common.errors import InputError
 from documents.apart import read_apart
 from documents.document import Document
 from documents.translator import Translation, Translator
-from errors import InputError
 from serving.engine import Engine, Progress, Refused
 from serving.requests import read_json
 from serving.transport import BODY_SECONDS, form_of, read_body, read_form, working

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 
-from errors import InputError
+from common.errors import InputError
 from serving.engine import CANCELLED, LOST, REFUSED, START, Engine, Job, Progress
 from speculative.row import FAILED, Row
 from speculative.tasks import Ended, Task, resume

@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from errors import InputError
+from common.errors import InputError
 
 # The tokens of each row, the model's prefix first; none for a row that takes no part in a call
 Rows = Sequence[Sequence[int]]
@@ -43,7 +43,7 @@ class Model:
     reads_target = False
     # What the decoder begins with, if it has an encoder
     start_token_id: int | None = None
-    # How a text's tokens attend to its prompt (families/encoder_decoder.py); None: it has no attention to a prompt alone
+    # How a text's tokens attend to its prompt (transformer.py); None: it has no attention to a prompt alone
     attention: Callable[..., Any] | None = None
     # Makes the empty cache of a number of rows, which `start` then takes too: only of models that read prompts as the
     # beginning of a row, so that later rows can reuse them

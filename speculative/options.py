@@ -12,7 +12,7 @@ from functools import partial
 from numbers import Integral, Real
 from typing import Any
 
-from errors import InputError
+from common.errors import InputError
 from speculative.processors import Processor
 
 AUTO = "auto"  # num_draft: the fastest number, by what steps have taken

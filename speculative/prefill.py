@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from reporting import reporter
+from common.reporting import reporter
 from speculative.cache import MASKED, SlotCache
 from speculative.model import Rows, replace_unknown
 

@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from errors import InputError
+from common.errors import InputError
 
 
 @dataclass(frozen=True)

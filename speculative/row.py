@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from errors import InputError
+from common.errors import InputError
 from speculative.grammar import Matcher
 from speculative.options import MAX_TOKENS, Options
 from speculative.processors import Processor, processors_for

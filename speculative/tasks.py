@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from errors import InputError
+from common.errors import InputError
 from speculative.row import Row
 
 # Rows, to go on when they are finished, or a function to call where models may be used and whose result to send back

@@ -3,4 +3,4 @@
 import own_modules  # noqa: F401 (before all others: see there)
 
 # isort: split
-import blas  # noqa: F401 (before mlx: see there)
+from common import blas  # noqa: F401 (before mlx: see there)

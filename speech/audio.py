@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from errors import InputError
+from common.errors import InputError
 from speech.features import RATE
 from text.languages import Languages
 

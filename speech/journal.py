@@ -3,7 +3,7 @@
 from contextlib import closing
 from pathlib import Path
 
-from files import Journal
+from common.files import Journal
 from speculative.row import Row
 from speculative.tasks import Ended, Task, resume
 

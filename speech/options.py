@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from errors import InputError
+from common.errors import InputError
 from speculative.options import Options
 from speech.reference import Part
 from speech.rules import TASKS

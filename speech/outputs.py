@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from errors import InputError
-from files import hidden, replacing
-from speech.formats import FORMATS, Layout, Transcript
+from common.errors import InputError
+from common.files import hidden, replacing
+from speech.formats import FORMATS, Layout
+from speech.segments import Transcript
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from difflib import SequenceMatcher
 
-from errors import InputError
+from common.errors import InputError
 from speech.rules import SECONDS_PER_TIMESTAMP, Special
 
 Part = tuple[float | None, float | None, str]  # start and end in seconds, if known, and text

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 from tokenizers import Tokenizer
 
-from errors import InputError
+from common.errors import InputError
 from families.whisper import Config
 from speculative.options import Options
 from speculative.processors import MinTokens, Prefixes, Processor

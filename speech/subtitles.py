@@ -6,12 +6,9 @@ import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from errors import InputError
-
-if TYPE_CHECKING:
-    from speech.formats import Word
+from common.errors import InputError
+from speech.segments import Word
 
 _MOST = 3.0  # the strength of a sentence's end
 _SENTENCE = re.compile(r"""[.?!…。？！]["'”’)\]»]*$""")  # noqa: RUF001
@@ -35,7 +32,7 @@ class Rules:
                 raise InputError(f"{name} is {value}, not a number above 0")
 
 
-def cues(words: "Sequence[Word]", rules: Rules, end: float) -> Iterator[tuple[float, float, str]]:
+def cues(words: Sequence[Word], rules: Rules, end: float) -> Iterator[tuple[float, float, str]]:
     """The start, end and lines of each cue, so divided that the sum of `_cost` is least. end: the sound's, in seconds"""
     starts = [*(word.start for word in words), end + rules.cue_gap]
     strengths = [_strength(word, after) for word, after in zip(words, starts[1:], strict=True)]
@@ -72,7 +69,7 @@ def cues(words: "Sequence[Word]", rules: Rules, end: float) -> Iterator[tuple[fl
         yield start, stop, _balanced(text, rules)
 
 
-def _strength(word: "Word", after: float) -> float:
+def _strength(word: Word, after: float) -> float:
     """How well a cue may end behind a word, from 0 to 3. after: when the next word begins"""
     clause = float(_CLAUSE.search(word.word) is not None)
     marked = _MOST if _SENTENCE.search(word.word) else clause

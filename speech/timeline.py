@@ -9,7 +9,7 @@ from operator import itemgetter
 import numpy as np
 
 from speech.features import FRAMES
-from speech.formats import Segment, Word
+from speech.segments import Segment, Word
 from speech.voice import speaking, stretches, with_speech
 
 _QUIET = 1.0  # in features, 40 dB: what is so far below the loudest frame is not heard

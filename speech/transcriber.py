@@ -10,17 +10,17 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from checkpoints.folder import WEIGHTS, read_json
+from common.errors import InputError
+from common.reporting import reporter
 from decoder import SpeculativeDecoder, load
-from errors import InputError
 from families.loading import find
 from families.whisper import Whisper
-from reporting import reporter
 from speculative.row import Row
 from speculative.tasks import Task, result_of
-from speech.formats import Transcript
 from speech.live import PAUSE, Live, OnHeard
 from speech.options import TranscribeOptions
 from speech.rules import Special
+from speech.segments import Transcript
 from speech.transcript import OnWindow, Sound
 from text.generation import FILE as GENERATION
 

@@ -18,10 +18,10 @@ from speculative.row import Stats
 from speculative.tasks import Task, Work
 from speech.decoding import WindowDecoder, WindowText
 from speech.features import FRAMES, HOP, RATE, log_mel
-from speech.formats import Segment, Transcript
 from speech.options import TranscribeOptions
 from speech.reference import Reference
 from speech.rules import SECONDS_PER_TIMESTAMP, Special
+from speech.segments import Segment, Transcript
 from speech.timeline import Timeline
 from speech.voice import first_speech, last_pause, probabilities
 from speech.words import (

@@ -11,8 +11,8 @@ import numpy as np
 
 from families.whisper import Whisper, Window
 from speech.features import FRAMES
-from speech.formats import Segment, Word
 from speech.rules import SECONDS_PER_TIMESTAMP, TASKS, Special
+from speech.segments import Segment, Word
 
 Decode = Callable[[list[int]], str]
 IsText = Callable[[int], bool]

@@ -4,8 +4,8 @@ import sys
 from collections.abc import Iterator
 from importlib import import_module
 
+from common.errors import InputError
 from decoder import Options, SpeculativeDecoder
-from errors import InputError
 from terminal.display import Display
 from terminal.summary import Summary
 from text.text_side import Conversation, Prompt

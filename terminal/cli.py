@@ -11,8 +11,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TextIO
 
-from errors import InputError
-from reporting import Advance, reporter
+from common.errors import InputError
+from common.reporting import Advance, reporter
 from speculative.options import DECLARED
 from terminal import interrupted
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from errors import InputError
+from common.errors import InputError
 from speculative.options import DECLARED, Options
 from terminal import cli
 from text.memory import Memory, load_memory

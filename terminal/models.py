@@ -5,12 +5,12 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from common.errors import InputError
+from common.files import stamp
 from decoder import Options, SpeculativeDecoder, load
 from demo.pair import demo_model
 from distributed.ranks import ALONE, Ranks
-from errors import InputError
 from families.loading import find
-from files import stamp
 from terminal.cli import note_types
 from terminal.flags import read_draft_vocabulary, read_memory
 from text.generation import GenerationDefaults

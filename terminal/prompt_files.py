@@ -15,10 +15,10 @@ from pathlib import Path
 from select import select
 from typing import BinaryIO
 
+from common.errors import InputError
+from common.files import Journal, check_free, naming_file
 from decoder import BATCH_SIZE, Content, Options, Response, SpeculativeDecoder
 from distributed.ranks import ALONE, Ranks
-from errors import InputError
-from files import Journal, check_free, naming_file
 from terminal import cli
 from terminal.display import Display
 from terminal.summary import Summary

@@ -14,7 +14,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Before torch and MLX are imported: the models are so small that threads only wait for each other.
 for _library in ("OMP", "OPENBLAS", "BLIS"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
-import blas  # noqa: E402, F401 (before MLX)
+from common import blas  # noqa: E402, F401 (before MLX)
 
 # MLX's thread is woken for each operation. Where that interrupts the thread that asks for them, tests of small models
 # take nearly twice the time.

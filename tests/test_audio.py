@@ -17,7 +17,7 @@ import av
 from av.stream import Disposition
 from helpers.sounds import RATE, sound_file, tone
 
-from errors import InputError
+from common.errors import InputError
 from speech import audio
 from speech.audio import check_length, read
 

@@ -16,8 +16,8 @@ from helpers.oracle import disturbed, flat_weights
 from helpers.pairs import both, known
 from transformers import GenerationConfig
 
+from common.errors import InputError
 from decoder import Batch
-from errors import InputError
 from families.bart import Config, Model
 from speculative.cache import MASKED
 from speculative.drafting import Drafter, ModelDrafter

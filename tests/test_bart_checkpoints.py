@@ -11,8 +11,8 @@ from helpers.oracle import disturbed, greedy
 from helpers.pairs import inputs, known
 from helpers.texts import encoded
 
+from common.errors import InputError
 from decoder import Options, SpeculativeDecoder
-from errors import InputError
 from families.bart import FAMILY, Config, Model
 from families.conversion import convert
 from families.loading import load

@@ -9,8 +9,8 @@ import transformers
 from helpers import bart_tokenizers as folders
 from helpers.bart_tokenizers import EDGES, FAMILIES, ODD, SENTENCES, assert_same, reader
 
-from errors import InputError
-from families.bart_tokenizers import write_tokenizer
+from common.errors import InputError
+from families.bart_tokenizer import write_tokenizer
 from text.languages import Languages
 from text.tokenizer import load_tokenizer
 

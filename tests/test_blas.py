@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import blas
+from common import blas
 
 ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere MLX has its own")
@@ -34,7 +34,9 @@ def run(code: str, **environment: str) -> str:
     ],
 )
 def test_what_is_loaded(environment, first, printed):
-    output = run(f"{first}\nimport blas; print(blas.loaded + blas.problem)", **environment)
+    output = run(
+        f"{first}\nfrom common import blas; print(blas.loaded + blas.problem)", **environment
+    )
     assert output.startswith(printed) and bool(output) == bool(printed)
 
 
@@ -102,7 +104,7 @@ def test_products_are_those_of_numpy(without):
     """With BLIS and without, into memory that holds no numbers, within other arrays."""
     code = """
 import itertools, ctypes
-import blas
+from common import blas
 import numpy as np
 sgemm = ctypes.CDLL(None).cblas_sgemm
 real, place = ctypes.c_float, lambda array: ctypes.c_void_p(array.ctypes.data)

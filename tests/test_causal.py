@@ -14,7 +14,7 @@ from helpers.causal_configs import WINDOW
 from helpers.causal_models import alone, build, prompts
 from helpers.decoding import decode_with, partial_steps, total
 
-from errors import InputError
+from common.errors import InputError
 from families.causal import MASKED, CausalModel
 from speculative import prefill
 from speculative.cached_model import CachedModel

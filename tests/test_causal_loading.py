@@ -21,7 +21,7 @@ from helpers.texts import chat_tokens
 import convert
 import main
 from checkpoints.quantization import Quantization
-from errors import InputError
+from common.errors import InputError
 from families import causal_loading
 from families.causal_loading import find_mlx_lm_folder, is_mlx_lm_folder
 from speculative.drafting import PromptLookup

@@ -15,8 +15,8 @@ from helpers.causal_checkpoints import ROPES, greedy, logits, save
 from helpers.decoding import decode_with
 
 import convert
+from common.errors import InputError
 from decoder import SpeculativeDecoder
-from errors import InputError
 from families import causal_loading
 from families.causal_loading import runs_in_mlx_lm
 from speculative.drafting import PromptLookup

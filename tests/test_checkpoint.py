@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from checkpoints.folder import open_checkpoint
 from checkpoints.safetensors_files import read_safetensors
 from checkpoints.tensors import BFLOAT16, map_npz, to_mlx, to_numpy, write_npz_member
-from errors import InputError
+from common.errors import InputError
 
 
 def whole(tensor) -> np.ndarray:

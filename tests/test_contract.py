@@ -13,10 +13,10 @@ import pytest
 from helpers.programs import call
 
 import serve
+from common.errors import InputError
 from decoder import SpeculativeDecoder
 from documents.plain import parse
 from documents.translator import Translator
-from errors import InputError
 from speculative.cache import MASKED, CrossCache, SlotCache
 from speculative.model import Model, padded
 from speculative.options import RULES, Options

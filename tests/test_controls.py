@@ -11,9 +11,9 @@ from helpers.models import reference_texts
 from helpers.programs import ANSWER, DEMO, PROMPT, call
 from transformers import T5ForConditionalGeneration
 
+from common.errors import InputError
 from decoder import batch_generate, generate, load, stream_generate
 from demo.examples import examples
-from errors import InputError
 from families.conversion import convert
 from speculative.options import Options
 from speculative.sampling import BANNED

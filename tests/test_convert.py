@@ -25,13 +25,13 @@ from transformers.models.auto import modeling_auto
 from checkpoints import tensors, weights
 from checkpoints.quantization import Quantization
 from checkpoints.tensors import map_npz
+from common.errors import InputError
+from common.files import hidden
+from common.reporting import reporter
 from decoder import load
-from errors import InputError
 from families import conversion
 from families.conversion import _note, convert
-from families.loading import FAMILIES, check_head, family_of
-from files import hidden
-from reporting import reporter
+from families.registry import FAMILIES, check_head, family_of
 
 HOW = ("--dtype", "bfloat16", "--model")
 

@@ -14,14 +14,14 @@ from helpers.programs import call, run
 from mlx.utils import tree_flatten
 from test_distilled import with_states
 
+from common.errors import InputError
+from common.reporting import reporter
 from decoder import load
 from distillation import training
 from distillation.lessons import Lesson, drafts
 from distillation.promise import Promise, measure
 from distillation.texts import HELD_OUT, Text, read_texts, split
-from errors import InputError
 from families.distilled import from_target, own_weights, save
-from reporting import reporter
 from speculative.drafting import ModelDrafter
 from text.memory import Pair
 

@@ -21,10 +21,10 @@ from helpers.pairs import ours
 from mlx.utils import tree_map
 from tokenizers import Tokenizer, models
 
+from common.errors import InputError
+from common.reporting import reporter
 from decoder import SpeculativeDecoder, load
-from errors import InputError
 from families.distilled import from_target, own_weights, save, set_weights, shell, type_of
-from reporting import reporter
 from speculative.cache import MASKED
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 from speculative.options import Options

@@ -25,8 +25,8 @@ from helpers.ranks import LIMIT, by_hand, ends, launch, launched, run_jobs
 import main
 from checkpoints.quantization import Quantization
 from checkpoints.tensors import map_npz
+from common.errors import InputError
 from distributed.ranks import Ranks, session
-from errors import InputError
 from families.conversion import convert
 
 pytestmark = pytest.mark.slow

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.errors import InputError
 from documents import FORMATS, gettext
 from documents.document import Passage, by_length
 from documents.encodings import decoded
 from documents.sentences import changed, edges, keep_pattern, masked, sentences, translatable
-from errors import InputError
 
 WRAPPED = "An old king sees a door that is red, and\nhis old dog sees it too."
 CUES = "1\n00:00:01,000 --> 00:00:02,000\nan old king\r\nsees\n\n2\n00:00:03,000 --> 00:00:04,500\n<i>an old door.</i>\n"

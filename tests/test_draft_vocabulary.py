@@ -13,8 +13,8 @@ from helpers.oracle import disturbed
 from helpers.pairs import ours
 from helpers.programs import call
 
+from common.errors import InputError
 from decoder import Options, SpeculativeDecoder
-from errors import InputError
 from families.causal import CausalModel
 from speculative.draft import Candidate
 from speculative.draft_vocabulary import LEAST, MISSES, DraftVocabulary

@@ -25,10 +25,10 @@ from helpers.pairs import RAW, VARIANTS, both, in_dtype, inputs, known
 from transformers.activations import ACT2CLS, ACT2FN
 
 from checkpoints.folder import open_checkpoint
-from errors import InputError
-from families.encoder_decoder import activation
-from families.loading import family_of
+from common.errors import InputError
+from families.registry import family_of
 from speculative.cache import MASKED
+from transformer import activation
 
 
 @pytest.fixture(scope="module", params=VARIANTS)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from errors import InputError
-from files import Journal, hidden, replacing
+from common.errors import InputError
+from common.files import Journal, hidden, replacing
 
 
 @pytest.mark.parametrize("is_folder", [False, True])

@@ -5,7 +5,8 @@ import random
 from dataclasses import replace
 from itertools import pairwise
 
-from speech.formats import FORMATS, Layout, Segment, Transcript, Word
+from speech.formats import FORMATS, Layout
+from speech.segments import Segment, Transcript, Word
 from speech.subtitles import Rules, cues
 
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save
 
 from checkpoints.safetensors_files import read_safetensors
-from errors import InputError
+from common.errors import InputError
 
 pytestmark = pytest.mark.slow
 

@@ -11,9 +11,9 @@ from helpers.oracle import flat_weights
 from helpers.programs import DEMO
 from transformers import T5ForConditionalGeneration
 
+from common.errors import InputError
 from decoder import Options, SpeculativeDecoder, Stats, batch_generate, generate, stream_generate
 from demo.training.tasks import SHORT_KINDS, held_out_example
-from errors import InputError
 from families.causal import DecoderOnly
 from model import T5
 from speculative.sampling import RowSeeds

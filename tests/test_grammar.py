@@ -12,8 +12,8 @@ from helpers.causal_folders import write
 from helpers.decoding import drafters, finish, new_driver, new_rows
 from helpers.laws import LIMIT, TableModel, V, deviation, frequencies, joint_law
 
+from common.errors import InputError
 from decoder import SpeculativeDecoder, load
-from errors import InputError
 from serving.requests import ResponseRequest, validated
 from speculative.driver import Waiting
 from speculative.grammar import Matcher

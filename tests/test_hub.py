@@ -26,10 +26,10 @@ from huggingface_hub import constants
 import main
 from checkpoints.folder import weight_files
 from checkpoints.hub import fetch
+from common.errors import InputError
+from common.reporting import reporter
 from decoder import load
-from errors import InputError
 from families.conversion import convert, describe
-from reporting import reporter
 from terminal import cli
 
 MODEL = "org/model"

@@ -11,8 +11,8 @@ from helpers.texts import encoded
 from tokenizers import Tokenizer
 
 import main
+from common.errors import InputError
 from decoder import SpeculativeDecoder, batch_generate
-from errors import InputError
 from families.conversion import convert
 from families.loading import load
 from families.t5 import codes_in_words

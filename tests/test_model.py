@@ -20,9 +20,10 @@ from helpers.programs import ROOT
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from checkpoints.quantization import Quantization
-from errors import InputError
+from common.errors import InputError
 from families.conversion import converted_size, read_config
-from families.loading import family_of, weight_shapes
+from families.converted import weight_shapes
+from families.registry import family_of
 from families.t5 import FAMILY, NAMES, Config
 from model import T5, _buckets
 

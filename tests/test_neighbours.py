@@ -6,8 +6,8 @@ import pytest
 from helpers.programs import ANSWER, PROMPT
 from helpers.serving import alone
 
+from common.errors import InputError
 from decoder import Options
-from errors import InputError
 from serving.app import Api
 from serving.engine import Engine
 from serving.requests import _NAMES, Chat, Completion, ResponseRequest, parse

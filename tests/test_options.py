@@ -2,8 +2,8 @@
 
 import pytest
 
+from common.errors import InputError
 from docs.tools.option_tables import PAGE, with_tables
-from errors import InputError
 from speculative.options import DECLARED, DRAFT, MOST, OptionError, Options
 from speculative.row import Row
 from speculative.sampling import Greedy, Sampler, sampler

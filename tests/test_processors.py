@@ -15,7 +15,7 @@ from helpers.oracle import disturbed, in_transformers, with_eos
 from helpers.pairs import both
 from transformers import GenerationConfig, T5ForConditionalGeneration
 
-from errors import InputError
+from common.errors import InputError
 from speculative.options import MOST, Options
 from speculative.processors import Controls, CountPenalty, processors_for
 from speculative.row import Row

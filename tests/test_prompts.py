@@ -15,8 +15,8 @@ from threading import Timer
 import pytest
 from helpers.programs import ANSWER, PROMPT, ROOT, call
 
+from common.files import Journal, hidden
 from decoder import Options, SpeculativeDecoder, stream_generate
-from files import Journal, hidden
 from model import T5
 from terminal import cli, prompt_files
 from terminal.display import Display

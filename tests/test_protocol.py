@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from errors import InputError
+from common.errors import InputError
 from serving.answers import Call, Writer
 from serving.engine import Progress
 from serving.requests import (

@@ -12,8 +12,8 @@ from mlx.utils import tree_flatten
 from checkpoints import tensors
 from checkpoints.quantization import MODES, Quantization, is_matrix
 from checkpoints.tensors import map_npz, to_mlx
+from common.errors import InputError
 from decoder import generate, load
-from errors import InputError
 from families.conversion import convert, converted_size
 from families.t5 import Config
 from model import T5

@@ -14,7 +14,7 @@ from helpers.scripted import START, agreeing, plain
 
 import families
 from decoder import SpeculativeDecoder
-from families import loading
+from families import registry
 
 DRAFTER, RULE, FAMILY = (f"docs/new_{name}.md" for name in ("drafter", "rule", "family"))
 
@@ -90,7 +90,7 @@ def test_the_family_is_taken_and_passes_its_test(tmp_path, monkeypatch):
     (entry,) = re.findall(r'add `("gpt_neo": [^`]+)`', read(FAMILY))
     gpt_neo = importlib.import_module("families.gpt_neo")
     for name, family in eval(f"{{{entry}}}", {"gpt_neo": gpt_neo}).items():
-        monkeypatch.setitem(loading.FAMILIES, name, family)
+        monkeypatch.setitem(registry.FAMILIES, name, family)
     scope: dict = {"__name__": "test_gpt_neo"}
     exec(compile(test, FAMILY, "exec"), scope)
     (name,) = (name for name in scope if name.startswith("test_"))

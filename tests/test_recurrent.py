@@ -9,8 +9,8 @@ from helpers import causal_folders
 from helpers.causal_models import alone, build, prompts
 from helpers.decoding import RashSchedule, decode_with, new_rows, partial_steps, start, total
 
+from common.errors import InputError
 from decoder import Batch, SpeculativeDecoder
-from errors import InputError
 from families import loading
 from families.causal import MASKED, CausalCache, CausalModel
 from speculative import prefill

@@ -5,9 +5,10 @@ import json
 import pytest
 from helpers import whisper_models as wm
 
-from errors import InputError
-from speech.formats import FORMATS, Layout, Segment, Transcript
+from common.errors import InputError
+from speech.formats import FORMATS, Layout
 from speech.reference import Reference, parse
+from speech.segments import Segment, Transcript
 
 SPECIAL = wm.special()
 TEXTS = (" The farmer & <his> dog.", " Came home", " too late.")

@@ -12,8 +12,8 @@ from helpers.programs import DEMO
 from sentencepiece import SentencePieceProcessor
 from tokenizers import BertWordPieceTokenizer
 
-from errors import InputError
-from families.loading import FAMILIES
+from common.errors import InputError
+from families.registry import FAMILIES
 from text.languages import Languages
 from text.stream import TextStream
 from text.tokenizer import load_tokenizer

@@ -12,8 +12,8 @@ from helpers.programs import ANSWER, PROMPT, call
 from helpers.serving import Server, openai_client
 
 import serve
+from common.errors import InputError
 from decoder import load
-from errors import InputError
 from terminal import models
 from text.generation import GenerationDefaults
 

@@ -9,9 +9,9 @@ import pytest
 from helpers.checkpoints import SMALL
 
 from checkpoints.quantization import Quantization
+from common.errors import InputError
 from distributed.ranks import ALONE, LOST, Ranks
 from distributed.sharding import check_ranks
-from errors import InputError
 from families.t5 import Config
 
 

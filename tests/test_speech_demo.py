@@ -5,7 +5,7 @@ import json
 import pytest
 from helpers.programs import DEMO, call
 
-from errors import InputError
+from common.errors import InputError
 from families.conversion import convert
 from speculative.row import Stats
 from speech.audio import read

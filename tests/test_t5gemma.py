@@ -23,10 +23,10 @@ from transformers import AutoTokenizer
 
 from checkpoints.folder import open_checkpoint
 from checkpoints.quantization import Quantization
+from common.errors import InputError
 from decoder import SpeculativeDecoder, load
-from errors import InputError
 from families.conversion import convert, read_config
-from families.loading import family_of
+from families.registry import family_of
 from families.t5gemma import FAMILY, Config, Norm, T5Gemma, embed
 from text.stream import TextStream
 from text.tokenizer import load_tokenizer

@@ -1,6 +1,6 @@
 """Tasks whose rows one batch decodes: speculative/tasks.py."""
 
-from errors import InputError
+from common.errors import InputError
 from speculative.row import Row
 from speculative.tasks import Tasks
 

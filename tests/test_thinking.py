@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from helpers import causal_folders
 
+from common.errors import InputError
 from decoder import load
-from errors import InputError
 from text.text_side import Prompt
 from text.thinking import Thinking
 

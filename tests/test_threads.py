@@ -15,7 +15,8 @@ from tokenizers import Tokenizer, models
 
 from checkpoints.quantization import Quantization
 from families.conversion import convert
-from families.loading import family_of, load
+from families.loading import load
+from families.registry import family_of
 from families.whisper import Whisper
 
 SHAPES = {

@@ -8,8 +8,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from speech.formats import Segment, Word
 from speech.options import TranscribeOptions
+from speech.segments import Segment, Word
 from speech.timeline import Timeline, share
 from speech.words import cut_segment
 

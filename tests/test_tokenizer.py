@@ -13,15 +13,15 @@ from helpers.texts import AWKWARD, SHARED, assert_same_tokenizer, needs_shared, 
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import AutoTokenizer, ByT5Tokenizer, T5Tokenizer
 
+from common.errors import InputError
 from demo.training.tasks import held_out_example
-from errors import InputError
-from families.encoder_decoder import EncoderDecoder
-from families.loading import _text_side
+from families.converted import _text_side
 from families.t5 import FAMILY, write_tokenizer
 from serving.answers import pieces as named_pieces
 from text.stream import TextStream
 from text.tokenizer import byte_tokenizer, load_tokenizer, shared_vocabulary
 from text.tokenizer_files import save
+from transformer import EncoderDecoder
 
 EMBEDDED = DEMO / "draft"
 

@@ -11,7 +11,7 @@ from helpers.torch_files import DATA, Call, Global, legacy, payload, tensor, who
 
 from checkpoints import tensors
 from checkpoints.torch_files import read_torch
-from errors import InputError
+from common.errors import InputError
 
 KINDS = ["zip", "legacy"]
 

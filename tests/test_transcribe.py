@@ -15,7 +15,7 @@ from helpers.programs import call
 from helpers.sounds import write_wav
 
 import transcribe as command
-from files import Journal
+from common.files import Journal
 from speech.formats import FORMATS
 from speech.journal import resumed
 

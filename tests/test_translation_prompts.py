@@ -7,10 +7,10 @@ import pytest
 from helpers import causal_folders
 from helpers.programs import DEMO
 
+from common.errors import InputError
 from decoder import Options, SpeculativeDecoder, load
 from documents import FORMATS
 from documents.translator import Translator
-from errors import InputError
 from families.translation_prompts import translation_of
 from text.text_side import Prompt
 

@@ -15,10 +15,10 @@ from helpers.serving import Server
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 
+from common.errors import InputError
 from decoder import Options
 from documents import apart, html, read
 from documents.apart import read_apart
-from errors import InputError
 from serving import translation
 from serving.engine import Engine, Refused
 from serving.translation import Translations

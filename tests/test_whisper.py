@@ -20,11 +20,11 @@ from tokenizers import Tokenizer, models
 
 import speech.transcript
 from checkpoints.quantization import Quantization
+from common.errors import InputError
+from common.reporting import reporter
 from decoder import load
-from errors import InputError
 from families.conversion import convert
 from families.whisper import Window
-from reporting import reporter
 from speculative.drafting import ModelDrafter
 from speculative.processors import Controls
 from speculative.row import Row

@@ -16,8 +16,9 @@ import speech.transcript
 from families.conversion import convert
 from speech.audio import read
 from speech.features import HOP, RATE, log_mel
-from speech.formats import FORMATS, Layout, Segment, Transcript, Word
+from speech.formats import FORMATS, Layout
 from speech.options import TranscribeOptions
+from speech.segments import Segment, Transcript, Word
 from speech.transcriber import Transcriber
 from speech.voice import first_speech, last_pause, probabilities, with_speech
 from speech.words import (

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
 
-from errors import InputError
+from common.errors import InputError
 
 
 class Detector:

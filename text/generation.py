@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints.folder import read_json
-from errors import InputError, naming
+from common.errors import InputError, naming
 from speculative.options import Options
 
 FILE = "generation_config.json"

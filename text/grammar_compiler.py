@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from errors import InputError
+from common.errors import InputError
 from speculative.grammar import LOOKAHEAD, Matcher
 from speculative.options import FORMS, Options
 from text.tokenizer import token_bytes

@@ -13,7 +13,7 @@ from language_data.names import name_to_code
 from rapidfuzz import fuzz
 
 from checkpoints.folder import read_json
-from errors import InputError
+from common.errors import InputError
 
 FILE = "languages.json"
 _NEAR, _FAR = 5, 60  # the CLDR's distances: de-AT is 4 from de, Swiss German 8, Luxembourgish 20

@@ -17,8 +17,8 @@ from xml.etree import ElementTree
 import langcodes
 from rapidfuzz import fuzz, process
 
-from errors import InputError, naming
-from files import naming_file
+from common.errors import InputError, naming
+from common.files import naming_file
 
 CLOSE = 0.7  # the least similarity that counts; translators' tools use 0.7 or 0.75
 _TASK = re.compile(r"\s*(?:<2(\w+)>|>>(\w+)<<|([^:\n]{1,40}:(?=\s)))\s*")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import Encoding, Tokenizer
 
-from errors import InputError, first_line
+from common.errors import InputError, first_line
 from speculative.options import TOKENS
 from text.generation import GenerationDefaults
 from text.languages import Languages, tag_of

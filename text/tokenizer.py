@@ -13,7 +13,7 @@ from textwrap import shorten
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from errors import InputError
+from common.errors import InputError
 
 FILE = "tokenizer.json"
 SOURCE_FILE = "source_tokenizer.json"  # if a model reads with another tokenizer than it writes with

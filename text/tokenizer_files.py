@@ -14,8 +14,8 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 
 from checkpoints.folder import TOKENIZER_FILES, read_json
-from errors import InputError
-from reporting import reporter
+from common.errors import InputError
+from common.reporting import reporter
 from text.languages import Languages
 from text.tokenizer import FILE, load_tokenizer, readable
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from errors import InputError
+from common.errors import InputError
 from text.memory import Report, load_memory
 
 _TOGETHER = 1000  # texts that are split into tokens in one call

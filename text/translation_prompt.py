@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from errors import InputError
+from common.errors import InputError
 from text.languages import is_chinese, name_in
 
 _PLACE = re.compile(r"\{(text|source|target)\}")

@@ -18,7 +18,7 @@ from helpers.causal_configs import WINDOW
 from helpers.causal_models import alone, build, prompts
 from helpers.decoding import decode_with
 
-from errors import InputError
+from common.errors import InputError
 from families.causal import CausalModel
 from speculative.drafting import Drafter, ModelDrafter
 

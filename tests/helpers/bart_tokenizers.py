@@ -11,7 +11,7 @@ from sentencepiece import sentencepiece_model_pb2
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
 
 from demo.training.tasks import training_example
-from families.bart_tokenizers import write_tokenizer
+from families.bart_tokenizer import write_tokenizer
 from helpers import bart_checkpoints, checkpoints
 from helpers.programs import ROOT
 from text.tokenizer import FILE, SOURCE_FILE, load_tokenizer

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from families.loading import family_of
+from families.registry import family_of
 from helpers import bart_checkpoints, checkpoints, t5gemma2_checkpoints, t5gemma_checkpoints
 from helpers.models import mlx_model, padded_inputs
 from helpers.oracle import flat_weights

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-import blas  # noqa: F401 (before MLX)
+from common import blas  # noqa: F401 (before MLX)
 
 # isort: split
 import mlx.core as mx

@@ -12,7 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from errors import InputError
+from common.errors import InputError
 from speculative.cache import CrossCache
 from speculative.model import Model, Rows, padded, replace_unknown
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from errors import InputError
+from common.errors import InputError
 
 
 def hidden(path: Path, ending: str) -> Path:

@@ -1,0 +1,1 @@
+"""Beneath every other room: errors, files written whole, what long work reports, and a fast BLAS."""
