@@ -4,6 +4,7 @@ import math
 import re
 import sys
 import threading
+from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,10 +48,12 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", ["float32", *(pytest.param(n, marks=slow) for n in check.TYPES[1:])]
-)
-@pytest.mark.parametrize("check_name", check.CHECKS)
+# Each check in float32 and in one of the other types, in turn.
+CASES = [(name, "float32") for name in check.CHECKS]
+CASES += [pytest.param(*case, marks=slow) for case in zip(check.CHECKS, cycle(check.TYPES[1:]))]
+
+
+@pytest.mark.parametrize(("check_name", "name"), CASES)
 def test_a_wrong_text_or_logit_turns_its_verdict(pairs, monkeypatch, check_name, name):
     (pair,), method = pairs(name), check.CHECKS[check_name]
     monkeypatch.setattr(check, "has_gpu", lambda: True)  # both sides are this processor

@@ -199,12 +199,11 @@ MODELS = (
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", MODELS)
 def test_tokens_are_the_oracles_in_every_variant(events, variant):
-    """Every third way, with the others in the next two variants; any twenty-one in a row would see each way with each
-    of seven numbers of drafted tokens. T5's others differ in their checkpoints (test_families.py)."""
+    """Every sixth way, with the others in the next five variants, and other numbers of drafted tokens. T5's others differ in their checkpoints (test_families.py)."""
     model, partly = MODELS[variant](), 0
     prompts, expected = oracles(model)
     shift = list(MODELS).index(variant)
-    runs = [(*way, 1 + (i + shift) % 7) for i, way in enumerate(WAYS) if (i + shift) % 3 == 0]
+    runs = [(*way, 1 + (i + shift) % 7) for i, way in enumerate(WAYS) if (i + shift) % 6 == 0]
     for kind, noise, batch_size, num_draft in [
         *runs,
         ("model", 2, 8, 0),
@@ -220,7 +219,7 @@ def test_tokens_are_the_oracles_in_every_variant(events, variant):
         assert texts == expected[:count], (kind, noise, batch_size, num_draft)
         if num_draft != "auto":
             partly += partial_steps(rows, num_draft)
-    assert partly > 25
+    assert partly > 12
     assert all(events.values())
 
 

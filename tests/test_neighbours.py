@@ -1,6 +1,7 @@
 """Whatever one request brings, in any of its fields, the rows beside it end as alone, and no step fails."""
 
 import json
+from itertools import cycle
 
 import pytest
 from helpers.programs import ANSWER, PROMPT
@@ -18,22 +19,8 @@ REQUESTS = {
     Chat: {"messages": CHAT},
     ResponseRequest: {"input": "x"},
 }
-ODD = [
-    0,
-    1,
-    -1,
-    10**6,
-    -(10**6),
-    0.5,
-    1e9,
-    -1e9,
-    1e-300,
-    "",
-    "x",
-    "é\u2028🎈\0",
-    "x" * 600,
-    "\n" * 99,
-]
+ODD = [0, 1, -1, 10**6, -(10**6), 0.5, 1e9, -1e9, 1e-300]
+ODD += ["", "x", "é\u2028🎈\0", "x" * 600, "\n" * 99]
 ODD += [[], [0], [0, 1, 1099], ["x"], [["x"]], [[5], [6, 7]], {}, {"5": 1e9}, {"1": 1e9}, True]
 BEGUN = [{"role": "assistant", "content": "e" * n} for n in range(70)]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {}}}}}
@@ -108,18 +95,18 @@ def test_a_request_changes_nothing_beside_it(api, field):
     normal = [{"prompt": PROMPT, "max_tokens": 8, **each} for each in normal]
     texts = [alone(engine.decoder, each) for each in normal]
     beside = []
-    for kind, required in REQUESTS.items():
-        for value in [*ODD, *VALUES[field]] if field in fields_of(kind) | {*_NAMES} else ():
-            number = len(beside) % len(normal)
-            fields = required | {"temperature": number} | {field: value}
-            try:
-                odd = api._rows(parse(json.dumps(fields).encode(), kind))
-            except InputError as error:
-                assert "\n" not in str(error)
-                continue
-            (row,) = api._rows(parse(json.dumps(normal[number]).encode(), Completion))
-            beside.append((row, texts[number]))
-            engine.submit([row, *odd[:3]], lambda: None)
+    kinds = [kind for kind in REQUESTS if field in fields_of(kind) | {*_NAMES}]
+    for value, kind in zip([*ODD, *VALUES[field]], cycle(kinds)):
+        number = len(beside) % len(normal)
+        fields = REQUESTS[kind] | {"temperature": number} | {field: value}
+        try:
+            odd = api._rows(parse(json.dumps(fields).encode(), kind))
+        except InputError as error:
+            assert "\n" not in str(error)
+            continue
+        (row,) = api._rows(parse(json.dumps(normal[number]).encode(), Completion))
+        beside.append((row, texts[number]))
+        engine.submit([row, *odd[:3]], lambda: None)
     engine._decode()  # raises what a step raises
     assert not engine._waiting
     for row, text in beside:

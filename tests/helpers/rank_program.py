@@ -17,11 +17,10 @@ from mlx.utils import tree_flatten
 
 PROMPTS = ["the cat sat on the mat, the cat sat on", "a bb a bb a bb", "ccc"]
 WAYS = {
-    "plain": dict(num_draft=0, batch_size=2),
+    "plain": dict(num_draft=0, batch_size=2, max_tokens=4),
     "draft": dict(num_draft=3, batch_size=2),
     "short": dict(num_draft=2, batch_size=3, max_tokens=5),
-    "lookup": dict(num_draft=3, lookup=True),
-    "auto": dict(num_draft="auto", lookup=True, max_tokens=24),
+    "auto": dict(num_draft="auto", lookup=True, max_tokens=12),
     "coupled": dict(num_draft=2, temp=0.8, seed=3),
     "fresh": dict(num_draft=2, temp=3.0),
     "beams": dict(num_beams=3, num_samples=2, length_penalty=0.5, batch_size=2),
