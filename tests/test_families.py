@@ -54,9 +54,11 @@ def test_a_config_survives_its_file_and_follows_from_config_json_alone(pair):
     assert family_of(raw).config.from_hub(raw, None) == model.config
 
 
-@pytest.mark.parametrize("wrapper", ["module._orig_mod.", "pretrained_model.", "model."])
-def test_wrappers_prefixes_and_unknown_tensors_are_left_out_and_named(pair, tmp_path, wrapper):
+def test_wrappers_prefixes_and_unknown_tensors_are_left_out_and_named(pair, tmp_path):
+    """Each prefix with every third variant."""
     raw, reference, _ = pair
+    wrappers = ("module._orig_mod.", "pretrained_model.", "model.")
+    wrapper = wrappers[list(RAW.values()).index(raw) % 3]
 
     def read(name, state):
         folder = checkpoints.save(tmp_path / name, raw, state, kind="zip")

@@ -169,7 +169,8 @@ def usual(text, new: bytes) -> list[int]:
 RULES = np.array([[0, 1, 1, 1], [1, 1, 0, 1], [0, 0, 0, 1], [1, 0, 1, 1]], bool)
 
 
-@pytest.mark.parametrize("rule", ["token", pytest.param("block", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["token", "block"])
 def test_rows_have_the_law_of_the_masked_target(rule):
     """Renormalised token by token; a 3 is forced after a 2."""
     target, options = TableModel(0), Options(num_draft=2, acceptance=rule, max_tokens=3, temp=1.0)

@@ -114,6 +114,7 @@ def sound(name):
         return file.readframes(file.getnframes())
 
 
+@pytest.mark.slow
 def test_hypotheses_are_those_of_plain_decoding_in_fewer_calls(folder):
     transcriber = Transcriber(folder / "target")
 

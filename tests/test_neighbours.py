@@ -88,7 +88,11 @@ def test_every_field_has_its_values():
     assert {*VALUES} == {*_NAMES}.union(*map(fields_of, REQUESTS))
 
 
-@pytest.mark.parametrize("field", VALUES)
+QUICK = ("logprobs", "n", "prompt", "stop", "structured_outputs")
+FIELDS = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in VALUES]
+
+
+@pytest.mark.parametrize("field", FIELDS)
 def test_a_request_changes_nothing_beside_it(api, field):
     engine = api.engine
     normal = [{}, {"temperature": 1.0, "seed": 1}, {"num_draft": 0, "logprobs": 2}]

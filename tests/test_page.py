@@ -163,5 +163,6 @@ def test_the_second_box_waits_for_the_key_and_is_not_there_for_speech(page):
     wait(page, "!document.getElementById('translate').hidden")
 
 
+@pytest.mark.slow
 def test_the_page_asks_nobody_else():
     assert not re.search(r"https?://|@import|src=|<link (?!rel=\"icon\" href=\"data:)", PAGE)

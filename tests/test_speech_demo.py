@@ -64,6 +64,7 @@ def test_a_token_that_the_model_lacks_is_the_users_mistake(pair):
         pair.transcribe(read(FILES[0]), options)
 
 
+@pytest.mark.slow
 def test_a_reference_drafts_and_changes_nothing(folder):
     alone = Transcriber(folder / "mlx_models" / "demo-speech-target")
     samples = read(str(DEMO / "speech" / "story.wav"))

@@ -192,6 +192,7 @@ def test_a_document_read_apart_is_the_same(name, data):
     assert there.write(texts) == here.write(texts) != data
 
 
+@pytest.mark.slow
 def test_what_hangs_or_breaks_its_parser_is_given_up(monkeypatch):
     def closed() -> None:
         raise Refused("shutting down")

@@ -375,13 +375,22 @@ def with_gaps(*plan):
     return np.concatenate(sounds), spans
 
 
+LATE = 20, "story.wav", 6, "sentence.wav"
 GAPS = "sentence.wav", 10, "sentence.wav", 9, "sentence.wav"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("timed", [False, True], ids=["segments", "words"])
-@pytest.mark.parametrize("options", [{}, dict(vad=True), dict(vad=True, batched=True)])
-@pytest.mark.parametrize("plan", [GAPS, (20, "story.wav", 6, "sentence.wav")])
+@pytest.mark.parametrize(
+    ("plan", "options", "timed"),
+    [
+        (GAPS, {}, True),
+        (GAPS, dict(vad=True), False),
+        (GAPS, dict(vad=True, batched=True), True),
+        (LATE, {}, False),
+        (LATE, dict(vad=True), True),
+        (LATE, dict(vad=True, batched=True), False),
+    ],
+)
 def test_times_are_the_sounds_whatever_silence_is_in_it(demo, plan, options, timed):
     samples, spans = with_gaps(*plan)
     transcript = demo.transcribe(samples, TranscribeOptions(word_timestamps=timed, **options))
