@@ -27,7 +27,7 @@ from families.conversion import convert
 
 def reported(folder: Path, *arguments) -> tuple[str, dict]:
     """What the benchmark prints, and its last line, which is JSON."""
-    result = programs.run(*arguments, cwd=folder, script="benchmark.py")
+    result = programs.call(*arguments, cwd=folder, script="benchmark.py")
     assert result.returncode == 0, result.stderr
     return result.stdout, json.loads(result.stdout.splitlines()[-1])
 
@@ -35,11 +35,11 @@ def reported(folder: Path, *arguments) -> tuple[str, dict]:
 @pytest.mark.slow
 def test_speed_of_the_users_models_as_tables_and_json(demo_folders):
     models = "--model demo-target --draft-model demo-draft --drafter model lookup both"
-    options = "--kinds repair number --examples 2 --num-draft 4 auto --batch-size 1 2"
+    options = "--kinds repair number --examples 1 --num-draft 4 auto --batch-size 1 2"
     printed, data = reported(demo_folders, *models.split(), *options.split())
     assert list(data["kinds"]) == ["repair", "number"]
     for kind, report in data["kinds"].items():
-        assert f"## {kind}" in printed and report["prompts"].startswith("2 of")
+        assert f"## {kind}" in printed and report["prompts"].startswith("1 of")
         names = [run["decoding"] for run in report["runs"]]
         assert len(names) == 2 * (1 + 3 * 2)
         assert all(f"| {name} " in printed for name in names)

@@ -19,7 +19,7 @@ PROMPTS = ["the cat sat on the mat, the cat sat on", "a bb a bb a bb", "ccc"]
 WAYS = {
     "plain": dict(num_draft=0, batch_size=2, max_tokens=4),
     "draft": dict(num_draft=3, batch_size=2),
-    "short": dict(num_draft=2, batch_size=3, max_tokens=5),
+    "short": dict(num_draft=2, batch_size=3, max_tokens=3),
     "auto": dict(num_draft="auto", lookup=True, max_tokens=12),
     "coupled": dict(num_draft=2, temp=0.8, seed=3),
     "fresh": dict(num_draft=2, temp=3.0),
