@@ -88,7 +88,7 @@ def counts_of_one_step(accept, p: np.ndarray, q: np.ndarray, k: int, draws: int,
     return frequencies(tokens[:, 1:]), n.mean()
 
 
-def decoded(options: Options, drafter, schedule=None, count: int = 15_000):
+def decoded(options: Options, drafter, schedule=None, count: int = 20_000):
     """Rows, decoded with TableModel(0), BATCH of them side by side."""
     driver = new_driver(TableModel(0), drafter, options, schedule)
     rows = new_rows(TableModel(0), [[b % 3, b % 2] for b in range(count)], options)
