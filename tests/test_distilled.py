@@ -29,8 +29,9 @@ from speculative.cache import MASKED
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 from speculative.options import Options
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("umt5", "bart", "m2m", "t5gemma")]
-NAMES = ["t5", "t5gemma2", *SLOW]
+OTHERS = ("umt5", "bart", "m2m", "t5gemma", "t5gemma2")
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in OTHERS]
+NAMES = ["t5", *SLOW]
 
 
 def with_states(target, layers=(0,)):

@@ -20,10 +20,10 @@ from speculative.driver import Driver, Waiting
 from speculative.options import Options
 from text.tokenizer import byte_tokenizer
 
-SLOW = pytest.mark.slow
+pytestmark = pytest.mark.slow
 # Alone: their states do not tell fillers from tokens.
-TOGETHER = ["qwen3_next", *(pytest.param(n, marks=SLOW) for n in ("falcon_h1", "lfm2", "mamba2"))]
-ALONE = [pytest.param(n, marks=SLOW) for n in ("jamba", "rwkv7")]
+TOGETHER = ["qwen3_next", "falcon_h1", "lfm2", "mamba2"]
+ALONE = ["jamba", "rwkv7"]
 
 
 def pair(name: str) -> tuple:
@@ -92,7 +92,6 @@ def spoiled(monkeypatch):
     monkeypatch.setattr(CausalCache, "decoded", spoiling)
 
 
-@SLOW
 @pytest.mark.parametrize("name", TOGETHER)
 def test_calls_that_begin_ahead(name, monkeypatch, spoiled):
     """As on a GPU, also where the foreseen call is not the one that comes. A row without a token in a call keeps its

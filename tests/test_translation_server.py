@@ -218,6 +218,7 @@ def test_a_signal_ends_a_server_that_reads_what_hangs(demo_folders):
         assert server.process.wait(20) == 0 and reading.result()[0] == 503
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["_STORED", "_STORED_SIZE"])
 def test_no_translation_is_dropped_before_it_was_fetched_or_is_old(decoder, monkeypatch, limit):
     """By number and by size; the first one that was fetched goes first."""
