@@ -289,14 +289,6 @@ def test_the_manual_explains_the_lines_of_the_step_in_their_order():
     assert len(explained) > 9 and places == sorted(places)
 
 
-def parts() -> dict[str, list[Path]]:
-    """The modules of each part of the project: one of the root, or those of a folder."""
-    modules = {path.name: [path] for path in sorted(ROOT.glob("*.py"))}
-    for path in sorted(ROOT.glob("*/__init__.py")):
-        modules[f"{path.parent.name}/"] = sorted(path.parent.glob("**/*.py"))
-    return modules
-
-
 @pytest.mark.parametrize("name", MANUAL)
 def test_every_file_in_the_text_is_there(name):
     near = (ROOT, (ROOT / name).parent)
@@ -304,10 +296,9 @@ def test_every_file_in_the_text_is_there(name):
     assert not {n for n in named - {"mlx_models/"} if not any((to / n).exists() for to in near)}
 
 
-def test_the_readme_has_every_program_part_and_page():
+def test_the_readme_has_every_program_and_page():
     text = read("README.md")
     assert {command[0] for command in of_page(text)} == PARSERS.keys()
-    assert parts().keys() <= set(spans(text))
     assert set(PAGES) <= set(re.findall(r"\]\(([^)#]+)\)", text))
 
 
