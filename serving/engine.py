@@ -145,9 +145,8 @@ class Engine:
                 traceback.print_exc(file=sys.stderr)
                 if not self._running:  # no batch could begin
                     self.take(len(self._waiting), wait=False)
-            for job in list(
-                self._running.values()
-            ):  # after the error, which holds the batch's memory
+            # After the error, which holds the batch's memory
+            for job in list(self._running.values()):
                 self._decode_alone(job)
 
     def _decode_alone(self, job: Job) -> None:
