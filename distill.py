@@ -101,7 +101,7 @@ def main() -> None:
     if transcriber:
         texts = hear(transcriber, args)
     else:
-        texts = read(SpeculativeDecoder(model, tokenizer), folder, args)
+        texts = read(SpeculativeDecoder(model, tokenizer), memory, args)
     cli.note_types(model)
     if 1 < len(texts) < FEW:
         reporter.note(
@@ -138,10 +138,9 @@ def describe(look: Look) -> str:
     return line
 
 
-def read(decoder: SpeculativeDecoder, folder: Path, args) -> list[Text]:
+def read(decoder: SpeculativeDecoder, memory: Path, args) -> list[Text]:
     """The texts of these languages in the memory, and those of the prompt file and the documents, which the model writes
     where they are missing."""
-    memory = args.memory or folder.with_name(f"{folder.name}.jsonl")
     named = args.source_lang, args.target_lang
     if args.prompt_file or args.document:
         languages = decoder.text.resolve_languages(*named)

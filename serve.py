@@ -255,10 +255,8 @@ def serve(server, listener: socket.socket, engine, name: str) -> None:
         engine.close()
         server.should_exit = True
         http_thread.join(2 * UVICORN["timeout_graceful_shutdown"])
-        if (
-            http_thread.is_alive()
-        ):  # it waits for a thread, such as one that cuts a book into sentences
-            os._exit(0)
+        if http_thread.is_alive():
+            os._exit(0)  # it waits for a thread, such as one that cuts a book into sentences
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from checkpoints.safetensors_files import read_safetensors
 from checkpoints.tensors import Tensor
 from checkpoints.torch_files import read_torch
 from common.errors import InputError
+from common.files import states
 
 MODELS = Path("mlx_models")
 WEIGHTS = "weights.npz"
@@ -100,9 +101,8 @@ def open_checkpoint(folder: Path) -> dict[str, Tensor]:
 
 def state_of(folder: Path) -> dict[str, list[int]]:
     """The size and the time, in ns, of each of a checkpoint's files that conversion reads."""
-    files = (p for p in folder.glob("*") if p.name in _SETTINGS or _WEIGHTS.fullmatch(p.name))
-    stats = {path.name: path.stat() for path in files}
-    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
+    files = folder.glob("*")
+    return states(p for p in files if p.name in _SETTINGS or _WEIGHTS.fullmatch(p.name))
 
 
 def is_outdated(converted: Path) -> bool:

@@ -19,9 +19,8 @@ from speculative.processors import CountPenalty
 from text.text_side import ChatTemplate, Prompt
 
 Kind = TypeVar("Kind", bound=BaseModel)
-_UNSUPPORTED: tuple[
-    tuple[tuple, str], ...
-] = (  # values that change nothing, and the fields, also of other servers
+# Values that change nothing, and the fields, also of other servers
+_UNSUPPORTED: tuple[tuple[tuple, str], ...] = (
     ((True,), "add_bos_token skip_special_tokens spaces_between_special_tokens"),
     (
         (False,),

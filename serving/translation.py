@@ -40,10 +40,8 @@ _COMMON = (
 ).split()
 _ALIASES = {"zh": "zh-Hans", "zt": "zh-Hant", "pb": "pt-BR"}  # LibreTranslate's
 _DETECTED = 100  # passages in which a language is detected
-_STORED, STORED_SECONDS = (
-    32,
-    600,
-)  # documents, and how long their translations wait for their clients
+_STORED = 32  # documents
+STORED_SECONDS = 600  # for which a translation waits for its client
 _STORED_SIZE = 10  # times the largest upload: of all of them
 
 Parse = Callable[[bytes], Document]

@@ -80,7 +80,7 @@ class Tasks:
                 continue
             running.unfinished.remove(row)
             if not running.unfinished:
-                self._advance(index, 1)
+                self._advance(index, len(self._waiting) + 1)  # now, whatever else waits
 
     def _advance(self, index: int, count: int) -> None:
         """Let a task go on until `count` rows wait to be taken, it waits for all its rows, or it ends."""

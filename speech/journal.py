@@ -24,14 +24,14 @@ def resumed(task: Task, output: Path, key: str, force: bool = False) -> Task:
                 continue
             rows = [*work]
             entry = next(earlier, None)
-            if entry:
-                _fill(rows, entry)
-            else:
+            if entry is None:
                 yield rows
                 try:
                     journal.append([(row.generated, row.origins, row.logprobs) for row in rows])
                 except OSError:  # what has no entry is decoded again
                     return (yield from task)
+            else:
+                _fill(rows, entry)
             work = resume(task)
         return work.result
 

@@ -37,6 +37,16 @@ def test_a_batch_is_filled_from_several_tasks_and_each_goes_on_in_order():
     assert decode([task(rows(1)), task(rows(2))], at_once=1)[0] == [[1], [2]]
 
 
+def test_a_task_ends_with_its_last_row_whatever_else_waits():
+    source = Tasks([task(rows(1)), task(rows(2, 3))], at_once=2)
+    (first,) = source.take(1, wait=True)
+    (second,) = source.take(1, wait=True)
+    for row in (second, first):
+        row.finish_reason = "stop"
+        source.finish(row)
+    assert [*source.results] == [(0, 1)] and source.take(1, wait=True)
+
+
 def test_a_row_that_two_tasks_wait_for_is_decoded_once():
     shared = rows(7)
     assert decode([task(shared, rows(8)), task([*rows(9), *shared])]) == (

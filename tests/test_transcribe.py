@@ -16,6 +16,7 @@ from helpers.sounds import write_wav
 
 import transcribe as command
 from common.files import Journal
+from speculative.row import Row
 from speech.formats import FORMATS
 from speech.journal import resumed
 
@@ -115,6 +116,23 @@ def test_rows_are_kept_up_to_the_first_that_the_disk_has_no_room_for(tmp_path, m
     monkeypatch.undo()
     with closing(Journal(tmp_path / "x", "key")) as journal:
         assert journal.entries == [[[[0], [], []]]]
+
+
+def test_a_step_without_rows_has_its_entry_too(tmp_path):
+    """Otherwise the next run would take those after it for one another."""
+
+    def begin():
+        first, last = Row([1], tokens=[1]), Row([2], tokens=[2])
+        return first, last, resumed((step for step in ([first], [], [last])), tmp_path / "x", "key")
+
+    _, last, steps = begin()
+    assert [next(steps) for _ in range(3)][-1] == [last]
+    steps.close()
+    first, last, steps = begin()
+    assert next(steps) == [last] and first.generated == [1, 1]
+    steps.close()
+    with closing(Journal(tmp_path / "x", "key")) as journal:
+        assert journal.entries == [[[[1], [], []]], []]
 
 
 def test_no_transcript_is_replaced_unless_the_user_says_so(folder):
