@@ -186,8 +186,7 @@ def write(decoder: SpeculativeDecoder, memory: Path, languages: Sequence[str | N
                     writer.append(Pair(response.prompt, response.text, *languages))
                 show(file.lines)
     if documents:
-        translator = Translator(decoder, options, args.batch_size, memory_file=writer)
-        translator.texts = texts
+        translator = Translator(decoder, options, args.batch_size, memory_file=writer, texts=texts)
         for name, document in documents.items():
             translator.translate(document, name)
 

@@ -11,24 +11,21 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from common.errors import InputError, naming
-from common.files import Journal, check_free, replacing
+from common.errors import InputError
+from common.files import check_free, replacing
 from decoder import BATCH_SIZE
 from distributed.ranks import Ranks, session
-from documents import FORMATS, OPTIONS, read
-from documents.document import Document
-from documents.translator import Line, Translator
+from documents import FORMATS
+from documents.files import REPORT_HEAD, File, FileTranslator, load, output_of, remarks, report_of
+from documents.translator import Translator
 from terminal import cli, flags
 from terminal.models import Models, open_decoder
 from terminal.summary import Summary
-from text.languages import short, tag_of, title
+from text.languages import title
 from text.memory import MemoryFile
-
-STDIN = "-"
 
 
 def parse_args(argv: list[str] | None = None):
@@ -101,44 +98,6 @@ def parse_args(argv: list[str] | None = None):
     return args
 
 
-def load(name: str, output: Path | None, encoding: str | None = None, **options: bool) -> Document:
-    """The document in a file. Standard input has the format of the output's name. options: of `OPTIONS`."""
-    path = Path(output or name) if name == STDIN else Path(name)
-    suffix = path.suffix.lower() or ".txt"
-    if options.get("bilingual") and suffix not in OPTIONS["bilingual"]:
-        raise InputError(f"{path}: --bilingual is for {', '.join(OPTIONS['bilingual'])}")
-    data = sys.stdin.buffer.read() if name == STDIN else path.read_bytes()
-    with naming(Path(name)):
-        return read(path, data, encoding, **options)
-
-
-def output_of(
-    name: str, output: Path | None, languages: Sequence[str | None], force: bool
-) -> Path | None:
-    """Where a document's translation goes; None: stdout. languages: source and target. InputError if that exists, unless
-    `force`."""
-    if str(output or name) == STDIN:
-        return None
-    if output is None or output.is_dir():
-        source, target = languages
-        if target is None:
-            raise InputError("into which language? Name it with --to, or the file with --output")
-        path = Path(name)
-        suffix = ".po" if path.suffix == ".pot" else path.suffix
-        output = (output or path.parent) / f"{_in_language(path.stem, source, target)}{suffix}"
-    check_free(output, force)
-    return output
-
-
-def _in_language(stem: str, source: str | None, target: str) -> str:
-    """A name with the target language, in place of the source language if that is a part: film.en, film.de."""
-    first, *parts = stem.split(".")
-    for i in reversed(range(len(parts))):
-        if source and tag_of(parts[i]) and short(parts[i]) == short(source):
-            return ".".join([first, *parts[:i], short(target), *parts[i + 1 :]])
-    return f"{stem}.{short(target)}"
-
-
 def report_languages(translator: Translator) -> None:
     """Name on stderr the model's own languages that it uses because none were given."""
     codes = translator.source_lang, translator.target_lang
@@ -147,41 +106,11 @@ def report_languages(translator: Translator) -> None:
             print(f"translating {flag} {title(code)}; --{flag} changes that", file=sys.stderr)
 
 
-def translate_file(
-    translator: Translator, name: str, document: Document, journal: Journal | None = None
-) -> tuple[bytes, list[Line]]:
-    """A document's translation, and its lines. Sentences that are in the journal are not translated again."""
-    lines = list[Line]()
-    translator.on_line = lines.append
-    if journal:
-        translator.texts |= dict(journal.entries)
-    data, problems = translator.translate(document, name, journal)
-    for problem in problems:
-        print(cli.one_line(f"{name}, {problem}"), file=sys.stderr)
-    for note in document.notes:
-        print(cli.one_line(f"{name}: {note}"), file=sys.stderr)
-    from_memory = sum(line.from_memory for line in lines)
-    if from_memory:
-        print(f"{name}: {from_memory} of {len(lines)} texts are the memory's", file=sys.stderr)
-    if document.plain:
-        print(f"{name}: {len(document.plain)} formatted words became plain", file=sys.stderr)
-    return data, lines
-
-
-def report_of(name: str, lines: Sequence[Line]) -> str:
-    """A document's lines of the report, tab-separated."""
-    rows = [
-        [name, *line[:3], "; ".join([*["from the memory"] * line.from_memory, *line.problems])]
-        for line in lines
-    ]
-    return "".join("\t".join(" ".join(field.split()) for field in row) + "\n" for row in rows)
-
-
 def run_command(args, ranks: Ranks) -> None:
     """Do what the command line asks for."""
     options = flags.options_of(args)
     settings = dict(bilingual=args.bilingual, cue_by_cue=args.cue_by_cue, fuzzy=args.fuzzy)
-    documents = [load(name, args.output, args.encoding, **settings) for name in args.documents]
+    files = [load(name, args.output, args.encoding, **settings) for name in args.documents]
     if args.report:
         check_free(args.report, args.force)
     pairs = flags.read_memory(args.terms).pairs if args.terms else ()
@@ -192,37 +121,52 @@ def run_command(args, ranks: Ranks) -> None:
     decoder = open_decoder(models, options, ranks, args.verbose)
     summary = Summary()
     translator = Translator(
-        decoder, options, args.batch_size, args.whole, terms, {}, memory_file, summary.add
+        decoder,
+        options,
+        args.batch_size,
+        args.whole,
+        terms,
+        exact=args.memory_exact,
+        memory_file=memory_file,
+        on_response=summary.add,
     )
-    languages = translator.source_lang, translator.target_lang
-    if args.memory_exact and decoder.memory:
-        translator.exact = decoder.memory.exact(*languages)
     report_languages(translator)
-    outputs = [output_of(name, args.output, languages, args.force) for name in args.documents]
-    flags.check_apart(args, zip(args.documents, outputs, strict=True))
+    languages = translator.source_lang, translator.target_lang
+    files = [file._replace(output=output_of(file.name, args.output, languages)) for file in files]
+    flags.check_apart(args, [(file.name, file.output) for file in files])
     key = repr(("translate.py", models.stamp(), options))
-    for output in filter(None, outputs):
-        Journal(output, key, args.force).close()  # can it be used?
+    runner = FileTranslator(translator, key, args.force)
+    runner.check(files)
     began = time.perf_counter()
-    report = ["file\tplace\tsource\ttext\tcheck\n"]
-    for name, document, output in zip(args.documents, documents, outputs, strict=True):
-        if output is None:
-            data, lines = translate_file(translator, name, document)
-            sys.stdout.buffer.write(data)
-        else:
-            with closing(Journal(output, key, args.force)) as journal:
-                data, lines = translate_file(translator, name, document, journal)
-                with replacing(output, args.force) as partial:
-                    partial.write_bytes(data)
-                journal.remove()
-            print(output)
-        report.append(report_of(name, lines))
-    if args.report:
-        with replacing(args.report, args.force) as partial:
-            partial.write_text("".join(report), encoding="utf-8")
+    translate(runner, files, args.report)
     if args.verbose:
         summary.pairs = len(decoder.memory.pairs) if decoder.memory else 0
         print("\n".join(summary.lines(time.perf_counter() - began)), file=sys.stderr)
+
+
+def translate(runner: FileTranslator, files: Sequence[File], report: Path | None) -> None:
+    """Translate files and say what a reader should know. InputError at the end if some were not translated."""
+    failures = list[InputError]()
+    reports = dict[str, str]()
+    for file, result in runner.run(files):
+        if isinstance(result, InputError):
+            failures.append(InputError(f"{file.name}: {result}"))
+            continue
+        for line in remarks(file, result):
+            cli.write(cli.one_line(line), sys.stderr)
+        if result.data is not None:
+            sys.stdout.buffer.write(result.data)
+        else:
+            cli.write(str(file.output))
+        reports[file.name] = report_of(file.name, result.lines)
+    if report:
+        with replacing(report) as partial:
+            rows = [reports.get(file.name, "") for file in files]
+            partial.write_text("".join([REPORT_HEAD, *rows]), encoding="utf-8")
+    for failure in failures[:-1]:
+        cli.write(cli.one_line(str(failure)), sys.stderr)
+    if failures:
+        raise failures[-1]
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -32,11 +32,19 @@ from text.memory import MemoryFile, Pair
 from text.text_side import Conversation, Prompt
 
 Pattern = Any  # regex's
+Aligners = dict[tuple[str | None, str | None], Aligner | None]
 
 _FULL = 0.6  # of the longest output: longer sentences are cut
 _ALIGNED = 32  # sentences whose words are aligned before a server's other requests go on
 _LONG = 5  # characters of a text for one of its source, more than any language needs
 _QUOTED = re.compile(r"""["'“„«「『].*["'”“»」』]""")
+
+
+class _Pending(NamedTuple):
+    """A sentence that is being decoded."""
+
+    row: Row
+    journals: list[Journal]  # of the documents that have it
 
 
 class Line(NamedTuple):
@@ -50,8 +58,15 @@ class Line(NamedTuple):
 
 
 class Translation(NamedTuple):
-    data: bytes  # of the file in the other language
-    problems: list[str]  # what a reader should check, each with its place
+    """data: of the file in the other language"""
+
+    data: bytes
+    lines: Sequence[Line]
+
+    @property
+    def problems(self) -> list[str]:
+        """What a reader should check, each with its place."""
+        return [f"{line.place}: {problem}" for line in self.lines for problem in line.problems]
 
 
 @dataclass
@@ -60,10 +75,12 @@ class Translator:
 
     whole:       translate a line as a whole if the model can read it at once; None: if it has a chat template
     terms:       a glossary; the problems name where a term's translation is missing
-    exact:       texts by sentence or passage that are used as they are, of a translator's memory
+    exact:       use the texts of the decoder's memory for the same sentence or passage as they are
     memory_file: gets the sentences that the decoder's memory lacks
+    texts:       translations by sentence that are there already; gets the others
     on_response: called as each sentence is finished
-    on_line:     called with each passage of a document that is finished
+    assumed_source: the source language if neither the options nor the model say it
+    aligners:    by languages, for translators that learn together how attention is to be read
     max_prompt_tokens: of a sentence; None: as many as the model reads
     """
 
@@ -72,13 +89,15 @@ class Translator:
     batch_size: int = BATCH_SIZE
     whole: bool | None = None
     terms: Sequence[Pair] = ()
-    exact: Mapping[str, str] = field(default_factory=dict)
+    exact: InitVar[bool] = False
     memory_file: MemoryFile | None = None
+    texts: dict[str, str] = field(default_factory=dict)
     on_response: Callable[[Response], Any] = lambda response: None
-    on_line: Callable[[Line], Any] = lambda line: None
+    assumed_source: str | None = None
+    aligners: Aligners = field(default_factory=dict)
     max_prompt_tokens: int | None = None
 
-    def __post_init__(self):
+    def __post_init__(self, exact: bool):
         self.options = self.decoder.seeded(self.options)
         options = self.options
         text = self.decoder.text
@@ -88,36 +107,43 @@ class Translator:
         )
         # The languages without --from and --to; None: unknown.
         source_lang, target_lang = text.default_languages(self.decoder.model.prefix([]))
-        self.source_lang = self.languages[0] or source_lang
+        self.source_lang = self.languages[0] or source_lang or self.assumed_source
         self.target_lang = self.languages[1] or target_lang
         is_told = self.target_lang or options.prompt_template
         if (text.languages or text.translation) and not is_told:
             raise InputError("into which language? Say so with --to")
         if self.whole is None:
             self.whole = text.translation is not None
+        memory = self.decoder.memory if exact else None
+        self._exact = memory.exact(self.source_lang, self.target_lang) if memory else {}
         self._instruction = len(self._row("-").prompt) - 1  # tokens beside the text's
         self._is_unspaced = self.target_lang and not has_spaces(self.target_lang)
-        self.aligner = Aligner.of(self.decoder, self.options)
+        if self.languages not in self.aligners:
+            self.aligners[self.languages] = Aligner.of(self.decoder, self.options)
+        self.aligner = self.aligners[self.languages]
         self._phrases = Phrases([term.prompt for term in self.terms])
-        self.texts: dict[str, str] = {}  # translations by sentence
+        self._pending = dict[str, _Pending]()  # by sentence
         self._cut = set[str]()  # sentences whose translations are not whole
 
-    def translate(
-        self, document: Document, name: str = "", journal: Journal | None = None
-    ) -> Translation:
-        """A document's translation. name: for the progress bar. journal: gets each sentence as it is finished."""
-        characters = sum(len(passage.text) for passage in document.passages)
+    def translate(self, document: Document, name: str = "") -> Translation:
+        """A document's translation. name: for the progress bar."""
+        return result_of(self.run([self.steps(document)], name, length(document)))
+
+    def run(self, tasks: Iterable[Task], name: str, characters: int) -> Iterator[tuple[int, Any]]:
+        """Decode what several documents' tasks need, in the same batches; yield as `SpeculativeDecoder.run`. characters:
+        of all of them, for the progress bar of this name."""
         with reporter.bar(name, characters, " characters", 0.1) as advance:
 
             def finish(row: Row) -> None:
-                self.finish(row, journal)
+                self.finish(row)
                 advance(len(row.prompt_text))
 
-            task = self.steps(document)
-            return result_of(self.decoder.run([task], self.options, self.batch_size, on_row=finish))
+            size = self.batch_size
+            yield from self.decoder.run(tasks, self.options, size, at_once=size, on_row=finish)
 
-    def steps(self, document: Document) -> Task:
-        """Translate a document, wherever its sentences are decoded; `finish` gets their rows."""
+    def steps(self, document: Document, journal: Journal | None = None) -> Task:
+        """Translate a document, wherever its sentences are decoded; `finish` gets their rows. journal: gets each sentence
+        as it is finished"""
         if document.into and self.target_lang:
             document = document.into(short(self.target_lang))
         passages = [
@@ -130,40 +156,41 @@ class Translator:
             for piece in of_passage
             if translatable(piece, pattern)
         ]
-        yield self._rows([sentence for sentence, _ in wanted])
+        if journal:
+            self.texts |= dict(each for each in journal.entries if isinstance(each, list))
+        yield self._rows([sentence for sentence, _ in wanted], journal)
         lost = [
             masked(sentence, pattern)[0]
             for sentence, pattern in wanted
-            if changed(sentence, self.texts[sentence], pattern) and sentence not in self.exact
+            if changed(sentence, self.texts[sentence], pattern) and sentence not in self._exact
         ]
-        yield self._rows(lost)
+        yield self._rows(lost, journal)
         pairs = [
             [*zip(of_passage, self._new_pieces(passage, of_passage, pattern), strict=True)]
             for (passage, pattern), of_passage in zip(passages, pieces, strict=True)
         ]
         aligned = yield from self._align(document.passages, pairs)
         texts = list[str | None]()
-        problems = list[str]()
+        lines = list[Line]()
         for (passage, pattern), of_passage in zip(passages, pairs, strict=True):
             text = "".join(new for _, new in of_passage)
             if passage.marked:
                 document.places[passage] = places(of_passage, passage.marked, aligned)
-            from_memory = all(edges(_flat(piece))[1] in self.exact for piece, _ in of_passage)
+            from_memory = all(edges(_flat(piece))[1] in self._exact for piece, _ in of_passage)
             line = Line(document.place(passage), _flat(passage.text), _flat(text), from_memory, [])
             line.problems.extend(self._problems(line.source, line.text, pattern))
             line.problems.extend(dict.fromkeys(self._lost_terms(of_passage, aligned)))
             if any(pair in aligned for pair in of_passage):
                 unsure = zip(passage.marked, document.places.get(passage, ()), strict=False)
                 line.problems.extend(_to_check(passage.text, unsure))
-            problems += [f"{line.place}: {each}" for each in line.problems]
-            self.on_line(line)
+            lines.append(line)
             is_lost = document.strict and changed(passage.text, text, pattern)
             texts.append(None if is_lost else text)
-        return Translation(document.write(texts), problems)
+        return Translation(document.write(texts), lines)
 
     def _pieces(self, text: str, pattern: Pattern) -> list[str]:
         """The sentences of a passage, with the space after them."""
-        if _flat(text) in self.exact:
+        if _flat(text) in self._exact:
             return [text]
         language = short(self.source_lang or "en")
         return [*sentences(text, language, pattern, self._fits, bool(self.whole))]
@@ -180,18 +207,27 @@ class Translator:
         # With a reference: otherwise the memory would be searched for one.
         return self.decoder.row(self._framed(Prompt(text, "-")), self.options, RowSeeds(0))
 
-    def _rows(self, wanted: Sequence[str]) -> Iterator[Row]:
-        """The rows of the sentences that have no text yet, the longest first. They are made as they are taken."""
-        self.texts |= {each: self.exact[each] for each in wanted if each in self.exact}
-        todo = [sentence for sentence in dict.fromkeys(wanted) if sentence not in self.texts]
+    def _rows(self, wanted: Sequence[str], journal: Journal | None) -> Iterator[Row]:
+        """The rows of the sentences that have no text yet, the longest first. They are made as they are taken; documents
+        that want the same sentence wait for the same row."""
+        self.texts |= {each: self._exact[each] for each in wanted if each in self._exact}
         seeds = RowSeeds(self.options.seed)
-        for sentence in sorted(todo, key=len, reverse=True):
-            prompt = self._framed(sentence)
-            yield from self.decoder.rows(prompt, self.options, seeds, self.max_prompt_tokens)
+        for sentence in sorted(dict.fromkeys(wanted), key=len, reverse=True):
+            if sentence in self.texts:
+                continue
+            if sentence not in self._pending:
+                prompt = self._framed(sentence)
+                (row,) = self.decoder.rows(prompt, self.options, seeds, self.max_prompt_tokens)
+                self._pending[sentence] = _Pending(row, [])
+            pending = self._pending[sentence]
+            if journal:
+                pending.journals.append(journal)
+            yield pending.row
 
-    def finish(self, row: Row, journal: Journal | None = None) -> None:
+    def finish(self, row: Row) -> None:
         """Take a sentence's text."""
         response = respond(row)
+        pending = self._pending.pop(response.prompt)
         self.on_response(response)
         text = " ".join(response.text.splitlines()).strip()
         self.texts[response.prompt] = text or response.prompt
@@ -199,7 +235,7 @@ class Translator:
             self._cut.add(response.prompt)
             return
         pair = Pair(response.prompt, text, *self.languages)
-        if journal:
+        for journal in pending.journals:
             journal.append([pair.prompt, pair.text])
         if self.memory_file and pair not in (self.decoder.memory or ()):
             self.memory_file.append(pair)
@@ -208,7 +244,7 @@ class Translator:
         """A sentence's text; the one from plain tokens if that alone has the placeholders."""
         before, source, after = edges(_flat(piece))
         text = self.texts.get(source, source)
-        if changed(source, text, pattern) and source not in self.exact:
+        if changed(source, text, pattern) and source not in self._exact:
             plain, restored = masked(source, pattern)
             from_plain = restored(self.texts[plain])
             if not changed(source, from_plain, pattern):
@@ -292,6 +328,11 @@ class Translator:
                     lost.add(number)
         for term in (self.terms[number] for number in sorted(lost)):
             yield f"{term.prompt!r} is not {term.text!r}"
+
+
+def length(document: Document) -> int:
+    """The characters of a document's passages."""
+    return sum(len(passage.text) for passage in document.passages)
 
 
 def _to_check(text: str, marks: Iterable[tuple[Span, Place]]) -> Iterator[str]:

@@ -23,13 +23,12 @@ from starlette.responses import Response
 from common.errors import InputError
 from documents.apart import read_apart
 from documents.document import Document
-from documents.translator import Translation, Translator
+from documents.translator import Aligners, Translation, Translator
 from serving.engine import Engine, Progress, Refused
 from serving.requests import read_json
 from serving.transport import BODY_SECONDS, form_of, read_body, read_form, working
 from speculative.row import Row
 from speculative.tasks import Ended
-from text.alignment import Aligner
 from text.detection import Detector
 from text.languages import short, tag_of
 
@@ -100,7 +99,7 @@ class Translations:
         # One document is read at a time, and few are translated.
         self._reading, self._places = CapacityLimiter(1), Semaphore(self.engine.batch_size)
         self._stored = dict[str, StoredDocument]()
-        self._aligners = dict[tuple[str | None, str | None], Aligner | None]()
+        self._aligners: Aligners = {}
 
     async def fields(
         self, request: Request, scheme: str = "Bearer", is_file: bool = False
@@ -162,13 +161,13 @@ class Translations:
             return None
         told = source if self._is_told_source else None
         settings = replace(self.engine.options, source_lang=told, target_lang=target, **options)
-        translator = Translator(
-            self.engine.decoder, settings, max_prompt_tokens=self.max_prompt_tokens
+        return Translator(
+            self.engine.decoder,
+            settings,
+            assumed_source=source,
+            aligners=self._aligners,  # a few texts do not tell how attention is to be read
+            max_prompt_tokens=self.max_prompt_tokens,
         )
-        translator.source_lang = translator.source_lang or source
-        # A few texts do not tell how attention is to be read: requests learn it together.
-        translator.aligner = self._aligners.setdefault(translator.languages, translator.aligner)
-        return translator
 
     async def _steps(
         self, translator: Translator | None, document: Document

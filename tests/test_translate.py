@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 from helpers import programs
 
-import translate
 from decoder import Options, SpeculativeDecoder
 from documents import FORMATS, translator
+from documents.files import output_of
 from speculative.row import respond
 from speculative.tasks import Tasks
 from text.alignment import Alignment
@@ -59,11 +59,11 @@ def test_a_document_appears_beside_its_source_and_is_not_replaced(run, tmp_path)
 def test_an_interrupted_run_goes_on_where_it_stopped(run, tmp_path, monkeypatch):
     finish, decoded = translator.Translator.finish, []
 
-    def once(self, row, journal):
+    def once(self, row):
         if len(decoded) == 1:
             raise KeyboardInterrupt
         decoded.append(row.prompt_text)
-        finish(self, row, journal)
+        finish(self, row)
 
     monkeypatch.setattr(translator.Translator, "finish", once)
     assert run("a.txt", "--to", "de").returncode == 130
@@ -76,6 +76,44 @@ def test_an_interrupted_run_goes_on_where_it_stopped(run, tmp_path, monkeypatch)
     assert run("a.txt", "--to", "de").returncode == 0
     assert len(decoded) == 1 and files(tmp_path) == ["a.de.txt", "a.txt"]
     assert (tmp_path / "a.de.txt").read_text() == TEXT
+
+
+def test_small_files_share_batches_and_an_interrupted_run_goes_on_with_the_next(
+    run, tmp_path, monkeypatch
+):
+    names = [f"{i}.txt" for i in range(6)]
+    sentences = [HAUS, KING, "The queen sees the house.", "The king sees the door."]
+    for i, name in enumerate(names):
+        (tmp_path / name).write_text(f"{sentences[i % 4]}\n")
+    finish, decoded = translator.Translator.finish, []
+
+    def four(self, row):
+        if len(decoded) == 4:
+            raise KeyboardInterrupt
+        decoded.append(row.prompt_text)
+        finish(self, row)
+
+    monkeypatch.setattr(translator.Translator, "finish", four)
+    arguments = [*names, "--to", "de", "--report", "r.tsv"]
+    assert run(*arguments).returncode == 0
+    assert sorted(decoded) == sorted(sentences)  # what two files wait for is decoded once
+    texts = [(tmp_path / f"{i}.de.txt").read_text() for i in range(6)]
+    for each in (*tmp_path.glob("*.de.txt"), tmp_path / "r.tsv"):
+        each.unlink()
+    (tmp_path / "0.txt").write_text(f"{HAUS} A new dog.\n")
+    decoded.clear()
+    assert run(*arguments, "--batch-size", "1").returncode == 130
+    done = {path.name for path in tmp_path.glob("*.de.txt")}
+    assert 0 < len(done) < 6
+    decoded.clear()
+    result = run(*arguments, "--batch-size", "1")
+    assert result.returncode == 0 and len(decoded) < 4
+    assert {
+        line.split()[1] for line in result.stderr.splitlines() if "finished already" in line
+    } == done
+    assert [(tmp_path / f"{i}.de.txt").read_text() for i in range(1, 6)] == texts[1:]
+    assert len((tmp_path / "r.tsv").read_text().splitlines()) == 7
+    assert not [*tmp_path.glob(".*")]
 
 
 def test_two_runs_do_not_write_one_output(run, tmp_path, monkeypatch):
@@ -170,8 +208,8 @@ def into_french(demo_pair):
         )
         align = by.aligner.align
         by.aligner.align = lambda pairs, others: aligned.extend(pairs) or align(pairs, others)
-        data, problems = by.translate(FORMATS[ending](source.encode()))
-        return data.decode(), problems, len(aligned)
+        new = by.translate(FORMATS[ending](source.encode()))
+        return new.data.decode(), new.problems, len(aligned)
 
     return translate
 
@@ -207,7 +245,7 @@ def stub(demo_pair, monkeypatch):
             text = row.prompt_text
             return SimpleNamespace(prompt=text, text=new(text), finish_reason="stop")
 
-        def run(self, tasks, *args, on_row):
+        def run(self, tasks, *args, at_once, on_row):
             source = Tasks(tasks, 1)
             while rows := source.take(1, wait=True):
                 on_row(rows[0])
@@ -219,8 +257,8 @@ def stub(demo_pair, monkeypatch):
         decoder = SpeculativeDecoder(*demo_pair[:2])
         by = translator.Translator(decoder, Options(target_lang="de"))
         by._is_unspaced = is_unspaced
-        data, problems = by.translate(FORMATS[ending](source.encode()))
-        return data.decode(), problems
+        new = by.translate(FORMATS[ending](source.encode()))
+        return new.data.decode(), new.problems
 
     return stub
 
@@ -285,7 +323,7 @@ def test_a_human_memorys_text_is_used_as_it_is_and_reported(run, tmp_path):
 )
 def test_a_languages_name_in_a_files_name_is_replaced(name, output):
     languages = ["eng_Latn", "fra_Latn"]
-    assert translate.output_of(name, None, languages, False) == Path(output)
+    assert output_of(name, None, languages) == Path(output)
 
 
 def test_a_sentence_cut_short_is_named(run, tmp_path, monkeypatch):

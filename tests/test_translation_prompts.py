@@ -83,8 +83,13 @@ def test_tokens_are_those_of_transformers_template_and_documents_pass(tmp_path, 
         options = Options(
             num_draft=drafts, max_tokens=9, source_lang="en", target_lang="de", seed=4
         )
-        translator, cached = Translator(decoder, replace(options, **sampled), 1), []
-        translator.on_response = lambda response, to=cached: to.append(response.stats.cached_tokens)
+        cached = []
+        translator = Translator(
+            decoder,
+            replace(options, **sampled),
+            batch_size=1,
+            on_response=lambda response, to=cached: to.append(response.stats.cached_tokens),
+        )
         texts.append(translator.translate(FORMATS[".txt"](b"The cat sat.\n\nA dog ran.\n")).data)
         assert translator.whole and cached[0] == 0 < cached[1]  # the instruction is read once
     assert texts[0] == texts[1] and texts[2] == texts[3]
@@ -106,8 +111,8 @@ def test_the_demos_decoder_only_pair_translates_by_the_users_prompt(text, proble
     options = Options(target_lang="de", prompt_template="translate English to {target}: {text}")
     target, draft = (load(DEMO / f"causal-{role}") for role in ("target", "draft"))
     for model in (None, draft[0]):
-        translator = Translator(SpeculativeDecoder(*target, model), options)
-        translator.texts["Yes."] = text
-        data, (found,) = translator.translate(document)
-        assert data.decode() == f"# Der alte König sieht zwei rote Türen.\n\n{text}\n"
+        translator = Translator(SpeculativeDecoder(*target, model), options, texts={"Yes.": text})
+        new = translator.translate(document)
+        (found,) = new.problems
+        assert new.data.decode() == f"# Der alte König sieht zwei rote Türen.\n\n{text}\n"
         assert found.startswith(f"line 3: {problem}")

@@ -1,0 +1,165 @@
+"""Documents in files: where their translations go, and going on where an interrupted run stopped."""
+
+import hashlib
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from common.errors import InputError, naming
+from common.files import Journal, check_free, replacing
+from documents import OPTIONS, read
+from documents.document import Document
+from documents.translator import Line, Translation, Translator, length
+from speculative.tasks import Task
+from text.languages import short, tag_of
+
+STDIN = "-"
+REPORT_HEAD = "file\tplace\tsource\ttext\tcheck\n"
+
+
+class File(NamedTuple):
+    """A document to translate.
+
+    name:    as it was given
+    digest:  of what it was read from
+    output:  where its translation goes; None: to standard output
+    """
+
+    name: str
+    document: Document
+    digest: str
+    output: Path | None = None
+
+
+class Finished(NamedTuple):
+    """A file's translation. data: to be printed; None: it is in the output
+    is_earlier: an interrupted run has written it"""
+
+    data: bytes | None
+    lines: Sequence[Line]
+    is_earlier: bool = False
+
+
+def load(name: str, output: Path | None, encoding: str | None = None, **options: bool) -> File:
+    """The document in a file. Standard input has the format of the output's name. options: of `OPTIONS`."""
+    path = Path(output or name) if name == STDIN else Path(name)
+    suffix = path.suffix.lower() or ".txt"
+    if options.get("bilingual") and suffix not in OPTIONS["bilingual"]:
+        raise InputError(f"{path}: --bilingual is for {', '.join(OPTIONS['bilingual'])}")
+    data = sys.stdin.buffer.read() if name == STDIN else path.read_bytes()
+    with naming(Path(name)):
+        document = read(path, data, encoding, **options)
+    digest = hashlib.sha256(data + repr((encoding, options)).encode()).hexdigest()
+    return File(name, document, digest)
+
+
+def output_of(name: str, output: Path | None, languages: Sequence[str | None]) -> Path | None:
+    """Where a document's translation goes; None: stdout. languages: source and target."""
+    if str(output or name) == STDIN:
+        return None
+    if output and not output.is_dir():
+        return output
+    source, target = languages
+    if target is None:
+        raise InputError("into which language? Name it with --to, or the file with --output")
+    path = Path(name)
+    suffix = ".po" if path.suffix == ".pot" else path.suffix
+    return (output or path.parent) / f"{_in_language(path.stem, source, target)}{suffix}"
+
+
+def _in_language(stem: str, source: str | None, target: str) -> str:
+    """A name with the target language, in place of the source language if that is a part: film.en, film.de."""
+    first, *parts = stem.split(".")
+    for i in reversed(range(len(parts))):
+        if source and tag_of(parts[i]) and short(parts[i]) == short(source):
+            return ".".join([first, *parts[:i], short(target), *parts[i + 1 :]])
+    return f"{stem}.{short(target)}"
+
+
+@dataclass
+class FileTranslator:
+    """Translates files in the same batches. Those that an interrupted run with the same key has finished are passed over.
+
+    key:   what translations depend on besides their documents
+    force: replace files that exist
+    """
+
+    translator: Translator
+    key: str
+    force: bool = False
+
+    def check(self, files: Sequence[File]) -> None:
+        """InputError if an output exists that this run may not replace, or cannot be written."""
+        for file in files:
+            if file.output:
+                with closing(self._journal(file.output)) as journal:
+                    check_free(file.output, self.force or bool(_finished(journal, file)))
+
+    def run(self, files: Sequence[File]) -> Iterator[tuple[File, Finished | InputError]]:
+        """Each file with its translation or what is wrong with it, as they are finished."""
+        failed = False
+        (first, *others) = [file.name for file in files]
+        title = f"{first} and {len(others)} more" if others else first
+        characters = sum(length(file.document) for file in files)
+        tasks = map(self._task, files)
+        for number, result in self.translator.run(tasks, title, characters):
+            failed |= isinstance(result, InputError)
+            yield files[number], result
+        for file in files:
+            if file.output and not failed:
+                with closing(self._journal(file.output)) as journal:
+                    journal.remove()
+
+    def _journal(self, output: Path) -> Journal:
+        return Journal(output, self.key, self.force)
+
+    def _task(self, file: File) -> Task:
+        if file.output is None:
+            translation: Translation = yield from self.translator.steps(file.document)
+            return Finished(translation.data, translation.lines)
+        with closing(self._journal(file.output)) as journal:
+            earlier = _finished(journal, file)
+            if earlier:
+                return earlier
+            translation = yield from self.translator.steps(file.document, journal)
+            with replacing(file.output) as partial:
+                partial.write_bytes(translation.data)
+            journal.append({"digest": file.digest, "lines": translation.lines})
+            return Finished(None, translation.lines)
+
+
+def _finished(journal: Journal, file: File) -> Finished | None:
+    """What an interrupted run wrote for this file as it is now, if its output is still there."""
+    for entry in journal.entries:
+        is_end = isinstance(entry, dict) and entry["digest"] == file.digest
+        if is_end and file.output and file.output.exists():
+            return Finished(None, [Line(*line) for line in entry["lines"]], True)
+    return None
+
+
+def remarks(file: File, finished: Finished) -> Iterator[str]:
+    """What a reader should know of a file's translation, in lines."""
+    name, document, lines = file.name, file.document, finished.lines
+    if finished.is_earlier:
+        yield f"{name}: {file.output} is finished already; remove that to translate it again"
+        return
+    for line in lines:
+        yield from (f"{name}, {line.place}: {problem}" for problem in line.problems)
+    yield from (f"{name}: {note}" for note in document.notes)
+    from_memory = sum(line.from_memory for line in lines)
+    if from_memory:
+        yield f"{name}: {from_memory} of {len(lines)} texts are the memory's"
+    if document.plain:
+        yield f"{name}: {len(document.plain)} formatted words became plain"
+
+
+def report_of(name: str, lines: Sequence[Line]) -> str:
+    """A document's lines of the report, tab-separated."""
+    rows = [
+        [name, *line[:3], "; ".join([*["from the memory"] * line.from_memory, *line.problems])]
+        for line in lines
+    ]
+    return "".join("\t".join(" ".join(field.split()) for field in row) + "\n" for row in rows)
