@@ -27,7 +27,7 @@ FORMATS: dict[str, Callable[[bytes], Document]] = {
     ".po": gettext.parse,
     ".pot": gettext.parse,
     ".srt": partial(subtitles.parse, kind="srt"),
-    ".vtt": partial(subtitles.parse, kind="vtt"),
+    ".vtt": partial(subtitles.parse, kind="srt"),
     ".ass": partial(subtitles.parse, kind="ass"),
     ".ssa": partial(subtitles.parse, kind="ass"),
 }

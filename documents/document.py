@@ -8,11 +8,11 @@ from itertools import groupby
 
 from common.errors import InputError
 from documents.sentences import between, words_and_clusters
+from text.cues import NEWLINE
 
 Span = tuple[int, int]
 Place = tuple[Span, bool]  # of a mark in a translation, and whether it is sure
 
-NEWLINE = re.compile(r"\r*\n|\r")  # CR CR LF comes from writing CR LF in text mode
 _LINE = re.compile(r"[^\r\n]+")
 _LINE_BREAK = re.compile(rf"(?:{NEWLINE.pattern})\Z")
 _BLOCK = re.compile(rf"(?:[^\r\n]*[^\s\ufeff][^\r\n]*(?:{NEWLINE.pattern}|\Z))+")

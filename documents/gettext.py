@@ -10,8 +10,9 @@ from itertools import islice, pairwise
 from typing import Any
 
 from common.errors import InputError
-from documents.document import NEWLINE, Document, Passage, Span, in_text, newline_of
+from documents.document import Document, Passage, Span, in_text, newline_of
 from documents.sentences import changed, keep_pattern
+from text.cues import NEWLINE
 
 _CHARSET = re.compile(rb"charset=([-\w]+)")
 _TEXT = re.compile(

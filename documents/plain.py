@@ -3,16 +3,9 @@
 from collections.abc import Iterator
 from itertools import islice
 
-from documents.document import (
-    NEWLINE,
-    Document,
-    Passage,
-    blocks_of,
-    in_text,
-    lines_of,
-    passage,
-)
+from documents.document import Document, Passage, blocks_of, in_text, lines_of, passage
 from documents.sentences import paragraphs
+from text.cues import NEWLINE
 
 
 def parse(data: bytes, bilingual: bool = False) -> Document:

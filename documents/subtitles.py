@@ -5,12 +5,11 @@ A sentence may run over cues: its translation is spread over their lines again.
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise, takewhile
+from dataclasses import replace
+from itertools import pairwise
 
 from common.errors import InputError
 from documents.document import (
-    NEWLINE,
     Document,
     Passage,
     Span,
@@ -23,15 +22,10 @@ from documents.inline import Inline
 from documents.markup import in_markup
 from documents.paragraph import Paragraph
 from documents.sentences import ENDED, begins_lower
+from text.cues import TAG, UNREADABLE, Cue, Report, cues, seconds
 
-_TIME = r"(?:(\d+):)?(\d\d?):(\d\d)[.,](\d{1,3})"
-_TIMES = re.compile(rf"[ \t\ufeff]*{_TIME}[ \t]*-->[ \t]*{_TIME}(?!\S)")
-_ASS_TIME = re.compile(rf"\s*{_TIME}\s*")  # hundredths
 _ASS_BREAK = re.compile(r"\\[Nn]")
 _ASS_DRAWING = re.compile(r"\{[^{}]*\\p[1-9]")
-_TAG = re.compile(
-    r"<(?P<close>/?)(?P<name>[A-Za-z]*)[^<>]*>|\{\\(?P<style>[bisu])(?P<on>[01])\}|\{\\[^{}]*\}"
-)
 _TAGS = re.compile(r"(?:<[^<>]*>|\{\\[^{}]*\})+")  # at the edges of a line
 _SPEAKER = re.compile(r"[-–—♪♫#]|>>")  # begins a line of its own  # noqa: RUF001
 _SOUND = re.compile(r"[\[(（【].*[\])）】]")  # [DOOR OPENS]  # noqa: RUF001
@@ -40,26 +34,19 @@ _SOON = 2.0  # seconds between two cues of a sentence
 _MOST = 6  # cues that a sentence may run over
 
 
-@dataclass(frozen=True)
-class _Cue:
-    """Times in seconds, lines without the tags around them, and by what else cues may differ: style and speaker."""
-
-    start: float
-    end: float
-    lines: Sequence[Span]
-    voice: tuple[str, ...] = ()
-
-
 def parse(data: bytes, kind: str, cue_by_cue: bool = False, bilingual: bool = False) -> Document:
-    """kind: srt, vtt or ass. cue_by_cue: no sentence runs over cues."""
+    """kind: srt (also for WebVTT) or ass. cue_by_cue: no sentence runs over cues."""
     notes = list[str]()
 
+    def report(line: int, reason: str) -> None:
+        notes.append(f"line {line}: {reason}")
+
     def find(source: str) -> Iterator[Passage]:
-        read = _events(source, notes) if kind == "ass" else _cues(source, kind == "srt", notes)
-        cues = [*read]
-        if not cues:
+        read = [*(_events if kind == "ass" else cues)(source, report)]
+        if not read:
             raise InputError(notes[0] if notes else "no cues with times")
-        return _passages(source, [cue for cue in cues if cue.lines], 1 if cue_by_cue else _MOST)
+        bare = [replace(cue, lines=_bare_lines(source, cue)) for cue in read]
+        return _passages(source, [cue for cue in bare if cue.lines], 1 if cue_by_cue else _MOST)
 
     def paragraphs(source: str) -> Iterator[Paragraph]:
         return (paragraph for each in find(source) for paragraph in _without_tags(each))
@@ -74,7 +61,7 @@ def _without_tags(passage: Passage) -> Iterator[Paragraph]:
     """The passage with its tags as marks, if it has words."""
     here = Inline(passage.text, drops=True)
     at = 0
-    for tag in _TAG.finditer(passage.text):
+    for tag in TAG.finditer(passage.text):
         here.add_lines((at, tag.start()), passage.text[at : tag.start()], passage.breaks)
         at = tag.end()
         name = tag["name"] or tag["style"]
@@ -90,14 +77,14 @@ def _fit(passage: Passage, text: str) -> list[str]:
     """The text spread over the lines. A tag around words in two cues is closed and opened again."""
     lines = by_length(passage, text)
     opened = list[re.Match]()
-    for i, cues in enumerate(pairwise(passage.cues)):
-        for tag in _TAG.finditer(lines[i]):
+    for i, (cue, following) in enumerate(pairwise(passage.cues)):
+        for tag in TAG.finditer(lines[i]):
             if tag["on"] == "1" or (tag["name"] and not tag["close"]):
                 opened.append(tag)
             elif opened and _closing(opened[-1]) == tag[0]:
                 opened.pop()
         rest = "".join(lines[i + 1 :])
-        if cues[0] != cues[1]:
+        if cue != following:
             crossing = [tag for tag in opened if _closing(tag) in rest]
             lines[i] += "".join(map(_closing, reversed(crossing)))
             lines[i + 1] = "".join(tag[0] for tag in crossing) + lines[i + 1]
@@ -109,41 +96,7 @@ def _closing(tag: re.Match) -> str:
     return f"</{tag['name']}>" if tag["name"] else f"{{\\{tag['style']}0}}"
 
 
-def _cues(source: str, srt: bool, notes: list[str]) -> list[_Cue]:
-    """The cues of an .srt or .vtt. Those whose times cannot be read are noted."""
-    breaks = [match.span() for match in NEWLINE.finditer(source)]
-    spans = [(a, b) for (_, a), (b, _) in pairwise([(0, 0), *breaks, (len(source), 0)])]
-    lines = [source[start:stop].strip("\ufeff \t") for start, stop in spans]
-    cues = list[_Cue]()
-    for head, following in pairwise([*_heads(lines, srt), len(lines)]):
-        times = _TIMES.match(source, *spans[head])
-        if not times:
-            notes.append(f"line {head + 1}: no cue's times; the cue stays as it is")
-            continue
-        if srt:  # an empty line may be within the cue
-            is_numbered = following < len(lines) and lines[following - 1].isdecimal()
-            text = spans[head + 1 : following - is_numbered]
-        else:
-            text = [*takewhile(lambda span: span[0] < span[1], spans[head + 1 : following])]
-        bare = [_bare(source, *span) for span in text]
-        start, end = _seconds(*times.groups()[:4]), _seconds(*times.groups()[4:])
-        cues.append(_Cue(start, end, [*filter(None, bare)]))
-    return cues
-
-
-def _heads(lines: Sequence[str], srt: bool) -> Iterator[int]:
-    """Lines that have a cue's times, or ought to: after a number that begins a block of an .srt."""
-    for i, line in enumerate(lines):
-        is_numbered = i > 0 and lines[i - 1].isdecimal() and (i == 1 or not lines[i - 2])
-        if "-->" in line or (srt and is_numbered and line):
-            yield i
-
-
-def _seconds(hours: str | None, minutes: str, seconds: str, fraction: str) -> float:
-    return 3600 * int(hours or 0) + 60 * int(minutes) + float(f"{seconds}.{fraction}")
-
-
-def _events(source: str, notes: list[str]) -> Iterator[_Cue]:
+def _events(source: str, report: Report) -> Iterator[Cue]:
     """The cues of an .ass: its lines of dialogue, but not drawings."""
     fields = list[str]()
     for at, stop in lines_of(source, 0, len(source)):
@@ -153,32 +106,29 @@ def _events(source: str, notes: list[str]) -> Iterator[_Cue]:
         if name != "Dialogue":
             continue
         event = dict(zip(fields, values.split(",", len(fields) - 1), strict=False))
-        first, last = (_ASS_TIME.fullmatch(event.get(field, "")) for field in ("Start", "End"))
-        if not first or not last or "Text" not in event:
-            notes.append(f"line {line_number(source, at)}: no cue's times; the cue stays as it is")
+        start, end = (seconds(event.get(field, "")) for field in ("Start", "End"))
+        if start is None or end is None or "Text" not in event:
+            report(line_number(source, at), UNREADABLE)
             continue
         if _ASS_DRAWING.match(event["Text"]):
             continue
         begin = stop - len(event["Text"])
         cuts = [match.span() for match in _ASS_BREAK.finditer(source, begin, stop)]
         spans = [(a, b) for (_, a), (b, _) in pairwise([(0, begin), *cuts, (stop, 0)])]
-        bare = [_bare(source, *span) for span in spans]
-        voice = event.get("Style", ""), event.get("Name", "")
-        start, end = _seconds(*first.groups()), _seconds(*last.groups())
-        yield _Cue(start, end, [*filter(None, bare)], voice)
+        yield Cue(start, end, spans, (event.get("Style", ""), event.get("Name", "")))
 
 
-def _passages(source: str, cues: Sequence[_Cue], most: int) -> Iterator[Passage]:
+def _passages(source: str, shown: Sequence[Cue], most: int) -> Iterator[Passage]:
     """Texts of cues, joined where a sentence runs on."""
     spans = list[Span]()
     numbers = list[int]()  # of each span's cue
-    for number, cue in enumerate(cues):
+    for number, cue in enumerate(shown):
         for i, unit in enumerate(_units(source, cue.lines)):
             goes_on = (
                 i == 0
                 and number > 0
                 and len({*numbers}) < most
-                and _go_on(source, cues[number - 1], cue)
+                and _go_on(source, shown[number - 1], cue)
             )
             if spans and not goes_on:
                 yield replace(passage(source, spans), cues=tuple(numbers))
@@ -189,7 +139,7 @@ def _passages(source: str, cues: Sequence[_Cue], most: int) -> Iterator[Passage]
         yield replace(passage(source, spans), cues=tuple(numbers))
 
 
-def _go_on(source: str, cue: _Cue, following: _Cue) -> bool:
+def _go_on(source: str, cue: Cue, following: Cue) -> bool:
     """Whether a cue's last sentence goes on in the next cue."""
     line = _TAGS.sub("", source[slice(*cue.lines[-1])])
     first = _TAGS.sub("", source[slice(*following.lines[0])])
@@ -217,6 +167,10 @@ def _units(source: str, lines: Iterable[Span]) -> Iterator[list[Span]]:
     yield unit
 
 
+def _bare_lines(source: str, cue: Cue) -> list[Span]:
+    return [*filter(None, (_bare(source, *span) for span in cue.lines))]
+
+
 def _bare(source: str, start: int, stop: int) -> Span | None:
     """The line without tags around it; None if nothing is left."""
     begin, end = start, stop
@@ -227,7 +181,7 @@ def _bare(source: str, start: int, stop: int) -> Span | None:
         if tags.end() == stop:
             end = tags.start()
     depth = sum(
-        -1 if tag["close"] else 1 for tag in _TAG.finditer(source, begin, end) if tag["name"]
+        -1 if tag["close"] else 1 for tag in TAG.finditer(source, begin, end) if tag["name"]
     )
     bare = next(lines_of(source, begin, end), None)
     return next(lines_of(source, start, stop), None) if bare and depth else bare

@@ -1,0 +1,75 @@
+"""Cues of subtitles: the times and tags of SubRip, WebVTT and SubStation Alpha, read and written."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, takewhile
+
+Span = tuple[int, int]
+
+Report = Callable[[int, str], object]
+
+UNREADABLE = "no cue's times; the cue stays as it is"
+NEWLINE = re.compile(r"\r*\n|\r")  # CR CR LF comes from writing CR LF in text mode
+TAG = re.compile(
+    r"<(?P<close>/?)(?P<name>[A-Za-z]*)[^<>]*>|\{\\(?P<style>[bisu])(?P<on>[01])\}|\{\\[^{}]*\}"
+)
+_TIME = r"(?:(\d{1,6}):)?(\d\d?):(\d\d)[.,](\d{1,3})"  # a fraction such as .25 is a quarter
+_ONE_TIME = re.compile(rf"\s*{_TIME}\s*")
+_TIMES = re.compile(rf"[ \t\ufeff]*{_TIME}[ \t]*-->[ \t]*{_TIME}(?!\S)")
+
+
+@dataclass(frozen=True)
+class Cue:
+    """start, end: in seconds; lines: where those of its text are; voice: by what else cues differ, such as a speaker"""
+
+    start: float
+    end: float
+    lines: Sequence[Span]
+    voice: tuple[str, ...] = ()
+
+
+def cues(source: str, report: Report = lambda line, reason: None) -> Iterator[Cue]:
+    """The cues of an .srt or .vtt. report: gets the line of each whose times cannot be read, and that"""
+    breaks = [match.span() for match in NEWLINE.finditer(source)]
+    spans = [(a, b) for (_, a), (b, _) in pairwise([(0, 0), *breaks, (len(source), 0)])]
+    lines = [source[start:stop].strip("\ufeff \t") for start, stop in spans]
+    is_vtt = lines[0].startswith("WEBVTT")
+    for head, following in pairwise([*_heads(lines, is_vtt), len(lines)]):
+        times = _TIMES.match(source, *spans[head])
+        if not times:
+            report(head + 1, UNREADABLE)
+            continue
+        if is_vtt:
+            text = [*takewhile(lambda span: span[0] < span[1], spans[head + 1 : following])]
+        else:  # an empty line may be within the cue
+            is_numbered = following < len(lines) and lines[following - 1].isdecimal()
+            text = spans[head + 1 : following - is_numbered]
+        yield Cue(_seconds(*times.groups()[:4]), _seconds(*times.groups()[4:]), text)
+
+
+def _heads(lines: Sequence[str], is_vtt: bool) -> Iterator[int]:
+    """Lines that have a cue's times, or ought to: after a number that begins a block of an .srt."""
+    for i, line in enumerate(lines):
+        is_numbered = i > 0 and lines[i - 1].isdecimal() and (i == 1 or not lines[i - 2])
+        if "-->" in line or (is_numbered and line and not is_vtt):
+            yield i
+
+
+def seconds(time: str) -> float | None:
+    """The seconds of a time such as 1:02:03.45; None if it is none."""
+    match = _ONE_TIME.fullmatch(time)
+    return _seconds(*match.groups()) if match else None
+
+
+def _seconds(hours: str | None, minutes: str, whole: str, fraction: str) -> float:
+    return 3600 * int(hours or 0) + 60 * int(minutes) + float(f"{whole}.{fraction}")
+
+
+def stamp(seconds: float, hours: bool, point: str) -> str:
+    """A time such as 01:02:03.456; without `hours`, 02:03.456 if it is less than one hour."""
+    whole, milliseconds = divmod(round(seconds * 1000), 1000)
+    minutes, second = divmod(whole, 60)
+    hour, minute = divmod(minutes, 60)
+    before = f"{hour:02d}:" if hour or hours else ""
+    return f"{before}{minute:02d}:{second:02d}{point}{milliseconds:03d}"
