@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from speech.segments import Segment, Transcript, Word
 from speech.subtitles import Rules, cues
+from text.cues import stamp
 
 
 @dataclass(frozen=True)
@@ -19,15 +20,6 @@ class Layout:
     max_words_per_line: int | None = None
     highlight_words: bool = False  # underline each word while it is spoken
     reading: Rules | None = None  # make cues for reading instead
-
-
-def _stamp(seconds: float, hours: bool, point: str) -> str:
-    """A time such as 01:02:03.456; without `hours`, 02:03.456 if it is less than one hour."""
-    whole, milliseconds = divmod(round(seconds * 1000), 1000)
-    minutes, second = divmod(whole, 60)
-    hour, minute = divmod(minutes, 60)
-    before = f"{hour:02d}:" if hour or hours else ""
-    return f"{before}{minute:02d}:{second:02d}{point}{milliseconds:03d}"
 
 
 Line = list[Word]
@@ -119,7 +111,7 @@ def _cues(transcript: Transcript, layout: Layout, escape: Escape = str) -> Itera
 def _cue(cue: Cue, hours: bool, point: str) -> str:
     """Times and text, without arrows that a player would take for another cue."""
     start, end, text = cue
-    times = f"{_stamp(start, hours, point)} --> {_stamp(end, hours, point)}"
+    times = f"{stamp(start, hours, point)} --> {stamp(end, hours, point)}"
     return f"{times}\n{text.replace('-->', '->')}\n\n"
 
 

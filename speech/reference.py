@@ -8,11 +8,9 @@ from difflib import SequenceMatcher
 
 from common.errors import InputError
 from speech.rules import SECONDS_PER_TIMESTAMP, Special
+from text import cues
 
 Part = tuple[float | None, float | None, str]  # start and end in seconds, if known, and text
-_TIME = r"(?:(\d+):)?(\d+):(\d+[.,]\d+)"
-_TIMES = re.compile(rf"{_TIME}[ \t]*-->[ \t]*{_TIME}.*")
-_TAGS = re.compile(r"<[^<>]*>|\{\\[^{}]*\}")
 _LONG = 4  # tokens that match by no chance
 
 
@@ -31,7 +29,7 @@ def parse(text: str) -> tuple[Part, ...]:
             return tuple((float(s["start"]), float(s["end"]), str(s["text"])) for s in segments)
         except (KeyError, TypeError, ValueError):
             raise InputError("the reference's JSON has no segments, text or content") from None
-    return tuple(_cues(text)) if _TIMES.search(text) else _sentences(text)
+    return tuple(_cues(text)) or _sentences(text)
 
 
 def _sentences(text: str) -> tuple[Part, ...]:
@@ -39,15 +37,9 @@ def _sentences(text: str) -> tuple[Part, ...]:
 
 
 def _cues(text: str) -> Iterator[Part]:
-    for block in re.split(r"\n[ \t]*\n", text.replace("\r", "")):
-        times = _TIMES.search(block)
-        if times:
-            start, end = (_seconds(*times.groups()[i : i + 3]) for i in (0, 3))
-            yield start, end, html.unescape(_TAGS.sub("", block[times.end() :]))
-
-
-def _seconds(hours: str | None, minutes: str, seconds: str) -> float:
-    return 3600 * int(hours or 0) + 60 * int(minutes) + float(seconds.replace(",", "."))
+    for cue in cues.cues(text):
+        lines = "\n".join(text[start:stop] for start, stop in cue.lines)
+        yield cue.start, cue.end, html.unescape(cues.TAG.sub("", lines))
 
 
 class Reference:
