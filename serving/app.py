@@ -21,7 +21,6 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from common.errors import InputError
 from decoder import Content
 from serving import answers, deepl, libretranslate
 from serving.answers import Writer
@@ -34,7 +33,16 @@ from serving.realtime import Realtime
 from serving.requests import Chat, Completion, ResponseRequest, parse
 from serving.responses import ResponseWriter
 from serving.translation import Translations
-from serving.transport import RETRY_AFTER, event_of, read_body, steps_of, stream_of, while_there
+from serving.transport import (
+    ERRORS,
+    RETRY_AFTER,
+    event_of,
+    failure_of,
+    read_body,
+    steps_of,
+    stream_of,
+    while_there,
+)
 from speculative.row import Row
 from speculative.sampling import RowSeeds
 from speech.rules import TASKS
@@ -135,12 +143,9 @@ class Api:
                 ),
             ],
             exception_handlers={
-                HTTPException: lambda r, e: _failure(r, e.status_code, e.detail, e.headers),
-                Refused: lambda r, e: _failure(r, 503, str(e), RETRY_AFTER),
-                InputError: lambda r, e: _failure(r, 400, str(e)),
+                **dict.fromkeys([*ERRORS, Exception], _failure),
                 # Nobody reads this answer; the status is nginx's.
                 ClientDisconnect: lambda *_: Response(status_code=499),
-                Exception: lambda r, _: _failure(r, 500, "an error of the server's"),
             },
         )
 
@@ -262,10 +267,10 @@ def _error(status: int, message: str, headers: Mapping[str, str] | None = None) 
     return JSONResponse(answers.error(status, message[:500]), status, headers)
 
 
-def _failure(
-    request: Request, status: int, message: str, headers: Mapping[str, str] | None = None
-) -> Response:
+async def _failure(request: Request, error: Exception) -> Response:
     """The error that answers a request, in the form of its interface."""
+    status, message = failure_of(error)
+    headers = RETRY_AFTER if isinstance(error, Refused) else getattr(error, "headers", None)
     form = _ERRORS.get(request.url.path.split("/")[1])
     if form is None:
         return _error(status, message, headers)
@@ -292,7 +297,7 @@ async def _events(
                 yield writer.event(body)
             progress = await anext(steps, None)
     except HTTPException as error:
-        yield event_of(answers.error(error.status_code, error.detail))
+        yield event_of(answers.error(*failure_of(error)))
         return
     for body in writer.end():
         yield writer.event(body)

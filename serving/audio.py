@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from common.errors import InputError
 from serving import answers
 from serving.engine import Engine, Refused
-from serving.transport import event_of, read_form, stream_of, while_there, working
+from serving.transport import event_of, failure_of, read_form, stream_of, while_there, working
 from speculative.row import Stats
 from speculative.tasks import Ended
 from speech.audio import check_length, decoded
@@ -126,10 +126,8 @@ class Speech:
             yield self._event(first, origins)
             async for part in parts:
                 yield self._event(part, origins)
-        except HTTPException as error:
-            yield event_of(answers.error(error.status_code, error.detail))
-        except Refused as error:
-            yield event_of(answers.error(503, str(error)))
+        except (HTTPException, Refused) as error:
+            yield event_of(answers.error(*failure_of(error)))
 
     def _event(self, part: Part, origins: bool) -> str:
         if isinstance(part, Transcript):

@@ -13,10 +13,9 @@ from starlette.routing import Route
 
 from common.errors import InputError
 from documents import html, plain
-from serving.engine import Refused
 from serving.requests import validated
 from serving.translation import StoredDocument, Texts, Translations, document_of, last_of
-from serving.transport import while_there
+from serving.transport import ERRORS, failure_of, while_there
 
 _SCHEME = "DeepL-Auth-Key"
 _SECONDS = 5  # that a status waits for its document
@@ -122,9 +121,8 @@ class DeepL:
             about |= {"status": "done", "billed_characters": stored.characters}
             try:
                 stored.task.result()
-            except (HTTPException, InputError, Refused) as failure:
-                message = getattr(failure, "detail", str(failure))
-                about |= {"status": "error", "error_message": message}
+            except ERRORS as failure:
+                about |= {"status": "error", "error_message": failure_of(failure)[1]}
                 stored.is_fetched = True
         return JSONResponse(about)
 

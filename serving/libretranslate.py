@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -15,10 +14,9 @@ from starlette.routing import Route
 from common.errors import InputError
 from documents import FORMATS, html, plain
 from documents.translator import Translation
-from serving.engine import Refused
 from serving.requests import validated
 from serving.translation import Step, Texts, Translations, document_of, last_of
-from serving.transport import event_of, stream_of, while_there
+from serving.transport import ERRORS, event_of, failure_of, stream_of, while_there
 from speculative.row import Row
 
 PATHS = (
@@ -173,7 +171,7 @@ async def _events(
             }
             yield event_of(event)
             step = await anext(steps)
-    except (HTTPException, InputError, Refused) as failure:
-        yield event_of(error(getattr(failure, "detail", str(failure))))
+    except ERRORS as failure:
+        yield event_of(error(failure_of(failure)[1]))
     else:
         yield event_of(answer(json.loads(step.data)))

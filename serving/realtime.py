@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 
 import anyio
 from pydantic import AliasChoices, BaseModel, Field
-from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -17,7 +16,7 @@ from common.errors import InputError
 from serving import answers
 from serving.engine import Engine, Refused
 from serving.requests import parse
-from serving.transport import working
+from serving.transport import ERRORS, failure_of, working
 from speech.audio import check_length, resampler
 from speech.live import PAUSE, Heard
 from speech.options import TranscribeOptions
@@ -158,11 +157,8 @@ class _Client:
             for text in [*texts, None]:
                 try:
                     await (self._advance() if text is None else self._take(text))
-                except (InputError, HTTPException, Refused) as error:
-                    default = 400 if isinstance(error, InputError) else 503
-                    status = getattr(error, "status_code", default)
-                    body = answers.error(status, getattr(error, "detail", str(error)))
-                    await self._send("error", **body)
+                except ERRORS as error:
+                    await self._send("error", **answers.error(*failure_of(error)))
 
     async def _take(self, text: str) -> None:
         """Answer an event; of sound only take note. Raises InputError for one that is wrong."""

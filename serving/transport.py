@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 
 from common.errors import InputError
-from serving.engine import CANCELLED, LOST, REFUSED, START, Engine, Job, Progress
+from serving.engine import CANCELLED, LOST, REFUSED, START, Engine, Job, Progress, Refused
 from speculative.row import FAILED, Row
 from speculative.tasks import Ended, Task, resume
 
@@ -30,6 +30,18 @@ FAILURES = {
     REFUSED: (503, "the server is shutting down"),
     CANCELLED: (503, "the server is shutting down"),
 }
+ERRORS = (HTTPException, InputError, Refused)  # that a client is told of
+
+
+def failure_of(error: Exception) -> tuple[int, str]:
+    """The status and the message that tell a client of an error."""
+    if isinstance(error, HTTPException):
+        return error.status_code, error.detail
+    if isinstance(error, Refused):
+        return 503, str(error)
+    if isinstance(error, InputError):
+        return 400, str(error)
+    return 500, "an error of the server's"
 
 
 async def read_body(
