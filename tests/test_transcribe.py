@@ -14,6 +14,7 @@ from helpers import whisper_models as wm
 from helpers.programs import call
 from helpers.sounds import write_wav
 
+import terminal.transcripts
 import transcribe as command
 from common.files import Journal
 from speculative.row import Row
@@ -74,7 +75,7 @@ def test_transcripts_that_are_printed_have_their_names(folder):
 def test_an_interrupted_sound_goes_on_where_it_stopped(folder, monkeypatch):
     arguments = ("one.wav", "two.wav", *MODELS, "--word-timestamps", "-f", "all", "-o")
     whole = transcribe(folder, *arguments, "whole", "--verbose")
-    open_sound = command.Printer.open_sound
+    open_sound = terminal.transcripts.Printer.open_sound
 
     def interrupted(self, index):
         samples, _ = open_sound(self, index)
@@ -88,7 +89,7 @@ def test_an_interrupted_sound_goes_on_where_it_stopped(folder, monkeypatch):
         return samples, stopping
 
     with monkeypatch.context() as patch:
-        patch.setattr(command.Printer, "open_sound", interrupted)
+        patch.setattr(terminal.transcripts.Printer, "open_sound", interrupted)
         stopped = transcribe(folder, *arguments, "halved", "--batch-size", "1")
     assert stopped.returncode == 130 and "interrupted" in stopped.stderr
     (part,) = (folder / "halved").glob(".*.journal")
@@ -208,6 +209,7 @@ def test_languages_go_by_codes_of_locales_and_by_names(name, code):
     [
         (["no.wav", *MODELS], "no.wav: No such file"),
         (["one.wav", "--model", "none"], "no model 'none'"),
+        (["one.wav", *MODELS, "--language", ""], "argument --language: the name is empty"),
         (["one.wav", *MODELS, "--language", "klingon"], "'klingon'; there are English (en), Ger"),
         (["one.wav", *MODELS, "--clip-timestamps", "5,1"], "each later than the one before"),
         (["one.wav", *MODELS, "--clip-timestamps", "a"], "invalid seconds value: 'a'"),
