@@ -283,7 +283,7 @@ class SpeculativeDecoder:
             self._learned[key] = Schedule(self.model.config.vocab_size)
         return self._learned[key]
 
-    def at_most(self, batch_size: int) -> int:
+    def max_batch_size(self, batch_size: int) -> int:
         """How many rows the models can decode together, up to `batch_size`."""
         limits = [each.max_rows for each in (self.model, self.draft_model) if each]
         return min([batch_size, *filter(None, limits)])
@@ -291,7 +291,7 @@ class SpeculativeDecoder:
     @contextmanager
     def running(self, options: Options) -> Iterator[Driver]:
         """The driver of an empty batch; on a Mac, memory stays wired while it is open."""
-        if options.num_beams > 1 and self.at_most(options.num_beams) < options.num_beams:
+        if options.num_beams > 1 and self.max_batch_size(options.num_beams) < options.num_beams:
             raise InputError("this model decodes one row at a time: no beams")
         with wired_memory():
             if options.num_beams > 1:
@@ -376,7 +376,7 @@ class SpeculativeDecoder:
         if it fails. at_once: so many tasks go on beside each other. on_row: gets each row as it finishes"""
         source = Tasks(tasks, at_once)
         with self.running(options) as driver:
-            for row in driver.decode(source, self.at_most(batch_size)):
+            for row in driver.decode(source, self.max_batch_size(batch_size)):
                 on_row(row)
                 source.finish(row)
                 while source.results:
@@ -447,7 +447,7 @@ class SpeculativeDecoder:
 
         source = Prompts(prompts, make, _WINDOW * int(batch_size))
         with self.running(settings) as driver:
-            for row in driver.decode(source, self.at_most(int(batch_size))):
+            for row in driver.decode(source, self.max_batch_size(int(batch_size))):
                 index, sample = source.index.pop(row)
                 for i, each in enumerate([row, *row.others]):
                     yield index, replace(respond(each), sample=sample + i)

@@ -14,7 +14,7 @@ import numpy as np
 
 from common.errors import InputError
 from speculative.cache import CrossCache
-from speculative.model import Model, Rows, padded, replace_unknown
+from speculative.model import Model, TokenLists, padded, replace_unknown
 
 Sublayer = Callable[[mx.array], mx.array]
 Mask = mx.array | None  # boolean, or added to scores: broadcast to [B, H, T, N]; None: hide nothing
@@ -224,7 +224,7 @@ class EncoderDecoder(Model, nn.Module):
         """The tokens that a row begins with."""
         return [self.start_token_id]
 
-    def start(self, prompts: Rows) -> CrossCache:
+    def start(self, prompts: TokenLists) -> CrossCache:
         """Encode the sources of B rows, and project their keys and values for every decoder layer. Tokens that the
         model lacks (another model's) become padding. InputError if a source is empty or too long."""
         tokens, mask = padded(prompts, self.config.pad_token_id)
@@ -253,7 +253,7 @@ class EncoderDecoder(Model, nn.Module):
         return narrowed(self, self.config.vocab_size, ids)
 
     def attention(
-        self, prompts: Rows, tokens: mx.array, heads: Mapping[int, Sequence[int] | None]
+        self, prompts: TokenLists, tokens: mx.array, heads: Mapping[int, Sequence[int] | None]
     ) -> tuple[mx.array, dict[int, mx.array]]:
         """The logits [B, T, V] of tokens [B, T], a row's prefix and text, in one call with a cache of its own; and for each
         decoder layer in `heads` how these heads of its attention (None: all) see the source: float32 scores

@@ -62,7 +62,7 @@ def decoding(target: Any, draft: Any | None = None, batch_size: int = 1, **optio
     def run(prompts: Sequence[str]) -> list[Row]:
         rows = [models.row(conversation.prompt(prompt), settings) for prompt in prompts]
         with models.running(settings) as driver:
-            list(driver.decode(Waiting(rows), models.at_most(batch_size)))
+            list(driver.decode(Waiting(rows), models.max_batch_size(batch_size)))
         return rows
 
     return run

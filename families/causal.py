@@ -17,7 +17,7 @@ import numpy as np
 from common.errors import InputError
 from families.causal_check import check, check_cache, has_state, own_cache, refused
 from speculative.cache import MASKED, SlotCache
-from speculative.model import Model, Rows
+from speculative.model import Model, TokenLists
 from speculative.prefill import prefill
 from transformer import narrowed
 
@@ -56,7 +56,7 @@ class CausalCache(SlotCache):
         self.windows: list[int | None] = []
         self.layers = [self._layer(each) for each in like]
         super().__init__(batch_size, len(self.windows))
-        self.forgets = not self.states
+        self.trimmable = not self.states
         self._mask_axes = mask_axes
         # By calls since the last `keep`: where each row's tokens [B] and the call end, and the states then.
         self._calls: list[tuple[np.ndarray, int, list[list[Any]]]] = []
@@ -225,7 +225,7 @@ class DecoderOnly(Model, nn.Module):
         """The same model with logits for `ids` [n] only."""
         return narrowed(self, self.config.vocab_size, ids)
 
-    def start(self, prompts: Rows, cache: SlotCache | None = None) -> Any:
+    def start(self, prompts: TokenLists, cache: SlotCache | None = None) -> Any:
         """A cache with all but the last of each row's tokens. cache: one that holds beginnings of the rows, to be filled
         up. InputError for a row without a token."""
         if not all(len(prompt) for prompt in prompts):
@@ -267,7 +267,7 @@ class CausalModel(DecoderOnly):
     def new_cache(self, batch_size: int) -> CausalCache:
         return CausalCache(batch_size, self._like, self._mask_axes)
 
-    def shared(self, prompt: Sequence[int]) -> int:
+    def snapshot_at(self, prompt: Sequence[int]) -> int:
         """As the contract says: up to the first user's turn, the system prompt and what the chat template writes around it."""
         size = len(self.user_turn)
         ends = range(size, len(prompt) + 1) if size else ()

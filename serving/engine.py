@@ -64,7 +64,7 @@ class Engine:
         """options: the acceptance rule, lenience and drafter for all rows; all other options are each row's own."""
         self.decoder = decoder
         self.options = options
-        self.batch_size = decoder.at_most(batch_size)
+        self.batch_size = decoder.max_batch_size(batch_size)
         self.queue_size = queue_size
         self._waiting: deque[Job] = deque()
         self._running: dict[Row, Job] = {}

@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import from_json
 
 from common.errors import InputError
-from speculative.options import DECLARED, FORMS, MOST, TOKENS, OptionError, Options
+from speculative.options import DECLARED, FORMS, MAX_NUMBER, TOKENS, OptionError, Options
 from speculative.processors import CountPenalty
 from text.text_side import ChatTemplate, Prompt
 
@@ -242,7 +242,7 @@ class Fields(_Object):
         """Whether a stream ends with its usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
-    def options(self, defaults: Options, max_tokens: int = MOST) -> Options:
+    def options(self, defaults: Options, max_tokens: int = MAX_NUMBER) -> Options:
         """The options of its rows, with `max_tokens` tokens at most. Raises InputError if they are out of range."""
         more = {_ALIASES.get(field, field): x for field, x in (self.model_extra or {}).items()}
         _check_fields(more)
@@ -265,8 +265,8 @@ class Fields(_Object):
         try:
             return replace(defaults, **given)
         except OptionError as error:
-            most = limits.get(error.name, error.values.most)
-            values = replace(error.values, most=most)
+            most = limits.get(error.name, error.values.max_value)
+            values = replace(error.values, max_value=most)
             raise OptionError(_field(error.name), error.value, values) from None
 
     def _own(self) -> dict[str, Any]:

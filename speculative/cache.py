@@ -36,7 +36,7 @@ class SlotCache:
     own slot, only fillers see it, and its logits mean nothing.
     """
 
-    forgets = True  # any tokens, not only those of the last calls
+    trimmable = True  # any tokens, not only those of the last calls
     STEP = 128  # slots added at a time
     FEW = 32  # slots that are not worth compacting
 

@@ -8,14 +8,14 @@ import mlx.core as mx
 import numpy as np
 
 from speculative.cache import MASKED, CrossCache, SlotCache
-from speculative.model import Model, Rows
+from speculative.model import Model, TokenLists
 from speculative.prefill import PrefixCache, missing_tokens, prefill
 
 
 class CachedModel:
     """A model that decodes rows together. `cache` is None until the first row is admitted."""
 
-    BEHIND = 8  # tokens: a row that lacks more catches up first
+    MAX_MISSING = 8  # tokens: a row that lacks more catches up first
     keeps_states = False  # for a draft model that reads them
 
     def __init__(
@@ -33,7 +33,7 @@ class CachedModel:
         self.cache: SlotCache | None = None
         self._lacked = 0  # tokens per row before the drafted ones in the last call
 
-    def admit(self, batch_size: int, rows: Sequence[int], prompts: Rows) -> list[int]:
+    def admit(self, batch_size: int, rows: Sequence[int], prompts: TokenLists) -> list[int]:
         """Read a prompt for each of `rows` in a batch of `batch_size`; rows may be replaced or new ones at the end.
         Return how many tokens of each prompt had been read already."""
         distinct: dict[tuple[int, ...], Sequence[int]] = {}  # equal prompts are read once
@@ -60,14 +60,14 @@ class CachedModel:
             self.resize(batch_size)
             self.cache.replace(rows, fresh)
 
-    def _begun(self, prompts: Rows) -> tuple[Any, list[int]]:
+    def _begun(self, prompts: TokenLists) -> tuple[Any, list[int]]:
         """A cache in which the prompts have been read, and how many tokens of each were known."""
         if not (self._prefixes and self._new_cache):
             return self.model.start(prompts), [0] * len(prompts)
         cache = self._new_cache(len(prompts))
         reused = self._prefixes.begin(self._whole, cache, prompts)
         self._whole.start(prompts, cache)
-        if not cache.forgets:  # later only the text's end can be kept
+        if not cache.trimmable:  # later only the text's end can be kept
             for b, prompt in enumerate(prompts):
                 self._prefixes.add(self._whole, cache, b, prompt[:-1])
         return cache, reused
@@ -103,14 +103,14 @@ class CachedModel:
         assert self.cache
         self.cache.reorder(rows)
 
-    def __call__(self, rows: Rows, drafted: mx.array, lengths: np.ndarray) -> mx.array:
+    def __call__(self, rows: TokenLists, drafted: mx.array, lengths: np.ndarray) -> mx.array:
         """Logits [B, 1 + k, V] after each row's last token and each of its drafted tokens [B, k], of which
         the first lengths[b] count. Call `keep` afterwards."""
-        if (self.behind(rows) > self.BEHIND).any():
+        if (self.behind(rows) > self.MAX_MISSING).any():
             self.catch_up(rows)
         return self.decode(rows, drafted, lengths)
 
-    def decode(self, rows: Rows, drafted: mx.array, lengths: np.ndarray) -> mx.array:
+    def decode(self, rows: TokenLists, drafted: mx.array, lengths: np.ndarray) -> mx.array:
         """As a call, in one go whatever the cache lacks: `keep` can forget all of it."""
         assert self.cache
         tokens, positions = missing_tokens(rows, self.cache.lengths, self.config)
@@ -132,12 +132,12 @@ class CachedModel:
         assert self.cache
         self.cache.keep(self._lacked + n)
 
-    def behind(self, rows: Rows) -> np.ndarray:
+    def behind(self, rows: TokenLists) -> np.ndarray:
         """How many tokens of each row the cache lacks: [B]."""
         held = self.cache.lengths if self.cache else np.zeros(len(rows), int)
         return np.maximum(np.array([len(row) for row in rows]) - held, 0)
 
-    def catch_up(self, rows: Rows) -> None:
+    def catch_up(self, rows: TokenLists) -> None:
         """Prefill all but the last token of each row."""
         assert self.cache
         prefill(self.model, self.cache, rows)
@@ -148,7 +148,7 @@ class DistilledModel(CachedModel):
     cache, and reads each token with the target's state before it. Behind the first drafted token its own state stands
     in, so nothing of a draft is kept. Calls return the logits after a row's last token only."""
 
-    BEHIND = MASKED  # never: whatever it lacks, a few layers read in one call
+    MAX_MISSING = MASKED  # never: whatever it lacks, a few layers read in one call
 
     def __init__(self, model: Model, target: CachedModel):
         super().__init__(model)
@@ -164,12 +164,12 @@ class DistilledModel(CachedModel):
         assert isinstance(self._target.cache, CrossCache)
         return self._target.cache
 
-    def admit(self, batch_size: int, rows: Sequence[int], prompts: Rows) -> list[int]:
+    def admit(self, batch_size: int, rows: Sequence[int], prompts: TokenLists) -> list[int]:
         encoded, mask = self._target_cache.encoded(rows)
         self._place(batch_size, rows, self._whole.attend_to(encoded, mask))
         return [0] * len(rows)
 
-    def decode(self, rows: Rows, drafted: mx.array, lengths: np.ndarray) -> mx.array:
+    def decode(self, rows: TokenLists, drafted: mx.array, lengths: np.ndarray) -> mx.array:
         assert self.cache and not drafted.shape[1]
         tokens, positions = missing_tokens(rows, self.cache.lengths, self.config)
         self._lacked = tokens.shape[1]
@@ -196,7 +196,7 @@ class AheadModel(CachedModel):
 
     _ahead: mx.array | None = None  # logits [B, 1, V] of a call that has begun
 
-    def run_ahead(self, rows: Rows, tokens: mx.array, live: Sequence[bool]) -> None:
+    def run_ahead(self, rows: TokenLists, tokens: mx.array, live: Sequence[bool]) -> None:
         """After a call without drafted tokens, begin the next one with tokens [B] that the host does not know
         yet. The call is discarded if rows join or leave."""
         if not any(live):
@@ -206,7 +206,7 @@ class AheadModel(CachedModel):
         self._ahead = self.model.decode(tokens[:, None], positions, self.cache)
         mx.async_eval(self._ahead)
 
-    def __call__(self, rows: Rows, drafted: mx.array, lengths: np.ndarray) -> mx.array:
+    def __call__(self, rows: TokenLists, drafted: mx.array, lengths: np.ndarray) -> mx.array:
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             return super().__call__(rows, drafted, lengths)
@@ -219,7 +219,7 @@ class AheadModel(CachedModel):
         if self._ahead is None:
             super().keep(n)
 
-    def admit(self, batch_size: int, rows: Sequence[int], prompts: Rows) -> list[int]:
+    def admit(self, batch_size: int, rows: Sequence[int], prompts: TokenLists) -> list[int]:
         self._forget()
         return super().admit(batch_size, rows, prompts)
 
@@ -233,7 +233,7 @@ class AheadModel(CachedModel):
             self.cache.keep(np.zeros(len(self.cache.position), int))
 
 
-def following(rows: Rows, lengths: np.ndarray) -> np.ndarray:
+def following(rows: TokenLists, lengths: np.ndarray) -> np.ndarray:
     """The positions [B, k] of the next lengths [B] tokens of each row; MASKED beyond them."""
     first = np.array([len(row) for row in rows], np.int32)[:, None]
     ahead = np.arange(lengths.max(), dtype=np.int32)

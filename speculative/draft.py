@@ -12,16 +12,16 @@ class Candidate:
     """Tokens that a drafter could propose for a row.
 
     kind: groups candidates with similar acceptance; a new kind starts from the kinds of the same source
-    most: how many tokens it has
+    max_length: how many tokens it has
     copy: returns the first n of them; None for a draft model
-    tokens_to_prefill: how many tokens the draft model has to read before it can draft
+    missing: how many tokens the draft model has to read before it can draft
     forced: the first of its tokens, which the row's form forces
     """
 
     kind: str
-    most: int
+    max_length: int
     copy: Callable[[int], Sequence[int]] | None = None
-    tokens_to_prefill: int = 0
+    missing: int = 0
     forced: tuple[int, ...] = ()
 
     @property
@@ -52,9 +52,9 @@ class Plan:
         return np.array([c is not None and c.copy is None for c in self.candidates], bool)
 
     @property
-    def tokens_to_prefill(self) -> int:
+    def missing(self) -> int:
         """How many tokens the draft model has to read before it can draft."""
-        return sum(c.tokens_to_prefill for c in self.candidates if c is not None)
+        return sum(c.missing for c in self.candidates if c is not None)
 
     def only(self, rows: np.ndarray) -> "Plan":
         """The plan for the rows where `rows` [B] is true, and nothing for the others."""

@@ -11,9 +11,9 @@ from typing import Any
 
 import mlx.core as mx
 
-RARE = 0.1  # make a set once at most this share of tokens is expected to be new
-LEAST = 1000  # tokens that must be written before that
-MISSES = 32  # make it again after this many tokens that it lacked
+MAX_NEW = 0.1  # make a set once at most this share of tokens is expected to be new
+MIN_TOKENS = 1000  # tokens that must be written before that
+MAX_MISSES = 32  # make it again after this many tokens that it lacked
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class DraftVocabulary:
             return None
         tokens = set().union(*counts)
         covered = self._made and set(languages) <= set(self._languages)
-        if not covered or self._misses >= MISSES:
+        if not covered or self._misses >= MAX_MISSES:
             self._make(tokens)
             self._languages = set(languages)
         return self._made
@@ -102,4 +102,4 @@ def _new_are_rare(written: Counter[int]) -> bool:
     """Whether new tokens are rare: their expected share is that of tokens written once (Good 1953)."""
     once = sum(n == 1 for n in written.values())
     total = written.total()
-    return total >= LEAST and once <= RARE * total
+    return total >= MIN_TOKENS and once <= MAX_NEW * total

@@ -12,7 +12,7 @@ from speculative.cached_model import CachedModel, DistilledModel, following
 from speculative.draft import Candidate, Draft, Plan, no_draft
 from speculative.draft_vocabulary import DraftVocabulary, Narrowed
 from speculative.lookup import UNBOUNDED, WEAK, PromptMatcher
-from speculative.model import Model, Rows
+from speculative.model import Model, TokenLists
 from speculative.prefill import PrefixCache
 from speculative.row import Row
 from speculative.sampling import Greedy, Sampler
@@ -33,11 +33,11 @@ class Drafter:
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows only."""
 
-    def candidates(self, rows: Rows) -> list[list[Candidate]]:
+    def candidates(self, rows: TokenLists) -> list[list[Candidate]]:
         """What could be proposed for each row, likeliest first."""
         return [[] for _ in rows]
 
-    def draft(self, rows: Rows, plan: Plan, sampler: Greedy | Sampler) -> Draft:
+    def draft(self, rows: TokenLists, plan: Plan, sampler: Greedy | Sampler) -> Draft:
         """Propose up to plan.limits [B] tokens for each row, from its candidate in the plan. They stay on the
         device."""
         return no_draft(len(rows))
@@ -99,7 +99,7 @@ class ModelDrafter(Drafter):
         self._batch = [self._batch[row] for row in rows]
         self._model.select(rows)
 
-    def candidates(self, rows: Rows) -> list[list[Candidate]]:
+    def candidates(self, rows: TokenLists) -> list[list[Candidate]]:
         config = self._model.config
         source = "narrowed" if self._narrowed else "model"
         offered: list[list[Candidate]] = []
@@ -107,24 +107,24 @@ class ModelDrafter(Drafter):
             most = (config.max_positions or UNBOUNDED) - len(tokens)
             fits = len(row.prompt) <= (config.max_prompt_tokens or UNBOUNDED)
             kind = f"{source}, {self._fared[row]}"
-            candidate = Candidate(kind, most, tokens_to_prefill=lacking)
+            candidate = Candidate(kind, most, missing=lacking)
             offered.append([candidate] if fits and most > 0 else [])
         return offered
 
-    def _lacking(self, rows: Rows) -> list[int]:
+    def _lacking(self, rows: TokenLists) -> list[int]:
         """How many tokens the model must prefill before it can draft for each row."""
         behind = self._model.behind(rows)
-        behind[behind <= self._model.BEHIND] = 0
+        behind[behind <= self._model.MAX_MISSING] = 0
         return [
             self._to_prefill.get(row, n)
             for row, n in zip(self._batch, behind.tolist(), strict=True)
         ]
 
-    def draft(self, rows: Rows, plan: Plan, sampler: Greedy | Sampler) -> Draft:
+    def draft(self, rows: TokenLists, plan: Plan, sampler: Greedy | Sampler) -> Draft:
         self._lengths = plan.limits
         if not plan.limits.any():
             return no_draft(len(rows))
-        prefill_seconds = self._prefill(plan) if plan.tokens_to_prefill else 0.0
+        prefill_seconds = self._prefill(plan) if plan.missing else 0.0
         if isinstance(self._model, DistilledModel):
             self._model.prefix_sizes = [row.prefix_size for row in self._batch]
         rows = [row if n else [] for row, n in zip(rows, plan.limits, strict=True)]
@@ -171,7 +171,7 @@ class ModelDrafter(Drafter):
                 del self._to_prefill[self._batch[b]]
         # Tokens that are not committed yet are no part of this: `keep` could not forget them.
         rows = [row.tokens if n else [] for row, n in zip(self._batch, plan.limits, strict=True)]
-        if (self._model.behind(rows) > self._model.BEHIND).any():
+        if (self._model.behind(rows) > self._model.MAX_MISSING).any():
             self._model.catch_up(rows)
         self._model.wait()
         return float(self._broadcast(time.perf_counter() - began))
@@ -269,7 +269,7 @@ class PromptLookup(Drafter):
     def select(self, rows: Sequence[int]) -> None:
         self._batch = [self._batch[row] for row in rows]
 
-    def candidates(self, rows: Rows) -> list[list[Candidate]]:
+    def candidates(self, rows: TokenLists) -> list[list[Candidate]]:
         offered: list[list[Candidate]] = [[] for _ in rows]
         for row, tokens, candidates in zip(self._batch, rows, offered, strict=True):
             if tokens:
@@ -278,7 +278,7 @@ class PromptLookup(Drafter):
                     candidates += matcher.candidates()
         return offered
 
-    def draft(self, rows: Rows, plan: Plan, sampler: Greedy | Sampler) -> Draft:
+    def draft(self, rows: TokenLists, plan: Plan, sampler: Greedy | Sampler) -> Draft:
         tokens = np.zeros((len(rows), plan.limits.max()), np.int32)
         for b, candidate in enumerate(plan.candidates):
             if candidate and candidate.copy:
@@ -306,7 +306,7 @@ class CombinedDrafter(Drafter):
         self._lookup.select(rows)
         self._model.select(rows)
 
-    def candidates(self, rows: Rows) -> list[list[Candidate]]:
+    def candidates(self, rows: TokenLists) -> list[list[Candidate]]:
         copied = self._lookup.candidates(rows)
         modelled = self._model.candidates(rows)
         # Matches that may be chance come after the model.
@@ -315,7 +315,7 @@ class CombinedDrafter(Drafter):
             for copies, own in zip(copied, modelled, strict=True)
         ]
 
-    def draft(self, rows: Rows, plan: Plan, sampler: Greedy | Sampler) -> Draft:
+    def draft(self, rows: TokenLists, plan: Plan, sampler: Greedy | Sampler) -> Draft:
         self._modelled = modelled = plan.modelled
         copies = self._lookup.draft(rows, plan.only(~modelled), sampler)
         own = self._model.draft(rows, plan.only(modelled), sampler)

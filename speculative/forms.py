@@ -13,7 +13,7 @@ import numpy as np
 from speculative.draft import Candidate, Draft, Plan
 from speculative.drafting import Drafter
 from speculative.grammar import LOOKAHEAD
-from speculative.model import Rows
+from speculative.model import TokenLists
 from speculative.row import Row
 from speculative.sampling import Greedy, Sampler
 
@@ -39,14 +39,14 @@ class FormDrafter(Drafter):
         self._batch = [self._batch[row] for row in rows]
         self._inner.select(rows)
 
-    def candidates(self, rows: Rows) -> list[list[Candidate]]:
+    def candidates(self, rows: TokenLists) -> list[list[Candidate]]:
         offered = self._inner.candidates(rows)
         for b, row in enumerate(self._batch):
             if row.grammar and not row.finish_reason:
                 offered[b] = _fitting(row, offered[b])
         return offered
 
-    def draft(self, rows: Rows, plan: Plan, sampler: Greedy | Sampler) -> Draft:
+    def draft(self, rows: TokenLists, plan: Plan, sampler: Greedy | Sampler) -> Draft:
         forced = [
             candidate.forced[:limit] if candidate else ()
             for candidate, limit in zip(plan.candidates, plan.limits.tolist(), strict=True)
@@ -86,10 +86,10 @@ def _fitting(row: Row, candidates: Sequence[Candidate]) -> list[Candidate]:
     fitting = []
     for candidate in candidates:
         if candidate.copy:
-            tokens = candidate.copy(min(candidate.most, most))
+            tokens = candidate.copy(min(candidate.max_length, most))
             allowed = row.grammar.passing(row.generated, tokens)
             if allowed > len(forced):
-                fitting.append(replace(candidate, most=allowed))
+                fitting.append(replace(candidate, max_length=allowed))
         elif forced:
             kind = f"{candidate.kind}, {FORCED}"
             fitting.append(replace(candidate, kind=kind, forced=forced))

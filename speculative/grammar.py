@@ -47,7 +47,7 @@ class Matcher:
         bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little").astype(bool)
         return bits & (fits or self._engine.is_error())
 
-    def whole(self, text: Sequence[int]) -> bool:
+    def is_complete(self, text: Sequence[int]) -> bool:
         """Whether a text may end here."""
         return self.go_to(text) and self._engine.is_accepting()
 

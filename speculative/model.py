@@ -9,7 +9,7 @@ import numpy as np
 from common.errors import InputError
 
 # The tokens of each row, the model's prefix first; none for a row that takes no part in a call
-Rows = Sequence[Sequence[int]]
+TokenLists = Sequence[Sequence[int]]
 
 
 class Model:
@@ -59,7 +59,7 @@ class Model:
         prompt."""
         raise NotImplementedError
 
-    def start(self, prompts: Rows) -> Any:
+    def start(self, prompts: TokenLists) -> Any:
         """Encode and project prompts of B rows, or prefill all but the last token of each: a cache, of a class of
         speculative/cache.py or a subclass. InputError for a prompt that is empty or too long."""
         raise NotImplementedError
@@ -76,7 +76,7 @@ class Model:
         """[B, T, V] from states [B, T, D]."""
         raise NotImplementedError
 
-    def shared(self, prompt: Sequence[int]) -> int:
+    def snapshot_at(self, prompt: Sequence[int]) -> int:
         """With `new_cache`: how many of a prompt's first tokens later prompts may begin with, if that has to be known while
         they are read, because the cache cannot be cut back; 0: it can, or none."""
         return 0
@@ -90,7 +90,7 @@ class Model:
         raise InputError("a draft vocabulary needs a draft model of this project's")
 
 
-def padded(prompts: Rows, filler: int) -> tuple[np.ndarray, np.ndarray]:
+def padded(prompts: TokenLists, filler: int) -> tuple[np.ndarray, np.ndarray]:
     """Prompts as one array [B, S], and its mask, true on tokens."""
     lengths = np.array([len(prompt) for prompt in prompts])
     mask = np.arange(lengths.max()) < lengths[:, None]

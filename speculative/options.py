@@ -19,7 +19,7 @@ AUTO = "auto"  # num_draft: the fastest number, by what steps have taken
 RULES = ("token", "block", "coupled")  # of sampling.py
 DEFAULT_RULE = "coupled"  # the same seed gives the same text, with any drafts
 MAX_TOKENS = 512  # if neither the caller nor the checkpoint sets it
-MOST = 10**9  # below 2^31, the end of MLX's integers; logits times this stay finite
+MAX_NUMBER = 10**9  # below 2^31, the end of MLX's integers; logits times this stay finite
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Values:
     """The values an option accepts."""
 
     kind: type  # int, float, str, bool, list or dict: the type in flags and JSON
-    description: str  # "a text", for example; {most} stands for the largest whole number
+    description: str  # "a text", for example; {max_value} stands for the largest whole number
     accepts: Callable[[Any], bool]
     metavar: str | None = None
     choices: tuple[str, ...] = ()
-    most: int = MOST  # of whole numbers
+    max_value: int = MAX_NUMBER  # of whole numbers
 
 
 class OptionError(InputError):
@@ -39,24 +39,28 @@ class OptionError(InputError):
 
     def __init__(self, name: str, value: Any, values: Values):
         """name: as the one who gave the value calls the option."""
-        description = values.description.format(most=values.most)
+        description = values.description.format(max_value=values.max_value)
         super().__init__(f"{name} is {repr(value)[:100]}, not {description}")
         self.name = name
         self.value = value
         self.values = values
 
 
-def whole(least: int, most: int = MOST) -> Values:
-    description = f"a whole number from {least} to {{most}}"
-    return Values(int, description, lambda n: _is_whole(n) and least <= n <= most, "N", most=most)
+def integers(min_value: int, max_value: int = MAX_NUMBER) -> Values:
+    description = f"a whole number from {min_value} to {{max_value}}"
+
+    def accepts(n: Any) -> bool:
+        return _is_integer(n) and min_value <= n <= max_value
+
+    return Values(int, description, accepts, "N", max_value=max_value)
 
 
-def number(least: float, most: float = MOST) -> Values:
-    description = f"a number from {least} to {most}"
-    return Values(float, description, lambda x: _is_number(x) and least <= x <= most, "X")
+def numbers(min_value: float, max_value: float = MAX_NUMBER) -> Values:
+    description = f"a number from {min_value} to {max_value}"
+    return Values(float, description, lambda x: _is_number(x) and min_value <= x <= max_value, "X")
 
 
-def _is_whole(value: Any) -> bool:
+def _is_integer(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
@@ -73,7 +77,7 @@ def _is_word(value: Any) -> bool:
 
 
 def _is_bias(value: Any) -> bool:
-    return _is_number(value) and (value == -math.inf or abs(value) <= MOST)
+    return _is_number(value) and (value == -math.inf or abs(value) <= MAX_NUMBER)
 
 
 def _are(entry: Callable[[Any], bool], values: Any) -> bool:
@@ -81,9 +85,9 @@ def _are(entry: Callable[[Any], bool], values: Any) -> bool:
 
 
 SWITCH = Values(bool, "True or False", lambda v: isinstance(v, bool))
-ANY = Values(int, "a whole number", _is_whole, "N")
-COUNT = whole(0)
-SIZE = whole(1)
+ANY = Values(int, "a whole number", _is_integer, "N")
+COUNT = integers(0)
+SIZE = integers(1)
 _is_token = COUNT.accepts
 DRAFT = replace(
     COUNT,
@@ -91,9 +95,9 @@ DRAFT = replace(
     accepts=lambda v: v == AUTO or COUNT.accepts(v),
     choices=(AUTO,),
 )
-PART = number(0, 1)
-SHARE = replace(
-    PART, description="a number above 0, up to 1", accepts=lambda x: x and PART.accepts(x)
+FRACTION = numbers(0, 1)
+POSITIVE_FRACTION = replace(
+    FRACTION, description="a number above 0, up to 1", accepts=lambda x: x and FRACTION.accepts(x)
 )
 REFERENCE = Values(str, "a text", _is_text, "TEXT/@FILE")
 FORM = replace(REFERENCE, accepts=lambda v: isinstance(v, Mapping) or _is_text(v))
@@ -116,7 +120,7 @@ TOKENS = Values(list, "a list of ids", partial(_are, _is_token), "JSON")
 WORDS = Values(list, "a list of lists of ids", partial(_are, _is_word), "JSON")
 BIASES = Values(
     dict,
-    f"tokens' ids with a number each, from {-MOST} to {MOST} or -inf",
+    f"tokens' ids with a number each, from {-MAX_NUMBER} to {MAX_NUMBER} or -inf",
     lambda v: isinstance(v, Mapping) and all(map(_is_token, v)) and all(map(_is_bias, v.values())),
     "JSON",
 )
@@ -138,11 +142,11 @@ class Declared:
     group: str = "sampling"  # heading in --help and docs
 
 
-def option(default: Any, values: Values, help: str, words: str = "", **about: Any) -> Any:
+def option(default: Any, values: Values, help: str, words: str = "", **others: Any) -> Any:
     """A field of `Options`. words: its default in words, if the value does not say it."""
     return field(
         default=default,
-        metadata={"declared": Declared(values, help, words or str(default), **about)},
+        metadata={"declared": Declared(values, help, words or str(default), **others)},
     )
 
 
@@ -185,17 +189,21 @@ class Options:
     )
     temp: float = option(
         0.0,
-        number(0),
+        numbers(0),
         "sampling temperature; 0: greedy",
         flags=("--temperature",),
         request="temperature",
     )
     top_k: int = option(0, COUNT, "sample only from the N most probable tokens; 0: all")
     top_p: float = option(
-        1.0, SHARE, "sample only from the most probable tokens that together have probability X"
+        1.0,
+        POSITIVE_FRACTION,
+        "sample only from the most probable tokens that together have probability X",
     )
     min_p: float = option(
-        0.0, PART, "sample only from tokens at least X times as probable as the most probable one"
+        0.0,
+        FRACTION,
+        "sample only from tokens at least X times as probable as the most probable one",
     )
     seed: int | None = option(
         None, ANY, "random seed; the same seed gives the same text", "a new one", served=10**18
@@ -210,7 +218,7 @@ class Options:
     )
     delta: float = option(
         0.0,
-        PART,
+        FRACTION,
         "accept more draft tokens, for speed, if the output may differ from the target's: 0 is exact, 1 accepts all",
         request=None,
     )
@@ -238,13 +246,13 @@ class Options:
     )
 
     repetition_penalty: float | None = _control(
-        number(1 / MOST), "penalise tokens already used; 1: off"
+        numbers(1 / MAX_NUMBER), "penalise tokens already used; 1: off"
     )
     repetition_context_size: int | None = _control(
         SIZE, "penalise only repeats of the last N tokens", words="all"
     )
     no_repeat_ngram_size: int | None = _control(
-        whole(0, 1024), "never generate the same N tokens twice; 0: off", served=64
+        integers(0, 1024), "never generate the same N tokens twice; 0: off", served=64
     )
     min_tokens: int | None = _control(COUNT, "generate at least N tokens before an end token")
     logit_bias: Mapping[int, float] | None = _control(
@@ -290,16 +298,19 @@ class Options:
     )
     num_samples: int = option(
         1,
-        whole(1, 1024),
+        integers(1, 1024),
         "outputs per prompt; needs --temp or --num-beams",
         request="n",
         served=64,
         group="controls",
     )
 
-    num_beams: int = _beams(1, whole(1, 64), "above 1: search with N beams, without drafts")
+    num_beams: int = _beams(1, integers(1, 64), "above 1: search with N beams, without drafts")
     length_penalty: float | None = _beams(
-        None, number(-MOST), "rank beams by log-probability / length ** X", f"{CHECKPOINT}, or 1"
+        None,
+        numbers(-MAX_NUMBER),
+        "rank beams by log-probability / length ** X",
+        f"{CHECKPOINT}, or 1",
     )
     early_stopping: bool | str | None = _beams(
         None,

@@ -13,12 +13,12 @@ import numpy as np
 
 from common.reporting import reporter
 from speculative.cache import MASKED, SlotCache
-from speculative.model import Rows, replace_unknown
+from speculative.model import TokenLists, replace_unknown
 
 CHUNK = 512  # tokens of each row in a prefill's call
 
 
-def prefill(model: Any, cache: SlotCache, rows: Rows) -> None:
+def prefill(model: Any, cache: SlotCache, rows: TokenLists) -> None:
     """Append all but the last token of each row to the cache, as far as it lacks them, in chunks."""
     tokens, positions = missing_tokens([row[:-1] for row in rows], cache.lengths, model.config)
     width = tokens.shape[1]
@@ -32,7 +32,9 @@ def prefill(model: Any, cache: SlotCache, rows: Rows) -> None:
             advance(end - start)
 
 
-def missing_tokens(rows: Rows, lengths: np.ndarray, config: Any) -> tuple[np.ndarray, np.ndarray]:
+def missing_tokens(
+    rows: TokenLists, lengths: np.ndarray, config: Any
+) -> tuple[np.ndarray, np.ndarray]:
     """The tokens of each row after the first lengths [B], and their positions: [B, P] each.
 
     Rows end at the block's right edge; fillers of shorter rows have the position MASKED.
@@ -47,7 +49,7 @@ def missing_tokens(rows: Rows, lengths: np.ndarray, config: Any) -> tuple[np.nda
     return replace_unknown(tokens, config.vocab_size, config.pad_token_id), positions
 
 
-def common_prefix(rows: Rows) -> list[int]:
+def common_prefix(rows: TokenLists) -> list[int]:
     """The first tokens that all rows have in common."""
     columns = zip(*rows, strict=False)
     return [each[0] for each in takewhile(lambda each: len(set(each)) == 1, columns)]
@@ -62,20 +64,20 @@ class Prefix:
     cache: SlotCache
     size: int  # in bytes
 
-    def shared(self, tokens: np.ndarray) -> int:
+    def common(self, tokens: np.ndarray) -> int:
         """How many of its first tokens are the first of these too; of a cache that cannot forget, all or 0."""
         n = min(len(self.tokens), len(tokens))
         same = self.tokens[:n] == tokens[:n]
         n = n if same.all() else int(same.argmin())
-        return n if self.cache.forgets or n == len(self.tokens) else 0
+        return n if self.cache.trimmable or n == len(self.tokens) else 0
 
 
 class PrefixCache:
     """An LRU cache of prefilled prefixes (decoder-only models). A prefix is used for equal tokens only, so a row's text
     does not depend on it."""
 
-    MOST = 256  # prefixes
-    WORTH = 32  # tokens: a shorter prefix that new rows share is not prefilled on its own
+    MAX_PREFIXES = 256  # prefixes
+    MIN_SHARED = 32  # tokens: a shorter prefix that new rows share is not prefilled on its own
 
     def __init__(self, limit: float):
         """limit: bytes to hold."""
@@ -95,12 +97,12 @@ class PrefixCache:
         wanted = np.array(tokens, np.int64)
         length, longest = 0, None
         for each in self._prefixes:
-            shared = each.shared(wanted) if each.model is model else 0
+            shared = each.common(wanted) if each.model is model else 0
             if shared > length:
                 length, longest = shared, each
         return length, longest
 
-    def begin(self, model: Any, cache: SlotCache, prompts: Rows) -> list[int]:
+    def begin(self, model: Any, cache: SlotCache, prompts: TokenLists) -> list[int]:
         """Fill an empty cache with the prefixes of the prompts that are here, but for their last tokens; return how many
         tokens of each. Then prefill the long prefixes that all of them share, or that later prompts may have, on their
         own."""
@@ -109,8 +111,8 @@ class PrefixCache:
         for b, prompt in enumerate(prompts):
             n = self._copy(model, cache, b, prompt)
             reused.append(n)
-            for end in sorted([len(common), model.shared(prompt)]):
-                if end - n > self.WORTH:
+            for end in sorted([len(common), model.snapshot_at(prompt)]):
+                if end - n > self.MIN_SHARED:
                     cache.replace([b], self._prefill(model, prompt[: end + 1]))
                     n = end
         return reused
@@ -141,9 +143,9 @@ class PrefixCache:
         """Add what a row of a cache holds of these tokens."""
         length = int(cache.lengths[row])
         new = np.array(tokens[:length], np.int64)
-        if not length or (length > len(new) and not cache.forgets):  # it has read rejected tokens
+        if not length or (length > len(new) and not cache.trimmable):  # it has read rejected tokens
             return
-        shared = [(each, each.shared(new)) for each in self._prefixes if each.model is model]
+        shared = [(each, each.common(new)) for each in self._prefixes if each.model is model]
         for each, n in shared:
             if n == len(new):  # nothing new
                 self._use(each)
@@ -154,8 +156,8 @@ class PrefixCache:
         if size > self.limit:
             return
         mx.async_eval(alone.arrays)  # otherwise it would hold on to the whole batch's
-        replaced = [each for each, n in shared if n == len(each.tokens) and cache.forgets]
+        replaced = [each for each, n in shared if n == len(each.tokens) and cache.trimmable]
         self._prefixes = [each for each in self._prefixes if each not in replaced]
         self._prefixes.append(Prefix(model, new, alone, size))
-        while self.size > self.limit or len(self._prefixes) > self.MOST:
+        while self.size > self.limit or len(self._prefixes) > self.MAX_PREFIXES:
             del self._prefixes[0]

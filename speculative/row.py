@@ -168,7 +168,7 @@ class Row:
         if is_end and (self.room or not forced):
             self.finish_reason = "stop"
             ended = self.tokens[-1] in ends
-            if self.grammar and ended and not self.grammar.whole(self.generated[:-1]):
+            if self.grammar and ended and not self.grammar.is_complete(self.generated[:-1]):
                 self.finish_reason = FAILED
         elif not self.room:
             self.finish_reason = "length"

@@ -32,7 +32,7 @@ CHANCE = 0.7  # first guess: a drafted token's chance
 WORTH = 4.0  # tokens of evidence that this guess counts for
 TEXT = 32  # first guess: tokens of a text
 FADING = 0.99  # the weight of evidence after a step
-PATIENCE, MOST_PATIENT = 128, 16 * 128  # steps until an unused way is tried again; they double
+PATIENCE, MAX_PATIENCE = 128, 16 * 128  # steps until an unused way is tried again; they double
 SAMPLE = 4  # when only trying: draft for one row in this many; again, this many tokens for one row
 LOGITS = 1 << 26  # the most logits in one verification: 256 MB in float32
 
@@ -60,7 +60,7 @@ def _plan(
     fields."""
     limits = []
     for candidate, left, number in zip(candidates, room, most, strict=True):
-        limits.append(max(0, min(candidate.most, left, number)) if candidate else 0)
+        limits.append(max(0, min(candidate.max_length, left, number)) if candidate else 0)
     drafting = [c if n > 0 else None for c, n in zip(candidates, limits, strict=True)]
     return Plan(drafting, np.array(limits, np.int32), **about)
 
@@ -142,7 +142,7 @@ class Costs:
 
     def postpone(self, way: int) -> None:
         """Note that it is tried now; if that does not help, wait twice as long before the next try."""
-        self._patience[way] = min(2 * self._patience[way], MOST_PATIENT)
+        self._patience[way] = min(2 * self._patience[way], MAX_PATIENCE)
         self.until_try[way] = self._patience[way]
 
     def estimate(self) -> tuple[np.ndarray, float, float, float]:
@@ -157,7 +157,9 @@ class Costs:
 class Stop:
     """Decides when the draft model stops, for all rows of a step."""
 
-    least: np.ndarray  # by tokens drafted: the chance that the next must have, all rows together
+    min_passes: (
+        np.ndarray
+    )  # by tokens drafted: the chance that the next must have, all rows together
     gamma: float
     chance: float  # of a token whose confidence is not known yet
 
@@ -165,18 +167,18 @@ class Stop:
         """confidence: [B, n], as in `Draft`, of the first n of each row's `drafted` tokens."""
         passes = (np.maximum(confidence, 0).prod(axis=1) ** self.gamma).sum()
         passes *= self.chance ** (drafted + 1 - confidence.shape[1])
-        return bool(passes <= self.least[min(drafted, len(self.least) - 1)])
+        return bool(passes <= self.min_passes[min(drafted, len(self.min_passes) - 1)])
 
 
 @dataclass(frozen=True)
 class StopAfter:
     """Stops as another rule does, but not before the draft has so many tokens, which a row wants."""
 
-    least: int
+    min_tokens: int
     stop: Callable[[np.ndarray, int], bool]
 
     def __call__(self, confidence: np.ndarray, drafted: int) -> bool:
-        return drafted >= self.least and self.stop(confidence, drafted)
+        return drafted >= self.min_tokens and self.stop(confidence, drafted)
 
 
 class Schedule:
@@ -227,7 +229,7 @@ class Schedule:
         the costs believed at first, so that what is drafted does not depend on the machine."""
 
         def rate(candidate: Candidate) -> float:
-            n = min(number, candidate.most, KNOTS[-1])
+            n = min(number, candidate.max_length, KNOTS[-1])
             tokens = self._brings(candidate, room, np.arange(n + 1), 0.0)[-1]
             cost = ONE_ROW.token + (0.0 if candidate.copy else ONE_ROW.draft)
             return (1 + tokens) / (1 + n * cost)
@@ -277,8 +279,8 @@ class Schedule:
             wide = np.maximum(call, call[copied]) + d * t  # copies of other rows are checked anyway
             more = t - t[:, None]  # by tokens drafted and tokens at the end
             price = (wide - wide[:, None]) / np.cumsum(mean**t)[np.maximum(more, 1) - 1]
-            least = rate * np.where(more > 0, price, np.inf).min(axis=1)
-            return replace(plan, stop=Stop(least, self._rejections.estimate(1.0), mean))
+            min_passes = rate * np.where(more > 0, price, np.inf).min(axis=1)
+            return replace(plan, stop=Stop(min_passes, self._rejections.estimate(1.0), mean))
         foreseen = COPIED not in offered and all(costs.until_try[way] > 1 for way in offered)
         return replace(plan, idle_next=k == 0 and foreseen)
 
@@ -286,7 +288,7 @@ class Schedule:
         """Draft for one row in SAMPLE, those with the least to read."""
         each = ((b, c) for b, of_row in enumerate(candidates) for c in of_row[::-1])
         usable = {b: c for b, c in each if _way(c) == way}
-        few = sorted(usable, key=lambda b: usable[b].tokens_to_prefill)[: -(-len(room) // SAMPLE)]
+        few = sorted(usable, key=lambda b: usable[b].missing)[: -(-len(room) // SAMPLE)]
         drafting = [usable[b] if b in few else None for b in range(len(room))]
         longer = len(room) == 1 and costs.tried[way]  # may more tokens pay, if one does not?
         return _plan(drafting, room, [SAMPLE if longer else 1] * len(room), learns=True)
@@ -306,9 +308,9 @@ class Schedule:
         mean = self._means[_drafter(candidate.kind)].estimate(CHANCE)
         h = self._chances[candidate.kind].estimate(mean)
         passing = np.cumprod(np.where(t > 0, h, 1.0))  # of the t-th token and all before
-        tokens = (np.cumsum(passing) - 1)[np.minimum(t, min(candidate.most, room))]
+        tokens = (np.cumsum(passing) - 1)[np.minimum(t, min(candidate.max_length, room))]
         left = min(room, self._texts.estimate(TEXT, 1.0))
-        prefill = rate * candidate.tokens_to_prefill * self._prefill.estimate(0.0, 1.0) / left
+        prefill = rate * candidate.missing * self._prefill.estimate(0.0, 1.0) / left
         return tokens - prefill * (1 + tokens) * (t > 0)
 
     def observe(self, step: Step, ended: Sequence[int] = ()) -> None:
@@ -330,7 +332,7 @@ class Schedule:
             if candidate.copy:
                 continue
             drafted = max(drafted, length)
-            prefilled += candidate.tokens_to_prefill
+            prefilled += candidate.missing
             if confidence is not None:
                 tried = confidence[b, : passed + rejected]
                 doubt = -np.log(np.maximum(abs(tried), 1e-9)).sum()
@@ -352,7 +354,7 @@ def hindsight(step: Step) -> Iterator[tuple[Candidate, int, bool]]:
     for drafted, candidates, gained in rows:
         for candidate in candidates:
             if candidate.copy and candidate is not drafted:
-                tokens = candidate.copy(min(len(gained), candidate.most))
+                tokens = candidate.copy(min(len(gained), candidate.max_length))
                 equal = [ours == theirs for ours, theirs in zip(tokens, gained, strict=False)]
                 passed = [*equal, False].index(False)
                 yield candidate, passed, passed < len(tokens)

@@ -96,5 +96,5 @@ def _note_ignored(defaults: GenerationDefaults, options: Options, has_beams: boo
 
 def note_alone(decoder: SpeculativeDecoder) -> None:
     """Say on stderr if the model cannot decode in batches."""
-    if decoder.at_most(2) == 1:
+    if decoder.max_batch_size(2) == 1:
         print("this model decodes one prompt at a time (docs/mlx_lm_models.md)", file=sys.stderr)

@@ -231,6 +231,6 @@ def test_long_accepted_drafts_are_not_read_as_a_prefill():
     while not all(row.finish_reason for row in driver.batch.rows):
         driver.advance()
         offered = drafter.candidates([row.context for row in driver.batch.rows])
-        assert not any(c.tokens_to_prefill for candidates in offered for c in candidates)
+        assert not any(c.missing for candidates in offered for c in candidates)
     stats = total(driver.batch.rows)
     assert stats.accepted == stats.draft_tokens > 20

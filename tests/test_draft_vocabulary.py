@@ -17,7 +17,7 @@ from common.errors import InputError
 from decoder import Options, SpeculativeDecoder
 from families.causal import CausalModel
 from speculative.draft import Candidate
-from speculative.draft_vocabulary import LEAST, MISSES, DraftVocabulary
+from speculative.draft_vocabulary import MAX_MISSES, MIN_TOKENS, DraftVocabulary
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 from speculative.sampling import probabilities
 from speculative.schedule import Schedule
@@ -110,18 +110,18 @@ class Counted:
 
 def test_a_vocabulary_is_learned_for_each_language():
     vocabulary = DraftVocabulary(Counted(), 900)
-    common, rare = [*range(10)] * (LEAST // 10), list(range(200, 400))
+    common, rare = [*range(10)] * (MIN_TOKENS // 10), list(range(200, 400))
     vocabulary.learn([*common, *rare], "de")
     assert vocabulary.narrowed({"de"}) is None  # more is to be expected
     vocabulary.learn([*common, *common, 999], "de")
     assert vocabulary.narrowed({"de"}).model == [*range(10), *rare]
     assert vocabulary.narrowed({"de", "fr"}) is None
-    vocabulary.learn([70, 71] * LEAST, "fr")
-    assert vocabulary.missed == 2 * LEAST
+    vocabulary.learn([70, 71] * MIN_TOKENS, "fr")
+    assert vocabulary.missed == 2 * MIN_TOKENS
     assert vocabulary.narrowed({"fr"}).model == [70, 71]
     both = vocabulary.narrowed({"de", "fr"})
     assert both.model == [*range(10), 70, 71, *rare] and vocabulary.narrowed({"de"}) is both
-    vocabulary.learn([5, 80] * (MISSES - 1), "de")
+    vocabulary.learn([5, 80] * (MAX_MISSES - 1), "de")
     assert vocabulary.narrowed({"de"}) is both
     vocabulary.learn([80], "de")
     assert 80 in vocabulary.narrowed({"de"}).tokens

@@ -61,7 +61,7 @@ def test_what_is_proposed_first(source, output, proposed):
     words = Words()
     matcher = PromptMatcher(words.ids(source), words.piece)
     matcher.extend(words.ids(output))
-    texts = [c.copy(min(c.most, 8)) for c in matcher.candidates()]
+    texts = [c.copy(min(c.max_length, 8)) for c in matcher.candidates()]
     assert texts[:1] == ([words.ids(proposed)] if proposed else [])
 
 

@@ -272,13 +272,13 @@ def test_a_calls_arguments_are_those_of_its_tool(name, arguments, fits):
     request = validated({"input": "x", "tools": tools}, ResponseRequest)
     text = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     matcher = bytes_only(1).matcher(request.options(Options()))
-    assert matcher.whole([byte + 3 for byte in text.encode()]) is fits
+    assert matcher.is_complete([byte + 3 for byte in text.encode()]) is fits
 
 
 def test_only_formats_that_are_known_bind():
     for name, fits in (("file-path", True), ("password", True), ("date", False)):
         matcher = bytes_only(1).matcher(Options(json_schema={"type": "string", "format": name}))
-        assert matcher.whole([byte + 3 for byte in b'"a"']) is fits
+        assert matcher.is_complete([byte + 3 for byte in b'"a"']) is fits
 
 
 def test_what_cannot_be_written_leaves_what_can_and_forced_tokens_keep_their_spaces(demo_pair):
@@ -300,4 +300,6 @@ def test_a_refusal_is_remembered_and_an_end_is_needed(monkeypatch):
 
 def test_a_long_chain_of_rules_compiles():
     rules = "".join(f"a{i}: a{i + 1}\n" for i in range(9000))
-    assert bytes_only(1).matcher(Options(grammar=f'start: a0\n{rules}a9000: "x"')).whole([123])
+    assert (
+        bytes_only(1).matcher(Options(grammar=f'start: a0\n{rules}a9000: "x"')).is_complete([123])
+    )

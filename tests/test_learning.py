@@ -49,7 +49,7 @@ class Scripted(Fixed):
         self.seen.append(
             (
                 drafted,
-                step.plan.tokens_to_prefill,
+                step.plan.missing,
                 step.seconds,
                 step.draft.prefill_seconds,
                 list(ended),

@@ -4,7 +4,7 @@ import pytest
 
 from common.errors import InputError
 from docs.tools.option_tables import PAGE, with_tables
-from speculative.options import DECLARED, DRAFT, MOST, OptionError, Options
+from speculative.options import DECLARED, DRAFT, MAX_NUMBER, OptionError, Options
 from speculative.row import Row
 from speculative.sampling import Greedy, Sampler, sampler
 
@@ -68,7 +68,10 @@ def test_the_manual_has_every_option_as_it_is_declared():
 
 
 def test_a_bias_may_ban_and_the_default_rule_gives_way_to_delta():
-    assert Options(logit_bias={5: -float("inf"), 6: -MOST, 7: MOST}).logit_bias[6] == -MOST
+    assert (
+        Options(logit_bias={5: -float("inf"), 6: -MAX_NUMBER, 7: MAX_NUMBER}).logit_bias[6]
+        == -MAX_NUMBER
+    )
     assert Options(temp=1.0).rule == "coupled"
     eased, greedy = Options(temp=1.0, delta=0.1), Options(temp=0.0, acceptance="coupled")
     assert eased.rule == "token"

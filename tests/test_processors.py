@@ -16,7 +16,7 @@ from helpers.pairs import both
 from transformers import GenerationConfig, T5ForConditionalGeneration
 
 from common.errors import InputError
-from speculative.options import MOST, Options
+from speculative.options import MAX_NUMBER, Options
 from speculative.processors import Controls, CountPenalty, processors_for
 from speculative.row import Row
 
@@ -97,7 +97,7 @@ def test_every_position_is_as_transformers_has_it(name):
 def test_the_context_of_a_penalty_is_that_of_mlx_lm():
     sample_utils = pytest.importorskip("mlx_lm.sample_utils")
     rng = np.random.default_rng(0)
-    for size in (1, 3, 20, MOST):
+    for size in (1, 3, 20, MAX_NUMBER):
         reference = sample_utils.make_repetition_penalty(1.5, size)
         tokens = rng.integers(2, 8, 12).tolist()
         drafted = rng.integers(2, 8, 3).tolist()

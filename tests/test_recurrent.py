@@ -163,7 +163,7 @@ def test_a_row_that_lacks_many_tokens_is_read_alone_once():
     model.decode = lambda tokens, *args: widths.append(tokens.shape[1]) or decode(tokens, *args)
     (row,) = decode_with(model, Nearly(to_target=None), [prompt], num_draft=4, max_tokens=40)
     assert row.generated == text
-    assert total([row]).accepted and max(widths) <= CachedModel.BEHIND + 1 + 4 + 4
+    assert total([row]).accepted and max(widths) <= CachedModel.MAX_MISSING + 1 + 4 + 4
 
 
 def test_beams_need_rows_side_by_side():
@@ -171,4 +171,4 @@ def test_beams_need_rows_side_by_side():
     decoder = SpeculativeDecoder(model, byte_tokenizer())
     with pytest.raises(InputError, match="one row at a time"):
         list(decoder.stream_generate("x", num_beams=2))
-    assert decoder.at_most(8) == 1
+    assert decoder.max_batch_size(8) == 1

@@ -139,11 +139,9 @@ def test_a_draft_model_that_is_dear_to_read_is_not_read():
         schedule, drafted = Schedule(50), []
         for step in range(200):
             fresh = step % 6 == 0
-            candidate = Candidate("model", UNBOUNDED, tokens_to_prefill=40 if fresh else 0)
+            candidate = Candidate("model", UNBOUNDED, missing=40 if fresh else 0)
             plan = schedule.plan([[candidate]], [30])
-            draft = Draft(
-                None, plan.limits, prefill_seconds=reading if plan.tokens_to_prefill else 0.0
-            )
+            draft = Draft(None, plan.limits, prefill_seconds=reading if plan.missing else 0.0)
             k = int(plan.limits[0])
             ended = [12] if step % 6 == 5 else []
             schedule.observe(Step(plan, draft, [k], 1 + 0.05 * k), ended)
@@ -166,7 +164,7 @@ def test_any_order_of_steps_can_be_planned_for():
                 if candidate is None:
                     assert n == 0
                 else:
-                    assert candidate in of_row and 0 < n <= min(candidate.most, r)
+                    assert candidate in of_row and 0 < n <= min(candidate.max_length, r)
             accepted = [rng.randint(0, n) for n in plan.limits]
             schedule.observe(Step(plan, Draft(None, plan.limits), accepted, rng.random()))
 
@@ -225,14 +223,14 @@ def test_rows_of_their_own_numbers_get_them_and_others_draft_beside_them():
 
 
 def test_rows_are_added_up_and_an_end_ends_its_row():
-    stop = Stop(least=np.array([0.7, 0.7, 0.7, np.inf]), gamma=1.0, chance=0.5)
+    stop = Stop(min_passes=np.array([0.7, 0.7, 0.7, np.inf]), gamma=1.0, chance=0.5)
     assert not stop(np.array([[0.9], [0.8]]), 1)
     assert stop(np.array([[0.9], [0.4]]), 1)
     assert stop(np.array([[0.9], [-0.8]]), 1)  # nothing follows
     assert stop(np.array([[0.9], [0.0]]), 1)  # takes no part
     assert stop(np.array([[0.9], [0.8]]), 2)  # the second tokens are not known yet
     assert stop(np.ones((2, 9)), 9)  # as long as a draft may be
-    beside = Stop(least=np.array([0.7, 0.7, 0.7, 0.3]), gamma=1.0, chance=0.5)
+    beside = Stop(min_passes=np.array([0.7, 0.7, 0.7, 0.3]), gamma=1.0, chance=0.5)
     assert beside(np.array([[0.6]]), 1) and not beside(np.array([[0.9, 1, 1]]), 3)
 
 
