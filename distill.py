@@ -13,32 +13,25 @@ from common import blas  # noqa: F401 (before mlx: see there)
 
 # isort: split
 import sys
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from checkpoints.folder import converted_path, read_json
 from checkpoints.weights import DTYPES
-from common.errors import InputError, naming
+from common.errors import InputError
 from common.reporting import reporter
-from decoder import BATCH_SIZE, Content, Options, SpeculativeDecoder, load
+from decoder import BATCH_SIZE, Options, SpeculativeDecoder, load
 from demo.pair import demo_model
-from distillation.texts import Text, read_texts
-from distillation.training import Look, check_target, distill
-from documents import read as read_document
-from documents.document import Document
-from documents.translator import Translator
+from distillation.evaluation import Evaluation
+from distillation.texts import TextWriter, TrainingText, read_texts, texts_from_audio
+from distillation.training import Training, new_draft
+from documents.files import load as load_document
 from families.distilled import KIND, save, type_of
-from speculative.row import Row
-from speech import audio
-from speech.options import TranscribeOptions
 from speech.transcriber import Transcriber, is_speech
 from terminal import cli, flags
 from terminal.prompt_files import PromptFile, progress
 from text.languages import tag_of
-from text.memory import MemoryFile, Pair, load_memory
-from text.text_side import Prompt, check_prompt
 
 LANGUAGES = {"source_lang": "--from", "target_lang": "--to"}
 FEW = 200  # texts
@@ -96,10 +89,10 @@ def main() -> None:
         raise InputError("a speech model learns from sound, others from --memory and the like")
     transcriber = Transcriber(name) if args.audio else None
     model, tokenizer = (transcriber.model, transcriber.tokenizer) if transcriber else load(name)
-    check_target(model, args.layers)
-    start = earlier(folder, model, args.layers)
+    untrained = new_draft(model, args.layers)
+    trained = earlier(folder, model, args.layers)
     if transcriber:
-        texts = hear(transcriber, args)
+        texts = texts_from_audio(transcriber, args.audio, args.batch_size)
     else:
         texts = read(SpeculativeDecoder(model, tokenizer), memory, args)
     cli.note_types(model)
@@ -107,46 +100,48 @@ def main() -> None:
         reporter.note(
             f"only {len(texts)} texts: expect few tokens a call; a thousand or more do far better"
         )
+    draft = trained or untrained
+    training = Training(model, draft, texts, args.minutes, args.steps, resumes=trained is not None)
     with reporter.bar("training", 1000, "", 0) as advance:
-        done = 0
-
-        def on_look(look: Look, draft: Any) -> None:
-            nonlocal done
-            advance(int(1000 * look.share) - done)
-            done = int(1000 * look.share)
-            cli.write(describe(look), sys.stderr)
-            if look.best:
+        shown = 0
+        for evaluation in training:
+            done = int(1000 * training.progress)
+            advance(done - shown)
+            shown = done
+            cli.write(describe(evaluation, training), sys.stderr)
+            if training.best is evaluation:
                 save(draft, model, converted.name, folder, args.dtype or type_of(model))
-
-        distill(
-            model, tokenizer, texts, args.layers, args.minutes, args.steps, start, on_look=on_look
-        )
-    command = "transcribe.py FILE" if is_speech(name) else "main.py"
+    command = "transcribe.py FILE" if transcriber else "main.py"
     print(f"python {command} --model {name} --draft-model {folder}")
 
 
-def describe(look: Look) -> str:
+def describe(evaluation: Evaluation, training: Training) -> str:
     """A line about how far training is."""
-    promise = look.promise
-    calls = ", ".join(f"{n:.1f} with {k} drafted" for k, n in promise.per_call.items())
+    calls = ", ".join(f"{n:.1f} with {k} drafted" for k, n in evaluation.per_call.items())
     line = (
-        f"step {look.step}, {look.seconds / 60:.1f} min: {promise.share:.1%} of held-out tokens right, "
-        f"{calls} a call, up to {look.speedup:.2f} times plain"
+        f"step {training.steps_done}, {training.seconds / 60:.1f} min: {evaluation.accuracy:.1%} of held-out tokens right, "
+        f"{calls} a call, up to {evaluation.speedup(training.costs):.2f} times plain"
     )
-    if promise.agrees < 0.8:
-        line += f" (the model itself would write only {promise.agrees:.0%} of these texts' tokens: they teach less)"
+    if evaluation.agreement < 0.8:
+        line += f" (the model itself would write only {evaluation.agreement:.0%} of these texts' tokens: they teach less)"
     return line
 
 
-def read(decoder: SpeculativeDecoder, memory: Path, args) -> list[Text]:
+def read(decoder: SpeculativeDecoder, memory: Path, args) -> list[TrainingText]:
     """The texts of these languages in the memory, and those of the prompt file and the documents, which the model writes
     where they are missing."""
-    named = args.source_lang, args.target_lang
+    languages = args.source_lang, args.target_lang
     if args.prompt_file or args.document:
-        languages = decoder.text.resolve_languages(*named)
-        write(decoder, memory, languages, args)
+        languages = decoder.text.resolve_languages(*languages)
+        files = [load_document(name, None) for name in args.document]
+        options = Options(source_lang=languages[0], target_lang=languages[1])
+        writer = TextWriter(decoder, memory, options)
+        if args.prompt_file:
+            answer(writer, decoder, options, args)
+        if files:
+            writer.translate(files, args.batch_size)
     else:  # a model need not be told the languages of pairs
-        languages = tuple(name and (tag_of(name) or name) for name in named)
+        languages = tuple(name and (tag_of(name) or name) for name in languages)
     known = flags.read_memory(memory)
     pairs = known.fitting(*languages)
     if len(pairs) < len(known.pairs):
@@ -154,64 +149,19 @@ def read(decoder: SpeculativeDecoder, memory: Path, args) -> list[Text]:
     return read_texts(decoder.model, decoder.tokenizer, pairs)
 
 
-def write(decoder: SpeculativeDecoder, memory: Path, languages: Sequence[str | None], args) -> None:
-    """Add to the memory what the model writes for the prompts and sentences that are not in it."""
-    documents = dict[str, Document]()
-    for name in args.document:
-        with naming(Path(name)):
-            documents[name] = read_document(Path(name), Path(name).read_bytes())
-    memory.parent.mkdir(parents=True, exist_ok=True)
-    writer = MemoryFile(memory)
-    options = Options(source_lang=languages[0], target_lang=languages[1])
-    pairs = load_memory(memory, lambda line, reason: None).pairs
-    texts = {p.prompt: p.text for p in pairs if (p.source_lang, p.target_lang) == languages}
-    if args.prompt_file:
-        asked = {*texts}
+def answer(writer: TextWriter, decoder: SpeculativeDecoder, options: Options, args) -> None:
+    """Decode the prompts of a file that are new."""
+    name = args.prompt_file
 
-        def new(prompt: Content) -> Content | None:
-            checked = check_prompt(prompt)
-            text = decoder.text.encode(checked, *languages).text
-            if text in asked:
-                return None
-            asked.add(text)
-            return Prompt(text, checked.reference)
+    def report(line: int, reason: str) -> None:
+        cli.write(f"{cli.one_line(name)}, line {line + 1}: {reason}", sys.stderr)
 
-        report = partial(skipped, args.prompt_file)
-        file = PromptFile(
-            args.prompt_file, report, make=new, check=partial(decoder.check, options=options)
-        )
-        with progress(args.prompt_file, 0, False) as show:
-            for _, response in file.answers(decoder, args.batch_size, options):
-                if response.finish_reason == "stop":
-                    writer.append(Pair(response.prompt, response.text, *languages))
-                show(file.lines)
-    if documents:
-        translator = Translator(decoder, options, args.batch_size, memory_file=writer, texts=texts)
-        for name, document in documents.items():
-            translator.translate(document, name)
-
-
-def skipped(name: str, line: int, reason: str) -> None:
-    cli.write(f"{cli.one_line(name)}, line {line + 1}: {reason}", sys.stderr)
-
-
-def hear(transcriber: Transcriber, args) -> list[Text]:
-    """What a speech model writes for windows of the sounds."""
-    texts: list[Text] = []
-
-    def learn(row: Row) -> None:
-        if not row.options.temp and len(row.generated) > 1:  # no retry, no language to detect
-            texts.append(Text.of(row))
-
-    sounds = [lambda file=file: (audio.read(file), lambda *_: None) for file in args.audio]
-    with reporter.bar("transcribing", len(sounds), "file", 0) as advance:
-        for number, result in transcriber.transcribe_all(
-            sounds, TranscribeOptions(), args.batch_size, on_row=learn
-        ):
-            if isinstance(result, InputError):
-                print(f"{args.audio[number]}: {result}", file=sys.stderr)
-            advance(1)
-    return texts
+    check = partial(decoder.check, options=options)
+    file = PromptFile(name, report, make=writer.new, check=check)
+    with progress(name, 0, False) as show:
+        for _, response in file.answers(decoder, args.batch_size, options):
+            writer.add(response)
+            show(file.lines)
 
 
 def earlier(folder: Path, model: Any, layers: int) -> Any:
@@ -222,9 +172,9 @@ def earlier(folder: Path, model: Any, layers: int) -> Any:
     if not config.exists() or read_json(config).get("model_type") != KIND:
         raise InputError(f"{folder} is something else: remove it, or choose another --output")
     draft, _ = load(folder)
-    own = len(draft.layers)
-    if own != layers:
-        raise InputError(f"{folder} has --layers {own}: say so, or choose another --output")
+    count = len(draft.layers)
+    if count != layers:
+        raise InputError(f"{folder} has --layers {count}: say so, or choose another --output")
     return draft.for_target(model)
 
 

@@ -17,7 +17,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from benchmarks.limits import calls, text_logits
+from benchmarks.limits import text_logits
 from benchmarks.measure import decoding, take_turns, widened_pair
 from benchmarks.report import describe
 from checkpoints.quantization import Quantization
@@ -26,6 +26,7 @@ from demo.examples import KINDS, SHORT_KINDS, examples
 from demo.pair import DEMO, demo_model, usual_dtype
 from families.conversion import convert
 from speculative.row import Row, Stats
+from speculative.timing import call_timer
 from speech import audio
 from speech.transcriber import Transcriber
 
@@ -180,7 +181,7 @@ def wait() -> Verdict:
 
 def rows(target: Any) -> Verdict:
     """What a call costs by the tokens in it. A chain: calls that need no other's result look dearer (MLX's issue 4265)."""
-    call = calls(target, [5] * 20)
+    call = call_timer(target, [5] * 20)
     call(1, CHAIN)  # warms up
     times = range(3 if has_gpu() else 1)
     one, *more = (statistics.median(call(n, CHAIN) for _ in times) for n in ROWS)

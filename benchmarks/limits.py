@@ -15,8 +15,8 @@ from mlx.utils import tree_flatten
 
 from speculative.model import Model
 from speculative.row import Row, Stats
+from speculative.timing import call_timer
 
-TOKEN = 7  # any token: only the time matters
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17)  # tokens per target call that are timed
 DRAFTED = 5  # tokens per timed draft
 READ = 1 << 30  # bytes, far more than the caches hold
@@ -29,8 +29,8 @@ class CallTimes:
     def __init__(self, target: Model, draft: Model | None, prompt: Sequence[int]):
         self.step_bytes = step_bytes(target)
         self._read = plain_read(READ)
-        self._target = calls(target, prompt)
-        self._draft = calls(draft, prompt) if draft else None
+        self._target = call_timer(target, prompt)
+        self._draft = call_timer(draft, prompt) if draft else None
         self._seconds: dict[object, list[float]] = defaultdict(list)
         self.measure()  # warms up
         self._seconds.clear()
@@ -118,27 +118,6 @@ def step_bytes(model: Any) -> int:
     has_head = any("head." in name for name in weights)
     not_read = [n for n in weights if _NOT_READ.search(n) or (has_head and "embed" in n)]
     return sum(weight.nbytes for name, weight in weights.items() if name not in not_read)
-
-
-def calls(model: Model, prompt: Sequence[int]) -> Callable[..., float]:
-    """A function that returns the seconds of a decoder call on `width` tokens, as in a step, or of each of
-    `chained` calls that take the tokens of the call before."""
-    cache = model.start([prompt])
-
-    def decode(tokens: mx.array, after: int) -> mx.array:
-        positions = cache.lengths[:, None] + after + np.arange(tokens.shape[1])
-        return mx.argmax(model.decode(tokens, positions.astype(np.int32), cache), axis=-1)
-
-    def call(width: int, chained: int = 1) -> float:
-        began = time.perf_counter()
-        tokens = mx.full((1, width), TOKEN)
-        for i in range(chained):
-            tokens = decode(tokens, i * width)
-        mx.eval(tokens)
-        cache.keep(np.array([0]))
-        return (time.perf_counter() - began) / chained
-
-    return call
 
 
 def oracle_rate(plain: Sequence[Row], draft: Model, times: CallTimes) -> float:

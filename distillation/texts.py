@@ -1,10 +1,11 @@
-"""The texts to learn from, and which of them are held out."""
+"""The texts to learn from: what the model writes for prompts, documents and sounds, and which texts are held out."""
 
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from textwrap import shorten
 from typing import Any
 from zlib import crc32
@@ -14,17 +15,23 @@ from tokenizers import Tokenizer
 
 from common.errors import InputError
 from common.reporting import reporter
+from decoder import Content, Options, Response, SpeculativeDecoder
+from documents.files import File
+from documents.translator import Translator
 from speculative.row import Row
-from text.memory import Pair
-from text.text_side import Encoded, TextSide, check_prompt
+from speech import audio
+from speech.options import TranscribeOptions
+from speech.transcriber import Transcriber
+from text.memory import MemoryFile, Pair, load_memory
+from text.text_side import Encoded, Prompt, TextSide, check_prompt
 
 HELD_OUT = 20  # one text in this many is held out
-MOST_HELD_OUT = 300  # texts to measure with
-_UNKNOWN = 0.05  # the share of unknown tokens above which a text is another model's
+MAX_HELD_OUT = 300  # texts to evaluate on
+_MAX_UNKNOWN = 0.05  # share of unknown tokens above which a text is another model's
 
 
 @dataclass(frozen=True)
-class Text:
+class TrainingText:
     """A prompt's tokens, and those of its text: the model's prefix and what it wrote."""
 
     prompt: Sequence[int]
@@ -32,8 +39,8 @@ class Text:
     prefix: int
 
     @classmethod
-    def of(cls, row: Row) -> "Text":
-        """What a model has written."""
+    def from_row(cls, row: Row) -> "TrainingText":
+        """The text that a model has written."""
         return cls(row.prompt, row.tokens, row.prefix_size)
 
     @property
@@ -41,7 +48,68 @@ class Text:
         return crc32(np.array(self.tokens, np.int32).tobytes()) % HELD_OUT == 0
 
 
-def read_texts(model: Any, tokenizer: Tokenizer, pairs: Iterable[Pair]) -> list[Text]:
+class TextWriter:
+    """Adds to a memory what the model writes for prompts and documents that it lacks."""
+
+    def __init__(self, decoder: SpeculativeDecoder, memory: Path, options: Options):
+        """options: with the languages of the prompts."""
+        self._decoder = decoder
+        self._options = options
+        self._languages = options.source_lang, options.target_lang
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        self._file = MemoryFile(memory)
+        pairs = load_memory(memory, lambda line, reason: None).pairs
+        self._texts = {
+            pair.prompt: pair.text
+            for pair in pairs
+            if (pair.source_lang, pair.target_lang) == self._languages
+        }
+        self._seen = {*self._texts}  # prompts
+
+    def new(self, prompt: Content) -> Content | None:
+        """A prompt as the memory has it; None if it has it already."""
+        checked = check_prompt(prompt)
+        text = self._decoder.text.encode(checked, *self._languages).text
+        if text in self._seen:
+            return None
+        self._seen.add(text)
+        return Prompt(text, checked.reference)
+
+    def add(self, response: Response) -> None:
+        if response.finish_reason == "stop":
+            self._file.append(Pair(response.prompt, response.text, *self._languages))
+
+    def translate(self, files: Iterable[File], batch_size: int) -> None:
+        """Add the sentences of documents."""
+        translator = Translator(
+            self._decoder, self._options, batch_size, memory_file=self._file, texts=self._texts
+        )
+        for file in files:
+            translator.translate(file.document, file.name)
+
+
+def texts_from_audio(
+    transcriber: Transcriber, files: Sequence[str], batch_size: int
+) -> list[TrainingText]:
+    """The texts that a speech model writes for windows of sounds. Those that cannot be read are left out, with a note."""
+    texts: list[TrainingText] = []
+
+    def add(row: Row) -> None:
+        if not row.options.temp and len(row.generated) > 1:  # no retry, no language to detect
+            texts.append(TrainingText.from_row(row))
+
+    sounds = [lambda file=file: (audio.read(file), lambda *_: None) for file in files]
+    with reporter.bar("transcribing", len(sounds), "file", 0) as advance:
+        for number, result in transcriber.transcribe_all(
+            sounds, TranscribeOptions(), batch_size, on_row=add
+        ):
+            if isinstance(result, InputError):
+                reporter.note(f"{files[number]}: {result}")
+            advance(1)
+    return texts
+
+
+def read_texts(model: Any, tokenizer: Tokenizer, pairs: Iterable[Pair]) -> list[TrainingText]:
     """The tokens of pairs. Those that the model cannot read or write are left out, with a note."""
     side = model.text or TextSide(tokenizer)
     languages = side.languages
@@ -51,7 +119,7 @@ def read_texts(model: Any, tokenizer: Tokenizer, pairs: Iterable[Pair]) -> list[
     left_out = defaultdict[str, list[str]](list)  # prompts by reason
     for pair in pairs:
         try:
-            # What a model is not told only says which texts they are.
+            # A model that is not told its languages does not know them by name either.
             codes = resolve(takes_source and pair.source_lang, languages and pair.target_lang)
             encoded = side.encode(check_prompt(pair.prompt), *codes)
             texts.append(_text(model, tokenizer, encoded, pair.text))
@@ -63,7 +131,7 @@ def read_texts(model: Any, tokenizer: Tokenizer, pairs: Iterable[Pair]) -> list[
     return texts
 
 
-def _text(model: Any, tokenizer: Tokenizer, encoded: Encoded, text: str) -> Text:
+def _text(model: Any, tokenizer: Tokenizer, encoded: Encoded, text: str) -> TrainingText:
     """The tokens of a prompt and its text. InputError if the model cannot read or write them."""
     config = model.config
     prefix = encoded.prefix or model.prefix(encoded.tokens)
@@ -72,21 +140,23 @@ def _text(model: Any, tokenizer: Tokenizer, encoded: Encoded, text: str) -> Text
     unknown = tokenizer.token_to_id("<unk>")
     if not (written and encoded.tokens):
         raise InputError("the text is empty")
-    reads, writes = config.max_prompt_tokens or math.inf, config.max_positions or math.inf
-    if len(encoded.tokens) > reads or len(tokens) > writes:
+    too_long = len(encoded.tokens) > (config.max_prompt_tokens or math.inf)
+    if too_long or len(tokens) > (config.max_positions or math.inf):
         raise InputError("the prompt or the text is too long for the model")
-    if sum(token == unknown for token in written) > _UNKNOWN * len(written):
-        raise InputError("the model's vocabulary lacks many of the text's words: whose is it?")
-    return Text(encoded.tokens, tokens, len(prefix))
+    if sum(token == unknown for token in written) > _MAX_UNKNOWN * len(written):
+        raise InputError(
+            "many tokens are unknown to this model: was the text written by another one?"
+        )
+    return TrainingText(encoded.tokens, tokens, len(prefix))
 
 
-def split(texts: Sequence[Text]) -> tuple[list[Text], list[Text]]:
+def split(texts: Sequence[TrainingText]) -> tuple[list[TrainingText], list[TrainingText]]:
     """The texts to train on, and those held out. InputError if there are fewer than two."""
     if len(texts) < 2:
-        given = "one text" if texts else "no texts"
-        raise InputError(f"{given} to learn from: at least two are needed, to hold one out")
+        count = "one text" if texts else "no texts"
+        raise InputError(f"{count} to learn from: at least two are needed, to hold one out")
     trained = [text for text in texts if not text.held_out]
-    held_out = [text for text in texts if text.held_out][:MOST_HELD_OUT]
+    held_out = [text for text in texts if text.held_out][:MAX_HELD_OUT]
     if not held_out:
         held_out.append(trained.pop())
     if not trained:

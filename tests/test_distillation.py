@@ -1,4 +1,4 @@
-"""Training a draft model: what it learns from, what it promises, and where it stops."""
+"""Training a draft model: what it learns from, how it is evaluated, and where it stops."""
 
 import json
 import shutil
@@ -18,17 +18,21 @@ from common.errors import InputError
 from common.reporting import reporter
 from decoder import load
 from distillation import training
-from distillation.lessons import Lesson, drafts
-from distillation.promise import Promise, measure
-from distillation.texts import HELD_OUT, Text, read_texts, split
+from distillation.batches import TrainingBatch, drafts
+from distillation.evaluation import Evaluation, evaluate
+from distillation.texts import HELD_OUT, TrainingText, read_texts, split
+from distillation.training import Training, distill, new_draft
 from families.distilled import from_target, own_weights, save
 from speculative.drafting import ModelDrafter
 from text.memory import Pair
 
 
-def texts_of(target, count: int, max_tokens: int = 12, **options) -> list[Text]:
+def texts_of(target, count: int, max_tokens: int = 12, **options) -> list[TrainingText]:
     prompts = ragged_prompts(count, 38, 6)
-    return [Text.of(row) for row in decode_with(target, None, prompts, max_tokens=max_tokens)]
+    return [
+        TrainingText.from_row(row)
+        for row in decode_with(target, None, prompts, max_tokens=max_tokens)
+    ]
 
 
 @pytest.mark.usefixtures("cpu")
@@ -37,15 +41,16 @@ def test_drafts_from_every_token_at_once_are_those_of_the_drafter():
     target = ours("t5")
     draft = with_states(target)
     texts = texts_of(target, 8, 20)
-    promise = measure(draft, target, [Lesson.of(target, texts[:5]), Lesson.of(target, texts[5:])])
-    for length, per_call in promise.per_call.items():
+    batches = [TrainingBatch.from_texts(target, some) for some in (texts[:5], texts[5:])]
+    evaluation = evaluate(draft, target, batches)
+    for length, per_call in evaluation.per_call.items():
         prompts = [text.prompt for text in texts]
         rows = decode_with(target, ModelDrafter(draft), prompts, num_draft=length, max_tokens=20)
         calls = sum(row.stats.target_calls for row in rows)
         assert (
             total(rows).accepted_lengths and per_call == sum(len(r.generated) for r in rows) / calls
         )
-    assert promise.agrees == 1
+    assert evaluation.agreement == 1
 
 
 @pytest.mark.usefixtures("cpu")
@@ -54,11 +59,11 @@ def test_a_drafted_token_reads_its_own_draft_and_the_text_before_it():
     target = ours("t5")
     draft = with_states(target)
     (text,) = texts_of(target, 1, 9)
-    lesson = Lesson.of(target, [text])
-    found = drafts(draft, lesson, 3)
+    batch = TrainingBatch.from_texts(target, [text])
+    found = drafts(draft, batch, 3)
     first = 4
-    cache = draft.attend_to(lesson.encoded, lesson.mask)
-    previous = mx.pad(lesson.states, [(0, 0), (1, 0), (0, 0)])
+    cache = draft.attend_to(batch.encoded, batch.mask)
+    previous = mx.pad(batch.states, [(0, 0), (1, 0), (0, 0)])
     state = None
     for place in range(first + 3):
         cache.previous = previous[:, place : place + 1] if place <= first else state
@@ -69,35 +74,33 @@ def test_a_drafted_token_reads_its_own_draft_and_the_text_before_it():
 
 
 @pytest.fixture(scope="module")
-def lessons(demo_pair):
+def demo_texts(demo_pair):
     """The demo target, and what it writes for 200 numbers."""
     target, tokenizer, _ = demo_pair
     numbers = range(1000, 200_000, 995)
     prompts = [tokenizer.encode(f"translate number to German: {n}").ids for n in numbers]
     rows = decode_with(target, None, prompts, 50, num_draft=0, max_tokens=24)
-    return target, [Text.of(row) for row in rows]
+    return target, [TrainingText.from_row(row) for row in rows]
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("cpu")
-def test_the_held_out_share_rises_and_other_texts_teach_less(lessons):
+def test_the_held_out_share_rises_and_other_texts_teach_less(demo_texts):
     """Forty steps on the target's texts; on its own texts, as a mutant might be trained, a draft model learns less."""
-    target, texts = lessons
-    looks = []
-    draft = training.distill(
-        target, None, texts, steps=40, on_look=lambda look, _: looks.append(look)
-    )
-    held_out = [Lesson.of(target, split(texts)[1])]
-    before = measure(from_target(target, [0]), target, held_out).share
-    after = measure(draft, target, held_out).share
+    target, texts = demo_texts
+    trained = Training(target, new_draft(target), texts, steps=40)
+    (evaluation,) = trained
+    held_out = [TrainingBatch.from_texts(target, split(texts)[1])]
+    before = evaluate(from_target(target, [0]), target, held_out).accuracy
+    after = evaluate(trained.draft, target, held_out).accuracy
     assert after > before + 0.15
-    (look,) = looks
-    assert look.best and look.promise.share == after and look.share == 1
+    assert trained.best is evaluation and evaluation.accuracy == after and trained.progress == 1
     prompts = [text.prompt for text in texts]
     untrained = from_target(target, [0])
     rows = decode_with(untrained, None, prompts, 50, num_draft=0, max_tokens=24)
-    mutant = training.distill(target, None, [Text.of(row) for row in rows], steps=40)
-    assert measure(mutant, target, held_out).share < after - 0.1
+    mutant = Training(target, untrained, [TrainingText.from_row(row) for row in rows], steps=40)
+    list(mutant)
+    assert evaluate(mutant.draft, target, held_out).accuracy < after - 0.1
 
 
 @pytest.mark.usefixtures("cpu")
@@ -106,29 +109,29 @@ def test_the_loss_is_cross_entropy_and_kl_over_all_drafted_tokens(monkeypatch):
     target = ours("t5")
     draft = with_states(target)
     texts = texts_of(target, 4)
-    lesson = Lesson.of(target, texts)
+    batch = TrainingBatch.from_texts(target, texts)
     plain = []
-    p = np.array(mx.softmax(target.logits(lesson.states), axis=-1))
-    for depth, states in enumerate(drafts(draft, lesson, 2)):
+    p = np.array(mx.softmax(target.logits(batch.states), axis=-1))
+    for depth, states in enumerate(drafts(draft, batch, 2)):
         q = np.array(
             draft.logits(states) - mx.logsumexp(draft.logits(states), axis=-1, keepdims=True)
         )
-        for b, t in np.argwhere(lesson.drafted(depth)):
-            plain.append(-q[b, t, lesson.labels[b, t]] - (p[b, t] * q[b, t]).sum())
+        for b, t in np.argwhere(batch.drafted(depth)):
+            plain.append(-q[b, t, batch.labels[b, t]] - (p[b, t] * q[b, t]).sum())
     for size in (1024, 7):
         monkeypatch.setattr(training, "SLICE", size)
-        found = training.loss(draft, target, lesson, lesson.labels, 2).item()
+        found = training.loss(draft, target, batch, batch.labels, 2).item()
         assert found == pytest.approx(np.mean(plain), rel=1e-4)
 
 
 def test_gradients_reach_every_weight():
     target = ours("t5")
     draft = with_states(target)
-    lesson = Lesson.of(target, texts_of(target, 4))
+    batch = TrainingBatch.from_texts(target, texts_of(target, 4))
 
     def loss_of(weights):
         training.distilled.set_weights(draft, weights)
-        return training.loss(draft, target, lesson, lesson.labels, 2)
+        return training.loss(draft, target, batch, batch.labels, 2)
 
     gradients = mx.grad(loss_of)(own_weights(draft))
     assert all(mx.abs(x).max() > 0 for x in gradients.values())
@@ -142,9 +145,10 @@ def test_a_step_of_training_changes_the_drafts_own_weights_alone(name, tmp_path)
     else:
         target = ours(name)
     start = [target.start_token_id]
-    texts = [Text(target.blank_prompt(3), [*start, n, n + 1], 1) for n in range(9)]
+    texts = [TrainingText(target.blank_prompt(3), [*start, n, n + 1], 1) for n in range(9)]
     before = {part: np.array(weight) for part, weight in tree_flatten(target.parameters())}
-    draft = training.distill(target, None, texts, steps=1)
+    draft = new_draft(target)
+    list(Training(target, draft, texts, steps=1))
     after = dict(tree_flatten(target.parameters()))
     assert all(np.array_equal(before[part], after[part]) for part in before)
     save(draft, target, name, tmp_path / "d", "float32")
@@ -157,7 +161,7 @@ def test_a_step_of_training_changes_the_drafts_own_weights_alone(name, tmp_path)
 
 
 def test_a_twentieth_is_held_out_whatever_the_order():
-    texts = [Text([5], [0, i, i + 1, 1], 1) for i in range(2000)]
+    texts = [TrainingText([5], [0, i, i + 1, 1], 1) for i in range(2000)]
     _, held_out = split(texts)
     assert 0.03 < len(held_out) / len(texts) < 0.07 and 1 / HELD_OUT == 0.05
     _, same = split(texts[::-1])
@@ -177,47 +181,43 @@ def test_pairs_become_the_targets_tokens(decoder, monkeypatch):
     notes = []
     monkeypatch.setattr(reporter, "note", notes.append)
     assert not read_texts(model, tokenizer, bad)
-    reasons = ("vocabulary lacks many of the text's words", "not valid Unicode", "no language 'de'")
+    reasons = ("many tokens are unknown to this model", "not valid Unicode", "no language 'de'")
     assert all(reason in note for reason, note in zip(reasons, notes, strict=True))
     pairs = [Pair(f"repair: {name}", "The house.") for name in "AB"]
-    assert training.distill(model, tokenizer, pairs, layers=2, steps=1).layers == [0, 2]
+    assert distill(model, tokenizer, pairs, layers=2, steps=1).layers == [0, 2]
 
 
 def test_training_stops_by_itself_and_at_nan(monkeypatch):
     """Once it gains nothing, its rate falls, and whole drafts are trained, before it ends."""
     target = ours("t5")
     texts = texts_of(target, 40)
-    monkeypatch.setattr(training, "LOOK_SECONDS", 0)
-    looks, depths = [], []
+    monkeypatch.setattr(training, "EVAL_SECONDS", 0)
+    depths = []
     loss = training.loss
     monkeypatch.setattr(training, "loss", lambda *args: depths.append(args[-1]) or loss(*args))
-    training.distill(target, None, texts, minutes=60, on_look=lambda look, _: looks.append(look))
-    best = max(look.promise.share for look in looks)
-    assert len(looks) > training.PATIENCE and looks[-1].promise.share <= best
-    assert looks[-1].share == 1 and depths[-1] == training.DEPTH
+    trained = Training(target, new_draft(target), texts, minutes=60)
+    assert len(list(trained)) > training.PATIENCE
+    assert trained.progress == 1 and depths[-1] == training.DEPTH
     monkeypatch.setattr(
         training, "loss", lambda *args: mx.array(np.nan) + 0 * args[0].decoder.mix.weight.sum()
     )
     with pytest.raises(InputError, match="the loss is nan after 0 steps"):
-        training.distill(target, None, texts, steps=3)
+        list(Training(target, new_draft(target), texts, steps=3))
 
 
 def test_the_best_state_brings_the_most_tokens_a_call(monkeypatch):
     """Whole drafts are trained at last, when the share of first tokens may fall."""
-    promises = iter([Promise(0.9, {4: 2.0, 8: 2.0}, 1.0), Promise(0.8, {4: 3.0, 8: 3.0}, 1.0)])
-    monkeypatch.setattr(training, "measure", lambda *args: next(promises))
-    monkeypatch.setattr(training, "LOOK_SECONDS", 0)
+    results = [Evaluation(0.9, {4: 2.0, 8: 2.0}, 1.0), Evaluation(0.8, {4: 3.0, 8: 3.0}, 1.0)]
+    monkeypatch.setattr(training, "evaluate", lambda *args: results[trained.steps_done - 1])
+    monkeypatch.setattr(training, "EVAL_SECONDS", 0)
     target = ours("t5")
-    looks = []
-    training.distill(
-        target, None, texts_of(target, 9), steps=2, on_look=lambda look, _: looks.append(look)
-    )
-    assert [look.best for look in looks] == [True, True]
+    trained = Training(target, new_draft(target), texts_of(target, 9), steps=2)
+    assert [trained.best is evaluation for evaluation in trained] == [True, True]
 
 
 def test_only_models_with_an_encoder_are_distilled():
     with pytest.raises(InputError, match="no encoder to draft from: use a public draft model"):
-        training.distill(object(), None, [])
+        distill(object(), None, [])
 
 
 def test_the_command_goes_on_where_it_ended(work, capsys, monkeypatch):

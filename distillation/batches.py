@@ -1,4 +1,4 @@
-"""What a draft model is trained and measured on: texts as the target sees them, and drafts from each of their tokens.
+"""Training batches: texts as the target sees them, and drafts from each of their tokens.
 
 As in use, a draft's first token follows on the target's state and each further one on the draft model's own. So a text
 is drafted from all of its tokens at once, some tokens deep (EAGLE-3, Li et al. 2025, arXiv 2503.01840).
@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from distillation.texts import Text
+from distillation.texts import TrainingText
 from speculative.cache import MASKED, CrossCache
 from speculative.model import padded
 
@@ -20,8 +20,8 @@ SLICE = 1024  # tokens whose logits are computed together
 
 
 class DraftsCache(CrossCache):
-    """Drafts from every token at once. Call number m reads the m-th drafted token of each: it sees the tokens up to its
-    draft's first, as the first call read them, and its own draft's since."""
+    """Drafts from every token at once. Call m decodes the m-th draft token of every position: it attends to the real
+    tokens before the draft, and to the draft's own m - 1 tokens."""
 
     @property
     def distance(self) -> np.ndarray:
@@ -35,8 +35,8 @@ class DraftsCache(CrossCache):
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """A batch of texts as the target sees them: its encoder's output and its states."""
+class TrainingBatch:
+    """Texts as the target sees them: its encoder's output and its states."""
 
     encoded: mx.array  # [B, S, D]
     mask: np.ndarray  # [B, S]
@@ -46,10 +46,10 @@ class Lesson:
     prefix: np.ndarray  # [B, 1], how many of a row's tokens the target did not write
 
     @classmethod
-    def of(cls, target: Any, texts: Sequence[Text]) -> "Lesson":
+    def from_texts(cls, target: Any, texts: Sequence[TrainingText]) -> "TrainingBatch":
         tokens, mask = padded([text.tokens for text in texts], target.config.pad_token_id)
-        place = np.arange(tokens.shape[1], dtype=np.int32)
-        positions = np.where(mask, place, MASKED).astype(np.int32)
+        steps = np.arange(tokens.shape[1], dtype=np.int32)
+        positions = np.where(mask, steps, MASKED).astype(np.int32)
         cache = target.start([text.prompt for text in texts])
         states = target.states(mx.array(tokens), positions, cache)
         encoded, mask = cache.encoded(range(len(texts)))
@@ -63,14 +63,10 @@ class Lesson:
         return np.roll(self.tokens, -1, axis=1)
 
     def drafted(self, depth: int) -> np.ndarray:
-        """Where tokens [B, T] have a label that may be number `depth` of a draft, counted from 0."""
+        """Whether each token [B, T] has a label that may be number `depth` of a draft, counted from 0."""
         T = self.tokens.shape[1]
         last = np.pad(self.positions, [(0, 0), (0, 1)], constant_values=MASKED)[:, 1:] == MASKED
         return ~last & (np.arange(T) >= self.prefix - 1 + depth)
-
-    def ends(self, row: int) -> tuple[int, int]:
-        """The first place in a row with a label that the target wrote, and the one behind the last."""
-        return int(self.prefix[row, 0]) - 1, int((self.positions[row] != MASKED).sum()) - 1
 
 
 def _shifted(states: mx.array) -> mx.array:
@@ -78,14 +74,14 @@ def _shifted(states: mx.array) -> mx.array:
     return mx.pad(states, [(0, 0), (1, 0), (0, 0)])[:, :-1]
 
 
-def drafts(draft: Any, lesson: Lesson, depth: int) -> list[mx.array]:
-    """The draft model's states [B, T, D] after each token of a lesson: as the first of a draft, the second, ..."""
-    cache = draft.attend_to(lesson.encoded, lesson.mask, DraftsCache)
-    after_prefix = mx.array(np.arange(lesson.tokens.shape[1]) >= lesson.prefix)
-    cache.previous = _shifted(lesson.states) * after_prefix[:, :, None]
-    tokens = mx.array(lesson.tokens)
+def drafts(draft: Any, batch: TrainingBatch, depth: int) -> list[mx.array]:
+    """The draft model's states [B, T, D] after each token of a batch: as the first of a draft, the second, ..."""
+    cache = draft.attend_to(batch.encoded, batch.mask, DraftsCache)
+    after_prefix = mx.array(np.arange(batch.tokens.shape[1]) >= batch.prefix)
+    cache.previous = _shifted(batch.states) * after_prefix[:, :, None]
+    tokens = mx.array(batch.tokens)
     states = []
     for _ in range(depth):
-        states.append(draft.states(tokens, lesson.positions, cache))
+        states.append(draft.states(tokens, batch.positions, cache))
         cache.previous = _shifted(states[-1])
     return states
