@@ -36,6 +36,39 @@ from terminal.flags import (
 from terminal.models import Models, note_alone, open_decoder
 from text.text_side import Conversation
 
+LOCAL = ("127.0.0.1", "localhost", "[::1]")  # names of this machine in a browser
+DOCKER = "host.docker.internal"  # its name in a container; nobody can register it
+FLAGS: dict[str, dict[str, Any]] = {
+    "--host": dict(
+        type=cli.name,
+        default=LOCAL[0],
+        help="address to listen on; 0.0.0.0: all addresses of this machine (default: %(default)s)",
+    ),
+    "--port": dict(
+        type=cli.count,
+        default=8080,
+        help="port to listen on; 0: any free one (default: %(default)s)",
+    ),
+    "--api-key": dict(
+        metavar="KEY", help="answer only clients that send this key (default: no key needed)"
+    ),
+    "--allowed-hosts": dict(
+        default="",
+        metavar="NAMES",
+        help="more host names, with commas, by which requests may address the server; *: any",
+    ),
+    "--allowed-origins": dict(
+        default="",
+        metavar="ORIGINS",
+        help="web pages that may send requests from a browser (CORS), with commas, such as "
+        "http://localhost:3000; *: any (default: only the server's own)",
+    ),
+    "--served-model-name": dict(
+        type=cli.name,
+        metavar="NAME",
+        help="the model's name in /v1/models and in answers (default: the last part of --model)",
+    ),
+}
 COUNTS = {  # flag: (default, help)
     "batch-size": (BATCH_SIZE, "prompts to decode in one batch"),
     "queue": (
@@ -53,8 +86,6 @@ OF_TEXT = {
     *(DECLARED.keys() - {"num_draft", "acceptance", "delta"}),
     *("memory", "draft_vocabulary", "prefix_cache", "chat_template_config", "extra_eos_token"),
 }
-LOCAL = ("127.0.0.1", "localhost", "[::1]")  # names of this machine in a browser
-DOCKER = "host.docker.internal"  # its name in a container; nobody can register it
 DEFAULT_NAME = "default_model"  # mlx-lm's, for the model that is served
 MAX_TOKENS = 4096  # of a prompt and of an answer, where the model has no limit
 UVICORN: dict[str, Any] = dict(
@@ -69,49 +100,16 @@ def parse_args(argv: list[str] | None = None):
         "LibreTranslate's and DeepL's.",
     )
     add_shared(parser, *MODELS)
-    flag = parser.add_argument
-    flag(
-        "--host",
-        type=cli.name,
-        default=LOCAL[0],
-        help="address to listen on; 0.0.0.0: all addresses of this machine (default: %(default)s)",
-    )
-    flag(
-        "--port",
-        type=cli.count,
-        default=8080,
-        help="port to listen on; 0: any free one (default: %(default)s)",
-    )
-    flag(
-        "--api-key",
-        metavar="KEY",
-        help="answer only clients that send this key (default: no key needed)",
-    )
-    flag(
-        "--allowed-hosts",
-        default="",
-        metavar="NAMES",
-        help="more host names, with commas, by which requests may address the server; *: any",
-    )
-    flag(
-        "--allowed-origins",
-        default="",
-        metavar="ORIGINS",
-        help="web pages that may send requests from a browser (CORS), with commas, such as "
-        "http://localhost:3000; *: any (default: only the server's own)",
-    )
-    flag(
-        "--served-model-name",
-        type=cli.name,
-        metavar="NAME",
-        help="the model's name in /v1/models and in answers (default: the last part of --model)",
-    )
+    for name, arguments in FLAGS.items():
+        parser.add_argument(name, **arguments)
     for name, (default, text) in COUNTS.items():
         shown = "%(default)s" if default else f"the model's limit, or {MAX_TOKENS}"
-        about = f"{text} (default: {shown})"
-        flag(f"--{name}", type=cli.positive, default=default, metavar="N", help=about)
+        description = f"{text} (default: {shown})"
+        parser.add_argument(
+            f"--{name}", type=cli.positive, default=default, metavar="N", help=description
+        )
     add_shared(parser, "--prefix-cache", "--chat-template-config", "--extra-eos-token")
-    flag("--verbose", action="store_true", help="log requests to stderr")
+    parser.add_argument("--verbose", action="store_true", help="log requests to stderr")
     parser.epilog = "The decoding options are defaults; a request may set its own. No beam search."
     add_shared(parser, "--memory")
     add_decoding_options(parser)
@@ -119,8 +117,7 @@ def parse_args(argv: list[str] | None = None):
     check_models(args, parser)
     if args.api_key == "":
         parser.error("--api-key is empty")
-    most = args.max_request_tokens
-    if most and vars(args).get("max_tokens", 0) > most:
+    if args.max_request_tokens and vars(args).get("max_tokens", 0) > args.max_request_tokens:
         parser.error("--max-tokens is more than --max-request-tokens")
     refuse(args, BEAMS, "the server does not search with beams")
     replace(options_of(args), temp=1.0)  # InputError if no request could sample
@@ -156,17 +153,21 @@ def in_url(address: str) -> str:
     return f"[{address}]" if ":" in address else address
 
 
+def split(names: str) -> list[str]:
+    """The names of a list with commas."""
+    return [name.strip() for name in names.split(",") if name.strip()]
+
+
 def allowed_hosts(host: str, address: str, more: str = "") -> Sequence[str]:
     """The host names that requests may use for a server on this address. On loopback only this machine's names and
     `more`, a list with commas: otherwise a foreign page could point its own name here (DNS rebinding)."""
-    given = {name.strip().lower() for name in more.split(",")} - {""}
-    if not given and not ipaddress.ip_address(address).is_loopback:
+    if not split(more) and not ipaddress.ip_address(address).is_loopback:
         return ("*",)
-    return sorted({*LOCAL, DOCKER, host.lower(), in_url(address), *given})
+    return sorted({*LOCAL, DOCKER, host.lower(), in_url(address), *split(more.lower())})
 
 
-def text_decoder(models: Models, options: Options, verbose: bool) -> SpeculativeDecoder:
-    """The decoder for a server of texts."""
+def open_text(models: Models, options: Options, verbose: bool) -> SpeculativeDecoder:
+    """The decoder of a model for texts."""
     decoder = open_decoder(models, options, verbose=verbose, has_beams=False)
     note_alone(decoder)
     with suppress(InputError):  # without llguidance, only what asks for it is refused
@@ -175,58 +176,69 @@ def text_decoder(models: Models, options: Options, verbose: bool) -> Speculative
     return decoder
 
 
+def open_speech(args, options: Options) -> Transcriber:
+    """A model that transcribes audio. InputError for options that are for texts."""
+    refuse(args, OF_TEXT, "the model transcribes audio; this is for texts")
+    transcriber = Transcriber(args.model, args.draft_model if options.num_draft else None)
+    cli.note_types(transcriber.decoder.model, transcriber.decoder.draft_model)
+    return transcriber
+
+
+def make_api(args, options: Options, address: str):
+    """The server's routes, with the models loaded."""
+    from serving.app import Api
+    from serving.engine import Engine
+    from serving.gate import Gate, Limits
+
+    models = Models.of(args)
+    last_part = model_id(models.model)
+    names = [DEFAULT_NAME, str(models.model), last_part]
+    transcriber = None
+    if args.model and is_speech(args.model):
+        transcriber = open_speech(args, options)
+        decoder = transcriber.decoder
+        names.append("whisper-1")  # OpenAI's
+        options = replace(options, lookup=False)
+    else:
+        decoder = open_text(models, options, args.verbose)
+    conversation = Conversation.of(decoder.text, template=args.chat_template_config)
+    gate = Gate(
+        args.served_model_name or last_part,
+        names,
+        args.api_key,
+        hosts=allowed_hosts(args.host, address, args.allowed_hosts),
+        origins=split(args.allowed_origins),
+    )
+    config = decoder.model.config
+    max_answer = max(config.max_positions or MAX_TOKENS, options.max_tokens or 0)
+    limits = Limits(
+        args.max_prompt_tokens or config.max_prompt_tokens or MAX_TOKENS,
+        args.max_request_tokens or max_answer,
+        args.max_seconds,
+        args.max_upload << 20,
+        args.upload_seconds,
+    )
+    draft_model = model_id(models.draft_model or "") if decoder.draft_model else None
+    engine = Engine(decoder, options, args.batch_size, args.queue)
+    return Api(engine, gate, limits, draft_model, transcriber, conversation.template)
+
+
 def main() -> None:
     args = parse_args()
     try:
         import uvicorn
 
-        from serving.app import Api
-        from serving.engine import Engine
+        import serving.app  # noqa: F401
     except ImportError as error:
         raise InputError(
             f"serve.py needs more packages ({error}): pip install -r requirements-serve.txt"
         ) from None
-    options = options_of(args)
     listener = listen(args.host, args.port)
     address, port = listener.getsockname()[:2]
-    names = [args.model or "", DEFAULT_NAME]
-    transcriber = None
-    if args.model and is_speech(args.model):
-        refuse(args, OF_TEXT, "the model transcribes audio; this is for texts")
-        models = Models(args.model, args.draft_model)
-        transcriber = Transcriber(args.model, args.draft_model if options.num_draft else None)
-        decoder = transcriber.decoder
-        names.append("whisper-1")  # OpenAI's
-        options = replace(options, lookup=False)
-        cli.note_types(decoder.model, decoder.draft_model)
-    else:
-        models = Models.of(args)
-        decoder = text_decoder(models, options, args.verbose)
-    conversation = Conversation.of(decoder.text, template=args.chat_template_config)
-    engine = Engine(decoder, options, args.batch_size, args.queue)
-    config = decoder.model.config
-    most_prompt = config.max_prompt_tokens or MAX_TOKENS
-    most_answer = config.max_positions or MAX_TOKENS
-    last_part = model_id(models.model)
-    api = Api(
-        name=args.served_model_name or last_part,
-        names=(*names, str(models.model), last_part),
-        draft_model=model_id(models.draft_model or "") if decoder.draft_model else None,
-        engine=engine,
-        max_prompt_tokens=args.max_prompt_tokens or most_prompt,
-        max_tokens=args.max_request_tokens or max(most_answer, options.max_tokens or 0),
-        api_key=args.api_key,
-        hosts=allowed_hosts(args.host, address, args.allowed_hosts),
-        max_seconds=args.max_seconds,
-        max_upload=args.max_upload << 20,
-        upload_seconds=args.upload_seconds,
-        transcriber=transcriber,
-        template=conversation.template,
-        origins=[name.strip() for name in args.allowed_origins.split(",") if name.strip()],
-    )
+    api = make_api(args, options_of(args), address)
     logging.basicConfig(format="%(message)s", level=logging.INFO if args.verbose else logging.ERROR)
     server = uvicorn.Server(uvicorn.Config(api.app(), access_log=args.verbose, **UVICORN))
-    serve(server, listener, engine, f"{api.name} at http://{in_url(address)}:{port}")
+    serve(server, listener, api.engine, f"{api.gate.name} at http://{in_url(address)}:{port}")
 
 
 def serve(server, listener: socket.socket, engine, name: str) -> None:

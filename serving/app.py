@@ -1,6 +1,5 @@
 """The server's routes: they authorise requests, read them, and answer while the engine decodes."""
 
-import hmac
 import re
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -27,6 +26,7 @@ from serving.answers import Writer
 from serving.audio import Speech
 from serving.deepl import DeepL
 from serving.engine import Engine, Progress, Refused
+from serving.gate import Gate, Limits
 from serving.libretranslate import LibreTranslate
 from serving.metrics import CONTENT_TYPE
 from serving.realtime import Realtime
@@ -49,7 +49,6 @@ from speech.rules import TASKS
 from speech.transcriber import Transcriber
 from text.thinking import Thinking
 
-MAX_BODY = 1 << 20  # bytes
 _MARK = 16  # tokens that a mark of thinking, and white space after it, have at most
 _PAGE = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
 # Interfaces besides OpenAI's, by the first part of a path -> the form of their errors
@@ -62,29 +61,21 @@ _PAGE_MAY = (
 
 @dataclass
 class Api:
-    """What is served and to whom, with the handlers of the routes."""
+    """The handlers of the routes."""
 
-    name: str  # of the model
-    names: Sequence[str]  # by which requests may also call it
-    draft_model: str | None  # its name
     engine: Engine
-    max_prompt_tokens: int
-    max_tokens: int  # the most that a request may ask for
-    api_key: str | None
-    hosts: Sequence[str]  # names by which clients may address the server; *: any
-    max_seconds: int  # of a sound
-    max_upload: int  # bytes of it
-    upload_seconds: int  # in which it must arrive
+    gate: Gate
+    limits: Limits
+    draft_model: str | None = None  # its name
     transcriber: Transcriber | None = None  # for a Whisper model
     template: Mapping[str, Any] = field(default_factory=dict)  # arguments for the chat template
-    origins: Sequence[str] = ()  # whose pages may send requests; *: any
 
     def __post_init__(self):
         decoder = self.engine.decoder
         self._piece = answers.pieces(decoder.tokenizer, decoder.hidden)
         self._chat = decoder.text.chat
         self._listed = {
-            "id": self.name,
+            "id": self.gate.name,
             "object": "model",
             "created": int(time.time()),
             "owned_by": "local",
@@ -94,21 +85,11 @@ class Api:
             "speech": self.transcriber is not None,
             "interfaces": ["openai"] if self.transcriber else ["openai", "libretranslate", "deepl"],
         }
-        limits = self.max_seconds, self.max_upload, self.upload_seconds
-        checks = self._authorize, self._check_model, self._check_origin
-        self._speech = Speech(self.transcriber, self.engine, *limits, *checks)
-        translations = Translations(
-            self.engine,
-            self.max_prompt_tokens,
-            MAX_BODY,
-            self.max_upload,
-            self.upload_seconds,
-            self._authorize,
-            self._check_origin,
-        )
+        self._speech = Speech(self.transcriber, self.engine, self.gate, self.limits)
+        self._realtime = Realtime(self.transcriber, self.engine, self.gate, self.limits)
+        translations = Translations(self.engine, self.gate, self.limits)
         self._deepl = DeepL(translations)
-        self._libretranslate = LibreTranslate(translations, needs_key=self.api_key is not None)
-        self._realtime = Realtime(self.transcriber, self.engine, self.max_seconds, *checks)
+        self._libretranslate = LibreTranslate(translations)
 
     def app(self) -> Starlette:
         post = partial(Route, methods=["POST"])
@@ -134,10 +115,10 @@ class Api:
             ],
             middleware=[
                 Middleware(_counted, requests=self.engine.metrics.requests),
-                Middleware(_addressed, hosts=self.hosts),
+                Middleware(_addressed, hosts=self.gate.hosts),
                 Middleware(
                     CORSMiddleware,
-                    allow_origins=self.origins,
+                    allow_origins=self.gate.origins,
                     allow_methods=["*"],
                     allow_headers=["*"],
                 ),
@@ -158,26 +139,26 @@ class Api:
         return JSONResponse({"status": "ok"})
 
     async def metrics(self, request: Request) -> Response:
-        self._authorize(request)
+        self.gate.authorize(request)
         return Response(self.engine.metrics.text(), media_type=CONTENT_TYPE)
 
     async def models(self, request: Request) -> Response:
-        self._authorize(request)
+        self.gate.authorize(request)
         name = request.path_params.get("name")
         if name:
-            self._check_model(name)
+            self.gate.check_model(name)
             return JSONResponse(self._listed)
         return JSONResponse({"object": "list", "data": [self._listed]})
 
     async def complete(self, http: Request, kind: type[Completion] | type[Chat]) -> Response:
-        self._authorize(http)
+        self.gate.authorize(http)
         request = parse(await _body(http), kind)
-        self._check_model(request.model)
+        self.gate.check_model(request.model)
         async with while_there(http):
             rows = await run_in_threadpool(self._rows, request)
             thinking = [self._thinking(request, row) for row in rows]
             kind_of_writer = ResponseWriter if isinstance(request, ResponseRequest) else Writer
-            writer = kind_of_writer(request, rows, self.name, self._piece, thinking)
+            writer = kind_of_writer(request, rows, self.gate.name, self._piece, thinking)
             steps = steps_of(self.engine, rows)
             last = await anext(steps)  # the status must be known before a stream begins
             if request.stream:
@@ -190,14 +171,14 @@ class Api:
         """The rows of a request. Raises InputError now for what the model cannot take, so that it fails this request
         and not the rows beside it."""
         decoder = self.engine.decoder
-        options = decoder.seeded(request.options(self.engine.options, self.max_tokens))
+        options = decoder.seeded(request.options(self.engine.options, self.limits.answer_tokens))
         prompts: Sequence[Content]
         if isinstance(request, Completion):
             prompts = request.prompt
         else:
             prompts = [request.prompt(self._chat, self.template)]
         seeds = RowSeeds(options.seed)
-        limit = self.max_prompt_tokens
+        limit = self.limits.prompt_tokens
         return [row for prompt in prompts for row in decoder.rows(prompt, options, seeds, limit)]
 
     def _thinking(self, request: Completion | Chat, row: Row) -> Thinking:
@@ -209,29 +190,6 @@ class Api:
         last = request.messages[-1]
         begun = last.content if last.role == "assistant" else ""
         return Thinking(self._chat.thinking, self._chat.thinks(prompt, begun))
-
-    def _check_origin(self, request: HTTPConnection) -> None:
-        """Raise HTTPException for another web page's form or WebSocket, unless its origin is allowed: browsers send these
-        without asking first."""
-        origin = request.headers.get("origin")
-        if not origin or origin.partition("://")[2] == request.headers.get("host"):
-            return
-        if not {origin, "*"} & {*self.origins}:
-            raise HTTPException(403, "other web pages may not send requests; see --allowed-origins")
-
-    def _authorize(self, request: HTTPConnection, scheme: str = "Bearer", key: object = "") -> None:
-        """Raise HTTPException unless the request's header, or the key that it gives elsewhere, is the server's."""
-        given = request.headers.get("authorization", "").encode("latin-1")  # the bytes as sent
-        own = f"{scheme} {self.api_key}".encode()
-        keys = given, f"{scheme} {key}".encode()
-        if self.api_key and not any(hmac.compare_digest(each, own) for each in keys):
-            raise HTTPException(
-                401, f"the API key is missing or wrong: send Authorization: {scheme} KEY"
-            )
-
-    def _check_model(self, name: str | None) -> None:
-        if name and name not in (self.name, *self.names):
-            raise HTTPException(404, f"this server has only the model {self.name}")
 
 
 def _counted(app: ASGIApp, requests: Counter) -> ASGIApp:
@@ -282,7 +240,7 @@ async def _body(request: Request) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise HTTPException(415, "the body must be application/json")
-    return await read_body(request, MAX_BODY)
+    return await read_body(request)
 
 
 async def _events(

@@ -1,19 +1,20 @@
 """OpenAI's /v1/audio routes: sounds are decoded as rows of the same engine as texts."""
 
 import string
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
 from anyio import CapacityLimiter, Semaphore, from_thread, to_thread
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from common.errors import InputError
 from serving import answers
 from serving.engine import Engine, Refused
+from serving.gate import Gate, Limits
 from serving.transport import event_of, failure_of, read_form, stream_of, while_there, working
 from speculative.row import Stats
 from speculative.tasks import Ended
@@ -43,27 +44,23 @@ class Speech:
         self,
         transcriber: Transcriber | None,
         engine: Engine,
-        max_seconds: int,
-        max_bytes: int,
-        upload_seconds: float,
-        authorize: Callable[[HTTPConnection], None],
-        check_model: Callable[[str | None], None],
-        check_origin: Callable[[HTTPConnection], None],
+        gate: Gate,
+        limits: Limits,
     ):
-        self._transcriber, self._engine, self._max_seconds = transcriber, engine, max_seconds
-        self._max_bytes, self._upload_seconds = max_bytes, upload_seconds
-        self._authorize, self._check_model = authorize, check_model
-        self._check_origin = check_origin
+        self._transcriber = transcriber
+        self._engine = engine
+        self._gate = gate
+        self._limits = limits
         # One sound is read at a time, because an hour takes 0.8 GB meanwhile, and few are held.
         self._places, self._reading = Semaphore(engine.batch_size), CapacityLimiter(1)
 
     async def answer(self, request: Request, task: str) -> Response:
-        self._authorize(request)
-        self._check_origin(request)
+        self._gate.authorize(request)
+        self._gate.check_origin(request)
         if self._transcriber is None:
             raise InputError("this model reads text, not audio")
-        form = await _form(request, self._max_bytes, self._upload_seconds)
-        self._check_model(str(form["model"]) if form.get("model") else None)
+        form = await _form(request, self._limits)
+        self._gate.check_model(str(form["model"]) if form.get("model") else None)
         options = _options(form, task, self._engine.options.num_draft)
         kind = _format(form)
         stream = _is_on(form, "stream")
@@ -107,7 +104,7 @@ class Speech:
         def check(seconds: float) -> None:
             from_thread.check_cancelled()
             self._engine.check()
-            check_length(seconds, self._max_seconds)
+            check_length(seconds, self._limits.seconds)
 
         def on_window(added: Sequence[Segment], seconds: float, stats: Stats) -> None:
             segments.extend((segment, stats) for segment in added)
@@ -149,11 +146,11 @@ class Speech:
         return [(piece(t, False)[0] if is_text(t) else "", origin) for t, origin in pairs]
 
 
-async def _form(request: Request, max_bytes: int, seconds: float) -> FormData:
+async def _form(request: Request, limits: Limits) -> FormData:
     """The fields of a request. Raises InputError for unknown or unsupported ones."""
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise HTTPException(415, "the body must be multipart/form-data")
-    form = await read_form(request, max_bytes, seconds)
+    form = await read_form(request, limits.upload, limits.upload_seconds)
     if not isinstance(form.get("file"), UploadFile):
         raise InputError("the field file, with the audio, is missing")
     for field in form:

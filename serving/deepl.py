@@ -66,7 +66,7 @@ class DeepL:
         ]
 
     async def _fields(self, request: Request, is_file: bool = False) -> dict[str, Any]:
-        self._translations.authorize(request, _SCHEME)
+        self._translations.gate.authorize(request, _SCHEME)
         fields = await self._translations.fields(request, _SCHEME, is_file)
         for name in _REFUSED:
             if fields.get(name):

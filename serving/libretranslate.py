@@ -16,7 +16,7 @@ from documents import FORMATS, html, plain
 from documents.translator import Translation
 from serving.requests import validated
 from serving.translation import Step, Texts, Translations, document_of, last_of
-from serving.transport import ERRORS, event_of, failure_of, stream_of, while_there
+from serving.transport import ERRORS, MAX_BODY, event_of, failure_of, stream_of, while_there
 from speculative.row import Row
 
 PATHS = (
@@ -54,7 +54,6 @@ class LibreTranslate:
     """Answers LibreTranslate's requests."""
 
     translations: Translations
-    needs_key: bool
 
     def routes(self) -> list[Route]:
         return [
@@ -132,11 +131,12 @@ class LibreTranslate:
     async def settings(self, request: Request) -> Response:
         source = self.translations.sources[0]
         target = next((code for code in self.translations.targets if code != source), source)
+        needs_key = self.translations.gate.api_key is not None
         settings = {
-            "charLimit": self.translations.max_body // 4,
+            "charLimit": MAX_BODY // 4,
             "frontendTimeout": 500,  # milliseconds
-            "apiKeys": self.needs_key,
-            "keyRequired": self.needs_key,
+            "apiKeys": needs_key,
+            "keyRequired": needs_key,
             "suggestions": False,
             "filesTranslation": True,
             "supportedFilesFormat": [*FORMATS],

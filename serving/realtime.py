@@ -4,17 +4,16 @@ a WebSocket that takes sound and answers with the words that have become final."
 import asyncio
 import secrets
 from base64 import b64decode
-from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import anyio
 from pydantic import AliasChoices, BaseModel, Field
-from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from common.errors import InputError
 from serving import answers
 from serving.engine import Engine, Refused
+from serving.gate import Gate, Limits
 from serving.requests import parse
 from serving.transport import ERRORS, failure_of, working
 from speech.audio import check_length, resampler
@@ -74,22 +73,21 @@ class Realtime:
         self,
         transcriber: Transcriber | None,
         engine: Engine,
-        max_seconds: int,
-        authorize: Callable[[HTTPConnection], None],
-        check_model: Callable[[str | None], None],
-        check_origin: Callable[[HTTPConnection], None],
+        gate: Gate,
+        limits: Limits,
     ):
-        self.transcriber, self.engine, self.max_seconds = transcriber, engine, max_seconds
-        self._authorize, self.check_model = authorize, check_model
-        self._check_origin = check_origin
+        self.transcriber = transcriber
+        self.engine = engine
+        self.gate = gate
+        self.limits = limits
         self._sessions = 0
 
     async def answer(self, socket: WebSocket) -> None:
-        self._authorize(socket)
-        self._check_origin(socket)
+        self.gate.authorize(socket)
+        self.gate.check_origin(socket)
         if self.transcriber is None:
             raise InputError("this model reads text, not audio")
-        self.check_model(socket.query_params.get("model"))
+        self.gate.check_model(socket.query_params.get("model"))
         if self._sessions >= self.engine.queue_size or self.engine.closed:
             raise Refused("too many sessions are open; try again later")
         client = _Client(self, self.transcriber, socket)
@@ -125,7 +123,7 @@ class _Client:
     def _begin(self, given: _Input) -> None:
         """Begin with these settings. Raises InputError for what the model or the server lacks."""
         wanted = given.transcription or _Model()
-        self._server.check_model(wanted.model)
+        self._server.gate.check_model(wanted.model)
         form = given.format if isinstance(given.format, _Format) else _Format()
         turns = given.turn_detection or _Turns()
         options = TranscribeOptions(
@@ -164,7 +162,7 @@ class _Client:
         """Answer an event; of sound only take note. Raises InputError for one that is wrong."""
         event = parse(text.encode(), _Event)
         if event.type == f"{_BUFFER}.append":
-            check_length(self._live.seconds, self._server.max_seconds)
+            check_length(self._live.seconds, self._server.limits.seconds)
             try:
                 self._live.append(self._samples(b64decode(event.audio, validate=True)))
             except ValueError as error:

@@ -25,8 +25,9 @@ from documents.apart import read_apart
 from documents.document import Document
 from documents.translator import Aligners, Translation, Translator
 from serving.engine import Engine, Progress, Refused
+from serving.gate import Gate, Limits
 from serving.requests import read_json
-from serving.transport import BODY_SECONDS, form_of, read_body, read_form, working
+from serving.transport import BODY_SECONDS, MAX_BODY, form_of, read_body, read_form, working
 from speculative.row import Row
 from speculative.tasks import Ended
 from text.detection import Detector
@@ -78,12 +79,8 @@ class Translations:
     """Translates with the engine, and keeps the translations of documents for ten minutes."""
 
     engine: Engine
-    max_prompt_tokens: int  # of a sentence
-    max_body: int  # bytes of a request
-    max_upload: int  # bytes of a document
-    upload_seconds: float  # in which it must arrive
-    authorize: Callable[..., None]
-    check_origin: Callable[[Request], None]
+    gate: Gate
+    limits: Limits
 
     def __post_init__(self):
         text = self.engine.decoder.text
@@ -106,29 +103,29 @@ class Translations:
     ) -> dict[str, Any]:
         """A request's parameters, in JSON or in a form and the address: a list of those that come more than once. The key
         is checked as soon as it may be known: it may be one of them."""
-        self.check_origin(request)
+        self.gate.check_origin(request)
         in_address = request.query_params.get("api_key")
         fields: Any
         if request.headers.get("content-type", "").lower().startswith("application/json"):
-            fields = read_json(await read_body(request, self.max_body))
+            fields = read_json(await read_body(request))
             if not isinstance(fields, dict):
                 raise InputError("the body is not a JSON object")
         else:
 
             async def check(body: bytes) -> None:
                 form = await form_of(request, body)
-                self.authorize(request, scheme, form.get("api_key") or in_address or "")
+                self.gate.authorize(request, scheme, form.get("api_key") or in_address or "")
 
-            limits = self.max_body, BODY_SECONDS
+            limits: tuple[int, float] = (MAX_BODY, BODY_SECONDS)
             if is_file:
-                limits = self.max_upload, self.upload_seconds
+                limits = (self.limits.upload, self.limits.upload_seconds)
             form = await read_form(request, *limits, check)
             others = [(n, x) for n, x in request.query_params.multi_items() if n not in form]
             values = defaultdict[str, list](list)
             for name, value in [*form.multi_items(), *others]:
                 values[name].append(value)
             fields = {name: each if len(each) > 1 else each[0] for name, each in values.items()}
-        self.authorize(request, scheme, fields.get("api_key") or in_address or "")
+        self.gate.authorize(request, scheme, fields.get("api_key") or in_address or "")
         return {name: value for name, value in fields.items() if value is not None}
 
     def detect(self, text: str) -> tuple[str, float]:
@@ -166,7 +163,7 @@ class Translations:
             settings,
             assumed_source=source,
             aligners=self._aligners,  # a few texts do not tell how attention is to be read
-            max_prompt_tokens=self.max_prompt_tokens,
+            max_prompt_tokens=self.limits.prompt_tokens,
         )
 
     async def _steps(
@@ -212,8 +209,8 @@ class Translations:
     def _make_room(self, size: int) -> None:
         """Drop translations that were fetched, the first ones first, for one more document. Refused if that is not enough."""
         fetched = [each.key for each in self._stored.values() if each.is_fetched]
-        most = _STORED_SIZE * self.max_upload
-        while len(self._stored) >= _STORED or self._size + size > most:
+        max_size = _STORED_SIZE * self.limits.upload
+        while len(self._stored) >= _STORED or self._size + size > max_size:
             if not fetched:
                 raise Refused("too many documents wait to be fetched; try again later")
             del self._stored[fetched.pop(0)]

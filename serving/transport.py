@@ -21,6 +21,7 @@ from serving.engine import CANCELLED, LOST, REFUSED, START, Engine, Job, Progres
 from speculative.row import FAILED, Row
 from speculative.tasks import Ended, Task, resume
 
+MAX_BODY = 1 << 20  # bytes of a body, unless it is a file
 BODY_SECONDS = 30.0  # in which a body must arrive
 BEGINNING = 1 << 16  # bytes of a body that are read before the key in it is checked
 RETRY_AFTER = {"retry-after": "1"}  # seconds
@@ -45,17 +46,19 @@ def failure_of(error: Exception) -> tuple[int, str]:
 
 
 async def read_body(
-    request: Request, most: int, seconds: float = BODY_SECONDS, check: Callable | None = None
+    request: Request,
+    max_bytes: int = MAX_BODY,
+    seconds: float = BODY_SECONDS,
+    check: Callable | None = None,
 ) -> bytes:
-    """A request's body. Raises HTTPException if it has more than `most` bytes or does not arrive in time. check: awaited
-    with the beginning of a body that is longer than that; what it raises ends the reading."""
+    """A request's body. Raises HTTPException if it has more bytes or does not arrive in this time. check: awaited with the beginning of a body that is longer than that; what it raises ends the reading."""
     body = bytearray()
     try:
         with anyio.fail_after(seconds):
             async for part in request.stream():
                 body += part
-                if len(body) > most:  # Starlette's own limit answers in plain text
-                    raise HTTPException(413, f"the body is too large; {most} bytes at most")
+                if len(body) > max_bytes:  # Starlette's own limit answers in plain text
+                    raise HTTPException(413, f"the body is too large; {max_bytes} bytes at most")
                 if check and len(body) > BEGINNING:
                     await check(bytes(body))
                     check = None
@@ -65,11 +68,11 @@ async def read_body(
 
 
 async def read_form(
-    request: Request, most: int, seconds: float = BODY_SECONDS, check: Callable | None = None
+    request: Request, max_bytes: int, seconds: float, check: Callable | None = None
 ) -> FormData:
     """The fields of a form, with one file at most; none if the body is not a form. Errors: as `read_body`, and InputError
     for a form that is broken."""
-    return await form_of(request, await read_body(request, most, seconds, check))
+    return await form_of(request, await read_body(request, max_bytes, seconds, check))
 
 
 async def form_of(request: Request, body: bytes) -> FormData:

@@ -11,6 +11,7 @@ from common.errors import InputError
 from decoder import Options
 from serving.app import Api
 from serving.engine import Engine
+from serving.gate import Gate, Limits
 from serving.requests import _NAMES, Chat, Completion, ResponseRequest, parse
 
 CHAT = [{"role": "user", "content": PROMPT}]
@@ -81,7 +82,7 @@ def api(decoder):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(decoder.model.config), "max_positions", 64)
         engine = Engine(decoder, Options(num_draft=3), 8, 9999)
-        yield Api("m", (), None, engine, 4096, 8, None, (), 1, 1, 1)
+        yield Api(engine, Gate("m"), Limits(4096, 8, 1, 1, 1))
 
 
 def test_every_field_has_its_values():

@@ -10,8 +10,10 @@ from starlette.routing import Mount, Route
 from test_translation_server import MULTIPART, PAIR, request, upload
 
 from decoder import Options
-from serving.app import MAX_BODY, Api
+from serving.app import Api
 from serving.engine import Engine
+from serving.gate import Gate, Limits
+from serving.transport import MAX_BODY
 
 OPEN = ["/", "/health", "/languages", "/frontend/settings", "/download_file/{key}"]
 CHAT = {"messages": [{"role": "user", "content": PROMPT}]}
@@ -47,7 +49,8 @@ def routes(decoder):
 
 def app_of(decoder, key):
     engine = Engine(decoder, Options(), 1, 1)
-    return Api("m", (), None, engine, 99, 99, key, ("*",), 9, 25 << 20, 9).app()
+    gate = Gate("m", api_key=key, hosts=("*",))
+    return Api(engine, gate, Limits(99, 99, 9, 25 << 20, 9)).app()
 
 
 @pytest.mark.parametrize("kind", ["multipart/form-data; boundary=x", "application/json", "x"])

@@ -21,6 +21,7 @@ from documents import apart, html, read
 from documents.apart import read_apart
 from serving import translation
 from serving.engine import Engine, Refused
+from serving.gate import Gate, Limits
 from serving.translation import Translations
 
 KING, HAUS = "The old king sees two red doors.", "The king sees the house."
@@ -224,7 +225,7 @@ def test_no_translation_is_dropped_before_it_was_fetched_or_is_old(decoder, monk
     """By number and by size; the first one that was fetched goes first."""
     monkeypatch.setattr(translation, limit, 3)
     engine = Engine(decoder, Options(), 1, 1)
-    translations = Translations(engine, 99, 999, len(KING), 9, lambda *_: None, lambda *_: None)
+    translations = Translations(engine, Gate("m"), Limits(99, 99, 9, len(KING), 9))
 
     async def store() -> str:
         file = UploadFile(BytesIO(KING.encode()), filename="a.txt")

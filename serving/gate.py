@@ -1,0 +1,54 @@
+"""Whom the server answers, and how much it takes."""
+
+import hmac
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that a request may ask for or send."""
+
+    prompt_tokens: int
+    answer_tokens: int
+    seconds: int  # of a sound
+    upload: int  # bytes of a sound or a document
+    upload_seconds: int  # in which these must arrive
+
+
+@dataclass(frozen=True)
+class Gate:
+    """The checks that requests pass first. Each raises HTTPException."""
+
+    name: str  # the model's
+    names: Sequence[str] = ()  # by which requests may also call it
+    api_key: str | None = None
+    hosts: Sequence[str] = ()  # names by which clients may address the server; *: any
+    origins: Sequence[str] = ()  # whose pages may send requests; *: any
+
+    def check_origin(self, request: HTTPConnection) -> None:
+        """Refuse another web page's form or WebSocket, unless its origin is allowed: browsers send these without asking
+        first."""
+        origin = request.headers.get("origin")
+        if not origin or origin.partition("://")[2] == request.headers.get("host"):
+            return
+        if not {origin, "*"} & {*self.origins}:
+            raise HTTPException(403, "other web pages may not send requests; see --allowed-origins")
+
+    def authorize(self, request: HTTPConnection, scheme: str = "Bearer", key: object = "") -> None:
+        """Refuse a request unless its header, or the key that it gives elsewhere, is the server's."""
+        expected = f"{scheme} {self.api_key}".encode()
+        sent = request.headers.get("authorization", "").encode("latin-1")  # the bytes as sent
+        keys = sent, f"{scheme} {key}".encode()
+        if self.api_key and not any(hmac.compare_digest(each, expected) for each in keys):
+            raise HTTPException(
+                401, f"the API key is missing or wrong: send Authorization: {scheme} KEY"
+            )
+
+    def check_model(self, name: str | None) -> None:
+        """Refuse another model than the one that is served. None: any."""
+        if name and name not in (self.name, *self.names):
+            raise HTTPException(404, f"this server has only the model {self.name}")
