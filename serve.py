@@ -166,7 +166,7 @@ def allowed_hosts(host: str, address: str, more: str = "") -> Sequence[str]:
     return sorted({*LOCAL, DOCKER, host.lower(), in_url(address), *split(more.lower())})
 
 
-def open_text(models: Models, options: Options, verbose: bool) -> SpeculativeDecoder:
+def text_decoder(models: Models, options: Options, verbose: bool) -> SpeculativeDecoder:
     """The decoder of a model for texts."""
     decoder = open_decoder(models, options, verbose=verbose, has_beams=False)
     note_alone(decoder)
@@ -176,7 +176,7 @@ def open_text(models: Models, options: Options, verbose: bool) -> SpeculativeDec
     return decoder
 
 
-def open_speech(args, options: Options) -> Transcriber:
+def speech_transcriber(args, options: Options) -> Transcriber:
     """A model that transcribes audio. InputError for options that are for texts."""
     refuse(args, OF_TEXT, "the model transcribes audio; this is for texts")
     transcriber = Transcriber(args.model, args.draft_model if options.num_draft else None)
@@ -195,12 +195,12 @@ def make_api(args, options: Options, address: str):
     names = [DEFAULT_NAME, str(models.model), last_part]
     transcriber = None
     if args.model and is_speech(args.model):
-        transcriber = open_speech(args, options)
+        transcriber = speech_transcriber(args, options)
         decoder = transcriber.decoder
         names.append("whisper-1")  # OpenAI's
         options = replace(options, lookup=False)
     else:
-        decoder = open_text(models, options, args.verbose)
+        decoder = text_decoder(models, options, args.verbose)
     conversation = Conversation.of(decoder.text, template=args.chat_template_config)
     gate = Gate(
         args.served_model_name or last_part,
