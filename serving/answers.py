@@ -31,7 +31,7 @@ class Call:
         self._sent = 0  # characters of the arguments
 
     def push(self, text: str) -> tuple[str | None, str]:
-        """What the text's next piece adds: the function's name, once it is whole, and more of its arguments."""
+        """Add the text's next piece. Returns the function's name, once it is complete, and more of its arguments."""
         before = _NAMED.match(self._text)
         self._text += text
         head = _NAMED.match(self._text)
@@ -133,12 +133,12 @@ class Writer:
         return choice
 
     def _split(self, index: int, before: Progress, now: Progress) -> tuple[str, str]:
-        """What a row has gained: thoughts, and text of its answer."""
+        """The thoughts and the text that a row has gained."""
         text = "".join(self._rows[index].texts[before.tokens : now.tokens])
         return self._thinking[index].push(text, bool(now.finish_reason))
 
     def _call(self, index: int, text: str) -> dict[str, Any]:
-        """What a piece of a row's text adds to its message, which is a tool's call."""
+        """The fields that a piece of a row's text adds to its message, which is a tool's call."""
         name, arguments = self._calls[index].push(text)
         call: dict[str, Any] = {"function": {"arguments": arguments}}
         if name is not None:
@@ -190,16 +190,16 @@ class Writer:
 
 
 def _token(piece: tuple[str, bytes], score: float) -> dict[str, Any]:
-    name, own = piece
-    return {"token": name, "logprob": score, "bytes": list(own)}
+    name, data = piece
+    return {"token": name, "logprob": score, "bytes": list(data)}
 
 
 def pieces(tokenizer: Tokenizer, hidden: Container[int]) -> Piece:
     """A function that gives a token's name and bytes: with the space before it, unless it is a text's first."""
-    own = token_bytes(tokenizer, hidden)
+    bytes_of = token_bytes(tokenizer, hidden)
 
     def piece(token: int, first: bool) -> tuple[str, bytes]:
-        text = own(token)
+        text = bytes_of(token)
         if not text:  # special: shown unless it is hidden
             name = tokenizer.id_to_token(token) or ""
             return name, b"" if token in hidden else name.encode()

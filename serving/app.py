@@ -49,7 +49,7 @@ from speech.rules import TASKS
 from speech.transcriber import Transcriber
 from text.thinking import Thinking
 
-_MARK = 16  # tokens that a mark of thinking, and white space after it, have at most
+_MAX_TAG = 16  # tokens of a think tag and the white space after it
 _PAGE = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
 # Interfaces besides OpenAI's, by the first part of a path -> the form of their errors
 _ERRORS = {"v2": deepl.error, **dict.fromkeys(libretranslate.PATHS, libretranslate.error)}
@@ -182,11 +182,11 @@ class Api:
         return [row for prompt in prompts for row in decoder.rows(prompt, options, seeds, limit)]
 
     def _thinking(self, request: Completion | Chat, row: Row) -> Thinking:
-        """What splits a row's text. A text in a given form has no thoughts."""
+        """A splitter of a row's text. A text in a given form has no thoughts."""
         if self._chat is None or row.grammar or not isinstance(request, Chat):
             return Thinking(None)
         tokenizer = self.engine.decoder.tokenizer
-        prompt = tokenizer.decode(row.prompt[-_MARK:], skip_special_tokens=False)
+        prompt = tokenizer.decode(row.prompt[-_MAX_TAG:], skip_special_tokens=False)
         last = request.messages[-1]
         begun = last.content if last.role == "assistant" else ""
         return Thinking(self._chat.thinking, self._chat.thinks(prompt, begun))

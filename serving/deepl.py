@@ -18,12 +18,10 @@ from serving.translation import StoredDocument, Texts, Translations, document_of
 from serving.transport import ERRORS, failure_of, while_there
 
 _SCHEME = "DeepL-Auth-Key"
-_SECONDS = 5  # that a status waits for its document
+_STATUS_SECONDS = 5  # that a status waits for its document
 _UNLIMITED = 10**12  # characters
-_REFUSED = (  # fields that would change a text
-    *("glossary_id", "glossary_ids", "custom_instructions", "style_id", "translation_memory_id"),
-    "output_format",
-)
+# Fields that would change a text
+_REFUSED = "glossary_id glossary_ids custom_instructions style_id translation_memory_id output_format".split()
 Tags = Annotated[
     list[str], BeforeValidator(lambda tags: tags.split(",") if isinstance(tags, str) else tags)
 ]
@@ -115,16 +113,16 @@ class DeepL:
 
     async def status(self, request: Request) -> Response:
         stored = await self._stored(request)
-        await asyncio.wait([stored.task], timeout=_SECONDS)
-        about: dict[str, Any] = {"document_id": stored.key, "status": "translating"}
+        await asyncio.wait([stored.task], timeout=_STATUS_SECONDS)
+        body: dict[str, Any] = {"document_id": stored.key, "status": "translating"}
         if stored.task.done():
-            about |= {"status": "done", "billed_characters": stored.characters}
+            body |= {"status": "done", "billed_characters": stored.characters}
             try:
                 stored.task.result()
             except ERRORS as failure:
-                about |= {"status": "error", "error_message": failure_of(failure)[1]}
+                body |= {"status": "error", "error_message": failure_of(failure)[1]}
                 stored.is_fetched = True
-        return JSONResponse(about)
+        return JSONResponse(body)
 
     async def result(self, request: Request) -> Response:
         stored = await self._stored(request)

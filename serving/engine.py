@@ -15,10 +15,10 @@ import mlx.core as mx
 
 from decoder import Options, SpeculativeDecoder
 from serving.metrics import Metrics
-from speculative.driver import Waiting
+from speculative.driver import Source, Waiting
 from speculative.row import Row, Stats
 
-# What a row ends with besides "stop", "length" and row.FAILED.
+# Finish reasons besides "stop", "length" and row.FAILED.
 CANCELLED, REFUSED = "cancelled", "refused"
 LOST = "lost"  # a step failed, also without others beside it
 
@@ -140,7 +140,7 @@ class Engine:
         while self._wait():
             try:
                 self._run_calls()
-                self._decode()
+                self._decode(self, self.batch_size)
             except Exception:  # too little memory, or a bug
                 traceback.print_exc(file=sys.stderr)
                 if not self._running:  # no batch could begin
@@ -153,9 +153,7 @@ class Engine:
         """Go on with a row of a batch that failed: only the one that made it fail is to be lost."""
         try:
             if not job.row.finish_reason:
-                with self.decoder.running(self.options) as driver:
-                    for _ in driver.decode(Waiting([job.row]), 1, self._watch):
-                        pass
+                self._decode(Waiting([job.row]), 1)
         except Exception:
             traceback.print_exc(file=sys.stderr)
         if job.row in self._running:
@@ -175,10 +173,10 @@ class Engine:
         while self._calls:
             self._calls.popleft()()
 
-    def _decode(self) -> None:
+    def _decode(self, source: Source, batch_size: int) -> None:
         """Decode until no row is left."""
         with self.decoder.running(self.options) as driver:
-            for _ in driver.decode(self, self.batch_size, self._watch):
+            for _ in driver.decode(source, batch_size, self._watch):
                 pass
 
     def take(self, count: int, wait: bool) -> list[Row]:

@@ -19,15 +19,7 @@ from serving.translation import Step, Texts, Translations, document_of, last_of
 from serving.transport import ERRORS, MAX_BODY, event_of, failure_of, stream_of, while_there
 from speculative.row import Row
 
-PATHS = (
-    "translate",
-    "translate_file",
-    "download_file",
-    "detect",
-    "languages",
-    "frontend",
-    "suggest",
-)
+PATHS = "translate translate_file download_file detect languages frontend suggest".split()
 Code = Annotated[str, Field(min_length=1)]
 _SAMPLED: dict[str, Any] = dict(temp=1.0, top_p=0.9)  # alternatives
 
@@ -77,26 +69,23 @@ class LibreTranslate:
         def answer(texts: Sequence[str], **more: Sequence[Any]) -> dict[str, Any]:
             body = {"translatedText": texts, **more}
             if given.source.lower() == "auto":
-                body["detectedLanguage"] = [_detected(started.source, started.certainty)] * len(
-                    texts
-                )
+                detected = _detected(started.source, started.certainty)
+                body["detectedLanguage"] = [detected] * len(texts)
             is_list = isinstance(fields["q"], list)
             return body if is_list else {name: each[0] for name, each in body.items()}
 
         async with while_there(request):
             if given.stream:
-                first = await anext(
-                    started.steps
-                )  # the status must be known before a stream begins
+                # The status must be known before a stream begins.
+                first = await anext(started.steps)
                 return stream_of(_events(first, started.steps, answer), started.steps)
             texts = json.loads(await last_of(started.steps))
             if not given.alternatives:
                 return JSONResponse(answer(texts))
             others = [dict.fromkeys([text]) for text in texts]
             for seed in range(given.alternatives if given.format == "text" else 0):
-                settings = _SAMPLED | {"seed": seed}
                 sample = await self.translations.start(
-                    document, started.source, given.target, **settings
+                    document, started.source, given.target, seed=seed, **_SAMPLED
                 )
                 for seen, text in zip(others, json.loads(await last_of(sample.steps)), strict=True):
                     seen[text] = None
@@ -124,9 +113,12 @@ class LibreTranslate:
         return JSONResponse({"success": True})
 
     async def languages(self, request: Request) -> Response:
-        known = self.translations
-        targets = {code: known.targets if code in known.sources else [] for code in known.names}
-        return JSONResponse([self._named(code, targets=targets[code]) for code in targets])
+        translations = self.translations
+        listed = [
+            self._named(code, targets=translations.targets if code in translations.sources else [])
+            for code in translations.names
+        ]
+        return JSONResponse(listed)
 
     async def settings(self, request: Request) -> Response:
         source = self.translations.sources[0]

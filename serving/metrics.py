@@ -36,8 +36,8 @@ class Metrics:
         self._counted = {field: Counter(*metric, **common) for field, metric in _COUNTED.items()}
         Gauge("texts_running", "Texts in the batch.", **common).set_function(running)
         Gauge("texts_waiting", "Texts in the queue.", **common).set_function(waiting)
-        share = "The share of proposed tokens that were accepted."
-        Gauge("acceptance", share, **common).set_function(lambda: self._stats.acceptance)
+        description = "The share of proposed tokens that were accepted."
+        Gauge("acceptance", description, **common).set_function(lambda: self._stats.acceptance)
         self.first_token = Histogram(
             "time_to_first_token_seconds",
             "From a text's request to its first token.",

@@ -39,13 +39,13 @@ class ResponseWriter(Writer):
             yield self._event(index, "content_part.added", part=item["content"][0])
 
     def chunks(self, progress: Sequence[Progress]) -> Events:
-        parts = self._split(0, self._sent[0], progress[0])
+        thought, answer = self._split(0, self._sent[0], progress[0])
         self._sent = list(progress)
         if self._calls:
-            yield from self._called(*self._calls[0].push(parts[1]))
+            yield from self._called(*self._calls[0].push(answer))
             return
         for index, item in enumerate(self._items):
-            text = parts[item["type"] == "message"]
+            text = answer if item["type"] == "message" else thought
             part = item["content"][0]
             part["text"] += text
             if text:
@@ -81,10 +81,10 @@ class ResponseWriter(Writer):
 
     def _event(self, index: int, kind: str, **more: Any) -> dict[str, Any]:
         """An event about an item or its part."""
-        place = {"item_id": self._items[index]["id"], "output_index": index}
+        fields = {"item_id": self._items[index]["id"], "output_index": index}
         if "content" in self._items[index]:
-            place["content_index"] = 0
-        return {"type": f"response.{kind}", **place, **more}
+            fields["content_index"] = 0
+        return {"type": f"response.{kind}", **fields, **more}
 
     def _response(self, status: str, items: list[dict[str, Any]]) -> dict[str, Any]:
         head = {**self._head, "object": "response", "created_at": self._head["created"]}

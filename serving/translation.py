@@ -208,16 +208,14 @@ class Translations:
 
     def _make_room(self, size: int) -> None:
         """Drop translations that were fetched, the first ones first, for one more document. Refused if that is not enough."""
-        fetched = [each.key for each in self._stored.values() if each.is_fetched]
-        max_size = _STORED_SIZE * self.limits.upload
-        while len(self._stored) >= _STORED or self._size + size > max_size:
+        fetched = [each for each in self._stored.values() if each.is_fetched]
+        size += sum(each.size for each in self._stored.values())
+        while len(self._stored) >= _STORED or size > _STORED_SIZE * self.limits.upload:
             if not fetched:
                 raise Refused("too many documents wait to be fetched; try again later")
-            del self._stored[fetched.pop(0)]
-
-    @property
-    def _size(self) -> int:
-        return sum(each.size for each in self._stored.values())
+            oldest = fetched.pop(0)
+            size -= oldest.size
+            del self._stored[oldest.key]
 
     def _check(self) -> None:
         """Give a document up once its client has gone or the engine is closed."""
@@ -241,7 +239,7 @@ class Translations:
 
 
 async def last_of(steps: AsyncGenerator[Step]) -> bytes:
-    """What the steps lead to."""
+    """The bytes of the translation that ends these steps."""
     async for step in steps:
         last = step
     assert isinstance(last, Translation)

@@ -1,4 +1,4 @@
-"""What all routes share: reading a request's body, decoding its rows while its client is there, and stream events."""
+"""Shared by all routes: reading a request's body, decoding its rows while its client is there, and stream events."""
 
 import asyncio
 import json
@@ -111,13 +111,11 @@ async def while_there(request: Request) -> AsyncIterator[None]:
         raise ClientDisconnect
 
 
-async def steps_of(
-    engine: Engine, rows: Sequence[Row], more: bool = False
-) -> AsyncGenerator[list[Progress]]:
+async def steps_of(engine: Engine, rows: Sequence[Row]) -> AsyncGenerator[list[Progress]]:
     """Decode a request's rows; yield their progress whenever it changes, until all have ended. Everything else: as
     `row_steps_of`."""
     progress = dict.fromkeys(rows, START)
-    async with aclosing(row_steps_of(engine, iter(rows), more, len(rows))) as steps:
+    async with aclosing(row_steps_of(engine, iter(rows), at_once=len(rows))) as steps:
         async for row, _, now in steps:
             progress[row] = now
             yield [*progress.values()]

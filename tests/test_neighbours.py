@@ -112,7 +112,7 @@ def test_a_request_changes_nothing_beside_it(api, field):
         (row,) = api._rows(parse(json.dumps(normal[number]).encode(), Completion))
         beside.append((row, texts[number]))
         engine.submit([row, *odd[:3]], lambda: None)
-    engine._decode()  # raises what a step raises
+    engine._decode(engine, engine.batch_size)  # raises what a step raises
     assert not engine._waiting
     for row, text in beside:
         assert [("".join(row.texts), row.finish_reason)] == text
