@@ -146,7 +146,7 @@ class Batch:
             step.accepted[b] = accepted
             step.gained[b] = row.tokens[before:]
             row.stats.draft_tokens += length
-            if row.stats.remembered and candidate and candidate.source == REFERENCE:
+            if row.stats.remembered and candidate and candidate.drafter == REFERENCE:
                 row.stats.from_memory += accepted
             if row.options.logprobs is not None:
                 row.score(*(x[b] for x in scores))

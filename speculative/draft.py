@@ -11,23 +11,20 @@ import numpy as np
 class Candidate:
     """Tokens that a drafter could propose for a row.
 
-    kind: groups candidates with similar acceptance; a new kind starts from the kinds of the same source
+    drafter: what proposes it
     max_length: how many tokens it has
     copy: returns the first n of them; None for a draft model
+    state: groups a drafter's candidates with similar acceptance; a new group starts from the drafter's mean
     missing: how many tokens the draft model has to read before it can draft
     forced: the first of its tokens, which the row's form forces
     """
 
-    kind: str
+    drafter: str
     max_length: int
     copy: Callable[[int], Sequence[int]] | None = None
+    state: str = ""
     missing: int = 0
     forced: tuple[int, ...] = ()
-
-    @property
-    def source(self) -> str:
-        """Where its tokens come from: the beginning of its kind, up to a comma."""
-        return self.kind.partition(",")[0]
 
     def origins(self, n: int) -> list[str]:
         """The origins of its first n tokens: see row.ORIGINS."""
@@ -56,9 +53,9 @@ class Plan:
         """How many tokens the draft model has to read before it can draft."""
         return sum(c.missing for c in self.candidates if c is not None)
 
-    def only(self, rows: np.ndarray) -> "Plan":
-        """The plan for the rows where `rows` [B] is true, and nothing for the others."""
-        return replace(self, limits=np.where(rows, self.limits, 0))
+    def only(self, drafting: np.ndarray) -> "Plan":
+        """The plan for the rows where `drafting` [B] is true, and nothing for the others."""
+        return replace(self, limits=np.where(drafting, self.limits, 0))
 
 
 @dataclass(frozen=True)

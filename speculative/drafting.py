@@ -8,7 +8,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from speculative.cached_model import CachedModel, DistilledModel, following
+from speculative.cached_model import CachedModel, following
+from speculative.distilled_model import DistilledModel
 from speculative.draft import Candidate, Draft, Plan, no_draft
 from speculative.draft_vocabulary import DraftVocabulary, Narrowed
 from speculative.lookup import UNBOUNDED, WEAK, PromptMatcher
@@ -21,7 +22,7 @@ from speculative.sampling import Greedy, Sampler
 class Drafter:
     """The interface of all drafters; this one proposes nothing, which is plain decoding.
 
-    `rows` holds each row's tokens so far, the model's prefix first; a finished row has none.
+    contexts: each row's tokens so far, the model's prefix first; a finished row has none.
     """
 
     def follow(self, target: CachedModel) -> None:
@@ -30,17 +31,17 @@ class Drafter:
     def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
         """`batch` holds all rows from now on; those at the indices `new` have just begun."""
 
-    def select(self, rows: Sequence[int]) -> None:
+    def select(self, indices: Sequence[int]) -> None:
         """Go on with these rows only."""
 
-    def candidates(self, rows: TokenLists) -> list[list[Candidate]]:
+    def candidates(self, contexts: TokenLists) -> list[list[Candidate]]:
         """What could be proposed for each row, likeliest first."""
-        return [[] for _ in rows]
+        return [[] for _ in contexts]
 
-    def draft(self, rows: TokenLists, plan: Plan, sampler: Greedy | Sampler) -> Draft:
+    def draft(self, contexts: TokenLists, plan: Plan, sampler: Greedy | Sampler) -> Draft:
         """Propose up to plan.limits [B] tokens for each row, from its candidate in the plan. They stay on the
         device."""
-        return no_draft(len(rows))
+        return no_draft(len(contexts))
 
     def keep(self, n: np.ndarray) -> None:
         """n [B]: how many of its last proposals each row kept; below 0: so many of the tokens that it had before
@@ -52,7 +53,7 @@ class Drafter:
 
 class ModelDrafter(Drafter):
     """Drafts with a smaller model, token by token. It prefills a prompt when it first drafts for it. A candidate's
-    kind says how the row's last draft fared, because texts stay easy or hard for a while."""
+    state says how the row's last draft fared, because texts stay easy or hard for a while."""
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class ModelDrafter(Drafter):
         self._batch: list[Row] = []
         # Rows without a prefill so far, with how many tokens that takes
         self._to_prefill: dict[Row, int] = {}
-        self._fared: dict[Row, str] = {}
+        self._last_outcome: dict[Row, str] = {}
         self._lengths = np.zeros(0, np.int32)  # [B], of the last draft
 
     def follow(self, target: CachedModel) -> None:
@@ -87,53 +88,52 @@ class ModelDrafter(Drafter):
         self._model.resize(len(batch))
         self._batch = list(batch)
         for b in new:
-            self._to_prefill[batch[b]] = self._model.tokens_to_prefill(batch[b].prompt)
+            self._to_prefill[batch[b]] = self._model.missing_of(batch[b].prompt)
         self._to_prefill = {row: n for row, n in self._to_prefill.items() if row in batch}
-        self._fared = {row: self._fared.get(row, "new") for row in batch}
+        self._last_outcome = {row: self._last_outcome.get(row, "new") for row in batch}
         if self._vocabulary:
             languages = {row.options.target_lang for row in batch}
             self._narrowed = self._vocabulary.narrowed(languages)
             self._model.model = self._narrowed.model if self._narrowed else self._full_model
 
-    def select(self, rows: Sequence[int]) -> None:
-        self._batch = [self._batch[row] for row in rows]
-        self._model.select(rows)
+    def select(self, indices: Sequence[int]) -> None:
+        self._batch = [self._batch[b] for b in indices]
+        self._model.select(indices)
 
-    def candidates(self, rows: TokenLists) -> list[list[Candidate]]:
+    def candidates(self, contexts: TokenLists) -> list[list[Candidate]]:
         config = self._model.config
-        source = "narrowed" if self._narrowed else "model"
+        drafter = "narrowed" if self._narrowed else "model"
         offered: list[list[Candidate]] = []
-        for row, tokens, lacking in zip(self._batch, rows, self._lacking(rows), strict=True):
-            most = (config.max_positions or UNBOUNDED) - len(tokens)
+        missing = self._missing(contexts)
+        for row, context, lacking in zip(self._batch, contexts, missing, strict=True):
+            length = (config.max_positions or UNBOUNDED) - len(context)
             fits = len(row.prompt) <= (config.max_prompt_tokens or UNBOUNDED)
-            kind = f"{source}, {self._fared[row]}"
-            candidate = Candidate(kind, most, missing=lacking)
-            offered.append([candidate] if fits and most > 0 else [])
+            state = self._last_outcome[row]
+            candidate = Candidate(drafter, length, state=state, missing=lacking)
+            offered.append([candidate] if fits and length > 0 else [])
         return offered
 
-    def _lacking(self, rows: TokenLists) -> list[int]:
+    def _missing(self, contexts: TokenLists) -> list[int]:
         """How many tokens the model must prefill before it can draft for each row."""
-        behind = self._model.behind(rows)
-        behind[behind <= self._model.MAX_MISSING] = 0
-        return [
-            self._to_prefill.get(row, n)
-            for row, n in zip(self._batch, behind.tolist(), strict=True)
-        ]
+        missing = self._model.missing(contexts)
+        missing[missing <= self._model.MAX_MISSING] = 0
+        rows = zip(self._batch, missing.tolist(), strict=True)
+        return [self._to_prefill.get(row, n) for row, n in rows]
 
-    def draft(self, rows: TokenLists, plan: Plan, sampler: Greedy | Sampler) -> Draft:
+    def draft(self, contexts: TokenLists, plan: Plan, sampler: Greedy | Sampler) -> Draft:
         self._lengths = plan.limits
         if not plan.limits.any():
-            return no_draft(len(rows))
+            return no_draft(len(contexts))
         prefill_seconds = self._prefill(plan) if plan.missing else 0.0
         if isinstance(self._model, DistilledModel):
             self._model.prefix_sizes = [row.prefix_size for row in self._batch]
-        rows = [row if n else [] for row, n in zip(rows, plan.limits, strict=True)]
-        positions = following(rows, plan.limits)
-        nothing = no_draft(len(rows))
-        logits = self._model.decode(rows, nothing.tokens, nothing.lengths)[:, -1]
+        contexts = [each if n else [] for each, n in zip(contexts, plan.limits, strict=True)]
+        positions = following(contexts, plan.limits)
+        nothing = no_draft(len(contexts))
+        logits = self._model.decode(contexts, nothing.tokens, nothing.lengths)[:, -1]
         drafted: list[mx.array] = []
         distributions: list[Any] = []  # None where the sampler is greedy
-        doubt = _Doubt(plan, self._model.config.eos_token_ids, self._broadcast)
+        monitor = _ConfidenceMonitor(plan, self._model.config.eos_token_ids, self._broadcast)
         while True:
             if self._narrowed:
                 logits = self._narrowed.widened(logits)
@@ -143,10 +143,10 @@ class ModelDrafter(Drafter):
             drafted.append(token[:, None])
             distributions.append(distribution)
             n = len(drafted)
-            if n == positions.shape[1] or doubt.stops(logits, token):
+            if n == positions.shape[1] or monitor.stops(logits, token):
                 break  # the model need not see the last token
             logits = self._model.feed(drafted[-1], positions[:, n - 1 : n])
-        self._lengths = np.minimum(doubt.lengths, len(drafted))
+        self._lengths = np.minimum(monitor.lengths, len(drafted))
         longest = self._lengths.max()
         q = None
         if distributions[0] is not None:
@@ -155,7 +155,7 @@ class ModelDrafter(Drafter):
             mx.concatenate(drafted[:longest], axis=1),
             self._lengths,
             q=q,
-            confidence=doubt.confidence,
+            confidence=monitor.confidence,
             prefill_seconds=prefill_seconds,
         )
 
@@ -170,9 +170,10 @@ class ModelDrafter(Drafter):
             for b in new:
                 del self._to_prefill[self._batch[b]]
         # Tokens that are not committed yet are no part of this: `keep` could not forget them.
-        rows = [row.tokens if n else [] for row, n in zip(self._batch, plan.limits, strict=True)]
-        if (self._model.behind(rows) > self._model.MAX_MISSING).any():
-            self._model.catch_up(rows)
+        rows = zip(self._batch, plan.limits, strict=True)
+        contexts = [row.tokens if n else [] for row, n in rows]
+        if (self._model.missing(contexts) > self._model.MAX_MISSING).any():
+            self._model.catch_up(contexts)
         self._model.wait()
         return float(self._broadcast(time.perf_counter() - began))
 
@@ -182,7 +183,7 @@ class ModelDrafter(Drafter):
         # The last proposal was never fed: `SlotCache.keep` keeps at most what was written.
         self._model.keep(n)
         for b in np.flatnonzero(self._lengths):
-            self._fared[self._batch[b]] = _fared(n[b], self._lengths[b])
+            self._last_outcome[self._batch[b]] = _outcome(n[b], self._lengths[b])
 
     def learn(self, done: Sequence[Row]) -> None:
         for row in done:
@@ -193,14 +194,14 @@ class ModelDrafter(Drafter):
                 self._vocabulary.learn(row.generated, row.options.target_lang)
 
 
-def _fared(accepted: int, length: int) -> str:
-    """How a draft of so many tokens fared, of which so many were accepted."""
+def _outcome(accepted: int, length: int) -> str:
+    """A drafter's state after a draft of so many tokens, of which so many were accepted."""
     if accepted <= 0:
         return "none"
     return "whole" if accepted == length else "part"
 
 
-class _Doubt:
+class _ConfidenceMonitor:
     """How sure a draft model is of its tokens. Used only if the plan asks, because the host must wait for it."""
 
     def __init__(self, plan: Plan, ends: Collection[int], broadcast: Callable):
@@ -266,20 +267,20 @@ class PromptLookup(Drafter):
             matchers.append(PromptMatcher(list(map(self._to_target, row.prompt)), self._piece))
         return matchers
 
-    def select(self, rows: Sequence[int]) -> None:
-        self._batch = [self._batch[row] for row in rows]
+    def select(self, indices: Sequence[int]) -> None:
+        self._batch = [self._batch[b] for b in indices]
 
-    def candidates(self, rows: TokenLists) -> list[list[Candidate]]:
-        offered: list[list[Candidate]] = [[] for _ in rows]
-        for row, tokens, candidates in zip(self._batch, rows, offered, strict=True):
-            if tokens:
+    def candidates(self, contexts: TokenLists) -> list[list[Candidate]]:
+        offered: list[list[Candidate]] = [[] for _ in contexts]
+        for row, context, candidates in zip(self._batch, contexts, offered, strict=True):
+            if context:
                 for matcher in self._matchers[row]:
-                    matcher.extend(tokens[row.prefix_size :])
+                    matcher.extend(context[row.prefix_size :])
                     candidates += matcher.candidates()
         return offered
 
-    def draft(self, rows: TokenLists, plan: Plan, sampler: Greedy | Sampler) -> Draft:
-        tokens = np.zeros((len(rows), plan.limits.max()), np.int32)
+    def draft(self, contexts: TokenLists, plan: Plan, sampler: Greedy | Sampler) -> Draft:
+        tokens = np.zeros((len(contexts), plan.limits.max()), np.int32)
         for b, candidate in enumerate(plan.candidates):
             if candidate and candidate.copy:
                 length = int(plan.limits[b])
@@ -302,35 +303,35 @@ class CombinedDrafter(Drafter):
         self._lookup.admit(batch, new)
         self._model.admit(batch, new)
 
-    def select(self, rows: Sequence[int]) -> None:
-        self._lookup.select(rows)
-        self._model.select(rows)
+    def select(self, indices: Sequence[int]) -> None:
+        self._lookup.select(indices)
+        self._model.select(indices)
 
-    def candidates(self, rows: TokenLists) -> list[list[Candidate]]:
-        copied = self._lookup.candidates(rows)
-        modelled = self._model.candidates(rows)
+    def candidates(self, contexts: TokenLists) -> list[list[Candidate]]:
+        copied = self._lookup.candidates(contexts)
+        modelled = self._model.candidates(contexts)
         # Matches that may be chance come after the model.
         return [
-            sorted(copies + own, key=lambda candidate: candidate.kind in WEAK)
-            for copies, own in zip(copied, modelled, strict=True)
+            sorted(copies + drafts, key=lambda candidate: candidate.state in WEAK)
+            for copies, drafts in zip(copied, modelled, strict=True)
         ]
 
-    def draft(self, rows: TokenLists, plan: Plan, sampler: Greedy | Sampler) -> Draft:
+    def draft(self, contexts: TokenLists, plan: Plan, sampler: Greedy | Sampler) -> Draft:
         self._modelled = modelled = plan.modelled
-        copies = self._lookup.draft(rows, plan.only(~modelled), sampler)
-        own = self._model.draft(rows, plan.only(modelled), sampler)
+        copies = self._lookup.draft(contexts, plan.only(~modelled), sampler)
+        draft = self._model.draft(contexts, plan.only(modelled), sampler)
         if not modelled.any():
             return copies
-        lengths = np.where(modelled, own.lengths, copies.lengths)
+        lengths = np.where(modelled, draft.lengths, copies.lengths)
         width = int(lengths.max())
         tokens = mx.where(
             mx.array(modelled[:, None]),
-            _widened(own.tokens, width),
-            _widened(copies.tokens, width),
+            _padded(draft.tokens, width),
+            _padded(copies.tokens, width),
         )
-        q = None if own.q is None else _widened(own.q, width)
+        q = None if draft.q is None else _padded(draft.q, width)
         certain = np.broadcast_to(~modelled[:, None], tokens.shape)
-        return replace(own, tokens=tokens, lengths=lengths, q=q, certain=certain)
+        return replace(draft, tokens=tokens, lengths=lengths, q=q, certain=certain)
 
     def keep(self, n: np.ndarray) -> None:
         self._model.keep(np.where(self._modelled, n, 0))
@@ -339,6 +340,6 @@ class CombinedDrafter(Drafter):
         self._model.learn(done)
 
 
-def _widened(x: mx.array, width: int) -> mx.array:
+def _padded(x: mx.array, width: int) -> mx.array:
     """x [B, k, ...] with zeros added to [B, width, ...]."""
     return mx.pad(x, [(0, 0), (0, width - x.shape[1]), *[(0, 0)] * (x.ndim - 2)])

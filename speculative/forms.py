@@ -17,7 +17,7 @@ from speculative.model import TokenLists
 from speculative.row import Row
 from speculative.sampling import Greedy, Sampler
 
-FORCED = "forced"  # the kind of what a form forces
+FORCED = "forced"  # the drafter of what a form forces alone, and a state
 
 
 class FormDrafter(Drafter):
@@ -35,18 +35,18 @@ class FormDrafter(Drafter):
         self._batch = list(batch)
         self._inner.admit(batch, new)
 
-    def select(self, rows: Sequence[int]) -> None:
-        self._batch = [self._batch[row] for row in rows]
-        self._inner.select(rows)
+    def select(self, indices: Sequence[int]) -> None:
+        self._batch = [self._batch[b] for b in indices]
+        self._inner.select(indices)
 
-    def candidates(self, rows: TokenLists) -> list[list[Candidate]]:
-        offered = self._inner.candidates(rows)
+    def candidates(self, contexts: TokenLists) -> list[list[Candidate]]:
+        offered = self._inner.candidates(contexts)
         for b, row in enumerate(self._batch):
             if row.grammar and not row.finish_reason:
                 offered[b] = _fitting(row, offered[b])
         return offered
 
-    def draft(self, rows: TokenLists, plan: Plan, sampler: Greedy | Sampler) -> Draft:
+    def draft(self, contexts: TokenLists, plan: Plan, sampler: Greedy | Sampler) -> Draft:
         forced = [
             candidate.forced[:limit] if candidate else ()
             for candidate, limit in zip(plan.candidates, plan.limits.tolist(), strict=True)
@@ -54,11 +54,11 @@ class FormDrafter(Drafter):
         self._forced = np.array([len(tokens) for tokens in forced], np.int32)
         self._limits = plan.limits - self._forced
         if not self._forced.any():
-            return self._inner.draft(rows, plan, sampler)
+            return self._inner.draft(contexts, plan, sampler)
         inner_plan = replace(plan, limits=self._limits)
         modelled = plan.modelled & (self._limits > 0)
         if not modelled.any():
-            return _joined(forced, self._inner.draft(rows, inner_plan, sampler), 0)
+            return _joined(forced, self._inner.draft(contexts, inner_plan, sampler), 0)
         ahead = [
             row.followed_by(tokens) if tokens else row
             for row, tokens in zip(self._batch, forced, strict=True)
@@ -91,8 +91,8 @@ def _fitting(row: Row, candidates: Sequence[Candidate]) -> list[Candidate]:
             if allowed > len(forced):
                 fitting.append(replace(candidate, max_length=allowed))
         elif forced:
-            kind = f"{candidate.kind}, {FORCED}"
-            fitting.append(replace(candidate, kind=kind, forced=forced))
+            state = f"{candidate.state}, {FORCED}"
+            fitting.append(replace(candidate, state=state, forced=forced))
         else:
             fitting.append(candidate)
     if forced:

@@ -11,10 +11,9 @@ NEAR = 8  # tokens ahead in the prompt that a corrected text may have skipped
 LONG = 4  # a match of this many tokens is no chance
 LOST = 4  # tokens since the text left the prompt, after which its position there is forgotten
 _PREFIX = 16  # tokens within which a task's prefix ("summarize:") ends
-COPY, REFERENCE = (
-    "copy",
-    "reference",
-)  # sources of candidates: the prompt or the text so far; a reference
+# Drafters: of what the prompt or the text so far has, and of what a reference has
+COPY = "copy"
+REFERENCE = "reference"
 
 
 def _bucket(length: int) -> str:
@@ -24,10 +23,8 @@ def _bucket(length: int) -> str:
     return f"2-{LONG - 1}" if length < LONG else f"{LONG}+"
 
 
-# Kinds of candidates that may match by chance
-WEAK = tuple(
-    f"{source}, repetition {_bucket(length)}" for source in (COPY, REFERENCE) for length in (1, 2)
-)
+# States of candidates that may match by chance
+WEAK = tuple(f"repetition {_bucket(length)}" for length in (1, 2))
 
 
 class PromptMatcher:
@@ -45,7 +42,7 @@ class PromptMatcher:
         reference: `prompt` is a text that the output resembles; do not look for repetitions in the output."""
         self.text = list(prompt)  # and then the output
         self._piece = piece
-        self._source = REFERENCE if reference else COPY
+        self._drafter = REFERENCE if reference else COPY
         self._prompt_size = len(prompt)
         self._positions: dict[int, list[int]] = {}
         for position, token in enumerate(prompt):
@@ -70,7 +67,7 @@ class PromptMatcher:
                 if self._lost and self._starts_word(token):  # one more word differs from the prompt
                     self._next = self._next_word(self._next)
                 self._lost += 1
-            if self._source == COPY:
+            if self._drafter == COPY:
                 positions.append(len(self.text))
             self.text.append(token)
 
@@ -110,20 +107,19 @@ class PromptMatcher:
             in_order = self._from("correction", self._next_word(self._next))
         if position is None or position == self._next - 1:
             return in_order
-        kind = f"repetition {_bucket(self._matches[position])}"
-        elsewhere = self._from(kind, position + 1)
+        elsewhere = self._from(f"repetition {_bucket(self._matches[position])}", position + 1)
         longer = self._matches[position] >= max(LONG, length + 1)
         return elsewhere + in_order if longer else in_order + elsewhere
 
-    def _from(self, kind: str, position: int) -> list[Candidate]:
+    def _from(self, state: str, position: int) -> list[Candidate]:
         """A candidate that copies from `position`, if there is anything: in the output it has no end."""
         if position < self._prompt_size:
-            most = self._prompt_size - position
+            length = self._prompt_size - position
         elif self._prompt_size < position < len(self.text):
-            most = UNBOUNDED
+            length = UNBOUNDED
         else:
             return []
-        return [Candidate(f"{self._source}, {kind}", most, partial(self.copy, position))]
+        return [Candidate(self._drafter, length, partial(self.copy, position), state)]
 
     def copy(self, position: int, count: int) -> list[int]:
         """`count` tokens from `position` on; past the output's end, they repeat."""

@@ -8,7 +8,7 @@
    two of rows. Beliefs fill in the rest: the first token adds a jump j to a step, each further one b. j is free to be
    large, b is not, so longer drafts are tried before drafting is given up.
 2. A draft of k tokens brings h (1 - h^k) / (1 - h) (Leviathan et al. 2023, arXiv 2211.17192, section 3.3), where h
-   is the share of drafted tokens of its kind that passed; old evidence fades.
+   is the ratio of drafted tokens that passed, by drafter and state; old evidence fades.
 3. It chooses the way and t with the most tokens per second, and each row's best candidate. The time a draft model
    needs to read a text first is spread over a text's usual length.
 4. A draft model goes on, token by token, while more tokens are worth their seconds at the chosen rate (Dinkelbach 1967,
@@ -54,20 +54,15 @@ MORE_ROWS = Prior(token=0.3, draft=0.1, token_weight=0.5, no_jump_weight=0.7)
 
 
 def _plan(
-    candidates: Sequence[Candidate | None], room: Sequence[int], most: Sequence[int], **about: Any
+    candidates: Sequence[Candidate | None], room: Sequence[int], most: Sequence[int], **others: Any
 ) -> Plan:
-    """A plan to draft at most `most` tokens of each row's candidate, as far as there is room. about: the plan's other
+    """A plan to draft at most `most` tokens of each row's candidate, as far as there is room. others: the plan's other
     fields."""
     limits = []
     for candidate, left, number in zip(candidates, room, most, strict=True):
         limits.append(max(0, min(candidate.max_length, left, number)) if candidate else 0)
     drafting = [c if n > 0 else None for c, n in zip(candidates, limits, strict=True)]
-    return Plan(drafting, np.array(limits, np.int32), **about)
-
-
-def _drafter(kind: str) -> str:
-    """What proposes candidates of this kind."""
-    return kind.partition(",")[0]
+    return Plan(drafting, np.array(limits, np.int32), **others)
 
 
 def _way(candidate: Candidate) -> int:
@@ -186,10 +181,12 @@ class Schedule:
 
     def __init__(self, vocab_size: int):
         self._vocab_size = vocab_size
-        self._chances: defaultdict[str, Share] = defaultdict(Share)  # by kind
-        self._means: defaultdict[str, Share] = defaultdict(Share)  # by drafter, over its kinds
+        self._chances: defaultdict[tuple[str, str], Share] = defaultdict(
+            Share
+        )  # by drafter and state
+        self._means: defaultdict[str, Share] = defaultdict(Share)  # by drafter, over its states
         self._rejections = Share()  # over -log(confidence) of the tokens that were tried
-        self._drafter = ""  # the draft model's: see Candidate.kind
+        self._drafter = ""  # the draft model: see Candidate.drafter
         self._costs: dict[tuple[int, str], Costs] = {}  # by the power of two of rows, and by it
         self._prefill = Share()  # seconds a token
         self._texts = Share()  # tokens a text
@@ -242,8 +239,8 @@ class Schedule:
         rows, live = len(room), sum(r >= 0 for r in room)
         if not any(candidates):
             return Plan([None] * rows, np.zeros(rows, np.int32), idle_next=True, learns=True)
-        kinds = (c.kind for of_row in candidates for c in of_row if not c.copy)
-        self._drafter = next(map(_drafter, kinds), self._drafter)
+        models = (c.drafter for of_row in candidates for c in of_row if not c.copy)
+        self._drafter = next(models, self._drafter)
         costs = self._costs_for(rows)
         offered = {PLAIN, *(_way(c) for of_row in candidates for c in of_row)}
         due = [way for way in sorted(offered) if costs.until_try[way] <= 0]
@@ -305,8 +302,8 @@ class Schedule:
 
     def _brings(self, candidate: Candidate, room: int, t: np.ndarray, rate: float) -> np.ndarray:
         """How many tokens are expected to pass in drafts of `t` tokens, less the cost of reading."""
-        mean = self._means[_drafter(candidate.kind)].estimate(CHANCE)
-        h = self._chances[candidate.kind].estimate(mean)
+        mean = self._means[candidate.drafter].estimate(CHANCE)
+        h = self._chances[candidate.drafter, candidate.state].estimate(mean)
         passing = np.cumprod(np.where(t > 0, h, 1.0))  # of the t-th token and all before
         tokens = (np.cumsum(passing) - 1)[np.minimum(t, min(candidate.max_length, room))]
         left = min(room, self._texts.estimate(TEXT, 1.0))
@@ -338,8 +335,9 @@ class Schedule:
                 doubt = -np.log(np.maximum(abs(tried), 1e-9)).sum()
                 self._rejections.add(passed < min(length, confidence.shape[1]), doubt)
         for candidate, passed, rejected in evidence:
-            for share in (self._chances[candidate.kind], self._means[_drafter(candidate.kind)]):
-                share.add(passed, passed + rejected)
+            tried = passed + rejected
+            self._chances[candidate.drafter, candidate.state].add(passed, tried)
+            self._means[candidate.drafter].add(passed, tried)
         if prefilled:
             self._prefill.add(step.draft.prefill_seconds, prefilled, FADING)
         for tokens in ended:

@@ -131,7 +131,7 @@ def test_a_vocabulary_is_learned_for_each_language():
 def test_costs_and_chances_are_learned_apart():
     """A narrowed draft model is another drafter: what the whole one took says nothing of it."""
     schedule = Schedule(100)
-    whole, narrow = (Candidate(f"{kind}, new", 50) for kind in ("model", "narrowed"))
+    whole, narrow = (Candidate(drafter, 50, state="new") for drafter in ("model", "narrowed"))
     for candidate in (whole, narrow):
         schedule.plan([[candidate]], [50])
         costs = schedule._costs_for(1)

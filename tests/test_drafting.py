@@ -69,9 +69,9 @@ def test_a_match_ends_where_the_text_departs():
     words = Words()
     matcher = PromptMatcher(words.ids("a b c d e f"), words.piece)
     matcher.extend(words.ids("a b c d"))
-    assert matcher.candidates()[0].kind == f"copy, match {LONG}+"
+    assert matcher.candidates()[0].state == f"match {LONG}+"
     matcher.extend(words.ids("a b c d X"))
-    assert matcher.candidates()[0].kind == "copy, correction"
+    assert matcher.candidates()[0].state == "correction"
     matcher.extend(words.ids("a b c d X f"))
     assert matcher.candidates() == []  # the source is used up
 
@@ -121,12 +121,12 @@ def test_a_row_s_candidates_tell_how_its_last_draft_fared():
     target = ScriptedModel(lambda source, prefix: 3 + len(prefix))
     right = {*range(1, 6)}
     draft = ScriptedModel(lambda source, prefix: 3 + len(prefix) if len(prefix) in right else 4)
-    drafter, kinds = ModelDrafter(draft), []
+    drafter, states = ModelDrafter(draft), []
     driver = start(target, drafter, [[5]], num_draft=3, max_tokens=12)
     while not driver.batch.rows[0].finish_reason:
-        kinds.append(drafter.candidates([driver.batch.rows[0].tokens])[0][0].kind)
+        states.append(drafter.candidates([driver.batch.rows[0].tokens])[0][0].state)
         driver.advance()
-    assert kinds[:4] == ["model, new", "model, whole", "model, part", "model, none"]
+    assert states[:4] == ["new", "whole", "part", "none"]
 
 
 @pytest.mark.usefixtures("cpu")

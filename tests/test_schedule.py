@@ -9,7 +9,7 @@ from speculative.draft import Candidate, Draft, Step
 from speculative.lookup import UNBOUNDED
 from speculative.schedule import LOGITS, PATIENCE, Schedule, Stop
 
-COPY = Candidate("copy, match 4+", UNBOUNDED, lambda n: [0] * n)
+COPY = Candidate("copy", UNBOUNDED, lambda n: [0] * n, "match 4+")
 MODEL = Candidate("model", UNBOUNDED)
 
 # What checking T tokens costs in units of one, by (T, cost) points.
@@ -156,7 +156,7 @@ def test_any_order_of_steps_can_be_planned_for():
         rng, schedule = random.Random(seed), Schedule(32128)
         for _ in range(12):
             room = [rng.choice((-1, 0, 1, 3, 50)) for _ in range(rng.choice((1, 2, 3, 9)))]
-            choices = [MODEL, Candidate("copy, match 1", rng.choice((1, 3, 20)), list)]
+            choices = [MODEL, Candidate("copy", rng.choice((1, 3, 20)), list, "match 1")]
             candidates = [rng.sample(choices, rng.randint(0, 2)) if r > 0 else [] for r in room]
             plan = schedule.plan(candidates, room)
             each = zip(candidates, plan.candidates, plan.limits, room, strict=True)
