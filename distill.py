@@ -12,7 +12,6 @@ import terminal  # noqa: F401 (first: it checks Python and the packages)
 from common import blas  # noqa: F401 (before mlx: see there)
 
 # isort: split
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -108,7 +107,7 @@ def main() -> None:
             done = int(1000 * training.progress)
             advance(done - shown)
             shown = done
-            cli.write(describe(evaluation, training), sys.stderr)
+            reporter.note(describe(evaluation, training))
             if training.best is evaluation:
                 save(draft, model, converted.name, folder, args.dtype or type_of(model))
     command = "transcribe.py FILE" if transcriber else "main.py"
@@ -154,7 +153,7 @@ def answer(writer: TextWriter, decoder: SpeculativeDecoder, options: Options, ar
     name = args.prompt_file
 
     def report(line: int, reason: str) -> None:
-        cli.write(f"{cli.one_line(name)}, line {line + 1}: {reason}", sys.stderr)
+        reporter.note(f"{name}, line {line + 1}: {reason}")
 
     check = partial(decoder.check, options=options)
     file = PromptFile(name, report, make=writer.new, check=check)

@@ -16,6 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from common.errors import InputError
+from common.reporting import reporter
 from decoder import BATCH_SIZE, Content, Options, Response, SpeculativeDecoder
 from distributed.ranks import Ranks, session
 from speculative.options import FORMS
@@ -160,7 +161,7 @@ def report_unused(given: dict, options: Options) -> None:
     for names, unused, reason in reasons:
         for name in names:
             if unused and given.get(name) is not None:
-                print(f"--{name.replace('_', '-')} has no effect {reason}", file=sys.stderr)
+                reporter.note(f"--{name.replace('_', '-')} has no effect {reason}")
 
 
 def check_ranks(args, ranks: Ranks) -> None:

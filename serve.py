@@ -13,7 +13,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import InputError
+from common.reporting import reporter
 from decoder import BATCH_SIZE, Options, SpeculativeDecoder
 from speculative.options import DECLARED
 from speech.transcriber import Transcriber, is_speech
@@ -260,7 +260,7 @@ def serve(server, listener: socket.socket, engine, name: str) -> None:
         signal.signal(number, stop)
     http_thread = threading.Thread(target=serve_http)
     http_thread.start()
-    print(f"serving {name}", file=sys.stderr, flush=True)
+    reporter.note(f"serving {name}")
     try:
         engine.run()
     finally:

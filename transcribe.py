@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.errors import InputError, naming
+from common.reporting import reporter
 from decoder import BATCH_SIZE
 from demo.pair import demo_model
 from distributed.ranks import session
@@ -31,7 +32,7 @@ from terminal.speech_flags import (
     of_kind,
     unused,
 )
-from terminal.transcripts import complain, transcribe_files, transcribe_live
+from terminal.transcripts import transcribe_files, transcribe_live
 
 STDIN, MICROPHONE = "-", "microphone"
 
@@ -86,7 +87,7 @@ def parse_args(argv: list[str] | None = None):
     if args.output_format == "all" and not args.output_dir:
         parser.error("--output-format all needs --output-dir")
     for line in unused(args):
-        complain(line)
+        reporter.note(line)
     return args
 
 
@@ -123,7 +124,7 @@ def missing_files(args: argparse.Namespace, output: Output, names: Sequence[str]
         output.folder.mkdir(parents=True, exist_ok=True)
     missing = [i for i, name in enumerate(names) if not output.folder or output.check(name)]
     if len(missing) < len(names):
-        complain(f"{len(names) - len(missing)} of {len(names)} files were transcribed before")
+        reporter.note(f"{len(names) - len(missing)} of {len(names)} files were transcribed before")
     return missing
 
 
@@ -135,7 +136,7 @@ def note_long_prompt(transcriber: Transcriber, options: TranscribeOptions) -> No
     most = transcriber.model.config.max_positions // 2 - 1
     if len(tokens) > most:
         flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
-        complain(f"{flags}: {len(tokens)} tokens, of which the model sees {most}")
+        reporter.note(f"{flags}: {len(tokens)} tokens, of which the model sees {most}")
 
 
 def run_command(args: argparse.Namespace) -> None:

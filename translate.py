@@ -16,6 +16,7 @@ from pathlib import Path
 
 from common.errors import InputError
 from common.files import check_free, replacing
+from common.reporting import reporter
 from decoder import BATCH_SIZE
 from distributed.ranks import Ranks, session
 from documents import FORMATS
@@ -103,7 +104,7 @@ def report_languages(translator: Translator) -> None:
     codes = translator.source_lang, translator.target_lang
     for flag, given, code in zip(("from", "to"), translator.languages, codes, strict=True):
         if code and not given:
-            print(f"translating {flag} {title(code)}; --{flag} changes that", file=sys.stderr)
+            reporter.note(f"translating {flag} {title(code)}; --{flag} changes that")
 
 
 def run_command(args, ranks: Ranks) -> None:
@@ -141,7 +142,8 @@ def run_command(args, ranks: Ranks) -> None:
     translate(runner, files, args.report)
     if args.verbose:
         summary.pairs = len(decoder.memory.pairs) if decoder.memory else 0
-        print("\n".join(summary.lines(time.perf_counter() - began)), file=sys.stderr)
+        for line in summary.lines(time.perf_counter() - began):
+            reporter.note(line)
 
 
 def translate(runner: FileTranslator, files: Sequence[File], report: Path | None) -> None:
@@ -153,7 +155,7 @@ def translate(runner: FileTranslator, files: Sequence[File], report: Path | None
             failures.append(InputError(f"{file.name}: {result}"))
             continue
         for line in remarks(file, result):
-            cli.write(cli.one_line(line), sys.stderr)
+            reporter.note(line)
         if result.data is not None:
             sys.stdout.buffer.write(result.data)
         else:
@@ -164,7 +166,7 @@ def translate(runner: FileTranslator, files: Sequence[File], report: Path | None
             rows = [reports.get(file.name, "") for file in files]
             partial.write_text("".join([REPORT_HEAD, *rows]), encoding="utf-8")
     for failure in failures[:-1]:
-        cli.write(cli.one_line(str(failure)), sys.stderr)
+        reporter.note(str(failure))
     if failures:
         raise failures[-1]
 

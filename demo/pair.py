@@ -1,11 +1,11 @@
 """The embedded pairs as models to load: converted on first use to mlx_models/ in the current folder."""
 
-import sys
 from pathlib import Path
 
 import mlx.core as mx
 
 from checkpoints.folder import MODELS, WEIGHTS
+from common.reporting import reporter
 from families.conversion import convert
 
 DEMO = Path(__file__).resolve().parent
@@ -25,6 +25,6 @@ def demo_model(role: str) -> Path:
     newest = max(file.stat().st_mtime for file in source.iterdir())
     stale = converted.exists() and converted.stat().st_mtime < newest
     if stale or not converted.exists():
-        print(f"converting the demo {role} model to {output}", file=sys.stderr)
+        reporter.note(f"converting the demo {role} model to {output}")
         convert(str(source), output, dtype=usual_dtype(), force=stale, exist_ok=not stale)
     return output

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from importlib import import_module
 
 from common.errors import InputError
+from common.reporting import reporter
 from decoder import Options, SpeculativeDecoder
 from terminal.display import Display
 from terminal.summary import Summary
@@ -36,7 +37,7 @@ def chat(
         except KeyboardInterrupt:
             pass
         except InputError as error:
-            print(error, file=sys.stderr)
+            reporter.note(str(error))
             messages.pop()
             continue
         print()
@@ -50,7 +51,7 @@ def _typed_lines() -> Iterator[str]:
     if sys.stdin.isatty():
         import_module("readline")  # arrows in `input`
         sign = ">> "
-        print("/r begins anew, /q ends, Ctrl-C stops an answer", file=sys.stderr)
+        reporter.note("/r begins anew, /q ends, Ctrl-C stops an answer")
     while True:
         try:
             line = input(sign).strip()

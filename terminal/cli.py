@@ -61,12 +61,17 @@ def one_line(text: str) -> str:
     return " ".join(text.splitlines())
 
 
-def write(text: str, file: TextIO | None = None, end: str = "\n") -> None:
+def write(text: str, end: str = "\n", file: TextIO | None = None) -> None:
     """Print, to stdout by default, where there may be a progress bar."""
     from tqdm import tqdm
 
     with tqdm.external_write_mode(file or sys.stdout):
         print(text, end=end, file=file, flush=True)
+
+
+def note(line: str) -> None:
+    """What `reporter.note` does in a command: print a line on stderr."""
+    write(one_line(line), file=sys.stderr)
 
 
 def name(text: str) -> str:
@@ -124,9 +129,8 @@ def note_types(*models: Any) -> None:
     parameters = [dict(tree_flatten(module.parameters())) for module in modules]
     types = {weight.dtype for each in parameters for weight in each.values()}
     if mx.default_device() == mx.cpu and types - {mx.float32}:
-        print(
-            "without a GPU, half-precision and quantized weights are several times slower than float32",
-            file=sys.stderr,
+        reporter.note(
+            "without a GPU, half-precision and quantized weights are several times slower than float32"
         )
 
 
@@ -159,11 +163,11 @@ def confirm(question: str) -> bool:
 
 def report_on_stderr() -> None:
     """Let notes, warnings and bars of all parts appear on stderr, and questions on a terminal."""
-    reporter.note = lambda line: print(line, file=sys.stderr)
+    reporter.note = note
     reporter.bar = bar
     is_terminal = sys.stdin.isatty() and sys.stderr.isatty()
     reporter.confirm = confirm if is_terminal else None
-    warnings.showwarning = lambda message, *_: print(one_line(str(message)), file=sys.stderr)
+    warnings.showwarning = lambda message, *_: note(str(message))
 
 
 def run(main: Callable[[], None]) -> None:
@@ -181,7 +185,7 @@ def run(main: Callable[[], None]) -> None:
         message = _message(error)
         if message is None:
             raise
-        print(one_line(f"{Path(sys.argv[0]).name}: {message}"), file=sys.stderr)
+        note(f"{Path(sys.argv[0]).name}: {message}")
         sys.exit(INPUT_ERROR)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TextIO
 
+from common.reporting import reporter
 from decoder import Response
 from terminal import cli
 
@@ -36,7 +37,7 @@ class Display:
         """The same, with colours on a terminal. Says on stderr what they mean."""
         if not coloured(sys.stdout):
             return self
-        cli.write(legend(sys.stderr), sys.stderr)
+        reporter.note(legend(sys.stderr))
         return replace(self, text=painted)
 
     def line(self, index: int, response: Response) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from common.errors import InputError
+from common.reporting import reporter
 from speculative.options import DECLARED, Options
 from terminal import cli
 from text.memory import Memory, load_memory
@@ -93,12 +94,11 @@ def _passed_over(path: Path) -> Iterator[Callable[[int, str], None]]:
     """Yields a function that collects unusable lines with their reasons; at the end the first ones are printed."""
     lines: list[str] = []
     yield lambda line, reason: lines.append(f"line {line}: {reason}")
-    name = cli.one_line(str(path))
     for line in lines[:SHOWN]:
-        print(f"{name}, {line}", file=sys.stderr)
+        reporter.note(f"{path}, {line}")
     more = len(lines) - SHOWN
     if more > 0:
-        print(f"{name}: {more} more such lines", file=sys.stderr)
+        reporter.note(f"{path}: {more} more such lines")
 
 
 def check_apart(args, written: Iterable[tuple[str, Path | None]]) -> None:

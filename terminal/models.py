@@ -1,12 +1,12 @@
 """Opening the models that a command line names."""
 
 import argparse
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common.errors import InputError
 from common.files import stamp
+from common.reporting import reporter
 from decoder import Options, SpeculativeDecoder, load
 from demo.pair import demo_model
 from distributed.ranks import ALONE, Ranks
@@ -82,7 +82,7 @@ def open_decoder(
     applied = defaults.applied(options) if verbose else {}
     if applied:
         listed = ", ".join(f"{name}={value}" for name, value in applied.items())
-        print(f"used from generation_config.json: {listed}", file=sys.stderr)
+        reporter.note(f"used from generation_config.json: {listed}")
     return decoder
 
 
@@ -91,10 +91,10 @@ def _note_ignored(defaults: GenerationDefaults, options: Options, has_beams: boo
     if ignored:
         beams = defaults.not_done.get("num_beams") if options.num_beams == 1 else None
         hint = f" (use --num-beams {beams})" if has_beams and beams else ""
-        print(f"{ignored}{hint}", file=sys.stderr)
+        reporter.note(f"{ignored}{hint}")
 
 
 def note_alone(decoder: SpeculativeDecoder) -> None:
     """Say on stderr if the model cannot decode in batches."""
     if decoder.max_batch_size(2) == 1:
-        print("this model decodes one prompt at a time (docs/mlx_lm_models.md)", file=sys.stderr)
+        reporter.note("this model decodes one prompt at a time (docs/mlx_lm_models.md)")

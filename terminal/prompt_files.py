@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 from common.errors import InputError
 from common.files import Journal, check_free, naming_file
+from common.reporting import reporter
 from decoder import BATCH_SIZE, Content, Options, Response, SpeculativeDecoder
 from distributed.ranks import ALONE, Ranks
 from terminal import cli
@@ -253,7 +254,7 @@ class FileTask:
             if not (path.is_file() and texts.encode().startswith(path.read_bytes())):
                 check_free(path, self.force)
             if texts:
-                print(f"{path}: going on where it was interrupted", file=sys.stderr)
+                reporter.note(f"{path}: going on where it was interrupted")
             with naming_file(path, path), open(path, "w", encoding="utf-8") as file:
 
                 def write(text: str) -> None:
@@ -284,7 +285,7 @@ def decode_file(
         lines_done = count // samples
 
         def report(line: int, reason: str) -> None:
-            cli.write(f"{file.name}, line {line + 1}: {reason}", sys.stderr)
+            reporter.note(f"{file.name}, line {line + 1}: {reason}")
             for sample in range(samples):
                 in_order.put(line * samples + sample, "" if display.as_json else "\n")
 
@@ -308,7 +309,7 @@ def decode_file(
                 last = in_order.reached // samples
                 if last and not isinstance(error, BrokenPipeError):
                     note = f"{file.name}: answered up to line {last}; resume at line {last + 1}"
-                    cli.write(note, sys.stderr)
+                    reporter.note(note)
                 raise
     summary.print(decoder, options, display.verbose, is_file=True)
     if task.output:
@@ -334,7 +335,7 @@ def progress(path: str, lines_done: int, verbose: bool) -> Iterator[Callable[[in
         bar.update(lines - bar.n)
         if verbose and bar.disable and time.perf_counter() - noted >= NOTE_SECONDS:
             noted = time.perf_counter()
-            print(f"{lines}/{total or '?'}", file=sys.stderr)
+            reporter.note(f"{lines}/{total or '?'}")
 
     with tqdm(desc="prompts", unit="", total=total, initial=lines_done, disable=None) as bar:
         yield show

@@ -1,10 +1,10 @@
 """What a command says when it is done: what was cut off and, with --verbose, statistics."""
 
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from common.reporting import reporter
 from decoder import Options, Response, SpeculativeDecoder, Stats
 from speculative.options import MAX_TOKENS
 from speculative.row import FAILED
@@ -57,7 +57,7 @@ class Summary:
         if verbose and decoder.draft_vocabulary:
             notes.append(str(decoder.draft_vocabulary))
         for note in notes:
-            print(note, file=sys.stderr)
+            reporter.note(note)
 
     def _reason(self, decoder: SpeculativeDecoder, options: Options, texts: str) -> str:
         """Why texts were cut short."""

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from common.errors import InputError
 from common.files import stamp
+from common.reporting import reporter
 from families.loading import find
 from speculative.row import Stats
 from speculative.tasks import Task
@@ -30,11 +31,6 @@ from speech.transcript import OnWindow
 from terminal import cli
 from terminal.prompt_files import InOrder
 from terminal.summary import Summary
-
-
-def complain(line: str) -> None:
-    """Say a line on stderr, where there may be a progress bar."""
-    cli.write(cli.one_line(line), sys.stderr)
 
 
 class Printer:
@@ -54,12 +50,12 @@ class Printer:
     def open_sound(self, index: int) -> tuple[np.ndarray, OnWindow]:
         """A sound's samples, and what prints its windows."""
         source = self._sources[index]
-        samples = audio.read(source, report=complain, track=self._track)
+        samples = audio.read(source, report=reporter.note, track=self._track)
         if self._output.streamed and self._several:
             self._lines.put(index, f"{source}:\n", finished=False)
         length = len(samples) / RATE
         if self._late > length:
-            complain(
+            reporter.note(
                 f"{source}: --clip-timestamps has no effect from {self._late:g} s on: "
                 f"the audio ends at {length:.1f} s"
             )
@@ -116,7 +112,7 @@ def transcribe_files(
         for index, transcript in transcriber.transcribe_all(sounds, options, batch_size, resume):
             if isinstance(transcript, InputError):
                 failed += 1
-                complain(str(transcript))
+                reporter.note(str(transcript))
                 printer.end(index, None)
                 continue
             failed += not write_files(output, transcript, names[index])
@@ -125,7 +121,7 @@ def transcribe_files(
             summary.stats += transcript.stats
             played += transcript.duration
             if verbose and bar.disable:
-                complain(f"{summary.texts}/{len(sources)} files, {played:.0f} s of audio")
+                reporter.note(f"{summary.texts}/{len(sources)} files, {played:.0f} s of audio")
     if verbose:
         print_summary(summary, played)
     if failed:
@@ -136,7 +132,7 @@ def write_files(output: Output, transcript: Transcript, name: str) -> bool:
     """Write a transcript's files, if it is to have some; print what could not be written. Return whether all were."""
     unwritten = list(output.write(transcript, name)) if output.folder else []
     for reason, text in unwritten:
-        complain(f"{reason}; the transcript is printed instead")
+        reporter.note(f"{reason}; the transcript is printed instead")
         cli.write(text, end="")
     return not unwritten
 
@@ -146,8 +142,8 @@ def print_summary(summary: Summary, played: float) -> None:
 
     seconds = time.perf_counter() - summary.began
     summary.peak_memory = mx.get_peak_memory() / 1e9
-    print(f"{played:.1f} s of audio in {seconds:.1f} s", file=sys.stderr)
-    print("\n".join(summary.lines(seconds)), file=sys.stderr)
+    for line in (f"{played:.1f} s of audio in {seconds:.1f} s", *summary.lines(seconds)):
+        reporter.note(line)
 
 
 def transcribe_live(
@@ -186,7 +182,7 @@ def transcribe_live(
     pieces = SimpleQueue[bytes]()
     source = audio.listen(source, pieces)
     signal.signal(signal.SIGINT, stop)
-    complain("listening; Ctrl-C ends it")
+    reporter.note("listening; Ctrl-C ends it")
     live = transcriber.live(options, show)
     transcript = transcriber.decode(live.listen(pieces), options)
     if not write_files(output, transcript, name):
