@@ -10,13 +10,12 @@ import terminal  # noqa: F401 (first: it checks Python and the packages)
 import json
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
 from common.errors import InputError
-from common.reporting import reporter
 from decoder import BATCH_SIZE, Content, Options, Response, SpeculativeDecoder
 from distributed.ranks import Ranks, session
 from speculative.options import FORMS
@@ -29,6 +28,7 @@ from terminal.flags import (
     add_shared,
     check_apart,
     check_models,
+    note_unused,
     options_of,
 )
 from terminal.models import Models, note_alone, open_decoder
@@ -139,29 +139,27 @@ def decode_prompt(
         sys.exit(cli.INPUT_ERROR)
 
 
-def report_unused(given: dict, options: Options) -> None:
-    """Say on stderr which of the given flags have no effect."""
+def unused(given: dict, options: Options) -> Iterator[tuple[Sequence[str], str]]:
+    """Flags that have no effect, and why."""
     beams = options.num_beams > 1
     drafting = [name for name in DRAFTING if name != "memory" or not given["memory_append"]]
     without_source = given["model"] and not any(given.get(name) for name in SOURCES)
-    reasons = [
-        (["batch_size"], given["prompt_file"] is None, "without --prompt-file"),
-        (["force"], given["output"] is None, "without --output"),
-        (SAMPLING, options.temp == 0, "at temperature 0; see --temp"),
-        (["logprobs"], not given["json"], "without --json"),
-        (["num_draft", *drafting], beams, "with --num-beams, which does not draft"),
-        (drafting, not (beams or options.num_draft), "with --num-draft 0"),
-        (
-            ["num_draft"],
-            without_source and options.num_draft,
-            "without a draft model, --lookup or a reference",
-        ),
-        (BEAMS, not beams, "without --num-beams"),
-    ]
-    for names, unused, reason in reasons:
-        for name in names:
-            if unused and given.get(name) is not None:
-                reporter.note(f"--{name.replace('_', '-')} has no effect {reason}")
+    if given["prompt_file"] is None:
+        yield ["batch_size"], "without --prompt-file"
+    if given["output"] is None:
+        yield ["force"], "without --output"
+    if options.temp == 0:
+        yield SAMPLING, "at temperature 0; see --temp"
+    if not given["json"]:
+        yield ["logprobs"], "without --json"
+    if beams:
+        yield ["num_draft", *drafting], "with --num-beams, which does not draft"
+    elif not options.num_draft:
+        yield drafting, "with --num-draft 0"
+    if without_source and options.num_draft:
+        yield ["num_draft"], "without a draft model, --lookup or a reference"
+    if not beams:
+        yield BEAMS, "without --num-beams"
 
 
 def check_ranks(args, ranks: Ranks) -> None:
@@ -196,7 +194,7 @@ def key_of(args, models: Models) -> str:
 def run_command(args, ranks: Ranks) -> None:
     """Do what the command line asks for."""
     options = options_of(args)
-    report_unused(vars(args), options)
+    note_unused(vars(args), unused(vars(args), options))
     if ranks.size > 1:
         check_ranks(args, ranks)
     elif args.prompt_file not in (None, "-"):

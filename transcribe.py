@@ -23,7 +23,7 @@ from speech.outputs import Output
 from speech.reference import Part, parse
 from speech.transcriber import Transcriber
 from terminal import cli
-from terminal.flags import add_shared, check_apart, reading
+from terminal.flags import add_shared, check_apart, note_unused, reading
 from terminal.speech_flags import (
     Switch,
     add_transcript_flags,
@@ -86,8 +86,8 @@ def parse_args(argv: list[str] | None = None):
         parser.error("--draft-model needs --model; the demo models bring their own")
     if args.output_format == "all" and not args.output_dir:
         parser.error("--output-format all needs --output-dir")
-    for line in unused(args):
-        reporter.note(line)
+    given = {name: x for name, x in vars(args).items() if x != parser.get_default(name)}
+    note_unused(given, unused(args))
     return args
 
 

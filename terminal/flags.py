@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -125,6 +125,14 @@ def _identity(path: Path) -> str:
         return repr((path.stat().st_dev, path.stat().st_ino))
     name = str(path.resolve())
     return unicodedata.normalize("NFC", name).casefold() if sys.platform == "darwin" else name
+
+
+def note_unused(given: Mapping[str, Any], rules: Iterable[tuple[Iterable[str], str]]) -> None:
+    """Say which flags have no effect. given: the values of flags; None: not given; rules: names of flags and a reason."""
+    for names, reason in rules:
+        for name in names:
+            if given.get(name) is not None:
+                reporter.note(f"--{name.replace('_', '-')} has no effect {reason}")
 
 
 def check_models(args, parser: cli.Parser) -> None:

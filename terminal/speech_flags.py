@@ -135,26 +135,22 @@ def check_words(args: argparse.Namespace, parser: cli.Parser) -> None:
             parser.error(f"--{name.replace('_', '-')} needs --word-timestamps")
 
 
-def unused(args: argparse.Namespace) -> Iterator[str]:
-    """A line for each flag that has no effect beside the others."""
-    idle: list[tuple[Iterable[str], str]] = []
+def unused(args: argparse.Namespace) -> Iterator[tuple[Iterable[str], str]]:
+    """Flags that have no effect beside the others, and why."""
     if args.output_format not in ("srt", "vtt", "all"):
-        idle.append(([*_LAYOUT, "subtitles"], f"with --output-format {args.output_format}"))
+        yield [*_LAYOUT, "subtitles"], f"with --output-format {args.output_format}"
     elif args.subtitles:
-        idle.append((["max_words_per_line", "highlight_words"], "with --subtitles"))
+        yield ["max_words_per_line", "highlight_words"], "with --subtitles"
     elif not args.max_line_width:
-        idle.append((["max_line_count"], "without --max-line-width"))
+        yield ["max_line_count"], "without --max-line-width"
     elif args.max_line_count:
-        idle.append((["max_words_per_line"], "with --max-line-width and --max-line-count"))
+        yield ["max_words_per_line"], "with --max-line-width and --max-line-count"
     if args.live:
-        idle.append((_NOT_LIVE, "with --live"))
+        yield _NOT_LIVE, "with --live"
     if not args.subtitles:
-        idle.append((_CUES, "without --subtitles"))
+        yield _CUES, "without --subtitles"
     if not args.initial_prompt:
-        idle.append((["carry_initial_prompt"], "without --initial-prompt"))
+        yield ["carry_initial_prompt"], "without --initial-prompt"
     if not args.output_dir:
-        idle.append((["output_name", "force", "resume"], "without --output-dir"))
-    idle.append((["fp16"], "here: the weights keep the type that convert.py --dtype gave them"))
-    for names, reason in idle:
-        for name in filter(vars(args).get, names):
-            yield f"--{name.replace('_', '-')} has no effect {reason}"
+        yield ["output_name", "force", "resume"], "without --output-dir"
+    yield ["fp16"], "here: the weights keep the type that convert.py --dtype gave them"

@@ -74,7 +74,10 @@ BEAMS = ("length-penalty", "early-stopping")
     [
         (["--batch-size", "8"], ["--batch-size has no effect without --prompt-file"]),
         (["--force"], ["--force has no effect without --output"]),
-        (["--seed", "0"], ["--seed has no effect at temperature 0; see --temp"]),
+        (
+            ["--seed", "0", "--top-k", "0"],
+            [f"--{flag} has no effect at temperature 0; see --temp" for flag in ("top-k", "seed")],
+        ),
         (
             ["--top-k", "3", "--top-p", "0.5", "--min-p", "0.1", "--acceptance", "block"],
             [
@@ -96,10 +99,10 @@ BEAMS = ("length-penalty", "early-stopping")
             ],
         ),
         (
-            ["--num-draft", "0", *"--delta 0.5 --reference x --memory m.tsv".split()],
+            ["--num-draft", "0", *"--no-lookup --delta 0.5 --reference x --memory m.tsv".split()],
             [
                 f"--{flag} has no effect with --num-draft 0"
-                for flag in ("delta", "reference", "memory")
+                for flag in ("lookup", "delta", "reference", "memory")
             ],
         ),
         (["--num-draft", "0", "--memory", "m.jsonl", "--memory-append"], []),

@@ -230,7 +230,11 @@ def test_mistakes_are_one_line(folder, arguments, error):
 @pytest.mark.parametrize(
     "arguments, told",
     [
-        (["--output-name", "x"], "--output-name has no effect without --output-dir\n"),
+        (
+            ["--output-name", "x", "--cue-gap", "0"],
+            "--cue-gap has no effect without --subtitles\n"
+            "--output-name has no effect without --output-dir\n",
+        ),
         (
             ["--max-line-count", "2", "--word-timestamps", "-f", "srt"],
             "--max-line-count has no effect without --max-line-width\n",
