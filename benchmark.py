@@ -32,7 +32,7 @@ from demo.widen import CAUSAL_SHAPES, SHAPES
 from terminal import cli
 from terminal.flags import check_models, reading
 from terminal.prompt_files import PromptFile
-from text.text_side import Conversation, check_prompt
+from text.text_side import check_prompt
 
 USUAL = ("t5-large", "t5-small")
 
@@ -223,8 +223,8 @@ def tokens_of(
     prompts: list[str], models: SpeculativeDecoder, options: Options
 ) -> dict[str, list[int]]:
     """The tokens of each prompt, in the model's chat template if it has one."""
-    conversation = Conversation.of(models.text)
-    return {p: models.row(conversation.prompt(p), options).prompt for p in prompts}
+    prompt_format = models.text.prompt_format()
+    return {p: models.row(prompt_format.prompt(p), options).prompt for p in prompts}
 
 
 def main() -> None:

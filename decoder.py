@@ -232,7 +232,7 @@ class SpeculativeDecoder:
                 named = draft_model.config.vocab_size
             self._shared = min(named, config.vocab_size)
             if self.text.source_tokenizer or theirs.source_tokenizer:
-                shared_vocabulary(self.text.source, theirs.source)
+                shared_vocabulary(self.text.prompt_tokenizer, theirs.prompt_tokenizer)
         self.draft_vocabulary = None
         if draft_vocabulary is not None:
             self.draft_vocabulary = self._vocabulary(draft_vocabulary)

@@ -35,7 +35,6 @@ from terminal.models import Models, note_alone, open_decoder
 from terminal.prompt_files import FileTask, decode_file
 from terminal.summary import Summary
 from text.memory import MemoryFile, Pair
-from text.text_side import Conversation
 
 # Flags that do nothing without drafting
 DRAFTING = ("draft_model", "draft_vocabulary", "lookup", "delta", "reference", "memory")
@@ -204,8 +203,7 @@ def run_command(args, ranks: Ranks) -> None:
     models = Models.of(args, ranks)
     decoder = open_decoder(models, options, ranks, args.verbose)
     memory = decoder.memory
-    conversation = Conversation.of(
-        decoder.text,
+    prompt_format = decoder.text.prompt_format(
         args.system_prompt,
         args.chat_template_config,
         args.ignore_chat_template,
@@ -226,16 +224,16 @@ def run_command(args, ranks: Ranks) -> None:
             memory_file.append(pair)
 
     if args.chat:
-        chat(decoder, options, conversation, display)
+        chat(decoder, options, prompt_format, display)
     elif args.prompt_file is None:
-        prompt = conversation.prompt(read_prompt(args.prompt))
+        prompt = prompt_format.prompt(read_prompt(args.prompt))
         decode_prompt(prompt, decoder, options, display, remember)
     else:
         note_alone(decoder)
         batch_size = BATCH_SIZE if args.batch_size is None else args.batch_size
         key = key_of(args, models) if args.output else ""
         task = FileTask(args.prompt_file, args.output, batch_size, key, args.force)
-        decode_file(task, decoder, options, conversation, display, ranks, remember)
+        decode_file(task, decoder, options, prompt_format, display, ranks, remember)
 
 
 def main() -> None:

@@ -34,7 +34,6 @@ from terminal.flags import (
     options_of,
 )
 from terminal.models import Models, note_alone, open_decoder
-from text.text_side import Conversation
 
 LOCAL = ("127.0.0.1", "localhost", "[::1]")  # names of this machine in a browser
 DOCKER = "host.docker.internal"  # its name in a container; nobody can register it
@@ -201,7 +200,7 @@ def make_api(args, options: Options, address: str):
         options = replace(options, lookup=False)
     else:
         decoder = text_decoder(models, options, args.verbose)
-    conversation = Conversation.of(decoder.text, template=args.chat_template_config)
+    prompt_format = decoder.text.prompt_format(template_kwargs=args.chat_template_config)
     gate = Gate(
         args.served_model_name or last_part,
         names,
@@ -220,7 +219,7 @@ def make_api(args, options: Options, address: str):
     )
     draft_model = model_id(models.draft_model or "") if decoder.draft_model else None
     engine = Engine(decoder, options, args.batch_size, args.queue)
-    return Api(engine, gate, limits, draft_model, transcriber, conversation.template)
+    return Api(engine, gate, limits, draft_model, transcriber, prompt_format.template_kwargs)
 
 
 def main() -> None:

@@ -15,7 +15,6 @@ from demo.widen import CAUSAL_SHAPES, widen, widen_llama
 from families.causal import CausalModel
 from speculative.driver import Waiting
 from speculative.row import Row
-from text.text_side import Conversation
 
 Way = Callable[[Sequence[str]], list]
 """Decodes prompts; returns a Row for each, or its tokens."""
@@ -57,10 +56,10 @@ def decoding(target: Any, draft: Any | None = None, batch_size: int = 1, **optio
     """Our way with these options, `batch_size` prompts at a time. What it learns for `auto` stays its own."""
     models = decoder(target, draft)
     settings = Options(**options)
-    conversation = Conversation.of(models.text)
+    prompt_format = models.text.prompt_format()
 
     def run(prompts: Sequence[str]) -> list[Row]:
-        rows = [models.row(conversation.prompt(prompt), settings) for prompt in prompts]
+        rows = [models.row(prompt_format.prompt(prompt), settings) for prompt in prompts]
         with models.running(settings) as driver:
             list(driver.decode(Waiting(rows), models.max_batch_size(batch_size)))
         return rows

@@ -29,7 +29,7 @@ from speculative.tasks import Task, Work, result_of
 from text.alignment import Aligner
 from text.languages import has_spaces, short
 from text.memory import MemoryFile, Pair
-from text.text_side import Conversation, Prompt
+from text.text_side import Prompt
 
 Pattern = Any  # regex's
 Aligners = dict[tuple[str | None, str | None], Aligner | None]
@@ -101,7 +101,7 @@ class Translator:
         self.options = self.decoder.seeded(self.options)
         options = self.options
         text = self.decoder.text
-        self._framed = Conversation.of(text).prompt
+        self._framed = text.prompt_format().prompt
         self.languages = text.resolve_languages(
             options.source_lang, options.target_lang, options.prompt_template
         )

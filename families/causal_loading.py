@@ -145,7 +145,7 @@ def load(
     if chat.has_chat_template:
         thinking = (chat.think_start, chat.think_end) if chat.has_thinking else None
         template = ChatTemplate(chat.apply_chat_template, str(chat.chat_template), thinking)
-        translation, languages = translation_of(model_type(raw), template.source)
+        translation, languages = translation_of(model_type(raw), template.jinja)
     causal.text = TextSide(
         tokenizer,
         languages=languages,

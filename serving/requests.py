@@ -363,7 +363,7 @@ class Chat(Fields):
     def prompt(self, chat: ChatTemplate | None, settings: Mapping[str, Any]) -> Prompt:
         """The prompt for a model with this chat template. settings: the server's own arguments for it. Raises InputError
         for what it cannot use."""
-        source = chat.source if chat else ""
+        source = chat.jinja if chat else ""
         template = dict(settings)
         is_off = self.reasoning_effort == "none" or self.enable_thinking is False
         if is_off or self.enable_thinking:
@@ -381,7 +381,7 @@ class Chat(Fields):
             if not _uses(source, name):
                 raise InputError(f"chat_template_kwargs: the template has no use for {name[:50]!r}")
         messages = [message.for_template(source) for message in self.messages]
-        return Prompt(messages, template=template | self.chat_template_kwargs)
+        return Prompt(messages, template_kwargs=template | self.chat_template_kwargs)
 
     def _own(self) -> dict[str, Any]:
         if self.top_logprobs not in (None, 0) and not self.logprobs:

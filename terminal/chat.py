@@ -9,24 +9,26 @@ from common.reporting import reporter
 from decoder import Options, SpeculativeDecoder
 from terminal.display import Display
 from terminal.summary import Summary
-from text.text_side import Conversation, Prompt
+from text.text_side import Prompt, PromptFormat
 
 
 def chat(
     decoder: SpeculativeDecoder,
     options: Options,
-    conversation: Conversation,
+    prompt_format: PromptFormat,
     display: Display,
 ) -> None:
     """Answer what is typed on the terminal until /q or the end of the input. With a chat template the conversation goes
     on; otherwise each prompt stands alone."""
-    messages = conversation.first
+    messages = prompt_format.first_messages
     for typed in _typed_lines():
         if typed == "/r":
-            messages = conversation.first
+            messages = prompt_format.first_messages
             continue
         messages.append({"role": "user", "content": typed})
-        prompt = Prompt(messages, template=conversation.template) if conversation.in_use else typed
+        prompt: Prompt | str = typed
+        if prompt_format.has_template:
+            prompt = Prompt(messages, template_kwargs=prompt_format.template_kwargs)
         text = ""
         summary = Summary()
         try:

@@ -23,7 +23,7 @@ from distributed.ranks import ALONE, Ranks
 from terminal import cli
 from terminal.display import Display
 from terminal.summary import Summary
-from text.text_side import Conversation, Prompt, check_prompt
+from text.text_side import Prompt, PromptFormat, check_prompt
 
 NOTE_SECONDS = 10  # between notes of --verbose on how far it is, without a terminal
 _OBJECT = re.compile(rb'\s*\{\s*"(.*")?(prompt|messages)"\s*:')  # how JSON lines begin
@@ -270,7 +270,7 @@ def decode_file(
     task: FileTask,
     decoder: SpeculativeDecoder,
     options: Options,
-    conversation: Conversation,
+    prompt_format: PromptFormat,
     display: Display,
     ranks: Ranks = ALONE,
     remember: Callable[[Response], object] = lambda response: None,
@@ -278,7 +278,8 @@ def decode_file(
     """Decode the prompts of a file. Report lines without a usable prompt; they make the exit code 1."""
     samples = options.num_samples
     check = functools.partial(decoder.check, options=options)
-    check(conversation.prompt("-"))  # what fails for every prompt, such as a language, is said once
+    # What fails for every prompt, such as a language, is said once.
+    check(prompt_format.prompt("-"))
     responses: dict[int, Response] = {}
     summary = Summary()
     with task.out() as (count, out):
@@ -295,7 +296,7 @@ def decode_file(
                 remember(response)
             out(text)
 
-        file = PromptFile(task.path, report, ranks, conversation.prompt, check, lines_done)
+        file = PromptFile(task.path, report, ranks, prompt_format.prompt, check, lines_done)
         in_order = InOrder(write, count)
         with progress(task.path, lines_done, display.verbose) as show_progress:
             try:

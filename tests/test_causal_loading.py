@@ -25,7 +25,6 @@ from common.errors import InputError
 from families import causal_loading
 from families.causal_loading import find_mlx_lm_folder, is_mlx_lm_folder
 from speculative.drafting import PromptLookup
-from text.text_side import Conversation
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
@@ -51,8 +50,8 @@ def test_a_folder_of_mlx_communitys(tmp_path):
         assert row.generated == (text[: ends[0] + 1] if ends else text)
 
     def prompted_with(system, template=None, ignore=False) -> str:
-        conversation = Conversation.of(model.text, system, template, ignore)
-        tokens = model.text.encode(conversation.prompt("hi")).tokens
+        prompt_format = model.text.prompt_format(system, template, ignore)
+        tokens = model.text.encode(prompt_format.prompt("hi")).tokens
         return tokenizer.decode(tokens, skip_special_tokens=False)
 
     assert prompted_with(None) == "<user>hi<end><assistant>"

@@ -42,7 +42,7 @@ CODES = {
 @pytest.mark.parametrize("multilingual", MULTILINGUAL, indirect=True)
 def test_languages_are_framed_as_in_transformers(multilingual):
     name, reference, model, _ = multilingual
-    own = model.text.source.encode("good day").ids
+    own = model.text.prompt_tokenizer.encode("good day").ids
     with pytest.raises(InputError, match="no language 'Frrench'; there are French \\(fr") as error:
         encoded(model, "good day", target_lang="Frrench")
     assert str(error.value).startswith("target_lang: ")

@@ -153,9 +153,9 @@ def test_a_chat_keeps_its_messages_in_the_template(cpu, tmp_path, monkeypatch, c
     typed = iter(["the cat", "", "and the dog", "/r", "the cat", "x " * 300, "a mat", "/q", "no"])
     monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
     ours = SpeculativeDecoder(model, tokenizer)
-    conversation = chat.Conversation.of(ours.text)
+    prompt_format = ours.text.prompt_format()
     options = chat.Options(max_tokens=8)
-    chat.chat(ours, options, conversation, chat.Display())
+    chat.chat(ours, options, prompt_format, chat.Display())
     printed, errors = capsys.readouterr()
     assert "the prompt has" in errors and next(typed) == "no"
 

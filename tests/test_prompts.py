@@ -21,7 +21,7 @@ from model import T5
 from terminal import cli, prompt_files
 from terminal.display import Display
 from terminal.prompt_files import FileTask, PromptFile, decode_file
-from text.text_side import Conversation
+from text.text_side import PromptFormat
 
 FRENCH = "translate number to French: 80"
 
@@ -228,7 +228,7 @@ def test_after_an_error_a_user_knows_where_to_go_on(
     with pytest.raises(SystemExit):
         cli.run(
             lambda: decode_file(
-                task, decoder, Options(), Conversation(), display, remember=remembered.append
+                task, decoder, Options(), PromptFormat(), display, remember=remembered.append
             )
         )
     printed, errors = capsys.readouterr()

@@ -194,10 +194,10 @@ def test_fields_that_clients_send_though_they_are_off():
     thinks = ChatTemplate(str, "user", ("<t>", "</t>"))
     with pytest.raises(InputError, match="always thinks"):
         parsed({"enable_thinking": False}, Chat).prompt(thinks, {})
-    switch = replace(thinks, source="user enable_thinking")
+    switch = replace(thinks, jinja="user enable_thinking")
     for value in (True, False):
         prompt = parsed({"enable_thinking": value}, Chat).prompt(switch, {"enable_thinking": True})
-        assert prompt.template == {"enable_thinking": value}
+        assert prompt.template_kwargs == {"enable_thinking": value}
 
 
 def test_a_message_has_what_its_template_uses():
@@ -267,7 +267,7 @@ def test_arguments_for_a_template_are_languages_or_its_own():
     options = request.options(Options(target_lang="fr"))
     assert (options.source_lang, options.target_lang) == ("en", "de")
     prompt = request.prompt(chat, {"enable_thinking": False, "of_server": 1})
-    assert prompt.template == {
+    assert prompt.template_kwargs == {
         **kwargs,
         "reasoning_effort": "none",
         "of_server": 1,
@@ -278,7 +278,7 @@ def test_arguments_for_a_template_are_languages_or_its_own():
         ({"reasoning_effort": "none"}, "always thinks"),
     ):
         with pytest.raises(InputError, match=reason):
-            parsed(fields, Chat).prompt(replace(chat, source="user"), {})
+            parsed(fields, Chat).prompt(replace(chat, jinja="user"), {})
 
 
 def test_a_chats_parts_are_its_text():

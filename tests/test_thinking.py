@@ -79,13 +79,13 @@ def test_prompts_are_transformers_own(folder, template):
         goes_on = messages[-1] is begun
         framing = dict(add_generation_prompt=not goes_on, continue_final_message=goes_on)
         for settings in ({}, {"enable_thinking": True}, {"enable_thinking": False}):
-            prompt = model.text.encode(Prompt(messages, template=settings))
+            prompt = model.text.encode(Prompt(messages, template_kwargs=settings))
             rendered = own.apply_chat_template(messages, tokenize=False, **framing, **settings)
             assert prompt.tokens == own.encode(rendered, add_special_tokens=False)
             last = begun["content"] if goes_on else ""
             assert prompt.begun == last
             assert model.text.chat.thinks(rendered, last) == (template == R1 and not goes_on)
-    anew = Prompt([user, begun], template={"add_generation_prompt": True})
+    anew = Prompt([user, begun], template_kwargs={"add_generation_prompt": True})
     text = tokenizer.decode(model.text.encode(anew).tokens, skip_special_tokens=False)
     assert "so the cat<end><assistant>" in text
     base = replace(model.text, chat=None)

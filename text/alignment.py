@@ -15,7 +15,7 @@ import regex
 
 from speculative.model import padded
 from speculative.options import Options
-from text.text_side import Conversation, check_prompt
+from text.text_side import check_prompt
 
 Span = tuple[int, int]
 Pair = tuple[str, str]  # a prompt and its text
@@ -114,7 +114,7 @@ class Aligner:
         self._model = decoder.model
         self._text = decoder.text
         self._options = options.source_lang, options.target_lang, options.prompt_template
-        self._framed = Conversation.of(decoder.text).prompt
+        self._framed = decoder.text.prompt_format().prompt
         layers = range(len(self._model.decoder.layers))
         self.agreement = dict.fromkeys(product(layers, (0, 1)), 0.0)  # words, by reading
         self._texts = 0

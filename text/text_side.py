@@ -22,12 +22,12 @@ class Prompt:
     content: a text; a chat's messages, each with `role` and `content`, for the model's chat template; or the ids of all
         tokens that the model reads
     reference: a text that the output will probably resemble: drafts are copied from it
-    template: arguments for the chat template, such as enable_thinking
+    template_kwargs: arguments for the chat template, such as enable_thinking
     """
 
     content: Any
     reference: str | None = None
-    template: Mapping[str, Any] = field(default_factory=dict)
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_text(self) -> bool:
@@ -86,11 +86,11 @@ class Encoded(NamedTuple):
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """apply: transformers' and mlx-lm's `apply_chat_template`; source: the template's text; thinking: the marks before
+    """apply: transformers' and mlx-lm's `apply_chat_template`; jinja: the template's text; thinking: the marks before
     and after what the model thinks."""
 
     apply: Callable[..., str]
-    source: str = ""
+    jinja: str = ""
     thinking: tuple[str, str] | None = None
 
     def render(self, messages: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> str:
@@ -133,19 +133,6 @@ def begun_text(messages: Sequence[Mapping[str, Any]], settings: Mapping[str, Any
     return str(last.get("content") or "") if goes_on and last.get("role") == "assistant" else ""
 
 
-def _asking(
-    prompt: Prompt, translation: TranslationPrompt, languages: tuple[str | None, str | None]
-) -> Prompt:
-    """The prompt with a prompt for its translation in place of each text of the user's; nothing is thought first."""
-    if prompt.is_text:
-        return replace(prompt, content=translation.content(prompt.content, *languages))
-    messages = [dict(message) for message in prompt.content]
-    for message in messages:
-        if message.get("role") == "user" and isinstance(message.get("content"), str):
-            message["content"] = translation.content(message["content"], *languages)
-    return replace(prompt, content=messages, template={"enable_thinking": False, **prompt.template})
-
-
 @dataclass(frozen=True)
 class TextSide:
     """A model's tokenizers, languages, defaults and chat template.
@@ -171,8 +158,7 @@ class TextSide:
     translation: TranslationPrompt | None = None
 
     @property
-    def source(self) -> Tokenizer:
-        """The tokenizer of prompts."""
+    def prompt_tokenizer(self) -> Tokenizer:
         return self.source_tokenizer or self.tokenizer
 
     def encode(
@@ -180,49 +166,81 @@ class TextSide:
         prompt: Prompt,
         source_lang: str | None = None,
         target_lang: str | None = None,
-        template: str | None = None,
+        prompt_template: str | None = None,
     ) -> Encoded:
         """The tokens of a prompt, a text, a chat's messages or tokens already.
 
-        With a language or a template (`Options.prompt_template`), a text and each of the user's messages become the
-        model's prompt for their translation. Without a language the tokens follow the tokenizer's source language and the
+        With a language or a prompt template (see `Options`), a text and each of the user's messages become the model's
+        prompt for their translation. Without a language the tokens follow the tokenizer's source language and the
         model's own prefix, as in transformers. InputError for a language that is unknown, missing or cannot be chosen,
         and for messages without a chat template.
         """
-        content = prompt.content
-        if prompt.is_chat and self.chat is None and self.start_token is not None:
-            # An encoder-decoder model reads one text; the rest of a chat is not for it.
-            text = last_text(content)
-            if not text.strip():
-                raise InputError("the chat has no text of the user's, which is the prompt")
-            encoded = self.encode(Prompt(text), source_lang, target_lang, template)
-            return encoded._replace(begun=begun_text(content, prompt.template))
-        if source_lang is None and target_lang is None and template is None:
-            return self._plain(prompt)
+        read = self._as_one_text(prompt)
+        if source_lang is None and target_lang is None and prompt_template is None:
+            encoded = self._tokens(read)
+        else:
+            encoded = self._translation_tokens(read, source_lang, target_lang, prompt_template)
+        if read is prompt:
+            return encoded
+        return encoded._replace(begun=begun_text(prompt.content, prompt.template_kwargs))
+
+    def _as_one_text(self, prompt: Prompt) -> Prompt:
+        """The prompt; of a chat for an encoder-decoder model, which reads one text, only the user's last."""
+        if not prompt.is_chat or self.chat or self.start_token is None:
+            return prompt
+        text = last_text(prompt.content)
+        if not text.strip():
+            raise InputError("the chat has no text of the user's, which is the prompt")
+        return Prompt(text)
+
+    def _translation_tokens(
+        self,
+        prompt: Prompt,
+        source_lang: str | None,
+        target_lang: str | None,
+        prompt_template: str | None,
+    ) -> Encoded:
+        """The tokens of the model's prompt for a translation."""
         if not (prompt.is_text or prompt.is_chat):
             raise InputError("source_lang, target_lang and prompt_template are not for token ids")
-        text = content if prompt.is_text else last_text(content)
-        languages = self.resolve_languages(source_lang, target_lang, template)
-        translation = TranslationPrompt((template,)) if template else self.translation
-        if translation:
-            if prompt.is_text and not template:
-                prompt = replace(prompt, content=[{"role": "user", "content": content}])
-            prompt = _asking(prompt, translation, languages)
-        if self.languages and not self.chat and (self.languages.source or not template):
-            encoded = self._in_languages(prompt.content, *languages)
+        text = prompt.content if prompt.is_text else last_text(prompt.content)
+        codes = self.resolve_languages(source_lang, target_lang, prompt_template)
+        asking = self._with_languages(prompt, codes, prompt_template)
+        languages = self.languages
+        if languages and not self.chat and (languages.source or not prompt_template):
+            encoded = self._in_languages(languages, asking.content, *codes)
         else:
-            source_lang, target_lang = languages
-            encoded = self._plain(prompt)._replace(source_lang=source_lang, target_lang=target_lang)
+            encoded = self._tokens(asking)._replace(source_lang=codes[0], target_lang=codes[1])
         begin = encoded.begin + encoded.text.rfind(text)  # templates end with it
         return encoded._replace(text=text, begin=begin)
 
-    def _plain(self, prompt: Prompt) -> Encoded:
+    def _with_languages(
+        self, prompt: Prompt, codes: tuple[str | None, str | None], prompt_template: str | None
+    ) -> Prompt:
+        """The prompt with a prompt for its translation in place of each text of the user's, if that is how the model is
+        told; nothing is thought first."""
+        translation = TranslationPrompt((prompt_template,)) if prompt_template else self.translation
+        if translation is None:
+            return prompt
+        if prompt.is_text and prompt_template:
+            return replace(prompt, content=translation.content(prompt.content, *codes))
+        content = (
+            [{"role": "user", "content": prompt.content}] if prompt.is_text else prompt.content
+        )
+        messages = [dict(message) for message in content]
+        for message in messages:
+            if message.get("role") == "user" and isinstance(message.get("content"), str):
+                message["content"] = translation.content(message["content"], *codes)
+        arguments = {"enable_thinking": False, **prompt.template_kwargs}
+        return replace(prompt, content=messages, template_kwargs=arguments)
+
+    def _tokens(self, prompt: Prompt) -> Encoded:
         """The tokens of a prompt as it is."""
         content = prompt.content
         if prompt.is_text:
             # A rendered template may come as a text.
             special = not (self.bos and content.startswith(self.bos))
-            encoding = self.source.encode(content, add_special_tokens=special)
+            encoding = self.prompt_tokenizer.encode(content, add_special_tokens=special)
             return Encoded(content, encoding.ids, encoding=encoding)
         if prompt.is_chat:
             if self.chat is None:
@@ -230,20 +248,21 @@ class TextSide:
             if self.languages and last_text(content):
                 missing = "the chat template has to be told both languages, and writes the prompt"
                 raise InputError(f"target_lang: {missing}")
-            text = self.chat.render(content, prompt.template)
+            text = self.chat.render(content, prompt.template_kwargs)
             encoding = self.tokenizer.encode(text, add_special_tokens=False)
-            begun = begun_text(content, prompt.template)
+            begun = begun_text(content, prompt.template_kwargs)
             last = last_text(content)
             begin = max(0, text.rfind(last))
             return Encoded(last, encoding.ids, begun=begun, encoding=encoding, begin=begin)
-        return Encoded(self.source.decode(content), list(content))
+        return Encoded(self.prompt_tokenizer.decode(content), list(content))
 
-    def _in_languages(self, text: str, source_lang: str | None, target_lang: str | None) -> Encoded:
-        languages = self.languages
-        assert languages is not None
+    def _in_languages(
+        self, languages: Languages, text: str, source_lang: str | None, target_lang: str | None
+    ) -> Encoded:
+        """The tokens of a text and, in the model's layout, of its languages."""
         if not languages.source:  # the model is told in words
             words = str(languages.codes.get(target_lang or "", ""))
-            encoding = self.source.encode(f"{words}{text}")
+            encoding = self.prompt_tokenizer.encode(f"{words}{text}")
             codes = source_lang, target_lang
             return Encoded(text, encoding.ids, None, *codes, encoding=encoding, begin=len(words))
 
@@ -251,7 +270,7 @@ class TextSide:
             token = languages.codes.get(code or "")
             return [token] if isinstance(token, int) else None
 
-        encoding = self.source.encode(text, add_special_tokens=False)
+        encoding = self.prompt_tokenizer.encode(text, add_special_tokens=False)
         parts = {
             "text": encoding.ids,
             "source": token_of(source_lang),
@@ -259,7 +278,7 @@ class TextSide:
             "start": None if self.start_token is None else [self.start_token],
         }
         # Without a source language use the tokenizer's, without a target language the model's.
-        tokens = languages.source_tokens(parts) or self.source.encode(text).ids
+        tokens = languages.source_tokens(parts) or self.prompt_tokenizer.encode(text).ids
         prefix = languages.prefix_tokens(parts) or None
         return Encoded(text, tokens, prefix, source_lang, target_lang, encoding=encoding)
 
@@ -288,44 +307,41 @@ class TextSide:
         if self.languages is None:
             return None, None
         by_token = {token: code for code, token in self.languages.codes.items()}
-        read = self.source.encode("").ids
+        read = self.prompt_tokenizer.encode("").ids
         source = next((by_token[t] for t in read if t in by_token), self.languages.reads)
         only = next(iter(by_token.values())) if len(by_token) == 1 else None
         return source, next((by_token[t] for t in prefix if t in by_token), only)
 
-
-@dataclass(frozen=True)
-class Conversation:
-    """How a text gets into the chat template. Without one, or if it is not to be used, a prompt stays as it is."""
-
-    system_prompt: str | None = None
-    template: Mapping[str, Any] = field(default_factory=dict)  # arguments for the chat template
-    in_use: bool = False
-    prefill: str | None = None  # the beginning of the answer
-
-    @classmethod
-    def of(
-        cls,
-        text: TextSide,
+    def prompt_format(
+        self,
         system_prompt: str | None = None,
-        template: Mapping[str, Any] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
         ignore_chat_template: bool = False,
         prefill: str | None = None,
-    ) -> "Conversation":
+    ) -> "PromptFormat":
         """InputError for settings of a chat template if none is in use."""
-        in_use = text.chat is not None and not ignore_chat_template
-        if prefill and not in_use and text.start_token is None:
+        has_template = self.chat is not None and not ignore_chat_template
+        if prefill and not has_template and self.start_token is None:
             raise InputError(
                 "the beginning of an answer needs a chat template: put it in the prompt"
             )
-        if not in_use and (system_prompt is not None or template is not None):
-            missing = "none is in use" if text.chat else "this model has no chat template"
+        if not has_template and (system_prompt is not None or template_kwargs is not None):
+            missing = "none is in use" if self.chat else "this model has no chat template"
             raise InputError(f"a system prompt or a setting needs a chat template: {missing}")
-        return cls(system_prompt, template or {}, in_use, prefill)
+        return PromptFormat(system_prompt, template_kwargs or {}, has_template, prefill)
+
+
+@dataclass(frozen=True)
+class PromptFormat:
+    """How a text gets into the chat template. Without one, or if it is not to be used, a prompt stays as it is."""
+
+    system_prompt: str | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    has_template: bool = False  # whether a chat template is in use
+    prefill: str | None = None  # the beginning of the answer
 
     @property
-    def first(self) -> list[dict[str, Any]]:
-        """The messages that it begins with."""
+    def first_messages(self) -> list[dict[str, Any]]:
         if self.system_prompt is None:
             return []
         return [{"role": "system", "content": self.system_prompt}]
@@ -333,9 +349,9 @@ class Conversation:
     def prompt(self, content: Any) -> Any:
         """A text as the user's first message. Anything else stays as it is."""
         prompt = content if isinstance(content, Prompt) else Prompt(content)
-        if not prompt.is_text or not (self.in_use or self.prefill):
+        if not prompt.is_text or not (self.has_template or self.prefill):
             return content
-        messages = [*self.first, {"role": "user", "content": prompt.content}]
+        messages = [*self.first_messages, {"role": "user", "content": prompt.content}]
         if self.prefill:
             messages.append({"role": "assistant", "content": self.prefill})
-        return Prompt(messages, prompt.reference, self.template)
+        return Prompt(messages, prompt.reference, self.template_kwargs)
