@@ -14,10 +14,10 @@ from typing import Any
 
 from common.errors import InputError
 from speculative.processors import Processor
+from speculative.rules import COUPLED, RULES
 
 AUTO = "auto"  # num_draft: the fastest number, by what steps have taken
-RULES = ("token", "block", "coupled")  # of sampling.py
-DEFAULT_RULE = "coupled"  # the same seed gives the same text, with any drafts
+DEFAULT_RULE = COUPLED  # the same seed gives the same text, with any drafts
 MAX_TOKENS = 512  # if neither the caller nor the checkpoint sets it
 MAX_NUMBER = 10**9  # below 2^31, the end of MLX's integers; logits times this stay finite
 
@@ -111,7 +111,13 @@ TEXTS = Values(
     lambda v: _are(lambda text: text and _is_text(text), [v] if isinstance(v, str) else v),
     "TEXT",
 )
-RULE = Values(str, f"one of {', '.join(RULES)}", lambda v: callable(v) or v in RULES, None, RULES)
+RULE = Values(
+    str,
+    f"one of {', '.join(RULES)}",
+    lambda v: callable(v) or (isinstance(v, str) and v in RULES),
+    f"{{{','.join(RULES)}}}",
+    tuple(RULES),
+)
 EARLY = Values(
     str, "True, False or never", lambda v: isinstance(v, bool) or v == "never", None, ("never",)
 )
@@ -366,7 +372,7 @@ class Options:
 
     @property
     def rule(self) -> str | Callable:
-        """The acceptance rule at temperature > 0: one of RULES, or a function like sampling.accept_block."""
+        """The acceptance rule at temperature > 0: one of RULES, or a function like rules.accept_block."""
         return self.acceptance or ("token" if self.delta else DEFAULT_RULE)
 
 

@@ -1,5 +1,5 @@
-"""From logits to tokens: the distribution of a token, the noise that draws it, and the rules by which the target
-accepts drafted tokens. All of it runs on the device, without a loop over drafted tokens.
+"""From logits to tokens: the distribution of a token, the noise that draws it, and the acceptance of drafted
+tokens by one of the rules in rules.py. All of it runs on the device, without a loop over drafted tokens.
 
 Shapes: B rows, k drafted tokens, V vocabulary.
 """
@@ -8,6 +8,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -17,6 +18,7 @@ from speculative.draft import Draft
 from speculative.options import Options
 from speculative.processors import Controls
 from speculative.row import Row
+from speculative.rules import COUPLED, RULES, accept_token, at, leading, of_drafted
 
 Numbers = float | np.ndarray  # one for all rows, or [B, 1, 1]
 _TARGET, _DRAFT, _ACCEPT = range(3)  # uses of noise, which share no random numbers
@@ -47,26 +49,11 @@ class Greedy:
         k = draft.tokens.shape[1]
         if self._delta:
             margin = math.log1p(-self._delta) if self._delta < 1 else -math.inf
-            right = _of_drafted(logits, draft.tokens) >= logits[:, :k].max(axis=-1) + margin
+            right = of_drafted(logits, draft.tokens) >= logits[:, :k].max(axis=-1) + margin
         else:
             right = draft.tokens == best[:, :k]
-        n = _leading(right, draft.lengths)
-        return n, _at(best, n)
-
-
-def _leading(right: mx.array, lengths: np.ndarray) -> mx.array:
-    """How many of the first lengths[b] entries of each row are true before a false one: [B]."""
-    B, k = right.shape
-    if k == 0:  # reductions over nothing crashed in MLX 0.31
-        return mx.zeros((B,), mx.int32)
-    meant = mx.arange(k) < mx.array(lengths)[:, None]
-    return mx.cumprod((right & meant).astype(mx.int32), axis=1).sum(axis=1)
-
-
-def _at(x: mx.array, n: mx.array) -> mx.array:
-    """x[b, n[b]] for x [B, T] or [B, T, V]."""
-    index = n.reshape(-1, *[1] * (x.ndim - 1))
-    return mx.take_along_axis(x, index, axis=1)[:, 0]
+        n = leading(right, draft.lengths)
+        return n, at(best, n)
 
 
 def probabilities(
@@ -169,8 +156,10 @@ class Sampler:
         """vocab_size: rows of the target's vocabulary; the draft may have fewer, the first ones
         uncommitted: how many of each row's last tokens may still be rejected, [B]"""
         self.process = Controls(rows)
-        self._rows, self._rule, self._delta = rows, options.rule, options.delta
-        self._options, self._vocab_size = options, vocab_size
+        self._rows = rows
+        self._options = options
+        self._vocab_size = vocab_size
+        self._is_coupled = options.rule == COUPLED
         self._uncommitted = np.broadcast_to(uncommitted, len(rows))[:, None]
         self._distribution = {  # that target and draft model share
             name: np.array([getattr(row.options, name) for row in rows])[:, None, None]
@@ -206,7 +195,7 @@ class Sampler:
         """As `Greedy.propose`."""
         q = probabilities(self.process(logits[:, None], drafted), **self._distribution)[:, 0]
         i = len(drafted)
-        if self._rule == "coupled":
+        if self._is_coupled:
             noise = self._noise(_TARGET, self._positions(i + 1)[:, i:])
         else:
             # Not by position alone: a position drafted again after a rejection needs new noise,
@@ -221,21 +210,21 @@ class Sampler:
         p = probabilities(logits, **self._distribution)  # [B, k + 1, V]
         k = tokens.shape[1]
         positions = self._positions(k + 1)
-        if self._rule == "coupled" or k == 0:  # without drafts all rules agree
+        if self._is_coupled or k == 0:  # without drafts all rules agree
             drawn = mx.argmax(mx.log(p) + self._noise(_TARGET, positions), axis=-1)  # [B, k + 1]
-            n = _leading(tokens == drawn[:, :k], lengths)
-            return n, _at(drawn, n)
+            n = leading(tokens == drawn[:, :k], lengths)
+            return n, at(drawn, n)
         # A key for each drafted token: MLX draws other numbers for another k, which is the batch's. Steps start
         # at different positions, so no two share a key.
         start = positions[:, :1]
         keys = self._keys(_ACCEPT, start * 2**32 + np.arange(k))
         u = mx.vmap(lambda key: mx.random.uniform(key=key))(keys.reshape(-1, 2)).reshape(-1, k)
         q = _padded_q(draft, p.shape[-1])
-        if self._rule == "token":
-            n, residual = accept_token(p, q, tokens, lengths, u, self._delta)
-        else:
-            accept = self._rule if callable(self._rule) else accept_block
-            n, residual = accept(p, q, tokens, lengths, u)
+        rule = self._options.rule
+        accept: Any = rule if callable(rule) else RULES[rule]
+        if accept is accept_token:
+            accept = partial(accept_token, delta=self._options.delta)
+        n, residual = accept(p, q, tokens, lengths, u)
         return n, mx.argmax(mx.log(residual) + self._noise(_TARGET, start)[:, 0], axis=-1)
 
 
@@ -250,54 +239,6 @@ def _padded_q(draft: Draft, vocab_size: int) -> mx.array:
     meant = np.arange(q.shape[1]) < draft.lengths[:, None]
     q = mx.where(mx.array(meant[..., None]), q, 0.0)
     return mx.pad(q, [(0, 0), (0, 1), (0, 0)])
-
-
-def _of_drafted(x: mx.array, tokens: mx.array) -> mx.array:
-    """The entries of x [B, k + 1, V] for the drafted tokens [B, k]: [B, k]."""
-    return mx.take_along_axis(x[:, : tokens.shape[1]], tokens[..., None], axis=-1)[..., 0]
-
-
-def _residual(r: mx.array, p: mx.array, n: mx.array) -> mx.array:
-    """r [B, k + 1, V] after n tokens, or p where that is all zero (p and q are equal there): [B, V]."""
-    r, p = _at(r, n), _at(p, n)
-    return mx.where(r.sum(axis=-1, keepdims=True) > 0, r, p)
-
-
-def accept_token(
-    p: mx.array, q: mx.array, tokens: mx.array, lengths: np.ndarray, u: mx.array, delta: float = 0.0
-) -> tuple[mx.array, mx.array]:
-    """Accept a drafted token with probability min(1, p / q + delta), else draw from max(p - q, 0).
-
-    p, q [B, k + 1, V], q zero beyond a row's drafted tokens; tokens [B, k], of which the first lengths[b] are
-    meant; u [B, k] uniform in [0, 1). Returns n [B] and what the next token is to be drawn from [B, V], not normalised.
-    """
-    n = _leading((u - delta) * _of_drafted(q, tokens) < _of_drafted(p, tokens), lengths)
-    return n, _residual(mx.maximum(p - q, 0), p, n)
-
-
-def accept_block(
-    p: mx.array, q: mx.array, tokens: mx.array, lengths: np.ndarray, u: mx.array
-) -> tuple[mx.array, mx.array]:
-    """Accept the drafted tokens as a block. Arguments and result: as `accept_token`.
-
-    With w_0 = 1 and w_i = min(1, w_{i-1} p_{i-1}(d_i) / q_{i-1}(d_i)), the residual after i tokens is
-    r_i = max(w_i p_i - q_i, 0) with sum S_i, and n is the largest i with u_i < h_i, where
-    h_i = S_i / (S_i + 1 - w_i); at a row's last token q_i = 0, so that h_i = w_i.
-    """
-    B, k = tokens.shape
-    q_drafted = _of_drafted(q, tokens)
-    q_drafted = mx.where(q_drafted > 0, q_drafted, 1)  # zero only beyond a row's drafted tokens
-    log_ratio = mx.log(_of_drafted(p, tokens)) - mx.log(q_drafted)  # [B, k]
-    log_ratio = mx.concatenate([mx.zeros((B, 1)), log_ratio], axis=1)
-    walk = mx.cumsum(log_ratio, axis=1)
-    w = mx.exp(walk - mx.cummax(walk, axis=1))  # [B, k + 1], the recursion without a loop
-    r = mx.maximum(w[..., None] * p - q, 0)  # [B, k + 1, V]
-    S = r.sum(axis=-1)
-    h = mx.where(w < 1, S / (S + 1 - w), 1)[:, 1:]
-    i = mx.arange(1, k + 1)
-    passed = (u < h) & (i <= mx.array(lengths)[:, None])
-    n = mx.concatenate([mx.zeros((B, 1), i.dtype), mx.where(passed, i, 0)], axis=1).max(axis=1)
-    return n, _residual(r, p, n)
 
 
 def sampler(rows: Sequence[Row], options: Options, vocab_size: int) -> Greedy | Sampler:

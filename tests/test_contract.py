@@ -19,8 +19,9 @@ from documents.plain import parse
 from documents.translator import Translator
 from speculative.cache import MASKED, CrossCache, SlotCache
 from speculative.model import Model, padded
-from speculative.options import RULES, Options
+from speculative.options import Options
 from speculative.prefill import prefill
+from speculative.rules import RULES
 from terminal import models as opened
 from text.memory import Memory, Pair
 from text.text_side import Prompt, TextSide

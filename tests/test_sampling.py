@@ -26,14 +26,13 @@ from helpers.oracle import disturbed, with_eos
 
 from speculative.drafting import ModelDrafter
 from speculative.driver import Waiting
-from speculative.options import RULES, Options
+from speculative.options import Options
 from speculative.row import Row
+from speculative.rules import RULES, accept_block, accept_token
 from speculative.sampling import (
     Draft,
     Greedy,
     _padded_q,
-    accept_block,
-    accept_token,
     best_tokens,
     probabilities,
 )
