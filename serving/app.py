@@ -24,13 +24,14 @@ from decoder import Content
 from serving import answers, deepl, libretranslate
 from serving.answers import Writer
 from serving.audio import Speech
+from serving.bodies import parse
 from serving.deepl import DeepL
 from serving.engine import Engine, Progress, Refused
 from serving.gate import Gate, Limits
 from serving.libretranslate import LibreTranslate
 from serving.metrics import CONTENT_TYPE
 from serving.realtime import Realtime
-from serving.requests import Chat, Completion, ResponseRequest, parse
+from serving.requests import Chat, Completion, ResponseRequest
 from serving.responses import ResponseWriter
 from serving.translation import Translations
 from serving.transport import (

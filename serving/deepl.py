@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from common.errors import InputError
 from documents import html, plain
-from serving.requests import validated
+from serving.bodies import validated
 from serving.translation import StoredDocument, Texts, Translations, document_of, last_of
 from serving.transport import ERRORS, failure_of, while_there
 

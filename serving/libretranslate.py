@@ -14,7 +14,7 @@ from starlette.routing import Route
 from common.errors import InputError
 from documents import FORMATS, html, plain
 from documents.translator import Translation
-from serving.requests import validated
+from serving.bodies import validated
 from serving.translation import Step, Texts, Translations, document_of, last_of
 from serving.transport import ERRORS, MAX_BODY, event_of, failure_of, stream_of, while_there
 from speculative.row import Row

@@ -12,9 +12,9 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from common.errors import InputError
 from serving import answers
+from serving.bodies import parse
 from serving.engine import Engine, Refused
 from serving.gate import Gate, Limits
-from serving.requests import parse
 from serving.transport import ERRORS, failure_of, working
 from speech.audio import check_length, resampler
 from speech.live import PAUSE, Heard

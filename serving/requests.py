@@ -6,87 +6,34 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from difflib import get_close_matches
 from itertools import groupby
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import from_json
 
 from common.errors import InputError
-from speculative.options import DECLARED, FORMS, MAX_NUMBER, TOKENS, OptionError, Options
+from serving.bodies import Object
+from serving.fields import (
+    ALIASES,
+    OPTION_NAMES,
+    SERVED,
+    check_names,
+    check_sizes,
+    normalised,
+    request_name,
+)
+from speculative.options import FORMS, MAX_NUMBER, TOKENS, OptionError, Options
 from speculative.processors import CountPenalty
 from text.text_side import ChatTemplate, Prompt
 
-Kind = TypeVar("Kind", bound=BaseModel)
-# Values that change nothing, and the fields, also of other servers
-_UNSUPPORTED: tuple[tuple[tuple, str], ...] = (
-    ((True,), "add_bos_token skip_special_tokens spaces_between_special_tokens"),
-    (
-        (False,),
-        "background ban_eos_token dynamic_temperature early_stopping echo enable_thinking",
-    ),
-    ((False,), "ignore_eos include_stop_str_in_output post_sampling_probs return_token_ids"),
-    ((False,), "return_tokens return_tokens_as_token_ids use_beam_search"),
-    (
-        (0,),
-        "dry_multiplier dynatemp_range epsilon_cutoff eta_cutoff min_keep mirostat mirostat_mode",
-    ),
-    ((0,), "n_probs penalty_alpha smoothing_factor top_a top_logprobs xtc_probability"),
-    ((1,), "best_of encoder_repetition_penalty guidance_scale length_penalty repeat_penalty"),
-    ((1,), "tfs tfs_z typical typical_p"),
-    ((-1, 0), "top_n_sigma"),
-    (([],), "bad_words documents functions logits_processors tools"),
-    (("none", "auto"), "function_call tool_choice"),
-    (([], ["reasoning.encrypted_content"]), "include"),
-    ((["text"],), "modalities"),
-    ((), "previous_response_id"),
-    (("",), "suffix"),
-    (("disabled",), "truncation"),
-    (("medium",), "verbosity"),
-)
-_NEUTRAL = {field: values for values, fields in _UNSUPPORTED for field in fields.split()}
-_INSTEAD = {  # unsupported fields -> the nearest that works
-    "best_of": "n",
-    "function_call": "tool_choice",
-    "functions": "tools",
-    "previous_response_id": "the whole conversation as input",
-    "tools": "/v1/chat/completions",
-}
-_OF_NO_MATTER = (  # fields that do not affect the text; the last ones are of samplers that have to be off
-    "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention parallel_tool_calls"
-    " cache_prompt priority request_id chat_id session_id id keep_alive id_slot n_keep timings_per_token mirostat_tau"
-    " mirostat_eta xtc_threshold dynatemp_exponent repeat_last_n penalize_nl dry_base dry_allowed_length"
-    " dry_penalty_last_n dry_sequence_breakers"
-).split()
-_THE_SERVERS = ("lookup", "delta", "acceptance")
-_SERVED = {name: d.served for name, d in DECLARED.items() if d.served is not None}
-_FORMS = {
-    "prompt": "a string, a list of token ids, or a list of these",
-    "prediction": '{"type": "content", "content": "..."}',
-    "logit_bias": 'token ids with a number each, such as {"1234": -5.0}',
-    "input": "a text, or a list of messages and function calls with text "
-    "(with store: false clients send no item_reference)",
-    "tool_choice": "none, auto, required, or a function's name: "
-    '{"type": "function", "function": {"name": "..."}}',
-}
-_OF_MESSAGES = (  # fields that are dropped where the chat template has no use for them
+_DROPPABLE = (  # fields that are dropped where the chat template has no use for them
     *("parsed", "name", "tool_call_id", "reasoning_content", "reasoning", "annotations"),
     *("id", "type", "status", "phase"),
 )
 _SWITCHES = ("enable_thinking", "thinking")  # in chat templates
 _LANGUAGES = {"source_lang_code": "source_lang", "target_lang_code": "target_lang"}
-_NAMES = {d.request or name: name for name, d in DECLARED.items() if d.request is not None}
-_ALIASES = {"num_draft_tokens": "num_draft"}  # mlx-lm's names -> ours
 _JSON_SCHEMA = "https://json-schema.org/draft/2020-12/schema"
-_NEAR = 0.8  # difflib's similarity of a field that was probably meant
-_OFF = {  # option -> other servers' value for "off" or, of seeds, "a new one"; and ours
-    "top_k": (-1, 0),
-    "top_p": (0, 1.0),
-    "repetition_penalty": (0, 1.0),
-    "stop": ("", ()),
-    "seed": (-1, None),
-}
 
 
 def _joined(content: Any) -> str:
@@ -99,18 +46,6 @@ def _joined(content: Any) -> str:
     return "".join(map(str, texts))
 
 
-class _Object(BaseModel):
-    """An object of a request: a field that is null is not given, and one that is not declared is refused."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, fields: Any) -> Any:
-        items = fields.items() if isinstance(fields, dict) else ()
-        return {name: value for name, value in items if value is not None} if items else fields
-
-
 def _parsed(function: Any) -> Any:
     """A called function with its arguments themselves, as chat templates expect them, not as JSON."""
     with suppress(ValueError, KeyError, TypeError):
@@ -118,14 +53,14 @@ def _parsed(function: Any) -> Any:
     return function
 
 
-class _ToolCall(_Object):
+class _ToolCall(Object):
     """A tool's call in an earlier answer."""
 
     model_config = ConfigDict(extra="allow")
     function: Annotated[dict[str, Any], BeforeValidator(_parsed)]
 
 
-class _Message(_Object):
+class _Message(Object):
     """A message. Its other fields are for the chat template."""
 
     model_config = ConfigDict(extra="allow")
@@ -146,7 +81,7 @@ class _Message(_Object):
             elif value and name == "tool_calls":  # as the model wrote them
                 calls = [json.dumps(call["function"], ensure_ascii=False) for call in value]
                 message["content"] += " ".join(calls)
-            elif value and name not in _OF_MESSAGES:
+            elif value and name not in _DROPPABLE:
                 raise InputError(f"the model's chat template has no use for {name[:50]!r}")
         return message
 
@@ -156,14 +91,14 @@ def _uses(template: str, *names: str) -> bool:
     return re.search(rf"\b({'|'.join(map(re.escape, names))})\b", template) is not None
 
 
-class _Prediction(_Object):
+class _Prediction(Object):
     """A text that the answer will resemble (OpenAI's predicted outputs)."""
 
     type: Literal["content"]
     content: Annotated[str, BeforeValidator(_joined)]
 
 
-class _Schema(_Object):
+class _Schema(Object):
     """A JSON schema with its name."""
 
     name: str | None = None
@@ -197,12 +132,12 @@ class _Format(_Schema):
         return {"type": "object"} if self.type == "json_object" else None
 
 
-class _StreamOptions(_Object):
+class _StreamOptions(Object):
     include_usage: bool = False
     include_obfuscation: bool | None = None
 
 
-class _Form(_Object):
+class _Form(Object):
     """vLLM's structured_outputs."""
 
     of_json: dict[str, Any] | str | None = Field(None, alias="json")
@@ -218,7 +153,7 @@ class _Form(_Object):
         return self
 
 
-class Fields(_Object):
+class Fields(Object):
     """The fields that completions and chats share; most options are in `model_extra`."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
@@ -244,11 +179,11 @@ class Fields(_Object):
 
     def options(self, defaults: Options, max_tokens: int = MAX_NUMBER) -> Options:
         """The options of its rows, with `max_tokens` tokens at most. Raises InputError if they are out of range."""
-        more = {_ALIASES.get(field, field): x for field, x in (self.model_extra or {}).items()}
-        _check_fields(more)
-        given = {name: more.get(field) for field, name in _NAMES.items()}
+        more = {ALIASES.get(field, field): x for field, x in (self.model_extra or {}).items()}
+        check_names(more, (*Completion.model_fields, *Chat.model_fields))
+        given = {name: more.get(field) for field, name in OPTION_NAMES.items()}
         given |= {name: value for name, value in self._own().items() if value is not None}
-        given = {name: _usual(name, x) for name, x in given.items() if x is not None}
+        given = {name: normalised(name, x) for name, x in given.items() if x is not None}
         tokens = given.get("max_tokens")
         if isinstance(tokens, int) and not isinstance(tokens, bool):
             given["max_tokens"] = max_tokens if tokens == -1 else min(tokens, max_tokens)
@@ -257,17 +192,17 @@ class Fields(_Object):
             given["processors"] = (*defaults.processors, CountPenalty(*penalties))
         if any(name in given for name in FORMS):
             given = dict.fromkeys(FORMS) | given
-        limits = _SERVED | {"max_tokens": max_tokens}
-        _check_sizes(given, limits)
+        limits = SERVED | {"max_tokens": max_tokens}
+        check_sizes(given, limits)
         samples = given.get("num_samples", defaults.num_samples)
         if isinstance(samples, int) and samples > 1 and given.get("temp", defaults.temp) == 0:
             raise InputError("n above 1 needs temperature above 0")  # a request has no beams
         try:
             return replace(defaults, **given)
         except OptionError as error:
-            most = limits.get(error.name, error.values.max_value)
-            values = replace(error.values, max_value=most)
-            raise OptionError(_field(error.name), error.value, values) from None
+            max_value = limits.get(error.name, error.values.max_value)
+            values = replace(error.values, max_value=max_value)
+            raise OptionError(request_name(error.name), error.value, values) from None
 
     def _own(self) -> dict[str, Any]:
         """The options that are fields of this class."""
@@ -298,7 +233,7 @@ class Completion(Fields):
         return super()._own() | {"logprobs": None if self.logprobs is False else self.logprobs}
 
 
-class _Tool(_Object):
+class _Tool(Object):
     """A function that the model may call, or the choice of one."""
 
     type: Literal["function"]
@@ -394,12 +329,12 @@ class Chat(Fields):
         return own
 
 
-class _Text(_Object):
+class _Text(Object):
     format: _Format | None = None
     verbosity: Literal["medium"] = "medium"
 
 
-class _Reasoning(_Object):
+class _Reasoning(Object):
     effort: str | None = None
     summary: str | None = None
 
@@ -444,80 +379,3 @@ class ResponseRequest(Chat):
         self.response_format = self.text.format
         self.reasoning_effort = self.reasoning.effort
         return self
-
-
-def _check_fields(more: dict[str, Any]) -> None:
-    """Raise InputError for an unknown or unsupported field."""
-    for field, value in more.items():
-        if not any(field in names for names in (_NAMES, _NEUTRAL, _THE_SERVERS, _OF_NO_MATTER)):
-            fields = (*_NAMES, *Completion.model_fields, *Chat.model_fields)
-            near = get_close_matches(field, fields, n=1, cutoff=_NEAR)
-            hint = f"; nearest: {near[0]!r}" if near else ""
-            raise InputError(f"there is no field {field[:50]!r}{hint}")
-        if field in _THE_SERVERS and value is not None:
-            raise InputError(f"{field} is set for the whole server when it starts")
-        if field in _NEUTRAL and value not in (None, *_NEUTRAL[field]):
-            instead = f"; use {_INSTEAD[field]}" if field in _INSTEAD else ""
-            raise InputError(f"{field} is not supported{instead}")
-
-
-def _usual(name: str, value: Any) -> Any:
-    """An option's value as `Options` takes it: JSON writes 256.0 for 256, and other servers have their own "off"."""
-    if isinstance(value, float) and value.is_integer() and DECLARED[name].values.kind is int:
-        value = int(value)
-    theirs, ours = _OFF.get(name, (None, None))
-    return ours if value == theirs and not isinstance(value, bool) else value
-
-
-def _field(name: str) -> str:
-    """An option's name in a request."""
-    return DECLARED[name].request or name
-
-
-def _check_sizes(options: dict[str, Any], limits: dict[str, int]) -> None:
-    """Raise InputError if an option is above the limit for requests."""
-    for name, value in options.items():
-        most = limits.get(name)
-        is_list = isinstance(value, (list, dict))
-        size = len(value) if is_list else value
-        if most is not None and isinstance(size, int) and size > most:
-            excess = f"has {size} entries" if is_list else f"is {size}"
-            raise InputError(f"{_field(name)} {excess}; {most} at most")
-
-
-def parse(body: bytes, kind: type[Kind]) -> Kind:
-    """Parse a request's body. Raises InputError if it is not such a request."""
-    return validated(read_json(body), kind)
-
-
-def read_json(body: bytes) -> Any:
-    try:
-        return from_json(body, allow_inf_nan=False)
-    except ValueError as error:
-        raise InputError(f"the body is not JSON: {error}") from None
-
-
-def validated(fields: Any, kind: type[Kind]) -> Kind:
-    """The request of these fields. Raises InputError, in one line, if they are none."""
-    try:
-        return kind.model_validate(fields)
-    except ValidationError as error:
-        raise InputError(_message(error)) from None
-
-
-def _message(error: ValidationError) -> str:
-    """The first error, in one line."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    path = first["loc"][:1] if "logit_bias" in first["loc"] else first["loc"]  # not the user's keys
-    where = ".".join(map(str, path))
-    kind = first["type"]
-    message = re.sub(r" or instance of \w+", "", first["msg"])
-    if not where:
-        return "the body is not a JSON object"
-    if kind == "extra_forbidden":
-        return f"there is no field {where[:99]!r}"
-    if kind == "value_error":
-        return f"{where} {first['ctx']['error']}"
-    if path[0] in _FORMS and (len(path) > 1 or kind.endswith(("_type", "_parsing"))):
-        return f"{path[0]} is not {_FORMS[path[0]]}"
-    return f"{where}: {message[0].lower()}{message[1:]}"

@@ -24,9 +24,9 @@ from common.errors import InputError
 from documents.apart import read_apart
 from documents.document import Document
 from documents.translator import Aligners, Translation, Translator
+from serving.bodies import read_json
 from serving.engine import Engine, Progress, Refused
 from serving.gate import Gate, Limits
-from serving.requests import read_json
 from serving.transport import BODY_SECONDS, MAX_BODY, form_of, read_body, read_form, working
 from speculative.row import Row
 from speculative.tasks import Ended

@@ -10,8 +10,9 @@ from helpers.programs import ANSWER, PROMPT
 from helpers.serving import alone, mixed
 
 from decoder import Batch, Options
+from serving.bodies import parse
 from serving.engine import CANCELLED, LOST, REFUSED, Engine, Job, Refused
-from serving.requests import Completion, parse
+from serving.requests import Completion
 from speculative.row import Row
 from speculative.sampling import RowSeeds
 

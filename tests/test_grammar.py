@@ -14,7 +14,8 @@ from helpers.laws import LIMIT, TableModel, V, deviation, frequencies, joint_law
 
 from common.errors import InputError
 from decoder import SpeculativeDecoder, load
-from serving.requests import ResponseRequest, validated
+from serving.bodies import validated
+from serving.requests import ResponseRequest
 from speculative.driver import Waiting
 from speculative.grammar import Matcher
 from speculative.options import Options

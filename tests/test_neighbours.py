@@ -10,9 +10,11 @@ from helpers.serving import alone
 from common.errors import InputError
 from decoder import Options
 from serving.app import Api
+from serving.bodies import parse
 from serving.engine import Engine
+from serving.fields import OPTION_NAMES
 from serving.gate import Gate, Limits
-from serving.requests import _NAMES, Chat, Completion, ResponseRequest, parse
+from serving.requests import Chat, Completion, ResponseRequest
 
 CHAT = [{"role": "user", "content": PROMPT}]
 REQUESTS = {
@@ -86,7 +88,7 @@ def api(decoder):
 
 
 def test_every_field_has_its_values():
-    assert {*VALUES} == {*_NAMES}.union(*map(fields_of, REQUESTS))
+    assert {*VALUES} == {*OPTION_NAMES}.union(*map(fields_of, REQUESTS))
 
 
 QUICK = ("logprobs", "n", "prompt", "stop", "structured_outputs")
@@ -100,7 +102,7 @@ def test_a_request_changes_nothing_beside_it(api, field):
     normal = [{"prompt": PROMPT, "max_tokens": 8, **each} for each in normal]
     texts = [alone(engine.decoder, each) for each in normal]
     beside = []
-    kinds = [kind for kind in REQUESTS if field in fields_of(kind) | {*_NAMES}]
+    kinds = [kind for kind in REQUESTS if field in fields_of(kind) | {*OPTION_NAMES}]
     for value, kind in zip([*ODD, *VALUES[field]], cycle(kinds)):
         number = len(beside) % len(normal)
         fields = REQUESTS[kind] | {"temperature": number} | {field: value}

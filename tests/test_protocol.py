@@ -12,16 +12,10 @@ from hypothesis import strategies as st
 
 from common.errors import InputError
 from serving.answers import Call, Writer
+from serving.bodies import parse
 from serving.engine import Progress
-from serving.requests import (
-    _NEUTRAL,
-    _OF_NO_MATTER,
-    _THE_SERVERS,
-    Chat,
-    Completion,
-    ResponseRequest,
-    parse,
-)
+from serving.fields import IGNORED, NEUTRAL, SERVER_WIDE
+from serving.requests import Chat, Completion, ResponseRequest
 from speculative.options import DECLARED, Options
 from speculative.processors import CountPenalty
 from speculative.row import Row, Stats
@@ -169,14 +163,14 @@ def test_seed_minus_one_is_a_new_one():
     assert options_of({"seed": -1}, defaults=Options(seed=5)).seed is None
 
 
-@pytest.mark.parametrize("field", [*_NEUTRAL, *_OF_NO_MATTER])
+@pytest.mark.parametrize("field", [*NEUTRAL, *IGNORED])
 def test_of_an_unsupported_field_only_what_changes_nothing_is_taken(field):
     for kind in KINDS:
         if field in kind.model_fields:
             continue
-        for value in _NEUTRAL.get(field, [{"x": 1}]):
+        for value in NEUTRAL.get(field, [{"x": 1}]):
             assert options_of({field: value}, kind) == Options()
-        if field in _NEUTRAL:
+        if field in NEUTRAL:
             with pytest.raises(InputError, match=f"^{field} is not supported"):
                 options_of({field: {"x": 1}}, kind)
 
@@ -299,7 +293,7 @@ VALUES = st.recursive(
     max_leaves=8,
 )
 DECLARED_HERE = {field.alias or name for kind in KINDS for name, field in kind.model_fields.items()}
-NAMES = sorted({*DECLARED_HERE, *DECLARED, *_NEUTRAL, *_OF_NO_MATTER, *_THE_SERVERS})
+NAMES = sorted({*DECLARED_HERE, *DECLARED, *NEUTRAL, *IGNORED, *SERVER_WIDE})
 
 
 @settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])

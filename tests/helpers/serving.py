@@ -16,7 +16,8 @@ import pytest
 
 from demo.training.tasks import SHORT_KINDS, held_out_example
 from helpers.programs import ROOT
-from serving.requests import Completion, parse
+from serving.bodies import parse
+from serving.requests import Completion
 from speculative.options import Options
 
 SETTINGS: list[dict[str, Any]] = [
