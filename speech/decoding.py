@@ -3,53 +3,32 @@
 
 import math
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from tokenizers import Tokenizer
 
-from families.whisper import Config, Window
+from families import whisper
 from speculative.options import Options
 from speculative.processors import Processor
 from speculative.row import Row, Stats
 from speculative.sampling import RowSeeds
 from speech.options import TranscribeOptions
 from speech.rules import Against, OneOf, Special
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """A window's text at one temperature."""
-
-    tokens: list[int]  # with timestamps, without the end
-    origins: list[str]
-    temperature: float
-    avg_logprob: float  # of the tokens and the end
-    compression_ratio: float  # high if the text repeats itself
-    no_speech_prob: float | None = None  # None: not computed
-
-
-UNTRIED = Attempt([], [], 0.0, -math.inf, 1.0)
-
-
-@dataclass
-class WindowText:
-    """A window, and what was decoded of it."""
-
-    prompt: Window
-    seek: int  # its first frame
-    size: int  # frames with sound
-    draft: list[int] = field(default_factory=list)  # a text that drafts this one
-    attempt: Attempt = UNTRIED
-    no_speech_prob: float | None = None
+from speech.window import Attempt, Window
 
 
 class WindowDecoder:
     """Decodes the windows of a sound. What yields rows goes on when they are finished."""
 
     def __init__(
-        self, config: Config, tokenizer: Tokenizer, special: Special, options: TranscribeOptions
+        self,
+        config: whisper.Config,
+        tokenizer: Tokenizer,
+        special: Special,
+        options: TranscribeOptions,
     ):
         self._config, self._tokenizer = config, tokenizer
         self._special, self._options = special, options
@@ -61,12 +40,12 @@ class WindowDecoder:
         words = [token for token in tokens if self._special.is_text(token)]
         return self._tokenizer.decode(words, skip_special_tokens=False)
 
-    def language_row(self, prompt: Window) -> Row:
+    def language_row(self, prompt: whisper.Window) -> Row:
         """The row that finds the most probable language of a window, as its only token."""
         codes = OneOf(tuple(self._special.languages.values()))
         return self._one_token_row(prompt, [self._special.start], codes)
 
-    def _one_token_row(self, prompt: Window, prefix: list[int], rule: Processor) -> Row:
+    def _one_token_row(self, prompt: whisper.Window, prefix: list[int], rule: Processor) -> Row:
         options = Options(max_tokens=1, logprobs=0, lookup=False, processors=(rule,))
         row = Row(prompt, options)
         row.begin(prefix, self._config)
@@ -74,11 +53,11 @@ class WindowDecoder:
 
     def decode(
         self,
-        texts: list[WindowText],
+        windows: Sequence[Window],
         language: str,
         previous: list[int],
         tries: int | None = None,
-    ) -> Iterator[list[Row]]:
+    ) -> Generator[list[Row], Any, list[Window]]:
         """Decode each window at the first temperature where its text does not fail. tries: temperatures at most"""
         earlier = list[int]()
         if previous:
@@ -87,32 +66,34 @@ class WindowDecoder:
         prefix = [*earlier, *self._special.prefix(language, self._options.task)]
         if not self._special.has_timestamps:
             prefix.append(self._special.no_timestamps)
-        failing = texts
+        decoded = [*windows]
+        failing = [*range(len(windows))]
         for temperature in self._options.temperatures[:tries]:
-            rows = [self._rows(text, prefix, temperature) for text in failing]
-            yield [row for group in rows for row in group]
-            for text, group in zip(failing, rows, strict=True):
-                for row in group:
-                    self.stats += replace(row.stats, prompt_tokens=0)
-                attempts = map(self._attempt, group)
-                text.attempt = max(attempts, key=lambda attempt: attempt.avg_logprob)
-                text.draft = group[0].generated
-            yield from self._find_silence(failing, [*earlier, self._special.start])
-            failing = [text for text in failing if self.fails(text.attempt)]
+            groups = {i: self._rows(decoded[i], prefix, temperature) for i in failing}
+            yield [row for rows in groups.values() for row in rows]
+            for i, rows in groups.items():
+                self.stats += sum((replace(row.stats, prompt_tokens=0) for row in rows), Stats())
+                known = decoded[i].attempt.no_speech_prob
+                best = max(map(self._attempt, rows), key=lambda attempt: attempt.avg_logprob)
+                attempt = replace(best, no_speech_prob=known)
+                decoded[i] = replace(decoded[i], attempt=attempt, draft=rows[0].generated)
+            yield from self._find_silence(decoded, failing, [*earlier, self._special.start])
+            failing = [i for i in failing if self.fails(decoded[i].attempt)]
             if not failing:
                 break
-        self.stats.prompt_tokens += len(texts)  # each window once, however often it was tried
+        self.stats.prompt_tokens += len(windows)  # each window once, however often it was tried
+        return decoded
 
-    def _rows(self, text: WindowText, prefix: list[int], temperature: float) -> list[Row]:
+    def _rows(self, window: Window, prefix: list[int], temperature: float) -> list[Row]:
         options = self._special.options(
             suppressed=self._options.suppress_tokens,
             temp=temperature,
             max_tokens=self._config.max_positions // 2,
             num_draft=self._options.num_draft,
         )
-        seed = partial(self._seeds, [text.seek, round(100 * temperature)])
+        seed = partial(self._seeds, [window.seek, round(100 * temperature)])
         count = self._options.best_of if temperature else 1
-        rows = [Row(text.prompt, options, seed(), reference=text.draft) for _ in range(count)]
+        rows = [Row(window.prompt, options, seed(), reference=window.draft) for _ in range(count)]
         for row in rows:
             row.begin(prefix, self._config)
         return rows
@@ -125,22 +106,21 @@ class WindowDecoder:
         ratio = len(text) / len(zlib.compress(text))
         return Attempt(tokens, origins, row.options.temp, mean, ratio)
 
-    def _find_silence(self, texts: list[WindowText], prefix: list[int]) -> Iterator[list[Row]]:
-        """Find the probability that nobody speaks, before any rule applies, of each window where it matters."""
+    def _find_silence(
+        self, windows: list[Window], tried: Sequence[int], prefix: list[int]
+    ) -> Iterator[list[Row]]:
+        """Find the probability that nobody speaks, before any rule applies, of each window where it matters. windows: the
+        new ones replace these; tried: the numbers of those that were"""
         no_speech = self._special.no_speech
         rule = Against(no_speech, self._special.end)
-        rows = dict[int, Row]()
-        for i, text in enumerate(texts):
-            unknown = text.no_speech_prob is None
-            if unknown and self._needs_no_speech_prob(text.attempt):
-                rows[i] = self._one_token_row(text.prompt, prefix, rule)
+        unknown = [i for i in tried if self._needs_no_speech_prob(windows[i].attempt)]
+        rows = {i: self._one_token_row(windows[i].prompt, prefix, rule) for i in unknown}
         if rows:
             yield list(rows.values())
         for i, row in rows.items():
             p = math.exp(row.logprobs[0])
-            texts[i].no_speech_prob = p if row.generated[0] == no_speech else 1 - p
-        for text in texts:
-            text.attempt = replace(text.attempt, no_speech_prob=text.no_speech_prob)
+            p = p if row.generated[0] == no_speech else 1 - p
+            windows[i] = replace(windows[i], attempt=replace(windows[i].attempt, no_speech_prob=p))
 
     def fails(self, attempt: Attempt) -> bool:
         """Whether to try the next temperature."""
@@ -161,6 +141,8 @@ class WindowDecoder:
         return threshold is not None and probability is not None and probability > threshold
 
     def _needs_no_speech_prob(self, attempt: Attempt) -> bool:
+        if attempt.no_speech_prob is not None:
+            return False
         threshold = self._options.logprob_threshold
         unsure = threshold is None or attempt.avg_logprob <= threshold
         return self._options.no_speech_probs or (

@@ -10,24 +10,20 @@ from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
 
-from families.whisper import Whisper
 from speculative.tasks import Task, Work
 from speech.audio import pcm
-from speech.decoding import WindowText
 from speech.features import FRAMES, HOP, RATE, log_mel
-from speech.options import TranscribeOptions
-from speech.rules import Special
+from speech.pipeline import Pipeline
+from speech.segments import Transcript
 from speech.timeline import Timeline
-from speech.transcript import Sound
-from speech.voice import last_pause, probabilities, stretches, with_speech
+from speech.voice import Detector, Utterance, Utterances, last_pause
+from speech.window import Window
 from speech.words import has_spaces, split
 
 PAUSE = 0.5  # seconds of silence that end an utterance
 _GROWTH = FRAMES  # frames of new sound after which a window is decoded anew
-_LEAST = FRAMES // 4  # frames that the voice detector gets at a time, at least
-_BEFORE = FRAMES  # frames of silence that are kept, and that the detector hears again
+_TOGETHER = 30.0  # seconds of sound to take together, if they are there
 
 
 @dataclass(frozen=True)
@@ -43,140 +39,153 @@ class Heard:
 OnHeard = Callable[[Heard], object]
 
 
-class Live(Sound):
+class Live:
     """A sound that arrives piece by piece, of which only speech is transcribed. Options for clips and hallucinations do not
     apply."""
 
-    def __init__(
-        self,
-        model: Whisper,
-        tokenizer: Tokenizer,
-        special: Special,
-        options: TranscribeOptions,
-        on_heard: OnHeard,
-        pause: float = PAUSE,
-    ):
+    def __init__(self, pipeline: Pipeline, on_heard: OnHeard, pause: float = PAUSE):
         """on_heard: called when speech begins, when words become final or change, and at a pause"""
-        options = replace(options, clip_timestamps=(), hallucination_silence_threshold=None)
-        options = replace(options, vad=True, batched=True)  # no window leaves text to the next
-        super().__init__(model, tokenizer, special, np.zeros(0, np.float32), options)
-        self._on_heard, self._margin = on_heard, round(pause * FRAMES / 2)
+        self._pipeline, self._on_heard = pipeline, on_heard
+        self._detector, self._utterances = Detector(), Utterances(pause)
+        self._arrived: list[np.ndarray] = []
         self._samples = np.zeros(0, np.float32)  # from the window's beginning on
         self._chances = np.zeros(0, np.float32)  # how probable speech is in each frame of them
         self._first = 0  # the number of their first frame
         self._start: float | None = None  # of the utterance, in seconds
+        self._spaces = True  # whether words are what spaces separate
+        self.seconds = 0.0  # of the sound so far
         self._begin_window(0)
 
-    def _begin_window(self, skipped: int) -> None:
-        """Begin the window this many frames later."""
-        self._samples = self._samples[skipped * HOP :]
-        self._chances = self._chances[skipped:]
-        self._first += skipped
+    def _begin_window(self, frame: int) -> None:
+        self._samples = self._samples[(frame - self._first) * HOP :]
+        self._chances = self._chances[frame - self._first :]
+        self._first = frame
         self._grown = 0  # the frames of the last text
         self._draft: list[int] = []  # its tokens
         self._final: list[int] = []  # tokens that are final
         self._words: list[str] = []  # their words
         self._rest_words: list[str] = []  # the last text's words after them
 
-    @property
-    def seconds(self) -> float:
-        """Of the sound so far."""
-        return self._duration
-
     def append(self, samples: np.ndarray) -> None:
         """Add what has arrived."""
-        self._samples = np.append(self._samples, samples)
-        self._duration += len(samples) / RATE
+        self._arrived.append(samples)
+        self.seconds += len(samples) / RATE
 
     def clear(self) -> None:
         """Forget the sound since the last pause."""
+        self._hear()
+        self._utterances.clear()
         self._start = None
-        self._begin_window(len(self._samples) // HOP)
+        self._begin_window(self._utterances.frames)
 
     def listen(self, pieces: SimpleQueue[bytes]) -> Task:
         """Transcribe raw sound (see `audio.pcm`) as it arrives, until b"" does."""
+        waiting = 0.0  # seconds
         while data := pieces.get():
-            self.append(pcm(data))
-            if pieces.empty():
+            samples = pcm(data)
+            self.append(samples)
+            waiting += len(samples) / RATE
+            if pieces.empty() or waiting > _TOGETHER:
+                waiting = 0.0
                 yield from self.advance()
         yield from self.advance(is_end=True)
         return self.transcript()
 
+    def transcript(self) -> Transcript:
+        """The transcript so far."""
+        return self._pipeline.transcript(self.seconds)
+
+    def _hear(self) -> None:
+        arrived = np.concatenate([np.zeros(0, np.float32), *self._arrived])
+        self._arrived = []
+        chances = self._detector.hear(arrived)
+        self._samples = np.append(self._samples, arrived)
+        self._chances = np.append(self._chances, chances)
+        self._utterances.hear(chances)
+
     def advance(self, is_end: bool = False) -> Generator[Work, Any, None]:
         """Transcribe what has arrived; is_end: make all words final, as a pause does."""
-        known = len(self._chances)
-        if len(self._samples) // HOP - known < _LEAST and not is_end:
-            return
-        first = max(0, known - _BEFORE)
-        chances = probabilities(self._samples[first * HOP :])
-        self._chances = np.append(self._chances[:first], chances)
-        longest = self._config.frames
-        while utterances := stretches(with_speech(self._chances, self._margin, 0)):
-            begin, end = utterances[0]
-            if self._start is None:
-                self._start = (self._first + begin) / FRAMES
-                self._on_heard(Heard(self._start))
-            if begin:
-                self._begin_window(begin)
-            elif end > longest:
-                end = longest // 2 + last_pause(self._chances[longest // 2 : longest])
-                yield from self._end_window(end, is_pause=False)
-            elif is_end or end + self._margin <= len(self._chances):
-                yield from self._end_window(end, is_pause=True)
-            else:
-                if end - self._grown >= _GROWTH:
-                    yield from self._grow(end)
+        self._hear()
+        if is_end:
+            self._utterances.end()
+        while utterance := self._utterances.take():
+            yield from self._follow(utterance)
+            if not utterance.is_over:
                 return
-        if self._start is not None and len(self._chances) >= 2 * self._margin * (not is_end):
-            self._on_heard(Heard(self._start, end=self._first / FRAMES))
+        self._begin_window(self._utterances.free)
+
+    def _follow(self, utterance: Utterance) -> Generator[Work, Any, None]:
+        """Transcribe what is new of an utterance, which goes on in another window before it is longer than one."""
+        if self._start is None:
+            self._begin_window(utterance.begin)
+            self._start = utterance.begin / FRAMES
+            self._on_heard(Heard(self._start))
+        longest = self._pipeline.config.frames
+        while utterance.voiced - self._first > longest:
+            size = longest // 2 + last_pause(self._chances[longest // 2 : longest])
+            text = yield from self._end_window(size)
+            self._on_heard(Heard(self._start, text))
+            self._begin_window(self._first + size)
+        size = min(utterance.end - self._first, longest)
+        if utterance.is_over:
+            text = ""
+            if utterance.voiced > self._first:
+                text = yield from self._end_window(size)
+            self._on_heard(Heard(self._start, text, end=utterance.end / FRAMES))
             self._start = None
-        self._begin_window(max(0, len(self._chances) - _BEFORE))
+            self._begin_window(utterance.end)
+        elif size - self._grown >= _GROWTH:
+            yield from self._grow(size)
 
     def _grow(self, size: int) -> Generator[Work, Any, None]:
         """Decode the window's first frames; what two texts agree on is final."""
-        attempt = (yield from self._decode(size, tries=1)).attempt
+        window = yield from self._decode(size, tries=1)
+        attempt = window.attempt
         self._grown = size
-        if self._decoder.is_speech(attempt) and not self._decoder.fails(attempt):
+        if self._pipeline.decoder.is_speech(attempt) and not self._pipeline.decoder.fails(attempt):
             text = self._settle(attempt.tokens, is_end=False)
             self._on_heard(Heard(self._start or 0.0, text, "".join(self._rest_words)))
 
-    def _end_window(self, size: int, is_pause: bool) -> Generator[Work, Any, None]:
-        """Decode the window's first frames; what they say is final."""
+    def _end_window(self, size: int) -> Generator[Work, Any, str]:
+        """Decode the window's first frames, and make final what they say. Returns the words that were not yet."""
         window = yield from self._decode(size)
         attempt = window.attempt
-        is_speech = self._decoder.is_speech(attempt)
+        is_speech = self._pipeline.decoder.is_speech(attempt)
         text = self._settle(attempt.tokens if is_speech else [], is_end=True)
         if self._final:
             silence = attempt.no_speech_prob if is_speech else None
-            window.attempt = replace(attempt, tokens=self._final, no_speech_prob=silence)
-            part = self._cut(window)
-            yield from self._time_words([window], [part])
+            attempt = replace(attempt, tokens=self._final, no_speech_prob=silence)
+            timeline = Timeline(self._features(size), None, self._first)
+            windows = [replace(window, attempt=attempt)]
+            (window,) = yield from self._pipeline.cut(windows, timeline)
             least = 1 / FRAMES  # so that none that was heard is left out
-            self._append(
-                window, [replace(s, end=max(s.end, s.start + least)) for s in part.segments]
-            )
-            self._go_on_from(self._final, attempt.temperature)
-        end = (self._first + size) / FRAMES if is_pause else None
-        self._on_heard(Heard(self._start or 0.0, text, end=end))
-        self._start = None if is_pause else self._start
-        self._begin_window(size)
+            heard = (replace(s, end=max(s.end, s.start + least)) for s in window.segments)
+            self._pipeline.append(replace(window, segments=tuple(heard)), timeline)
+        return text
 
-    def _decode(self, size: int, tries: int | None = None) -> Generator[Work, Any, WindowText]:
-        self._features = log_mel(self._samples[: size * HOP], self._config.num_mel_bins)
-        self._timeline = Timeline(self._features, None, self._first)
-        window = WindowText(self._window(0, size), 0, size, draft=self._draft)
-        language = self._language or (yield from self._detect(window.prompt))
-        yield from self._decoder.decode([window], language, self._text_before(), tries)
-        if tries is None:  # an utterance is enough to know it
-            self._language = language
+    def _features(self, size: int) -> np.ndarray:
+        return log_mel(self._samples[: size * HOP], self._pipeline.config.num_mel_bins)
+
+    def _decode(self, size: int, tries: int | None = None) -> Generator[Work, Any, Window]:
+        """The window's first frames, with their text. Each utterance has its own language, unless the user gives one."""
+        pipeline = self._pipeline
+        window = pipeline.window(self._features(size), draft=self._draft)
+        language = pipeline.language
+        if pipeline.detects and self._first / FRAMES == self._start:
+            language = yield from pipeline.detect(window)
+        assert language
+        if tries is None:
+            pipeline.speak(language)
+        (window,) = yield from pipeline.decode([window], language, tries)
+        self._spaces = has_spaces(language, pipeline.options.task)
         self._draft = window.attempt.tokens
         return window
 
     def _settle(self, tokens: list[int], is_end: bool) -> str:
         """Make words of a text final, of those that are not yet: those of the last text too or, at the end, all."""
-        spaces = has_spaces(self._language or "en", self._options.task)
-        places = [i for i, token in enumerate(tokens) if self._special.is_text(token)]
-        pieces = list(split([tokens[i] for i in places], self._decoder.text, spaces))
+        decoder = self._pipeline.decoder
+        places = [i for i, token in enumerate(tokens) if self._pipeline.special.is_text(token)]
+        pieces = list(split([tokens[i] for i in places], decoder.text, self._spaces))
         words = [word for word, _ in pieces]
         ends = [0, *(places[n - 1] + 1 for n in accumulate(size for _, size in pieces))]
         matches = SequenceMatcher(None, self._words, words, autojunk=False).get_matching_blocks()

@@ -19,6 +19,7 @@ from speculative.row import Row
 from speculative.tasks import Task, result_of
 from speech.live import PAUSE, Live, OnHeard
 from speech.options import TranscribeOptions
+from speech.pipeline import Pipeline
 from speech.rules import Special
 from speech.segments import Transcript
 from speech.transcript import OnWindow, Sound
@@ -62,12 +63,15 @@ class Transcriber:
         on_window: OnWindow = lambda *_: None,
     ) -> Sound:
         """A sound to transcribe. Arguments: as for `Sound`, the options from `resolve`."""
-        return Sound(self.model, self.tokenizer, self.special, samples, options, on_window)
+        return Sound(self._pipeline(options, leaves_rest=not options.batched), samples, on_window)
 
     def live(self, options: TranscribeOptions, on_heard: OnHeard, pause: float = PAUSE) -> Live:
         """A sound that arrives piece by piece. Arguments: as for `Live`."""
-        options = self.resolve(options)
-        return Live(self.model, self.tokenizer, self.special, options, on_heard, pause)
+        pipeline = self._pipeline(self.resolve(options), leaves_rest=False)
+        return Live(pipeline, on_heard, pause)
+
+    def _pipeline(self, options: TranscribeOptions, leaves_rest: bool) -> Pipeline:
+        return Pipeline(self.model, self.tokenizer, self.special, options, leaves_rest)
 
     def transcribe(
         self,

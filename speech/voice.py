@@ -1,18 +1,20 @@
-"""Where somebody speaks: Silero VAD 6 (https://github.com/snakers4/silero-vad, MIT), its 16 kHz network in NumPy."""
+"""Finds where somebody speaks: Silero VAD 6 (https://github.com/snakers4/silero-vad, MIT), its 16 kHz network in NumPy."""
 
 import functools
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
 import mlx.core as mx
 import numpy as np
 
-from speech.features import HOP, RATE
+from speech.features import FRAMES, HOP
 
 _WEIGHTS = Path(__file__).with_name("silero_vad.safetensors")
 _CHUNK, _CONTEXT = 512, 64  # samples that have one probability, and those seen before them
-_BLOCK = 4_000  # chunks to transform together
-_PASSAGE = 30 * RATE  # samples to search for speech at a time
+_BLOCK = 1_000 * _CHUNK  # samples of a whole sound to hear at a time
 _SPEECH, _PAUSE = 0.5, 0.35  # a part begins above the first and ends below the second
 _SHORTEST = 200  # frames of silence between two parts, as in faster-whisper
 _MARGIN = 40  # frames around a part
@@ -37,32 +39,65 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
     return 0.5 + 0.5 * np.tanh(0.5 * x)
 
 
-def probabilities(samples: np.ndarray) -> np.ndarray:
-    """How probable speech is in each frame: [frames]. samples: mono, in [-1, 1], at RATE."""
-    w = _weights()
-    chunks = max(1, -(-len(samples) // _CHUNK))
-    padded = np.pad(samples, (_CONTEXT, chunks * _CHUNK - len(samples)))
-    seen = np.lib.stride_tricks.sliding_window_view(padded, _CONTEXT + _CHUNK)[::_CHUNK]
-    basis = w["stft.weight"][:, 0].T
-    gates = []
-    for start in range(0, chunks, _BLOCK):
-        block = np.pad(seen[start : start + _BLOCK], [(0, 0), (0, _CONTEXT)], "reflect")
-        spectra = np.lib.stride_tricks.sliding_window_view(block, 256, axis=1)[:, ::128] @ basis
-        x = np.hypot(spectra[..., :129], spectra[..., 129:])  # [B, 4, 129]
+class Detector:
+    """Hears a sound piece by piece. What it finds does not depend on their sizes."""
+
+    def __init__(self):
+        self._rest = np.zeros(_CONTEXT, np.float32)  # and samples that do not fill a chunk yet
+        self._chunks = 0
+        self._state = np.zeros((2, 128), np.float32)
+
+    def hear(self, samples: np.ndarray, is_end: bool = False) -> np.ndarray:
+        """How probable speech is in each further frame: [frames], of the chunks that are full now. samples: mono, in [-1, 1],
+        at RATE; is_end: silence follows"""
+        samples = np.append(self._rest, samples)
+        if is_end:
+            samples = np.pad(samples, (0, -(len(samples) - _CONTEXT) % _CHUNK))
+        chunks = (len(samples) - _CONTEXT) // _CHUNK
+        self._rest = samples[chunks * _CHUNK :]
+        if not chunks:
+            return np.zeros(0, np.float32)
+        seen = np.lib.stride_tricks.sliding_window_view(samples, _CONTEXT + _CHUNK)[::_CHUNK]
+        first, after = (-(n * _CHUNK // -HOP) for n in (self._chunks, self._chunks + chunks))
+        chances = self._chances(seen)[np.arange(first, after) * HOP // _CHUNK - self._chunks]
+        self._chunks += chunks
+        return chances
+
+    def _chances(self, seen: np.ndarray) -> np.ndarray:
+        """How probable speech is in each chunk: [chunks]. seen: with its context, [chunks, 576]"""
+        w = _weights()
+        padded = np.pad(seen, [(0, 0), (0, _CONTEXT)], "reflect")
+        basis = w["stft.weight"][:, 0].T
+        spectra = np.lib.stride_tricks.sliding_window_view(padded, 256, axis=1)[:, ::128] @ basis
+        x = np.hypot(spectra[..., :129], spectra[..., 129:])  # [chunks, 4, 129]
         for name, stride in (("conv1", 1), ("conv2", 2), ("conv3", 2), ("conv4", 1)):
             x = _convolved(x, name, stride)
-        gates.append(x[:, 0] @ w["lstm.weight_ih"].T + w["lstm.bias_ih"])
-    h, c = np.zeros((2, 128), np.float32)
-    recurrent = w["lstm.weight_hh"]
-    bias = w["lstm.bias_hh"]
-    hidden = np.empty((chunks, 128), np.float32)
-    for t, given in enumerate(np.concatenate(gates)):
-        gate = given + recurrent @ h + bias
-        entry, forget, _, out = _sigmoid(gate).reshape(4, 128)
-        c = forget * c + entry * np.tanh(gate[256:384])
-        hidden[t] = h = out * np.tanh(c)
-    scores = np.maximum(hidden, 0) @ w["final.weight"][0, :, 0] + w["final.bias"]
-    return _sigmoid(scores)[np.arange(len(samples) // HOP) * HOP // _CHUNK]
+        gates = x[:, 0] @ w["lstm.weight_ih"].T + w["lstm.bias_ih"]
+        h, c = self._state
+        recurrent = w["lstm.weight_hh"]
+        bias = w["lstm.bias_hh"]
+        hidden = np.empty((len(seen), 128), np.float32)
+        for t, given in enumerate(gates):
+            gate = given + recurrent @ h + bias
+            entry, forget, _, out = _sigmoid(gate).reshape(4, 128)
+            c = forget * c + entry * np.tanh(gate[256:384])
+            hidden[t] = h = out * np.tanh(c)
+        self._state = np.stack([h, c])
+        return _sigmoid(np.maximum(hidden, 0) @ w["final.weight"][0, :, 0] + w["final.bias"])
+
+
+def _blocks(samples: np.ndarray) -> Iterator[np.ndarray]:
+    """How probable speech is in the frames of a whole sound, block by block."""
+    detector = Detector()
+    for start in range(0, len(samples), _BLOCK):
+        is_last = start + _BLOCK >= len(samples)
+        yield detector.hear(samples[start : start + _BLOCK], is_last)
+
+
+def probabilities(samples: np.ndarray) -> np.ndarray:
+    """How probable speech is in each frame: [frames]. samples: mono, in [-1, 1], at RATE."""
+    chances = np.concatenate([np.zeros(0, np.float32), *_blocks(samples)])
+    return chances[: len(samples) // HOP]
 
 
 def speaking(chances: np.ndarray) -> np.ndarray:
@@ -72,24 +107,24 @@ def speaking(chances: np.ndarray) -> np.ndarray:
 
 def first_speech(samples: np.ndarray) -> int | None:
     """The first frame in which somebody speaks; None: nobody does."""
-    for start in range(0, len(samples), _PASSAGE):
-        speech = np.flatnonzero(probabilities(samples[start : start + _PASSAGE]) >= _SPEECH)
+    first = 0  # frame of the block
+    for chances in _blocks(samples):
+        speech = np.flatnonzero(chances >= _SPEECH)
         if speech.size:
-            return start // HOP + int(speech[0])
+            return first + int(speech[0])
+        first += len(chances)
     return None
 
 
-def with_speech(
-    chances: np.ndarray, margin: int = _MARGIN, shortest: int = _SHORTEST
-) -> np.ndarray:
-    """Which frames to transcribe, [frames] boolean: speech, `margin` frames around it, and silence that is shorter than
-    `shortest`."""
+def with_speech(chances: np.ndarray) -> np.ndarray:
+    """Which frames to transcribe, [frames] boolean: speech, _MARGIN frames around it, and silence that is shorter than
+    _SHORTEST."""
     transcribed = np.zeros(len(chances), bool)
     for start, end in stretches(speaking(chances)):
         if chances[start:end].max() >= _SPEECH:
-            transcribed[max(0, start - margin) : end + margin] = True
+            transcribed[max(0, start - _MARGIN) : end + _MARGIN] = True
     for start, end in stretches(~transcribed):
-        if start and end < len(transcribed) and end - start < shortest:
+        if start and end < len(transcribed) and end - start < _SHORTEST:
             transcribed[start:end] = True
     return transcribed
 
@@ -104,3 +139,77 @@ def last_pause(chances: np.ndarray) -> int:
     loudest = np.lib.stride_tricks.sliding_window_view(np.pad(chances, 8, "edge"), 17).max(axis=1)
     pauses = np.flatnonzero(loudest < _PAUSE)
     return int(pauses[-1] if pauses.size else loudest.argmin())
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """What somebody says from one pause to the next, in frames."""
+
+    begin: int
+    voiced: int  # where the last word ends
+    end: int  # as far as it is known
+    is_over: bool
+
+
+class Utterances:
+    """Finds utterances in a sound that arrives, frame by frame, so that they do not depend on how it arrives."""
+
+    def __init__(self, pause: float):
+        """pause: seconds of silence that end an utterance"""
+        self.margin = round(pause * FRAMES / 2)  # frames before and after it that are part of it
+        self.frames = 0  # so far
+        self._over = deque[Utterance]()
+        self._begin: int | None = None  # of the one that goes on
+        self._voiced = 0
+        self._run: int | None = None  # where frames in which somebody may speak begin
+        self._is_speech = False  # whether somebody speaks in these
+        self._free = 0  # where the last one ends
+
+    def hear(self, chances: np.ndarray) -> None:
+        """Go on. chances: how probable speech is in each further frame"""
+        for chance in chances.tolist():
+            if chance < _PAUSE:
+                self._run = None
+                self._is_speech = False
+            elif self._run is None:
+                self._run = self.frames
+            self._is_speech = self._is_speech or chance >= _SPEECH
+            self.frames += 1
+            if self._is_speech:
+                if self._begin is None:
+                    self._begin = self.free
+                self._voiced = self.frames
+            elif self._begin is not None and self.frames >= self._voiced + 2 * self.margin:
+                self.end()
+
+    @property
+    def free(self) -> int:
+        """The first frame that the next utterance may have."""
+        run = self.frames if self._run is None else self._run
+        return max(self._free, run - self.margin)
+
+    def end(self) -> None:
+        """End the utterance that goes on, as a pause does."""
+        if self._begin is not None:
+            utterance = replace(self._going_on(self._begin), is_over=True)
+            self._over.append(utterance)
+            self._begin = None
+            self._free = utterance.end
+        self._run = None
+        self._is_speech = False
+
+    def clear(self) -> None:
+        """Forget the utterance that goes on."""
+        self.end()
+        self._over.clear()
+        self._free = self.frames
+
+    def take(self) -> Utterance | None:
+        """The first one that is over and was not taken before, or the one that goes on."""
+        if self._over:
+            return self._over.popleft()
+        return None if self._begin is None else self._going_on(self._begin)
+
+    def _going_on(self, begin: int) -> Utterance:
+        end = min(self._voiced + self.margin, self.frames)
+        return Utterance(begin, self._voiced, end, is_over=False)

@@ -3,16 +3,17 @@ time warping (Sakoe and Chiba 1978). All of it as in OpenAI's whisper/timing.py,
 
 import string
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise, product
 
 import mlx.core as mx
 import numpy as np
 
-from families.whisper import Whisper, Window
+from families.whisper import Whisper
 from speech.features import FRAMES
 from speech.rules import SECONDS_PER_TIMESTAMP, TASKS, Special
 from speech.segments import Segment, Word
+from speech.window import Window
 
 Decode = Callable[[list[int]], str]
 IsText = Callable[[int], bool]
@@ -24,17 +25,8 @@ _FILTER = 7  # encoder positions
 _HEADS = 64  # of all windows of a call: their weights stay in memory
 
 
-@dataclass(frozen=True)
-class TimedWindow:
-    """A window whose words are timed."""
-
-    prompt: Window
-    tokens: list[int]  # of its text, without timestamps
-    positions: int  # encoder positions with sound
-
-
 def attended(
-    model: Whisper, special: Special, steering: Sequence[int], windows: Sequence[TimedWindow]
+    model: Whisper, special: Special, steering: Sequence[int], windows: Sequence[Window]
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """For each window, how much each token of its text and the end attend to each position with sound, [T + 1, S], and
     the probability of each token, [T]."""
@@ -53,15 +45,13 @@ def _attended(
     model: Whisper,
     special: Special,
     steering: Sequence[int],
-    windows: Sequence[TimedWindow],
+    windows: Sequence[Window],
     heads: Sequence[tuple[int, int]],
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     prefix = [*steering, special.no_timestamps]
-    longest = max(len(window.tokens) for window in windows)
-    tokens = [
-        [*prefix, *window.tokens, *[special.end] * (longest + 1 - len(window.tokens))]
-        for window in windows
-    ]
+    texts = [window.text(special) for window in windows]
+    longest = max(map(len, texts))
+    tokens = [[*prefix, *text, *[special.end] * (longest + 1 - len(text))] for text in texts]
     prompts = [window.prompt for window in windows]
     of_layers: dict[int, list[int]] = {}
     for layer, head in heads:
@@ -70,16 +60,16 @@ def _attended(
     is_text = special.text_mask(logits.shape[-1])
     scores = mx.concatenate(list(by_layer.values()), axis=1)  # [B, H, N, S]
     results = []
-    for b, window in enumerate(windows):
+    for b, (window, text) in enumerate(zip(windows, texts, strict=True)):
         begin = len(prefix) - 1
-        end = begin + len(window.tokens)
+        end = begin + len(text)
         weights = mx.softmax(scores[b, :, : end + 2, : window.positions], axis=-1)
         mean = weights.mean(-2, keepdims=True)
         weights = (weights - mean) / mx.std(weights, -2, keepdims=True)
         matrix = _median_filtered(weights[:, begin : end + 1]).mean(0)
         of_text = mx.where(is_text, logits[b, begin:end].astype(mx.float32), -mx.inf)
         chances = mx.softmax(of_text, axis=-1)
-        chances = mx.take_along_axis(chances, mx.array(window.tokens)[:, None], axis=1)[:, 0]
+        chances = mx.take_along_axis(chances, mx.array(text)[:, None], axis=1)[:, 0]
         mx.eval(matrix, chances)
         results.append((np.array(matrix), np.array(chances)))
     return results
@@ -292,24 +282,16 @@ def last_end(segments: Sequence[Segment]) -> float:
     return next(ends, segments[-1].end)
 
 
-@dataclass(frozen=True)
-class WindowTimes:
-    """Times of a window in what is transcribed, in seconds."""
-
-    start: float
-    sound_end: float  # where its padding begins
-    end: float
-    whole_end: float  # of the whole sound
-
-
 def drop_hallucinations(
-    segments: list[Segment], window: WindowTimes, last: float, threshold: float
-) -> tuple[list[Segment], float | None]:
+    window: Window, whole_end: float, last: float, threshold: float
+) -> tuple[tuple[Segment, ...], float | None]:
     """Drop the first segment that stands in silence and whose words are improbable, very short or very long, and
     those after it. Returns the others and where to seek next, in seconds (None: at the end of the window).
 
-    last: when speech before the window ended; threshold: from what duration on silence counts, both in seconds
+    whole_end: of what is transcribed; last: when speech before the window ended; threshold: from what duration on silence
+    counts, all in seconds
     """
+    segments = window.segments
     with_words = [i for i, segment in enumerate(segments) if segment.words]
     for i, after in zip(with_words, [*with_words, None][1:], strict=True):
         segment = segments[i]
@@ -317,7 +299,7 @@ def drop_hallucinations(
         hallucinated = _is_hallucinated(segment)
         gap = segment.start - window.start
         if i == with_words[0] and hallucinated and gap > threshold:
-            return [], segment.start
+            return (), segment.start
         next_start = window.sound_end
         if following and following.words:
             next_start = following.words[0].start
@@ -326,8 +308,8 @@ def drop_hallucinations(
         silent_after = silent_after or (following is not None and _is_hallucinated(following))
         if hallucinated and silent_before and silent_after:
             seek = max(window.start + 1, segment.start)
-            if window.whole_end - segment.end < threshold:
-                seek = window.whole_end
+            if whole_end - segment.end < threshold:
+                seek = whole_end
             return segments[:i], seek
         last = segment.end
     return segments, None

@@ -22,7 +22,9 @@ from families.conversion import convert
 from speech.features import HOP, RATE
 from speech.live import Live
 from speech.options import TranscribeOptions
+from speech.pipeline import Pipeline
 from speech.transcriber import Transcriber
+from speech.voice import Detector
 
 CLIPS = json.loads((DEMO / "speech" / "clips.json").read_text(encoding="utf-8"))
 CONFIG = SimpleNamespace(
@@ -33,16 +35,12 @@ CONFIG = SimpleNamespace(
 def hear(monkeypatch, texts, seconds):
     """What is heard, the rows and the transcript, if the model says these texts one after the other (the last one again and
     again); seconds: of speech and silence, in turn."""
-    monkeypatch.setattr(speech.live, "probabilities", lambda samples: samples[::HOP].copy())
+    monkeypatch.setattr(Detector, "hear", lambda self, samples: samples[::HOP].copy())
     heard, rows = [], []
     special = wm.special()
-    live = Live(
-        SimpleNamespace(config=CONFIG),
-        wm.tokenizer(),
-        special,
-        TranscribeOptions("en"),
-        heard.append,
-    )
+    model = SimpleNamespace(config=CONFIG)
+    options = TranscribeOptions("en")
+    live = Live(Pipeline(model, wm.tokenizer(), special, options, leaves_rest=False), heard.append)
 
     def play(steps):
         for work in steps:

@@ -15,6 +15,7 @@ from families.whisper import Encoder
 from speculative.row import Stats
 from speech.features import HOP, RATE
 from speech.options import TranscribeOptions
+from speech.pipeline import Pipeline
 from speech.rules import Special
 from speech.transcriber import Transcriber
 from speech.transcript import Sound
@@ -168,10 +169,9 @@ class Script:
     def __init__(self, texts, silence=0.0, frames=60, **options):
         self.texts, self.silence, self.rows = texts, silence, []
         model = SimpleNamespace(config=CONFIG)
-        special = wm.special()
-        self.made = Sound(
-            model, wm.tokenizer(), special, sound(frames, 1), TranscribeOptions("en", **options)
-        )
+        options = TranscribeOptions("en", **options)
+        pipeline = Pipeline(model, wm.tokenizer(), wm.special(), options, leaves_rest=True)
+        self.made = Sound(pipeline, sound(frames, 1))
 
     def play(self):
         steps = self.made.steps()

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import mlx.core as mx
 import numpy as np
@@ -12,6 +13,7 @@ from helpers import whisper_models as wm
 from helpers.programs import DEMO, call
 from transformers.models.whisper import generation_whisper as theirs
 
+import speech.pipeline
 import speech.transcript
 from families.conversion import convert
 from speech.audio import read
@@ -21,8 +23,8 @@ from speech.options import TranscribeOptions
 from speech.segments import Segment, Transcript, Word
 from speech.transcriber import Transcriber
 from speech.voice import first_speech, last_pause, probabilities, with_speech
+from speech.window import Window
 from speech.words import (
-    WindowTimes,
     _median_filtered,
     _with_marks,
     drop_hallucinations,
@@ -187,8 +189,8 @@ def doubtful(start, end):
 def test_hallucinations_in_silence_are_dropped(segments, count, onward):
     sound_end = 30 if onward == 40 else 60
     onward = sound_end if onward == 40 else onward
-    result = drop_hallucinations(segments, WindowTimes(0, 30, 30, sound_end), 0, 2)
-    assert result == (segments[:count], onward)
+    whole = Window(SimpleNamespace(features=range(3000)), 0, 3000, segments=tuple(segments))
+    assert drop_hallucinations(whole, sound_end, 0, 2) == (tuple(segments[:count]), onward)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -250,7 +252,7 @@ def test_times_are_those_of_transformers_attentions(models, monkeypatch, heads):
         windows.append((segments, [replace(word) for word in words]))
         return place_words(segments, words, *about)
 
-    monkeypatch.setattr(speech.transcript, "place_words", noted)
+    monkeypatch.setattr(speech.pipeline, "place_words", noted)
     marks = dict(prepend_punctuations="¿", append_punctuations="!.")
     options = TranscribeOptions("de", word_timestamps=True, **marks, **NEVER)
     for frames in (45, 170):  # less than one window, and several
