@@ -17,7 +17,7 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from benchmarks import causal, report
@@ -26,7 +26,7 @@ from benchmarks.limits import CallTimes, oracle_rate
 from benchmarks.measure import OtherWay, Way, decoder, decoding, take_turns, widened_pair
 from benchmarks.report import Setting
 from common.errors import InputError
-from decoder import Options, SpeculativeDecoder, load
+from decoder import Options, load
 from demo.examples import KINDS, SHORT_KINDS, examples
 from demo.widen import CAUSAL_SHAPES, SHAPES
 from terminal import cli
@@ -95,57 +95,45 @@ def check(args: argparse.Namespace, parser: cli.Parser) -> None:
         Options(num_draft=num_draft)  # or InputError
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """What is compared: the same texts, decoded in several ways."""
-
-    ways: list[tuple[str, int | str]]  # our drafters, each with a draft length
-    batch_sizes: list[int]
-    options: Options
-    per_turn: int | None  # prompts; None: the largest batch, or all beside other libraries
-
-    @classmethod
-    def of(cls, args: argparse.Namespace) -> "Comparison":
-        has_draft = bool(args.draft_model or not args.model)
-        drafters = args.drafter or (["model"] if has_draft else ["lookup"])
-        ways = [(drafter, num_draft) for drafter in drafters for num_draft in args.num_draft]
-        if has_draft and not args.drafter:  # `auto` as in main.py
-            ways += [("both", num_draft) for num_draft in args.num_draft if num_draft == "auto"]
-        options = Options(
-            max_tokens=args.max_tokens, source_lang=args.source_lang, target_lang=args.target_lang
-        )
-        return cls(ways, args.batch_size, options, args.per_turn)
+def drafters_and_lengths(args: argparse.Namespace) -> list[tuple[str, int | str]]:
+    """Our ways to decode: each drafter with each draft length."""
+    has_draft = bool(args.draft_model or not args.model)
+    drafters = args.drafter or ["model" if has_draft else "lookup"]
+    ways = [(drafter, num_draft) for drafter in drafters for num_draft in args.num_draft]
+    if has_draft and not args.drafter and "auto" in args.num_draft:  # as in main.py
+        ways.append(("both", "auto"))
+    return ways
 
 
-def prompts_of_file(path: str) -> dict[str, list[Any]]:
-    """The only table's prompts."""
-    prompts = [check_prompt(prompt).content for prompt in PromptFile(path, lambda *_: None)]
-    if not prompts:
-        raise InputError(f"{path}: no prompts")
-    return {"": prompts}
-
-
-def prompts_of_demo(kinds: list[str] | None, count: int) -> dict[str, list[str]]:
-    """Table name -> its prompts, `count` of each kind."""
-    tables = {kind: [kind] for kind in kinds} if kinds else {"": SHORT_KINDS}
+def prompts_by_table(args: argparse.Namespace) -> dict[str, list[Any]]:
+    """Table name -> its prompts: those of the file, or the demo's in one table or in one for each kind."""
+    if args.prompt_file is not None:
+        file = PromptFile(args.prompt_file, lambda *_: None)
+        prompts = [check_prompt(prompt).content for prompt in file]
+        if not prompts:
+            raise InputError(f"{args.prompt_file}: no prompts")
+        return {"": prompts}
+    tables = {kind: [kind] for kind in args.kinds} if args.kinds else {"": SHORT_KINDS}
     return {
-        name: [example.prompt for example in examples(count, included)]
-        for name, included in tables.items()
+        name: [example.prompt for example in examples(args.examples, kinds)]
+        for name, kinds in tables.items()
     }
 
 
 def baselines(
-    sizes: Sequence[str], target: Any, draft: Any, comparison: Comparison, processes: ExitStack
+    args: argparse.Namespace, sizes: Sequence[str], pair: tuple[Any, Any], processes: ExitStack
 ) -> dict[str, OtherWay]:
     """Name -> a way of another library to decode tokens with the widened demo pair. processes: where its own end."""
-    max_tokens = comparison.options.max_tokens or 0
-    batch_sizes = comparison.batch_sizes
-    if sizes[0] in CAUSAL_SHAPES:
-        lengths = dict.fromkeys(k for _, k in comparison.ways if isinstance(k, int))
-        return causal.ways(target, draft, max_tokens, batch_sizes, list(lengths))
-    from benchmarks import baselines
+    try:
+        if sizes[0] in CAUSAL_SHAPES:
+            lengths = [k for k in dict.fromkeys(args.num_draft) if isinstance(k, int)]
+            return causal.ways(*pair, args.max_tokens, args.batch_size, lengths)
+        from benchmarks import baselines
 
-    return baselines.ways(sizes, max_tokens, batch_sizes, processes)
+        return baselines.ways(sizes, args.max_tokens, args.batch_size, processes)
+    except ImportError as error:
+        hint = "pip install -r requirements-dev.txt"
+        raise InputError(f"--baselines needs {error.name}: {hint}") from None
 
 
 def speed(args: argparse.Namespace, processes: ExitStack) -> dict:
@@ -153,11 +141,7 @@ def speed(args: argparse.Namespace, processes: ExitStack) -> dict:
 
     processes: where those of other libraries end
     """
-    comparison = Comparison.of(args)
-    if args.prompt_file is None:
-        tables = prompts_of_demo(args.kinds, args.examples)
-    else:
-        tables = prompts_of_file(args.prompt_file)
+    tables = prompts_by_table(args)
     theirs = {}
     if args.model:
         target, _ = load(args.model)
@@ -167,38 +151,38 @@ def speed(args: argparse.Namespace, processes: ExitStack) -> dict:
         sizes = args.sizes or USUAL
         target, draft = widened_pair(sizes)
         if args.baselines:
-            try:
-                theirs = baselines(sizes, target, draft, comparison, processes)
-            except ImportError as error:
-                hint = "pip install -r requirements-dev.txt"
-                raise InputError(f"--baselines needs {error.name}: {hint}") from None
+            theirs = baselines(args, sizes, (target, draft), processes)
     reports = {}
     for kind, prompts in tables.items():
         print(f"\n## {kind}\n" if kind else "", end="")
-        reports[kind] = compare(comparison, target, draft, prompts, theirs)
+        reports[kind] = compare(args, target, draft, prompts, theirs)
     return reports.get("") or {"kinds": reports}
 
 
 def compare(
-    comparison: Comparison,
+    args: argparse.Namespace,
     target: Any,
     draft: Any | None,
-    prompts: list[str],
+    prompts: list[Any],
     theirs: dict[str, OtherWay],
 ) -> dict:
     """Print one table, of our ways and theirs; return it as data."""
-    options = comparison.options
-    tokens = tokens_of(prompts, decoder(target), options)
+    options = Options(
+        max_tokens=args.max_tokens, source_lang=args.source_lang, target_lang=args.target_lang
+    )
+    plain_decoder = decoder(target)
+    prompt_format = plain_decoder.text.prompt_format()
+    tokens = {p: plain_decoder.row(prompt_format.prompt(p), options).prompt for p in prompts}
     facts = report.describe() | report.sizes(target, draft, tokens)
     print("\n".join(f"{key}: {value}" for key, value in facts.items()), end="\n\n", flush=True)
 
     times = CallTimes(target, draft, tokens[prompts[0]])
     ways: dict[Setting | str, Way] = {}
-    for batch_size in comparison.batch_sizes:
-        for drafter, num_draft in [("", 0), *comparison.ways]:
-            with_model = drafter in ("model", "both")
-            own = replace(options, num_draft=num_draft, lookup=drafter in ("lookup", "both"))
-            way = decoding(target, draft if with_model else None, batch_size, **vars(own))
+    for batch_size in args.batch_size:
+        for drafter, num_draft in [("", 0), *drafters_and_lengths(args)]:
+            draft_model = draft if drafter in ("model", "both") else None
+            settings = replace(options, num_draft=num_draft, lookup=drafter in ("lookup", "both"))
+            way = decoding(target, draft_model, batch_size, **vars(settings))
             ways[Setting(drafter, num_draft, batch_size)] = way
 
     def of_texts(way: OtherWay) -> Way:
@@ -207,24 +191,15 @@ def compare(
     ways |= {name: of_texts(way) for name, way in theirs.items()}
     if theirs:
         # Whole blocks, and no program's threads spin while another's work.
-        per_turn = comparison.per_turn or len(prompts)
+        per_turn = args.per_turn or len(prompts)
         runs = take_turns(ways, prompts, per_turn, times.measure, rounds=2, pause=1.0)
     else:
-        per_turn = comparison.per_turn or max(comparison.batch_sizes)
-        runs = take_turns(ways, prompts, per_turn, times.measure)
+        runs = take_turns(ways, prompts, args.per_turn or max(args.batch_size), times.measure)
     costs = times.report()
-    if draft and comparison.batch_sizes[0] == 1:
+    if draft and args.batch_size[0] == 1:
         plain = next(iter(runs.values()))
         costs["oracle"] = oracle_rate(plain.rows, draft, times)
     return facts | costs | report.compare(runs, times, costs.get("oracle"))
-
-
-def tokens_of(
-    prompts: list[str], models: SpeculativeDecoder, options: Options
-) -> dict[str, list[int]]:
-    """The tokens of each prompt, in the model's chat template if it has one."""
-    prompt_format = models.text.prompt_format()
-    return {p: models.row(prompt_format.prompt(p), options).prompt for p in prompts}
 
 
 def main() -> None:

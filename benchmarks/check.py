@@ -23,7 +23,7 @@ from benchmarks.report import describe
 from checkpoints.quantization import Quantization
 from decoder import load
 from demo.examples import KINDS, SHORT_KINDS, examples
-from demo.pair import DEMO, demo_model, usual_dtype
+from demo.pair import DEMO, default_dtype, demo_model
 from families.conversion import convert
 from speculative.row import Row, Stats
 from speculative.timing import call_timer
@@ -34,7 +34,7 @@ OK, WRONG, SKIPPED, NO_VERDICT = "ok", "WRONG", "skipped", ""
 Verdict = tuple[str, str]
 """One of these, and what was measured."""
 
-# How far rounding may move a logit, in roundings (eps) of the type. In float32, where only the order of sums differs,
+# The largest difference of a logit from rounding alone, in eps of the type. In float32, where only the order of sums differs,
 # processors differ by up to 5; 16 bits differ from float32 by up to 2.
 ROUNDINGS = {"float32": 32, "float16": 8, "bfloat16": 8}
 TYPES = (*ROUNDINGS, "4 bits")  # 4 bits: computed in the device's usual type
@@ -42,27 +42,26 @@ FAMILIES = {"T5": "", "Llama": "causal-"}  # what the names of their folders beg
 PER_KIND = 2  # of the demo's prompts
 MAX_TOKENS = 32
 NUM_DRAFT = 4
-ROWS = (1, 2, 3, 4, 6, 8, 12, 16)  # tokens in a timed call
+WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # tokens in a timed call
 CHAIN = 4  # timed calls, each of which needs the last one's result
 SIZES = ("t5-base", "t5-small")  # of the pair that is timed
 LENGTHS = (0, 2, 4, 8)  # drafted tokens, to compare `auto` with
 
 
-class Pair:
-    """An embedded pair in one type. Its checks return an error for each text: 0, or a difference of logits as a share
-    of the largest logit."""
+class CheckedPair:
+    """An embedded pair in one type. Its checks return an error for each text: 0, or a difference of logits, relative to
+    the largest logit."""
 
     def __init__(self, family: str, name: str, folder: Path):
         """family: of FAMILIES; name: of TYPES; folder: for the converted models."""
         bits = Quantization(bits=4, group_size=32) if name == "4 bits" else None
-        dtype = usual_dtype() if bits else name
+        dtype = default_dtype() if bits else name
         self.tolerance = ROUNDINGS[dtype] * float(mx.finfo(getattr(mx, dtype)).eps)
 
         def load_role(role: str) -> Any:
-            source = FAMILIES[family] + role
-            path = folder / name / source
-            convert(str(DEMO / source), path, dtype=dtype, quantization=bits, exist_ok=True)
-            return load(path)[0]
+            source = DEMO / f"{FAMILIES[family]}{role}"
+            path = folder / name / source.name
+            return load(convert(str(source), path, dtype, exist_ok=True, quantization=bits))[0]
 
         self.target = load_role("target")
         self.draft = load_role("draft")
@@ -74,7 +73,7 @@ class Pair:
         return texts(self.target)
 
     def errors(self, rows: Sequence[Row]) -> list[float]:
-        """How far these texts are from plain decoding's, where they part."""
+        """The distance of each of these texts from plain decoding's."""
         return [margin(self.target, *pair) for pair in zip(self.plain, rows, strict=True)]
 
     def in_a_thread(self) -> list[float]:
@@ -87,8 +86,8 @@ class Pair:
         return self.errors(texts(self.target, self.draft))
 
     def side_by_side(self) -> list[float]:
-        plain, drafted = (texts(self.target, draft, 8) for draft in (None, self.draft))
-        return self.errors(plain) + self.errors(drafted)
+        plain = texts(self.target, None, 8)
+        return self.errors(plain) + self.errors(texts(self.target, self.draft, 8))
 
     def logits(self) -> list[float]:
         """Of the texts, against the same weights in float32 on the processor."""
@@ -105,12 +104,12 @@ class Pair:
         return self.errors(rows)
 
 
-CHECKS: dict[str, Callable[[Pair], list[float]]] = {
-    "loaded here, decoded in a thread": Pair.in_a_thread,
-    "drafted, alone": Pair.drafted,
-    "8 together, plain and drafted": Pair.side_by_side,
-    "logits, GPU and processor": Pair.logits,
-    "texts, GPU and processor": Pair.on_processor,
+CHECKS: dict[str, Callable[[CheckedPair], list[float]]] = {
+    "loaded here, decoded in a thread": CheckedPair.in_a_thread,
+    "drafted, alone": CheckedPair.drafted,
+    "8 together, plain and drafted": CheckedPair.side_by_side,
+    "logits, GPU and processor": CheckedPair.logits,
+    "texts, GPU and processor": CheckedPair.on_processor,
 }
 
 
@@ -122,16 +121,14 @@ def texts(target: Any, draft: Any | None = None, batch_size: int = 1) -> list[Ro
 
 
 def margin(model: Any, expected: Row, actual: Row) -> float:
-    """How far apart two texts' tokens are where they part, as a share of the largest logit there; 0 if they do not."""
+    """The distance of two texts' logits where they part, relative to the largest logit there; 0 if they do not."""
     if actual.generated == expected.generated:
         return 0.0
     for i, (a, b) in enumerate(zip(expected.generated, actual.generated, strict=False)):
         if a != b:
             logits = text_logits(model, expected)[i]
             distance = float(mx.abs(logits[a] - logits[b]) / mx.abs(logits).max())
-            return distance or float(
-                np.finfo(np.float32).tiny
-            )  # a tie: the texts differ all the same
+            return max(distance, 1e-30)  # a tie: the texts differ all the same
     return float("inf")  # one goes on where the other ends
 
 
@@ -140,7 +137,7 @@ def has_gpu() -> bool:
 
 
 def judge(
-    name: str, check: Callable[[Pair], list[float]], pairs: Callable[[], list[Pair]]
+    name: str, check: Callable[[CheckedPair], list[float]], pairs: Callable[[], list[CheckedPair]]
 ) -> Verdict:
     """The verdict of one of CHECKS on pairs of one type."""
     if "GPU" in name and not has_gpu():
@@ -155,7 +152,7 @@ def judge(
 
 
 def clip() -> Verdict:
-    """Whether the speech pair hears what a clip says."""
+    """Whether the speech pair transcribes a clip correctly."""
     clips = json.loads((DEMO / "speech" / "clips.json").read_text("utf-8"))
     transcriber = Transcriber(demo_model("speech/target"), demo_model("speech/draft"))
     began = perf_counter()
@@ -179,13 +176,13 @@ def wait() -> Verdict:
     return NO_VERDICT, f"{1e6 * statistics.median(seconds):.0f} µs"
 
 
-def rows(target: Any) -> Verdict:
-    """What a call costs by the tokens in it. A chain: calls that need no other's result look dearer (MLX's issue 4265)."""
+def call_costs(target: Any) -> Verdict:
+    """The cost of a call by the tokens in it. A chain: calls that need no other's result look dearer (MLX's issue 4265)."""
     call = call_timer(target, [5] * 20)
     call(1, CHAIN)  # warms up
     times = range(3 if has_gpu() else 1)
-    one, *more = (statistics.median(call(n, CHAIN) for _ in times) for n in ROWS)
-    others = ", ".join(f"{n}: {s / one:.2f}" for n, s in zip(ROWS[1:], more, strict=True))
+    one, *more = (statistics.median(call(n, CHAIN) for _ in times) for n in WIDTHS)
+    others = ", ".join(f"{n}: {s / one:.2f}" for n, s in zip(WIDTHS[1:], more, strict=True))
     return NO_VERDICT, f"{1e3 * one:.1f} ms for 1 token; times that for {others}"
 
 
@@ -203,43 +200,34 @@ def auto(target: Any, draft: Any) -> Verdict:
     return NO_VERDICT, f"{drafted}; tokens/s by length, {rates}"
 
 
-def four_bits(model: Any) -> Any:
-    """The model, its matrices quantized in place, in the groups that converting takes."""
-
-    def covered(_, module: nn.Module) -> bool:
-        return hasattr(module, "to_quantized") and module.weight.shape[1] % 64 == 0
-
-    nn.quantize(model, class_predicate=covered)
+def in_four_bits(model: Any) -> Any:
+    """The model, whose matrices are quantized in place, in the groups that converting takes."""
+    nn.quantize(
+        model,
+        class_predicate=lambda _, m: hasattr(m, "to_quantized") and m.weight.shape[1] % 64 == 0,
+    )
     return model
 
 
-def load_pairs(name: str, folder: str) -> list[Pair]:
+def load_pairs(name: str, folder: str) -> list[CheckedPair]:
     """The embedded pairs of text in one type; Llama's if mlx-lm is installed."""
     families = [f for f in FAMILIES if f != "Llama" or find_spec("mlx_lm")]
-    return [Pair(family, name, Path(folder)) for family in families]
+    return [CheckedPair(family, name, Path(folder)) for family in families]
 
 
 def all_checks(folder: str) -> Iterator[tuple[str, Callable[[], Verdict]]]:
-    """What is checked, and a function that does it. folder: for converted models."""
+    """Names of checks, and functions that do them. folder: for converted models."""
     for name in TYPES:
         pairs = cache(partial(load_pairs, name, folder))
         for check_name, check in CHECKS.items():
             yield f"{name}: {check_name}", partial(judge, check_name, check, pairs)
     yield "a clip, transcribed", clip
     yield "time of a wait", wait
-    dtype = usual_dtype()
+    dtype = default_dtype()
     pair = cache(partial(widened_pair, SIZES))
-    yield f"time of a call, {dtype}", lambda: rows(pair()[0])
+    yield f"time of a call, {dtype}", lambda: call_costs(pair()[0])
     yield f"auto, {dtype}", lambda: auto(*pair())
-    yield "time of a call, 4 bits", lambda: rows(four_bits(pair()[0]))  # last: it changes the model
-
-
-def verdict_of(check: Callable[[], Verdict]) -> Verdict:
-    try:
-        with redirect_stderr(io.StringIO()):  # no notes of conversions between the lines
-            return check()
-    except Exception as error:
-        return WRONG, f"{type(error).__name__}: {error}".splitlines()[0]
+    yield "time of a call, 4 bits", lambda: call_costs(in_four_bits(pair()[0]))
 
 
 def all_is_well() -> bool:
@@ -249,7 +237,12 @@ def all_is_well() -> bool:
     verdicts = []
     with TemporaryDirectory() as folder:
         for name, check in all_checks(folder):
-            verdict, measured = verdict_of(check)
+            try:
+                with redirect_stderr(io.StringIO()):  # no notes of conversions between the lines
+                    verdict, measured = check()
+            except Exception as error:
+                verdict = WRONG
+                measured = f"{type(error).__name__}: {error}".splitlines()[0]
             verdicts.append(verdict)
             print(f"| {name:<42} | {verdict:<7} | {measured} |", flush=True)
     wrong, skipped = verdicts.count(WRONG), verdicts.count(SKIPPED)

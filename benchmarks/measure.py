@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from decoder import Options, SpeculativeDecoder, Stats, load
-from demo.pair import DEMO, demo_model, usual_dtype
+from demo.pair import DEMO, default_dtype, demo_model
 from demo.widen import CAUSAL_SHAPES, widen, widen_llama
 from families.causal import CausalModel
 from speculative.driver import Waiting
@@ -18,18 +18,16 @@ from speculative.row import Row
 
 Way = Callable[[Sequence[str]], list]
 """Decodes prompts; returns a Row for each, or its tokens."""
-Prompts = Sequence[list[int]]
-OtherWay = Callable[[Prompts], list[list[int]]]
+TokenPrompts = Sequence[list[int]]
+OtherWay = Callable[[TokenPrompts], list[list[int]]]
 """Another library's way: tokens of prompts -> tokens of their texts."""
 
 
 def widened_pair(sizes: Sequence[str], dtype: str | None = None) -> tuple[Any, Any]:
     """The embedded pair widened to these sizes, with the attributes that `load` sets. dtype: by default what people
     decode in on this device."""
-    mlx_dtype = getattr(mx, dtype or usual_dtype())
-    target = _widened("target", sizes[0], mlx_dtype)
-    draft = _widened("draft", sizes[1], mlx_dtype)
-    return target, draft
+    mlx_dtype = getattr(mx, dtype or default_dtype())
+    return _widened("target", sizes[0], mlx_dtype), _widened("draft", sizes[1], mlx_dtype)
 
 
 def _widened(role: str, size: str, dtype: mx.Dtype) -> Any:

@@ -23,6 +23,7 @@ def examples(per_kind: int, kinds: Sequence[str] = SHORT_KINDS) -> list[Example]
     """The first `per_kind` examples of each kind. InputError if there are fewer."""
     stored = [Example(**json.loads(line)) for line in FILE.read_text("utf-8").splitlines()]
     by_kind = [[e for e in stored if e.kind == kind] for kind in kinds]
-    if per_kind > (most := min(map(len, by_kind))):
-        raise InputError(f"the demo has only {most} examples of each kind, not {per_kind}")
+    count = min(map(len, by_kind))
+    if per_kind > count:
+        raise InputError(f"the demo has only {count} examples of each kind, not {per_kind}")
     return [example for of_kind in by_kind for example in of_kind[:per_kind]]

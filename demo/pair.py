@@ -4,14 +4,14 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from checkpoints.folder import MODELS, WEIGHTS
+from checkpoints.folder import MODELS, WEIGHTS, is_outdated
 from common.reporting import reporter
 from families.conversion import convert
 
 DEMO = Path(__file__).resolve().parent
 
 
-def usual_dtype() -> str:
+def default_dtype() -> str:
     """16 bits on a GPU, where nobody decodes in more; float32 on a processor, where MLX is slow in 16 bits. Not float16,
     in which T5 overflows."""
     return "bfloat16" if mx.default_device() == mx.gpu else "float32"
@@ -19,12 +19,9 @@ def usual_dtype() -> str:
 
 def demo_model(role: str) -> Path:
     """The converted folder of the embedded `role` ("target" or "draft", or either after "speech/"). It is converted
-    on first use, and again if the embedded model is newer."""
-    source, output = DEMO / role, MODELS / f"demo-{role.replace('/', '-')}"
-    converted = output / WEIGHTS
-    newest = max(file.stat().st_mtime for file in source.iterdir())
-    stale = converted.exists() and converted.stat().st_mtime < newest
-    if stale or not converted.exists():
+    on first use, and again if the embedded model has changed."""
+    output = MODELS / f"demo-{role.replace('/', '-')}"
+    if not (output / WEIGHTS).exists() or is_outdated(output):
         reporter.note(f"converting the demo {role} model to {output}")
-        convert(str(source), output, dtype=usual_dtype(), force=stale, exist_ok=not stale)
+        convert(str(DEMO / role), output, dtype=default_dtype(), exist_ok=True)
     return output

@@ -29,11 +29,11 @@ def less_work(monkeypatch, tmp_path):
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
     """Pairs of each type, by name, made once."""
-    made: dict[str, check.Pair] = {}
+    made: dict[str, check.CheckedPair] = {}
 
-    def pair(name: str) -> list[check.Pair]:
+    def pair(name: str) -> list[check.CheckedPair]:
         if name not in made:
-            made[name] = check.Pair("T5", name, tmp_path_factory.mktemp("check"))
+            made[name] = check.CheckedPair("T5", name, tmp_path_factory.mktemp("check"))
         return [made[name]]
 
     return pair
@@ -41,10 +41,14 @@ def pairs(tmp_path_factory):
 
 # Check -> the texts to spoil, by (pair, target, draft model, batch size).
 FAULTS = {
-    check.Pair.in_a_thread: lambda *_: threading.current_thread() is not threading.main_thread(),
-    check.Pair.drafted: lambda pair, target, draft, size: draft is not None and size == 1,
-    check.Pair.side_by_side: lambda pair, target, draft, size: draft is not None and size == 8,
-    check.Pair.on_processor: lambda pair, target, draft, size: target is pair.exact,
+    check.CheckedPair.in_a_thread: lambda *_: (
+        threading.current_thread() is not threading.main_thread()
+    ),
+    check.CheckedPair.drafted: lambda pair, target, draft, size: draft is not None and size == 1,
+    check.CheckedPair.side_by_side: lambda pair, target, draft, size: (
+        draft is not None and size == 8
+    ),
+    check.CheckedPair.on_processor: lambda pair, target, draft, size: target is pair.exact,
 }
 
 
@@ -146,7 +150,7 @@ def test_all_of_it_on_one_screen(monkeypatch, capsys):
     less = dict(
         SIZES=("t5-small", "demo"),
         TYPES=("float32", "4 bits"),
-        ROWS=(1, 2),
+        WIDTHS=(1, 2),
         LENGTHS=(0, 4),
         PER_KIND=1,
         MAX_TOKENS=12,
