@@ -4,8 +4,6 @@ Needs PyTorch. Each library runs in its own process: in one process their thread
 down.
 """
 
-import functools
-import importlib.util
 import multiprocessing
 import os
 import signal
@@ -13,6 +11,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import ExitStack
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
 
@@ -22,7 +22,7 @@ import torch
 from mlx.utils import tree_flatten
 from transformers import T5Config, T5ForConditionalGeneration
 
-from benchmarks.measure import OtherWay, Prompts, until_end, widened_pair
+from benchmarks.measure import OtherWay, TokenPrompts, until_end, widened_pair
 from common import blas
 from demo.pair import DEMO
 from families.t5 import NAMES
@@ -58,6 +58,7 @@ def in_transformers(model: T5, vocab_size: int | None = None) -> T5ForConditiona
     return theirs.eval()
 
 
+@cache  # once per process
 def with_transformers(sizes: Sequence[str], max_tokens: int) -> Callable[..., list[list[int]]]:
     """A function that decodes a batch of prompts greedily: plainly, `assisted` by the draft model, or with
     prompt lookup of `lookup` tokens."""
@@ -66,7 +67,7 @@ def with_transformers(sizes: Sequence[str], max_tokens: int) -> Callable[..., li
     target, draft = (in_transformers(model, rows) for model in pair)
     ends = target.config.eos_token_id
 
-    def generate(prompts: Prompts, assisted: bool = False, lookup: int | None = None):
+    def generate(prompts: TokenPrompts, assisted: bool = False, lookup: int | None = None):
         tokens, mask = map(torch.from_numpy, padded(prompts, target.config.pad_token_id))
         with torch.inference_mode():
             texts = target.generate(
@@ -82,6 +83,7 @@ def with_transformers(sizes: Sequence[str], max_tokens: int) -> Callable[..., li
     return generate
 
 
+@cache
 def with_ctranslate2(
     sizes: Sequence[str], max_tokens: int, compute_type: str
 ) -> Callable[..., list[list[int]]]:
@@ -102,7 +104,7 @@ def with_ctranslate2(
             converted, compute_type=compute_type, inter_threads=1, intra_threads=threads
         )
 
-    def generate(prompts: Prompts):
+    def generate(prompts: TokenPrompts):
         results = translator.translate_batch(
             [tokenizer.convert_ids_to_tokens(prompt) for prompt in prompts],
             beam_size=1,
@@ -123,20 +125,16 @@ def process() -> Executor:
     return executor
 
 
-@functools.cache  # models are made once per process
-def _generator(make: Callable[..., Callable], *arguments) -> Callable[..., list[list[int]]]:
-    return make(*arguments)
-
-
-def _decode(model: tuple, prompts: Prompts, settings: dict) -> list[list[int]]:
-    return _generator(*model)(prompts, **settings)
+def _decode(model: tuple, prompts: TokenPrompts, settings: dict) -> list[list[int]]:
+    make, *arguments = model
+    return make(*arguments)(prompts, **settings)
 
 
 def way(executor: Executor, model: tuple, batch_size: int = 1, **settings) -> OtherWay:
     """A way to decode prompts in the executor's process, `batch_size` at a time; model: a function above and its
     arguments."""
 
-    def decode(prompts: Prompts) -> list[list[int]]:
+    def decode(prompts: TokenPrompts) -> list[list[int]]:
         texts = []
         for i in range(0, len(prompts), batch_size):
             batch = prompts[i : i + batch_size]
@@ -153,10 +151,9 @@ def ways(
     for one prompt at a time only."""
     in_torch = (processes.enter_context(process()), (with_transformers, tuple(sizes), max_tokens))
     libraries = {"transformers": in_torch}
-    if importlib.util.find_spec("ctranslate2"):
-        for dtype in ("float32", "int8"):
-            model = (with_ctranslate2, tuple(sizes), max_tokens, dtype)
-            libraries[f"CTranslate2 {dtype}"] = (processes.enter_context(process()), model)
+    for dtype in ("float32", "int8") if find_spec("ctranslate2") else ():
+        model = (with_ctranslate2, tuple(sizes), max_tokens, dtype)
+        libraries[f"CTranslate2 {dtype}"] = (processes.enter_context(process()), model)
     ways = {}
     for size in batch_sizes:
         for name, library in libraries.items():

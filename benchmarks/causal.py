@@ -6,7 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from benchmarks.measure import OtherWay, Prompts, until_end
+from benchmarks.measure import OtherWay, TokenPrompts, until_end
 from demo.pair import DEMO
 from families.causal import CausalModel
 
@@ -16,23 +16,23 @@ def ways(
     draft: CausalModel,
     max_tokens: int,
     batch_sizes: Sequence[int],
-    numbers: Sequence[int],
+    lengths: Sequence[int],
 ) -> dict[str, OtherWay]:
-    """Name -> a way of mlx-lm to decode with a pair of its models; numbers: draft lengths."""
+    """Name -> a way of mlx-lm to decode with a pair of its models; lengths: of drafts."""
     from mlx_lm.generate import batch_generate, generate_step, speculative_generate_step
     from mlx_lm.utils import load_tokenizer
 
     ends = target.config.eos_token_ids
     tokenizer = load_tokenizer(DEMO / "causal-target")
 
-    def one_by_one(prompts: Prompts, step: Callable, **settings) -> list[list[int]]:
+    def one_by_one(prompts: TokenPrompts, step: Callable, **settings) -> list[list[int]]:
         def text(prompt: list[int]) -> list[int]:
             steps = step(mx.array(prompt), target.model, max_tokens=max_tokens, **settings)
             return until_end((int(token) for token, *_ in steps), ends)
 
         return [text(prompt) for prompt in prompts]
 
-    def batch(prompts: Prompts, size: int) -> list[list[int]]:
+    def batch(prompts: TokenPrompts, size: int) -> list[list[int]]:
         settings: Any = dict(completion_batch_size=size, prefill_batch_size=size)
         response: Any = batch_generate(
             target.model,
@@ -49,7 +49,7 @@ def ways(
 
     ways: dict[str, OtherWay] = {"mlx-lm, generate_step": partial(one_by_one, step=generate_step)}
     drafting = partial(one_by_one, step=speculative_generate_step, draft_model=draft.model)
-    for k in numbers:
+    for k in lengths:
         name = f"mlx-lm, speculative_generate_step, {k} drafted"
         ways[name] = partial(drafting, num_draft_tokens=k)
     for size in batch_sizes:

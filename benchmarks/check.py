@@ -18,14 +18,14 @@ import mlx.nn as nn
 import numpy as np
 
 from benchmarks.limits import text_logits
-from benchmarks.measure import decoding, take_turns, widened_pair
+from benchmarks.measure import decoding, widened
 from benchmarks.report import describe
 from checkpoints.quantization import Quantization
 from decoder import load
-from demo.examples import KINDS, SHORT_KINDS, examples
+from demo.examples import KINDS, examples
 from demo.pair import DEMO, default_dtype, demo_model
 from families.conversion import convert
-from speculative.row import Row, Stats
+from speculative.row import Row
 from speculative.timing import call_timer
 from speech import audio
 from speech.transcriber import Transcriber
@@ -44,8 +44,7 @@ MAX_TOKENS = 32
 NUM_DRAFT = 4
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # tokens in a timed call
 CHAIN = 4  # timed calls, each of which needs the last one's result
-SIZES = ("t5-base", "t5-small")  # of the pair that is timed
-LENGTHS = (0, 2, 4, 8)  # drafted tokens, to compare `auto` with
+SIZE = "t5-base"  # of the model that is timed
 
 
 class CheckedPair:
@@ -186,20 +185,6 @@ def call_costs(target: Any) -> Verdict:
     return NO_VERDICT, f"{1e3 * one:.1f} ms for 1 token; times that for {others}"
 
 
-def auto(target: Any, draft: Any) -> Verdict:
-    """The length that `auto` settles on, beside fixed ones."""
-    ways = {
-        num_draft: decoding(target, draft, num_draft=num_draft, max_tokens=MAX_TOKENS)
-        for num_draft in (*LENGTHS, "auto")
-    }
-    prompts = [example.prompt for example in examples(PER_KIND, SHORT_KINDS)]
-    runs = take_turns(ways, prompts, 1, lambda: None)
-    late = sum((row.stats for row in runs["auto"].rows[len(prompts) // 2 :]), Stats())
-    drafted = f"{late.draft_tokens / late.target_calls:.1f} drafted a call"
-    rates = ", ".join(f"{k}: {run.rate:.0f}" for k, run in runs.items())
-    return NO_VERDICT, f"{drafted}; tokens/s by length, {rates}"
-
-
 def in_four_bits(model: Any) -> Any:
     """The model, whose matrices are quantized in place, in the groups that converting takes."""
     nn.quantize(
@@ -223,17 +208,14 @@ def all_checks(folder: str) -> Iterator[tuple[str, Callable[[], Verdict]]]:
             yield f"{name}: {check_name}", partial(judge, check_name, check, pairs)
     yield "a clip, transcribed", clip
     yield "time of a wait", wait
-    dtype = default_dtype()
-    pair = cache(partial(widened_pair, SIZES))
-    yield f"time of a call, {dtype}", lambda: call_costs(pair()[0])
-    yield f"auto, {dtype}", lambda: auto(*pair())
-    yield "time of a call, 4 bits", lambda: call_costs(in_four_bits(pair()[0]))
+    yield f"time of a call, {default_dtype()}", lambda: call_costs(widened(SIZE))
+    yield "time of a call, 4 bits", lambda: call_costs(in_four_bits(widened(SIZE)))
 
 
 def all_is_well() -> bool:
     """Print the machine, and a line for each check as it is done: a block for an issue. Return whether nothing is wrong."""
     print("\n".join(f"{key}: {value}" for key, value in describe().items()))
-    print(f"sizes timed: {', '.join(SIZES)}\n\n| check | verdict | measured |\n| --- | --- | --- |")
+    print(f"size timed: {SIZE}\n\n| check | verdict | measured |\n| --- | --- | --- |")
     verdicts = []
     with TemporaryDirectory() as folder:
         for name, check in all_checks(folder):

@@ -57,20 +57,15 @@ class CallTimes:
 
     def report(self) -> dict:
         """Print everything and return it as data: GB/s, and costs in plain steps."""
-        size = self.step_bytes / 1e9
         step = self[1]
-        read_rate = READ / self["read"] / 1e9
-        costs: dict[str, Any] = {
-            "step_gb": size,
-            "step_ms": 1e3 * step,
-            "step_gb_s": size / step,
-            "read_gb_s": read_rate,
-            "share_of_read": size / step / read_rate,
-            "verify_cost": {width: self[width] / step for width in WIDTHS},
-        }
+        costs: dict[str, Any] = {"step_gb": self.step_bytes / 1e9, "step_ms": 1e3 * step}
+        costs["step_gb_s"] = self.step_bytes / 1e9 / step
+        costs["read_gb_s"] = READ / self["read"] / 1e9
+        costs["share_of_read"] = costs["step_gb_s"] / costs["read_gb_s"]
+        costs["verify_cost"] = {width: self[width] / step for width in WIDTHS}
         print(
-            f"A step reads {size:.2f} GB of weights in {1e3 * step:.1f} ms: {size / step:.1f} GB/s, "
-            f"{size / step / read_rate:.0%} of the {read_rate:.1f} of the fastest plain read of the memory."
+            "A step reads {step_gb:.2f} GB of weights in {step_ms:.1f} ms: {step_gb_s:.1f} GB/s, {share_of_read:.0%} of the "
+            "{read_gb_s:.1f} of the fastest plain read of the memory.".format(**costs)
         )
         verify = ", ".join(f"{n}: {cost:.2f}" for n, cost in costs["verify_cost"].items())
         print(f"A target call by number of tokens, in steps: {verify}.")
@@ -127,7 +122,7 @@ def oracle_rate(plain: Sequence[Row], draft: Model, times: CallTimes) -> float:
     seconds = 0.0
     for row in plain:
         matches, prefill_seconds = draft_matches(draft, row)
-        drafted = prefill_seconds + least_seconds(matches, by_length)
+        drafted = prefill_seconds + min_seconds(matches, by_length)
         plain_seconds = len(matches) * by_length[0]
         seconds += row.stats.encoding_seconds + min(drafted, plain_seconds)
     return sum(row.stats.tokens for row in plain) / seconds
@@ -153,12 +148,12 @@ def text_logits(model: Model, row: Row, cache: Any = None) -> mx.array:
     return model.decode(mx.array(inputs), positions, cache)[0, -T:]
 
 
-def least_seconds(matches: np.ndarray, by_length: Sequence[float]) -> float:
-    """The least time for a text, by dynamic programming from its end. matches: whether the draft model would draft
+def min_seconds(matches: np.ndarray, by_length: Sequence[float]) -> float:
+    """The shortest time for a text, by dynamic programming from its end. matches: whether the draft model would draft
     each token; by_length[k]: the seconds of a step that drafts k tokens."""
-    least = [0.0] * (len(matches) + 1)
+    fastest = [0.0] * (len(matches) + 1)
     for i in range(len(matches) - 1, -1, -1):
         ahead = [*matches[i : i + len(by_length) - 1].tolist(), False]
         accepted = min(ahead.index(False), len(matches) - 1 - i)
-        least[i] = min(by_length[k] + least[i + k + 1] for k in range(accepted + 1))
-    return least[0]
+        fastest[i] = min(by_length[k] + fastest[i + k + 1] for k in range(accepted + 1))
+    return fastest[0]

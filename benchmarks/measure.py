@@ -26,14 +26,14 @@ OtherWay = Callable[[TokenPrompts], list[list[int]]]
 def widened_pair(sizes: Sequence[str], dtype: str | None = None) -> tuple[Any, Any]:
     """The embedded pair widened to these sizes, with the attributes that `load` sets. dtype: by default what people
     decode in on this device."""
-    mlx_dtype = getattr(mx, dtype or default_dtype())
-    return _widened("target", sizes[0], mlx_dtype), _widened("draft", sizes[1], mlx_dtype)
+    return widened(sizes[0], "target", dtype), widened(sizes[1], "draft", dtype)
 
 
-def _widened(role: str, size: str, dtype: mx.Dtype) -> Any:
+def widened(size: str, role: str = "target", dtype: str | None = None) -> Any:
+    """One of the pair."""
     causal = size in CAUSAL_SHAPES
     small, _ = load(DEMO / f"causal-{role}" if causal else demo_model(role))
-    small.set_dtype(dtype)
+    small.set_dtype(getattr(mx, dtype or default_dtype()))
     if causal:
         c = small.config
         wide: Any = CausalModel(

@@ -35,7 +35,8 @@ def widen(model: T5, shape: str) -> T5:
     """`model` widened to one of SHAPES, in its type. Logits are equal up to rounding, and 0 for new vocabulary rows."""
     if not SHAPES[shape]:
         return model
-    small, layers = model.config, SHAPES[shape]["num_layers"]
+    small = model.config
+    layers = SHAPES[shape]["num_layers"]
     config = dataclasses.replace(small, **SHAPES[shape], d_kv=64, num_decoder_layers=layers)
     # Zeros in a wider vector lower its root mean square. After the decoder's last norm, scaling by
     # d_model**-0.5 makes up for that if the model does it.
@@ -80,7 +81,8 @@ def widen_llama(model: Any, shape: str) -> nn.Module:
 
 def _filled(wide: Any, small: Any, change: Callable[[str, mx.array], mx.array]) -> Any:
     """`wide` with the weights of `small`, passed through `change` and padded with zeros."""
-    known, weights = dict(tree_flatten(small.parameters())), []
+    known = dict(tree_flatten(small.parameters()))
+    weights = []
     dtype = next(iter(known.values())).dtype
     for name, size in weight_shapes(wide).items():
         weight = change(name, known[name]) if name in known else mx.zeros((0,) * len(size), dtype)

@@ -6,6 +6,7 @@ The loss is cross-entropy to the text and KL to the target's distribution (Disti
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -87,47 +88,45 @@ def distill(
     return draft
 
 
+@dataclass
 class Training:
     """Trains a draft model. Iterating trains it to the end and yields each evaluation on held-out texts, about every half
-    minute, when `draft` has the state that was evaluated; at the end it has the best one. `step` trains on one batch."""
+    minute, when `draft` has the state that was evaluated; at the end it has the best one. `step` trains on one batch.
 
-    def __init__(
-        self,
-        target: EncoderDecoder,
-        draft: Any,
-        texts: Sequence[TrainingText],
-        minutes: float = 30,
-        steps: int | None = None,
-        resumes: bool = False,
-    ):
-        """minutes: the most it may take; steps: this many instead; resumes: `draft` is trained already, and only what is
-        better counts. InputError for fewer than two texts."""
-        trained, held_out = split(texts)
-        self.draft = draft
-        self.steps_done = 0
-        self.seconds = 0.0
-        self.progress = 0.0  # 0 to 1
-        self.best: Evaluation | None = None
-        self._target = target
+    minutes: the most it may take; steps: this many instead
+    resumes: `draft` is trained already, and only what is better counts
+    InputError for fewer than two texts.
+    """
+
+    target: EncoderDecoder
+    draft: Any
+    texts: Sequence[TrainingText]
+    minutes: float = 30
+    steps: int | None = None
+    resumes: bool = False
+    steps_done: int = field(default=0, init=False)
+    seconds: float = field(default=0.0, init=False)
+    progress: float = field(default=0.0, init=False)  # 0 to 1
+    best: Evaluation | None = field(default=None, init=False)
+
+    def __post_init__(self):
+        trained, held_out = split(self.texts)
+        target = self.target
         self._batches = _epochs(target, _batches(trained))
         self._held_out = [TrainingBatch.from_texts(target, some) for some in _batches(held_out)]
-        self._ids = sorted({token for text in texts for token in text.tokens[text.prefix :]})
+        self._ids = sorted({token for text in self.texts for token in text.tokens[text.prefix :]})
         self._narrow_target = target.narrowed(mx.array(self._ids))
-        self._narrow_draft = draft.narrowed(
-            mx.array(self._ids)
-        )  # shares its layers with the full one
+        # It shares its layers with the full one.
+        self._narrow_draft = self.draft.narrowed(mx.array(self._ids))
         weights = distilled.own_weights(self._narrow_draft)
         self._weights = {name: x.astype(mx.float32) for name, x in weights.items()}
         self._best_weights = self._weights
-        self._accuracy = 0.0  # the greatest so far
-        if resumes:
-            self.best = evaluate(draft, target, self._held_out)
-            self._accuracy = self.best.accuracy
-        self.costs = CallCosts.measured(draft, target, held_out[0].prompt)
+        if self.resumes:
+            self.best = evaluate(self.draft, target, self._held_out)
+        self._max_accuracy = self.best.accuracy if self.best else 0.0
+        self.costs = CallCosts.measured(self.draft, target, held_out[0].prompt)
         self._optimizer = optimizers.AdamW(RATE, weight_decay=0.01)
         self._gradient = mx.value_and_grad(self._loss)
-        self._minutes = minutes
-        self._steps = steps
         self._bad_evals = 0  # in a row
         self._plateau = 0  # the step from which the learning rate decays faster
         self._decay = 0.0  # further progress in each step since
@@ -158,9 +157,7 @@ class Training:
         mx.eval(self._weights, self._optimizer.state)
         self.steps_done += 1
         self.seconds = time.perf_counter() - self._began
-        progress = (
-            self.steps_done / self._steps if self._steps else self.seconds / 60 / self._minutes
-        )
+        progress = self.steps_done / self.steps if self.steps else self.seconds / 60 / self.minutes
         decayed = self._decay * (self.steps_done - self._plateau)
         self.progress = min(1.0, progress + decayed)
 
@@ -168,10 +165,10 @@ class Training:
         """Evaluate the draft model as it is now; the learning rate decays faster after several bad evaluations."""
         began = time.perf_counter()
         distilled.set_weights(self._narrow_draft, self._weights)
-        evaluation = evaluate(self.draft, self._target, self._held_out)
-        is_bad = evaluation.accuracy <= self._accuracy + GAIN
+        evaluation = evaluate(self.draft, self.target, self._held_out)
+        is_bad = evaluation.accuracy <= self._max_accuracy + GAIN
         self._bad_evals = self._bad_evals + 1 if is_bad else 0
-        self._accuracy = max(self._accuracy, evaluation.accuracy)
+        self._max_accuracy = max(self._max_accuracy, evaluation.accuracy)
         longest = max(LENGTHS)
         if not self.best or evaluation.per_call[longest] > self.best.per_call[longest]:
             self.best = evaluation

@@ -148,10 +148,9 @@ def test_a_check_that_raises_is_wrong_and_the_others_go_on(monkeypatch, capsys):
 @pytest.mark.slow
 def test_all_of_it_on_one_screen(monkeypatch, capsys):
     less = dict(
-        SIZES=("t5-small", "demo"),
+        SIZE="demo",
         TYPES=("float32", "4 bits"),
         WIDTHS=(1, 2),
-        LENGTHS=(0, 4),
         PER_KIND=1,
         MAX_TOKENS=12,
     )
@@ -166,7 +165,6 @@ def test_all_of_it_on_one_screen(monkeypatch, capsys):
         "wait",
         "call, float32",
         "call, 4 bits",
-        "auto",
     ):
         assert re.search(rf"(?m)^\| .*{check_name}", printed), check_name
     lines = printed.splitlines()
