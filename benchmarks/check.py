@@ -194,16 +194,11 @@ def in_four_bits(model: Any) -> Any:
     return model
 
 
-def load_pairs(name: str, folder: str) -> list[CheckedPair]:
-    """The embedded pairs of text in one type; Llama's if mlx-lm is installed."""
-    families = [f for f in FAMILIES if f != "Llama" or find_spec("mlx_lm")]
-    return [CheckedPair(family, name, Path(folder)) for family in families]
-
-
 def all_checks(folder: str) -> Iterator[tuple[str, Callable[[], Verdict]]]:
     """Names of checks, and functions that do them. folder: for converted models."""
+    families = [family for family in FAMILIES if family != "Llama" or find_spec("mlx_lm")]
     for name in TYPES:
-        pairs = cache(partial(load_pairs, name, folder))
+        pairs = cache(lambda name=name: [CheckedPair(f, name, Path(folder)) for f in families])
         for check_name, check in CHECKS.items():
             yield f"{name}: {check_name}", partial(judge, check_name, check, pairs)
     yield "a clip, transcribed", clip

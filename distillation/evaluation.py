@@ -69,10 +69,9 @@ def evaluate(draft: Any, target: Any, batches: Sequence[TrainingBatch]) -> Evalu
         tokens += counted.sum()
         if whole:
             whole_tokens += counted.sum()
-            for length in LENGTHS:
-                calls[length] += sum(
-                    _calls(hits, row, places, length) for row, places in enumerate(counted)
-                )
+            for row, labelled in enumerate(counted):
+                for length in LENGTHS:
+                    calls[length] += _calls(hits, row, labelled, length)
     per_call = {length: float(whole_tokens / n) for length, n in calls.items()}
     return Evaluation(float(right / tokens), per_call, float(agreed / tokens))
 
