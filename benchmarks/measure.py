@@ -76,7 +76,7 @@ def until_end(tokens: Iterable[int], ends: Container[int]) -> list[int]:
 
 
 @dataclass
-class Run:
+class WayRun:
     """The results and times of a way of decoding, turn by turn."""
 
     rows: list[Row] = field(default_factory=list)  # only for our own ways
@@ -115,11 +115,11 @@ def take_turns(
     beside: Callable[[], None],
     rounds: int = 1,
     pause: float = 0.0,
-) -> dict[Any, Run]:
+) -> dict[Any, WayRun]:
     """Decode all prompts in each way. The ways take turns of `per_turn` prompts, after a warm-up with the first
     prompt, in `rounds` over all prompts. `beside` is called once per turn. pause: seconds of rest before each
     turn, longer than a library's threads spin when its work has ended (OpenMP of Intel: 0.2 s)."""
-    runs = {name: Run() for name in ways}
+    runs = {name: WayRun() for name in ways}
     for way in ways.values():
         way(prompts[:1])
     names = list(ways)

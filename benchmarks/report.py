@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from benchmarks.limits import CallTimes
-from benchmarks.measure import Run
+from benchmarks.measure import WayRun
 from common import blas
 
 PACKAGES = ("mlx", "mlx-lm", "numpy", "transformers", "tokenizers")
@@ -72,11 +72,11 @@ def sizes(target: Any, draft: Any | None, tokens: Mapping[str, Sequence[int]]) -
 # "low", "high": quartiles of the turns. "ratio": to plain decoding with the first batch size; "steps": the same without
 # the time for reading prompts. "of oracle": share of the oracle's speed.
 RATES = ("tokens/s", "low", "high")
-SHARES = ("ratio", "steps", "predicted", "of oracle", "acceptance")
-COLUMNS = (*RATES, *SHARES, "tokens per call")
+RATIOS = ("ratio", "steps", "predicted", "of oracle", "acceptance")
+COLUMNS = (*RATES, *RATIOS, "tokens per call")
 
 
-def compare(runs: Mapping[Any, Run], times: CallTimes, oracle: float | None) -> dict[str, Any]:
+def compare(runs: Mapping[Any, WayRun], times: CallTimes, oracle: float | None) -> dict[str, Any]:
     """Print the table of all ways, the first of which is plain decoding; return the figures as data."""
     (first, plain), *_ = runs.items()
     lines = {str(name): figures(name, run, plain, times, oracle) for name, run in runs.items()}
@@ -95,7 +95,7 @@ def compare(runs: Mapping[Any, Run], times: CallTimes, oracle: float | None) -> 
 
 
 def figures(
-    name: Setting | str, run: Run, plain: Run, times: CallTimes, oracle: float | None
+    name: Setting | str, run: WayRun, plain: WayRun, times: CallTimes, oracle: float | None
 ) -> dict[str, float]:
     """Column -> figure of a way; figures of steps only for our own ways."""
     low, high = run.quartiles
@@ -117,10 +117,10 @@ def figures(
 
 def table(lines: Mapping[str, Mapping[str, float]]) -> None:
     """Print a Markdown table of ways and their figures."""
-    places = dict.fromkeys(COLUMNS, 2) | dict.fromkeys(RATES, 1)
+    digits = dict.fromkeys(COLUMNS, 2) | dict.fromkeys(RATES, 1)
     rows = [["decoding", *COLUMNS]]
     for name, line in lines.items():
-        rows.append([name, *(f"{line[c]:.{places[c]}f}" if c in line else "" for c in COLUMNS)])
+        rows.append([name, *(f"{line[c]:.{digits[c]}f}" if c in line else "" for c in COLUMNS)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in (rows[0], ["-" * width for width in widths], *rows[1:]):
         print("| " + " | ".join(map(str.ljust, row, widths)) + " |")
