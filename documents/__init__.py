@@ -1,7 +1,7 @@
 """Documents to translate: formats behind one contract, and what stands between a text and a model's sentences.
 
 A format is a module with `parse(data) -> Document`: it finds the parts to translate, and everything else stays byte for
-byte. Only translator.py knows a model.
+byte (docs/new_format.md). Only translator.py knows a model.
 """
 
 import own_modules  # noqa: F401 (before all others: see there)
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from common.errors import InputError
+from common.errors import InputError, first_line
 from documents import gettext, html, markdown, plain, subtitles, word
 from documents.document import Document
 from documents.encodings import decoded
@@ -26,10 +26,10 @@ FORMATS: dict[str, Callable[[bytes], Document]] = {
     ".epub": html.parse_epub,
     ".po": gettext.parse,
     ".pot": gettext.parse,
-    ".srt": partial(subtitles.parse, kind="srt"),
-    ".vtt": partial(subtitles.parse, kind="srt"),
-    ".ass": partial(subtitles.parse, kind="ass"),
-    ".ssa": partial(subtitles.parse, kind="ass"),
+    ".srt": subtitles.parse,
+    ".vtt": subtitles.parse,
+    ".ass": subtitles.parse_ass,
+    ".ssa": subtitles.parse_ass,
 }
 
 # Keyword arguments of `parse`, and the formats that have them
@@ -48,7 +48,12 @@ def read(path: Path, data: bytes, encoding: str | None = None, **options: bool) 
         raise InputError(f"{path}: not a document: they end in {', '.join(FORMATS)}")
     applied = {option: on for option, on in options.items() if suffix in OPTIONS[option]}
     try:
-        return decoded(partial(FORMATS[suffix], **applied), data, encoding)
+        is_markup = suffix in (".html", ".htm")
+        return decoded(partial(FORMATS[suffix], **applied), data, encoding, is_markup)
     except ImportError:
         needed = f"{path.name} needs: pip install -r requirements-documents.txt"
         raise InputError(needed) from None
+    except InputError:
+        raise
+    except Exception as error:  # whatever a parser makes of a file that is none of its format
+        raise InputError(f"not a {suffix} file: {first_line(error)}") from error

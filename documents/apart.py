@@ -13,7 +13,7 @@ from typing import Any
 
 from common.errors import InputError
 from documents import read
-from documents.document import Document
+from documents.document import Document, Target, Written
 
 SECONDS = 30
 MEMORY = 2 << 30  # bytes; Linux alone keeps to it
@@ -25,16 +25,16 @@ def read_apart(
 ) -> Document:
     """As `documents.read`. InputError also if it, or later `write`, needs more than the limits. check: called again and
     again meanwhile; what it raises gives the document up. language: into which the document is to go; see
-    `Document.into`."""
-    passages, marks, strict, has_languages = _call(check, path, data, language)
+    `Document.for_language`."""
+    passages, strict, has_languages = _call(check, path, data, language)
 
-    def write(texts: Sequence[str | None]) -> bytes:
-        return _call(check, path, data, language, texts, document.places)
+    def write(
+        texts: Sequence[str | None], targets: Sequence[Sequence[Target] | None] | None = None
+    ) -> Written:
+        return _call(check, path, data, language, texts, targets)
 
-    document = Document(passages, write, lambda passage: repr(passage.text[:40]), marks, strict)
-    if has_languages:
-        document.into = lambda language: read_apart(path, data, check, language)
-    return document
+    for_language = (lambda code: read_apart(path, data, check, code)) if has_languages else None
+    return Document(passages, write, strict, for_language=for_language)
 
 
 def _call(check: Callable[[], object], *arguments: Any) -> Any:
@@ -65,15 +65,14 @@ def _call(check: Callable[[], object], *arguments: Any) -> Any:
     return result
 
 
-def _answer(path: Path, data: bytes, language: str | None, texts: Any = None, places: Any = ()):
-    """A document's passages, marks, strictness and whether they change with the language or, with texts, its bytes."""
+def _answer(path: Path, data: bytes, language: str | None, texts: Any = None, targets: Any = None):
+    """A document's passages, strictness and whether they change with the language or, with texts, it written."""
     document = read(path, data)
-    if language and document.into:
-        document = document.into(language)
+    if language and document.for_language:
+        document = document.for_language(language)
     if texts is None:
-        return document.passages, document.marks, document.strict, document.into is not None
-    document.places.update(places)
-    return document.write(texts)
+        return document.passages, document.strict, document.for_language is not None
+    return document.write(texts, targets)
 
 
 def main() -> None:

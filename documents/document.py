@@ -2,108 +2,212 @@
 
 import codecs
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, groupby
+from typing import NamedTuple, Protocol
 
 from common.errors import InputError
 from documents.sentences import between, words_and_clusters
-from text.cues import NEWLINE
+from text.cues import NEWLINE, line_spans
 
 Span = tuple[int, int]
-Place = tuple[Span, bool]  # of a mark in a translation, and whether it is sure
+Target = tuple[Span, bool]  # where formatting goes in a translation, and whether that is sure
 
-_LINE = re.compile(r"[^\r\n]+")
 _LINE_BREAK = re.compile(rf"(?:{NEWLINE.pattern})\Z")
-_BLOCK = re.compile(rf"(?:[^\r\n]*[^\s\ufeff][^\r\n]*(?:{NEWLINE.pattern}|\Z))+")
 
 
 @dataclass(frozen=True)
 class Passage:
     """A text to translate, such as a paragraph, and where it is in its source: one part or more, such as lines.
 
-    marked: spans of the text with something of their own, such as a link or, empty, a note; see marks.py
-    breaks: where in the text a line begins besides the first. A translation may have line feeds in their places
-    cues:   the number of the cue that each span is in, for subtitles
-    marks:  as a document's
+    location:     for messages, such as "line 3"
+    formatting:   spans of the text with something of their own, such as a link or, empty, a note; see marks.py
+    breaks:       where in the text a line begins besides the first. A translation may have line feeds in their places
+    cues:         the number of the cue that each span is in, for subtitles
+    placeholders: a pattern of what a translation must keep besides the usual ones
     """
 
     text: str
     spans: tuple[Span, ...]
-    marked: tuple[Span, ...] = ()
+    location: str = ""
+    formatting: tuple[Span, ...] = ()
     breaks: tuple[int, ...] = ()
     cues: tuple[int, ...] = ()
-    marks: str = ""
+    placeholders: str = ""
 
 
-@dataclass
+@dataclass(frozen=True)
+class Written:
+    """A document with other texts.
+
+    plain:    words whose formatting could not be kept
+    problems: what a reader should check of passages, by their number
+    notes:    what a reader should know of the whole document
+    """
+
+    data: bytes
+    plain: Sequence[str] = ()
+    problems: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+
+class Write(Protocol):
+    def __call__(
+        self,
+        texts: Sequence[str | None],
+        targets: Sequence[Sequence[Target] | None] | None = None,
+    ) -> Written:
+        """The document with a text for each passage; None keeps a passage as it is. targets: of each passage's
+        formatting; None: at the same words or the same place"""
+        ...
+
+
+@dataclass(frozen=True)
 class Document:
     """A document in some format.
 
-    write:   the bytes of the document with other texts, one for each passage; None keeps a passage as it is
-    place:   where a passage is, for messages
-    marks:   a pattern of what a translation must keep besides placeholders, such as Markdown's code
-    strict:  a passage whose translation lost a placeholder stays as it is
-    places:  where what is marked in a passage goes in its text; if it is not here, `marks.places` says it
-    plain:   words whose formatting `write` could not keep
-    notes:   what a reader should know of the whole document
-    into:    the document for a target language's code, where that changes the passages
+    strict:       a passage whose translation lost a placeholder stays as it is
+    notes:        what a reader should know of the whole document
+    for_language: the document for a target language's code, where that changes the passages
     """
 
-    passages: list[Passage]
-    write: Callable[[Sequence[str | None]], bytes]
-    place: Callable[[Passage], str]
-    marks: str = ""
+    passages: Sequence[Passage]
+    write: Write
     strict: bool = False
-    places: dict[Passage, Sequence[Place]] = field(default_factory=dict)
-    plain: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    into: Callable[[str], "Document"] | None = None
+    notes: Sequence[str] = ()
+    for_language: "Callable[[str], Document] | None" = None
+
+
+class Fitted(NamedTuple):
+    """What is written into each span of a passage."""
+
+    parts: Sequence[str]
+    plain: Sequence[str] = ()
+    problems: Sequence[str] = ()
+
+
+Fit = Callable[[str, Passage, str, Sequence[Target] | None], Fitted | None]
+
+
+def by_lines(
+    source: str, passage: Passage, text: str, targets: Sequence[Target] | None
+) -> Fitted | None:
+    """The text's lines, if it has one for each span; or else the text, spread over them. None: it is the source's."""
+    return None if text == passage.text else Fitted(by_length(passage, text))
+
+
+def encoding_of(data: bytes) -> str:
+    """UTF-8, or as a byte-order mark says."""
+    encodings = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+    return encodings.get(data[:2], "utf-8")
+
+
+def as_text(data: bytes) -> str:
+    encoding = encoding_of(data)
+    try:
+        source = data.decode(encoding)
+    except UnicodeDecodeError:
+        raise InputError(f"not {encoding.upper()} text; convert it to UTF-8") from None
+    if "\0" in source:
+        raise InputError("not text")
+    return source
 
 
 def in_text(
     data: bytes,
     find: Callable[[str], Iterable[Passage]],
-    fit: Callable[[Passage, str], list[str]] | None = None,
+    fit: Fit = by_lines,
     below: str = "",
-    **about,
+    **fields,
 ) -> Document:
-    """A document of plain text, whose passages `find` finds in it. fit: what to write into each span of a passage;
-    None: the text's lines, or else the text, spread over them by length. below: the line break before a translation
-    that is to stand below its source, not in its place; a line feed is the source's own. InputError if it is not text."""
-    marks = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
-    encoding = marks.get(data[:2], "utf-8")
-    try:
-        source = data.decode(encoding)
-    except (UnicodeDecodeError, LookupError):
-        raise InputError(f"not {encoding.upper()} text; convert it to UTF-8") from None
-    if "\0" in source:
-        raise InputError("not text")
-    passages = [*find(source)]
+    """A document of text, whose passages `find` finds in it. fit: fits a text into a passage of the source, with
+    its formatting at these targets; None: the passage stays as it is. below: the line break before a translation that is
+    to stand below its source, not in its place; a line feed is the source's own. InputError if it is not text."""
+    encoding = encoding_of(data)
+    source = as_text(data)
+    passages = [*_located(source, find(source))]
+    newline = below.replace("\n", newline_of(source))
 
-    def write(texts: Sequence[str | None]) -> bytes:
+    def write(
+        texts: Sequence[str | None], targets: Sequence[Sequence[Target] | None] | None = None
+    ) -> Written:
         edits = set[tuple[Span, str]]()  # passages may share some
-        for passage, text in zip(passages, texts, strict=True):
-            if text is not None and (text != passage.text or (fit and not below)):
-                new = (fit or by_length)(passage, text)
-                if below:
-                    old = [source[start:stop] for start, stop in passage.spans]
-                    new = _below(old, new, passage.cues, below.replace("\n", newline_of(source)))
-                edits |= {*zip(passage.spans, new, strict=True)}
-        parts = list[str]()
-        end = 0
-        for (start, stop), new in sorted(edits):
-            before = source[end:start]
-            is_line = not new and stop > start and source[stop : stop + 1] in ("", "\r", "\n")
-            # An empty line would end a cue.
-            parts += [_LINE_BREAK.sub("", before) if is_line else before, new]
-            end = stop
-        return "".join([*parts, source[end:]]).encode(encoding)
+        plain = list[str]()
+        problems = dict[int, Sequence[str]]()
+        for number, (passage, text) in enumerate(zip(passages, texts, strict=True)):
+            fitted = None
+            if text is not None:
+                fitted = fit(source, passage, text, targets[number] if targets else None)
+            if not fitted:
+                continue
+            new = fitted.parts
+            if below:
+                old = [source[start:stop] for start, stop in passage.spans]
+                new = _below(old, new, passage.cues, newline)
+            edits.update(zip(passage.spans, new, strict=True))
+            plain += fitted.plain
+            if fitted.problems:
+                problems[number] = fitted.problems
+        return Written(_edited(source, sorted(edits)).encode(encoding), plain, problems)
 
-    def place(passage: Passage) -> str:
-        return f"line {line_number(source, passage.spans[0][0])}"
+    return Document(passages, write, **fields)
 
-    return Document(passages, write, place, **about)
+
+def joined(
+    documents: Sequence[Document],
+    assemble: Callable[[Sequence[bytes]], bytes],
+    notes: Sequence[str] = (),
+) -> Document:
+    """One document of several, which have no lines of their own. assemble: makes its bytes of theirs"""
+
+    def write(
+        texts: Sequence[str | None], targets: Sequence[Sequence[Target] | None] | None = None
+    ) -> Written:
+        data = list[bytes]()
+        plain = list[str]()
+        later_notes = list[str]()
+        problems = dict[int, Sequence[str]]()
+        first = 0
+        for document in documents:
+            after = first + len(document.passages)
+            new = document.write(texts[first:after], targets and targets[first:after])
+            data.append(new.data)
+            plain += new.plain
+            later_notes += new.notes
+            problems |= {first + number: each for number, each in new.problems.items()}
+            first = after
+        return Written(assemble(data), plain, problems, later_notes)
+
+    passages = [
+        replace(passage, location=repr(passage.text[:40]))
+        for document in documents
+        for passage in document.passages
+    ]
+    notes = [*notes, *(note for document in documents for note in document.notes)]
+    return Document(passages, write, notes=notes)
+
+
+def _located(source: str, passages: Iterable[Passage]) -> Iterator[Passage]:
+    """Passages, in any order, with the lines that they begin in."""
+    found = [*passages]
+    positions = sorted({passage.spans[0][0] for passage in found})
+    counts = [source.count("\n", a, b) for a, b in zip([0, *positions], positions, strict=False)]
+    lines = dict(zip(positions, accumulate(counts), strict=True))
+    for each in found:
+        yield replace(each, location=f"line {lines[each.spans[0][0]] + 1}")
+
+
+def _edited(source: str, edits: Iterable[tuple[Span, str]]) -> str:
+    parts = list[str]()
+    end = 0
+    for (start, stop), new in edits:
+        before = source[end:start]
+        if not new and stop > start and source[stop : stop + 1] in ("", "\r", "\n"):
+            before = _LINE_BREAK.sub("", before)  # an empty line would end a cue
+        parts += [before, new]
+        end = stop
+    return "".join([*parts, source[end:]])
 
 
 def newline_of(source: str) -> str:
@@ -112,31 +216,28 @@ def newline_of(source: str) -> str:
     return first[0] if first else "\n"
 
 
-def lines_of(source: str, start: int, end: int) -> Iterator[Span]:
-    """The lines that are not empty, without the white space and byte-order mark around them."""
-    for match in _LINE.finditer(source, start, end):
-        line = match[0].strip("\ufeff \t\v\f")
-        if line:
-            begin = match.start() + match[0].index(line)
-            yield begin, begin + len(line)
-
-
-def blocks_of(source: str) -> Iterator[Span]:
-    """Lines without an empty one between them."""
-    return (match.span() for match in _BLOCK.finditer(source))
+def lines_of(source: str, start: int = 0, end: int | None = None) -> Iterator[Span]:
+    """The lines, some of them empty, without the white space and byte-order mark around them."""
+    for begin, stop in line_spans(source, start, end):
+        line = source[begin:stop].strip("\ufeff \t\v\f")
+        begin = source.index(line, begin)
+        yield begin, begin + len(line)
 
 
 def passage(source: str, spans: Iterable[Span]) -> Passage:
     """The passage of one text that runs over these spans."""
     spans = tuple(spans)
-    text = ""
+    parts = list[str]()
     breaks = list[int]()
+    size = 0
     for start, stop in spans:
-        if text:
-            text += between(text, source[start:stop])
-            breaks.append(len(text))
-        text += source[start:stop]
-    return Passage(text, spans, breaks=tuple(breaks))
+        part = source[start:stop]
+        if parts:
+            part = between(parts[-1], part) + part
+            breaks.append(size + len(part) - (stop - start))
+        parts.append(part)
+        size += len(part)
+    return Passage("".join(parts), spans, breaks=tuple(breaks))
 
 
 def line_number(source: str, position: int) -> int:
@@ -176,8 +277,9 @@ def spread(text: str, lengths: Sequence[int]) -> list[str]:
     first = 0  # word of the next part
     size = 0  # characters of the parts so far
     share = 0.0  # characters that they should have
+    total = sum(lengths)
     for spans_left, length in zip(reversed(range(len(lengths))), lengths, strict=True):
-        share += len(text) * length / sum(lengths)
+        share += len(text) * length / total
         end = first
         while end < len(words):
             leaves_too_few = len(words) - end <= spans_left

@@ -35,12 +35,28 @@ class File(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """A file's translation. data: to be printed; None: it is in the output
-    is_earlier: an interrupted run has written it"""
+    """A file's translation.
+
+    data:       to be printed; None: it is in the output
+    notes:      what a reader should know of it
+    is_earlier: an interrupted run has written it
+    """
 
     data: bytes | None
     lines: Sequence[Line]
+    notes: Sequence[str] = ()
     is_earlier: bool = False
+
+    @classmethod
+    def of(cls, translation: Translation, data: bytes | None) -> "Finished":
+        lines = translation.lines
+        notes = [*translation.notes]
+        from_memory = sum(line.from_memory for line in lines)
+        if from_memory:
+            notes.append(f"{from_memory} of {len(lines)} texts are the memory's")
+        if translation.plain:
+            notes.append(f"{len(translation.plain)} formatted words became plain")
+        return cls(data, lines, notes)
 
 
 def load(name: str, output: Path | None, encoding: str | None = None, **options: bool) -> File:
@@ -119,7 +135,7 @@ class FileTranslator:
     def _task(self, file: File) -> Task:
         if file.output is None:
             translation: Translation = yield from self.translator.steps(file.document)
-            return Finished(translation.data, translation.lines)
+            return Finished.of(translation, translation.data)
         with closing(self._journal(file.output)) as journal:
             earlier = _finished(journal, file)
             if earlier:
@@ -128,7 +144,7 @@ class FileTranslator:
             with replacing(file.output) as partial:
                 partial.write_bytes(translation.data)
             journal.append({"digest": file.digest, "lines": translation.lines})
-            return Finished(None, translation.lines)
+            return Finished.of(translation, None)
 
 
 def _finished(journal: Journal, file: File) -> Finished | None:
@@ -136,24 +152,19 @@ def _finished(journal: Journal, file: File) -> Finished | None:
     for entry in journal.entries:
         is_end = isinstance(entry, dict) and entry["digest"] == file.digest
         if is_end and file.output and file.output.exists():
-            return Finished(None, [Line(*line) for line in entry["lines"]], True)
+            return Finished(None, [Line(*line) for line in entry["lines"]], (), True)
     return None
 
 
 def remarks(file: File, finished: Finished) -> Iterator[str]:
     """What a reader should know of a file's translation, in lines."""
-    name, document, lines = file.name, file.document, finished.lines
+    name = file.name
     if finished.is_earlier:
         yield f"{name}: {file.output} is finished already; remove that to translate it again"
         return
-    for line in lines:
-        yield from (f"{name}, {line.place}: {problem}" for problem in line.problems)
-    yield from (f"{name}: {note}" for note in document.notes)
-    from_memory = sum(line.from_memory for line in lines)
-    if from_memory:
-        yield f"{name}: {from_memory} of {len(lines)} texts are the memory's"
-    if document.plain:
-        yield f"{name}: {len(document.plain)} formatted words became plain"
+    for line in finished.lines:
+        yield from (f"{name}, {line.location}: {problem}" for problem in line.problems)
+    yield from (f"{name}: {note}" for note in finished.notes)
 
 
 def report_of(name: str, lines: Sequence[Line]) -> str:

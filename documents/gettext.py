@@ -4,16 +4,18 @@ has seen it."""
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from gettext import c2py
 from itertools import islice, pairwise
 from typing import Any
 
 from common.errors import InputError
-from documents.document import Document, Passage, Span, in_text, newline_of
+from documents.document import Document, Fitted, Passage, Span, in_text, newline_of
 from documents.sentences import changed, keep_pattern
 from text.cues import NEWLINE
 
+_UTF8 = (b"CHARSET", b"UTF-8", b"UTF8", b"ASCII", b"US-ASCII")
 _CHARSET = re.compile(rb"charset=([-\w]+)")
 _TEXT = re.compile(
     r'^msgstr(?:\[(\d+)\])?[ \t]*("[^\r\n]*"(?:[ \t]*[\r\n]+[ \t]*"[^\r\n]*")*)', re.MULTILINE
@@ -30,7 +32,7 @@ _HEAD = re.compile(
     re.MULTILINE,
 )
 _HEAD_ENTRY = re.compile(r'^msgid[ \t]+""\s+msgstr[ \t]+".*(?:\s+".*)*', re.MULTILINE)
-_FORMS = re.compile(r"nplurals\s*=\s*(\d+)\s*;\s*plural\s*=\s*([^;]+)")
+_FORMS = re.compile(r"nplurals\s*=\s*(\d{1,9})\s*;\s*plural\s*=\s*([^;]+)")
 # Placeholders: printf's without its space flag, and others by a message's flags
 _PRINTF = (
     r"%(?:\(\w+\)|<\w+>|\d+\$)?[-+#0]*[\d*]*(?:\.[\d*]+)?(?:hh?|ll?|[jqzt])?[diouxXeEfFgGaAcsrp]"
@@ -43,51 +45,60 @@ _PLACEHOLDERS = {
     "python-brace-format": "",
 }
 
+_MAX_FORMS = 9  # of plurals
+
 Edits = dict[Span, str]
 Forms = tuple[int, Callable[[int], int]]
+
+
+@dataclass(frozen=True)
+class _Message(Passage):
+    """A message's text. before: what stands before it in its span; others: what is written into its other spans"""
+
+    before: str = ""
+    others: tuple[str, ...] = ()
 
 
 def parse(data: bytes, fuzzy: bool = True, language: str | None = None) -> Document:
     """fuzzy: mark what is written. language: the translations'; it completes the head and plural forms."""
     charset = _CHARSET.search(data)
-    if charset and charset[1].upper() not in (b"CHARSET", b"UTF-8", b"ASCII", b"US-ASCII"):
+    if charset and charset[1].upper() not in _UTF8:
         raise InputError("not UTF-8; convert it with msgconv -t UTF-8")
-    beside = dict[Passage, tuple[str, list[str]]]()  # before a text, and into its other spans
+    find = partial(_messages, fuzzy=fuzzy, language=language)
+    return in_text(data, find, _fit, strict=True, for_language=partial(parse, data, fuzzy))
 
-    newline = "\n"
 
-    def find(source: str) -> Iterator[Passage]:
-        nonlocal newline
-        newline = newline_of(source)
-        head, forms = _head(source, language)
-        for entry, begin, end in _entries(source):
-            strings = [*_TEXT.finditer(source, begin, end)]
-            if entry.obsolete or (entry.translated() and not entry.fuzzy) or not entry.msgid:
-                continue
-            marks = _marks(entry.flags)
-            edits = head | _flags(source, begin, strings[0].start(), fuzzy, newline)
-            number, form_of = forms or (len(strings), c2py("n != 1"))
-            for one, other in pairwise(strings[number - 1 :]):
-                if not _is_translated(other):
-                    edits[one.end(), other.end()] = ""
-            for i, text in _sources(entry, number, form_of, marks):
-                before = ""
-                if i < len(strings):
-                    span = strings[i].span(2)
-                    if _is_translated(strings[i]) and not entry.fuzzy:
-                        continue
-                else:
-                    span = strings[-1].end(), strings[-1].end()
-                    before = f"{newline}msgstr[{i}] "
-                passage = Passage(text, (span, *edits), marks=marks)
-                beside[passage] = before, [*edits.values()]
-                yield passage
+def _messages(source: str, fuzzy: bool, language: str | None) -> Iterator[Passage]:
+    newline = newline_of(source)
+    head, forms = _head(source, language)
+    for entry, begin, end in _entries(source):
+        strings = [*_TEXT.finditer(source, begin, end)]
+        if entry.obsolete or (entry.translated() and not entry.fuzzy) or not entry.msgid:
+            continue
+        placeholders = _placeholders(entry.flags)
+        edits = head | _flags(source, begin, strings[0].start(), fuzzy, newline)
+        number, form_of = forms or (len(strings), c2py("n != 1"))
+        for one, other in pairwise(strings[number - 1 :]):
+            if not _is_translated(other):
+                edits[one.end(), other.end()] = ""
+        for i, text in _sources(entry, number, form_of, placeholders):
+            before = ""
+            if i < len(strings):
+                span = strings[i].span(2)
+                if _is_translated(strings[i]) and not entry.fuzzy:
+                    continue
+            else:
+                span = strings[-1].end(), strings[-1].end()
+                before = f"{newline}msgstr[{i}] "
+            spans = span, *edits
+            yield _Message(
+                text, spans, placeholders=placeholders, before=before, others=(*edits.values(),)
+            )
 
-    def fit(passage: Passage, text: str) -> list[str]:
-        before, others = beside[passage]
-        return [before + _quoted(text, newline), *others]
 
-    return in_text(data, find, fit, strict=True, into=partial(parse, data, fuzzy))
+def _fit(source: str, passage: Passage, text: str, _: object) -> Fitted:
+    assert isinstance(passage, _Message)
+    return Fitted([passage.before + _quoted(text, newline_of(source)), *passage.others])
 
 
 def _entries(source: str) -> Iterator[tuple[Any, int, int]]:
@@ -95,11 +106,12 @@ def _entries(source: str) -> Iterator[tuple[Any, int, int]]:
     import polib
 
     try:
-        entries = polib.pofile(NEWLINE.sub("\n", source.lstrip("\ufeff")))
+        # Behind a line break it is no path, which polib would open.
+        entries = polib.pofile("\n" + NEWLINE.sub("\n", source.lstrip("\ufeff")))
     except (OSError, ValueError, IndexError, KeyError) as error:
         raise InputError(f"not a .po file: {error!r}") from None
     starts = [0, *(match.end() for match in NEWLINE.finditer(source)), len(source)]
-    begins = [starts[max(entry.linenum - 1, 0)] for entry in entries]  # polib's first line is 0
+    begins = [starts[max(entry.linenum - 2, 0)] for entry in entries]
     ends = dict(pairwise([*sorted(begins), len(source)]))
     for begin, entry in zip(begins, entries, strict=True):
         yield entry, begin, ends[begin]
@@ -126,9 +138,12 @@ def _head(source: str, language: str | None) -> tuple[Edits, Forms | None]:
             edits[match.span(name)] = given[name]
         if name == "forms":
             forms = _FORMS.search(given.get(name, ""))
+    number = int(forms[1]) if forms else 0
+    if number > _MAX_FORMS:
+        raise InputError(f"nplurals is {number}: no language has so many forms")
     with suppress(ValueError):
         if forms:
-            return edits, (int(forms[1]), c2py(forms[2]))
+            return edits, (number, c2py(forms[2]))
     return edits, None
 
 
@@ -152,21 +167,21 @@ def _is_translated(string: re.Match) -> bool:
 
 
 def _sources(
-    entry: Any, number: int, form_of: Callable[[int], int], marks: str
+    entry: Any, number: int, form_of: Callable[[int], int], placeholders: str
 ) -> Iterator[tuple[int, str]]:
     """What each string of an entry is translated from: the singular only for the form of 1, and only if it serves all
     other counts of the form, too."""
     if not entry.msgid_plural:
         yield 0, entry.msgid
         return
-    lost = changed(entry.msgid, entry.msgid_plural, keep_pattern(marks))
+    lost = changed(entry.msgid, entry.msgid_plural, keep_pattern(placeholders))
     for i in range(number):
         counts = [n for n in range(200) if form_of(n) == i]
         is_singular = 1 in counts and number > 1 and (counts == [1] or not lost)
         yield i, entry.msgid if is_singular else entry.msgid_plural
 
 
-def _marks(flags: Sequence[str]) -> str:
+def _placeholders(flags: Sequence[str]) -> str:
     """The pattern of a message's placeholders."""
     for flag in flags:
         if flag in _PLACEHOLDERS:

@@ -1,164 +1,215 @@
 """HTML and EPUB: the text between the tags. Tags, scripts, styles, code and what is not to be translated stay."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from html import escape, unescape
 from posixpath import dirname, join, normpath
 from urllib.parse import unquote
-from xml.etree import ElementTree
-from zipfile import ZipFile
 
-from documents.document import Document
+from common.errors import InputError
+from documents.check import Item
+from documents.document import Document, as_text
+from documents.encodings import decoded
 from documents.inline import STAND_IN, Inline
-from documents.markup import in_archive, in_markup
+from documents.markup import Markup, in_archive, in_markup
 from documents.paragraph import Paragraph
+from documents.sentences import ADDRESS
+from documents.tags import Token, attributes_of, ends_of, html_tokens, xml_tokens
 
-_TAG = re.compile(
-    r"<!--.*?-->|<!\[CDATA\[.*?\]\]>|<[!?][^>]*>"
-    r"|<(?P<close>/?)(?P<name>[A-Za-z][^\s/>]*)(?=[\s/>])"
-    r"""(?P<attributes>(?:"[^"]*"|'[^']*'|[^'">])*?)(?P<empty>/?)>""",
-    re.DOTALL,
+_BLOCKS = set(  # all others are within a sentence
+    "address area article aside audio base blockquote body caption center col colgroup dd details dialog dir div dl dt fieldset"
+    " figcaption figure footer form frame frameset h1 h2 h3 h4 h5 h6 head header hgroup hr html legend li link main map menu"
+    " meta nav noframes noscript ol optgroup option p param pre search section select source style summary table tbody td"
+    " template tfoot th thead title tr track ul video".split()
 )
-_INLINE = set(
-    "a abbr acronym b bdi bdo big cite data del dfn em font i img input ins label mark nobr q rb rp rt ruby s small"
-    " span strike strong sub sup time tt u wbr".split()
+_PHRASES = set(  # which may be plain
+    "abbr acronym b bdi bdo big cite data del dfn em font i ins label mark nobr q s small span strike strong sub sup time u"
+    "".split()
 )
-VOID = set("area base br col embed hr img input link meta param source track wbr".split())
 _STAYS = set("audio iframe object script style svg template textarea video".split())
-_STAYS_IN_SENTENCE = set("code kbd math samp tt var".split())
-_ALL_STAY = _STAYS | _STAYS_IN_SENTENCE | {"pre"}
+_STAYS_IN_SENTENCE = set("code kbd math mjx-container samp tt var".split())
 _RUBY = set("rb rp rt ruby".split())  # says how a word is read that is translated
-_IS_TEXT = set("script style textarea".split())  # what looks like a tag in them is none
-_NOT_TRANSLATED = re.compile(r"""(?i)\btranslate\s*=\s*["']?no\b|\bclass\s*=[^>]*\bnotranslate\b""")
-# The rest of a link to a note or from it, or of an empty one
-_NOTE = re.compile(
-    r"(?:\s|<(?!/?[aA]\b)[^<>]*>)*[\[(]?(?:\d{1,3}|(?<=[\[(])[a-z]|[*†‡§¶↩]*|&#\w+;)[\])]?(?:\s|<(?!/[aA]\b)[^<>]*>)*</[aA]\s*>"
-)
+# Classes and roles of what stays
+_FORMULA = set("katex katex-display mathjax mathjax_display mathjax_svg mathjax_chtml".split())
+_PAGE_NUMBER = set("pagenum pageno page-number pagenumber pagebreak doc-pagebreak".split())
+_NOTE = re.compile(r"[\[(]\s*(?:\d{1,3}|[a-z]|[*†‡§¶↩↑]+)\s*[\])]|\d{1,3}|[*†‡§¶↩↑^]*")
+_SHORT = 24  # tokens: longer elements are no notes
 _SPACE = " \t\r\n\f"
 _SPACES = re.compile(f"[{_SPACE}]+")
-_CHAPTERS = {"application/xhtml+xml", "application/x-dtbncx+xml"}
+_NCX = "application/x-dtbncx+xml"
+_CHAPTERS = {"application/xhtml+xml", "text/html", _NCX}
+_ENCRYPTED = "META-INF/encryption.xml"
+_FONT = b"http://www.idpf.org/2008/embedding", b"http://ns.adobe.com/pdf/enc#RC"  # only fonts
+
+Splits = Callable[[str], bool]  # whether an element of this name ends a sentence
 
 
 def parse(data: bytes) -> Document:
-    return _part(data)
+    is_xml = as_text(data).lstrip("\ufeff").startswith("<?xml")
+    return _page(data, is_xml, _BLOCKS.__contains__)
 
 
 def parse_xml(data: bytes, splits: Collection[str] = (), stays: Collection[str] = ()) -> Document:
     """Text whose tags have no meaning of HTML's. splits: names of tags that end a sentence; stays: of elements that are not
     translated."""
-    names = [{name.lower() for name in given} for given in (splits, stays)]
-    return in_markup(data, lambda source: _Reader(source, *names).paragraphs(), _written)
+    names = {name.lower() for name in splits}
+    return _page(data, True, names.__contains__, {name.lower() for name in stays})
 
 
-def parse_epub(data: bytes) -> Document:
-    return in_archive(data, ".epub", _chapters, _part)
+def _page(
+    data: bytes, is_xml: bool, splits: Splits, stays: Collection[str] | None = None
+) -> Document:
+    def find(source: str) -> Iterator[Paragraph]:
+        yield from _Reader(source, is_xml, splits, stays).paragraphs()
 
-
-def _part(data: bytes, _: str = "", about: dict | None = None) -> Document:
-    return in_markup(data, lambda source: _Reader(source).paragraphs(), _written, about)
-
-
-def _chapters(archive: ZipFile) -> set[str]:
-    """The texts and the table of contents, which the package lists."""
-    names = set[str]()
-    for package in archive.namelist():
-        if package.endswith(".opf"):
-            for item in ElementTree.fromstring(archive.read(package)).iter():
-                if item.get("media-type") in _CHAPTERS:
-                    path = join(dirname(package), unquote(item.get("href", "")))
-                    names.add(normpath(path))
-    if not names:
-        raise KeyError("there is no text in it")
-    return names
+    return in_markup(data, find, Markup(_written, partial(_items, is_xml)))
 
 
 def _written(_: Paragraph, words: str) -> str:
     return escape(words, quote=False)
 
 
+def _items(is_xml: bool, raw: str) -> Iterator[Item]:
+    is_reading = False
+    for token in html_tokens(raw, is_xml):
+        part = raw[token.start : token.stop]
+        if token.name in _RUBY:
+            is_reading = token.kind == "open" and token.name in ("rt", "rp")
+        if token.kind == "text" and not is_reading:
+            yield Item("text", token.start, token.stop, _shown(part))
+        elif token.kind in ("open", "close"):
+            role = "phrase" if token.name in _PHRASES else "element"
+            role = "look" if token.name in _RUBY else role
+            yield Item(token.kind, token.start, token.stop, part, token.name, role)
+        elif token.kind != "text":
+            yield Item("kept", token.start, token.stop, part)
+
+
+def _shown(raw: str) -> str:
+    return _SPACES.sub(" ", unescape(raw)).replace("\xad", "")
+
+
+def parse_epub(data: bytes) -> Document:
+    return in_archive(data, _chapters, _chapter)
+
+
+def _chapters(files: Mapping[str, bytes]) -> set[str]:
+    """The texts and the table of contents, which the package lists."""
+    encrypted = files.get(_ENCRYPTED, b"")
+    if encrypted.count(b"<EncryptionMethod") > sum(map(encrypted.count, _FONT)):
+        raise InputError("this book is encrypted (DRM)")
+    names = set[str]()
+    for package in (name for name in files if name.endswith(".opf")):
+        for token in xml_tokens(as_text(files[package])):
+            if token.attributes.get("media-type") in _CHAPTERS:
+                path = join(dirname(package), unquote(token.attributes.get("href", "")))
+                names.add(normpath(path))
+    return names
+
+
+def _chapter(data: bytes, name: str) -> Document:
+    def parse(data: bytes) -> Document:
+        is_contents = b"<ncx" in data[:2000] or name.endswith(".ncx")
+        if is_contents:
+            return _page(data, True, lambda name: True, {"docauthor"})
+        return _page(data, True, _BLOCKS.__contains__)
+
+    return decoded(parse, data, is_markup=True)
+
+
 class _Reader:
     """Reads the paragraphs of a page, tag by tag."""
 
-    def __init__(self, source: str, splits: set[str] | None = None, stays: set[str] = _ALL_STAY):
-        """splits: tags that end a sentence; None: HTML's"""
+    def __init__(
+        self, source: str, is_xml: bool, splits: Splits, stays: Collection[str] | None = None
+    ):
+        """stays: elements that are not translated; None: HTML's, whose other elements have their meaning, too"""
         self.source = source
         self.splits = splits
-        self.stays = stays
-        self.is_xml = splits is not None or source.lstrip("\ufeff").startswith("<?xml")
+        self.is_html = stays is None
+        self.stays = (_STAYS | _STAYS_IN_SENTENCE | {"pre"}) if stays is None else stays
+        self.tokens = [*html_tokens(source, is_xml)]
+        self.ends = ends_of(self.tokens)
         self.here = Inline(source)
         self.ruby = ""  # the part that is open
 
     def paragraphs(self) -> list[Paragraph]:
-        position = 0
-        end = self.source.rfind(">") + 1  # of the last tag
-        while tag := _TAG.search(self.source, position, end):
-            self._text(position, tag.start())
-            position = self._tag(tag, (tag["name"] or "").lower())
-        self._text(position, len(self.source))
+        number = 0
+        while number < len(self.tokens):
+            token = self.tokens[number]
+            if token.kind == "text":
+                self._text(token.start, token.stop)
+                number += 1
+            else:
+                number = self._tag(number, token)
         self.here.finish()
         return self.here.paragraphs
 
-    def _tag(self, tag: re.Match, name: str) -> int:
-        """Read a tag, or an element that stays. Where to read on."""
-        here = self.here
-        begins = not tag["close"]
-        is_empty = not name or (self.is_xml and bool(tag["empty"]))
-        if self.splits is None:
-            is_empty = is_empty or name in VOID
-            in_sentence = name in _INLINE or name in _STAYS_IN_SENTENCE or name in _STAYS
-        else:
-            in_sentence = name not in self.splits
-        is_break = name == "br" and self.splits is None
-        if name and not (in_sentence or is_break):
+    def _tag(self, number: int, token: Token) -> int:
+        """Read a tag, or an element that stays. The token behind it."""
+        here, name = self.here, token.name
+        span = token.start, token.stop
+        is_block = bool(name) and self.splits(name)
+        if is_block:
             here.finish()
-        stays = name in self.stays
-        if begins and not is_empty and (stays or _NOT_TRANSLATED.search(tag["attributes"])):
-            end = self._end_of(tag, name)
-            is_part = in_sentence and name not in _STAYS
-            here.add("anchor", (tag.start(), end), STAND_IN if is_part else "")
-            return end
-        note = _NOTE.match(self.source, tag.end()) if name == "a" and begins else None
-        if is_break:
-            space = _SPACES.match(self.source, tag.end())
-            here.line_break((tag.start(), space.end() if space else tag.end()))
-            return space.end() if space else tag.end()
-        if name in _RUBY:
-            self.ruby = name if begins else "ruby" * (name != "ruby")
-            here.add("left out", tag.span())
-        elif is_empty or note:
-            end = note.end() if note else tag.end()
-            if in_sentence or not name:
-                here.add("anchor", (tag.start(), end))
-            return end
-        elif in_sentence:
-            kind = "link" if name == "a" else "look"
-            here.add("open" if begins else "close", tag.span(), name, kind)
-        return tag.end()
+        if token.kind == "open" and number in self.ends:
+            shown = self._stays(number, token, is_block)
+            if shown is not None:
+                last = self.ends[number]
+                here.add("anchor", (token.start, self.tokens[last].stop), shown)
+                return last + 1
+        if name == "br" and self.is_html:
+            space = _SPACES.match(self.source, token.stop)
+            here.line_break((token.start, space.end() if space else token.stop))
+        elif name in _RUBY and self.is_html:
+            self.ruby = name if token.kind == "open" else "ruby"
+            if token.kind == "close" and name == "ruby":
+                self.ruby = ""
+            here.add("left out", span)
+        elif token.kind in ("empty", "other"):
+            if not is_block:
+                here.add("anchor", span)
+        elif not is_block:
+            kind = "look" if name in _PHRASES else "element"
+            here.add(token.kind, span, name, "link" if name == "a" else kind)
+        return number + 1
 
-    def _end_of(self, tag: re.Match, name: str) -> int:
-        """Where an element ends; right behind its tag if it does not."""
-        depth = 1
-        same = re.compile(rf"(?i)<(/?){re.escape(name)}(?=[\s/>])[^>]*>")
-        for other in same.finditer(self.source, tag.end()):
-            if other[1]:
-                depth -= 1
-            elif name not in _IS_TEXT and not other[0].endswith("/>"):
-                depth += 1
-            if not depth:
-                return other.end()
-        return tag.end()
+    def _stays(self, number: int, token: Token, is_block: bool) -> str | None:
+        """What an element shows in the text that is not translated, or nothing; None: it is translated."""
+        raw = self.source[token.start : token.stop]
+        attributes = attributes_of(raw) if "=" in raw else {}
+        classes = {*attributes.get("class", "").lower().split()}
+        is_off = attributes.get("translate", "").lower() == "no" or "notranslate" in classes
+        if is_off or token.name in self.stays:
+            return "" if is_block or token.name in _STAYS else STAND_IN
+        if not self.is_html:
+            return None
+        if classes & _FORMULA:
+            return STAND_IN
+        roles = {attributes.get("role", ""), attributes.get("epub:type", "")}
+        if (classes | roles) & _PAGE_NUMBER:
+            return ""
+        if token.name != "a" or self.ends[number] - number > _SHORT:
+            return None
+        inside = self.tokens[number + 1 : self.ends[number]]
+        texts = (self.source[each.start : each.stop] for each in inside if each.kind == "text")
+        words = unescape("".join(texts)).strip()
+        if ADDRESS.fullmatch(words):
+            return STAND_IN
+        return "" if _NOTE.fullmatch(words) else None
 
     def _text(self, start: int, stop: int) -> None:
+        here = self.here
         if self.ruby in ("rt", "rp"):
-            self.here.add("left out", (start, stop))
+            here.add("left out", (start, stop))
             return
         raw = self.source[start:stop]
         begin = stop - len(raw.lstrip(_SPACE))
         end = max(start + len(raw.rstrip(_SPACE)), begin)
-        words = _SPACES.sub(" ", unescape(self.source[begin:end])).replace("\xad", "")
         if start < begin:
-            self.here.add("space", (start, begin))
+            here.add("space", (start, begin))
         if begin < end:
-            self.here.add("text", (begin, end), words)
+            here.add("text", (begin, end), _shown(self.source[begin:end]))
         if end < stop:
-            self.here.add("space", (end, stop))
+            here.add("space", (end, stop))

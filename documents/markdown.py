@@ -4,16 +4,18 @@ footnotes, definitions and math. Code, HTML, links' targets and tables stay."""
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import regex
 
-from documents.document import Document, Passage, Span, by_length, passage
-from documents.html import VOID
+from documents.check import Item
+from documents.document import Document, Passage, Span, as_text, by_length, passage
 from documents.inline import STAND_IN, Inline
-from documents.markup import in_markup
+from documents.markup import Markup, in_markup
 from documents.paragraph import Paragraph
 from documents.sentences import runs_on
+from documents.tags import VOID
 
 _FRONT = re.compile(
     r"\A\ufeff?(---|\+\+\+)[ \t]*\r?\n.*?^(?:\1|\.\.\.)[ \t]*$", re.DOTALL | re.MULTILINE
@@ -38,13 +40,39 @@ _HARD_BREAK = re.compile(r" {2,}$|(?<!\\)(?:\\\\)*(\\)$")
 
 
 def parse(data: bytes) -> Document:
-    def find(source: str) -> Iterator[Paragraph]:
-        parser = _parser()
-        names = dict[str, Any]()  # what links and notes refer to
-        for each in _passages(source, parser, names):
-            yield from _paragraphs(each, parser.parseInline(each.text, names)[0].children)
+    parser = _parser()
+    source = as_text(data)
+    names = dict[str, Any]()  # what links and notes refer to
+    paragraphs = [
+        paragraph
+        for each in _passages(source, parser, names)
+        for paragraph in _paragraphs(each, parser.parseInline(each.text, names)[0].children)
+    ]
+    markup = Markup(_written, partial(_items, parser, names), _fit, _escaped)
+    return in_markup(data, lambda _: paragraphs, markup)
 
-    return in_markup(data, find, _written, fit=_fit)
+
+def _items(parser: Any, names: dict[str, Any], raw: str) -> Iterator[Item]:
+    """What links and the like lead to, whatever it looks like, and the words."""
+    for token in parser.parseInline(raw, names)[0].children:
+        name = token.type.removesuffix("_open").removesuffix("_close")
+        leads_to = repr((name, token.content, token.attrs, token.meta.get("label")))
+        if token.type == "text" or token.type == "text_special":
+            yield Item("text", 0, 0, token.content)
+        elif token.type in ("softbreak", "hardbreak"):
+            yield Item("text", 0, 0, "\n")
+        elif token.nesting:
+            kind = "open" if token.nesting > 0 else "close"
+            role = "element" if name == "link" else "look"
+            yield Item(kind, 0, 0, leads_to, name, role)
+        elif token.type == "html_inline":
+            yield Item("kept", 0, 0, token.content)
+        else:
+            yield Item("kept", 0, 0, leads_to)
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"(?<!\\)([*_`~$\[\]<])", r"\\\1", text)
 
 
 def _parser():
@@ -77,7 +105,7 @@ def _paragraphs(passage: Passage, tokens: Sequence[Any]) -> Iterator[Paragraph]:
         elif token.type.endswith(("_open", "_close")):
             raw = {"link_open": "<", "link_close": ">"}.get(token.type, token.markup)
         if raw is None or not passage.text.startswith(raw, at):
-            here = Inline(passage.text)  # what is not understood stays in the text
+            here = Inline(passage.text, drops=True)  # what is not understood stays in the text
             at = 0
             break
         span = at, at + len(raw)

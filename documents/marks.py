@@ -6,18 +6,19 @@ from itertools import accumulate
 
 import regex
 
-from documents.document import Place, Span
+from documents.document import Span, Target
 
 Sentence = tuple[str, str]  # with its translation
-Align = Callable[[Span], Place]  # where words of a sentence are in its translation
-_BOUNDARY = regex.compile(r"(?w)(?<!\{\d*)(?:\b|(?=['’])|(?<=['’])|^|$)")  # noqa: RUF001
-WORD = regex.compile(r"(?w)(?<!\{\d*)\w.*?(?=\b)")
+Align = Callable[[Span], Target]  # where words of a sentence are in its translation
+# Not within a stand-in such as {1}
+_BOUNDARY = regex.compile(r"(?w)(?:\b|(?=['’])|(?<=['’]))(?!(?<=\{\d{0,4})\d{0,4}\})|^|$")  # noqa: RUF001
+WORD = regex.compile(r"(?w)(?<!\{\d{0,4})\w.*?(?=\b)")
 
 
-def places(
-    pairs: Sequence[Sentence], marked: Sequence[Span], aligned: Mapping[Sentence, Align]
-) -> list[Place]:
-    """Where the marks of a passage go in its translation.
+def targets_of(
+    pairs: Sequence[Sentence], formatting: Sequence[Span], aligned: Mapping[Sentence, Align]
+) -> list[Target]:
+    """The targets of a passage's formatting in its translation.
 
     pairs: the passage's sentences, which joined are its text, and theirs; aligned: where the words of some are
     """
@@ -25,28 +26,30 @@ def places(
     whole = "".join(sources)
     starts = [0, *accumulate(map(len, sources))]
     begins = [0, *accumulate(map(len, texts))]
-    result = list[Place]()
-    for start, end in (_trimmed(whole, mark) for mark in marked):
+    result = list[Target]()
+    for start, end in (_trimmed(whole, mark) for mark in formatting):
         last = max(bisect_left(starts, end) - 1, 0)
         first = min(bisect_right(starts, start) - 1, last)
-        if (
-            start == end and whole[start - 1 : start].isspace()
-        ):  # otherwise a note of the sentence before it
+        if start == end and whole[start - 1 : start].isspace():
+            # Otherwise it is a note of the sentence before it.
             first = last = min(bisect_right(starts, start), len(sources)) - 1
-        parts = list[Place]()
+        parts = list[Target]()
         for i in sorted({first, last}):
             mark = max(start - starts[i], 0), min(end - starts[i], len(sources[i]))
-            (begin, stop), sure = placed(sources[i], texts[i], mark, aligned.get(pairs[i]))
+            (begin, stop), sure = target_of(sources[i], texts[i], mark, aligned.get(pairs[i]))
             parts.append(((begins[i] + begin, begins[i] + stop), sure))
         result.append(((parts[0][0][0], parts[-1][0][1]), all(sure for _, sure in parts)))
     return result
 
 
-def placed(source: str, text: str, mark: Span, align: Align | None = None) -> Place:
+def target_of(source: str, text: str, mark: Span, align: Align | None = None) -> Target:
     """Where a mark of a sentence goes in its translation, and whether that is sure: the whole sentence is the whole one, and
     words go where the same words are, or where the model has translated them; else to the same place, between words."""
     start, end = _trimmed(source, mark)
     words = source[start:end].strip()
+    letters = WORD.search(text)
+    if (start, end) == (0, 1) and source[:2].isalpha() and letters:  # a drop cap
+        return (letters.start(), letters.start() + 1), True
     if words and words == source.strip():
         return _trimmed(text, (0, len(text))), True
     is_in_word = start not in _boundaries(source)  # such as a note
@@ -54,8 +57,8 @@ def placed(source: str, text: str, mark: Span, align: Align | None = None) -> Pl
     if words or is_in_word:
         same, is_certain = _same_words(source, text, (start, end))
     if align and not is_certain:
-        place, is_certain = align((start, end))
-        same = place if is_certain else same
+        target, is_certain = align((start, end))
+        same = target if is_certain else same
     if same:
         return same, True
     begin, stop = _same_place(source, text, start), _same_place(source, text, end)
@@ -108,9 +111,11 @@ def _same_place(source: str, text: str, at: int) -> int:
         return stop if at == end else len(text)
     share = begin + (at - start) / (end - start) * (stop - begin)
 
+    wanted = _neighbours(source, at)
+
     def distance(place: int) -> float:
-        looks_other = _neighbours(text, place) != _neighbours(source, at)
-        return abs(place - share) + looks_other * len(text) / 4
+        further = 0.0 if _neighbours(text, place) == wanted else len(text) / 4
+        return abs(place - share) + further
 
     return min((i for i in _boundaries(text) if begin <= i <= stop), key=distance)
 

@@ -1,98 +1,158 @@
 """Documents of paragraphs with marks, alone or in archives."""
 
-import zlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
-from xml.etree.ElementTree import ParseError
-from zipfile import BadZipFile, ZipFile
+from pathlib import Path
+from zipfile import ZipFile
 
-from common.errors import InputError
-from documents.document import Document, Passage, in_text
-from documents.paragraph import Paragraph, written
+from common.errors import InputError, naming
+from documents.check import Items, fault_of, outline_of, with_kept
+from documents.document import Document, Fitted, Passage, Target, in_text, joined
+from documents.paragraph import InWords, Paragraph, has_words, written
 
-_WRONG = (
-    BadZipFile,
-    ParseError,
-    NotImplementedError,
-    RuntimeError,
-    EOFError,
-    OSError,
-    ValueError,
-    zlib.error,
-)
+MAX_UNPACKED = 1 << 29  # bytes of an archive
 
 
-def _nothing_about() -> dict:
-    return {"places": {}, "plain": [], "notes": []}
+@dataclass(frozen=True)
+class Markup:
+    """A format of paragraphs with marks.
+
+    escape: writes a text as markup, for a paragraph
+    items:  of some markup, for the check
+    lines:  spreads a paragraph's markup over its lines; None: its spans are no lines
+    plain:  writes a text that has no markup, whatever it says; None: the same as `escape`
+    """
+
+    escape: Callable[[Paragraph, str], str]
+    items: Items
+    lines: Callable[[Passage, str], list[str]] | None = None
+    plain: Callable[[str], str] | None = None
 
 
 def in_markup(
-    data: bytes,
-    find: Callable[[str], Iterable[Paragraph]],
-    escape: Callable[[Paragraph, str], str] = lambda paragraph, words: words,
-    about: dict | None = None,
-    fit: Callable[[Passage, str], list[str]] | None = None,
-    **more,
+    data: bytes, find: Callable[[str], Iterable[Paragraph]], markup: Markup, **fields
 ) -> Document:
-    """A document of paragraphs with marks. escape: writes text as markup; about: places, plain and notes of the
-    `Document`, if it is a part of one; fit: spreads a text with its marks over a paragraph's spans; more: `in_text`'s."""
-    about = _nothing_about() if about is None else about
-    source = ""
+    """A document of paragraphs with marks. Each is checked when it is written: what would lose some of its markup is written
+    the plain way, and named. fields: `in_text`'s"""
 
-    def paragraphs(text: str) -> Iterable[Paragraph]:
-        nonlocal source
-        source = text
-        return find(text)
-
-    def written_in(passage: Passage, text: str) -> list[str]:
+    def fit(
+        source: str, passage: Passage, text: str, targets: Sequence[Target] | None
+    ) -> Fitted | None:
         assert isinstance(passage, Paragraph)
-        if text == passage.text:
-            return [source[start:stop] for start, stop in passage.spans]
-        parts, lost = written(passage, text, about["places"].get(passage), partial(escape, passage))
-        for kind, words in lost:
-            message = f"{passage.text[:40]!r}: check the {kind} of {words!r}"
-            about["plain" if kind == "look" else "notes"].append(
-                words if kind == "look" else message
-            )
-        return fit(passage, "".join(parts)) if fit else parts
+        return None if text == passage.text else _fitted(markup, source, passage, text, targets)
 
-    return in_text(data, paragraphs, written_in, **about, **more)
+    return in_text(data, find, fit, **fields)
+
+
+def _fitted(
+    markup: Markup,
+    source: str,
+    paragraph: Paragraph,
+    text: str,
+    targets: Sequence[Target] | None,
+) -> Fitted | None:
+    raw = paragraph.raw or "".join(source[start:stop] for start, stop in paragraph.spans)
+    kept = _kept(paragraph)
+    before = outline_of(with_kept(markup.items, raw, kept))
+    words = text
+    for name in paragraph.stand_ins:
+        words = words.replace(name, " ")
+    escape = partial(markup.escape, paragraph)
+    ways: Sequence[tuple[Callable[[], InWords], Callable[[str], str]]] = (
+        (partial(written, paragraph, text, targets, escape), escape),
+        (partial(_plain, markup, source, paragraph, words), markup.plain or escape),
+    )
+    problems = list[str]()
+    for way, escape in ways:
+        new = way()
+        after = outline_of(with_kept(markup.items, "".join(new.parts), kept))
+        shown = outline_of(markup.items(escape(words))).shown
+        fault = fault_of(before, after, shown, new.own_words)
+        if not fault:
+            problems += [f"check the {kind} of {of!r}" for kind, of in new.lost if kind != "look"]
+            plain = [of for kind, of in new.lost if kind == "look"]
+            parts = markup.lines(paragraph, new.parts[0]) if markup.lines else new.parts
+            return Fitted(parts, plain, problems)
+        problems = [f"its formatting is not kept: {fault}"]
+    return Fitted(
+        [source[start:stop] for start, stop in paragraph.spans], (), [f"not translated: {fault}"]
+    )
+
+
+def _kept(paragraph: Paragraph) -> Mapping[str, str]:
+    """The markup that stays as it is, with what it shows in the text."""
+    kept = dict[str, str]()
+    for mark in paragraph.inline:
+        if mark.is_anchor:
+            shown = paragraph.text[slice(*mark.span)] if mark.kind == "break" else ""
+            kept[(mark.opens.raw or "").strip()] = shown
+        elif mark.kind == "range" and not mark.is_half:
+            kept[mark.opens.raw or ""] = ""
+            kept[mark.closes.raw or ""] = ""
+    kept.pop("", None)
+    return kept
+
+
+def _plain(markup: Markup, source: str, paragraph: Paragraph, text: str) -> InWords:
+    """A text in place of the longest text between the markup, where that has spans of its own; or else before it."""
+    if markup.lines:
+        return _before_markup(markup, paragraph, text)
+    longest = max(paragraph.words, key=lambda span: span[1] - span[0])
+    parts = list[str]()
+    for start, stop in paragraph.spans:
+        part = list[str]()
+        for begin, end in (span for span in paragraph.words if start <= span[0] < stop):
+            part.append(source[start:begin])
+            if (begin, end) == longest:
+                part.append(markup.escape(paragraph, text))
+            start = end
+        parts.append("".join([*part, source[start:stop]]))
+    return InWords(parts, [], [])
+
+
+def _before_markup(markup: Markup, paragraph: Paragraph, text: str) -> InWords:
+    parts = [markup.plain(text) if markup.plain else text]
+    own_words = list[str]()
+    end = 0
+    for mark in paragraph.inline:
+        if mark.kind in ("look", "break") or mark.source_span[0] < end:
+            continue
+        start, end = mark.source_span
+        parts.append(paragraph.raw[start:end])
+        own_words.append("" if mark.is_anchor else paragraph.text[slice(*mark.span)])
+    return InWords([" ".join(parts)], [], [*filter(has_words, own_words)])
 
 
 def in_archive(
     data: bytes,
-    ending: str,
-    parts_of: Callable[[ZipFile], Collection[str]],
-    parse: Callable[[bytes, str, dict], Document],
+    parts_of: Callable[[Mapping[str, bytes]], Collection[str]],
+    parse: Callable[[bytes, str], Document],
+    note_of: Callable[[Mapping[str, bytes]], str] = lambda files: "",
 ) -> Document:
-    """The document in a zip archive. parts_of: the names of the files with text. parse: reads one of them; its last
-    argument is `in_markup`'s."""
-    try:
-        archive = ZipFile(BytesIO(data))
-        contents = {file: archive.read(file) for file in archive.infolist()}
-        names = parts_of(archive)
-    except (*_WRONG, KeyError) as error:
-        raise InputError(f"not a {ending} file: {error}") from None
-    about = _nothing_about()
-    parts = {
-        file: parse(content, file.filename, about)
-        for file, content in contents.items()
-        if file.filename in names
-    }
+    """The document in a zip archive. parts_of: the names of the files with text. parse: reads one of them, of this name.
+    note_of: what a reader should know of all files"""
+    with ZipFile(BytesIO(data)) as archive:
+        if sum(file.file_size for file in archive.infolist()) > MAX_UNPACKED:
+            raise InputError(f"it unpacks to more than {MAX_UNPACKED >> 20} MB")
+        files = archive.infolist()
+        contents = {file.filename: archive.read(file) for file in files}
+    names = parts_of(contents)
+    if not names:
+        raise InputError("there is no text in it")
+    parts = dict[str, Document]()
+    for name in filter(names.__contains__, contents):
+        with naming(Path(name.rpartition("/")[2])):
+            parts[name] = parse(contents[name], name)
+    note = note_of(contents)
 
-    def write(texts: Sequence[str | None]) -> bytes:
-        remaining = iter(texts)
+    def assemble(written: Sequence[bytes]) -> bytes:
+        new = dict(zip(parts, written, strict=True))
         output = BytesIO()
         with ZipFile(output, "w") as archive:
-            for file, content in contents.items():
-                part = parts.get(file)
-                new = part and part.write([next(remaining) for _ in part.passages])
-                archive.writestr(file, new or content)
+            for file in files:
+                archive.writestr(file, new.get(file.filename, contents[file.filename]))
         return output.getvalue()
 
-    def place(passage: Passage) -> str:
-        return repr(passage.text[:40])
-
-    passages = [passage for part in parts.values() for passage in part.passages]
-    return Document(passages, write, place, **about)
+    return joined([*parts.values()], assemble, [note] if note else [])

@@ -1,5 +1,6 @@
 """Paragraphs of markup: a text and its marks, and how a translation is written with them, in its own order."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -7,20 +8,22 @@ from typing import NamedTuple
 
 import regex
 
-from documents.document import Passage, Place, Span
-from documents.marks import WORD, places
+from documents.document import Passage, Span, Target
+from documents.marks import WORD, targets_of
 
 
 @dataclass(eq=False)
 class Run:
-    """What Word writes text in.
+    """In Word, an element that text is written in.
 
     head:     its tag and properties
+    tail:     its closing tag
     look:     how it is formatted
     has_text: whether the source has text in it
     """
 
     head: str
+    tail: str
     look: str
     has_text: bool = False
 
@@ -41,29 +44,35 @@ class Mark:
     """Markup around words of a text or, as an anchor, at a place in it.
 
     span:   of the words in the text; an anchor stands for them
-    source: where it is in the source, with its words
+    source_span: where it is in the source, with its words
     opens:  the markup before its words; one of the two is empty if it is outside of the paragraph
     closes: the markup behind them
     kind:   "run", of Word, which has no markup of its own; "look", which like it may become plain; "link", which keeps a word;
-            "change"; "element"; "range", which may begin and end in different elements; "anchor"
+            "change"; "element"; "range", which may begin and end in different elements; "anchor"; or "break", an anchor that
+            is shown as its words and goes where they go
     run:    what its words are written in
     """
 
     span: Span
-    source: Span
+    source_span: Span
     opens: Piece = NOTHING
     closes: Piece = NOTHING
     kind: str = "anchor"
     run: Run | None = None
 
     def holds(self, other: "Mark") -> bool:
-        (start, stop), (begin, end) = self.source, other.source
-        is_around = self.kind not in ("anchor", "run") and self is not other
-        return is_around and start <= begin and end <= stop
+        if self.is_anchor or self.kind == "run" or self is other:
+            return False
+        (start, stop), (begin, end) = self.source_span, other.source_span
+        return start <= begin and end <= stop
+
+    @property
+    def is_anchor(self) -> bool:
+        return self.kind in ("anchor", "break")
 
     @property
     def is_half(self) -> bool:
-        return self.kind != "anchor" and bool(self.opens.raw) != bool(self.closes.raw)
+        return not self.is_anchor and bool(self.opens.raw) != bool(self.closes.raw)
 
     @property
     def may_be_plain(self) -> bool:
@@ -74,65 +83,94 @@ class Mark:
 class Paragraph(Passage):
     """A text and its marks, in the source's order, the outer ones first.
 
+    raw:   its markup, if its spans are lines and the marks' places are in this
+    words: where the text's words are in the source
     run:   what text without a mark is written in
     ends:  the runs that the paragraph's source begins and ends in
     drops: formatting whose words became plain is left out
     """
 
+    raw: str = ""
+    words: tuple[Span, ...] = ()
     inline: tuple[Mark, ...] = ()
     run: Run | None = None
     ends: tuple[Run | None, Run | None] = (None, None)
     drops: bool = False
+
+    @property
+    def stand_ins(self) -> list[str]:
+        """The names by which the text shows what it has no words for."""
+        shown = (self.text[slice(*mark.span)].strip() for mark in self.inline if mark.is_anchor)
+        return [words for words in shown if words.startswith("{")]
 
 
 class _Output:
     """What is written for a paragraph, in the parts that markup which stays divides it into."""
 
     def __init__(self, run: Run | None, escape: Callable[[str], str]):
-        self.parts = [""]
+        self.parts = [[""]]
         self._run = run
         self._escape = escape
 
     def enter(self, run: Run | None) -> None:
-        if run is not self._run:
-            self.parts[-1] += "</w:r>" * bool(self._run) + (run.head if run else "")
-            self._run = run
+        if run is self._run:
+            return
+        if self._run:
+            self.parts[-1].append(self._run.tail)
+        if run:
+            self.parts[-1].append(run.head)
+        self._run = run
 
     def add(self, piece: Piece) -> None:
         if piece.raw == "":
             return
         self.enter(piece.before)
         if piece.raw is None:
-            self.parts.append("")
+            self.parts.append([""])
         else:
-            self.parts[-1] += piece.raw
+            self.parts[-1].append(piece.raw)
         self._run = piece.after
 
     def words(self, text: str, run: Run | None) -> None:
-        if text:
-            here = self._run
-            if not (run and here and here.has_text and here.look == run.look):
-                self.enter(run)
-            self.parts[-1] += self._escape(text)
+        if not text:
+            return
+        here = self._run
+        if not (run and here and here.has_text and here.look == run.look):
+            self.enter(run)
+        self.parts[-1].append(self._escape(text))
+
+
+class InWords(NamedTuple):
+    """A text with a paragraph's marks.
+
+    parts:     what to write into its spans
+    lost:      the marks that are not where they should be, with their kind and words
+    own_words: what was added to the text: the words of links for which it has none
+    """
+
+    parts: list[str]
+    lost: list[tuple[str, str]]
+    own_words: list[str]
 
 
 def written(
-    paragraph: Paragraph, text: str, at: Sequence[Place] | None, escape: Callable[[str], str]
-) -> tuple[list[str], list[tuple[str, str]]]:
-    """What to write into the spans of a paragraph, and the marks that are not where they should be, with their kind and
-    words. at: the marks' places. escape: writes text as markup."""
-    at = at or places([(paragraph.text, text)], paragraph.marked, {})
-    writer = _Writer(paragraph, text, _nested(paragraph, text, at), escape)
+    paragraph: Paragraph,
+    text: str,
+    targets: Sequence[Target] | None,
+    escape: Callable[[str], str],
+) -> InWords:
+    """A text with the marks of a paragraph at these targets. escape: writes text as markup."""
+    targets = targets or targets_of([(paragraph.text, text)], paragraph.formatting, {})
+    writer = _Writer(paragraph, text, _nested(paragraph, text, targets), escape)
     lost = list[tuple[str, str]]()
-    for mark, words, span, (_, sure) in zip(
-        paragraph.inline, writer.sources, writer.spans, at, strict=True
-    ):
+    marks = zip(paragraph.inline, writer.sources, writer.spans, targets, strict=True)
+    for mark, words, span, (_, sure) in marks:
         is_empty = span[0] == span[1] and has_words(words)
         if is_empty and mark.may_be_plain:
             lost.append(("look", words))
         elif (is_empty and mark.kind == "link") or (mark.kind == "change" and not sure):
             lost.append((mark.kind, words))
-    return writer.parts(), lost
+    return InWords(writer.parts(), lost, writer.own_words)
 
 
 class _Writer:
@@ -144,21 +182,18 @@ class _Writer:
         self.marks = marks = paragraph.inline
         self.spans = spans
         self.sources = [paragraph.text[slice(*mark.span)].strip() for mark in marks]
+        self.own_words = list[str]()
         self._paragraph = paragraph
         self._text = text
         self._output = _Output(paragraph.ends[0], escape)
-        kinds = [mark.kind for mark in marks]
-        self._runs = [i for i, kind in enumerate(kinds) if kind == "run"]
-        self._alone = [
-            i
-            for i, (begin, end) in enumerate(spans)
-            if kinds[i] == "anchor" or (begin == end and kinds[i] != "run")
-        ]
-        self._alone.sort(key=lambda i: marks[i].source[not marks[i].opens.raw])
-        self._around = sorted({*range(len(marks))} - {*self._alone, *self._runs})
+        numbers = range(len(marks))
+        self._runs = [i for i in numbers if marks[i].kind == "run"]
+        has_none = {i for i, (begin, end) in enumerate(spans) if begin == end}
+        self._alone = [i for i in numbers if marks[i].is_anchor or i in has_none - {*self._runs}]
+        self._alone.sort(key=lambda i: _begin(marks[i]))
+        self._around = sorted({*numbers} - {*self._alone, *self._runs})
         self._around.sort(key=lambda i: -spans[i][1])
-        anchors = (self.sources[i] for i in self._alone if kinds[i] == "anchor")
-        self._stand_ins = [words for words in anchors if words.startswith("{")]
+        self._stand_ins = paragraph.stand_ins
         self._stack = list[int]()  # of marks that are open
         self._at = 0
 
@@ -168,16 +203,8 @@ class _Writer:
         for cut, following in pairwise([*cuts, len(self._text)]):
             self._at = cut
             waiting = [i for i in self._alone if self.spans[i][0] == cut]
-            while self._stack and self.spans[self._stack[-1]][1] == cut:
-                top = self._stack[-1]
-                self._put([i for i in waiting if self.marks[top].holds(self.marks[i])], waiting)
-                self._output.add(self.marks[self._stack.pop()].closes)
-            begins = [i for i in self._around if self.spans[i][0] == cut]
-            while begins:
-                held = {i for i in waiting for j in begins if self.marks[j].holds(self.marks[i])}
-                self._put([i for i in waiting if i not in held], waiting)
-                self._stack.append(begins.pop(0))
-                self._output.add(self.marks[self._stack[-1]].opens)
+            self._end(cut, waiting)
+            self._begin(cut, waiting)
             self._put([*waiting], waiting)
             if not any(begin <= cut < end for begin, end in hidden):
                 part = self._text[cut:following]
@@ -185,27 +212,45 @@ class _Writer:
                     part = part.replace(name, "")
                 self._output.words(part, self._run())
         self._output.enter(self._paragraph.ends[1])
-        return self._output.parts
+        return ["".join(part) for part in self._output.parts]
+
+    def _end(self, cut: int, waiting: list[int]) -> None:
+        """Close the marks that end here, with what is in them."""
+        while self._stack and self.spans[self._stack[-1]][1] == cut:
+            top = self.marks[self._stack[-1]]
+            self._put([i for i in waiting if top.holds(self.marks[i])], waiting)
+            self._stack.pop()
+            self._output.add(top.closes)
+
+    def _begin(self, cut: int, waiting: list[int]) -> None:
+        """Open the marks that begin here, behind what is in none of them."""
+        begins = [i for i in self._around if self.spans[i][0] == cut]
+        for number, i in enumerate(begins):
+            around = [self.marks[j] for j in begins[number:]]
+            held = {j for j in waiting if any(mark.holds(self.marks[j]) for mark in around)}
+            self._put([j for j in waiting if j not in held], waiting)
+            self._stack.append(i)
+            self._output.add(self.marks[i].opens)
 
     def _put(self, numbers: Sequence[int], waiting: list[int]) -> None:
         """Write marks that have no words of the text."""
         for i in numbers:
             waiting.remove(i)
             mark, (begin, end) = self.marks[i], self.spans[i]
-            is_lost = mark.kind == "anchor" and begin == end and self.sources[i] != ""
-            if mark.kind == "look" and self._paragraph.drops:
+            is_lost = mark.is_anchor and begin == end and self.sources[i] != ""
+            if (mark.kind == "look" and self._paragraph.drops) or (
+                is_lost and mark.kind == "break"
+            ):
                 continue
-            if is_lost and self.sources[i] not in self._stand_ins:
-                continue
-            sides = (
-                (self._text[begin - 1 : begin], self._text[end : end + 1]) if is_lost else ("", "")
-            )
-            keeps_words = mark.kind == "link" and has_words(self.sources[i])
-            self._output.words(" " * sides[0].isalnum(), self._run())
+            if is_lost and self._text[begin - 1 : begin].isalnum():
+                self._output.words(" ", self._run())
             self._output.add(mark.opens)
-            self._output.words(self.sources[i] * keeps_words, mark.run or self._run())
+            if mark.kind == "link" and has_words(self.sources[i]):
+                self.own_words.append(self.sources[i])
+                self._output.words(self.sources[i], mark.run or self._run())
             self._output.add(mark.closes)
-            self._output.words(" " * sides[1].isalnum(), self._run())
+            if is_lost and self._text[end : end + 1].isalnum():
+                self._output.words(" ", self._run())
 
     def _run(self) -> Run | None:
         """Of the shortest mark here that has one."""
@@ -216,43 +261,71 @@ class _Writer:
         return self.marks[min(here, key=lambda i: (self.spans[i][1] - self.spans[i][0], -i))].run
 
 
+def _begin(mark: Mark) -> int:
+    """Where a mark begins in the source or, if it began before, ends."""
+    return mark.source_span[0] if mark.opens.raw else mark.source_span[1]
+
+
 def has_words(text: str) -> bool:
     return regex.search(r"\w", text) is not None
 
 
-def _nested(paragraph: Paragraph, text: str, at: Sequence[Place]) -> list[Span]:
+def _nested(paragraph: Paragraph, text: str, targets: Sequence[Target]) -> list[Span]:
     """The marks' spans in the text, which do not cross each other. What is sure goes first."""
     marks = paragraph.inline
-    sources = [paragraph.text[slice(*mark.span)].strip() for mark in marks]
-    spans = [_wanted(*each, text) for each in zip(marks, sources, at, strict=True)]
-    sure = [i for i, (_, is_sure) in enumerate(at) if is_sure and marks[i].kind != "anchor"]
+    spans = [
+        _wanted(mark, paragraph.text[slice(*mark.span)].strip(), target, text)
+        for mark, target in zip(marks, targets, strict=True)
+    ]
+    sure = [i for i, (_, is_sure) in enumerate(targets) if is_sure and not marks[i].is_anchor]
     for i in reversed(sure):  # around the marks inside of it
         inside = [spans[j] for j in sure if marks[i].holds(marks[j])]
         begins, ends = zip(spans[i], *inside, strict=True)
         spans[i] = min(begins), max(ends)
+    placed = [
+        i for i, m in enumerate(marks) if m.kind != "run" and (targets[i][1] or m.kind != "look")
+    ]
+    placed.sort(key=lambda i: (marks[i].is_anchor, not marks[i].is_half, not targets[i][1], i))
+    words = [match.span() for match in WORD.finditer(text)]
     done = list[int]()
-    placed = [i for i, m in enumerate(marks) if m.kind != "run" and (at[i][1] or m.kind != "look")]
-    placed.sort(key=lambda i: (marks[i].kind == "anchor", not marks[i].is_half, not at[i][1], i))
     for i in placed:
         spans[i] = _outside(i, spans, marks)
         spans[i] = _apart(i, spans, marks, done)
-        needs_word = marks[i].kind not in ("anchor", "look") and not marks[i].is_half
-        if needs_word and has_words(sources[i]) and not has_words(text[slice(*spans[i])]):
-            begin = spans[i][0]
-            words = [match.span() for match in WORD.finditer(text)]
-            for word in sorted(words, key=lambda word: abs(word[0] - begin)):
-                spans[i] = word
-                if _apart(i, spans, marks, done) == word:
-                    break
-                spans[i] = begin, begin
+        needs_word = not (marks[i].is_anchor or marks[i].kind == "look" or marks[i].is_half)
+        source = paragraph.text[slice(*marks[i].span)]
+        if needs_word and has_words(source) and not has_words(text[slice(*spans[i])]):
+            spans[i] = _nearest_word(i, spans, marks, done, words)
         done.append(i)
     return spans
 
 
-def _wanted(mark: Mark, words: str, place: Place, text: str) -> Span:
+def _nearest_word(
+    i: int, spans: list[Span], marks: Sequence[Mark], done: Sequence[int], words: Sequence[Span]
+) -> Span:
+    """The word that a mark without one is put around: the nearest that is in no other link; where it is, if there is
+    none."""
+    begin = spans[i][0]
+    starts, ends = [word[0] for word in words], [word[1] for word in words]
+    low, high = 0, len(words)
+    taken = set[int]()
+    for j in done:
+        first, last = bisect_right(ends, spans[j][0]), bisect_left(starts, spans[j][1])
+        if marks[j].holds(marks[i]):
+            low, high = max(low, first), min(high, last)
+        elif marks[j].kind == marks[i].kind == "link":
+            taken.update(range(first, last))
+    free = [words[number] for number in range(low, high) if number not in taken]
+    if free:
+        word = min(free, key=lambda word: abs(word[0] - begin))
+        if _apart(i, [*spans[:i], word, *spans[i + 1 :]], marks, done) == word:
+            return word
+    return begin, begin
+
+
+def _wanted(mark: Mark, words: str, target: Target, text: str) -> Span:
     """Where a mark of these words is to go without regard to others."""
-    (begin, end), sure = place
-    if mark.kind == "anchor":
+    (begin, end), sure = target
+    if mark.is_anchor:
         return begin, end if text[begin:end].strip() in ("", words) else begin
     if mark.is_half:
         return begin if mark.opens.raw else -1, end if mark.closes.raw else len(text) + 1
@@ -262,13 +335,13 @@ def _wanted(mark: Mark, words: str, place: Place, text: str) -> Span:
 def _outside(i: int, spans: Sequence[Span], marks: Sequence[Mark]) -> Span:
     """Where an anchor, such as a note, is not within a mark that it was before or behind."""
     begin, end = spans[i]
-    if marks[i].kind != "anchor" or begin < end:
+    if not marks[i].is_anchor or begin < end:
         return begin, end
-    start, stop = marks[i].source
+    start, stop = marks[i].source_span
     for mark, (low, high) in zip(marks, spans, strict=True):
-        if low < begin < high and stop <= mark.source[0]:
+        if low < begin < high and stop <= mark.source_span[0]:
             begin = low
-        elif low < begin < high and mark.source[1] <= start:
+        elif low < begin < high and mark.source_span[1] <= start:
             begin = high
     return begin, begin
 

@@ -1,11 +1,11 @@
 """Plain text: lines, and paragraphs that are wrapped over several."""
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import groupby, islice
 
-from documents.document import Document, Passage, blocks_of, in_text, lines_of, passage
+from documents.document import Document, Passage, in_text, lines_of, passage
 from documents.sentences import paragraphs
-from text.cues import NEWLINE
+from text.cues import line_spans
 
 
 def parse(data: bytes, bilingual: bool = False) -> Document:
@@ -13,8 +13,10 @@ def parse(data: bytes, bilingual: bool = False) -> Document:
 
 
 def _passages(source: str) -> Iterator[Passage]:
-    for start, end in blocks_of(source):
-        spans = lines_of(source, start, end)
-        lines = NEWLINE.split(source[start:end].rstrip("\r\n"))
-        for paragraph in paragraphs(lines):
-            yield passage(source, islice(spans, len(paragraph)))
+    both = zip(line_spans(source), lines_of(source), strict=True)
+    for has_text, block in groupby(both, lambda line: line[1][0] < line[1][1]):
+        if has_text:
+            whole, spans = zip(*block, strict=True)
+            remaining = iter(spans)
+            for paragraph in paragraphs([source[start:stop] for start, stop in whole]):
+                yield passage(source, islice(remaining, len(paragraph)))

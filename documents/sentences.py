@@ -12,11 +12,10 @@ import sentencex
 _PICTURE = (
     r"(?!\p{P})\p{Extended_Pictographic}[\p{Extended_Pictographic}\p{Emoji_Modifier}\ufe0f\u200d]*"
 )
+_ADDRESS = r"(?:https?://|www\.)[^\s<>]*[^\s<>.,;:!?)\]]|(?<![\w.+-])[\w.+-]++@[\w-]+(?:\.[\w-]+)+"
 # Addresses, tags, and placeholders: {name}, ${name}, &amp;, \n; pictures, which a vocabulary may lack
-_PLACEHOLDER = (
-    r"(?:https?://|www\.)[^\s<>]*[^\s<>.,;:!?)\]]|(?<![\w.+-])[\w.+-]++@[\w-]+(?:\.[\w-]+)+|</?\w[^<>]*>|\$?\{[^{}]*\}"
-    rf"|&#?\w+;|\\[Nnht]|{_PICTURE}"
-)
+_PLACEHOLDER = rf"{_ADDRESS}|</?\w[^<>]*>|\$?\{{[^{{}}]*\}}|&#?\w+;|\\[Nnht]|{_PICTURE}"
+ADDRESS = regex.compile(_ADDRESS)
 _BEGIN = regex.compile(rf"\A(?:(?:{_PICTURE}|[♪♫])\s*)+")
 _END = regex.compile(rf"(?r)(?:\s*(?:{_PICTURE}|[♪♫]))+\Z")
 _MASK = re.compile(r"X\d+")
@@ -64,9 +63,9 @@ _KINGS = "bs cs da et eu fi fo hr hu is lv nb nn no pl sk sl sr tr".split()
 
 
 @cache
-def keep_pattern(marks: str = "") -> regex.Pattern:
-    """A pattern of what a translation must keep: placeholders and a format's own `marks`."""
-    return regex.compile(f"{marks}|{_PLACEHOLDER}" if marks else _PLACEHOLDER)
+def keep_pattern(placeholders: str = "") -> regex.Pattern:
+    """A pattern of what a translation must keep: a message's own placeholders and the usual ones."""
+    return regex.compile(f"{placeholders}|{_PLACEHOLDER}" if placeholders else _PLACEHOLDER)
 
 
 def words_of(text: str) -> list[str]:

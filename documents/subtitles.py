@@ -4,87 +4,117 @@ A sentence may run over cues: its translation is spread over their lines again.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
+import regex
+
 from common.errors import InputError
+from documents.check import Item
 from documents.document import (
     Document,
     Passage,
     Span,
+    as_text,
     by_length,
     line_number,
     lines_of,
     passage,
 )
 from documents.inline import Inline
-from documents.markup import in_markup
+from documents.markup import Markup, in_markup
 from documents.paragraph import Paragraph
 from documents.sentences import ENDED, begins_lower
-from text.cues import TAG, UNREADABLE, Cue, Report, cues, seconds
+from text.cues import ASS_TAG, TAG, UNREADABLE, Cue, Report, cues, seconds
 
 _ASS_BREAK = re.compile(r"\\[Nn]")
 _ASS_DRAWING = re.compile(r"\{[^{}]*\\p[1-9]")
-_TAGS = re.compile(r"(?:<[^<>]*>|\{\\[^{}]*\})+")  # at the edges of a line
 _SPEAKER = re.compile(r"[-–—♪♫#]|>>")  # begins a line of its own  # noqa: RUF001
+_LABEL = regex.compile(r"(?:(?:[-–—]|>>)\s*)?(?:\p{Lu}[\p{Lu}\p{M}\p{N} .'’#-]{0,30}:\s+)?")  # noqa: RUF001
 _SOUND = re.compile(r"[\[(（【].*[\])）】]")  # [DOOR OPENS]  # noqa: RUF001
 _COMMA = re.compile(r"""[,،、，､﹐፣՝]["'”’»]*$""")  # noqa: RUF001
 _SOON = 2.0  # seconds between two cues of a sentence
-_MOST = 6  # cues that a sentence may run over
+_MAX_CUES = 6  # that a sentence may run over
 
 
-def parse(data: bytes, kind: str, cue_by_cue: bool = False, bilingual: bool = False) -> Document:
-    """kind: srt (also for WebVTT) or ass. cue_by_cue: no sentence runs over cues."""
+def parse(data: bytes, cue_by_cue: bool = False, bilingual: bool = False) -> Document:
+    """SubRip or WebVTT. cue_by_cue: no sentence runs over cues."""
+    return _parse(data, cues, TAG, cue_by_cue, "\n" if bilingual else "")
+
+
+def parse_ass(data: bytes, cue_by_cue: bool = False, bilingual: bool = False) -> Document:
+    return _parse(data, _events, ASS_TAG, cue_by_cue, "\\N" if bilingual else "")
+
+
+def _parse(
+    data: bytes,
+    read: Callable[[str, Report], Iterable[Cue]],
+    tag: re.Pattern,
+    cue_by_cue: bool,
+    below: str,
+) -> Document:
+    source = as_text(data)
     notes = list[str]()
-
-    def report(line: int, reason: str) -> None:
-        notes.append(f"line {line}: {reason}")
-
-    def find(source: str) -> Iterator[Passage]:
-        read = [*(_events if kind == "ass" else cues)(source, report)]
-        if not read:
-            raise InputError(notes[0] if notes else "no cues with times")
-        bare = [replace(cue, lines=_bare_lines(source, cue)) for cue in read]
-        return _passages(source, [cue for cue in bare if cue.lines], 1 if cue_by_cue else _MOST)
-
-    def paragraphs(source: str) -> Iterator[Paragraph]:
-        return (paragraph for each in find(source) for paragraph in _without_tags(each))
-
-    below = "\\N" if kind == "ass" else "\n"
-    about = {"places": {}, "plain": [], "notes": notes}
-    below = below if bilingual else ""
-    return in_markup(data, paragraphs, about=about, fit=_fit, below=below)
+    found = [*read(source, lambda line, reason: notes.append(f"line {line}: {reason}"))]
+    if not found:
+        raise InputError(notes[0] if notes else "no cues with times")
+    edges = re.compile(rf"(?:{tag.pattern.replace('?P<', '?P<x')})+")
+    bare = [replace(cue, lines=_bare_lines(source, cue, tag, edges)) for cue in found]
+    shown = [cue for cue in bare if cue.lines]
+    passages = _passages(source, shown, 1 if cue_by_cue else _MAX_CUES)
+    paragraphs = [each for passage in passages for each in _without_tags(passage, tag)]
+    markup = Markup(lambda _, words: words, partial(_items, tag), partial(_fit, tag))
+    return in_markup(data, lambda _: paragraphs, markup, below=below, notes=notes)
 
 
-def _without_tags(passage: Passage) -> Iterator[Paragraph]:
+def _without_tags(passage: Passage, pattern: re.Pattern) -> Iterator[Paragraph]:
     """The passage with its tags as marks, if it has words."""
     here = Inline(passage.text, drops=True)
     at = 0
-    for tag in TAG.finditer(passage.text):
+    for tag in pattern.finditer(passage.text):
         here.add_lines((at, tag.start()), passage.text[at : tag.start()], passage.breaks)
         at = tag.end()
-        name = tag["name"] or tag["style"]
-        ends = tag["close"] or tag["on"] == "0"
-        kind = ("close" if ends else "open") if name else "anchor"
-        here.add(kind, tag.span(), name or "", "look")
+        here.add(_kind(tag), tag.span(), _name(tag), "look")
     here.add_lines((at, len(passage.text)), passage.text[at:], passage.breaks)
     here.finish()
     yield from (replace(e, spans=passage.spans, cues=passage.cues) for e in here.paragraphs)
 
 
-def _fit(passage: Passage, text: str) -> list[str]:
+def _name(tag: re.Match) -> str:
+    return tag["name"] or tag["style"] or ""
+
+
+def _kind(tag: re.Match) -> str:
+    if not _name(tag):
+        return "anchor"
+    return "close" if tag["close"] or tag["on"] == "0" else "open"
+
+
+def _items(pattern: re.Pattern, raw: str) -> Iterator[Item]:
+    at = 0
+    for tag in pattern.finditer(raw):
+        yield Item("text", at, tag.start(), raw[at : tag.start()])
+        at = tag.end()
+        kind = _kind(tag).replace("anchor", "kept")
+        yield Item(kind, tag.start(), at, tag[0], _name(tag), "look")
+    yield Item("text", at, len(raw), raw[at:])
+
+
+def _fit(pattern: re.Pattern, passage: Passage, text: str) -> list[str]:
     """The text spread over the lines. A tag around words in two cues is closed and opened again."""
     lines = by_length(passage, text)
     opened = list[re.Match]()
     for i, (cue, following) in enumerate(pairwise(passage.cues)):
-        for tag in TAG.finditer(lines[i]):
-            if tag["on"] == "1" or (tag["name"] and not tag["close"]):
+        for tag in pattern.finditer(lines[i]):
+            if _kind(tag) == "open":
                 opened.append(tag)
             elif opened and _closing(opened[-1]) == tag[0]:
                 opened.pop()
-        rest = "".join(lines[i + 1 :])
         if cue != following:
+            rest = "".join(lines[i + 1 :])
             crossing = [tag for tag in opened if _closing(tag) in rest]
             lines[i] += "".join(map(_closing, reversed(crossing)))
             lines[i + 1] = "".join(tag[0] for tag in crossing) + lines[i + 1]
@@ -99,7 +129,7 @@ def _closing(tag: re.Match) -> str:
 def _events(source: str, report: Report) -> Iterator[Cue]:
     """The cues of an .ass: its lines of dialogue, but not drawings."""
     fields = list[str]()
-    for at, stop in lines_of(source, 0, len(source)):
+    for at, stop in lines_of(source):
         name, _, values = source[at:stop].partition(":")
         if name == "Format":
             fields = [field.strip() for field in values.split(",")]
@@ -110,7 +140,7 @@ def _events(source: str, report: Report) -> Iterator[Cue]:
         if start is None or end is None or "Text" not in event:
             report(line_number(source, at), UNREADABLE)
             continue
-        if _ASS_DRAWING.match(event["Text"]):
+        if _ASS_DRAWING.match(event["Text"]) or event.get("Effect", "").strip() == "fx":
             continue
         begin = stop - len(event["Text"])
         cuts = [match.span() for match in _ASS_BREAK.finditer(source, begin, stop)]
@@ -118,7 +148,7 @@ def _events(source: str, report: Report) -> Iterator[Cue]:
         yield Cue(start, end, spans, (event.get("Style", ""), event.get("Name", "")))
 
 
-def _passages(source: str, shown: Sequence[Cue], most: int) -> Iterator[Passage]:
+def _passages(source: str, shown: Sequence[Cue], max_cues: int) -> Iterator[Passage]:
     """Texts of cues, joined where a sentence runs on."""
     spans = list[Span]()
     numbers = list[int]()  # of each span's cue
@@ -127,22 +157,29 @@ def _passages(source: str, shown: Sequence[Cue], most: int) -> Iterator[Passage]
             goes_on = (
                 i == 0
                 and number > 0
-                and len({*numbers}) < most
+                and len({*numbers}) < max_cues
                 and _go_on(source, shown[number - 1], cue)
             )
             if spans and not goes_on:
                 yield replace(passage(source, spans), cues=tuple(numbers))
                 spans, numbers = list[Span](), list[int]()
+            unit = [_without_speaker(source, *unit[0]), *unit[1:]]
             spans += unit
             numbers += [number] * len(unit)
     if spans:
         yield replace(passage(source, spans), cues=tuple(numbers))
 
 
+def _without_speaker(source: str, start: int, stop: int) -> Span:
+    """A line without the dash or the name of who speaks."""
+    speaker = _LABEL.match(source, start, stop)
+    return (speaker.end(), stop) if speaker and speaker.end() < stop else (start, stop)
+
+
 def _go_on(source: str, cue: Cue, following: Cue) -> bool:
     """Whether a cue's last sentence goes on in the next cue."""
-    line = _TAGS.sub("", source[slice(*cue.lines[-1])])
-    first = _TAGS.sub("", source[slice(*following.lines[0])])
+    line = ASS_TAG.sub("", source[slice(*cue.lines[-1])])
+    first = ASS_TAG.sub("", source[slice(*following.lines[0])])
     return (
         cue.voice == following.voice
         and cue.start <= following.start <= cue.end + _SOON
@@ -157,7 +194,7 @@ def _units(source: str, lines: Iterable[Span]) -> Iterator[list[Span]]:
     unit = list[Span]()
     sound = False
     for span in lines:
-        line = _TAGS.sub("", source[slice(*span)])
+        line = ASS_TAG.sub("", source[slice(*span)])
         is_sound = _SOUND.fullmatch(line) is not None
         if unit and (sound or is_sound or _SPEAKER.match(line)):
             yield unit
@@ -167,21 +204,22 @@ def _units(source: str, lines: Iterable[Span]) -> Iterator[list[Span]]:
     yield unit
 
 
-def _bare_lines(source: str, cue: Cue) -> list[Span]:
-    return [*filter(None, (_bare(source, *span) for span in cue.lines))]
+def _bare_lines(source: str, cue: Cue, tag: re.Pattern, edges: re.Pattern) -> list[Span]:
+    return [span for line in cue.lines for span in _bare(source, *line, tag, edges)]
 
 
-def _bare(source: str, start: int, stop: int) -> Span | None:
-    """The line without tags around it; None if nothing is left."""
+def _bare(source: str, start: int, stop: int, tag: re.Pattern, edges: re.Pattern) -> list[Span]:
+    """The line without tags around it; nothing if nothing is left."""
     begin, end = start, stop
-    tags = _TAGS.match(source, start, stop)
+    tags = edges.match(source, start, stop)
     if tags:
         begin = tags.end()
-    for tags in _TAGS.finditer(source, begin, stop):
+    for tags in edges.finditer(source, begin, stop):
         if tags.end() == stop:
             end = tags.start()
-    depth = sum(
-        -1 if tag["close"] else 1 for tag in TAG.finditer(source, begin, end) if tag["name"]
-    )
-    bare = next(lines_of(source, begin, end), None)
-    return next(lines_of(source, start, stop), None) if bare and depth else bare
+    inner = tag.finditer(source, begin, end)
+    is_even = Counter(map(_kind, inner))
+    bare = [span for span in lines_of(source, begin, end) if span[0] < span[1]]
+    if bare and is_even["open"] != is_even["close"]:
+        return [*lines_of(source, start, stop)]
+    return bare

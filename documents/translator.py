@@ -11,8 +11,8 @@ from common.errors import InputError
 from common.files import Journal
 from common.reporting import reporter
 from decoder import BATCH_SIZE, Options, Response, SpeculativeDecoder
-from documents.document import Document, Passage, Place, Span, spread
-from documents.marks import Align, Sentence, places
+from documents.document import Document, Passage, Target, spread
+from documents.marks import Align, Sentence, targets_of
 from documents.sentences import (
     Phrases,
     changed,
@@ -50,7 +50,7 @@ class _Pending(NamedTuple):
 class Line(NamedTuple):
     """A passage of the report."""
 
-    place: str
+    location: str
     source: str
     text: str
     from_memory: bool  # a translator's
@@ -58,15 +58,18 @@ class Line(NamedTuple):
 
 
 class Translation(NamedTuple):
-    """data: of the file in the other language"""
+    """data: of the file in the other language; notes: what a reader should know of all of it; plain: words whose formatting
+    is not kept"""
 
     data: bytes
     lines: Sequence[Line]
+    notes: Sequence[str]
+    plain: Sequence[str]
 
     @property
     def problems(self) -> list[str]:
         """What a reader should check, each with its place."""
-        return [f"{line.place}: {problem}" for line in self.lines for problem in line.problems]
+        return [f"{line.location}: {problem}" for line in self.lines for problem in line.problems]
 
 
 @dataclass
@@ -144,11 +147,9 @@ class Translator:
     def steps(self, document: Document, journal: Journal | None = None) -> Task:
         """Translate a document, wherever its sentences are decoded; `finish` gets their rows. journal: gets each sentence
         as it is finished"""
-        if document.into and self.target_lang:
-            document = document.into(short(self.target_lang))
-        passages = [
-            (each, keep_pattern(each.marks or document.marks)) for each in document.passages
-        ]
+        if document.for_language and self.target_lang:
+            document = document.for_language(short(self.target_lang))
+        passages = [(each, keep_pattern(each.placeholders)) for each in document.passages]
         pieces = [self._pieces(passage.text, pattern) for passage, pattern in passages]
         wanted = [
             (edges(_flat(piece))[1], pattern)
@@ -171,22 +172,42 @@ class Translator:
         ]
         aligned = yield from self._align(document.passages, pairs)
         texts = list[str | None]()
+        targets = list[Sequence[Target] | None]()
         lines = list[Line]()
         for (passage, pattern), of_passage in zip(passages, pairs, strict=True):
+            line = self._line(passage, pattern, of_passage, aligned)
             text = "".join(new for _, new in of_passage)
-            if passage.marked:
-                document.places[passage] = places(of_passage, passage.marked, aligned)
-            from_memory = all(edges(_flat(piece))[1] in self._exact for piece, _ in of_passage)
-            line = Line(document.place(passage), _flat(passage.text), _flat(text), from_memory, [])
-            line.problems.extend(self._problems(line.source, line.text, pattern))
-            line.problems.extend(dict.fromkeys(self._lost_terms(of_passage, aligned)))
+            goes = None
+            if passage.formatting:
+                goes = targets_of(of_passage, passage.formatting, aligned)
             if any(pair in aligned for pair in of_passage):
-                unsure = zip(passage.marked, document.places.get(passage, ()), strict=False)
-                line.problems.extend(_to_check(passage.text, unsure))
+                line.problems.extend(_to_check(passage, goes or ()))
             lines.append(line)
+            targets.append(goes)
             is_lost = document.strict and changed(passage.text, text, pattern)
             texts.append(None if is_lost else text)
-        return Translation(document.write(texts), lines)
+        written = document.write(texts, targets)
+        for number, problems in written.problems.items():
+            lines[number].problems.extend(problems)
+        notes = [*document.notes, *written.notes]
+        if not wanted:
+            notes.append("nothing in it was translated: it has no text")
+        return Translation(written.data, lines, notes, written.plain)
+
+    def _line(
+        self,
+        passage: Passage,
+        pattern: Pattern,
+        pairs: Sequence[Sentence],
+        aligned: Mapping[Sentence, Align],
+    ) -> Line:
+        """A passage of the report, from its sentences."""
+        from_memory = all(edges(_flat(piece))[1] in self._exact for piece, _ in pairs)
+        text = "".join(new for _, new in pairs)
+        line = Line(passage.location, _flat(passage.text), _flat(text), from_memory, [])
+        line.problems.extend(self._problems(line.source, line.text, pattern))
+        line.problems.extend(dict.fromkeys(self._lost_terms(pairs, aligned)))
+        return line
 
     def _pieces(self, text: str, pattern: Pattern) -> list[str]:
         """The sentences of a passage, with the space after them."""
@@ -299,7 +320,7 @@ class Translator:
                 end = start + len(source)
                 has_edge = any(
                     begin <= end and start <= stop and not begin <= start < end <= stop
-                    for begin, stop in passage.marked
+                    for begin, stop in passage.formatting
                 )
                 if has_edge or self._phrases.find(source):
                     todo[source, text] = None
@@ -335,10 +356,10 @@ def length(document: Document) -> int:
     return sum(len(passage.text) for passage in document.passages)
 
 
-def _to_check(text: str, marks: Iterable[tuple[Span, Place]]) -> Iterator[str]:
-    """The words whose marks may be at others."""
-    for mark, (_, sure) in marks:
-        words = text[slice(*mark)].strip()
+def _to_check(passage: Passage, targets: Sequence[Target]) -> Iterator[str]:
+    """The words whose formatting may be at others."""
+    for span, (_, sure) in zip(passage.formatting, targets, strict=False):
+        words = passage.text[slice(*span)].strip()
         if words and not sure:
             yield f"check what belongs to {words!r}"
 

@@ -1,73 +1,77 @@
 """Word's .docx: the paragraphs of text, tables, headers, footers and notes. All else stays as it is."""
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import partial
 from html import unescape
-from xml.etree import ElementTree
+from itertools import accumulate, pairwise
 from xml.sax.saxutils import escape
-from zipfile import ZipFile
 
-from common.errors import InputError
-from documents.document import Document
+from documents.check import Item
+from documents.document import Document, Span, as_text
 from documents.inline import STAND_IN, Inline
-from documents.markup import in_archive, in_markup
+from documents.markup import Markup, in_archive, in_markup
 from documents.paragraph import Paragraph, Run
+from documents.tags import Token, ends_of, html_tokens, xml_tokens
 
 _PARTS = re.compile(r".*\.(?:main|header|footer|footnotes|endnotes)\+xml")  # content types
-_TAG = re.compile(
-    r"(?P<paragraph></?w:p\b[^>]*>)|(?P<properties><w:pPr>.*?</w:pPr>)"
-    # What stays, as a part of its sentence or not
-    r"|(?P<shown><(?P<math>m:oMath|m:oMathPara)>.*?</(?P=math)>)"
-    r"|(?P<hidden><w:(?P<old>del|moveFrom)\b[^>]*(?<!/)>.*?</w:(?P=old)>)"
-    # What begins or ends around words, in any order
-    r"|<w:(?P<range>(?:comment|bookmark)\w*?)(?P<edge>Start|End)\b[^>]*w:id=\"(?P<id>[^\"]*)\"[^>]*>"
-    # A field: first its code, then its result; and text with its reading
-    r"|(?P<begin><w:fldChar\b[^>]*\"begin\"[^>]*(?:/>|>.*?</w:fldChar>))"
-    r"|(?P<simple><w:fldSimple\b[^>]*w:instr=\"(?P<instruction>[^\"]*)\"[^>]*(?<!/)>)"
-    r"|<w:instrText\b[^>]*>(?P<code>[^<]*)</w:instrText>|(?P<result><w:fldChar\b[^>]*\"separate\"[^>]*>)"
-    r"|(?P<end><w:fldChar\b[^>]*\"end\"[^>]*>|</w:fldSimple>)|(?P<ruby><w:ruby>.*?</w:ruby>)"
-    # Of a run
-    r"|(?P<run><w:r\b[^>]*(?<!/)>\s*(?:<w:rPr>(?P<look>.*?)</w:rPr>(?!</w:rPrChange>))?)|(?P<leave></w:r>)"
-    r"|<w:t(?:\s[^>]*)?>(?P<text>[^<]+)</w:t>"
-    r"|(?P<break><w:(?:br|cr|tab)\b[^>]*>)|<w:(?P<hyphen>noBreak|soft)Hyphen\b[^>]*>"
-    # An element of another kind, with its properties
-    r"|(?P<element><(?P<close>/?)(?P<name>[\w:]+)\b[^>]*?(?P<empty>/?)>"
-    r"(?:\s*<w:(?P<about>(?:sdt|smartTag|customXml)\w*Pr)\b(?:[^>]*/>|.*?</w:(?P=about)>))*)",
-    re.DOTALL,
+_UNSEEN = re.compile(  # in a look
+    r"<(?:[\w.-]+:)?(?:lang|noProof)\b[^>]*>|<(?:[\w.-]+:)?rPrChange\b.*", re.DOTALL
 )
-_UNSEEN = re.compile(r"<w:(?:lang|noProof)\b[^>]*>|<w:rPrChange\b.*", re.DOTALL)  # in a look
-_KINDS = {"w:hyperlink": "link", "w:ins": "change", "w:moveTo": "change"}
-_TEXT = re.compile(r"<w:t(?:\s[^>]*)?>([^<]+)")
-_BASE = re.compile(r"(?s).*<w:rubyBase>")
+_WRAPPERS = set("hyperlink ins moveTo smartTag customXml sdt sdtContent dir bdo".split())
+_KINDS = {"hyperlink": "link", "ins": "change", "moveTo": "change"}
+_STAYS = {"del": "", "moveFrom": "", "oMath": STAND_IN, "oMathPara": STAND_IN}
+_RANGE = re.compile(r"((?:comment|bookmark)\w*?)(Start|End)")
+_PROPERTIES = re.compile(r"(?:sdt|smartTag|customXml)\w*Pr")  # of the element that they are in
 _PROSE = re.compile(r"\s*(?:HYPERLINK|TOC|FORMTEXT)\b")  # fields whose results are translated
+_CODE = re.compile(  # styles
+    r"(?i)(?:source|html)?[ -]?code(?:char|block)?|verbatim(?:char)?|(?:html)?preformatted(?:text)?"
+)
 
 
 def parse(data: bytes) -> Document:
-    return in_archive(data, ".docx", _parts, _part)
+    return in_archive(data, _parts, _part, _untranslated)
 
 
-def _parts(archive: ZipFile) -> set[str]:
-    types = ElementTree.fromstring(archive.read("[Content_Types].xml")).iter()
+def _parts(files: Mapping[str, bytes]) -> set[str]:
+    types = [token.attributes for token in xml_tokens(as_text(files["[Content_Types].xml"]))]
     kinds = {each.get("PartName", "")[1:]: each.get("ContentType", "") for each in types}
     names = {name for name, kind in kinds.items() if _PARTS.fullmatch(kind)}
-    if not any(kinds[name].endswith("main+xml") for name in names):
-        raise KeyError("there is no text in it")
-    return names
+    return names if any(kinds[name].endswith("main+xml") for name in names) else set()
 
 
-def _part(xml: bytes, path: str, about: dict) -> Document:
-    name = path.rpartition("/")[2]
-    if b"<!DOCTYPE" in xml:  # and with it entities
-        raise InputError(f"not a .docx file: {name} has a document type")
-    try:
-        ElementTree.fromstring(xml)
-    except (ElementTree.ParseError, LookupError, ValueError) as error:  # also: unknown encodings
-        raise InputError(f"not a .docx file: {name}: {error}") from None
-    return in_markup(xml, lambda source: _Reader(source).paragraphs(), _written, about)
+def _part(xml: bytes, _: str) -> Document:
+    reader = _Reader(as_text(xml))
+    markup = Markup(partial(_written, reader.prefix), partial(_items, reader.prefix.lower()))
+    return in_markup(xml, lambda _: reader.paragraphs(), markup)
 
 
-def _written(_: Paragraph, words: str) -> str:
-    return f'<w:t xml:space="preserve">{escape(words)}</w:t>'
+def _written(prefix: str, _: Paragraph, words: str) -> str:
+    return f'<{prefix}t xml:space="preserve">{escape(words)}</{prefix}t>'
+
+
+def _items(prefix: str, raw: str) -> Iterator[Item]:
+    """Runs may be split and joined; their properties come first in them."""
+    tokens = [*html_tokens(raw, is_xml=True)]
+    ends = ends_of(tokens)
+    last = ""
+    after = 0
+    for number, token in enumerate(tokens):
+        if number < after:
+            continue
+        name = token.name.removeprefix(prefix)
+        part = raw[token.start : token.stop]
+        role = "look" if name in ("r", "t") else "element"
+        if (name == "rpr" and last == "<r") or name == "ruby":
+            after = ends.get(number, number) + 1
+        elif token.kind in ("open", "close"):
+            yield Item(token.kind, token.start, token.stop, part, token.name, role)
+        elif token.kind == "empty" and role == "element":
+            yield Item("kept", token.start, token.stop, part)
+        elif token.kind == "text" and last == "<t":
+            yield Item("text", token.start, token.stop, unescape(part))
+        last = f"<{name}" if token.kind == "open" else name
 
 
 class _Field:
@@ -86,91 +90,228 @@ class _Field:
 
 
 class _Reader:
-    """Reads the paragraphs of a part, tag by tag."""
+    """Reads the paragraphs of a part, token by token. The names of Word's own namespace, which is the root's, are without
+    it, and those of attributes without any."""
 
     def __init__(self, source: str):
         self.source = source
-        self.open = list[Inline]()  # a text box has paragraphs of its own
+        tokens = [*xml_tokens(source)]
+        root = next(token for token in tokens if token.kind in ("open", "empty"))
+        self.prefix = "".join(re.findall(r"\A<([\w.-]+:)", source[root.start : root.stop]))
+        namespace = f"{root.name.rpartition(' ')[0]} "
+        self.tokens = [token._replace(name=token.name.removeprefix(namespace)) for token in tokens]
+        self.ends = ends_of(self.tokens)
+        self.counts = {name: self._counts(name) for name in ("p", "r")}
+        self.open = list[Inline | None]()  # None: in an element with paragraphs of its own
+        self.holes = list[int]()  # where such elements end
         self.fields = list[_Field]()
 
+    def _counts(self, name: str) -> list[int]:
+        """How many elements of this name begin before each token."""
+        is_one = (token.name == name and token.kind == "open" for token in self.tokens)
+        return [*accumulate(is_one, initial=0)]
+
+    def _has(self, name: str, number: int) -> bool:
+        """Whether an element has another one in it."""
+        counts = self.counts[name]
+        return counts[self._end(number)] > counts[number + 1]
+
+    def _end(self, number: int) -> int:
+        """The last token of an element."""
+        return self.ends.get(number, number)
+
+    def _next(self, number: int, name: str) -> int | None:
+        """The element of this name that follows a token at once."""
+        number += 1
+        while self.tokens[number].kind in ("text", "other"):
+            number += 1
+        token = self.tokens[number]
+        return number if token.name == name and token.kind in ("open", "empty") else None
+
+    def _span(self, first: int, last: int) -> Span:
+        return self.tokens[first].start, self.tokens[last].stop
+
+    def _is_code(self, number: int | None, name: str) -> bool:
+        """Whether some properties name a style of code. name: of the style's element"""
+        if number is None:
+            return False
+        inside = self.tokens[number : self._end(number)]
+        styles = [each.attributes for each in inside if each.name == name]
+        return any(_CODE.fullmatch(value) for each in styles for value in each.values())
+
     def paragraphs(self) -> Iterator[Paragraph]:
-        for tag in _TAG.finditer(self.source):
-            kind = tag.lastgroup or ""
-            if kind == "paragraph" and tag[0].startswith("</"):
+        number = 0
+        while number < len(self.tokens):
+            token = self.tokens[number]
+            if self.holes[-1:] == [number]:
+                self.holes.pop()
+                self.open.pop()
+                number += 1
+            elif token.name == "p" and token.kind == "open":
+                number = self._begin(number)
+            elif token.name == "p" and token.kind == "close":
                 here = self.open.pop()
+                assert here
                 here.finish()
                 yield from here.paragraphs
-            elif kind == "paragraph" and not tag[0].endswith("/>"):
-                self.open.append(Inline(self.source))
-                self._continue_fields(tag)
-            elif self.open and kind == "properties":
-                self._continue_fields(tag)
-            elif self.open:
-                self._read(self.open[-1], kind, tag)
+                number += 1
+            elif self.open and self.open[-1]:
+                number = self._read(self.open[-1], number, token)
+            else:
+                number += 1
 
-    def _continue_fields(self, tag: re.Match) -> None:
-        """The rest of those that began in another paragraph."""
-        for field in self.fields if len(self.open) == 1 else ():
-            field.start = tag.end()
-            field.run = None
+    def _begin(self, number: int) -> int:
+        """Begin a paragraph, unless it is code. The token behind its properties."""
+        properties = self._next(number, "pPr")
+        if self._is_code(properties, "pStyle"):
+            return self._end(number) + 1
+        last = number if properties is None else self._end(properties)
+        self.open.append(Inline(self.source))
+        if len(self.open) == 1:
+            for field in self.fields:  # the rest of those that began in another paragraph
+                field.start = self.tokens[last].stop
+                field.run = None
+        return last + 1
 
-    def _read(self, here: Inline, kind: str, tag: re.Match) -> None:
-        is_hidden = not all(field.is_prose() for field in self.fields)
-        before = here.run
-        if kind in ("run", "leave"):
-            look = _UNSEEN.sub("", tag["look"] or "")
-            here.run = Run(tag[0], look) if kind == "run" else None
-            here.add_from(before, "left out", tag.span())
-        elif kind in ("begin", "simple"):
-            code = unescape(tag["instruction"] or "")
-            self.fields.append(_Field(tag.start(), here.run, code, kind == "simple"))
-            if kind == "simple":
-                self._read_field(here, kind, tag)
-        elif kind in ("code", "result", "end"):
-            self._read_field(here, kind, tag)
-        elif is_hidden:
+    def _read(self, here: Inline, number: int, token: Token) -> int:
+        """Read a token or an element in a paragraph. The token behind it."""
+        last = self._end(number)
+        span = self._span(number, last)
+        if token.name == "r" and token.kind != "empty":
+            return self._read_run(here, number, token)
+        if token.name in ("fldChar", "fldSimple", "instrText"):
+            return self._read_field(here, number, token)
+        if not all(field.is_prose() for field in self.fields):
             for field in self.fields:
-                field.has_text |= kind == "text"
-        elif kind == "id":
-            edge = {"Start": "open", "End": "close"}[tag["edge"]]
-            here.add(edge, tag.span(), f"{tag['range']} {tag['id']}", "range")
-        elif kind in ("text", "ruby"):
-            texts = _TEXT.findall(_BASE.sub("", tag[0]))
-            here.add("text", tag.span(), unescape("".join(texts)))
-        elif kind == "hyphen":
-            here.add("anchor" if tag["hyphen"] == "noBreak" else "left out", tag.span(), "-")
-        elif kind == "break":
-            here.line_break(tag.span())
-        elif kind == "element" and not tag["empty"]:
-            name = tag["name"]
-            edge = "close" if tag["close"] else "open"
-            here.add(edge, tag.span(), name, _KINDS.get(name, "element"))
-        else:
-            here.add("anchor", tag.span(), STAND_IN if kind == "shown" else "")
+                field.has_text = field.has_text or token.name == "t"
+            return number + 1
+        local = token.name.rpartition(" ")[2]
+        edge = _RANGE.fullmatch(token.name)
+        if edge and token.kind != "close":
+            kind = {"Start": "open", "End": "close"}[edge[2]]
+            number_of_range = attribute(token, "id")
+            here.add(kind, span, f"{edge[1]} {number_of_range}", "range")
+        elif token.name in ("t", "ruby"):
+            here.add("text", span, self._text(number, last))
+        elif token.name == "noBreakHyphen":
+            here.add("break", span, "-")
+        elif token.name in ("br", "cr", "tab"):
+            here.line_break(span)
+        elif local in _STAYS and token.kind == "open":
+            here.add("anchor", span, _STAYS[local])
+        elif token.kind == "open":
+            return self._read_element(here, number, token)
+        elif token.kind == "close":
+            here.add("close", span, token.name)
+        elif token.kind != "text" and token.name != "softHyphen":
+            here.add("anchor", span)
+        return last + 1
 
-    def _read_field(self, here: Inline, kind: str, tag: re.Match) -> None:
-        if not self.fields:
-            return
+    def _text(self, first: int, last: int) -> str:
+        """The text of an element without the reading of its signs."""
+        tokens = self.tokens[first : last + 1]
+        bases = [i for i, token in enumerate(tokens) if token.name == "rubyBase"]
+        texts = list[str]()
+        for before, token in pairwise(tokens[bases[0] if bases else 0 :]):
+            if token.kind == "text" and (before.name == "t" or before.kind == "other"):
+                texts.append(token.name)
+        return "".join(texts)
+
+    def _read_element(self, here: Inline, number: int, token: Token) -> int:
+        last = self._end(number)
+        is_around = token.name in _WRAPPERS
+        if not is_around and self._has("p", number):
+            here.add("hole", self._span(number, last))
+            self.holes.append(last)
+            self.open.append(None)
+            return number + 1
+        if not is_around and not self._has("r", number):
+            here.add("anchor", self._span(number, last))
+            return last + 1
+        first = number
+        while _PROPERTIES.fullmatch(self.tokens[number + 1].name):
+            number = self._end(number + 1)
+        kind = _KINDS.get(token.name, "element")
+        here.add("open", self._span(first, number), token.name, kind)
+        return number + 1
+
+    def _read_run(self, here: Inline, number: int, token: Token) -> int:
+        before = here.run
+        if token.kind == "close":
+            here.run = None
+            here.add_from(before, "left out", (token.start, token.stop))
+            return number + 1
+        properties = self._next(number, "rPr")
+        if self._is_code(properties, "rStyle") and not self.fields:
+            last = self._end(number)
+            following = self._next(last, "r")
+            while following and self._is_code(self._next(following, "rPr"), "rStyle"):
+                last = self._end(following)
+                following = self._next(last, "r")
+            here.add("anchor", self._span(number, last), STAND_IN)
+            return last + 1
+        last = number if properties is None else self._end(properties)
+        look = ""
+        if properties is not None and properties != last:
+            look = self.source[self.tokens[properties].stop : self.tokens[last].start]
+        start, stop = self._span(number, last)
+        here.run = Run(self.source[start:stop], f"</{self.prefix}r>", _UNSEEN.sub("", look))
+        here.add_from(before, "left out", (start, stop))
+        return last + 1
+
+    def _read_field(self, here: Inline, number: int, token: Token) -> int:
+        """Read a field's begin, its code, where its result begins, or its end."""
+        kind = attribute(token, "fldCharType")
+        last = self._end(number)
+        if token.name == "fldSimple":
+            kind = {"open": "begin", "close": "end"}.get(token.kind, "")
+            last = number
+        stop = self.tokens[last].stop
+        if kind == "begin":
+            field = _Field(token.start, here.run, attribute(token, "instr"))
+            field.has_result = token.name == "fldSimple"
+            self.fields.append(field)
+        elif not self.fields:
+            return last + 1
         field = self.fields[-1]
-        if kind == "code":
-            field.code += unescape(tag["code"])
-            return
-        field.has_result |= kind == "result"
+        if token.name == "instrText":
+            field.code += self.source_text(number, last)
+            return last + 1
+        field.has_result = field.has_result or kind == "separate"
         if kind == "end":
             self.fields.pop()
         if not all(each.is_prose() for each in self.fields):
-            return
-        if field.is_prose():
-            self._open_or_close(here, kind, field, tag)
+            return last + 1
+        if field.is_prose() and kind == "end":
+            here.add("close", (token.start, stop), field.name)
+        elif field.is_prose():
+            mark = "link" if field.code.strip().startswith("HYPERLINK") else "range"
+            here.add_from(field.run, "open", (field.start, stop), field.name, mark)
         elif kind == "end":
             shown = STAND_IN if field.has_text else ""
-            here.add_from(field.run, "anchor", (field.start, tag.end()), shown)
+            here.add_from(field.run, "anchor", (field.start, stop), shown)
+        return last + 1
 
-    @staticmethod
-    def _open_or_close(here: Inline, kind: str, field: _Field, tag: re.Match) -> None:
-        """A field around words that are translated."""
-        if kind == "end":
-            here.add("close", tag.span(), field.name)
-        else:
-            mark = "link" if field.code.strip().startswith("HYPERLINK") else "range"
-            here.add_from(field.run, "open", (field.start, tag.end()), field.name, mark)
+    def source_text(self, first: int, last: int) -> str:
+        """What the text in an element says."""
+        texts = (token.name for token in self.tokens[first : last + 1] if token.kind == "text")
+        return "".join(texts)
+
+
+def attribute(token: Token, name: str) -> str:
+    """An attribute of this name, in whatever namespace; empty if there is none."""
+    return next((v for key, v in token.attributes.items() if key.split(" ")[-1] == name), "")
+
+
+def _untranslated(files: Mapping[str, bytes]) -> str:
+    """What stays in a file beside its text."""
+    counts = Counter[str]()
+    for name, content in files.items():
+        if name.startswith("word/comments.") and name.endswith(".xml"):
+            counts["comment"] += content.count(b":comment ")
+        counts["chart"] += bool(re.fullmatch(r"word/charts/chart\d*\.xml", name))
+        counts["diagram"] += bool(re.fullmatch(r"word/diagrams/data\d*\.xml", name))
+        if name == "word/document.xml":
+            counts["alternative text"] += len(re.findall(rb' descr="[^"]', content))
+    shown = [f"{n} {what}{'s' if n > 1 else ''}" for what, n in counts.items() if n]
+    return f"not translated: {', '.join(shown)}" if shown else ""

@@ -22,7 +22,7 @@ from starlette.responses import Response
 
 from common.errors import InputError
 from documents.apart import read_apart
-from documents.document import Document
+from documents.document import Document, joined
 from documents.translator import Aligners, Translation, Translator
 from serving.bodies import read_json
 from serving.engine import Engine, Progress, Refused
@@ -171,7 +171,8 @@ class Translations:
     ) -> AsyncGenerator[Step]:
         if translator is None:
             texts = [None] * len(document.passages)
-            yield Translation(await run_in_threadpool(document.write, texts), [])
+            written = await run_in_threadpool(document.write, texts)
+            yield Translation(written.data, [], written.notes, [])
             return
         task = translator.steps(document)
         async with aclosing(working(self.engine, task, is_begun=False)) as steps:
@@ -250,17 +251,10 @@ async def document_of(texts: Sequence[str], parse: Parse) -> Document:
     """One document of several texts. It is written as a JSON list of them."""
     documents = await run_in_threadpool(lambda: [parse(text.encode()) for text in texts])
 
-    def write(texts: Sequence[str | None]) -> bytes:
-        remaining = iter(texts)
-        new = list[str]()
-        for each in documents:
-            each.places.update((p, whole.places[p]) for p in each.passages if p in whole.places)
-            new.append(each.write([next(remaining) for _ in each.passages]).decode())
-        return json.dumps(new).encode()
+    def assemble(written: Sequence[bytes]) -> bytes:
+        return json.dumps([data.decode() for data in written]).encode()
 
-    passages = [passage for each in documents for passage in each.passages]
-    whole = Document(passages, write, lambda passage: repr(passage.text[:40]))
-    return whole
+    return joined(documents, assemble)
 
 
 def _shown(code: str) -> str:

@@ -21,9 +21,9 @@ DIALECTS = [
 def test_only_texts_of_a_dialect_change(source, texts):
     document = FORMATS[".markdown"](source.encode())
     assert [passage.text for passage in document.passages] == texts
-    assert document.write([p.text for p in document.passages]).decode() == source
+    assert document.write([p.text for p in document.passages]).data.decode() == source
     new = [passage.text.replace("old", "new") for passage in document.passages]
-    assert document.write(new).decode() == source.replace("old", "new")
+    assert document.write(new).data.decode() == source.replace("old", "new")
 
 
 @pytest.mark.parametrize(
@@ -38,4 +38,4 @@ def test_only_texts_of_a_dialect_change(source, texts):
 def test_a_translation_does_not_begin_a_list_or_the_like(source, text, written):
     document = FORMATS[".md"](source.encode())
     others = [None] * (len(document.passages) - 1)
-    assert document.write([text, *others]).decode() == written
+    assert document.write([text, *others]).data.decode() == written

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from common.errors import InputError
 from documents import FORMATS
-from documents.marks import placed, places
+from documents.marks import target_of, targets_of
 
 NAMES = "".join(f' xmlns:{name}="urn:{name}"' for name in ("w", "m", "r"))
 TYPE = '<Types><Override PartName="/word/{}.xml" ContentType="x.document.main+xml"/></Types>'
@@ -88,29 +88,30 @@ def test_what_belongs_to_words_of_a_docx_stays_at_them(body, texts, new, written
     source = docx(long(body))
     document = FORMATS[".docx"](source)
     assert [passage.text for passage in document.passages] == texts
-    assert document.write(texts) == document.write([None] * len(texts))
-    assert body_of(document.write(texts)) == body_of(source)
-    assert body_of(document.write([new or text.upper() for text in texts])) == body_of(
+    assert document.write(texts).data == document.write([None] * len(texts)).data
+    assert body_of(document.write(texts).data) == body_of(source)
+    assert body_of(document.write([new or text.upper() for text in texts]).data) == body_of(
         docx(long(written))
     )
 
 
 def test_a_change_or_a_link_that_cannot_stay_is_named():
     document = FORMATS[".docx"](docx(long(INSERTED.format("[Now]") + "[ he sees.]")))
-    document.write(["Er sieht jetzt."])
-    assert document.notes == ["'Now he sees.': check the change of 'Now'"]
+    written = document.write(["Er sieht jetzt."])
+    assert written.problems == {0: ["check the change of 'Now'"]}
     links = " ".join(f'<a href="{i}">{word}</a>' for i, word in enumerate(("one", "two")))
     document = FORMATS[".html"](links.encode())
-    assert document.write(["Ja"]).decode().count("></a>") == 0
-    assert document.notes == ["'one two': check the link of 'two'"]
+    written = document.write(["Ja"])
+    assert written.data.decode().count("></a>") == 0
+    assert written.problems == {0: ["check the link of 'two'"]}
 
 
 def test_the_parts_of_a_docx_are_those_that_it_lists():
     document = FORMATS[".docx"](docx(long("[An old king.]"), "document2"))
-    assert body_of(document.write(["Ein König."]), "document2") == "[Ein König.]"
+    assert body_of(document.write(["Ein König."]).data, "document2") == "[Ein König.]"
     with zipfile.ZipFile(output := io.BytesIO(), "w") as archive:
         archive.writestr("[Content_Types].xml", "<Types/>")
-    with pytest.raises(InputError, match=r"not a \.docx file: .*no text"):
+    with pytest.raises(InputError, match=r"there is no text in it"):
         FORMATS[".docx"](output.getvalue())
 
 
@@ -136,9 +137,9 @@ PAGES = [
 def test_only_texts_of_a_page_change(page, texts, new, written):
     document = FORMATS[".html"](page.encode())
     assert [passage.text for passage in document.passages] == texts
-    assert document.write(texts).decode() == page
-    assert document.write([new or text.upper() for text in texts]).decode() == written
-    assert document.place(document.passages[0]) == "line 1"
+    assert document.write(texts).data.decode() == page
+    assert document.write([new or text.upper() for text in texts]).data.decode() == written
+    assert document.passages[0].location == "line 1"
 
 
 def test_an_epub_is_an_archive_of_pages():
@@ -160,8 +161,8 @@ def test_an_epub_is_an_archive_of_pages():
     document = FORMATS[".epub"](epub(files))
     assert [passage.text for passage in document.passages] == ["An old king.", "One"]
     new = files | {"a/text/c 1.xml": '<?xml version="1.0"?><p>AN <a id="p1"/>OLD KING.</p>'}
-    assert document.write(["AN OLD KING.", None]) == epub(new)
-    with pytest.raises(InputError, match=r"not a \.epub file: .*no text"):
+    assert document.write(["AN OLD KING.", None]).data == epub(new)
+    with pytest.raises(InputError, match=r"there is no text in it"):
         FORMATS[".epub"](epub({"mimetype": ""}))
 
 
@@ -175,14 +176,14 @@ def test_marks_go_with_their_sentence_then_with_the_same_words_then_to_the_same_
 
     def at(words: str, after: int = 0) -> tuple[str, bool]:
         start = whole.index(words, after)
-        ((begin, stop), sure), *_ = places(pairs, [(start, start + len(words))], {})
+        ((begin, stop), sure), *_ = targets_of(pairs, [(start, start + len(words))], {})
         return other[begin:stop], sure
 
     assert at("Ann", 10) == ("Ann", True) and at("He saw Ann.") == ("Er hat gesehen.", True)
     assert at("He saw Ann. Ann sees the king.") == (other, True)
     assert at("the king") == ("sieht Ann", False)
-    assert placed("a king, old", "ein alter König, ja", (6, 6)) == ((15, 15), False)
-    assert places(pairs, [(11, 11), (12, 12)], {}) == [((15, 15), False), ((16, 16), False)]
+    assert target_of("a king, old", "ein alter König, ja", (6, 6)) == ((15, 15), False)
+    assert targets_of(pairs, [(11, 11), (12, 12)], {}) == [((15, 15), False), ((16, 16), False)]
 
 
 PIECES = "Ann |sees |<b>|</b>|<a href=x>|</a>|<br>|<p>|<img>|\n|<code>x</code>".split("|")
@@ -193,8 +194,8 @@ def test_no_words_of_a_page_are_lost(pieces):
     page = "".join(pieces)
     document = FORMATS[".html"](page.encode())
     texts = [passage.text for passage in document.passages]
-    assert document.write(texts).decode() == page
-    new = document.write([text.upper() for text in texts]).decode()
+    assert document.write(texts).data.decode() == page
+    new = document.write([text.upper() for text in texts]).data.decode()
     tags = "<code>x</code>|<.*?>"  # those that cross each other do not afterwards
     assert sorted(re.findall(tags, new)) == sorted(re.findall(tags, page))
     assert re.findall("ANN|SEES", new) == [word.upper() for word in re.findall("Ann|sees", page)]
@@ -237,8 +238,9 @@ def test_marks_go_where_their_words_went(ending, source, written):
         return (min(begins) if mark[0] < mark[1] else max(ends), max(ends)), True
 
     pair = passage.text, text.replace(" rouge", "\nrouge") if passage.breaks else text
-    document.places[passage] = places([pair], passage.marked, {pair: align})
-    data = document.write([pair[1], *[None] * (len(document.passages) - 1)])
+    others = [None] * (len(document.passages) - 1)
+    targets = targets_of([pair], passage.formatting, {pair: align})
+    data = document.write([pair[1], *others], [targets, *others]).data
     assert (body_of(data) if ending == ".docx" else data.decode()) == (
         body_of(docx(long(written))) if ending == ".docx" else written
     )
@@ -248,13 +250,12 @@ def test_a_tag_around_words_in_two_cues_is_in_both():
     second = "\n2\n00:00:02,000 --> 00:00:03,000\n{}\n"
     source = CUE.format("the <i>red</i> house,") + second.format("it is old")
     document = FORMATS[".srt"](source.encode())
-    (passage,) = document.passages
-    document.places[passage] = [((3, 19), True)]
-    new = document.write(["la maison,\nelle est vieille"]).decode()
+    written = document.write(["la maison,\nelle est vieille"], [[((3, 19), True)]])
+    new = written.data.decode()
     assert new == CUE.format("la <i>maison,</i>") + second.format("<i>elle est</i> vieille")
 
 
 def test_a_mark_within_another_stays_in_it():
     document = FORMATS[".html"](b"<b>the <i>red</i></b> house")
-    document.places[document.passages[0]] = [((0, 2), True), ((10, 15), True)]
-    assert document.write(["la maison rouge"]) == b"<b>la maison <i>rouge</i></b>"
+    targets = [((0, 2), True), ((10, 15), True)]
+    assert document.write(["la maison rouge"], [targets]).data == b"<b>la maison <i>rouge</i></b>"

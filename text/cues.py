@@ -10,10 +10,10 @@ Span = tuple[int, int]
 Report = Callable[[int, str], object]
 
 UNREADABLE = "no cue's times; the cue stays as it is"
-NEWLINE = re.compile(r"\r*\n|\r")  # CR CR LF comes from writing CR LF in text mode
-TAG = re.compile(
-    r"<(?P<close>/?)(?P<name>[A-Za-z]*)[^<>]*>|\{\\(?P<style>[bisu])(?P<on>[01])\}|\{\\[^{}]*\}"
-)
+NEWLINE = re.compile(r"\r{0,9}\n|\r")  # CR CR LF comes from writing CR LF in text mode
+_TAG = r"<(?P<close>/?)(?P<name>[A-Za-z]*)[^<>]*>|\{\\(?P<style>[bisu])(?P<on>[01])\}"
+TAG = re.compile(rf"{_TAG}|\{{\\[^{{}}]*\}}")
+ASS_TAG = re.compile(rf"{_TAG}|\{{[^{{}}]*\}}")  # and comments
 _TIME = r"(?:(\d{1,6}):)?(\d\d?):(\d\d)[.,](\d{1,3})"  # a fraction such as .25 is a quarter
 _ONE_TIME = re.compile(rf"\s*{_TIME}\s*")
 _TIMES = re.compile(rf"[ \t\ufeff]*{_TIME}[ \t]*-->[ \t]*{_TIME}(?!\S)")
@@ -29,10 +29,16 @@ class Cue:
     voice: tuple[str, ...] = ()
 
 
+def line_spans(source: str, start: int = 0, end: int | None = None) -> list[Span]:
+    """The lines in a part of a text."""
+    end = len(source) if end is None else end
+    breaks = [match.span() for match in NEWLINE.finditer(source, start, end)]
+    return [(a, b) for (_, a), (b, _) in pairwise([(start, start), *breaks, (end, end)])]
+
+
 def cues(source: str, report: Report = lambda line, reason: None) -> Iterator[Cue]:
     """The cues of an .srt or .vtt. report: gets the line of each whose times cannot be read, and that"""
-    breaks = [match.span() for match in NEWLINE.finditer(source)]
-    spans = [(a, b) for (_, a), (b, _) in pairwise([(0, 0), *breaks, (len(source), 0)])]
+    spans = line_spans(source)
     lines = [source[start:stop].strip("\ufeff \t") for start, stop in spans]
     is_vtt = lines[0].startswith("WEBVTT")
     for head, following in pairwise([*_heads(lines, is_vtt), len(lines)]):

@@ -1,0 +1,108 @@
+"""The check of what is written, the same for all formats: beside its words, a passage has the markup that its source has."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+_WORD = re.compile(r"\w+|[^\w\s]")
+
+
+class Item(NamedTuple):
+    """A part of written markup.
+
+    kind: "text"; "open" and "close", of an element; or "kept", which is there as often as in the source
+    raw:  the markup, or the words that a reader sees
+    name: an element's
+    role: of an element: "element", which stays in the one that it is in; "phrase", which may be in another one; or "look", which
+          may be lost, doubled or split
+    """
+
+    kind: str
+    start: int
+    stop: int
+    raw: str
+    name: str = ""
+    role: str = "element"
+
+
+Items = Callable[[str], Iterable[Item]]  # of some markup
+
+
+@dataclass
+class Outline:
+    """What must not change in a passage.
+
+    kept:   how often things are there that have no words of the text
+    nested: how often elements are there, each with the one that it is in, if that matters
+    loose:  tags that have no partner
+    shown:  the words that a reader sees
+    """
+
+    kept: Counter[str] = field(default_factory=Counter)
+    nested: Counter[tuple[str, str]] = field(default_factory=Counter)
+    loose: Counter[str] = field(default_factory=Counter)
+    shown: str = ""
+
+
+def outline_of(items: Iterable[Item]) -> Outline:
+    outline = Outline()
+    stack = list[Item]()  # of elements that are open
+    parents = [""]
+    shown = list[str]()
+    for item in items:
+        if item.kind == "text":
+            shown.append(item.raw)
+        elif item.kind == "kept":
+            outline.kept[item.raw] += 1
+        elif item.kind == "open":
+            stack.append(item)
+            if item.role == "element":
+                outline.nested[item.raw, parents[-1]] += 1
+                parents.append(item.raw)
+            elif item.role == "phrase":
+                outline.nested[item.raw, ""] += 1
+        elif stack and stack[-1].name == item.name:
+            if stack.pop().role == "element":
+                parents.pop()
+        else:
+            outline.loose[item.raw] += 1
+    outline.loose.update(item.raw for item in stack)
+    outline.shown = "".join(shown)
+    return outline
+
+
+def with_kept(items: Items, raw: str, kept: Mapping[str, str]) -> Iterator[Item]:
+    """The items of some markup, of which some pieces stay as they are. kept: these, with what they show in the text"""
+    lengths = sorted({*map(len, kept)}, reverse=True)
+    end = 0
+    for item in items(raw):
+        if item.start < end:
+            continue
+        for length in lengths if item.kind != "text" else ():
+            piece = raw[item.start : item.start + length]
+            if piece in kept:
+                end = item.start + length
+                if kept[piece]:
+                    yield Item("text", item.start, end, kept[piece])
+                else:
+                    yield Item("kept", item.start, end, piece)
+                break
+        else:
+            yield item
+
+
+def fault_of(source: Outline, new: Outline, text: str, own_words: Iterable[str] = ()) -> str | None:
+    """What is wrong with a written passage; None: nothing. text: its words; own_words: others that are added anywhere"""
+    if source.kept != new.kept:
+        lost = [*(source.kept - new.kept), *(new.kept - source.kept)]
+        return f"{lost[0]:.40} is not there as often as in the source"
+    if source.nested != new.nested or source.loose != new.loose:
+        return "its elements are not those of the source"
+    shown = _WORD.findall(new.shown)
+    expected = _WORD.findall(text)
+    if own_words:
+        expected = sorted("".join([*expected, *own_words]).replace(" ", ""))
+        shown = sorted("".join(shown))
+    return None if shown == expected else "its words are not those of the translation"
