@@ -153,7 +153,7 @@ def answer(writer: TextWriter, decoder: SpeculativeDecoder, options: Options, ar
     name = args.prompt_file
 
     def report(line: int, reason: str) -> None:
-        reporter.note(f"{name}, line {line + 1}: {reason}")
+        reporter.note(f"{name}, line {line}: {reason}")
 
     check = partial(decoder.check, options=options)
     file = PromptFile(name, report, make=writer.new, check=check)

@@ -14,10 +14,10 @@ from speech.features import FRAMES
 from speech.rules import SECONDS_PER_TIMESTAMP, TASKS, Special
 from speech.segments import Segment, Word
 from speech.window import Window
+from text import languages
 
 Decode = Callable[[list[int]], str]
 IsText = Callable[[int], bool]
-_WITHOUT_SPACES = ("zh", "ja", "th", "lo", "my", "yue")  # languages whose words are characters
 BEFORE = "\"'“¿([{-"  # marks that join the next word
 AFTER = "\"'.。,，!！?？:：”)]}、"  # noqa: RUF001 (marks that join the word before)
 _SENTENCE_ENDS = ".。!！?？"  # noqa: RUF001
@@ -113,7 +113,7 @@ def first_columns(gain: np.ndarray) -> np.ndarray:
 
 def has_spaces(language: str, task: str) -> bool:
     """Whether words are what spaces separate in the text."""
-    return task == TASKS[1] or language not in _WITHOUT_SPACES
+    return task == TASKS[1] or languages.has_spaces(language, languages.UNSPACED)
 
 
 def split(tokens: Sequence[int], decode: Decode, spaces: bool) -> Iterator[tuple[str, int]]:

@@ -17,7 +17,7 @@ from speculative.options import DECLARED
 from terminal import interrupted
 
 USAGE_ERROR, INPUT_ERROR = 2, 1
-_MOST = 10**9
+_MAX_COUNT = 10**9
 MODEL = (  # what --model takes
     "a converted folder, its name under mlx_models/, or a checkpoint, which is converted on first use: a folder, or a name "
     "on the Hugging Face hub, such as google/flan-t5-base"
@@ -85,7 +85,7 @@ def path(text: str) -> Path:
     return Path(name(text))
 
 
-def whole(text: str) -> int:
+def integer(text: str) -> int:
     try:
         return int(text)
     except ValueError:  # or more digits than Python reads
@@ -94,9 +94,9 @@ def whole(text: str) -> int:
 
 def count(text: str) -> int:
     """The type of a flag that is a count but not a decoding option."""
-    number = whole(text)
-    if number > _MOST:
-        raise argparse.ArgumentTypeError(f"{text[:20]} is more than {_MOST}")
+    number = integer(text)
+    if number > _MAX_COUNT:
+        raise argparse.ArgumentTypeError(f"{text[:20]} is more than {_MAX_COUNT}")
     return number
 
 

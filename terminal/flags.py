@@ -180,14 +180,14 @@ def reading(name: str) -> dict[str, Any]:
         return dict(type=_text_or_file, metavar=values.metavar)
     if values.kind is str:
         return dict(choices=values.choices or None, metavar=values.metavar)
-    whole = partial(_number_or, values.choices) if values.choices else cli.whole
-    return dict(type=float if values.kind is float else whole, metavar=values.metavar)
+    integer = partial(_number_or, values.choices) if values.choices else cli.integer
+    return dict(type=float if values.kind is float else integer, metavar=values.metavar)
 
 
 def _number_or(words: Collection[str], text: str) -> int | str:
-    """What a flag says that takes a whole number or one of these words."""
+    """The value of a flag that takes a whole number or one of these words."""
     try:
-        return text if text in words else cli.whole(text)
+        return text if text in words else cli.integer(text)
     except argparse.ArgumentTypeError:
         expected = f"neither a number nor {' or '.join(words)}"
         raise argparse.ArgumentTypeError(f"{text[:20]!r} is {expected}") from None
@@ -205,7 +205,7 @@ def _text_or_file(text: str) -> str:
 
 
 def json_value(kind: Any, text: str, key: Callable = int) -> Any:
-    """What a flag says that takes a JSON list, or a JSON object with such keys."""
+    """The value of a flag that takes a JSON list, or a JSON object with such keys."""
     try:
         value = json.loads(text)
         if not isinstance(value, kind):

@@ -36,7 +36,7 @@ class PromptFile:
 
     Each line is a prompt or, if the name ends in .jsonl or .json or the first line is of this kind, a JSON object with a
     field `prompt` and optionally `reference`. A JSON array of texts or such objects has these for lines. A line without
-    a usable prompt is skipped after `report(number, reason)`. Lines count from 0.
+    a usable prompt is passed over after `report(number, reason)`; there lines count from 1.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class PromptFile:
             if prompt is not None:
                 self._check(prompt)
         except InputError as error:
-            self._skip(number, str(error))
+            self._reject(number, str(error))
             return None
         return prompt
 
@@ -127,9 +127,9 @@ class PromptFile:
         self._is_json = True
         return (json.dumps(v if isinstance(v, dict) else {"prompt": v}).encode() for v in values)
 
-    def _skip(self, line: int, reason: str) -> None:
+    def _reject(self, line: int, reason: str) -> None:
         self.bad_lines += 1
-        self._report(line, reason)
+        self._report(line + 1, reason)
 
     def answers(
         self, decoder: SpeculativeDecoder, batch_size: int, options: Options
@@ -156,7 +156,7 @@ class PromptFile:
                 except (RuntimeError, MemoryError) as error:
                     if not cli.out_of_memory(error):
                         raise
-                    self._skip(line, f"too large for the memory: {error}")
+                    self._reject(line, f"too large for the memory: {error}")
                 else:
                     yield line, response
                 del self._unanswered[line]
@@ -286,9 +286,9 @@ def decode_file(
         lines_done = count // samples
 
         def report(line: int, reason: str) -> None:
-            reporter.note(f"{file.name}, line {line + 1}: {reason}")
+            reporter.note(f"{file.name}, line {line}: {reason}")
             for sample in range(samples):
-                in_order.put(line * samples + sample, "" if display.as_json else "\n")
+                in_order.put((line - 1) * samples + sample, "" if display.as_json else "\n")
 
         def write(text: str) -> None:
             response = responses.pop(in_order.reached, None)  # None: the line has no prompt

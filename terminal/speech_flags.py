@@ -72,7 +72,7 @@ _READ: dict[Any, dict[str, Any]] = {  # the values of a field, by its type
     bool: dict(action=Switch),
     str: dict(metavar="TEXT"),
     str | None: dict(type=cli.name, metavar="NAME"),
-    int: dict(type=cli.whole, metavar="N"),
+    int: dict(type=cli.integer, metavar="N"),
     int | None: dict(type=cli.positive, metavar="N"),
     float: dict(type=float, metavar="X"),
     float | None: dict(type=number, metavar="X"),

@@ -39,7 +39,7 @@ def test_plain_lines(tmp_path):
     content = "{one}\r\n\n{not json\n \nzwölf".encode() + b"\n\xff\nlast"
     prompts, errors = read(tmp_path / "p.txt", content)
     assert prompts == [(0, "{one}"), (2, "{not json"), (4, "zwölf"), (6, "last")]
-    assert errors == ["1: the prompt is empty", "3: the prompt is empty", "5: not UTF-8 text"]
+    assert errors == ["2: the prompt is empty", "4: the prompt is empty", "6: not UTF-8 text"]
 
 
 @pytest.mark.parametrize("name", ["p.jsonl", "p.json", "p.txt"])
@@ -57,7 +57,7 @@ def test_json_lines(tmp_path, name):
     lines = ['{"prompt": "one", "more": 1}', *bad, '{"prompt": "two\\nlines"}']
     prompts, errors = read(tmp_path / name, "\n".join(lines).encode())
     assert prompts == [(0, "one"), (len(bad) + 1, "two\nlines")]
-    for line, (error, reason) in enumerate(zip(errors, bad.values(), strict=True), 1):
+    for line, (error, reason) in enumerate(zip(errors, bad.values(), strict=True), 2):
         assert error.startswith(f"{line}: {reason}")
 
 
@@ -66,7 +66,7 @@ def test_a_json_array_is_its_prompts(tmp_path):
     for content in (json.dumps(array), "\ufeff" + json.dumps(array, indent=1)):
         prompts, errors = read(tmp_path / "p.txt", content.encode())
         assert prompts == [(0, "{one"), (1, [5, 6])]
-        assert errors == ["2: not a JSON object with a field prompt"]
+        assert errors == ["3: not a JSON object with a field prompt"]
     text = [(0, '["one"] is'), (1, '["two"]')]
     assert read(tmp_path / "p.txt", b'["one"] is\n["two"]') == (text, [])
     assert read(tmp_path / "p.txt", b'\n{"prompt": "one"}\n{"prompt":')[0] == [(1, "one")]
@@ -105,7 +105,7 @@ def test_a_pipe_is_ready_when_a_prompt_or_the_end_is_there(pipe):
     pipe.write(b"o\n")
     assert file.ready() and next(file) == "two"
     pipe.write(b" \n")
-    assert not file.ready() and errors == [(2, "the prompt is empty")]
+    assert not file.ready() and errors == [(3, "the prompt is empty")]
     pipe.write(b"\xff\nfour")
     pipe.close()
     assert file.ready() and list(file) == ["four"]
