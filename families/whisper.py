@@ -6,6 +6,7 @@ Shapes: B rows, F frames of a window, S encoder positions (F / 2), T new tokens,
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, ClassVar
@@ -13,6 +14,7 @@ from typing import Any, ClassVar
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+from mlx.utils import tree_flatten
 
 import transformer
 from checkpoints.config import BaseConfig, token_id, token_ids
@@ -21,6 +23,7 @@ from common.errors import InputError
 from families import Family, bart
 from families.bart_checkpoint import NAMES as BART
 from speculative.cache import CrossCache, table_positions
+from speculative.model import Model
 from transformer import EncoderDecoder
 
 _END = 50257  # in the multilingual vocabulary; fine-tunes may leave it out
@@ -85,6 +88,16 @@ def encode(windows: Sequence[Window], encoder: "Encoder") -> mx.array:
     return mx.stack([window.encoded[key] for window in windows])
 
 
+def _equal(a: nn.Module, b: nn.Module) -> bool:
+    """Whether two modules have the same weights, in the same types."""
+    ours: dict[str, mx.array] = dict(tree_flatten(a.parameters()))
+    theirs: dict[str, mx.array] = dict(tree_flatten(b.parameters()))
+    return ours.keys() == theirs.keys() and all(
+        x.dtype == theirs[name].dtype and bool(mx.array_equal(x, theirs[name]))
+        for name, x in ours.items()
+    )
+
+
 class Layer(bart.Layer):
     def __init__(self, c: Any, num_heads: int, ffn_dim: int, *attentions: str):
         super().__init__(c, num_heads, ffn_dim, *attentions)
@@ -128,17 +141,22 @@ class Whisper(EncoderDecoder):
         self.embedding = nn.Embedding(c.vocab_size, c.d_model)
         self.encoder, self.decoder = Encoder(c), Decoder(c)
 
-    def share(self, target: "Whisper", encoder: bool) -> None:
-        """Draft for `target`, whose windows this model gets; `encoder`: with its encoder, which is the same. Raises InputError
-        if this model needs other features."""
+    def for_target(self, target: Model) -> Model:
+        """As the contract says; with the target's encoder if it is the same, which then runs once for both. Raises InputError
+        if this model needs other features than the target, whose windows it gets."""
+        if not isinstance(target, Whisper):
+            return self
         ours, theirs = self.config, target.config
         if (ours.num_mel_bins, ours.frames) != (theirs.num_mel_bins, theirs.frames):
             raise InputError(
                 f"the draft model reads {ours.num_mel_bins} bins and {ours.frames} frames, "
                 f"the model {theirs.num_mel_bins} and {theirs.frames}"
             )
-        if encoder:
-            self.encoder = target.encoder
+        if not _equal(self.encoder, target.encoder):
+            return self
+        draft = copy(self)
+        draft.encoder = target.encoder
+        return draft
 
     def prefix(self, prompt: Sequence[int]) -> list[int]:
         """Raise InputError: speech/rules.py gives a text its first tokens."""

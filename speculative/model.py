@@ -45,6 +45,8 @@ class Model:
     start_token_id: int | None = None
     # How a text's tokens attend to its prompt (transformer.py); None: it has no attention to a prompt alone
     attention: Callable[..., Any] | None = None
+    # Makes the cache of sources that are encoded (transformer.py); None: it has no encoder
+    attend_to: Callable[..., Any] | None = None
     # Makes the empty cache of a number of rows, which `start` then takes too: only of models that read prompts as the
     # beginning of a row, so that later rows can reuse them
     new_cache: Callable[[int], Any] | None = None

@@ -1,6 +1,5 @@
 """Loads a Whisper pair and transcribes many sounds together."""
 
-import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from checkpoints.folder import WEIGHTS, read_json
+from checkpoints.folder import read_json
 from common.errors import InputError
 from common.reporting import reporter
 from decoder import SpeculativeDecoder, load
@@ -38,8 +37,6 @@ class Transcriber:
         self.model, self.tokenizer = _load(model)
         draft = None if draft_model is None else _load(draft_model, drafts=True)[0]
         self.decoder = SpeculativeDecoder(self.model, self.tokenizer, draft)
-        if isinstance(draft, Whisper) and draft_model is not None:
-            draft.share(self.model, _encoder(model) == _encoder(draft_model))
         settings = find(str(model)) / GENERATION
         generation = read_json(settings) if settings.exists() else {}
         self.special = Special.read(self.tokenizer, generation, self.model.config)
@@ -139,10 +136,3 @@ def _load(name: str | Path, drafts: bool = False) -> tuple[Any, Tokenizer]:
             f"{name} is not a speech model such as whisper-large-v3; for text, use main.py"
         )
     return model, tokenizer
-
-
-def _encoder(name: str | Path) -> dict[str, tuple[int, int]]:
-    """The checksums of a model's encoder."""
-    with zipfile.ZipFile(find(str(name)) / WEIGHTS) as archive:
-        members = [m for m in archive.infolist() if m.filename.startswith("encoder.")]
-    return {member.filename: (member.file_size, member.CRC) for member in members}

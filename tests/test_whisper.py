@@ -163,7 +163,7 @@ def test_a_windows_text_is_transformers_own_with_drafts_and_without(tmp_path):
     reference = wm.reference_model()
     model, _ = load(wm.converted(reference, tmp_path))
     draft = disturbed(model, 0.02)
-    draft.share(model, encoder=False)
+    draft = draft.for_target(model)
     s, partial = wm.special(), 0
     for seed in range(6):
         (sound,) = features(1, seed=seed)
@@ -297,4 +297,4 @@ def test_pairs_that_hear_differently_do_not_go_together(tmp_path):
     model, _ = load(wm.converted(wm.reference_model(), tmp_path / "a"))
     other, _ = load(wm.converted(wm.reference_model(num_mel_bins=128), tmp_path / "b"))
     with pytest.raises(InputError, match="reads 128 bins and 60 frames, the model 80 and 60"):
-        other.share(model, encoder=False)
+        other.for_target(model)
