@@ -5,6 +5,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -21,28 +22,21 @@ DTYPES: dict[str, np.dtype] = {
 }
 
 
-def stored_dtype(name: str, dtype: str, float32: tuple[str, ...]) -> np.dtype:
-    """The type in which a model of `dtype` stores the weight `name`. float32: endings of names that stay
-    float32 in a float16 model."""
-    if dtype == "float16" and name.endswith(float32):
-        return DTYPES["float32"]
-    return DTYPES[dtype]
+def stored_type(name: str, dtype: str) -> str:
+    """The type in which a model of `dtype` stores the weight `name`. One overflows float16: see transformer.FeedForward."""
+    exact = dtype == "float16" and name.endswith("feed_forward.down.weight")
+    return "float32" if exact else dtype
 
 
-def stored_size(
-    shapes: Mapping[str, tuple[int, ...]],
-    dtype: str,
-    float32: tuple[str, ...],
-    quantization: Quantization | None,
-) -> int:
-    """Bytes of all weights with these shapes. float32: as in `stored_dtype`."""
+def stored_size(weights: Mapping[str, Any], dtype: str, quantization: Quantization | None) -> int:
+    """Bytes of weights, arrays or tensors, once they are stored in `dtype`."""
     total = 0
-    for name, shape in shapes.items():
-        itemsize = stored_dtype(name, dtype, float32).itemsize
-        if quantization and quantization.covers(name, shape):
-            total += quantization.size(shape, itemsize)
+    for name, weight in weights.items():
+        itemsize = DTYPES[stored_type(name, dtype)].itemsize
+        if quantization and quantization.covers(name, weight.shape):
+            total += quantization.size(weight.shape, itemsize)
         else:
-            total += prod(shape) * itemsize
+            total += prod(weight.shape) * itemsize
     return total
 
 
@@ -50,32 +44,31 @@ def write_weights(
     path: Path,
     tensors: dict[str, Tensor],
     dtype: str,
-    float32: tuple[str, ...] = (),
     quantization: Quantization | None = None,
 ) -> None:
-    """Write tensors to an npz file under our names. float32: as in `stored_dtype`. Weights that are not
-    finite in their new type are written anyway and named in a warning."""
-    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    """Write tensors to an npz file under our names. Weights that are not finite in their new type are
+    written anyway and named in a warning."""
     if quantization:
-        _check_groups(shapes, quantization)
-    size = stored_size(shapes, dtype, float32, None)
+        _check_groups(tensors, quantization)
+    size = stored_size(tensors, dtype, None)
     progress = reporter.bar(path.parent.name, size, "B", 0)
     wrong: dict[str, None] = {}  # an ordered set
     with progress as advance, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for name, tensor in tensors.items():
-            stored = stored_dtype(name, dtype, float32)
+            stored = stored_type(name, dtype)
             blocks = _cast(tensor, stored, name, wrong, advance)
             if quantization and quantization.covers(name, tensor.shape):
                 _write_quantized(archive, name, tensor.shape, blocks, quantization)
             else:
-                write_npz_member(archive, name, stored, tensor.shape, blocks)
+                write_npz_member(archive, name, DTYPES[stored], tensor.shape, blocks)
     if wrong:
         warnings.warn(f"warning: NaN or infinite as {dtype}: {', '.join(wrong)}", stacklevel=2)
 
 
-def _check_groups(shapes: dict[str, tuple[int, ...]], quantization: Quantization) -> None:
+def _check_groups(tensors: dict[str, Tensor], quantization: Quantization) -> None:
     """Warn if some matrices cannot be quantized; InputError if none can."""
-    matrices = [weight for weight in shapes.items() if is_matrix(*weight)]
+    shapes = [(name, tensor.shape) for name, tensor in tensors.items()]
+    matrices = [weight for weight in shapes if is_matrix(*weight)]
     left = len(matrices) - sum(quantization.covers(*weight) for weight in matrices)
     reason = f"row lengths are not multiples of the group size {quantization.group_size}"
     if left == len(matrices):
@@ -86,12 +79,11 @@ def _check_groups(shapes: dict[str, tuple[int, ...]], quantization: Quantization
 
 
 def _cast(
-    tensor: Tensor, dtype: np.dtype, name: str, wrong: dict[str, None], advance: Advance
+    tensor: Tensor, dtype: str, name: str, wrong: dict[str, None], advance: Advance
 ) -> Iterator[np.ndarray]:
     """The tensor's blocks in their new type; adds `name` to `wrong` if a value is not finite."""
-    to = {np.dtype("<f4"): mx.float32, np.dtype("<f2"): mx.float16, BFLOAT16: mx.bfloat16}[dtype]
     for block in tensor.blocks():
-        array = to_mlx(block).astype(to)
+        array = to_mlx(block).astype(getattr(mx, dtype))
         if not mx.isfinite(array).all():
             wrong[name] = None
         yield to_numpy(array)

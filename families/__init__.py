@@ -27,8 +27,6 @@ class Family:
     # (checkpoint's folder, converted folder): copies the tokenizer's files and writes a tokenizer.json for
     # the `tokenizers` package.
     write_tokenizer: Callable[[Path, Path], None] = write_tokenizer
-    # Suffixes of weights that stay float32 in a float16 model: see transformer.FeedForward.
-    float32: tuple[str, ...] = ("feed_forward.down.weight",)
     # What conversion makes of weights unless the user chooses. Float16 if the models were trained or published in it, as
     # fairseq's and OpenAI's; the others need bfloat16's range: T5 and T5Gemma, trained in it on TPUs, overflow float16.
     dtype: str = "bfloat16"

@@ -181,7 +181,7 @@ def _message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-def without_weights(folder: Path) -> Any:
+def mlx_lm_skeleton(folder: Path) -> Any:
     """mlx-lm's model of a config.json, its weights unset. InputError if there is none."""
     return _with_mlx_lm(folder, "size", lambda utils: utils.load_model(folder, True, False)[0])
 

@@ -30,10 +30,10 @@ from families import distilled, ram
 from families.causal_loading import (
     convert_with_mlx_lm,
     is_mlx_lm_folder,
+    mlx_lm_skeleton,
     runs_in_mlx_lm,
-    without_weights,
 )
-from families.converted import build, weight_shapes
+from families.converted import build, weights_of
 from families.registry import check_head, family_of
 from text.generation import FILE as GENERATION
 from text.generation import GenerationDefaults
@@ -65,19 +65,19 @@ def converted_size(
     missing; None for a model that mlx-lm runs. InputError for a model that cannot be converted."""
     if runs_in_mlx_lm(read_json(folder / "config.json")):
         return None
-    model, own_dtype, float32 = unset(folder)
-    return stored_size(weight_shapes(model), dtype or own_dtype, float32, quantization)
+    model, own_dtype = skeleton(folder)
+    return stored_size(weights_of(model), dtype or own_dtype, quantization)
 
 
-def unset(folder: Path) -> tuple[Any, str, tuple[str, ...]]:
-    """The model of a config.json without its weights, the type that conversion gives them, and which stay float32."""
+def skeleton(folder: Path) -> tuple[Any, str]:
+    """The model of a config.json without its weights, and the type that conversion gives them."""
     if runs_in_mlx_lm(read_json(folder / "config.json")):
-        return without_weights(folder), "bfloat16", ()
+        return mlx_lm_skeleton(folder), "bfloat16"
     with naming(folder):
         raw = read_config(folder)
         family = family_of(raw)
         model = family.model(family.config.from_hub(raw, None))
-    return model, family.dtype, family.float32
+    return model, family.dtype
 
 
 def convert(
@@ -125,14 +125,14 @@ def describe(model: str, revision: str | None = None) -> list[str]:
         lines.append(f"download: {gb(size)}")
         return False
 
-    target, dtype, float32 = unset(fetch(model, revision, start=stop))
-    sizes = ram.needed(target, dtype, float32)
+    target, dtype = skeleton(fetch(model, revision, start=stop))
+    sizes = ram.needed(target, dtype)
     lines.append(f"memory for {ram.ROWS} prompts and outputs of {ram.TOKENS} tokens:")
     for bits, size in sizes.items():
         lines.append(f"  in {bits} bits {gb(size)}, a Mac of {ram.mac_for(size)}")
     if isinstance(target, EncoderDecoder):
-        layer = distilled.own_weights(distilled.shell(target, [0]))
-        size = stored_size({name: x.shape for name, x in layer.items()}, dtype, float32, None)
+        layer = distilled.own_weights(distilled.skeleton(target, [0]))
+        size = stored_size(layer, dtype, None)
         lines.append(f"a draft model of one layer, made by distill.py: {gb(size)} more")
     return lines
 
@@ -152,11 +152,9 @@ def convert_first(name: str) -> Path:
     output.parent.mkdir(parents=True, exist_ok=True)
     wanted = partial(_wanted, name, "download")
     source = fetch(name, None, output, lambda folder: converted_size(folder, None), wanted)
-    return (
-        source
-        if runs_in_mlx_lm(read_json(source / "config.json"))
-        else convert(name, exist_ok=True)
-    )
+    if runs_in_mlx_lm(read_json(source / "config.json")):
+        return source
+    return convert(name, exist_ok=True)
 
 
 def convert_again(name: str, output: Path) -> Path:
@@ -211,8 +209,7 @@ def _write(
         family = family_of(raw)
         tensors = family.rename(open_checkpoint(source))
         config = family.config.from_hub(raw, tensors)
-        shapes = {name: tensor.shape for name, tensor in tensors.items()}
-        model = build(family, config, shapes)
+        model = build(family, config, tensors)
         if raw.get("feed_forward_proj") == "gelu" and config.to_dict().get("gated"):
             # Some copies of flan-t5-xxl have this.
             note = "config.json says gelu, but the weights are gated: using gated-gelu"
@@ -227,7 +224,7 @@ def _write(
         if (output / SOURCE_FILE).exists():
             fit_tokenizer(output, model.source_vocab_size, SOURCE_FILE)
         GenerationDefaults.load(source)
-    write_weights(output / WEIGHTS, tensors, dtype, family.float32, quantization)
+    write_weights(output / WEIGHTS, tensors, dtype, quantization)
     if state_of(source) != state:
         raise InputError(f"{source} has changed while it was read: is it being written?")
     made = {"dtype": dtype, "converted_from": origin, "converted_state": state}

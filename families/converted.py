@@ -28,10 +28,10 @@ from text.tokenizer import SOURCE_FILE, load_tokenizer
 def build(
     family: Family,
     config: BaseConfig,
-    shapes: Mapping[str, tuple[int, ...]],
+    weights: Mapping[str, Any],
     quantization: Quantization | None = None,
 ) -> nn.Module:
-    """A model to load weights of these names and shapes into; nothing is allocated. InputError names
+    """A model to load weights, arrays or tensors, of these names and shapes into; nothing is allocated. InputError names
     those that are missing, unknown or mis-shaped."""
     model = family.model(config)
     if quantization:
@@ -42,17 +42,16 @@ def build(
 
         nn.quantize(model, **vars(quantization), class_predicate=covered)
     try:
-        model.load_weights([(name, mx.zeros(shape)) for name, shape in shapes.items()])
+        model.load_weights([(name, mx.zeros(weight.shape)) for name, weight in weights.items()])
     except (ValueError, OverflowError) as error:
         reason = shorten(str(error), 300, placeholder=" ...")
         raise InputError(f"not the weights that config.json says: {reason}") from None
     return model
 
 
-def weight_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """The name and shape of every weight."""
-    weights = dict(tree_flatten(model.parameters()))
-    return {name: weight.shape for name, weight in weights.items()}
+def weights_of(model: nn.Module) -> dict[str, mx.array]:
+    """A model's weights by their names."""
+    return dict(tree_flatten(model.parameters()))
 
 
 def load_converted(name: str, path: Path, raw: Mapping, ranks: Ranks, split: bool) -> Any:
@@ -64,8 +63,7 @@ def load_converted(name: str, path: Path, raw: Mapping, ranks: Ranks, split: boo
         config = family.config.from_dict(raw)
     arrays = map_npz(path / WEIGHTS)
     with naming(path / WEIGHTS):
-        shapes = {key: array.shape for key, array in arrays.items()}
-        model: Any = build(family, config, shapes, quantization)
+        model: Any = build(family, config, arrays, quantization)
     if split and ranks.group and ranks.size > 1:
         sharding.check_ranks(config, quantization, ranks.size)
         sharding.shard(model, ranks.group)

@@ -18,6 +18,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from checkpoints.folder import WEIGHTS
 from checkpoints.tensors import map_npz, to_mlx, to_numpy
+from checkpoints.weights import stored_type
 from common.errors import InputError, naming
 from common.files import replacing
 from common.reporting import reporter
@@ -25,12 +26,11 @@ from speculative.model import Model
 from transformer import EncoderDecoder
 
 KIND = "distilled"  # model_type in config.json
-_FLOAT32 = ("feed_forward.down.weight",)  # in a float16 model: see transformer.FeedForward
 _TYPES = {mx.float32: "float32", mx.float16: "float16", mx.bfloat16: "bfloat16"}
 Weights = dict[str, mx.array]
 
 
-def shell(target: Any, layers: Sequence[int]) -> Any:
+def skeleton(target: Any, layers: Sequence[int]) -> Any:
     """A draft model with decoder layers such as these of the target's. The weights of its own are to be set."""
     count = len(target.decoder.layers)
     if not layers or sorted(set(layers) & set(range(count))) != list(layers):
@@ -52,7 +52,7 @@ def shell(target: Any, layers: Sequence[int]) -> Any:
 
 def from_target(target: EncoderDecoder, layers: Sequence[int]) -> Any:
     """A draft model to train: copies of the target's layers in float32, which do not read states yet."""
-    draft = shell(target, layers)
+    draft = skeleton(target, layers)
     part = target.decoder.only(layers)
     weights: Weights = dict(tree_flatten(part.parameters()))
     for name, module in part.named_modules():
@@ -104,8 +104,7 @@ def save(draft: Any, target: EncoderDecoder, name: str, folder: Path, dtype: str
     text = json.dumps(config, indent=2) + "\n"
     arrays = {}
     for key, weight in own_weights(draft).items():
-        exact = dtype == "float16" and key.endswith(_FLOAT32)
-        arrays[key] = to_numpy(weight.astype(mx.float32 if exact else getattr(mx, dtype)))
+        arrays[key] = to_numpy(weight.astype(getattr(mx, stored_type(key, dtype))))
     if folder.exists():
         with replacing(folder / WEIGHTS) as partial, open(partial, "wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
@@ -147,7 +146,7 @@ class Distilled(Model):
         fits = isinstance(target, EncoderDecoder) and self.vocabulary in ("", vocabulary(target))
         if fits:
             with naming(Path(self.name)):
-                draft = shell(target, self.layers)
+                draft = skeleton(target, self.layers)
             shapes = {name: weight.shape for name, weight in own_weights(draft).items()}
             fits = shapes == {name: weight.shape for name, weight in self.weights.items()}
         if not fits:

@@ -88,20 +88,19 @@ def _warn_of_size(name: str, folder: Path, size: int, free: int) -> None:
     warnings.warn(f"{message}: decoding may be slow; {hint}", stacklevel=4)
 
 
-def needed(model: Any, dtype: str, float32: tuple[str, ...] = ()) -> dict[int, int]:
+def needed(model: Any, dtype: str) -> dict[int, int]:
     """Bits of the weights (16: as `dtype` has them, 8, 4) -> bytes that a model takes to decode a batch: weights and
-    caches, which outgrow what reading the prompts took. float32: as for `stored_size`.
+    caches, which outgrow what reading the prompts took.
 
     Nothing is computed: MLX knows the shape of what it has yet to compute.
     """
     weights: dict[str, Any] = dict(tree_flatten(model.parameters()))
-    shapes = {name: weight.shape for name, weight in weights.items()}
     model.set_dtype(getattr(mx, dtype))
     batch = _full_cache(model)
     by_bits = {}
     for bits in (16, 8, 4):
         quantization = Quantization(bits=bits) if bits < 16 else None
-        by_bits[bits] = batch + stored_size(shapes, dtype, float32, quantization)
+        by_bits[bits] = batch + stored_size(weights, dtype, quantization)
     return by_bits
 
 

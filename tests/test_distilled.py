@@ -24,7 +24,7 @@ from tokenizers import Tokenizer, models
 from common.errors import InputError
 from common.reporting import reporter
 from decoder import SpeculativeDecoder, load
-from families.distilled import from_target, own_weights, save, set_weights, shell, type_of
+from families.distilled import from_target, own_weights, save, set_weights, skeleton, type_of
 from speculative.cache import MASKED
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 from speculative.options import Options
@@ -219,7 +219,7 @@ def test_states_of_tokens_that_the_target_lacks_are_zero():
     cache.keep(np.array([2, 1]))
     states = np.array(cache.states(np.array([[-1, 0, 1, 2], [0, 1, 2, MASKED - 1]])))
     assert (np.abs(states).sum(axis=2) > 0).tolist() == [[0, 1, 1, 0], [1, 0, 0, 0]]
-    assert shell(target, [0]).reads_target
+    assert skeleton(target, [0]).reads_target
 
 
 @pytest.mark.usefixtures("cpu")

@@ -92,7 +92,7 @@ def attention_to_sources(model, source, mask, target, heads) -> dict[int, np.nda
 
 def test_attention_to_the_source_is_that_of_transformers(pair):
     """Where it has one softmax for text and source (T5Gemma 2), the part of the source."""
-    raw, reference, model = pair
+    _, reference, model = pair
     source, mask, target = inputs(model.config)
     given = dict(input_ids=source, attention_mask=mask.astype(int), decoder_input_ids=target)
     theirs = copy.deepcopy(reference)
@@ -108,7 +108,7 @@ def test_attention_to_the_source_is_that_of_transformers(pair):
     (some,) = attention_to_sources(model, source, mask, target, {1: [1, 0]}).values()
     assert np.allclose(some, weights[1][:, [1, 0]], atol=1e-6)
     for dtype in (mx.bfloat16, mx.float16):
-        half = attention_to_sources(in_dtype(model, raw, dtype), source, mask, target, every)
+        half = attention_to_sources(in_dtype(model, dtype), source, mask, target, every)
         for ours, expected in zip(half.values(), weights.values(), strict=True):
             assert np.allclose(ours.sum(-1), 1, atol=1e-5)
             assert np.abs(ours - expected).mean() < 0.02
@@ -117,10 +117,10 @@ def test_attention_to_the_source_is_that_of_transformers(pair):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_is_close_to_transformers(pair, dtype):
     """Where scores are large, as close as transformers' own."""
-    raw, reference, model = pair
+    _, reference, model = pair
     given = inputs(model.config)
     expected = known(reference_logits(reference, *given), model.config)
-    half = in_dtype(model, raw, getattr(mx, dtype))
+    half = in_dtype(model, getattr(mx, dtype))
 
     def error(logits: np.ndarray) -> float:
         return np.abs(known(logits, model.config) - expected).mean() / np.abs(expected).mean()
@@ -203,7 +203,7 @@ def test_texts_are_those_of_transformers(name):
 def test_float16_stays_finite_where_values_outgrow_it(name, factors):
     changes = {end: lambda w, factor=factor: w * factor for end, factor in factors.items()}
     raw = RAW[name]
-    model = in_dtype(both(raw, changes=changes)[1], raw, mx.float16)
+    model = in_dtype(both(raw, changes=changes)[1], mx.float16)
     source, mask, target = inputs(model.config)
     assert np.isfinite(np.array(model.encode(mx.array(source), mask).astype(mx.float32))).all()
     logits = cached_logits(model, source, mask, target, 7)

@@ -48,7 +48,7 @@ def test_small_norm_weights_are_not_lost_in_bfloat16():
 def test_embeddings_are_scaled_by_a_number_of_the_models_type():
     """The root of 24 is 4.899, and 4.906 in bfloat16."""
     reference, model = both(VARIANTS["t5gemma"])
-    embedding = in_dtype(model, VARIANTS["t5gemma"], mx.bfloat16).encoder.embedding
+    embedding = in_dtype(model, mx.bfloat16).encoder.embedding
     table = reference.to(torch.bfloat16).model.encoder.embed_tokens.weight
     expected = (table * torch.tensor(24**0.5, dtype=torch.bfloat16)).float().detach().numpy()
     embedded = embed(embedding, mx.arange(61))

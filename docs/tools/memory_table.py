@@ -10,7 +10,7 @@ from pathlib import Path
 from mlx.utils import tree_flatten
 
 from families import ram
-from families.conversion import unset
+from families.conversion import skeleton
 
 PAIRS = json.loads(Path(__file__).with_name("configs.json").read_text())
 HEAD = """\
@@ -24,9 +24,9 @@ def sizes(name: str) -> tuple[float, dict[int, int]]:
     raw = PAIRS["configs"][name]
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(raw))
-        model, *rest = unset(Path(folder))
+        model, dtype = skeleton(Path(folder))
     count = sum(weight.size for _, weight in tree_flatten(model.parameters()))
-    return count * (4 if raw["dtype"] == "float32" else 2) / 1e9, ram.needed(model, *rest)
+    return count * (4 if raw["dtype"] == "float32" else 2) / 1e9, ram.needed(model, dtype)
 
 
 def table() -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from families.registry import family_of
+from checkpoints.weights import stored_type
 from helpers import bart_checkpoints, checkpoints, t5gemma2_checkpoints, t5gemma_checkpoints
 from helpers.models import mlx_model, padded_inputs
 from helpers.oracle import flat_weights
@@ -54,13 +54,12 @@ def ours(name: str):
     return both(RAW[name])[1]
 
 
-def in_dtype(model, raw: dict, dtype: mx.Dtype):
+def in_dtype(model, dtype: mx.Dtype):
     """The model as conversion would write it."""
     other = type(model)(model.config)
-    exact = family_of(raw).float32 if dtype == mx.float16 else ()
-    other.load_weights(
-        [(n, w.astype(mx.float32 if n.endswith(exact) else dtype)) for n, w in flat_weights(model)]
-    )
+    name = str(dtype).removeprefix("mlx.core.")
+    weights = flat_weights(model)
+    other.load_weights([(n, w.astype(getattr(mx, stored_type(n, name)))) for n, w in weights])
     return other
 
 
