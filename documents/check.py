@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+STAND_IN = "{}"  # shows a field or the like in the text, where it is numbered
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
@@ -36,13 +37,13 @@ class Outline:
 
     kept:   how often things are there that have no words of the text
     nested: how often elements are there, each with the one that it is in, if that matters
-    loose:  tags that have no partner
+    loose:  tags that have no partner, in their order
     shown:  the words that a reader sees
     """
 
     kept: Counter[str] = field(default_factory=Counter)
     nested: Counter[tuple[str, str]] = field(default_factory=Counter)
-    loose: Counter[str] = field(default_factory=Counter)
+    loose: list[str] = field(default_factory=list)
     shown: str = ""
 
 
@@ -67,8 +68,8 @@ def outline_of(items: Iterable[Item]) -> Outline:
             if stack.pop().role == "element":
                 parents.pop()
         else:
-            outline.loose[item.raw] += 1
-    outline.loose.update(item.raw for item in stack)
+            outline.loose.append(item.raw)
+    outline.loose += [item.raw for item in stack]
     outline.shown = "".join(shown)
     return outline
 
@@ -84,10 +85,9 @@ def with_kept(items: Items, raw: str, kept: Mapping[str, str]) -> Iterator[Item]
             piece = raw[item.start : item.start + length]
             if piece in kept:
                 end = item.start + length
-                if kept[piece]:
-                    yield Item("text", item.start, end, kept[piece])
-                else:
+                if kept[piece] in ("", STAND_IN):
                     yield Item("kept", item.start, end, piece)
+                yield Item("text", item.start, end, kept[piece].replace(STAND_IN, " "))
                 break
         else:
             yield item

@@ -245,19 +245,24 @@ def line_number(source: str, position: int) -> int:
 
 
 def by_length(passage: Passage, text: str) -> list[str]:
-    """The text's lines, if it has one for each span; or else the text, spread over them. A cue for which no word is
-    left shows the last line before it."""
+    """The text's lines, if it has one for each span; or else the text, spread over them."""
     lines = text.split("\n")
-    if len(lines) != len(passage.spans):
-        lines = spread(" ".join(lines), [stop - start for start, stop in passage.spans])
+    if len(lines) == len(passage.spans):
+        return lines
+    return spread(" ".join(lines), [stop - start for start, stop in passage.spans])
+
+
+def without_empty_cues(lines: Sequence[str], cues: Sequence[int]) -> list[str]:
+    """The lines, where a cue for which no word is left shows the last line before it."""
+    filled = [*lines]
     last = lines[0]
-    for _, cue in groupby(range(len(passage.cues)), passage.cues.__getitem__):
+    for _, cue in groupby(range(len(cues)), cues.__getitem__):
         places = [*cue]
         shown = [lines[i] for i in places if lines[i]]
         if not shown:
-            lines[places[0]] = last
+            filled[places[0]] = last
         last = shown[-1] if shown else last
-    return lines
+    return filled
 
 
 def _below(source: Sequence[str], lines: Sequence[str], cues: Sequence[int], newline: str):

@@ -8,10 +8,10 @@ from posixpath import dirname, join, normpath
 from urllib.parse import unquote
 
 from common.errors import InputError
-from documents.check import Item
+from documents.check import STAND_IN, Item
 from documents.document import Document, as_text
 from documents.encodings import decoded
-from documents.inline import STAND_IN, Inline
+from documents.inline import Inline
 from documents.markup import Markup, in_archive, in_markup
 from documents.paragraph import Paragraph
 from documents.sentences import ADDRESS

@@ -7,11 +7,11 @@ from dataclasses import replace
 from itertools import count, groupby, pairwise
 from typing import NamedTuple
 
+from documents.check import STAND_IN
 from documents.document import Span
 from documents.paragraph import NOTHING, Mark, Paragraph, Piece, Run
 from documents.sentences import runs_on
 
-STAND_IN = "{}"  # shows a field or the like in the text, where it is numbered
 _SHORT = 100  # characters
 MAX_MARKS = 400  # of a paragraph; with more, it is written without them
 
@@ -289,7 +289,7 @@ class _Builder:
         for i, mark in enumerate(self.marks):
             if mark.kind == "link":
                 self.marks[i] = replace(mark, run=links.get(mark.source_span[0]))
-        return runs.get(plain)
+        return runs.get(plain) or next(iter(runs.values()), None)
 
 
 def _look_of(text: _Text) -> tuple[str | None, tuple[_Event, ...], _Event | None]:

@@ -9,9 +9,9 @@ from typing import Any
 
 import regex
 
-from documents.check import Item
+from documents.check import STAND_IN, Item
 from documents.document import Document, Passage, Span, as_text, by_length, passage
-from documents.inline import STAND_IN, Inline
+from documents.inline import Inline
 from documents.markup import Markup, in_markup
 from documents.paragraph import Paragraph
 from documents.sentences import runs_on

@@ -8,7 +8,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 from common.errors import InputError, naming
-from documents.check import Items, fault_of, outline_of, with_kept
+from documents.check import STAND_IN, Items, fault_of, outline_of, with_kept
 from documents.document import Document, Fitted, Passage, Target, in_text, joined
 from documents.paragraph import InWords, Paragraph, has_words, written
 
@@ -86,8 +86,9 @@ def _kept(paragraph: Paragraph) -> Mapping[str, str]:
     kept = dict[str, str]()
     for mark in paragraph.inline:
         if mark.is_anchor:
-            shown = paragraph.text[slice(*mark.span)] if mark.kind == "break" else ""
-            kept[(mark.opens.raw or "").strip()] = shown
+            shown = paragraph.text[slice(*mark.span)]
+            is_stand_in = shown.startswith("{") and mark.kind == "anchor"
+            kept[(mark.opens.raw or "").strip()] = STAND_IN if is_stand_in else shown
         elif mark.kind == "range" and not mark.is_half:
             kept[mark.opens.raw or ""] = ""
             kept[mark.closes.raw or ""] = ""

@@ -161,7 +161,12 @@ def written(
 ) -> InWords:
     """A text with the marks of a paragraph at these targets. escape: writes text as markup."""
     targets = targets or targets_of([(paragraph.text, text)], paragraph.formatting, {})
-    writer = _Writer(paragraph, text, _nested(paragraph, text, targets), escape)
+    spans = _nested(paragraph, text, targets)
+    if paragraph.drops:
+        for i, mark in enumerate(paragraph.inline):
+            if mark.kind == "look" and not mark.is_half:
+                spans[i] = _bare(text, spans[i])
+    writer = _Writer(paragraph, text, spans, escape)
     lost = list[tuple[str, str]]()
     marks = zip(paragraph.inline, writer.sources, writer.spans, targets, strict=True)
     for mark, words, span, (_, sure) in marks:
@@ -171,6 +176,21 @@ def written(
         elif (is_empty and mark.kind == "link") or (mark.kind == "change" and not sure):
             lost.append((mark.kind, words))
     return InWords(writer.parts(), lost, writer.own_words)
+
+
+def _bare(text: str, span: Span) -> Span:
+    """A span without the space at its edges, and without punctuation that a letter stands beside: there, Markdown's marks
+    would be none."""
+    begin, end = span
+    while begin < end and (
+        text[end - 1].isspace() or (text[end : end + 1].isalnum() and not text[end - 1].isalnum())
+    ):
+        end -= 1
+    while begin < end and (
+        text[begin].isspace() or (text[begin - 1 : begin].isalnum() and not text[begin].isalnum())
+    ):
+        begin += 1
+    return begin, end
 
 
 class _Writer:

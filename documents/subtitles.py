@@ -23,6 +23,7 @@ from documents.document import (
     line_number,
     lines_of,
     passage,
+    without_empty_cues,
 )
 from documents.inline import Inline
 from documents.markup import Markup, in_markup
@@ -105,7 +106,7 @@ def _items(pattern: re.Pattern, raw: str) -> Iterator[Item]:
 
 def _fit(pattern: re.Pattern, passage: Passage, text: str) -> list[str]:
     """The text spread over the lines. A tag around words in two cues is closed and opened again."""
-    lines = by_length(passage, text)
+    lines = _with_tags(by_length(passage, pattern.sub("", text)), pattern, text)
     opened = list[re.Match]()
     for i, (cue, following) in enumerate(pairwise(passage.cues)):
         for tag in pattern.finditer(lines[i]):
@@ -119,7 +120,33 @@ def _fit(pattern: re.Pattern, passage: Passage, text: str) -> list[str]:
             lines[i] += "".join(map(_closing, reversed(crossing)))
             lines[i + 1] = "".join(tag[0] for tag in crossing) + lines[i + 1]
             opened = []
-    return lines
+    return without_empty_cues(lines, passage.cues)
+
+
+def _with_tags(lines: Sequence[str], pattern: re.Pattern, text: str) -> list[str]:
+    """The lines of a text with its tags again: closing ones behind a character, others before one."""
+    before = dict[int, str]()  # tags, by how many characters besides space are before them
+    behind = dict[int, str]()
+    size = at = 0
+    for tag in pattern.finditer(text):
+        size += len("".join(text[at : tag.start()].split()))
+        at = tag.end()
+        side = behind if _kind(tag) == "close" and size else before
+        side[size] = side.get(size, "") + tag[0]
+    new = list[str]()
+    size = 0
+    for line in lines:
+        parts = list[str]()
+        for character in line:
+            if not character.isspace():
+                parts.append(before.pop(size, ""))
+                size += 1
+            parts.append(character)
+            if not character.isspace():
+                parts.append(behind.pop(size, ""))
+        new.append("".join(parts))
+    new[-1] += "".join(before.values())
+    return new
 
 
 def _closing(tag: re.Match) -> str:

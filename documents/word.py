@@ -8,9 +8,9 @@ from html import unescape
 from itertools import accumulate, pairwise
 from xml.sax.saxutils import escape
 
-from documents.check import Item
+from documents.check import STAND_IN, Item
 from documents.document import Document, Span, as_text
-from documents.inline import STAND_IN, Inline
+from documents.inline import Inline
 from documents.markup import Markup, in_archive, in_markup
 from documents.paragraph import Paragraph, Run
 from documents.tags import Token, ends_of, html_tokens, xml_tokens
@@ -57,6 +57,7 @@ def _items(prefix: str, raw: str) -> Iterator[Item]:
     ends = ends_of(tokens)
     last = ""
     after = 0
+    in_run = False
     for number, token in enumerate(tokens):
         if number < after:
             continue
@@ -65,7 +66,10 @@ def _items(prefix: str, raw: str) -> Iterator[Item]:
         role = "look" if name in ("r", "t") else "element"
         if (name == "rpr" and last == "<r") or name == "ruby":
             after = ends.get(number, number) + 1
+        elif name == "t" and not in_run:
+            yield Item("kept", token.start, token.stop, "text outside of a run")
         elif token.kind in ("open", "close"):
+            in_run = token.kind == "open" if name == "r" else in_run
             yield Item(token.kind, token.start, token.stop, part, token.name, role)
         elif token.kind == "empty" and role == "element":
             yield Item("kept", token.start, token.stop, part)
