@@ -16,8 +16,8 @@ class Item(NamedTuple):
     kind: "text"; "open" and "close", of an element; or "kept", which is there as often as in the source
     raw:  the markup, or the words that a reader sees
     name: an element's
-    role: of an element: "element", which stays in the one that it is in; "phrase", which may be in another one; or "look", which
-          may be lost, doubled or split
+    role: of an element: "element", which stays in the one that it is in; "phrase", which may be in another one; "look", which
+          may be lost; or "run", which may be lost, doubled or split
     """
 
     kind: str
@@ -38,12 +38,14 @@ class Outline:
     kept:   how often things are there that have no words of the text
     nested: how often elements are there, each with the one that it is in, if that matters
     loose:  tags that have no partner, in their order
+    looks:  how often looks are there
     shown:  the words that a reader sees
     """
 
     kept: Counter[str] = field(default_factory=Counter)
     nested: Counter[tuple[str, str]] = field(default_factory=Counter)
     loose: list[str] = field(default_factory=list)
+    looks: Counter[str] = field(default_factory=Counter)
     shown: str = ""
 
 
@@ -64,6 +66,8 @@ def outline_of(items: Iterable[Item]) -> Outline:
                 parents.append(item.raw)
             elif item.role == "phrase":
                 outline.nested[item.raw, ""] += 1
+            elif item.role == "look":
+                outline.looks[item.raw] += 1
         elif stack and stack[-1].name == item.name:
             if stack.pop().role == "element":
                 parents.pop()
@@ -98,7 +102,7 @@ def fault_of(source: Outline, new: Outline, text: str, own_words: Iterable[str] 
     if source.kept != new.kept:
         lost = [*(source.kept - new.kept), *(new.kept - source.kept)]
         return f"{lost[0]:.40} is not there as often as in the source"
-    if source.nested != new.nested or source.loose != new.loose:
+    if source.nested != new.nested or source.loose != new.loose or new.looks - source.looks:
         return "its elements are not those of the source"
     shown = _WORD.findall(new.shown)
     expected = _WORD.findall(text)

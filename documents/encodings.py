@@ -55,7 +55,7 @@ def _declared(data: bytes) -> str | None:
     """The encoding that a page declares, if it is one and the page is in it."""
     match = _DECLARED.search(data, 0, _HEAD)
     try:
-        if match:
+        if match and not match[1].lower().startswith(b"utf-16"):  # which is not said in UTF-16
             data.decode(match[1].decode())
             return match[1].decode()
     except (UnicodeError, LookupError):

@@ -80,7 +80,7 @@ def _items(is_xml: bool, raw: str) -> Iterator[Item]:
             yield Item("text", token.start, token.stop, _shown(part))
         elif token.kind in ("open", "close"):
             role = "phrase" if token.name in _PHRASES else "element"
-            role = "look" if token.name in _RUBY else role
+            role = "run" if token.name in _RUBY else role
             yield Item(token.kind, token.start, token.stop, part, token.name, role)
         elif token.kind != "text":
             yield Item("kept", token.start, token.stop, part)

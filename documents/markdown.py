@@ -36,7 +36,6 @@ _BLOCK = re.compile(
     r"(?:[-+*]|\d{1,9}[.)]|#{1,6}|:)(?=\s|$)|>|`{3}|~{3}|:::|=+\s*$|-{2,}\s*$|([-*_])(?:[ \t]*\1){2,}\s*$|\[[^\]]+\]:"
 )
 _ALERT = re.compile(r"\[!\w+\][+-]?(?:\s+|$)")
-_HARD_BREAK = re.compile(r" {2,}$|(?<!\\)(?:\\\\)*(\\)$")
 
 
 def parse(data: bytes) -> Document:
@@ -146,8 +145,9 @@ def _passages(source: str, parser: Any, names: dict[str, Any]) -> Iterator[Passa
         groups = [list[Span]()]  # of lines, one for each passage
         before = ""  # the line of a hard break
         for number, line in enumerate(token.content.split("\n"), token.map[0]):
-            hard_break = _HARD_BREAK.search(line)
-            words = line[: hard_break.start() if hard_break else None].strip()
+            words = _without_break(line)
+            hard_break = words != line
+            words = words.strip()
             span = _find(source, words, max(begins[number], end), begins[number + 1], parent)
             if not span:
                 continue
@@ -161,6 +161,15 @@ def _passages(source: str, parser: Any, names: dict[str, Any]) -> Iterator[Passa
             elif not alert:
                 groups[-1].append(span)
         yield from (passage(source, group) for group in groups if group)
+
+
+def _without_break(line: str) -> str:
+    """A line without what makes its end a break: two spaces or a backslash that is not escaped."""
+    words = line.rstrip(" ")
+    if len(line) - len(words) > 1:
+        return words
+    backslashes = len(line) - len(line.rstrip("\\"))
+    return line[:-1] if backslashes % 2 else line
 
 
 def _find(source: str, words: str, start: int, stop: int, parent: str) -> Span | None:

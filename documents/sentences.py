@@ -143,8 +143,9 @@ def _wrapped(lines: Sequence[str]) -> bool:
     sentence."""
     widths = [_columns(line.rstrip()) for line in lines]
     first_words = [_columns(words_and_clusters(line.lstrip())[0].rstrip()) for line in lines[1:]]
-    full = all(width + 1 + first > max(widths) for width, first in zip(widths, first_words))  # noqa: B905
-    return max(widths) >= _NARROWEST and full and not all(map(_LINE_ENDED.search, lines[:-1]))
+    widest = max(widths)
+    full = all(width + 1 + first > widest for width, first in zip(widths, first_words))  # noqa: B905
+    return widest >= _NARROWEST and full and not all(map(_LINE_ENDED.search, lines[:-1]))
 
 
 def _columns(text: str) -> int:

@@ -1,6 +1,7 @@
 """Documents in another language, sentence by sentence."""
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import partial
@@ -277,15 +278,19 @@ class Translator:
     ) -> Iterator[str]:
         """What the pieces of a passage become."""
         texts = [self._text(piece, pattern) for piece in pieces]
+        breaks = {*passage.breaks}
         start = 0
         for i, (piece, text) in enumerate(zip(pieces, texts, strict=True)):
             end = start + len(piece)
             space = piece[len(piece.rstrip()) :]
-            if end in passage.breaks:
+            if end in breaks:
                 space = "\n"
             elif i + 1 < len(pieces) and not space.strip(" \u3000"):
                 space = self._space(piece, text, pieces[i + 1], texts[i + 1])
-            yield _in_lines(piece, text, [cut - start for cut in passage.breaks]) + space
+            first, last = bisect_right(passage.breaks, start), bisect_left(passage.breaks, end)
+            yield (
+                _in_lines(piece, text, [cut - start for cut in passage.breaks[first:last]]) + space
+            )
             start = end
 
     def _space(self, piece: str, text: str, next_piece: str, next_text: str) -> str:
@@ -366,13 +371,14 @@ def _to_check(passage: Passage, targets: Sequence[Target]) -> Iterator[str]:
 
 def _flat(piece: str) -> str:
     """A sentence on one line."""
-    return re.sub(r"\s*\n\s*", " ", piece.strip())
+    lines = (line.strip() for line in piece.split("\n"))
+    return " ".join(filter(None, lines))
 
 
 def _in_lines(piece: str, text: str, breaks: Sequence[int]) -> str:
     """A sentence's text in lines as its source, which has line feeds, or breaks at these places."""
     inner = {match.end() for match in re.finditer("\n", piece.rstrip())}
-    inner |= {cut for cut in breaks if 0 < cut < len(piece)}
+    inner.update(breaks)
     lines = [piece[a:b] for a, b in pairwise([0, *sorted(inner), len(piece)])]
     if not piece.strip():
         return ""

@@ -63,7 +63,7 @@ def _items(prefix: str, raw: str) -> Iterator[Item]:
             continue
         name = token.name.removeprefix(prefix)
         part = raw[token.start : token.stop]
-        role = "look" if name in ("r", "t") else "element"
+        role = "run" if name in ("r", "t") else "element"
         if (name == "rpr" and last == "<r") or name == "ruby":
             after = ends.get(number, number) + 1
         elif name == "t" and not in_run:

@@ -310,6 +310,52 @@ def test_what_cannot_be_read_is_one_line(ending, data, message):
         read(Path(f"a{ending}"), data, "utf-8")
 
 
+PO = 'msgid ""\nmsgstr "Plural-Forms: nplurals={}; plural={};\\n"\n\nmsgid "a"\nmsgid_plural "b"\nmsgstr[0] ""\n'
+HOSTILE = [
+    (".po", "/etc/passwd"),
+    (".po", PO.format(10**8, 0)),
+    (".po", PO.format(2, "1/n")),
+    (".po", PO.format(2, "(" * 5000)),
+    (".srt", "1\n" + "9" * 400 + ":00:01,000 --> 00:00:02,000\nA\n"),
+    (".html", "&#" + "9" * 5000 + ";"),
+    (".html", '<meta charset="hex">a king'),
+    (".md", "Press **{**"),
+    (".md", "Press **{12**"),
+    (".ass", "Format:\nDialogue: x"),
+]
+
+
+@pytest.mark.parametrize("ending, source", HOSTILE)
+def test_a_hostile_document_is_read_or_is_one_line(ending, source):
+    try:
+        document = read(Path(f"a{ending}"), source.encode())
+    except InputError as error:
+        assert len(str(error).splitlines()) == 1
+    else:
+        document.write([f"{passage.text} {{" for passage in document.passages])
+
+
+LONG = {
+    "a\n{} \nb": " ", "{}'\">": "<a ", "{}x": "<code>", "<p>x <a>{}": " ", "a{}b": "\r", "{}y": "<b>x ",
+    "{} ": "<!--", "{}\n": "a<br>", "a {}": "*b ", "1\n00:00:01,000 --> 00:00:02,000\n{}": "x\n",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [".txt", ".html", ".md", ".srt"])
+@pytest.mark.parametrize("source", LONG)
+def test_time_is_linear(kind, source):
+    """Quadratic time takes minutes here."""
+    data = source.format(LONG[source] * 20_000).encode()
+    began = time.process_time()
+    try:
+        document = read(Path(f"a{kind}"), data, "utf-8")
+        document.write([passage.text[::2] for passage in document.passages])
+    except InputError as error:
+        assert "no cue" in str(error)
+    assert time.process_time() - began < 10
+
+
 @pytest.mark.parametrize(
     "lengths, text, parts",
     [

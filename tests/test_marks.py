@@ -142,6 +142,59 @@ def test_only_texts_of_a_page_change(page, texts, new, written):
     assert document.passages[0].location == "line 1"
 
 
+B, PLAIN = "<w:rPr><w:b/></w:rPr>", "<w:rPr/>"
+KEPT = [  # what is written is a document again, with all that its source has
+    (".docx", f"<w:r>{B}<w:t>The young</w:t></w:r><w:r>{PLAIN}<w:t> king sees.</w:t></w:r>", f"<w:r>{B}<w:t>THE YOUNG</w:t></w:r><w:r>{PLAIN}<w:t> KING SEES.</w:t></w:r>"),
+    (".docx", '<w:r><w:rPr><w:rStyle w:val="VerbatimChar"/></w:rPr><w:t>x = 1</w:t></w:r>[ is one]', '<w:r><w:rPr><w:rStyle w:val="VerbatimChar"/></w:rPr><w:t>x = 1</w:t></w:r>[ IS ONE]'),
+    (".docx", field(LINK, "[a link]"), field(LINK, "[A LINK]")),
+    (".html", '<p>The king <span class="pagenum"><a id="p"></a></span>sees.</p>', '<p>THE KING <span class="pagenum"><a id="p"></a></span>SEES.</p>'),
+    (".html", '<p><span class="i0">The king,<br/></span>\n<span>And.<br/></span></p>', '<p><span class="i0">THE KING,<br/></span>\n<span>AND.<br/></span></p>'),
+    (".html", '<p>He sees.<sup><a href="#n"><span>&#91;</span>1<span>&#93;</span></a></sup></p>', '<p>HE SEES.<sup><a href="#n"><span>&#91;</span>1<span>&#93;</span></a></sup></p>'),
+    (".html", '<p>He <span class="katex"><math><mi>x</mi></math></span> sees.</p>', '<p>HE <span class="katex"><math><mi>x</mi></math></span> SEES.</p>'),
+    (".html", '<p><span class="cap">T</span>he king</p>', '<p><span class="cap">T</span>HE KING</p>'),
+    (".html", "<p>Two <my-tag>red</my-tag> doors</p>", "<p>TWO <my-tag>RED</my-tag> DOORS</p>"),
+    (".html", "<p data-translate=no>a</p><p translate='no'>a</p>", "<p data-translate=no>A</p><p translate='no'>a</p>"),
+    (".html", "<p>See <a href=x>http://x.org</a> now</p>", "<p>SEE <a href=x>http://x.org</a> NOW</p>"),
+    (".md", "**注意：** king\n", "**注意：** KING\n"),  # noqa: RUF001
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("ending, source, written", KEPT)
+def test_what_belongs_to_a_text_is_there_again(ending, source, written):
+    data = docx(long(source)) if ending == ".docx" else source.encode()
+    document = FORMATS[ending](data)
+    shown = re.compile(r"\{\d+\}|.")
+    texts = ["".join(map(str.upper, shown.findall(each.text))) for each in document.passages]
+    new = document.write(texts)
+    assert not new.problems
+    if ending == ".docx":
+        assert body_of(new.data) == body_of(docx(long(written)))
+    else:
+        assert new.data.decode() == written
+
+
+def test_another_prefix_is_the_same_document():
+    document = FORMATS[".docx"](docx(long("[An old king.]")))
+    xml = docx(long("[An old king.]"))
+    renamed = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(xml)) as old, zipfile.ZipFile(renamed, "w") as new:
+        for name in old.namelist():
+            new.writestr(
+                name, re.sub(rb"\bw:", b"ns0:", re.sub(rb"xmlns:w=", b"xmlns:ns0=", old.read(name)))
+            )
+    document = FORMATS[".docx"](renamed.getvalue())
+    written = document.write(["Ein König."]).data
+    assert b'<ns0:t xml:space="preserve">Ein K' in zipfile.ZipFile(io.BytesIO(written)).read(
+        "word/document.xml"
+    )
+
+
+def test_what_would_lose_its_markup_is_written_the_plain_way_and_named():
+    new = FORMATS[".md"](b"*a* b\n").write(["a*b* ja"], [[((2, 3), True)]])
+    assert new.data == b"a\\*b\\* ja\n"
+    assert "its formatting is not kept: its elements are not" in new.problems[0][0]
+
+
 def test_an_epub_is_an_archive_of_pages():
     item = '<item href="{}" media-type="application/{}"/>'
     files = {
