@@ -62,7 +62,8 @@ def outline_of(items: Iterable[Item]) -> Outline:
         elif item.kind == "open":
             stack.append(item)
             if item.role == "element":
-                outline.nested[item.raw, parents[-1]] += 1
+                around = parents[-1] or f"after {len(outline.loose)} tags without partners"
+                outline.nested[item.raw, around] += 1
                 parents.append(item.raw)
             elif item.role == "phrase":
                 outline.nested[item.raw, ""] += 1
@@ -72,7 +73,7 @@ def outline_of(items: Iterable[Item]) -> Outline:
             if stack.pop().role == "element":
                 parents.pop()
         else:
-            outline.loose.append(item.raw)
+            outline.loose.append(f"{item.raw} in {len(stack)}")
     outline.loose += [item.raw for item in stack]
     outline.shown = "".join(shown)
     return outline

@@ -240,10 +240,6 @@ def passage(source: str, spans: Iterable[Span]) -> Passage:
     return Passage("".join(parts), spans, breaks=tuple(breaks))
 
 
-def line_number(source: str, position: int) -> int:
-    return source.count("\n", 0, position) + 1
-
-
 def by_length(passage: Passage, text: str) -> list[str]:
     """The text's lines, if it has one for each span; or else the text, spread over them."""
     lines = text.split("\n")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from documents.check import STAND_IN
 from documents.document import Span
-from documents.paragraph import NOTHING, Mark, Paragraph, Piece, Run
+from documents.paragraph import Mark, Paragraph, Piece, Run
 from documents.sentences import runs_on
 
 _SHORT = 100  # characters
@@ -169,8 +169,7 @@ class _Builder:
                 self._add(event)
         start, stop = self.events[0].start, self.events[-1].stop
         for event, at, _ in self.opened:
-            span, source_span = (at, self._size), (event.start, stop)
-            self.marks.append(Mark(span, source_span, self._piece(event, event), kind=event.mark))
+            self._anchor(at, event, event, at)
         text = "".join(self._parts)
         plain = self._looks(text)
         marks = sorted(self.marks, key=lambda mark: (mark.source_span[0], -mark.source_span[1]))
@@ -223,24 +222,25 @@ class _Builder:
     def _piece(self, first: _Event, last: _Event) -> Piece:
         return Piece(self.source[first.start : last.stop], first.before, last.after)
 
-    def _anchor(self, at: int, first: _Event, last: _Event, is_hole: bool = False) -> None:
+    def _anchor(
+        self, at: int, first: _Event, last: _Event, end: int | None = None, is_hole: bool = False
+    ) -> None:
+        """Add an anchor that is shown as the text from `at` on."""
         kind = "break" if first.kind == "break" else "anchor"
+        if first is last and first.kind in ("open", "close"):
+            kind = "loose"
         piece = self._piece(first, last)
         if is_hole or first.kind == "hole":
             piece = piece._replace(raw=None)
-        source_span = first.start, last.stop
-        self.marks.append(Mark((at, self._size), source_span, piece, kind=kind))
+        span = at, self._size if end is None else end
+        self.marks.append(Mark(span, (first.start, last.stop), piece, kind=kind))
 
     def _close(self, event: _Event) -> None:
         same = [each for each in self.opened if each[0].words == event.words]
-        if not same and self.opened:  # it is astray
-            self._anchor(self._size, event, event)
-        elif not same:  # it began before
-            span, source_span = (0, self._size), (self.events[0].start, event.stop)
-            closes = self._piece(event, event)
-            self.marks.append(Mark(span, source_span, NOTHING, closes, "range"))
-        else:
+        if same:
             self._close_opened(event, *same[-1])
+        else:  # it began before, or is astray
+            self._anchor(self._size, event, event)
 
     def _close_opened(self, event: _Event, opening: _Event, at: int, number: int) -> None:
         place = self.opened.index((opening, at, number))
@@ -254,13 +254,15 @@ class _Builder:
         crosses = any(mark.source_span[0] < opening.start for mark in inside)
         if opening.mark == "range" or crosses:
             del self.opened[place]
-            self._anchor(at, opening, opening)
-            self._anchor(self._size, event, event)
+            kept = Mark((at, at), (opening.start, opening.stop), self._piece(opening, opening))
+            self.marks.append(kept)
+            kept = Mark((self._size,) * 2, (event.start, event.stop), self._piece(event, event))
+            self.marks.append(kept)
         else:  # all of it is one anchor
             del self.marks[number:]
             del self.opened[place:]
             is_hole = any(mark.opens.raw is None for mark in inside)
-            self._anchor(self._size, opening, event, is_hole)
+            self._anchor(self._size, opening, event, is_hole=is_hole)
 
     def _looks(self, text: str) -> Run | None:
         """Add the marks of formatting, in the runs of Word. The run of plain text."""

@@ -54,7 +54,7 @@ def _fitted(
     targets: Sequence[Target] | None,
 ) -> Fitted | None:
     raw = paragraph.raw or "".join(source[start:stop] for start, stop in paragraph.spans)
-    kept = _kept(paragraph)
+    kept = {} if markup.lines else _kept(paragraph)
     before = outline_of(with_kept(markup.items, raw, kept))
     words = text
     for name in paragraph.stand_ins:
@@ -85,11 +85,11 @@ def _kept(paragraph: Paragraph) -> Mapping[str, str]:
     """The markup that stays as it is, with what it shows in the text."""
     kept = dict[str, str]()
     for mark in paragraph.inline:
-        if mark.is_anchor:
+        if mark.kind in ("anchor", "break"):
             shown = paragraph.text[slice(*mark.span)]
             is_stand_in = shown.startswith("{") and mark.kind == "anchor"
             kept[(mark.opens.raw or "").strip()] = STAND_IN if is_stand_in else shown
-        elif mark.kind == "range" and not mark.is_half:
+        elif mark.kind == "range":
             kept[mark.opens.raw or ""] = ""
             kept[mark.closes.raw or ""] = ""
     kept.pop("", None)

@@ -45,11 +45,11 @@ class Mark:
 
     span:   of the words in the text; an anchor stands for them
     source_span: where it is in the source, with its words
-    opens:  the markup before its words; one of the two is empty if it is outside of the paragraph
+    opens:  the markup before its words, or an anchor's
     closes: the markup behind them
     kind:   "run", of Word, which has no markup of its own; "look", which like it may become plain; "link", which keeps a word;
-            "change"; "element"; "range", which may begin and end in different elements; "anchor"; or "break", an anchor that
-            is shown as its words and goes where they go
+            "change"; "element"; "range", which may begin and end in different elements; "anchor"; "break", an anchor that is
+            shown as its words and goes where they go; or "loose", a tag whose partner is elsewhere
     run:    what its words are written in
     """
 
@@ -68,11 +68,12 @@ class Mark:
 
     @property
     def is_anchor(self) -> bool:
-        return self.kind in ("anchor", "break")
+        return self.kind in ("anchor", "break", "loose")
 
     @property
-    def is_half(self) -> bool:
-        return not self.is_anchor and bool(self.opens.raw) != bool(self.closes.raw)
+    def is_apart(self) -> bool:
+        """Whether it may not come into another element that it was not in."""
+        return self.kind in ("link", "change", "element")
 
     @property
     def may_be_plain(self) -> bool:
@@ -164,7 +165,7 @@ def written(
     spans = _nested(paragraph, text, targets)
     if paragraph.drops:
         for i, mark in enumerate(paragraph.inline):
-            if mark.kind == "look" and not mark.is_half:
+            if mark.kind == "look":
                 spans[i] = _bare(text, spans[i])
     writer = _Writer(paragraph, text, spans, escape)
     lost = list[tuple[str, str]]()
@@ -210,7 +211,7 @@ class _Writer:
         self._runs = [i for i in numbers if marks[i].kind == "run"]
         has_none = {i for i, (begin, end) in enumerate(spans) if begin == end}
         self._alone = [i for i in numbers if marks[i].is_anchor or i in has_none - {*self._runs}]
-        self._alone.sort(key=lambda i: _begin(marks[i]))
+        self._alone.sort(key=lambda i: marks[i].source_span[0])
         self._around = sorted({*numbers} - {*self._alone, *self._runs})
         self._around.sort(key=lambda i: -spans[i][1])
         self._stand_ins = paragraph.stand_ins
@@ -281,11 +282,6 @@ class _Writer:
         return self.marks[min(here, key=lambda i: (self.spans[i][1] - self.spans[i][0], -i))].run
 
 
-def _begin(mark: Mark) -> int:
-    """Where a mark begins in the source or, if it began before, ends."""
-    return mark.source_span[0] if mark.opens.raw else mark.source_span[1]
-
-
 def has_words(text: str) -> bool:
     return regex.search(r"\w", text) is not None
 
@@ -305,13 +301,13 @@ def _nested(paragraph: Paragraph, text: str, targets: Sequence[Target]) -> list[
     placed = [
         i for i, m in enumerate(marks) if m.kind != "run" and (targets[i][1] or m.kind != "look")
     ]
-    placed.sort(key=lambda i: (marks[i].is_anchor, not marks[i].is_half, not targets[i][1], i))
+    placed.sort(key=lambda i: (marks[i].is_anchor, not targets[i][1], i))
     words = [match.span() for match in WORD.finditer(text)]
     done = list[int]()
     for i in placed:
         spans[i] = _outside(i, spans, marks)
         spans[i] = _apart(i, spans, marks, done)
-        needs_word = not (marks[i].is_anchor or marks[i].kind == "look" or marks[i].is_half)
+        needs_word = not marks[i].is_anchor and marks[i].kind != "look"
         source = paragraph.text[slice(*marks[i].span)]
         if needs_word and has_words(source) and not has_words(text[slice(*spans[i])]):
             spans[i] = _nearest_word(i, spans, marks, done, words)
@@ -332,7 +328,7 @@ def _nearest_word(
         first, last = bisect_right(ends, spans[j][0]), bisect_left(starts, spans[j][1])
         if marks[j].holds(marks[i]):
             low, high = max(low, first), min(high, last)
-        elif marks[j].kind == marks[i].kind == "link":
+        elif marks[j].is_apart and marks[i].is_apart:
             taken.update(range(first, last))
     free = [words[number] for number in range(low, high) if number not in taken]
     if free:
@@ -347,8 +343,6 @@ def _wanted(mark: Mark, words: str, target: Target, text: str) -> Span:
     (begin, end), sure = target
     if mark.is_anchor:
         return begin, end if text[begin:end].strip() in ("", words) else begin
-    if mark.is_half:
-        return begin if mark.opens.raw else -1, end if mark.closes.raw else len(text) + 1
     return begin, begin if mark.may_be_plain and not sure else end
 
 
@@ -375,7 +369,7 @@ def _apart(i: int, spans: Sequence[Span], marks: Sequence[Mark], done: Iterable[
             begin, end = max(low, min(begin, high)), min(high, max(end, low))
         elif marks[i].holds(marks[j]):
             begin, end = min(begin, low), max(end, high)
-        elif marks[i].kind == marks[j].kind == "link" and begin < high and low < end:
+        elif marks[i].is_apart and marks[j].is_apart and begin < high and low < end:
             begin, end = (begin, low) if low - begin > end - high else (high, max(high, end))
     for low, high in (spans[j] for j in done):
         if begin < low < end < high:

@@ -20,7 +20,6 @@ from documents.document import (
     Span,
     as_text,
     by_length,
-    line_number,
     lines_of,
     passage,
     without_empty_cues,
@@ -156,7 +155,7 @@ def _closing(tag: re.Match) -> str:
 def _events(source: str, report: Report) -> Iterator[Cue]:
     """The cues of an .ass: its lines of dialogue, but not drawings."""
     fields = list[str]()
-    for at, stop in lines_of(source):
+    for number, (at, stop) in enumerate(lines_of(source), 1):
         name, _, values = source[at:stop].partition(":")
         if name == "Format":
             fields = [field.strip() for field in values.split(",")]
@@ -165,7 +164,7 @@ def _events(source: str, report: Report) -> Iterator[Cue]:
         event = dict(zip(fields, values.split(",", len(fields) - 1), strict=False))
         start, end = (seconds(event.get(field, "")) for field in ("Start", "End"))
         if start is None or end is None or "Text" not in event:
-            report(line_number(source, at), UNREADABLE)
+            report(number, UNREADABLE)
             continue
         if _ASS_DRAWING.match(event["Text"]) or event.get("Effect", "").strip() == "fx":
             continue

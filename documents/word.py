@@ -57,7 +57,8 @@ def _items(prefix: str, raw: str) -> Iterator[Item]:
     ends = ends_of(tokens)
     last = ""
     after = 0
-    in_run = False
+    runs = [token.kind for token in tokens if token.name == f"{prefix}r"]
+    in_run = runs[:1] != ["open"]  # from before
     for number, token in enumerate(tokens):
         if number < after:
             continue
@@ -241,9 +242,11 @@ class _Reader:
 
     def _read_run(self, here: Inline, number: int, token: Token) -> int:
         before = here.run
+        is_shown = all(field.is_prose() for field in self.fields)
         if token.kind == "close":
             here.run = None
-            here.add_from(before, "left out", (token.start, token.stop))
+            if is_shown:
+                here.add_from(before, "left out", (token.start, token.stop))
             return number + 1
         properties = self._next(number, "rPr")
         if self._is_code(properties, "rStyle") and not self.fields:
@@ -260,7 +263,8 @@ class _Reader:
             look = self.source[self.tokens[properties].stop : self.tokens[last].start]
         start, stop = self._span(number, last)
         here.run = Run(self.source[start:stop], f"</{self.prefix}r>", _UNSEEN.sub("", look))
-        here.add_from(before, "left out", (start, stop))
+        if is_shown:
+            here.add_from(before, "left out", (start, stop))
         return last + 1
 
     def _read_field(self, here: Inline, number: int, token: Token) -> int:
