@@ -138,15 +138,32 @@ class Layer(nn.Module):
         return self.residual(x, "feed_forward", self.feed_forward)
 
 
+STATES = 3  # that a decoder's cache may keep of a token
+
+
 class Stack(nn.Module):
     """The encoder or the decoder: `layers` and, in most families, a last `norm`. A distilled decoder has `mix`, which adds
-    the target's states to the first layer's input (families/distilled.py)."""
+    the states before the tokens to the first layer's input (families/distilled.py).
+
+    A decoder's cache may keep states: the outputs of a low and a middle layer, without their lengths, beside the head's input
+    (EAGLE-3, Li et al. 2025, arXiv 2503.01840).
+    """
 
     def only(self, indices: Sequence[int]) -> Self:
         """The same stack with these of its layers."""
         part = copy(self)
         part.layers = [self.layers[i] for i in indices]
         return part
+
+    def mixed(self, previous: mx.array) -> mx.array:
+        """What `mix` makes of a draft model's own state, [B, T, D], or of the target's, [B, T, STATES D]. An older `mix` reads
+        the last of these alone."""
+        weight = self.mix.weight
+        D = len(weight)
+        if previous.shape[-1] == D:
+            return previous @ weight[:, -D:].T
+        given = max(D, weight.shape[-1] - D)
+        return previous[..., -given:] @ weight[:, :given].T
 
     def __call__(
         self,
@@ -157,10 +174,17 @@ class Stack(nn.Module):
     ) -> mx.array:
         """masks: one per layer. cache: the decoder's."""
         if "mix" in self and cache and cache.previous is not None:
-            x = x + self.mix(cache.previous)
+            x = x + self.mixed(cache.previous)
+        kept = [len(self.layers) // 4, len(self.layers) // 2]
+        below = []
         for i, (layer, mask) in enumerate(zip(self.layers, masks, strict=True)):
             x = layer(x, mask, cache, i, *positions)
-        return self.norm(x) if "norm" in self else x
+            below += [x] * kept.count(i)
+        out = self.norm(x) if "norm" in self else x
+        if cache and cache.keeps_states:
+            below = [mx.fast.rms_norm(x, None, 1e-6).astype(out.dtype) for x in below]
+            cache.add_states(mx.concatenate([*below, out], axis=-1))
+        return out
 
 
 _TABLES = (nn.Linear, nn.QuantizedLinear, nn.Embedding, nn.QuantizedEmbedding)
@@ -289,9 +313,7 @@ class EncoderDecoder(Model, nn.Module):
         return model.decode(tokens, positions, cache), scores
 
     def decode(self, tokens: mx.array, positions: np.ndarray, cache: CrossCache) -> mx.array:
-        states = self.states(tokens, positions, cache)
-        cache.add_states(states)
-        return self.logits(states)
+        return self.logits(self.states(tokens, positions, cache))
 
     def logits(self, states: mx.array) -> mx.array:
         """[B, T, V] from the decoder's output [B, T, d_model]."""

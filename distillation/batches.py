@@ -5,7 +5,8 @@ is drafted from all of its tokens at once, some tokens deep (EAGLE-3, Li et al. 
 Shapes: B rows, S source tokens, T tokens, D width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +16,10 @@ import numpy as np
 from distillation.texts import TrainingText
 from speculative.cache import MASKED, CrossCache
 from speculative.model import padded
+from transformer import STATES
 
 SLICE = 1024  # tokens whose logits are computed together
+RIDGE = 0.01  # of the states' mean square
 
 
 class DraftsCache(CrossCache):
@@ -42,7 +45,7 @@ class TrainingBatch:
     mask: np.ndarray  # [B, S]
     tokens: np.ndarray  # [B, T]
     positions: np.ndarray  # [B, T]
-    states: mx.array  # [B, T, D]
+    states: mx.array  # [B, T, W], of which the last D are the head's input
     prefix: np.ndarray  # [B, 1], how many of a row's tokens the target did not write
 
     @classmethod
@@ -51,7 +54,9 @@ class TrainingBatch:
         steps = np.arange(tokens.shape[1], dtype=np.int32)
         positions = np.where(mask, steps, MASKED).astype(np.int32)
         cache = target.start([text.prompt for text in texts])
-        states = target.states(mx.array(tokens), positions, cache)
+        cache.keep_states()
+        target.states(mx.array(tokens), positions, cache)
+        states = cache.states(positions)
         encoded, mask = cache.encoded(range(len(texts)))
         mx.eval(encoded, states)
         prefix = np.array([text.prefix for text in texts])[:, None]
@@ -61,6 +66,11 @@ class TrainingBatch:
     def labels(self) -> np.ndarray:
         """The token after each: [B, T]."""
         return np.roll(self.tokens, -1, axis=1)
+
+    @property
+    def head_input(self) -> mx.array:
+        """[B, T, D]."""
+        return self.states[..., -self.states.shape[-1] // STATES :]
 
     def drafted(self, depth: int) -> np.ndarray:
         """Whether each token [B, T] has a label that may be number `depth` of a draft, counted from 0."""
@@ -72,6 +82,33 @@ class TrainingBatch:
 def _shifted(states: mx.array) -> mx.array:
     """States [B, T, D] one token later."""
     return mx.pad(states, [(0, 0), (1, 0), (0, 0)])[:, :-1]
+
+
+def fit_mix(draft: Any, target: Any, batches: Iterable[TrainingBatch]) -> mx.array:
+    """The weights of `mix` with which the draft model's first layer reads nearly what it reads in the target, as far as the
+    states before a token tell: ridge regression, from the target's states and from the last of them alone."""
+    xx: Any = 0.0
+    xy: Any = 0.0
+    for batch in batches:
+        above = _layer_input(target, range(draft.layers[0]), batch)
+        missing = np.array((above - _layer_input(target, (), batch)).astype(mx.float32))
+        in_text = (batch.positions != MASKED) & (batch.positions >= batch.prefix)
+        x = np.array(_shifted(batch.states).astype(mx.float32))[in_text]
+        xx = xx + x.T @ x
+        xy = xy + x.T @ missing[in_text]
+    xx += RIDGE * np.trace(xx) / len(xx) * np.eye(len(xx))
+    last = -len(xx) // STATES
+    own = np.linalg.solve(xx[last:, last:], xy[last:])
+    return mx.array(np.concatenate([np.linalg.solve(xx, xy), own]).T.astype(np.float32))
+
+
+def _layer_input(target: Any, before: Sequence[int], batch: TrainingBatch) -> mx.array:
+    """What the target's layer behind these layers reads of a batch: [B, T, D]."""
+    part = copy(target)
+    part.decoder = target.decoder.only(before)
+    part.decoder.pop("norm", None)
+    cache = part.attend_to(batch.encoded, batch.mask)
+    return part.states(mx.array(batch.tokens), batch.positions, cache)
 
 
 def drafts(draft: Any, batch: TrainingBatch, depth: int) -> list[mx.array]:

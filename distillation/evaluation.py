@@ -59,7 +59,7 @@ def evaluate(draft: Any, target: Any, batches: Sequence[TrainingBatch]) -> Evalu
     every = math.ceil(len(batches) / WHOLE_DRAFTS)
     for i, batch in enumerate(batches):
         counted = batch.drafted(0)
-        agreed += (_best(target, batch.states) == batch.labels)[counted].sum()
+        agreed += (_best(target, batch.head_input) == batch.labels)[counted].sum()
         whole = i % every == 0
         hits = [  # by depth: [B, T], whether the label there is drafted right
             (_best(draft, states) == batch.labels) & batch.drafted(depth)

@@ -23,15 +23,16 @@ from common.errors import InputError, naming
 from common.files import replacing
 from common.reporting import reporter
 from speculative.model import Model
-from transformer import EncoderDecoder
+from transformer import STATES, EncoderDecoder
 
 KIND = "distilled"  # model_type in config.json
 _TYPES = {mx.float32: "float32", mx.float16: "float16", mx.bfloat16: "bfloat16"}
 Weights = dict[str, mx.array]
 
 
-def skeleton(target: Any, layers: Sequence[int]) -> Any:
-    """A draft model with decoder layers such as these of the target's. The weights of its own are to be set."""
+def skeleton(target: Any, layers: Sequence[int], states: int = STATES + 1) -> Any:
+    """A draft model with decoder layers such as these of the target's. The weights of its own are to be set. states: how many
+    `mix` reads, the target's and its own"""
     count = len(target.decoder.layers)
     if not layers or sorted(set(layers) & set(range(count))) != list(layers):
         raise InputError(f"the model has the decoder layers 0 to {count - 1}, not {list(layers)}")
@@ -42,7 +43,7 @@ def skeleton(target: Any, layers: Sequence[int]) -> Any:
         if hasattr(part, "as_linear"):  # a table of tokens or positions
             decoder[name] = part
     width = len(decoder.layers[0].attention.out.weight)
-    decoder.mix = nn.Linear(width, width, bias=False)
+    decoder.mix = nn.Linear(states * width, width, bias=False)
     # By name, because `narrowed` puts another module in a table's place
     draft.own = [name for name, part in decoder.items() if part is not target.decoder.get(name)]
     draft.layers = list(layers)
@@ -146,7 +147,8 @@ class Distilled(Model):
         fits = isinstance(target, EncoderDecoder) and self.vocabulary in ("", vocabulary(target))
         if fits:
             with naming(Path(self.name)):
-                draft = skeleton(target, self.layers)
+                rows, columns = self.weights["mix.weight"].shape
+                draft = skeleton(target, self.layers, columns // rows)
             shapes = {name: weight.shape for name, weight in own_weights(draft).items()}
             fits = shapes == {name: weight.shape for name, weight in self.weights.items()}
         if not fits:

@@ -181,7 +181,7 @@ class CrossCache(SlotCache):
                 shape, [B, 1, S, d_model]
     mask:       [B, S] boolean on the host, true on the source's tokens
     cross_mask: [B, 1, 1, S] boolean on the device; None when no source is padded
-    previous:   for a distilled draft model, the target's states before the tokens of a call, [B, T, d_model]
+    previous:   for a distilled draft model, the target's states before the tokens of a call, [B, T, W]
     """
 
     def __init__(
@@ -215,13 +215,16 @@ class CrossCache(SlotCache):
         if len(self.stores) == 2:
             self.stores.append([None])
 
+    @property
+    def keeps_states(self) -> bool:
+        return len(self.stores) > 2
+
     def add_states(self, states: mx.array) -> None:
-        """Add the states [B, T, d_model] of the tokens last reserved, if they are to be kept."""
-        if len(self.stores) > 2:
-            self._write(self.stores[2], 0, states[:, None])
+        """Add the states [B, T, W] of the tokens last reserved."""
+        self._write(self.stores[2], 0, states[:, None])
 
     def states(self, positions: np.ndarray) -> mx.array | None:
-        """The states of the tokens at positions [B, T]: [B, T, d_model], 0 where it has none; None: it has none at all."""
+        """The states of the tokens at positions [B, T]: [B, T, W], 0 where it has none; None: it has none at all."""
         (slots,) = self.stores[2]
         if slots is None or not self.cursor:
             return None

@@ -111,13 +111,17 @@ def test_the_loss_is_cross_entropy_and_kl_over_all_drafted_tokens(monkeypatch):
     texts = texts_of(target, 4)
     batch = TrainingBatch.from_texts(target, texts)
     plain = []
-    p = np.array(mx.softmax(target.logits(batch.states), axis=-1))
+    theirs = np.array(batch.head_input)
+    counted = batch.drafted(0)
+    p = np.array(mx.softmax(target.logits(batch.head_input), axis=-1))
     for depth, states in enumerate(drafts(draft, batch, 2)):
         q = np.array(
             draft.logits(states) - mx.logsumexp(draft.logits(states), axis=-1, keepdims=True)
         )
         for b, t in np.argwhere(batch.drafted(depth)):
-            plain.append(-q[b, t, batch.labels[b, t]] - (p[b, t] * q[b, t]).sum())
+            apart = ((np.array(states)[b, t] - theirs[b, t]) ** 2).mean()
+            apart *= training.STATE_LOSS / (theirs[counted] ** 2).mean()
+            plain.append(apart - q[b, t, batch.labels[b, t]] - (p[b, t] * q[b, t]).sum())
     for size in (1024, 7):
         monkeypatch.setattr(training, "SLICE", size)
         found = training.loss(draft, target, batch, batch.labels, 2).item()

@@ -112,7 +112,9 @@ def test_every_accepted_token_is_read_with_the_targets_state(prefix, monkeypatch
             held = int(cache.lengths[b])
             alone = target.start([row.prompt])
             place = np.arange(held, dtype=np.int32)[None]
-            states = target.states(mx.array([row.tokens[:held]]), place, alone)
+            alone.keep_states()
+            target.states(mx.array([row.tokens[:held]]), place, alone)
+            states = alone.states(place)
             once = draft.attend_to(*alone.encoded([0]))
             once.previous = mx.pad(states, [(0, 0), (1, 0), (0, 0)])[:, :-1]
             once.previous = once.previous * mx.array(place[0] >= row.prefix_size)[:, None]
