@@ -20,7 +20,16 @@ from common.reporting import reporter
 from decoder import BATCH_SIZE
 from distributed.ranks import Ranks, session
 from documents import FORMATS
-from documents.files import REPORT_HEAD, File, FileTranslator, load, output_of, remarks, report_of
+from documents.files import (
+    REPORT_HEAD,
+    File,
+    FileTranslator,
+    files_of,
+    load,
+    output_of,
+    remarks,
+    report_of,
+)
 from documents.translator import Translator
 from terminal import cli, flags
 from terminal.models import Models, open_decoder
@@ -39,7 +48,7 @@ def parse_args(argv: list[str] | None = None):
         nargs="+",
         metavar="FILE",
         type=cli.name,
-        help=f"a document ({', '.join(FORMATS)}); - reads standard input and prints",
+        help=f"a document ({', '.join(FORMATS)}), or a folder with some; - reads standard input and prints",
     )
     flags.add_shared(parser, *flags.MODELS)
     flag(
@@ -92,7 +101,8 @@ def parse_args(argv: list[str] | None = None):
     flag("--verbose", action="store_true", help="print statistics to stderr at the end")
     args = parser.parse_with_files(argv)
     flags.check_models(args, parser)
-    if args.output and len(args.documents) > 1 and not args.output.is_dir():
+    is_one = len(args.documents) == 1 and not Path(args.documents[0]).is_dir()
+    if args.output and not is_one and not args.output.is_dir():
         parser.error("--output is one file, for one document, or a folder that exists")
     if args.memory_exact and not args.memory:
         parser.error("--memory-exact needs --memory")
@@ -111,7 +121,21 @@ def run_command(args, ranks: Ranks) -> None:
     """Do what the command line asks for."""
     options = flags.options_of(args)
     settings = dict(bilingual=args.bilingual, cue_by_cue=args.cue_by_cue, fuzzy=args.fuzzy)
-    files = [load(name, args.output, args.encoding, **settings) for name in args.documents]
+    named = [*files_of(args.documents)]
+    if not named:
+        raise InputError(f"no documents in {', '.join(args.documents)}")
+    files = list[File]()
+    failures = list[InputError]()
+    for name, inside in named:
+        try:
+            loaded = load(name, args.output, args.encoding, **settings)
+            files.append(loaded._replace(inside=inside))
+        except (InputError, OSError) as error:
+            if len(named) == 1:
+                raise
+            failures.append(InputError(f"{name}: {getattr(error, 'strerror', None) or error}"))
+    if not files:
+        raise failures[0]
     if args.report:
         check_free(args.report, args.force)
     pairs = flags.read_memory(args.terms).pairs if args.terms else ()
@@ -133,22 +157,31 @@ def run_command(args, ranks: Ranks) -> None:
     )
     report_languages(translator)
     languages = translator.source_lang, translator.target_lang
-    files = [file._replace(output=output_of(file.name, args.output, languages)) for file in files]
+    files = [
+        file._replace(output=output_of(file.name, args.output, languages, file.inside))
+        for file in files
+    ]
     flags.check_apart(args, [(file.name, file.output) for file in files])
     key = repr(("translate.py", models.stamp(), options))
     runner = FileTranslator(translator, key, args.force)
     runner.check(files)
     began = time.perf_counter()
-    translate(runner, files, args.report)
+    translate(runner, files, failures, args.report)
     if args.verbose:
         summary.pairs = len(decoder.memory.pairs) if decoder.memory else 0
         for line in summary.lines(time.perf_counter() - began):
             reporter.note(line)
 
 
-def translate(runner: FileTranslator, files: Sequence[File], report: Path | None) -> None:
-    """Translate files and say what a reader should know. InputError at the end if some were not translated."""
-    failures = list[InputError]()
+def translate(
+    runner: FileTranslator,
+    files: Sequence[File],
+    unread: Sequence[InputError],
+    report: Path | None,
+) -> None:
+    """Translate files and say what a reader should know. InputError at the end if some were not translated, or could not
+    be read."""
+    failures = [*unread]
     reports = dict[str, str]()
     for file, result in runner.run(files):
         if isinstance(result, InputError):

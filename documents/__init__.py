@@ -20,9 +20,12 @@ FORMATS: dict[str, Callable[[bytes], Document]] = {
     ".txt": plain.parse,
     ".md": markdown.parse,
     ".markdown": markdown.parse,
+    ".mdx": markdown.parse,
+    ".qmd": markdown.parse,
     ".docx": word.parse,
     ".html": html.parse,
     ".htm": html.parse,
+    ".xhtml": html.parse,
     ".epub": html.parse_epub,
     ".po": gettext.parse,
     ".pot": gettext.parse,
@@ -30,6 +33,16 @@ FORMATS: dict[str, Callable[[bytes], Document]] = {
     ".vtt": subtitles.parse,
     ".ass": subtitles.parse_ass,
     ".ssa": subtitles.parse_ass,
+}
+
+# What turns other formats into one of these
+_INSTEAD = {
+    **dict.fromkeys(
+        (".doc", ".rtf", ".odt"),
+        "convert it: textutil -convert docx {0} (or soffice --convert-to docx)",
+    ),
+    ".pages": "export it as Word or EPUB from Pages",
+    ".pdf": "a PDF has no paragraphs; convert it to .docx, and look at the result",
 }
 
 # Keyword arguments of `parse`, and the formats that have them
@@ -44,11 +57,13 @@ def read(path: Path, data: bytes, encoding: str | None = None, **options: bool) 
     """The document in a file of this name. options: of `OPTIONS`; each format takes those that it has. InputError if the
     name is of no format, or the data are not of its."""
     suffix = path.suffix.lower() or ".txt"
+    if suffix in _INSTEAD:
+        raise InputError(f"{path}: {_INSTEAD[suffix].format(path.name)}")
     if suffix not in FORMATS:
         raise InputError(f"{path}: not a document: they end in {', '.join(FORMATS)}")
     applied = {option: on for option, on in options.items() if suffix in OPTIONS[option]}
     try:
-        is_markup = suffix in (".html", ".htm")
+        is_markup = suffix in (".html", ".htm", ".xhtml")
         return decoded(partial(FORMATS[suffix], **applied), data, encoding, is_markup)
     except ImportError:
         needed = f"{path.name} needs: pip install -r requirements-documents.txt"

@@ -2,7 +2,7 @@
 
 import hashlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from common.errors import InputError, naming
 from common.files import Journal, check_free, replacing
-from documents import OPTIONS, read
+from documents import FORMATS, OPTIONS, read
 from documents.document import Document
 from documents.translator import Line, Translation, Translator, length
 from speculative.tasks import Task
@@ -24,6 +24,7 @@ class File(NamedTuple):
     """A document to translate.
 
     name:    as it was given
+    inside:  its place below the folder that was given
     digest:  of what it was read from
     output:  where its translation goes; None: to standard output
     """
@@ -31,6 +32,7 @@ class File(NamedTuple):
     name: str
     document: Document
     digest: str
+    inside: Path = Path()
     output: Path | None = None
 
 
@@ -59,6 +61,18 @@ class Finished(NamedTuple):
         return cls(data, lines, notes)
 
 
+def files_of(names: Iterable[str]) -> Iterator[tuple[str, Path]]:
+    """The files of these names and the documents in folders, hidden ones left out, each with its place below its folder."""
+    for name in names:
+        if not Path(name).is_dir():
+            yield name, Path(Path(name).name)
+        for path in sorted(Path(name).rglob("*")):
+            inside = path.relative_to(name)
+            is_hidden = any(part.startswith(".") for part in inside.parts)
+            if path.suffix.lower() in FORMATS and path.is_file() and not is_hidden:
+                yield str(path), inside
+
+
 def load(name: str, output: Path | None, encoding: str | None = None, **options: bool) -> File:
     """The document in a file. Standard input has the format of the output's name. options: of `OPTIONS`."""
     path = Path(output or name) if name == STDIN else Path(name)
@@ -72,8 +86,11 @@ def load(name: str, output: Path | None, encoding: str | None = None, **options:
     return File(name, document, digest)
 
 
-def output_of(name: str, output: Path | None, languages: Sequence[str | None]) -> Path | None:
-    """Where a document's translation goes; None: stdout. languages: source and target."""
+def output_of(
+    name: str, output: Path | None, languages: Sequence[str | None], inside: Path = Path()
+) -> Path | None:
+    """Where a document's translation goes; None: stdout. languages: source and target. inside: the document's place below
+    the folder that was named, which an output folder keeps."""
     if str(output or name) == STDIN:
         return None
     if output and not output.is_dir():
@@ -83,7 +100,8 @@ def output_of(name: str, output: Path | None, languages: Sequence[str | None]) -
         raise InputError("into which language? Name it with --to, or the file with --output")
     path = Path(name)
     suffix = ".po" if path.suffix == ".pot" else path.suffix
-    return (output or path.parent) / f"{_in_language(path.stem, source, target)}{suffix}"
+    folder = output / inside.parent if output else path.parent
+    return folder / f"{_in_language(path.stem, source, target)}{suffix}"
 
 
 def _in_language(stem: str, source: str | None, target: str) -> str:
@@ -130,6 +148,7 @@ class FileTranslator:
                     journal.remove()
 
     def _journal(self, output: Path) -> Journal:
+        output.parent.mkdir(parents=True, exist_ok=True)
         return Journal(output, self.key, self.force)
 
     def _task(self, file: File) -> Task:

@@ -13,8 +13,10 @@ _PICTURE = (
     r"(?!\p{P})\p{Extended_Pictographic}[\p{Extended_Pictographic}\p{Emoji_Modifier}\ufe0f\u200d]*"
 )
 _ADDRESS = r"(?:https?://|www\.)[^\s<>]*[^\s<>.,;:!?)\]]|(?<![\w.+-])[\w.+-]++@[\w-]+(?:\.[\w-]+)+"
-# Addresses, tags, and placeholders: {name}, ${name}, &amp;, \n; pictures, which a vocabulary may lack
-_PLACEHOLDER = rf"{_ADDRESS}|</?\w[^<>]*>|\$?\{{[^{{}}]*\}}|&#?\w+;|\\[Nnht]|{_PICTURE}"
+# What programs send: {{name}}, {name}, ${name}, %{name}, [X9X], %1$s
+_PROGRAMS = r"\{\{[<%]?[^{}]*\}\}|\{%[^{}]*%\}|[$%]?\{[^{}]*\}|\[[A-Z]*\d+[A-Z]*\]|%\d+\$[sdif@]"
+# Addresses, tags and other placeholders: &amp;, \n; pictures, which a vocabulary may lack
+_PLACEHOLDER = rf"{_ADDRESS}|</?\w[^<>]*>|{_PROGRAMS}|&#?\w+;|\\[Nnht]|{_PICTURE}"
 ADDRESS = regex.compile(_ADDRESS)
 _BEGIN = regex.compile(rf"\A(?:(?:{_PICTURE}|[♪♫])\s*)+")
 _END = regex.compile(rf"(?r)(?:\s*(?:{_PICTURE}|[♪♫]))+\Z")

@@ -254,7 +254,7 @@ async def document_of(texts: Sequence[str], parse: Parse) -> Document:
     def assemble(written: Sequence[bytes]) -> bytes:
         return json.dumps([data.decode() for data in written]).encode()
 
-    return joined(documents, assemble)
+    return replace(joined(documents, assemble), strict=True)  # a lost placeholder breaks a program
 
 
 def _shown(code: str) -> str:

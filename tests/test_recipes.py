@@ -1,5 +1,5 @@
-"""The worked examples of docs/new_drafter.md, docs/new_rule.md and docs/new_family.md do what they say,
-and pass the tests that the pages send them to."""
+"""The worked examples of docs/new_drafter.md, docs/new_rule.md, docs/new_family.md and docs/new_format.md do what they say, and
+pass the tests that the pages send them to."""
 
 import importlib
 import itertools
@@ -16,7 +16,8 @@ import families
 from decoder import SpeculativeDecoder
 from families import registry
 
-DRAFTER, RULE, FAMILY = (f"docs/new_{name}.md" for name in ("drafter", "rule", "family"))
+NAMES = ("drafter", "rule", "family", "format")
+DRAFTER, RULE, FAMILY, FORMAT = (f"docs/new_{name}.md" for name in NAMES)
 
 
 def run(page: str) -> dict:
@@ -57,6 +58,11 @@ def test_the_drafter_serves_rows_that_come_and_go():
 def test_the_rule_keeps_the_law_and_prints_what_the_page_says(at_home, capsys):
     run(RULE)
     assert capsys.readouterr().out == blocks_in(RULE)[0]
+
+
+def test_the_format_keeps_all_but_its_texts(at_home, capsys):
+    run(FORMAT)
+    assert capsys.readouterr().out == blocks_in(FORMAT)[0]
 
 
 def test_a_function_is_the_rule(demo_pair):

@@ -116,6 +116,18 @@ def test_small_files_share_batches_and_an_interrupted_run_goes_on_with_the_next(
     assert not [*tmp_path.glob(".*")]
 
 
+def test_a_folder_is_translated_and_what_cannot_be_read_is_named(run, tmp_path):
+    for name in ("book/a.md", "book/part/b.html", "book/.git/c.txt", "book/d.bin", "out/e"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(HAUS)
+    (tmp_path / "book/bad.docx").write_bytes(b"PK")
+    result = run("book", "--to", "de", "-o", "out")
+    assert result.returncode == 1 and "book/bad.docx: not a .docx file" in result.stderr
+    written = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("out/**/*.de.*"))
+    assert written == ["out/a.de.md", "out/part/b.de.html"]
+    assert (tmp_path / "out/a.de.md").read_text() == GERMAN[HAUS]
+
+
 def test_two_runs_do_not_write_one_output(run, tmp_path, monkeypatch):
     """The other run begins while this one decodes."""
     finish = translator.Translator.finish
@@ -338,9 +350,10 @@ def test_a_sentence_cut_short_is_named(run, tmp_path, monkeypatch):
         (["a.txt"], "into which language? Say so with --to"),
         (["a.txt", "--to", "Klingon"], "--to: no language 'Klingon'; there are"),
         (
-            ["a.pdf", "--to", "de"],
-            "a.pdf: not a document: they end in .txt, .md, .markdown, .docx, ",
+            ["a.xyz", "--to", "de"],
+            "a.xyz: not a document: they end in .txt, .md, .markdown, .mdx, ",
         ),
+        (["a.pdf", "--to", "de"], "a.pdf: a PDF has no paragraphs; convert it"),
         (["a.txt", "b.txt", "-o", "c.txt"], "--output is one file, for one document, or a folder"),
         (["b.txt", "--to", "de"], "b.txt: No such file"),
         (["a.docx", "--to", "de", "--bilingual"], "--bilingual is for .txt, .srt, .vtt, .ass"),
@@ -348,6 +361,7 @@ def test_a_sentence_cut_short_is_named(run, tmp_path, monkeypatch):
     ],
 )
 def test_a_users_mistake_is_one_line(run, tmp_path, arguments, message):
-    (tmp_path / "a.pdf").touch()
+    for name in ("a.pdf", "a.xyz"):
+        (tmp_path / name).touch()
     result = run(*arguments)
     assert result.returncode and message in result.stderr and "Traceback" not in result.stderr
