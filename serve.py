@@ -186,6 +186,7 @@ def speech_transcriber(args, options: Options) -> Transcriber:
 def make_api(args, options: Options, address: str):
     """The server's routes, with the models loaded."""
     from serving.app import Api
+    from serving.audio import OPENAI_NAMES
     from serving.engine import Engine
     from serving.gate import Gate, Limits
 
@@ -196,7 +197,7 @@ def make_api(args, options: Options, address: str):
     if args.model and is_speech(args.model):
         transcriber = speech_transcriber(args, options)
         decoder = transcriber.decoder
-        names.append("whisper-1")  # OpenAI's
+        names += OPENAI_NAMES
         options = replace(options, lookup=False)
     else:
         decoder = text_decoder(models, options, args.verbose)

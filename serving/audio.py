@@ -27,6 +27,11 @@ from speech.transcriber import Transcriber
 from speech.transcript import Sound
 from speech.words import AFTER, BEFORE
 
+OPENAI_NAMES = (  # of models, by which clients call a speech model
+    *("whisper-1", "gpt-4o-transcribe", "gpt-4o-mini-transcribe", "gpt-realtime-whisper"),
+    *("gpt-4o-mini-transcribe-2025-03-20", "gpt-4o-mini-transcribe-2025-12-15"),
+    *("whisper-large-v3", "whisper-large-v3-turbo", "distil-whisper-large-v3-en"),
+)
 _MARKS = string.whitespace + BEFORE + AFTER  # around words, of which OpenAI's have none
 _FORMATS = ("json", "verbose_json", "text", "srt", "vtt")
 Part = tuple[Segment, Stats] | Transcript

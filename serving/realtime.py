@@ -4,59 +4,93 @@ a WebSocket that takes sound and answers with the words that have become final."
 import asyncio
 import secrets
 from base64 import b64decode
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import anyio
-from pydantic import AliasChoices, BaseModel, Field
+import numpy as np
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from common.errors import InputError
 from serving import answers
-from serving.bodies import parse
+from serving.bodies import parse, validated
 from serving.engine import Engine, Refused
 from serving.gate import Gate, Limits
 from serving.transport import ERRORS, failure_of, working
-from speech.audio import check_length, resampler
+from speech.audio import check_length, from_ulaw, resampler
 from speech.live import PAUSE, Heard
 from speech.options import TranscribeOptions
 from speech.transcriber import Transcriber
 
+_KEY = "openai-insecure-api-key."
+_BETA = {"pcm16": {"type": "audio/pcm"}, "g711_ulaw": {"type": "audio/pcmu"}}  # formats
+_EAGERNESS = {"low": 2.0, "medium": 0.8, "auto": 0.8, "high": 0.4}  # seconds of a pause
 _BACKLOG = 4 << 20  # characters of events that may wait
 _BUFFER = "input_audio_buffer"
 _TRANSCRIPTION = "conversation.item.input_audio_transcription"
 
 
 class _Format(BaseModel):
-    type: Literal["audio/pcm"] = "audio/pcm"
-    rate: Annotated[int, Field(ge=8_000, le=96_000)] = 24_000
+    type: Literal["audio/pcm", "audio/pcmu"] = "audio/pcm"
+    rate: Annotated[int, Field(ge=8_000, le=96_000)] = 24_000  # of PCM; mu-law has 8,000
+
+    def reader(self) -> Callable[[bytes], np.ndarray]:
+        """Makes samples of what comes, piece by piece. Raises InputError if that needs PyAV."""
+        if self.type == "audio/pcm":
+            return resampler(self.rate)
+        resampled = resampler(8_000)
+        return lambda data: resampled(from_ulaw(data))
 
 
 class _Model(BaseModel):
+    """The last two fields are ours."""
+
     model: str | None = None
     language: str | None = None
     prompt: str | None = None
+    condition_on_previous_text: bool = True
+    tentative: bool = False  # tell words that may still change, too
 
 
 class _Turns(BaseModel):
-    type: Literal["server_vad"] = "server_vad"
+    type: Literal["server_vad", "semantic_vad"] = "server_vad"
     silence_duration_ms: Annotated[int, Field(ge=100, le=10_000)] = round(1000 * PAUSE)
+    eagerness: Literal["low", "medium", "high", "auto"] = "auto"
+
+    @property
+    def pause(self) -> float:
+        """Seconds of silence that end an item."""
+        semantic = self.type == "semantic_vad"
+        return _EAGERNESS[self.eagerness] if semantic else self.silence_duration_ms / 1000
 
 
 class _Input(BaseModel):
     """How sound comes and becomes items. The longer names are those of the API's beta; other fields have no effect."""
 
-    format: _Format | Literal["pcm16"] | None = Field(
-        None, validation_alias=AliasChoices("format", "input_audio_format")
+    format: Annotated[_Format, BeforeValidator(lambda form: _BETA.get(str(form), form))] = Field(
+        _Format(), validation_alias=AliasChoices("format", "input_audio_format")
     )
-    transcription: _Model | None = Field(
-        None, validation_alias=AliasChoices("transcription", "input_audio_transcription")
+    transcription: _Model = Field(
+        _Model(), validation_alias=AliasChoices("transcription", "input_audio_transcription")
     )
-    turn_detection: _Turns | None = None
+    turn_detection: _Turns | None = _Turns()
 
 
-class _Session(_Input):
-    audio: dict[Literal["input"], _Input] | None = None
+class _Session(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    audio: dict[Literal["input"], dict[str, Any]] | None = None
     type: Literal["transcription"] = "transcription"
+
+    def settings(self) -> Iterator[dict[str, Any]]:
+        """Each one alone, so that one that is refused does not take the others along."""
+        given = self.audio["input"] if self.audio else self.model_extra or {}
+        for name, value in given.items():
+            if name.endswith("transcription") and isinstance(value, dict):
+                yield from ({name: {key: each}} for key, each in value.items())
+            elif value is not None or name == "turn_detection":
+                yield {name: value}
 
 
 class _Event(BaseModel):
@@ -64,6 +98,14 @@ class _Event(BaseModel):
     event_id: str | None = None
     audio: str = ""
     session: _Session | None = None
+
+
+@dataclass
+class _Item:
+    id: str
+    text: str = ""
+    sent: int = 0  # characters of it that the client has
+    is_announced: bool = False
 
 
 class Realtime:
@@ -83,7 +125,9 @@ class Realtime:
         self._sessions = 0
 
     async def answer(self, socket: WebSocket) -> None:
-        self.gate.authorize(socket)
+        protocols = socket.scope["subprotocols"]  # where browsers send the key
+        keys = [each.removeprefix(_KEY) for each in protocols if each.startswith(_KEY)]
+        self.gate.authorize(socket, key="".join(keys))
         self.gate.check_origin(socket)
         if self.transcriber is None:
             raise InputError("this model reads text, not audio")
@@ -91,7 +135,7 @@ class Realtime:
         if self._sessions >= self.engine.queue_size or self.engine.closed:
             raise Refused("too many sessions are open; try again later")
         client = _Client(self, self.transcriber, socket)
-        await socket.accept()
+        await socket.accept("realtime" if "realtime" in protocols else None)
         self._sessions += 1
         try:
             async with anyio.create_task_group() as tasks:
@@ -114,27 +158,41 @@ class _Client:
         self._events: list[str] = []  # that wait
         self._arrived = asyncio.Event()
         self._heard: list[Heard] = []
-        self._item = ""  # the id of the item that is spoken
-        self._text = ""  # of it
-        self._last_item: str | None = None
+        self._item: _Item | None = None  # that is spoken
+        self._last_item: str | None = None  # its id
         self._committed = 0.0  # seconds of sound in items that are complete
-        self._begin(_Input.model_validate({"format": {}, "turn_detection": {}}))
+        self._input = _Input.model_validate({})
+        self._samples = self._input.format.reader()
+        options = self._options(self._input)
+        self._live = transcriber.live(options, self._heard.append, PAUSE)
 
-    def _begin(self, given: _Input) -> None:
-        """Begin with these settings. Raises InputError for what the model or the server lacks."""
-        wanted = given.transcription or _Model()
+    def _options(self, given: _Input) -> TranscribeOptions:
+        """Raises HTTPException or InputError for what the model or the server lacks."""
+        wanted = given.transcription
         self._server.gate.check_model(wanted.model)
-        form = given.format if isinstance(given.format, _Format) else _Format()
-        turns = given.turn_detection or _Turns()
         options = TranscribeOptions(
-            language=wanted.language or None,
+            language=wanted.language,
             initial_prompt=wanted.prompt or "",
+            carry_initial_prompt=True,
+            condition_on_previous_text=wanted.condition_on_previous_text,
             num_draft=self._server.engine.options.num_draft,
         )
-        pause = turns.silence_duration_ms / 1000
-        self._samples = resampler(form.rate)
-        self._live = self._transcriber.live(options, self._heard.append, pause)
-        self._input = given
+        return self._transcriber.resolve(options)
+
+    def _change(self, setting: dict[str, Any]) -> None:
+        """Go on with another setting. Errors: as `_options`"""
+        given = validated(setting, _Input)
+        changes = {name: getattr(given, name) for name in given.model_fields_set}
+        if "transcription" in changes:
+            fields = changes["transcription"].model_dump(exclude_unset=True)
+            changes["transcription"] = self._input.transcription.model_copy(update=fields)
+        new = self._input.model_copy(update=changes)
+        options = self._options(new)
+        if new.format != self._input.format:
+            self._samples = new.format.reader()
+        pause = new.turn_detection.pause if new.turn_detection else PAUSE
+        self._live.configure(options, pause)
+        self._input = new
 
     async def receive(self) -> None:
         """Take events until the client goes; while many wait, no more."""
@@ -146,47 +204,73 @@ class _Client:
 
     async def answer(self) -> None:
         """Answer the events; sound that has come meanwhile is transcribed together."""
-        await self._send("session.created", session=self._about())
+        await self._send("session.created", session=self._session())
         while True:
             await self._arrived.wait()
             self._arrived.clear()
             texts = self._events
             self._events = []
-            for text in [*texts, None]:
+            for text in texts:
+                event = None
                 try:
-                    await (self._advance() if text is None else self._take(text))
+                    event = parse(text.encode(), _Event)
+                    await self._take(event)
                 except ERRORS as error:
-                    await self._send("error", **answers.error(*failure_of(error)))
-
-    async def _take(self, text: str) -> None:
-        """Answer an event; of sound only take note. Raises InputError for one that is wrong."""
-        event = parse(text.encode(), _Event)
-        if event.type == f"{_BUFFER}.append":
-            check_length(self._live.seconds, self._server.limits.seconds)
+                    await self._refuse(error, event)
             try:
-                self._live.append(self._samples(b64decode(event.audio, validate=True)))
-            except ValueError as error:
-                raise InputError(f"audio is not PCM of 16 bits in base64: {error}") from None
+                await self._advance()
+            except ERRORS as error:
+                await self._refuse(error, None)
+
+    async def _refuse(
+        self, error: Exception, event: _Event | None, code: str | None = None
+    ) -> None:
+        body = answers.error(*failure_of(error))
+        body["error"] |= {"event_id": event and event.event_id, "code": code}
+        await self._send("error", **body)
+
+    async def _take(self, event: _Event) -> None:
+        """Answer an event; of sound only take note. Raises InputError for one that is wrong."""
+        if event.type == f"{_BUFFER}.append":
+            await self._append(event)
         elif event.type in ("session.update", "transcription_session.update") and event.session:
-            if self._live.seconds:
-                raise InputError("the session cannot change once sound has come")
-            given = event.session.audio["input"] if event.session.audio else event.session
-            names = given.model_fields_set & _Input.model_fields.keys()
-            changes = {name: getattr(given, name) for name in names}
-            self._begin(self._input.model_copy(update=changes))
-            await self._send(f"{event.type}d", session=self._about())
+            for setting in event.session.settings():
+                try:
+                    self._change(setting)
+                except ERRORS as error:
+                    await self._refuse(error, event)
+            await self._send(f"{event.type}d", session=self._session())
         elif event.type == f"{_BUFFER}.commit":
             if self._live.seconds == self._committed:
-                raise InputError("the audio buffer is empty: nothing to commit")
+                empty = InputError("the audio buffer is empty: nothing to commit")
+                await self._refuse(empty, event, f"{_BUFFER}_commit_empty")
+                return
+            last = self._last_item
             await self._advance(is_end=True)
-            if not self._input.turn_detection:
+            if self._last_item == last:
                 await self._end_item(self._live.seconds)
         elif event.type == f"{_BUFFER}.clear":
             self._live.clear()
-            self._item = self._text = ""
+            if self._item and self._item.is_announced:
+                await self._end_item(self._live.seconds)
+            self._item = None
+            self._committed = self._live.seconds
             await self._send(f"{_BUFFER}.cleared")
         else:
             raise InputError(f"there is no event {event.type[:50]!r} in transcription sessions")
+
+    async def _append(self, event: _Event) -> None:
+        """Add sound; after the most that the server takes, end the session."""
+        try:
+            self._live.append(self._samples(b64decode(event.audio, validate=True)))
+        except ValueError as error:
+            raise InputError(f"audio is not in base64 or not of its format: {error}") from None
+        try:
+            check_length(self._live.seconds, self._server.limits.seconds)
+        except InputError as error:
+            await self._advance(is_end=True)
+            await self._refuse(error, event)
+            await self._socket.close(1008, str(error))
 
     async def _advance(self, is_end: bool = False) -> None:
         async for _ in working(self._server.engine, self._live.advance(is_end), is_begun=True):
@@ -196,36 +280,56 @@ class _Client:
 
     async def _tell(self, heard: Heard) -> None:
         """Tell the client what was heard."""
-        detects = self._input.turn_detection is not None
-        if not self._item:
-            self._item = _new("item")
-            if detects:
+        has_turns = self._input.turn_detection is not None
+        item = self._item
+        if item is None:
+            self._item = item = _Item(_new("item"))
+            if has_turns:
                 start = round(1000 * heard.start)
-                await self._send(
-                    f"{_BUFFER}.speech_started", item_id=self._item, audio_start_ms=start
-                )
-        if heard.text:
-            delta = heard.text if self._text else heard.text.lstrip()
-            self._text += delta
-            about = {"item_id": self._item, "content_index": 0, "delta": delta}
-            await self._send(f"{_TRANSCRIPTION}.delta", **about)
-        if detects and heard.end is not None:
+                await self._send(f"{_BUFFER}.speech_started", item_id=item.id, audio_start_ms=start)
+                await self._announce(item)
+        item.text += heard.text if item.text else heard.text.lstrip()
+        if item.is_announced:
+            await self._send_words(item)
+        if self._input.transcription.tentative and heard.end is None:
+            text = f"{item.text}{heard.rest}".strip()
+            await self._send(f"{_TRANSCRIPTION}.tentative", item_id=item.id, transcript=text)
+        if has_turns and heard.end is not None:
             end = round(1000 * heard.end)
-            await self._send(f"{_BUFFER}.speech_stopped", item_id=self._item, audio_end_ms=end)
+            await self._send(f"{_BUFFER}.speech_stopped", item_id=item.id, audio_end_ms=end)
             await self._end_item(heard.end)
+
+    async def _announce(self, item: _Item) -> None:
+        """Tell the client of an item, before its words."""
+        item.is_announced = True
+        about = {"previous_item_id": self._last_item}
+        await self._send(f"{_BUFFER}.committed", item_id=item.id, **about)
+        body = {"id": item.id, "object": "realtime.item", "type": "message", "role": "user"}
+        content = [{"type": "input_audio", "transcript": None}]
+        body = {**body, "status": "completed", "content": content}
+        await self._send("conversation.item.added", item=body, **about)
+
+    async def _send_words(self, item: _Item) -> None:
+        delta = item.text[item.sent :]
+        item.sent = len(item.text)
+        if delta:
+            about = {"item_id": item.id, "content_index": 0, "delta": delta}
+            await self._send(f"{_TRANSCRIPTION}.delta", **about)
 
     async def _end_item(self, end: float) -> None:
         """Tell the client that an item is complete. end: its end in seconds"""
-        item = self._item or _new("item")
+        item = self._item or _Item(_new("item"))
+        if not item.is_announced:
+            await self._announce(item)
+        await self._send_words(item)
         usage = {"type": "duration", "seconds": round(end - self._committed, 2)}
-        about = {"item_id": item, "content_index": 0, "transcript": self._text, "usage": usage}
-        await self._send(f"{_BUFFER}.committed", item_id=item, previous_item_id=self._last_item)
+        about = {"item_id": item.id, "content_index": 0, "transcript": item.text, "usage": usage}
         await self._send(f"{_TRANSCRIPTION}.completed", **about)
-        self._last_item = item
+        self._last_item = item.id
         self._committed = end
-        self._item = self._text = ""
+        self._item = None
 
-    def _about(self) -> dict[str, Any]:
+    def _session(self) -> dict[str, Any]:
         """The session, as events have it."""
         about = {"object": "realtime.transcription_session", "type": "transcription"}
         return {"id": self._id, **about, "audio": {"input": self._input.model_dump()}}

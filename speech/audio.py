@@ -38,6 +38,13 @@ def pcm(data: bytes) -> np.ndarray:
     return np.divide(np.frombuffer(data, "<i2"), 32768, dtype=np.float32)
 
 
+def from_ulaw(data: bytes) -> bytes:
+    """16-bit samples of 8-bit ones in G.711's mu-law."""
+    codes = ~np.frombuffer(data, np.uint8).astype(np.int32) & 0xFF
+    sizes = (((codes & 0x0F) << 3) + 132 << (codes >> 4 & 0x07)) - 132
+    return np.where(codes & 0x80, -sizes, sizes).astype("<i2").tobytes()
+
+
 def resampler(rate: int) -> Callable[[bytes], np.ndarray]:
     """Makes samples at RATE of 16-bit ones at another rate, piece by piece. Raises InputError without PyAV."""
     if rate == RATE:

@@ -31,7 +31,7 @@ class WindowDecoder:
         options: TranscribeOptions,
     ):
         self._config, self._tokenizer = config, tokenizer
-        self._special, self._options = special, options
+        self._special, self.options = special, options
         self._seeds = RowSeeds(options.seed)
         self.stats = Stats()
 
@@ -63,12 +63,12 @@ class WindowDecoder:
         if previous:
             longest = self._config.max_positions // 2
             earlier = [self._special.previous, *previous[1 - longest :]]
-        prefix = [*earlier, *self._special.prefix(language, self._options.task)]
+        prefix = [*earlier, *self._special.prefix(language, self.options.task)]
         if not self._special.has_timestamps:
             prefix.append(self._special.no_timestamps)
         decoded = [*windows]
         failing = [*range(len(windows))]
-        for temperature in self._options.temperatures[:tries]:
+        for temperature in self.options.temperatures[:tries]:
             groups = {i: self._rows(decoded[i], prefix, temperature) for i in failing}
             yield [row for rows in groups.values() for row in rows]
             for i, rows in groups.items():
@@ -86,13 +86,13 @@ class WindowDecoder:
 
     def _rows(self, window: Window, prefix: list[int], temperature: float) -> list[Row]:
         options = self._special.options(
-            suppressed=self._options.suppress_tokens,
+            suppressed=self.options.suppress_tokens,
             temp=temperature,
             max_tokens=self._config.max_positions // 2,
-            num_draft=self._options.num_draft,
+            num_draft=self.options.num_draft,
         )
         seed = partial(self._seeds, [window.seek, round(100 * temperature)])
-        count = self._options.best_of if temperature else 1
+        count = self.options.best_of if temperature else 1
         rows = [Row(window.prompt, options, seed(), reference=window.draft) for _ in range(count)]
         for row in rows:
             row.begin(prefix, self._config)
@@ -124,27 +124,27 @@ class WindowDecoder:
 
     def fails(self, attempt: Attempt) -> bool:
         """Whether to try the next temperature."""
-        ratio = self._options.compression_ratio_threshold
+        ratio = self.options.compression_ratio_threshold
         repeats = ratio is not None and attempt.compression_ratio > ratio
-        threshold = self._options.logprob_threshold
+        threshold = self.options.logprob_threshold
         unsure = threshold is not None and attempt.avg_logprob < threshold
         return (repeats or unsure) and not (unsure and self._is_silent(attempt))
 
     def is_speech(self, attempt: Attempt) -> bool:
-        threshold = self._options.logprob_threshold
+        threshold = self.options.logprob_threshold
         sure = threshold is not None and attempt.avg_logprob > threshold
         return sure or not self._is_silent(attempt)
 
     def _is_silent(self, attempt: Attempt) -> bool:
-        threshold = self._options.no_speech_threshold
+        threshold = self.options.no_speech_threshold
         probability = attempt.no_speech_prob
         return threshold is not None and probability is not None and probability > threshold
 
     def _needs_no_speech_prob(self, attempt: Attempt) -> bool:
         if attempt.no_speech_prob is not None:
             return False
-        threshold = self._options.logprob_threshold
+        threshold = self.options.logprob_threshold
         unsure = threshold is None or attempt.avg_logprob <= threshold
-        return self._options.no_speech_probs or (
-            self._options.no_speech_threshold is not None and unsure
+        return self.options.no_speech_probs or (
+            self.options.no_speech_threshold is not None and unsure
         )

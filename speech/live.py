@@ -14,6 +14,7 @@ import numpy as np
 from speculative.tasks import Task, Work
 from speech.audio import pcm
 from speech.features import FRAMES, HOP, RATE, log_mel
+from speech.options import TranscribeOptions
 from speech.pipeline import Pipeline
 from speech.segments import Transcript
 from speech.timeline import Timeline
@@ -65,6 +66,11 @@ class Live:
         self._final: list[int] = []  # tokens that are final
         self._words: list[str] = []  # their words
         self._rest_words: list[str] = []  # the last text's words after them
+
+    def configure(self, options: TranscribeOptions, pause: float) -> None:
+        """Go on with other options and pauses."""
+        self._pipeline.configure(options)
+        self._utterances.set_pause(pause)
 
     def append(self, samples: np.ndarray) -> None:
         """Add what has arrived."""

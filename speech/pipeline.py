@@ -49,17 +49,25 @@ class Pipeline:
     ):
         """leaves_rest: text that no timestamp ends is left for the next window"""
         self._model, self._tokenizer = model, tokenizer
-        self.config, self.special, self.options = model.config, special, options
+        self.config, self.special = model.config, special
         self.decoder = WindowDecoder(model.config, tokenizer, special, options)
-        self.language = options.language if special.languages else "en"  # None: not known yet
+        self.language = None if special.languages else "en"  # None: not known yet
         self._leaves_rest = leaves_rest
         self._segments: list[Segment] = []
-        self._carried = self.tokens(options.hotwords)  # the beginning of every window's prompt
-        self._previous = self.tokens(options.initial_prompt)  # the text before the next window
-        if options.carry_initial_prompt:
-            self._carried += self._previous
-            self._previous = []
+        self._previous = list[int]()  # the text before the next window
         self._spoken = 0.0  # when the last word has ended, in seconds of what is transcribed
+        self.configure(options)
+        if not options.carry_initial_prompt:
+            self._previous = self.tokens(options.initial_prompt)
+
+    def configure(self, options: TranscribeOptions) -> None:
+        """Go on with other options."""
+        self.options = self.decoder.options = options
+        self._carried = self.tokens(options.hotwords)  # the beginning of every window's prompt
+        if options.carry_initial_prompt:
+            self._carried += self.tokens(options.initial_prompt)
+        if options.language and self.special.languages:
+            self.speak(options.language)
 
     def tokens(self, text: str) -> list[int]:
         """The tokens of what a user gives as text before the sound's."""

@@ -45,9 +45,14 @@ class Transcriber:
             reporter.note(f"{why}; --word-timestamps times the words")
 
     def resolve(self, options: TranscribeOptions) -> TranscribeOptions:
-        """The options with the language's code. Raises InputError if the model lacks the language or the task."""
-        if options.language:
-            options = replace(options, language=self.special.language_code(options.language))
+        """The options with the language's code; "auto" and "" stand for none. Raises InputError if the model lacks the
+        language or the task."""
+        language = options.language
+        if language in ("", "auto"):
+            language = None
+        elif language:
+            language = self.special.language_code(language)
+        options = replace(options, language=language)
         self.special.prefix(
             options.language or next(iter(self.special.languages), "en"), options.task
         )

@@ -155,8 +155,7 @@ class Utterances:
     """Finds utterances in a sound that arrives, frame by frame, so that they do not depend on how it arrives."""
 
     def __init__(self, pause: float):
-        """pause: seconds of silence that end an utterance"""
-        self.margin = round(pause * FRAMES / 2)  # frames before and after it that are part of it
+        self.set_pause(pause)
         self.frames = 0  # so far
         self._over = deque[Utterance]()
         self._begin: int | None = None  # of the one that goes on
@@ -164,6 +163,10 @@ class Utterances:
         self._run: int | None = None  # where frames in which somebody may speak begin
         self._is_speech = False  # whether somebody speaks in these
         self._free = 0  # where the last one ends
+
+    def set_pause(self, seconds: float) -> None:
+        """Let so much silence end an utterance; half of it is part of it, before and after."""
+        self.margin = round(seconds * FRAMES / 2)
 
     def hear(self, chances: np.ndarray) -> None:
         """Go on. chances: how probable speech is in each further frame"""

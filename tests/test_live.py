@@ -8,6 +8,7 @@ import subprocess
 import sys
 import wave
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from helpers.serving import Server, openai_client
 
 import speech.live
 from families.conversion import convert
+from speech.audio import from_ulaw
 from speech.features import HOP, RATE
 from speech.live import Live
 from speech.options import TranscribeOptions
@@ -179,53 +181,137 @@ def append(data):
     return {"type": "input_audio_buffer.append", "audio": base64.b64encode(data).decode()}
 
 
-@pytest.mark.slow
-def test_live_clients_get_their_own_words_beside_files(folder):
+COMMIT = {"type": "input_audio_buffer.commit"}
+CLEAR = {"type": "input_audio_buffer.clear"}
+
+
+def update(**given):
+    return {"type": "session.update", "event_id": "mine", "session": {"audio": {"input": given}}}
+
+
+@pytest.fixture(scope="module")
+def server(folder):
+    with Server(folder, "--model", "target", "--max-seconds", "40", "--api-key", "key") as made:
+        yield made
+
+
+@contextmanager
+def session(server, *events, **how):
+    """A connection as a browser makes it: sends these events, and yields what sends one and reads up to a type."""
     client_of = pytest.importorskip("websockets.sync.client")
-    detection = {"format": {"rate": RATE}, "turn_detection": None}
-    update = {"type": "session.update", "session": {"audio": {"input": detection}}}
-    commit = {"type": "input_audio_buffer.commit"}
+    address = f"ws://127.0.0.1:{server.port}/v1/realtime?model=gpt-4o-transcribe"
+    protocols = ["realtime", "openai-insecure-api-key.key"]
+    with client_of.connect(address, subprotocols=protocols, **how) as live:
+        assert live.subprotocol == "realtime"
 
-    def connect(**how):
-        return client_of.connect(f"ws://127.0.0.1:{server.port}/v1/realtime", **how)
+        def talk(event, until=None):
+            live.send(json.dumps(event))
+            events = []
+            while until and not (events and events[-1]["type"].endswith(until)):
+                events.append(json.loads(live.recv(timeout=60)))
+            return events
 
+        for event in events:
+            talk(event)
+        yield talk
+
+
+RAW = {"format": {"rate": RATE}}
+
+
+@pytest.mark.slow
+def test_live_clients_get_their_own_words_beside_files(server):
     def listen(name):
-        with connect() as live:
-            for event in (update, append(sound(name)), commit):
-                live.send(json.dumps(event))
-            events = [json.loads(live.recv())]
-            while not events[-1]["type"].endswith("completed"):
-                events.append(json.loads(live.recv()))
+        with session(server, update(**RAW, turn_detection=None), append(sound(name))) as talk:
+            events = talk(COMMIT, "completed")
         said = "".join(event.get("delta", "") for event in events)
         assert said == events[-1]["transcript"] and events[-2]["item_id"] == events[-1]["item_id"]
         return said
 
     def ask(name):
-        with open(DEMO / "speech" / name, "rb") as file, openai_client(server) as client:
-            return client.audio.transcriptions.create(model="target", file=file).text
+        with open(DEMO / "speech" / name, "rb") as file, openai_client(server, "key") as client:
+            return client.audio.transcriptions.create(model="gpt-4o-transcribe", file=file).text
 
-    with Server(folder, "--model", "target", "--max-seconds", "20") as server:
-        names = ["sentence.wav", "numbers.wav"]
-        alone = [each(name) for name in names for each in (listen, ask)]
-        assert alone[1::2] == [CLIPS[name]["text"] for name in names]
-        with ThreadPoolExecutor(8) as pool:
-            jobs = [pool.submit(each, name) for name in names for each in (listen, ask)] * 2
-            assert [job.result() for job in jobs] == alone * 2
-        with connect() as live:
-            live.recv()
-            other = {"type": "session.update", "session": {"type": "realtime"}}
-            half = append(b"x")
-            for wrong in ("x", "{}", b"x", {"type": "response.create"}, other, half, commit):
-                live.send(json.dumps(wrong) if isinstance(wrong, dict) else wrong)
-                assert json.loads(live.recv())["error"]["type"] == "invalid_request_error"
-            live.send(json.dumps(append(b"")))
-            live.send(json.dumps(append(bytes(1 << 21))))
-            live.send(json.dumps(append(bytes(2))))
-            assert "more than 20 seconds" in live.recv()
-            live.send(json.dumps(append(sound("numbers.wav"))))
-        server.until("texts_running", 0)  # the client has gone
-        for host, origin, status in (("elsewhere", None, 400), ("localhost", "http://a.org", 403)):
-            line = socket.create_connection(("127.0.0.1", server.port))
-            with pytest.raises(client_of.InvalidStatus) as refused:
-                client_of.connect(f"ws://{host}/v1/realtime", sock=line, origin=origin)
-            assert refused.value.response.status_code == status
+    names = ["sentence.wav", "numbers.wav"]
+    alone = [each(name) for name in names for each in (listen, ask)]
+    assert alone[1::2] == [CLIPS[name]["text"] for name in names]
+    with ThreadPoolExecutor(8) as pool:
+        jobs = [pool.submit(each, name) for name in names for each in (listen, ask)] * 2
+        assert [job.result() for job in jobs] == alone * 2
+
+
+@pytest.mark.slow
+def test_each_utterance_has_its_language_and_its_events_openais_order(server):
+    pause = bytes(2 * RATE)
+    with session(server, update(**RAW, transcription={"tentative": True})) as talk:
+        talk(append(sound("sentence.wav") + pause))
+        first = talk(append(sound("german.wav") + pause), "completed")
+        events = first + talk(append(pause), "completed")
+    kinds = [event["type"].rpartition(".")[2] for event in events[2:]]
+    item = ["speech_started", "committed", "added", "delta", "speech_stopped", "completed"]
+    assert [kind for kind in kinds if kind != "tentative"] == [
+        kind for i, kind in enumerate(item * 2)
+    ] and "tentative" in kinds
+    texts = [event["transcript"] for event in events if event["type"].endswith("completed")]
+    assert texts[0] == CLIPS["sentence.wav"]["text"]
+    assert texts[1].startswith("Der starke Bruder wäscht meine Lampe.")
+    items = [event["item_id"] for event in events if event["type"].endswith("committed")]
+    before = [event["previous_item_id"] for event in events if event["type"].endswith("committed")]
+    assert before == [None, items[0]]
+
+
+@pytest.mark.slow
+def test_a_commit_is_always_answered_and_settings_change_at_any_time(server):
+    silence = append(bytes(RATE))
+    with session(server, update(**RAW)) as talk:
+        assert talk(COMMIT, "error")[-1]["error"]["code"] == "input_audio_buffer_commit_empty"
+        for event in (silence, CLEAR):
+            talk(event)
+        assert talk(COMMIT, "error")[-1]["error"]["code"] == "input_audio_buffer_commit_empty"
+        for turns in ({}, None, {"type": "semantic_vad", "eagerness": "high"}):
+            given = {"language": "auto", "model": "none", "prompt": "Hello."}
+            events = talk(update(turn_detection=turns, transcription=given), "updated")
+            assert (
+                events[0]["error"]["event_id"] == "mine"
+                and "model" in events[0]["error"]["message"]
+            )
+            kept = events[-1]["session"]["audio"]["input"]["transcription"]
+            assert (kept["prompt"], kept["model"]) == ("Hello.", None)
+            talk(silence)
+            events = talk(COMMIT, "completed")
+            assert [event["type"].rpartition(".")[2] for event in events] == [
+                *("committed", "added", "completed")
+            ] and events[-1]["transcript"] == ""
+        talk(update(format={"type": "audio/pcmu"}, turn_detection=None), "updated")
+        tone = (8000 * np.sin(np.arange(8000))).astype("<i2").tobytes()
+        talk(append(bytes(range(256)) + tone[:7744]))
+        assert talk(COMMIT, "completed")[-1]["usage"]["seconds"] == pytest.approx(1, abs=0.01)
+
+
+def test_mu_law_is_g711s():
+    audioop = pytest.importorskip("audioop")
+    assert from_ulaw(bytes(range(256))) == audioop.ulaw2lin(bytes(range(256)), 2)
+
+
+@pytest.mark.slow
+def test_what_is_wrong_is_told_and_too_much_ends_a_session(server):
+    client_of = pytest.importorskip("websockets.sync.client")
+    with session(server) as talk:
+        other = {"type": "session.update", "session": {"type": "realtime"}}
+        for wrong in ("x", {}, {"type": "response.create"}, other, append(b"x"), COMMIT):
+            assert talk(wrong, "error")[-1]["error"]["type"] == "invalid_request_error"
+        for _ in range(2):
+            talk(append(bytes(1 << 20)))
+        with pytest.raises(Exception, match="more than 40 seconds"):
+            talk(append(b""), "never")
+    server.until("texts_running", 0)  # the client has gone
+    for host, origin, key, status in (
+        ("elsewhere", None, "key", 400),
+        ("localhost", "http://a.org", "key", 403),
+        ("localhost", None, "none", 401),
+    ):
+        line = socket.create_connection(("127.0.0.1", server.port))
+        about = dict(origin=origin, subprotocols=["realtime", f"openai-insecure-api-key.{key}"])
+        with pytest.raises(client_of.InvalidStatus) as refused:
+            client_of.connect(f"ws://{host}/v1/realtime", sock=line, **about)
+        assert refused.value.response.status_code == status

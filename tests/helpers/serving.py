@@ -79,7 +79,8 @@ class Server:
         return response.status, json.loads(text) if text.startswith(b"{") else text.decode()
 
     def get(self, path: str) -> str:
-        with urllib.request.urlopen(self.url + path, timeout=30) as response:
+        request = urllib.request.Request(self.url + path, headers={"authorization": "Bearer key"})
+        with urllib.request.urlopen(request, timeout=30) as response:
             return response.read().decode()
 
     def metric(self, name: str) -> float:
@@ -101,10 +102,10 @@ def heavy(server: Server) -> list[str]:
     return [line for line in lines if not any(name in line for name in LIGHT)]
 
 
-def openai_client(server: Server):
+def openai_client(server: Server, key: str = "none"):
     """OpenAI's own client of a server."""
     openai = pytest.importorskip("openai")
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
 
 
 def mixed(count: int, seed: int = 0) -> list[dict[str, Any]]:
