@@ -27,7 +27,6 @@ from documents.files import (
     files_of,
     load,
     output_of,
-    remarks,
     report_of,
 )
 from documents.translator import Translator
@@ -187,12 +186,14 @@ def translate(
         if isinstance(result, InputError):
             failures.append(InputError(f"{file.name}: {result}"))
             continue
-        for line in remarks(file, result):
-            reporter.note(line)
-        if result.data is not None:
-            sys.stdout.buffer.write(result.data)
-        else:
+        for problem in result.problems:
+            reporter.note(f"{file.name}, {problem}")
+        for note in result.notes:
+            reporter.note(f"{file.name}: {note}")
+        if file.output:
             cli.write(str(file.output))
+        else:
+            sys.stdout.buffer.write(result.data)
         reports[file.name] = report_of(file.name, result.lines)
     if report:
         with replacing(report) as partial:

@@ -6,14 +6,14 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from common.errors import InputError
 from documents import read
-from documents.document import Document, Target, Written
+from documents.document import AllTargets, Document, Texts, Written
 
 SECONDS = 30
 MEMORY = 2 << 30  # bytes; Linux alone keeps to it
@@ -28,9 +28,7 @@ def read_apart(
     `Document.for_language`."""
     passages, strict, has_languages = _call(check, path, data, language)
 
-    def write(
-        texts: Sequence[str | None], targets: Sequence[Sequence[Target] | None] | None = None
-    ) -> Written:
+    def write(texts: Texts, targets: AllTargets = None) -> Written:
         return _call(check, path, data, language, texts, targets)
 
     for_language = (lambda code: read_apart(path, data, check, code)) if has_languages else None

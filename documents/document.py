@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from common.errors import InputError
 from documents.sentences import between, words_and_clusters
@@ -13,6 +13,9 @@ from text.cues import NEWLINE, line_spans
 
 Span = tuple[int, int]
 Target = tuple[Span, bool]  # where formatting goes in a translation, and whether that is sure
+Targets = Sequence[Target] | None  # of a passage's formatting
+AllTargets = Sequence[Targets] | None  # of all passages
+Texts = Sequence[str | None]
 
 _LINE_BREAK = re.compile(rf"(?:{NEWLINE.pattern})\Z")
 
@@ -52,28 +55,19 @@ class Written:
     notes: Sequence[str] = ()
 
 
-class Write(Protocol):
-    def __call__(
-        self,
-        texts: Sequence[str | None],
-        targets: Sequence[Sequence[Target] | None] | None = None,
-    ) -> Written:
-        """The document with a text for each passage; None keeps a passage as it is. targets: of each passage's
-        formatting; None: at the same words or the same place"""
-        ...
-
-
 @dataclass(frozen=True)
 class Document:
     """A document in some format.
 
+    write:        the document with a text for each passage; None keeps a passage as it is. With targets of each passage's
+                  formatting; None: at the same words or the same place
     strict:       a passage whose translation lost a placeholder stays as it is
     notes:        what a reader should know of the whole document
     for_language: the document for a target language's code, where that changes the passages
     """
 
     passages: Sequence[Passage]
-    write: Write
+    write: Callable[..., Written]
     strict: bool = False
     notes: Sequence[str] = ()
     for_language: "Callable[[str], Document] | None" = None
@@ -87,12 +81,10 @@ class Fitted(NamedTuple):
     problems: Sequence[str] = ()
 
 
-Fit = Callable[[str, Passage, str, Sequence[Target] | None], Fitted | None]
+Fit = Callable[[str, Passage, str, Targets], Fitted | None]
 
 
-def by_lines(
-    source: str, passage: Passage, text: str, targets: Sequence[Target] | None
-) -> Fitted | None:
+def by_lines(source: str, passage: Passage, text: str, targets: Targets) -> Fitted | None:
     """The text's lines, if it has one for each span; or else the text, spread over them. None: it is the source's."""
     return None if text == passage.text else Fitted(by_length(passage, text))
 
@@ -129,9 +121,7 @@ def in_text(
     passages = [*_located(source, find(source))]
     newline = below.replace("\n", newline_of(source))
 
-    def write(
-        texts: Sequence[str | None], targets: Sequence[Sequence[Target] | None] | None = None
-    ) -> Written:
+    def write(texts: Texts, targets: AllTargets = None) -> Written:
         edits = set[tuple[Span, str]]()  # passages may share some
         plain = list[str]()
         problems = dict[int, Sequence[str]]()
@@ -161,9 +151,7 @@ def joined(
 ) -> Document:
     """One document of several, which have no lines of their own. assemble: makes its bytes of theirs"""
 
-    def write(
-        texts: Sequence[str | None], targets: Sequence[Sequence[Target] | None] | None = None
-    ) -> Written:
+    def write(texts: Texts, targets: AllTargets = None) -> Written:
         data = list[bytes]()
         plain = list[str]()
         later_notes = list[str]()

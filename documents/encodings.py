@@ -2,11 +2,11 @@
 
 import codecs
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from common.errors import InputError
-from documents.document import Document, Target, Written
+from documents.document import AllTargets, Document, Texts, Written
 
 _BINARY = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, b"PK")  # formats read these themselves
 _DECLARED = re.compile(rb"""(?:encoding|charset)\s*=\s*["']?([\w.:-]+)""")
@@ -36,9 +36,7 @@ def decoded(
     document = parse(source.encode())
     notes = [f"read as {name}; --encoding changes that"] if guessed else []
 
-    def write(
-        texts: Sequence[str | None], targets: Sequence[Sequence[Target] | None] | None = None
-    ) -> Written:
+    def write(texts: Texts, targets: AllTargets = None) -> Written:
         new = document.write(texts, targets)
         try:
             errors = "xmlcharrefreplace" if is_markup else "strict"

@@ -36,31 +36,6 @@ class File(NamedTuple):
     output: Path | None = None
 
 
-class Finished(NamedTuple):
-    """A file's translation.
-
-    data:       to be printed; None: it is in the output
-    notes:      what a reader should know of it
-    is_earlier: an interrupted run has written it
-    """
-
-    data: bytes | None
-    lines: Sequence[Line]
-    notes: Sequence[str] = ()
-    is_earlier: bool = False
-
-    @classmethod
-    def of(cls, translation: Translation, data: bytes | None) -> "Finished":
-        lines = translation.lines
-        notes = [*translation.notes]
-        from_memory = sum(line.from_memory for line in lines)
-        if from_memory:
-            notes.append(f"{from_memory} of {len(lines)} texts are the memory's")
-        if translation.plain:
-            notes.append(f"{len(translation.plain)} formatted words became plain")
-        return cls(data, lines, notes)
-
-
 def files_of(names: Iterable[str]) -> Iterator[tuple[str, Path]]:
     """The files of these names and the documents in folders, hidden ones left out, each with its place below its folder."""
     for name in names:
@@ -132,7 +107,7 @@ class FileTranslator:
                 with closing(self._journal(file.output)) as journal:
                     check_free(file.output, self.force or bool(_finished(journal, file)))
 
-    def run(self, files: Sequence[File]) -> Iterator[tuple[File, Finished | InputError]]:
+    def run(self, files: Sequence[File]) -> Iterator[tuple[File, Translation | InputError]]:
         """Each file with its translation or what is wrong with it, as they are finished."""
         failed = False
         (first, *others) = [file.name for file in files]
@@ -153,37 +128,27 @@ class FileTranslator:
 
     def _task(self, file: File) -> Task:
         if file.output is None:
-            translation: Translation = yield from self.translator.steps(file.document)
-            return Finished.of(translation, translation.data)
+            return (yield from self.translator.steps(file.document))
         with closing(self._journal(file.output)) as journal:
             earlier = _finished(journal, file)
             if earlier:
                 return earlier
-            translation = yield from self.translator.steps(file.document, journal)
+            translation: Translation = yield from self.translator.steps(file.document, journal)
             with replacing(file.output) as partial:
                 partial.write_bytes(translation.data)
             journal.append({"digest": file.digest, "lines": translation.lines})
-            return Finished.of(translation, None)
+            return translation
 
 
-def _finished(journal: Journal, file: File) -> Finished | None:
+def _finished(journal: Journal, file: File) -> Translation | None:
     """What an interrupted run wrote for this file as it is now, if its output is still there."""
     for entry in journal.entries:
         is_end = isinstance(entry, dict) and entry["digest"] == file.digest
         if is_end and file.output and file.output.exists():
-            return Finished(None, [Line(*line) for line in entry["lines"]], (), True)
+            lines = [Line(*line) for line in entry["lines"]]
+            note = f"{file.output} is finished already; remove that to translate it again"
+            return Translation(file.output.read_bytes(), lines, [note])
     return None
-
-
-def remarks(file: File, finished: Finished) -> Iterator[str]:
-    """What a reader should know of a file's translation, in lines."""
-    name = file.name
-    if finished.is_earlier:
-        yield f"{name}: {file.output} is finished already; remove that to translate it again"
-        return
-    for line in finished.lines:
-        yield from (f"{name}, {line.location}: {problem}" for problem in line.problems)
-    yield from (f"{name}: {note}" for note in finished.notes)
 
 
 def report_of(name: str, lines: Sequence[Line]) -> str:

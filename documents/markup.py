@@ -9,7 +9,7 @@ from zipfile import ZipFile
 
 from common.errors import InputError, naming
 from documents.check import STAND_IN, Items, fault_of, outline_of, with_kept
-from documents.document import Document, Fitted, Passage, Target, in_text, joined
+from documents.document import Document, Fitted, Passage, Targets, in_text, joined
 from documents.paragraph import InWords, Paragraph, has_words, written
 
 MAX_UNPACKED = 1 << 29  # bytes of an archive
@@ -37,9 +37,7 @@ def in_markup(
     """A document of paragraphs with marks. Each is checked when it is written: what would lose some of its markup is written
     the plain way, and named. fields: `in_text`'s"""
 
-    def fit(
-        source: str, passage: Passage, text: str, targets: Sequence[Target] | None
-    ) -> Fitted | None:
+    def fit(source: str, passage: Passage, text: str, targets: Targets) -> Fitted | None:
         assert isinstance(passage, Paragraph)
         return None if text == passage.text else _fitted(markup, source, passage, text, targets)
 
@@ -47,12 +45,8 @@ def in_markup(
 
 
 def _fitted(
-    markup: Markup,
-    source: str,
-    paragraph: Paragraph,
-    text: str,
-    targets: Sequence[Target] | None,
-) -> Fitted | None:
+    markup: Markup, source: str, paragraph: Paragraph, text: str, targets: Targets
+) -> Fitted:
     raw = paragraph.raw or "".join(source[start:stop] for start, stop in paragraph.spans)
     kept = {} if markup.lines else _kept(paragraph)
     before = outline_of(with_kept(markup.items, raw, kept))

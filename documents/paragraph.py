@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import regex
 
-from documents.document import Passage, Span, Target
+from documents.document import Passage, Span, Target, Targets
 from documents.marks import WORD, targets_of
 
 
@@ -155,10 +155,7 @@ class InWords(NamedTuple):
 
 
 def written(
-    paragraph: Paragraph,
-    text: str,
-    targets: Sequence[Target] | None,
-    escape: Callable[[str], str],
+    paragraph: Paragraph, text: str, targets: Targets, escape: Callable[[str], str]
 ) -> InWords:
     """A text with the marks of a paragraph at these targets. escape: writes text as markup."""
     targets = targets or targets_of([(paragraph.text, text)], paragraph.formatting, {})

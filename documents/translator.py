@@ -12,7 +12,7 @@ from common.errors import InputError
 from common.files import Journal
 from common.reporting import reporter
 from decoder import BATCH_SIZE, Options, Response, SpeculativeDecoder
-from documents.document import Document, Passage, Target, spread
+from documents.document import Document, Passage, Targets, spread
 from documents.marks import Align, Sentence, targets_of
 from documents.sentences import (
     Phrases,
@@ -59,13 +59,11 @@ class Line(NamedTuple):
 
 
 class Translation(NamedTuple):
-    """data: of the file in the other language; notes: what a reader should know of all of it; plain: words whose formatting
-    is not kept"""
+    """data: of the file in the other language; notes: what a reader should know of all of it"""
 
     data: bytes
     lines: Sequence[Line]
     notes: Sequence[str]
-    plain: Sequence[str]
 
     @property
     def problems(self) -> list[str]:
@@ -173,16 +171,14 @@ class Translator:
         ]
         aligned = yield from self._align(document.passages, pairs)
         texts = list[str | None]()
-        targets = list[Sequence[Target] | None]()
+        targets = list[Targets]()
         lines = list[Line]()
         for (passage, pattern), of_passage in zip(passages, pairs, strict=True):
             line = self._line(passage, pattern, of_passage, aligned)
             text = "".join(new for _, new in of_passage)
-            goes = None
-            if passage.formatting:
-                goes = targets_of(of_passage, passage.formatting, aligned)
+            goes = targets_of(of_passage, passage.formatting, aligned)
             if any(pair in aligned for pair in of_passage):
-                line.problems.extend(_to_check(passage, goes or ()))
+                line.problems.extend(_to_check(passage, goes))
             lines.append(line)
             targets.append(goes)
             is_lost = document.strict and changed(passage.text, text, pattern)
@@ -191,9 +187,14 @@ class Translator:
         for number, problems in written.problems.items():
             lines[number].problems.extend(problems)
         notes = [*document.notes, *written.notes]
+        from_memory = sum(line.from_memory for line in lines)
         if not wanted:
             notes.append("nothing in it was translated: it has no text")
-        return Translation(written.data, lines, notes, written.plain)
+        if from_memory:
+            notes.append(f"{from_memory} of {len(lines)} texts are the memory's")
+        if written.plain:
+            notes.append(f"{len(written.plain)} formatted words became plain")
+        return Translation(written.data, lines, notes)
 
     def _line(
         self,
@@ -361,9 +362,9 @@ def length(document: Document) -> int:
     return sum(len(passage.text) for passage in document.passages)
 
 
-def _to_check(passage: Passage, targets: Sequence[Target]) -> Iterator[str]:
+def _to_check(passage: Passage, targets: Targets) -> Iterator[str]:
     """The words whose formatting may be at others."""
-    for span, (_, sure) in zip(passage.formatting, targets, strict=False):
+    for span, (_, sure) in zip(passage.formatting, targets or (), strict=False):
         words = passage.text[slice(*span)].strip()
         if words and not sure:
             yield f"check what belongs to {words!r}"

@@ -172,7 +172,7 @@ class Translations:
         if translator is None:
             texts = [None] * len(document.passages)
             written = await run_in_threadpool(document.write, texts)
-            yield Translation(written.data, [], written.notes, [])
+            yield Translation(written.data, [], written.notes)
             return
         task = translator.steps(document)
         async with aclosing(working(self.engine, task, is_begun=False)) as steps:
