@@ -1,6 +1,5 @@
 """Paragraphs of markup: a text and its marks, and how a translation is written with them, in its own order."""
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -9,7 +8,7 @@ from typing import NamedTuple
 import regex
 
 from documents.document import Passage, Span, Target, Targets
-from documents.marks import WORD, targets_of
+from documents.marks import targets_of
 
 
 @dataclass(eq=False)
@@ -299,40 +298,12 @@ def _nested(paragraph: Paragraph, text: str, targets: Sequence[Target]) -> list[
         i for i, m in enumerate(marks) if m.kind != "run" and (targets[i][1] or m.kind != "look")
     ]
     placed.sort(key=lambda i: (marks[i].is_anchor, not targets[i][1], i))
-    words = [match.span() for match in WORD.finditer(text)]
     done = list[int]()
     for i in placed:
         spans[i] = _outside(i, spans, marks)
         spans[i] = _apart(i, spans, marks, done)
-        needs_word = not marks[i].is_anchor and marks[i].kind != "look"
-        source = paragraph.text[slice(*marks[i].span)]
-        if needs_word and has_words(source) and not has_words(text[slice(*spans[i])]):
-            spans[i] = _nearest_word(i, spans, marks, done, words)
         done.append(i)
     return spans
-
-
-def _nearest_word(
-    i: int, spans: list[Span], marks: Sequence[Mark], done: Sequence[int], words: Sequence[Span]
-) -> Span:
-    """The word that a mark without one is put around: the nearest that is in no other link; where it is, if there is
-    none."""
-    begin = spans[i][0]
-    starts, ends = [word[0] for word in words], [word[1] for word in words]
-    low, high = 0, len(words)
-    taken = set[int]()
-    for j in done:
-        first, last = bisect_right(ends, spans[j][0]), bisect_left(starts, spans[j][1])
-        if marks[j].holds(marks[i]):
-            low, high = max(low, first), min(high, last)
-        elif marks[j].is_apart and marks[i].is_apart:
-            taken.update(range(first, last))
-    free = [words[number] for number in range(low, high) if number not in taken]
-    if free:
-        word = min(free, key=lambda word: abs(word[0] - begin))
-        if _apart(i, [*spans[:i], word, *spans[i + 1 :]], marks, done) == word:
-            return word
-    return begin, begin
 
 
 def _wanted(mark: Mark, words: str, target: Target, text: str) -> Span:
