@@ -108,6 +108,7 @@ def _plain(markup: Markup, source: str, paragraph: Paragraph, text: str) -> InWo
 
 
 def _before_markup(markup: Markup, paragraph: Paragraph, text: str) -> InWords:
+    text = " ".join(text.split())
     parts = [markup.plain(text) if markup.plain else text]
     own_words = list[str]()
     end = 0
