@@ -1,7 +1,7 @@
 """HTML and EPUB: the text between the tags. Tags, scripts, styles, code and what is not to be translated stay."""
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from html import escape, unescape
 from posixpath import dirname, join, normpath
@@ -29,6 +29,7 @@ _PHRASES = set(  # which may be plain
 )
 _STAYS = set("audio iframe object script style svg template textarea video".split())
 _STAYS_IN_SENTENCE = set("code kbd math mjx-container samp tt var".split())
+_ALL_STAY = _STAYS | _STAYS_IN_SENTENCE | {"pre"}
 _RUBY = set("rb rp rt ruby".split())  # says how a word is read that is translated
 # Classes and roles of what stays
 _FORMULA = set("katex katex-display mathjax mathjax_display mathjax_svg mathjax_chtml".split())
@@ -42,26 +43,72 @@ _CHAPTERS = {"application/xhtml+xml", "text/html", _NCX}
 _ENCRYPTED = "META-INF/encryption.xml"
 _FONT = b"http://www.idpf.org/2008/embedding", b"http://ns.adobe.com/pdf/enc#RC"  # only fonts
 
-Splits = Callable[[str], bool]  # whether an element of this name ends a sentence
+Splits = Callable[
+    [str, Sequence[Token], Mapping[int, int]], Collection[int]
+]  # which tags end a sentence
 
 
-def parse(data: bytes) -> Document:
+def _named(names: Collection[str], _: str, tokens: Sequence[Token], __: object) -> set[int]:
+    return {number for number, token in enumerate(tokens) if token.name in names}
+
+
+def _outlined(
+    splitting: Collection[str],
+    inline: Collection[str],
+    source: str,
+    tokens: Sequence[Token],
+    ends: Mapping[int, int],
+) -> set[int]:
+    """The tags of elements whose parents have no words of their own, as DeepL's outline detection has them."""
+    parents = dict[int, int]()
+    with_words = set[int]()
+    opened = [-1]
+    for number, token in enumerate(tokens):
+        if token.kind == "text" and source[token.start : token.stop].strip():
+            with_words.add(opened[-1])
+        elif number in ends:
+            parents[number] = opened[-1]
+            opened.append(number)
+        elif token.kind == "close" and ends.get(opened[-1]) == number:
+            opened.pop()
+    found = {
+        number
+        for number, parent in parents.items()
+        if tokens[number].name not in inline and parent not in with_words
+    }
+    return found | {ends[number] for number in found} | _named(splitting, source, tokens, ends)
+
+
+def parse(data: bytes, stays: Collection[str] = ()) -> Document:
+    """stays: names of elements that are not translated, besides HTML's"""
     is_xml = as_text(data).lstrip("\ufeff").startswith("<?xml")
-    return _page(data, is_xml, _BLOCKS.__contains__)
+    return _page(data, is_xml, partial(_named, _BLOCKS), {*_ALL_STAY, *map(str.lower, stays)})
 
 
-def parse_xml(data: bytes, splits: Collection[str] = (), stays: Collection[str] = ()) -> Document:
-    """Text whose tags have no meaning of HTML's. splits: names of tags that end a sentence; stays: of elements that are not
-    translated."""
-    names = {name.lower() for name in splits}
-    return _page(data, True, names.__contains__, {name.lower() for name in stays})
+def parse_xml(
+    data: bytes,
+    splits: Collection[str] = (),
+    inline: Collection[str] = (),
+    stays: Collection[str] = (),
+    is_outlined: bool = True,
+) -> Document:
+    """Text whose tags have no meaning of HTML's. splits: names of tags that end a sentence; inline: of those that do not;
+    stays: of elements that are not translated. is_outlined: besides, an element is a text of its own if its parent has no
+    words beside it"""
+    named, within, kept = ({name.lower() for name in each} for each in (splits, inline, stays))
+    ends = partial(_outlined, named, within) if is_outlined else partial(_named, named)
+    return _page(data, True, ends, kept, is_html=False)
 
 
 def _page(
-    data: bytes, is_xml: bool, splits: Splits, stays: Collection[str] | None = None
+    data: bytes,
+    is_xml: bool,
+    splits: Splits,
+    stays: Collection[str] = frozenset(_ALL_STAY),
+    is_html: bool = True,
 ) -> Document:
     def find(source: str) -> Iterator[Paragraph]:
-        yield from _Reader(source, is_xml, splits, stays).paragraphs()
+        yield from _Reader(source, is_xml, splits, stays, is_html).paragraphs()
 
     return in_markup(data, find, Markup(_written, partial(_items, is_xml)))
 
@@ -112,8 +159,8 @@ def _chapter(data: bytes, name: str) -> Document:
     def parse(data: bytes) -> Document:
         is_contents = b"<ncx" in data[:2000] or name.endswith(".ncx")
         if is_contents:
-            return _page(data, True, lambda name: True, {"docauthor"})
-        return _page(data, True, _BLOCKS.__contains__)
+            return _page(data, True, lambda _, tokens, __: range(len(tokens)), {"docauthor"})
+        return _page(data, True, partial(_named, _BLOCKS))
 
     return decoded(parse, data, is_markup=True)
 
@@ -122,15 +169,15 @@ class _Reader:
     """Reads the paragraphs of a page, tag by tag."""
 
     def __init__(
-        self, source: str, is_xml: bool, splits: Splits, stays: Collection[str] | None = None
+        self, source: str, is_xml: bool, splits: Splits, stays: Collection[str], is_html: bool
     ):
-        """stays: elements that are not translated; None: HTML's, whose other elements have their meaning, too"""
+        """stays: elements that are not translated; is_html: the others have HTML's meaning, too"""
         self.source = source
-        self.splits = splits
-        self.is_html = stays is None
-        self.stays = (_STAYS | _STAYS_IN_SENTENCE | {"pre"}) if stays is None else stays
+        self.is_html = is_html
+        self.stays = stays
         self.tokens = [*html_tokens(source, is_xml)]
         self.ends = ends_of(self.tokens)
+        self.blocks = splits(source, self.tokens, self.ends)
         self.here = Inline(source)
         self.ruby = ""  # the part that is open
 
@@ -150,7 +197,7 @@ class _Reader:
         """Read a tag, or an element that stays. The token behind it."""
         here, name = self.here, token.name
         span = token.start, token.stop
-        is_block = bool(name) and self.splits(name)
+        is_block = bool(name) and number in self.blocks
         if is_block:
             here.finish()
         if token.kind == "open" and number in self.ends:

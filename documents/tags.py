@@ -11,7 +11,7 @@ from common.errors import InputError
 
 # As HTML's standard reads them: quotes count behind an equals sign. Not by html.parser, which takes quadratic time.
 _TAG = re.compile(
-    r"<!--(?:.*?-->|(?P<open_comment>))|<!\[CDATA\[(?:(?P<cdata>.*?)\]\]>|(?P<open_cdata>))|<[!?][^>]*+>"
+    r"<!--(?:.*?-->|(?P<open_comment>))|<!\[CDATA\[(?:(?P<cdata>.*?)\]\]>|(?P<open_cdata>))|<!(?i:DOCTYPE)[^\[>]*+(?:\[[^\]]*+\]\s*+)?+>|<[!?][^>]*+>"
     r"|<(?P<close>/?)(?P<name>[A-Za-z][^\s/>]*+)"
     r"""(?:[^>=]++|=\s*+(?:"[^"]*+"|'[^']*+')?+)*+(?:>|(?P<open_tag>\Z))""",
     re.DOTALL,

@@ -38,6 +38,8 @@ class _Translate(_File):
     text: Texts
     tag_handling: Literal["html", "xml", ""] = ""
     splitting_tags: Tags = []
+    non_splitting_tags: Tags = []
+    outline_detection: Annotated[bool, Field(strict=False)] = True
     ignore_tags: Tags = []
 
 
@@ -60,6 +62,7 @@ class DeepL:
             either("/document/{key}", self.status),
             either("/document/{key}/result", self.result),
             either("/languages", self.languages),
+            either("/glossary-language-pairs", self.glossaries),
             either("/usage", self.usage),
         ]
 
@@ -73,9 +76,17 @@ class DeepL:
 
     async def translate(self, request: Request) -> Response:
         given = validated(await self._fields(request), _Translate)
-        parse = html.parse if given.tag_handling == "html" else plain.parse
-        if given.tag_handling == "xml":
-            parse = partial(html.parse_xml, splits=given.splitting_tags, stays=given.ignore_tags)
+        parse = plain.parse
+        if given.tag_handling == "html":
+            parse = partial(html.parse, stays=given.ignore_tags)
+        elif given.tag_handling == "xml":
+            parse = partial(
+                html.parse_xml,
+                splits=given.splitting_tags,
+                inline=given.non_splitting_tags,
+                stays=given.ignore_tags,
+                is_outlined=given.outline_detection,
+            )
         document = await document_of(given.text, parse)
         started = await self._translations.start(document, given.source_lang, given.target_lang)
         async with while_there(request):
@@ -95,6 +106,10 @@ class DeepL:
             {"language": code.upper(), "name": self._translations.names[code]} for code in codes
         ]
         return JSONResponse([{**each, "supports_formality": False} for each in listed])
+
+    async def glossaries(self, request: Request) -> Response:
+        await self._fields(request)
+        return JSONResponse({"supported_languages": []})
 
     async def usage(self, request: Request) -> Response:
         await self._fields(request)
