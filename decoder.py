@@ -92,20 +92,20 @@ class Batch:
     def step(self) -> Step:
         """Draft, verify, accept, keep (Leviathan et al. 2023, arXiv 2211.17192, algorithm 1), for all rows
         at once. Every unfinished row gains at least one token."""
-        rows = [row.context for row in self.rows]
+        contexts = [row.context for row in self.rows]
         draft_room = [row.room - 1 for row in self.rows]  # the last token is the target's own
         wanted = [row.options.num_draft for row in self.rows]
-        candidates = self.drafter.candidates(rows)
+        candidates = self.drafter.candidates(contexts)
         plan = self.schedule.plan(candidates, draft_room, wanted)
-        draft = self.drafter.draft(rows, plan, self.sampler)  # d_1 .. d_k ~ q
-        logits = self.target(rows, draft.tokens, draft.lengths)  # p_1 .. p_k+1, in one call
+        draft = self.drafter.draft(contexts, plan, self.sampler)  # d_1 .. d_k ~ q
+        logits = self.target(contexts, draft.tokens, draft.lengths)  # p_1 .. p_k+1, in one call
         logits = self.sampler.process(logits, [draft.tokens])  # penalties, bans
         n, token = self.sampler.accept(logits, draft)  # the first n pass; token ~ max(0, p - q)
         scores = self.score(logits, n, token, draft.tokens)
         result = mx.concatenate([draft.tokens, n[:, None], token[:, None]], axis=1)
         mx.async_eval(result)
         if plan.idle_next and self.runs_ahead():
-            self.target.run_ahead(rows, token, [left > 0 for left in draft_room])
+            self.target.run_ahead(contexts, token, [left > 0 for left in draft_room])
         result = self.broadcast(result)  # the only wait for the target
         self.target.keep(result[:, -2])
         self.drafter.keep(result[:, -2])
@@ -217,7 +217,7 @@ class SpeculativeDecoder:
         self.text = replace(model.text or TextSide(tokenizer), tokenizer=tokenizer)
         config = model.config
         self.hidden = {config.pad_token_id, *config.eos_token_ids, *self.text.hidden}
-        self._shared = 0  # target and draft model share the ids below this
+        self._common_ids = 0  # target and draft model share the ids below this
         if draft_model is not None:
             if not isinstance(draft_model, Model):
                 raise InputError(_expected("draft_model", draft_model, "model"))
@@ -230,7 +230,7 @@ class SpeculativeDecoder:
             named = shared_vocabulary(tokenizer, theirs.tokenizer)
             if model.fixed_vocabulary:  # whatever tokenizers name
                 named = draft_model.config.vocab_size
-            self._shared = min(named, config.vocab_size)
+            self._common_ids = min(named, config.vocab_size)
             if self.text.source_tokenizer or theirs.source_tokenizer:
                 shared_vocabulary(self.text.prompt_tokenizer, theirs.prompt_tokenizer)
         self.draft_vocabulary = None
@@ -249,7 +249,7 @@ class SpeculativeDecoder:
     def _vocabulary(self, tokens: Collection[int] | str) -> DraftVocabulary:
         if self.draft_model is None:
             raise InputError("a draft vocabulary needs a draft model of this project's")
-        size = min(self._shared, self.draft_model.config.vocab_size)
+        size = min(self._common_ids, self.draft_model.config.vocab_size)
         given = None if isinstance(tokens, str) else set(tokens)
         if tokens != "auto" and not all(isinstance(t, Integral) and t >= 0 for t in given or "?"):
             raise InputError(f"draft_vocabulary is {tokens!r:.40}, neither token ids nor 'auto'")
@@ -267,14 +267,14 @@ class SpeculativeDecoder:
         if self.draft_model is None:
             return lookup
         ranks = self.model.ranks
-        own = ModelDrafter(
+        model_drafter = ModelDrafter(
             self.draft_model,
-            self._shared,
+            self._common_ids,
             ranks.broadcast if ranks else np.array,
             self.draft_vocabulary,
             self.prefix_cache,
         )
-        return CombinedDrafter(lookup, own)
+        return CombinedDrafter(lookup, model_drafter)
 
     def schedule(self, options: Options) -> Schedule:
         """The schedule of draft lengths. What `auto` learns is kept for each set of options that matter to it."""
@@ -284,7 +284,7 @@ class SpeculativeDecoder:
         return self._learned[key]
 
     def max_batch_size(self, batch_size: int) -> int:
-        """How many rows the models can decode together, up to `batch_size`."""
+        """The number of rows that the models can decode together, up to `batch_size`."""
         limits = [each.max_rows for each in (self.model, self.draft_model) if each]
         return min([batch_size, *filter(None, limits)])
 
@@ -474,8 +474,8 @@ def _expected(name: str, value: object, kind: str) -> str:
 def _decoder(
     model: Model, tokenizer: Tokenizer, draft_model: Model | None, options: dict
 ) -> SpeculativeDecoder:
-    own = {name: options.pop(name, None) for name in ("memory", "draft_vocabulary")}
-    decoder = SpeculativeDecoder(model, tokenizer, draft_model, **own)
+    settings = {name: options.pop(name, None) for name in ("memory", "draft_vocabulary")}
+    decoder = SpeculativeDecoder(model, tokenizer, draft_model, **settings)
     ignored = decoder.text.defaults.ignored(options.get("num_beams"))
     if ignored:
         warnings.warn(ignored, stacklevel=3)

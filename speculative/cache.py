@@ -20,7 +20,7 @@ def table_positions(positions: np.ndarray) -> np.ndarray:
 
 
 def padding_mask(mask: np.ndarray) -> mx.array | None:
-    """Which source tokens are visible, boolean [B, 1, 1, S], from the mask [B, S]; None: all of them."""
+    """The visible source tokens, boolean [B, 1, 1, S], from the mask [B, S]; None: all of them."""
     return None if mask.all() else mx.array(mask[:, None, None, :])
 
 
@@ -50,7 +50,7 @@ class SlotCache:
 
     @property
     def lengths(self) -> np.ndarray:
-        """How many tokens of each row the cache holds: [B]."""
+        """The number of tokens of each row that it holds: [B]."""
         return (self.position[:, : self.cursor] != MASKED).sum(axis=1)
 
     @property
@@ -80,7 +80,7 @@ class SlotCache:
         return self._queries[:, :, None] - self.position[:, None, : self.cursor]
 
     def self_mask(self, window: int | None = None) -> mx.array | None:
-        """Which slots the tokens last reserved see, boolean [B, 1, T, N]; None: all of them.
+        """The slots that the tokens last reserved see, boolean [B, 1, T, N]; None: all of them.
 
         window: how many positions a token sees, its own included; None: all up to its own.
         """

@@ -74,7 +74,7 @@ class CachedModel:
         return cache, reused
 
     def missing_of(self, prompt: Sequence[int]) -> int:
-        """How many tokens of a prompt are not in the prefix cache."""
+        """The number of a prompt's tokens that are not in the prefix cache."""
         cached = self._prefixes.cached_tokens(self._full_model, prompt) if self._prefixes else 0
         return len(prompt) - cached
 
@@ -134,7 +134,7 @@ class CachedModel:
         self.cache.keep(self._num_read + n)
 
     def missing(self, contexts: TokenLists) -> np.ndarray:
-        """How many tokens of each row the cache lacks: [B]."""
+        """The number of tokens of each row that the cache lacks: [B]."""
         held = self.cache.lengths if self.cache else np.zeros(len(contexts), int)
         return np.maximum(np.array([len(each) for each in contexts]) - held, 0)
 

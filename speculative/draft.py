@@ -34,7 +34,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to draft in a step: for each row one of its candidates, and at most how many tokens of it."""
+    """The draft to make in a step: for each row one of its candidates, and at most how many tokens of it."""
 
     candidates: list[Candidate | None]  # None: nothing is drafted for the row
     limits: np.ndarray  # [B]
@@ -50,7 +50,7 @@ class Plan:
 
     @property
     def missing(self) -> int:
-        """How many tokens the draft model has to read before it can draft."""
+        """The number of tokens that the draft model has to read before it can draft."""
         return sum(c.missing for c in self.candidates if c is not None)
 
     def only(self, drafting: np.ndarray) -> "Plan":
@@ -60,7 +60,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Draft:
-    """What a drafter proposed for B rows."""
+    """A drafter's proposals for B rows."""
 
     tokens: mx.array  # [B, k]
     lengths: np.ndarray  # [B], how many of a row's tokens count
@@ -78,7 +78,7 @@ def no_draft(batch_size: int) -> Draft:
 
 @dataclass
 class Step:
-    """What was offered, planned and drafted, what each row gained, and the step's times."""
+    """The candidates, plan and draft of a step, what each row gained, and the step's times."""
 
     plan: Plan
     draft: Draft

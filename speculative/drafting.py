@@ -35,7 +35,7 @@ class Drafter:
         """Go on with these rows only."""
 
     def candidates(self, contexts: TokenLists) -> list[list[Candidate]]:
-        """What could be proposed for each row, likeliest first."""
+        """The candidates for each row, likeliest first."""
         return [[] for _ in contexts]
 
     def draft(self, contexts: TokenLists, plan: Plan, sampler: Greedy | Sampler) -> Draft:
@@ -114,7 +114,7 @@ class ModelDrafter(Drafter):
         return offered
 
     def _missing(self, contexts: TokenLists) -> list[int]:
-        """How many tokens the model must prefill before it can draft for each row."""
+        """The number of tokens that the model must prefill before it can draft for each row."""
         missing = self._model.missing(contexts)
         missing[missing <= self._model.MAX_MISSING] = 0
         rows = zip(self._batch, missing.tolist(), strict=True)
@@ -202,7 +202,7 @@ def _outcome(accepted: int, length: int) -> str:
 
 
 class _ConfidenceMonitor:
-    """How sure a draft model is of its tokens. Used only if the plan asks, because the host must wait for it."""
+    """A draft model's confidence in its tokens. Used only if the plan asks, because the host must wait for it."""
 
     def __init__(self, plan: Plan, ends: Collection[int], broadcast: Callable):
         self._stop = plan.stop

@@ -34,7 +34,7 @@ class RowBatch(Protocol):
 
 
 class Source(Protocol):
-    """Where the driver gets its rows from."""
+    """A source of the driver's rows."""
 
     def take(self, count: int, wait: bool) -> list[Row]:
         """Up to `count` rows; with `wait` at least one, unless no more will come."""

@@ -5,7 +5,8 @@ vocabulary can write the same text in other tokens, the target may prefer those.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
@@ -64,8 +65,8 @@ class FormDrafter(Drafter):
             for row, tokens in zip(self._batch, forced, strict=True)
         ]
         if plan.stop:
-            most = int(self._forced[modelled].max())
-            inner_plan = replace(inner_plan, stop=_StopBehind(plan.stop, most))
+            certain = int(self._forced[modelled].max())
+            inner_plan = replace(inner_plan, stop=partial(_stop_behind, certain, plan.stop))
         draft = self._inner.draft(
             [row.context for row in ahead], inner_plan, sampler.for_rows(ahead, self._forced)
         )
@@ -79,7 +80,7 @@ class FormDrafter(Drafter):
 
 
 def _fitting(row: Row, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """What a row can use of these candidates, and what its form forces alone."""
+    """The candidates that a row can use of these, and what its form forces alone."""
     assert row.grammar
     most = min(row.room - 1, LOOKAHEAD)
     forced = tuple(row.grammar.forced(row.generated, most))
@@ -100,16 +101,10 @@ def _fitting(row: Row, candidates: Sequence[Candidate]) -> list[Candidate]:
     return fitting
 
 
-@dataclass(frozen=True)
-class _StopBehind:
-    """Stops as another rule does, in a draft with so many certain tokens in front."""
-
-    stop: Callable[[np.ndarray, int], bool]
-    certain: int
-
-    def __call__(self, confidence: np.ndarray, drafted: int) -> bool:
-        front = np.ones((len(confidence), self.certain))
-        return self.stop(np.hstack([front, confidence]), drafted + self.certain)
+def _stop_behind(certain: int, stop: Callable, confidence: np.ndarray, drafted: int) -> bool:
+    """Stop as another rule does, in a draft with so many certain tokens in front."""
+    front = np.ones((len(confidence), certain))
+    return stop(np.hstack([front, confidence]), drafted + certain)
 
 
 def _joined(forced: Sequence[Sequence[int]], draft: Draft, common: int) -> Draft:

@@ -14,7 +14,7 @@ LOOKAHEAD = 64  # tokens, at most, that a grammar is asked about at once
 
 
 class Matcher:
-    """What a grammar allows. Its engine is llguidance's LLMatcher, or has the same methods."""
+    """A grammar's rules for one text. Its engine is llguidance's LLMatcher, or has the same methods."""
 
     def __init__(self, start: Any, usual: Callable[[Sequence[int], bytes], list[int]]):
         """start: the engine before a text; it is copied.
@@ -40,7 +40,7 @@ class Matcher:
         return length == len(text)
 
     def allowed(self, text: Sequence[int]) -> np.ndarray:
-        """Which tokens may follow a text, boolean [V or a few more]: none if it is not allowed itself, and only the ends
+        """The tokens that may follow a text, boolean [V or a few more]: none if it is not allowed itself, and only the ends
         if the engine has failed."""
         fits = self.go_to(text)
         mask = self._engine.compute_bitmask()
@@ -56,7 +56,7 @@ class Matcher:
         return bool(self.allowed(text).any()) and not self._engine.is_error()
 
     def passing(self, text: Sequence[int], tokens: Sequence[int]) -> int:
-        """How many of these tokens may follow a text."""
+        """The number of these tokens that may follow a text."""
         return self._engine.validate_tokens(list(tokens)) if self.go_to(text) else 0
 
     def forced(self, text: Sequence[int], most: int) -> list[int]:

@@ -94,7 +94,7 @@ class PromptMatcher:
         return next((i for i in rest if self._starts_word(self.text[i])), self._prompt_size)
 
     def candidates(self) -> list[Candidate]:
-        """What could be copied now, likeliest first."""
+        """The copies that could be made now, likeliest first."""
         if len(self.text) == self._prompt_size:  # no output so far
             return self._from("start", self._next)
         position = self._best(self._matches)

@@ -1,4 +1,4 @@
-"""What the step needs from a model, and what else it may have: the whole contract."""
+"""The contract of a model: all that the step needs, and what else a model may have."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -53,11 +53,11 @@ class Model:
 
     @property
     def source_vocab_size(self) -> int:
-        """How many tokens its prompts may have."""
+        """The number of tokens in its prompts' vocabulary."""
         return self.config.vocab_size
 
     def prefix(self, prompt: Sequence[int]) -> list[int]:
-        """What a row begins with, given the prompt's tokens, or none: a start token or, of a decoder-only model, the
+        """A row's first tokens, given the prompt's, or none: a start token or, of a decoder-only model, the
         prompt."""
         raise NotImplementedError
 
@@ -79,8 +79,8 @@ class Model:
         raise NotImplementedError
 
     def snapshot_at(self, prompt: Sequence[int]) -> int:
-        """With `new_cache`: how many of a prompt's first tokens later prompts may begin with, if that has to be known while
-        they are read, because the cache cannot be cut back; 0: it can, or none."""
+        """With `new_cache`: after how many of a prompt's tokens to snapshot a recurrent model's state, so that later
+        prompts can reuse it; 0: nowhere, or the model has attention only."""
         return 0
 
     def for_target(self, target: "Model") -> "Model":

@@ -1,4 +1,4 @@
-"""How to decode: every option, declared once.
+"""The options of decoding, each declared once.
 
 Flags (terminal/flags.py), request fields (serving/requests.py), messages and the tables in docs/ all come from the
 fields of `Options`.
@@ -137,7 +137,7 @@ FUNCTIONS = Values(
 
 @dataclass(frozen=True)
 class Declared:
-    """What is declared about an option."""
+    """The declaration of an option."""
 
     values: Values
     help: str  # N or X, for example, stands for the value

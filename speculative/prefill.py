@@ -65,7 +65,7 @@ class Prefix:
     size: int  # in bytes
 
     def common(self, tokens: np.ndarray) -> int:
-        """How many of its first tokens are the first of these too; of a cache that cannot forget, all or 0."""
+        """The length of the prefix that it has in common with these tokens; of a cache that cannot forget, all or 0."""
         n = min(len(self.tokens), len(tokens))
         same = self.tokens[:n] == tokens[:n]
         n = n if same.all() else int(same.argmin())
@@ -90,7 +90,7 @@ class PrefixCache:
         return sum(each.size for each in self._prefixes)
 
     def cached_tokens(self, model: Any, prompt: Sequence[int]) -> int:
-        """How many of a prompt's first tokens need no prefill."""
+        """The number of a prompt's first tokens that need no prefill."""
         return self._longest(model, prompt[:-1])[0]
 
     def _longest(self, model: Any, tokens: Sequence[int]) -> tuple[int, Prefix | None]:

@@ -30,7 +30,7 @@ class Prefixes:
     room: np.ndarray
 
     def sizes(self, T: int) -> mx.array:
-        """How many columns of `tokens` come before each of T positions: [T, 1]."""
+        """The number of columns of `tokens` that come before each of T positions: [T, 1]."""
         return self.tokens.shape[1] - T + 1 + mx.arange(T)[:, None]
 
 
@@ -40,7 +40,7 @@ Processor = Callable[[mx.array, Prefixes], mx.array]
 
 
 def _counts(tokens: mx.array, where: mx.array, vocab_size: int) -> mx.array:
-    """How often tokens [B, N] hold each of V tokens where `where` [B or 1, T, N] is true: [B, T, V]."""
+    """Counts of each of V tokens in tokens [B, N] where `where` [B or 1, T, N] is true: [B, T, V]."""
     is_token = (tokens >= 0) & (tokens < vocab_size)
     where = (where & is_token[:, None]).astype(mx.float32)
     B, T, _ = where.shape
@@ -233,7 +233,7 @@ class Controls:
     def _allowed(
         self, formed: Sequence[int], logits: mx.array, drafted: Sequence[mx.array]
     ) -> mx.array | None:
-        """What the grammars of the rows `formed` allow in the places of logits [B, T, V], boolean; None: everything."""
+        """The tokens that the grammars of the rows at indices `formed` allow, boolean like logits [B, T, V]; None: all."""
         B, T, V = logits.shape
         count = sum(part.shape[1] for part in drafted)
         # A GPU would idle while the host waits for a draft model's token; the target rejects a forbidden one.

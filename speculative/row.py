@@ -134,7 +134,7 @@ class Row:
 
     @property
     def room(self) -> int:
-        """How many tokens it may still gain; 0: it is finished."""
+        """The number of tokens that it may still gain; 0: it is finished."""
         return 0 if self.finish_reason else self.max_tokens - len(self.origins)
 
     def followed_by(self, tokens: Sequence[int]) -> "Row":

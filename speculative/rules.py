@@ -10,7 +10,7 @@ import numpy as np
 
 
 def leading(right: mx.array, lengths: np.ndarray) -> mx.array:
-    """How many of the first lengths[b] entries of each row are true before a false one: [B]."""
+    """The number of true entries before the first false one, among each row's first lengths[b]: [B]."""
     B, k = right.shape
     if k == 0:  # reductions over nothing crashed in MLX 0.31
         return mx.zeros((B,), mx.int32)

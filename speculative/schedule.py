@@ -1,4 +1,4 @@
-"""How many tokens to draft in a step: for each row the number that it wants or, with `auto`, the fastest one.
+"""The number of tokens to draft in a step: for each row the number that it wants or, with `auto`, the fastest one.
 
 `auto` maximises a step's expected tokens over its expected seconds (the renewal-reward theorem):
 
@@ -20,6 +20,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ PLAIN, COPIED, MODELLED = range(3)  # ways of a step
 
 @dataclass(frozen=True)
 class Prior:
-    """What a step is believed to cost before any is known, in plain steps."""
+    """The cost that a step is believed to have before any is known, in plain steps."""
 
     token: float  # each further token to check: b
     draft: float  # each token that the draft model drafts: d
@@ -65,27 +66,32 @@ def _plan(
     return Plan(drafting, np.array(limits, np.int32), **others)
 
 
+def _stop_after(min_tokens: int, stop: Callable, confidence: np.ndarray, drafted: int) -> bool:
+    """Stop as another rule does, but not before the draft has so many tokens, which a row wants."""
+    return drafted >= min_tokens and stop(confidence, drafted)
+
+
 def _way(candidate: Candidate) -> int:
     return COPIED if candidate.copy else MODELLED
 
 
 @dataclass
-class Share:
-    """The share of tries that succeeded; old evidence fades. It starts from a guess worth some evidence."""
+class Ratio:
+    """The ratio of tries that succeeded; old evidence fades. It starts from a guess worth some evidence."""
 
     part: float = 0.0
-    whole: float = 0.0
+    weight: float = 0.0
 
-    def add(self, part: float, whole: float, fading: float = 1.0) -> None:
+    def add(self, part: float, weight: float, fading: float = 1.0) -> None:
         self.part = fading * self.part + part
-        self.whole = fading * self.whole + whole
+        self.weight = fading * self.weight + weight
 
     def estimate(self, guess: float, worth: float = WORTH) -> float:
-        return (self.part + worth * guess) / (self.whole + worth)
+        return (self.part + worth * guess) / (self.weight + worth)
 
 
 class Costs:
-    """What steps cost with about this many rows, and when each way was last used."""
+    """The costs of steps with about this many rows, and when each way was last used."""
 
     def __init__(self, rows: int, like: "Costs | None" = None):
         """like: the costs with another number of rows, to start from."""
@@ -165,31 +171,20 @@ class Stop:
         return bool(passes <= self.min_passes[min(drafted, len(self.min_passes) - 1)])
 
 
-@dataclass(frozen=True)
-class StopAfter:
-    """Stops as another rule does, but not before the draft has so many tokens, which a row wants."""
-
-    min_tokens: int
-    stop: Callable[[np.ndarray, int], bool]
-
-    def __call__(self, confidence: np.ndarray, drafted: int) -> bool:
-        return drafted >= self.min_tokens and self.stop(confidence, drafted)
-
-
 class Schedule:
     """Decides how much to draft. Keep one for a pair of models, a drafter and a distribution: it learns."""
 
     def __init__(self, vocab_size: int):
         self._vocab_size = vocab_size
-        self._chances: defaultdict[tuple[str, str], Share] = defaultdict(
-            Share
+        self._chances: defaultdict[tuple[str, str], Ratio] = defaultdict(
+            Ratio
         )  # by drafter and state
-        self._means: defaultdict[str, Share] = defaultdict(Share)  # by drafter, over its states
-        self._rejections = Share()  # over -log(confidence) of the tokens that were tried
+        self._means: defaultdict[str, Ratio] = defaultdict(Ratio)  # by drafter, over its states
+        self._rejections = Ratio()  # over -log(confidence) of the tokens that were tried
         self._drafter = ""  # the draft model: see Candidate.drafter
         self._costs: dict[tuple[int, str], Costs] = {}  # by the power of two of rows, and by it
-        self._prefill = Share()  # seconds a token
-        self._texts = Share()  # tokens a text
+        self._prefill = Ratio()  # seconds a token
+        self._texts = Ratio()  # tokens a text
         self._trying = False  # whether this step only tries a way
 
     def plan(
@@ -218,7 +213,7 @@ class Schedule:
             drafting[b] = self._best(candidates[b], room[b], number)
             most[b] = number
         idle_next = plan.idle_next and not any(n and drafting[b] for b, n in fixed.items())
-        stop = plan.stop and StopAfter(max(fixed.values()), plan.stop)
+        stop = plan.stop and partial(_stop_after, max(fixed.values()), plan.stop)
         return _plan(drafting, room, most, learns=plan.learns, stop=stop, idle_next=idle_next)
 
     def _best(self, candidates: Sequence[Candidate], room: int, number: int) -> Candidate | None:
@@ -275,8 +270,10 @@ class Schedule:
             mean = self._means[self._drafter].estimate(CHANCE)
             wide = np.maximum(call, call[copied]) + d * t  # copies of other rows are checked anyway
             more = t - t[:, None]  # by tokens drafted and tokens at the end
-            price = (wide - wide[:, None]) / np.cumsum(mean**t)[np.maximum(more, 1) - 1]
-            min_passes = rate * np.where(more > 0, price, np.inf).min(axis=1)
+            extra_seconds = wide - wide[:, None]
+            expected_tokens = np.cumsum(mean**t)[np.maximum(more, 1) - 1]
+            price = np.where(more > 0, extra_seconds / expected_tokens, np.inf)
+            min_passes = rate * price.min(axis=1)
             return replace(plan, stop=Stop(min_passes, self._rejections.estimate(1.0), mean))
         foreseen = COPIED not in offered and all(costs.until_try[way] > 1 for way in offered)
         return replace(plan, idle_next=k == 0 and foreseen)
@@ -301,7 +298,7 @@ class Schedule:
         return self._costs[key]
 
     def _brings(self, candidate: Candidate, room: int, t: np.ndarray, rate: float) -> np.ndarray:
-        """How many tokens are expected to pass in drafts of `t` tokens, less the cost of reading."""
+        """The number of tokens expected to pass in drafts of `t` tokens, less the cost of reading."""
         mean = self._means[candidate.drafter].estimate(CHANCE)
         h = self._chances[candidate.drafter, candidate.state].estimate(mean)
         passing = np.cumprod(np.where(t > 0, h, 1.0))  # of the t-th token and all before
@@ -315,8 +312,8 @@ class Schedule:
         that ended."""
         lengths = step.draft.lengths
         confidence = step.draft.confidence
-        for share in (*self._chances.values(), *self._means.values(), self._rejections):
-            share.add(0, 0, FADING)
+        for ratio in (*self._chances.values(), *self._means.values(), self._rejections):
+            ratio.add(0, 0, FADING)
         evidence = [*hindsight(step)]
         drafted = 0
         prefilled = 0

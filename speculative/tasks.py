@@ -15,7 +15,7 @@ Task = Generator[Work, Any, Any]
 
 @dataclass(frozen=True)
 class Ended:
-    """What a task returned."""
+    """The end of a task, with its result."""
 
     result: Any
 
