@@ -2,6 +2,7 @@
 footnotes, definitions and math. Code, HTML, links' targets and tables stay."""
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -35,6 +36,7 @@ _TAG = re.compile(r"<(/?)(\w+)[^>]*>")
 _BLOCK = re.compile(
     r"(?:[-+*]|\d{1,9}[.)]|#{1,6}|:)(?=\s|$)|>|`{3}|~{3}|:::|=+\s*$|-{2,}\s*$|([-*_])(?:[ \t]*\1){2,}\s*$|\[[^\]]+\]:"
 )
+_SHORTCODE = re.compile(r"\{\{.*\}\}|\{%.*%\}")  # a line of a site generator's
 _ALERT = re.compile(r"\[!\w+\][+-]?(?:\s+|$)")
 
 
@@ -45,7 +47,7 @@ def parse(data: bytes) -> Document:
     paragraphs = [
         paragraph
         for each in _passages(source, parser, names)
-        for paragraph in _paragraphs(each, parser.parseInline(each.text, names)[0].children)
+        for paragraph in _paragraphs(_labelled(each, parser, names), parser, names)
     ]
     markup = Markup(_written, partial(_items, parser, names), _fit, _escaped)
     return in_markup(data, lambda _: paragraphs, markup)
@@ -64,8 +66,11 @@ def _items(parser: Any, names: dict[str, Any], raw: str) -> Iterator[Item]:
             kind = "open" if token.nesting > 0 else "close"
             role = "element" if name == "link" else "look"
             yield Item(kind, 0, 0, leads_to, name, role)
-        elif token.type == "html_inline":
-            yield Item("kept", 0, 0, token.content)
+        elif tag := _TAG.match(token.content) if token.type == "html_inline" else None:
+            kind = "close" if tag[1] else "open"
+            if tag[2].lower() in VOID:
+                kind = "kept"
+            yield Item(kind, 0, 0, token.content, tag[2], "look")
         else:
             yield Item("kept", 0, 0, leads_to)
 
@@ -92,23 +97,51 @@ def _parser():
     return parser.disable(["footnote_tail", "text_join"])
 
 
-def _paragraphs(passage: Passage, tokens: Sequence[Any]) -> Iterator[Paragraph]:
-    """The passage without its markup, if it has words."""
-    here = Inline(passage.text, drops=True)
+def _located(text: str, parser: Any, names: dict[str, Any]) -> list[tuple[Any, Span]]:
+    """The tokens of a text with their places; none if some are not understood."""
+    found = list[tuple[Any, Span]]()
     at = 0
-    for token in tokens:
+    for token in parser.parseInline(text, names)[0].children:
         raw = token.markup if token.type == "text_special" else token.content
         if token.type in _TOKENS and token.markup != "autolink":
-            match = regex.compile(_TOKENS[token.type]).match(passage.text, at)
+            match = regex.compile(_TOKENS[token.type]).match(text, at)
             raw = match[0] if match else None
         elif token.type.endswith(("_open", "_close")):
             raw = {"link_open": "<", "link_close": ">"}.get(token.type, token.markup)
-        if raw is None or not passage.text.startswith(raw, at):
-            here = Inline(passage.text, drops=True)  # what is not understood stays in the text
-            at = 0
-            break
-        span = at, at + len(raw)
-        _add(here, token, raw, span, passage.breaks)
+        if raw is None or not text.startswith(raw, at):
+            return []  # all of it stays in the text
+        found.append((token, (at, at + len(raw))))
+        at += len(raw)
+    return found
+
+
+def _labelled(passage: Passage, parser: Any, names: dict[str, Any]) -> Passage:
+    """The passage with a label behind each link whose words are its label: they are translated."""
+    text = passage.text
+    opened = list[int]()
+    parts = list[str]()
+    breaks = [*passage.breaks]
+    end = 0
+    for token, (start, stop) in _located(text, parser, names):
+        if token.type == "link_open":
+            opened.append(stop)
+        elif token.type == "link_close" and text[start:stop] in ("]", "][]"):
+            label = f"][{text[opened.pop() : start]}]"
+            parts += [text[end:start], label]
+            end = stop
+            for i in range(bisect_left(passage.breaks, stop), len(breaks)):
+                breaks[i] += len(label) - (stop - start)
+        elif token.type == "link_close":
+            opened.pop()
+    return replace(passage, text="".join([*parts, text[end:]]), breaks=tuple(breaks))
+
+
+def _paragraphs(passage: Passage, parser: Any, names: dict[str, Any]) -> Iterator[Paragraph]:
+    """The passage without its markup, if it has words."""
+    here = Inline(passage.text, drops=True)
+    at = 0
+    for token, span in _located(passage.text, parser, names):
+        _add(here, token, passage.text[slice(*span)], span, passage.breaks)
         at = span[1]
     if at < len(passage.text):
         here.add_lines((at, len(passage.text)), passage.text[at:], passage.breaks)
@@ -152,6 +185,10 @@ def _passages(source: str, parser: Any, names: dict[str, Any]) -> Iterator[Passa
             if not span:
                 continue
             end = span[1]
+            if _SHORTCODE.fullmatch(words):
+                groups.append([])
+                before = ""
+                continue
             if before and not runs_on(before, words):
                 groups.append([])
             before = words if hard_break else ""

@@ -32,6 +32,8 @@ def test_only_texts_of_a_dialect_change(source, texts):
         ("It was winter\nwhen he came.\n", "Er kam gut am 1. Januar an", "Er kam gut am 1.\nJanuar an\n"),
         ("- one\n  two\n", "1. Mai - 5", "- 1\\. Mai -\n  5\n"),
         ("one\n", "# zwei", "\\# zwei\n"),
+        ("See [the king][] and [Ann].\n\n[the king]: x\n[ann]: y\n", "Siehe the king und Ann.", "Siehe [the king][the king] und [Ann][Ann].\n\n[the king]: x\n[ann]: y\n"),
+        ("{{% notice %}}\nA king.\n{{% /notice %}}\n", "Ein {{< ref >}}.", "{{% notice %}}\nEin {{< ref >}}.\n{{% /notice %}}\n"),
         ("| a |\n|--|\n| b |\n", "x | y", "| x \\| y |\n|--|\n| b |\n"),
     ],
 )  # fmt: skip
