@@ -48,6 +48,8 @@ def parse_args(argv: list[str] | None = None):
     flag("--live", action="store_true",
          help="transcribe the microphone while somebody speaks (needs sounddevice), or with - standard input: raw PCM, 16 kHz, "
          "mono, 16 bits, little-endian")
+    flag("--device", type=cli.name,
+         help="the microphone of --live: its name, a part of that, or its number (default: the system's)")
     add_shared(parser, "--model", "--draft-model")
     flag("--num-draft", default="auto", **reading("num_draft"),
          help=f"{DECLARED['num_draft'].help} (default: auto)")
@@ -160,7 +162,8 @@ def run_command(args: argparse.Namespace) -> None:
     options = transcriber.resolve(options)
     note_long_prompt(transcriber, options)
     if args.live:
-        transcribe_live(transcriber, args.audio[0], options, output, names[0], args.verbose)
+        sound = args.audio[0], args.device
+        transcribe_live(transcriber, *sound, options, output, names[0], args.verbose)
         return
     sources = [args.audio[i] for i in missing]
     names = [names[i] for i in missing]

@@ -5,8 +5,10 @@ import itertools
 import math
 import operator
 import os
+import re
 import sys
 import threading
+import time
 import wave
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
@@ -29,6 +31,13 @@ _HOLE = 0.1  # seconds without sound that silence stands in for; less is roundin
 _JUMP = 10  # seconds that are no hole where clocks may be set anew, as in broadcasts
 _WEAK = 0.01  # the peak of a sound so weak that its channels may cancel
 
+_WAITING = 32  # pieces of standard input, of 2 s, that wait to be transcribed
+_CONTAINER = re.compile(
+    rb"RIFF....WAVE|OggS|fLaC|ID3|\xff[\xf2\xf3\xfa\xfb][\x10-\xe8]|....ftyp|\x1aE\xdf\xa3|FORM....AIF",
+    re.S,
+)
+
+Piece = np.ndarray | InputError | None  # samples, why there are none, or the end
 Report = Callable[[str], None]
 Check = Callable[[float], None]
 
@@ -64,9 +73,12 @@ def resampler(rate: int) -> Callable[[bytes], np.ndarray]:
     return resampled
 
 
-def listen(source: str, pieces: SimpleQueue[bytes]) -> Any:
-    """Begin to put raw sound (see `pcm`; mono, RATE) into `pieces` as it arrives, at its end b"", from standard input ("-") or
-    the microphone. Keep what is returned meanwhile. Raises InputError without a microphone."""
+def listen(source: str, pieces: SimpleQueue[Piece], device: str | None = None) -> Any:
+    """Begin to put samples into `pieces` as they arrive, at their end None, from standard input ("-": raw PCM as `pcm` reads it) or
+    the microphone. Keep what is returned meanwhile. Raises InputError without a microphone.
+
+    device: the microphone's name or number (None: the default one)
+    """
     if source == "-":
         thread = threading.Thread(target=_read_stdin, args=[pieces], daemon=True)
         thread.start()
@@ -78,24 +90,39 @@ def listen(source: str, pieces: SimpleQueue[bytes]) -> Any:
             f"the microphone needs sounddevice: pip install sounddevice ({error})"
         ) from None
     try:
+        number = int(device) if device and device.isdecimal() else device
+        own = round(sounddevice.query_devices(number, "input")["default_samplerate"])
+        rate = own if av else RATE
+        samples = resampler(rate)
         stream = sounddevice.RawInputStream(
-            RATE, channels=1, dtype="int16", callback=lambda data, *_: pieces.put(bytes(data))
+            rate,
+            device=number,
+            channels=1,
+            dtype="int16",
+            callback=lambda data, *_: pieces.put(samples(bytes(data))),
         )
         stream.start()
-    except sounddevice.PortAudioError as error:
+    except (sounddevice.PortAudioError, ValueError) as error:
         raise InputError(f"no microphone: {error}") from None
     return stream
 
 
-def _read_stdin(pieces: SimpleQueue[bytes]) -> None:
+def _read_stdin(pieces: SimpleQueue[Piece]) -> None:
     rest = b""
+    is_first = True
     while data := os.read(sys.stdin.fileno(), 1 << 16):
         data = rest + data
         whole = len(data) // 2 * 2
         rest = data[whole:]
-        if whole:
-            pieces.put(data[:whole])
-    pieces.put(b"")
+        if is_first and _CONTAINER.match(data):
+            ffmpeg = "ffmpeg -i FILE -f s16le -ac 1 -ar 16000 - | transcribe.py --live -"
+            pieces.put(InputError(f"standard input is an audio file, not raw PCM: use {ffmpeg}"))
+            return
+        is_first = False
+        pieces.put(pcm(data[:whole]))
+        while pieces.qsize() > _WAITING:
+            time.sleep(0.05)
+    pieces.put(None)
 
 
 def check_length(seconds: float, longest: float = 24 * 3600) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from common.errors import InputError
 from speculative.tasks import Task, Work
-from speech.audio import pcm
+from speech.audio import Piece
 from speech.features import FRAMES, HOP, RATE, log_mel
 from speech.options import TranscribeOptions
 from speech.pipeline import Pipeline
@@ -24,7 +25,7 @@ from speech.words import has_spaces, split
 
 PAUSE = 0.5  # seconds of silence that end an utterance
 _GROWTH = FRAMES  # frames of new sound after which a window is decoded anew
-_TOGETHER = 30.0  # seconds of sound to take together, if they are there
+_TOGETHER = 30 * RATE  # samples to take together, if they are there
 
 
 @dataclass(frozen=True)
@@ -84,15 +85,16 @@ class Live:
         self._start = None
         self._begin_window(self._utterances.frames)
 
-    def listen(self, pieces: SimpleQueue[bytes]) -> Task:
-        """Transcribe raw sound (see `audio.pcm`) as it arrives, until b"" does."""
-        waiting = 0.0  # seconds
-        while data := pieces.get():
-            samples = pcm(data)
-            self.append(samples)
-            waiting += len(samples) / RATE
+    def listen(self, pieces: SimpleQueue[Piece]) -> Task:
+        """Transcribe samples as they arrive, until None does. Raises an InputError that does."""
+        waiting = 0  # samples
+        while (piece := pieces.get()) is not None:
+            if isinstance(piece, InputError):
+                raise piece
+            self.append(piece)
+            waiting += len(piece)
             if pieces.empty() or waiting > _TOGETHER:
-                waiting = 0.0
+                waiting = 0
                 yield from self.advance()
         yield from self.advance(is_end=True)
         return self.transcript()

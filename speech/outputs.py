@@ -35,33 +35,43 @@ class Output:
         return Path(f"{self.folder}/{name}")
 
     def files(self, name: str) -> dict[str, Path]:
-        """The files to write of this name, by format. InputError if one exists, without `force` or `resume`."""
+        """The files of this name, by format, but with `resume` only those that do not exist."""
         files = {each: Path(f"{self.base(name)}.{each}") for each in self.formats}
-        there = [path for path in files.values() if path.exists() and not self.force]
-        if there and not self.resume:
+        if not self.resume or self.force:
+            return files
+        return {each: path for each, path in files.items() if not path.is_file()}
+
+    def _check_free(self, path: Path) -> None:
+        """Raise InputError if the file exists, unless it may be replaced."""
+        if path.is_file() and not self.force:
             instead = "--force replaces it, --resume goes on with the others"
-            raise InputError(f"{there[0]} already exists; {instead}")
-        return {each: path for each, path in files.items() if path not in there}
+            raise InputError(f"{path} already exists; {instead}")
 
     def check(self, name: str) -> bool:
-        """Whether there are files to write of this name. OSError if one could not be written."""
+        """Whether there are files to write of this name. InputError if one exists and may not be replaced; OSError if one
+        could not be written; if it is a folder, `write` says so."""
         files = self.files(name)
         for path in files.values():
-            path.open("ab").close()
-            if not path.stat().st_size:
-                path.unlink()
+            self._check_free(path)
+            if not path.is_dir():
+                path.open("ab").close()
+                if not path.stat().st_size:
+                    path.unlink()
         return bool(files)
 
     def write(self, transcript: Transcript, name: str) -> Iterator[tuple[str, str]]:
         """Write the files of this name, each whole or not at all. Yield the reason and the text of each that could not be
-        written."""
+        written, such as one that has come into being meanwhile."""
         for each, path in self.files(name).items():
             text = FORMATS[each](transcript, self.layout)
             try:
+                self._check_free(path)
                 with replacing(path) as partial:
                     partial.write_text(text, encoding="utf-8")
             except OSError as error:
                 yield f"{path}: {error.strerror}", text
+            except InputError as error:
+                yield str(error), text
         hidden(self.base(name), "journal").unlink(missing_ok=True)
 
     def text(self, transcript: Transcript, title: str | None) -> str:

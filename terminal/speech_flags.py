@@ -147,6 +147,8 @@ def unused(args: argparse.Namespace) -> Iterator[tuple[Iterable[str], str]]:
         yield ["max_words_per_line"], "with --max-line-width and --max-line-count"
     if args.live:
         yield _NOT_LIVE, "with --live"
+    if not args.live or "-" in args.audio:
+        yield ["device"], "without --live and a microphone"
     if not args.subtitles:
         yield _CUES, "without --subtitles"
     if not args.initial_prompt:

@@ -32,6 +32,8 @@ from terminal import cli
 from terminal.prompt_files import InOrder
 from terminal.summary import Summary
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 class Printer:
     """Prints what comes of each sound, in the order of the files."""
@@ -149,18 +151,19 @@ def print_summary(summary: Summary, played: float) -> None:
 def transcribe_live(
     transcriber: Transcriber,
     source: str,
+    device: str | None,
     options: TranscribeOptions,
     output: Output,
     name: str,
     verbose: bool,
 ) -> None:
-    """Transcribe what arrives until it ends or Ctrl-C: txt to stdout word by word, or on a terminal by lines, with the
-    words that may still change below them."""
+    """Transcribe what arrives until it ends or a signal comes: txt to stdout word by word, or on a terminal by lines, with
+    the words that may still change below them. Files are written after each utterance."""
     line = ""
     is_terminal = sys.stderr.isatty() and (sys.stdout.isatty() or not output.streamed)
 
     def show(heard: Heard) -> None:
-        nonlocal line
+        nonlocal line, output
         new = heard.text if line else heard.text.lstrip()
         line += new
         ended = heard.end is not None
@@ -171,17 +174,20 @@ def transcribe_live(
             new = line if ended else ""
         if output.streamed:
             cli.write(new, end="\n" if ended and line else "")
+        writes = ended and line and output.folder  # what cannot be written is printed at the end
+        if writes and not list(output.write(live.transcript(), name)):
+            output = replace(output, force=True)  # they are its own
         if ended:
             line = ""
 
-    def stop(*_) -> None:
-        pieces.put(b"")
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # the second time, at once
+    def stop(number: int, _) -> None:
+        pieces.put(None)
+        signal.signal(number, befores[signal.Signals(number)])  # the second time, at once
 
     summary = Summary(unit="windows")
-    pieces = SimpleQueue[bytes]()
-    source = audio.listen(source, pieces)
-    signal.signal(signal.SIGINT, stop)
+    pieces = SimpleQueue[audio.Piece]()
+    source = audio.listen(source, pieces, device)
+    befores = {number: signal.signal(number, stop) for number in _SIGNALS}
     reporter.note("listening; Ctrl-C ends it")
     live = transcriber.live(options, show)
     transcript = transcriber.decode(live.listen(pieces), options)

@@ -6,10 +6,12 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import wave
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
+from queue import SimpleQueue
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,9 +20,8 @@ from helpers import whisper_models as wm
 from helpers.programs import DEMO, ROOT, call
 from helpers.serving import Server, openai_client
 
-import speech.live
 from families.conversion import convert
-from speech.audio import from_ulaw
+from speech.audio import from_ulaw, listen, pcm
 from speech.features import HOP, RATE
 from speech.live import Live
 from speech.options import TranscribeOptions
@@ -119,7 +120,7 @@ def test_hypotheses_are_those_of_plain_decoding_in_fewer_calls(folder):
     transcriber = Transcriber(folder / "target")
 
     def steps(live):
-        samples = speech.live.pcm(sound("numbers.wav"))
+        samples = pcm(sound("numbers.wav"))
         for first in range(0, len(samples), RATE // 4):
             live.append(samples[first : first + RATE // 4])
             yield from live.advance()
@@ -150,31 +151,61 @@ def test_mistakes_are_one_line(folder, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("interrupted", [False, True])
-def test_the_command_says_all_that_it_has_heard(folder, interrupted):
-    command = [
-        sys.executable,
-        ROOT / "transcribe.py",
-        "--live",
-        "-",
-        "--model",
-        "target",
-        "-f",
-        "srt",
-    ]
+@pytest.mark.parametrize("number", [None, signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_command_says_all_that_it_has_heard(folder, number):
+    written = folder / f"{number}" / "stdin.srt"
+    command = [sys.executable, ROOT / "transcribe.py", "--live", "-", "--model", "target"]
+    command += ["-f", "srt", "-o", written.parent]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=folder, stdin=pipe, stdout=pipe, stderr=pipe) as program:
         assert b"listening" in program.stderr.readline()
-        program.stdin.write(sound("sentence.wav") + bytes(RATE))
+        program.stdin.write(sound("sentence.wav") + bytes(3 * RATE))
         program.stdin.flush()
-        if interrupted:
-            program.send_signal(signal.SIGINT)
+        while not written.exists():  # after the utterance, before the end
+            time.sleep(0.1)
+        if number:
+            program.send_signal(number)
             assert program.wait(60) == 0
         printed, errors = program.communicate()
-    assert (printed.decode() == "" and interrupted) or CLIPS["sentence.wav"][
-        "text"
-    ] in printed.decode()
-    assert program.returncode == 0 and not errors
+    text = " ".join(line for line in written.read_text().splitlines() if line[:1].isalpha())
+    assert text == CLIPS["sentence.wav"]["text"]
+    assert program.returncode == 0 and not errors and not printed
+
+
+@pytest.mark.parametrize("head", [b"RIFFxxxxWAVE", b"OggS", b"ID3\x04", b"\xff\xfb\x90\x00"])
+def test_an_audio_file_is_not_taken_for_raw_sound(folder, head):
+    done = subprocess.run(
+        [sys.executable, ROOT / "transcribe.py", "--live", "-", "--model", "target"],
+        cwd=folder,
+        input=head + bytes(4000),
+        capture_output=True,
+    )
+    assert done.returncode == 1 and b"audio file, not raw PCM: use ffmpeg" in done.stderr
+    assert done.stderr.count(b"\n") == 2 and not done.stdout
+
+
+def test_a_microphone_is_heard_at_its_own_rate(monkeypatch):
+    pytest.importorskip("av")
+    streams = []
+
+    class Stream:
+        def __init__(self, rate, callback, **about):
+            streams.append((rate, about["device"]))
+            callback(np.zeros(rate // 10, "<i2").tobytes(), None, None, None)
+
+        def start(self):
+            pass
+
+    about = {"default_samplerate": 48_000.0}
+    made = SimpleNamespace(
+        query_devices=lambda *_: about, RawInputStream=Stream, PortAudioError=OSError
+    )
+    monkeypatch.setitem(sys.modules, "sounddevice", made)
+    pieces = SimpleQueue()
+    for device in ("USB", "3"):
+        listen("microphone", pieces, device)
+    assert streams == [(48_000, "USB"), (48_000, 3)]
+    assert len(pieces.get()) == pytest.approx(RATE / 10, abs=100)
 
 
 def append(data):

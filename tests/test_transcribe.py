@@ -20,6 +20,7 @@ from common.files import Journal
 from speculative.row import Row
 from speech.formats import FORMATS
 from speech.journal import resumed
+from speech.outputs import Output
 
 MODELS = ("--model", "target", "--draft-model", "shared", "--temperature", "1", "--best-of", "1")
 
@@ -182,6 +183,31 @@ def test_what_cannot_be_written_is_printed_and_the_others_go_on(folder, monkeypa
     assert done.returncode == 1 and [p.name for p in (folder / "full").iterdir()] == ["two.srt"]
     assert "full/one.srt: No space left on device; the transcript is printed instead" in done.stderr
     assert done.stdout == transcribe(folder, "one.wav", *MODELS, "-f", "srt").stdout
+
+
+def test_an_output_that_has_come_into_being_or_is_a_folder_is_one_files_trouble(
+    folder, monkeypatch
+):
+    write = Output.write
+
+    def later(self, transcript, name):
+        if name == "one":
+            (self.folder / "one.srt").write_text("somebody's")
+        return write(self, transcript, name)
+
+    monkeypatch.setattr(Output, "write", later)
+    (folder / "meanwhile" / "two.srt").mkdir(parents=True)
+    (folder / "three.wav").write_bytes((folder / "one.wav").read_bytes())
+    done = transcribe(
+        folder, "one.wav", "two.wav", "three.wav", *MODELS, "-f", "srt", "-o", "meanwhile"
+    )
+    assert done.returncode == 1 and done.stderr.count("the transcript is printed instead") == 2
+    assert "meanwhile/one.srt already exists" in done.stderr and "two.srt: Is a dir" in done.stderr
+    assert sorted(path.name for path in (folder / "meanwhile").iterdir()) == [
+        *("one.srt", "three.srt", "two.srt")
+    ]
+    assert (folder / "meanwhile" / "one.srt").read_text() == "somebody's"
+    assert done.stdout.startswith(transcribe(folder, "one.wav", *MODELS, "-f", "srt").stdout)
 
 
 def test_flags_take_values_as_whisper_takes_them():
