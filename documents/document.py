@@ -20,7 +20,7 @@ Texts = Sequence[str | None]
 _LINE_BREAK = re.compile(rf"(?:{NEWLINE.pattern})\Z")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Passage:
     """A text to translate, such as a paragraph, and where it is in its source: one part or more, such as lines.
 

@@ -51,7 +51,7 @@ Edits = dict[Span, str]
 Forms = tuple[int, Callable[[int], int]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Message(Passage):
     """A message's text. before: what stands before it in its span; others: what is written into its other spans"""
 

@@ -62,7 +62,7 @@ def _fitted(
     for way, escape in ways:
         new = way()
         after = outline_of(with_kept(markup.items, "".join(new.parts), kept))
-        shown = outline_of(markup.items(escape(words))).shown
+        shown = outline_of(markup.items(escape(words))).shown if markup.plain else words
         fault = fault_of(before, after, shown, new.own_words)
         if not fault:
             problems += [f"check the {kind} of {of!r}" for kind, of in new.lost if kind != "look"]

@@ -38,7 +38,7 @@ class Piece(NamedTuple):
 NOTHING = Piece()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Mark:
     """Markup around words of a text or, as an anchor, at a place in it.
 
@@ -79,7 +79,7 @@ class Mark:
         return self.kind in ("run", "look")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Paragraph(Passage):
     """A text and its marks, in the source's order, the outer ones first.
 

@@ -1,9 +1,10 @@
 """Tags of HTML and XML, with their places in the source."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from html import unescape
+from types import MappingProxyType
 from typing import NamedTuple
 from xml.parsers import expat
 
@@ -22,6 +23,9 @@ VOID = set("area base br col embed hr img input link meta param source track wbr
 _RAW_TEXT = set("iframe noembed noframes script style textarea xmp".split())  # no tags in them
 
 
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+
 class Token(NamedTuple):
     """A part of a source, with where it is.
 
@@ -34,7 +38,7 @@ class Token(NamedTuple):
     start: int
     stop: int
     name: str = ""
-    attributes: dict[str, str] = {}  # noqa: RUF012 (nobody writes it)
+    attributes: Mapping[str, str] = _NONE
 
 
 def html_tokens(source: str, is_xml: bool = False) -> Iterator[Token]:
@@ -87,11 +91,13 @@ def ends_of(tokens: Sequence[Token]) -> dict[int, int]:
 def xml_tokens(source: str) -> Iterator[Token]:
     """The tokens of XML; the name of a text is what it says. InputError if it is not well-formed, or has a document type and
     with it entities."""
-    found = list[tuple[str, int, str, dict[str, str]]]()  # tokens with the byte that they begin at
+    found = list[
+        tuple[str, int, str, Mapping[str, str]]
+    ]()  # tokens with the byte that they begin at
     parser = expat.ParserCreate("utf-8", " ")
 
-    def add(kind: str, name: str = "", attributes: dict[str, str] | None = None) -> None:
-        found.append((kind, parser.CurrentByteIndex, name, attributes or {}))
+    def add(kind: str, name: str = "", attributes: Mapping[str, str] = _NONE) -> None:
+        found.append((kind, parser.CurrentByteIndex, name, attributes or _NONE))
 
     def refuse(*_) -> None:
         raise InputError("it has a document type")

@@ -145,6 +145,23 @@ def test_the_reading_that_agrees_best_is_chosen_and_kept():
     assert aligner._model.calls[-2:] == [[0, 1], [1]]
 
 
+def test_rubbish_at_first_does_not_choose_for_ever(monkeypatch):
+    """As one client of a server may send it."""
+    aligner = scripted_aligner()
+
+    def read(pairs, readings):
+        for source, _ in pairs:
+            best = (0, 0) if source == "rubbish" else (1, 1)
+            yield {each: SimpleNamespace(agreement=1.0 * (each == best)) for each in readings}
+
+    monkeypatch.setattr(aligner, "read", read)
+    aligner.align([("rubbish", "x")] * 140)
+    assert aligner.reading == (0, 0)
+    for _ in range(20):
+        aligner.align([PAIR] * 8)
+    assert aligner.reading == (1, 1)
+
+
 def test_more_texts_help_to_choose_if_there_are_few():
     aligner = scripted_aligner()
     others = iter([PAIR] * 20)

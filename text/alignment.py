@@ -22,6 +22,8 @@ Pair = tuple[str, str]  # a prompt and its text
 Reading = tuple[int, int]  # a decoder layer; 0: when it writes a token, 1: when it reads it
 
 _TRIAL = 100  # texts that choose the reading
+_AGAIN = 4  # calls of the model after these, of which one chooses again
+_FADE = 0.97  # of what a text says, for each later one: 140 lines of rubbish count as 33
 _FEW = 16  # texts that choose it well enough
 _TOGETHER = 8  # texts in a call
 _TINY = 1e-9
@@ -108,7 +110,8 @@ def _punctuation(text: str) -> int:
 
 
 class Aligner:
-    """Aligns prompts with their texts. Keep one for a run: its first hundred texts say how to read the model."""
+    """Aligns prompts with their texts. Keep one for a run: its first hundred texts say how to read the model, and later some
+    of the others, before which earlier ones fade."""
 
     def __init__(self, decoder: Any, options: Options):
         self._model = decoder.model
@@ -118,6 +121,7 @@ class Aligner:
         layers = range(len(self._model.decoder.layers))
         self.agreement = dict.fromkeys(product(layers, (0, 1)), 0.0)  # words, by reading
         self._texts = 0
+        self._calls = 0  # of the model
 
     @classmethod
     def of(cls, decoder: Any, options: Options) -> "Aligner | None":
@@ -138,13 +142,15 @@ class Aligner:
         results = dict[int, dict[Reading, Alignment]]()
         for first in range(0, len(order), _TOGETHER):
             some = order[first : first + _TOGETHER]
-            is_trial = self._texts < _TRIAL
+            is_trial = self._texts < _TRIAL or self._calls % _AGAIN == 0
+            self._calls += 1
             readings = [*self.agreement] if is_trial else [self.reading]
             results |= zip(some, self.read([every[i] for i in some], readings), strict=True)
             if is_trial:
                 self._texts += len(some)
                 for i, reading in product(some, readings):
-                    self.agreement[reading] += results[i][reading].agreement
+                    faded = _FADE * self.agreement[reading]
+                    self.agreement[reading] = faded + results[i][reading].agreement
         return [results[i][self.reading] for i in range(len(pairs))]
 
     def read(
