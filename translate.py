@@ -24,8 +24,7 @@ from documents.files import (
     REPORT_HEAD,
     File,
     FileTranslator,
-    files_of,
-    load,
+    load_all,
     output_of,
     report_of,
 )
@@ -120,21 +119,7 @@ def run_command(args, ranks: Ranks) -> None:
     """Do what the command line asks for."""
     options = flags.options_of(args)
     settings = dict(bilingual=args.bilingual, cue_by_cue=args.cue_by_cue, fuzzy=args.fuzzy)
-    named = [*files_of(args.documents)]
-    if not named:
-        raise InputError(f"no documents in {', '.join(args.documents)}")
-    files = list[File]()
-    failures = list[InputError]()
-    for name, inside in named:
-        try:
-            loaded = load(name, args.output, args.encoding, **settings)
-            files.append(loaded._replace(inside=inside))
-        except (InputError, OSError) as error:
-            if len(named) == 1:
-                raise
-            failures.append(InputError(f"{name}: {getattr(error, 'strerror', None) or error}"))
-    if not files:
-        raise failures[0]
+    files, failures = load_all(args.documents, args.output, args.encoding, **settings)
     if args.report:
         check_free(args.report, args.force)
     pairs = flags.read_memory(args.terms).pairs if args.terms else ()

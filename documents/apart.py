@@ -36,7 +36,7 @@ def read_apart(
 
 
 def _call(check: Callable[[], object], *arguments: Any) -> Any:
-    """What `_answer` returns for these arguments in another process."""
+    """The result of `_answer` for these arguments in another process."""
     command = [sys.executable, "-m", "documents.apart"]
     streams: dict[str, Any] = dict(
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

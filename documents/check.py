@@ -33,7 +33,7 @@ Items = Callable[[str], Iterable[Item]]  # of some markup
 
 @dataclass
 class Outline:
-    """What must not change in a passage.
+    """The parts of a passage that must not change.
 
     kept:   how often things are there that have no words of the text
     nested: how often elements are there, each with the one that it is in, if that matters
@@ -99,7 +99,7 @@ def with_kept(items: Items, raw: str, kept: Mapping[str, str]) -> Iterator[Item]
 
 
 def fault_of(source: Outline, new: Outline, text: str, own_words: Iterable[str] = ()) -> str | None:
-    """What is wrong with a written passage; None: nothing. text: its words; own_words: others that are added anywhere"""
+    """The fault of a written passage; None: it has none. text: its words; own_words: others that are added anywhere"""
     if source.kept != new.kept:
         lost = [*(source.kept - new.kept), *(new.kept - source.kept)]
         return f"{lost[0]:.40} is not there as often as in the source"

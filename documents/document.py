@@ -74,7 +74,7 @@ class Document:
 
 
 class Fitted(NamedTuple):
-    """What is written into each span of a passage."""
+    """The texts for the spans of a passage."""
 
     parts: Sequence[str]
     plain: Sequence[str] = ()
@@ -199,7 +199,7 @@ def _edited(source: str, edits: Iterable[tuple[Span, str]]) -> str:
 
 
 def newline_of(source: str) -> str:
-    """How the source ends its lines."""
+    """The line break of a source."""
     first = NEWLINE.search(source)
     return first[0] if first else "\n"
 

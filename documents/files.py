@@ -61,10 +61,29 @@ def load(name: str, output: Path | None, encoding: str | None = None, **options:
     return File(name, document, digest)
 
 
+def load_all(
+    names: Iterable[str], output: Path | None, encoding: str | None, **options: bool
+) -> tuple[list[File], list[InputError]]:
+    """The documents of these names and in these folders, and what is wrong with the others. An error if none can be read."""
+    found = [*files_of(names)]
+    files = list[File]()
+    failures = list[InputError]()
+    for name, inside in found:
+        try:
+            files.append(load(name, output, encoding, **options)._replace(inside=inside))
+        except (InputError, OSError) as error:
+            if len(found) == 1:
+                raise
+            failures.append(InputError(f"{name}: {getattr(error, 'strerror', None) or error}"))
+    if not files:
+        raise failures[0] if failures else InputError(f"no documents in {', '.join(names)}")
+    return files, failures
+
+
 def output_of(
     name: str, output: Path | None, languages: Sequence[str | None], inside: Path = Path()
 ) -> Path | None:
-    """Where a document's translation goes; None: stdout. languages: source and target. inside: the document's place below
+    """The file of a document's translation; None: stdout. languages: source and target. inside: the document's place below
     the folder that was named, which an output folder keeps."""
     if str(output or name) == STDIN:
         return None
@@ -141,7 +160,7 @@ class FileTranslator:
 
 
 def _finished(journal: Journal, file: File) -> Translation | None:
-    """What an interrupted run wrote for this file as it is now, if its output is still there."""
+    """The translation that an interrupted run wrote of this file as it is now, if its output is still there."""
     for entry in journal.entries:
         is_end = isinstance(entry, dict) and entry["digest"] == file.digest
         if is_end and file.output and file.output.exists():

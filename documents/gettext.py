@@ -118,7 +118,7 @@ def _entries(source: str) -> Iterator[tuple[Any, int, int]]:
 
 
 def _head(source: str, language: str | None) -> tuple[Edits, Forms | None]:
-    """What completes the head, and the plural forms: their number, and which one a count takes."""
+    """The edits that complete the head, and the plural forms: their number, and which one a count takes."""
     given = dict[str, str]()
     if language:
         from babel import UnknownLocaleError
@@ -148,7 +148,7 @@ def _head(source: str, language: str | None) -> tuple[Edits, Forms | None]:
 
 
 def _flags(source: str, begin: int, end: int, fuzzy: bool, newline: str) -> Edits:
-    """What makes a message fuzzy or not; without the message that its old text was of."""
+    """The edits that make a message fuzzy or not, without the message that its old text was of."""
     edits = {match.span(): "" for match in _PREVIOUS.finditer(source, begin, end)}
     lines = [*_FLAGS.finditer(source, begin, end)]
     marks = [mark for line in lines for mark in _FUZZY.finditer(source, *line.span())]
@@ -169,7 +169,7 @@ def _is_translated(string: re.Match) -> bool:
 def _sources(
     entry: Any, number: int, form_of: Callable[[int], int], placeholders: str
 ) -> Iterator[tuple[int, str]]:
-    """What each string of an entry is translated from: the singular only for the form of 1, and only if it serves all
+    """The source of each string of an entry: the singular only for the form of 1, and only if it serves all
     other counts of the form, too."""
     if not entry.msgid_plural:
         yield 0, entry.msgid

@@ -223,7 +223,7 @@ class _Reader:
         return number + 1
 
     def _stays(self, number: int, token: Token, is_block: bool) -> str | None:
-        """What an element shows in the text that is not translated, or nothing; None: it is translated."""
+        """The words in the text for an element that is not translated; None: it is translated."""
         raw = self.source[token.start : token.stop]
         attributes = attributes_of(raw) if "=" in raw else {}
         classes = {*attributes.get("class", "").lower().split()}

@@ -295,7 +295,7 @@ class _Builder:
 
 
 def _look_of(text: _Text) -> tuple[str | None, tuple[_Event, ...], _Event | None]:
-    """How a text is formatted, in which elements, and in which link."""
+    """The formatting of a text, its elements, and its link."""
     opened, _, event = text
     elements = tuple(each for each in opened if each.mark != "range")
     link = next((each for each in reversed(opened) if each.mark == "link"), None)

@@ -54,7 +54,7 @@ def parse(data: bytes) -> Document:
 
 
 def _items(parser: Any, names: dict[str, Any], raw: str) -> Iterator[Item]:
-    """What links and the like lead to, whatever it looks like, and the words."""
+    """The targets of links and the like, however they are written, and the words."""
     for token in parser.parseInline(raw, names)[0].children:
         name = token.type.removesuffix("_open").removesuffix("_close")
         leads_to = repr((name, token.content, token.attrs, token.meta.get("label")))
@@ -210,7 +210,7 @@ def _without_break(line: str) -> str:
 
 
 def _find(source: str, words: str, start: int, stop: int, parent: str) -> Span | None:
-    """Where a line's words are; behind its other marks, or in the next cell of a table."""
+    """The place of a line's words: behind its other marks, or in the next cell of a table."""
     if parent == "admonition_title_open":  # a title that is not given is the admonition's kind
         start = source.find('"', start, stop) if '"' in source[start:stop] else stop
     pattern = re.compile(re.escape(words).replace(r"\|", r"\\?\|"))

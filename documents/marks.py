@@ -1,4 +1,4 @@
-"""Where marks of a text, such as bold words, links and notes, go in its translation."""
+"""The targets of formatting, such as bold words, links and notes, in a translation."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +43,7 @@ def targets_of(
 
 
 def target_of(source: str, text: str, mark: Span, align: Align | None = None) -> Target:
-    """Where a mark of a sentence goes in its translation, and whether that is sure: the whole sentence is the whole one, and
+    """The target of a mark of a sentence in its translation, and whether that is sure: the whole sentence is the whole one, and
     words go where the same words are, or where the model has translated them; else to the same place, between words."""
     start, end = _trimmed(source, mark)
     words = source[start:end].strip()
@@ -77,7 +77,7 @@ def _trimmed(text: str, span: Span) -> Span:
 
 
 def _same_words(source: str, text: str, mark: Span) -> tuple[Span | None, bool]:
-    """Where the text has the words that a mark is around or within, and whether it has them as often as the source; if
+    """The place of the words that a mark is around or within, and whether it has them as often as the source; if
     not, the nearest."""
     edges = _boundaries(source)
     start, end = max(i for i in edges if i <= mark[0]), min(i for i in edges if i >= mark[1])
@@ -97,7 +97,7 @@ def _finds(text: str, words: str) -> list[int]:
 
 
 def _boundaries(text: str) -> list[int]:
-    """Where words and marks of punctuation begin or end."""
+    """The places where words and marks of punctuation begin or end."""
     return [match.start() for match in _BOUNDARY.finditer(text)]
 
 
@@ -121,5 +121,5 @@ def _same_place(source: str, text: str, at: int) -> int:
 
 
 def _neighbours(text: str, at: int) -> list[tuple[bool, bool]]:
-    """What stands before and after a place."""
+    """The kinds of the characters before and after a place."""
     return [(each.isalnum(), each.isspace()) for each in (text[at - 1 : at], text[at : at + 1])]

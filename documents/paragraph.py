@@ -105,7 +105,7 @@ class Paragraph(Passage):
 
 
 class _Output:
-    """What is written for a paragraph, in the parts that markup which stays divides it into."""
+    """The markup that is written for a paragraph, in the parts that its holes divide it into."""
 
     def __init__(self, run: Run | None, escape: Callable[[str], str]):
         self.parts = [[""]]
@@ -307,7 +307,7 @@ def _nested(paragraph: Paragraph, text: str, targets: Sequence[Target]) -> list[
 
 
 def _wanted(mark: Mark, words: str, target: Target, text: str) -> Span:
-    """Where a mark of these words is to go without regard to others."""
+    """The span of a mark of these words without regard to others."""
     (begin, end), sure = target
     if mark.is_anchor:
         return begin, end if text[begin:end].strip() in ("", words) else begin
@@ -315,7 +315,7 @@ def _wanted(mark: Mark, words: str, target: Target, text: str) -> Span:
 
 
 def _outside(i: int, spans: Sequence[Span], marks: Sequence[Mark]) -> Span:
-    """Where an anchor, such as a note, is not within a mark that it was before or behind."""
+    """The span of an anchor, such as a note, outside of the marks that it was before or behind."""
     begin, end = spans[i]
     if not marks[i].is_anchor or begin < end:
         return begin, end

@@ -97,7 +97,7 @@ class Phrases:
 
 
 def words_and_clusters(text: str) -> list[str]:
-    """What lines may be made of, with the space after it."""
+    """The pieces that lines may be made of, with the space after them."""
     return _UNIT.findall(text)
 
 
@@ -107,7 +107,7 @@ def is_unspaced(text: str) -> bool:
 
 
 def between(before: str, after: str) -> str:
-    """What stands between two lines of a sentence when they become one."""
+    """The space between two lines of a sentence when they become one."""
     return "" if is_unspaced(before[-1:]) and is_unspaced(after) else " "
 
 
@@ -176,7 +176,7 @@ def sentences(
 
 
 def _ends(text: str, language: str, pattern: regex.Pattern) -> Iterator[int]:
-    """Where sentences end, besides the last one."""
+    """The ends of sentences, besides the last one."""
     inside = {i for match in pattern.finditer(text) for i in range(match.start() + 1, match.end())}
     for end in accumulate(map(len, sentencex.segment(language, text.replace("\n", " ")))):
         start = max(0, end - _BEFORE)

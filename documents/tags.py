@@ -77,7 +77,7 @@ def attributes_of(tag: str) -> dict[str, str]:
 
 
 def ends_of(tokens: Sequence[Token]) -> dict[int, int]:
-    """Where elements that are closed end: the number of an opening tag's token -> its closing tag's."""
+    """The ends of elements that are closed: the number of an opening tag's token -> its closing tag's."""
     opened = dict[str, list[int]]()
     ends = dict[int, int]()
     for number, token in enumerate(tokens):

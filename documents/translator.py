@@ -67,7 +67,7 @@ class Translation(NamedTuple):
 
     @property
     def problems(self) -> list[str]:
-        """What a reader should check, each with its place."""
+        """The things that a reader should check, each with its place."""
         return [f"{line.location}: {problem}" for line in self.lines for problem in line.problems]
 
 
@@ -170,6 +170,16 @@ class Translator:
             for (passage, pattern), of_passage in zip(passages, pieces, strict=True)
         ]
         aligned = yield from self._align(document.passages, pairs)
+        return self._written(document, passages, pairs, aligned)
+
+    def _written(
+        self,
+        document: Document,
+        passages: Sequence[tuple[Passage, Pattern]],
+        pairs: Sequence[Sequence[Sentence]],
+        aligned: Mapping[Sentence, Align],
+    ) -> Translation:
+        """The document with the sentences' texts. passages: with their patterns; pairs: the sentences of each"""
         texts = list[str | None]()
         targets = list[Targets]()
         lines = list[Line]()
@@ -188,7 +198,7 @@ class Translator:
             lines[number].problems.extend(problems)
         notes = [*document.notes, *written.notes]
         from_memory = sum(line.from_memory for line in lines)
-        if not wanted:
+        if not any(translatable(passage.text, pattern) for passage, pattern in passages):
             notes.append("nothing in it was translated: it has no text")
         if from_memory:
             notes.append(f"{from_memory} of {len(lines)} texts are the memory's")
@@ -277,7 +287,7 @@ class Translator:
     def _new_pieces(
         self, passage: Passage, pieces: Sequence[str], pattern: Pattern
     ) -> Iterator[str]:
-        """What the pieces of a passage become."""
+        """The texts of the pieces of a passage."""
         texts = [self._text(piece, pattern) for piece in pieces]
         breaks = {*passage.breaks}
         start = 0
@@ -295,7 +305,7 @@ class Translator:
             start = end
 
     def _space(self, piece: str, text: str, next_piece: str, next_text: str) -> str:
-        """What stands between two sentences' texts on one line, in the target language."""
+        """The space between two sentences' texts on one line, in the target language."""
         touches = is_unspaced(text[-1:]), is_unspaced(next_text)
         if any(touches) if self._is_unspaced else not self.target_lang and all(touches):
             return ""
@@ -304,7 +314,7 @@ class Translator:
         return space.replace("\u3000", " ") or (" " if is_between else "")
 
     def _problems(self, source: str, text: str, pattern: Pattern) -> Iterator[str]:
-        """What a reader should look at in a passage's text."""
+        """The things that a reader should look at in a passage's text."""
         lost = changed(source, text, pattern)
         if lost:
             yield f"check {' '.join(lost)}"
@@ -318,7 +328,7 @@ class Translator:
     def _align(
         self, passages: Sequence[Passage], pairs: Sequence[Sequence[Sentence]]
     ) -> Generator[Work, Any, dict[Sentence, Align]]:
-        """Where the words are of the sentences in which marks begin or end, or terms are, if the model says it."""
+        """The alignments of the sentences in which marks begin or end, or terms are, if the model says them."""
         todo = dict[Sentence, None]()
         for passage, of_passage in zip(passages, pairs, strict=True):
             start = 0

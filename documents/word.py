@@ -112,7 +112,7 @@ class _Reader:
         self.fields = list[_Field]()
 
     def _counts(self, name: str) -> list[int]:
-        """How many elements of this name begin before each token."""
+        """The number of elements of this name that begin before each token."""
         is_one = (token.name == name and token.kind == "open" for token in self.tokens)
         return [*accumulate(is_one, initial=0)]
 
@@ -301,7 +301,7 @@ class _Reader:
         return last + 1
 
     def source_text(self, first: int, last: int) -> str:
-        """What the text in an element says."""
+        """The characters in an element."""
         texts = (token.name for token in self.tokens[first : last + 1] if token.kind == "text")
         return "".join(texts)
 
@@ -312,7 +312,7 @@ def attribute(token: Token, name: str) -> str:
 
 
 def _untranslated(files: Mapping[str, bytes]) -> str:
-    """What stays in a file beside its text."""
+    """A note of what stays in a file beside its text."""
     counts = Counter[str]()
     for name, content in files.items():
         if name.startswith("word/comments.") and name.endswith(".xml"):
