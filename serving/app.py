@@ -110,6 +110,7 @@ class Api:
                 Route("/health", self.health),
                 Route("/metrics", self.metrics),
                 Mount("/v1", routes=routes),
+                post("/inference", partial(self._speech.answer, task=TASKS[0])),  # whisper.cpp's
                 *routes,  # for clients whose address ends before /v1
                 Mount("/v2", routes=self._deepl.routes()),
                 *self._libretranslate.routes(),

@@ -2,17 +2,19 @@
 
 import string
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from anyio import CapacityLimiter, Semaphore, from_thread, to_thread
+from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import FormData, UploadFile
+from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from common.errors import InputError
 from serving import answers
+from serving.bodies import validated
 from serving.engine import Engine, Refused
 from serving.gate import Gate, Limits
 from serving.transport import event_of, failure_of, read_form, stream_of, while_there, working
@@ -22,6 +24,7 @@ from speech.audio import check_length, decoded
 from speech.formats import FORMATS, Layout
 from speech.options import TranscribeOptions
 from speech.reference import parse
+from speech.rules import TASKS
 from speech.segments import Segment, Transcript
 from speech.transcriber import Transcriber
 from speech.transcript import Sound
@@ -33,13 +36,53 @@ OPENAI_NAMES = (  # of models, by which clients call a speech model
     *("whisper-large-v3", "whisper-large-v3-turbo", "distil-whisper-large-v3-en"),
 )
 _MARKS = string.whitespace + BEFORE + AFTER  # around words, of which OpenAI's have none
-_FORMATS = ("json", "verbose_json", "text", "srt", "vtt")
+_LISTS = ("timestamp_granularities", "include")
 Part = tuple[Segment, Stats] | Transcript
-_FIELDS = {
-    *("file", "model", "language", "prompt", "response_format", "temperature", "stream"),
-    *("timestamp_granularities[]", "vad_filter", "audio_track", "reference", "prediction"),
-    *("origins", "user"),
-}
+
+
+class _Request(BaseModel):
+    """The fields of OpenAI's clients, of whisper.cpp's, and ours. Those without a use here have no effect."""
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+    file: UploadFile
+    model: str | None = None
+    language: Annotated[str | None, AfterValidator(lambda name: name and name.lower())] = None
+    prompt: str = ""
+    response_format: Literal["json", "verbose_json", "text", "srt", "vtt"] = "json"
+    temperature: float = 0.0
+    stream: bool = False
+    timestamp_granularities: list[Literal["word", "segment"]] = []
+    word_timestamps: bool = False
+    vad_filter: bool = False
+    audio_track: str | None = None
+    reference: str = Field("", validation_alias=AliasChoices("reference", "prediction"))
+    hotwords: str = ""
+    condition_on_previous_text: bool = True
+    best_of: int = 5
+    translate: bool = False
+    origins: bool = False
+    chunking_strategy: Any = None
+    include: Any = None
+    user: Any = None
+    temperature_inc: Any = None
+    no_timestamps: Any = None
+
+    def options(self, task: str, num_draft: int | str) -> TranscribeOptions:
+        return TranscribeOptions(
+            language=self.language,
+            task=TASKS[1] if self.translate else task,
+            temperature=self.temperature,
+            best_of=self.best_of,
+            initial_prompt=self.prompt,
+            hotwords=self.hotwords,
+            reference=parse(self.reference) if self.reference else (),
+            condition_on_previous_text=self.condition_on_previous_text,
+            num_draft=num_draft,
+            vad=self.vad_filter,
+            word_timestamps=self.word_timestamps or "word" in self.timestamp_granularities,
+            no_speech_probs=self.response_format == "verbose_json",
+        )
 
 
 class Speech:
@@ -64,18 +107,16 @@ class Speech:
         self._gate.check_origin(request)
         if self._transcriber is None:
             raise InputError("this model reads text, not audio")
-        form = await _form(request, self._limits)
-        self._gate.check_model(str(form["model"]) if form.get("model") else None)
-        options = _options(form, task, self._engine.options.num_draft)
-        kind = _format(form)
-        stream = _is_on(form, "stream")
-        origins = _is_on(form, "origins")
+        wanted = await _request(request, self._limits)
+        self._gate.check_model(wanted.model)
+        options = wanted.options(task, self._engine.options.num_draft)
         options = self._transcriber.resolve(options)
+        kind = wanted.response_format
         async with while_there(request):
-            parts = self._parts(form, options)
+            parts = self._parts(wanted, options)
             first = await anext(parts)  # the status must be known before a stream begins
-            if stream:
-                return stream_of(self._events(first, parts, origins), parts)
+            if wanted.stream:
+                return stream_of(self._events(first, parts, wanted.origins), parts)
             *_, transcript = [first, *[part async for part in parts]]
         assert isinstance(transcript, Transcript)
         if kind == "text":
@@ -83,17 +124,17 @@ class Speech:
         if kind in FORMATS and kind != "json":
             return PlainTextResponse(FORMATS[kind](transcript, Layout()))
         # In a thread: the languages' names bring all of transformers.
-        body = await run_in_threadpool(_body, transcript, task, kind == "verbose_json")
+        body = await run_in_threadpool(_body, transcript, options.task, kind == "verbose_json")
         return JSONResponse(body)
 
-    async def _parts(self, form: FormData, options: TranscribeOptions) -> AsyncGenerator[Part]:
+    async def _parts(self, wanted: _Request, options: TranscribeOptions) -> AsyncGenerator[Part]:
         """Each segment of a sound, once there is a place for it, and the whole transcript."""
         segments = list[Part]()
         if self._places.statistics().tasks_waiting >= self._engine.queue_size:
             raise Refused("too many audio files are waiting; try again later")
         async with self._places:
             sound = await to_thread.run_sync(
-                self._open, form, options, segments, limiter=self._reading
+                self._open, wanted, options, segments, limiter=self._reading
             )
             async for step in working(self._engine, sound.steps(), is_begun=True):
                 for part in segments:
@@ -102,7 +143,7 @@ class Speech:
                 if isinstance(step, Ended):
                     yield step.result
 
-    def _open(self, form: FormData, options: TranscribeOptions, segments: list[Part]) -> Sound:
+    def _open(self, wanted: _Request, options: TranscribeOptions, segments: list[Part]) -> Sound:
         """The sound, which adds its segments to `segments`. InputError for a file without sound."""
         assert self._transcriber
 
@@ -114,10 +155,8 @@ class Speech:
         def on_window(added: Sequence[Segment], seconds: float, stats: Stats) -> None:
             segments.extend((segment, stats) for segment in added)
 
-        track = str(form.get("audio_track") or "") or None
-        file = form["file"]
-        assert isinstance(file, UploadFile)
-        samples = decoded(file.file, lambda line: None, check, track)
+        file = wanted.file.file
+        samples = decoded(file, lambda line: None, check, wanted.audio_track)
         return self._transcriber.sound(samples, options, on_window)
 
     async def _events(
@@ -151,55 +190,17 @@ class Speech:
         return [(piece(t, False)[0] if is_text(t) else "", origin) for t, origin in pairs]
 
 
-async def _form(request: Request, limits: Limits) -> FormData:
-    """The fields of a request. Raises InputError for unknown or unsupported ones."""
+async def _request(request: Request, limits: Limits) -> _Request:
+    """A request's form. Raises InputError for unknown or unsupported fields."""
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise HTTPException(415, "the body must be multipart/form-data")
     form = await read_form(request, limits.upload, limits.upload_seconds)
-    if not isinstance(form.get("file"), UploadFile):
-        raise InputError("the field file, with the audio, is missing")
-    for field in form:
-        if field not in _FIELDS:
-            raise InputError(f"{field[:50]} is not supported")
-    return form
-
-
-def _format(form: FormData) -> str:
-    kind = str(form.get("response_format") or "json")
-    if kind not in _FORMATS:
-        raise InputError(f"response_format is {kind[:50]!r}, not one of {', '.join(_FORMATS)}")
-    return kind
-
-
-def _is_on(form: FormData, field: str) -> bool:
-    value = str(form.get(field) or "false")[:50]
-    if value.lower() not in ("true", "false", "1", "0"):
-        raise InputError(f"{field} is {value!r}, not true or false")
-    return value.lower() in ("true", "1")
-
-
-def _options(form: FormData, task: str, num_draft: int | str) -> TranscribeOptions:
-    try:
-        temperature = float(str(form.get("temperature") or 0))
-    except ValueError:
-        raise InputError("temperature is not a number") from None
-    reference = str(form.get("reference") or form.get("prediction") or "")
-    granularities = form.getlist("timestamp_granularities[]")
-    for each in granularities:
-        if each not in ("word", "segment"):
-            field = "timestamp_granularities[]"
-            raise InputError(f"{field} is {str(each)[:50]!r}, not word or segment")
-    return TranscribeOptions(
-        language=str(form["language"]).lower() if form.get("language") else None,
-        task=task,
-        temperature=temperature,
-        initial_prompt=str(form.get("prompt") or ""),
-        reference=parse(reference) if reference else (),
-        num_draft=num_draft,
-        vad=_is_on(form, "vad_filter"),
-        word_timestamps="word" in granularities,
-        no_speech_probs=form.get("response_format") == "verbose_json",
-    )
+    fields = dict[str, Any]()
+    for name, value in form.multi_items():
+        if value != "":  # clients send fields without a value
+            fields.setdefault(name.removesuffix("[]"), []).append(value)
+    fields = {name: x if name in _LISTS else x[-1] for name, x in fields.items()}
+    return validated(fields, _Request)
 
 
 def _usage(transcript: Transcript) -> dict[str, Any]:

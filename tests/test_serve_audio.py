@@ -136,6 +136,21 @@ def test_a_stream_adds_up_to_the_text(client, folder):
     assert "".join(event.delta for event in deltas).strip() == whole
 
 
+def test_fields_are_those_that_clients_send(server, folder):
+    """OpenAI's without brackets and with those of no use here, whisper.cpp's, and transcribe.py's options."""
+    given = dict(timestamp_granularities="word", chunking_strategy="auto", language="auto")
+    given |= {"include[]": "logprobs", "response_format": "verbose_json", "hotwords": "x"}
+    given |= {"condition_on_previous_text": "False", "best_of": "1", "prompt": ""}
+    for path, fields in (
+        ("/v1/audio/transcriptions", given),
+        ("/inference", {"temperature_inc": "0.2", "response_format": "json"}),
+    ):
+        body, headers = form(fields, (folder / "0.wav").read_bytes())
+        status, answer = server.post(body, path, **headers)
+        assert status == 200 and "text" in answer, answer
+        assert ("words" in answer) == (fields is given)
+
+
 def test_what_is_too_much_is_refused_before_its_stream_begins(client, folder):
     def stream(_):
         try:
@@ -191,17 +206,22 @@ def seven_hours() -> bytes:
     "request_, status, message",
     [
         (form({}), 400, "no audio file"),
-        (form({}, None), 400, "is missing"),
+        (form({}, None), 400, "file: field required"),
         (form({"model": "other"}), 404, "this server has only the model target"),
         (form({"language": "xx"}), 400, "no language 'xx'"),
-        (form({"temperature": "hot"}), 400, "temperature is not a number"),
+        (form({"temperature": "hot"}), 400, "temperature: input should be a valid number"),
         (form({"temperature": "nan"}), 400, "temperature is nan"),
-        (form({"response_format": "diarized_json"}), 400, "not one of json"),
-        (form({"timestamp_granularities[]": "letter"}), 400, "is 'letter', not word or segment"),
-        (form({"vad_filter": "maybe"}), 400, "vad_filter is 'maybe', not true or false"),
+        (form({"response_format": "diarized_json"}), 400, "input should be 'json', 'verbose"),
+        (
+            form({"timestamp_granularities[]": "letter"}),
+            400,
+            "granularities.0: input should be 'word'",
+        ),
+        (form({"vad_filter": "maybe"}), 400, "vad_filter: input should be a valid bool"),
         (form({"model": "whisper-1", "vad_filter": "True"}), 400, "no audio file"),
         (form({"audio_track": "2"}, SECOND), 400, "no audio track 2; there are 1"),
-        (form({"chunking_strategy": "auto"}), 400, "chunking_strategy is not supported"),
+        (form({"beam_size": "5"}), 400, "there is no field 'beam_size'"),
+        (form({"best_of": "99"}), 400, "best_of is 99, not from 1 to 64"),
         (form({}, origin="http://elsewhere"), 403, "other web pages"),
         ((b"{}", {"content-type": "application/json"}), 415, "multipart/form-data"),
         ((b"--", {"content-type": "multipart/form-data"}), 400, "not a form"),
