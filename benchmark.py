@@ -30,7 +30,8 @@ from decoder import Options, load
 from demo.examples import KINDS, SHORT_KINDS, examples
 from demo.widen import CAUSAL_SHAPES, SHAPES
 from terminal import cli
-from terminal.flags import check_models, reading
+from terminal.flags import add_shared, check_models, reading
+from terminal.models import merge_adapter
 from terminal.prompt_files import PromptFile
 from text.text_side import check_prompt
 
@@ -47,6 +48,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     # fmt: off
     flag("--check", action="store_true", help="check this machine; it goes with no other flag")
     flag("--model", help=f"{cli.MODEL} (default: the demo models, widened to --sizes)")
+    add_shared(parser, "--adapter-path")
     flag("--draft-model", help="a smaller model with the same vocabulary")
     flag("--source-lang", metavar="CODE", help="language of the source, if multilingual")
     flag("--target-lang", metavar="CODE", help="language of the output, if multilingual")
@@ -204,6 +206,7 @@ def compare(
 
 def main() -> None:
     args = parse_args()
+    merge_adapter(args)
     if args.check:
         sys.exit(not all_is_well())
     with ExitStack() as processes:  # ended before Python ends: else both close their pipes

@@ -13,6 +13,7 @@ from checkpoints.quantization import BITS, GROUP_SIZES, MODES, Quantization
 from checkpoints.weights import DTYPES
 from families.conversion import convert, describe
 from terminal import cli
+from terminal.flags import add_shared
 
 
 def parse_args(argv: list[str] | None = None):
@@ -23,7 +24,8 @@ def parse_args(argv: list[str] | None = None):
     flag = parser.add_argument
     # fmt: off
     flag("--model", "--hf-path", type=cli.name, required=True,
-         help="a name on the Hugging Face hub, or a folder")
+         help="a name on the Hugging Face hub, or a folder; an adapter's is merged into the base that it names")
+    add_shared(parser, "--adapter-path")
     flag("--mlx-path", type=cli.path,
          help="where to write (default: mlx_models/<last part of the name>)")
     flag("--dtype", choices=DTYPES,
@@ -60,12 +62,13 @@ def main() -> None:
             args.q_mode or "affine", args.q_bits or 0, args.q_group_size or 0
         )
     folder = convert(
-        args.model,
+        args.adapter_path or args.model,
         args.mlx_path,
         args.dtype,
         revision=args.revision,
         force=args.force,
         quantization=quantization,
+        base=args.model if args.adapter_path else None,
     )
     print(folder)
 

@@ -29,6 +29,7 @@ from documents.files import load as load_document
 from families.distilled import KIND, save, type_of
 from speech.transcriber import Transcriber, is_speech
 from terminal import cli, flags
+from terminal.models import merge_adapter
 from terminal.prompt_files import PromptFile, progress
 from text.languages import tag_of
 
@@ -42,7 +43,7 @@ def parse_args(argv: list[str] | None = None):
         description="Make a draft model of a model, from the model itself and texts that it has written.",
     )
     flag = parser.add_argument
-    flags.add_shared(parser, "--model")
+    flags.add_shared(parser, "--model", "--adapter-path")
     # fmt: off
     flag("audio", nargs="*", metavar="FILE", help="for a speech model: sound to transcribe and learn from")
     flag("--memory", type=cli.path, metavar="FILE",
@@ -69,6 +70,7 @@ def parse_args(argv: list[str] | None = None):
     args = parser.parse_intermixed_args(argv)
     if not (args.audio or args.memory or args.prompt_file or args.document):
         parser.error("--memory, --prompt-file, --document or sound is needed: what to learn from")
+    flags.check_models(args, parser)
     if not args.minutes:
         parser.error("--minutes is 0")
     return args
@@ -76,6 +78,7 @@ def parse_args(argv: list[str] | None = None):
 
 def main() -> None:
     args = parse_args()
+    merge_adapter(args)
     name = str(args.model or demo_model("speech/target" if args.audio else "target"))
     converted = converted_path(name)
     folder = args.output or converted.with_name(f"{converted.name}-draft")

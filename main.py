@@ -31,7 +31,7 @@ from terminal.flags import (
     note_unused,
     options_of,
 )
-from terminal.models import Models, note_alone, open_decoder
+from terminal.models import Models, merge_adapter, note_alone, open_decoder
 from terminal.prompt_files import FileTask, decode_file
 from terminal.summary import Summary
 from text.memory import MemoryFile, Pair
@@ -192,6 +192,7 @@ def key_of(args, models: Models) -> str:
 
 def run_command(args, ranks: Ranks) -> None:
     """Do what the command line asks for."""
+    merge_adapter(args)
     options = options_of(args)
     note_unused(vars(args), unused(vars(args), options))
     if ranks.size > 1:

@@ -33,7 +33,7 @@ from terminal.flags import (
     check_models,
     options_of,
 )
-from terminal.models import Models, note_alone, open_decoder
+from terminal.models import Models, merge_adapter, note_alone, open_decoder
 
 LOCAL = ("127.0.0.1", "localhost", "[::1]")  # names of this machine in a browser
 DOCKER = "host.docker.internal"  # its name in a container; nobody can register it
@@ -233,6 +233,7 @@ def main() -> None:
         raise InputError(
             f"serve.py needs more packages ({error}): pip install -r requirements-serve.txt"
         ) from None
+    merge_adapter(args)
     listener = listen(args.host, args.port)
     address, port = listener.getsockname()[:2]
     api = make_api(args, options_of(args), address)

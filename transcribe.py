@@ -23,7 +23,8 @@ from speech.outputs import Output
 from speech.reference import Part, parse
 from speech.transcriber import Transcriber
 from terminal import cli
-from terminal.flags import add_shared, check_apart, note_unused, reading
+from terminal.flags import add_shared, check_apart, check_models, note_unused, reading
+from terminal.models import merge_adapter
 from terminal.speech_flags import (
     Switch,
     add_transcript_flags,
@@ -50,7 +51,7 @@ def parse_args(argv: list[str] | None = None):
          "mono, 16 bits, little-endian")
     flag("--device", type=cli.name,
          help="the microphone of --live: its name, a part of that, or its number (default: the system's)")
-    add_shared(parser, "--model", "--draft-model")
+    add_shared(parser, "--model", "--adapter-path", "--draft-model")
     flag("--num-draft", default="auto", **reading("num_draft"),
          help=f"{DECLARED['num_draft'].help} (default: auto)")
     flag("--batch-size", type=cli.positive, default=BATCH_SIZE, metavar="N",
@@ -84,8 +85,7 @@ def parse_args(argv: list[str] | None = None):
     if args.reference and len(args.audio) > 1:
         parser.error("--reference is for one audio file")
     check_words(args, parser)
-    if args.draft_model and not args.model:
-        parser.error("--draft-model needs --model; the demo models bring their own")
+    check_models(args, parser)
     if args.output_format == "all" and not args.output_dir:
         parser.error("--output-format all needs --output-dir")
     given = {name: x for name, x in vars(args).items() if x != parser.get_default(name)}
@@ -152,6 +152,7 @@ def run_command(args: argparse.Namespace) -> None:
     missing = missing_files(args, output, names)
     if not missing:
         return
+    merge_adapter(args)
     model = args.model
     draft_model = args.draft_model
     if model is None:

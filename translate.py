@@ -30,7 +30,7 @@ from documents.files import (
 )
 from documents.translator import Translator
 from terminal import cli, flags
-from terminal.models import Models, open_decoder
+from terminal.models import Models, merge_adapter, open_decoder
 from terminal.summary import Summary
 from text.languages import title
 from text.memory import MemoryFile
@@ -117,6 +117,7 @@ def report_languages(translator: Translator) -> None:
 
 def run_command(args, ranks: Ranks) -> None:
     """Do what the command line asks for."""
+    merge_adapter(args)
     options = flags.options_of(args)
     settings = dict(bilingual=args.bilingual, cue_by_cue=args.cue_by_cue, fuzzy=args.fuzzy)
     files, failures = load_all(args.documents, args.output, args.encoding, **settings)

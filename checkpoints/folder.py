@@ -41,19 +41,28 @@ def read_json(path: Path) -> dict:
     return value
 
 
-_SETTINGS = {"config.json", "generation_config.json", *TOKENIZER_FILES}
-_WEIGHTS = re.compile(r"(model|pytorch_model).*\.(safetensors|bin)")
+ADAPTER = "adapter_config.json"
+_SETTINGS = {"config.json", ADAPTER, "generation_config.json", *TOKENIZER_FILES}
+_WEIGHTS = re.compile(r"(model|pytorch_model|adapter_model).*\.(safetensors|bin)")
 _SINGLE = ("model.safetensors", "pytorch_model.bin")  # best first
 _OTHERS = {  # files of folders that are not Hugging Face checkpoints
-    "adapter_config.json": "an adapter: merge it into its model first (merge_and_unload in PEFT)",
     "model.bin": "CTranslate2's, as for faster-whisper: convert the original model",
     ".gguf": "GGUF, llama.cpp's: convert the original model",
 }
 
 
+def is_adapter(names: Collection[str]) -> bool:
+    """Whether these files of a folder or a repository are an adapter of PEFT's or mlx-lm's, and no whole model."""
+    return ADAPTER in names and not any(name.startswith(_SINGLE) for name in names)
+
+
+def is_adapter_weights(name: str) -> bool:
+    return name in ("adapter_model.safetensors", "adapter_model.bin", "adapters.safetensors")
+
+
 def check_kind(model: object, names: Collection[str]) -> None:
     """InputError if these files of `model`, a folder or a repository, are in another project's format."""
-    if any(name.startswith(_SINGLE) for name in names):
+    if is_adapter(names) or any(name.startswith(_SINGLE) for name in names):
         return
     for ending, kind in _OTHERS.items():
         if any(name.endswith(ending) for name in names):
@@ -106,18 +115,21 @@ def state_of(folder: Path) -> dict[str, list[int]]:
 
 
 def is_outdated(converted: Path) -> bool:
-    """Whether the checkpoint that this folder was converted from has changed, if it still has weights."""
+    """Whether the checkpoint that this folder was converted from, or an adapter's base, has changed, if it still has weights."""
     raw = read_json(converted / "config.json")
-    if "converted_state" not in raw:
-        return False
-    state = state_of(Path(str(raw.get("converted_from"))))
-    return any(map(_WEIGHTS.fullmatch, state)) and state != raw["converted_state"]
+    for origin, known in (("converted_from", "converted_state"), ("adapter_base", "base_state")):
+        state = state_of(Path(str(raw.get(origin)))) if known in raw else {}
+        if any(map(_WEIGHTS.fullmatch, state)) and state != raw[known]:
+            return True
+    return False
 
 
-def converted_path(name: str) -> Path:
-    """The folder that the model `name` (a hub id or a folder) is converted to and loaded from."""
-    path = Path(name)
-    return MODELS / (path.resolve() if path.is_dir() else path).name
+def converted_path(name: str, base: str | None = None) -> Path:
+    """The folder that the model `name` (a hub id or a folder), or an adapter with another base than its own, is converted to
+    and loaded from."""
+    parts = [name] if base is None else [base, name]
+    folders = (Path(part).resolve() if Path(part).is_dir() else Path(part) for part in parts)
+    return MODELS / "-".join(folder.name for folder in folders)
 
 
 def converted(name: str) -> Path | None:

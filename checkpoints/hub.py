@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from checkpoints.folder import check_kind, weight_files
+from checkpoints.folder import ADAPTER, check_kind, is_adapter, is_adapter_weights, weight_files
 from common.errors import InputError
 from common.reporting import reporter
 
@@ -94,12 +94,14 @@ def _cached(model: str, revision: str | None) -> Path | None:
     """The cached folder of an earlier download, if its weights are complete."""
     from huggingface_hub import try_to_load_from_cache
 
-    config = try_to_load_from_cache(model, CONFIG, revision=revision)
-    if not isinstance(config, str):
-        return None
-    folder = Path(config).parent
-    names = {path.name for path in folder.iterdir() if path.exists()}
-    return folder if weight_files(names, folder.joinpath) else None
+    for name in (CONFIG, ADAPTER):
+        file = try_to_load_from_cache(model, name, revision=revision)
+        if isinstance(file, str):
+            folder = Path(file).parent
+            names = {path.name for path in folder.iterdir() if path.exists()}
+            if weight_files(names, folder.joinpath) or any(map(is_adapter_weights, names)):
+                return folder
+    return None
 
 
 def _download(
@@ -118,6 +120,9 @@ def _download(
 
     top = re.compile(r"(additional_chat_templates/)?[^/]+")
     files = {f.rfilename: f for f in info.siblings or [] if top.fullmatch(f.rfilename)}
+    if is_adapter(files):
+        wanted = [name for name in files if Path(name).suffix in SMALL or is_adapter_weights(name)]
+        return [get(name) for name in wanted][-1].parent
     check_kind(model, files)
     if CONFIG not in files:
         raise InputError(f"{model} has no {CONFIG}, so it is not a Hugging Face model")

@@ -68,6 +68,11 @@ class Names:
         if not copies:
             missing = self.embedding[0]
             raise InputError(f"the checkpoint has no {missing}: not a {self.family}-type model")
+        apart = [
+            n for n in copies if "embed_tokens" in n and not equal(tensors[copies[0]], tensors[n])
+        ]
+        if apart:
+            raise InputError(f"{apart[0]} is not {copies[0]}: a {self.family} has one embedding")
         used = {self.embedding[0]: tensors[copies[0]]}
         head = self.embedding[-1]
         if head in copies[1:] and not equal(tensors[copies[0]], tensors[head]):

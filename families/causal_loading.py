@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_unflatten
 from tokenizers import Tokenizer
 
 from checkpoints.config import MOST_LAYERS
@@ -220,3 +220,20 @@ def convert_with_mlx_lm(
             shutil.copy(source / "chat_template.json", output)
 
     _with_mlx_lm(source, "convert", run)
+
+
+def fuse_with_mlx_lm(base: Path, adapter: Path, output: Path) -> None:
+    """Merge an adapter that mlx-lm trained into its base, a folder, and write it to the folder `output`, which may not exist. InputError
+    for one of PEFT's, which mlx-lm does not read."""
+    if not (adapter / "adapters.safetensors").exists():
+        raise InputError(f"{adapter}: PEFT's, for a decoder-only model: merge it with PEFT first")
+
+    def run(utils) -> None:
+        model, tokenizer, config = utils.load(
+            str(base), adapter_path=str(adapter), return_config=True
+        )
+        layers = [(n, m.fuse()) for n, m in model.named_modules() if hasattr(m, "fuse")]
+        model.update_modules(tree_unflatten(layers))
+        utils.save(output, str(base), model, tokenizer, config)
+
+    _with_mlx_lm(adapter, "fuse", run)

@@ -4,6 +4,8 @@ import json
 import re
 import shutil
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,12 @@ from typing import Any
 import mlx.core as mx
 from filelock import FileLock
 
+from checkpoints.adapters import base_of, merge, with_tokenizer_of
 from checkpoints.folder import (
+    ADAPTER,
     WEIGHTS,
     converted_path,
+    is_adapter,
     is_outdated,
     missing,
     open_checkpoint,
@@ -29,6 +34,7 @@ from common.reporting import reporter
 from families import distilled, ram
 from families.causal_loading import (
     convert_with_mlx_lm,
+    fuse_with_mlx_lm,
     is_mlx_lm_folder,
     mlx_lm_skeleton,
     runs_in_mlx_lm,
@@ -42,6 +48,46 @@ from text.tokenizer_files import fit_tokenizer
 from transformer import EncoderDecoder
 
 MOST = 20e9  # bytes that are downloaded or converted without asking
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What is converted: the folder of a checkpoint or, for an adapter, of its base."""
+
+    name: str
+    folder: Path
+    adapter: Path | None = None
+    base: str = ""
+
+    def state(self) -> dict[str, Any]:
+        """What a converted folder's config.json says of it."""
+        if self.adapter is None:
+            return {"converted_from": self.name, "converted_state": state_of(self.folder)}
+        of_adapter = {"converted_from": self.name, "converted_state": state_of(self.adapter)}
+        return of_adapter | {"adapter_base": self.base, "base_state": state_of(self.folder)}
+
+
+def _fetch(
+    model: str,
+    revision: str | None = None,
+    base: str | None = None,
+    output: Path = Path(),
+    size: Callable[[Path], int | None] = lambda folder: 0,
+    start: Callable[[int], bool] = lambda size: True,
+) -> _Source:
+    """A checkpoint, or an adapter and its base, downloaded where needed. size, start: as for `fetch`."""
+    folder = fetch(model, revision, output, size, start)
+    if not is_adapter([path.name for path in folder.iterdir()]):
+        if base:
+            raise InputError(f"{model} is no adapter: it has no {ADAPTER}")
+        return _Source(model, folder)
+    named, revision = base_of(folder)
+    try:
+        found = fetch(base or named, None if base else revision, output, size, start)
+    except InputError as error:
+        hint = "--model BASE --adapter-path ADAPTER takes another"
+        raise InputError(f"{model} is an adapter of {base or named}: {error} ({hint})") from None
+    return _Source(model, found, folder, base or named)
 
 
 def read_config(folder: Path) -> dict:
@@ -88,8 +134,11 @@ def convert(
     force: bool = False,
     exist_ok: bool = False,
     quantization: Quantization | None = None,
+    base: str | None = None,
 ) -> Path:
     """Convert `model`, a hub id or a folder, and return the converted folder.
+
+    `model` may be an adapter, which is merged into the model that it names or, if given, `base`.
 
     The default output is mlx_models/<last part of the name>, the default dtype the family's. The output appears
     complete or not at all. If it exists, raise InputError, unless `force` (replace it) or `exist_ok` (keep it, unless the
@@ -105,15 +154,18 @@ def convert(
             raise InputError(f"{output} already exists; --force replaces it")
         if output.exists() and not (output / WEIGHTS).exists() and not is_mlx_lm_folder(output):
             raise InputError(f"{output} is not a converted model; --force does not replace it")
-        with replacing(output) as partial:
-            source = fetch(
-                model, revision, output, lambda folder: converted_size(folder, dtype, quantization)
-            )
-            if runs_in_mlx_lm(read_json(source / "config.json")):
-                convert_with_mlx_lm(source, partial, dtype or "bfloat16", quantization)
+        with replacing(output) as new:
+            size = partial(converted_size, dtype=dtype, quantization=quantization)
+            source = _fetch(model, revision, base, output, size)
+            if not runs_in_mlx_lm(read_json(source.folder / "config.json")):
+                new.mkdir()
+                _write(source, new, dtype, quantization)
+            elif source.adapter and (dtype or quantization):
+                raise InputError(f"{model}: mlx-lm fuses an adapter in its base's type and bits")
+            elif source.adapter:
+                fuse_with_mlx_lm(source.folder, source.adapter, new)
             else:
-                partial.mkdir()
-                _write(source, partial, dtype, quantization, model)
+                convert_with_mlx_lm(source.folder, new, dtype or "bfloat16", quantization)
     return output
 
 
@@ -125,7 +177,7 @@ def describe(model: str, revision: str | None = None) -> list[str]:
         lines.append(f"download: {gb(size)}")
         return False
 
-    target, dtype = skeleton(fetch(model, revision, start=stop))
+    target, dtype = skeleton(_fetch(model, revision, start=stop).folder)
     sizes = ram.needed(target, dtype)
     lines.append(f"memory for {ram.ROWS} prompts and outputs of {ram.TOKENS} tokens:")
     for bits, size in sizes.items():
@@ -137,24 +189,23 @@ def describe(model: str, revision: str | None = None) -> list[str]:
     return lines
 
 
-def convert_first(name: str) -> Path:
-    """The folder of a checkpoint, a folder or owner/name on the hub, that has not been converted yet: it is converted or,
-    for mlx-lm, downloaded. InputError if there is none."""
-    local = (Path(name) / "config.json").exists()
+def convert_first(name: str, base: str | None = None) -> Path:
+    """The folder of a checkpoint or an adapter, a folder or owner/name on the hub, that has not been converted yet: it is
+    converted or, for mlx-lm, downloaded. base: as for `convert`. InputError if there is none."""
+    local = any((Path(name) / file).exists() for file in ("config.json", ADAPTER))
     on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not Path(name).parent.exists()
-    output = converted_path(name)
+    output = converted_path(name, base)
     if not (local or on_hub) or output.exists():
         raise missing(name)
-    if local:
-        _wanted(name, "conversion", converted_size(Path(name), None) or 0)
-        reporter.note(f"{name}: converting it to {output}")
-        return convert(name, exist_ok=True)
     output.parent.mkdir(parents=True, exist_ok=True)
-    wanted = partial(_wanted, name, "download")
-    source = fetch(name, None, output, lambda folder: converted_size(folder, None), wanted)
-    if runs_in_mlx_lm(read_json(source / "config.json")):
-        return source
-    return convert(name, exist_ok=True)
+    download = partial(_wanted, name, "download")
+    source = _fetch(name, None, base, output, partial(converted_size, dtype=None), download)
+    if not source.adapter and runs_in_mlx_lm(read_json(source.folder / "config.json")):
+        return source.folder
+    if local:
+        _wanted(name, "conversion", converted_size(source.folder, None) or 0)
+        reporter.note(f"{name}: converting it to {output}")
+    return convert(name, output, exist_ok=True, base=base)
 
 
 def convert_again(name: str, output: Path) -> Path:
@@ -164,9 +215,11 @@ def convert_again(name: str, output: Path) -> Path:
     origin, dtype, given = raw["converted_from"], raw["dtype"], raw.get("quantization", {})
     if Path(name).resolve() == Path(origin).resolve():
         quantization = Quantization.from_config(given) if given else None
-        _wanted(name, "conversion", converted_size(Path(name), dtype, quantization) or 0)
+        base = raw.get("adapter_base")
+        folder = _fetch(name, base=base).folder
+        _wanted(name, "conversion", converted_size(folder, dtype, quantization) or 0)
         reporter.note(f"{name}: it has changed: converting it again to {output}")
-        return convert(name, output, dtype, exist_ok=True, quantization=quantization)
+        return convert(name, output, dtype, exist_ok=True, quantization=quantization, base=base)
     flags = ["--quantize"] if given else []
     flags += [f"--q-{key.replace('_', '-')} {value}" for key, value in given.items()]
     command = f"python convert.py --model {origin} --mlx-path {output} --dtype {dtype} --force"
@@ -201,36 +254,42 @@ def _note(dtype: str) -> str | None:
 
 
 def _write(
-    source: Path, output: Path, dtype: str | None, quantization: Quantization | None, origin: str
+    source: _Source, output: Path, dtype: str | None, quantization: Quantization | None
 ) -> None:
-    state = state_of(source)
-    with naming(source):
-        raw = read_config(source)
+    state = source.state()
+    named = source.adapter or source.folder
+    folder = source.folder
+    with naming(named):
+        raw = read_config(folder)
         family = family_of(raw)
-        tensors = family.rename(open_checkpoint(source))
+        stored = open_checkpoint(folder)
+        if source.adapter:
+            with naming(Path(source.base)):
+                stored, raw = merge(source.adapter, stored, raw)
+        tensors = family.rename(stored)
         config = family.config.from_hub(raw, tensors)
         model = build(family, config, tensors)
         if raw.get("feed_forward_proj") == "gelu" and config.to_dict().get("gated"):
             # Some copies of flan-t5-xxl have this.
             note = "config.json says gelu, but the weights are gated: using gated-gelu"
-            warnings.warn(f"{source}: {note}", stacklevel=2)
+            warnings.warn(f"{named}: {note}", stacklevel=2)
         if dtype is None:
             dtype = family.dtype
             note = _note(dtype)
             if note:
-                reporter.note(f"{source}: {note}")
-        family.write_tokenizer(source, output)
+                reporter.note(f"{named}: {note}")
+        with with_tokenizer_of(source.adapter, folder) as tokenizer:
+            family.write_tokenizer(tokenizer, output)
         fit_tokenizer(output, config.vocab_size)
         if (output / SOURCE_FILE).exists():
             fit_tokenizer(output, model.source_vocab_size, SOURCE_FILE)
-        GenerationDefaults.load(source)
+        GenerationDefaults.load(folder)
     write_weights(output / WEIGHTS, tensors, dtype, quantization)
-    if state_of(source) != state:
-        raise InputError(f"{source} has changed while it was read: is it being written?")
-    made = {"dtype": dtype, "converted_from": origin, "converted_state": state}
-    values = raw | config.to_dict() | made
+    if source.state() != state:
+        raise InputError(f"{named} has changed while it was read: is it being written?")
+    values = raw | config.to_dict() | {"dtype": dtype} | state
     if quantization:
         values["quantization"] = vars(quantization)
     (output / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    if (source / GENERATION).exists():
-        shutil.copyfile(source / GENERATION, output / GENERATION)
+    if (folder / GENERATION).exists():
+        shutil.copyfile(folder / GENERATION, output / GENERATION)

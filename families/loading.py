@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 from tokenizers import Tokenizer
 
-from checkpoints.folder import WEIGHTS, converted, is_outdated, read_json
+from checkpoints.folder import WEIGHTS, converted, converted_path, is_outdated, read_json
 from distributed.ranks import Ranks
 from families import causal_loading, conversion
 from families.converted import load_converted
@@ -24,6 +24,14 @@ def find(name: str) -> Path:
             return conversion.convert_again(name, path)
         path = causal_loading.find_mlx_lm_folder(name) or conversion.convert_first(name)
     return path
+
+
+def find_adapted(adapter: str, base: str) -> Path:
+    """The converted folder of an adapter that is merged into this base; it is converted on first use. InputError as for `find`."""
+    path = converted_path(adapter, base)
+    if not path.exists():
+        return conversion.convert_first(adapter, base)
+    return conversion.convert_again(adapter, path) if is_outdated(path) else path
 
 
 def load(

@@ -30,9 +30,13 @@ _GROUPS = {  # groups of options with their own heading in --help
 FILES = ("draft_vocabulary", "terms", "memory", "reference", "prompt_file")
 DOCUMENTS = ("documents", "document", "audio")
 
-MODELS = ("--model", "--draft-model", "--draft-vocabulary")
+MODELS = ("--model", "--adapter-path", "--draft-model", "--draft-vocabulary")
 SHARED: dict[str, dict[str, Any]] = {  # flags of several commands
     "--model": dict(type=cli.name, help=f"{cli.MODEL} (default: the demo models)"),
+    "--adapter-path": dict(
+        type=cli.name,
+        help="an adapter of --model, a folder or a name on the hub, merged into it on first use (default: none)",
+    ),
     "--draft-model": dict(
         type=cli.name,
         help="a smaller model with the same vocabulary (default: none, or the demo models' own)",
@@ -140,7 +144,9 @@ def check_models(args, parser: cli.Parser) -> None:
     given = vars(args)  # not every command has all of these flags
     if given.get("memory_append") and not args.memory:
         parser.error("--memory-append needs --memory")
-    if args.draft_model and not args.model:
+    if args.adapter_path and not args.model:
+        parser.error("--adapter-path needs --model, its base; or name the adapter as --model")
+    if given.get("draft_model") and not args.model:
         parser.error("--draft-model needs --model; the demo models bring their own")
     if given.get("draft_vocabulary") and args.model and not args.draft_model:
         parser.error("--draft-vocabulary needs --draft-model")

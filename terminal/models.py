@@ -10,10 +10,16 @@ from common.reporting import reporter
 from decoder import Options, SpeculativeDecoder, load
 from demo.pair import demo_model
 from distributed.ranks import ALONE, Ranks
-from families.loading import find
+from families.loading import find, find_adapted
 from terminal.cli import note_types
 from terminal.flags import read_draft_vocabulary, read_memory
 from text.generation import GenerationDefaults
+
+
+def merge_adapter(args: argparse.Namespace) -> None:
+    """Put the folder in which --adapter-path is merged into --model in place of the model."""
+    if args.adapter_path:
+        args.model = str(find_adapted(args.adapter_path, args.model))
 
 
 @dataclass(frozen=True)

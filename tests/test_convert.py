@@ -327,7 +327,6 @@ def test_tokens_without_a_row_are_left_out(folder, tmp_path, monkeypatch, added)
     ("file", "message"),
     [
         ("model.bin", "is CTranslate2's"),
-        ("adapter_config.json", "is an adapter: merge it"),
         ("checkpoint-1500", "no weights but a Trainer's folders: use .*/checkpoint-1500$"),
         ("model-Q4.gguf", "is GGUF"),
     ],

@@ -1,0 +1,248 @@
+"""Adapters of PEFT: what a fine-tune changes in a base model, merged into the base's tensors block by block.
+
+LoRA: Hu et al., https://arxiv.org/abs/2106.09685. Files: https://huggingface.co/docs/peft/developer_guides/checkpoint
+
+PEFT merges in place, so that what one of several tied weights learned reaches all of them, unlike in the forward pass that it
+was trained in. Here it stays with its own module: a head may differ from the embedding afterwards.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from math import sqrt
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from checkpoints.folder import ADAPTER, TOKENIZER_FILES, read_json
+from checkpoints.names import equal
+from checkpoints.safetensors_files import read_safetensors
+from checkpoints.tensors import Tensor, to_mlx, to_numpy
+from checkpoints.torch_files import read_torch
+from common.errors import InputError
+
+_WRAPPER = re.compile(r"^base_model\.model\.|\.(?:base_layer|modules_to_save|token_adapter)(?=\.)")
+_TOKENS = "trainable_tokens_delta"  # whole rows, in spite of the name
+_PART = re.compile(
+    rf"(.+?)\.(lora_[AB]\.weight|lora_B\.bias|lora_embedding_[AB]|{_TOKENS}|weight|bias)"
+)
+_EMBEDDING = re.compile(
+    r"(?:.*\.)?(?:shared|(?:encoder|decoder|text_model)\.embed_tokens|lm_head|lm_head\.out_proj|proj_out)"
+)
+_HEADS = {"whisper": "proj_out", "t5gemma": "lm_head.out_proj", "t5gemma2": "lm_head.out_proj"}
+# Forms of LoRA that are more than the product of two matrices
+_FORMS = ("use_dora", "use_qalora", "use_bdlora", "alora_invocation_tokens", "arrow_config")
+_FORMS += ("layer_replication", "target_parameters", "kasa_config", "monteclora_config")
+_STARTS = (None, True, False, "gaussian", "orthogonal", "eva")  # others change the base too
+
+
+def base_of(adapter: Path) -> tuple[str, str | None]:
+    """The name and the revision of the model that an adapter's folder is for. InputError for one that cannot be merged."""
+    raw = read_json(adapter / ADAPTER)
+    if "fine_tune_type" in raw:  # mlx-lm's, which merges it
+        return str(raw.get("model", "")), None
+    kind = raw.get("peft_type")
+    if kind != "LORA":
+        raise InputError(f"{adapter}: only PEFT's LoRA can be merged, not {kind or 'this adapter'}")
+    forms = [form for form in _FORMS if raw.get(form)]
+    if raw.get("init_lora_weights") not in _STARTS:
+        forms.append(f"init_lora_weights={raw['init_lora_weights']}")
+    if forms:
+        raise InputError(f"{adapter}: LoRA with {', '.join(forms)} cannot be merged")
+    return str(raw.get("base_model_name_or_path") or ""), raw.get("revision")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sum(Tensor):
+    """A base's tensor [O, I] and `scale` x `up` [O, R] x `down` [R, I]; a bias [O] with `up` [O, 1] and no `down`."""
+
+    up: Tensor
+    down: Tensor | None = None
+    scale: float
+
+    def __post_init__(self) -> None:
+        change = (self.up.shape[0], *(self.down.shape[1:] if self.down else ()))
+        if change != self.shape:
+            raise InputError(f"it changes {change}, but the base has {self.shape}")
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        up = _float32(self.up) * np.float32(self.scale)
+        down = _float32(self.down) if self.down else np.ones((1, 1), np.float32)
+        start = 0
+        for block in map(_as_float32, super().blocks()):
+            end = start + len(block)
+            yield block + (up[start:end] @ down).reshape(block.shape)
+            start = end
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rows(Tensor):
+    """A base's tensor [O, I] in which `rows` stand for those of `tokens`."""
+
+    tokens: tuple[int, ...]
+    rows: Tensor
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        tokens = np.array(self.tokens)
+        rows = _float32(self.rows)
+        start = 0
+        for block in map(_as_float32, super().blocks()):
+            here = (tokens >= start) & (tokens < start + len(block))
+            block[tokens[here] - start] = rows[here]
+            start += len(block)
+            yield block
+
+
+def _as_float32(array: np.ndarray) -> np.ndarray:
+    return np.array(to_numpy(to_mlx(array).astype(mx.float32)))
+
+
+def _float32(tensor: Tensor) -> np.ndarray:
+    return np.concatenate([_as_float32(block) for block in tensor.blocks()])
+
+
+def merge(
+    adapter: Path, base: Mapping[str, Tensor], config: Mapping
+) -> tuple[dict[str, Tensor], dict]:
+    """The base's tensors, changed by the adapter in a folder, and its config.json with the size of a vocabulary that has
+    grown. Changed tensors are float32. InputError for what does not fit."""
+    raw = read_json(adapter / ADAPTER)
+    modules: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    for name, tensor in _weights(adapter).items():
+        match = _PART.fullmatch(_WRAPPER.sub("", name))
+        if not match:
+            raise InputError(f"{adapter}: {name} cannot be merged")
+        modules[match[1]][match[2]] = tensor
+    has_embeddings = any(map(_EMBEDDING.fullmatch, modules))
+    if has_embeddings:
+        base = _untied(base, _HEADS.get(str(config.get("model_type")), "lm_head"))
+    merged = dict(base)
+    for module, parts in sorted(modules.items(), key=lambda item: "weight" not in item[1]):
+        for kind, is_tied, change in _changes(module, parts, raw, config):
+            name = _in_base(base, f"{module}.{kind}")
+            embeddings = _embeddings(base) if is_tied else []
+            names = [n for n in embeddings if equal(base[n], base[name])] or [name]
+            merged |= {name: change(merged[name]) for name in names}
+    if has_embeddings:  # neither stack reads the shared one
+        merged = {name: x for name, x in merged.items() if not _is(name, "shared.weight")}
+    rows = {merged[name].shape[0] for name in _embeddings(merged)}
+    bias = merged.get("final_logits_bias")
+    if len(rows) > 1 or config.get("vocab_size") in (*rows, None):
+        return merged, dict(config)
+    if bias and not _float32(bias).any():  # nor is it any longer for new tokens
+        del merged["final_logits_bias"]
+    return merged, {**config, "vocab_size": rows.pop()}
+
+
+def _weights(adapter: Path) -> dict[str, Tensor]:
+    if (adapter / "adapter_model.safetensors").exists():
+        return read_safetensors(adapter / "adapter_model.safetensors")
+    if (adapter / "adapter_model.bin").exists():
+        return read_torch(adapter / "adapter_model.bin")
+    raise InputError(f"{adapter}: no adapter_model.safetensors or adapter_model.bin")
+
+
+def _is(name: str, end: str) -> bool:
+    """Whether the last parts of a module's or tensor's name are `end`; classes put different parts before."""
+    return f".{name}".endswith(f".{end}")
+
+
+def _in_base(base: Mapping[str, Tensor], name: str) -> str:
+    bare = {other: other.replace("text_model.", "") for other in base}  # in T5Gemma 2's class alone
+    wanted = name.replace("text_model.", "")
+    names = [other for other, end in bare.items() if _is(end, wanted) or _is(wanted, end)]
+    if len(names) != 1:
+        raise InputError(f"the adapter changes {name}, which its base does not have")
+    return names[0]
+
+
+def _embeddings(tensors: Mapping[str, Tensor]) -> list[str]:
+    return [name for name in tensors if _EMBEDDING.fullmatch(name.removesuffix(".weight"))]
+
+
+def _untied(base: Mapping[str, Tensor], head: str) -> dict[str, Tensor]:
+    """The base's tensors with an embedding for each stack and a head, which are the modules that PEFT changes."""
+    tensors = dict(base)
+    for name in _embeddings(base):
+        if _is(name, "shared.weight"):
+            for stack in ("encoder", "decoder"):
+                own = name.replace("shared", f"{stack}.embed_tokens")
+                tensors.setdefault(own, base[name])
+    if not any(_is(name, f"{head}.weight") for name in tensors):
+        embedding = max(_embeddings(tensors), key=lambda name: "decoder" in name)
+        tensors[f"{head}.weight"] = tensors[embedding]
+    return tensors
+
+
+def _changes(
+    module: str, parts: Mapping[str, Tensor], raw: Mapping, config: Mapping
+) -> Iterator[tuple[str, bool, Callable[[Tensor], Tensor]]]:
+    """Which of a module's tensors change, whether embeddings tied to it do as well, and how.
+
+    Tokens that are trained change wherever the embedding is, and so does an embedding that was not trained as a copy: it
+    is saved because it has grown.
+    """
+    copied = any(f".{saved}." in f".{module}." for saved in raw.get("modules_to_save") or [])
+    for kind in ("weight", "bias"):
+        if kind in parts:
+            yield kind, not copied, partial(_saved, parts[kind])
+    if _TOKENS in parts:
+        tokens = raw["trainable_token_indices"]
+        is_tied = config.get("tie_word_embeddings") is not False
+        if isinstance(tokens, dict) or (_is(module, "shared") and not is_tied):
+            # PEFT's versions differ in which of the other modules get the rows.
+            raise InputError(f"trainable_token_indices of {module}: not of a tied embedding")
+        yield "weight", is_tied, partial(_changed, _Rows, tokens=tuple(tokens), rows=parts[_TOKENS])
+    if "lora_embedding_A" in parts:
+        down, up = (_transposed(parts[f"lora_embedding_{part}"]) for part in "BA")
+        scale = _scale(module, up.shape[1], raw)
+        yield "weight", False, partial(_changed, _Sum, up=up, down=down, scale=scale)
+    if "lora_A.weight" in parts:
+        down, up = parts["lora_A.weight"], parts["lora_B.weight"]
+        scale = _scale(module, down.shape[0], raw)
+        yield "weight", False, partial(_changed, _Sum, up=up, down=down, scale=scale)
+        if "lora_B.bias" in parts:
+            bias = parts["lora_B.bias"]
+            column = replace(bias, shape=(*bias.shape, 1), strides=())
+            yield "bias", False, partial(_changed, _Sum, up=column, scale=scale)
+
+
+def _saved(new: Tensor, base: Tensor) -> Tensor:
+    return new
+
+
+def _changed(kind: type[Tensor], base: Tensor, **fields: Any) -> Tensor:
+    return kind(**vars(base), **fields)
+
+
+def _transposed(matrix: Tensor) -> Tensor:
+    strides = matrix.strides or (matrix.shape[1], 1)
+    return replace(matrix, shape=matrix.shape[::-1], strides=strides[::-1])
+
+
+def _scale(module: str, rank: int, raw: Mapping) -> float:
+    """What the product of a module's two matrices is multiplied by."""
+    patterns = raw.get("alpha_pattern") or {}
+    alphas = (x for name, x in patterns.items() if re.fullmatch(rf"(.*\.)?({name})", module))
+    alpha = next(alphas, raw["lora_alpha"])
+    return alpha / (sqrt(rank) if raw.get("use_rslora") else rank)
+
+
+@contextmanager
+def with_tokenizer_of(adapter: Path | None, base: Path) -> Iterator[Path]:
+    """A folder with a base's files and, if the adapter has a tokenizer, those of that instead; without an adapter, `base`."""
+    if adapter is None or not (adapter / "tokenizer_config.json").exists():
+        yield base
+        return
+    with TemporaryDirectory() as folder:
+        for source, is_wanted in ((base, False), (adapter, True)):
+            for file in source.iterdir():
+                if (file.name in TOKENIZER_FILES) is is_wanted and file.is_file():
+                    Path(folder, file.name).symlink_to(file.resolve())
+        yield Path(folder)

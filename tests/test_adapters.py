@@ -1,0 +1,190 @@
+"""Adapters of PEFT, merged on conversion, against PEFT's own forward pass."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import torch
+import transformers
+from helpers import checkpoints, whisper_models
+from helpers.models import assert_close, cached_logits, reference_logits
+from helpers.pairs import RAW, both, inputs, known
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
+
+from checkpoints.adapters import merge
+from checkpoints.folder import open_checkpoint
+from checkpoints.tensors import to_mlx
+from common.errors import InputError
+from families.conversion import convert
+from families.converted import build
+from families.loading import find, find_adapted, load
+from families.registry import family_of
+from families.whisper import Window
+
+Q = ["q", "q_proj"]
+OPTIONS = {
+    "all-linear": dict(target_modules="all-linear", lora_alpha=1),
+    "a pattern": dict(target_modules=r".*decoder.*\.(k|o|k_proj|o_proj|out_proj)"),
+    "patterns": dict(
+        target_modules=["q", "v", "q_proj", "v_proj"],
+        rank_pattern={"q": 3, "q_proj": 3},
+        alpha_pattern={"v": 5, r"layers\.0\..*v_proj": 5},
+    ),
+    "rslora": dict(target_modules=Q, use_rslora=True),
+    "fan in, fan out": dict(target_modules=Q, fan_in_fan_out=True),
+    "biases": dict(target_modules=Q, bias="all"),
+    "layers' biases": dict(target_modules=Q, bias="lora_only"),
+    "a head": dict(target_modules=Q, modules_to_save=["lm_head"]),
+    "embeddings": dict(target_modules=Q, modules_to_save=["embed_tokens", "lm_head"]),
+    "low-rank embeddings": dict(target_modules=[*Q, "embed_tokens"]),
+    "tokens": dict(target_modules=Q, trainable_token_indices=[5, 9, 7]),
+}
+# Every option with every fourth variant, and so with some of each family
+CASES = [
+    pytest.param(variant, option, marks=pytest.mark.slow if i % 8 else ())
+    for i, variant in enumerate(RAW)
+    for j, option in enumerate(OPTIONS)
+    if (i + j) % 4 == 0
+]
+
+
+def tuned(reference, folder: Path, base: str = "", equal: bool = False, **options):
+    """PEFT's model of the reference, with random weights in its adapter, which is saved. equal: both stacks' embeddings learn
+    the same, as a T5 can have only one."""
+    tuned = get_peft_model(reference, LoraConfig(r=2, **options)).eval()
+    tuned.peft_config["default"].base_model_name_or_path = base
+    torch.manual_seed(1)
+    shared: dict = {}
+    for name, weight in tuned.named_parameters():
+        if weight.requires_grad:
+            random = torch.randn(weight.shape) * 0.2
+            _, embedding, part = name.partition("embed_tokens")
+            weight.data = shared.setdefault(part, random) if embedding and equal else random
+    tuned.save_pretrained(folder)
+    return tuned
+
+
+def merged(folder: Path, raw: dict):
+    """Our model of the folder's base and adapter, without a conversion."""
+    family = family_of(raw)
+    tensors, changed = merge(folder / "adapter", open_checkpoint(folder / "base"), raw)
+    tensors = family.rename(tensors)
+    config = family.config.from_hub(changed, tensors)
+    model = build(family, config, {name: tensor.shape for name, tensor in tensors.items()})
+    arrays = {name: np.concatenate(list(tensor.blocks())) for name, tensor in tensors.items()}
+    model.load_weights([(name, to_mlx(array)) for name, array in arrays.items()])
+    return model
+
+
+@pytest.mark.parametrize("variant, option", CASES)
+def test_logits_are_those_of_peft(variant, option, tmp_path):
+    raw = RAW[variant]
+    reference, _ = both(raw)
+    reference.save_pretrained(tmp_path / "base")
+    is_t5 = raw["model_type"] in ("t5", "mt5", "umt5")
+    model = tuned(reference, tmp_path / "adapter", equal=is_t5, **OPTIONS[option])
+    try:
+        ours = merged(tmp_path, raw)
+    except (
+        InputError
+    ) as error:  # T5Gemma 2's embedding has a part of its own; tokens of an untied T5
+        assert "eoi_embedding" in str(error) or "not of a tied embedding" in str(error)
+        return
+    given = inputs(ours.config)
+    expected = known(reference_logits(model, *given), ours.config)
+    logits = known(cached_logits(ours, *given, 7), ours.config)
+    assert np.abs(logits - expected).max() <= 1e-3 * np.abs(expected).max()
+
+
+@pytest.fixture
+def t5(tmp_path, monkeypatch):
+    """A T5's checkpoint and an adapter of it, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    checkpoints.make_folder(Path("base"), "t5")
+    reference = transformers.T5ForConditionalGeneration.from_pretrained("base")
+    return tuned(reference, Path("adapter"), "base", target_modules="all-linear", lora_alpha=1)
+
+
+def test_an_adapter_is_converted_on_first_use_and_again_when_it_or_its_base_changes(t5):
+    folder = find("adapter")
+    model, _ = load("adapter")
+    given = inputs(model.config)
+    convert("adapter", folder, "float32", force=True)
+    logits = cached_logits(load("adapter")[0], *given, 7)
+    assert_close(logits, reference_logits(t5, *given))
+    for file in ("base/model.safetensors", "adapter/adapter_model.safetensors"):
+        before = (folder / "weights.npz").stat().st_mtime_ns
+        assert find("adapter") == folder
+        assert (folder / "weights.npz").stat().st_mtime_ns == before
+        os.utime(file)
+        find("adapter")
+        assert (folder / "weights.npz").stat().st_mtime_ns > before
+    shutil.copytree("base", "other")
+    assert find_adapted("adapter", "other") == Path("mlx_models/other-adapter")
+
+
+def test_bin_files_and_a_tokenizer_of_its_own(t5):
+    plain = find("adapter")
+    torch.save(load_file("adapter/adapter_model.safetensors"), "adapter/adapter_model.bin")
+    Path("adapter/adapter_model.safetensors").unlink()
+    tokenizer = (plain / "tokenizer.json").read_text(encoding="utf-8")
+    Path("adapter/tokenizer.json").write_text(tokenizer.replace('"▁en"', '"▁own"'))
+    Path("adapter/tokenizer_config.json").write_text('{"tokenizer_class": "T5TokenizerFast"}')
+    before = (plain / "weights.npz").read_bytes()
+    assert load("adapter")[1].token_to_id("▁own")
+    assert (plain / "weights.npz").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(peft_type="IA3"), "only PEFT's LoRA"),
+        (dict(peft_type="ADALORA"), "only PEFT's LoRA"),
+        (dict(use_dora=True), "use_dora"),
+        (dict(init_lora_weights="pissa"), "init_lora_weights=pissa"),
+        (
+            dict(base_model_name_or_path="other"),
+            "other: .* changes .30, 24., but the base has .30, 32.",
+        ),
+        (dict(base_model_name_or_path="lost"), "adapter of lost: .*--adapter-path"),
+    ],
+)
+def test_what_cannot_be_merged_is_refused_in_a_line(t5, changes, message):
+    checkpoints.make_folder(Path("other"), "t5", d_model=32)
+    config = Path("adapter/adapter_config.json")
+    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+    with pytest.raises(InputError, match=message):
+        find("adapter")
+
+
+def test_a_vocabulary_that_has_grown(tmp_path):
+    """As of an NLLB for which languages were added."""
+    raw = RAW["m2m"]
+    reference, _ = both(raw)
+    reference.save_pretrained(tmp_path / "base")
+    reference.resize_token_embeddings(raw["vocab_size"] + 3)
+    model = tuned(reference, tmp_path / "adapter", **OPTIONS["embeddings"])
+    ours = merged(tmp_path, raw)
+    given = inputs(ours.config)
+    assert_close(cached_logits(ours, *given, 7), reference_logits(model, *given))
+
+
+def test_whispers_adapter_transcribes_as_peft_does(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    reference = whisper_models.reference_model()
+    whisper_models.write_hub(reference, Path("base"))
+    model = tuned(reference, Path("adapter"), "base", target_modules="all-linear", lora_alpha=1)
+    convert("adapter", dtype="float32")
+    ours, _ = load("adapter")
+    sound = np.random.default_rng(0).normal(size=(1, 60, 80)).astype(np.float32)
+    tokens = np.array([[whisper_models.END + 1, 3, 9, 4]])
+    with torch.no_grad():
+        features = torch.tensor(sound).transpose(1, 2)
+        expected = model(features, decoder_input_ids=torch.tensor(tokens)).logits.numpy()
+    logits, _ = ours.attention([Window(sound[0])], mx.array(tokens), {0: [1]})
+    assert_close(np.array(logits), expected)
