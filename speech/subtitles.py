@@ -89,7 +89,7 @@ def _end(start: float, end: float, size: int, after: float, rules: Rules) -> flo
 def _balanced(text: str, rules: Rules) -> str:
     """The text in as few lines as it needs, of about the same length."""
     lines = textwrap.wrap(text, rules.max_line_width, break_on_hyphens=False)
-    for width in range(-(-len(text) // max(1, len(lines))), rules.max_line_width):
+    for width in range(-(-len(text) // max(1, len(lines))) or 1, rules.max_line_width):
         narrow = textwrap.wrap(text, width, break_on_hyphens=False)
         if len(narrow) == len(lines):
             return "\n".join(narrow)

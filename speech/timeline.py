@@ -12,7 +12,7 @@ from speech.features import FRAMES
 from speech.segments import Segment, Word
 from speech.voice import speaking, stretches, with_speech
 
-_QUIET = 1.0  # in features, 40 dB: what is so far below the loudest frame is not heard
+_QUIET = 1.0  # in features, 40 dB: what is so far below a span's loudest frame is not heard in it
 _RUN = 5  # frames; what is heard for a shorter time at a segment's end belongs to its neighbour
 _LEAST = 0.005  # seconds; a shorter time is none
 _SHORTEST = 0.1  # seconds of a text whose start is its end, where there is time for it
@@ -28,12 +28,13 @@ class Timeline:
     def __init__(self, features: np.ndarray, chances: np.ndarray | None, first: int = 0):
         """features: of each frame of the sound; chances: how probable speech is in it, if only speech is transcribed;
         first: the number of the first frame"""
-        heard = features.max(axis=1, initial=-np.inf) > features.max(initial=-np.inf) - _QUIET
         numbers = np.arange(len(features))
+        loudness = features.max(axis=1, initial=-np.inf)
         if chances is not None:
-            heard &= speaking(chances)
             numbers = np.flatnonzero(with_speech(chances))
-        self._heard = heard[numbers]
+            loudness = np.where(speaking(chances), loudness, -np.inf)
+        self._loudness = loudness[numbers]
+        self._silence = features.max(axis=1, initial=-np.inf).min(initial=np.inf)
         self.frames = first + numbers  # each one's number in the sound
         # Silence was left out before these
         self._cuts = np.flatnonzero(np.diff(self.frames) > 1) + 1
@@ -105,7 +106,7 @@ class Timeline:
         groups: dict[int, list[Word]] = {}
         for word in segment.words:
             first = round(word.start * FRAMES)
-            heard = first + np.flatnonzero(self._heard[first : round(word.end * FRAMES)])
+            heard = first + np.flatnonzero(self._heard(first, round(word.end * FRAMES)))
             middle = np.median(heard) / FRAMES if heard.size else (word.start + word.end) / 2
             piece = min(max(piece, self._piece(middle)), last)
             groups.setdefault(piece, []).append(word)
@@ -114,10 +115,16 @@ class Timeline:
             end = min(segment.end, self._bounds[piece + 1] / FRAMES)
             yield piece, replace(part, start=start, end=end)
 
+    def _heard(self, first: int, end: int) -> np.ndarray:
+        """In which of these frames something is heard, beside the loudest of them: a quiet speaker is heard beside a loud
+        one's segment."""
+        loudness = self._loudness[first:end]
+        return loudness > max(loudness.max(initial=-np.inf) - _QUIET, self._silence)
+
     def _trimmed(self, start: float, end: float) -> Span:
         """A span without the silence at its ends."""
         first = round(start * FRAMES)
-        runs = stretches(self._heard[first : round(end * FRAMES)])
+        runs = stretches(self._heard(first, round(end * FRAMES)))
         long = [run for run in runs if run[1] - run[0] >= _RUN] or runs
         if not long:
             return start, end

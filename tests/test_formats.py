@@ -161,3 +161,7 @@ def test_cues_for_reading_hold_all_words_in_order_whatever_their_times():
         assert all(start < end <= start + rules.max_cue_seconds + 4 for start, end, _ in made)
         assert all(before[1] <= after[0] for before, after in pairwise(made))
         assert made[-1][1] <= times[-1]
+
+
+def test_a_cue_without_a_letter_ends_nothing():
+    assert [*cues([Word(" ", 0.0, 1.0, 0.5, 1)], Rules(), 2.0)] == [(0.0, 1.0, "")]

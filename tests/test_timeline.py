@@ -99,6 +99,15 @@ def test_silence_at_the_ends_is_not_a_segments():
     assert spans(place(line, segment(2.8, 3.5))) == [(2.8, 3.5)]  # nothing is heard at all
 
 
+@pytest.mark.parametrize("decibels", [30, 45])
+def test_a_quiet_speaker_beside_a_loud_one_keeps_his_time(decibels):
+    sound = np.zeros((600, 2), np.float32)
+    sound[50:250] = 2
+    sound[350:550] = 2 - decibels / 40
+    given = segment(0, 3), segment(3, 6)
+    assert spans(place(Timeline(sound, None), *given)) == [(0.5, 2.5), (3.5, 5.5)]
+
+
 def test_random_segments_have_times_in_order_and_none_across_left_out_silence():
     for seed in range(200):
         random = Random(seed)
