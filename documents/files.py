@@ -74,7 +74,8 @@ def load_all(
         except (InputError, OSError) as error:
             if len(found) == 1:
                 raise
-            failures.append(InputError(f"{name}: {getattr(error, 'strerror', None) or error}"))
+            reason = getattr(error, "strerror", None)
+            failures.append(InputError(f"{name}: {reason}" if reason else str(error)))
     if not files:
         raise failures[0] if failures else InputError(f"no documents in {', '.join(names)}")
     return files, failures
