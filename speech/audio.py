@@ -29,6 +29,7 @@ except ImportError:
 
 _HOLE = 0.1  # seconds without sound that silence stands in for; less is rounding
 _JUMP = 10  # seconds that are no hole where clocks may be set anew, as in broadcasts
+_EARLY = 1.0  # seconds by which a sound may be shorter than its file says
 _WEAK = 0.01  # the peak of a sound so weak that its channels may cancel
 
 _WAITING = 32  # pieces of standard input, of 2 s, that wait to be transcribed
@@ -189,6 +190,11 @@ def _from_ffmpeg(
             track = _track(container.streams.audio, wanted)
             frames = _frames(container.demux(track), report)
             sound = b"".join(_resampled(_after_holes(frames, container, check), mono))
+            if track.duration and track.time_base:
+                said = float(track.duration * track.time_base)
+                length = len(sound) / 2 / RATE
+                if length + _EARLY < said:
+                    report(f"ends at {length:.1f} s, though it says {said:.1f} s")
     except av.error.FFmpegError as error:
         raise InputError(f"no audio file that FFmpeg reads ({error.strerror})") from None
     return pcm(sound)

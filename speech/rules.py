@@ -37,6 +37,7 @@ class Special:
     last_timestamp: int  # below the first if there are none
     tasks: Mapping[str, int] = field(hash=False)
     languages: Mapping[str, int] = field(hash=False)  # by code; {}: English only
+    language: str | None = None  # of a checkpoint that says it has one, by code or name
     added: tuple[int, ...] = ()  # text behind the timestamps: words of a fine-tune's
     suppressed: tuple[int, ...] = ()
     suppressed_first: tuple[int, ...] = ()  # at the beginning of a text
@@ -68,7 +69,13 @@ class Special:
             for id, token in added.items()
             if start < id < min(tasks.values()) and _LANGUAGE.fullmatch(token.content)
         }
-        several = generation.get("is_multilingual", config.eos_token_ids[0] != _ENGLISH_END)
+        end = tokenizer.token_to_id("<|endoftext|>")
+        end = config.eos_token_ids[0] if end is None else end  # a fine-tune's config may be wrong
+        given = str(generation.get("language") or "").strip("<|>")
+        codes = {id: code for code, id in languages.items()}
+        forced = (codes.get(id) for _, id in generation.get("forced_decoder_ids") or ())
+        own = given or next(filter(None, forced), None)
+        several = generation.get("is_multilingual", end != _ENGLISH_END)
         latest = generation.get("max_initial_timestamp_index")
         first = no_timestamps + 1
         pieces = tokenizer.get_vocab().items()
@@ -78,7 +85,7 @@ class Special:
         behind = set(range(after, config.vocab_size))
         hidden = {id for id, token in added.items() if token.special}
         return cls(
-            end=config.eos_token_ids[0],
+            end=end,
             start=start,
             previous=token("startofprev"),
             no_speech=token("nospeech", "nocaptions"),
@@ -87,6 +94,7 @@ class Special:
             last_timestamp=after - 1,
             tasks=tasks,
             languages=languages if several else {},
+            language=own if several else None,
             added=tuple(behind & named - hidden),
             suppressed=(*(generation.get("suppress_tokens") or ()), *(behind - named)),
             suppressed_first=tuple(generation.get("begin_suppress_tokens") or ()),

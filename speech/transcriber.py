@@ -19,7 +19,7 @@ from speculative.tasks import Task, result_of
 from speech.live import PAUSE, Live, OnHeard
 from speech.options import TranscribeOptions
 from speech.pipeline import Pipeline
-from speech.rules import Special
+from speech.rules import TASKS, Special
 from speech.segments import Transcript
 from speech.transcript import OnWindow, Sound
 from text.generation import FILE as GENERATION
@@ -35,24 +35,32 @@ class Transcriber:
     def __init__(self, model: str | Path, draft_model: str | Path | None = None):
         self.name = str(model)
         self.model, self.tokenizer = _load(model)
+        settings = find(str(model)) / GENERATION
+        if not settings.exists():  # as of 2022
+            settings = settings.with_name("config.json")
+        generation = read_json(settings)
+        self.special = Special.read(self.tokenizer, generation, self.model.config)
+        config = self.model.config
+        if self.special.end not in config.eos_token_ids:  # the tokenizer knows it
+            self.model.config = replace(config, eos_token_ids=(self.special.end,))
         draft = None if draft_model is None else _load(draft_model, drafts=True)[0]
         self.decoder = SpeculativeDecoder(self.model, self.tokenizer, draft)
-        settings = find(str(model)) / GENERATION
-        generation = read_json(settings) if settings.exists() else {}
-        self.special = Special.read(self.tokenizer, generation, self.model.config)
         if not self.special.has_timestamps:
             why = f"{model}: no timestamps in its vocabulary: segments are whole windows"
             reporter.note(f"{why}; --word-timestamps times the words")
 
     def resolve(self, options: TranscribeOptions) -> TranscribeOptions:
-        """The options with the language's code; "auto" and "" stand for none. Raises InputError if the model lacks the
-        language or the task."""
-        language = options.language
+        """The options with the language's code: the checkpoint's own without one, and none for "auto" and "". Raises InputError if
+        the model lacks the language or the task."""
+        language = self.special.language if options.language is None else options.language
         if language in ("", "auto"):
             language = None
         elif language:
             language = self.special.language_code(language)
         options = replace(options, language=language)
+        config = self.model.config
+        if options.task == TASKS[1] and config.decoder_layers < config.encoder_layers:
+            raise InputError(f"{self.name}: a model with a shortened decoder cannot translate")
         self.special.prefix(
             options.language or next(iter(self.special.languages), "en"), options.task
         )

@@ -350,3 +350,11 @@ def test_damaged_files_give_sound_or_one_line(monkeypatch, capfd, container, cod
             assert samples.dtype == np.float32 and np.abs(samples).max() <= 1
     assert 0 < refused < 90
     assert (*capfd.readouterr(),) == ("", "")  # FFmpeg has much to say about them
+
+
+def test_a_sound_that_ends_before_its_file_says_is_told():
+    notes = []
+    noise = np.random.default_rng(0).integers(-9000, 9000, [8 * RATE, 1]).astype(np.int16)
+    data = sound_file("flac", "flac", noise, RATE)
+    length = len(read_bytes(data[: len(data) // 2], notes)) / RATE
+    assert f"ends at {length:.1f} s, though it says 8.0 s" in notes[-1]

@@ -29,6 +29,7 @@ from speculative.drafting import ModelDrafter
 from speculative.processors import Controls
 from speculative.row import Row
 from speech.options import TranscribeOptions
+from speech.rules import Special
 from speech.transcriber import Transcriber
 
 BINS, FRAMES = wm.SHAPE["num_mel_bins"], 2 * wm.POSITIONS
@@ -298,3 +299,21 @@ def test_pairs_that_hear_differently_do_not_go_together(tmp_path):
     other, _ = load(wm.converted(wm.reference_model(num_mel_bins=128), tmp_path / "b"))
     with pytest.raises(InputError, match="reads 128 bins and 60 frames, the model 80 and 60"):
         other.for_target(model)
+
+
+def test_a_checkpoint_may_have_a_language_of_its_own_and_a_wrong_end():
+    """As fine-tunes of 2022, whose config.json has English's end and forces German."""
+    sizes = dict(vocab_size=wm.VOCAB, max_source_positions=wm.POSITIONS)
+    config = SimpleNamespace(eos_token_ids=(50256,), **sizes)
+    forced = {"forced_decoder_ids": [[1, wm.IDS["de"]], [2, wm.IDS["transcribe"]]]}
+    special = Special.read(wm.tokenizer(), forced, config)
+    assert (special.end, special.language) == (wm.END, "de") and special.languages
+    assert wm.special(language="<|fr|>").language == "fr" and wm.special().language is None
+
+
+def test_a_shortened_decoder_cannot_translate(tmp_path):
+    folder = wm.converted(wm.reference_model(decoder_layers=1), tmp_path)
+    transcriber = Transcriber(folder)
+    assert transcriber.resolve(TranscribeOptions(language="auto")).language is None
+    with pytest.raises(InputError, match="shortened decoder cannot translate"):
+        transcriber.resolve(TranscribeOptions(task="translate"))
