@@ -160,7 +160,6 @@ def run_command(args: argparse.Namespace) -> None:
         draft_model = demo_model("speech/draft")
     transcriber = Transcriber(model, draft_model if args.num_draft else None)
     cli.note_types(transcriber.model, transcriber.decoder.draft_model)
-    options = transcriber.resolve(options)
     note_long_prompt(transcriber, options)
     if args.live:
         sound = args.audio[0], args.device
